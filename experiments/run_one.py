@@ -1,0 +1,228 @@
+"""One method on one federation: built, checked, trained, resumed."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+from absl import flags
+import jax
+import numpy as np
+
+import fedjax_ssl as fssl
+from fedjax_ssl import data
+from fedjax_ssl.data import batching
+from fedjax_ssl.training import checkpoint
+from fedjax_ssl.training import loop
+from fedjax_ssl.training import metrics
+from fedjax_ssl.training import progress
+from fedjax_ssl.training import report
+from fedjax_ssl.training import seeds as seeds_lib
+from fedjax_ssl.training import workdir as workdir_lib
+import settings
+
+FLAGS = flags.FLAGS
+
+
+class Dealt(NamedTuple):
+  """One seed's partition, and the stream's tasks if it has any."""
+
+  partition: data.Partition
+  tasks: np.ndarray | None
+
+
+class Job(NamedTuple):
+  """Everything that can be checked before a folder is touched."""
+
+  spec: fssl.TaskSpec
+  method: Any
+  federations: list[Any]
+  seeds: list[int]
+  partitions: list[data.Partition]
+  labels: np.ndarray
+  mesh: jax.sharding.Mesh | None
+
+
+def build(dataset: data.Dataset, dealt: Mapping[int, Dealt], labels: str,
+          method: str) -> Job:
+  """Builds the federations and the method, and traces a round.
+
+  Raises:
+    ValueError: for whatever does not fit; the message says what.
+  """
+  federations = [_federation(dataset, one, labels) for one in dealt.values()]
+  federations = data.federation.pad_widths(federations)
+  _check_sizes(federations[0])
+  spec = _spec(dataset, federations, method)
+  mesh = _mesh()
+  task = fssl.make_task(spec, mesh)
+  made = fssl.methods.make(method, task)
+  # A round is traced without being run: impossible settings show here.
+  state = fssl.template(made, federations[0])
+  seeds_lib.totals_shape(made, federations[0], state)
+  return Job(spec, made, federations, list(dealt), [
+      one.partition for one in dealt.values()],
+             np.asarray(dataset.train.labels), mesh)
+
+
+def _federation(dataset: data.Dataset, dealt: Dealt, labels: str):
+  return data.federate(
+      dataset.train, dataset.validation, dataset.test, dealt.partition,
+      num_clients=FLAGS.num_clients, labels=labels, labels_at=FLAGS.labels_at,
+      num_classes=dataset.num_classes, stream=dealt.tasks,
+      rounds_per_task=FLAGS.rounds_per_task,
+      num_labeled_clients=FLAGS.num_labeled_clients)
+
+
+def _check_sizes(federation: Any) -> None:
+  if FLAGS.cohort_size > FLAGS.num_clients:
+    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
+                     f'--num_clients={FLAGS.num_clients}.')
+  if FLAGS.labels_at == 'server' and not federation.server.num_labeled:
+    raise ValueError('--labels_at=server, but the server has no labeled '
+                     'examples; raise --labels_per_class or '
+                     '--labeled_fraction.')
+  if not len(federation.test.labels):
+    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')
+
+
+def _spec(dataset: data.Dataset, federations: list[Any], method: str
+          ) -> fssl.TaskSpec:
+  capacity = 0
+  if not FLAGS.unlabeled_batch:
+    capacity = max(batching.unlabeled_capacity(
+        part.num_labeled, part.num_unlabeled,
+        labeled_batch=FLAGS.labeled_batch, local_steps=FLAGS.local_steps)
+                   for f in federations
+                   for part in [f.clients if f.stream is None else f.stream])
+  known = {field.name for field in dataclasses.fields(fssl.TaskSpec)}
+  values = {k: v for k, v in settings.values().items() if k in known}
+  values.update(
+      method=method, num_classes=dataset.num_classes,
+      input_shape=tuple(dataset.train.inputs.shape[1:]),
+      norm=None if FLAGS.norm == 'auto' else FLAGS.norm,
+      mean=tuple(dataset.mean), std=tuple(dataset.std), flip=dataset.flip,
+      schedule_rounds=_schedule_rounds(), unlabeled_capacity=capacity)
+  return fssl.TaskSpec(**values)
+
+
+def _schedule_rounds() -> int:
+  """The flag; else what the first start of the workdir stored; else rounds."""
+  if FLAGS.schedule_rounds is not None:
+    return FLAGS.schedule_rounds
+  stored = None
+  if FLAGS.workdir and (pathlib.Path(FLAGS.workdir) / 'config.json').exists():
+    stored = workdir_lib.read_config(FLAGS.workdir).get('flags', {}).get(
+        'schedule_rounds')
+  return stored or FLAGS.num_rounds
+
+
+def _mesh() -> jax.sharding.Mesh | None:
+  devices = jax.devices()[:FLAGS.num_devices or None]
+  if len(devices) == 1:
+    return None
+  return jax.make_mesh(
+      (len(devices),), ('clients',), devices=devices,
+      axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def run(job: Job, folder: pathlib.Path, name: str, config: dict[str, Any]
+        ) -> list[list[metrics.Row]]:
+  """Trains a job to the end, from wherever its folder stands.
+
+  Args:
+    job: what `build` made.
+    folder: of this run.
+    name: for progress and tables.
+    config: flag values that must not differ when the run is continued.
+
+  Returns:
+    The rows, one list a seed.
+  """
+  if FLAGS.eval_only:
+    return _evaluate(job, folder)
+  config = {**config, 'schedule_rounds': job.spec.schedule_rounds,
+            'seeds': job.seeds, 'seed': None}
+  with workdir_lib.open_workdir(folder, config, allow=settings.FREE) as place:
+    _record(job, place)
+    steps = checkpoint.Checkpoints(place.checkpoints)
+    saved = _restore(job, steps)
+    done = saved[0] if saved else 0
+    with metrics.MetricsWriter(
+        folder, done, tensorboard=FLAGS.tensorboard) as writer:
+      _train(job, folder, name, steps, writer, saved)
+  return report.by_seed(metrics.read(folder))
+
+
+def _record(job: Job, place: workdir_lib.Workdir) -> None:
+  """Adds to config.json what a later reader needs, and keeps the partition."""
+  place.record(
+      partition_hash={
+          str(s): data.partition_hash(p)
+          for s, p in zip(job.seeds, job.partitions, strict=True)},
+      task={**fssl.task.spec_to_json(job.spec, job.federations[0]),
+            'seeds': job.seeds},
+      federation=data.describe(job.federations[0]))
+  for seed, partition in zip(job.seeds, job.partitions, strict=True):
+    file = place.path / f'partition_{seed}.npz'
+    if not file.exists():
+      data.save_partition(file, partition, num_clients=FLAGS.num_clients,
+                          labels=job.labels)
+
+
+def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
+  state = fssl.template(job.method, job.federations[0])
+  return steps.restore(seeds_lib.checkpoint_template(
+      job.method, job.federations[0], state, job.seeds))
+
+
+def _train(job: Job, folder: pathlib.Path, name: str,
+           steps: checkpoint.Checkpoints, writer: metrics.MetricsWriter,
+           saved: Any) -> None:
+  done = saved[0] if saved else 0
+  if done >= FLAGS.num_rounds:
+    return
+  several = len(job.seeds) > 1
+  bar = progress.Progress(name, FLAGS.num_rounds, start=done)
+  seconds = {'now': 0.0}
+
+  def on_row(row: loop.Row) -> None:
+    values = {'round': row.round, **row.values}
+    if several:
+      values['seed'] = row.seed
+    writer.write(values, {'seconds': seconds['now']})
+    bar.update(row.round, float(row.values['accuracy']))
+
+  def on_progress(round_: int, now: float) -> None:
+    seconds['now'] = now
+    bar.update(round_)
+
+  observer = loop.Observer(on_row, lambda r, tree: steps.save(
+      r, tree, {'seeds': job.seeds}), on_progress)
+  with bar:
+    result = loop.train(
+        job.method, job.federations, num_rounds=FLAGS.num_rounds,
+        seeds=job.seeds, eval_every=FLAGS.eval_every,
+        checkpoint_every=FLAGS.checkpoint_every, seed_map=FLAGS.seed_map,
+        mesh=job.mesh, saved=saved, observer=observer)
+  if result.interrupted:
+    print(f'Stopped at round {result.round}; the same command with '
+          f'--workdir={folder} continues.')
+    raise SystemExit(0)
+
+
+def _evaluate(job: Job, folder: pathlib.Path) -> list[list[metrics.Row]]:
+  """Evaluates the newest checkpoint, prints it, and writes nothing."""
+  found = _restore(job, checkpoint.Checkpoints(folder / 'checkpoints'))
+  if found is None:
+    raise ValueError(f'--workdir={folder} holds no checkpoint to evaluate.')
+  runs = seeds_lib.Sequential(job.method, job.federations, job.seeds, job.mesh)
+  runs.start(found[1])
+  rows = []
+  for row in runs.scores(found[0]):
+    rows.append(metrics.to_plain(
+        {'round': row.round, 'seed': row.seed, **row.values}))
+    print(json.dumps(rows[-1]))
+  return report.by_seed(rows)

@@ -1,0 +1,156 @@
+"""The flags that every experiment shares."""
+from __future__ import annotations
+
+from typing import Any
+
+from absl import flags
+
+from fedjax_ssl.core import names
+from fedjax_ssl.core import optimizers
+
+FLAGS = flags.FLAGS
+
+_STRINGS = {
+    'method': ('fixmatch', 'Name, with overrides of defaults if any, as in '
+               '"fixmatch(threshold=0.9)". `python -c "import fedjax_ssl; '
+               'print(fedjax_ssl.METHODS)"` lists them.'),
+    'profile': (None, 'Variant of a method that has several, such as "paper" '
+                'or "official".'),
+    'model': ('cnn', 'Network, with knobs if any, as in "cnn(width=16)".'),
+    'dataset': ('digits', 'Data set: digits, or any name with a '
+                '<data_dir>/<name>.npz, or a TensorFlow Datasets name.'),
+    'data_dir': (None, 'Folder of the .npz files; default: the environment '
+                 'variable FEDJAX_SSL_DATA.'),
+    'split': ('official', 'official, or train/test or train/validation/test '
+              'in percent or counts, from all examples merged.'),
+    'partition_file': (None, 'Deal the rows as this file says; every run '
+                       'writes such a file to its workdir.'),
+    'weak': ('flip_crop', 'Weak augmentation.'),
+    'strong': ('ra_mc', 'Strong augmentation.'),
+    'lr_schedule': ('constant', 'Factor on the learning rate over the rounds: '
+                    + ', '.join(optimizers.SCHEDULES) + '; knobs as in '
+                    '"cosine(final=0.1)".'),
+    'workdir': (None, 'Folder of the run; default: a new one under runs/. An '
+                'old one is continued.'),
+}
+_INTEGERS = {
+    'partition_seed': (None, 'Seed of the partition; default: the seed of '
+                       'the run.', None),
+    'num_clients': (20, 'Clients of the federation.', 1),
+    'num_labeled_clients': (-1, 'The first so many clients hold labels; -1 '
+                            'where the setting has no such rule.', -1),
+    'cohort_size': (5, 'Clients of a round.', 1),
+    'num_rounds': (100, 'Rounds.', 1),
+    'schedule_rounds': (None, 'Rounds that schedules span; default: '
+                        'num_rounds of the first start.', 1),
+    'rounds_per_task': (0, 'Streaming: rounds before the next task; 0: no '
+                        'stream.', 0),
+    'labels_per_class': (None, 'Labeled examples of each class over all '
+                         'clients together.', 1),
+    'local_epochs': (1, 'Passes over its own rows that a client makes a '
+                     'round.', 1),
+    'local_steps': (0, 'If positive, steps a round instead of epochs.', 0),
+    'labeled_batch': (10, 'Rows of a labeled batch.', 1),
+    'unlabeled_batch': (50, 'Rows of an unlabeled batch; 0 divides a client\'s '
+                        'unlabeled rows over its labeled steps.', 0),
+    'seed': (0, 'Seed of initial values and draws.', 0),
+    'eval_every': (5, 'Rounds between evaluations; 0: at the end only.', 0),
+    'checkpoint_every': (10, 'Rounds between checkpoints; 0: at the end '
+                         'only.', 0),
+    'chunk_size': (0, 'Clients under one vmap; 0: a device\'s whole share.',
+                   0),
+    'num_devices': (0, 'Devices to split the clients over; 0: every '
+                    'accelerator, or one for each CPU core.', 0),
+}
+_FLOATS = {
+    'validation_fraction': (0.05, 'Share of the training examples that the '
+                            'server holds out.', 0.0, 0.9),
+    'alpha': (0.5, 'Concentration of Dirichlet partitions: towards 0 one '
+              'class a client, towards infinity equal mixes.', None, None),
+    'labeled_fraction': (None, 'Labeled share of the examples, instead of '
+                         'labels_per_class.', 0.0, 1.0),
+    'learning_rate': (0.05, 'Of a client\'s optimizer.', None, None),
+    'momentum': (0.0, 'Of sgd, nesterov and rmsprop.', None, None),
+    'weight_decay': (0.0, 'L2 term in the gradient; decoupled for adamw.',
+                     None, None),
+    'max_update_norm': (0.0, 'Leave out updates beyond this norm; 0: off.',
+                        0.0, None),
+}
+_CHOICES = {
+    'labels': ('few', ('few', 'all'), 'few, or all: the upper bound.'),
+    'labels_at': ('clients', ('clients', 'server'), 'Who holds the labels.'),
+    'optimizer': ('sgd', optimizers.OPTIMIZERS, 'Optimizer of a client.'),
+    'norm': ('auto', ('auto', 'none', 'batch', 'group', 'static'),
+             'Normalization layers; auto: the model\'s own.'),
+    'seed_map': ('auto', ('auto', 'map', 'vmap'), 'Several seeds one after '
+                 'another or in one program; auto: map on CPU.'),
+    'client_map': ('auto', ('auto', 'map', 'vmap'), 'Clients one after '
+                   'another or under vmap; auto: map on CPU.'),
+    'conv_impl': ('auto', ('auto', 'lax', 'reordered', 'gemm', 'winograd'),
+                  'Form of the convolutions; auto: by shape and backend.'),
+    'aggregation_order': ('fixed', ('fixed', 'fast'), 'fixed: the same bits '
+                          'on any number of devices.'),
+    'compute_dtype': ('float32', ('float32', 'bfloat16'), 'Of the networks\' '
+                      'arithmetic; parameters stay float32.'),
+}
+_BOOLEANS = {
+    'bounds': (False, 'Also run fedavg with few and with all labels: the '
+               'lower and the upper bound.'),
+    'eval_only': (False, 'Evaluate the newest checkpoint of the workdir and '
+                  'stop.'),
+    'tensorboard': (False, 'Mirror metrics to <workdir>/tensorboard; needs '
+                    'the extra [tensorboard].'),
+}
+# May differ when a run is continued: they change no bit of the model.
+FREE = ('num_rounds', 'eval_every', 'checkpoint_every', 'data_dir', 'workdir',
+        'seed_map', 'num_devices', 'eval_only', 'bounds', 'tensorboard')
+
+
+def define() -> None:
+  """Defines every shared flag."""
+  for name, (default, text) in _STRINGS.items():
+    flags.DEFINE_string(name, default, text)
+  for name, (default, text, least) in _INTEGERS.items():
+    flags.DEFINE_integer(name, default, text, lower_bound=least)
+  for name, (default, text, least, most) in _FLOATS.items():
+    flags.DEFINE_float(name, default, text, lower_bound=least,
+                       upper_bound=most)
+  for name, (default, allowed, text) in _CHOICES.items():
+    flags.DEFINE_enum(name, default, allowed, text)
+  for name, (default, text) in _BOOLEANS.items():
+    flags.DEFINE_bool(name, default, text)
+  flags.DEFINE_list('seeds', None, 'Several seeds, as in 0,1,2; overrides '
+                    'seed.')
+
+
+def all_names() -> list[str]:
+  """The names of the shared flags."""
+  return [*_STRINGS, *_INTEGERS, *_FLOATS, *_CHOICES, *_BOOLEANS, 'seeds']
+
+
+def values() -> dict[str, Any]:
+  """The shared flags' values, as JSON can hold them."""
+  return {name: FLAGS[name].value for name in all_names()}
+
+
+def seeds() -> list[int]:
+  """The seeds of the run, from --seeds or --seed."""
+  if not FLAGS.seeds:
+    return [FLAGS.seed]
+  try:
+    found = [int(text) for text in FLAGS.seeds]
+  except ValueError:
+    found = [-1]
+  if min(found) < 0 or len(set(found)) < len(found):
+    raise ValueError(f'--seeds={",".join(FLAGS.seeds)} must be different '
+                     'whole numbers from 0, separated by commas.')
+  return found
+
+
+def method() -> str:
+  """--method with --profile as one of its knobs."""
+  if FLAGS.profile is None:
+    return FLAGS.method
+  name, knobs = names.parse(FLAGS.method)
+  knobs = {**knobs, 'profile': FLAGS.profile}
+  return f'{name}({", ".join(f"{k}={v!r}" for k, v in knobs.items())})'

@@ -1,0 +1,145 @@
+r"""Losses of a generator and its discriminator, on the latter's logits.
+
+FedSSL's G-Reg is :math:`\log D(x, p) + g(\lambda) \log(1 - D(\hat x, p'))`,
+which D maximises and G minimises, plus a reconstruction; D here is the sigmoid
+of a logit. All are masked means as in `losses`.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+
+Scalar = jax.Array | float
+
+
+def _check(name, value, allowed):
+  if value not in allowed:
+    raise ValueError(
+        f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
+
+
+def discriminator_loss(real_logits: jax.Array, fake_logits: jax.Array,
+                       mask: jax.Array, *, fake_weight: Scalar = 1.0,
+                       kind: str = 'logistic') -> jax.Array:
+  r"""What the discriminator minimises.
+
+  'logistic': :math:`-\log D(x) - g \log(1 - D(\hat x))`, FedSSL's objective.
+  'hinge': :math:`\max(0, 1 - d(x)) + g \max(0, 1 + d(\hat x))`, on logits d.
+
+  Args:
+    real_logits: float[B].
+    fake_logits: float[B], of generated examples; stop their derivative at the
+      generator.
+    mask: float32[B].
+    fake_weight: g, float32[] or float32[B], see `losses.realism_weight`.
+    kind: 'logistic' or 'hinge'.
+
+  Returns:
+    float32[].
+
+  Raises:
+    ValueError: for another kind.
+
+  References:
+    Fan et al., FedSSL, IJCAI 2022, eq. 6; Goodfellow et al.,
+    https://arxiv.org/abs/1406.2661; Lim and Ye, https://arxiv.org/abs/1705.02894.
+  """
+  _check('kind', kind, ('logistic', 'hinge'))
+  cost = jax.nn.softplus if kind == 'logistic' else lambda d: jax.nn.relu(1 + d)
+  real, fake = _visible(real_logits, mask), _visible(fake_logits, mask)
+  return losses.masked_mean(cost(-real) + fake_weight * cost(fake), mask)
+
+
+def generator_loss(fake_logits: jax.Array, mask: jax.Array, *,
+                   weight: Scalar = 1.0, kind: str = 'non_saturating'
+                   ) -> jax.Array:
+  r"""What the generator minimises.
+
+  'non_saturating': :math:`-g \log D(\hat x)`; 'saturating', FedSSL as printed:
+  :math:`g \log(1 - D(\hat x))`, whose derivative fades where the generator is
+  worst; 'hinge': :math:`-g\, d(\hat x)`.
+
+  Args:
+    fake_logits: float[B].
+    mask: float32[B].
+    weight: g, float32[] or float32[B], see `losses.realism_weight`.
+    kind: one of the three.
+
+  Returns:
+    float32[].
+
+  Raises:
+    ValueError: for another kind.
+
+  References:
+    Fan et al., FedSSL, IJCAI 2022, eq. 6; Goodfellow et al.,
+    https://arxiv.org/abs/1406.2661.
+  """
+  _check('kind', kind, ('non_saturating', 'saturating', 'hinge'))
+  fake = _visible(fake_logits, mask)
+  cost = {'non_saturating': lambda d: jax.nn.softplus(-d),
+          'saturating': lambda d: -jax.nn.softplus(d),
+          'hinge': lambda d: -d}[kind](fake)
+  return losses.masked_mean(weight * cost, mask)
+
+
+def reconstruction(generated: jax.Array, images: jax.Array, mask: jax.Array, *,
+                   over_pixels: str = 'sum') -> jax.Array:
+  r"""Distance :math:`\|\hat x - x\|^2` of an unmixed example from its source.
+
+  Args:
+    generated: float[B, ...], made with a blend of 1.
+    images: float[B, ...], constants for derivatives.
+    mask: float32[B].
+    over_pixels: 'sum', the norm as printed; or 'mean', which does not outgrow
+      the other terms on large images.
+
+  Returns:
+    float32[].
+
+  Raises:
+    ValueError: for another `over_pixels`.
+
+  References:
+    Fan et al., FedSSL, IJCAI 2022, eq. 7.
+  """
+  _check('over_pixels', over_pixels, ('sum', 'mean'))
+  rows = mask.reshape(mask.shape + (1,) * (generated.ndim - 1)) > 0
+  gap = jnp.where(rows, generated - jax.lax.stop_gradient(images), 0)
+  reduce = jnp.sum if over_pixels == 'sum' else jnp.mean
+  return losses.masked_mean(
+      reduce(jnp.square(gap.astype(jnp.float32)).reshape(len(mask), -1), -1),
+      mask)
+
+
+def fake_condition(lam: Scalar, source: jax.Array, target: jax.Array, *,
+                   label: str = 'mixed') -> jax.Array:
+  """The label distribution beside which D judges a generated example.
+
+  Args:
+    lam: float32[] or float32[B], the blend it was generated with.
+    source: float[B, C], label distribution of the source image.
+    target: float[B, C], one-hot target class.
+    label: 'mixed', lam * source + (1 - lam) * target; or 'target' as printed,
+      which asks an unmixed image to pass for another class. Both are the same
+      at lam = 0.
+
+  Returns:
+    float32[B, C], a constant for derivatives.
+
+  Raises:
+    ValueError: for another `label`.
+
+  References:
+    Fan et al., FedSSL, IJCAI 2022, eq. 6.
+  """
+  _check('label', label, ('mixed', 'target'))
+  share = lam if label == 'mixed' else jnp.zeros_like(lam)
+  return jax.lax.stop_gradient(losses.mixup(share, source, target))
+
+
+def _visible(logits, mask):
+  """Logits [B] with masked rows zeroed, in float32."""
+  return jnp.where(mask > 0, logits, 0).astype(jnp.float32)

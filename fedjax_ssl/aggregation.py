@@ -1,0 +1,348 @@
+"""Rules that turn the updates of K clients into one: pure and differentiable.
+
+Every rule takes a pytree whose leaves have a leading axis of K rows, one per
+client, and raises a ValueError that names the leaf if one has not. Sums run in
+float32 and each leaf keeps its dtype; integer leaves (some normalization layers
+count) are averaged and rounded to the nearest integer, exact up to 2**24. Empty
+subtrees and leaves without elements pass through.
+
+Weights are not negative. If all are zero the mean is zero, so average updates
+rather than models: a round that nobody joins then changes nothing. A row of
+weight zero may hold NaN or infinity.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+Scalar = jax.Array | float
+
+DISTANCES = ('sum_of_norms', 'global_norm')
+
+
+def _check_rows(stacked, weights, name):
+  if jnp.ndim(weights) != 1:
+    raise ValueError(f'{name} has shape {jnp.shape(weights)}; '
+                     'allowed is one number per client.')
+  rows = weights.shape[0]
+  for path, leaf in jax.tree_util.tree_leaves_with_path(stacked):
+    if leaf.shape[:1] != (rows,):
+      raise ValueError(
+          f'stacked{jax.tree_util.keystr(path)} has shape {leaf.shape}; '
+          f'its leading axis must be {rows}, the length of {name}.')
+
+
+def _column(row, leaf):
+  return row.reshape(row.shape + (1,) * (leaf.ndim - 1))
+
+
+def _wide(leaf):
+  return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+
+def _narrow(value, dtype):
+  exact = not jnp.issubdtype(dtype, jnp.inexact)
+  return (jnp.round(value) if exact else value).astype(dtype)
+
+
+def _shares(weights):
+  """Weights over their sum; zeros if all are zero."""
+  # Dividing by the largest first keeps the sum from overflowing.
+  top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
+  scaled = weights / jnp.where(top > 0, top, 1)
+  total = jnp.sum(scaled)
+  return scaled / jnp.where(total > 0, total, 1)
+
+
+def _combine(stacked, shares):
+  def combine(leaf):
+    share, value = _column(shares, leaf), _wide(leaf)
+    # Only broken entries are replaced: the derivative by a zero weight stays.
+    value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
+    return _narrow(jnp.sum(share * value, axis=0), leaf.dtype)
+
+  return jax.tree.map(combine, stacked)
+
+
+def _safe_sqrt(square):
+  positive = square > 0  # The derivative at 0 is 0 instead of infinite.
+  return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+
+
+def _row_norms(rows, num_rows, distance):
+  """float[K], the length of each row over all leaves."""
+  squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
+             for x in jax.tree.leaves(rows)]
+  zero = jnp.zeros(num_rows, jnp.float32)
+  if distance == 'global_norm':
+    return _safe_sqrt(sum(squares, zero))
+  return sum(map(_safe_sqrt, squares), zero)
+
+
+def _distance_shares(stacked, num_examples, boost, beta, distance):
+  """float[K], the shares of `distance_reweighted_mean`."""
+  active = num_examples * boost > 0
+  count = jnp.where(active, num_examples, 1)
+  boost = jnp.where(active, boost, 1)
+  rows = jax.tree.map(
+      lambda x: jnp.where(_column(active, x), _wide(x), 0), stacked)
+  mean_shares = _shares(jnp.where(active, count * boost, 0))
+  gaps = jax.tree.map(
+      lambda x: x - jnp.sum(_column(mean_shares, x) * x, axis=0), rows)
+  largest = jnp.finfo(jnp.float32).max
+  # Per example. A norm that overflows still counts as far, and not as NaN.
+  gap = jnp.minimum(_row_norms(gaps, count.shape[0], distance) / count, largest)
+  nearest_only = jnp.isinf(beta)
+  gap = jnp.where(nearest_only, jax.lax.stop_gradient(gap), gap)
+  closest = jax.lax.stop_gradient(jnp.min(gap, where=active, initial=largest))
+  excess = jnp.where(active, gap - closest, 0)
+  logits = (jnp.log(count) + 2 * jnp.log(boost)
+            - jnp.where(nearest_only, largest, beta) * excess)
+  top = jax.lax.stop_gradient(jnp.max(logits, where=active, initial=-jnp.inf))
+  scaled = jnp.exp(jnp.where(active, logits - top, 0))
+  return _shares(jnp.where(active, scaled, 0))
+
+
+def _checked(stacked, num_examples, labeled, labeled_multiplier, distance):
+  """Examples and multiplier of each client, float32[K] both."""
+  if distance not in DISTANCES:
+    raise ValueError(
+        f'distance is {distance!r}; allowed are {", ".join(DISTANCES)}.')
+  count = jnp.asarray(num_examples, jnp.float32)
+  _check_rows(stacked, count, 'num_examples')
+  if labeled is None:
+    labeled = jnp.zeros(count.shape, bool)
+  if jnp.shape(labeled) != count.shape:
+    raise ValueError(f'labeled has shape {jnp.shape(labeled)}; '
+                     f'allowed is {count.shape}, as num_examples.')
+  return count, jnp.where(labeled, labeled_multiplier, 1.0).astype(jnp.float32)
+
+
+@jax.jit
+def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
+  r"""Mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K], for FedAvg the number of examples; 0 leaves a row out.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  References:
+    McMahan et al., FedAvg, AISTATS 2017, https://arxiv.org/abs/1602.05629.
+  """
+  weights = jnp.asarray(weights, jnp.float32)
+  _check_rows(stacked, weights, 'weights')
+  return _combine(stacked, _shares(weights))
+
+
+@jax.jit
+def reliability_weighted_mean(stacked: PyTree, scores: jax.Array) -> PyTree:
+  r"""Mean by how well each client's model does: :math:`w_k = s_k / \sum_j s_j`.
+
+  The paper prints the ratio outside the sum over its own index; this is the
+  reading under which the weights sum to one.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    scores: float32[K], accuracies on examples that the server holds; equal
+      scores are the plain mean, 0 leaves a row out.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  References:
+    Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 4.
+  """
+  return weighted_mean(stacked, scores)
+
+
+@functools.partial(jax.jit, static_argnames=('distance',))
+def distance_reweighted_mean(
+    stacked: PyTree, num_examples: jax.Array, *, beta: Scalar,
+    labeled: jax.Array | None = None, labeled_multiplier: Scalar = 1.0,
+    distance: str = 'sum_of_norms') -> PyTree:
+  r"""Mean that trusts clients less the further they are from their average.
+
+  With multiplier :math:`m_k` (1 for a client without labels), shares
+  :math:`f_k \propto m_k n_k` and :math:`\bar x = \sum_k f_k x_k`,
+
+    :math:`w_k \propto m_k f_k \exp(-\beta \|x_k - \bar x\| / n_k)`,
+
+  computed in logs: at the paper's scale of 1e4 the exponential underflows for
+  every client, and the mean of nothing would freeze the model.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    num_examples: float32[K], examples n_k behind each row; 0 leaves it out,
+      also for derivatives.
+    beta: float32[], examples per unit of distance; 0 is the mean by f_k (and
+      FedAvg if the multiplier is 1), infinity the row with the smallest
+      distance per example, whose weight is then a constant for derivatives.
+    labeled: bool[K], clients whose share is multiplied, or None.
+    labeled_multiplier: float32[], enters f_k and once more the weight, but not
+      the n_k of the exponent; 1 is off, 0 leaves labeled clients out.
+    distance: 'sum_of_norms' over leaves (authors' code) or 'global_norm', the
+      norm of all leaves together. Integer leaves count too.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  Raises:
+    ValueError: for leaves or `labeled` without K rows, or another distance.
+
+  References:
+    Liang et al., RSCFed, CVPR 2022, https://arxiv.org/abs/2203.13993.
+  """
+  count, boost = _checked(
+      stacked, num_examples, labeled, labeled_multiplier, distance)
+  return _combine(
+      stacked, _distance_shares(stacked, count, boost, beta, distance))
+
+
+@functools.partial(jax.jit, static_argnames=('num_clients', 'groups', 'size'))
+def sample_sub_consensus(key: jax.Array, num_clients: int, *, groups: int,
+                         size: int) -> jax.Array:
+  """Draws RSCFed's groups, each on its own; the paper's are 3 of 5 of 10.
+
+  Args:
+    key: PRNG key.
+    num_clients: K, clients to draw from.
+    groups: M, groups drawn; a client may be in several.
+    size: clients of a group; K puts everybody in every group.
+
+  Returns:
+    int32[groups, size], clients in [0, K), each at most once per group.
+
+  Raises:
+    ValueError: if `groups` is below 1 or `size` outside [1, K].
+  """
+  if groups < 1:
+    raise ValueError(f'groups is {groups}; allowed is 1 or more.')
+  if not 1 <= size <= num_clients:
+    raise ValueError(f'size is {size}; allowed is 1 to {num_clients} clients.')
+  order = jax.vmap(jax.random.permutation, (0, None))(
+      jax.random.split(key, groups), num_clients)
+  return order[:, :size].astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames=('distance',))
+def sub_consensus_mean(
+    stacked: PyTree, num_examples: jax.Array, members: jax.Array, *,
+    beta: Scalar, labeled: jax.Array | None = None,
+    labeled_multiplier: Scalar = 1.0, distance: str = 'sum_of_norms') -> PyTree:
+  """Plain mean of the groups' distance-reweighted means, as in RSCFed.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    num_examples: float32[K], as for `distance_reweighted_mean`.
+    members: int32[groups, size], rows of each group; an entry outside [0, K)
+      is an empty place. One group of all rows is one distance-reweighted mean.
+    beta: float32[] or float32[groups]; the authors use one value for groups
+      with a labeled client and another for groups without.
+    labeled: bool[K] or None, as for `distance_reweighted_mean`.
+    labeled_multiplier: float32[], as there.
+    distance: 'sum_of_norms' or 'global_norm', as there.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept; a group in which
+    nobody has examples counts as zeros.
+
+  Raises:
+    ValueError: for another shape or distance.
+  """
+  count, boost = _checked(
+      stacked, num_examples, labeled, labeled_multiplier, distance)
+  if jnp.ndim(members) != 2:
+    raise ValueError(f'members has {jnp.ndim(members)} axes; allowed is 2.')
+  groups = members.shape[0]
+  if jnp.shape(beta) not in ((), (groups,)):
+    raise ValueError(f'beta has shape {jnp.shape(beta)}; allowed is one number '
+                     f'or one for each of the {groups} groups.')
+
+  def group_shares(group):
+    rows, scale = group
+    filled = (rows >= 0) & (rows < count.shape[0])
+    rows = jnp.where(filled, rows, 0)
+    taken = jax.tree.map(lambda x: x[rows], stacked)
+    shares = _distance_shares(taken, jnp.where(filled, count[rows], 0),
+                              boost[rows], scale, distance)
+    return jnp.zeros_like(count).at[rows].add(shares.astype(count.dtype))
+
+  # One sum at the end: the groups' means are never rounded to a leaf's dtype.
+  shares = jax.lax.map(
+      group_shares, (members, jnp.broadcast_to(beta, (groups,))))
+  return _combine(stacked, jnp.mean(shares, axis=0))
+
+
+@jax.jit
+def ema(old: PyTree, new: PyTree, decay: Scalar) -> PyTree:
+  """Exponential moving average: decay * old + (1 - decay) * new.
+
+  Args:
+    old: pytree of arrays.
+    new: pytree of the same structure and shapes.
+    decay: float32[]; 0 is `new`, 1 is `old`.
+
+  Returns:
+    A pytree with the dtypes of `old`; integer leaves are rounded.
+  """
+  return jax.tree.map(
+      lambda x, y: _narrow(decay * _wide(x) + (1 - decay) * _wide(y), x.dtype),
+      old, new)
+
+
+@jax.jit
+def finite_or_zero(stacked: PyTree, weights: jax.Array, *,
+                   max_norm: Scalar = math.inf
+                   ) -> tuple[PyTree, jax.Array, jax.Array]:
+  """Leaves out rows that are not finite, too long, or of a broken weight.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K]; broken is negative or not finite.
+    max_norm: float32[], largest norm of a row over all leaves; infinity allows
+      every finite row, 0 only rows of zeros.
+
+  Returns:
+    The pytree and float32[K] weights with zeros for the rows left out, and
+    int32[], how many of these had a nonzero weight.
+  """
+  weights = jnp.asarray(weights, jnp.float32)
+  _check_rows(stacked, weights, 'weights')
+  good = jnp.isfinite(weights) & (weights >= 0)
+  for leaf in jax.tree.leaves(stacked):
+    good &= jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
+  wide = jax.tree.map(_wide, stacked)
+  good &= _row_norms(wide, weights.shape[0], 'global_norm') <= max_norm
+  kept = jax.tree.map(
+      lambda x: jnp.where(_column(good, x), x, jnp.zeros_like(x)), stacked)
+  rejected = jnp.sum(~good & (weights != 0), dtype=jnp.int32)
+  return kept, jnp.where(good, weights, 0), rejected
+
+
+def linear(finish: Callable[..., Any]) -> Callable[..., Any]:
+  """Marks a rule that needs the weighted mean of the messages, not each one.
+
+  A client pass may then sum as it goes and never hold all updates at once.
+
+  Args:
+    finish: (server, mean_message, cohort, context, key) -> (server, metrics).
+
+  Returns:
+    `finish` itself, marked.
+  """
+  finish.is_linear = True  # type: ignore[attr-defined]
+  return finish
+
+
+def is_linear(rule: Callable[..., Any]) -> bool:
+  """Whether `rule` was marked by `linear`."""
+  return getattr(rule, 'is_linear', False)

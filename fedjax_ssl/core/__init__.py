@@ -1,0 +1,1 @@
+"""Nouns, passes and local training: the part no method re-writes."""

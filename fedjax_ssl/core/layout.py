@@ -1,0 +1,194 @@
+"""How the slots of a cohort are laid over chunks, time and devices.
+
+Slots come in canonical order, longest first. They are cut into blocks of
+`block` consecutive slots; block j goes to device j % devices, so that every
+device gets its share of long and short clients. A device works on `per_tick`
+blocks at a time, clients one by one or under one vmap.
+
+Sums of a linear rule are taken in slot order inside a block, then block by
+block. The devices exchange block sums after each tick, so memory does not grow
+with the cohort, and the same additions happen in the same order on any number
+of devices.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import PyTree, Task
+
+AXIS = 'clients'
+# One vmap over a device's whole share is cut into about this many blocks, so
+# that up to this many devices make the same sums.
+_BLOCKS = 16
+
+
+class Plan(NamedTuple):
+  """Sizes of the layout; `run` does the work."""
+
+  size: int  # S, slots of the cohort.
+  block: int
+  per_tick: int
+  ticks: int
+  devices: int
+  vmapped: bool
+  fixed: bool
+  mesh: Mesh | None
+
+  def arrange(self, slots: PyTree) -> PyTree:
+    """[S, ...] to [devices, ticks, slots of a tick, ...]; repeats pad it."""
+    index = jnp.minimum(jnp.arange(self._padded()), self.size - 1)
+    def one(x):
+      x = jnp.take(x, index, axis=0)
+      rest = x.shape[1:]
+      x = x.reshape(self.ticks, self.per_tick, self.devices, self.block, *rest)
+      x = jnp.moveaxis(x, 2, 0)
+      return x.reshape(self.devices, self.ticks, -1, *rest)
+    return jax.tree.map(one, slots)
+
+  def restore(self, arranged: PyTree) -> PyTree:
+    """The inverse of `arrange`."""
+    def one(x):
+      rest = x.shape[3:]
+      x = x.reshape(self.devices, self.ticks, self.per_tick, self.block, *rest)
+      x = jnp.moveaxis(x, 0, 2)
+      return x.reshape(self._padded(), *rest)[:self.size]
+    return jax.tree.map(one, arranged)
+
+  def _padded(self) -> int:
+    return self.devices * self.ticks * self.per_tick * self.block
+
+  def processed(self, rows: jax.Array) -> jax.Array:
+    """Rows worked on, padding included: a vmap lasts as long as its longest.
+
+    Args:
+      rows: float32[S] rows each client would work on alone.
+
+    Returns:
+      float32[] rows that all slots together work on.
+    """
+    if not self.vmapped:
+      return rows.sum()
+    together = self.arrange(rows)
+    return (together.max(-1) * together.shape[-1]).sum()
+
+  def run(self, body: Callable[..., tuple[PyTree, Any]], shared: PyTree,
+          slots: Any, *, summing: bool) -> tuple[PyTree, Any]:
+    """Maps `body(shared, slot) -> (message, result)` over the slots.
+
+    Args:
+      body: for one slot; `result` has the fields `weight` and `memory`.
+      shared: seen by every slot.
+      slots: [S, ...] with a field `active`.
+      summing: return the weighted sum of the messages instead of all.
+
+    Returns:
+      Messages and results [S, ...] in slot order. If `summing`, instead of the
+      messages a pair: their float32 sum, and empty arrays of their dtypes.
+    """
+    real = jnp.arange(self._padded()) < self.size
+    arranged = self.arrange(slots)
+    arranged = arranged._replace(
+        active=arranged.active & self._arrange_flat(real))
+    if self.mesh is None:
+      sums, stacked = self._device(body, summing, shared,
+                                   tree.take(arranged, 0))
+      stacked = jax.tree.map(lambda x: x[None], stacked)
+    else:
+      def local(shared, mine):
+        sums, (messages, results) = self._device(
+            body, summing, shared, tree.take(mine, 0))
+        everywhere = lax.all_gather(results._replace(memory=()), AXIS)
+        rows = jax.tree.map(lambda x: x[None], (messages, results.memory))
+        return sums, everywhere, rows
+      everyone, split = PartitionSpec(), PartitionSpec(AXIS)
+      sums, results, (messages, memory) = jax.shard_map(
+          local, mesh=self.mesh, in_specs=(everyone, split),
+          out_specs=(everyone, everyone, split), check_vma=False,
+      )(shared, arranged)
+      # Replicated, so that a rule's reductions are not split over devices.
+      messages = jax.tree.map(
+          lambda x: lax.with_sharding_constraint(
+              x, jax.sharding.NamedSharding(self.mesh, everyone)), messages)
+      stacked = (messages, results._replace(memory=memory))
+    messages, results = self.restore(stacked)
+    return (sums if summing else messages), results
+
+  def _arrange_flat(self, x: jax.Array) -> jax.Array:
+    x = x.reshape(self.ticks, self.per_tick, self.devices, self.block)
+    return jnp.moveaxis(x, 2, 0).reshape(self.devices, self.ticks, -1)
+
+  def _device(self, body, summing, shared, slots):
+    """One device's ticks: slots [ticks, slots of a tick, ...]."""
+    def one(slot):
+      return body(shared, slot)
+
+    def tick(total, slots):
+      if self.vmapped:
+        messages, results = jax.vmap(one)(slots)
+      else:
+        messages, results = jax.tree.map(
+            lambda x: x[None], one(tree.take(slots, 0)))
+      if not summing:
+        return total, (messages, results)
+      return self._add(total, messages, results.weight), ((), results)
+
+    first = jax.tree.map(lambda x: x[0, 0], slots)
+    message, _ = jax.eval_shape(one, first)
+    total = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), message)
+    total = total if summing else ()
+    if self.ticks == 1:
+      total, out = tick(total, tree.take(slots, 0))
+      out = jax.tree.map(lambda x: x[None], out)
+    else:
+      total, out = lax.scan(tick, total, slots)
+    if summing and not self.fixed and self.mesh is not None:
+      total = lax.psum(total, AXIS)
+    like = jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), message)
+    return (total, like) if summing else (), out
+
+  def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
+           ) -> PyTree:
+    """Adds one tick's weighted messages [per_tick * block, ...]."""
+    def block_sums(x):
+      w = weights.reshape(-1, *[1] * (x.ndim - 1))
+      x = (x.astype(jnp.float32) * w).reshape(
+          self.per_tick, self.block, *x.shape[1:])
+      return _in_order(jnp.moveaxis(x, 1, 0))
+
+    def add(total, x):
+      sums = block_sums(x)  # [per_tick, ...]
+      if self.mesh is not None and self.fixed:
+        sums = lax.all_gather(sums, AXIS, axis=1)
+        sums = sums.reshape(-1, *sums.shape[2:])
+      return total + sums[0] if sums.shape[0] == 1 else lax.fori_loop(
+          0, sums.shape[0], lambda i, t: t + sums[i], total)
+
+    return jax.tree.map(add, total, messages)
+
+
+def _in_order(x: jax.Array) -> jax.Array:
+  """Sum over the leading axis from first to last."""
+  return lax.fori_loop(1, x.shape[0], lambda i, s: s + x[i], x[0])
+
+
+def plan(task: Task, size: int) -> Plan:
+  """The layout of `size` slots under a task's client map and mesh."""
+  devices = 1 if task.mesh is None else task.mesh.shape[AXIS]
+  vmapped = task.client_map == 'vmap'
+  block, per_tick = 1, 1
+  if vmapped and task.chunk_size:
+    block = min(task.chunk_size, size)
+  elif vmapped:
+    block = math.ceil(size / _BLOCKS)
+    per_tick = math.ceil(math.ceil(size / block) / devices)
+  ticks = math.ceil(size / (block * per_tick * devices))
+  return Plan(size, block, per_tick, ticks, devices, vmapped,
+              task.aggregation_order == 'fixed', task.mesh)

@@ -1,0 +1,106 @@
+"""Training on one client: a loop over its own batches."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Metrics, PyTree, Variables
+
+
+class Batches(NamedTuple):
+  """A client's batches of one round, made as they are needed.
+
+  num_steps: int32[], the client's own number of steps.
+  width: rows of one step, padding included.
+  start: () -> cursor.
+  next: (cursor, step int32[]) -> (cursor, batch, real rows float32[]).
+  """
+
+  num_steps: jax.Array
+  width: int
+  start: Callable[[], PyTree]
+  next: Callable[[PyTree, jax.Array], tuple[PyTree, Any, jax.Array]]
+
+
+class Learner(NamedTuple):
+  """What the usual local loop carries."""
+
+  model: Variables
+  opt_state: PyTree
+
+
+LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
+Step = Callable[[Any, Any, jax.Array], tuple[Any, Metrics]]
+
+
+def start(model: Variables, optimizer: optax.GradientTransformation
+          ) -> Learner:
+  """A learner at `model` with a fresh optimizer."""
+  return Learner(model, optimizer.init(model.params))
+
+
+def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
+                  ) -> Step:
+  """One optimizer step on a loss.
+
+  Args:
+    loss_fn: (model Variables, batch, key) -> (loss, (stats, metrics)), where
+      stats are the normalization statistics after the batch.
+    optimizer: applied to `model.params`.
+
+  Returns:
+    (learner, batch, key) -> (learner, metrics), metrics with `train_loss`.
+  """
+  def step(learner, batch, key):
+    def loss_of(params):
+      return loss_fn(learner.model._replace(params=params), batch, key)
+    (loss, (stats, metrics)), grads = jax.value_and_grad(
+        loss_of, has_aux=True)(learner.model.params)
+    updates, opt_state = optimizer.update(
+        grads, learner.opt_state, learner.model.params)
+    params = optax.apply_updates(learner.model.params, updates)
+    return (Learner(Variables(params, stats), opt_state),
+            {'train_loss': loss, **metrics})
+  return step
+
+
+def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
+          ) -> tuple[PyTree, Metrics]:
+  """Runs a client's own number of steps.
+
+  The bound is data, so clients mapped one by one each pay for their own rows;
+  under vmap a chunk runs as long as its longest client, and JAX's batching of
+  the loop masks the whole carry of those that are done.
+
+  Args:
+    step: (learner, batch, key) -> (learner, metrics).
+    learner: any pytree.
+    batches: the client's batches.
+    key: split by step number.
+
+  Returns:
+    The learner, and the mean of the metrics over the steps, with `rows_used`
+    and `rows_processed` (padding included) summed.
+  """
+  def body(t, carry):
+    learner, cursor, sums, used = carry
+    cursor, batch, rows = batches.next(cursor, t)
+    learner, metrics = step(learner, batch, jax.random.fold_in(key, t))
+    return learner, cursor, tree.add(sums, metrics), used + rows
+
+  cursor = batches.start()
+  _, batch, _ = jax.eval_shape(batches.next, cursor, jnp.int32(0))
+  _, shapes = jax.eval_shape(step, learner, batch, key)
+  learner, _, sums, used = lax.fori_loop(
+      0, batches.num_steps, body,
+      (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
+  steps = batches.num_steps.astype(jnp.float32)
+  metrics = tree.scale(sums, 1 / jnp.maximum(steps, 1))
+  return learner, {**metrics, 'rows_used': used,
+                   'rows_processed': steps * batches.width}

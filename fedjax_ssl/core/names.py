@@ -1,0 +1,78 @@
+"""Names with arguments, as in `fixmatch(threshold=0.9)`."""
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+import difflib
+import inspect
+from typing import Any
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+  """Splits `name(knob=value, ...)` into the name and its literal arguments.
+
+  Args:
+    text: a name, or a name with keyword arguments whose values are Python
+      literals. Nothing is evaluated.
+
+  Returns:
+    The name and the dict of arguments.
+
+  Raises:
+    ValueError: if the text has another form; the message shows it.
+  """
+  form = f'{text!r} is not of the form name or name(knob=value, ...)'
+  try:
+    node = ast.parse(text.strip(), mode='eval').body
+  except SyntaxError:
+    raise ValueError(form) from None
+  if isinstance(node, ast.Name):
+    return node.id, {}
+  if (not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name)
+      or node.args or any(k.arg is None for k in node.keywords)):
+    raise ValueError(form)
+  try:
+    knobs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+  except ValueError:
+    raise ValueError(f'{form}; values must be literals') from None
+  return node.func.id, knobs
+
+
+def check(kind: str, name: str, allowed: Iterable[str]) -> str:
+  """Returns `name`, or raises ValueError that lists what is allowed."""
+  allowed = sorted(allowed)
+  if name in allowed:
+    return name
+  near = difflib.get_close_matches(name, allowed, n=1)
+  hint = f' Did you mean {near[0]!r}?' if near else ''
+  raise ValueError(
+      f'{kind} {name!r} is unknown.{hint} Allowed: {", ".join(allowed)}.')
+
+
+def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
+          *args: Any, **shared: Any) -> Any:
+  """Calls the registered function that `name(knob=value)` asks for.
+
+  Args:
+    kind: what it is, for messages ('method', 'model').
+    text: see `parse`.
+    registry: name to function; knobs are its keyword-only parameters.
+    *args: positional arguments passed on.
+    **shared: keyword arguments passed on; not for the text to set.
+
+  Returns:
+    What the function returns.
+
+  Raises:
+    ValueError: for an unknown name or knob; the message lists the known ones.
+  """
+  name, knobs = parse(text)
+  function = registry[check(kind, name, registry)]
+  parameters = inspect.signature(function).parameters.values()
+  known = [p.name for p in parameters
+           if p.kind is p.KEYWORD_ONLY and p.name not in shared]
+  for knob in knobs:
+    if knob not in known:
+      raise ValueError(f'{kind} {name!r} has no knob {knob!r}. '
+                       f'Allowed: {", ".join(known) or "none"}.')
+  return function(*args, **shared, **knobs)

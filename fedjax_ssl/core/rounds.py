@@ -1,0 +1,278 @@
+"""A round is a chain of passes; the client axis is added here and nowhere else.
+
+A pass is (state, federation, round, key) -> (state, metrics).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import layout
+from fedjax_ssl.core import sampling
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import (
+    Client, Cohort, Context, Federation, Metrics, PyTree, Shard, State,
+    SUMMED, Task, Update)
+
+Pass = Callable[..., tuple[State, Metrics]]
+
+
+def _default_work(shard: Shard) -> jax.Array:
+  return shard.num_labeled + shard.num_unlabeled
+
+
+def _identity_broadcast(server: PyTree, client_id: jax.Array) -> PyTree:
+  del client_id
+  return server
+
+
+def chain(*passes: Pass) -> Pass:
+  """Runs passes one after another; metrics in `SUMMED` add up."""
+  def round_fn(state, federation, round_, key):
+    metrics: Metrics = {}
+    for i, one in enumerate(passes):
+      state, new = one(state, federation, round_, jax.random.fold_in(key, i))
+      for name, value in new.items():
+        known = metrics.get(name, 0) if name in SUMMED else 0
+        metrics[name] = value + known
+    return state, metrics
+  return round_fn
+
+
+def server_pass(update: Callable[..., tuple[PyTree, Metrics]]) -> Pass:
+  """A pass in which only the server works.
+
+  Args:
+    update: (server, context, key) -> (server, metrics).
+
+  Returns:
+    The pass.
+  """
+  def round_fn(state, federation, round_, key):
+    server, metrics = update(
+        state.server, _context(federation, round_), key)
+    return state._replace(server=server), metrics
+  return round_fn
+
+
+def _context(federation: Federation, round_: jax.Array) -> Context:
+  return Context(round_, federation.train, federation.validation,
+                 federation.server)
+
+
+class _Slots(NamedTuple):
+  """One group's clients, in canonical order."""
+
+  ids: jax.Array  # int32[S], N where inactive.
+  active: jax.Array  # bool[S]
+  shard: Shard  # [S, ...], inactive ones empty.
+  memory: PyTree  # [S, ...]
+
+
+class _Result(NamedTuple):
+  """What one client's slot gives back; the message apart."""
+
+  weight: jax.Array  # float32[], 0 if rejected or inactive.
+  memory: PyTree
+  metrics: Metrics
+  rejected: jax.Array  # bool[]
+  bytes_up: jax.Array  # float32[]
+  bytes_down: jax.Array  # float32[]
+
+
+def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
+             active: jax.Array, work: Callable[[Shard], jax.Array]) -> _Slots:
+  """Gathers a group, the most work first and inactive slots last.
+
+  The order depends on the clients alone: it makes chunks of equals, and sums
+  that do not depend on the order in which the sampler named the clients.
+  """
+  shard = tree.take(federation.clients, ids)
+  shard = shard._replace(
+      num_labeled=jnp.where(active, shard.num_labeled, 0),
+      num_unlabeled=jnp.where(active, shard.num_unlabeled, 0))
+  amount = jnp.where(active, jax.vmap(work)(shard), -1)
+  ids = jnp.where(active, ids, federation.num_clients).astype(jnp.int32)
+  order = jnp.lexsort((ids, -amount))
+  slots = _Slots(ids, active, shard, tree.take(memory, ids))
+  return tree.take(slots, order)
+
+
+def _one_client(client_update, broadcast, limit: float, server: PyTree,
+                client: Client, active: jax.Array, key: jax.Array
+                ) -> tuple[PyTree, _Result]:
+  """Broadcast, train, and judge the update of one slot."""
+  payload = broadcast(server, client.id)
+  key = jax.random.fold_in(jax.random.fold_in(key, client.id), client.group)
+  update: Update = client_update(payload, client, key)
+  scalars = (jnp.float32(0) if update.scalars is None else update.scalars)
+  good = tree.all_finite(
+      (update.message, update.memory, update.weight, scalars))
+  if limit < float('inf'):
+    good &= tree.global_norm(update.message) <= limit
+  good &= update.weight >= 0
+  kept = good & active
+  up = (jnp.float32(tree.num_bytes(update.message))
+        if update.scalars is None else 4 * jnp.where(good, scalars, 0))
+  weight = jnp.where(kept, update.weight, 0).astype(jnp.float32)
+  result = _Result(
+      weight=weight,
+      memory=tree.where(kept, update.memory, client.memory),
+      metrics={k: jnp.where(kept, v, 0).astype(jnp.float32)
+               for k, v in update.metrics.items()},
+      rejected=active & ~good,
+      bytes_up=jnp.where(active, up, 0),
+      bytes_down=jnp.where(active, tree.num_bytes(payload), 0).astype(
+          jnp.float32))
+  nothing = tree.zeros_like(update.message)
+  return tree.where(kept, update.message, nothing), result
+
+
+def _summary(results: _Result, plan: layout.Plan) -> Metrics:
+  """One group's metrics: means over the clients that took part."""
+  metrics = dict(results.metrics)
+  out: Metrics = {
+      'bytes_up': results.bytes_up.sum(),
+      'bytes_down': results.bytes_down.sum(),
+      'num_rejected': results.rejected.sum().astype(jnp.float32)}
+  took_part = (results.weight > 0).astype(jnp.float32)
+  used = metrics.pop('rows_used', None)
+  processed = metrics.pop('rows_processed', None)
+  for name, value in metrics.items():
+    out[name] = (value * took_part).sum() / jnp.maximum(took_part.sum(), 1)
+  if used is not None and processed is not None:
+    total = plan.processed(processed)
+    out['masked_share'] = jnp.where(
+        total > 0, 1 - used.sum() / jnp.maximum(total, 1), 0)
+  out['num_participants'] = took_part.sum()
+  return out
+
+
+def client_pass(
+    task: Task,
+    client_update: Callable[..., Update],
+    aggregate: Callable[..., tuple[PyTree, Metrics]] | None,
+    *,
+    sample: sampling.Sampler | None = None,
+    broadcast: Callable[[PyTree, jax.Array], PyTree] | None = None,
+    relay: bool = False,
+    work: Callable[[Shard], jax.Array] | None = None,
+) -> Pass:
+  """The pass in which clients train.
+
+  A cohort of G groups is sampled; per group the clients' rows and memories
+  are gathered, `broadcast` and `client_update` run for every slot, broken
+  updates are left out, memories are scattered back; then the server
+  aggregates, once or after each group. Memory is carried from group to group.
+
+  An update is broken if its message, memory or weight is not finite, its
+  weight is negative, or its global norm exceeds `task.max_update_norm`: it
+  gets weight 0, its client keeps the old memory, and it is counted in
+  `num_rejected`.
+
+  Args:
+    task: cohort size, client map, mesh.
+    client_update: (payload, client, key) -> Update, for one client.
+    aggregate: (server, updates, cohort, context, key) -> (server, metrics)
+      with Update fields [G, S, ...] ([1, S, ...] under relay), in the order of
+      the cohort it gets. Marked by `aggregation.linear` it gets the weighted
+      mean of the messages instead of the updates; zeros if all weights are 0.
+      None leaves the server as it is.
+    sample: (state, federation, key) -> Cohort; default uniform.
+    broadcast: (server, client_id) -> payload; default the server's record.
+    relay: aggregate after each group, so that the next starts from it.
+    work: Shard -> int32[], steps of one client, to chunk equals together;
+      default its number of rows.
+
+  Returns:
+    The pass.
+  """
+  sample = sample or sampling.uniform(task.cohort_size)
+  broadcast = broadcast or _identity_broadcast
+  work = work or _default_work
+  summing = aggregate is None or getattr(aggregate, 'is_linear', False)
+  one_client = functools.partial(
+      _one_client, client_update, broadcast, task.max_update_norm)
+
+  def run_group(server, memory, federation, ids, active, round_, group, key):
+    plan = layout.plan(task, ids.shape[0])
+    slots = _prepare(federation, memory, ids, active, work)
+    shared = (server, federation.train, federation.validation, round_, group,
+              key)
+
+    def body(shared, slot: _Slots):
+      server, train, validation, round_, group, key = shared
+      client = Client(slot.ids, slot.shard, slot.memory, train, validation,
+                      round_, group)
+      return one_client(server, client, slot.active, key)
+
+    messages, results = plan.run(body, shared, slots, summing=summing)
+    memory = tree.put(memory, slots.ids, results.memory)
+    cohort = Cohort(slots.ids, slots.active)
+    return memory, cohort, messages, results, _summary(results, plan)
+
+  def close(server, messages, results, cohort, context, key):
+    """Aggregates groups stacked as [G, ...]."""
+    if aggregate is None:
+      return server, {}
+    if summing:
+      sums, like = messages
+      weight = _sum_in_order(results.weight.reshape(-1))
+      weight = jnp.where(weight > 0, weight, 1)
+      mean = jax.tree.map(
+          lambda x, y: (_sum_in_order(x) / weight).astype(y.dtype), sums, like)
+      return aggregate(server, mean, cohort, context, key)
+    updates = Update(messages, results.weight, results.memory,
+                     results.metrics)
+    return aggregate(server, updates, cohort, context, key)
+
+  def round_fn(state, federation, round_, key):
+    cohort = sample(state, federation, jax.random.fold_in(key, 0))
+    num_groups = cohort.ids.shape[0]
+    context = _context(federation, round_)
+    run_key, close_key = (jax.random.fold_in(key, i) for i in (1, 2))
+
+    def step(carry, group):
+      server, memory = carry
+      memory, members, messages, results, metrics = run_group(
+          server, memory, federation, cohort.ids[group], cohort.active[group],
+          round_, group, run_key)
+      if relay:
+        one = jax.tree.map(lambda x: x[None], (messages, results, members))
+        server, more = close(server, *one, context,
+                             jax.random.fold_in(close_key, group))
+        return (server, memory), (members, {**metrics, **more})
+      return (server, memory), (members, metrics, messages, results)
+
+    carry = (state.server, state.memory)
+    if num_groups == 1:
+      carry, outputs = step(carry, jnp.int32(0))
+      outputs = jax.tree.map(lambda x: x[None], outputs)
+    else:
+      carry, outputs = lax.scan(
+          step, carry, jnp.arange(num_groups, dtype=jnp.int32))
+    server, memory = carry
+    metrics = _over_groups(outputs[1])
+    if not relay:
+      members, _, messages, results = outputs
+      server, more = close(server, messages, results, members, context,
+                           close_key)
+      metrics.update(more)
+    return state._replace(server=server, memory=memory), metrics
+
+  return round_fn
+
+
+def _over_groups(metrics: dict[str, Any]) -> Metrics:
+  return {k: v.sum(0) if k in SUMMED else v.mean(0)
+          for k, v in metrics.items()}
+
+
+def _sum_in_order(x: jax.Array) -> jax.Array:
+  """Sum over the leading axis, first to last: the same bits everywhere."""
+  return lax.fori_loop(1, x.shape[0], lambda i, s: s + x[i], x[0])

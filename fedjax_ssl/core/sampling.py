@@ -1,0 +1,93 @@
+"""Who takes part in a round: functions (state, federation, key) -> Cohort."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core.types import Cohort, Federation, State
+
+Sampler = Callable[[State, Federation, jax.Array], Cohort]
+
+
+def _checked(size: int, population: int, what: str) -> int:
+  if not 1 <= size <= population:
+    raise ValueError(f'A cohort of {size} was asked for, but there are '
+                     f'{population} {what} to draw from.')
+  return size
+
+
+def _draw(key: jax.Array, first: int, last: int, size: int) -> jax.Array:
+  """int32[size] distinct ids in [first, last)."""
+  ids = jax.random.permutation(key, jnp.arange(first, last, dtype=jnp.int32))
+  return ids[:size]
+
+
+def _cohort(ids: jax.Array) -> Cohort:
+  return Cohort(ids, jnp.ones(ids.shape, bool))
+
+
+def uniform(size: int) -> Sampler:
+  """Draws `size` clients uniformly without replacement, one group.
+
+  Args:
+    size: S; N is everyone.
+
+  Returns:
+    A sampler; it raises ValueError if the federation has fewer clients.
+  """
+  return groups(1, size)
+
+
+def groups(num_groups: int, size: int) -> Sampler:
+  """Draws `num_groups` groups, each without replacement inside itself."""
+  def sample(state, federation, key):
+    del state
+    total = federation.num_clients
+    _checked(size, total, 'clients')
+    keys = jax.random.split(key, num_groups)
+    return _cohort(jax.vmap(lambda k: _draw(k, 0, total, size))(keys))
+  return sample
+
+
+def everyone() -> Sampler:
+  """All clients in the order of their ids."""
+  def sample(state, federation, key):
+    del state, key
+    return _cohort(jnp.arange(federation.num_clients, dtype=jnp.int32)[None])
+  return sample
+
+
+def _num_labeled(federation: Federation) -> int:
+  if federation.num_labeled_clients < 0:
+    raise ValueError('Sampling by role needs num_labeled_clients >= 0, the '
+                     'number of clients that hold labels.')
+  return federation.num_labeled_clients
+
+
+def labeled_clients(size: int) -> Sampler:
+  """Draws among the clients that hold labels: the first of the federation.
+
+  Args:
+    size: S.
+
+  Returns:
+    A sampler; it raises ValueError if fewer clients hold labels.
+  """
+  def sample(state, federation, key):
+    del state
+    last = _num_labeled(federation)
+    return _cohort(_draw(
+        key, 0, last, _checked(size, last, 'labeled clients'))[None])
+  return sample
+
+
+def unlabeled_clients(size: int) -> Sampler:
+  """Draws among the clients that hold no labels; see `labeled_clients`."""
+  def sample(state, federation, key):
+    del state
+    first, last = _num_labeled(federation), federation.num_clients
+    _checked(size, last - first, 'unlabeled clients')
+    return _cohort(_draw(key, first, last, size)[None])
+  return sample

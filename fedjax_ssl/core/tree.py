@@ -1,0 +1,91 @@
+"""Algebra of pytrees, and of pytrees stacked over clients."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.core.types import Array, PyTree
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+  """a + b, leaf by leaf, in a's dtypes."""
+  return jax.tree.map(lambda x, y: (x + y).astype(x.dtype), a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+  """a - b, leaf by leaf."""
+  return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(a: PyTree, factor: Array) -> PyTree:
+  """factor * a, in a's dtypes."""
+  return jax.tree.map(lambda x: (x * factor).astype(x.dtype), a)
+
+
+def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
+  """a where the scalar `condition` holds, else b: a NaN unchosen stays out."""
+  return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
+def zeros_like(a: PyTree) -> PyTree:
+  """Zeros of the same shapes; accepts shape structs."""
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), a)
+
+
+def take(stacked: PyTree, rows: Array) -> PyTree:
+  """Rows of a stacked tree; an index beyond the end reads the last row."""
+  return jax.tree.map(
+      lambda x: jnp.take(x, rows, axis=0, mode='clip'), stacked)
+
+
+def put(stacked: PyTree, rows: Array, values: PyTree) -> PyTree:
+  """A stacked tree with some rows replaced; indices beyond the end drop."""
+  return jax.tree.map(
+      lambda x, v: jnp.asarray(x).at[rows].set(v, mode='drop'),
+      stacked, values)
+
+
+def stack(trees: list[PyTree]) -> PyTree:
+  """One tree with a new leading axis."""
+  return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+
+
+def repeat(a: PyTree, size: int) -> PyTree:
+  """The same tree `size` times along a new leading axis."""
+  return jax.tree.map(
+      lambda x: jnp.broadcast_to(jnp.asarray(x)[None],
+                                 (size, *jnp.shape(x))), a)
+
+
+def all_finite(a: PyTree) -> jax.Array:
+  """bool[]: no floating leaf holds NaN or an infinity."""
+  checks = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(a)
+            if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+  return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
+
+
+def global_norm(a: PyTree) -> jax.Array:
+  """float32[]: Euclidean norm over all leaves.
+
+  Scaled by the largest entry first, as squares of entries above 1e19 would
+  overflow and a merely large update would pass for an infinite one.
+  """
+  leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(a)]
+  leaves = [x for x in leaves if x.size]
+  if not leaves:
+    return jnp.float32(0)
+  top = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in leaves]))
+  unit = jnp.where(top > 0, top, 1)
+  return unit * jnp.sqrt(sum(jnp.sum(jnp.square(x / unit)) for x in leaves))
+
+
+def num_scalars(a: PyTree) -> int:
+  """Numbers in a tree."""
+  return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(a))
+
+
+def num_bytes(a: PyTree) -> int:
+  """Bytes of a tree."""
+  return sum(int(np.prod(x.shape)) * x.dtype.itemsize
+             for x in jax.tree.leaves(a))

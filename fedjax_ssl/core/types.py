@@ -1,0 +1,246 @@
+"""The nouns of the library: what a federation, a client and a method are.
+
+Axis names used in every docstring: D examples, N clients of the federation,
+S slots of a cohort, G groups of a round, T tasks of a stream, B rows of a
+batch, C classes, L and U the widths of the labeled and unlabeled row tables.
+A client axis is always the leading one.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+PyTree = Any
+Array = jax.Array | np.ndarray
+Metrics = dict[str, jax.Array]
+
+# Metrics that add up over rounds; all others are averaged over rounds.
+SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
+
+
+class Examples(NamedTuple):
+  """A data set: one row an example."""
+
+  inputs: Array  # uint8[D, H, W, C] images, or int32[D, ...] token ids.
+  labels: Array  # int32[D] classes in [0, C).
+
+
+class Batch(NamedTuple):
+  """Rows that enter one step. A masked row must change nothing."""
+
+  inputs: jax.Array  # [B, ...] as in Examples.
+  labels: jax.Array  # int32[B]; -1 where the label is hidden.
+  mask: jax.Array  # float32[B], 1 for a real row and 0 for padding.
+
+
+class Shard(NamedTuple):
+  """Whose rows are whose: indices into `Examples`, padded with 0.
+
+  Only the first `num_labeled` and `num_unlabeled` entries count. Stacked over
+  clients every field gains a leading axis N.
+  """
+
+  labeled: Array  # int32[L]
+  num_labeled: Array  # int32[]
+  unlabeled: Array  # int32[U]
+  num_unlabeled: Array  # int32[]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Federation:
+  """Everything a round may read: the data, and how it is dealt out.
+
+  Attributes:
+    train: the examples that shards index.
+    validation: examples held by the server, never trained on.
+    test: examples for evaluation only.
+    clients: Shard with leading axis N.
+    server: the server's own Shard; empty unless labels are at the server.
+    stream: Shard with leading axes [T, N] in streaming settings, else None.
+    rounds_per_task: rounds before the next task of the stream; 0 without one.
+    num_labeled_clients: the first so many clients hold labels; -1 if that is
+      no rule of the setting.
+    num_classes: C.
+  """
+
+  train: Examples
+  validation: Examples
+  test: Examples
+  clients: Shard
+  server: Shard
+  stream: Shard | None = None
+  rounds_per_task: int = dataclasses.field(
+      default=0, metadata={'static': True})
+  num_labeled_clients: int = dataclasses.field(
+      default=-1, metadata={'static': True})
+  num_classes: int = dataclasses.field(default=10, metadata={'static': True})
+
+  @property
+  def num_clients(self) -> int:
+    """N."""
+    return self.clients.num_labeled.shape[-1]
+
+  def at(self, round_: jax.Array) -> Federation:
+    """The federation as round `round_` sees it: the stream's current task."""
+    if self.stream is None:
+      return self
+    num_tasks = self.stream.num_labeled.shape[0]
+    task = jax.numpy.minimum(round_ // self.rounds_per_task, num_tasks - 1)
+    clients = jax.tree.map(lambda x: jax.numpy.asarray(x)[task], self.stream)
+    return dataclasses.replace(self, clients=clients)
+
+
+class State(NamedTuple):
+  """All that outlives a round; a checkpoint is a State."""
+
+  server: PyTree  # The method's own record.
+  memory: PyTree  # What stays on the clients, leaves [N, ...]; () if nothing.
+  round: jax.Array  # int32[], rounds done so far.
+
+
+class Cohort(NamedTuple):
+  """Who takes part: G groups (1 by default) of S slots.
+
+  A client appears at most once in a group. A padding slot has id N.
+  """
+
+  ids: jax.Array  # int32[G, S]
+  active: jax.Array  # bool[G, S]
+
+
+class Client(NamedTuple):
+  """What one client's update function sees."""
+
+  id: jax.Array  # int32[]
+  shard: Shard
+  memory: PyTree  # Its row of State.memory.
+  train: Examples
+  validation: Examples
+  round: jax.Array  # int32[]
+  group: jax.Array  # int32[]
+
+
+class Update(NamedTuple):
+  """What one client returns."""
+
+  message: PyTree  # Sent to the server.
+  weight: jax.Array  # float32[], the client's say; 0 sits out.
+  memory: PyTree  # Its next row of State.memory.
+  metrics: Metrics  # float32[] each.
+  scalars: jax.Array | None = None  # float32[], numbers sent if sparse.
+
+
+class Context(NamedTuple):
+  """What the server holds besides its state."""
+
+  round: jax.Array  # int32[]
+  train: Examples
+  validation: Examples
+  shard: Shard  # The server's own labeled and unlabeled rows.
+
+
+class Method(NamedTuple):
+  """A federated method as a record of pure functions.
+
+  init: (key, federation) -> State, on the host.
+  round: (state, federation, round, key) -> (State, metrics).
+  predict: (server, inputs [B, ...]) -> logits float32[B, C].
+  local_predict: (server, memory_row, inputs) -> logits, a client's own model.
+  pseudo_label: (server, inputs) -> (label int32[B], weight float32[B]), for
+    evaluation only.
+  client_update: (payload, client, key) -> Update, ONE client.
+  aggregate: see `core.rounds.client_pass`.
+  """
+
+  init: Callable[..., State]
+  round: Callable[..., tuple[State, Metrics]]
+  predict: Callable[..., jax.Array]
+  local_predict: Callable[..., jax.Array] | None = None
+  pseudo_label: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+  client_update: Callable[..., Update] | None = None
+  aggregate: Callable[..., Any] | None = None
+
+
+class Variables(NamedTuple):
+  """A model's numbers: both parts are sent and averaged."""
+
+  params: PyTree  # Trained by gradients.
+  stats: PyTree  # Running normalization statistics; {} without any.
+
+
+class Model(NamedTuple):
+  """A network as pure functions over preprocessed float inputs.
+
+  init: (key) -> Variables.
+  apply: (variables, inputs) -> logits float32[B, C], running statistics.
+  apply_train: (variables, inputs, mask float32[B]) -> (logits, stats): batch
+    statistics over the rows with mask 1, and the statistics after the batch.
+  norm: 'none', 'batch', 'group' or 'static'.
+  """
+
+  init: Callable[..., Variables]
+  apply: Callable[..., jax.Array]
+  apply_train: Callable[..., tuple[jax.Array, PyTree]]
+  norm: str = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """The static choices of a run, shared by every method.
+
+  Attributes:
+    model: the network.
+    num_classes: C.
+    preprocess: (inputs uint8 [B, ...]) -> float32 [B, ...] for the model.
+    optimizer: (round int32[]) -> optax.GradientTransformation for a client.
+    weak: (key, inputs uint8 [B, ...]) -> inputs, same shape and dtype.
+    strong: the same, stronger; applied to the raw inputs.
+    labeled_batch: rows of a labeled batch.
+    unlabeled_batch: rows of an unlabeled batch; 0 divides a client's unlabeled
+      rows over its round(n_labeled / labeled_batch) labeled steps.
+    unlabeled_capacity: widest unlabeled batch when `unlabeled_batch` is 0.
+    local_epochs: passes over a client's own rows a round.
+    local_steps: if positive, this many steps a round instead of epochs.
+    cohort_size: clients a round.
+    labels_at: 'clients' or 'server'.
+    num_rounds: the horizon of schedules (`--schedule_rounds`).
+    client_map: 'map' or 'vmap'.
+    chunk_size: clients of one vmap; 0 is as many as a device gets.
+    aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
+    max_update_norm: updates beyond this global norm are left out; inf is off.
+    mesh: mesh with the one axis 'clients', or None for one device.
+  """
+
+  model: Model
+  num_classes: int
+  preprocess: Callable[..., jax.Array]
+  optimizer: Callable[..., Any]
+  weak: Callable[..., jax.Array]
+  strong: Callable[..., jax.Array]
+  labeled_batch: int = 10
+  unlabeled_batch: int = 50
+  unlabeled_capacity: int = 0
+  local_epochs: int = 1
+  local_steps: int = 0
+  cohort_size: int = 10
+  labels_at: str = 'clients'
+  num_rounds: int = 100
+  client_map: str = 'map'
+  chunk_size: int = 0
+  aggregation_order: str = 'fixed'
+  max_update_norm: float = float('inf')
+  mesh: jax.sharding.Mesh | None = None
+
+  def apply(self, variables: Variables, inputs: Array) -> jax.Array:
+    """Logits float32[B, C] of raw inputs, with running statistics."""
+    return self.model.apply(variables, self.preprocess(inputs))
+
+  def apply_train(self, variables: Variables, inputs: Array, mask: Array
+                  ) -> tuple[jax.Array, PyTree]:
+    """Logits and new statistics of raw inputs, with batch statistics."""
+    return self.model.apply_train(variables, self.preprocess(inputs), mask)

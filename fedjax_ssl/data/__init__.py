@@ -1,0 +1,38 @@
+"""From files to federations: data sets, partitions, streams.
+
+Importing this package loads neither scikit-learn, TensorFlow Datasets nor
+Pillow; what needs them loads them when called.
+"""
+from fedjax_ssl.data import datasets, federation, partition, streaming
+from fedjax_ssl.data.datasets import DataError, Dataset, load, split_validation
+from fedjax_ssl.data.federation import class_counts, describe, federate
+from fedjax_ssl.data.partition import (
+    bimb,
+    choose_labeled,
+    choose_validation,
+    dirichlet_capped,
+    dirichlet_clients,
+    iid_count,
+    iid_random,
+    label_clients,
+    label_within,
+    labeled_min_size,
+    load_partition,
+    Partition,
+    partition_hash,
+    PARTITIONS,
+    round_robin,
+    save_partition,
+    shards,
+    shift,
+)
+from fedjax_ssl.data.streaming import deal_tasks
+
+__all__ = (
+    'DataError', 'Dataset', 'PARTITIONS', 'Partition', 'bimb', 'choose_labeled',
+    'choose_validation', 'class_counts', 'datasets', 'deal_tasks', 'describe',
+    'dirichlet_capped', 'dirichlet_clients', 'federate', 'federation',
+    'iid_count', 'iid_random', 'label_clients', 'label_within',
+    'labeled_min_size', 'load', 'load_partition', 'partition',
+    'partition_hash', 'round_robin', 'save_partition', 'shards', 'shift',
+    'split_validation', 'streaming')

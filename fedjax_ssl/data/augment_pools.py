@@ -1,0 +1,312 @@
+"""The pools of RandAugment as data, and their rows of numbers.
+
+A pool is a table: operation, value as a function of the level, sign. `rows`
+turns it once, on the host and in double precision, into the numbers that
+`augment_ops` reads for each image.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+GRAY = 127  # What the authors of FixMatch cut out.
+DEGENERATES = ('black', 'mean', 'gray', 'smooth')
+_BLENDS = {'brightness': 'black', 'contrast': 'mean', 'color': 'gray',
+           'sharpness': 'smooth'}
+KINDS = (*_BLENDS, 'identity', 'autocontrast', 'equalize', 'invert',
+         'posterize', 'solarize', 'rotate', 'shear_x', 'shear_y',
+         'translate_x', 'translate_y', 'cutout')
+
+
+class Op(NamedTuple):
+  """One operation; its value at level v is `bias + scale * v / divisor`.
+
+  kind: one of `KINDS`. Values: a factor (1 is the identity) for brightness,
+    contrast, color, sharpness; bits kept (posterize); lowest value that is
+    inverted (solarize); degrees (rotate); pixels a pixel (shear); see `unit`
+    (translate); side in pixels (cutout). The others have none.
+  sign: 'one' value, 'either' value or its negative, or one 'about' 1.
+  unit: of a translation: 'side' is a share of the side, 'whole' the same cut
+    to whole pixels, 'pixel' pixels.
+  fill: gray level where a warp reads outside the image.
+  """
+
+  kind: str
+  scale: float = 0.0
+  bias: float = 0.0
+  sign: str = 'one'
+  unit: str = 'whole'
+  fill: int = 0
+
+
+class Pool(NamedTuple):
+  """Operations and how many of them are drawn, how strong and how often.
+
+  ops: the operations; each slot draws one, uniformly, with replacement.
+  num_ops: slots.
+  probability: that a slot's operation is applied.
+  divisor: see `Op`.
+  low: the lowest level.
+  tops: an image draws one of these; its slots draw levels in [low, top).
+  shear: how shears sample: 'nearest', 'bilinear' or 'bicubic'. All other
+    warps take the nearest pixel.
+  """
+
+  ops: tuple[Op, ...]
+  num_ops: int
+  probability: float
+  divisor: int
+  low: int
+  tops: tuple[int, ...]
+  shear: str = 'nearest'
+
+  @property
+  def num_levels(self) -> int:
+    """Levels that can be drawn."""
+    return max(self.tops) - self.low
+
+
+class Params(NamedTuple):
+  """What one slot does to each image; leaves [R] over rows or [B] images.
+
+  All are the identity but those of the family that the operation is of.
+  """
+
+  affine: jax.Array | np.ndarray  # int32[R, 6], from output to input pixel.
+  smooth: jax.Array | np.ndarray  # bool[R], interpolate rather than nearest.
+  vertical: jax.Array | np.ndarray  # bool[R], interpolate along the columns.
+  fill: jax.Array | np.ndarray  # int32[R]
+  stretch: jax.Array | np.ndarray  # bool[R], autocontrast.
+  equalize: jax.Array | np.ndarray  # bool[R]
+  mask: jax.Array | np.ndarray  # int32[R], bits kept.
+  threshold: jax.Array | np.ndarray  # int32[R], inverted from here on.
+  degenerate: jax.Array | np.ndarray  # int32[R], index into DEGENERATES.
+  factor: jax.Array | np.ndarray  # float32[R], of the blend.
+  cutout: jax.Array | np.ndarray  # int32[R], side in pixels.
+
+
+_FIXMATCH = (
+    Op('autocontrast'),
+    Op('brightness', .9, .05),
+    Op('color', .9, .05),
+    Op('contrast', .9, .05),
+    Op('equalize'),
+    Op('identity'),
+    Op('posterize', 4, 4),
+    Op('rotate', 30, sign='either'),
+    Op('sharpness', .9, .05),
+    Op('shear_x', .3, sign='either'),
+    Op('shear_y', .3, sign='either'),
+    Op('solarize', -256, 256),
+    Op('translate_x', .3, sign='either'),
+    Op('translate_y', .3, sign='either'),
+)
+_SEMIFL = (
+    Op('autocontrast'),
+    Op('brightness', 1.8, .1),
+    Op('color', 1.8, .1),
+    Op('contrast', 1.8, .1),
+    Op('cutout', 40),
+    Op('equalize'),
+    Op('invert'),
+    Op('posterize', 4),
+    Op('rotate', 30, sign='either'),
+    Op('sharpness', 1.8, .1),
+    Op('shear_x', .3, sign='either'),
+    Op('shear_y', .3, sign='either'),
+    Op('solarize', -256, 256),
+    Op('translate_x', 100, sign='either', unit='pixel'),
+    Op('translate_y', 100, sign='either', unit='pixel'),
+)
+_HEART = (
+    Op('autocontrast'),
+    Op('identity'),  # Listed as equalize, which that code leaves out.
+    Op('rotate', 360, fill=128),
+    Op('solarize', -25, 256),
+    Op('color', .9, sign='about'),
+    # Half a bit more, because that code rounds where the others cut.
+    Op('posterize', -4, 8.5),
+    Op('contrast', .5, sign='about'),
+    Op('brightness', .3, sign='about'),
+    Op('sharpness', .9, sign='about'),
+    Op('shear_x', .3, sign='either'),
+    Op('shear_y', .3, sign='either'),
+    Op('translate_x', .2, sign='either', unit='side'),
+    Op('translate_y', .2, sign='either', unit='side'),
+)
+_CUBUK = (
+    Op('identity'),
+    Op('autocontrast'),
+    Op('equalize'),
+    Op('rotate', 30, sign='either'),
+    Op('solarize', -256, 256),
+    Op('color', .9, sign='about'),
+    Op('posterize', -4, 8.5),
+    Op('contrast', .9, sign='about'),
+    Op('brightness', .9, sign='about'),
+    Op('sharpness', .9, sign='about'),
+    Op('shear_x', .3, sign='either'),
+    Op('shear_y', .3, sign='either'),
+    Op('translate_x', 150 / 331, sign='either'),
+    Op('translate_y', 150 / 331, sign='either'),
+)
+
+
+def fixmatch(num_ops: int, magnitude: int, probability: float) -> Pool:
+  """14 operations at a level drawn from 1 to magnitude - 1."""
+  _require('magnitude', magnitude, 2, 10)
+  return _checked(Pool(_FIXMATCH, num_ops, probability, 10, 1, (magnitude,)))
+
+
+def semifl(num_ops: int, magnitude: int) -> Pool:
+  """15 operations at one level, each applied half of the time.
+
+  That code applies with a probability that it draws anew from U(.2, .8) for
+  every operation: the same as one half.
+  """
+  _require('magnitude', magnitude, 1, 10)
+  return _checked(Pool(_SEMIFL, num_ops, .5, 10, magnitude, (magnitude + 1,),
+                       'bilinear'))
+
+
+def heart(num_ops: int, tops: tuple[int, ...]) -> Pool:
+  """13 operations at one of the first 2 to 5 of ten levels, 0 among them."""
+  if not tops:
+    raise ValueError(f'tops={tops!r} is empty; levels are drawn below a top.')
+  for top in tops:
+    _require('tops', top, 1, 10)
+  return _checked(Pool(_HEART, num_ops, 1.0, 9, 0, tuple(tops), 'bicubic'))
+
+
+def cubuk(num_ops: int, magnitude: int, levels: int) -> Pool:
+  """14 operations at one level; at level 0 none of the graded ones acts."""
+  _require('levels', levels, 1, 1000)
+  _require('magnitude', magnitude, 0, levels)
+  return _checked(
+      Pool(_CUBUK, num_ops, 1.0, levels, magnitude, (magnitude + 1,)))
+
+
+@functools.lru_cache(maxsize=64)
+def rows(pool: Pool, height: int, width: int) -> Params:
+  """One row for each operation, level and sign, and the identity at the end.
+
+  Operation i at the j-th level, positive (k = 0) or negative (k = 1), is row
+  `(i * pool.num_levels + j) * 2 + k`.
+
+  Args:
+    pool: the table.
+    height: of the images.
+    width: of the images.
+
+  Returns:
+    Params of numpy arrays with leading axis R.
+
+  Raises:
+    ValueError: for an unknown kind, sign, unit or way to sample.
+  """
+  _check_words(pool)
+  listed = [_row(op, value, pool.shear, height, width)
+            for op in pool.ops for value in _values(op, pool)]
+  listed.append(_IDENTITY)
+  return Params(*(np.stack(leaves) for leaves in zip(*listed, strict=True)))
+
+
+_IDENTITY = Params(
+    affine=np.int32([65536, 0, 32768, 0, 65536, 32768]), smooth=np.bool_(False),
+    vertical=np.bool_(False), fill=np.int32(0), stretch=np.bool_(False),
+    equalize=np.bool_(False), mask=np.int32(255), threshold=np.int32(256),
+    degenerate=np.int32(0), factor=np.float32(1), cutout=np.int32(0))
+
+
+def _values(op: Op, pool: Pool) -> Iterator[float]:
+  """Values by level, the positive and the negative one of each."""
+  for level in range(pool.low, max(pool.tops)):
+    value = op.scale * level / pool.divisor + op.bias
+    yield 1 + value if op.sign == 'about' else value
+    yield {'one': value, 'either': -value, 'about': 1 - value}[op.sign]
+
+
+def _row(op: Op, value: float, shear: str, height: int, width: int) -> Params:
+  """The numbers of one operation at one value."""
+  if op.kind in _BLENDS:
+    kind = DEGENERATES.index(_BLENDS[op.kind])
+    return _IDENTITY._replace(
+        degenerate=np.int32(kind), factor=np.float32(value))
+  match op.kind:
+    case 'autocontrast':
+      return _IDENTITY._replace(stretch=np.bool_(True))
+    case 'equalize':
+      return _IDENTITY._replace(equalize=np.bool_(True))
+    case 'invert':
+      return _IDENTITY._replace(threshold=np.int32(0))
+    case 'posterize':
+      return _IDENTITY._replace(mask=np.int32(255 & ~((1 << 8 - int(value)) - 1)))
+    case 'solarize':
+      return _IDENTITY._replace(threshold=np.int32(math.ceil(value)))
+    case 'cutout':
+      return _IDENTITY._replace(cutout=np.int32(value))
+    case 'identity':
+      return _IDENTITY
+  smooth = op.kind.startswith('shear') and shear != 'nearest'
+  return _IDENTITY._replace(
+      affine=_fixed_point(_matrix(op, value, height, width)),
+      smooth=np.bool_(smooth), vertical=np.bool_(op.kind == 'shear_y'),
+      fill=np.int32(op.fill))
+
+
+def _matrix(op: Op, value: float, height: int, width: int) -> list[float]:
+  """The map from an output position (x, y) to the input's, as in Pillow."""
+  match op.kind:
+    case 'shear_x':
+      return [1, value, 0, 0, 1, 0]
+    case 'shear_y':
+      return [1, 0, 0, value, 1, 0]
+    case 'translate_x':
+      return [1, 0, _pixels(op.unit, value, width), 0, 1, 0]
+    case 'translate_y':
+      return [1, 0, 0, 0, 1, _pixels(op.unit, value, height)]
+  angle = -math.radians(value % 360)
+  # Rounded as there: a quarter turn then moves pixels exactly onto pixels.
+  cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+  x, y = width / 2, height / 2
+  return [cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y]
+
+
+def _pixels(unit: str, value: float, side: int) -> float:
+  if unit == 'pixel':
+    return value
+  return int(value * side) if unit == 'whole' else value * side
+
+
+def _fixed_point(matrix: list[float]) -> np.ndarray:
+  """int32[6] in units of 2**-16 pixel: the arithmetic of Pillow's own loop."""
+  a, b, c, d, e, f = matrix
+  centered = np.float64([a, b, c + a / 2 + b / 2, d, e, f + d / 2 + e / 2])
+  return np.floor(centered * 65536 + .5).astype(np.int32)
+
+
+def _checked(pool: Pool) -> Pool:
+  _require('num_ops', pool.num_ops, 0, 1000)
+  _require('probability', pool.probability, 0, 1)
+  return pool
+
+
+def _require(name: str, value: float, low: float, high: float) -> None:
+  if not low <= value <= high:
+    raise ValueError(f'{name}={value!r} must lie in [{low}, {high}].')
+
+
+def _check_words(pool: Pool) -> None:
+  words = [('shear', pool.shear, ('nearest', 'bilinear', 'bicubic'))]
+  for op in pool.ops:
+    words += [('kind', op.kind, KINDS), ('unit', op.unit,
+              ('whole', 'side', 'pixel')),
+              ('sign', op.sign, ('one', 'either', 'about'))]
+  for name, value, allowed in words:
+    if value not in allowed:
+      raise ValueError(f'{name} {value!r} must be one of {allowed}.')

@@ -1,0 +1,163 @@
+"""Images from `.npz` files, checked before use."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+import pathlib
+import zipfile
+import zlib
+
+import numpy as np
+
+from fedjax_ssl.core.types import Examples
+
+# Key names: Keras' mnist.npz, and MedMNIST.
+_LAYOUTS = (
+    {'train': ('x_train', 'y_train'), 'validation': ('x_val', 'y_val'),
+     'test': ('x_test', 'y_test')},
+    {'train': ('train_images', 'train_labels'),
+     'validation': ('val_images', 'val_labels'),
+     'test': ('test_images', 'test_labels')},
+)
+
+
+class DataError(ValueError):
+  """The data are missing or broken; the message names file and fault."""
+
+
+def read_npz(path: pathlib.Path) -> dict[str, Examples]:
+  """Reads 'train', 'test' and, where the file has it, 'validation'.
+
+  Args:
+    path: .npz with keys x_train, y_train, x_test, y_test (and x_val, y_val),
+      or train_images, train_labels, ... as MedMNIST names them. Images [D, H,
+      W], [D, H, W, 1] or [D, H, W, 3]: uint8, other integers in 0..255, or
+      floats in [0, 1] or whole in 0..255. Labels [D] or [D, 1], integers.
+      Nothing is unpickled.
+
+  Returns:
+    Examples with inputs uint8[D, H, W, C] and labels int32[D].
+
+  Raises:
+    DataError: if the file is broken or the arrays do not make a data set.
+  """
+  arrays = _read(path)
+  try:
+    return check_parts(arrays)
+  except DataError as error:
+    raise DataError(f'{path}: {error}') from None
+
+
+def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """The arrays of the layout whose training keys the file has."""
+  if not zipfile.is_zipfile(path):
+    raise DataError(f'{path}: truncated, or no .npz (zip) file')
+  try:
+    with np.load(path, allow_pickle=False) as archive:
+      layout = next((keys for keys in _LAYOUTS
+                     if set(keys['train']) & set(archive.files)), _LAYOUTS[0])
+      parts = {}
+      for part, keys in layout.items():
+        absent = [key for key in keys if key not in archive.files]
+        if part == 'validation' and len(absent) == len(keys):
+          continue
+        if absent:
+          raise DataError(f'{path}: no key {absent[0]!r}; it has '
+                          f'{", ".join(sorted(archive.files)) or "none"}')
+        for key in keys:
+          _refuse_objects(path, archive, key)
+        parts[part] = (archive[keys[0]], archive[keys[1]])
+      return parts
+  except DataError:
+    raise
+  except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile,
+          zlib.error, SyntaxError, NotImplementedError) as error:
+    reason = ' '.join(str(error).split())
+    raise DataError(f'{path}: cannot be read ({reason})') from None
+
+
+def _refuse_objects(path: pathlib.Path, archive: np.lib.npyio.NpzFile,
+                    key: str) -> None:
+  """Says what is wrong with an object array before numpy's own words do."""
+  try:
+    archive[key]
+  except ValueError as error:
+    if 'allow_pickle' not in str(error):
+      raise
+    raise DataError(f'{path}: {key!r} is an array of Python objects, which '
+                    'are not read; save it with a number dtype') from None
+
+
+def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
+                ) -> dict[str, Examples]:
+  """Converts raw parts to Examples; see `read_npz`."""
+  images = _images({k: v[0] for k, v in arrays.items()})
+  labels = {k: _labels(k, v[1]) for k, v in arrays.items()}
+  num_classes = int(labels['train'].max(initial=-1)) + 1
+  for part in arrays:
+    if len(images[part]) != len(labels[part]):
+      raise DataError(f'{part} has {len(images[part])} images and '
+                      f'{len(labels[part])} labels')
+    if images[part].shape[1:] != images['train'].shape[1:]:
+      raise DataError(f'{part} images have shape {images[part].shape[1:]}, '
+                      f'train images {images["train"].shape[1:]}')
+    if labels[part].max() >= num_classes:
+      raise DataError(f'{part} has label {labels[part].max()}, train has only '
+                      f'0 to {num_classes - 1}')
+  absent = np.flatnonzero(np.bincount(labels['train']) == 0)
+  if absent.size:
+    raise DataError(f'labels must be 0 to C-1: the largest is '
+                    f'{num_classes - 1}, but train has no example of class '
+                    f'{absent[0]}')
+  return {part: Examples(images[part], labels[part]) for part in arrays}
+
+
+def _images(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """uint8[D, H, W, C] each; all parts are scaled alike."""
+  for part, images in parts.items():
+    if images.ndim not in (3, 4) or (
+        images.ndim == 4 and images.shape[-1] not in (1, 3)):
+      raise DataError(f'{part} images have shape {images.shape}; allowed are '
+                      '[D, H, W], [D, H, W, 1] and [D, H, W, 3]')
+    if not images.size:
+      raise DataError(f'{part} images are empty, shape {images.shape}')
+    if images.dtype.kind not in 'buif':
+      raise DataError(f'{part} images have dtype {images.dtype}; allowed are '
+                      'integers and floats')
+    if images.dtype.kind == 'f' and not np.isfinite(images).all():
+      raise DataError(f'{part} images hold NaN or infinity')
+    if images.min() < 0 or images.max() > 255:
+      raise DataError(f'{part} images hold values {images.min()} to '
+                      f'{images.max()}; allowed are 0 to 255, or 0 to 1 for '
+                      'floats')
+  unit = all(x.dtype.kind == 'b' or x.dtype.kind == 'f' and x.max() <= 1
+             for x in parts.values())
+  result = {}
+  for part, images in parts.items():
+    if unit:
+      images = np.rint(images.astype(np.float32) * 255)
+    elif images.dtype.kind == 'f' and (images != np.rint(images)).any():
+      raise DataError(f'{part} images are floats neither in [0, 1] nor whole')
+    images = images if images.ndim == 4 else images[..., None]
+    result[part] = np.ascontiguousarray(images.astype(np.uint8))
+  return result
+
+
+def _labels(part: str, labels: np.ndarray) -> np.ndarray:
+  """int32[D]."""
+  if labels.ndim == 2 and labels.shape[1] == 1:
+    labels = labels[:, 0]
+  if labels.ndim != 1:
+    raise DataError(f'{part} labels have shape {labels.shape}; allowed are '
+                    '[D] and [D, 1], one class each')
+  if labels.dtype.kind not in 'iu':
+    raise DataError(f'{part} labels have dtype {labels.dtype}; allowed are '
+                    'integers')
+  if not labels.size:
+    raise DataError(f'{part} labels are empty')
+  if labels.min() < 0 or labels.max() >= 2**31 - 1:
+    raise DataError(f'{part} labels run from {labels.min()} to '
+                    f'{labels.max()}; allowed is 0 to C-1')
+  if int(labels.max()) >= max(labels.size, 1000) and part == 'train':
+    raise DataError(f'{part} has label {labels.max()} but only {labels.size} '
+                    'examples; labels must be 0 to C-1')
+  return labels.astype(np.int32)

@@ -1,0 +1,297 @@
+"""From owners to a federation: tables of row indices, client by client."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.core import names
+from fedjax_ssl.core.types import Examples, Federation, Shard
+from fedjax_ssl.data import partition_file
+from fedjax_ssl.data.partition_file import Partition
+
+# Larger class-count tables stay out of `describe`.
+_MAX_CELLS = 20_000
+
+
+def rows_by_owner(owner: np.ndarray, num_owners: int, width: int = 1
+                  ) -> tuple[np.ndarray, np.ndarray]:
+  """Turns owners into a table of rows.
+
+  Args:
+    owner: int[D] in [0, N), or -1.
+    num_owners: N.
+    width: least number of columns.
+
+  Returns:
+    rows int32[N, W], ascending in each row and padded with 0, and how many
+    count, int32[N]. W is the largest count, but at least `width` and 1.
+  """
+  order = np.argsort(owner, kind='stable')
+  order = order[np.searchsorted(owner[order], 0):]
+  sizes = np.bincount(owner[order], minlength=num_owners)
+  starts = np.cumsum(sizes) - sizes
+  rows = np.zeros((num_owners, max(width, 1, sizes.max(initial=0))), np.int32)
+  rows[owner[order], np.arange(order.size) - starts[owner[order]]] = order
+  return rows, sizes.astype(np.int32)
+
+
+def _shards(labeled: np.ndarray, unlabeled: np.ndarray, num: int,
+            widths: tuple[int, int]) -> Shard:
+  """Shard with leading axis `num` from two owner vectors."""
+  return Shard(*rows_by_owner(labeled, num, widths[0]),
+               *rows_by_owner(unlabeled, num, widths[1]))
+
+
+def _stream(labeled: np.ndarray, unlabeled: np.ndarray, tasks: np.ndarray,
+            num_clients: int, widths: tuple[int, int], all_labeled: bool
+            ) -> Shard:
+  """Shard [T, N, ...]: a task's unlabeled rows, and all labeled rows."""
+  num_tasks = int(tasks.max()) + 1
+  now = [np.where(tasks == t, unlabeled, -1) for t in range(num_tasks)]
+  if all_labeled:
+    parts = [_shards(np.where(rows >= 0, rows, labeled),
+                     np.full_like(rows, -1), num_clients, widths)
+             for rows in now]
+  else:
+    parts = [_shards(labeled, rows, num_clients, widths) for rows in now]
+  return _stack_shards(parts)
+
+
+def federate(train: Examples, validation: Examples | None, test: Examples,
+             partition: Partition, *, num_clients: int, labels: str = 'few',
+             labels_at: str = 'clients', num_classes: int | None = None,
+             widths: tuple[int, int] | None = None,
+             stream: np.ndarray | None = None, rounds_per_task: int = 0,
+             num_labeled_clients: int = -1) -> Federation:
+  """Builds the federation that a partition describes.
+
+  Args:
+    train: all D training examples, those of `partition.validation` included.
+    validation: held-out examples; None takes the rows of `train` that
+      `partition.validation` marks.
+    test: examples for evaluation only.
+    partition: who owns which row of `train`.
+    num_clients: N.
+    labels: 'few' as dealt, or 'all': each client's unlabeled rows become
+      labeled ones (the upper bound of every table).
+    labels_at: 'clients', or 'server': the whole labeled pool, whoever owns
+      it, goes to the server, and the clients keep their unlabeled rows.
+    num_classes: C; by default the largest label plus one.
+    widths: least widths (L, U) of the tables, so that federations of several
+      seeds stack; the server's tables keep their own.
+    stream: int32[D] task of each unlabeled row, as `streaming.deal_tasks`
+      returns it, or None. A client's labeled rows are in every task.
+    rounds_per_task: rounds before the next task, with `stream` only.
+    num_labeled_clients: the first so many clients hold labels; -1 if that is
+      no rule of the setting.
+
+  Returns:
+    Federation of numpy arrays. `clients` holds a client's rows of all tasks.
+
+  Raises:
+    ValueError: if the parts do not fit each other.
+  """
+  names.check('labels', labels, ('few', 'all'))
+  names.check('labels_at', labels_at, ('clients', 'server'))
+  partition_file.check_partition(
+      partition, len(train.labels), num_clients)
+  validation = _validation(train, validation, partition)
+  num_classes = _num_classes((train, validation, test), num_classes)
+  _check_labeled_clients(partition, labels_at, num_clients,
+                         num_labeled_clients)
+  if (stream is None) != (rounds_per_task == 0) or rounds_per_task < 0:
+    raise ValueError(f'rounds_per_task={rounds_per_task} must be positive '
+                     'with a stream and 0 without one')
+  labeled, unlabeled, _ = partition
+  nobody = np.full_like(labeled, -1)
+  at_server = nobody
+  if labels_at == 'server':
+    at_server = np.where(labeled >= 0, 0, -1)
+    labeled = nobody
+  least = widths or (1, 1)
+  tasks = None
+  if stream is not None:
+    stream = np.asarray(stream)
+    if stream.shape != unlabeled.shape or stream.dtype.kind != 'i' or (
+        (unlabeled >= 0) != (stream >= 0)).any():
+      raise ValueError('stream must be int32[D], a task for each unlabeled '
+                       'row and -1 for all others')
+    tasks = _stream(labeled, unlabeled, stream, num_clients, least,
+                    labels == 'all')
+  if labels == 'all':
+    labeled = np.where(unlabeled >= 0, unlabeled, labeled)
+    unlabeled = nobody
+  server = _shards(at_server, nobody, 1, (1, 1))
+  return Federation(
+      train=train, validation=validation, test=test,
+      clients=_shards(labeled, unlabeled, num_clients, least),
+      server=Shard(*(leaf[0] for leaf in server)),
+      stream=tasks, rounds_per_task=rounds_per_task,
+      num_labeled_clients=num_labeled_clients, num_classes=num_classes)
+
+
+def _validation(train: Examples, validation: Examples | None,
+                partition: Partition) -> Examples:
+  if validation is None:
+    rows = np.flatnonzero(partition.validation)
+    return Examples(train.inputs[rows], train.labels[rows])
+  if partition.validation.any():
+    raise ValueError('validation is given twice: as examples, and as rows of '
+                     'the partition')
+  return validation
+
+
+def _num_classes(parts: Sequence[Examples], num_classes: int | None) -> int:
+  """Checks that the examples fit each other; returns C."""
+  shape = parts[0].inputs.shape[1:]
+  largest = -1
+  for name, part in zip(('train', 'validation', 'test'), parts,
+                        strict=True):
+    if len(part.inputs) != len(part.labels):
+      raise ValueError(f'{name} has {len(part.inputs)} inputs and '
+                       f'{len(part.labels)} labels')
+    if part.inputs.shape[1:] != shape:
+      raise ValueError(f'{name} has inputs of shape {part.inputs.shape[1:]}, '
+                       f'train of {shape}')
+    largest = max(largest, int(np.max(part.labels, initial=-1)))
+  if num_classes is None:
+    return largest + 1
+  if largest >= num_classes:
+    raise ValueError(f'label {largest} is not below num_classes={num_classes}')
+  return num_classes
+
+
+def _check_labeled_clients(partition: Partition, labels_at: str,
+                           num_clients: int, num_labeled: int) -> None:
+  labeled = partition.labeled
+  if labels_at == 'clients' and (labeled == num_clients).any():
+    raise ValueError(
+        f'labels_at={labels_at!r}, but the partition gives '
+        f'{int((labeled == num_clients).sum())} labeled rows to the server')
+  if not -1 <= num_labeled <= num_clients:
+    raise ValueError(f'num_labeled_clients={num_labeled} must be -1 or in '
+                     f'[0, {num_clients}]')
+  if labels_at == 'clients' and num_labeled >= 0 and (
+      labeled >= num_labeled).any():
+    raise ValueError(f'client {labeled.max()} holds labels, but only the '
+                     f'first {num_labeled} should')
+
+
+def _widen(shard: Shard, labeled: int, unlabeled: int) -> Shard:
+  """Pads the tables with 0 to the given widths."""
+  def pad(rows, width):
+    extra = width - rows.shape[-1]
+    return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, extra)])
+  return shard._replace(labeled=pad(shard.labeled, labeled),
+                        unlabeled=pad(shard.unlabeled, unlabeled))
+
+
+def _common_widths(shards: Sequence[Shard]) -> list[Shard]:
+  labeled = max(s.labeled.shape[-1] for s in shards)
+  unlabeled = max(s.unlabeled.shape[-1] for s in shards)
+  return [_widen(s, labeled, unlabeled) for s in shards]
+
+
+def _stack_shards(shards: Sequence[Shard]) -> Shard:
+  return Shard(*map(np.stack, zip(*_common_widths(shards), strict=True)))
+
+
+def pad_widths(federations: Sequence[Federation]) -> list[Federation]:
+  """The same federations with tables of one common width."""
+  parts: dict[str, list[Any]] = {}
+  for name in ('clients', 'server', 'stream'):
+    parts[name] = [getattr(f, name) for f in federations]
+    if parts[name][0] is not None:
+      parts[name] = _common_widths(parts[name])
+  return [dataclasses.replace(f, **{k: v[i] for k, v in parts.items()})
+          for i, f in enumerate(federations)]
+
+
+def stack(federations: Sequence[Federation]) -> Federation:
+  """One federation for `vmap` over seeds.
+
+  Args:
+    federations: of one data set and setting; only owners differ.
+
+  Returns:
+    Federation whose `train` and `test` are shared, and whose `clients`,
+    `server`, `stream` and `validation` gain a leading axis of seeds. Its
+    axes for `vmap` are `seed_axes(stacked)`.
+
+  Raises:
+    ValueError: if they differ in more than owners, or in the number of
+      validation examples.
+  """
+  first = federations[0]
+  def kind(f):
+    return (id(f.train.inputs), id(f.test.inputs), len(f.validation.labels),
+            f.num_clients, None if f.stream is None else
+            f.stream.num_labeled.shape, f.rounds_per_task,
+            f.num_labeled_clients, f.num_classes)
+  for i, f in enumerate(federations):
+    if kind(f) != kind(first):
+      raise ValueError(f'federation {i} differs from federation 0 in its '
+                       'arrays of examples, sizes or setting: cannot stack')
+  padded = pad_widths(federations)
+  return dataclasses.replace(
+      first,
+      validation=Examples(np.stack([f.validation.inputs for f in padded]),
+                          np.stack([f.validation.labels for f in padded])),
+      clients=_stack_shards([f.clients for f in padded]),
+      server=_stack_shards([f.server for f in padded]),
+      stream=None if first.stream is None else _stack_shards(
+          [f.stream for f in padded if f.stream is not None]))
+
+
+def seed_axes(stacked: Federation) -> Federation:
+  """The `in_axes` of a stacked federation: 0 where it has an axis of seeds."""
+  axes: dict[str, Any] = {
+      'train': None, 'validation': 0, 'test': None, 'clients': 0, 'server': 0,
+      'stream': None if stacked.stream is None else 0}
+  return dataclasses.replace(stacked, **axes)
+
+
+def class_counts(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
+  """Rows of each class on each client: int64[N, C] labeled and unlabeled."""
+  def counts(rows, sizes):
+    client, column = np.nonzero(np.arange(rows.shape[1]) < sizes[:, None])
+    cells = client * num_classes + truth[rows[client, column]]
+    flat = np.bincount(cells, minlength=sizes.size * num_classes)
+    return flat.reshape(sizes.size, num_classes)
+  truth, num_classes = federation.train.labels, federation.num_classes
+  clients = federation.clients
+  return (counts(clients.labeled, clients.num_labeled),
+          counts(clients.unlabeled, clients.num_unlabeled))
+
+
+def describe(federation: Federation) -> dict[str, Any]:
+  """Plain numbers that say what was dealt, ready for JSON.
+
+  `labeled_classes` and `unlabeled_classes`, lists [N][C], are left out where
+  N * C is above 20000; `class_counts` has them as arrays.
+  """
+  clients = federation.clients
+  result: dict[str, Any] = {
+      'num_clients': federation.num_clients,
+      'num_classes': federation.num_classes,
+      'num_train': len(federation.train.labels),
+      'num_validation': len(federation.validation.labels),
+      'num_test': len(federation.test.labels),
+      'server_labeled': int(federation.server.num_labeled),
+      'num_tasks': (1 if federation.stream is None
+                    else federation.stream.num_labeled.shape[0]),
+      'clients_with_labels': int((clients.num_labeled > 0).sum()),
+      'clients_without_rows': int(
+          (clients.num_labeled + clients.num_unlabeled == 0).sum()),
+  }
+  for kind, sizes, counts in zip(
+      ('labeled', 'unlabeled'), (clients.num_labeled, clients.num_unlabeled),
+      class_counts(federation), strict=True):
+    result[kind] = {'total': int(sizes.sum()), 'min': int(sizes.min()),
+                    'mean': float(sizes.mean()), 'max': int(sizes.max())}
+    if counts.size <= _MAX_CELLS:
+      result[f'{kind}_classes'] = counts.tolist()
+  return result

@@ -1,0 +1,149 @@
+"""The partition of one run as a value: saved, loaded, hashed, checked."""
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import tempfile
+from typing import NamedTuple
+import zipfile
+import zlib
+
+import numpy as np
+
+_FORMAT = 1
+
+
+class Partition(NamedTuple):
+  """Who owns which row of the training examples.
+
+  A row is used once: at most one of the three fields claims it.
+  """
+
+  labeled: np.ndarray  # int32[D] owner of a labeled row, N the server, or -1.
+  unlabeled: np.ndarray  # int32[D] owner of an unlabeled row in [0, N), or -1.
+  validation: np.ndarray  # bool[D] rows the server keeps to validate.
+
+
+def make_partition(labeled: np.ndarray, unlabeled: np.ndarray,
+                   validation: np.ndarray | None = None) -> Partition:
+  """A Partition with the right dtypes; by default nothing validates."""
+  labeled = np.asarray(labeled, np.int32)
+  if validation is None:
+    validation = np.zeros(labeled.shape, bool)
+  return Partition(labeled, np.asarray(unlabeled, np.int32),
+                   np.asarray(validation))
+
+
+def check_partition(partition: Partition, num_examples: int,
+                    num_clients: int) -> None:
+  """Raises ValueError unless the partition fits D examples and N clients."""
+  for name, dtype in zip(Partition._fields, ('int32', 'int32', 'bool'),
+                         strict=True):
+    field = np.asarray(getattr(partition, name))
+    if field.dtype != dtype or field.shape != (num_examples,):
+      raise ValueError(
+          f'partition field {name!r} must be {dtype}'
+          f'[{num_examples}], one entry per training example, not '
+          f'{field.dtype}{list(field.shape)}')
+  for name, most in (('labeled', num_clients), ('unlabeled', num_clients - 1)):
+    field = getattr(partition, name)
+    bad = field[(field < -1) | (field > most)]
+    if bad.size:
+      raise ValueError(f'partition field {name!r} names client {bad[0]}; with '
+                       f'{num_clients} clients ids are -1 to {most}')
+  claims = ((partition.labeled >= 0).astype(int) + (partition.unlabeled >= 0)
+            + partition.validation)
+  if (claims > 1).any():
+    raise ValueError(f'partition uses {int((claims > 1).sum())} rows twice, '
+                     f'first row {int(np.argmax(claims > 1))}')
+
+
+def partition_hash(partition: Partition) -> str:
+  """Hex digest that changes with any owner; equal on every machine."""
+  digest = hashlib.sha256(f'partition {_FORMAT}'.encode())
+  for field, dtype in zip(partition, ('<i4', '<i4', '|b1'), strict=True):
+    field = np.ascontiguousarray(field, dtype)
+    digest.update(str(field.shape).encode() + field.tobytes())
+  return digest.hexdigest()
+
+
+def _fingerprint(labels: np.ndarray) -> str:
+  labels = np.ascontiguousarray(labels, '<i4')
+  return hashlib.sha256(labels.tobytes()).hexdigest()
+
+
+def save_partition(path: str | os.PathLike[str], partition: Partition, *,
+                   num_clients: int | None = None,
+                   labels: np.ndarray | None = None) -> None:
+  """Writes the partition as .npz; a crash leaves the old file or the new one.
+
+  Args:
+    path: file to write; its folder is made.
+    partition: what to write.
+    num_clients: N, stored so that loading checks it.
+    labels: int[D], all true labels; their fingerprint is stored so that
+      loading notices another data set or another order of it.
+  """
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  arrays = dict(
+      partition._asdict(), format=np.int64(_FORMAT),
+      hash=np.str_(partition_hash(partition)),
+      num_clients=np.int64(-1 if num_clients is None else num_clients),
+      data=np.str_('' if labels is None else _fingerprint(labels)))
+  handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
+  try:
+    with os.fdopen(handle, 'wb') as file:
+      np.savez_compressed(file, **arrays)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except BaseException:
+    pathlib.Path(temporary).unlink(missing_ok=True)
+    raise
+
+
+def load_partition(path: str | os.PathLike[str], num_examples: int,
+                   num_clients: int, *, labels: np.ndarray | None = None
+                   ) -> Partition:
+  """Reads and checks a partition.
+
+  Args:
+    path: file made by `save_partition`.
+    num_examples: D.
+    num_clients: N.
+    labels: int[D], compared with the fingerprint if the file holds one.
+
+  Returns:
+    The partition.
+
+  Raises:
+    ValueError: if the file is missing, broken or changed, or was made for
+      another data set or number of clients; the message names the file.
+  """
+  try:
+    if not zipfile.is_zipfile(path):
+      raise ValueError('missing, truncated, or no .npz')
+    with np.load(path, allow_pickle=False) as archive:
+      arrays = {name: archive[name] for name in archive.files}
+    absent = {*Partition._fields, 'format', 'hash', 'num_clients', 'data'}
+    absent -= set(arrays)
+    if absent:
+      raise ValueError(f'no key {sorted(absent)[0]!r}')
+    if arrays['format'].item() != _FORMAT:
+      raise ValueError(f'format {arrays["format"]}, expected {_FORMAT}')
+    partition = Partition(*(arrays[name] for name in Partition._fields))
+    made_for = arrays['num_clients'].item()
+    if made_for not in (-1, num_clients):
+      raise ValueError(f'made for {made_for} clients, not {num_clients}')
+    check_partition(partition, num_examples, num_clients)
+    if arrays['hash'].item() != partition_hash(partition):
+      raise ValueError('its contents do not match its hash')
+    made_of = arrays['data'].item()
+    if made_of and labels is not None and made_of != _fingerprint(labels):
+      raise ValueError('made for a data set with other labels')
+  except (ValueError, OSError, EOFError, zipfile.BadZipFile,
+          zlib.error) as error:
+    raise ValueError(f'partition file {os.fspath(path)}: {error}') from None
+  return partition

@@ -1,0 +1,48 @@
+"""From stored rows to what a network reads."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def preprocessor(mean: Sequence[float], std: Sequence[float], *,
+                 channels: int | None = None, side: int | None = None
+                 ) -> Callable[[jax.Array], jax.Array]:
+  """Scales, normalizes, repeats gray channels and pads with black.
+
+  Args:
+    mean: of each channel, in units of the full range 0..1.
+    std: the same.
+    channels: what the network needs; gray images are repeated. None keeps.
+    side: smallest height and width the network takes; smaller images get a
+      black border. None keeps.
+
+  Returns:
+    uint8[B, H, W, C] -> float32[B, H', W', C'].
+
+  Raises:
+    ValueError: if an image has colours and the network takes gray only; at
+      trace time.
+  """
+  shift = np.asarray(mean, np.float32)
+  width = np.asarray(std, np.float32)
+
+  def preprocess(inputs: jax.Array) -> jax.Array:
+    have = inputs.shape[-1]
+    x = inputs.astype(jnp.float32) / 255
+    if side is not None:
+      gaps = [max(side - s, 0) for s in inputs.shape[1:3]]
+      if any(gaps):
+        x = jnp.pad(x, ((0, 0), *[(g // 2, g - g // 2) for g in gaps], (0, 0)))
+    x = (x - shift) / width
+    if channels is not None and have != channels:
+      if have != 1:
+        raise ValueError(f'The model takes {channels} channels, the images '
+                         f'have {have}.')
+      x = jnp.repeat(x, channels, axis=-1)
+    return x
+
+  return preprocess

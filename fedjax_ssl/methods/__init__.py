@@ -1,0 +1,30 @@
+"""The methods by name."""
+from __future__ import annotations
+
+from fedjax_ssl.core import names
+from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.methods import fedavg
+from fedjax_ssl.methods import fedprox
+from fedjax_ssl.methods import fixmatch
+
+METHODS = {
+    'fedavg': fedavg.fedavg,
+    'fedprox': fedprox.fedprox,
+    'fixmatch': fixmatch.fixmatch,
+}
+
+
+def make(text: str, task: Task) -> Method:
+  """A method from its name, with knobs if any: 'fixmatch(threshold=0.9)'.
+
+  Args:
+    text: name or name(knob=value, ...), values being Python literals.
+    task: the static choices.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: for unknown names or knobs; the message lists the known ones.
+  """
+  return names.build('method', text, METHODS, task)

@@ -1,0 +1,259 @@
+"""The shape most methods share: train locally, average the updates.
+
+A loss for `averaging` is `loss_fn(model, anchor, batch, key) -> (loss,
+(stats, metrics))`: `model` and `anchor` are `Variables`, the anchor being what
+the client received; `batch` is a `data.batching.Pair` in which a stream that
+is not used is None; `stats` are the normalization statistics after the batch.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import aggregation
+from fedjax_ssl import losses
+from fedjax_ssl.core import local
+from fedjax_ssl.core import names
+from fedjax_ssl.core import rounds
+from fedjax_ssl.core import sampling
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import (
+    Array, Batch, Client, Context, Federation, Method, Metrics, PyTree, Shard,
+    State, Task, Update, Variables)
+from fedjax_ssl.data import batching
+
+LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
+
+SERVERS = ('fedavg', 'fedprox')
+WEIGHTINGS = ('examples', 'uniform')
+# Norms whose statistics couple the rows of a batch: all views go through the
+# network together, as in the authors' code of most methods.
+_COUPLED = ('batch', 'static')
+
+
+class Server(NamedTuple):
+  """The server's record of a method that only averages."""
+
+  model: Variables
+
+
+def rows_used(shard: Shard, streams: str) -> jax.Array:
+  """int32[]: rows of a client in the streams that its loss uses."""
+  labeled = jnp.where(streams == 'unlabeled', 0, shard.num_labeled)
+  unlabeled = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
+  return labeled + unlabeled
+
+
+def forward(task: Task, model: Variables, *views: Batch | None
+            ) -> tuple[list[jax.Array | None], PyTree]:
+  """One training pass of the network over several views together.
+
+  Args:
+    task: has the network.
+    model: its variables.
+    *views: raw inputs with masks; None is passed over.
+
+  Returns:
+    Logits float32[B, C] per view (None for None) and the new statistics.
+  """
+  real = [view for view in views if view is not None]
+  inputs = jnp.concatenate([view.inputs for view in real])
+  mask = jnp.concatenate([view.mask for view in real])
+  logits, stats = task.apply_train(model, inputs, mask)
+  ends = [sum(v.mask.shape[0] for v in real[:i + 1])
+          for i in range(len(real) - 1)]
+  parts = iter(jnp.split(logits, ends))
+  return [None if view is None else next(parts) for view in views], stats
+
+
+def forward_with_targets(task: Task, model: Variables, targets: Batch,
+                         *views: Batch | None
+                         ) -> tuple[jax.Array, list[jax.Array | None], PyTree]:
+  """As `forward`, with one more view that only serves as a target.
+
+  Without batch statistics the target view needs no gradient and gets its own
+  pass; with them it belongs to the batch.
+
+  Returns:
+    The target's logits with gradients stopped, the views' logits, statistics.
+  """
+  if task.model.norm in _COUPLED:
+    (target, *rest), stats = forward(task, model, targets, *views)
+    return jax.lax.stop_gradient(target), rest, stats
+  fixed = jax.lax.stop_gradient(model)
+  (target,), _ = forward(task, fixed, targets)
+  rest, stats = forward(task, model, *views)
+  return jax.lax.stop_gradient(target), rest, stats
+
+
+def weakly(task: Task, batch: Batch | None, key: jax.Array) -> Batch | None:
+  """The batch's weak view."""
+  if batch is None:
+    return None
+  return batch._replace(inputs=task.weak(key, batch.inputs))
+
+
+def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:
+  """The batch's strong view."""
+  return batch._replace(inputs=task.strong(key, batch.inputs))
+
+
+def supervised(task: Task) -> LossFn:
+  """Cross entropy on the weakly augmented labeled rows."""
+  def loss_fn(model, anchor, batch, key):
+    del anchor
+    (logits,), stats = forward(task, model, weakly(task, batch.labeled, key))
+    loss = losses.cross_entropy(logits, batch.labeled.labels,
+                                batch.labeled.mask)
+    return loss, (stats, {})
+  return loss_fn
+
+
+def _with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
+                      ) -> LossFn:
+  """Adds the proximal term, and freezes statistics where nobody trains them.
+  """
+  def wrapped(model, anchor, batch, key):
+    loss, (stats, metrics) = loss_fn(model, anchor, batch, key)
+    if server == 'fedprox':
+      loss += losses.proximal(model.params, anchor.params, mu=mu)
+    if task.model.norm == 'static':
+      stats = model.stats
+    return loss, (stats, metrics)
+  return wrapped
+
+
+def train_locally(task: Task, loss_fn: LossFn, model: Variables,
+                  examples, shard: Shard, round_: Array, key: jax.Array,
+                  streams: str) -> tuple[Variables, Metrics]:
+  """A client's or the server's local epochs from `model`."""
+  order_key, step_key = jax.random.split(key)
+  optimizer = task.optimizer(round_)
+  step = local.gradient_step(
+      lambda m, batch, k: loss_fn(m, model, batch, k), optimizer)
+  learner, metrics = local.train(
+      step, local.start(model, optimizer),
+      batching.batches(task, examples, shard, order_key, streams), step_key)
+  return learner.model, metrics
+
+
+def server_training(task: Task) -> rounds.Pass:
+  """The pass in which the server trains on its own labels."""
+  loss_fn = _with_server_rule(task, supervised(task), 'fedavg', 0.0)
+
+  def update(server, context: Context, key):
+    model, metrics = train_locally(
+        task, loss_fn, server.model, context.train, context.shard,
+        context.round, key, 'labeled')
+    good = tree.all_finite(model)
+    return (server._replace(model=tree.where(good, model, server.model)),
+            {'server_loss': metrics['train_loss'],
+             'num_rejected': 1.0 - good.astype(jnp.float32)})
+  return rounds.server_pass(update)
+
+
+def statistics(task: Task) -> rounds.Pass:
+  """Recomputes normalization statistics at the averaged model (SemiFL).
+
+  A cohort of its own averages the batch statistics of one pass over its rows.
+  """
+  def client_update(payload: Server, client: Client, key) -> Update:
+    def step(sums, batch, key):
+      del key
+      views = [v for v in batch if v is not None]
+      _, stats = forward(task, payload.model, *views)
+      return tree.add(sums, tree.subtract(stats, payload.model.stats)), {}
+    made = batching.batches(task, client.train, client.shard, key)
+    sums, metrics = local.train(
+        step, tree.zeros_like(payload.model.stats), made, key)
+    steps = jnp.maximum(made.num_steps, 1)
+    weight = rows_used(client.shard, 'both').astype(jnp.float32)
+    del metrics
+    return Update(tree.scale(sums, 1 / steps), weight, client.memory, {})
+
+  @aggregation.linear
+  def finish(server, mean, cohort, context, key):
+    del cohort, context, key
+    stats = tree.add(server.model.stats, mean)
+    return server._replace(model=server.model._replace(stats=stats)), {}
+
+  return rounds.client_pass(
+      task, client_update, finish, sample=sampling.uniform(task.cohort_size),
+      work=functools.partial(batching.num_steps, task))
+
+
+def averaging(task: Task, loss_fn: LossFn, *, streams: str,
+              server: str = 'fedavg', mu: float = 0.0,
+              weighting: str = 'examples', keep_local: bool = False,
+              pseudo_label: Callable[..., Any] | None = None) -> Method:
+  """FedAvg or FedProx over a client loss.
+
+  With labels at the server a round first trains the server's model on them;
+  then the clients learn from what they hold.
+
+  Args:
+    task: the static choices.
+    loss_fn: see the module's docstring.
+    streams: rows the loss needs: 'both', 'labeled' or 'unlabeled'. With
+      labels at the server 'both' becomes 'unlabeled' at the clients.
+    server: 'fedavg', or 'fedprox', which adds mu/2 ||w - w_received||^2.
+    mu: weight of that term; 0 is FedAvg.
+    weighting: clients count by their 'examples' used, or 'uniform'.
+    keep_local: keep each client's last trained model, to evaluate it.
+    pseudo_label: (server, inputs) -> (label, weight), for evaluation.
+
+  Returns:
+    The method; its server record is `Server`.
+
+  Raises:
+    ValueError: for an unknown server or weighting, or mu < 0.
+  """
+  names.check('server', server, SERVERS)
+  names.check('weighting', weighting, WEIGHTINGS)
+  if not mu >= 0:
+    raise ValueError(f'mu must be at least 0, not {mu}.')
+  if task.labels_at == 'server' and streams == 'both':
+    streams = 'unlabeled'
+  client_loss = _with_server_rule(task, loss_fn, server, mu)
+
+  def init(key: jax.Array, federation: Federation) -> State:
+    model = task.model.init(key)
+    memory = (tree.repeat(model, federation.num_clients) if keep_local
+              else ())
+    return State(Server(model), memory, jnp.int32(0))
+
+  def client_update(payload: Server, client: Client, key) -> Update:
+    model, metrics = train_locally(
+        task, client_loss, payload.model, client.train, client.shard,
+        client.round, key, streams)
+    rows = rows_used(client.shard, streams).astype(jnp.float32)
+    weight = rows if weighting == 'examples' else (rows > 0).astype(rows.dtype)
+    memory = (tree.where(rows > 0, model, client.memory) if keep_local
+              else client.memory)
+    return Update(tree.subtract(model, payload.model), weight, memory, metrics)
+
+  @aggregation.linear
+  def finish(record, mean, cohort, context, key):
+    del cohort, context, key
+    return record._replace(model=Variables(
+        optax.apply_updates(record.model.params, mean.params),
+        tree.add(record.model.stats, mean.stats))), {}
+
+  passes = [rounds.client_pass(
+      task, client_update, finish,
+      work=lambda shard: batching.num_steps(task, shard, streams))]
+  if task.labels_at == 'server':
+    passes.insert(0, server_training(task))
+  if task.model.norm == 'static':
+    passes.append(statistics(task))
+  return Method(
+      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
+      local_predict=(lambda s, row, x: task.apply(row, x)) if keep_local
+      else None,
+      pseudo_label=pseudo_label, client_update=client_update,
+      aggregate=finish)

@@ -1,0 +1,29 @@
+"""FedAvg on the labeled rows.
+
+With few labels it is the lower bound of every table, with all labels (a
+federation in which every row is labeled) the upper one.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from
+Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629.
+"""
+from __future__ import annotations
+
+from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.methods import base
+
+
+def fedavg(task: Task, *, weighting: str = 'examples',
+           keep_local: bool = False) -> Method:
+  """Cross entropy on labeled rows, updates averaged.
+
+  Args:
+    task: the static choices.
+    weighting: a client counts by its labeled 'examples' (Algorithm 1), or
+      'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method.
+  """
+  return base.averaging(task, base.supervised(task), streams='labeled',
+                        weighting=weighting, keep_local=keep_local)

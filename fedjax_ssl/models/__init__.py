@@ -1,0 +1,179 @@
+"""Networks by name, as pure functions that are fast inside loops."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import names, types
+from fedjax_ssl.models import (
+    classic,
+    conv,
+    layers,
+    resnet,
+    resnet9,
+    small,
+)
+
+_DTYPES = ('bfloat16', 'float32', 'float64')
+
+
+class Facts(NamedTuple):
+  """What a network expects of its inputs and of a run.
+
+  Attributes:
+    norm: default policy; 'none' with `fixed` means there is nothing to
+      normalize.
+    fixed: whether the network has no normalization layers.
+    smallest: the least side of an image that gets through.
+    channels: what preprocessing should deliver, or None for anything.
+    side: the least side that preprocessing should deliver, or None.
+  """
+
+  norm: str = 'none'
+  fixed: bool = False
+  smallest: int = 1
+  channels: int | None = None
+  side: int | None = None
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    'alexnet': classic.alexnet,
+    'cnn': small.cnn,
+    'fedavg_cnn': classic.fedavg_cnn,
+    'fedtrinet_cifar': classic.fedtrinet_cifar,
+    'fedtrinet_mnist': classic.fedtrinet_mnist,
+    'linear': small.linear,
+    'mlp': small.mlp,
+    'resnet18': resnet.resnet18,
+    'resnet18_rscfed': resnet.resnet18_rscfed,
+    'resnet34': resnet.resnet34,
+    'resnet50': resnet.resnet50,
+    'resnet8': resnet.resnet8,
+    'resnet9': resnet9.resnet9,
+    'resnet9_fedmatch': resnet9.resnet9_fedmatch,
+    'simple_cnn': classic.simple_cnn,
+    'wrn28_2': resnet.wrn28_2,
+}
+
+_RESNET = Facts('batch', smallest=8, channels=3, side=32)
+FACTS: dict[str, Facts] = {
+    'alexnet': Facts(fixed=True, smallest=8, channels=3, side=32),
+    'cnn': Facts(smallest=4),
+    'fedavg_cnn': Facts(fixed=True, smallest=4),
+    'fedtrinet_cifar': Facts('batch', smallest=8, channels=3, side=32),
+    'fedtrinet_mnist': Facts(fixed=True, smallest=16, side=32),
+    'linear': Facts(fixed=True),
+    'mlp': Facts(fixed=True),
+    'resnet18': _RESNET,
+    'resnet18_rscfed': _RESNET,
+    'resnet34': _RESNET,
+    'resnet50': _RESNET,
+    'resnet8': _RESNET,
+    'resnet9': Facts('batch', smallest=32, channels=3, side=32),
+    'resnet9_fedmatch': Facts(smallest=32, channels=3, side=32),
+    'simple_cnn': Facts(fixed=True, smallest=16, channels=3, side=32),
+    'wrn28_2': _RESNET,
+}
+
+
+def input_needs(name: str) -> tuple[int | None, int | None]:
+  """What preprocessing must deliver to the model.
+
+  Args:
+    name: as in `make`.
+
+  Returns:
+    (channels, least side); None where anything goes.
+
+  Raises:
+    ValueError: for an unknown name.
+  """
+  name, _ = names.parse(name)
+  facts = FACTS[names.check('model', name, MODELS)]
+  return facts.channels, facts.side
+
+
+def make(name: str, *, num_classes: int, norm: str | None = None,
+         conv_impl: str = 'auto', dtype: str = 'float32',
+         input_shape: tuple[int, ...]) -> types.Model:
+  """Builds a model by name.
+
+  Args:
+    name: one of `MODELS`, with knobs if any, as in 'cnn(width=32)'.
+    num_classes: C.
+    norm: 'none', 'batch', 'group' or 'static', see `layers.Norm`; None is the
+      model's own.
+    conv_impl: see `conv.conv2d`.
+    dtype: of the arithmetic: 'float32', 'bfloat16', or 'float64' where JAX has
+      64-bit numbers enabled. Parameters and logits are float32 with the first
+      two.
+    input_shape: of one preprocessed input, (H, W, channels) for images.
+
+  Returns:
+    The Model. Its `mask` may be None, for all rows.
+
+  Raises:
+    ValueError: for an unknown name, knob, norm, conv_impl or dtype, a norm
+      that the model has no layers for, or images too small for it.
+  """
+  plain, _ = names.parse(name)
+  facts = FACTS[names.check('model', plain, MODELS)]
+  norm = facts.norm if norm is None else names.check(
+      'norm', norm, layers.NORMS)
+  if facts.fixed and norm != 'none':
+    raise ValueError(f'norm is {norm!r}, but model {plain!r} has no '
+                     "normalization layers; allowed: 'none'.")
+  names.check('conv_impl', conv_impl, conv.IMPLS)
+  names.check('dtype', dtype, _DTYPES)
+  if dtype == 'float64' and not jax.config.read('jax_enable_x64'):
+    raise ValueError("dtype is 'float64', which needs jax_enable_x64.")
+  if num_classes < 1:
+    raise ValueError(f'num_classes is {num_classes}; it must be 1 or more.')
+  _check_shape(plain, facts, input_shape)
+  module = names.build(
+      'model', name, MODELS, num_classes=num_classes,
+      choices=layers.Choices(norm, conv_impl, dtype))
+  return _pure(module, tuple(input_shape), norm)
+
+
+def _check_shape(name: str, facts: Facts, shape: tuple[int, ...]) -> None:
+  if facts.smallest == 1:
+    return
+  if len(shape) != 3:
+    raise ValueError(f'input_shape is {shape}; model {name!r} needs '
+                     '(height, width, channels).')
+  if min(shape[:2]) < facts.smallest:
+    raise ValueError(
+        f'input_shape is {shape}; model {name!r} needs images of at least '
+        f'{facts.smallest}x{facts.smallest}.')
+
+
+def _pure(module: nn.Module, shape: tuple[int, ...], norm: str
+          ) -> types.Model:
+  """The Flax module as a record of pure functions."""
+
+  def init(key: jax.Array) -> types.Variables:
+    made = module.init(key, jnp.zeros((1, *shape)), train=False)
+    return types.Variables(made['params'], made.get('stats', {}))
+
+  def tree(variables: types.Variables) -> dict[str, Any]:
+    return {'params': variables.params, 'stats': variables.stats}
+
+  def finish(logits: Any) -> jax.Array:
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+  def apply(variables: types.Variables, inputs: jax.Array) -> jax.Array:
+    return finish(module.apply(tree(variables), inputs, train=False))
+
+  def apply_train(variables: types.Variables, inputs: jax.Array,
+                  mask: jax.Array | None
+                  ) -> tuple[jax.Array, types.PyTree]:
+    logits, changed = module.apply(
+        tree(variables), inputs, mask, train=True, mutable=['stats'])
+    return finish(logits), changed.get('stats', {})
+
+  return types.Model(init, apply, apply_train, norm)

@@ -1,0 +1,112 @@
+"""The convolution of every model: fast inside loops, to any order.
+
+`jax.lax` convolutions are slow exactly where a simulator puts them: their
+gradients inside `scan` or `while` miss XLA:CPU's fast kernel, and per-client
+weights under `vmap` make grouped convolutions. See `winograd`, `gemm` and
+`reordered` for the three forms used instead.
+"""
+from __future__ import annotations
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import names
+from fedjax_ssl.models import gemm, reordered, windows, winograd
+
+IMPLS = ('auto', 'gemm', 'lax', 'reordered', 'winograd')
+
+# Below this many input channels the transforms cost more than they save.
+_MIN_TILE_CHANNELS = 16
+# Up to this many input channels patches are small and a convolution wasteful.
+_MAX_PATCH_CHANNELS = 4
+# Sides below this take 2x2 output tiles.
+_MIN_LARGE_TILE_MAP = 7
+
+
+def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
+           padding: str = 'SAME', impl: str = 'auto') -> jax.Array:
+  """Convolution (cross-correlation, as in every deep learning library).
+
+  Args:
+    x: float[B, H, W, I].
+    w: float[kh, kw, I, O], of the dtype of x.
+    stride: step between windows on both axes, 1 or more.
+    padding: 'SAME' (H' = ceil(H / stride), zeros around) or 'VALID'.
+    impl: 'lax', 'reordered', 'gemm' or 'winograd'; 'winograd' falls back to
+      'reordered' for other strides than 1 and kernels other than 3x3, the
+      others can do every shape. All but 'lax' make a 1x1 convolution one
+      matrix product. 'auto' chooses by backend and shape, see `choose`.
+
+  Returns:
+    float[B, H', W', O]. Reverse-mode derivatives exist to any order;
+    forward-mode ones only with 'lax'.
+
+  Raises:
+    ValueError: for an unknown impl or padding, a bad stride, channels that
+      differ between x and w, or a VALID kernel larger than the input.
+  """
+  names.check('conv_impl', impl, IMPLS)
+  names.check('padding', padding, ('SAME', 'VALID'))
+  if stride < 1:
+    raise ValueError(f'stride is {stride}; it must be 1 or more.')
+  if x.ndim != 4 or w.ndim != 4 or x.shape[3] != w.shape[2]:
+    raise ValueError(f'x {x.shape} and w {w.shape} must be [B, H, W, I] and '
+                     '[kh, kw, I, O] with the same I.')
+  window = windows.window(
+      (x.shape[1], x.shape[2]), (w.shape[0], w.shape[1]), stride, padding)
+  if impl == 'auto':
+    impl = choose(window, w.shape[2], jax.default_backend())
+  if impl == 'lax':
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), window.pads,
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+  if window.kernel == (1, 1):
+    return gemm.pointwise(x, w, window)
+  if impl == 'winograd' and _tileable(window):
+    return _tile_conv(x, w, window)
+  if impl == 'gemm':
+    return gemm.conv(x, w, window)
+  return reordered.conv(x, w, window)
+
+
+def choose(window: windows.Window, channels: int, backend: str) -> str:
+  """The form that `auto` takes for I input channels.
+
+  On CPU: patches for up to 4 channels, tiles for 3x3 kernels of stride 1 with
+  16 channels or more, else re-ordered gradients. Elsewhere 'lax', which nobody
+  has measured against the others yet.
+  """
+  if backend != 'cpu':
+    return 'lax'
+  if channels <= _MAX_PATCH_CHANNELS:
+    return 'gemm'
+  if channels >= _MIN_TILE_CHANNELS and _tileable(window):
+    return 'winograd'
+  return 'reordered'
+
+
+def _tileable(window: windows.Window) -> bool:
+  return window.stride == 1 and window.kernel == (3, 3)
+
+
+def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window
+               ) -> jax.Array:
+  """`winograd.conv` with a fitting tile, in float32 at least.
+
+  The transforms lose two digits, which 16-bit floats do not have.
+  """
+  m = _tile_side(window)
+  if x.dtype.itemsize >= 4:
+    return winograd.conv(x, w, window, m=m)
+  y = winograd.conv(x.astype(jnp.float32), w.astype(jnp.float32), window, m=m)
+  return y.astype(x.dtype)
+
+
+def _tile_side(window: windows.Window) -> int:
+  """Output tiles of 4; of 2 on maps too small to fill them.
+
+  On small maps the products read more weights than pixels, and tiles of 2
+  need 16 transformed weights instead of 36.
+  """
+  return 4 if min(window.out) >= _MIN_LARGE_TILE_MAP else 2

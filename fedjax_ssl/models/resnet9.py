@@ -1,0 +1,61 @@
+"""The two ResNet-9 of FedMatch and FedDure."""
+from __future__ import annotations
+
+from flax import linen as nn
+import jax
+
+from fedjax_ssl.models import layers, pooling
+
+
+class ResNet9(nn.Module):
+  """Eight 3x3 convolutions, two residual sums and one dense layer.
+
+  64 | 128, pool | 2 x 128 + skip | 256, pool | 512, pool | 2 x 512 + skip |
+  4x4 pool | dense. Every convolution is followed by normalization and
+  rectifier; nothing follows the sums.
+
+  FedMatch (ICLR 2021, https://arxiv.org/abs/2006.12097): no bias at all, no
+  normalization, variance 1 / fan-in. FedDure (AAAI 2024): biases and batch
+  normalization; He initialization is ours, as it suits every policy.
+
+  Attributes:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    use_bias: biases of all layers.
+    kernel_init: initializer of the convolutions.
+  """
+
+  num_classes: int
+  choices: layers.Choices
+  use_bias: bool = True
+  kernel_init: layers.Initializer = layers.HE
+
+  @nn.compact
+  def __call__(self, x: jax.Array, mask: jax.Array | None = None,
+               train: bool = False) -> jax.Array:
+    """float[B, H, W, I], sides 32 or more -> logits [B, C]."""
+    def block(x: jax.Array, features: int, pool: bool = False) -> jax.Array:
+      x = layers.Conv(features, self.choices, use_bias=self.use_bias,
+                      kernel_init=self.kernel_init)(x)
+      x = layers.Norm(self.choices)(x, mask, train)
+      return pooling.relu(pooling.max_pool(x) if pool else x)
+
+    x = block(block(x, 64), 128, pool=True)
+    x = x + block(block(x, 128), 128)
+    x = block(block(x, 256, pool=True), 512, pool=True)
+    x = x + block(block(x, 512), 512)
+    x = pooling.max_pool(pooling.max_pool(x))
+    return layers.Dense(self.num_classes, self.choices, use_bias=self.use_bias,
+                        kernel_init=layers.LECUN)(x.reshape(x.shape[0], -1))
+
+
+def resnet9(*, num_classes: int, choices: layers.Choices) -> nn.Module:
+  """FedDure's: 6,575,370 parameters for 10 classes and 32x32x3."""
+  return ResNet9(num_classes, choices)
+
+
+def resnet9_fedmatch(*, num_classes: int, choices: layers.Choices
+                     ) -> nn.Module:
+  """FedMatch's: 6,568,640 parameters for 10 classes and 32x32x3."""
+  return ResNet9(num_classes, choices, use_bias=False,
+                 kernel_init=layers.LECUN)

@@ -1,0 +1,103 @@
+"""Small networks: linear, dense and a convolutional one for every image."""
+from __future__ import annotations
+
+from flax import linen as nn
+import jax
+
+from fedjax_ssl.models import layers, pooling
+
+
+class Linear(nn.Module):
+  """One dense layer on the flat input.
+
+  Attributes:
+    num_classes: C.
+    choices: see `layers.Choices`; no normalization.
+  """
+
+  num_classes: int
+  choices: layers.Choices
+
+  @nn.compact
+  def __call__(self, x: jax.Array, mask: jax.Array | None = None,
+               train: bool = False) -> jax.Array:
+    """float[B, ...] -> logits [B, C]."""
+    del mask, train
+    x = x.reshape(x.shape[0], -1)
+    return layers.Dense(self.num_classes, self.choices,
+                        kernel_init=layers.LECUN)(x)
+
+
+class MLP(nn.Module):
+  """Dense layers with rectifiers between; He initialization.
+
+  Attributes:
+    num_classes: C.
+    choices: see `layers.Choices`; no normalization.
+    width: of every hidden layer.
+    depth: hidden layers.
+  """
+
+  num_classes: int
+  choices: layers.Choices
+  width: int = 200
+  depth: int = 2
+
+  @nn.compact
+  def __call__(self, x: jax.Array, mask: jax.Array | None = None,
+               train: bool = False) -> jax.Array:
+    """float[B, ...] -> logits [B, C]."""
+    del mask, train
+    x = x.reshape(x.shape[0], -1)
+    for _ in range(self.depth):
+      x = pooling.relu(layers.Dense(self.width, self.choices)(x))
+    return layers.Dense(self.num_classes, self.choices,
+                        kernel_init=layers.LECUN)(x)
+
+
+class CNN(nn.Module):
+  """conv3x3 - pool - conv3x3 - pool - dense, for images of 4x4 and more.
+
+  Images of 32x32 and more are pooled once more before the dense layer, which
+  keeps it small. He initialization.
+
+  Attributes:
+    num_classes: C.
+    choices: see `layers.Choices`; normalization after each convolution.
+    width: channels of the first convolution; the second has twice as many.
+  """
+
+  num_classes: int
+  choices: layers.Choices
+  width: int = 16
+
+  @nn.compact
+  def __call__(self, x: jax.Array, mask: jax.Array | None = None,
+               train: bool = False) -> jax.Array:
+    """float[B, H, W, I] -> logits [B, C]."""
+    for features in (self.width, 2 * self.width):
+      x = layers.Conv(features, self.choices)(x)
+      x = layers.Norm(self.choices)(x, mask, train)
+      x = pooling.relu(pooling.max_pool(x))
+    while min(x.shape[1:3]) >= 8:
+      x = pooling.mean_pool_2x2(x)
+    x = x.reshape(x.shape[0], -1)
+    return layers.Dense(self.num_classes, self.choices,
+                        kernel_init=layers.LECUN)(x)
+
+
+def linear(*, num_classes: int, choices: layers.Choices) -> nn.Module:
+  """See `Linear`."""
+  return Linear(num_classes, choices)
+
+
+def mlp(*, num_classes: int, choices: layers.Choices, width: int = 200,
+        depth: int = 2) -> nn.Module:
+  """See `MLP`."""
+  return MLP(num_classes, choices, width, depth)
+
+
+def cnn(*, num_classes: int, choices: layers.Choices, width: int = 16
+        ) -> nn.Module:
+  """See `CNN`."""
+  return CNN(num_classes, choices, width)

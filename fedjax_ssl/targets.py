@@ -1,0 +1,279 @@
+"""What unlabeled examples are trained towards: labels, blends and thresholds.
+
+B rows of a batch, C classes, K views of a row, H helper models. Everything that
+a prediction in logits is turned into here is a constant for derivatives.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+Scalar = jax.Array | float
+
+
+def at_least_float32(x: jax.Array) -> jax.Array:
+  """The array in float32, or in its own type if that is wider."""
+  x = jnp.asarray(x)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def sharpen(probabilities: jax.Array, *, temperature: Scalar | None = None,
+            exponent: Scalar | None = None) -> jax.Array:
+  r"""Sharper distribution: :math:`p_c^Z / \sum_v p_v^Z`, with Z = 1 / T.
+
+  Args:
+    probabilities: float[..., C].
+    temperature: T, MixMatch's spelling; 1 changes nothing, 0 is one-hot.
+    exponent: Z, FedSSL's spelling; 1 changes nothing, infinity is one-hot,
+      0 uniform. Give one of the two.
+
+  Returns:
+    float32[..., C], of sum 1.
+
+  Raises:
+    ValueError: unless exactly one of the two is given.
+
+  References:
+    Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 7;
+    Fan et al., FedSSL, IJCAI 2022, eq. 2.
+  """
+  if (temperature is None) == (exponent is None):
+    raise ValueError(f'temperature is {temperature} and exponent {exponent}; '
+                     'allowed is exactly one of the two.')
+  p = at_least_float32(probabilities)
+  if exponent is None:
+    exponent = 1 / jnp.asarray(temperature, p.dtype)
+  tiny = jnp.finfo(p.dtype).tiny
+  # The largest becomes 1, so that no power of a row underflows altogether.
+  power = (p / jnp.maximum(p.max(-1, keepdims=True), tiny)) ** exponent
+  return power / jnp.maximum(power.sum(-1, keepdims=True), tiny)
+
+
+def pseudo_label(logits: jax.Array, *, threshold: Scalar = 0.95
+                 ) -> tuple[jax.Array, jax.Array]:
+  r"""Hard labels, and which of them are confident: :math:`\max_c p_c \ge \tau`.
+
+  Args:
+    logits: float[B, C].
+    threshold: float32[], or float32[C] by predicted class; 0 accepts all,
+      anything above 1 none.
+
+  Returns:
+    int32[B] classes and float32[B], 1 for an accepted row.
+
+  References:
+    Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, eq. 4.
+  """
+  probabilities = jax.nn.softmax(
+      at_least_float32(jax.lax.stop_gradient(logits)))
+  labels = probabilities.argmax(-1).astype(jnp.int32)
+  bar = jnp.broadcast_to(threshold, logits.shape[-1:])[labels]
+  return labels, (probabilities.max(-1) >= bar).astype(jnp.float32)
+
+
+def soft_pseudo_label(logits: jax.Array, *, temperature: Scalar = 0.5
+                      ) -> jax.Array:
+  r"""Sharpened mean over views: :math:`sharpen(\frac1K \sum_k p(y|u_k))`.
+
+  Args:
+    logits: float[K, B, C], one prediction per augmented view.
+    temperature: 1 is the plain mean, 0 one-hot; .5 is FedSSL's exponent 2.
+
+  Returns:
+    float32[B, C], of sum 1.
+
+  References:
+    Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 6 and 7;
+    Fan et al., FedSSL, IJCAI 2022, eq. 2.
+  """
+  views = jax.nn.softmax(at_least_float32(jax.lax.stop_gradient(logits)))
+  return sharpen(views.mean(0), temperature=temperature)
+
+
+def agreement_vote(logits: jax.Array, helper_logits: jax.Array, *,
+                   threshold: Scalar = 0.75, tie: str = 'lowest'
+                   ) -> tuple[jax.Array, jax.Array]:
+  r"""The class most models vote for: own model and helpers, one vote each.
+
+  :math:`\hat y = \arg\max_c \sum_{m} 1[\arg\max p_m = c]`, for rows of which
+  the own model is confident.
+
+  Args:
+    logits: float[B, C] of the own model.
+    helper_logits: float[H, B, C]; H of 0 is the own model's pseudo-label.
+    threshold: float32[], confidence of the own model; 0 accepts all, anything
+      above 1 none.
+    tie: 'lowest' class index, as the authors' code does even if the own model
+      voted for another; or 'local', the own vote where it is among the best.
+
+  Returns:
+    int32[B] classes and float32[B], 1 for an accepted row.
+
+  Raises:
+    ValueError: for another `tie`.
+
+  References:
+    Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 3.
+  """
+  if tie not in ('lowest', 'local'):
+    raise ValueError(f'tie is {tie!r}; allowed are lowest, local.')
+  num_classes = logits.shape[-1]
+  own, accepted = pseudo_label(logits, threshold=threshold)
+  own_vote = jax.nn.one_hot(own, num_classes)
+  helpers = jax.nn.one_hot(helper_logits.argmax(-1), num_classes).sum(0)
+  # Half a vote more decides ties and nothing else.
+  votes = helpers + own_vote * (1.5 if tie == 'local' else 1.0)
+  return votes.argmax(-1).astype(jnp.int32), accepted
+
+
+def tsa_threshold(step: Scalar, num_steps: Scalar, *, num_classes: int,
+                  schedule: str = 'exp') -> jax.Array:
+  r"""UDA's training signal annealing: the confidence above which labels rest.
+
+  :math:`\eta_t = \alpha_t (1 - 1/C) + 1/C` with :math:`\alpha_t` =
+  :math:`t/T` ('linear'), :math:`e^{5(t/T - 1)}` ('exp') or
+  :math:`1 - e^{-5t/T}` ('log').
+
+  Args:
+    step: t, counted over the whole federated run and not the round.
+    num_steps: T, steps of the whole run.
+    num_classes: C.
+    schedule: 'exp' suits few labels, 'log' many.
+
+  Returns:
+    float32[] in [1/C, 1]; exactly 1 at the end of 'exp' and 'linear', which
+    keeps every row.
+
+  Raises:
+    ValueError: for another schedule.
+
+  References:
+    Xie et al., UDA, https://arxiv.org/abs/1904.12848.
+  """
+  if schedule not in ('linear', 'exp', 'log'):
+    raise ValueError(
+        f'schedule is {schedule!r}; allowed are linear, exp, log.')
+  time = jnp.clip(jnp.asarray(step, jnp.float32) / num_steps, 0, 1)
+  missing = {'linear': 1 - time, 'exp': 1 - jnp.exp(5 * (time - 1)),
+             'log': jnp.exp(-5 * time)}[schedule]
+  return 1 - missing * (1 - 1 / num_classes)
+
+
+def flexmatch_thresholds(counts: jax.Array, *, threshold: Scalar = 0.95,
+                         num_unused: Scalar = 0.0, mapping: str = 'convex'
+                         ) -> jax.Array:
+  r"""A lower bar for classes that are learnt less: :math:`\tau M(\beta_c)`.
+
+  :math:`\beta_c = \sigma_c / \max(\max_v \sigma_v, \text{unused})` and
+  :math:`M(\beta) = \beta / (2 - \beta)` ('convex') or :math:`\beta` ('linear').
+
+  Args:
+    counts: float32[C], unlabeled examples that the model confidently puts in
+      each class. All equal is one threshold for all classes.
+    threshold: tau, the bar of the class that is learnt best.
+    num_unused: examples that are not confident; the paper's warm-up, 0 is off.
+    mapping: 'convex' or 'linear'.
+
+  Returns:
+    float32[C]; zeros while nothing is confident.
+
+  Raises:
+    ValueError: for another mapping.
+
+  References:
+    Zhang et al., FlexMatch, https://arxiv.org/abs/2110.08263.
+  """
+  if mapping not in ('convex', 'linear'):
+    raise ValueError(f'mapping is {mapping!r}; allowed are convex, linear.')
+  counts = jnp.asarray(counts, jnp.float32)
+  most = jnp.maximum(counts.max(), num_unused)
+  beta = counts / jnp.where(most > 0, most, 1)
+  return threshold * (beta / (2 - beta) if mapping == 'convex' else beta)
+
+
+def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
+  """The blend lam * a + (1 - lam) * b of examples or of label distributions.
+
+  Args:
+    lam: float32[] or float32[B]; 1 is `a` and 0 is `b`.
+    a: pytree of [B, ...], of any dtype.
+    b: pytree of the same structure and shapes.
+
+  Returns:
+    The pytree in float32.
+
+  References:
+    Zhang et al., mixup, https://arxiv.org/abs/1710.09412.
+  """
+  def blend(x, y):
+    share = jnp.reshape(lam, jnp.shape(lam) + (1,) * (
+        x.ndim - 1 if jnp.ndim(lam) else 0))
+    return share * at_least_float32(x) + (1 - share) * at_least_float32(y)
+
+  return jax.tree.map(blend, a, b)
+
+
+def mixup_ratio(key: jax.Array, shape: tuple[int, ...] = (), *,
+                alpha: Scalar = 0.75, dominant: bool = False) -> jax.Array:
+  """Draws lam ~ Beta(alpha, alpha).
+
+  Args:
+    key: PRNG key.
+    shape: () for one ratio, (B,) for one per row.
+    alpha: small is near 0 or 1, 1 uniform, large near a half.
+    dominant: MixMatch's max(lam, 1 - lam), which keeps a blend nearer to its
+      first example; FedSSL's formula has none.
+
+  Returns:
+    float32[shape] in [0, 1].
+
+  References:
+    Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 8 and 9.
+  """
+  lam = jax.random.beta(key, alpha, alpha, shape)
+  return jnp.maximum(lam, 1 - lam) if dominant else lam
+
+
+def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
+            ) -> jax.Array:
+  r"""Weight that grows to 1: :math:`e^{-5 (1 - t)^2}`, :math:`t=\min(s/S, 1)`.
+
+  Args:
+    step: s.
+    num_steps: S; 0 is a weight of 1 throughout.
+    shape: 'gaussian', which starts at e^-5; or 'linear', t itself.
+
+  Returns:
+    float32[].
+
+  Raises:
+    ValueError: for another shape.
+
+  References:
+    Laine and Aila, Temporal ensembling, https://arxiv.org/abs/1610.02242.
+  """
+  if shape not in ('gaussian', 'linear'):
+    raise ValueError(f'shape is {shape!r}; allowed are gaussian, linear.')
+  whole = jnp.asarray(num_steps, jnp.float32)
+  time = jnp.where(whole > 0, step / jnp.where(whole > 0, whole, 1), 1)
+  time = jnp.clip(time, 0, 1)
+  return time if shape == 'linear' else jnp.exp(-5 * (1 - time) ** 2)
+
+
+def realism_weight(lam: Scalar) -> jax.Array:
+  r"""FedSSL's say of a generated example: :math:`g = e^{\max(l, 1 - l) - 1}`.
+
+  Args:
+    lam: float32[...] in [0, 1], the blend it was generated with.
+
+  Returns:
+    float32[...]: 1 for an unmixed example, e^-.5 for an even blend.
+
+  References:
+    Fan et al., FedSSL, IJCAI 2022, eq. 6.
+  """
+  lam = jnp.asarray(lam, jnp.float32)
+  return jnp.exp(jnp.maximum(lam, 1 - lam) - 1)

@@ -1,0 +1,245 @@
+"""A run's static choices as plain values, and a finished run read back."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl import methods
+from fedjax_ssl import models
+from fedjax_ssl.core import names
+from fedjax_ssl.core import optimizers
+from fedjax_ssl.core.types import (
+    Array, Examples, Federation, Method, Shard, State, Task)
+from fedjax_ssl.data import augment
+from fedjax_ssl.data import preprocess
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+  """Everything that makes a `Task`, as values that JSON can hold.
+
+  See `core.types.Task` and the flags of the experiments for the meaning of
+  the fields. `norm` None is the model's own. `max_update_norm` 0 is off.
+  """
+
+  num_classes: int
+  input_shape: tuple[int, ...]
+  method: str = 'fedavg'
+  model: str = 'cnn'
+  norm: str | None = None
+  conv_impl: str = 'auto'
+  compute_dtype: str = 'float32'
+  mean: tuple[float, ...] = (0.0,)
+  std: tuple[float, ...] = (1.0,)
+  flip: bool = True
+  weak: str = 'flip_crop'
+  strong: str = 'ra_mc'
+  optimizer: str = 'sgd'
+  learning_rate: float = 0.05
+  momentum: float = 0.0
+  weight_decay: float = 0.0
+  lr_schedule: str = 'constant'
+  schedule_rounds: int = 100
+  labeled_batch: int = 10
+  unlabeled_batch: int = 50
+  unlabeled_capacity: int = 0
+  local_epochs: int = 1
+  local_steps: int = 0
+  cohort_size: int = 10
+  labels_at: str = 'clients'
+  client_map: str = 'auto'
+  chunk_size: int = 0
+  aggregation_order: str = 'fixed'
+  max_update_norm: float = 0.0
+
+
+_AT_LEAST = {
+    'labeled_batch': 1, 'unlabeled_batch': 0, 'local_epochs': 1,
+    'local_steps': 0, 'cohort_size': 1, 'chunk_size': 0, 'schedule_rounds': 1}
+
+
+def _check(spec: TaskSpec) -> None:
+  for name, least in _AT_LEAST.items():
+    if getattr(spec, name) < least:
+      raise ValueError(f'{name} must be at least {least}, not '
+                       f'{getattr(spec, name)}.')
+  names.check('labels_at', spec.labels_at, ('clients', 'server'))
+  names.check('client_map', spec.client_map, ('auto', 'map', 'vmap'))
+  names.check('aggregation_order', spec.aggregation_order, ('fixed', 'fast'))
+  if not spec.max_update_norm >= 0:
+    raise ValueError('max_update_norm must be at least 0 (0 is off), not '
+                     f'{spec.max_update_norm}.')
+
+
+def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
+  """The task that a spec describes.
+
+  Args:
+    spec: plain values.
+    mesh: mesh with the one axis 'clients', or None for one device.
+
+  Returns:
+    The task.
+
+  Raises:
+    ValueError: for an unknown name or a number out of range; the message
+      names the field and what is allowed.
+  """
+  _check(spec)
+  channels, side = models.input_needs(spec.model)
+  shape = spec.input_shape
+  if len(shape) == 3:
+    height, width, depth = shape
+    shape = (max(height, side or 0), max(width, side or 0), channels or depth)
+  model = models.make(
+      spec.model, num_classes=spec.num_classes, input_shape=shape,
+      norm=spec.norm, conv_impl=spec.conv_impl, dtype=spec.compute_dtype)
+  client_map = spec.client_map
+  if client_map == 'auto':
+    client_map = 'map' if jax.default_backend() == 'cpu' else 'vmap'
+  return Task(
+      model=model,
+      num_classes=spec.num_classes,
+      preprocess=preprocess.preprocessor(
+          spec.mean, spec.std, channels=channels, side=side),
+      optimizer=optimizers.make(
+          spec.optimizer, learning_rate=spec.learning_rate,
+          momentum=spec.momentum, weight_decay=spec.weight_decay,
+          schedule=spec.lr_schedule, horizon=spec.schedule_rounds),
+      weak=augment.make_weak(spec.weak, flip=spec.flip),
+      strong=augment.make_strong(spec.strong, flip=spec.flip),
+      labeled_batch=spec.labeled_batch,
+      unlabeled_batch=spec.unlabeled_batch,
+      unlabeled_capacity=spec.unlabeled_capacity,
+      local_epochs=spec.local_epochs,
+      local_steps=spec.local_steps,
+      cohort_size=spec.cohort_size,
+      labels_at=spec.labels_at,
+      num_rounds=spec.schedule_rounds,
+      client_map=client_map,
+      chunk_size=spec.chunk_size,
+      aggregation_order=spec.aggregation_order,
+      max_update_norm=spec.max_update_norm or float('inf'),
+      mesh=mesh)
+
+
+def spec_to_json(spec: TaskSpec, federation: Federation) -> dict[str, Any]:
+  """What `load` needs to rebuild a run's method: the spec, and shapes."""
+  return {'spec': dataclasses.asdict(spec),
+          'federation': _shapes(federation)}
+
+
+def _shapes(federation: Federation) -> dict[str, Any]:
+  def of(part):
+    return [[list(np.shape(x)), str(np.asarray(x).dtype if not hasattr(
+        x, 'dtype') else x.dtype)] for x in part]
+  return {
+      'train': of(federation.train), 'validation': of(federation.validation),
+      'test': of(federation.test), 'clients': of(federation.clients),
+      'server': of(federation.server),
+      'stream': None if federation.stream is None else of(federation.stream),
+      'rounds_per_task': federation.rounds_per_task,
+      'num_labeled_clients': federation.num_labeled_clients,
+      'num_classes': federation.num_classes}
+
+
+def _federation_struct(saved: dict[str, Any]) -> Federation:
+  def part(kind, leaves):
+    return kind(*[jax.ShapeDtypeStruct(tuple(s), d) for s, d in leaves])
+  stream = saved['stream']
+  return Federation(
+      train=part(Examples, saved['train']),
+      validation=part(Examples, saved['validation']),
+      test=part(Examples, saved['test']),
+      clients=part(Shard, saved['clients']),
+      server=part(Shard, saved['server']),
+      stream=None if stream is None else part(Shard, stream),
+      rounds_per_task=saved['rounds_per_task'],
+      num_labeled_clients=saved['num_labeled_clients'],
+      num_classes=saved['num_classes'])
+
+
+class Run(NamedTuple):
+  """A finished run.
+
+  Attributes:
+    spec: how it was configured.
+    task: its task.
+    method: its method.
+    states: one State a seed, by seed.
+    round: rounds done.
+  """
+
+  spec: TaskSpec
+  task: Task
+  method: Method
+  states: dict[int, State]
+  round: int
+
+  @property
+  def state(self) -> State:
+    """The state of the first seed."""
+    return next(iter(self.states.values()))
+
+  def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
+    """Logits float32[B, C] of raw inputs, as stored: uint8[B, H, W, C]."""
+    state = self.state if seed is None else self.states[seed]
+    inputs = jnp.asarray(inputs)
+    if inputs.ndim == len(self.spec.input_shape) and (
+        self.spec.input_shape[-1] == 1):
+      inputs = inputs[..., None]
+    if inputs.shape[1:] != tuple(self.spec.input_shape):
+      raise ValueError(f'inputs must be [B, {self.spec.input_shape}], not '
+                       f'{inputs.shape}.')
+    return self.method.predict(state.server, inputs)
+
+
+def template(method: Method, federation: Federation) -> State:
+  """The shapes of a method's state, without computing it."""
+  return jax.eval_shape(method.init, jax.random.key(0), federation)
+
+
+def load(workdir: str | os.PathLike[str]) -> Run:
+  """Reads a run back to predict with, or to look at.
+
+  Args:
+    workdir: the folder of a run that has saved a checkpoint.
+
+  Returns:
+    The run at its newest checkpoint.
+
+  Raises:
+    ValueError: if the folder holds no run, or none of its checkpoints can be
+      read.
+  """
+  from fedjax_ssl.training import checkpoint
+  from fedjax_ssl.training import seeds
+  path = os.path.join(os.fspath(workdir), 'config.json')
+  try:
+    with open(path, encoding='utf-8') as file:
+      saved = json.load(file)['facts']['task']
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'{workdir} holds no run that can be read: '
+                     f'{path}: {error}') from None
+  values = {k: tuple(v) if isinstance(v, list) else v
+            for k, v in saved['spec'].items()}
+  spec = TaskSpec(**values)
+  task = make_task(spec)
+  method = methods.make(spec.method, task)
+  struct = _federation_struct(saved['federation'])
+  shape = seeds.checkpoint_template(
+      method, struct, template(method, struct), saved['seeds'])
+  found = checkpoint.Checkpoints(
+      os.path.join(os.fspath(workdir), 'checkpoints')).restore(shape)
+  if found is None:
+    raise ValueError(f'{workdir} holds no checkpoint yet.')
+  round_, tree = found
+  states = {int(k): jax.tree.map(jnp.asarray, v['state'])
+            for k, v in tree.items()}
+  return Run(spec, task, method, states, round_)

@@ -1,0 +1,1 @@
+"""Running methods: the loop of rounds, evaluation, and what is written."""

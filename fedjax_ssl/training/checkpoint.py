@@ -1,0 +1,290 @@
+"""Checkpoints: one atomic Orbax step per save, checked before it is used.
+
+A step is the folder `<directory>/<round>`. It holds two Orbax items: `state`,
+a plain nested dict of arrays (NamedTuples by field name, tuples by index),
+and `header`, JSON with the names, shapes and dtypes of all leaves, the
+caller's metadata, and the SHA-256 of the bytes. Orbax writes a step next to
+its final place and renames it, so a kill leaves either a whole step or a
+folder that is ignored. Orbax does not flush to the disk; the step is flushed
+here before an older one goes, so a power loss costs at most the newest step,
+which the hash then gives away. Nothing is ever unpickled.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import logging as std_logging
+import os
+import pathlib
+import shutil
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+
+from fedjax_ssl.training import manifest
+
+PyTree = Any
+CheckpointError = manifest.CheckpointError
+_STATE = 'state'
+_HEADER = 'header'
+# Orbax's suffix for a step that is being written.
+_PARTIAL = '.orbax-checkpoint-tmp'
+
+
+class _DamagedError(Exception):
+  """A step that is there but cannot be trusted."""
+
+
+class Checkpoints:
+  """The steps of one run.
+
+  In a run of several processes every process calls `save` and `restore`; the
+  folder must be on a file system that all of them see.
+  """
+
+  def __init__(self, directory: str | os.PathLike[str], *, keep: int = 2):
+    """Names the folder; it is created by the first save.
+
+    Args:
+      directory: local folder of the steps.
+      keep: number of newest steps that survive a save. 1 leaves nothing to
+        fall back on when the newest step is damaged.
+
+    Raises:
+      ValueError: if `keep` is below 1.
+    """
+    if keep < 1:
+      raise ValueError(f'keep={keep} must be at least 1.')
+    self._directory = pathlib.Path(directory).absolute()
+    self._keep = keep
+    self._orbax: Any = None
+
+  def rounds(self) -> list[int]:
+    """Rounds with a whole step, oldest first; damage is not looked for."""
+    try:
+      names = os.listdir(self._directory)
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+    return sorted(int(n) for n in names if n.isascii() and n.isdigit()
+                  and n == str(int(n)) and (self._directory / n).is_dir())
+
+  def latest(self) -> int | None:
+    """The newest round that has a whole step, or None."""
+    return max(self.rounds(), default=None)
+
+  def save(self, round_: int, tree: PyTree,
+           metadata: Mapping[str, Any] | None = None) -> None:
+    """Writes one step and returns when it is on the disk.
+
+    A step of the same round with the same content is left as it is; one with
+    other content (damaged, as a rule) is renamed, not deleted. Then all but
+    the newest `keep` steps up to this round are removed.
+
+    Args:
+      round_: rounds done so far, at least 0.
+      tree: pytree of arrays of numbers; every process holds a whole copy in
+        host memory while it saves.
+      metadata: small JSON values to store with it.
+
+    Raises:
+      CheckpointError: if the step cannot be written (full disk, no
+        permission) or a leaf is no array of numbers. Earlier steps stay.
+    """
+    leaves = {name: manifest.to_host(name, leaf)
+              for name, leaf in manifest.named(tree)}
+    header = manifest.make(int(round_), leaves, metadata or {})
+    step = self._directory / str(int(round_))
+    try:
+      if step.exists() and not self._make_room(step, header):
+        return
+      self._write(step, leaves, header)
+    except Exception as error:
+      if jax.process_index() == 0:
+        shutil.rmtree(f'{step}{_PARTIAL}', ignore_errors=True)
+      raise CheckpointError(
+          f'Cannot save round {round_} in {self._directory}: '
+          f'{_one_line(error)}. Earlier steps are kept.') from error
+    if jax.process_index() == 0:
+      old = [r for r in self.rounds() if r <= round_][:-self._keep]
+      for r in old:
+        shutil.rmtree(self._directory / str(r), ignore_errors=True)
+
+  def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
+    """Reads the newest sound step; warns of damaged ones and skips them.
+
+    Args:
+      template: pytree of the structure wanted. An array on a device, or a
+        `jax.ShapeDtypeStruct` with a sharding, is restored to the same
+        sharding; everything else to a numpy array.
+
+    Returns:
+      The round and the tree, bit for bit as saved; None if there is no sound
+      step, which the log says if there are damaged ones. Nothing is deleted.
+
+    Raises:
+      CheckpointError: if the step is sound but has other leaves, shapes or
+        dtypes than the template; the message names the first that differs.
+    """
+    wanted = dict(manifest.named(template))
+    rounds = self.rounds()
+    for round_ in reversed(rounds):
+      step = self._directory / str(round_)
+      try:
+        header = self._read_header(step)
+        manifest.check(step, header, wanted)
+        leaves = self._read_leaves(step, header)
+      except _DamagedError as error:
+        logging.warning('Checkpoint %s is damaged (%s); using the one before '
+                        'it.', step, error)
+        continue
+      placed = [_place(leaves[name], leaf) for name, leaf in wanted.items()]
+      return round_, jax.tree.unflatten(jax.tree.structure(template), placed)
+    if rounds:
+      logging.warning('No checkpoint in %s can be read; starting at round 0.',
+                      self._directory)
+    return None
+
+  def metadata(self, round_: int) -> dict[str, Any]:
+    """The metadata stored with a round.
+
+    Raises:
+      CheckpointError: if that step is missing or damaged.
+    """
+    step = self._directory / str(round_)
+    try:
+      return self._read_header(step)['metadata']
+    except _DamagedError as error:
+      raise CheckpointError(f'Checkpoint {step}: {error}.') from None
+
+  def _checkpointer(self) -> tuple[Any, Any]:
+    """Orbax and its checkpointer; the import costs over a second."""
+    import orbax.checkpoint as ocp
+    if self._orbax is None:
+      self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    return ocp, self._orbax
+
+  def _write(self, step: pathlib.Path, leaves: dict[str, np.ndarray],
+             header: dict[str, Any]) -> None:
+    """Writes one step under its final name, flushed to the disk."""
+    self._directory.mkdir(parents=True, exist_ok=True)
+    ocp, checkpointer = self._checkpointer()
+    items = {_HEADER: ocp.args.JsonSave(header)}
+    state = manifest.nest({k: v for k, v in leaves.items() if v.size})
+    if state:  # Orbax refuses arrays without elements, and empty trees.
+      items[_STATE] = ocp.args.PyTreeSave(state)
+    with _quiet():
+      checkpointer.save(step, args=ocp.args.Composite(**items))
+    if jax.process_index() == 0:
+      _flush(step)
+
+  def _make_room(self, step: pathlib.Path, header: dict[str, Any]) -> bool:
+    """Whether the step must be written; renames one of other content."""
+    try:
+      old = self._read_header(step)
+      self._read_leaves(step, old)
+      if old == header:
+        return False
+    except _DamagedError:
+      pass
+    if jax.process_index() == 0:
+      count = 1
+      while (aside := step.with_name(f'{step.name}.replaced-{count}')).exists():
+        count += 1
+      os.rename(step, aside)
+      logging.warning('Checkpoint %s is replaced; the old one is now %s.',
+                      step, aside.name)
+    return True
+
+  def _read_header(self, step: pathlib.Path) -> dict[str, Any]:
+    """The header of a step, if it is exactly what was written."""
+    ocp, checkpointer = self._checkpointer()
+    try:
+      with _quiet():
+        header = checkpointer.restore(step, args=ocp.args.Composite(
+            **{_HEADER: ocp.args.JsonRestore()}))[_HEADER]
+      if header['sha256'] != manifest.header_hash(header):
+        raise ValueError('the header does not match its hash')
+    except Exception as error:  # Garbage fails in many ways.
+      raise _DamagedError(_one_line(error)) from error
+    if header['format'] != manifest.FORMAT or str(header['round']) != step.name:
+      raise _DamagedError(f'the header is of format {header["format"]}, round '
+                          f'{header["round"]}')
+    return header
+
+  def _read_leaves(self, step: pathlib.Path, header: dict[str, Any]
+                   ) -> dict[str, np.ndarray]:
+    """The arrays of a step, if they are exactly what was written."""
+    ocp, checkpointer = self._checkpointer()
+    specs = manifest.specs(header)
+    stored = [name for name, spec in specs.items() if 0 not in spec.shape]
+    leaves = {name: np.zeros(spec.shape, np.dtype(spec.dtype))
+              for name, spec in specs.items() if 0 in spec.shape}
+    try:
+      if stored:
+        want = ocp.RestoreArgs(restore_type=np.ndarray)
+        items = {_STATE: ocp.args.PyTreeRestore(
+            item=manifest.nest(dict.fromkeys(stored, 0)),
+            restore_args=manifest.nest(dict.fromkeys(stored, want)))}
+        with _quiet():
+          state = checkpointer.restore(
+              step, args=ocp.args.Composite(**items))[_STATE]
+        leaves.update(manifest.named(state))
+      if {k: manifest.spec(v) for k, v in leaves.items()} != specs:
+        raise ValueError('leaves are missing or of another shape')
+      leaves = {name: leaves[name] for name in specs}
+      if header['content'] != manifest.content_hash(leaves):
+        raise ValueError('the bytes do not match their hash')
+    except Exception as error:
+      raise _DamagedError(_one_line(error)) from error
+    return leaves
+
+
+def _place(value: np.ndarray, template: Any) -> Any:
+  """Puts a leaf where the template's leaf is."""
+  if isinstance(template, jax.Array) and not template.committed:
+    # A committed array would be another argument type to a jitted function.
+    return jax.numpy.array(value)
+  sharding = getattr(template, 'sharding', None)
+  if sharding is None:
+    return value
+  return jax.make_array_from_callback(
+      value.shape, sharding, lambda index: value[index])
+
+
+def _flush(step: pathlib.Path) -> None:
+  """Has the disk confirm every file and folder of a step."""
+  for folder, _, files in os.walk(step):
+    for path in [*(os.path.join(folder, f) for f in files), folder]:
+      flush_path(path)
+  flush_path(step.parent)
+
+
+def flush_path(path: str | os.PathLike[str]) -> None:
+  """fsync of one file or folder, by name."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Keeps Orbax's own log lines out of the run's log."""
+
+  def keep(record: std_logging.LogRecord) -> bool:
+    return 'orbax' not in record.pathname
+
+  logger = std_logging.getLogger('absl')
+  logger.addFilter(keep)
+  try:
+    yield
+  finally:
+    logger.removeFilter(keep)
+
+
+def _one_line(error: BaseException) -> str:
+  text = ' '.join(str(error).split()) or type(error).__name__
+  return text if len(text) <= 200 else text[:197] + '...'

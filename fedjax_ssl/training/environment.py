@@ -1,0 +1,73 @@
+"""What a run ran on: versions, commit, devices."""
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import jax
+
+import fedjax_ssl
+
+_PACKAGES = (
+    'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+
+
+def describe() -> dict[str, Any]:
+  """Versions, git state, devices and machine, as JSON values.
+
+  Starts the JAX backend if it has not been started.
+  """
+  device = jax.devices()[0]
+  return {
+      'python': platform.python_version(),
+      'fedjax_ssl': getattr(fedjax_ssl, '__version__', None),
+      **{name: _version(name) for name in _PACKAGES},
+      **git_state(),
+      'devices': f'{jax.device_count()} x {device.platform} '
+                 f'({device.device_kind})',
+      'processes': jax.process_count(),
+      'machine': f'{platform.system()} {platform.machine()}, '
+                 f'{os.cpu_count()} x {_processor()}',
+  }
+
+
+@functools.cache
+def git_state() -> dict[str, Any]:
+  """Commit and whether tracked files were changed; {} outside a git tree."""
+  folder = pathlib.Path(__file__).parent
+
+  def git(*words: str) -> str:
+    return subprocess.run(
+        ['git', '-C', str(folder), *words], capture_output=True, text=True,
+        check=True, timeout=10).stdout.strip()
+
+  try:
+    # An installed copy inside somebody's repository is not at its commit.
+    git('ls-files', '--error-unmatch', pathlib.Path(__file__).name)
+    return {'commit': git('rev-parse', 'HEAD'),
+            'uncommitted_changes': bool(git('status', '--porcelain', '-uno'))}
+  except (OSError, subprocess.SubprocessError):
+    return {}
+
+
+def _version(name: str) -> str | None:
+  try:
+    return metadata.version(name)
+  except metadata.PackageNotFoundError:
+    return None
+
+
+def _processor() -> str:
+  try:
+    with open('/proc/cpuinfo') as lines:
+      for line in lines:
+        if line.startswith('model name'):
+          return line.split(':', 1)[1].strip()
+  except OSError:
+    pass
+  return platform.processor() or 'CPU'

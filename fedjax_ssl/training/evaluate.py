@@ -1,0 +1,161 @@
+"""Accuracy and loss of a state, on data that no method trains on."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+import numpy as np
+import optax
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import (
+    Array, Examples, Federation, Method, Metrics, PyTree, Shard, State)
+
+BATCH = 256
+# Rows on which pseudo-labels and local models are judged.
+_PROBE = 2048
+
+Predict = Callable[[jax.Array], PyTree]
+
+
+def in_batches(predict: Predict, inputs: Array, rows: Array, *,
+               mesh: Mesh | None = None, batch: int = BATCH) -> PyTree:
+  """predict(inputs[rows]), a batch at a time, split over the devices.
+
+  Batches are the same whatever the number of devices, and so are the results.
+
+  Args:
+    predict: raw inputs [B, ...] -> pytree of [B, ...].
+    inputs: [D, ...].
+    rows: int32[M].
+    mesh: mesh with the axis 'clients', or None.
+    batch: B.
+
+  Returns:
+    The pytree with leading axis M.
+  """
+  count = rows.shape[0]
+  devices = 1 if mesh is None else mesh.size
+  size = min(batch, max(count, 1))
+  batches = -(-count // (size * devices)) * devices
+  padded = jnp.minimum(jnp.arange(batches * size), max(count - 1, 0))
+  table = jnp.take(jnp.asarray(rows), padded).reshape(batches, size)
+
+  def run(inputs, table):
+    return lax.map(
+        lambda r: predict(jnp.take(inputs, r, axis=0)), table)
+
+  if mesh is None:
+    out = run(inputs, table)
+  else:
+    axis = mesh.axis_names[0]
+    split, everyone = PartitionSpec(axis), PartitionSpec()
+    def local(inputs, table):
+      return lax.all_gather(run(inputs, table), axis, tiled=True)
+    out = jax.shard_map(local, mesh=mesh, in_specs=(everyone, split),
+                        out_specs=everyone, check_vma=False)(
+                            jnp.asarray(inputs), table)
+  return jax.tree.map(
+      lambda x: x.reshape(batches * size, *x.shape[2:])[:count], out)
+
+
+def scores(logits: jax.Array, labels: Array) -> Metrics:
+  """accuracy, loss float32[] and per_class_accuracy float32[C].
+
+  A class without examples has accuracy NaN.
+  """
+  hits = (logits.argmax(-1) == labels).astype(jnp.float32)
+  of_class = jax.nn.one_hot(labels, logits.shape[-1])
+  loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  return {'accuracy': hits.mean(), 'loss': loss.mean(),
+          'per_class_accuracy': (hits @ of_class) / of_class.sum(0)}
+
+
+def _probe(shard: Shard) -> np.ndarray:
+  """Unlabeled rows, evenly taken over all clients: at most `_PROBE`."""
+  counts = np.asarray(shard.num_unlabeled).reshape(-1)
+  table = np.asarray(shard.unlabeled).reshape(counts.size, -1)
+  rows = table[np.arange(table.shape[1]) < counts[:, None]]
+  step = max(1, -(-rows.size // _PROBE))
+  return rows[::step].astype(np.int32)
+
+
+class Evaluator(NamedTuple):
+  """Evaluates states of one method on one federation.
+
+  Attributes:
+    run: (state, federation, probe) -> metrics, jitted.
+    probe: int32[P] unlabeled rows for pseudo-label quality.
+  """
+
+  run: Callable[..., Metrics]
+  probe: np.ndarray
+
+  def __call__(self, state: State, federation: Federation) -> Metrics:
+    return self.run(state, federation, self.probe)
+
+
+def probe_of(federation: Federation) -> np.ndarray:
+  """int32[P] rows that `Evaluator` judges pseudo-labels on."""
+  return _probe(federation.clients if federation.stream is None
+                else federation.stream)
+
+
+def evaluation(method: Method, mesh: Mesh | None = None
+               ) -> Callable[[State, Federation, Array], Metrics]:
+  """The pure function behind `Evaluator`, to be jitted or mapped.
+
+  Args:
+    method: its `predict`, `pseudo_label` and `local_predict` are used.
+    mesh: devices to share the work, or None.
+
+  Returns:
+    (state, federation, probe rows) -> metrics: accuracy, loss,
+    per_class_accuracy on the test set; val_accuracy; pseudo_label_accuracy
+    and pseudo_label_rate on the true labels of the probe rows, where the
+    method labels; local_accuracy, the mean over the clients of their own
+    models' test accuracy, where the method keeps them.
+  """
+  def over(predict, examples: Examples, rows=None):
+    rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows
+    return in_batches(predict, examples.inputs, rows, mesh=mesh)
+
+  def evaluate(state, federation, probe):
+    def predict(inputs):
+      return method.predict(state.server, inputs)
+    test = federation.test
+    out = scores(over(predict, test), test.labels)
+    if federation.validation.labels.shape[0]:
+      logits = over(predict, federation.validation)
+      out['val_accuracy'] = scores(
+          logits, federation.validation.labels)['accuracy']
+    if method.pseudo_label is not None and probe.shape[0]:
+      label, weight = over(
+          lambda x: method.pseudo_label(state.server, x), federation.train,
+          probe)
+      truth = jnp.take(federation.train.labels, probe)
+      out['pseudo_label_accuracy'] = (
+          (weight * (label == truth)).sum() / weight.sum())
+      out['pseudo_label_rate'] = weight.mean()
+    if method.local_predict is not None:
+      rows = jnp.arange(test.labels.shape[0])[:_PROBE]
+      def one(row):
+        logits = over(lambda x: method.local_predict(state.server, row, x),
+                      test, rows)
+        return scores(logits, test.labels[rows])['accuracy']
+      clients = jnp.arange(federation.num_clients)
+      out['local_accuracy'] = lax.map(
+          lambda i: one(tree.take(state.memory, i)), clients).mean()
+    return out
+
+  return evaluate
+
+
+def evaluator(method: Method, federation: Federation,
+              mesh: Mesh | None = None) -> Evaluator:
+  """An `Evaluator` of a method on a federation."""
+  return Evaluator(jax.jit(evaluation(method, mesh)), probe_of(federation))

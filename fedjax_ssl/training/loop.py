@@ -1,0 +1,151 @@
+"""The loop that runs every method, and knows none of them."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import math
+import signal
+import threading
+import time
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from fedjax_ssl.core import names
+from fedjax_ssl.core.types import Federation, Method, PyTree, State
+from fedjax_ssl.training import seeds as programs
+from fedjax_ssl.training.seeds import Row
+
+# One call of the compiled loop aims at so many seconds, so that progress shows
+# and a signal is heard. The bits do not depend on where calls end.
+_CALL_SECONDS = 5.0
+
+
+class Stop(NamedTuple):
+  """Why a stretch ends at `round`."""
+
+  round: int
+  evaluates: bool
+  saves: bool
+
+
+class Result(NamedTuple):
+  """What `train` returns.
+
+  Attributes:
+    states: one State a seed, in the order of the seeds.
+    round: rounds done.
+    interrupted: a SIGTERM or SIGINT ended the run early, at a saved round.
+  """
+
+  states: list[State]
+  round: int
+  interrupted: bool
+
+
+class Observer(NamedTuple):
+  """What the loop tells the world; every field may be replaced.
+
+  Attributes:
+    on_row: (Row) for every evaluated round and seed.
+    on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint.
+    on_progress: (round, seconds since the start) after each call.
+  """
+
+  on_row: Callable[[Row], None] = lambda row: None
+  on_save: Callable[[int, PyTree], None] = lambda round_, tree_: None
+  on_progress: Callable[[int, float], None] = lambda round_, seconds: None
+
+
+def stops(start: int, end: int, eval_every: int, checkpoint_every: int
+          ) -> Iterator[Stop]:
+  """The rounds at which stretches end, `start` excluded, `end` included."""
+  round_ = start
+  while round_ < end:
+    nexts = [end]
+    for every in (eval_every, checkpoint_every):
+      if every:
+        nexts.append((round_ // every + 1) * every)
+    round_ = min(nexts)
+    last = round_ == end
+    yield Stop(round_,
+               last or bool(eval_every) and round_ % eval_every == 0,
+               last or bool(checkpoint_every)
+               and round_ % checkpoint_every == 0)
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[threading.Event]:
+  """Turns SIGTERM and SIGINT into a flag, read between calls."""
+  heard = threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield heard
+    return
+  def hear(number, frame):
+    del frame
+    if heard.is_set() and number == signal.SIGINT:
+      raise KeyboardInterrupt
+    heard.set()
+  old = {s: signal.signal(s, hear) for s in (signal.SIGTERM, signal.SIGINT)}
+  try:
+    yield heard
+  finally:
+    for number, handler in old.items():
+      signal.signal(number, handler)
+
+
+def train(method: Method, federations: Sequence[Federation], *,
+          num_rounds: int, seeds: Sequence[int] = (0,), eval_every: int = 1,
+          checkpoint_every: int = 0, seed_map: str = 'auto',
+          mesh: Mesh | None = None, saved: tuple[int, PyTree] | None = None,
+          observer: Observer = Observer()) -> Result:
+  """Trains one method, for one seed or several.
+
+  Args:
+    method: any method.
+    federations: one a seed, with tables of equal widths.
+    num_rounds: rounds in all, those before a resume included.
+    seeds: integers; each fixes the initial values and all draws of a run.
+    eval_every: rounds between rows; the last round always gets one; 0 is the
+      last round only.
+    checkpoint_every: rounds between saves; 0 saves at the end only.
+    seed_map: 'map', one seed after another; 'vmap', all in one program;
+      'auto', the first on CPU and the second elsewhere.
+    mesh: devices to split the clients over, or None.
+    saved: (round, tree) to continue from, as given to `on_save`.
+    observer: hears of rows, saves and progress.
+
+  Returns:
+    The states and the round reached.
+  """
+  kind = (programs.Together if _seed_map(seed_map, len(seeds)) == 'vmap'
+          else programs.Sequential)
+  runs = kind(method, federations, seeds, mesh)
+  done, snapshot = saved if saved is not None else (0, None)
+  runs.start(snapshot)
+  began, pace = time.monotonic(), math.inf
+  with _listening() as heard:
+    for stop in stops(done, num_rounds, eval_every, checkpoint_every):
+      while done < stop.round and not heard.is_set():
+        count = max(1, int(min(stop.round - done, _CALL_SECONDS / pace)))
+        tick = time.monotonic()
+        runs.advance(done, count)
+        pace = max((time.monotonic() - tick) / count, 1e-9)
+        done += count
+        observer.on_progress(done, time.monotonic() - began)
+      if done == stop.round and stop.evaluates:
+        for row in runs.rows(done):
+          observer.on_row(row)
+      if stop.saves and done == stop.round or heard.is_set():
+        observer.on_save(done, runs.snapshot())
+      if heard.is_set():
+        break
+  return Result(runs.states, done, done < num_rounds)
+
+
+def _seed_map(seed_map: str, count: int) -> str:
+  names.check('seed_map', seed_map, ('auto', 'map', 'vmap'))
+  if seed_map == 'auto':
+    seed_map = 'map' if jax.default_backend() == 'cpu' else 'vmap'
+  return 'map' if count == 1 else seed_map

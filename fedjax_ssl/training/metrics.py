@@ -1,0 +1,271 @@
+r"""Metrics: JSON lines, one row per evaluated round, equal after a resume.
+
+`metrics.jsonl` holds values that depend on the configuration only, so that a
+run that was killed and continued leaves the same bytes as one that was not.
+Times depend on the machine and go to `timings.jsonl`.
+
+| name | meaning, unit |
+|---|---|
+| round | rounds done when the row was measured; always there |
+| seed | seed of the row, if several run in one program |
+| accuracy | share of test examples the global model gets right, 0..1 |
+| loss | mean cross entropy on the test examples, nats |
+| per_class_accuracy | the same share for each class, list; null: no example |
+| val_accuracy | share of the server's validation examples, 0..1 |
+| val_loss | mean cross entropy on them, nats |
+| local_accuracy | mean over clients of their own models' test share |
+| train_loss | what clients minimised, mean over clients and rounds |
+| labeled_loss, unlabeled_loss | its two parts, where a method has them |
+| mask_rate | share of unlabeled examples whose pseudo-label was used, 0..1 |
+| pseudo_label_accuracy | share of right ones among those used; null: none |
+| bytes_up, bytes_down | sent by all clients, to all clients, bytes; since \
+the previous row |
+| num_rejected | broken updates left out since the previous row |
+| masked_share | masked examples over processed examples, 0..1 |
+| epsilon | privacy spent so far at the run's delta; null: unbounded |
+
+Methods add their own names. Values are numbers, null, or lists of those. Means
+over rounds cover the rounds since the previous row.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+import errno
+import json
+import os
+import pathlib
+from typing import Any
+
+from absl import logging
+import numpy as np
+
+METRICS = 'metrics.jsonl'
+TIMINGS = 'timings.jsonl'
+# Rows start with these, in this order; other names follow by alphabet.
+ORDER = (
+    'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy', 'val_accuracy',
+    'val_loss', 'local_accuracy', 'train_loss', 'labeled_loss',
+    'unlabeled_loss', 'mask_rate', 'pseudo_label_accuracy', 'bytes_up',
+    'bytes_down', 'num_rejected', 'masked_share', 'epsilon')
+SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
+          'mask_rate', 'pseudo_label_accuracy', 'masked_share')
+COUNTS = ('round', 'seed', 'bytes_up', 'bytes_down', 'num_rejected')
+
+Row = dict[str, Any]
+
+
+class MetricsError(ValueError):
+  """A row that does not fit the schema, or a file that cannot be written."""
+
+
+class MetricsWriter:
+  """Appends rows; each is on the disk when `write` returns."""
+
+  def __init__(self, workdir: str | os.PathLike[str],
+               resume_round: int | None = None, *, tensorboard: bool = False):
+    """Cuts both files back to the restored round.
+
+    Rows of later rounds will be measured again, and a last line that a kill
+    cut short is dropped.
+
+    Args:
+      workdir: folder of the two files.
+      resume_round: round of the restored checkpoint, whose own row is kept;
+        None drops all rows, because the run starts over.
+      tensorboard: whether to mirror numbers to `<workdir>/tensorboard`.
+
+    Raises:
+      MetricsError: if the files cannot be written, or tensorboardX is asked
+        for and not installed.
+    """
+    folder = pathlib.Path(workdir)
+    last = -1 if resume_round is None else int(resume_round)
+    self._board = _board(folder, last) if tensorboard else None
+    self._files = {}
+    try:
+      for name in (METRICS, TIMINGS):
+        _cut(folder / name, last)
+        # Unbuffered: a line that fails leaves nothing for `close` to write.
+        self._files[name] = open(folder / name, 'ab', buffering=0)
+    except OSError as error:
+      raise MetricsError(f'Metrics cannot be written to {folder}: '
+                         f'{error.strerror}.') from error
+
+  def write(self, row: Mapping[str, Any],
+            timings: Mapping[str, Any] | None = None) -> Row:
+    """Appends one row.
+
+    Args:
+      row: deterministic values by name, `round` among them: numbers, arrays
+        or None. NaN and infinities become null.
+      timings: values for the other file, which gets the same round and seed.
+
+    Returns:
+      The row as `read` will give it.
+
+    Raises:
+      MetricsError: if the row breaks the schema or cannot be written.
+    """
+    plain = to_plain(row)
+    validate(plain)
+    self._append(METRICS, plain)
+    if timings is not None:
+      place: Row = {k: plain[k] for k in ('round', 'seed') if k in plain}
+      self._append(TIMINGS, to_plain(place | dict(timings)))
+    if self._board is not None:
+      _mirror(self._board, plain)
+    return plain
+
+  def _append(self, name: str, row: Row) -> None:
+    file = self._files[name]
+    line = to_line(row).encode()
+    try:
+      if file.write(line) != len(line):
+        raise OSError(errno.ENOSPC, 'the disk is full')
+      os.fsync(file.fileno())
+    except OSError as error:
+      raise MetricsError(
+          f'{file.name} cannot be written: {error.strerror}.') from error
+
+  def close(self) -> None:
+    """Closes the files."""
+    for file in self._files.values():
+      file.close()
+    if self._board is not None:
+      self._board.close()
+
+  def __enter__(self) -> MetricsWriter:
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.close()
+
+
+def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
+  """The rows of a run, oldest first.
+
+  Args:
+    path: a workdir, or the file itself.
+    name: METRICS or TIMINGS, if `path` is a folder.
+
+  Returns:
+    All rows; lines that are none, as a kill may leave at the end, are left
+    out. Empty if there is no file.
+  """
+  file = pathlib.Path(path)
+  if file.is_dir():
+    file = file / name
+  if not file.exists():
+    return []
+  return [row for _, row in _lines(file.read_bytes()) if row is not None]
+
+
+def validate(row: Mapping[str, Any]) -> None:
+  """Checks a plain row against the schema.
+
+  Raises:
+    MetricsError: that names the first value that breaks it.
+  """
+  if 'round' not in row:
+    raise MetricsError(f'A row needs a round; it has {sorted(row)}.')
+  for name, value in row.items():
+    for item in value if isinstance(value, list) else [value]:
+      _check(name, item)
+
+
+def to_plain(row: Mapping[str, Any]) -> Row:
+  """Numbers and lists instead of arrays, names in the fixed order.
+
+  A float32 becomes the shortest decimal that reads back as the same float32,
+  so the text does not depend on how it was converted.
+  """
+  rank = {name: i for i, name in enumerate(ORDER)}
+  names = sorted(row, key=lambda name: (rank.get(name, len(rank)), name))
+  return {name: _plain(name, row[name]) for name in names}
+
+
+def to_line(row: Mapping[str, Any]) -> str:
+  """One line of the file."""
+  return json.dumps(row, allow_nan=False) + '\n'
+
+
+def _plain(name: str, value: Any) -> Any:
+  if value is None or isinstance(value, bool | str):
+    return value
+  array = np.asarray(value)
+  if array.ndim:
+    return [_plain(name, item) for item in array]
+  if array.dtype.kind in 'iu':
+    return int(array)
+  if array.dtype.kind == 'b':
+    return bool(array)
+  if not (array.dtype.kind == 'f' or array.dtype.name == 'bfloat16'):
+    raise MetricsError(f'{name}={value!r} is no number.')
+  if array.dtype.name == 'bfloat16':
+    array = array.astype(np.float32)
+  if not np.isfinite(array):
+    return None
+  number = float(str(array[()]))
+  # Sums of counts come as floats from the device.
+  return int(number) if name in COUNTS and number.is_integer() else number
+
+
+def _check(name: str, value: Any) -> None:
+  if value is None and name not in COUNTS:
+    return
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    raise MetricsError(f'{name}={value!r} must be a number.')
+  if name in COUNTS and (not isinstance(value, int) or value < 0):
+    raise MetricsError(f'{name}={value!r} must be a whole number from 0.')
+  if name in SHARES and not -1e-6 <= value <= 1 + 1e-6:
+    raise MetricsError(f'{name}={value!r} must be in [0, 1].')
+
+
+def _lines(data: bytes) -> Iterator[tuple[bytes, Row | None]]:
+  """All lines, each with its row, or None where it holds no whole row."""
+  for line in data.splitlines(keepends=True):
+    try:
+      row = json.loads(line)
+    except ValueError:
+      row = None
+    whole = line.endswith(b'\n') and isinstance(row, dict)
+    yield line, row if whole and isinstance(row.get('round'), int) else None
+
+
+def _cut(file: pathlib.Path, last: int) -> None:
+  """Keeps the rows of rounds up to `last`."""
+  if not file.exists():
+    return
+  data = file.read_bytes()
+  kept = []
+  for number, (line, row) in enumerate(_lines(data), 1):
+    if row is None:
+      logging.warning('Line %d of %s is no row and is dropped.', number, file)
+    elif row['round'] <= last:
+      kept.append(line)
+  rest = b''.join(kept)
+  if data.startswith(rest):
+    os.truncate(file, len(rest))
+    return
+  partial = file.with_name(file.name + '.partial')
+  partial.write_bytes(rest)
+  os.replace(partial, file)
+
+
+def _board(folder: pathlib.Path, last: int) -> Any:
+  try:
+    import tensorboardX
+  except ImportError:
+    raise MetricsError('tensorboard=True needs the package tensorboardX: '
+                       'pip install "fedjax_ssl[tensorboard]".') from None
+  return tensorboardX.SummaryWriter(
+      str(folder / 'tensorboard'), purge_step=last + 1)
+
+
+def _mirror(board: Any, row: Row) -> None:
+  group = f'seed_{row["seed"]}/' if 'seed' in row else ''
+  for name, value in row.items():
+    if name in ('round', 'seed') or value is None or isinstance(value, list):
+      continue
+    board.add_scalar(group + name, value, row['round'])
+  board.flush()

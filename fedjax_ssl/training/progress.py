@@ -1,0 +1,108 @@
+"""Progress: a bar on a terminal, a log line now and then elsewhere."""
+from __future__ import annotations
+
+from collections.abc import Callable
+import sys
+import time
+from typing import Any, TextIO
+
+from absl import logging
+
+
+class Progress:
+  """Says how far a run is, how fast it goes and when it will be done."""
+
+  def __init__(self, name: str, total: int, *, start: int = 0,
+               interval: float = 10.0, stream: TextIO | None = None,
+               clock: Callable[[], float] = time.monotonic):
+    """Starts the clock.
+
+    Args:
+      name: what runs, as in `digits_dirdir.fixmatch`.
+      total: rounds of the run.
+      start: rounds done by an earlier process.
+      interval: least seconds between two log lines; 0 logs every update.
+      stream: where a bar goes; standard error by default. No terminal: no
+        bar, but log lines.
+      clock: seconds, from any origin.
+    """
+    self._name = name
+    self._total = total
+    self._round = start
+    self._interval = interval
+    self._clock = clock
+    self._first: tuple[int, float] | None = None
+    self._rate: float | None = None
+    self._logged: float | None = None
+    self._accuracy: float | None = None
+    self._bar = _bar(name, total, start, stream or sys.stderr)
+
+  @property
+  def seconds_per_round(self) -> float | None:
+    """Speed after the first update, before which the program compiles."""
+    return self._rate
+
+  def update(self, round_: int, accuracy: float | None = None) -> None:
+    """Shows a state of the run.
+
+    Args:
+      round_: rounds done.
+      accuracy: newest test accuracy in [0, 1]; None keeps the last.
+    """
+    now = self._clock()
+    if self._first is None:
+      self._first = round_, now
+    elif round_ > self._first[0]:
+      self._rate = (now - self._first[1]) / (round_ - self._first[0])
+    if accuracy is not None:
+      self._accuracy = float(accuracy)
+    done, self._round = round_ - self._round, round_
+    if self._bar is not None:
+      self._bar.set_postfix_str(self._tail(), refresh=False)
+      self._bar.update(done)
+    elif (self._logged is None or round_ >= self._total
+          or now - self._logged >= self._interval):
+      self._logged = now
+      logging.info('%s: round %d/%d, %s', self._name, round_, self._total,
+                   self._tail())
+
+  def close(self) -> None:
+    """Ends the bar."""
+    if self._bar is not None:
+      self._bar.close()
+
+  def __enter__(self) -> Progress:
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.close()
+
+  def _tail(self) -> str:
+    parts = ['compiled' if self._rate is None else f'{self._rate:.3g} s/round']
+    if self._rate is not None:
+      left = max(self._total - self._round, 0)
+      parts.append(f'{duration(self._rate * left)} left')
+    if self._accuracy is not None:
+      parts.append(f'accuracy {self._accuracy:.4f}')
+    return ', '.join(parts)
+
+
+def duration(seconds: float) -> str:
+  """`45s`, `12m30s` or `3h05m`."""
+  seconds = round(seconds)
+  if seconds < 60:
+    return f'{seconds}s'
+  if seconds < 3600:
+    return f'{seconds // 60}m{seconds % 60:02d}s'
+  return f'{seconds // 3600}h{seconds % 3600 // 60:02d}m'
+
+
+def _bar(name: str, total: int, start: int, stream: TextIO) -> Any:
+  if not stream.isatty():
+    return None
+  import tqdm
+  # tqdm's own rate would count the compilation.
+  return tqdm.tqdm(
+      desc=name, total=total, initial=start, file=stream,
+      dynamic_ncols=True,
+      bar_format='{desc} {n_fmt}/{total_fmt} |{bar}| {postfix}')

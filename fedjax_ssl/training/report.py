@@ -1,0 +1,251 @@
+"""Reports: what a run came to, a table over seeds, curves."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.training import metrics
+
+Row = Mapping[str, Any]
+Runs = Mapping[str, Sequence[Sequence[Row]]]
+
+# Rows that the mean at the end covers, if nothing else is asked for.
+TAIL = 5
+COLUMNS = {
+    'final': 'final',
+    'tail': 'mean of last {tail}',
+    'selected': 'validation-selected',
+    'best': 'best',
+}
+LABELS = {
+    'accuracy': 'test accuracy, %',
+    'loss': 'test loss, nats',
+    'val_accuracy': 'validation accuracy, %',
+    'local_accuracy': 'accuracy of local models, %',
+    'pseudo_label_accuracy': 'right pseudo-labels, %',
+    'mask_rate': 'pseudo-labels used, %',
+    'train_loss': 'training loss',
+    'epsilon': 'epsilon spent',
+}
+# Okabe and Ito's colours: told apart by colour-blind readers and in print.
+_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00',
+            '#000000')
+_DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)))
+
+
+def by_seed(rows: Sequence[Row]) -> list[list[Row]]:
+  """Splits the rows of one file by their `seed`, in the seeds' order."""
+  seeds = sorted({row.get('seed', -1) for row in rows})
+  return [[r for r in rows if r.get('seed', -1) == s] for s in seeds]
+
+
+def load(workdirs: Mapping[str, Sequence[str | os.PathLike[str]]]
+         ) -> dict[str, list[list[Row]]]:
+  """Reads the rows of runs.
+
+  Args:
+    workdirs: by the name in tables and plots, the folders of its seeds. One
+      folder may hold several seeds.
+
+  Returns:
+    By name, one list of rows a seed.
+
+  Raises:
+    ValueError: if a folder holds no rows; the message names it.
+  """
+  runs: dict[str, list[list[Row]]] = {}
+  for name, folders in workdirs.items():
+    runs[name] = []
+    for folder in folders:
+      rows = metrics.read(folder)
+      if not rows:
+        raise ValueError(f'{os.fspath(folder)} holds no rows for {name!r}.')
+      runs[name] += by_seed(rows)
+  return runs
+
+
+def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
+  """What one seed came to.
+
+  Args:
+    rows: its rows, oldest first.
+    tail: rows that the mean at the end covers; 1 is the last alone.
+
+  Returns:
+    round: of the last row. final: its test accuracy. tail: mean of the last
+    rows. selected: test accuracy where the validation accuracy was highest,
+    the first of equals; None without validation. best: the highest, which
+    looks at the test set and flatters. loss: of the last row. bytes_up,
+    bytes_down, num_rejected: sums over the run, where measured. epsilon: of
+    the last row, where measured. All that cannot be told is None.
+
+  Raises:
+    ValueError: if there are no rows, or `tail` is below 1.
+  """
+  if not rows:
+    raise ValueError('rows=[]: nothing was measured.')
+  if tail < 1:
+    raise ValueError(f'tail={tail} must be at least 1.')
+  accuracy = _column(rows, 'accuracy')
+  validation = _column(rows, 'val_accuracy')
+  chosen = np.where(np.isnan(accuracy), np.nan, validation)
+  result: dict[str, Any] = {
+      'round': rows[-1]['round'],
+      'final': _value(accuracy[-1]),
+      'tail': _value(accuracy[-tail:].mean()),
+      'selected': (None if np.isnan(chosen).all()
+                   else _value(accuracy[np.nanargmax(chosen)])),
+      'best': None if np.isnan(accuracy).all() else _value(
+          np.nanmax(accuracy)),
+      'loss': rows[-1].get('loss'),
+  }
+  for name in ('bytes_up', 'bytes_down', 'num_rejected'):
+    if any(name in row for row in rows):
+      result[name] = sum(row.get(name, 0) for row in rows)
+  if 'epsilon' in rows[-1]:
+    result['epsilon'] = rows[-1]['epsilon']
+  return result
+
+
+def table(runs: Runs, *, tail: int = TAIL) -> str:
+  """Markdown table of test accuracies in percent: mean ± std over seeds.
+
+  The standard deviation is that of a sample (n - 1); one seed has none.
+
+  Args:
+    runs: by name, one list of rows a seed, as `load` gives.
+    tail: see `summary`.
+
+  Returns:
+    The table, a line a name in the given order, readable as plain text. A
+    name whose seeds stopped at different rounds shows the range of rounds.
+  """
+  head = ['method', 'seeds', 'rounds',
+          *(title.format(tail=tail) for title in COLUMNS.values())]
+  body = []
+  for name, seeds in runs.items():
+    results = [summary(rows, tail=tail) for rows in seeds]
+    rounds = sorted(r['round'] for r in results)
+    body.append([
+        name, str(len(seeds)),
+        '-'.join(str(r) for r in sorted({rounds[0], rounds[-1]})),
+        *(_mean_std([r[c] for r in results]) for c in COLUMNS)])
+  widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+
+  def line(cells: Sequence[str]) -> str:
+    first = cells[0].ljust(widths[0])
+    rest = (c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))
+    return f'| {" | ".join([first, *rest])} |'
+
+  rule = ['-' * widths[0], *('-' * (w - 1) + ':' for w in widths[1:])]
+  return '\n'.join(map(line, [head, rule, *body])) + '\n'
+
+
+def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
+                panels: Sequence[str] = ('accuracy', 'loss'),
+                title: str = '') -> None:
+  """Draws metrics against rounds: a line a name, a band over its seeds.
+
+  The line is the mean over seeds and the band one standard deviation to each
+  side, at the rounds that all seeds of the name have. The legend goes from
+  the best final accuracy to the worst.
+
+  Args:
+    runs: by name, one list of rows a seed, as `load` gives.
+    path: file to write; its ending chooses the format (png, pdf, svg).
+    panels: metrics to draw, one panel each; those nobody has are left out.
+    title: above the panels.
+
+  Raises:
+    ValueError: if none of the panels has anything to draw.
+  """
+  from matplotlib import figure
+  from matplotlib.backends import backend_agg
+  curves = {panel: {name: curve for name, seeds in runs.items()
+                    if (curve := _curve(seeds, panel)) is not None}
+            for panel in panels}
+  curves = {panel: lines for panel, lines in curves.items() if lines}
+  if not curves:
+    raise ValueError(f'No run has any of panels={list(panels)}.')
+  chart = figure.Figure(
+      figsize=(4.6 * len(curves) + 2.2, 3.8), layout='constrained')
+  backend_agg.FigureCanvasAgg(chart)
+  style = {name: {'color': _COLOURS[i % len(_COLOURS)],
+                  'linestyle': _DASHES[i // len(_COLOURS) % len(_DASHES)]}
+           for i, name in enumerate(runs)}
+  handles = {}
+  all_axes = chart.subplots(1, len(curves), squeeze=False)[0]
+  for axes, (panel, lines) in zip(all_axes, curves.items(), strict=True):
+    scale = 100 if panel in metrics.SHARES else 1
+    for name, (rounds, values) in lines.items():
+      values = values * scale
+      mean = values.mean(axis=0)
+      handles[name], = axes.plot(
+          rounds, mean, linewidth=1.8, **style[name],
+          marker='o' if len(rounds) == 1 else '')
+      if len(values) > 1:
+        std = values.std(axis=0, ddof=1)
+        axes.fill_between(rounds, mean - std, mean + std, linewidth=0,
+                          color=style[name]['color'], alpha=0.18)
+    axes.set_xlabel('round')
+    axes.set_ylabel(LABELS.get(panel, panel.replace('_', ' ')))
+    axes.grid(color='#dddddd', linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.margins(x=0.02)
+  final = {name: _final(runs[name]) for name in handles}
+  order = sorted(handles, key=lambda name: -np.nan_to_num(final[name]))
+  chart.legend(
+      handles=[handles[name] for name in order],
+      labels=[name if np.isnan(final[name])
+              else f'{name}  {100 * final[name]:.1f}' for name in order],
+      loc='outside right upper', frameon=False, fontsize='small',
+      title='final accuracy, %\n(bands: 1 std over seeds)' if any(
+          len(runs[name]) > 1 for name in order) else 'final accuracy, %',
+      title_fontsize='small', alignment='left')
+  if title:
+    chart.suptitle(title, fontsize='medium')
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  chart.savefig(path, dpi=150)
+
+
+def _column(rows: Sequence[Row], name: str) -> np.ndarray:
+  """float64[R], NaN where a row lacks the value."""
+  values = [row.get(name) for row in rows]
+  return np.array([np.nan if v is None else v for v in values], np.float64)
+
+
+def _value(number: Any) -> float | None:
+  return None if np.isnan(number) else float(number)
+
+
+def _mean_std(values: Sequence[float | None]) -> str:
+  numbers = [100 * v for v in values if v is not None]
+  if not numbers or len(numbers) < len(values):
+    return '-'
+  if len(numbers) == 1:
+    return f'{numbers[0]:.2f}'
+  return f'{np.mean(numbers):.2f} ± {np.std(numbers, ddof=1):.2f}'
+
+
+def _final(seeds: Sequence[Sequence[Row]]) -> float:
+  """Mean final accuracy; NaN if a seed has none."""
+  return float(np.mean([_column(rows, 'accuracy')[-1] for rows in seeds]))
+
+
+def _curve(seeds: Sequence[Sequence[Row]], name: str
+           ) -> tuple[np.ndarray, np.ndarray] | None:
+  """int[R] rounds that all seeds have, float64[seeds, R] values; or None."""
+  series = [{row['round']: row[name] for row in rows
+             if row.get(name) is not None} for rows in seeds]
+  if not series:
+    return None
+  rounds = sorted(set.intersection(*map(set, series)))
+  if not rounds:
+    return None
+  return np.array(rounds), np.array([[s[r] for r in rounds] for s in series])

@@ -1,0 +1,209 @@
+"""The compiled rounds of one seed or several, and what they save."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import (
+    Federation, Method, Metrics, PyTree, State, SUMMED)
+from fedjax_ssl.data import federation as federations_lib
+from fedjax_ssl.training import evaluate
+
+
+class Totals(NamedTuple):
+  """Sums of the rounds' metrics since the last row."""
+
+  sums: Metrics
+  rounds: jax.Array  # float32[]
+
+
+class Row(NamedTuple):
+  """One evaluated round of one seed."""
+
+  round: int
+  seed: int
+  values: dict[str, Any]
+
+
+def root_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+  """The keys of a seed: for initial values, and for the rounds."""
+  root = jax.random.key(seed)
+  return jax.random.fold_in(root, 0), jax.random.fold_in(root, 1)
+
+
+def stretch(method: Method, state: State, totals: Totals,
+            federation: Federation, first: jax.Array, count: jax.Array,
+            root: jax.Array) -> tuple[State, Totals]:
+  """Runs `count` rounds from round `first`; counts are traced."""
+  def body(i, carry):  # Keys depend on the round alone: a resume repeats none.
+    state, totals = carry
+    round_ = first + i
+    state, metrics = method.round(
+        state, federation.at(round_), round_, jax.random.fold_in(root, round_))
+    totals = Totals(tree.add(totals.sums, metrics), totals.rounds + 1)
+    return state._replace(round=jnp.asarray(round_ + 1, jnp.int32)), totals
+  return lax.fori_loop(0, count, body, (state, totals))
+
+
+def totals_shape(method: Method, federation: Any, state: Any) -> Totals:
+  def one(state, federation, key):
+    return method.round(state, federation.at(jnp.int32(0)), jnp.int32(0), key)
+  _, metrics = jax.eval_shape(one, state, federation, jax.random.key(0))
+  metrics = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), metrics)
+  return Totals(metrics, jax.ShapeDtypeStruct((), jnp.float32))
+
+
+def _place(x: PyTree, mesh: Mesh | None) -> PyTree:
+  if mesh is None:
+    return jax.tree.map(jnp.asarray, x)
+  return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+
+
+def _place_shared(federations: Sequence[Federation], mesh: Mesh | None
+                  ) -> list[Federation]:
+  """Federations on the devices, arrays that they share placed once."""
+  known: dict[int, Any] = {}
+  def one(x):
+    if id(x) not in known:
+      known[id(x)] = _place(x, mesh)
+    return known[id(x)]
+  return [jax.tree.map(one, f) for f in federations]
+
+
+def place_state(state: State, mesh: Mesh | None) -> State:
+  """Puts a state on the devices; memory rows are split where they divide."""
+  if mesh is None:
+    return jax.tree.map(jnp.asarray, state)
+  rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+  whole = NamedSharding(mesh, PartitionSpec())
+  memory = jax.tree.map(
+      lambda x: jax.device_put(
+          x, rows if x.shape[0] % mesh.size == 0 else whole), state.memory)
+  return State(jax.device_put(state.server, whole), memory,
+               jax.device_put(state.round, whole))
+
+
+def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
+  """Averages the stretch and joins the evaluation."""
+  totals, scores = jax.device_get((totals, scores))
+  rounds = np.maximum(totals.rounds, np.float32(1))
+  means = {name: value if name in SUMMED else value / rounds
+           for name, value in totals.sums.items()}
+  return Row(round_, seed, {**means, **scores})
+
+
+def checkpoint_template(method: Method, federation: Any, state: Any,
+                        seeds: Sequence[int]) -> PyTree:
+  """What a run saves: a state and the unfinished totals of every seed."""
+  totals = totals_shape(method, federation, state)
+  return {str(s): {'state': state, 'totals': totals} for s in seeds}
+
+
+class Sequential:
+  """Several seeds, one after another through one compiled program."""
+
+  def __init__(self, method: Method, federations: Sequence[Federation],
+               seeds: Sequence[int], mesh: Mesh | None):
+    self._method, self._mesh, self._seeds = method, mesh, list(seeds)
+    self._roots = [root_keys(s) for s in seeds]
+    self._probes = [evaluate.probe_of(f) for f in federations]
+    self._federations = _place_shared(federations, mesh)
+    self._run = jax.jit(functools.partial(stretch, method),
+                        donate_argnums=(0, 1))
+    self._score = jax.jit(evaluate.evaluation(method, mesh))
+    self.states: list[State] = []
+    self._totals: list[Totals] = []
+
+  def start(self, saved: PyTree | None) -> None:
+    """Begins at a saved tree, or at the method's initial states."""
+    pairs = [self._first(i, saved) for i in range(len(self._seeds))]
+    self.states = [place_state(state, self._mesh) for state, _ in pairs]
+    self._totals = [_place(totals, self._mesh) for _, totals in pairs]
+
+  def _first(self, i: int, saved: PyTree | None) -> tuple[State, Totals]:
+    if saved is not None:
+      one = saved[str(self._seeds[i])]
+      return one['state'], one['totals']
+    state = self._method.init(self._roots[i][0], self._federations[i])
+    shape = totals_shape(self._method, self._federations[i], state)
+    return state, tree.zeros_like(shape)
+
+  def advance(self, first: int, count: int) -> None:
+    """Runs rounds [first, first + count) of every seed."""
+    for i in range(len(self._seeds)):
+      self.states[i], self._totals[i] = self._run(
+          self.states[i], self._totals[i], self._federations[i],
+          jnp.int32(first), jnp.int32(count), self._roots[i][1])
+    jax.block_until_ready(self.states)
+
+  def rows(self, round_: int) -> list[Row]:
+    """Evaluates every seed and starts new totals."""
+    out = [_to_row(round_, seed, self._totals[i], self._scores(i))
+           for i, seed in enumerate(self._seeds)]
+    self._totals = [tree.zeros_like(t) for t in self._totals]
+    return out
+
+  def scores(self, round_: int) -> list[Row]:
+    """Evaluates every seed, without what was measured during training."""
+    return [Row(round_, seed, jax.device_get(self._scores(i)))
+            for i, seed in enumerate(self._seeds)]
+
+  def _scores(self, i: int) -> Metrics:
+    return self._score(self.states[i], self._federations[i], self._probes[i])
+
+  def snapshot(self) -> PyTree:
+    """What a checkpoint holds; see `checkpoint_template`."""
+    return {str(s): {'state': self.states[i], 'totals': self._totals[i]}
+            for i, s in enumerate(self._seeds)}
+
+
+class Together(Sequential):
+  """Several seeds under one vmap; states carry a leading axis of seeds."""
+
+  def __init__(self, method, federations, seeds, mesh):
+    super().__init__(method, federations, seeds, mesh)
+    stacked = federations_lib.stack(federations)
+    axes = federations_lib.seed_axes(stacked)
+    self._stacked = _place(stacked, mesh)
+    self._rounds_keys = jnp.stack([key for _, key in self._roots])
+    self._run = jax.jit(
+        jax.vmap(functools.partial(stretch, method),
+                 in_axes=(0, 0, axes, None, None, 0)), donate_argnums=(0, 1))
+    self._score = jax.jit(jax.vmap(
+        evaluate.evaluation(method, mesh), in_axes=(0, axes, 0)))
+    width = min(p.size for p in self._probes)
+    self._probe = np.stack([p[:width] for p in self._probes])
+
+  def start(self, saved):
+    super().start(saved)
+    self._state = tree.stack(self.states)
+    self._total = tree.stack(self._totals)
+
+  def advance(self, first, count):
+    self._state, self._total = self._run(
+        self._state, self._total, self._stacked, jnp.int32(first),
+        jnp.int32(count), self._rounds_keys)
+    jax.block_until_ready(self._state)
+    self._split()
+
+  def rows(self, round_):
+    scores = self._score(self._state, self._stacked, self._probe)
+    out = [_to_row(round_, seed, self._totals[i], tree.take(scores, i))
+           for i, seed in enumerate(self._seeds)]
+    self._total = tree.zeros_like(self._total)
+    self._split()
+    return out
+
+  def _split(self) -> None:
+    count = range(len(self._seeds))
+    self.states = [tree.take(self._state, i) for i in count]
+    self._totals = [tree.take(self._total, i) for i in count]

@@ -1,0 +1,305 @@
+"""The folder of one run: one process at a time, one configuration for ever.
+
+  config.json    flags, versions, commit, devices of the first start
+  metrics.jsonl  what was measured, a row per evaluation (`training.metrics`)
+  timings.jsonl  how long it took
+  checkpoints/   the newest steps (`training.checkpoint`)
+  lock           held by the running process; its content is only a hint
+
+The lock is `flock`: the kernel frees it when the process ends, however it
+ends, so the file that stays behind means nothing.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import socket
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+
+from fedjax_ssl.training import environment
+
+CONFIG = 'config.json'
+LOCK = 'lock'
+# Files that only a run leaves; without a config they belong to no run.
+_TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
+
+
+class WorkdirError(ValueError):
+  """The folder cannot be used for this run; the message says why."""
+
+
+class Workdir:
+  """An opened folder; leave it with `close` or a `with` block.
+
+  Attributes:
+    path: the folder, absolute.
+    config: the flags in force, `schedule_rounds` from the first start.
+    resumed: whether an earlier start left its configuration here.
+  """
+
+  def __init__(self, path: pathlib.Path, stored: dict[str, Any],
+               resumed: bool, lock: int | None):
+    """Use `open_workdir`."""
+    self.path = path
+    self.resumed = resumed
+    self._stored = stored
+    self._lock = lock
+
+  @property
+  def config(self) -> dict[str, Any]:
+    """The flags in force."""
+    return dict(self._stored['flags'])
+
+  @property
+  def checkpoints(self) -> pathlib.Path:
+    """Where the steps go."""
+    return self.path / 'checkpoints'
+
+  def record(self, **facts: Any) -> None:
+    """Stores what the flags imply but do not say, such as a partition's hash.
+
+    Args:
+      **facts: small JSON values.
+
+    Raises:
+      WorkdirError: if an earlier start recorded another value.
+    """
+    def update() -> dict[str, Any]:
+      known = self._stored['facts']
+      new = _plain(facts)
+      changes = _changes({k: v for k, v in known.items() if k in new}, {
+          k: v for k, v in new.items() if k in known})
+      if changes:
+        raise WorkdirError(f'{self.path} holds a run on other data: '
+                           f'{_listed(changes)}.')
+      if any(k not in known for k in new):
+        stored = self._stored | {'facts': known | new}
+        _write(self.path / CONFIG, _text(stored))
+        return stored
+      return self._stored
+
+    self._stored = _once(update)
+
+  def close(self) -> None:
+    """Frees the lock."""
+    if self._lock is not None:
+      os.close(self._lock)
+      self._lock = None
+
+  def __enter__(self) -> Workdir:
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.close()
+
+  def __fspath__(self) -> str:
+    return str(self.path)
+
+
+def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
+                 allow: Collection[str] = ('num_rounds',)) -> Workdir:
+  """Opens the folder of a run for this process alone.
+
+  The first start writes `config.json`. A later start must bring the same
+  flags, apart from those in `allow`; `num_rounds` may only grow. A flag
+  `schedule_rounds` that is None or 0 becomes the first start's `num_rounds`
+  and stays so, hence a longer run does not bend its schedules.
+
+  In a run of several processes all of them call this: the first one does the
+  work, and all return or raise alike.
+
+  Args:
+    path: local folder; created if it is missing.
+    config: flag values, anything JSON can hold.
+    allow: flags that may differ from the first start.
+
+  Returns:
+    The opened folder. Close it.
+
+  Raises:
+    WorkdirError: if the folder cannot be created or written, another process
+      uses it, it holds a run with other flags (the message names each), or
+      results without a configuration. Nothing in it is changed then.
+  """
+  folder = pathlib.Path(path).absolute()
+  lock: int | None = None
+
+  def start() -> dict[str, Any]:
+    nonlocal lock
+    try:
+      lock = _take(folder, str(path))
+      return _settle(folder, _plain(config), allow)
+    except BaseException as error:
+      if lock is not None:
+        os.close(lock)
+      if isinstance(error, OSError):
+        raise WorkdirError(f'workdir={str(path)!r} cannot be used: '
+                           f'{_reason(error)}.') from error
+      raise
+
+  outcome = _once(start)
+  return Workdir(folder, outcome['stored'], outcome['resumed'], lock)
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+  """All of a run's `config.json`: flags, facts, environment, restarts.
+
+  Raises:
+    WorkdirError: if there is none, or it cannot be read.
+  """
+  file = pathlib.Path(path) / CONFIG
+  try:
+    stored = json.loads(file.read_text())
+    return {**stored, 'flags': dict(stored['flags']),
+            'facts': dict(stored['facts'])}
+  except FileNotFoundError:
+    raise WorkdirError(f'{path} holds no run: {CONFIG} is missing.') from None
+  except OSError as error:
+    raise WorkdirError(f'{file} cannot be read: {_reason(error)}.') from error
+  except (ValueError, KeyError, TypeError) as error:
+    raise WorkdirError(f'{file} is damaged: {error}.') from error
+
+
+def _take(folder: pathlib.Path, asked: str) -> int:
+  """Creates and locks the folder; returns the descriptor of the lock."""
+  if '://' in asked:
+    raise WorkdirError(f'workdir={asked!r} is no local folder; mount it first.')
+  traces = [t for t in _TRACES if (folder / t).exists()]
+  if traces and not (folder / CONFIG).exists():
+    raise WorkdirError(f'{folder} holds {", ".join(traces)} but no {CONFIG}: '
+                       'not a run that could be continued. Choose another '
+                       'folder.')
+  folder.mkdir(parents=True, exist_ok=True)
+  lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    holder = os.read(lock, 200).decode(errors='replace').strip()
+    os.close(lock)
+    raise WorkdirError(f'{folder} is in use by {holder or "a process"}; wait '
+                       'for it, or choose another folder.') from None
+  except BaseException:
+    os.close(lock)
+    raise
+  os.truncate(lock, 0)
+  os.write(lock, f'pid {os.getpid()} on {socket.gethostname()}\n'.encode())
+  return lock
+
+
+def _settle(folder: pathlib.Path, flags: dict[str, Any],
+            allow: Collection[str]) -> dict[str, Any]:
+  """The configuration in force; written if it is new."""
+  resumed = (folder / CONFIG).exists()
+  now = environment.describe()
+  if not resumed:
+    if 'schedule_rounds' in flags:
+      flags['schedule_rounds'] = (
+          flags['schedule_rounds'] or flags.get('num_rounds'))
+    fresh = {'flags': flags, 'facts': {}, 'environment': now, 'restarts': []}
+    _write(folder / CONFIG, _text(fresh))
+    return {'stored': fresh, 'resumed': False}
+  stored = read_config(folder)
+  if not flags.get('schedule_rounds', True):
+    flags['schedule_rounds'] = stored['flags'].get('schedule_rounds')
+  changes = _changes(stored['flags'], flags)
+  refused = {k: v for k, v in changes.items()
+             if k not in allow or not _may_become(k, *v)}
+  if refused:
+    raise WorkdirError(f'{folder} holds a run with other flags: '
+                       f'{_listed(refused)}.')
+  before = stored['environment']
+  for restart in stored['restarts']:
+    before = before | restart['environment']
+  differs = {k: v for k, v in now.items() if before.get(k) != v}
+  if differs:
+    logging.warning(
+        'The run in %s continues elsewhere: %s. Equal bits are promised for '
+        'equal versions and machines only.', folder,
+        _listed(_changes({k: before.get(k) for k in differs}, differs)))
+  if changes or differs:
+    stored['flags'] = flags
+    stored['restarts'] = [*stored['restarts'], {
+        'flags': {k: new for k, (_, new) in changes.items()},
+        'environment': differs}]
+    _write(folder / CONFIG, _text(stored))
+  return {'stored': stored, 'resumed': True}
+
+
+def _may_become(name: str, old: Any, new: Any) -> bool:
+  if name != 'num_rounds':
+    return True
+  return isinstance(new, int) and (not isinstance(old, int) or new >= old)
+
+
+_ABSENT = 'absent'
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]
+             ) -> dict[str, tuple[Any, Any]]:
+  """Names whose values differ, with both values."""
+  return {name: (old.get(name, _ABSENT), new.get(name, _ABSENT))
+          for name in sorted({*old, *new})
+          if old.get(name, _ABSENT) != new.get(name, _ABSENT)}
+
+
+def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
+  return ', '.join(f'{name} {old} -> {new}'
+                   for name, (old, new) in changes.items())
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The same values as they come back from a JSON file."""
+  try:
+    return json.loads(json.dumps(dict(config), sort_keys=True))
+  except TypeError as error:
+    raise WorkdirError(f'config={config!r} is no JSON: {error}.') from None
+
+
+def _text(stored: Mapping[str, Any]) -> str:
+  return json.dumps(stored, indent=2, sort_keys=True) + '\n'
+
+
+def _write(file: pathlib.Path, text: str) -> None:
+  """Replaces a file whole, or not at all."""
+  partial = file.with_name(file.name + '.partial')
+  with open(partial, 'w') as stream:
+    stream.write(text)
+    stream.flush()
+    os.fsync(stream.fileno())
+  os.replace(partial, file)
+
+
+def _once(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+  """Runs `work` on the first process; all get its result or its error."""
+  if jax.process_count() == 1:
+    return work()
+  from jax.experimental import multihost_utils
+  outcome: dict[str, Any] = {}
+  if jax.process_index() == 0:
+    try:
+      outcome = {'value': work()}
+    except Exception as error:  # The others must not wait for ever.
+      outcome = {'error': str(error)}
+  data = np.frombuffer(json.dumps(outcome).encode(), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
+  data = multihost_utils.broadcast_one_to_all(np.resize(data, size))
+  outcome = json.loads(np.asarray(data, np.uint8).tobytes())
+  if 'error' in outcome:
+    raise WorkdirError(outcome['error'])
+  return outcome['value']
+
+
+def _reason(error: OSError) -> str:
+  hints = {errno.ENOSPC: 'the disk is full', errno.EROFS: 'it is read-only',
+           errno.ENOTDIR: 'part of the path is a file',
+           errno.EEXIST: 'it is a file',
+           errno.EACCES: 'no permission to write'}
+  return hints.get(error.errno or 0, error.strerror or str(error))

@@ -1,0 +1,93 @@
+"""What all tests share: the platform, the compilation cache, subprocesses."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import hypothesis
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Read by JAX when it is imported, which happens after this module; subprocesses
+# inherit them.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('MPLBACKEND', 'agg')
+
+# The same draws in every run: a failure of one run is a failure of the next.
+hypothesis.settings.register_profile(
+    'reproducible', deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile('reproducible')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  """Gives the workers one compilation cache, which lasts for this run only.
+
+  Kept longer it could serve programs of another processor, and hide that a
+  program no longer compiles. Who names a cache keeps it.
+  """
+  is_worker = hasattr(config, 'workerinput')
+  if is_worker or 'JAX_COMPILATION_CACHE_DIR' in os.environ:
+    return
+  folder = tempfile.mkdtemp(prefix='fedjax_ssl_cache_')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = folder
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+  config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(scope='session')
+def root() -> pathlib.Path:
+  """The repository's root."""
+  return ROOT
+
+
+@pytest.fixture(scope='session')
+def data_dir() -> pathlib.Path:
+  """The folder of `<name>.npz` files that FEDJAX_SSL_DATA names."""
+  folder = os.environ.get('FEDJAX_SSL_DATA')
+  if not folder:
+    pytest.skip('FEDJAX_SSL_DATA names no folder with real data sets')
+  return pathlib.Path(folder)
+
+
+@pytest.fixture(scope='session')
+def run_python() -> Iterator[Callable[..., str]]:
+  """Runs Python code in a process of its own; see `_run_python`."""
+  yield _run_python
+
+
+def _run_python(code: str, *args: str, devices: int = 1,
+                env: dict[str, str] | None = None,
+                timeout: float = 300) -> str:
+  """Runs `code` with `devices` CPU devices; returns its standard output.
+
+  The number of devices is fixed when JAX starts, so that another number needs
+  another process.
+
+  Args:
+    code: Python source.
+    *args: become `sys.argv[1:]`.
+    devices: CPU devices of that process, at least 1.
+    env: variables added to this process's own.
+    timeout: seconds after which the process is ended.
+
+  Raises:
+    AssertionError: if it exits non-zero; the message ends with its last lines.
+  """
+  variables = {
+      **os.environ, 'JAX_NUM_CPU_DEVICES': str(devices),
+      'PYTHONPATH': os.pathsep.join([str(ROOT), str(ROOT / 'experiments')]),
+      **(env or {})}
+  done = subprocess.run(
+      [sys.executable, '-c', code, *args], cwd=ROOT, env=variables,
+      stdin=subprocess.DEVNULL, capture_output=True, text=True,
+      timeout=timeout, check=False)
+  if done.returncode:
+    raise AssertionError(
+        f'exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}')
+  return done.stdout
