@@ -50,18 +50,34 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
       fraction=FLAGS.labeled_fraction, where=pool)
 
 
-def deal_labeled(rng: np.random.Generator, labels: np.ndarray,
-                 where: np.ndarray, scheme: Callable[..., np.ndarray],
-                 **knobs: Any) -> np.ndarray:
-  """Owners of the labeled rows: the scheme's, or the server."""
-  if FLAGS.labels_at == 'server':
-    return np.where(where, FLAGS.num_clients, -1).astype(np.int32)
+def two_pools(labeled_scheme: Callable[..., np.ndarray],
+              unlabeled_scheme: Callable[..., np.ndarray]) -> Deal:
+  """Deals labeled and unlabeled rows apart, as FedDure does.
+
+  Args:
+    labeled_scheme: a partition of `fedjax_ssl.data`; labels at the server
+      are not dealt.
+    unlabeled_scheme: the same for all other rows.
+
+  Returns:
+    The setting's `deal`.
+  """
+  def deal(rng, labels, pool):
+    labeled = choose_labeled(rng, labels, pool)
+    if FLAGS.labels_at == 'server':
+      owner = np.where(labeled, FLAGS.num_clients, -1).astype(np.int32)
+    else:
+      least = data.labeled_min_size(int(labeled.sum()), FLAGS.num_clients)
+      owner = _scheme(labeled_scheme, rng, labels, labeled, least)
+    return owner, _scheme(unlabeled_scheme, rng, labels, pool & ~labeled, 10)
+  return deal
+
+
+def _scheme(scheme: Callable[..., np.ndarray], rng: np.random.Generator,
+            labels: np.ndarray, where: np.ndarray, least: int) -> np.ndarray:
+  knobs = {'alpha': FLAGS.alpha, 'min_size': least} if (
+      scheme is data.dirichlet_capped) else {}
   return scheme(rng, labels, FLAGS.num_clients, where=where, **knobs)
-
-
-def labeled_min_size(where: np.ndarray) -> int:
-  """Least labeled rows of a client that a Dirichlet draw must give."""
-  return data.labeled_min_size(int(where.sum()), FLAGS.num_clients)
 
 
 def main(deal: Deal, **defaults: Any) -> None:

@@ -60,7 +60,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, Dealt], labels: str,
   task = fssl.make_task(spec, mesh)
   made = fssl.methods.make(method, task)
   # A round is traced without being run: impossible settings show here.
-  state = fssl.template(made, federations[0])
+  state = fssl.task.template(made, federations[0])
   seeds_lib.totals_shape(made, federations[0], state)
   return Job(spec, made, federations, list(dealt), [
       one.partition for one in dealt.values()],
@@ -173,7 +173,7 @@ def _record(job: Job, place: workdir_lib.Workdir) -> None:
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
-  state = fssl.template(job.method, job.federations[0])
+  state = fssl.task.template(job.method, job.federations[0])
   return steps.restore(seeds_lib.checkpoint_template(
       job.method, job.federations[0], state, job.seeds))
 

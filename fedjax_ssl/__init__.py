@@ -1,4 +1,9 @@
-"""Federated semi-supervised learning in JAX."""
+"""Federated semi-supervised learning, simulated in JAX.
+
+Names are imported when they are first used: `import fedjax_ssl`, or
+`from fedjax_ssl import aggregation` alone, does not load the network,
+checkpoint, data set and plotting libraries.
+"""
 from __future__ import annotations
 
 import importlib
@@ -6,15 +11,44 @@ from typing import Any
 
 __version__ = '0.1.0'
 
-_MODULES = ('aggregation', 'core', 'data', 'losses', 'methods', 'models',
-            'task', 'training')
-_NAMES = {'load': 'task', 'TaskSpec': 'task', 'make_task': 'task',
-          'template': 'task', 'METHODS': 'methods', 'MODELS': 'models'}
+_MODULES = (
+    'adversarial', 'aggregation', 'core', 'data', 'losses', 'methods', 'models',
+    'targets', 'task', 'training')
+
+# Public name to its module and its name there.
+_NAMES = {
+    'Examples': ('core.types', 'Examples'),
+    'Federation': ('core.types', 'Federation'),
+    'METHODS': ('methods', 'METHODS'),
+    'MODELS': ('models', 'MODELS'),
+    'Method': ('core.types', 'Method'),
+    'Model': ('core.types', 'Model'),
+    'Shard': ('core.types', 'Shard'),
+    'State': ('core.types', 'State'),
+    'Task': ('core.types', 'Task'),
+    'TaskSpec': ('task', 'TaskSpec'),
+    'Update': ('core.types', 'Update'),
+    'load': ('task', 'load'),
+    'make_method': ('methods', 'make'),
+    'make_model': ('models', 'make'),
+    'make_task': ('task', 'make_task'),
+    'train': ('training.loop', 'train'),
+}
+
+__all__ = sorted((*_MODULES, *_NAMES))
 
 
 def __getattr__(name: str) -> Any:
+  """Imports the module behind a public name, once."""
   if name in _MODULES:
-    return importlib.import_module(f'fedjax_ssl.{name}')
-  if name in _NAMES:
-    return getattr(importlib.import_module(f'fedjax_ssl.{_NAMES[name]}'), name)
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return importlib.import_module(f'{__name__}.{name}')
+  if name not in _NAMES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module, attribute = _NAMES[name]
+  value = getattr(importlib.import_module(f'{__name__}.{module}'), attribute)
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl import losses
 
-Scalar = jax.Array | float
+Array = jax.Array | np.ndarray
+Scalar = Array | float
 
 
 def _check(name, value, allowed):
@@ -20,8 +22,8 @@ def _check(name, value, allowed):
         f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
 
 
-def discriminator_loss(real_logits: jax.Array, fake_logits: jax.Array,
-                       mask: jax.Array, *, fake_weight: Scalar = 1.0,
+def discriminator_loss(real_logits: Array, fake_logits: Array,
+                       mask: Array, *, fake_weight: Scalar = 1.0,
                        kind: str = 'logistic') -> jax.Array:
   r"""What the discriminator minimises.
 
@@ -44,7 +46,8 @@ def discriminator_loss(real_logits: jax.Array, fake_logits: jax.Array,
 
   References:
     Fan et al., FedSSL, IJCAI 2022, eq. 6; Goodfellow et al.,
-    https://arxiv.org/abs/1406.2661; Lim and Ye, https://arxiv.org/abs/1705.02894.
+    https://arxiv.org/abs/1406.2661; Lim and Ye,
+    https://arxiv.org/abs/1705.02894.
   """
   _check('kind', kind, ('logistic', 'hinge'))
   cost = jax.nn.softplus if kind == 'logistic' else lambda d: jax.nn.relu(1 + d)
@@ -52,7 +55,7 @@ def discriminator_loss(real_logits: jax.Array, fake_logits: jax.Array,
   return losses.masked_mean(cost(-real) + fake_weight * cost(fake), mask)
 
 
-def generator_loss(fake_logits: jax.Array, mask: jax.Array, *,
+def generator_loss(fake_logits: Array, mask: Array, *,
                    weight: Scalar = 1.0, kind: str = 'non_saturating'
                    ) -> jax.Array:
   r"""What the generator minimises.
@@ -85,7 +88,7 @@ def generator_loss(fake_logits: jax.Array, mask: jax.Array, *,
   return losses.masked_mean(weight * cost, mask)
 
 
-def reconstruction(generated: jax.Array, images: jax.Array, mask: jax.Array, *,
+def reconstruction(generated: Array, images: Array, mask: Array, *,
                    over_pixels: str = 'sum') -> jax.Array:
   r"""Distance :math:`\|\hat x - x\|^2` of an unmixed example from its source.
 
@@ -114,7 +117,7 @@ def reconstruction(generated: jax.Array, images: jax.Array, mask: jax.Array, *,
       mask)
 
 
-def fake_condition(lam: Scalar, source: jax.Array, target: jax.Array, *,
+def fake_condition(lam: Scalar, source: Array, target: Array, *,
                    label: str = 'mixed') -> jax.Array:
   """The label distribution beside which D judges a generated example.
 

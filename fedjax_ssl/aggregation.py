@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
-Scalar = jax.Array | float
+Array = jax.Array | np.ndarray
+Scalar = Array | float
 
 DISTANCES = ('sum_of_norms', 'global_norm')
 
@@ -125,7 +126,7 @@ def _checked(stacked, num_examples, labeled, labeled_multiplier, distance):
 
 
 @jax.jit
-def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
+def weighted_mean(stacked: PyTree, weights: Array) -> PyTree:
   r"""Mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
 
   Args:
@@ -144,7 +145,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 
 @jax.jit
-def reliability_weighted_mean(stacked: PyTree, scores: jax.Array) -> PyTree:
+def reliability_weighted_mean(stacked: PyTree, scores: Array) -> PyTree:
   r"""Mean by how well each client's model does: :math:`w_k = s_k / \sum_j s_j`.
 
   The paper prints the ratio outside the sum over its own index; this is the
@@ -166,8 +167,8 @@ def reliability_weighted_mean(stacked: PyTree, scores: jax.Array) -> PyTree:
 
 @functools.partial(jax.jit, static_argnames=('distance',))
 def distance_reweighted_mean(
-    stacked: PyTree, num_examples: jax.Array, *, beta: Scalar,
-    labeled: jax.Array | None = None, labeled_multiplier: Scalar = 1.0,
+    stacked: PyTree, num_examples: Array, *, beta: Scalar,
+    labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
     distance: str = 'sum_of_norms') -> PyTree:
   r"""Mean that trusts clients less the further they are from their average.
 
@@ -208,7 +209,7 @@ def distance_reweighted_mean(
 
 
 @functools.partial(jax.jit, static_argnames=('num_clients', 'groups', 'size'))
-def sample_sub_consensus(key: jax.Array, num_clients: int, *, groups: int,
+def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
                          size: int) -> jax.Array:
   """Draws RSCFed's groups, each on its own; the paper's are 3 of 5 of 10.
 
@@ -235,8 +236,8 @@ def sample_sub_consensus(key: jax.Array, num_clients: int, *, groups: int,
 
 @functools.partial(jax.jit, static_argnames=('distance',))
 def sub_consensus_mean(
-    stacked: PyTree, num_examples: jax.Array, members: jax.Array, *,
-    beta: Scalar, labeled: jax.Array | None = None,
+    stacked: PyTree, num_examples: Array, members: Array, *,
+    beta: Scalar, labeled: Array | None = None,
     labeled_multiplier: Scalar = 1.0, distance: str = 'sum_of_norms') -> PyTree:
   """Plain mean of the groups' distance-reweighted means, as in RSCFed.
 
@@ -300,8 +301,8 @@ def ema(old: PyTree, new: PyTree, decay: Scalar) -> PyTree:
 
 
 @jax.jit
-def finite_or_zero(stacked: PyTree, weights: jax.Array, *,
-                   max_norm: Scalar = math.inf
+def finite_or_zero(stacked: PyTree, weights: Array, *,
+                   max_norm: Scalar = jnp.inf
                    ) -> tuple[PyTree, jax.Array, jax.Array]:
   """Leaves out rows that are not finite, too long, or of a broken weight.
 

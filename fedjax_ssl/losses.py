@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl.targets import agreement_vote as agreement_vote
 from fedjax_ssl.targets import at_least_float32
@@ -26,11 +27,12 @@ from fedjax_ssl.targets import soft_pseudo_label as soft_pseudo_label
 from fedjax_ssl.targets import tsa_threshold as tsa_threshold
 
 PyTree = Any
-Scalar = jax.Array | float
+Array = jax.Array | np.ndarray
+Scalar = Array | float
 Loss = tuple[jax.Array, dict[str, jax.Array]]
 
 
-def masked_mean(values: jax.Array, mask: jax.Array, *,
+def masked_mean(values: Array, mask: Array, *,
                 total: Scalar | None = None) -> jax.Array:
   r"""Mean over real rows: :math:`\sum_i m_i v_i / \max(\text{total}, 1)`.
 
@@ -60,7 +62,7 @@ def _visible(logits, mask):
   return at_least_float32(jnp.where(mask[..., None] > 0, logits, 0))
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array, mask: jax.Array, *,
+def cross_entropy(logits: Array, targets: Array, mask: Array, *,
                   label_smoothing: float = 0.0, total: Scalar | None = None
                   ) -> jax.Array:
   r"""Cross entropy :math:`-\sum_c t_c \log p_c`.
@@ -87,8 +89,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, mask: jax.Array, *,
   return masked_mean(-jnp.sum(targets * log_p, -1), mask, total=total)
 
 
-def accuracy(logits: jax.Array, labels: jax.Array, mask: jax.Array
-             ) -> jax.Array:
+def accuracy(logits: Array, labels: Array, mask: Array) -> jax.Array:
   """Share of rows whose largest logit is at the label.
 
   Args:
@@ -103,7 +104,7 @@ def accuracy(logits: jax.Array, labels: jax.Array, mask: jax.Array
                      jnp.where(labels >= 0, mask, 0))
 
 
-def kl_rows(logits: jax.Array, other_logits: jax.Array) -> jax.Array:
+def kl_rows(logits: Array, other_logits: Array) -> jax.Array:
   r"""Divergence :math:`KL[p \| q] = \sum_c p_c (\log p_c - \log q_c)` by row.
 
   Args:
@@ -118,7 +119,7 @@ def kl_rows(logits: jax.Array, other_logits: jax.Array) -> jax.Array:
   return jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
 
 
-def fixmatch(weak_logits: jax.Array, strong_logits: jax.Array, mask: jax.Array,
+def fixmatch(weak_logits: Array, strong_logits: Array, mask: Array,
              *, threshold: Scalar = 0.95, over: str = 'batch') -> Loss:
   r"""Confident labels of the weak view train the strong view.
 
@@ -151,7 +152,7 @@ def fixmatch(weak_logits: jax.Array, strong_logits: jax.Array, mask: jax.Array,
   return loss, {'mask_rate': masked_mean(accepted, mask)}
 
 
-def uda(logits: jax.Array, strong_logits: jax.Array, mask: jax.Array, *,
+def uda(logits: Array, strong_logits: Array, mask: Array, *,
         threshold: Scalar = 0.0, temperature: Scalar = 1.0) -> Loss:
   r"""Consistency of UDA: :math:`1[\max_c p_c > \tau]\, KL[p_T \| p(A_s(u))]`.
 
@@ -174,7 +175,7 @@ def uda(logits: jax.Array, strong_logits: jax.Array, mask: jax.Array, *,
   return masked_mean(kept * rows, mask), {'mask_rate': masked_mean(kept, mask)}
 
 
-def tsa_cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, *,
+def tsa_cross_entropy(logits: Array, labels: Array, mask: Array, *,
                       threshold: Scalar) -> Loss:
   r"""Cross entropy over labels not yet learnt: :math:`p(y|x) \le \eta_t`.
 
@@ -200,7 +201,7 @@ def tsa_cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, *,
           {'tsa_rate': masked_mean(kept, mask)})
 
 
-def consistency(logits: jax.Array, targets: jax.Array, mask: jax.Array, *,
+def consistency(logits: Array, targets: Array, mask: Array, *,
                 total: Scalar | None = None) -> jax.Array:
   r"""Squared distance to a teacher: :math:`\sum_c (p_c - q_c)^2` by row.
 
@@ -224,7 +225,7 @@ def consistency(logits: jax.Array, targets: jax.Array, mask: jax.Array, *,
   return masked_mean(jnp.sum(jnp.square(gap), -1), mask, total=total)
 
 
-def squared_error(logits: jax.Array, targets: jax.Array, mask: jax.Array
+def squared_error(logits: Array, targets: Array, mask: Array
                   ) -> jax.Array:
   r"""MixMatch's loss on unlabeled blends: :math:`\frac1C \sum_c (p_c - q_c)^2`.
 
@@ -242,8 +243,8 @@ def squared_error(logits: jax.Array, targets: jax.Array, mask: jax.Array
   return consistency(logits, targets, mask) / logits.shape[-1]
 
 
-def inter_client_kl(logits: jax.Array, helper_logits: jax.Array,
-                    mask: jax.Array, *, over_helpers: str = 'sum',
+def inter_client_kl(logits: Array, helper_logits: Array,
+                    mask: Array, *, over_helpers: str = 'sum',
                     total: Scalar | None = None) -> jax.Array:
   r"""Agreement with helpers: :math:`\sum_j KL[p_{h_j} \| p]` by row.
 
@@ -273,7 +274,7 @@ def inter_client_kl(logits: jax.Array, helper_logits: jax.Array,
   return masked_mean(rows, mask, total=total)
 
 
-def relation_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array, *,
+def relation_matrix(logits: Array, labels: Array, mask: Array, *,
                     temperature: Scalar = 2.0) -> jax.Array:
   r"""FedIRM's class relations: row c is softmax(mean logits of class c / T).
 
@@ -296,7 +297,7 @@ def relation_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array, *,
   return jax.nn.softmax(means / temperature)
 
 
-def relation_matching(matrix: jax.Array, target: jax.Array) -> jax.Array:
+def relation_matching(matrix: Array, target: Array) -> jax.Array:
   r"""FedIRM's distance of two relations, :math:`(KL[T\|M] + KL[M\|T]) / 2`.
 
   Args:
@@ -345,4 +346,4 @@ def proximal(params: PyTree, anchor: PyTree, *, mu: Scalar) -> jax.Array:
   References:
     Li et al., FedProx, https://arxiv.org/abs/1812.06127, eq. 2.
   """
-  return mu / 2 * squared_distance(params, jax.lax.stop_gradient(anchor))
+  return squared_distance(params, jax.lax.stop_gradient(anchor)) * (mu / 2)

@@ -9,18 +9,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
-Scalar = jax.Array | float
+Array = jax.Array | np.ndarray
+Scalar = Array | float
 
 
-def at_least_float32(x: jax.Array) -> jax.Array:
+def at_least_float32(x: Array) -> jax.Array:
   """The array in float32, or in its own type if that is wider."""
   x = jnp.asarray(x)
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def sharpen(probabilities: jax.Array, *, temperature: Scalar | None = None,
+def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
             exponent: Scalar | None = None) -> jax.Array:
   r"""Sharper distribution: :math:`p_c^Z / \sum_v p_v^Z`, with Z = 1 / T.
 
@@ -52,7 +54,7 @@ def sharpen(probabilities: jax.Array, *, temperature: Scalar | None = None,
   return power / jnp.maximum(power.sum(-1, keepdims=True), tiny)
 
 
-def pseudo_label(logits: jax.Array, *, threshold: Scalar = 0.95
+def pseudo_label(logits: Array, *, threshold: Scalar = 0.95
                  ) -> tuple[jax.Array, jax.Array]:
   r"""Hard labels, and which of them are confident: :math:`\max_c p_c \ge \tau`.
 
@@ -74,7 +76,7 @@ def pseudo_label(logits: jax.Array, *, threshold: Scalar = 0.95
   return labels, (probabilities.max(-1) >= bar).astype(jnp.float32)
 
 
-def soft_pseudo_label(logits: jax.Array, *, temperature: Scalar = 0.5
+def soft_pseudo_label(logits: Array, *, temperature: Scalar = 0.5
                       ) -> jax.Array:
   r"""Sharpened mean over views: :math:`sharpen(\frac1K \sum_k p(y|u_k))`.
 
@@ -93,7 +95,7 @@ def soft_pseudo_label(logits: jax.Array, *, temperature: Scalar = 0.5
   return sharpen(views.mean(0), temperature=temperature)
 
 
-def agreement_vote(logits: jax.Array, helper_logits: jax.Array, *,
+def agreement_vote(logits: Array, helper_logits: Array, *,
                    threshold: Scalar = 0.75, tie: str = 'lowest'
                    ) -> tuple[jax.Array, jax.Array]:
   r"""The class most models vote for: own model and helpers, one vote each.
@@ -162,7 +164,7 @@ def tsa_threshold(step: Scalar, num_steps: Scalar, *, num_classes: int,
   return 1 - missing * (1 - 1 / num_classes)
 
 
-def flexmatch_thresholds(counts: jax.Array, *, threshold: Scalar = 0.95,
+def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
                          num_unused: Scalar = 0.0, mapping: str = 'convex'
                          ) -> jax.Array:
   r"""A lower bar for classes that are learnt less: :math:`\tau M(\beta_c)`.
@@ -191,7 +193,7 @@ def flexmatch_thresholds(counts: jax.Array, *, threshold: Scalar = 0.95,
   counts = jnp.asarray(counts, jnp.float32)
   most = jnp.maximum(counts.max(), num_unused)
   beta = counts / jnp.where(most > 0, most, 1)
-  return threshold * (beta / (2 - beta) if mapping == 'convex' else beta)
+  return (beta / (2 - beta) if mapping == 'convex' else beta) * threshold
 
 
 def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
@@ -216,7 +218,7 @@ def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
   return jax.tree.map(blend, a, b)
 
 
-def mixup_ratio(key: jax.Array, shape: tuple[int, ...] = (), *,
+def mixup_ratio(key: Array, shape: tuple[int, ...] = (), *,
                 alpha: Scalar = 0.75, dominant: bool = False) -> jax.Array:
   """Draws lam ~ Beta(alpha, alpha).
 

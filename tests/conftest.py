@@ -18,6 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # inherit them.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('MPLBACKEND', 'agg')
+# Tests spend their time in the compiler; no law depends on its optimizations.
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 
 # The same draws in every run: a failure of one run is a failure of the next.
 hypothesis.settings.register_profile(

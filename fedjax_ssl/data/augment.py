@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Array
@@ -286,14 +285,13 @@ def _below(draw: jax.Array, high: jax.Array | int) -> jax.Array:
   return (draw * high).astype(jnp.int32)
 
 
-def _box(draw: jax.Array, side: jax.Array, height: int, width: int
+def _box(draw: jax.Array, side: Array, height: int, width: int
          ) -> tuple[jax.Array, ...]:
   """A square around a uniform point, moved in at the top and left only.
 
   At the bottom and right it is cut off, as in the FixMatch ports.
   """
-  point = draw * np.float32([height, width])
+  point = draw * jnp.array([height, width], jnp.float32)
   start = jnp.maximum(point - side[..., None] / 2, 0).astype(jnp.int32)
   stop = start + side[..., None]
-  # A side of 0 must not cut the pixel that the point is in.
   return start[:, 0], stop[:, 0], start[:, 1], stop[:, 1]

@@ -57,13 +57,13 @@ def lookup(rows: jax.Array, index: jax.Array) -> jax.Array:
   """`rows[..., index]` row by row; index int32[..., P] must lie within rows.
 
   One flat gather: three times as fast on a CPU as a batched one. The barriers
-  keep XLA from computing both sides anew for each of their readers.
+  keep XLA from computing rows, index or result anew for each reader.
   """
   lead, size = rows.shape[:-1], rows.shape[-1]
   starts = np.arange(np.prod(lead), dtype=np.int32).reshape(*lead, 1) * size
-  flat = lax.optimization_barrier(rows).reshape(-1)
+  rows, index = lax.optimization_barrier((rows, index))
   return lax.optimization_barrier(
-      flat.at[index + starts].get(mode='promise_in_bounds'))
+      rows.reshape(-1).at[index + starts].get(mode='promise_in_bounds'))
 
 
 def cut(words: jax.Array, box: tuple[jax.Array, ...], fill: Array | int,
@@ -140,7 +140,7 @@ def recolor(planes: jax.Array, params: Params, *, equalized: bool = True
   stretch, equalize, mask, threshold = (
       leaf[:, None, None] for leaf in (params.stretch, params.equalize,
                                        params.mask, params.threshold))
-  table = level & mask
+  table = jnp.asarray(level & mask)
   table = jnp.where(table < threshold, table, 255 - table)
   low = planes.min(-1, keepdims=True)
   high = planes.max(-1, keepdims=True)
@@ -168,7 +168,7 @@ def _equalizer(planes: jax.Array, high: jax.Array) -> jax.Array:
   return jnp.where(step > 0, table, np.arange(256, dtype=np.int32))
 
 
-def _floor_divide(n: jax.Array, d: jax.Array) -> jax.Array:
+def _floor_divide(n: Array, d: jax.Array) -> jax.Array:
   """n // d for n in [0, 2**22); a processor has no vector integer division.
 
   Half a unit keeps an exact quotient from being rounded below itself. Anything
@@ -198,7 +198,7 @@ def blend(planes: jax.Array, params: Params, width: int) -> jax.Array:
   mean, gray, smooth = map(DEGENERATES.index, ('mean', 'gray', 'smooth'))
   luma = planes
   if planes.shape[1] == 3:  # ITU-R 601, 16 bits of fraction.
-    weights = np.int32([19595, 38470, 7471]).reshape(1, 3, 1)
+    weights = np.array([19595, 38470, 7471], np.int32).reshape(1, 3, 1)
     luma = (planes * weights).sum(1, keepdims=True) + 32768 >> 16
   size = planes.shape[-1]
   average = (2 * luma.sum(-1, keepdims=True) + size) // (2 * size)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+
+from fedjax_ssl.core.types import Array
 
 GRAY = 127  # What the authors of FixMatch cut out.
 DEGENERATES = ('black', 'mean', 'gray', 'smooth')
@@ -77,17 +78,17 @@ class Params(NamedTuple):
   All are the identity but those of the family that the operation is of.
   """
 
-  affine: jax.Array | np.ndarray  # int32[R, 6], from output to input pixel.
-  smooth: jax.Array | np.ndarray  # bool[R], interpolate rather than nearest.
-  vertical: jax.Array | np.ndarray  # bool[R], interpolate along the columns.
-  fill: jax.Array | np.ndarray  # int32[R]
-  stretch: jax.Array | np.ndarray  # bool[R], autocontrast.
-  equalize: jax.Array | np.ndarray  # bool[R]
-  mask: jax.Array | np.ndarray  # int32[R], bits kept.
-  threshold: jax.Array | np.ndarray  # int32[R], inverted from here on.
-  degenerate: jax.Array | np.ndarray  # int32[R], index into DEGENERATES.
-  factor: jax.Array | np.ndarray  # float32[R], of the blend.
-  cutout: jax.Array | np.ndarray  # int32[R], side in pixels.
+  affine: Array  # int32[R, 6], from output to input pixel.
+  smooth: Array  # bool[R], interpolate rather than nearest.
+  vertical: Array  # bool[R], interpolate along the columns.
+  fill: Array  # int32[R]
+  stretch: Array  # bool[R], autocontrast.
+  equalize: Array  # bool[R]
+  mask: Array  # int32[R], bits kept.
+  threshold: Array  # int32[R], inverted from here on.
+  degenerate: Array  # int32[R], index into DEGENERATES.
+  factor: Array  # float32[R], of the blend.
+  cutout: Array  # int32[R], side in pixels.
 
 
 _FIXMATCH = (
@@ -217,10 +218,19 @@ def rows(pool: Pool, height: int, width: int) -> Params:
 
 
 _IDENTITY = Params(
-    affine=np.int32([65536, 0, 32768, 0, 65536, 32768]), smooth=np.bool_(False),
-    vertical=np.bool_(False), fill=np.int32(0), stretch=np.bool_(False),
-    equalize=np.bool_(False), mask=np.int32(255), threshold=np.int32(256),
-    degenerate=np.int32(0), factor=np.float32(1), cutout=np.int32(0))
+    affine=np.array([65536, 0, 32768, 0, 65536, 32768], np.int32),
+    smooth=np.array(False), vertical=np.array(False),
+    fill=np.array(0, np.int32), stretch=np.array(False),
+    equalize=np.array(False), mask=np.array(255, np.int32),
+    threshold=np.array(256, np.int32), degenerate=np.array(0, np.int32),
+    factor=np.array(1, np.float32), cutout=np.array(0, np.int32))
+
+
+def _but(**changes: Any) -> Params:
+  """The identity but for the named leaves."""
+  return _IDENTITY._replace(**{
+      name: np.asarray(value, getattr(_IDENTITY, name).dtype)
+      for name, value in changes.items()})
 
 
 def _values(op: Op, pool: Pool) -> Iterator[float]:
@@ -234,29 +244,26 @@ def _values(op: Op, pool: Pool) -> Iterator[float]:
 def _row(op: Op, value: float, shear: str, height: int, width: int) -> Params:
   """The numbers of one operation at one value."""
   if op.kind in _BLENDS:
-    kind = DEGENERATES.index(_BLENDS[op.kind])
-    return _IDENTITY._replace(
-        degenerate=np.int32(kind), factor=np.float32(value))
+    return _but(degenerate=DEGENERATES.index(_BLENDS[op.kind]), factor=value)
   match op.kind:
-    case 'autocontrast':
-      return _IDENTITY._replace(stretch=np.bool_(True))
-    case 'equalize':
-      return _IDENTITY._replace(equalize=np.bool_(True))
-    case 'invert':
-      return _IDENTITY._replace(threshold=np.int32(0))
-    case 'posterize':
-      return _IDENTITY._replace(mask=np.int32(255 & ~((1 << 8 - int(value)) - 1)))
-    case 'solarize':
-      return _IDENTITY._replace(threshold=np.int32(math.ceil(value)))
-    case 'cutout':
-      return _IDENTITY._replace(cutout=np.int32(value))
     case 'identity':
       return _IDENTITY
+    case 'autocontrast':
+      return _but(stretch=True)
+    case 'equalize':
+      return _but(equalize=True)
+    case 'invert':
+      return _but(threshold=0)
+    case 'posterize':
+      return _but(mask=256 - (1 << 8 - int(value)))
+    case 'solarize':
+      return _but(threshold=math.ceil(value))
+    case 'cutout':
+      return _but(cutout=int(value))
   smooth = op.kind.startswith('shear') and shear != 'nearest'
-  return _IDENTITY._replace(
-      affine=_fixed_point(_matrix(op, value, height, width)),
-      smooth=np.bool_(smooth), vertical=np.bool_(op.kind == 'shear_y'),
-      fill=np.int32(op.fill))
+  return _but(
+      affine=_fixed_point(_matrix(op, value, height, width), smooth),
+      smooth=smooth, vertical=op.kind == 'shear_y', fill=op.fill)
 
 
 def _matrix(op: Op, value: float, height: int, width: int) -> list[float]:
@@ -283,11 +290,16 @@ def _pixels(unit: str, value: float, side: int) -> float:
   return int(value * side) if unit == 'whole' else value * side
 
 
-def _fixed_point(matrix: list[float]) -> np.ndarray:
-  """int32[6] in units of 2**-16 pixel: the arithmetic of Pillow's own loop."""
+def _fixed_point(matrix: list[float], smooth: bool) -> np.ndarray:
+  """int32[6] in units of 2**-16 pixel: the arithmetic of Pillow's own loop.
+
+  Interpolation is in double precision there; rounding up then puts a position
+  that is exactly on the edge on the same side of it.
+  """
   a, b, c, d, e, f = matrix
-  centered = np.float64([a, b, c + a / 2 + b / 2, d, e, f + d / 2 + e / 2])
-  return np.floor(centered * 65536 + .5).astype(np.int32)
+  centered = np.array([a, b, c + a / 2 + b / 2, d, e, f + d / 2 + e / 2])
+  scaled = centered * 65536
+  return (np.ceil(scaled) if smooth else np.floor(scaled + .5)).astype(np.int32)
 
 
 def _checked(pool: Pool) -> Pool:
@@ -302,10 +314,11 @@ def _require(name: str, value: float, low: float, high: float) -> None:
 
 
 def _check_words(pool: Pool) -> None:
-  words = [('shear', pool.shear, ('nearest', 'bilinear', 'bicubic'))]
+  words: list[tuple[str, str, tuple[str, ...]]] = [
+      ('shear', pool.shear, ('nearest', 'bilinear', 'bicubic'))]
   for op in pool.ops:
-    words += [('kind', op.kind, KINDS), ('unit', op.unit,
-              ('whole', 'side', 'pixel')),
+    words += [('kind', op.kind, KINDS),
+              ('unit', op.unit, ('whole', 'side', 'pixel')),
               ('sign', op.sign, ('one', 'either', 'about'))]
   for name, value, allowed in words:
     if value not in allowed:

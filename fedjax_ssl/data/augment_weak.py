@@ -98,14 +98,14 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
     batch, height, width, channels = moved.shape
     if len(levels) not in (1, channels):
       raise ValueError(f'fill={fill!r} must be one level or {channels}.')
-    color = np.broadcast_to(np.int32(levels), (channels,))
+    color = np.broadcast_to(np.array(levels), (channels,))
     word = sum(int(level) << 8 * c for c, level in enumerate(color))
     length = min(height, width) // 2 if side is None else side
     draws = jax.random.uniform(jax.random.fold_in(key, 1), (batch, 2))
     y = (draws[:, 0] * height).astype(jnp.int32) - length // 2
     x = (draws[:, 1] * width).astype(jnp.int32) - length // 2
     words = ops.cut(ops.pack(moved), (y, y + length, x, x + length),
-                    np.uint32(word).astype(np.int32), width)
+                    jnp.uint32(word).astype(jnp.int32), width)
     return ops.unpack(words, moved.shape)
 
   return view
@@ -261,17 +261,17 @@ def _take(images: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _enlarge(images: jax.Array, axis: int, size: int) -> jax.Array:
-  """Resizes one axis as Pillow does: bilinear, rounded to uint8."""
-  weights = jnp.asarray(_triangles(images.shape[axis], size))
-  resized = jnp.tensordot(images.astype(jnp.float32), weights,
-                          axes=(axis, 1), precision='highest')
-  rounded = jnp.clip(jnp.floor(resized + .5), 0, 255).astype(jnp.uint8)
-  return jnp.moveaxis(rounded, -1, axis)
-
-
-def _triangles(old: int, new: int) -> np.ndarray:
-  """float32[new, old]: how much of each old pixel is in a new one."""
-  center = (np.arange(new)[:, None] + .5) * old / new
-  distance = np.abs(np.arange(old) + .5 - center)
-  weights = np.maximum(1 - distance, 0)
-  return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+  """Resizes one axis as Pillow does: bilinear, in 22 bits, to uint8."""
+  old = images.shape[axis]
+  center = (np.arange(size) + .5) * old / size - .5
+  first = np.floor(center)
+  shape = [1] * images.ndim
+  shape[axis] = size
+  # At the ends both neighbors are the same pixel.
+  second = np.floor((center - first) * 2**22 + .5).astype(np.int32)
+  total = jnp.int32(2**21)
+  for step, weight in ((0, 2**22 - second), (1, second)):
+    index = np.clip(first + step, 0, old - 1).astype(np.int32)
+    pixels = jnp.take(images, index, axis=axis).astype(jnp.int32)
+    total = total + pixels * weight.reshape(shape)
+  return (total >> 22).astype(jnp.uint8)

@@ -61,30 +61,27 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         if part == 'validation' and len(absent) == len(keys):
           continue
         if absent:
-          raise DataError(f'{path}: no key {absent[0]!r}; it has '
+          raise DataError(f'no key {absent[0]!r}; it has '
                           f'{", ".join(sorted(archive.files)) or "none"}')
-        for key in keys:
-          _refuse_objects(path, archive, key)
-        parts[part] = (archive[keys[0]], archive[keys[1]])
+        parts[part] = (_member(archive, keys[0]), _member(archive, keys[1]))
       return parts
-  except DataError:
-    raise
+  except DataError as error:
+    raise DataError(f'{path}: {error}') from None
   except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile,
           zlib.error, SyntaxError, NotImplementedError) as error:
     reason = ' '.join(str(error).split())
     raise DataError(f'{path}: cannot be read ({reason})') from None
 
 
-def _refuse_objects(path: pathlib.Path, archive: np.lib.npyio.NpzFile,
-                    key: str) -> None:
-  """Says what is wrong with an object array before numpy's own words do."""
+def _member(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
+  """Reads one array; says what is wrong with one of Python objects."""
   try:
-    archive[key]
+    return archive[key]
   except ValueError as error:
     if 'allow_pickle' not in str(error):
       raise
-    raise DataError(f'{path}: {key!r} is an array of Python objects, which '
-                    'are not read; save it with a number dtype') from None
+    raise DataError(f'{key!r} is an array of Python objects, which are not '
+                    'read; save it with a number dtype') from None
 
 
 def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]

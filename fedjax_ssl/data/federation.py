@@ -225,6 +225,8 @@ def stack(federations: Sequence[Federation]) -> Federation:
     ValueError: if they differ in more than owners, or in the number of
       validation examples.
   """
+  if not federations:
+    raise ValueError('stack needs at least one federation')
   first = federations[0]
   def kind(f):
     return (id(f.train.inputs), id(f.test.inputs), len(f.validation.labels),

@@ -24,27 +24,37 @@ def pool(labels: np.ndarray, where: np.ndarray | None
   return labels, where
 
 
-def count(name: str, value: int, minimum: int = 1) -> int:
+def _number(name: str, value: object, allowed: str) -> float:
+  """A plain number as float; text, None and booleans are refused."""
+  if isinstance(value, (bool, np.bool_)) or not isinstance(
+      value, (int, float, np.integer, np.floating)):
+    raise ValueError(f'{name} must be {allowed}, not {value!r}')
+  return float(value)
+
+
+def count(name: str, value: object, minimum: int = 1) -> int:
   """Checks an integer argument."""
-  if isinstance(value, bool) or int(value) != value or value < minimum:
-    raise ValueError(f'{name} must be an integer >= {minimum}, not {value!r}')
-  return int(value)
+  allowed = f'an integer >= {minimum}'
+  number = _number(name, value, allowed)
+  if not number.is_integer() or number < minimum:
+    raise ValueError(f'{name} must be {allowed}, not {value!r}')
+  return int(number)
 
 
-def positive(name: str, value: float) -> float:
+def positive(name: str, value: object) -> float:
   """Checks a positive, finite number."""
-  value = float(value)
-  if not (math.isfinite(value) and value > 0):
-    raise ValueError(f'{name} must be finite and > 0, not {value}')
-  return value
+  number = _number(name, value, 'finite and > 0')
+  if not (math.isfinite(number) and number > 0):
+    raise ValueError(f'{name} must be finite and > 0, not {number}')
+  return number
 
 
-def fraction(name: str, value: float) -> float:
+def fraction(name: str, value: object) -> float:
   """Checks a number in [0, 1]."""
-  value = float(value)
-  if not 0 <= value <= 1:
-    raise ValueError(f'{name} must be in [0, 1], not {value}')
-  return value
+  number = _number(name, value, 'in [0, 1]')
+  if not 0 <= number <= 1:
+    raise ValueError(f'{name} must be in [0, 1], not {number}')
+  return number
 
 
 def by_class(rng: np.random.Generator | None, labels: np.ndarray,

@@ -56,7 +56,6 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray, *,
       wanted = ranks < quota[labels[rows]]
     chosen[rows[wanted]] = True
     return chosen
-  assert per_class is not None
   wanted_count = checks.count('per_class', per_class, 0)
   if num_classes is None:
     num_classes = int(labels.max(initial=-1)) + 1
@@ -123,7 +122,6 @@ def label_within(rng: np.random.Generator, labels: np.ndarray,
     sizes = np.bincount(group[rows])
     wanted = ranks < np.round(share * sizes)[group[rows]]
   else:
-    assert per_class is not None
     wanted = ranks < checks.count('per_class', per_class, 0)
   chosen = np.zeros(labels.shape, bool)
   chosen[rows[wanted]] = True

@@ -222,7 +222,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   client_loss = _with_server_rule(task, loss_fn, server, mu)
 
   def init(key: jax.Array, federation: Federation) -> State:
-    model = task.model.init(key)
+    model = jax.jit(task.model.init)(key)
     memory = (tree.repeat(model, federation.num_clients) if keep_local
               else ())
     return State(Server(model), memory, jnp.int32(0))

@@ -34,7 +34,7 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     stride: step between windows on both axes, 1 or more.
     padding: 'SAME' (H' = ceil(H / stride), zeros around) or 'VALID'.
     impl: 'lax', 'reordered', 'gemm' or 'winograd'; 'winograd' falls back to
-      'reordered' for other strides than 1 and kernels other than 3x3, the
+      'reordered' for all but 3x3 kernels of stride 1 with padding 'SAME'; the
       others can do every shape. All but 'lax' make a 1x1 convolution one
       matrix product. 'auto' chooses by backend and shape, see `choose`.
 
@@ -73,8 +73,8 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
 def choose(window: windows.Window, channels: int, backend: str) -> str:
   """The form that `auto` takes for I input channels.
 
-  On CPU: patches for up to 4 channels, tiles for 3x3 kernels of stride 1 with
-  16 channels or more, else re-ordered gradients. Elsewhere 'lax', which nobody
+  On CPU: patches for up to 4 channels, tiles for 3x3 kernels of stride 1
+  and padding SAME with 16 channels or more, else re-ordered gradients. Elsewhere 'lax', which nobody
   has measured against the others yet.
   """
   if backend != 'cpu':
@@ -87,7 +87,9 @@ def choose(window: windows.Window, channels: int, backend: str) -> str:
 
 
 def _tileable(window: windows.Window) -> bool:
-  return window.stride == 1 and window.kernel == (3, 3)
+  # Padding SAME: the tiles of the output cover the input.
+  return (window.stride == 1 and window.kernel == (3, 3)
+          and window.size == window.out)
 
 
 def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window

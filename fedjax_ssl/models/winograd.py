@@ -1,4 +1,4 @@
-"""Convolution between transformed tiles (Winograd, Toom-Cook), stride 1.
+"""Convolution between transformed tiles (Winograd, Toom-Cook).
 
 An m x m tile of the output depends on an a x a tile of the input, with
 a = m + r - 1 for an r x r kernel. Read rows as polynomials: evaluated at a
@@ -35,7 +35,7 @@ Combine = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 class Tiling(NamedTuple):
-  """A stride 1 convolution cut into m x m output tiles; hashable."""
+  """A convolution of stride 1 and padding SAME in m x m tiles; hashable."""
 
   m: int
   window: windows.Window
@@ -259,7 +259,7 @@ def conv(x: jax.Array, w: jax.Array, window: windows.Window, *, m: int
   Args:
     x: float[B, H, W, I].
     w: float[r, r, I, O].
-    window: of stride 1 and an r x r kernel.
+    window: of stride 1, an r x r kernel and padding SAME.
     m: side of an output tile; 4 for r = 3 has a relative error of about 1e-6.
 
   Returns:

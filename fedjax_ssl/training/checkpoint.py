@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import gc
 import logging as std_logging
 import os
 import pathlib
 import shutil
+import sys
+import time
 from typing import Any
 
 from absl import logging
@@ -102,7 +105,7 @@ class Checkpoints:
       self._write(step, leaves, header)
     except Exception as error:
       if jax.process_index() == 0:
-        shutil.rmtree(f'{step}{_PARTIAL}', ignore_errors=True)
+        _remove(pathlib.Path(f'{step}{_PARTIAL}'))
       raise CheckpointError(
           f'Cannot save round {round_} in {self._directory}: '
           f'{_one_line(error)}. Earlier steps are kept.') from error
@@ -162,7 +165,8 @@ class Checkpoints:
     """Orbax and its checkpointer; the import costs over a second."""
     import orbax.checkpoint as ocp
     if self._orbax is None:
-      self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+      with _quiet():
+        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     return ocp, self._orbax
 
   def _write(self, step: pathlib.Path, leaves: dict[str, np.ndarray],
@@ -200,17 +204,14 @@ class Checkpoints:
   def _read_header(self, step: pathlib.Path) -> dict[str, Any]:
     """The header of a step, if it is exactly what was written."""
     ocp, checkpointer = self._checkpointer()
-    try:
-      with _quiet():
-        header = checkpointer.restore(step, args=ocp.args.Composite(
-            **{_HEADER: ocp.args.JsonRestore()}))[_HEADER]
+    with _damaged_if_it_fails():
+      header = checkpointer.restore(step, args=ocp.args.Composite(
+          **{_HEADER: ocp.args.JsonRestore()}))[_HEADER]
       if header['sha256'] != manifest.header_hash(header):
         raise ValueError('the header does not match its hash')
-    except Exception as error:  # Garbage fails in many ways.
-      raise _DamagedError(_one_line(error)) from error
-    if header['format'] != manifest.FORMAT or str(header['round']) != step.name:
-      raise _DamagedError(f'the header is of format {header["format"]}, round '
-                          f'{header["round"]}')
+      found = f'format {header["format"]}, round {header["round"]}'
+      if found != f'format {manifest.FORMAT}, round {step.name}':
+        raise ValueError(f'the header is of {found}')
     return header
 
   def _read_leaves(self, step: pathlib.Path, header: dict[str, Any]
@@ -221,23 +222,20 @@ class Checkpoints:
     stored = [name for name, spec in specs.items() if 0 not in spec.shape]
     leaves = {name: np.zeros(spec.shape, np.dtype(spec.dtype))
               for name, spec in specs.items() if 0 in spec.shape}
-    try:
+    with _damaged_if_it_fails():
       if stored:
         want = ocp.RestoreArgs(restore_type=np.ndarray)
         items = {_STATE: ocp.args.PyTreeRestore(
             item=manifest.nest(dict.fromkeys(stored, 0)),
             restore_args=manifest.nest(dict.fromkeys(stored, want)))}
-        with _quiet():
-          state = checkpointer.restore(
-              step, args=ocp.args.Composite(**items))[_STATE]
+        state = checkpointer.restore(
+            step, args=ocp.args.Composite(**items))[_STATE]
         leaves.update(manifest.named(state))
       if {k: manifest.spec(v) for k, v in leaves.items()} != specs:
         raise ValueError('leaves are missing or of another shape')
       leaves = {name: leaves[name] for name in specs}
       if header['content'] != manifest.content_hash(leaves):
         raise ValueError('the bytes do not match their hash')
-    except Exception as error:
-      raise _DamagedError(_one_line(error)) from error
     return leaves
 
 
@@ -251,6 +249,15 @@ def _place(value: np.ndarray, template: Any) -> Any:
     return value
   return jax.make_array_from_callback(
       value.shape, sharding, lambda index: value[index])
+
+
+def _remove(partial: pathlib.Path) -> None:
+  """Removes a step that failed, which Orbax's threads may still write to."""
+  for _ in range(20):
+    shutil.rmtree(partial, ignore_errors=True)
+    time.sleep(0.02)
+    if not partial.exists():
+      return
 
 
 def _flush(step: pathlib.Path) -> None:
@@ -271,18 +278,45 @@ def flush_path(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
+def _damaged_if_it_fails() -> Iterator[None]:
+  """Turns every failure into _DamagedError: garbage fails in many ways."""
+  reason = ''
+  with _quiet():
+    try:
+      yield
+    except Exception as error:
+      reason = _one_line(error)
+    if reason:
+      # Orbax's other readers fail a little later, or when they are collected.
+      gc.collect()
+      time.sleep(0.05)
+  if reason:
+    raise _DamagedError(reason)
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Keeps Orbax's own log lines out of the run's log."""
+  """Keeps what Orbax and its threads say out of the run's log."""
+  report = sys.unraisablehook
 
   def keep(record: std_logging.LogRecord) -> bool:
-    return 'orbax' not in record.pathname
+    return record.name != 'asyncio' and 'orbax' not in record.pathname
 
-  logger = std_logging.getLogger('absl')
-  logger.addFilter(keep)
+  def keep_exception(unraisable: Any) -> None:
+    # A reader that outlives the restore that failed.
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      report(unraisable)
+
+  loggers = [std_logging.getLogger(name) for name in ('absl', 'asyncio')]
+  for logger in loggers:
+    logger.addFilter(keep)
+  sys.unraisablehook = keep_exception
   try:
     yield
   finally:
-    logger.removeFilter(keep)
+    sys.unraisablehook = report
+    for logger in loggers:
+      logger.removeFilter(keep)
 
 
 def _one_line(error: BaseException) -> str:

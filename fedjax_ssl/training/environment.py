@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-import fedjax_ssl
+from fedjax_ssl import __version__
 
 _PACKAGES = (
     'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
@@ -25,7 +25,7 @@ def describe() -> dict[str, Any]:
   device = jax.devices()[0]
   return {
       'python': platform.python_version(),
-      'fedjax_ssl': getattr(fedjax_ssl, '__version__', None),
+      'fedjax_ssl': __version__,
       **{name: _version(name) for name in _PACKAGES},
       **git_state(),
       'devices': f'{jax.device_count()} x {device.platform} '

@@ -54,6 +54,7 @@ def stretch(method: Method, state: State, totals: Totals,
 
 
 def totals_shape(method: Method, federation: Any, state: Any) -> Totals:
+  """Shapes of the totals, without running a round."""
   def one(state, federation, key):
     return method.round(state, federation.at(jnp.int32(0)), jnp.int32(0), key)
   _, metrics = jax.eval_shape(one, state, federation, jax.random.key(0))
@@ -117,8 +118,7 @@ class Sequential:
     self._roots = [root_keys(s) for s in seeds]
     self._probes = [evaluate.probe_of(f) for f in federations]
     self._federations = _place_shared(federations, mesh)
-    self._run = jax.jit(functools.partial(stretch, method),
-                        donate_argnums=(0, 1))
+    self._program = functools.partial(stretch, method)
     self._score = jax.jit(evaluate.evaluation(method, mesh))
     self.states: list[State] = []
     self._totals: list[Totals] = []
@@ -128,6 +128,15 @@ class Sequential:
     pairs = [self._first(i, saved) for i in range(len(self._seeds))]
     self.states = [place_state(state, self._mesh) for state, _ in pairs]
     self._totals = [_place(totals, self._mesh) for _, totals in pairs]
+    self._compile(self.states[0], self._totals[0])
+
+  def _compile(self, state: State, totals: Totals) -> None:
+    """Pins the outputs where the inputs are: a second call compiles nothing.
+    """
+    shardings = None if self._mesh is None else jax.tree.map(
+        lambda x: x.sharding, (state, totals))
+    self._run = jax.jit(self._program, donate_argnums=(0, 1),
+                        out_shardings=shardings)
 
   def _first(self, i: int, saved: PyTree | None) -> tuple[State, Totals]:
     if saved is not None:
@@ -149,7 +158,8 @@ class Sequential:
     """Evaluates every seed and starts new totals."""
     out = [_to_row(round_, seed, self._totals[i], self._scores(i))
            for i, seed in enumerate(self._seeds)]
-    self._totals = [tree.zeros_like(t) for t in self._totals]
+    self._totals = [_place(tree.zeros_like(t), self._mesh)
+                    for t in self._totals]
     return out
 
   def scores(self, round_: int) -> list[Row]:
@@ -175,9 +185,8 @@ class Together(Sequential):
     axes = federations_lib.seed_axes(stacked)
     self._stacked = _place(stacked, mesh)
     self._rounds_keys = jnp.stack([key for _, key in self._roots])
-    self._run = jax.jit(
-        jax.vmap(functools.partial(stretch, method),
-                 in_axes=(0, 0, axes, None, None, 0)), donate_argnums=(0, 1))
+    self._program = jax.vmap(functools.partial(stretch, method),
+                             in_axes=(0, 0, axes, None, None, 0))
     self._score = jax.jit(jax.vmap(
         evaluate.evaluation(method, mesh), in_axes=(0, axes, 0)))
     width = min(p.size for p in self._probes)
@@ -185,8 +194,9 @@ class Together(Sequential):
 
   def start(self, saved):
     super().start(saved)
-    self._state = tree.stack(self.states)
-    self._total = tree.stack(self._totals)
+    self._state = _place(tree.stack(self.states), self._mesh)
+    self._total = _place(tree.stack(self._totals), self._mesh)
+    self._compile(self._state, self._total)
 
   def advance(self, first, count):
     self._state, self._total = self._run(
@@ -199,7 +209,7 @@ class Together(Sequential):
     scores = self._score(self._state, self._stacked, self._probe)
     out = [_to_row(round_, seed, self._totals[i], tree.take(scores, i))
            for i, seed in enumerate(self._seeds)]
-    self._total = tree.zeros_like(self._total)
+    self._total = _place(tree.zeros_like(self._total), self._mesh)
     self._split()
     return out
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,10 @@ def _png(pixels):
   return file
 
 
-class FedjaxSslTiny(tfds.core.GeneratorBasedBuilder):
+_Builder: Any = tfds.core.GeneratorBasedBuilder
+
+
+class FedjaxSslTiny(_Builder):
   """Random images as PNG bytes: prepared without TensorFlow."""
 
   VERSION = tfds.core.Version('1.0.0')

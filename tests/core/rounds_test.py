@@ -1,0 +1,209 @@
+"""Passes on a method whose arithmetic can be done by hand."""
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import aggregation
+from fedjax_ssl.core import rounds
+from fedjax_ssl.core import sampling
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Cohort, State, Update
+from tests import toy
+
+KEY = jax.random.key(0)
+
+
+def fixed(ids, active=None):
+  """A sampler of groups `ids` [G, S]."""
+  ids = jnp.array(ids, jnp.int32)
+  active = jnp.ones(ids.shape, bool) if active is None else jnp.array(active)
+  return lambda state, federation, key: Cohort(ids, active)
+
+
+def count(payload, client, key):
+  """Sends the client's id, weighs its labels, remembers its visits."""
+  del key
+  value = client.id.astype(jnp.float32) + payload
+  return Update({'id': value}, client.shard.num_labeled.astype(jnp.float32),
+                client.memory + 1 + client.group, {'id': value})
+
+
+@aggregation.linear
+def add_mean(server, mean, cohort, context, key):
+  del cohort, context, key
+  return server + mean['id'], {}
+
+
+def stacked_mean(server, updates, cohort, context, key):
+  del cohort, context, key
+  mean = aggregation.weighted_mean(
+      jax.tree.map(lambda x: x.reshape(-1), updates.message),
+      updates.weight.reshape(-1))
+  return server + mean['id'], {}
+
+
+def state(server=0.0):
+  memory = jnp.zeros(toy.NUM_CLIENTS)
+  return State(jnp.float32(server), memory, jnp.int32(0))
+
+
+def run(round_fn, start):
+  federation, _ = toy.federation()
+  return jax.jit(round_fn)(start, federation, jnp.int32(0), KEY)
+
+
+@pytest.mark.parametrize('rule', [add_mean, stacked_mean])
+@pytest.mark.parametrize('changes', [
+    {}, {'client_map': 'vmap'}, {'client_map': 'vmap', 'chunk_size': 2},
+    {'aggregation_order': 'fast'}])
+def test_the_server_gets_the_weighted_mean(rule, changes):
+  task = toy.task(**changes)
+  one = rounds.client_pass(task, count, rule, sample=fixed([[0, 1, 3]]))
+  after, metrics = run(one, state())
+  weights = np.array([toy.LABELED[i] for i in (0, 1, 3)])
+  np.testing.assert_allclose(
+      after.server, weights @ [0, 1, 3] / weights.sum(), rtol=1e-6)
+  np.testing.assert_array_equal(after.memory, [1, 1, 0, 1, 0, 0])
+  assert metrics['num_participants'] == 3
+  assert metrics['bytes_up'] == 3 * 4 and metrics['bytes_down'] == 3 * 4
+
+
+def test_groups_share_the_start_and_carry_memory():
+  one = rounds.client_pass(
+      toy.task(), count, add_mean, sample=fixed([[0, 1], [1, 5]]))
+  after, _ = run(one, state())
+  weights = np.array([toy.LABELED[i] for i in (0, 1, 1, 5)])
+  np.testing.assert_allclose(
+      after.server, weights @ [0, 1, 1, 5] / weights.sum(), rtol=1e-6)
+  # Client 1 is in both groups: 1 from the first and 2 from the second.
+  np.testing.assert_array_equal(after.memory, [1, 3, 0, 0, 0, 2])
+
+
+def test_relay_starts_each_group_from_the_last():
+  one = rounds.client_pass(
+      toy.task(), count, add_mean, sample=fixed([[1], [5], [0]]), relay=True)
+  after, _ = run(one, state(10.0))
+  # 10 -> 10 + (1 + 10) = 21 -> 21 + (5 + 21) = 47 -> 47 + (0 + 47) = 94.
+  assert after.server == 94
+
+
+def test_padding_slots_do_not_count_and_touch_no_memory():
+  sample = fixed([[2, 6, 0, 6]], [[True, False, True, False]])
+  one = rounds.client_pass(toy.task(), count, add_mean, sample=sample)
+  after, metrics = run(one, state())
+  assert after.server == 0  # Client 2 has no labels, client 0 sends 0.
+  np.testing.assert_array_equal(after.memory, [1, 0, 1, 0, 0, 0])
+  assert metrics['bytes_up'] == 2 * 4
+
+
+def test_weights_all_zero_change_nothing():
+  one = rounds.client_pass(toy.task(), count, add_mean, sample=fixed([[2, 4]]))
+  after, _ = run(one, state(3.0))
+  assert after.server == 3
+
+
+@pytest.mark.parametrize('spoil', ['message', 'memory', 'weight'])
+def test_a_broken_update_is_left_out_and_counted(spoil):
+  def broken(payload, client, key):
+    update = count(payload, client, key)
+    bad = jnp.where(client.id == 1, jnp.nan, 0.0)
+    if spoil == 'message':
+      return update._replace(message={'id': update.message['id'] + bad})
+    return update._replace(**{spoil: getattr(update, spoil) + bad})
+  one = rounds.client_pass(
+      toy.task(), broken, add_mean, sample=fixed([[1, 3, 5]]))
+  after, metrics = run(one, state())
+  np.testing.assert_allclose(after.server, (3 * 3 + 5 * 5) / 8, rtol=1e-6)
+  np.testing.assert_array_equal(after.memory, [0, 0, 0, 1, 0, 1])
+  assert metrics['num_rejected'] == 1
+
+
+def test_a_large_finite_update_is_not_called_infinite():
+  def large(payload, client, key):
+    update = count(payload, client, key)
+    return update._replace(message={'id': jnp.float32(1e30)})
+  for limit, rejected in ((float('inf'), 0), (1e31, 0), (1e29, 2)):
+    task = dataclasses.replace(toy.task(), max_update_norm=limit)
+    one = rounds.client_pass(task, large, add_mean, sample=fixed([[0, 1]]))
+    assert run(one, state())[1]['num_rejected'] == rejected
+
+
+def test_chain_runs_in_order_and_adds_up_traffic():
+  one = rounds.client_pass(toy.task(), count, add_mean, sample=fixed([[5]]))
+  double = rounds.server_pass(lambda s, context, key: (2 * s, {'seen': s}))
+  after, metrics = run(rounds.chain(one, double, one), state())
+  # 0 + 5 = 5, doubled 10, then 10 + (5 + 10) = 25.
+  assert after.server == 25 and metrics['seen'] == 5
+  assert metrics['bytes_up'] == 8
+
+
+def test_without_aggregate_only_memories_change():
+  one = rounds.client_pass(toy.task(), count, None, sample=fixed([[0, 1]]))
+  after, _ = run(one, state(7.0))
+  assert after.server == 7
+  np.testing.assert_array_equal(after.memory, [1, 1, 0, 0, 0, 0])
+
+
+def test_keys_depend_on_round_key_client_and_group_only():
+  def draw(payload, client, key):
+    del payload
+    value = jax.random.uniform(key)
+    return Update({}, jnp.float32(1), client.memory + value, {})
+  def memory(groups):
+    one = rounds.client_pass(toy.task(), draw, None, sample=fixed(groups))
+    return np.asarray(run(one, state())[0].memory)
+  alone, together = memory([[3]]), memory([[5, 3, 1]])
+  assert alone[3] == together[3]
+  assert len(set(together[[1, 3, 5]])) == 3
+  later = memory([[0], [3]])
+  assert later[3] != alone[3]
+
+
+def test_broadcast_is_per_client():
+  bank = jnp.arange(6.0) * 10
+  def keep(server, mean, cohort, context, key):
+    return server + mean['id'], {}
+  one = rounds.client_pass(
+      toy.task(), count, aggregation.linear(keep), sample=fixed([[0, 5]]),
+      broadcast=lambda server, client_id: server[client_id])
+  after, metrics = run(one, State(bank, jnp.zeros(6), jnp.int32(0)))
+  np.testing.assert_allclose(after.server - bank, (0 * 4 + 55 * 5) / 9,
+                             rtol=1e-6)
+  assert metrics['bytes_down'] == 2 * 4  # One row each, not the bank.
+
+
+@pytest.mark.parametrize('sampler, message', [
+    (sampling.uniform(7), 'cohort of 7'),
+    (sampling.labeled_clients(2), 'num_labeled_clients')])
+def test_impossible_cohorts_are_refused(sampler, message):
+  with pytest.raises(ValueError, match=message):
+    sampler(state(), toy.federation()[0], KEY)
+
+
+def test_samplers_by_role_draw_from_their_role():
+  federation = dataclasses.replace(toy.federation()[0], num_labeled_clients=2)
+  for seed in range(10):
+    key = jax.random.key(seed)
+    labeled = sampling.labeled_clients(2)(state(), federation, key).ids
+    others = sampling.unlabeled_clients(3)(state(), federation, key).ids
+    assert set(labeled.ravel().tolist()) == {0, 1}
+    assert set(others.ravel().tolist()) <= {2, 3, 4, 5}
+    assert len(set(others.ravel().tolist())) == 3
+
+
+def test_uniform_draws_everyone_equally_without_replacement():
+  federation, _ = toy.federation()
+  draw = jax.jit(lambda k: sampling.groups(2, 3)(state(), federation, k).ids)
+  ids = np.asarray(jax.vmap(draw)(jax.random.split(KEY, 2000)))
+  assert all(len(set(group)) == 3 for group in ids.reshape(-1, 3))
+  shares = np.bincount(ids.ravel(), minlength=6) / ids.size
+  np.testing.assert_allclose(shares, 1 / 6, atol=0.01)
+  chex.assert_trees_all_equal(tree.take(federation.clients, jnp.int32(2)),
+                              jax.tree.map(lambda x: x[2],
+                                           federation.clients))

@@ -1,0 +1,130 @@
+"""True epochs: every row once, masks for the rest, no hidden label."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Shard
+from fedjax_ssl.data import batching
+from tests import toy
+
+KEY = jax.random.key(5)
+
+
+def visits(task, shard, streams='both', key=KEY):
+  """Rows visited at each step: a list of {stream: sorted rows}."""
+  federation, _ = toy.federation()
+  rows = jnp.arange(federation.train.labels.size, dtype=jnp.int32)
+  marked = federation.train._replace(inputs=rows)
+  made = batching.batches(task, marked, shard, key, streams)
+  cursor, out = made.start(), []
+  step = jax.jit(made.next)
+  for t in range(int(made.num_steps)):
+    cursor, pair, used = step(cursor, jnp.int32(t))
+    seen = {}
+    for name, batch in pair._asdict().items():
+      if batch is not None:
+        real = np.asarray(batch.mask) > 0
+        seen[name] = np.asarray(batch.inputs)[real].tolist()
+        if name == 'unlabeled':
+          assert (np.asarray(batch.labels) == -1).all()
+        else:
+          np.testing.assert_array_equal(
+              batch.labels, federation.train.labels[batch.inputs])
+    assert float(used) == sum(map(len, seen.values()))
+    out.append(seen)
+  return out
+
+
+def shard_of(client):
+  return tree.take(toy.federation()[0].clients, jnp.int32(client))
+
+
+@pytest.mark.parametrize('client', range(toy.NUM_CLIENTS))
+def test_an_epoch_visits_every_row_of_the_longer_stream_once(client):
+  shard = shard_of(client)
+  seen = visits(toy.task(), shard)
+  n_s, n_u = toy.LABELED[client], toy.UNLABELED[client]
+  assert len(seen) == max(-(-n_s // 3), -(-n_u // 4))
+  unlabeled = [row for step in seen for row in step['unlabeled']]
+  if -(-n_u // 4) >= -(-n_s // 3):
+    assert sorted(unlabeled) == sorted(shard.unlabeled[:n_u].tolist())
+  labeled = [row for step in seen for row in step['labeled']]
+  own = shard.labeled[:n_s].tolist()
+  assert set(labeled) == (set(own) if seen else set())
+  # The shorter stream starts over: no row is ahead by more than one visit.
+  if own:
+    counts = [labeled.count(row) for row in own]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_epochs_differ_in_order_and_keys_decide():
+  task = toy.task(local_epochs=2)
+  seen = [s['unlabeled'] for s in visits(task, shard_of(2), 'unlabeled')]
+  first, second = seen[:3], seen[3:]
+  assert sorted(sum(first, [])) == sorted(sum(second, []))
+  assert first != second
+  other = visits(task, shard_of(2), 'unlabeled', jax.random.key(6))
+  assert seen != [s['unlabeled'] for s in other]
+  again = visits(task, shard_of(2), 'unlabeled')
+  assert seen == [s['unlabeled'] for s in again]
+
+
+@pytest.mark.parametrize('streams, n', [('labeled', 7), ('unlabeled', 0)])
+def test_a_stream_not_used_costs_no_step(streams, n):
+  seen = visits(toy.task(), shard_of(1), streams)
+  assert len(seen) == -(-n // 3)
+  assert all(set(step) == {streams} for step in seen)
+
+
+def test_splitting_deals_all_unlabeled_rows_over_the_labeled_steps():
+  clients = toy.federation()[0].clients
+  capacity = batching.unlabeled_capacity(
+      clients.num_labeled, clients.num_unlabeled, labeled_batch=3)
+  assert capacity == 9  # Client 0: 9 rows over round(4 / 3) = 1 step.
+  task = toy.task(unlabeled_batch=0, unlabeled_capacity=capacity)
+  for client, steps in ((0, 1), (1, 2), (2, 2), (3, 1), (4, 0), (5, 2)):
+    shard = shard_of(client)
+    seen = visits(task, shard)
+    assert len(seen) == steps
+    rows = [row for step in seen for row in step['unlabeled']]
+    assert sorted(rows) == sorted(
+        shard.unlabeled[:toy.UNLABELED[client]].tolist())
+
+
+def test_local_steps_rule_where_there_are_rows():
+  task = toy.task(local_steps=5)
+  for client in range(toy.NUM_CLIENTS):
+    steps = batching.num_steps(task, shard_of(client))
+    assert int(steps) == (0 if client == toy.NOBODY else 5)
+
+
+def test_an_empty_shard_makes_masked_batches():
+  empty = Shard(*(jnp.zeros_like(x) for x in shard_of(0)))
+  federation, _ = toy.federation()
+  made = batching.batches(toy.task(), federation.train, empty, KEY)
+  _, pair, used = made.next(made.start(), jnp.int32(0))
+  assert int(made.num_steps) == 0 and float(used) == 0
+  assert not pair.labeled.mask.any() and not pair.unlabeled.mask.any()
+
+
+def test_longest_client_bounds_the_capacity_with_fixed_steps():
+  assert batching.unlabeled_capacity(
+      [4, 0], [10, 21], labeled_batch=2, local_steps=4) == 6
+  assert batching.unlabeled_capacity([0], [9], labeled_batch=7) == 7
+
+
+def test_each_row_is_first_equally_often():
+  federation, _ = toy.federation()
+  def first(key):
+    made = batching.batches(toy.task(labeled_batch=1), federation.train,
+                            shard_of(1), key, 'labeled')
+    _, pair, _ = made.next(made.start(), jnp.int32(0))
+    return pair.labeled.inputs.sum()
+  sums = jax.jit(jax.vmap(first))(jax.random.split(KEY, 3500))
+  _, counts = np.unique(np.asarray(sums), return_counts=True)
+  assert counts.size == 7
+  np.testing.assert_allclose(counts / 3500, 1 / 7, atol=0.03)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import partition
+from fedjax_ssl.data.partition import Partition
+
+C = 10
+LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
+    1000)]
+
+
+def _rng(seed=0):
+  return np.random.default_rng(seed)
+
+
+def _partition():
+  where = partition.choose_labeled(_rng(), LABELS, per_class=5)
+  held = partition.choose_validation(
+      _rng(), LABELS, fraction=.05, where=~where)
+  return partition.make_partition(
+      partition.iid_count(_rng(), LABELS, 5, where=where),
+      partition.iid_random(_rng(), LABELS, 5, where=~where & ~held), held)
+
+
+def _save(path, arrays):
+  """Writes a file of the same layout without any check."""
+  with open(path, 'wb') as file:
+    np.savez(file, **arrays)
+
+
+def test_partition_file_roundtrip(tmp_path):
+  path = tmp_path / 'new' / 'p.npz'
+  saved = _partition()
+  partition.save_partition(path, saved, num_clients=5, labels=LABELS)
+  loaded = partition.load_partition(path, 1000, 5, labels=LABELS)
+  for a, b in zip(saved, loaded, strict=True):
+    np.testing.assert_array_equal(a, b)
+    assert a.dtype == b.dtype
+  assert os.listdir(path.parent) == ['p.npz']  # No temporary file is left.
+  partition.save_partition(path, saved)
+  assert partition.partition_hash(
+      partition.load_partition(path, 1000, 5)) == (
+          partition.partition_hash(saved))
+
+
+def test_hash_sees_every_field_and_nothing_else():
+  base = _partition()
+  same = Partition(*(np.array(field) for field in base))
+  assert partition.partition_hash(base) == partition.partition_hash(same)
+  hashes = {partition.partition_hash(base)}
+  for name in Partition._fields:
+    field = getattr(base, name).copy()
+    field[3] = not field[3] if field.dtype == bool else field[3] + 1
+    hashes.add(partition.partition_hash(base._replace(**{name: field})))
+  hashes.add(partition.partition_hash(
+      Partition(base.unlabeled, base.labeled, base.validation)))
+  assert len(hashes) == 5
+
+
+def _saved_arrays(path):
+  partition.save_partition(path, _partition(), num_clients=5, labels=LABELS)
+  with np.load(path) as archive:
+    return dict(archive)
+
+
+@pytest.mark.parametrize('examples,clients,labels,match', [
+    (999, 5, None, r'int32\[999\]'), (1000, 6, None, 'made for 5 clients'),
+    (1000, 5, LABELS[::-1], 'other labels')])
+def test_partition_of_something_else_is_refused(
+    tmp_path, examples, clients, labels, match):
+  path = tmp_path / 'p.npz'
+  _saved_arrays(path)
+  with pytest.raises(ValueError, match=match) as caught:
+    partition.load_partition(path, examples, clients, labels=labels)
+  assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize('field,row,value,match', [
+    ('labeled', 0, 6, 'names client 6'), ('labeled', 0, -2, 'names client -2'),
+    ('unlabeled', 0, 5, 'names client 5')])
+def test_ids_out_of_range(tmp_path, field, row, value, match):
+  path = tmp_path / 'p.npz'
+  arrays = _saved_arrays(path)
+  arrays[field][row] = value
+  _save(path, arrays)
+  with pytest.raises(ValueError, match=match):
+    partition.load_partition(path, 1000, 5)
+
+
+def test_tampered_files(tmp_path):
+  path = tmp_path / 'p.npz'
+  arrays = _saved_arrays(path)
+  def refuses(match, **change):
+    kept = {k: v for k, v in {**arrays, **change}.items() if v is not None}
+    _save(path, kept)
+    with pytest.raises(ValueError, match=match) as caught:
+      partition.load_partition(path, 1000, 5)
+    assert str(path) in str(caught.value) and '\n' not in str(caught.value)
+  row = np.flatnonzero(arrays['labeled'] == 2)[0]
+  moved = arrays['labeled'].copy()
+  moved[row] = 3
+  refuses('hash', labeled=moved)
+  twice = arrays['unlabeled'].copy()
+  twice[row] = 0
+  refuses('1 rows twice', unlabeled=twice)
+  held = arrays['validation'].copy()
+  held[row] = True
+  refuses('twice', validation=held)
+  refuses("no key 'validation'", validation=None)
+  refuses("no key 'hash'", hash=None)
+  refuses('format 9', format=np.int64(9))
+  refuses('int32', labeled=arrays['labeled'].astype(float))
+  refuses('pickle', labeled=np.array([None] * 1000))
+  refuses('size 1', hash=np.array(['a', 'b']))
+
+
+def test_broken_files(tmp_path):
+  path = tmp_path / 'p.npz'
+  with pytest.raises(ValueError, match='missing, truncated'):
+    partition.load_partition(path, 1000, 5)
+  _saved_arrays(path)
+  whole = path.read_bytes()
+  path.write_bytes(whole[:-100])
+  with pytest.raises(ValueError, match='missing, truncated'):
+    partition.load_partition(path, 1000, 5)
+  path.write_bytes(whole[:200] + b'\xff' * 9 + whole[209:])
+  with pytest.raises(ValueError, match='partition file'):
+    partition.load_partition(path, 1000, 5)
+
+
+def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
+  path = tmp_path / 'p.npz'
+  partition.save_partition(path, _partition())
+  before = path.read_bytes()
+  def fail(*args):
+    raise OSError('disk full')
+  monkeypatch.setattr(os, 'fsync', fail)
+  with pytest.raises(OSError, match='disk full'):
+    partition.save_partition(path, _partition())
+  assert path.read_bytes() == before and os.listdir(tmp_path) == ['p.npz']

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import partition
+
+C = 10
+LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
+    1000)]
+
+
+def _rng(seed=0):
+  return np.random.default_rng(seed)
+
+
+def _counts(owner, labels, num_clients):
+  """int[N, C] rows of each class on each client."""
+  table = np.zeros((num_clients, int(labels.max()) + 1), int)
+  np.add.at(table, (owner[owner >= 0], labels[owner >= 0]), 1)
+  return table
+
+
+@pytest.mark.parametrize('first', [False, True])
+def test_choose_labeled_counts_over_the_federation(first):
+  where = np.arange(1000) >= 100
+  chosen = partition.choose_labeled(
+      _rng(), LABELS, per_class=7, where=where, first=first)
+  assert not (chosen & ~where).any()
+  assert (np.bincount(LABELS[chosen]) == 7).all()
+  for c in range(C) if first else ():
+    rows = np.flatnonzero(where & (LABELS == c))[:7]
+    assert chosen[rows].all()
+  again = partition.choose_labeled(
+      _rng(1), LABELS, per_class=7, where=where, first=first)
+  assert (chosen == again).all() == first
+
+
+@pytest.mark.parametrize('first', [False, True])
+@pytest.mark.parametrize('fraction', [0.0, .013, .5, 1.0])
+def test_choose_labeled_fraction_keeps_class_shares(fraction, first):
+  labels = np.repeat([0, 1, 2], [600, 300, 9])
+  chosen = partition.choose_labeled(
+      _rng(), labels, fraction=fraction, first=first)
+  assert chosen.sum() == round(fraction * 909)
+  counts = np.bincount(labels[chosen], minlength=3)
+  assert np.abs(counts - fraction * np.array([600, 300, 9])).max() <= 1
+
+
+@pytest.mark.parametrize('knobs,match', [
+    ({}, 'either per_class or fraction'),
+    ({'per_class': 1, 'fraction': .1}, 'either per_class or fraction'),
+    ({'per_class': 101}, r'per_class=101 .* class 0 has examples \(100\)'),
+    ({'per_class': -1}, 'per_class'), ({'per_class': 1.5}, 'per_class'),
+    ({'fraction': 1.1}, 'fraction'), ({'fraction': float('nan')}, 'fraction'),
+    ({'per_class': 1, 'num_classes': 11}, r'class 10 has examples \(0\)'),
+    ({'per_class': 1, 'where': LABELS != 4}, r'class 4 has examples \(0\)')])
+def test_choose_labeled_refuses(knobs, match):
+  with pytest.raises(ValueError, match=match):
+    partition.choose_labeled(_rng(), LABELS, **knobs)
+
+
+@pytest.mark.parametrize('fraction', [0.0, .05, .2, 1.0])
+def test_label_within_takes_each_clients_share(fraction):
+  owner = partition.dirichlet_capped(_rng(), LABELS, 10, alpha=.3)
+  owner[:50] = -1
+  labeled, unlabeled = partition.label_within(
+      _rng(), LABELS, owner, fraction=fraction)
+  np.testing.assert_array_equal(np.maximum(labeled, unlabeled), owner)
+  assert ((labeled < 0) | (unlabeled < 0)).all()
+  sizes = np.bincount(owner[owner >= 0], minlength=10)
+  got = np.bincount(labeled[labeled >= 0], minlength=10)
+  assert np.abs(got - fraction * sizes).max() <= .5
+
+
+def test_label_within_first_of_each_class():
+  owner = (np.arange(1000) % 3).astype(np.int32)
+  labeled, _ = partition.label_within(
+      _rng(), LABELS, owner, per_class=5, first=True)
+  assert (_counts(labeled, LABELS, 3) == 5).all()
+  rows = np.flatnonzero((owner == 2) & (LABELS == 4))
+  np.testing.assert_array_equal(
+      np.flatnonzero((labeled == 2) & (LABELS == 4)), rows[:5])
+
+
+def test_label_clients_and_shift():
+  owner = np.array([0, 1, 2, -1, 2, 0], np.int32)
+  labeled, unlabeled = partition.label_clients(owner, 1)
+  assert labeled.tolist() == [0, -1, -1, -1, -1, 0]
+  assert unlabeled.tolist() == [-1, 1, 2, -1, 2, -1]
+  assert partition.shift(owner, 3).tolist() == [3, 4, 5, -1, 5, 3]

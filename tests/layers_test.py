@@ -1,0 +1,230 @@
+"""Holds who may import whom: reads the source, runs none of it."""
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+import pathlib
+import statistics
+import sys
+from typing import NamedTuple
+
+from absl.testing import absltest, parameterized
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = 'fedjax_ssl'
+MAX_LINES = 350
+
+# What may be imported from elsewhere when a module is loaded; all that is
+# heavier is imported inside the function that needs it.
+LIGHT = {'jax', 'numpy', 'optax'}
+HEAVY = {'PIL', 'array_record', 'dp_accounting', 'matplotlib', 'orbax',
+         'sklearn', 'tensorboardX', 'tensorflow_datasets', 'tqdm',
+         'transformers'}
+LEAVES = ('adversarial', 'aggregation', 'losses', 'privacy', 'targets')
+
+# Longest prefix that fits a module says what it may import of the package. A
+# package may import itself unless its name ends with '!'.
+LAYERS = {
+    'aggregation': (),
+    'targets': (),
+    'losses': ('targets',),
+    'adversarial': ('losses', 'targets'),
+    'privacy': (),
+    'core': (),
+    'data': ('core',),
+    'models': ('core.types', 'core.names'),
+    'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
+                 'methods.base'),
+    'methods.__init__': ('core', 'methods'),
+    # Seeds' federations are stacked there, for one program over all of them.
+    'training': ('core', 'data.batching', 'data.federation', '__version__'),
+    'task': ('core', 'data', 'methods', 'models', 'training', *LEAVES),
+    '__init__': ('core', 'data', 'methods', 'models', 'task', 'training',
+                 *LEAVES),
+}
+
+
+class Import(NamedTuple):
+  name: str  # Dotted, relative ones made absolute.
+  lazy: bool  # Inside a function.
+
+
+def imports(source: str, module: str) -> Iterator[Import]:
+  """Every import of a module, wherever it stands."""
+  folder = module.split('.')[:-1]
+
+  def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+      if isinstance(child, ast.Import):
+        for alias in child.names:
+          yield Import(alias.name, lazy)
+      elif isinstance(child, ast.ImportFrom):
+        base = [child.module] if child.module else []
+        if child.level:
+          base = [PACKAGE, *folder[:len(folder) - child.level + 1], *base]
+        for alias in child.names:
+          yield Import('.'.join([*base, alias.name]), lazy)
+      else:
+        inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef,
+                                    ast.Lambda))
+        yield from walk(child, lazy or inside)
+
+  yield from walk(ast.parse(source), False)
+
+
+def is_under(name: str, prefix: str) -> bool:
+  return name == prefix or name.startswith(prefix + '.')
+
+
+def allowed_in(module: str) -> tuple[str, ...]:
+  """Prefixes within the package that `module` may import."""
+  fitting = [k for k in LAYERS if is_under(module, k.rstrip('!'))]
+  if not fitting:
+    return ()
+  key = max(fitting, key=len)
+  own = () if key.endswith('!') else (key.removesuffix('.__init__'),)
+  return (*LAYERS[key], *own)
+
+
+def violations(source: str, module: str) -> list[str]:
+  """What a module of the package imports against the rules."""
+  bad = []
+  allowed = allowed_in(module)
+  for name, lazy in imports(source, module):
+    top = name.split('.')[0]
+    if top == PACKAGE:
+      inner = name[len(PACKAGE) + 1:]
+      fine = inner == '__version__' or any(
+          is_under(inner, prefix) for prefix in allowed)
+    elif is_under(module, 'aggregation'):
+      fine = top in {'jax', 'numpy'} or top in sys.stdlib_module_names
+    elif top in HEAVY:
+      fine = lazy
+    elif top == 'flax':
+      fine = is_under(module, 'models')
+    elif top == 'absl':  # Flags belong to the experiments.
+      fine = name == 'absl.logging' and is_under(module, 'training')
+    else:
+      fine = top in LIGHT or top in sys.stdlib_module_names
+    if not fine:
+      bad.append(f'{module} imports {name}')
+  return bad
+
+
+def experiment_violations(source: str, module: str, public: set[str]
+                          ) -> list[str]:
+  """What a script imports of the package besides its public names."""
+  bad = []
+  for name, _ in imports(source, module):
+    inner = name.split('.')[1:]
+    if name.split('.')[0] == PACKAGE and inner and (
+        inner[0] not in public or any(p.startswith('_') for p in inner)):
+      bad.append(f'{module} imports {name}')
+  for node in ast.walk(ast.parse(source)):
+    if (isinstance(node, ast.Attribute) and node.attr.startswith('_')
+        and ast.unparse(node.value).split('.')[0] in ('fssl', PACKAGE)):
+      bad.append(f'{module} uses {ast.unparse(node)}')
+  return bad
+
+
+def library() -> dict[str, pathlib.Path]:
+  """Module name within the package to its file."""
+  base = ROOT / PACKAGE
+  return {'.'.join(p.relative_to(base).with_suffix('').parts): p
+          for p in sorted(base.rglob('*.py'))}
+
+
+def num_lines(path: pathlib.Path) -> int:
+  return len(path.read_text(encoding='utf-8').splitlines())
+
+
+class LayersTest(parameterized.TestCase):
+
+  def test_every_module_has_a_layer_and_keeps_to_it(self):
+    bad = []
+    self.assertGreater(len(library()), 5)
+    for module, path in library().items():
+      if not any(is_under(module, key.rstrip('!')) for key in LAYERS):
+        bad.append(f'{module} is in no layer')
+      bad += violations(path.read_text(encoding='utf-8'), module)
+    self.assertEmpty(bad, '\n'.join(bad))
+
+  def test_experiments_use_public_names(self):
+    tree = ast.parse((ROOT / PACKAGE / '__init__.py').read_text())
+    public = {node.value for node in ast.walk(tree)
+              if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    bad = []
+    for path in sorted((ROOT / 'experiments').rglob('*.py')):
+      bad += experiment_violations(
+          path.read_text(encoding='utf-8'), path.stem, public)
+    self.assertEmpty(bad, '\n'.join(bad))
+
+  @parameterized.parameters('fedjax_ssl', 'experiments', 'tests', 'launch')
+  def test_no_file_is_too_long(self, folder):
+    sizes = {str(p.relative_to(ROOT)): num_lines(p)
+             for p in (ROOT / folder).rglob('*.py')}
+    long = {name: n for name, n in sizes.items() if n > MAX_LINES}
+    if sizes:
+      print(f'{folder}: median {statistics.median(sizes.values())} lines')
+    self.assertEmpty(long, f'A noun is missing: {long}')
+
+
+class TheCheckItselfTest(parameterized.TestCase):
+  """A rule that cannot fail holds nothing."""
+
+  @parameterized.parameters(
+      ('training.loop', 'from fedjax_ssl import methods'),
+      ('training.loop', 'from fedjax_ssl.methods import base'),
+      ('training.loop', 'import fedjax_ssl.methods.fedavg as f'),
+      ('training.loop', 'def f():\n  from fedjax_ssl import methods'),
+      ('training.loop', 'from ..methods import base'),
+      ('training.loop', 'from fedjax_ssl.data import partition'),
+      ('methods.fedavg', 'from fedjax_ssl.methods import fedprox'),
+      ('methods.fedavg', 'from . import fedprox'),
+      ('methods.fedavg', 'from fedjax_ssl.training import loop'),
+      ('methods.fedavg', 'from fedjax_ssl.data import partition'),
+      ('core.rounds', 'from fedjax_ssl import aggregation'),
+      ('core.rounds', 'from fedjax_ssl.data import batching'),
+      ('data.federation', 'from fedjax_ssl import models'),
+      ('models.cnn', 'from fedjax_ssl.core import rounds'),
+      ('losses', 'from fedjax_ssl.core import types'),
+      ('targets', 'from fedjax_ssl import losses'),
+      ('aggregation', 'import optax'),
+      ('aggregation', 'from fedjax_ssl import losses'),
+      ('core.local', 'import flax'),
+      ('task', 'import flax'),
+      ('training.loop', 'from absl import flags'),
+      ('training.loop', 'import fedjax_ssl'),
+      ('training.report', 'import matplotlib.pyplot as plt'),
+      ('data.datasets', 'if True:\n  import tensorflow_datasets'),
+      ('data.datasets', 'import torch'),
+      ('unknown', 'from fedjax_ssl import losses'))
+  def test_refuses(self, module, source):
+    self.assertLen(violations(source, module), 1)
+
+  @parameterized.parameters(
+      ('training.loop', 'from fedjax_ssl.data import batching'),
+      ('training.loop', 'from fedjax_ssl.training import metrics'),
+      ('methods.fedavg', 'from fedjax_ssl.methods import base'),
+      ('methods.fedavg', 'from fedjax_ssl import aggregation, losses'),
+      ('methods.fedavg', 'from . import base'),
+      ('methods.__init__', 'from fedjax_ssl.methods import fedavg'),
+      ('core.rounds', 'from fedjax_ssl.core.types import Task'),
+      ('models.cnn', 'from flax import linen as nn'),
+      ('models.cnn', 'from fedjax_ssl.models import conv'),
+      ('losses', 'import functools\nimport optax'),
+      ('training.progress', 'from absl import logging'),
+      ('training.environment', 'from fedjax_ssl import __version__'),
+      ('training.report', 'def f():\n  import matplotlib.pyplot as plt'))
+  def test_allows(self, module, source):
+    self.assertEmpty(violations(source, module))
+
+  @parameterized.parameters(
+      'from fedjax_ssl.core import rounds', 'import fedjax_ssl.core._hidden',
+      'import fedjax_ssl as fssl\nfssl.data._bounds(1)')
+  def test_refuses_private_names_in_experiments(self, source):
+    self.assertLen(experiment_violations(source, 'x', {'data'}), 1)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,230 @@
+"""What every registered method must hold, wherever labels live."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from unittest import mock
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import sampling
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Cohort
+from fedjax_ssl.training import checkpoint
+from fedjax_ssl.training import seeds
+from tests import toy
+
+
+def _texts() -> list[str]:
+  """Every method, and once the keeping of local models."""
+  keeper = [f'{name}(keep_local=True)'
+            for name, builder in methods.METHODS.items()
+            if 'keep_local' in inspect.signature(builder).parameters]
+  return [*methods.METHODS, *keeper[-1:]]
+
+
+PLACES = ('clients', 'server')
+CASES = [(text, model, place) for text in methods.METHODS
+         for model in ('linear', 'conv') for place in PLACES]
+cases = pytest.mark.parametrize('text, model, place', CASES)
+linear = pytest.mark.parametrize(
+    'text, place', [(text, place) for text in _texts() for place in PLACES])
+
+
+class Runner:
+  """A method on the toy federation, compiled once."""
+
+  def __init__(self, text: str, model: str, place: str, **changes):
+    self.federation, self.hidden = toy.federation(place)
+    task = toy.task(model, labels_at=place, **changes)
+    self.method = methods.make(text, task)
+    self.run = jax.jit(functools.partial(seeds.stretch, self.method))
+    self.init_key, self.root = seeds.root_keys(3)
+    state = self.method.init(self.init_key, self.federation)
+    totals = tree.zeros_like(seeds.totals_shape(
+        self.method, self.federation, state))
+    self.start = jax.tree.map(jnp.asarray, (state, totals))
+
+  def rounds(self, count, start=None, first=0, federation=None):
+    """(state, totals) after `count` rounds from round `first`."""
+    return self.run(*(start or self.start), federation or self.federation,
+                    jnp.int32(first), jnp.int32(count), self.root)
+
+
+runner = functools.lru_cache(Runner)
+
+
+class CohortRunner(Runner):
+  """A runner that is told who takes part: one program for every cohort.
+
+  Rounds never read the test set, so its labels can carry the cohort.
+  """
+
+  SIZE = 4
+
+  def __init__(self, text: str, place: str, **changes):
+    def sample(state, federation, key):
+      del state, key
+      told = federation.test.labels[:2 * self.SIZE].reshape(1, 2, self.SIZE)
+      return Cohort(told[:, 0], told[:, 1] > 0)
+    with mock.patch.object(sampling, 'uniform', lambda size: sample):
+      super().__init__(text, 'linear', place, **changes)
+
+  def of(self, ids, active=None, broken=None):
+    """The federation of a cohort, one client's images broken if wanted."""
+    active = [True] * len(ids) if active is None else active
+    rest = [0] * (self.SIZE - len(ids))
+    told = jnp.array([*ids, *rest, *active, *rest], jnp.int32)
+    out = self.federation if broken is None else _break(
+        self.federation, broken)
+    labels = out.test.labels.at[:told.size].set(told)
+    return dataclasses.replace(out, test=out.test._replace(labels=labels))
+
+
+cohort_runner = functools.lru_cache(CohortRunner)
+
+
+def _break(federation, client):
+  """Makes a client's images broken data."""
+  shard = tree.take(federation.clients, client)
+  rows = jnp.concatenate([shard.labeled[:shard.num_labeled],
+                          shard.unlabeled[:shard.num_unlabeled]])
+  inputs = federation.train.inputs.at[rows].set(255)
+  return dataclasses.replace(
+      federation, train=federation.train._replace(inputs=inputs))
+
+
+@cases
+def test_state_keeps_its_form_and_metrics_are_finite(text, model, place):
+  one = runner(text, model, place)
+  state, totals = one.rounds(3)
+  chex.assert_trees_all_equal_shapes_and_dtypes(state, one.start[0])
+  chex.assert_tree_all_finite((state, totals))
+  assert int(state.round) == 3 and float(totals.rounds) == 3
+  moved = tree.global_norm(tree.subtract(state.server, one.start[0].server))
+  assert moved > 0
+
+
+@cases
+def test_any_number_of_rounds_is_one_program(text, model, place):
+  one = runner(text, model, place)
+  halfway = one.rounds(2)
+  one.rounds(1, halfway, first=2)
+  assert one.run._cache_size() == 1
+
+
+@cases
+def test_resume_is_exact(text, model, place, tmp_path):
+  one = runner(text, model, place)
+  straight = one.rounds(5)
+  steps = checkpoint.Checkpoints(tmp_path)
+  steps.save(2, one.rounds(2))
+  round_, saved = steps.restore(one.start)
+  saved = jax.tree.map(jnp.asarray, saved)
+  chex.assert_trees_all_equal(one.rounds(3, saved, first=round_), straight)
+
+
+@cases
+def test_hidden_labels_are_never_read(text, model, place):
+  one = runner(text, model, place)
+  train = one.federation.train
+  wrong = jnp.where(one.hidden, (train.labels + 1) % toy.NUM_CLASSES,
+                    train.labels)
+  assert (wrong != train.labels).any()
+  corrupted = dataclasses.replace(
+      one.federation, train=train._replace(labels=wrong))
+  chex.assert_trees_all_equal(one.rounds(2), one.rounds(
+      2, federation=corrupted))
+
+
+@pytest.mark.parametrize('text', methods.METHODS)
+@pytest.mark.parametrize('model, chunk_size', [
+    ('linear', 0), ('linear', 3), ('conv', 2)])
+def test_map_and_vmap_agree(text, model, chunk_size):
+  mapped = runner(text, model, 'clients').rounds(1)
+  together = Runner(text, model, 'clients', client_map='vmap',
+                    chunk_size=chunk_size).rounds(1)
+  alone, padded = (totals.sums.pop('masked_share')
+                   for _, totals in (mapped, together))
+  chex.assert_trees_all_close(mapped, together, rtol=2e-4, atol=2e-5)
+  assert padded >= alone
+
+
+@cases
+def test_predict_gives_logits_of_every_class(text, model, place):
+  one = runner(text, model, place)
+  inputs = one.federation.test.inputs[:5]
+  state, _ = one.rounds(2)
+  logits = one.method.predict(state.server, inputs)
+  chex.assert_shape(logits, (5, toy.NUM_CLASSES))
+  assert not np.allclose(logits, one.method.predict(
+      one.start[0].server, inputs))
+
+
+@linear
+def test_slot_order_changes_no_bit(text, place):
+  one = cohort_runner(text, place)
+  a = one.rounds(2, federation=one.of([0, 3, 5, 1]))
+  b = one.rounds(2, federation=one.of([1, 5, 0, 3]))
+  chex.assert_trees_all_equal(a, b)
+
+
+@linear
+def test_memory_of_an_unsampled_client_is_unchanged(text, place):
+  one = cohort_runner(text, place)
+  after = one.rounds(2, federation=one.of([0, 2]))[0].memory
+  rest = jnp.array([1, 3, 4, 5])
+  chex.assert_trees_all_equal(
+      tree.take(one.start[0].memory, rest), tree.take(after, rest))
+
+
+@linear
+def test_a_client_without_rows_equals_an_absent_one(text, place):
+  one = cohort_runner(text, place)
+  ids = [0, toy.NOBODY, 5]
+  present = one.rounds(2, federation=one.of(ids))
+  absent = one.rounds(2, federation=one.of(ids, [True, False, True]))
+  chex.assert_trees_all_equal(present[0], absent[0])
+
+
+def _clients_train(text: str, place: str) -> bool:
+  """Whether client 3 moves the model in this setting."""
+  one = cohort_runner(text, place)
+  alone = one.rounds(1, federation=one.of([3]))[1]
+  return float(alone.sums['num_participants']) > 0
+
+
+@linear
+def test_a_broken_client_is_left_out(text, place):
+  one = cohort_runner(text, place)
+  state, totals = one.rounds(1, federation=one.of([0, 3, 5], broken=3))
+  absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
+  chex.assert_trees_all_equal(state, absent[0])
+  chex.assert_tree_all_finite((state, totals))
+  assert float(totals.sums['num_rejected']) == _clients_train(text, place)
+
+
+@linear
+def test_a_round_of_broken_clients_changes_nothing(text, place):
+  one = cohort_runner(text, place)
+  state, _ = one.rounds(1, federation=one.of([3], broken=3))
+  nobody, _ = one.rounds(1, federation=one.of([3], [False]))
+  chex.assert_trees_all_equal(state, nobody)
+  if place == 'clients':
+    chex.assert_trees_all_equal(state._replace(round=0),
+                                one.start[0]._replace(round=0))
+
+
+@pytest.mark.parametrize('text', _texts())
+def test_updates_beyond_the_norm_are_left_out(text):
+  one = cohort_runner(text, 'clients', max_update_norm=1e-9)
+  state, totals = one.rounds(1, federation=one.of([0, 3, 5]))
+  assert float(totals.sums['num_rejected']) == 3
+  chex.assert_trees_all_equal(state._replace(round=0),
+                              one.start[0]._replace(round=0))

@@ -1,0 +1,149 @@
+"""The convolution equals lax's in every form, and so do its derivatives."""
+import functools
+import itertools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.models import conv, windows
+
+# Compiling takes longer than running anything here.
+_quick_jit = functools.partial(
+    jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+_FORMS = ['gemm', 'reordered', 'winograd']
+# side, I, O, kernel, stride, padding
+_SHAPES = [
+    (28, 1, 4, 5, 1, 'SAME'), (14, 3, 5, 3, 1, 'SAME'),
+    (14, 16, 4, 3, 1, 'SAME'), (8, 17, 3, 3, 1, 'SAME'),
+    (7, 16, 4, 3, 1, 'SAME'), (9, 16, 4, 3, 1, 'VALID'),
+    (5, 16, 3, 3, 1, 'SAME'), (4, 16, 5, 3, 1, 'SAME'),
+    (2, 16, 4, 3, 1, 'SAME'), (1, 16, 4, 3, 1, 'SAME'),
+    (7, 5, 4, 1, 1, 'SAME'), (7, 5, 4, 1, 2, 'SAME'),
+    (8, 5, 4, 2, 1, 'SAME'), (9, 5, 4, 2, 2, 'VALID'),
+    (8, 6, 4, 3, 2, 'SAME'), (7, 6, 4, 3, 2, 'SAME'),
+    (8, 6, 4, 3, 2, 'VALID'), (8, 3, 4, 4, 1, 'SAME'),
+    (7, 6, 4, 4, 2, 'SAME'), (14, 5, 4, 5, 1, 'VALID'),
+    (9, 5, 4, 5, 2, 'SAME'),
+]
+
+
+def _reference(x, w, stride, padding):
+  return lax.conv_general_dilated(
+      x, w, (stride, stride), padding,
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+
+
+def _case(side, channels, features, kernel, dtype=jnp.float32):
+  """Inputs float[2, side, side, I] and a kernel float[k, k, I, O]."""
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, side, side, channels))
+  w = rng.standard_normal((kernel, kernel, channels, features))
+  return jnp.asarray(x, dtype), jnp.asarray(w / kernel, dtype)
+
+
+def _derivatives(function, x, w):
+  """Output, both gradients of a curved loss, and gradients of these."""
+  first = jax.grad(lambda x, w: jnp.sum(jnp.sin(function(x, w))), (0, 1))
+
+  def second(x, w):
+    dx, dw = first(x, w)
+    return jnp.sum(jnp.cos(dx)) + jnp.sum(jnp.square(dw))
+  return function(x, w), first(x, w), jax.grad(second, (0, 1))(x, w)
+
+
+def _errors(got, want):
+  """Relative error in norm of each array."""
+  return [float(jnp.linalg.norm((g - w).ravel()) / jnp.linalg.norm(w.ravel()))
+          for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want),
+                          strict=True)]
+
+
+@pytest.mark.parametrize('shape', _SHAPES, ids=str)
+def test_equals_lax_to_second_order(shape):
+  side, channels, features, kernel, stride, padding = shape
+  forms = ['gemm', 'reordered']
+  if kernel == 3 and stride == 1:
+    forms.append('winograd')
+  with jax.enable_x64(True):
+    x, w = _case(side, channels, features, kernel, jnp.float64)
+
+    def everything(x, w):
+      return [_derivatives(f, x, w) for f in [
+          lambda x, w: _reference(x, w, stride, padding)] + [
+              functools.partial(conv.conv2d, stride=stride, padding=padding,
+                                impl=impl) for impl in forms]]
+    want, *all_got = _quick_jit(everything)(x, w)
+    for impl, got in zip(forms, all_got, strict=True):
+      assert max(_errors(got, want)) < 1e-9, impl
+
+
+@pytest.mark.parametrize('impl,side,bound', [
+    ('winograd', 16, 2e-5), ('winograd', 4, 1e-5), ('gemm', 16, 5e-6),
+    ('reordered', 16, 5e-6)])
+def test_single_precision(impl, side, bound):
+  x, w = _case(side, 32, 16, 3)
+  both = [_quick_jit(jax.value_and_grad(
+      lambda w, f=f: jnp.sum(jnp.square(f(x, w)))))(w) for f in (
+          lambda x, w: _reference(x, w, 1, 'SAME'),
+          lambda x, w: conv.conv2d(x, w, impl=impl))]
+  assert max(_errors(both[1], both[0])) < bound
+
+
+@pytest.mark.parametrize('impl,dtype', list(itertools.product(
+    conv.IMPLS, ('float32', 'bfloat16'))))
+def test_dtype_is_kept(impl, dtype):
+  x, w = _case(8, 16, 4, 3, dtype)
+
+  @_quick_jit
+  def run(x, w):
+    y, pull = jax.vjp(lambda x, w: conv.conv2d(x, w, impl=impl), x, w)
+    return y, *pull(y)
+  y, dx, dw = run(x, w)
+  assert (y.dtype, dx.dtype, dw.dtype) == (x.dtype,) * 3
+  error = _errors(y.astype(jnp.float32), _reference(
+      x.astype(jnp.float32), w.astype(jnp.float32), 1, 'SAME'))
+  assert error[0] < (1e-2 if dtype == 'bfloat16' else 1e-5)
+
+
+@pytest.mark.parametrize('impl', _FORMS)
+def test_own_weights_for_each_client(impl):
+  x, w = _case(8, 16, 4, 3)
+  xs, ws = jnp.stack([x, 2 * x]), jnp.stack([w, w[::-1]])
+  grad = jax.grad(lambda w, x: jnp.sum(jnp.sin(
+      conv.conv2d(x, w, impl=impl))))
+  mapped = _quick_jit(jax.vmap(grad))(ws, xs)
+  grad = _quick_jit(grad)
+  for i in range(2):
+    np.testing.assert_allclose(mapped[i], grad(ws[i], xs[i]), rtol=1e-3,
+                               atol=2e-3)
+
+
+def test_choice_on_cpu():
+  def choice(side, kernel, stride, channels):
+    window = windows.window((side, side), (kernel, kernel), stride, 'SAME')
+    return conv.choose(window, channels, 'cpu')
+  assert choice(32, 3, 1, 3) == 'gemm'
+  assert choice(32, 3, 1, 64) == 'winograd'
+  assert choice(32, 3, 2, 64) == 'reordered'
+  assert conv.choose(windows.window((8, 8), (3, 3), 1, 'SAME'), 64,
+                     'gpu') == 'lax'
+
+
+@pytest.mark.parametrize('change,word', [
+    ({'impl': 'fft'}, 'fft'), ({'padding': 'FULL'}, 'FULL'),
+    ({'stride': 0}, 'stride')])
+def test_bad_arguments_are_named(change, word):
+  x, w = _case(4, 3, 2, 3)
+  with pytest.raises(ValueError, match=word):
+    conv.conv2d(x, w, **change)
+
+
+def test_bad_shapes_are_named():
+  x, w = _case(4, 3, 2, 3)
+  with pytest.raises(ValueError, match='same I'):
+    conv.conv2d(x, w[:, :, :2])
+  with pytest.raises(ValueError, match='4x4'):
+    conv.conv2d(x, jnp.ones((5, 5, 3, 2)), padding='VALID')

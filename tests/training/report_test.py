@@ -1,0 +1,107 @@
+"""Numbers in tables are those of the rows."""
+import matplotlib.image
+import numpy as np
+import pytest
+
+from fedjax_ssl.training import metrics, report
+
+
+def rows(accuracies, validation=None, **more):
+  result = []
+  for i, accuracy in enumerate(accuracies):
+    row = {'round': 10 * i, 'accuracy': accuracy, 'loss': 1.0 - (accuracy or 0)}
+    if validation is not None:
+      row['val_accuracy'] = validation[i]
+    result.append(row | more)
+  return result
+
+
+def test_summary_of_one_seed():
+  got = report.summary(
+      rows([0.1, 0.6, 0.4, 0.5], [0.2, 0.3, 0.7, 0.7], bytes_up=5), tail=2)
+  assert got == {
+      'round': 30, 'final': 0.5, 'tail': pytest.approx(0.45),
+      'selected': 0.4, 'best': 0.6, 'loss': 0.5, 'bytes_up': 20}
+
+
+def test_tail_of_one_is_final():
+  got = report.summary(rows([0.1, 0.7]), tail=1)
+  assert got['tail'] == got['final'] == 0.7
+
+
+def test_what_was_not_measured_is_none():
+  got = report.summary(rows([None, None]))
+  assert got['final'] is got['best'] is got['selected'] is None
+  assert report.summary(rows([0.5]))['selected'] is None
+
+
+def test_selection_never_beats_the_best():
+  rng = np.random.default_rng(0)
+  for _ in range(20):
+    got = report.summary(rows(rng.random(9), rng.random(9)))
+    assert got['selected'] <= got['best']
+
+
+@pytest.mark.parametrize('arguments, knobs', [
+    (([],), {}), ((rows([0.5]),), {'tail': 0})])
+def test_summary_refuses(arguments, knobs):
+  with pytest.raises(ValueError, match='rows|tail'):
+    report.summary(*arguments, **knobs)
+
+
+def test_table_is_mean_and_sample_deviation():
+  text = report.table({'one': [rows([0.5])],
+                       'two seeds': [rows([0.5]), rows([0.6])]})
+  head, rule, one, two = text.splitlines()
+  assert len({len(line) for line in (head, rule, one, two)}) == 1
+  cells = [c.strip() for c in two.strip('|').split('|')]
+  assert cells[:3] == ['two seeds', '2', '0']
+  assert cells[3] == '55.00 ± 7.07'
+  assert cells[5] == '-'  # Without validation nothing is selected by it.
+  assert '50.00' in one and '±' not in one
+
+
+def test_table_does_not_depend_on_the_order_of_seeds():
+  seeds = [rows([0.1, a]) for a in (0.3, 0.5, 0.8)]
+  assert report.table({'m': seeds}) == report.table({'m': seeds[::-1]})
+
+
+def test_table_shows_unequal_lengths():
+  text = report.table({'m': [rows([0.1]), rows([0.1, 0.2])]})
+  assert '0-10' in text
+
+
+def test_load_splits_seeds_of_one_folder(tmp_path):
+  with metrics.MetricsWriter(tmp_path) as writer:
+    for round_ in (0, 1):
+      for seed in (4, 2):
+        writer.write({'round': round_, 'seed': seed, 'accuracy': seed / 10})
+  runs = report.load({'m': [tmp_path]})
+  assert [[r['seed'] for r in seed] for seed in runs['m']] == [[2, 2], [4, 4]]
+  with pytest.raises(ValueError, match="missing.*'m'"):
+    report.load({'m': [tmp_path / 'missing']})
+
+
+def test_curves_use_rounds_that_all_seeds_have():
+  curve = report._curve(
+      [rows([0.1, 0.2, 0.3]), rows([0.5, None])], 'accuracy')
+  assert curve is not None
+  np.testing.assert_array_equal(curve[0], [0])
+  np.testing.assert_array_equal(curve[1], [[0.1], [0.5]])
+  assert report._curve([rows([0.1])], 'epsilon') is None
+
+
+def test_plot_shows_something(tmp_path):
+  runs = {f'm{i}': [rows([0.1, 0.2 + i / 20]), rows([0.1, 0.3])]
+          for i in range(9)}
+  report.plot_curves(runs, tmp_path / 'new' / 'curves.png', title='Title',
+                     panels=('accuracy', 'loss', 'epsilon'))
+  image = matplotlib.image.imread(tmp_path / 'new' / 'curves.png')
+  colours = np.unique(image.reshape(-1, image.shape[-1]), axis=0)
+  assert image.shape[1] > image.shape[0] and len(colours) > 50
+
+
+def test_plot_of_nothing_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='epsilon'):
+    report.plot_curves({'m': [rows([0.5])]}, tmp_path / 'c.png',
+                       panels=('epsilon',))

@@ -1,0 +1,231 @@
+"""One process, one configuration, and nothing changes on a refusal."""
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_ssl.training import environment, workdir
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+FLAGS = {'method': 'fixmatch', 'num_rounds': 10, 'schedule_rounds': 0,
+         'eval_every': 5, 'shape': (1, 2)}
+
+
+def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
+  return {p.name: p.read_bytes() for p in folder.iterdir()
+          if p.is_file() and p.name != workdir.LOCK}
+
+
+def start(folder, allow=('num_rounds', 'eval_every'), **changes) -> dict:
+  with workdir.open_workdir(folder, FLAGS | changes, allow=allow) as opened:
+    return opened.config | {'resumed': opened.resumed}
+
+
+def test_first_start_writes_the_configuration(tmp_path):
+  folder = tmp_path / 'new' / 'run'
+  assert not start(folder)['resumed']
+  stored = workdir.read_config(folder)
+  assert stored['flags'] == FLAGS | {'schedule_rounds': 10, 'shape': [1, 2]}
+  assert {'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy',
+          'python', 'fedjax_ssl', 'devices'} <= {*stored['environment']}
+
+
+def test_the_same_start_again_changes_nothing(tmp_path):
+  start(tmp_path)
+  before = snapshot(tmp_path)
+  assert start(tmp_path)['resumed']
+  assert snapshot(tmp_path) == before
+
+
+def test_other_flags_are_refused_and_named(tmp_path):
+  start(tmp_path)
+  before = snapshot(tmp_path)
+  with pytest.raises(workdir.WorkdirError) as info:
+    start(tmp_path, method='fedavg', shape=(1, 3), extra=None, eval_every=1)
+  message = str(info.value)
+  assert 'method fixmatch -> fedavg' in message
+  assert 'shape [1, 2] -> [1, 3]' in message
+  assert 'extra absent -> None' in message
+  assert 'eval_every' not in message and '\n' not in message
+  assert snapshot(tmp_path) == before
+
+
+def test_a_flag_that_is_gone_is_named(tmp_path):
+  start(tmp_path, extra=1)
+  with pytest.raises(workdir.WorkdirError, match='extra 1 -> absent'):
+    start(tmp_path)
+
+
+def test_more_rounds_keep_the_horizon_of_the_first_start(tmp_path):
+  start(tmp_path)
+  got = start(tmp_path, num_rounds=30, eval_every=2)
+  assert (got['num_rounds'], got['schedule_rounds'], got['eval_every']) == (
+      30, 10, 2)
+  stored = workdir.read_config(tmp_path)
+  assert stored['restarts'] == [
+      {'flags': {'num_rounds': 30, 'eval_every': 2}, 'environment': {}}]
+  with pytest.raises(workdir.WorkdirError, match='num_rounds 30 -> 10'):
+    start(tmp_path)
+
+
+def test_a_horizon_that_was_asked_for_stays(tmp_path):
+  assert start(tmp_path, schedule_rounds=100)['schedule_rounds'] == 100
+  assert start(tmp_path, schedule_rounds=100)['schedule_rounds'] == 100
+  with pytest.raises(workdir.WorkdirError, match='schedule_rounds 100 -> 50'):
+    start(tmp_path, schedule_rounds=50)
+
+
+def test_another_machine_is_noted_not_refused(tmp_path, monkeypatch, caplog):
+  start(tmp_path)
+  now = environment.describe()
+  monkeypatch.setattr(environment, 'describe', lambda: now | {'jax': '9.9'})
+  start(tmp_path)
+  assert f'jax {now["jax"]} -> 9.9' in caplog.text
+  caplog.clear()
+  start(tmp_path)
+  assert not caplog.text
+  assert workdir.read_config(tmp_path)['restarts'] == [
+      {'flags': {}, 'environment': {'jax': '9.9'}}]
+
+
+def test_facts_are_recorded_once(tmp_path):
+  with workdir.open_workdir(tmp_path, FLAGS) as opened:
+    opened.record(partition_hash='abc')
+    opened.record(partition_hash='abc', classes=10)
+  before = snapshot(tmp_path)
+  with workdir.open_workdir(tmp_path, FLAGS) as opened:
+    opened.record(classes=10)
+    with pytest.raises(workdir.WorkdirError, match='partition_hash abc -> d'):
+      opened.record(partition_hash='d', new=1)
+  assert snapshot(tmp_path) == before
+  assert workdir.read_config(tmp_path)['facts'] == {
+      'partition_hash': 'abc', 'classes': 10}
+
+
+def test_second_opening_in_one_process_is_refused(tmp_path):
+  with workdir.open_workdir(tmp_path, FLAGS):
+    before = snapshot(tmp_path)
+    with pytest.raises(workdir.WorkdirError, match=f'pid {os.getpid()} '):
+      workdir.open_workdir(tmp_path, FLAGS)
+    assert snapshot(tmp_path) == before
+  assert start(tmp_path)['resumed']
+
+
+def test_a_refusal_frees_the_lock(tmp_path):
+  start(tmp_path)
+  for _ in range(2):
+    with pytest.raises(workdir.WorkdirError, match='method'):
+      start(tmp_path, method='uda')
+  assert start(tmp_path)['resumed']
+
+
+_HOLD = """
+import sys, time
+from fedjax_ssl.training import workdir
+from tests.training import workdir_test
+opened = workdir.open_workdir(sys.argv[1], workdir_test.FLAGS)
+print('open', flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_processes(tmp_path):
+  holder = subprocess.Popen(
+      [sys.executable, '-c', _HOLD, str(tmp_path)], stdout=subprocess.PIPE,
+      cwd=REPOSITORY, env=os.environ | {'PYTHONPATH': str(REPOSITORY)})
+  try:
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b'open\n'
+    with pytest.raises(workdir.WorkdirError, match=f'pid {holder.pid} '):
+      start(tmp_path)
+  finally:
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+  assert start(tmp_path)['resumed']
+
+
+@pytest.mark.parametrize('path', ['file', 'file/run'])
+def test_a_file_in_the_way(tmp_path, path):
+  (tmp_path / 'file').write_text('mine')
+  with pytest.raises(workdir.WorkdirError, match='workdir=.*is a file') as info:
+    start(tmp_path / path)
+  assert '\n' not in str(info.value)
+  assert (tmp_path / 'file').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('error, text', [
+    ('EROFS', 'read-only'), ('EACCES', 'permission'), ('ENOSPC', 'full')])
+def test_what_the_system_refuses(tmp_path, monkeypatch, error, text):
+  import errno
+
+  def refuse(*unused):
+    raise OSError(getattr(errno, error), 'no')
+
+  monkeypatch.setattr(os, 'fsync', refuse)
+  with pytest.raises(workdir.WorkdirError, match=text):
+    start(tmp_path)
+  monkeypatch.undo()
+  assert not start(tmp_path)['resumed']
+
+
+def test_full_disk_leaves_no_half_configuration(tmp_path):
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+  try:
+    with pytest.raises(workdir.WorkdirError, match='workdir='):
+      start(tmp_path)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert not (tmp_path / workdir.CONFIG).exists()
+  assert not start(tmp_path)['resumed']
+
+
+@pytest.mark.parametrize('trace', ['metrics.jsonl', 'checkpoints'])
+def test_results_without_configuration_are_refused(tmp_path, trace):
+  if '.' in trace:
+    (tmp_path / trace).write_text('{}')
+  else:
+    (tmp_path / trace).mkdir()
+  with pytest.raises(workdir.WorkdirError, match=trace):
+    start(tmp_path)
+  assert [p.name for p in tmp_path.iterdir()] == [trace]
+
+
+def test_other_files_do_not_matter(tmp_path):
+  (tmp_path / 'notes.txt').write_text('mine')
+  assert not start(tmp_path)['resumed']
+  assert (tmp_path / 'notes.txt').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '{"flags": 1}'])
+def test_a_damaged_configuration_is_refused_and_kept(tmp_path, text):
+  (tmp_path / workdir.CONFIG).write_text(text)
+  with pytest.raises(workdir.WorkdirError, match='damaged'):
+    start(tmp_path)
+  assert (tmp_path / workdir.CONFIG).read_text() == text
+
+
+def test_bucket_addresses_are_refused():
+  with pytest.raises(workdir.WorkdirError, match='gs://'):
+    workdir.open_workdir('gs://bucket/run', FLAGS)
+  assert not os.path.exists('gs:')
+
+
+def test_configuration_must_be_json(tmp_path):
+  with pytest.raises(workdir.WorkdirError, match='JSON'):
+    start(tmp_path, bad=object())
+
+
+def test_reading_without_a_run(tmp_path):
+  with pytest.raises(workdir.WorkdirError, match='holds no run'):
+    workdir.read_config(tmp_path)
+
+
+def test_environment_is_json_and_stable():
+  assert json.loads(json.dumps(environment.describe())) == (
+      environment.describe())
