@@ -7,24 +7,19 @@ in `pool` bool[D]; see `fedjax_ssl.data.partition`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import dataclasses
-import json
 import os
 import pathlib
 import sys
 import time
 from typing import Any
 
-from absl import app
-from absl import flags
-from absl import logging
+from absl import app, flags, logging
 import jax
 import numpy as np
-
-import fedjax_ssl as fssl
-from fedjax_ssl import data
 import run_one
 import settings
+
+from fedjax_ssl import data
 
 FLAGS = flags.FLAGS
 Deal = Callable[..., tuple[np.ndarray, ...]]
@@ -108,7 +103,6 @@ def _run(deal: Deal, argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   _prepare_jax()
-  logging.use_absl_handler()
   if FLAGS.eval_only and FLAGS.workdir is None:
     raise ValueError('--eval_only needs --workdir.')
   workdir = pathlib.Path(FLAGS.workdir or _new_workdir())
@@ -154,7 +148,10 @@ def _new_workdir() -> str:
 
 
 def _prepare_jax() -> None:
-  """Devices and the compilation cache, before JAX starts."""
+  """Devices, the compilation cache and a quiet log, before JAX starts."""
+  logging.use_absl_handler()
+  if FLAGS.verbosity <= 0:
+    logging.set_verbosity(logging.WARNING)
   cores = len(os.sched_getaffinity(0)) if hasattr(
       os, 'sched_getaffinity') else os.cpu_count() or 1
   wanted = FLAGS.num_devices or min(cores, FLAGS.cohort_size)

@@ -10,18 +10,14 @@ from typing import Any, NamedTuple
 from absl import flags
 import jax
 import numpy as np
+import settings
 
 import fedjax_ssl as fssl
 from fedjax_ssl import data
 from fedjax_ssl.data import batching
-from fedjax_ssl.training import checkpoint
-from fedjax_ssl.training import loop
-from fedjax_ssl.training import metrics
-from fedjax_ssl.training import progress
-from fedjax_ssl.training import report
+from fedjax_ssl.training import checkpoint, loop, metrics, progress, report
 from fedjax_ssl.training import seeds as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
-import settings
 
 FLAGS = flags.FLAGS
 
@@ -129,7 +125,7 @@ def _mesh() -> jax.sharding.Mesh | None:
 
 
 def run(job: Job, folder: pathlib.Path, name: str, config: dict[str, Any]
-        ) -> list[list[metrics.Row]]:
+        ) -> list[list[report.Row]]:
   """Trains a job to the end, from wherever its folder stands.
 
   Args:
@@ -213,7 +209,7 @@ def _train(job: Job, folder: pathlib.Path, name: str,
     raise SystemExit(0)
 
 
-def _evaluate(job: Job, folder: pathlib.Path) -> list[list[metrics.Row]]:
+def _evaluate(job: Job, folder: pathlib.Path) -> list[list[report.Row]]:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
   found = _restore(job, checkpoint.Checkpoints(folder / 'checkpoints'))
   if found is None:

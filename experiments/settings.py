@@ -5,12 +5,11 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl.core import names
-from fedjax_ssl.core import optimizers
+from fedjax_ssl.core import names, optimizers
 
 FLAGS = flags.FLAGS
 
-_STRINGS = {
+_STRINGS: dict[str, tuple[Any, str]] = {
     'method': ('fixmatch', 'Name, with overrides of defaults if any, as in '
                '"fixmatch(threshold=0.9)". `python -c "import fedjax_ssl; '
                'print(fedjax_ssl.METHODS)"` lists them.'),
@@ -33,7 +32,7 @@ _STRINGS = {
     'workdir': (None, 'Folder of the run; default: a new one under runs/. An '
                 'old one is continued.'),
 }
-_INTEGERS = {
+_INTEGERS: dict[str, tuple[Any, str, Any]] = {
     'partition_seed': (None, 'Seed of the partition; default: the seed of '
                        'the run.', None),
     'num_clients': (20, 'Clients of the federation.', 1),
@@ -51,37 +50,37 @@ _INTEGERS = {
                      'round.', 1),
     'local_steps': (0, 'If positive, steps a round instead of epochs.', 0),
     'labeled_batch': (10, 'Rows of a labeled batch.', 1),
-    'unlabeled_batch': (50, 'Rows of an unlabeled batch; 0 divides a client\'s '
+    'unlabeled_batch': (50, "Rows of an unlabeled batch; 0 divides a client's "
                         'unlabeled rows over its labeled steps.', 0),
     'seed': (0, 'Seed of initial values and draws.', 0),
     'eval_every': (5, 'Rounds between evaluations; 0: at the end only.', 0),
     'checkpoint_every': (10, 'Rounds between checkpoints; 0: at the end '
                          'only.', 0),
-    'chunk_size': (0, 'Clients under one vmap; 0: a device\'s whole share.',
+    'chunk_size': (0, "Clients under one vmap; 0: a device's whole share.",
                    0),
     'num_devices': (0, 'Devices to split the clients over; 0: every '
                     'accelerator, or one for each CPU core.', 0),
 }
-_FLOATS = {
+_FLOATS: dict[str, tuple[Any, str, Any, Any]] = {
     'validation_fraction': (0.05, 'Share of the training examples that the '
                             'server holds out.', 0.0, 0.9),
     'alpha': (0.5, 'Concentration of Dirichlet partitions: towards 0 one '
               'class a client, towards infinity equal mixes.', None, None),
     'labeled_fraction': (None, 'Labeled share of the examples, instead of '
                          'labels_per_class.', 0.0, 1.0),
-    'learning_rate': (0.05, 'Of a client\'s optimizer.', None, None),
+    'learning_rate': (0.05, "Of a client's optimizer.", None, None),
     'momentum': (0.0, 'Of sgd, nesterov and rmsprop.', None, None),
     'weight_decay': (0.0, 'L2 term in the gradient; decoupled for adamw.',
                      None, None),
     'max_update_norm': (0.0, 'Leave out updates beyond this norm; 0: off.',
                         0.0, None),
 }
-_CHOICES = {
+_CHOICES: dict[str, tuple[Any, Any, str]] = {
     'labels': ('few', ('few', 'all'), 'few, or all: the upper bound.'),
     'labels_at': ('clients', ('clients', 'server'), 'Who holds the labels.'),
     'optimizer': ('sgd', optimizers.OPTIMIZERS, 'Optimizer of a client.'),
     'norm': ('auto', ('auto', 'none', 'batch', 'group', 'static'),
-             'Normalization layers; auto: the model\'s own.'),
+             "Normalization layers; auto: the model's own."),
     'seed_map': ('auto', ('auto', 'map', 'vmap'), 'Several seeds one after '
                  'another or in one program; auto: map on CPU.'),
     'client_map': ('auto', ('auto', 'map', 'vmap'), 'Clients one after '
@@ -90,10 +89,10 @@ _CHOICES = {
                   'Form of the convolutions; auto: by shape and backend.'),
     'aggregation_order': ('fixed', ('fixed', 'fast'), 'fixed: the same bits '
                           'on any number of devices.'),
-    'compute_dtype': ('float32', ('float32', 'bfloat16'), 'Of the networks\' '
+    'compute_dtype': ('float32', ('float32', 'bfloat16'), "Of the networks' "
                       'arithmetic; parameters stay float32.'),
 }
-_BOOLEANS = {
+_BOOLEANS: dict[str, tuple[Any, str]] = {
     'bounds': (False, 'Also run fedavg with few and with all labels: the '
                'lower and the upper bound.'),
     'eval_only': (False, 'Evaluate the newest checkpoint of the workdir and '

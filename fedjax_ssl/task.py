@@ -10,14 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import methods
-from fedjax_ssl import models
-from fedjax_ssl.core import names
-from fedjax_ssl.core import optimizers
+from fedjax_ssl import methods, models
+from fedjax_ssl.core import names, optimizers
 from fedjax_ssl.core.types import (
-    Array, Examples, Federation, Method, Shard, State, Task)
-from fedjax_ssl.data import augment
-from fedjax_ssl.data import preprocess
+  Array,
+  Examples,
+  Federation,
+  Method,
+  Shard,
+  State,
+  Task,
+)
+from fedjax_ssl.data import augment, preprocess
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,8 +222,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     ValueError: if the folder holds no run, or none of its checkpoints can be
       read.
   """
-  from fedjax_ssl.training import checkpoint
-  from fedjax_ssl.training import seeds
+  from fedjax_ssl.training import checkpoint, seeds
   path = os.path.join(os.fspath(workdir), 'config.json')
   try:
     with open(path, encoding='utf-8') as file:
@@ -227,7 +230,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(f'{workdir} holds no run that can be read: '
                      f'{path}: {error}') from None
-  values = {k: tuple(v) if isinstance(v, list) else v
+  values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
             for k, v in saved['spec'].items()}
   spec = TaskSpec(**values)
   task = make_task(spec)

@@ -17,7 +17,8 @@ EXTRAS = {'test', 'tfds', 'tensorboard', 'bench', 'text', 'tpu', 'cuda', 'dev'}
 # Import names that differ from the name of the distribution that brings them.
 DISTRIBUTIONS = {
     'PIL': 'pillow', 'absl': 'absl-py', 'array_record': 'array-record',
-    'jaxlib': 'jax', 'ml_dtypes': 'jax', 'orbax': 'orbax-checkpoint', 'sklearn': 'scikit-learn',
+    'jaxlib': 'jax', 'ml_dtypes': 'jax', 'orbax': 'orbax-checkpoint',
+    'sklearn': 'scikit-learn',
     'tensorflow_datasets': 'tensorflow-datasets', 'yaml': 'pyyaml'}
 # One distribution for each platform.
 ALTERNATIVES = {'tensorflow': {'tensorflow', 'tensorflow-cpu'}}

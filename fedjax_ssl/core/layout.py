@@ -97,7 +97,8 @@ class Plan(NamedTuple):
     arranged = self.arrange(slots)
     arranged = arranged._replace(
         active=arranged.active & self._arrange_flat(real))
-    if self.mesh is None:
+    mesh = self.mesh
+    if mesh is None:
       sums, stacked = self._device(body, summing, shared,
                                    tree.take(arranged, 0))
       stacked = jax.tree.map(lambda x: x[None], stacked)
@@ -110,13 +111,13 @@ class Plan(NamedTuple):
         return sums, everywhere, rows
       everyone, split = PartitionSpec(), PartitionSpec(AXIS)
       sums, results, (messages, memory) = jax.shard_map(
-          local, mesh=self.mesh, in_specs=(everyone, split),
+          local, mesh=mesh, in_specs=(everyone, split),
           out_specs=(everyone, everyone, split), check_vma=False,
       )(shared, arranged)
       # Replicated, so that a rule's reductions are not split over devices.
       messages = jax.tree.map(
           lambda x: lax.with_sharding_constraint(
-              x, jax.sharding.NamedSharding(self.mesh, everyone)), messages)
+              x, jax.sharding.NamedSharding(mesh, everyone)), messages)
       stacked = (messages, results._replace(memory=memory))
     messages, results = self.restore(stacked)
     return (sums if summing else messages), results

@@ -12,18 +12,26 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import layout
-from fedjax_ssl.core import sampling
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import layout, sampling, tree
 from fedjax_ssl.core.types import (
-    Client, Cohort, Context, Federation, Metrics, PyTree, Shard, State,
-    SUMMED, Task, Update)
+  Client,
+  Cohort,
+  Context,
+  Federation,
+  Metrics,
+  PyTree,
+  Shard,
+  State,
+  SUMMED,
+  Task,
+  Update,
+)
 
 Pass = Callable[..., tuple[State, Metrics]]
 
 
 def _default_work(shard: Shard) -> jax.Array:
-  return shard.num_labeled + shard.num_unlabeled
+  return jnp.asarray(shard.num_labeled + shard.num_unlabeled)
 
 
 def _identity_broadcast(server: PyTree, client_id: jax.Array) -> PyTree:
@@ -243,8 +251,9 @@ def client_pass(
           server, memory, federation, cohort.ids[group], cohort.active[group],
           round_, group, run_key)
       if relay:
-        one = jax.tree.map(lambda x: x[None], (messages, results, members))
-        server, more = close(server, *one, context,
+        sent, back, who = jax.tree.map(
+            lambda x: x[None], (messages, results, members))
+        server, more = close(server, sent, back, who, context,
                              jax.random.fold_in(close_key, group))
         return (server, memory), (members, {**metrics, **more})
       return (server, memory), (members, metrics, messages, results)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.core.types import Array, PyTree
+from fedjax_ssl.core.types import Array, Number, PyTree
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:
@@ -18,7 +18,7 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
   return jax.tree.map(jnp.subtract, a, b)
 
 
-def scale(a: PyTree, factor: Array) -> PyTree:
+def scale(a: PyTree, factor: Number) -> PyTree:
   """factor * a, in a's dtypes."""
   return jax.tree.map(lambda x: (x * factor).astype(x.dtype), a)
 
@@ -33,7 +33,7 @@ def zeros_like(a: PyTree) -> PyTree:
   return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), a)
 
 
-def take(stacked: PyTree, rows: Array) -> PyTree:
+def take(stacked: PyTree, rows: Number) -> PyTree:
   """Rows of a stacked tree; an index beyond the end reads the last row."""
   return jax.tree.map(
       lambda x: jnp.take(x, rows, axis=0, mode='clip'), stacked)

@@ -16,6 +16,7 @@ import numpy as np
 
 PyTree = Any
 Array = jax.Array | np.ndarray
+Number = Array | float  # A scalar from the host or the device.
 Metrics = dict[str, jax.Array]
 
 # Metrics that add up over rounds; all others are averaged over rounds.

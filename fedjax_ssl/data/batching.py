@@ -7,9 +7,10 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_ssl.core.local import Batches
-from fedjax_ssl.core.types import Array, Batch, Examples, Shard, Task
+from fedjax_ssl.core.types import Array, Batch, Examples, Number, Shard, Task
 
 STREAMS = ('both', 'labeled', 'unlabeled')
 
@@ -27,11 +28,11 @@ def gather(examples: Examples, rows: Array, mask: Array, *,
   inputs = jnp.take(examples.inputs, rows, axis=0)
   labels = (jnp.full(rows.shape, -1, jnp.int32) if hidden
             else jnp.take(examples.labels, rows, axis=0))
-  return Batch(inputs, labels, mask)
+  return Batch(inputs, labels, jnp.asarray(mask))
 
 
-def _ceil_div(n: Array, d: Array) -> jax.Array:
-  return (n + d - 1) // d
+def _ceil_div(n: Number, d: Number) -> jax.Array:
+  return jnp.asarray((n + d - 1) // d)
 
 
 def _labeled_steps(task: Task, shard: Shard) -> jax.Array:
@@ -68,7 +69,7 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
   return (task.local_epochs * epoch).astype(jnp.int32)
 
 
-def unlabeled_capacity(labeled: Array, unlabeled: Array, *,
+def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
                        labeled_batch: int, local_steps: int = 0) -> int:
   """Widest unlabeled batch of any client when rows are split over the steps.
 
@@ -130,7 +131,8 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
   out = {}
   if streams != 'unlabeled':
     size = task.labeled_batch
-    out['labeled'] = _Stream(jnp.asarray(shard.labeled), shard.num_labeled,
+    out['labeled'] = _Stream(jnp.asarray(shard.labeled),
+                             jnp.asarray(shard.num_labeled),
                              jnp.int32(size), size, keys[0])
   if streams != 'labeled':
     size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
@@ -138,7 +140,8 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
     batch = (jnp.int32(size) if task.unlabeled_batch else
              jnp.clip(_ceil_div(shard.num_unlabeled, per_epoch), 1, size))
     out['unlabeled'] = _Stream(jnp.asarray(shard.unlabeled),
-                               shard.num_unlabeled, batch, size, keys[1])
+                               jnp.asarray(shard.num_unlabeled), batch, size,
+                               keys[1])
   return out
 
 

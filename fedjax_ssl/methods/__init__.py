@@ -3,9 +3,7 @@ from __future__ import annotations
 
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import fedavg
-from fedjax_ssl.methods import fedprox
-from fedjax_ssl.methods import fixmatch
+from fedjax_ssl.methods import fedavg, fedprox, fixmatch
 
 METHODS = {
     'fedavg': fedavg.fedavg,

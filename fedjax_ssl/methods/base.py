@@ -15,16 +15,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl import aggregation
-from fedjax_ssl import losses
-from fedjax_ssl.core import local
-from fedjax_ssl.core import names
-from fedjax_ssl.core import rounds
-from fedjax_ssl.core import sampling
-from fedjax_ssl.core import tree
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import local, names, rounds, sampling, tree
 from fedjax_ssl.core.types import (
-    Array, Batch, Client, Context, Federation, Method, Metrics, PyTree, Shard,
-    State, Task, Update, Variables)
+  Array,
+  Batch,
+  Client,
+  Context,
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  Shard,
+  State,
+  Task,
+  Update,
+  Variables,
+)
 from fedjax_ssl.data import batching
 
 LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
@@ -50,7 +57,7 @@ def rows_used(shard: Shard, streams: str) -> jax.Array:
 
 
 def forward(task: Task, model: Variables, *views: Batch | None
-            ) -> tuple[list[jax.Array | None], PyTree]:
+            ) -> tuple[list[Any], PyTree]:
   """One training pass of the network over several views together.
 
   Args:
@@ -73,7 +80,7 @@ def forward(task: Task, model: Variables, *views: Batch | None
 
 def forward_with_targets(task: Task, model: Variables, targets: Batch,
                          *views: Batch | None
-                         ) -> tuple[jax.Array, list[jax.Array | None], PyTree]:
+                         ) -> tuple[jax.Array, list[Any], PyTree]:
   """As `forward`, with one more view that only serves as a target.
 
   Without batch statistics the target view needs no gradient and gets its own
@@ -91,8 +98,8 @@ def forward_with_targets(task: Task, model: Variables, targets: Batch,
   return jax.lax.stop_gradient(target), rest, stats
 
 
-def weakly(task: Task, batch: Batch | None, key: jax.Array) -> Batch | None:
-  """The batch's weak view."""
+def weakly(task: Task, batch: Any, key: jax.Array) -> Any:
+  """The batch's weak view; None for None."""
   if batch is None:
     return None
   return batch._replace(inputs=task.weak(key, batch.inputs))
@@ -116,8 +123,7 @@ def supervised(task: Task) -> LossFn:
 
 def _with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
                       ) -> LossFn:
-  """Adds the proximal term, and freezes statistics where nobody trains them.
-  """
+  """Adds the proximal term; freezes statistics where nobody trains them."""
   def wrapped(model, anchor, batch, key):
     loss, (stats, metrics) = loss_fn(model, anchor, batch, key)
     if server == 'fedprox':

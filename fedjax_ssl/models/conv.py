@@ -73,9 +73,9 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
 def choose(window: windows.Window, channels: int, backend: str) -> str:
   """The form that `auto` takes for I input channels.
 
-  On CPU: patches for up to 4 channels, tiles for 3x3 kernels of stride 1
-  and padding SAME with 16 channels or more, else re-ordered gradients. Elsewhere 'lax', which nobody
-  has measured against the others yet.
+  On CPU: patches for up to 4 channels, tiles for 3x3 kernels of stride 1 and
+  padding SAME with 16 channels or more, else re-ordered gradients. Elsewhere
+  'lax', which nobody has measured against the others yet.
   """
   if backend != 'cpu':
     return 'lax'

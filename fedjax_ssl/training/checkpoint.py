@@ -36,8 +36,8 @@ _HEADER = 'header'
 _PARTIAL = '.orbax-checkpoint-tmp'
 
 
-class _DamagedError(Exception):
-  """A step that is there but cannot be trusted."""
+class _StepError(Exception):
+  """A step cannot be written, or is there but cannot be trusted."""
 
 
 class Checkpoints:
@@ -100,15 +100,16 @@ class Checkpoints:
     header = manifest.make(int(round_), leaves, metadata or {})
     step = self._directory / str(int(round_))
     try:
-      if step.exists() and not self._make_room(step, header):
-        return
-      self._write(step, leaves, header)
-    except Exception as error:
+      with _one_line_if_it_fails():
+        if step.exists() and not self._make_room(step, header):
+          return
+        self._write(step, leaves, header)
+    except _StepError as error:
       if jax.process_index() == 0:
         _remove(pathlib.Path(f'{step}{_PARTIAL}'))
       raise CheckpointError(
-          f'Cannot save round {round_} in {self._directory}: '
-          f'{_one_line(error)}. Earlier steps are kept.') from error
+          f'Cannot save round {round_} in {self._directory}: {error}. '
+          'Earlier steps are kept.') from None
     if jax.process_index() == 0:
       old = [r for r in self.rounds() if r <= round_][:-self._keep]
       for r in old:
@@ -138,7 +139,7 @@ class Checkpoints:
         header = self._read_header(step)
         manifest.check(step, header, wanted)
         leaves = self._read_leaves(step, header)
-      except _DamagedError as error:
+      except _StepError as error:
         logging.warning('Checkpoint %s is damaged (%s); using the one before '
                         'it.', step, error)
         continue
@@ -158,7 +159,7 @@ class Checkpoints:
     step = self._directory / str(round_)
     try:
       return self._read_header(step)['metadata']
-    except _DamagedError as error:
+    except _StepError as error:
       raise CheckpointError(f'Checkpoint {step}: {error}.') from None
 
   def _checkpointer(self) -> tuple[Any, Any]:
@@ -190,7 +191,7 @@ class Checkpoints:
       self._read_leaves(step, old)
       if old == header:
         return False
-    except _DamagedError:
+    except _StepError:
       pass
     if jax.process_index() == 0:
       count = 1
@@ -204,7 +205,7 @@ class Checkpoints:
   def _read_header(self, step: pathlib.Path) -> dict[str, Any]:
     """The header of a step, if it is exactly what was written."""
     ocp, checkpointer = self._checkpointer()
-    with _damaged_if_it_fails():
+    with _one_line_if_it_fails():
       header = checkpointer.restore(step, args=ocp.args.Composite(
           **{_HEADER: ocp.args.JsonRestore()}))[_HEADER]
       if header['sha256'] != manifest.header_hash(header):
@@ -222,7 +223,7 @@ class Checkpoints:
     stored = [name for name, spec in specs.items() if 0 not in spec.shape]
     leaves = {name: np.zeros(spec.shape, np.dtype(spec.dtype))
               for name, spec in specs.items() if 0 in spec.shape}
-    with _damaged_if_it_fails():
+    with _one_line_if_it_fails():
       if stored:
         want = ocp.RestoreArgs(restore_type=np.ndarray)
         items = {_STATE: ocp.args.PyTreeRestore(
@@ -278,8 +279,8 @@ def flush_path(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def _damaged_if_it_fails() -> Iterator[None]:
-  """Turns every failure into _DamagedError: garbage fails in many ways."""
+def _one_line_if_it_fails() -> Iterator[None]:
+  """Turns every failure into _StepError: garbage fails in many ways."""
   reason = ''
   with _quiet():
     try:
@@ -287,11 +288,11 @@ def _damaged_if_it_fails() -> Iterator[None]:
     except Exception as error:
       reason = _one_line(error)
     if reason:
-      # Orbax's other readers fail a little later, or when they are collected.
+      # Orbax's other tasks fail a little later, or when they are collected.
       gc.collect()
       time.sleep(0.05)
   if reason:
-    raise _DamagedError(reason)
+    raise _StepError(reason)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -13,7 +12,14 @@ import optax
 
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import (
-    Array, Examples, Federation, Method, Metrics, PyTree, Shard, State)
+  Array,
+  Examples,
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  State,
+)
 
 BATCH = 256
 # Rows on which pseudo-labels and local models are judged.
@@ -75,8 +81,10 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
           'per_class_accuracy': (hits @ of_class) / of_class.sum(0)}
 
 
-def _probe(shard: Shard) -> np.ndarray:
-  """Unlabeled rows, evenly taken over all clients: at most `_PROBE`."""
+def probe_of(federation: Federation) -> np.ndarray:
+  """int32[P], P <= 2048: unlabeled rows, evenly taken over all clients."""
+  shard = federation.clients if federation.stream is None else (
+      federation.stream)
   counts = np.asarray(shard.num_unlabeled).reshape(-1)
   table = np.asarray(shard.unlabeled).reshape(counts.size, -1)
   rows = table[np.arange(table.shape[1]) < counts[:, None]]
@@ -84,30 +92,9 @@ def _probe(shard: Shard) -> np.ndarray:
   return rows[::step].astype(np.int32)
 
 
-class Evaluator(NamedTuple):
-  """Evaluates states of one method on one federation.
-
-  Attributes:
-    run: (state, federation, probe) -> metrics, jitted.
-    probe: int32[P] unlabeled rows for pseudo-label quality.
-  """
-
-  run: Callable[..., Metrics]
-  probe: np.ndarray
-
-  def __call__(self, state: State, federation: Federation) -> Metrics:
-    return self.run(state, federation, self.probe)
-
-
-def probe_of(federation: Federation) -> np.ndarray:
-  """int32[P] rows that `Evaluator` judges pseudo-labels on."""
-  return _probe(federation.clients if federation.stream is None
-                else federation.stream)
-
-
 def evaluation(method: Method, mesh: Mesh | None = None
                ) -> Callable[[State, Federation, Array], Metrics]:
-  """The pure function behind `Evaluator`, to be jitted or mapped.
+  """A pure function that evaluates a state, to be jitted or mapped.
 
   Args:
     method: its `predict`, `pseudo_label` and `local_predict` are used.
@@ -141,10 +128,11 @@ def evaluation(method: Method, mesh: Mesh | None = None
       out['pseudo_label_accuracy'] = (
           (weight * (label == truth)).sum() / weight.sum())
       out['pseudo_label_rate'] = weight.mean()
-    if method.local_predict is not None:
+    local_predict = method.local_predict
+    if local_predict is not None:
       rows = jnp.arange(test.labels.shape[0])[:_PROBE]
       def one(row):
-        logits = over(lambda x: method.local_predict(state.server, row, x),
+        logits = over(lambda x: local_predict(state.server, row, x),
                       test, rows)
         return scores(logits, test.labels[rows])['accuracy']
       clients = jnp.arange(federation.num_clients)
@@ -154,8 +142,3 @@ def evaluation(method: Method, mesh: Mesh | None = None
 
   return evaluate
 
-
-def evaluator(method: Method, federation: Federation,
-              mesh: Mesh | None = None) -> Evaluator:
-  """An `Evaluator` of a method on a federation."""
-  return Evaluator(jax.jit(evaluation(method, mesh)), probe_of(federation))

@@ -49,7 +49,8 @@ class Observer(NamedTuple):
 
   Attributes:
     on_row: (Row) for every evaluated round and seed.
-    on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint.
+    on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint; to keep the
+      arrays, copy them: the next rounds reuse their memory.
     on_progress: (round, seconds since the start) after each call.
   """
 
@@ -99,7 +100,7 @@ def train(method: Method, federations: Sequence[Federation], *,
           num_rounds: int, seeds: Sequence[int] = (0,), eval_every: int = 1,
           checkpoint_every: int = 0, seed_map: str = 'auto',
           mesh: Mesh | None = None, saved: tuple[int, PyTree] | None = None,
-          observer: Observer = Observer()) -> Result:
+          observer: Observer | None = None) -> Result:
   """Trains one method, for one seed or several.
 
   Args:
@@ -121,6 +122,7 @@ def train(method: Method, federations: Sequence[Federation], *,
   """
   kind = (programs.Together if _seed_map(seed_map, len(seeds)) == 'vmap'
           else programs.Sequential)
+  observer = observer or Observer()
   runs = kind(method, federations, seeds, mesh)
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)

@@ -6,8 +6,6 @@ import sys
 import time
 from typing import Any, TextIO
 
-from absl import logging
-
 
 class Progress:
   """Says how far a run is, how fast it goes and when it will be done."""
@@ -22,8 +20,8 @@ class Progress:
       total: rounds of the run.
       start: rounds done by an earlier process.
       interval: least seconds between two log lines; 0 logs every update.
-      stream: where a bar goes; standard error by default. No terminal: no
-        bar, but log lines.
+      stream: standard error by default. A terminal gets a bar, anything else
+        lines.
       clock: seconds, from any origin.
     """
     self._name = name
@@ -35,7 +33,8 @@ class Progress:
     self._rate: float | None = None
     self._logged: float | None = None
     self._accuracy: float | None = None
-    self._bar = _bar(name, total, start, stream or sys.stderr)
+    self._stream = stream or sys.stderr
+    self._bar = _bar(name, total, start, self._stream)
 
   @property
   def seconds_per_round(self) -> float | None:
@@ -63,8 +62,8 @@ class Progress:
     elif (self._logged is None or round_ >= self._total
           or now - self._logged >= self._interval):
       self._logged = now
-      logging.info('%s: round %d/%d, %s', self._name, round_, self._total,
-                   self._tail())
+      print(f'{self._name}: round {round_}/{self._total}, {self._tail()}',
+            file=self._stream, flush=True)
 
   def close(self) -> None:
     """Ends the bar."""

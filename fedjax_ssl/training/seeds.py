@@ -13,7 +13,13 @@ import numpy as np
 
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import (
-    Federation, Method, Metrics, PyTree, State, SUMMED)
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  State,
+  SUMMED,
+)
 from fedjax_ssl.data import federation as federations_lib
 from fedjax_ssl.training import evaluate
 
@@ -60,7 +66,8 @@ def totals_shape(method: Method, federation: Any, state: Any) -> Totals:
   _, metrics = jax.eval_shape(one, state, federation, jax.random.key(0))
   metrics = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), metrics)
-  return Totals(metrics, jax.ShapeDtypeStruct((), jnp.float32))
+  rounds: Any = jax.ShapeDtypeStruct((), jnp.float32)
+  return Totals(metrics, rounds)
 
 
 def _place(x: PyTree, mesh: Mesh | None) -> PyTree:
@@ -131,8 +138,7 @@ class Sequential:
     self._compile(self.states[0], self._totals[0])
 
   def _compile(self, state: State, totals: Totals) -> None:
-    """Pins the outputs where the inputs are: a second call compiles nothing.
-    """
+    """Pins the outputs where the inputs are: one compilation is enough."""
     shardings = None if self._mesh is None else jax.tree.map(
         lambda x: x.sharding, (state, totals))
     self._run = jax.jit(self._program, donate_argnums=(0, 1),
@@ -193,12 +199,14 @@ class Together(Sequential):
     self._probe = np.stack([p[:width] for p in self._probes])
 
   def start(self, saved):
+    """Begins as apart, then stacks."""
     super().start(saved)
     self._state = _place(tree.stack(self.states), self._mesh)
     self._total = _place(tree.stack(self._totals), self._mesh)
     self._compile(self._state, self._total)
 
   def advance(self, first, count):
+    """Runs rounds [first, first + count) of all seeds at once."""
     self._state, self._total = self._run(
         self._state, self._total, self._stacked, jnp.int32(first),
         jnp.int32(count), self._rounds_keys)
@@ -206,6 +214,7 @@ class Together(Sequential):
     self._split()
 
   def rows(self, round_):
+    """Evaluates all seeds at once and starts new totals."""
     scores = self._score(self._state, self._stacked, self._probe)
     out = [_to_row(round_, seed, self._totals[i], tree.take(scores, i))
            for i, seed in enumerate(self._seeds)]

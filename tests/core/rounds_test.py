@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import rounds
-from fedjax_ssl.core import sampling
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.types import Cohort, State, Update
 from tests import toy
 

@@ -78,7 +78,7 @@ def test_folder_from_the_environment(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('dtype,scale', [
     ('int64', 1), ('uint16', 1), ('float64', 1), ('float32', 1 / 255),
-    ('float64', 1 / 255)])
+    ('float64', 1 / 255), ('float16', 1 / 255)])
 def test_other_dtypes_give_the_same_pixels(tmp_path, dtype, scale):
   parts = _parts()
   want = parts['x_train']

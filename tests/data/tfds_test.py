@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl.data import datasets
 
-_WHY = 'needs the extra [tfds] and pillow'
+_WHY = 'needs tensorflow-datasets, array_record, importlib_resources, pillow'
 tfds = pytest.importorskip('tensorflow_datasets', reason=_WHY)
 pytest.importorskip('array_record', reason=_WHY)
 pytest.importorskip('importlib_resources', reason=_WHY)

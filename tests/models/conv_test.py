@@ -65,7 +65,8 @@ def _errors(got, want):
 def test_equals_lax_to_second_order(shape):
   side, channels, features, kernel, stride, padding = shape
   forms = ['gemm', 'reordered']
-  if kernel == 3 and stride == 1:
+  # Tiles of 4 compile slowly; one side, with ragged tiles, stands for them.
+  if kernel == 3 and stride == 1 and side <= 7:
     forms.append('winograd')
   with jax.enable_x64(True):
     x, w = _case(side, channels, features, kernel, jnp.float64)
@@ -81,12 +82,12 @@ def test_equals_lax_to_second_order(shape):
 
 
 @pytest.mark.parametrize('impl,side,bound', [
-    ('winograd', 16, 2e-5), ('winograd', 4, 1e-5), ('gemm', 16, 5e-6),
-    ('reordered', 16, 5e-6)])
+    ('winograd', 14, 2e-5), ('winograd', 8, 2e-5), ('winograd', 6, 1e-5),
+    ('gemm', 14, 5e-6), ('reordered', 14, 5e-6)])
 def test_single_precision(impl, side, bound):
   x, w = _case(side, 32, 16, 3)
-  both = [_quick_jit(jax.value_and_grad(
-      lambda w, f=f: jnp.sum(jnp.square(f(x, w)))))(w) for f in (
+  both = [_quick_jit(jax.grad(
+      lambda x, w, f=f: jnp.sum(jnp.square(f(x, w))), (0, 1)))(x, w) for f in (
           lambda x, w: _reference(x, w, 1, 'SAME'),
           lambda x, w: conv.conv2d(x, w, impl=impl))]
   assert max(_errors(both[1], both[0])) < bound
@@ -95,7 +96,7 @@ def test_single_precision(impl, side, bound):
 @pytest.mark.parametrize('impl,dtype', list(itertools.product(
     conv.IMPLS, ('float32', 'bfloat16'))))
 def test_dtype_is_kept(impl, dtype):
-  x, w = _case(8, 16, 4, 3, dtype)
+  x, w = _case(4, 16, 4, 3, dtype)
 
   @_quick_jit
   def run(x, w):
@@ -110,7 +111,7 @@ def test_dtype_is_kept(impl, dtype):
 
 @pytest.mark.parametrize('impl', _FORMS)
 def test_own_weights_for_each_client(impl):
-  x, w = _case(8, 16, 4, 3)
+  x, w = _case(4, 16, 4, 3)
   xs, ws = jnp.stack([x, 2 * x]), jnp.stack([w, w[::-1]])
   grad = jax.grad(lambda w, x: jnp.sum(jnp.sin(
       conv.conv2d(x, w, impl=impl))))

@@ -227,7 +227,7 @@ def test_content_is_checked_against_its_hash(folder, monkeypatch):
   header = steps._read_header(folder / '2')
   steps._read_leaves(folder / '2', header)
   monkeypatch.setattr(manifest, 'named', one_bit_off)
-  with pytest.raises(checkpoint._DamagedError, match='hash'):
+  with pytest.raises(checkpoint._StepError, match='hash'):
     steps._read_leaves(folder / '2', header)
 
 

@@ -1,0 +1,168 @@
+"""Every network by name: size, purity, precision, clear errors."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import models
+
+# Trainable parameters with 10 classes.
+_COUNTS = {
+    ('fedavg_cnn', 28, 1): 1_663_370,
+    ('alexnet', 32, 3): 12_815_818,
+    ('alexnet(convs=2)', 32, 3): 21_073_098,
+    ('resnet9_fedmatch', 32, 3): 6_568_640,
+    ('resnet9', 32, 3): 6_575_370,
+    ('simple_cnn', 32, 3): 92_626,
+    ('resnet18_rscfed', 32, 3): 11_565_386,
+    ('resnet18', 32, 3): 11_173_962,
+    ('resnet34', 32, 3): 21_282_122,
+    ('resnet50', 32, 3): 23_520_842,
+    ('wrn28_2', 32, 3): 1_467_610,
+    ('resnet8', 32, 3): 1_227_594,
+    # 5x5 convolutions to 10 and 20 channels, dense 500, 50, 10.
+    ('fedtrinet_mnist', 32, 1): 260 + 5_020 + 25_050 + 510,
+    ('linear', 8, 1): 650,
+    ('mlp(width=5, depth=1)', 8, 1): 65 * 5 + 60,
+    ('cnn(width=4)', 8, 1): 40 + 296 + 330,
+}
+
+
+def _make(name, side=8, channels=1, **choices):
+  return models.make(name, num_classes=10,
+                     input_shape=(side, side, channels), **choices)
+
+
+def _count(tree):
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def _images(rows, side=8, channels=1):
+  rng = np.random.default_rng(0)
+  return jnp.asarray(rng.standard_normal((rows, side, side, channels)))
+
+
+@pytest.mark.parametrize('case', _COUNTS, ids=str)
+def test_number_of_parameters(case):
+  made = jax.eval_shape(_make(*case, conv_impl='lax').init, jax.random.key(0))
+  assert _count(made.params) == _COUNTS[case]
+
+
+def test_resnet8_with_100_classes():
+  model = models.make('resnet8', num_classes=100, input_shape=(32, 32, 3),
+                      conv_impl='lax')
+  made = jax.eval_shape(model.init, jax.random.key(0))
+  assert _count(made.params) == 1_250_724
+
+
+@pytest.mark.parametrize('name', models.MODELS)
+@pytest.mark.parametrize('norm', [None, 'batch'])
+def test_record_is_pure_and_typed(name, norm):
+  channels, side = models.input_needs(name)
+  channels, side = channels or 1, side or 8
+  try:
+    model = _make(name, side, channels, norm=norm, dtype='bfloat16',
+                  conv_impl='lax')  # The quickest to trace.
+  except ValueError as error:
+    assert norm and 'no normalization' in str(error)
+    return
+  x = jax.ShapeDtypeStruct((3, side, side, channels), jnp.float32)
+  mask = jax.ShapeDtypeStruct((3,), jnp.float32)
+  made = jax.eval_shape(model.init, jax.random.key(0))
+  assert {leaf.dtype for leaf in jax.tree.leaves(made)} == {
+      jnp.dtype('float32')}
+  assert bool(made.stats) == (model.norm == 'batch')
+  logits = jax.eval_shape(model.apply, made, x)
+  assert (logits.shape, logits.dtype) == ((3, 10), jnp.float32)
+  logits, stats = jax.eval_shape(model.apply_train, made, x, mask)
+  assert (logits.shape, logits.dtype) == ((3, 10), jnp.float32)
+  assert stats == made.stats
+
+
+@pytest.mark.parametrize('side,channels', [(4, 1), (7, 3), (28, 1), (64, 3)])
+def test_cnn_takes_every_image(side, channels):
+  model = _make('cnn', side, channels)
+  x = jax.ShapeDtypeStruct((2, side, side, channels), jnp.float32)
+  made = jax.eval_shape(model.init, jax.random.key(0))
+  assert jax.eval_shape(model.apply, made, x).shape == (2, 10)
+  assert _count(made.params) < 30_000
+
+
+@pytest.mark.parametrize('norm', ['none', 'batch'])
+def test_forms_agree_on_a_whole_net(norm):
+  with jax.enable_x64(True):
+    x, labels = _images(3), jnp.arange(3)
+    mask = jnp.asarray([1., 1., 0.])
+
+    def gradient(impl, variables):
+      model = _make('cnn(width=16)', norm=norm, conv_impl=impl,
+                    dtype='float64')
+      def loss(params):
+        logits, _ = model.apply_train(
+            variables._replace(params=params), x, mask)
+        rows = jax.nn.log_softmax(logits)[jnp.arange(3), labels]
+        return jnp.sum(rows * mask)
+      return jax.jit(jax.grad(loss))(variables.params)
+    variables = _make('cnn(width=16)', norm=norm, dtype='float64').init(
+        jax.random.key(0))
+    want = gradient('lax', variables)
+    for impl in ('auto', 'gemm'):
+      got = gradient(impl, variables)
+      jax.tree.map(
+          lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10),
+          got, want)
+
+
+def test_masked_rows_do_not_reach_the_others():
+  model = _make('cnn(width=4)', norm='batch')
+  variables = model.init(jax.random.key(0))
+  x = _images(4)
+  mask = jnp.asarray([1., 1., 1., 0.])
+  train = jax.jit(model.apply_train)
+  logits, stats = train(variables, x, mask)
+  others, same = train(variables, x.at[3].set(1e6), mask)
+  np.testing.assert_array_equal(logits[:3], others[:3])
+  jax.tree.map(np.testing.assert_array_equal, stats, same)
+
+
+def test_half_precision_is_near():
+  variables = _make('cnn(width=4)').init(jax.random.key(0))
+  x = _images(4)
+  exact = _make('cnn(width=4)').apply(variables, x)
+  half = _make('cnn(width=4)', dtype='bfloat16').apply(variables, x)
+  gap = np.abs(half - exact).max()
+  assert 0 < gap < .1 * np.abs(exact).max()
+
+
+def test_fedmatch_resnet_has_no_bias():
+  made = jax.eval_shape(_make('resnet9_fedmatch', 32, 3).init,
+                        jax.random.key(0))
+  assert all(leaf.ndim > 1 for leaf in jax.tree.leaves(made.params))
+
+
+def test_input_needs():
+  assert models.input_needs('resnet9') == (3, 32)
+  assert models.input_needs('cnn(width=8)') == (None, None)
+  with pytest.raises(ValueError, match='resnet9'):
+    models.input_needs('resnet99')
+
+
+@pytest.mark.parametrize('name,choices,word', [
+    ('cnnn', {}, 'cnn'),
+    ('cnn(depth=3)', {}, 'width'),
+    ('cnn', {'norm': 'layer'}, 'norm'),
+    ('linear', {'norm': 'batch'}, 'linear'),
+    ('cnn', {'conv_impl': 'fft'}, 'conv_impl'),
+    ('cnn', {'dtype': 'int8'}, 'dtype'),
+    ('cnn', {'dtype': 'float64'}, 'jax_enable_x64'),
+    ('cnn', {'side': 3}, '4x4'),
+    ('resnet9', {'side': 16}, '32x32'),
+    ('alexnet(convs=4)', {'side': 32}, 'convs'),
+])
+def test_bad_requests_are_named(name, choices, word):
+  with pytest.raises(ValueError, match=word):
+    _make(name, **choices)
+
+
+def test_every_model_has_facts():
+  assert set(models.FACTS) == set(models.MODELS)

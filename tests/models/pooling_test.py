@@ -1,0 +1,68 @@
+"""Pooling and rectifier equal their definitions, to second order."""
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.models import pooling
+
+
+def _maps(height, width):
+  rng = np.random.default_rng(0)
+  return jnp.asarray(rng.standard_normal((2, height, width, 3)), jnp.float32)
+
+
+def _reduced(x):
+  return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1),
+                           'VALID')
+
+
+@pytest.mark.parametrize('size', [(2, 2), (6, 4), (7, 5), (3, 2)], ids=str)
+def test_max_pool_equals_reduce_window(size):
+  x = _maps(*size)
+
+  def derivatives(pool):
+    first = jax.grad(lambda x: jnp.sum(jnp.sin(pool(x) * 3)))
+    return pool(x), first(x), jax.grad(lambda x: jnp.sum(first(x)**3))(x)
+  for got, want in zip(derivatives(pooling.max_pool), derivatives(_reduced),
+                       strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_one_of_equal_maxima_takes_the_gradient():
+  x = jnp.zeros((1, 4, 4, 2))
+  grad = jax.grad(lambda x: pooling.max_pool(x).sum())(x)
+  np.testing.assert_array_equal(grad[:, ::2, ::2], 1)
+  assert grad.sum() == 2 * 4
+
+
+def test_max_pool_needs_a_window():
+  with pytest.raises(ValueError, match='1x4'):
+    pooling.max_pool(jnp.zeros((1, 1, 4, 2)))
+
+
+def test_relu_and_its_derivatives():
+  x = jnp.asarray([-2., -0., 0., 3.])
+  np.testing.assert_array_equal(pooling.relu(x), [0, 0, 0, 3])
+  first = jax.grad(lambda x: jnp.sum(pooling.relu(x)**3))
+  np.testing.assert_array_equal(first(x), [0, 0, 0, 27])
+  np.testing.assert_array_equal(
+      jax.grad(lambda x: first(x).sum())(x), [0, 0, 0, 18])
+
+
+def test_relu_and_max_pool_commute():
+  x = _maps(6, 6)
+  grads = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (
+      lambda x: pooling.relu(pooling.max_pool(x)),
+      lambda x: pooling.max_pool(pooling.relu(x)))]
+  np.testing.assert_array_equal(*grads)
+
+
+def test_mean_pools():
+  x = _maps(5, 4)
+  np.testing.assert_allclose(pooling.mean_pool_2x2(x)[1, 1, 0],
+                             np.mean(x[1, 2:4, 0:2], (0, 1)), rtol=1e-6)
+  assert pooling.mean_pool_2x2(x).shape == (2, 2, 2, 3)
+  np.testing.assert_allclose(pooling.mean_pool(x), np.mean(x, (1, 2)),
+                             rtol=1e-5, atol=1e-6)

@@ -1,0 +1,153 @@
+"""The loop: where it stops, what it may not change, how it is interrupted."""
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import optimizers
+from fedjax_ssl.training import loop
+from fedjax_ssl.training import seeds as programs
+from tests import toy
+
+
+@functools.lru_cache
+def method():
+  return methods.make('fixmatch(threshold=0.4)', toy.task())
+
+
+def train(num_rounds=7, **changes):
+  """The result, the rows and the saves of a run on the toy federation."""
+  rows: list[programs.Row] = []
+  saves: dict[int, Any] = {}
+  # The loop donates its arrays: what is kept must be copied.
+  observer = loop.Observer(rows.append, lambda round_, tree: saves.update(
+      {round_: jax.device_get(tree)}))
+  federations = [toy.federation()[0]] * len(changes.get('seeds', (0,)))
+  result = loop.train(method(), federations, num_rounds=num_rounds,
+                      observer=observer, **changes)
+  return result, rows, saves
+
+
+def test_stops_name_evaluations_and_saves():
+  stops = list(loop.stops(0, 10, eval_every=4, checkpoint_every=3))
+  assert [s.round for s in stops] == [3, 4, 6, 8, 9, 10]
+  assert [s.round for s in stops if s.evaluates] == [4, 8, 10]
+  assert [s.round for s in stops if s.saves] == [3, 6, 9, 10]
+  assert [s.round for s in loop.stops(4, 6, 0, 0)] == [6]
+  assert not list(loop.stops(6, 6, 1, 1))
+
+
+def test_frequencies_change_no_bit_of_the_model():
+  reference, rows, _ = train(eval_every=7)
+  often, more_rows, _ = train(eval_every=2, checkpoint_every=3)
+  chex.assert_trees_all_equal(reference.states, often.states)
+  assert [r.round for r in more_rows] == [2, 4, 6, 7]
+  assert rows[-1].values['accuracy'] == more_rows[-1].values['accuracy']
+  sent = sum(r.values['bytes_up'] for r in more_rows)
+  assert sent == rows[-1].values['bytes_up']
+
+
+@pytest.mark.parametrize('at', [3, 4])
+def test_resume_gives_the_same_rows_and_states(at):
+  reference, rows, saves = train(eval_every=2, checkpoint_every=1)
+  resumed, new_rows, _ = train(eval_every=2, saved=(at, saves[at]))
+  chex.assert_trees_all_equal(reference.states, resumed.states)
+  chex.assert_trees_all_equal([r for r in rows if r.round > at], new_rows)
+
+
+def test_seeds_together_agree_with_seeds_apart():
+  apart, rows, saves = train(seeds=(3, 8), eval_every=3, seed_map='map')
+  together, vrows, vsaves = train(seeds=(3, 8), eval_every=3, seed_map='vmap')
+  chex.assert_trees_all_close(apart.states, together.states, rtol=1e-4,
+                              atol=1e-5)
+  assert [(r.round, r.seed) for r in rows] == [
+      (r.round, r.seed) for r in vrows]
+  chex.assert_trees_all_equal_shapes_and_dtypes(saves[7], vsaves[7])
+  alone, _, _ = train(seeds=(8,))
+  chex.assert_trees_all_equal(alone.states[0], apart.states[1])
+  assert not np.allclose(*[s.server.model.params['dense']['kernel']
+                           if 'dense' in s.server.model.params
+                           else jax.tree.leaves(s.server)[1]
+                           for s in apart.states])
+
+
+def test_a_saved_run_may_go_on_under_the_other_seed_map():
+  _, _, saves = train(3, seeds=(3, 8), seed_map='map')
+  saved = (3, saves[3])
+  apart, _, _ = train(5, seeds=(3, 8), seed_map='map', saved=saved)
+  together, _, _ = train(5, seeds=(3, 8), seed_map='vmap', saved=saved)
+  chex.assert_trees_all_close(apart.states, together.states, rtol=1e-4,
+                              atol=1e-5)
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_rest_is_equal(number, monkeypatch):
+  monkeypatch.setattr(loop, '_CALL_SECONDS', 1e-9)  # One round a call.
+  reference, rows, _ = train(6, eval_every=4)
+  saves: dict[int, Any] = {}
+  seen: list[programs.Row] = []
+  def on_progress(round_, seconds):
+    del seconds
+    if round_ == 3:
+      os.kill(os.getpid(), number)
+  observer = loop.Observer(seen.append, lambda round_, tree: saves.update(
+      {round_: jax.device_get(tree)}), on_progress)
+  stopped = loop.train(method(), [toy.federation()[0]], num_rounds=6,
+                       eval_every=4, observer=observer)
+  assert stopped.interrupted and stopped.round == 3 and list(saves) == [3]
+  rest, more, _ = train(6, eval_every=4, saved=(3, saves[3]))
+  chex.assert_trees_all_equal(rest.states, reference.states)
+  chex.assert_trees_all_equal(seen + more, rows)
+  assert signal.getsignal(number) is not None
+
+
+def test_unknown_seed_map_is_refused():
+  with pytest.raises(ValueError, match='seed_map'):
+    train(seed_map='pmap')
+
+
+def test_rows_average_rates_and_add_up_counts():
+  totals = programs.Totals({'mask_rate': jnp.float32(1.5),
+                            'bytes_up': jnp.float32(30)}, jnp.float32(3))
+  row = programs._to_row(6, 1, totals, {'accuracy': jnp.float32(0.25)})
+  assert row.values == {'mask_rate': 0.5, 'bytes_up': 30, 'accuracy': 0.25}
+
+
+@pytest.mark.parametrize('schedule, half, end', [
+    ('constant', 1, 1), ('linear', .5, 0), ('cosine', .5, 0),
+    ('cosine(final=0.2)', .6, .2), ('exponential(decay=0.5)', .5**5, .5**10),
+    ('fixmatch_cosine', np.cos(7 / 32 * np.pi), np.cos(7 / 16 * np.pi))])
+def test_schedules_at_half_and_end(schedule, half, end):
+  make = optimizers.make('sgd', learning_rate=2.0, schedule=schedule,
+                         horizon=10)
+  for round_, factor in ((0, 1), (5, half), (10, end)):
+    if round_ and schedule.startswith('exp'):
+      factor = .5**round_
+    step, _ = make(jnp.int32(round_)).update(
+        jnp.ones(2), make(jnp.int32(0)).init(jnp.ones(2)))
+    np.testing.assert_allclose(step, -2 * factor, atol=1e-6)
+
+
+def test_weight_decay_enters_the_gradient():
+  make = optimizers.make('sgd', learning_rate=0.5, weight_decay=0.1)
+  weights = jnp.array([2.0, -4.0])
+  one = make(jnp.int32(0))
+  step, _ = one.update(jnp.zeros(2), one.init(weights), weights)
+  np.testing.assert_allclose(step, -0.5 * 0.1 * weights)
+
+
+@pytest.mark.parametrize('change', [
+    {'learning_rate': 0.0}, {'learning_rate': float('nan')},
+    {'momentum': 1.0}, {'weight_decay': -1.0}, {'schedule': 'steps'}])
+def test_impossible_optimizers_are_refused(change):
+  with pytest.raises(ValueError, match=next(iter(change)).split('_')[-1]):
+    optimizers.make('sgd', **{'learning_rate': 0.1, **change})
