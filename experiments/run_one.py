@@ -183,17 +183,22 @@ def _train(job: Job, folder: pathlib.Path, name: str,
   several = len(job.seeds) > 1
   bar = progress.Progress(name, FLAGS.num_rounds, start=done)
   seconds = {'now': 0.0}
+  accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
 
   def on_row(row: loop.Row) -> None:
     values = {'round': row.round, **row.values}
     if several:
       values['seed'] = row.seed
     writer.write(values, {'seconds': seconds['now']})
-    bar.update(row.round, float(row.values['accuracy']))
+    accuracies.append(float(row.values['accuracy']))
+    if row.seed == job.seeds[-1]:
+      bar.update(row.round, float(np.mean(accuracies)))
+      accuracies.clear()
 
   def on_progress(round_: int, now: float) -> None:
     seconds['now'] = now
-    bar.update(round_)
+    if round_ < FLAGS.num_rounds:  # The last one comes with its accuracy.
+      bar.update(round_)
 
   observer = loop.Observer(on_row, lambda r, tree: steps.save(
       r, tree, {'seeds': job.seeds}), on_progress)

@@ -20,6 +20,7 @@ IMPLS = ('auto', 'gemm', 'lax', 'reordered', 'winograd')
 _MIN_TILE_CHANNELS = 16
 # Up to this many input channels patches are small and a convolution wasteful.
 _MAX_PATCH_CHANNELS = 4
+_TILE_KERNELS = ((3, 3), (5, 5))
 # Sides below this take 2x2 output tiles.
 _MIN_LARGE_TILE_MAP = 7
 
@@ -34,8 +35,8 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     stride: step between windows on both axes, 1 or more.
     padding: 'SAME' (H' = ceil(H / stride), zeros around) or 'VALID'.
     impl: 'lax', 'reordered', 'gemm' or 'winograd'; 'winograd' falls back to
-      'reordered' for all but 3x3 kernels of stride 1 with padding 'SAME'; the
-      others can do every shape. All but 'lax' make a 1x1 convolution one
+      'reordered' for all but 3x3 and 5x5 kernels of stride 1 with padding
+      'SAME'; the others can do every shape. All but 'lax' make a 1x1 convolution one
       matrix product. 'auto' chooses by backend and shape, see `choose`.
 
   Returns:
@@ -73,9 +74,9 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
 def choose(window: windows.Window, channels: int, backend: str) -> str:
   """The form that `auto` takes for I input channels.
 
-  On CPU: patches for up to 4 channels, tiles for 3x3 kernels of stride 1 and
-  padding SAME with 16 channels or more, else re-ordered gradients. Elsewhere
-  'lax', which nobody has measured against the others yet.
+  On CPU: patches for up to 4 channels, tiles for 3x3 and 5x5 kernels of stride
+  1 and padding SAME with 16 channels or more, else re-ordered gradients.
+  Elsewhere 'lax', which nobody has measured against the others yet.
   """
   if backend != 'cpu':
     return 'lax'
@@ -88,7 +89,7 @@ def choose(window: windows.Window, channels: int, backend: str) -> str:
 
 def _tileable(window: windows.Window) -> bool:
   # Padding SAME: the tiles of the output cover the input.
-  return (window.stride == 1 and window.kernel == (3, 3)
+  return (window.stride == 1 and window.kernel in _TILE_KERNELS
           and window.size == window.out)
 
 
@@ -106,9 +107,11 @@ def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window
 
 
 def _tile_side(window: windows.Window) -> int:
-  """Output tiles of 4; of 2 on maps too small to fill them.
+  """Output tiles of 4 for 3x3 kernels; of 2 for 5x5 and on small maps.
 
   On small maps the products read more weights than pixels, and tiles of 2
-  need 16 transformed weights instead of 36.
+  need 16 transformed weights instead of 36. For 5x5 kernels tiles of 3 are
+  no faster and take twice as long to compile.
   """
-  return 4 if min(window.out) >= _MIN_LARGE_TILE_MAP else 2
+  large = window.kernel == (3, 3) and min(window.out) >= _MIN_LARGE_TILE_MAP
+  return 4 if large else 2

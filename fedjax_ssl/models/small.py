@@ -58,8 +58,8 @@ class MLP(nn.Module):
 class CNN(nn.Module):
   """conv3x3 - pool - conv3x3 - pool - dense, for images of 4x4 and more.
 
-  Images of 32x32 and more are pooled once more before the dense layer, which
-  keeps it small. He initialization.
+  Maps of 8x8 and more, from images of 32x32, are then averaged 2x2 until they
+  are smaller, which keeps the dense layer small. He initialization.
 
   Attributes:
     num_classes: C.
@@ -93,11 +93,16 @@ def linear(*, num_classes: int, choices: layers.Choices) -> nn.Module:
 
 def mlp(*, num_classes: int, choices: layers.Choices, width: int = 200,
         depth: int = 2) -> nn.Module:
-  """See `MLP`."""
+  """See `MLP`. Raises ValueError if width is below 1 or depth below 0."""
+  if width < 1 or depth < 0:
+    raise ValueError(f'width is {width} and depth is {depth}; they must be at '
+                     'least 1 and 0.')
   return MLP(num_classes, choices, width, depth)
 
 
 def cnn(*, num_classes: int, choices: layers.Choices, width: int = 16
         ) -> nn.Module:
-  """See `CNN`."""
+  """See `CNN`. Raises ValueError if width is below 1."""
+  if width < 1:
+    raise ValueError(f'width is {width}; it must be at least 1.')
   return CNN(num_classes, choices, width)

@@ -26,7 +26,7 @@ _SHAPES = [
     (8, 6, 4, 3, 2, 'SAME'), (7, 6, 4, 3, 2, 'SAME'),
     (8, 6, 4, 3, 2, 'VALID'), (8, 3, 4, 4, 1, 'SAME'),
     (7, 6, 4, 4, 2, 'SAME'), (14, 5, 4, 5, 1, 'VALID'),
-    (9, 5, 4, 5, 2, 'SAME'),
+    (9, 5, 4, 5, 2, 'SAME'), (5, 16, 3, 5, 1, 'SAME'),
 ]
 
 
@@ -66,7 +66,7 @@ def test_equals_lax_to_second_order(shape):
   side, channels, features, kernel, stride, padding = shape
   forms = ['gemm', 'reordered']
   # Tiles of 4 compile slowly; one side, with ragged tiles, stands for them.
-  if kernel == 3 and stride == 1 and side <= 7:
+  if kernel in (3, 5) and stride == 1 and side <= 7:
     forms.append('winograd')
   with jax.enable_x64(True):
     x, w = _case(side, channels, features, kernel, jnp.float64)
@@ -128,7 +128,9 @@ def test_choice_on_cpu():
     return conv.choose(window, channels, 'cpu')
   assert choice(32, 3, 1, 3) == 'gemm'
   assert choice(32, 3, 1, 64) == 'winograd'
+  assert choice(14, 5, 1, 32) == 'winograd'
   assert choice(32, 3, 2, 64) == 'reordered'
+  assert choice(32, 3, 1, 8) == 'reordered'
   assert conv.choose(windows.window((8, 8), (3, 3), 1, 'SAME'), 64,
                      'gpu') == 'lax'
 

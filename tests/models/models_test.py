@@ -128,8 +128,8 @@ def test_masked_rows_do_not_reach_the_others():
 def test_half_precision_is_near():
   variables = _make('cnn(width=4)').init(jax.random.key(0))
   x = _images(4)
-  exact = _make('cnn(width=4)').apply(variables, x)
-  half = _make('cnn(width=4)', dtype='bfloat16').apply(variables, x)
+  exact = jax.jit(_make('cnn(width=4)').apply)(variables, x)
+  half = jax.jit(_make('cnn(width=4)', dtype='bfloat16').apply)(variables, x)
   gap = np.abs(half - exact).max()
   assert 0 < gap < .1 * np.abs(exact).max()
 
@@ -156,6 +156,8 @@ def test_input_needs():
     ('cnn', {'dtype': 'int8'}, 'dtype'),
     ('cnn', {'dtype': 'float64'}, 'jax_enable_x64'),
     ('cnn', {'side': 3}, '4x4'),
+    ('cnn(width=0)', {}, 'width'),
+    ('mlp(depth=-1)', {}, 'depth'),
     ('resnet9', {'side': 16}, '32x32'),
     ('alexnet(convs=4)', {'side': 32}, 'convs'),
 ])
