@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Metrics, PyTree, Variables
+from fedjax_ssl.core.types import Metrics, PyTree, Ratio, Variables
 
 
 class Batches(NamedTuple):
@@ -85,8 +85,8 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
     key: split by step number.
 
   Returns:
-    The learner, and the mean of the metrics over the steps, with `rows_used`
-    and `rows_processed` (padding included) summed.
+    The learner, and the mean of the metrics over the steps; a Ratio is summed,
+    and so are `rows_used` and `rows_processed` (padding included).
   """
   def body(t, carry):
     learner, cursor, sums, used = carry
@@ -101,6 +101,8 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
       0, batches.num_steps, body,
       (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
   steps = batches.num_steps.astype(jnp.float32)
-  metrics = tree.scale(sums, 1 / jnp.maximum(steps, 1))
+  metrics = {name: value if isinstance(value, Ratio)
+             else value / jnp.maximum(steps, 1)
+             for name, value in sums.items()}
   return learner, {**metrics, 'rows_used': used,
                    'rows_processed': steps * batches.width}

@@ -20,6 +20,7 @@ from fedjax_ssl.core.types import (
   Federation,
   Metrics,
   PyTree,
+  Ratio,
   Shard,
   State,
   SUMMED,
@@ -131,8 +132,9 @@ def _one_client(client_update, broadcast, limit: float, server: PyTree,
   result = _Result(
       weight=weight,
       memory=tree.where(kept, update.memory, client.memory),
-      metrics={k: jnp.where(kept, v, 0).astype(jnp.float32)
-               for k, v in update.metrics.items()},
+      metrics=jax.tree.map(
+          lambda x: jnp.where(kept, x, 0).astype(jnp.float32),
+          update.metrics),
       rejected=active & ~good,
       bytes_up=jnp.where(active, up, 0),
       bytes_down=jnp.where(active, tree.num_bytes(payload), 0).astype(
@@ -152,7 +154,10 @@ def _summary(results: _Result, plan: layout.Plan) -> Metrics:
   used = metrics.pop('rows_used', None)
   processed = metrics.pop('rows_processed', None)
   for name, value in metrics.items():
-    out[name] = (value * took_part).sum() / jnp.maximum(took_part.sum(), 1)
+    if isinstance(value, Ratio):
+      out[name] = value.total.sum() / jnp.maximum(value.rows.sum(), 1)
+    else:
+      out[name] = (value * took_part).sum() / jnp.maximum(took_part.sum(), 1)
   if used is not None and processed is not None:
     total = plan.processed(processed)
     out['masked_share'] = jnp.where(

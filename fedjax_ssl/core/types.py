@@ -17,10 +17,17 @@ import numpy as np
 PyTree = Any
 Array = jax.Array | np.ndarray
 Number = Array | float  # A scalar from the host or the device.
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]  # float32[], or Ratio within a client pass.
 
 # Metrics that add up over rounds; all others are averaged over rounds.
 SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
+
+
+class Ratio(NamedTuple):
+  """A metric that is a mean over rows: summed over steps and clients."""
+
+  total: jax.Array  # float32[]
+  rows: jax.Array  # float32[]
 
 
 class Examples(NamedTuple):
@@ -132,7 +139,7 @@ class Update(NamedTuple):
   message: PyTree  # Sent to the server.
   weight: jax.Array  # float32[], the client's say; 0 sits out.
   memory: PyTree  # Its next row of State.memory.
-  metrics: Metrics  # float32[] each.
+  metrics: Metrics  # float32[] or Ratio each.
   scalars: jax.Array | None = None  # float32[], numbers sent if sparse.
 
 

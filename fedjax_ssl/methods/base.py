@@ -26,6 +26,7 @@ from fedjax_ssl.core.types import (
   Method,
   Metrics,
   PyTree,
+  Ratio,
   Shard,
   State,
   Task,
@@ -47,6 +48,12 @@ class Server(NamedTuple):
   """The server's record of a method that only averages."""
 
   model: Variables
+
+
+def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
+  """A batch's mean as a metric in which every real row counts the same."""
+  rows = batch.mask.sum()
+  return Ratio(mean * rows, rows)
 
 
 def rows_used(shard: Shard, streams: str) -> jax.Array:

@@ -44,14 +44,15 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
         task, model, base.weakly(task, unlabeled, keys[0]),
         base.weakly(task, batch.labeled, keys[1]),
         base.strongly(task, unlabeled, keys[2]))
-    loss, metrics = losses.fixmatch(
+    loss, used = losses.fixmatch(
         weak, strong, unlabeled.mask, threshold=threshold, over=over)
-    metrics = {**metrics, 'unlabeled_loss': loss}
+    metrics = {'mask_rate': base.over_rows(used['mask_rate'], unlabeled),
+               'unlabeled_loss': base.over_rows(loss, unlabeled)}
     loss *= unlabeled_weight
     if labeled is not None:
       supervised = losses.cross_entropy(
           labeled, batch.labeled.labels, batch.labeled.mask)
-      metrics['labeled_loss'] = supervised
+      metrics['labeled_loss'] = base.over_rows(supervised, batch.labeled)
       loss += supervised
     return loss, (stats, metrics)
 

@@ -34,10 +34,10 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     w: float[kh, kw, I, O], of the dtype of x.
     stride: step between windows on both axes, 1 or more.
     padding: 'SAME' (H' = ceil(H / stride), zeros around) or 'VALID'.
-    impl: 'lax', 'reordered', 'gemm' or 'winograd'; 'winograd' falls back to
-      'reordered' for all but 3x3 and 5x5 kernels of stride 1 with padding
-      'SAME'; the others can do every shape. All but 'lax' make a 1x1 convolution one
-      matrix product. 'auto' chooses by backend and shape, see `choose`.
+    impl: 'lax', 'reordered', 'gemm', 'winograd' or 'auto', which chooses by
+      backend and shape, see `choose`. 'winograd' falls back to 'reordered' for
+      all but 3x3 and 5x5 kernels of stride 1 with padding 'SAME'; the others
+      do every shape. All but 'lax' make a 1x1 convolution one matrix product.
 
   Returns:
     float[B, H', W', O]. Reverse-mode derivatives exist to any order;

@@ -249,6 +249,8 @@ join_outputs, _ = closed.adjoint_pair(_join_outputs, _cut_outputs)
 expand, _ = closed.adjoint_pair(_expand, _shrink)
 
 
+# Under jit layers of one shape are traced once.
+@functools.partial(jax.jit, static_argnames=('window', 'm'))
 def conv(x: jax.Array, w: jax.Array, window: windows.Window, *, m: int
          ) -> jax.Array:
   """Stride 1 convolution through m x m output tiles.
@@ -260,7 +262,10 @@ def conv(x: jax.Array, w: jax.Array, window: windows.Window, *, m: int
     x: float[B, H, W, I].
     w: float[r, r, I, O].
     window: of stride 1, an r x r kernel and padding SAME.
-    m: side of an output tile; 4 for r = 3 has a relative error of about 1e-6.
+    m: side of an output tile. In float32 the relative error is about 1e-6;
+      it grows with m + r. The transformed input, kept for the gradient, is
+      (a / m)^2 times the input: 2.25 times for m = 4 and r = 3, 4 for m = 2
+      and r = 3, 9 for m = 2 and r = 5.
 
   Returns:
     float[B, H', W', O].

@@ -1,0 +1,177 @@
+"""FedAvg, FedProx, FixMatch: laws that tie them together."""
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Batch
+from fedjax_ssl.methods import base
+from tests import toy
+
+KEY = jax.random.key(2)
+
+
+@functools.lru_cache
+def one_round(text, model='linear', place='clients', labels='few', **changes):
+  """(state before, state after, metrics) of a round."""
+  federation, _ = toy.federation(place, labels)
+  task = toy.task(model, labels_at=place, **changes)
+  method = methods.make(text, task)
+  before = method.init(jax.random.key(0), federation)
+  after, metrics = jax.jit(method.round)(
+      before, federation, jnp.int32(0), KEY)
+  return before, after, metrics
+
+
+def test_fedavg_against_an_independent_loop():
+  """Full batches, everyone, no augmentation: the round by hand in NumPy."""
+  federation, _ = toy.federation()
+  same = lambda key, x: x  # noqa: E731
+  task = toy.task(cohort_size=toy.NUM_CLIENTS, labeled_batch=8, weak=same,
+                  optimizer=lambda round_: optax.sgd(0.5))
+  method = methods.make('fedavg', task)
+  before = method.init(jax.random.key(0), federation)
+  after, _ = method.round(before, federation, jnp.int32(0), KEY)
+  params = before.server.model.params
+  layer = next(iter(params))
+  w, b = (np.asarray(params[layer][k], np.float64) for k in ('kernel', 'bias'))
+  total_w, total_b = np.zeros_like(w), np.zeros_like(b)
+  for i, n in enumerate(toy.LABELED):
+    if not n:
+      continue
+    rows = np.asarray(federation.clients.labeled)[i, :n]
+    x = np.asarray(federation.train.inputs)[rows].reshape(n, -1) / 255 - 0.4
+    y = np.eye(toy.NUM_CLASSES)[np.asarray(federation.train.labels)[rows]]
+    logits = x @ w + b
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    total_w -= n * 0.5 * x.T @ (p - y) / n
+    total_b -= n * 0.5 * (p - y).mean(0)
+  total = sum(toy.LABELED)
+  new = after.server.model.params[layer]
+  np.testing.assert_allclose(new['kernel'], w + total_w / total, atol=1e-5)
+  np.testing.assert_allclose(new['bias'], b + total_b / total, atol=1e-5)
+
+
+@pytest.mark.parametrize('place', ['clients', 'server'])
+def test_fedprox_without_its_term_is_fedavg(place):
+  a = one_round('fedavg', place=place)[1]
+  b = one_round('fedprox(mu=0.0)', place=place)[1]
+  chex.assert_trees_all_equal(a.server, b.server)
+
+
+def test_a_strong_pull_keeps_clients_at_home():
+  def moved(text):
+    before, after, _ = one_round(text, local_epochs=3)
+    return float(tree.global_norm(tree.subtract(after.server, before.server)))
+  free, pulled = moved('fedprox(mu=0.0)'), moved('fedprox(mu=5.0)')
+  assert pulled < 0.6 * free
+
+
+def test_fixmatch_above_one_learns_from_labels_only():
+  """With labels alone, the weight of the unlabeled loss cannot matter."""
+  a = one_round('fixmatch(threshold=1.1)')
+  b = one_round('fixmatch(threshold=1.1, unlabeled_weight=50.0)')
+  chex.assert_trees_all_equal(a[1].server, b[1].server)
+  assert a[2]['mask_rate'] == 0
+  c = one_round('fixmatch(threshold=0.0)')
+  np.testing.assert_allclose(c[2]['mask_rate'], 1)
+  assert not np.allclose(*(jax.tree.leaves(x[1].server)[1] for x in (a, c)))
+
+
+def test_fixmatch_at_weight_zero_is_its_supervised_part():
+  a = one_round('fixmatch(threshold=1.1)')[1]
+  b = one_round('fixmatch(threshold=0.0, unlabeled_weight=0.0)')[1]
+  chex.assert_trees_all_close(a.server, b.server, rtol=1e-6)
+
+
+def test_fixmatch_on_the_fedprox_server():
+  a = one_round('fixmatch(threshold=0.3)')[1]
+  b = one_round("fixmatch(threshold=0.3, server='fedprox', mu=0.0)")[1]
+  c = one_round("fixmatch(threshold=0.3, server='fedprox', mu=1.0)")[1]
+  chex.assert_trees_all_equal(a.server, b.server)
+  assert not np.allclose(*(jax.tree.leaves(x.server)[1] for x in (a, c)))
+
+
+def test_labels_at_the_server_train_the_server_first():
+  before, after, metrics = one_round('fixmatch(threshold=1.1)',
+                                     place='server')
+  # Clients find nothing confident, so only the server's epoch moves the model.
+  alone = one_round('fedavg', place='server')[1]
+  chex.assert_trees_all_close(after.server, alone.server, rtol=1e-6)
+  assert metrics['server_loss'] > 0
+  assert tree.global_norm(tree.subtract(after.server, before.server)) > 0
+
+
+def test_all_labels_use_every_row():
+  _, _, metrics = one_round('fedavg', labels='all',
+                            cohort_size=toy.NUM_CLIENTS)
+  assert metrics['num_participants'] == sum(
+      a + b > 0 for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True))
+  _, _, few = one_round('fedavg', cohort_size=toy.NUM_CLIENTS)
+  assert few['num_participants'] == sum(n > 0 for n in toy.LABELED)
+
+
+def test_uniform_weights_differ_from_sizes():
+  a = one_round('fedavg', cohort_size=toy.NUM_CLIENTS)[1]
+  b = one_round("fedavg(weighting='uniform')",
+                cohort_size=toy.NUM_CLIENTS)[1]
+  assert not np.allclose(*(jax.tree.leaves(x.server)[1] for x in (a, b)))
+
+
+@pytest.mark.parametrize('norm', ['conv', 'static'])
+def test_statistics_of_normalization_move_and_stay_finite(norm):
+  before, after, _ = one_round('fixmatch', norm)
+  chex.assert_tree_all_finite(after.server)
+  gap = tree.subtract(after.server.model.stats, before.server.model.stats)
+  assert tree.global_norm(gap) > 0
+
+
+def test_static_statistics_are_those_of_the_averaged_model():
+  """One client, one batch: its batch statistics, whatever was before."""
+  federation, _ = toy.federation()
+  task = toy.task('static', cohort_size=1)
+  method = methods.make('fedavg', task)
+  state = method.init(jax.random.key(0), federation)
+  model = state.server.model
+  far = jax.tree.map(lambda x: x + 3, model.stats)
+  def recomputed(stats):
+    start = state._replace(server=base.Server(model._replace(stats=stats)))
+    after, _ = jax.jit(base.statistics(task))(
+        start, federation, jnp.int32(0), KEY)
+    return after.server.model.stats
+  chex.assert_trees_all_close(recomputed(model.stats), recomputed(far),
+                              rtol=1e-4, atol=1e-4)
+
+
+def test_views_go_through_together_exactly_where_norm_couples_them():
+  federation, _ = toy.federation()
+  images, labels = map(jnp.asarray, federation.train)
+  batch = Batch(images[:4], labels[:4], jnp.ones(4))
+  for model, coupled in (('linear', False), ('conv', True)):
+    task = toy.task(model)
+    variables = task.model.init(KEY)
+    other = batch._replace(inputs=255 - batch.inputs)
+    alone, _, _ = base.forward_with_targets(task, variables, batch, batch)
+    mixed, _, _ = base.forward_with_targets(task, variables, batch, other)
+    assert np.allclose(alone, mixed, atol=1e-5) != coupled
+
+
+@pytest.mark.parametrize('text, message', [
+    ('fedavgg', "Did you mean 'fedavg'"),
+    ('fedavg(mu=1)', 'no knob'), ('fedprox(mu=-1)', 'mu'),
+    ("fedavg(weighting='rows')", 'weighting'),
+    ("fixmatch(server='fedsgd')", 'server'),
+    ('fixmatch(0.9)', 'not of the form'),
+    ('fixmatch(threshold=open("x"))', 'literals')])
+def test_bad_names_are_refused_in_one_line(text, message):
+  with pytest.raises(ValueError, match=message) as error:
+    methods.make(text, toy.task())
+  assert '\n' not in str(error.value)

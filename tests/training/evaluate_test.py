@@ -1,0 +1,91 @@
+"""Evaluation: batches, devices and probes change no number."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.training import evaluate, seeds
+from tests import toy
+
+
+@functools.lru_cache
+def trained(text):
+  federation, _ = toy.federation()
+  method = methods.make(text, toy.task())
+  state = method.init(jax.random.key(0), federation)
+  for round_ in range(2):
+    state, _ = method.round(state, federation, jnp.int32(round_),
+                            jax.random.key(round_))
+  return method, state, federation
+
+
+@pytest.mark.parametrize('batch', [1, 3, 7, 100])
+def test_batches_do_not_change_the_predictions(batch):
+  method, state, federation = trained('fedavg')
+  rows = jnp.array([5, 0, 3, 3, 19, 7, 2])
+  got = evaluate.in_batches(lambda x: method.predict(state.server, x),
+                            federation.test.inputs, rows, batch=batch)
+  want = method.predict(state.server, federation.test.inputs[rows])
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_against_counting_by_hand():
+  logits = jnp.log(jnp.array([[.7, .2, .1], [.5, .3, .2], [.1, .8, .1],
+                              [.6, .3, .1]]))
+  got = evaluate.scores(logits, jnp.array([0, 1, 1, 0]))
+  np.testing.assert_allclose(got['accuracy'], 3 / 4)
+  np.testing.assert_allclose(got['per_class_accuracy'], [1, .5, np.nan])
+  np.testing.assert_allclose(
+      got['loss'], -np.log([.7, .3, .8, .6]).mean(), rtol=1e-6)
+
+
+def test_pseudo_labels_are_judged_on_hidden_labels():
+  method, state, federation = trained('fixmatch(threshold=0.4)')
+  probe = evaluate.probe_of(federation)
+  assert sorted(probe.tolist()) == sorted(np.concatenate([
+      federation.clients.unlabeled[i, :n]
+      for i, n in enumerate(toy.UNLABELED)]).tolist())
+  got = evaluate.evaluation(method)(state, federation, probe)
+  p = np.asarray(jax.nn.softmax(method.predict(
+      state.server, federation.train.inputs[probe])))
+  sure = p.max(-1) >= 0.4
+  right = p.argmax(-1) == np.asarray(federation.train.labels)[probe]
+  np.testing.assert_allclose(got['pseudo_label_rate'], sure.mean(), rtol=1e-6)
+  np.testing.assert_allclose(got['pseudo_label_accuracy'],
+                             right[sure].mean(), rtol=1e-6)
+
+
+def test_local_accuracy_is_the_mean_over_the_clients_models():
+  method, state, federation = trained('fedavg(keep_local=True)')
+  got = evaluate.evaluation(method)(state, federation, np.zeros(0, np.int32))
+  each = []
+  for i in range(toy.NUM_CLIENTS):
+    row = jax.tree.map(lambda x, i=i: x[i], state.memory)
+    logits = method.local_predict(state.server, row, federation.test.inputs)
+    hits = np.asarray(logits.argmax(-1) == federation.test.labels)
+    each.append(float(hits.mean()))
+  np.testing.assert_allclose(got['local_accuracy'], np.mean(each), rtol=1e-6)
+  assert len(set(each)) > 1
+
+
+def test_test_labels_are_read_by_evaluation_only():
+  method, state, federation = trained('fixmatch')
+  other = dataclasses.replace(federation, test=federation.test._replace(
+      labels=(federation.test.labels + 1) % toy.NUM_CLASSES))
+  run = jax.jit(functools.partial(seeds.stretch, method))
+  totals = jax.tree.map(lambda x: jnp.zeros(x.shape), seeds.totals_shape(
+      method, federation, state))
+  args = jnp.int32(0), jnp.int32(1), jax.random.key(1)
+  chex.assert_trees_all_equal(run(state, totals, federation, *args),
+                              run(state, totals, other, *args))
+  probe = evaluate.probe_of(federation)
+  a, b = (evaluate.evaluation(method)(state, f, probe)['accuracy']
+          for f in (federation, other))
+  assert a != b
