@@ -6,10 +6,13 @@ in `pool` bool[D]; see `fedjax_ssl.data.partition`.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import os
 import pathlib
+import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -36,13 +39,20 @@ settings.define()
 def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
                    pool: np.ndarray) -> np.ndarray:
   """bool[D]: the labeled rows that the flags ask for."""
-  if (FLAGS.labels_per_class is None) == (FLAGS.labeled_fraction is None):
+  given = {name: FLAGS[name].value
+           for name in ('labels_per_class', 'labeled_fraction')
+           if FLAGS[name].value is not None}
+  if len(given) != 1:
     raise ValueError(
         'Give one of --labels_per_class and --labeled_fraction, not '
         f'{FLAGS.labels_per_class} and {FLAGS.labeled_fraction}.')
-  return data.choose_labeled(
-      rng, labels, per_class=FLAGS.labels_per_class,
-      fraction=FLAGS.labeled_fraction, where=pool)
+  (name, value), = given.items()
+  try:
+    return data.choose_labeled(
+        rng, labels, per_class=FLAGS.labels_per_class,
+        fraction=FLAGS.labeled_fraction, where=pool)
+  except ValueError as error:
+    raise ValueError(f'--{name}={value}: {error}.') from error
 
 
 def two_pools(labeled_scheme: Callable[..., np.ndarray],
@@ -70,9 +80,14 @@ def two_pools(labeled_scheme: Callable[..., np.ndarray],
 
 def _scheme(scheme: Callable[..., np.ndarray], rng: np.random.Generator,
             labels: np.ndarray, where: np.ndarray, least: int) -> np.ndarray:
-  knobs = {'alpha': FLAGS.alpha, 'min_size': least} if (
-      scheme is data.dirichlet_capped) else {}
-  return scheme(rng, labels, FLAGS.num_clients, where=where, **knobs)
+  if scheme is not data.dirichlet_capped:
+    return scheme(rng, labels, FLAGS.num_clients, where=where)
+  rows = int(where.sum())
+  if FLAGS.num_clients * least > rows:
+    raise ValueError(f'--num_clients={FLAGS.num_clients} is too many for '
+                     f'{rows} rows to deal, at least {least} each.')
+  return scheme(rng, labels, FLAGS.num_clients, where=where,
+                alpha=FLAGS.alpha, min_size=least)
 
 
 def main(deal: Deal, **defaults: Any) -> None:
@@ -92,53 +107,97 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
   """Turns what a user can mend into one line and exit code 2."""
   try:
     return function(*args)
-  except (ValueError, flags.Error) as error:
+  except (ValueError, OSError, MemoryError, flags.Error) as error:
     if FLAGS.is_parsed() and FLAGS.verbosity > 0:
       raise
-    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+    text = ' '.join(str(error).split()) or type(error).__name__
+    print(f'error: {text}', file=sys.stderr)
     sys.exit(2)
+  except KeyboardInterrupt:
+    print('Interrupted; the same command with the same --workdir continues.',
+          file=sys.stderr)
+    sys.exit(130)
+
+
+@contextlib.contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+  """A SIGTERM ends the process with code 0; in training it saves first.
+
+  Every file is replaced whole or can be cut back, so any moment will do.
+  """
+  def end(number, frame):
+    del number, frame
+    raise SystemExit(0)
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  old = signal.signal(signal.SIGTERM, end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, old)
 
 
 def _run(deal: Deal, argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
-  _prepare_jax()
-  if FLAGS.eval_only and FLAGS.workdir is None:
-    raise ValueError('--eval_only needs --workdir.')
-  workdir = pathlib.Path(FLAGS.workdir or _new_workdir())
-  seeds = settings.seeds()
+  settings.check()
+  with _ending_on_sigterm():
+    _prepare_jax()
+    if FLAGS.workdir is None:
+      FLAGS['workdir'].value = _new_workdir()
+      print(f'Working in {FLAGS.workdir}', file=sys.stderr)
+    _run_jobs(deal)
+
+
+def _run_jobs(deal: Deal) -> None:
+  workdir = pathlib.Path(FLAGS.workdir)
   dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split)
-  deals = {seed: _partition(deal, dataset, seed) for seed in seeds}
-  jobs = [(_label(), workdir, FLAGS.labels, settings.method())]
-  if FLAGS.bounds:
-    jobs += [(name, workdir / folder, labels, 'fedavg')
-             for name, (folder, labels) in BOUNDS.items()]
-  built = [run_one.build(dataset, deals, labels, method)
-           for _, _, labels, method in jobs]
+  run_one.check_sizes(dataset)
+  deals = {seed: _partition(deal, dataset, seed) for seed in settings.seeds()}
+  jobs = [run_one.build(dataset, deals, name, folder, labels, method)
+          for name, folder, labels, method in _wanted(workdir)]
+  if FLAGS.eval_only:
+    for job in jobs:
+      run_one.evaluate(job)
+    return
   runs = {}
-  for (name, folder, labels, method), job in zip(jobs, built, strict=True):
-    runs[name] = run_one.run(job, folder, name, {
-        **settings.values(), 'labels': labels, 'method': method})
-  _finish(workdir, runs)
+  with contextlib.ExitStack() as stack:
+    # All folders first: a refusal comes before hours of work, and no second
+    # process gets between two runs.
+    places = [stack.enter_context(run_one.open_folder(job)) for job in jobs]
+    for job, place in zip(jobs, places, strict=True):
+      runs[job.name] = run_one.run(job, place)
+    _finish(workdir, runs)
 
 
-def _label() -> str:
-  return settings.method() + (
-      ', all labels' if FLAGS.labels == 'all' else '')
+def _wanted(workdir: pathlib.Path
+            ) -> list[tuple[str, pathlib.Path, str, str]]:
+  """(name, folder, labels, method) of the run and of the bounds it needs."""
+  name = settings.method() + (', all labels' if FLAGS.labels == 'all' else '')
+  wanted = [(name, workdir, FLAGS.labels, settings.method())]
+  if FLAGS.bounds:
+    wanted += [(name, workdir / folder, labels, 'fedavg')
+               for name, (folder, labels) in BOUNDS.items()
+               if not FLAGS.eval_only or (workdir / folder).exists()]
+  return wanted
 
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
-  """Prints the table and draws the curves."""
+  """Prints the table and draws the curves, if they are not drawn already."""
   from fedjax_ssl.training import report
-  if FLAGS.eval_only:
-    return
-  try:
-    report.plot_curves(runs, workdir / 'curves.png')
-  except OSError as error:
-    raise ValueError(f'{workdir}/curves.png cannot be written: '
-                     f'{error.strerror}.') from error
   print(report.table(runs))
   print(f'Results: {workdir}')
+  chart, drawn = workdir / 'curves.png', workdir / 'curves.partial.png'
+  try:
+    report.plot_curves(runs, drawn)
+    if chart.exists() and chart.read_bytes() == drawn.read_bytes():
+      drawn.unlink()
+    else:
+      drawn.replace(chart)
+  except OSError as error:
+    raise ValueError(f'{chart} cannot be written: '
+                     f'{error.strerror or error}.') from error
 
 
 def _new_workdir() -> str:
@@ -155,13 +214,15 @@ def _prepare_jax() -> None:
   cores = len(os.sched_getaffinity(0)) if hasattr(
       os, 'sched_getaffinity') else os.cpu_count() or 1
   wanted = FLAGS.num_devices or min(cores, FLAGS.cohort_size)
-  jax.config.update('jax_num_cpu_devices', wanted)
+  with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests.
+    jax.config.update('jax_num_cpu_devices', min(wanted, max(64, cores)))
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
-    cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
-                         pathlib.Path.home() / '.cache')
-    jax.config.update('jax_compilation_cache_dir',
-                      str(cache / 'fedjax_ssl' / 'xla'))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+    with contextlib.suppress(RuntimeError):  # A user without a home.
+      cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
+                           pathlib.Path.home() / '.cache')
+      jax.config.update('jax_compilation_cache_dir',
+                        str(cache / 'fedjax_ssl' / 'xla'))
+      jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   found = len(jax.devices())
   if FLAGS.num_devices > found:
     raise ValueError(f'--num_devices={FLAGS.num_devices}, but there are '

@@ -32,6 +32,10 @@ class Dealt(NamedTuple):
 class Job(NamedTuple):
   """Everything that can be checked before a folder is touched."""
 
+  name: str  # For progress and tables.
+  folder: pathlib.Path
+  config: dict[str, Any]  # Flags that a later start must bring again.
+  facts: dict[str, Any]  # What follows from flags and data.
   spec: fssl.TaskSpec
   method: Any
   federations: list[Any]
@@ -41,47 +45,87 @@ class Job(NamedTuple):
   mesh: jax.sharding.Mesh | None
 
 
-def build(dataset: data.Dataset, dealt: Mapping[int, Dealt], labels: str,
-          method: str) -> Job:
+def check_sizes(dataset: data.Dataset) -> None:
+  """Raises ValueError if clients do not fit the data, or their cohort."""
+  num_train = len(dataset.train.labels)
+  if FLAGS.num_clients > num_train:
+    raise ValueError(f'--num_clients={FLAGS.num_clients} is more than the '
+                     f'{num_train} training examples of '
+                     f'--dataset={FLAGS.dataset}.')
+  if FLAGS.cohort_size > FLAGS.num_clients:
+    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
+                     f'--num_clients={FLAGS.num_clients}.')
+  if not len(dataset.test.labels):
+    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')
+
+
+def build(dataset: data.Dataset, dealt: Mapping[int, Dealt], name: str,
+          folder: pathlib.Path, labels: str, method: str) -> Job:
   """Builds the federations and the method, and traces a round.
+
+  Args:
+    dataset: the examples.
+    dealt: the partition of each seed.
+    name: of the run.
+    folder: of the run.
+    labels: 'few' or 'all'.
+    method: its name and knobs.
 
   Raises:
     ValueError: for whatever does not fit; the message says what.
   """
   federations = [_federation(dataset, one, labels) for one in dealt.values()]
   federations = data.federation.pad_widths(federations)
-  _check_sizes(federations[0])
+  if FLAGS.labels_at == 'server' and not federations[0].server.num_labeled:
+    raise ValueError('--labels_at=server, but the server has no labeled '
+                     'examples; raise --labels_per_class or '
+                     '--labeled_fraction.')
   spec = _spec(dataset, federations, method)
   mesh = _mesh()
-  task = fssl.make_task(spec, mesh)
-  made = fssl.methods.make(method, task)
-  # A round is traced without being run: impossible settings show here.
-  state = fssl.task.template(made, federations[0])
-  seeds_lib.totals_shape(made, federations[0], state)
-  return Job(spec, made, federations, list(dealt), [
-      one.partition for one in dealt.values()],
-             np.asarray(dataset.train.labels), mesh)
+  try:
+    made = fssl.methods.make(method, fssl.make_task(spec, mesh))
+    # A round is traced without being run: impossible settings show here.
+    state = fssl.task.template(made, federations[0])
+    seeds_lib.totals_shape(made, federations[0], state)
+  except TypeError as error:
+    raise _of_a_knob(error, method) from error
+  seeds, partitions = list(dealt), [one.partition for one in dealt.values()]
+  config = {**settings.values(), 'labels': labels, 'method': method,
+            'schedule_rounds': spec.schedule_rounds, 'seeds': seeds,
+            'seed': None}
+  facts = {
+      'partition_hash': {str(s): data.partition_hash(p)
+                         for s, p in zip(seeds, partitions, strict=True)},
+      'task': {**fssl.task.spec_to_json(spec, federations[0]), 'seeds': seeds},
+      'federation': data.describe(federations[0])}
+  return Job(name, folder, config, facts, spec, made, federations, seeds,
+             partitions, np.asarray(dataset.train.labels), mesh)
+
+
+def _of_a_knob(error: TypeError, method: str) -> Exception:
+  """Names the knobs given, one of which is of a wrong type; else the bug."""
+  given = [f'--{name}={text}' for name, text in {
+      'method': method, 'model': FLAGS.model, 'weak': FLAGS.weak,
+      'strong': FLAGS.strong, 'lr_schedule': FLAGS.lr_schedule}.items()
+           if '(' in text]
+  if not given:
+    return error
+  reason = str(error).splitlines()[0]
+  return ValueError(f'A knob of {", ".join(given)} has a wrong type: {reason}')
 
 
 def _federation(dataset: data.Dataset, dealt: Dealt, labels: str):
+  holders = FLAGS.num_labeled_clients
+  last = int(dealt.partition.labeled.max(initial=-1))
+  if FLAGS.labels_at == 'clients' and 0 <= holders <= last:
+    raise ValueError(
+        f'--num_labeled_clients={holders}, but the partition gives labels to '
+        f'client {last} (the first is 0).')
   return data.federate(
       dataset.train, dataset.validation, dataset.test, dealt.partition,
       num_clients=FLAGS.num_clients, labels=labels, labels_at=FLAGS.labels_at,
       num_classes=dataset.num_classes, stream=dealt.tasks,
-      rounds_per_task=FLAGS.rounds_per_task,
-      num_labeled_clients=FLAGS.num_labeled_clients)
-
-
-def _check_sizes(federation: Any) -> None:
-  if FLAGS.cohort_size > FLAGS.num_clients:
-    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
-                     f'--num_clients={FLAGS.num_clients}.')
-  if FLAGS.labels_at == 'server' and not federation.server.num_labeled:
-    raise ValueError('--labels_at=server, but the server has no labeled '
-                     'examples; raise --labels_per_class or '
-                     '--labeled_fraction.')
-  if not len(federation.test.labels):
-    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')
+      rounds_per_task=FLAGS.rounds_per_task, num_labeled_clients=holders)
 
 
 def _spec(dataset: data.Dataset, federations: list[Any], method: str
@@ -124,48 +168,45 @@ def _mesh() -> jax.sharding.Mesh | None:
       axis_types=(jax.sharding.AxisType.Auto,))
 
 
-def run(job: Job, folder: pathlib.Path, name: str, config: dict[str, Any]
-        ) -> list[list[report.Row]]:
+def open_folder(job: Job) -> workdir_lib.Workdir:
+  """Locks a job's folder and stores there what a later reader needs."""
+  place = workdir_lib.open_workdir(
+      job.folder, job.config, allow=settings.FREE, facts=job.facts)
+  try:
+    for seed, partition in zip(job.seeds, job.partitions, strict=True):
+      file = place.path / f'partition_{seed}.npz'
+      if not file.exists():
+        data.save_partition(file, partition, num_clients=FLAGS.num_clients,
+                            labels=job.labels)
+  except BaseException:
+    place.close()
+    raise
+  return place
+
+
+def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
   """Trains a job to the end, from wherever its folder stands.
 
   Args:
     job: what `build` made.
-    folder: of this run.
-    name: for progress and tables.
-    config: flag values that must not differ when the run is continued.
+    place: what `open_folder` opened.
 
   Returns:
     The rows, one list a seed.
   """
-  if FLAGS.eval_only:
-    return _evaluate(job, folder)
-  config = {**config, 'schedule_rounds': job.spec.schedule_rounds,
-            'seeds': job.seeds, 'seed': None}
-  with workdir_lib.open_workdir(folder, config, allow=settings.FREE) as place:
-    _record(job, place)
-    steps = checkpoint.Checkpoints(place.checkpoints)
-    saved = _restore(job, steps)
-    done = saved[0] if saved else 0
+  steps = checkpoint.Checkpoints(place.checkpoints)
+  saved = _restore(job, steps)
+  done = saved[0] if saved else 0
+  if done < FLAGS.num_rounds:
     with metrics.MetricsWriter(
-        folder, done, tensorboard=FLAGS.tensorboard) as writer:
-      _train(job, folder, name, steps, writer, saved)
-  return report.by_seed(metrics.read(folder))
-
-
-def _record(job: Job, place: workdir_lib.Workdir) -> None:
-  """Adds to config.json what a later reader needs, and keeps the partition."""
-  place.record(
-      partition_hash={
-          str(s): data.partition_hash(p)
-          for s, p in zip(job.seeds, job.partitions, strict=True)},
-      task={**fssl.task.spec_to_json(job.spec, job.federations[0]),
-            'seeds': job.seeds},
-      federation=data.describe(job.federations[0]))
-  for seed, partition in zip(job.seeds, job.partitions, strict=True):
-    file = place.path / f'partition_{seed}.npz'
-    if not file.exists():
-      data.save_partition(file, partition, num_clients=FLAGS.num_clients,
-                          labels=job.labels)
+        place.path, done, tensorboard=FLAGS.tensorboard) as writer:
+      _train(job, steps, writer, saved)
+  rows = metrics.read(place.path)
+  if not rows:
+    raise ValueError(f'{job.folder} is at round {done}, but its '
+                     f'{metrics.METRICS} holds no rows; remove the folder and '
+                     'run again.')
+  return report.by_seed(rows)
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
@@ -174,14 +215,11 @@ def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
       job.method, job.federations[0], state, job.seeds))
 
 
-def _train(job: Job, folder: pathlib.Path, name: str,
-           steps: checkpoint.Checkpoints, writer: metrics.MetricsWriter,
-           saved: Any) -> None:
-  done = saved[0] if saved else 0
-  if done >= FLAGS.num_rounds:
-    return
+def _train(job: Job, steps: checkpoint.Checkpoints,
+           writer: metrics.MetricsWriter, saved: Any) -> None:
   several = len(job.seeds) > 1
-  bar = progress.Progress(name, FLAGS.num_rounds, start=done)
+  bar = progress.Progress(job.name, FLAGS.num_rounds,
+                          start=saved[0] if saved else 0)
   seconds = {'now': 0.0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
 
@@ -210,20 +248,21 @@ def _train(job: Job, folder: pathlib.Path, name: str,
         mesh=job.mesh, saved=saved, observer=observer)
   if result.interrupted:
     print(f'Stopped at round {result.round}; the same command with '
-          f'--workdir={folder} continues.')
+          f'--workdir={FLAGS.workdir} continues.')
     raise SystemExit(0)
 
 
-def _evaluate(job: Job, folder: pathlib.Path) -> list[list[report.Row]]:
+def evaluate(job: Job) -> None:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
-  found = _restore(job, checkpoint.Checkpoints(folder / 'checkpoints'))
+  workdir_lib.check_workdir(
+      job.folder, job.config, allow=settings.FREE, facts=job.facts)
+  found = _restore(job, checkpoint.Checkpoints(job.folder / 'checkpoints'))
   if found is None:
-    raise ValueError(f'--workdir={folder} holds no checkpoint to evaluate.')
+    raise ValueError(f'--workdir={job.folder} holds no checkpoint to '
+                     'evaluate.')
   runs = seeds_lib.Sequential(job.method, job.federations, job.seeds, job.mesh)
   runs.start(found[1])
-  rows = []
   for row in runs.scores(found[0]):
-    rows.append(metrics.to_plain(
-        {'round': row.round, 'seed': row.seed, **row.values}))
-    print(json.dumps(rows[-1]))
-  return report.by_seed(rows)
+    plain = metrics.to_plain(
+        {'round': row.round, 'seed': row.seed, **row.values})
+    print(json.dumps({'run': job.name, **plain}))

@@ -1,6 +1,8 @@
 """The flags that every experiment shares."""
 from __future__ import annotations
 
+import importlib.util
+import math
 from typing import Any
 
 from absl import flags
@@ -34,7 +36,7 @@ _STRINGS: dict[str, tuple[Any, str]] = {
 }
 _INTEGERS: dict[str, tuple[Any, str, Any]] = {
     'partition_seed': (None, 'Seed of the partition; default: the seed of '
-                       'the run.', None),
+                       'the run.', 0),
     'num_clients': (20, 'Clients of the federation.', 1),
     'num_labeled_clients': (-1, 'The first so many clients hold labels; -1 '
                             'where the setting has no such rule.', -1),
@@ -100,6 +102,8 @@ _BOOLEANS: dict[str, tuple[Any, str]] = {
     'tensorboard': (False, 'Mirror metrics to <workdir>/tensorboard; needs '
                     'the extra [tensorboard].'),
 }
+# JAX cuts larger seeds to 32 bits, and two runs would be one.
+_LARGEST_SEED = 2**32 - 1
 # May differ when a run is continued: they change no bit of the model.
 FREE = ('num_rounds', 'eval_every', 'checkpoint_every', 'data_dir', 'workdir',
         'seed_map', 'num_devices', 'eval_only', 'bounds', 'tensorboard')
@@ -110,15 +114,22 @@ def define() -> None:
   for name, (default, text) in _STRINGS.items():
     flags.DEFINE_string(name, default, text)
   for name, (default, text, least) in _INTEGERS.items():
-    flags.DEFINE_integer(name, default, text, lower_bound=least)
+    flags.DEFINE_integer(
+        name, default, text, lower_bound=least,
+        upper_bound=_LARGEST_SEED if 'seed' in name else None)
   for name, (default, text, least, most) in _FLOATS.items():
     flags.DEFINE_float(name, default, text, lower_bound=least,
                        upper_bound=most)
+    flags.register_validator(
+        name, lambda value: value is None or math.isfinite(value),
+        message='must be a finite number')
+  flags.register_validator('alpha', lambda value: value > 0,
+                           message='must be above 0')
   for name, (default, allowed, text) in _CHOICES.items():
     flags.DEFINE_enum(name, default, allowed, text)
   for name, (default, text) in _BOOLEANS.items():
     flags.DEFINE_bool(name, default, text)
-  flags.DEFINE_list('seeds', None, 'Several seeds, as in 0,1,2; overrides '
+  flags.DEFINE_list('seeds', None, 'Several seeds, as in 0,1,2, instead of '
                     'seed.')
 
 
@@ -132,6 +143,32 @@ def values() -> dict[str, Any]:
   return {name: FLAGS[name].value for name in all_names()}
 
 
+def check() -> None:
+  """Settles flags that exclude each other.
+
+  A flag on the command line or in a flagfile beats a script's default.
+
+  Raises:
+    ValueError: if they cannot be settled.
+  """
+  if FLAGS['seed'].present:
+    if FLAGS['seeds'].present and FLAGS.seeds:
+      raise ValueError(f'Give one of --seed and --seeds, not {FLAGS.seed} and '
+                       f'{",".join(FLAGS.seeds)}.')
+    FLAGS['seeds'].value = None
+  if FLAGS['labeled_fraction'].present and not (
+      FLAGS['labels_per_class'].present):
+    FLAGS['labels_per_class'].value = None
+  if FLAGS.eval_only and FLAGS.workdir is None:
+    raise ValueError('--eval_only needs --workdir.')
+  if FLAGS.workdir == '':
+    raise ValueError('--workdir= is empty; name a folder or leave it out.')
+  if FLAGS.tensorboard and importlib.util.find_spec('tensorboardX') is None:
+    raise ValueError('--tensorboard needs the package tensorboardX: '
+                     'pip install "fedjax_ssl[tensorboard]".')
+  seeds()
+
+
 def seeds() -> list[int]:
   """The seeds of the run, from --seeds or --seed."""
   if not FLAGS.seeds:
@@ -140,9 +177,11 @@ def seeds() -> list[int]:
     found = [int(text) for text in FLAGS.seeds]
   except ValueError:
     found = [-1]
-  if min(found) < 0 or len(set(found)) < len(found):
+  if min(found) < 0 or max(found) > _LARGEST_SEED or (
+      len(set(found)) < len(found)):
     raise ValueError(f'--seeds={",".join(FLAGS.seeds)} must be different '
-                     'whole numbers from 0, separated by commas.')
+                     f'whole numbers from 0 to {_LARGEST_SEED}, separated by '
+                     'commas.')
   return found
 
 

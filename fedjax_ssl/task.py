@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import os
 from typing import Any, NamedTuple
 
@@ -192,16 +192,33 @@ class Run(NamedTuple):
     return next(iter(self.states.values()))
 
   def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
-    """Logits float32[B, C] of raw inputs, as stored: uint8[B, H, W, C]."""
+    """Logits of raw inputs.
+
+    Args:
+      inputs: uint8[B, H, W, C] as stored, or uint8[B, H, W] if C is 1.
+      seed: which of the run's seeds; the first by default.
+
+    Returns:
+      float32[B, C].
+
+    Raises:
+      ValueError: if the inputs have another shape or dtype, or the run has no
+        such seed.
+    """
+    if seed is not None and seed not in self.states:
+      raise ValueError(f'seed={seed} is none of the run\'s: '
+                       f'{", ".join(map(str, self.states))}.')
     state = self.state if seed is None else self.states[seed]
-    inputs = jnp.asarray(inputs)
-    if inputs.ndim == len(self.spec.input_shape) and (
-        self.spec.input_shape[-1] == 1):
+    shape = tuple(self.spec.input_shape)
+    inputs = np.asarray(inputs)
+    if inputs.ndim == len(shape) and shape[-1] == 1:
       inputs = inputs[..., None]
-    if inputs.shape[1:] != tuple(self.spec.input_shape):
-      raise ValueError(f'inputs must be [B, {self.spec.input_shape}], not '
-                       f'{inputs.shape}.')
-    return self.method.predict(state.server, inputs)
+    if inputs.shape[1:] != shape or inputs.dtype.kind not in 'iu':
+      sizes = ', '.join(map(str, ('B', *shape)))
+      raise ValueError(f'inputs must be integers of shape [{sizes}] as stored, '
+                       f'0 to 255 for images, not {inputs.dtype}'
+                       f'{list(inputs.shape)}.')
+    return self.method.predict(state.server, jnp.asarray(inputs))
 
 
 def template(method: Method, federation: Federation) -> State:
@@ -222,27 +239,34 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     ValueError: if the folder holds no run, or none of its checkpoints can be
       read.
   """
-  from fedjax_ssl.training import checkpoint, seeds
-  path = os.path.join(os.fspath(workdir), 'config.json')
+  from fedjax_ssl.training import checkpoint, evaluate, seeds
+  from fedjax_ssl.training import workdir as workdir_lib
+  facts = workdir_lib.read_config(workdir)['facts']
   try:
-    with open(path, encoding='utf-8') as file:
-      saved = json.load(file)['facts']['task']
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'{workdir} holds no run that can be read: '
-                     f'{path}: {error}') from None
-  values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
-            for k, v in saved['spec'].items()}
-  spec = TaskSpec(**values)
+    saved = facts['task']
+    spec = TaskSpec(**{k: tuple(v) if isinstance(v, list) else v
+                       for k, v in saved['spec'].items()})
+    struct, run_seeds = _federation_struct(saved['federation']), saved['seeds']
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{os.fspath(workdir)} holds a run of another version, '
+                     f'or no task that can be read: {error}.') from None
   task = make_task(spec)
   method = methods.make(spec.method, task)
-  struct = _federation_struct(saved['federation'])
   shape = seeds.checkpoint_template(
-      method, struct, template(method, struct), saved['seeds'])
+      method, struct, template(method, struct), run_seeds)
   found = checkpoint.Checkpoints(
       os.path.join(os.fspath(workdir), 'checkpoints')).restore(shape)
   if found is None:
-    raise ValueError(f'{workdir} holds no checkpoint yet.')
+    raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
+                     'read.')
   round_, tree = found
   states = {int(k): jax.tree.map(jnp.asarray, v['state'])
             for k, v in tree.items()}
-  return Run(spec, task, method, states, round_)
+
+  def predict(server, inputs):
+    # As evaluation does it: large inputs go through in batches.
+    return evaluate.in_batches(functools.partial(method.predict, server),
+                               inputs, jnp.arange(inputs.shape[0]))
+
+  return Run(spec, task, method._replace(predict=jax.jit(predict)), states,
+             round_)

@@ -210,7 +210,7 @@ class Task:
     strong: the same, stronger; applied to the raw inputs.
     labeled_batch: rows of a labeled batch.
     unlabeled_batch: rows of an unlabeled batch; 0 divides a client's unlabeled
-      rows over its round(n_labeled / labeled_batch) labeled steps.
+      rows over its labeled steps; see `data.batching.num_steps`.
     unlabeled_capacity: widest unlabeled batch when `unlabeled_batch` is 0.
     local_epochs: passes over a client's own rows a round.
     local_steps: if positive, this many steps a round instead of epochs.

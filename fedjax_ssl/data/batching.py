@@ -1,7 +1,7 @@
 """From index tables to batches: true epochs over a client's own rows."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -35,10 +35,15 @@ def _ceil_div(n: Number, d: Number) -> jax.Array:
   return jnp.asarray((n + d - 1) // d)
 
 
-def _labeled_steps(task: Task, shard: Shard) -> jax.Array:
-  """round(n_labeled / B) for whom it is positive, as in FedMatch, FedDure."""
-  steps = jnp.round(shard.num_labeled / task.labeled_batch).astype(jnp.int32)
-  return jnp.where(shard.num_labeled > 0, jnp.maximum(steps, 1), 0)
+def _split_steps(labeled: Any, labeled_batch: int) -> Any:
+  """Steps of an epoch over which the unlabeled rows are split.
+
+  round(n_labeled / B) as in FedMatch and FedDure, but 4 where that is 2 or
+  less, as in FedDure's code: else a client with few labels would push all its
+  unlabeled rows through one step, and its width would be everybody's.
+  """
+  steps = (labeled / labeled_batch).round().astype(int)
+  return steps + (4 - steps) * (steps <= 2)
 
 
 def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
@@ -46,9 +51,9 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
 
   Args:
     task: batch sizes, epochs or steps. `local_steps` rules if positive. With
-      `unlabeled_batch` 0 an epoch has round(n_labeled / B) steps, and a client
-      without labels ceil(n_unlabeled / capacity). Else it has as many as the
-      longer stream needs.
+      `unlabeled_batch` 0 an epoch has round(n_labeled / B) steps, or 4 if that
+      is 2 or less, or more if the unlabeled batches would get wider than
+      `unlabeled_capacity`; else as many as the longer stream needs.
     shard: the client's rows.
     streams: 'both', 'labeled' or 'unlabeled': what the loss uses.
 
@@ -63,15 +68,19 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
     epoch = jnp.maximum(_ceil_div(n_s, task.labeled_batch),
                         _ceil_div(n_u, task.unlabeled_batch))
   else:
-    alone = _ceil_div(n_u, max(task.unlabeled_capacity, 1))
-    labeled = _labeled_steps(task, shard)
-    epoch = jnp.where(n_s + n_u > 0, jnp.where(labeled > 0, labeled, alone), 0)
+    steps = _split_steps(jnp.asarray(shard.num_labeled), task.labeled_batch)
+    steps = jnp.maximum(steps, _ceil_div(n_u, max(task.unlabeled_capacity, 1)))
+    epoch = jnp.where(n_s + n_u > 0, steps, 0)
   return (task.local_epochs * epoch).astype(jnp.int32)
 
 
 def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
                        labeled_batch: int, local_steps: int = 0) -> int:
-  """Widest unlabeled batch of any client when rows are split over the steps.
+  """Widest unlabeled batch when rows are split over the labeled steps.
+
+  Half again as wide as the mean client's. The rare client with many rows for
+  its few steps takes more of them instead: its width would be the padding of
+  everybody else.
 
   Args:
     labeled: int[N] rows with labels.
@@ -80,15 +89,13 @@ def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
     local_steps: if positive, the steps of every client.
 
   Returns:
-    max over clients with labels of ceil(n_unlabeled / round(n_labeled / B)),
-    at least 1; if no client has labels, the labeled batch.
+    int, at least 1.
   """
   labeled, unlabeled = np.asarray(labeled), np.asarray(unlabeled)
   if local_steps:
     return max(-(-int(unlabeled.max(initial=0)) // local_steps), 1)
-  steps = np.maximum(np.round(labeled / labeled_batch), 1)
-  widths = np.ceil(unlabeled / steps)[labeled > 0]
-  return int(max(widths.max(), 1)) if widths.size else labeled_batch
+  widths = (unlabeled / _split_steps(labeled, labeled_batch))[unlabeled > 0]
+  return max(int(np.ceil(1.5 * widths.mean())), 1) if widths.size else 1
 
 
 class _Stream(NamedTuple):
@@ -96,8 +103,9 @@ class _Stream(NamedTuple):
 
   rows: jax.Array  # int32[W], the first n count.
   n: jax.Array  # int32[]
-  batch: jax.Array  # int32[], rows of a full batch.
-  capacity: int  # Its static bound.
+  capacity: int  # Rows of a full batch.
+  pieces: jax.Array  # int32[], batches of one of its own epochs.
+  even: bool  # Whether the pieces are even, or full but for the last.
   key: jax.Array
 
   def shuffled(self, epoch: Array) -> jax.Array:
@@ -114,13 +122,18 @@ class _Stream(NamedTuple):
     The last batch of an epoch may be short; a stream that is exhausted before
     the other one starts over in a new order.
     """
-    per_epoch = jnp.maximum(_ceil_div(self.n, self.batch), 1)
-    position = step % per_epoch
+    position = step % self.pieces
     order = lax.cond(
-        position == 0, lambda: self.shuffled(step // per_epoch), lambda: order)
-    slot = jnp.arange(self.capacity)
-    index = position * self.batch + slot
-    mask = (slot < self.batch) & (index < self.n)
+        position == 0, lambda: self.shuffled(step // self.pieces),
+        lambda: order)
+    if self.even:
+      begin = jnp.asarray(self.n * position // self.pieces)
+      end = self.n * (position + 1) // self.pieces
+    else:
+      begin = position * self.capacity
+      end = jnp.minimum(begin + self.capacity, self.n)
+    index = begin + jnp.arange(self.capacity)
+    mask = index < end
     rows = jnp.take(order, jnp.where(mask, index, 0))
     return order, rows, mask.astype(jnp.float32)
 
@@ -129,19 +142,19 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
              streams: str) -> dict[str, _Stream]:
   keys = jax.random.split(key)
   out = {}
+  def stream(rows, n, size, key):
+    return _Stream(jnp.asarray(rows), jnp.asarray(n), size,
+                   jnp.maximum(_ceil_div(n, size), 1), False, key)
   if streams != 'unlabeled':
-    size = task.labeled_batch
-    out['labeled'] = _Stream(jnp.asarray(shard.labeled),
-                             jnp.asarray(shard.num_labeled),
-                             jnp.int32(size), size, keys[0])
+    out['labeled'] = stream(shard.labeled, shard.num_labeled,
+                            task.labeled_batch, keys[0])
   if streams != 'labeled':
     size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
-    per_epoch = jnp.maximum(steps // max(task.local_epochs, 1), 1)
-    batch = (jnp.int32(size) if task.unlabeled_batch else
-             jnp.clip(_ceil_div(shard.num_unlabeled, per_epoch), 1, size))
-    out['unlabeled'] = _Stream(jnp.asarray(shard.unlabeled),
-                               jnp.asarray(shard.num_unlabeled), batch, size,
-                               keys[1])
+    made = stream(shard.unlabeled, shard.num_unlabeled, size, keys[1])
+    if not task.unlabeled_batch:
+      epochs = 1 if task.local_steps else task.local_epochs
+      made = made._replace(pieces=jnp.maximum(steps // epochs, 1), even=True)
+    out['unlabeled'] = made
   return out
 
 

@@ -166,8 +166,14 @@ class Checkpoints:
     """Orbax and its checkpointer; the import costs over a second."""
     import orbax.checkpoint as ocp
     if self._orbax is None:
+      # Threads that wait for a folder that cannot be made would keep a failed
+      # process from ending for five minutes.
+      options = ocp.CompositeOptions(
+          async_options=ocp.options.AsyncOptions(
+              create_directories_asynchronously=False))
       with _quiet():
-        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        self._orbax = ocp.Checkpointer(
+            ocp.CompositeCheckpointHandler(composite_options=options))
     return ocp, self._orbax
 
   def _write(self, step: pathlib.Path, leaves: dict[str, np.ndarray],

@@ -36,7 +36,8 @@ class Result(NamedTuple):
   Attributes:
     states: one State a seed, in the order of the seeds.
     round: rounds done.
-    interrupted: a SIGTERM or SIGINT ended the run early, at a saved round.
+    interrupted: a SIGTERM or SIGINT was heard: the run ended at `round`,
+      which is saved, and the caller should end too.
   """
 
   states: list[State]
@@ -143,7 +144,7 @@ def train(method: Method, federations: Sequence[Federation], *,
         observer.on_save(done, runs.snapshot())
       if heard.is_set():
         break
-  return Result(runs.states, done, done < num_rounds)
+  return Result(runs.states, done, heard.is_set())
 
 
 def _seed_map(seed_map: str, count: int) -> str:

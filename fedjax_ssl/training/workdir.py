@@ -4,7 +4,7 @@
   metrics.jsonl  what was measured, a row per evaluation (`training.metrics`)
   timings.jsonl  how long it took
   checkpoints/   the newest steps (`training.checkpoint`)
-  lock           held by the running process; its content is only a hint
+  lock           held by the running process, which it names; else empty
 
 The lock is `flock`: the kernel frees it when the process ends, however it
 ends, so the file that stays behind means nothing.
@@ -12,6 +12,7 @@ ends, so the file that stays behind means nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+import contextlib
 import errno
 import fcntl
 import json
@@ -24,6 +25,7 @@ from absl import logging
 import jax
 import numpy as np
 
+from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import environment
 
 CONFIG = 'config.json'
@@ -73,24 +75,20 @@ class Workdir:
       WorkdirError: if an earlier start recorded another value.
     """
     def update() -> dict[str, Any]:
-      known = self._stored['facts']
-      new = _plain(facts)
-      changes = _changes({k: v for k, v in known.items() if k in new}, {
-          k: v for k, v in new.items() if k in known})
-      if changes:
-        raise WorkdirError(f'{self.path} holds a run on other data: '
-                           f'{_listed(changes)}.')
-      if any(k not in known for k in new):
-        stored = self._stored | {'facts': known | new}
-        _write(self.path / CONFIG, _text(stored))
-        return stored
-      return self._stored
+      merged = _merged(self.path, self._stored['facts'], _plain(facts))
+      if merged == self._stored['facts']:
+        return self._stored
+      stored = self._stored | {'facts': merged}
+      _write(self.path / CONFIG, _text(stored))
+      return stored
 
     self._stored = _once(update)
 
   def close(self) -> None:
     """Frees the lock."""
     if self._lock is not None:
+      with contextlib.suppress(OSError):
+        os.truncate(self._lock, 0)
       os.close(self._lock)
       self._lock = None
 
@@ -105,7 +103,8 @@ class Workdir:
 
 
 def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
-                 allow: Collection[str] = ('num_rounds',)) -> Workdir:
+                 allow: Collection[str] = ('num_rounds',),
+                 facts: Mapping[str, Any] | None = None) -> Workdir:
   """Opens the folder of a run for this process alone.
 
   The first start writes `config.json`. A later start must bring the same
@@ -120,14 +119,16 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
     path: local folder; created if it is missing.
     config: flag values, anything JSON can hold.
     allow: flags that may differ from the first start.
+    facts: see `Workdir.record`.
 
   Returns:
     The opened folder. Close it.
 
   Raises:
     WorkdirError: if the folder cannot be created or written, another process
-      uses it, it holds a run with other flags (the message names each), or
-      results without a configuration. Nothing in it is changed then.
+      uses it, it holds a run with other flags or facts (the message names
+      what differs, old and new), or results without a configuration. Nothing
+      in it is changed then.
   """
   folder = pathlib.Path(path).absolute()
   lock: int | None = None
@@ -136,7 +137,9 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
     nonlocal lock
     try:
       lock = _take(folder, str(path))
-      return _settle(folder, _plain(config), allow)
+      outcome = _settle(folder, _plain(config), allow, _plain(facts or {}))
+      _sign(lock)
+      return outcome
     except BaseException as error:
       if lock is not None:
         os.close(lock)
@@ -147,6 +150,24 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
 
   outcome = _once(start)
   return Workdir(folder, outcome['stored'], outcome['resumed'], lock)
+
+
+def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
+                  allow: Collection[str] = ('num_rounds',),
+                  facts: Mapping[str, Any] | None = None) -> None:
+  """Makes the checks of `open_workdir` without a lock, and writes nothing.
+
+  `num_rounds` may differ in either direction.
+
+  Raises:
+    WorkdirError: if the folder holds no run, or one with other flags or facts.
+  """
+  folder = pathlib.Path(path).absolute()
+  stored = read_config(folder)
+  flags = _plain(config)
+  _compare(folder, stored, flags | {
+      'num_rounds': stored['flags'].get('num_rounds')}, allow)
+  _merged(folder, stored['facts'], _plain(facts or {}))
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -177,6 +198,8 @@ def _take(folder: pathlib.Path, asked: str) -> int:
     raise WorkdirError(f'{folder} holds {", ".join(traces)} but no {CONFIG}: '
                        'not a run that could be continued. Choose another '
                        'folder.')
+  if (folder / CONFIG).exists():
+    read_config(folder)
   folder.mkdir(parents=True, exist_ok=True)
   lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
   try:
@@ -189,13 +212,17 @@ def _take(folder: pathlib.Path, asked: str) -> int:
   except BaseException:
     os.close(lock)
     raise
-  os.truncate(lock, 0)
-  os.write(lock, f'pid {os.getpid()} on {socket.gethostname()}\n'.encode())
   return lock
 
 
+def _sign(lock: int) -> None:
+  """Writes into the lock who holds it."""
+  os.truncate(lock, 0)
+  os.write(lock, f'pid {os.getpid()} on {socket.gethostname()}\n'.encode())
+
+
 def _settle(folder: pathlib.Path, flags: dict[str, Any],
-            allow: Collection[str]) -> dict[str, Any]:
+            allow: Collection[str], facts: dict[str, Any]) -> dict[str, Any]:
   """The configuration in force; written if it is new."""
   resumed = (folder / CONFIG).exists()
   now = environment.describe()
@@ -203,56 +230,62 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
     if 'schedule_rounds' in flags:
       flags['schedule_rounds'] = (
           flags['schedule_rounds'] or flags.get('num_rounds'))
-    fresh = {'flags': flags, 'facts': {}, 'environment': now, 'restarts': []}
+    fresh = {'flags': flags, 'facts': facts, 'environment': now, 'restarts': []}
     _write(folder / CONFIG, _text(fresh))
     return {'stored': fresh, 'resumed': False}
   stored = read_config(folder)
   if not flags.get('schedule_rounds', True):
     flags['schedule_rounds'] = stored['flags'].get('schedule_rounds')
-  changes = _changes(stored['flags'], flags)
-  refused = {k: v for k, v in changes.items()
-             if k not in allow or not _may_become(k, *v)}
-  if refused:
-    raise WorkdirError(f'{folder} holds a run with other flags: '
-                       f'{_listed(refused)}.')
+  changes = _compare(folder, stored, flags, allow)
+  merged = _merged(folder, stored['facts'], facts)
   before = stored['environment']
   for restart in stored['restarts']:
     before = before | restart['environment']
   differs = {k: v for k, v in now.items() if before.get(k) != v}
   if differs:
+    moved = changes_lib.between({k: before.get(k) for k in differs}, differs)
     logging.warning(
         'The run in %s continues elsewhere: %s. Equal bits are promised for '
-        'equal versions and machines only.', folder,
-        _listed(_changes({k: before.get(k) for k in differs}, differs)))
+        'equal versions and machines only.', folder, changes_lib.listed(moved))
+  stored |= {'flags': flags, 'facts': merged}
   if changes or differs:
-    stored['flags'] = flags
     stored['restarts'] = [*stored['restarts'], {
         'flags': {k: new for k, (_, new) in changes.items()},
         'environment': differs}]
+  if _text(stored) != (folder / CONFIG).read_text():
     _write(folder / CONFIG, _text(stored))
   return {'stored': stored, 'resumed': True}
+
+
+def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
+             flags: Mapping[str, Any], allow: Collection[str]
+             ) -> changes_lib.Changes:
+  """The changes of flags, all of which are allowed."""
+  changes = changes_lib.between(stored['flags'], flags)
+  refused = {k: v for k, v in changes.items()
+             if k not in allow or not _may_become(k, *v)}
+  if refused:
+    raise WorkdirError(f'{folder} holds a run with other flags: '
+                       f'{changes_lib.listed(refused)}.')
+  return changes
+
+
+def _merged(folder: pathlib.Path, known: Mapping[str, Any],
+            new: Mapping[str, Any]) -> dict[str, Any]:
+  """All facts; those known already must be equal."""
+  changes = changes_lib.between(
+      changes_lib.flat({k: v for k, v in known.items() if k in new}),
+      changes_lib.flat({k: v for k, v in new.items() if k in known}))
+  if changes:
+    raise WorkdirError(f'{folder} holds a run on other data: '
+                       f'{changes_lib.listed(changes)}.')
+  return {**known, **new}
 
 
 def _may_become(name: str, old: Any, new: Any) -> bool:
   if name != 'num_rounds':
     return True
   return isinstance(new, int) and (not isinstance(old, int) or new >= old)
-
-
-_ABSENT = 'absent'
-
-
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]
-             ) -> dict[str, tuple[Any, Any]]:
-  """Names whose values differ, with both values."""
-  return {name: (old.get(name, _ABSENT), new.get(name, _ABSENT))
-          for name in sorted({*old, *new})
-          if old.get(name, _ABSENT) != new.get(name, _ABSENT)}
-
-
-def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
-  return ', '.join(f'{name} {old} -> {new}'
-                   for name, (old, new) in changes.items())
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

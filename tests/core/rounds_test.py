@@ -205,3 +205,22 @@ def test_uniform_draws_everyone_equally_without_replacement():
   chex.assert_trees_all_equal(tree.take(federation.clients, jnp.int32(2)),
                               jax.tree.map(lambda x: x[2],
                                            federation.clients))
+
+
+def test_a_stream_shows_each_task_for_its_rounds():
+  federation, _ = toy.federation()
+  clients = federation.clients
+  later = clients._replace(num_labeled=clients.num_labeled[::-1])
+  stream = jax.tree.map(lambda *x: jnp.stack(x), clients, later)
+  federation = dataclasses.replace(federation, stream=stream,
+                                   rounds_per_task=2)
+  for round_, task in ((0, clients), (1, clients), (2, later), (3, later),
+                       (99, later)):
+    seen = federation.at(jnp.int32(round_))
+    chex.assert_trees_all_equal(seen.clients, task)
+  one = rounds.client_pass(toy.task(), count, add_mean, sample=fixed([[0, 1]]))
+  run_at = jax.jit(lambda r: one(state(), federation.at(r), r, KEY)[0].server)
+  weights = np.array([toy.LABELED, toy.LABELED[::-1]])[:, :2]
+  for round_, (first, second) in zip((0, 2), weights, strict=True):
+    np.testing.assert_allclose(run_at(jnp.int32(round_)),
+                               second / max(first + second, 1), rtol=1e-6)

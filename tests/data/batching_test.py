@@ -84,15 +84,18 @@ def test_splitting_deals_all_unlabeled_rows_over_the_labeled_steps():
   clients = toy.federation()[0].clients
   capacity = batching.unlabeled_capacity(
       clients.num_labeled, clients.num_unlabeled, labeled_batch=3)
-  assert capacity == 9  # Client 0: 9 rows over round(4 / 3) = 1 step.
-  task = toy.task(unlabeled_batch=0, unlabeled_capacity=capacity)
-  for client, steps in ((0, 1), (1, 2), (2, 2), (3, 1), (4, 0), (5, 2)):
-    shard = shard_of(client)
-    seen = visits(task, shard)
-    assert len(seen) == steps
-    rows = [row for step in seen for row in step['unlabeled']]
-    assert sorted(rows) == sorted(
-        shard.unlabeled[:toy.UNLABELED[client]].tolist())
+  # Widths over 4 steps: 9/4, 12/4, 5/4, 7/4; their mean is 33/16.
+  assert capacity == 4
+  for changes, steps in (({'unlabeled_capacity': capacity}, 4),
+                         ({'unlabeled_capacity': 2}, None)):
+    task = toy.task(unlabeled_batch=0, **changes)
+    for client, n_u in enumerate(toy.UNLABELED):
+      shard = shard_of(client)
+      seen = visits(task, shard)
+      empty = client == toy.NOBODY
+      assert len(seen) == (0 if empty else steps or max(4, -(-n_u // 2)))
+      rows = [row for step in seen for row in step['unlabeled']]
+      assert sorted(rows) == sorted(shard.unlabeled[:n_u].tolist())
 
 
 def test_local_steps_rule_where_there_are_rows():
@@ -114,7 +117,10 @@ def test_an_empty_shard_makes_masked_batches():
 def test_longest_client_bounds_the_capacity_with_fixed_steps():
   assert batching.unlabeled_capacity(
       [4, 0], [10, 21], labeled_batch=2, local_steps=4) == 6
-  assert batching.unlabeled_capacity([0], [9], labeled_batch=7) == 7
+  # round(25 / 10) = 2 counts as 4 steps, round(35 / 10) = 4 as itself.
+  assert batching.unlabeled_capacity([25, 35], [8, 8], labeled_batch=10) == 3
+  assert batching.unlabeled_capacity([60, 0], [60, 0], labeled_batch=10) == 15
+  assert batching.unlabeled_capacity([60, 0], [0, 0], labeled_batch=10) == 1
 
 
 def test_each_row_is_first_equally_often():

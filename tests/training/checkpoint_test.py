@@ -1,6 +1,7 @@
 """A step is restored bit for bit or not at all."""
 from collections.abc import Callable, Iterator
 import contextlib
+import errno
 import functools
 import os
 import pathlib
@@ -8,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -318,23 +320,25 @@ class Killed(BaseException):
 
 
 class _Bomb:
-  """Ends the process at its n-th write, rename, creation or removal."""
+  """Fails the n-th write, rename, creation or removal, and all later ones."""
 
-  EVENTS = ('os.mkdir', 'os.rename', 'os.remove', 'os.rmdir', 'os.truncate',
-            'shutil.rmtree')
+  CREATES = ('os.mkdir', 'os.rename', 'os.truncate')
+  REMOVES = ('os.remove', 'os.rmdir', 'shutil.rmtree')
 
   def __init__(self):
     self.left: int | None = None
+    self.full = False  # A full disk refuses to create but not to remove.
     sys.addaudithook(self)
 
   def __call__(self, event: str, args: tuple[Any, ...]) -> None:
     if self.left is None:
       return
-    if event in self.EVENTS or event == 'open' and isinstance(
-        args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
+    if (event in self.CREATES or event in self.REMOVES and not self.full
+        or event == 'open' and isinstance(args[2], int)
+        and args[2] & (os.O_WRONLY | os.O_RDWR)):
       self.left -= 1
-      if self.left <= 0:  # Nor does a dead process do anything later.
-        raise Killed
+      if self.left <= 0:
+        raise OSError(errno.ENOSPC, 'full') if self.full else Killed
 
 
 @pytest.fixture(scope='module')
@@ -353,7 +357,7 @@ def survive(save: Callable[[], None], bomb: _Bomb, n: int) -> bool:
   except Killed:
     return False
   finally:
-    bomb.left = None
+    bomb.left, bomb.full = None, False
 
 
 def wait_for_threads(folder: pathlib.Path) -> None:
@@ -374,6 +378,23 @@ def test_crash_at_every_change_of_the_disk(two_steps, tmp_path, bomb):
     checkpoint.Checkpoints(folder).save(found + 1, make_tree(found + 1))
     assert_restores(folder, found + 1)
   assert 10 < n < 199
+
+
+def test_disk_that_is_full_at_any_change(folder, bomb):
+  for n in range(1, 100):
+    steps = checkpoint.Checkpoints(folder)
+    bomb.full = True
+    try:
+      if survive(functools.partial(steps.save, 3, make_tree(3)), bomb, n):
+        break
+    except checkpoint.CheckpointError as error:
+      assert 'full' in str(error)
+    # A thread that waits would keep the process from ending.
+    assert all(t.daemon or t is threading.main_thread()
+               for t in threading.enumerate())
+    assert_restores(folder, 2)
+  assert 10 < n < 99
+  assert_restores(folder, 3)
 
 
 _SAVE_FOR_EVER = """

@@ -1,0 +1,191 @@
+"""What the benchmarks share: devices, rounds to time, and the report."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+from absl import app, flags
+import jax
+import numpy as np
+
+import fedjax_ssl as fssl
+from fedjax_ssl.core import sampling
+from fedjax_ssl.training import environment, seeds
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string('out', 'runs/benchmarks', 'Folder for the JSON file.')
+flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts.',
+                     lower_bound=1)
+flags.DEFINE_integer('num_devices', 2, 'CPU devices, and threads of PyTorch.',
+                     lower_bound=1)
+
+
+def run(main: Callable[[], None]) -> None:
+  """Runs a benchmark; what a user can mend is one line and exit code 2."""
+  def checked(argv: Sequence[str]) -> None:
+    try:
+      if len(argv) > 1:
+        raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
+      main()
+    except ValueError as error:
+      print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+      sys.exit(2)
+  app.run(checked)
+
+
+def make_mesh() -> jax.sharding.Mesh | None:
+  """Starts JAX with --num_devices CPU devices."""
+  jax.config.update('jax_num_cpu_devices', FLAGS.num_devices)
+  devices = jax.devices()[:FLAGS.num_devices]
+  if len(devices) == 1:
+    return None
+  return jax.make_mesh((len(devices),), ('clients',), devices=devices,
+                       axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def examples(size: int, shape: tuple[int, ...], seed: int = 0,
+             num_classes: int = 10) -> fssl.Examples:
+  """Random pixels and labels: uint8[size, *shape], int32[size]."""
+  rng = np.random.default_rng(seed)
+  return fssl.Examples(
+      rng.integers(0, 256, (size, *shape), np.uint8),
+      rng.integers(0, num_classes, size).astype(np.int32))
+
+
+def federate(train: fssl.Examples, labeled: np.ndarray,
+             unlabeled: np.ndarray | None = None, *, num_clients: int,
+             num_classes: int = 10) -> fssl.Federation:
+  """A federation by owners int32[D], -1 for nobody, with 8 test rows."""
+  if unlabeled is None:
+    unlabeled = np.full_like(labeled, -1)
+  few = fssl.Examples(train.inputs[:8], train.labels[:8])
+  dealt = fssl.data.Partition(labeled, unlabeled, np.zeros(labeled.size, bool))
+  return fssl.data.federate(train, few, few, dealt, num_clients=num_clients,
+                            num_classes=num_classes)
+
+
+class Simulation:
+  """Rounds of a method, through the program that `training.loop` runs.
+
+  Args:
+    spec: the task.
+    federation: its data.
+    mesh: devices, or None.
+  """
+
+  def __init__(self, spec: fssl.TaskSpec, federation: fssl.Federation,
+               mesh: jax.sharding.Mesh | None):
+    self.task = fssl.make_task(spec, mesh)
+    self._federation = federation
+    self._method = fssl.make_method(spec.method, self.task)
+    self._seeds = seeds.Sequential(self._method, [federation], [0], mesh)
+    self._seeds.start(None)
+    self._done = 0
+
+  @property
+  def model(self) -> Any:
+    """The server's `Variables`."""
+    return self._seeds.states[0].server.model
+
+  def compile(self) -> None:
+    """Compiles the rounds without running one."""
+    self._seeds.advance(self._done, 0)
+
+  def advance(self, count: int) -> None:
+    """Runs `count` rounds to the end."""
+    self._seeds.advance(self._done, count)
+    self._done += count
+
+  def cohort(self, round_: int) -> np.ndarray:
+    """int32[S]: who takes part in a round."""
+    key = jax.random.fold_in(seeds.root_keys(0)[1], round_)
+    for part in (0, 0):  # The first pass, and its sampler.
+      key = jax.random.fold_in(key, part)
+    sample = sampling.uniform(self.task.cohort_size)
+    state = self._seeds.states[0]
+    return np.asarray(sample(state, self._federation, key).ids[0])
+
+
+def need_torch() -> None:
+  """Raises ValueError where PyTorch is missing."""
+  if importlib.util.find_spec('torch') is None:
+    raise ValueError('The comparison needs PyTorch: '
+                     'pip install "fedjax_ssl[bench]".')
+
+
+def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
+               ) -> dict[str, list[float]]:
+  """Seconds of each function, called in turn so that all see the same noise.
+
+  Each is called once untimed.
+
+  Args:
+    runs: functions by name.
+    repeats: timed calls of each.
+
+  Returns:
+    Seconds by name, float[repeats].
+  """
+  for function in runs.values():
+    function()
+  seconds: dict[str, list[float]] = {name: [] for name in runs}
+  for _ in range(repeats):
+    for name, function in runs.items():
+      start = time.perf_counter()
+      function()
+      seconds[name].append(time.perf_counter() - start)
+  return seconds
+
+
+def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+  """The median of each list."""
+  return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
+           ratio: float | None = None) -> pathlib.Path:
+  """Prints a table, writes JSON beside what it ran on.
+
+  Args:
+    name: of the file.
+    table: rows of cells, the header first.
+    measured: goes into the file.
+    ratio: seconds of ours over PyTorch's; printed last.
+
+  Returns:
+    The file.
+  """
+  cells = [[_cell(c) for c in row] for row in table]
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  for row in cells:
+    first, *rest = (c.rjust(w) for c, w in zip(row, widths, strict=True))
+    print('  '.join([first.strip().ljust(widths[0]), *rest]))
+  folder = pathlib.Path(FLAGS.out)
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / f'{name}.json'
+  load = list(os.getloadavg()) if hasattr(os, 'getloadavg') else None
+  path.write_text(json.dumps({
+      'benchmark': name, 'command': sys.argv, 'load_average': load,
+      'environment': {**environment.describe(), 'torch': _torch_version()},
+      'table': table, 'measured': measured, 'ratio': ratio}, indent=2) + '\n')
+  print(f'Written: {path}')
+  if ratio is not None:
+    print(f'ratio ours/pytorch: {ratio:.3f}')
+  return path
+
+
+def _cell(value: Any) -> str:
+  return f'{value:.4g}' if isinstance(value, float) else str(value)
+
+
+def _torch_version() -> str | None:
+  torch = sys.modules.get('torch')
+  return None if torch is None else str(torch.__version__)
