@@ -206,7 +206,7 @@ class Run(NamedTuple):
         such seed.
     """
     if seed is not None and seed not in self.states:
-      raise ValueError(f'seed={seed} is none of the run\'s: '
+      raise ValueError(f'seed={seed} is not among the seeds '
                        f'{", ".join(map(str, self.states))}.')
     state = self.state if seed is None else self.states[seed]
     shape = tuple(self.spec.input_shape)
@@ -218,6 +218,12 @@ class Run(NamedTuple):
       raise ValueError(f'inputs must be integers of shape [{sizes}] as stored, '
                        f'0 to 255 for images, not {inputs.dtype}'
                        f'{list(inputs.shape)}.')
+    if self.method.predict is None:
+      raise ValueError(f'{self.spec.method} has no global model; '
+                       'method.local_predict(state.server, row, inputs) takes '
+                       "a client's row of state.memory.")
+    if not len(inputs):
+      return jnp.zeros((0, self.spec.num_classes))
     return self.method.predict(state.server, jnp.asarray(inputs))
 
 
@@ -244,8 +250,9 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   facts = workdir_lib.read_config(workdir)['facts']
   try:
     saved = facts['task']
-    spec = TaskSpec(**{k: tuple(v) if isinstance(v, list) else v
-                       for k, v in saved['spec'].items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                              for k, v in saved['spec'].items()}
+    spec = TaskSpec(**values)
     struct, run_seeds = _federation_struct(saved['federation']), saved['seeds']
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{os.fspath(workdir)} holds a run of another version, '
@@ -263,10 +270,13 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   states = {int(k): jax.tree.map(jnp.asarray, v['state'])
             for k, v in tree.items()}
 
-  def predict(server, inputs):
-    # As evaluation does it: large inputs go through in batches.
-    return evaluate.in_batches(functools.partial(method.predict, server),
-                               inputs, jnp.arange(inputs.shape[0]))
+  if method.predict is not None:
+    predict = functools.partial(_in_batches, evaluate, method.predict)
+    method = method._replace(predict=jax.jit(predict))
+  return Run(spec, task, method, states, round_)
 
-  return Run(spec, task, method._replace(predict=jax.jit(predict)), states,
-             round_)
+
+def _in_batches(evaluate, predict, server, inputs):
+  """As evaluation does it: large inputs go through in batches."""
+  return evaluate.in_batches(functools.partial(predict, server), inputs,
+                             jnp.arange(inputs.shape[0]))

@@ -33,16 +33,17 @@ class Learner(NamedTuple):
 
   model: Variables
   opt_state: PyTree
+  memory: PyTree = ()  # The client's own, for losses that keep one.
 
 
-LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
+LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics, PyTree]]]
 Step = Callable[[Any, Any, jax.Array], tuple[Any, Metrics]]
 
 
-def start(model: Variables, optimizer: optax.GradientTransformation
-          ) -> Learner:
+def start(model: Variables, optimizer: optax.GradientTransformation,
+          memory: PyTree = ()) -> Learner:
   """A learner at `model` with a fresh optimizer."""
-  return Learner(model, optimizer.init(model.params))
+  return Learner(model, optimizer.init(model.params), memory)
 
 
 def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
@@ -50,8 +51,8 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
   """One optimizer step on a loss.
 
   Args:
-    loss_fn: (model Variables, batch, key) -> (loss, (stats, metrics)), where
-      stats are the normalization statistics after the batch.
+    loss_fn: (model Variables, memory, batch, key) -> (loss, (stats, metrics,
+      memory)), where stats are the normalization statistics after the batch.
     optimizer: applied to `model.params`.
 
   Returns:
@@ -59,13 +60,14 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
   """
   def step(learner, batch, key):
     def loss_of(params):
-      return loss_fn(learner.model._replace(params=params), batch, key)
-    (loss, (stats, metrics)), grads = jax.value_and_grad(
+      return loss_fn(learner.model._replace(params=params), learner.memory,
+                     batch, key)
+    (loss, (stats, metrics, memory)), grads = jax.value_and_grad(
         loss_of, has_aux=True)(learner.model.params)
     updates, opt_state = optimizer.update(
         grads, learner.opt_state, learner.model.params)
     params = optax.apply_updates(learner.model.params, updates)
-    return (Learner(Variables(params, stats), opt_state),
+    return (Learner(Variables(params, stats), opt_state, memory),
             {'train_loss': loss, **metrics})
   return step
 

@@ -43,6 +43,7 @@ class Batch(NamedTuple):
   inputs: jax.Array  # [B, ...] as in Examples.
   labels: jax.Array  # int32[B]; -1 where the label is hidden.
   mask: jax.Array  # float32[B], 1 for a real row and 0 for padding.
+  slots: jax.Array | None = None  # int32[B], places in the client's own table.
 
 
 class Shard(NamedTuple):
@@ -157,7 +158,8 @@ class Method(NamedTuple):
 
   init: (key, federation) -> State, on the host.
   round: (state, federation, round, key) -> (State, metrics).
-  predict: (server, inputs [B, ...]) -> logits float32[B, C].
+  predict: (server, inputs [B, ...]) -> logits float32[B, C]; None if clients
+    never share a model, which asks for `local_predict`.
   local_predict: (server, memory_row, inputs) -> logits, a client's own model.
   pseudo_label: (server, inputs) -> (label int32[B], weight float32[B]), for
     evaluation only.
@@ -167,7 +169,7 @@ class Method(NamedTuple):
 
   init: Callable[..., State]
   round: Callable[..., tuple[State, Metrics]]
-  predict: Callable[..., jax.Array]
+  predict: Callable[..., jax.Array] | None
   local_predict: Callable[..., jax.Array] | None = None
   pseudo_label: Callable[..., tuple[jax.Array, jax.Array]] | None = None
   client_update: Callable[..., Update] | None = None

@@ -20,6 +20,7 @@ class Pair(NamedTuple):
 
   labeled: Batch | None
   unlabeled: Batch | None
+  progress: jax.Array  # float32[] in (0, 1], of the whole run's local steps.
 
 
 def gather(examples: Examples, rows: Array, mask: Array, *,
@@ -109,15 +110,15 @@ class _Stream(NamedTuple):
   key: jax.Array
 
   def shuffled(self, epoch: Array) -> jax.Array:
-    """int32[W]: a permutation of the first n rows, then padding."""
+    """int32[W]: a permutation of the first n places, then padding."""
     draw = jax.random.uniform(
         jax.random.fold_in(self.key, epoch), self.rows.shape)
     real = jnp.arange(self.rows.shape[0]) < self.n
-    return self.rows[jnp.argsort(jnp.where(real, draw, 2.0))]
+    return jnp.argsort(jnp.where(real, draw, 2.0)).astype(jnp.int32)
 
   def next(self, order: jax.Array, step: Array
            ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(order, rows int32[capacity], mask): the stream's own epochs, endless.
+    """(order, places int32[capacity], mask): its own epochs, endless.
 
     The last batch of an epoch may be short; a stream that is exhausted before
     the other one starts over in a new order.
@@ -127,15 +128,15 @@ class _Stream(NamedTuple):
         position == 0, lambda: self.shuffled(step // self.pieces),
         lambda: order)
     if self.even:
-      begin = jnp.asarray(self.n * position // self.pieces)
+      begin: Array = self.n * position // self.pieces
       end = self.n * (position + 1) // self.pieces
     else:
       begin = position * self.capacity
       end = jnp.minimum(begin + self.capacity, self.n)
     index = begin + jnp.arange(self.capacity)
     mask = index < end
-    rows = jnp.take(order, jnp.where(mask, index, 0))
-    return order, rows, mask.astype(jnp.float32)
+    places = jnp.take(order, jnp.where(mask, index, 0))
+    return order, places, mask.astype(jnp.float32)
 
 
 def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
@@ -159,7 +160,7 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
 
 
 def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
-            streams: str = 'both') -> Batches:
+            streams: str = 'both', round_: Number = 0) -> Batches:
   """A client's batches of one round, as `Pair`s.
 
   Args:
@@ -168,6 +169,7 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
     shard: the client's rows. Labels of unlabeled rows are never read.
     key: draws the orders.
     streams: 'both', 'labeled' or 'unlabeled'.
+    round_: int32[], for the progress over the run's `task.num_rounds`.
 
   Returns:
     Batches for `core.local.train`.
@@ -176,17 +178,22 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
   parts = _streams(task, shard, steps, key, streams)
 
   def first():
-    return {name: jnp.zeros_like(s.rows) for name, s in parts.items()}
+    return {name: jnp.zeros(s.rows.shape, jnp.int32)
+            for name, s in parts.items()}
 
   def following(orders, step):
     made: dict[str, Batch | None] = {'labeled': None, 'unlabeled': None}
     used = jnp.float32(0)
     orders = dict(orders)
     for name, stream in parts.items():
-      orders[name], rows, mask = stream.next(orders[name], step)
-      made[name] = gather(examples, rows, mask, hidden=name == 'unlabeled')
+      orders[name], places, mask = stream.next(orders[name], step)
+      made[name] = gather(
+          examples, stream.rows[places], mask,
+          hidden=name == 'unlabeled')._replace(slots=places)
       used += mask.sum()
-    return orders, Pair(**made), used
+    share = (step + 1) / jnp.maximum(steps, 1)
+    progress = jnp.minimum((round_ + share) / task.num_rounds, 1)
+    return orders, Pair(**made, progress=progress), used
 
   width = sum(s.capacity for s in parts.values())
   return Batches(steps, width, first, following)

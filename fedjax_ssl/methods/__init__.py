@@ -3,12 +3,26 @@ from __future__ import annotations
 
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import fedavg, fedprox, fixmatch
+from fedjax_ssl.methods import (
+  fedavg,
+  fedprox,
+  fixmatch,
+  flexmatch,
+  local,
+  mixmatch,
+  pseudo_label,
+  uda,
+)
 
 METHODS = {
     'fedavg': fedavg.fedavg,
     'fedprox': fedprox.fedprox,
     'fixmatch': fixmatch.fixmatch,
+    'flexmatch': flexmatch.flexmatch,
+    'local': local.local,
+    'mixmatch': mixmatch.mixmatch,
+    'pseudo_label': pseudo_label.pseudo_label,
+    'uda': uda.uda,
 }
 
 

@@ -4,10 +4,12 @@ A loss for `averaging` is `loss_fn(model, anchor, batch, key) -> (loss,
 (stats, metrics))`: `model` and `anchor` are `Variables`, the anchor being what
 the client received; `batch` is a `data.batching.Pair` in which a stream that
 is not used is None; `stats` are the normalization statistics after the batch.
+A loss that keeps something on the client takes one argument more, `memory`,
+and returns (stats, metrics, memory).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from fedjax_ssl.core.types import (
   Batch,
   Client,
   Context,
+  Examples,
   Federation,
   Method,
   Metrics,
@@ -37,7 +40,7 @@ from fedjax_ssl.data import batching
 
 LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
 
-SERVERS = ('fedavg', 'fedprox')
+SERVERS = ('fedavg', 'fedprox', 'local')
 WEIGHTINGS = ('examples', 'uniform')
 # Norms whose statistics couple the rows of a batch: all views go through the
 # network together, as in the authors' code of most methods.
@@ -105,6 +108,13 @@ def forward_with_targets(task: Task, model: Variables, targets: Batch,
   return jax.lax.stop_gradient(target), rest, stats
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+  """One batch of all rows; places in tables are dropped."""
+  return Batch(jnp.concatenate([b.inputs for b in batches]),
+               jnp.concatenate([b.labels for b in batches]),
+               jnp.concatenate([b.mask for b in batches]))
+
+
 def weakly(task: Task, batch: Any, key: jax.Array) -> Any:
   """The batch's weak view; None for None."""
   if batch is None:
@@ -131,36 +141,48 @@ def supervised(task: Task) -> LossFn:
 def _with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
                       ) -> LossFn:
   """Adds the proximal term; freezes statistics where nobody trains them."""
-  def wrapped(model, anchor, batch, key):
-    loss, (stats, metrics) = loss_fn(model, anchor, batch, key)
+  def wrapped(model, anchor, batch, key, *memory):
+    loss, (stats, *rest) = loss_fn(model, anchor, batch, key, *memory)
     if server == 'fedprox':
       loss += losses.proximal(model.params, anchor.params, mu=mu)
     if task.model.norm == 'static':
       stats = model.stats
-    return loss, (stats, metrics)
+    return loss, (stats, *rest)
   return wrapped
 
 
 def train_locally(task: Task, loss_fn: LossFn, model: Variables,
-                  examples, shard: Shard, round_: Array, key: jax.Array,
-                  streams: str) -> tuple[Variables, Metrics]:
-  """A client's or the server's local epochs from `model`."""
+                  examples: Examples, shard: Shard, round_: Array,
+                  key: jax.Array, streams: str, memory: PyTree = None
+                  ) -> tuple[Variables, Metrics, PyTree]:
+  """A client's or the server's local epochs from `model`.
+
+  With a `memory` the loss takes and returns it, else None comes back.
+  """
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(round_)
-  step = local.gradient_step(
-      lambda m, batch, k: loss_fn(m, model, batch, k), optimizer)
+
+  def loss(now, memory, batch, key):
+    if not keeps:
+      value, (stats, metrics) = loss_fn(now, model, batch, key)
+      return value, (stats, metrics, ())
+    return loss_fn(now, model, batch, key, memory)
+
+  keeps = memory is not None
   learner, metrics = local.train(
-      step, local.start(model, optimizer),
-      batching.batches(task, examples, shard, order_key, streams), step_key)
-  return learner.model, metrics
+      local.gradient_step(loss, optimizer),
+      local.start(model, optimizer, memory if keeps else ()),
+      batching.batches(task, examples, shard, order_key, streams, round_),
+      step_key)
+  return learner.model, metrics, learner.memory if keeps else None
 
 
-def server_training(task: Task) -> rounds.Pass:
+def server_training(task: Task, loss_fn: LossFn) -> rounds.Pass:
   """The pass in which the server trains on its own labels."""
-  loss_fn = _with_server_rule(task, supervised(task), 'fedavg', 0.0)
+  loss_fn = _with_server_rule(task, loss_fn, 'fedavg', 0.0)
 
   def update(server, context: Context, key):
-    model, metrics = train_locally(
+    model, metrics, _ = train_locally(
         task, loss_fn, server.model, context.train, context.shard,
         context.round, key, 'labeled')
     good = tree.all_finite(model)
@@ -178,8 +200,7 @@ def statistics(task: Task) -> rounds.Pass:
   def client_update(payload: Server, client: Client, key) -> Update:
     def step(sums, batch, key):
       del key
-      views = [v for v in batch if v is not None]
-      _, stats = forward(task, payload.model, *views)
+      _, stats = forward(task, payload.model, batch.labeled, batch.unlabeled)
       return tree.add(sums, tree.subtract(stats, payload.model.stats)), {}
     made = batching.batches(task, client.train, client.shard, key)
     sums, metrics = local.train(
@@ -200,11 +221,28 @@ def statistics(task: Task) -> rounds.Pass:
       work=functools.partial(batching.num_steps, task))
 
 
+def confident_labels(task: Task, threshold: float) -> Callable[..., Any]:
+  """The likeliest class of raw inputs, weight 1 from `threshold` on."""
+  def pseudo_label(record, inputs):
+    return losses.pseudo_label(task.apply(record.model, inputs),
+                               threshold=threshold)
+  return pseudo_label
+
+
+class _Memory(NamedTuple):
+  """A client's memory: what its loss keeps, and its last model."""
+
+  kept: PyTree  # None if the loss keeps nothing.
+  model: PyTree  # None if local models are not kept.
+
+
 def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               server: str = 'fedavg', mu: float = 0.0,
               weighting: str = 'examples', keep_local: bool = False,
+              remember: Callable[[Federation], PyTree] | None = None,
+              server_loss: LossFn | None = None,
               pseudo_label: Callable[..., Any] | None = None) -> Method:
-  """FedAvg or FedProx over a client loss.
+  """FedAvg or FedProx over a client loss, or every client for itself.
 
   With labels at the server a round first trains the server's model on them;
   then the clients learn from what they hold.
@@ -214,41 +252,56 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     loss_fn: see the module's docstring.
     streams: rows the loss needs: 'both', 'labeled' or 'unlabeled'. With
       labels at the server 'both' becomes 'unlabeled' at the clients.
-    server: 'fedavg', or 'fedprox', which adds mu/2 ||w - w_received||^2.
-    mu: weight of that term; 0 is FedAvg.
+    server: 'fedavg'; 'fedprox', which adds mu/2 ||w - w_received||^2; or
+      'local': clients go on from their own last model and send nothing.
+    mu: weight of FedProx's term; 0 is FedAvg, and the others ignore it.
     weighting: clients count by their 'examples' used, or 'uniform'.
     keep_local: keep each client's last trained model, to evaluate it.
+    remember: federation -> [N, ...], what the loss keeps on the clients.
+    server_loss: what the server minimises on its labels; default cross
+      entropy.
     pseudo_label: (server, inputs) -> (label, weight), for evaluation.
 
   Returns:
     The method; its server record is `Server`.
 
   Raises:
-    ValueError: for an unknown server or weighting, or mu < 0.
+    ValueError: for an unknown server or weighting, mu < 0, or local training
+      with labels at the server.
   """
   names.check('server', server, SERVERS)
   names.check('weighting', weighting, WEIGHTINGS)
   if not mu >= 0:
     raise ValueError(f'mu must be at least 0, not {mu}.')
+  alone = server == 'local'
+  if alone and task.labels_at == 'server':
+    raise ValueError("server='local' needs labels_at='clients': clients that "
+                     'receive nothing would never see a label.')
+  keep_local = keep_local or alone
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
   client_loss = _with_server_rule(task, loss_fn, server, mu)
 
   def init(key: jax.Array, federation: Federation) -> State:
     model = jax.jit(task.model.init)(key)
-    memory = (tree.repeat(model, federation.num_clients) if keep_local
-              else ())
+    memory = _Memory(
+        None if remember is None else remember(federation),
+        tree.repeat(model, federation.num_clients) if keep_local else None)
     return State(Server(model), memory, jnp.int32(0))
 
-  def client_update(payload: Server, client: Client, key) -> Update:
-    model, metrics = train_locally(
-        task, client_loss, payload.model, client.train, client.shard,
-        client.round, key, streams)
+  def client_update(payload: Any, client: Client, key) -> Update:
+    memory = client.memory
+    first = memory.model if alone else payload.model
+    model, metrics, kept = train_locally(
+        task, client_loss, first, client.train, client.shard, client.round,
+        key, streams, memory.kept)
     rows = rows_used(client.shard, streams).astype(jnp.float32)
     weight = rows if weighting == 'examples' else (rows > 0).astype(rows.dtype)
-    memory = (tree.where(rows > 0, model, client.memory) if keep_local
-              else client.memory)
-    return Update(tree.subtract(model, payload.model), weight, memory, metrics)
+    if keep_local:
+      memory = memory._replace(
+          model=tree.where(rows > 0, model, memory.model))
+    return Update(() if alone else tree.subtract(model, first), weight,
+                  memory._replace(kept=kept), metrics)
 
   @aggregation.linear
   def finish(record, mean, cohort, context, key):
@@ -258,15 +311,17 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
         tree.add(record.model.stats, mean.stats))), {}
 
   passes = [rounds.client_pass(
-      task, client_update, finish,
+      task, client_update, None if alone else finish,
+      broadcast=(lambda record, client_id: ()) if alone else None,
       work=lambda shard: batching.num_steps(task, shard, streams))]
   if task.labels_at == 'server':
-    passes.insert(0, server_training(task))
-  if task.model.norm == 'static':
+    passes.insert(0, server_training(task, server_loss or supervised(task)))
+  if task.model.norm == 'static' and not alone:
     passes.append(statistics(task))
   return Method(
-      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
-      local_predict=(lambda s, row, x: task.apply(row, x)) if keep_local
-      else None,
-      pseudo_label=pseudo_label, client_update=client_update,
-      aggregate=finish)
+      init, rounds.chain(*passes),
+      None if alone else lambda s, x: task.apply(s.model, x),
+      local_predict=(lambda s, row, x: task.apply(row.model, x))
+      if keep_local else None,
+      pseudo_label=None if alone else pseudo_label,
+      client_update=client_update, aggregate=None if alone else finish)

@@ -5,21 +5,21 @@ Sohn et al., FixMatch, NeurIPS 2020, https://arxiv.org/abs/2001.07685.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl import losses
+from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import base
 
 
 def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
+             labeler: str = 'local',
              server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False) -> Method:
   """Learns confident predictions of weak views on strong views.
 
-  The loss is L_s + unlabeled_weight L_u with L_u of equation 4. Pseudo-labels
-  come from the model being trained.
+  The loss is L_s + unlabeled_weight L_u with L_u of equation 4.
 
   Args:
     task: the static choices.
@@ -28,22 +28,31 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     unlabeled_weight: lambda_u; 0 leaves the supervised part.
     over: L_u is averaged over the real rows of the 'batch', as in the paper,
       or over the 'confident' ones, as in FedMatch's code.
-    server: 'fedavg' or 'fedprox'.
-    mu: weight of FedProx's term; ignored by 'fedavg'.
+    labeler: pseudo-labels come from the 'local' model being trained, as in
+      FixMatch (LPL in SAGE's tables), or from the 'global' one that the client
+      received (GPL).
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
     The method.
   """
+  names.check('labeler', labeler, ('local', 'global'))
+
   def loss_fn(model, anchor, batch, key):
-    del anchor
     keys = jax.random.split(key, 3)
     unlabeled = batch.unlabeled
-    weak, (labeled, strong), stats = base.forward_with_targets(
-        task, model, base.weakly(task, unlabeled, keys[0]),
-        base.weakly(task, batch.labeled, keys[1]),
-        base.strongly(task, unlabeled, keys[2]))
+    target = base.weakly(task, unlabeled, keys[0])
+    views = (base.weakly(task, batch.labeled, keys[1]),
+             base.strongly(task, unlabeled, keys[2]))
+    if labeler == 'global':
+      weak = task.apply(anchor, target.inputs)
+      (labeled, strong), stats = base.forward(task, model, *views)
+    else:
+      weak, (labeled, strong), stats = base.forward_with_targets(
+          task, model, target, *views)
     loss, used = losses.fixmatch(
         weak, strong, unlabeled.mask, threshold=threshold, over=over)
     metrics = {'mask_rate': base.over_rows(used['mask_rate'], unlabeled),
@@ -56,12 +65,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
       loss += supervised
     return loss, (stats, metrics)
 
-  def pseudo_label(record, inputs):
-    probabilities = jax.nn.softmax(task.apply(record.model, inputs))
-    confident = probabilities.max(-1) >= threshold
-    return probabilities.argmax(-1), confident.astype(jnp.float32)
-
   return base.averaging(
-      task, loss_fn, streams='both', server=server,
-      mu=mu if server == 'fedprox' else 0.0, weighting=weighting,
-      keep_local=keep_local, pseudo_label=pseudo_label)
+      task, loss_fn, streams='both', server=server, mu=mu,
+      weighting=weighting, keep_local=keep_local,
+      pseudo_label=base.confident_labels(task, threshold))

@@ -105,21 +105,40 @@ def evaluation(method: Method, mesh: Mesh | None = None
     per_class_accuracy on the test set; val_accuracy; pseudo_label_accuracy
     and pseudo_label_rate on the true labels of the probe rows, where the
     method labels; local_accuracy, the mean over the clients of their own
-    models' test accuracy, where the method keeps them.
+    models' accuracy on the first 2048 test rows, where the method keeps them;
+    that is `accuracy` too where there is no global model.
   """
   def over(predict, examples: Examples, rows=None):
     rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows
     return in_batches(predict, examples.inputs, rows, mesh=mesh)
 
+  global_predict, own_predict = method.predict, method.local_predict
+
+  def of_clients(own, state, federation, examples, rows):
+    """Mean over the clients of their own models' scores."""
+    def one(i):
+      row = tree.take(state.memory, i)
+      logits = over(lambda x: own(state.server, row, x),
+                    examples, rows)
+      return scores(logits, jnp.asarray(examples.labels)[rows])
+    each = lax.map(one, jnp.arange(federation.num_clients))
+    return jax.tree.map(lambda x: x.mean(0), each)
+
   def evaluate(state, federation, probe):
+    test, validation = federation.test, federation.validation
+    out = {}
+    if own_predict is not None:
+      rows = jnp.arange(test.labels.shape[0])[:_PROBE]
+      local = of_clients(own_predict, state, federation, test, rows)
+      out['local_accuracy'] = local['accuracy']
+    if global_predict is None:  # No model but the clients' own.
+      return {**out, **local}
     def predict(inputs):
-      return method.predict(state.server, inputs)
-    test = federation.test
-    out = scores(over(predict, test), test.labels)
-    if federation.validation.labels.shape[0]:
-      logits = over(predict, federation.validation)
-      out['val_accuracy'] = scores(
-          logits, federation.validation.labels)['accuracy']
+      return global_predict(state.server, inputs)
+    out.update(scores(over(predict, test), test.labels))
+    if validation.labels.shape[0]:
+      logits = over(predict, validation)
+      out['val_accuracy'] = scores(logits, validation.labels)['accuracy']
     if method.pseudo_label is not None and probe.shape[0]:
       label, weight = over(
           lambda x: method.pseudo_label(state.server, x), federation.train,
@@ -128,16 +147,6 @@ def evaluation(method: Method, mesh: Mesh | None = None
       out['pseudo_label_accuracy'] = (
           (weight * (label == truth)).sum() / weight.sum())
       out['pseudo_label_rate'] = weight.mean()
-    local_predict = method.local_predict
-    if local_predict is not None:
-      rows = jnp.arange(test.labels.shape[0])[:_PROBE]
-      def one(row):
-        logits = over(lambda x: local_predict(state.server, row, x),
-                      test, rows)
-        return scores(logits, test.labels[rows])['accuracy']
-      clients = jnp.arange(federation.num_clients)
-      out['local_accuracy'] = lax.map(
-          lambda i: one(tree.take(state.memory, i)), clients).mean()
     return out
 
   return evaluate

@@ -25,7 +25,8 @@ def visits(task, shard, streams='both', key=KEY):
   for t in range(int(made.num_steps)):
     cursor, pair, used = step(cursor, jnp.int32(t))
     seen = {}
-    for name, batch in pair._asdict().items():
+    for name in ('labeled', 'unlabeled'):
+      batch = getattr(pair, name)
       if batch is not None:
         real = np.asarray(batch.mask) > 0
         seen[name] = np.asarray(batch.inputs)[real].tolist()
@@ -134,3 +135,16 @@ def test_each_row_is_first_equally_often():
   _, counts = np.unique(np.asarray(sums), return_counts=True)
   assert counts.size == 7
   np.testing.assert_allclose(counts / 3500, 1 / 7, atol=0.03)
+
+
+def test_progress_runs_from_the_first_step_to_the_last_of_the_run():
+  federation, _ = toy.federation()
+  task = toy.task(num_rounds=4)
+  seen = []
+  for round_ in range(4):
+    made = batching.batches(task, federation.train, shard_of(2), KEY,
+                            round_=round_)
+    for step in range(int(made.num_steps)):
+      _, pair, _ = made.next(made.start(), jnp.int32(step))
+      seen.append(float(pair.progress))
+  np.testing.assert_allclose(seen, np.arange(1, 13) / 12, rtol=1e-6)

@@ -1,0 +1,82 @@
+"""FlexMatch at the clients: a lower bar for classes that are learnt less.
+
+Zhang et al., FlexMatch, NeurIPS 2021, https://arxiv.org/abs/2110.08263.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import names
+from fedjax_ssl.core.types import Federation, Method, Task
+from fedjax_ssl.methods import base
+
+
+def flexmatch(task: Task, *, threshold: float = 0.95,
+              mapping: str = 'convex', unlabeled_weight: float = 1.0,
+              server: str = 'fedavg', mu: float = 0.01,
+              weighting: str = 'examples', keep_local: bool = False
+              ) -> Method:
+  """FixMatch whose bar for class c is threshold * M(beta_c).
+
+  A client remembers, from round to round, the class of each of its unlabeled
+  rows whose last prediction reached `threshold`; beta_c is the number of rows
+  of class c over that of the most frequent class, or over the rows without a
+  class while those are more (equations 5 to 11). In a stream a row's memory
+  belongs to its place in the client's table.
+
+  Args:
+    task: the static choices.
+    threshold: tau, the bar of the class learnt best; above 1 leaves the
+      supervised part only.
+    mapping: M, 'convex' b / (2 - b), or 'linear'.
+    unlabeled_weight: lambda_u; 0 leaves the supervised part.
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method.
+  """
+  names.check('mapping', mapping, ('convex', 'linear'))
+
+  def remember(federation: Federation):
+    # -1: no class yet; -2: no row of the client.
+    shard = federation.clients
+    place = jnp.arange(shard.unlabeled.shape[-1])
+    real = place < jnp.asarray(shard.num_unlabeled)[:, None]
+    return jnp.where(real, -1, -2).astype(jnp.int32)
+
+  def loss_fn(model, anchor, batch, key, memory):
+    del anchor
+    keys = jax.random.split(key, 3)
+    rows = batch.unlabeled
+    weak, (labeled, strong), stats = base.forward_with_targets(
+        task, model, base.weakly(task, rows, keys[0]),
+        base.weakly(task, batch.labeled, keys[1]),
+        base.strongly(task, rows, keys[2]))
+    counts = jax.nn.one_hot(memory, task.num_classes).sum(0)
+    bars = losses.flexmatch_thresholds(
+        counts, threshold=threshold, mapping=mapping,
+        num_unused=(memory == -1).sum())
+    loss, used = losses.fixmatch(weak, strong, rows.mask, threshold=bars)
+    label, sure = losses.pseudo_label(weak, threshold=threshold)
+    # Out of range drops: masked rows, and rows that are not sure.
+    place = jnp.where(sure * rows.mask > 0, rows.slots, memory.shape[0])
+    memory = memory.at[place].set(label, mode='drop')
+    metrics = {'mask_rate': base.over_rows(used['mask_rate'], rows),
+               'unlabeled_loss': base.over_rows(loss, rows)}
+    loss *= unlabeled_weight
+    if labeled is not None:
+      known = losses.cross_entropy(labeled, batch.labeled.labels,
+                                   batch.labeled.mask)
+      metrics['labeled_loss'] = base.over_rows(known, batch.labeled)
+      loss += known
+    return loss, (stats, metrics, memory)
+
+  return base.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu,
+      weighting=weighting, keep_local=keep_local, remember=remember,
+      pseudo_label=base.confident_labels(task, threshold))

@@ -1,0 +1,24 @@
+"""Every client for itself: no communication (FedMatch's Local-SL).
+
+The other local-only rows of FedMatch's Table 1 are `uda(server='local')` and
+`fixmatch(server='local')`. Jeong et al., https://arxiv.org/abs/2006.12097.
+"""
+from __future__ import annotations
+
+from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.methods import base
+
+
+def local(task: Task) -> Method:
+  """Cross entropy on the client's own labeled rows, from round to round.
+
+  There is no global model: accuracy is the mean over the clients' models.
+
+  Args:
+    task: the static choices; labels must be at the clients.
+
+  Returns:
+    The method.
+  """
+  return base.averaging(task, base.supervised(task), streams='labeled',
+                        server='local')

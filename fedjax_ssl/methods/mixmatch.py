@@ -1,0 +1,159 @@
+"""MixMatch at the clients, as FedSSL's baseline L-MixUp or as the original.
+
+Berthelot et al., MixMatch, NeurIPS 2019, https://arxiv.org/abs/1905.02249;
+Fan et al., FedSSL, IJCAI 2022, whose agents mix what they hold (L-MixUp).
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import names
+from fedjax_ssl.core.types import Batch, Method, Task
+from fedjax_ssl.methods import base
+
+# What the profiles fix: mixing across the two kinds of rows, a blend nearer
+# to its first row, squared error on unlabeled blends, its weight and ramp.
+_PROFILES: dict[str, dict[str, Any]] = {
+    'fedssl': {'across': False, 'dominant': False, 'squared': False,
+               'weight': 1.0, 'ramp': 0.0},
+    'original': {'across': True, 'dominant': True, 'squared': True,
+                 'weight': 75.0, 'ramp': 0.25},
+}
+
+
+def partners(key: jax.Array, mask: jax.Array) -> jax.Array:
+  """int32[B]: a random permutation of the real rows; masked rows map anywhere.
+
+  Args:
+    key: PRNG key.
+    mask: float32[B], 1 for a real row.
+  """
+  order = jnp.argsort(jax.random.uniform(key, mask.shape) + 2 * (1 - mask))
+  rank = jnp.cumsum(mask).astype(jnp.int32) - 1
+  return order[jnp.maximum(rank, 0)]
+
+
+def mix(key: jax.Array, inputs: jax.Array, targets: jax.Array,
+        mask: jax.Array, *, alpha: float, dominant: bool
+        ) -> tuple[jax.Array, jax.Array]:
+  """Blends every real row with another real one: inputs and targets alike.
+
+  Args:
+    key: PRNG key.
+    inputs: [B, ...], raw pixels.
+    targets: float32[B, C].
+    mask: float32[B].
+    alpha: of Beta(alpha, alpha); 0 leaves the rows unmixed.
+    dominant: max(lam, 1 - lam), MixMatch's equation 9.
+
+  Returns:
+    Blended inputs and targets, float32.
+  """
+  pair_key, ratio_key = jax.random.split(key)
+  other = partners(pair_key, mask)
+  first = (inputs.astype(jnp.float32), targets)
+  if alpha == 0:
+    return first
+  lam = losses.mixup_ratio(ratio_key, mask.shape, alpha=alpha,
+                           dominant=dominant)
+  return losses.mixup(lam, first, jax.tree.map(lambda x: x[other], first))
+
+
+def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
+             temperature: float = 0.5, alpha: float = 0.75,
+             unlabeled_weight: float | None = None,
+             ramp: float | None = None, server: str = 'fedavg',
+             mu: float = 0.01, weighting: str = 'examples',
+             keep_local: bool = False) -> Method:
+  """Trains on blends of rows and of their labels or pseudo-labels.
+
+  Args:
+    task: the static choices.
+    profile: 'fedssl': labeled rows are mixed with labeled ones and unlabeled
+      with unlabeled, the ratio is used as drawn, cross entropy on both, weight
+      1; or 'original': rows of both kinds are mixed, the ratio is at least a
+      half, squared error on unlabeled blends, weight 75 after a ramp.
+    num_views: K weak views behind a pseudo-label, at least 1.
+    temperature: of the sharpening; 1 does not sharpen. FedSSL's exponent Z is
+      1 / temperature.
+    alpha: of Beta(alpha, alpha); 0 uses the rows unmixed.
+    unlabeled_weight: of the unlabeled loss; None is the profile's.
+    ramp: share of the run over which that weight rises linearly, 0 none; None
+      is the profile's.
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: for an unknown profile or a number out of range.
+  """
+  chosen = _PROFILES[names.check('profile', profile, _PROFILES)]
+  if num_views < 1:
+    raise ValueError(f'num_views must be at least 1, not {num_views}.')
+  if not alpha >= 0:
+    raise ValueError(f'alpha must be at least 0, not {alpha}.')
+  weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
+  rising = chosen['ramp'] if ramp is None else ramp
+
+  def pseudo(model, rows, keys):
+    views = base.joined([base.weakly(task, rows, k) for k in keys])
+    (logits,), _ = base.forward(task, jax.lax.stop_gradient(model), views)
+    logits = logits.reshape(num_views, -1, task.num_classes)
+    return jax.lax.stop_gradient(
+        losses.soft_pseudo_label(logits, temperature=temperature))
+
+  def blended(parts, key):
+    """Mixed batches: each kind by itself, or all rows together."""
+    groups = [parts] if chosen['across'] else [[part] for part in parts]
+    out: list[tuple[jax.Array, jax.Array]] = []
+    for group, k in zip(groups, jax.random.split(key, len(groups)),
+                        strict=True):
+      whole = base.joined([batch for batch, _ in group])
+      targets = jnp.concatenate([target for _, target in group])
+      inputs, targets = mix(k, whole.inputs, targets, whole.mask, alpha=alpha,
+                            dominant=chosen['dominant'])
+      ends = [batch.mask.shape[0] for batch, _ in group]
+      cuts = [sum(ends[:i + 1]) for i in range(len(ends) - 1)]
+      out += zip(jnp.split(inputs, cuts), jnp.split(targets, cuts),
+                 strict=True)
+    return out
+
+  def loss_fn(model, anchor, batch, key):
+    del anchor
+    keys = jax.random.split(key, num_views + 3)
+    rows = batch.unlabeled
+    labels = pseudo(model, rows, keys[:num_views])
+    parts: list[tuple[Batch, jax.Array]] = [
+        (base.weakly(task, rows, keys[-1]), labels)]
+    if batch.labeled is not None:
+      known = base.weakly(task, batch.labeled, keys[-2])
+      parts.insert(0, (known, jax.nn.one_hot(known.labels, task.num_classes)))
+    mixed = blended(parts, keys[-3])
+    views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
+             in zip(parts, mixed, strict=True)]
+    logits, stats = base.forward(task, model, *views)
+    on_unlabeled = (losses.squared_error if chosen['squared']
+                    else losses.cross_entropy)
+    loss = on_unlabeled(logits[-1], mixed[-1][1], rows.mask)
+    metrics = {'unlabeled_loss': base.over_rows(loss, rows),
+               'mask_rate': base.over_rows(jnp.float32(1), rows)}
+    loss *= weight * losses.ramp_up(batch.progress, rising, shape='linear')
+    if batch.labeled is not None:
+      supervised = losses.cross_entropy(logits[0], mixed[0][1],
+                                        batch.labeled.mask)
+      metrics['labeled_loss'] = base.over_rows(supervised, batch.labeled)
+      loss += supervised
+    return loss, (stats, metrics)
+
+  return base.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu,
+      weighting=weighting, keep_local=keep_local,
+      pseudo_label=base.confident_labels(task, 0.0))

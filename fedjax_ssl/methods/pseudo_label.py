@@ -1,0 +1,85 @@
+"""Pseudo-labels at the clients, soft as in FedSSL or hard as in the original.
+
+Lee, Pseudo-Label, ICML workshop 2013; Fan et al., FedSSL, IJCAI 2022, eq. 2.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import names
+from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.methods import base
+
+
+def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
+                 temperature: float = 0.5, threshold: float = 0.95,
+                 unlabeled_weight: float = 1.0, ramp: float = 0.4,
+                 server: str = 'fedavg', mu: float = 0.01,
+                 weighting: str = 'examples', keep_local: bool = False
+                 ) -> Method:
+  """Trains on what the model itself predicts for unlabeled rows.
+
+  Args:
+    task: the static choices.
+    form: 'soft', FedSSL's baseline: the sharpened mean over weak views, for
+      every row; or 'hard': the likeliest class of confident rows, whose
+      weight rises over the run.
+    num_views: K weak views behind a soft label, at least 1.
+    temperature: of the sharpening; 1 does not sharpen, 0 is one-hot. FedSSL's
+      exponent Z is 1 / temperature.
+    threshold: confidence for hard labels; 0 keeps all, above 1 none.
+    unlabeled_weight: final weight of the unlabeled loss.
+    ramp: share of the run over which the weight of hard labels rises; 0 is
+      the full weight at once.
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: for an unknown form, or fewer than one view.
+  """
+  names.check('form', form, ('soft', 'hard'))
+  if num_views < 1:
+    raise ValueError(f'num_views must be at least 1, not {num_views}.')
+  soft = form == 'soft'
+
+  def loss_fn(model, anchor, batch, key):
+    del anchor
+    keys = jax.random.split(key, num_views + 2)
+    rows = batch.unlabeled
+    views = base.joined([base.weakly(task, rows, k)
+                         for k in keys[:num_views if soft else 1]])
+    targets, (labeled, logits), stats = base.forward_with_targets(
+        task, model, views, base.weakly(task, batch.labeled, keys[-2]),
+        base.weakly(task, rows, keys[-1]))
+    if soft:
+      targets = targets.reshape(num_views, *logits.shape)
+      labels = losses.soft_pseudo_label(targets, temperature=temperature)
+      weight, used = jnp.float32(1), rows.mask
+    else:
+      labels, sure = losses.pseudo_label(targets, threshold=threshold)
+      labels = jax.nn.one_hot(labels, task.num_classes)
+      weight, used = losses.ramp_up(batch.progress, ramp), rows.mask * sure
+    loss = losses.cross_entropy(logits, labels, used, total=rows.mask.sum())
+    metrics = {
+        'mask_rate': base.over_rows(
+            used.sum() / jnp.maximum(rows.mask.sum(), 1), rows),
+        'unlabeled_loss': base.over_rows(loss, rows)}
+    loss *= unlabeled_weight * weight
+    if labeled is not None:
+      known = losses.cross_entropy(labeled, batch.labeled.labels,
+                                   batch.labeled.mask)
+      metrics['labeled_loss'] = base.over_rows(known, batch.labeled)
+      loss += known
+    return loss, (stats, metrics)
+
+  return base.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu,
+      weighting=weighting, keep_local=keep_local,
+      pseudo_label=base.confident_labels(task, 0.0 if soft else threshold))

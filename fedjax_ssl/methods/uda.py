@@ -1,0 +1,85 @@
+"""UDA at the clients: consistency with training signal annealing.
+
+Xie et al., Unsupervised Data Augmentation for Consistency Training, NeurIPS
+2020, https://arxiv.org/abs/1904.12848.
+"""
+from __future__ import annotations
+
+import jax
+
+from fedjax_ssl import losses
+from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.methods import base
+
+
+def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
+        threshold: float = 0.0, temperature: float = 1.0,
+        server: str = 'fedavg', mu: float = 0.01,
+        weighting: str = 'examples', keep_local: bool = False) -> Method:
+  """Keeps the prediction of a clean view on a strong view.
+
+  The labeled loss leaves out rows that are already predicted better than a
+  bar, which rises from 1/C to 1 over the whole federated run, not the round.
+
+  Args:
+    task: the static choices; `task.num_rounds` is the run that the bar spans.
+    unlabeled_weight: lambda; 0 leaves the labeled loss.
+    tsa: how the bar rises: 'exp' (FedMatch's), 'linear', 'log', or 'none' for
+      no bar.
+    threshold: confidence above which a clean view counts; 0, which FedMatch
+      and FedDure do not contradict, keeps all, the authors' code has 0.8 for
+      CIFAR-10, and 1 leaves none.
+    temperature: of the clean view; 1 does not sharpen, the authors' is 0.4.
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: for an unknown choice.
+  """
+  def labeled_loss(logits, batch):
+    rows = batch.labeled
+    if tsa == 'none':
+      return losses.cross_entropy(logits, rows.labels, rows.mask), {}
+    bar = losses.tsa_threshold(batch.progress, 1.0, schedule=tsa,
+                               num_classes=task.num_classes)
+    loss, kept = losses.tsa_cross_entropy(
+        logits, rows.labels, rows.mask, threshold=bar)
+    return loss, {'tsa_rate': base.over_rows(kept['tsa_rate'], rows)}
+
+  def supervised_fn(model, anchor, batch, key):
+    del anchor
+    (logits,), stats = base.forward(
+        task, model, base.weakly(task, batch.labeled, key))
+    loss, metrics = labeled_loss(logits, batch)
+    return loss, (stats, metrics)
+
+  def loss_fn(model, anchor, batch, key):
+    del anchor
+    keys = jax.random.split(key, 3)
+    unlabeled = batch.unlabeled
+    clean, (labeled, strong), stats = base.forward_with_targets(
+        task, model, base.weakly(task, unlabeled, keys[0]),
+        base.weakly(task, batch.labeled, keys[1]),
+        base.strongly(task, unlabeled, keys[2]))
+    loss, used = losses.uda(clean, strong, unlabeled.mask,
+                            threshold=threshold, temperature=temperature)
+    metrics = {'mask_rate': base.over_rows(used['mask_rate'], unlabeled),
+               'unlabeled_loss': base.over_rows(loss, unlabeled)}
+    loss *= unlabeled_weight
+    if labeled is not None:
+      known, more = labeled_loss(labeled, batch)
+      metrics |= {'labeled_loss': base.over_rows(known, batch.labeled), **more}
+      loss += known
+    return loss, (stats, metrics)
+
+  if tsa != 'none':  # A wrong name shows before a round is traced.
+    losses.tsa_threshold(0.0, 1.0, schedule=tsa, num_classes=task.num_classes)
+  return base.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu,
+      weighting=weighting, keep_local=keep_local, server_loss=supervised_fn,
+      pseudo_label=base.confident_labels(task, threshold))

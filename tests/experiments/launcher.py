@@ -1,0 +1,120 @@
+"""Starts experiments as processes of their own, in tenths of a second.
+
+A server that has imported everything, and has not started JAX, is forked for
+each of them: what is tested is what a user starts, but for the imports.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import pathlib
+import resource
+import runpy
+import sys
+import traceback
+from typing import Any
+
+EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / 'experiments'
+DIGITS = EXPERIMENTS / 'digits_dirdir.py'
+# A linear model on 6 clients: a round takes a hundredth of a second.
+SMALL = (
+    '--model=linear', '--nobounds', '--num_clients=6', '--cohort_size=3',
+    '--local_steps=2', '--unlabeled_batch=20', '--strong=none',
+    '--method=fixmatch(threshold=0.3, keep_local=True)', '--seeds=0,1')
+
+_context = multiprocessing.get_context('forkserver')
+_context.set_forkserver_preload([
+    'tests.experiments.launcher', 'common', 'fedjax_ssl', 'orbax.checkpoint',
+    'sklearn.datasets', 'matplotlib.figure', 'matplotlib.backends.backend_agg'])
+
+
+def _run(script: str, args: list[str], log: str, largest: int) -> None:
+  """Runs a script with its output in `log`; exits as it does."""
+  if largest:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+  output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+  os.dup2(output, 1)
+  os.dup2(output, 2)
+  sys.stdout = open(1, 'w', buffering=1, closefd=False)
+  sys.stderr = open(2, 'w', buffering=1, closefd=False)
+  sys.argv = [script, *args]
+  code: Any = 0
+  try:
+    runpy.run_path(script, run_name='__main__')
+  except SystemExit as error:
+    code = error.code or 0
+  except BaseException:
+    traceback.print_exc()
+    code = 1
+  sys.stdout.flush()
+  sys.stderr.flush()
+  # As a script that ends, without what a forked copy would tear down.
+  os._exit(code if isinstance(code, int) else 1)
+
+
+class Started:
+  """A running experiment."""
+
+  def __init__(self, log: pathlib.Path, args: list[str], script: pathlib.Path,
+               largest: int):
+    """Starts it; see `start`."""
+    self._log = log
+    self.process = _context.Process(
+        target=_run, args=(str(script), args, str(log), largest), daemon=True)
+    self.process.start()
+
+  @property
+  def running(self) -> bool:
+    """Whether it has not ended."""
+    return self.process.is_alive()
+
+  def wait(self, timeout: float = 200) -> int:
+    """Its exit code, negative for a signal."""
+    self.process.join(timeout)
+    if self.process.is_alive():
+      self.process.kill()
+      raise AssertionError(f'still running:\n{self.output()}')
+    return int(self.process.exitcode or 0)
+
+  def output(self) -> str:
+    """What it has printed, errors included."""
+    with contextlib.suppress(FileNotFoundError):
+      return self._log.read_text()
+    return ''
+
+
+def start(workdir: pathlib.Path, *args: str,
+          script: pathlib.Path = DIGITS, largest: int = 0) -> Started:
+  """Starts an experiment.
+
+  Args:
+    workdir: its folder; `<workdir>.log` gets what it prints.
+    *args: its other flags.
+    script: which.
+    largest: bytes that a file may hold, as on a disk that is full; 0 is any.
+  """
+  log = workdir.with_name(f'{workdir.name}.log')
+  return Started(log, [f'--workdir={workdir}', *args], script, largest)
+
+
+def run(workdir: pathlib.Path, *args: str, script: pathlib.Path = DIGITS
+        ) -> str:
+  """Runs an experiment to its end; returns what it printed.
+
+  Raises:
+    AssertionError: if it exits non-zero.
+  """
+  started = start(workdir, *args, script=script)
+  code = started.wait()
+  assert code == 0, f'exit {code}:\n{started.output()}'
+  return started.output()
+
+
+def fingerprints(folder: pathlib.Path) -> dict[str, str]:
+  """The hash of each file below a folder, by its path."""
+  return {
+      str(path.relative_to(folder)):
+          hashlib.sha256(path.read_bytes()).hexdigest()
+      for path in sorted(folder.rglob('*')) if path.is_file()}
