@@ -1,9 +1,13 @@
 r"""Share of masked examples when clients are unequal.
 
 50,000 rows of 10 classes dealt to 100 clients by Dirichlet 0.1, cohorts of 10
-under vmap in chunks of 5. Masked share: padding rows over processed rows.
+under vmap in chunks of 2, 5 and 10. Masked share: padding rows over processed rows.
 A chunk lasts as long as its longest client, and the last batch of an epoch is
 as wide as the others. Nothing is trained: the steps are counted.
+
+'bound' is the share that as many lanes as a chunk has would waste if each went
+from client to client without waiting for the others: a client's steps follow
+one another, so that the longest one keeps the other lanes idle even then.
 
 python experiments/benchmarks/padding.py
 """
@@ -25,7 +29,8 @@ flags.DEFINE_float('alpha', 0.1, 'Of the Dirichlet partition.',
                    lower_bound=1e-3)
 flags.DEFINE_integer('num_clients', 100, 'Clients.', lower_bound=1)
 flags.DEFINE_integer('cohort_size', 10, 'Clients of a round.', lower_bound=1)
-flags.DEFINE_integer('chunk_size', 5, 'Clients of one vmap.', lower_bound=1)
+flags.DEFINE_list('chunk_sizes', ['2', '5', '0'], 'Clients of one vmap; 0 is '
+                  'the whole cohort.')
 flags.DEFINE_integer('num_cohorts', 1000, 'Sampled cohorts.', lower_bound=1)
 
 
@@ -86,6 +91,18 @@ def masked_share(task: fssl.Task, work: Work, cohorts: np.ndarray, *,
   return float(np.mean(shares))
 
 
+def bound(work: Work, cohorts: np.ndarray, lanes: int) -> float:
+  """Mean masked share that no schedule of `lanes` lanes can undercut."""
+  shares = []
+  for ids in cohorts:
+    steps = work.steps[ids]
+    busy = max(steps.max(), steps.sum() / min(lanes, ids.size))
+    if busy:
+      shares.append(1 - work.used[ids].sum() / (
+          min(lanes, ids.size) * busy * work.width))
+  return float(np.mean(shares))
+
+
 def _settings() -> list[tuple[str, dict[str, int], float, str]]:
   """(name, batch sizes, labeled fraction, streams) of each line."""
   return [
@@ -115,47 +132,70 @@ def _deal(scheme: str, labels: np.ndarray, fraction: float
   return owners[0], owners[1]
 
 
+def _chunk_sizes() -> list[int]:
+  try:
+    return [int(text) for text in FLAGS.chunk_sizes]
+  except ValueError:
+    raise ValueError(f'--chunk_sizes={",".join(FLAGS.chunk_sizes)} must be '
+                     'whole numbers, separated by commas.') from None
+
+
+def _task(changes: dict[str, int], clients: fssl.Shard, chunk_size: int,
+          client_map: str = 'vmap') -> fssl.Task:
+  capacity = batching.unlabeled_capacity(
+      clients.num_labeled, clients.num_unlabeled,
+      labeled_batch=changes['labeled_batch'])
+  return fssl.make_task(fssl.TaskSpec(
+      10, (1, 1, 1), model='linear', weak='none', strong='none',
+      client_map=client_map, chunk_size=chunk_size,
+      cohort_size=FLAGS.cohort_size, unlabeled_capacity=capacity, **changes))
+
+
+def _shares(changes: dict[str, int], clients: fssl.Shard, streams: str,
+            cohorts: np.ndarray) -> dict[str, float]:
+  """Every column of one line."""
+  alone = _task(changes, clients, 0, 'map')
+  work = count(alone, clients, streams)
+  shares = {'one by one': masked_share(alone, work, cohorts)}
+  for size in _chunk_sizes():
+    task = _task(changes, clients, size)
+    name = f'chunk {size or "all"}'
+    lanes = size or FLAGS.cohort_size
+    shares[name] = masked_share(task, work, cohorts)
+    shares[f'{name}, unsorted'] = masked_share(
+        task, work, cohorts, ordered=False)
+    shares[f'{name}, bound'] = bound(work, cohorts, lanes)
+  return shares
+
+
 def main() -> None:
   """Counts, and reports shares in percent."""
-  rng = np.random.default_rng(1)
   if FLAGS.cohort_size > FLAGS.num_clients:
     raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
                      f'--num_clients={FLAGS.num_clients}.')
+  rng = np.random.default_rng(1)
   cohorts = np.stack([
       rng.choice(FLAGS.num_clients, FLAGS.cohort_size, replace=False)
       for _ in range(FLAGS.num_cohorts)])
   labels = np.repeat(np.arange(10, dtype=np.int32), 5000)
   train = fssl.Examples(np.zeros((labels.size, 1, 1, 1), np.uint8), labels)
-  table: list[list] = [['masked %', 'sorted', 'unsorted', 'one by one',
-                        'max/mean steps']]
   measured = {}
   for scheme in ('dirichlet_capped', 'dirichlet_clients'):
-    for name, sizes, fraction, streams in _settings():
-      federation = harness.federate(
+    for name, changes, fraction, streams in _settings():
+      clients = harness.federate(
           train, *_deal(scheme, labels, fraction),
-          num_clients=FLAGS.num_clients)
-      clients = federation.clients
-      capacity = batching.unlabeled_capacity(
-          clients.num_labeled, clients.num_unlabeled,
-          labeled_batch=sizes['labeled_batch'])
-      spec = fssl.TaskSpec(
-          10, (1, 1, 1), model='linear', weak='none', strong='none',
-          client_map='vmap', chunk_size=FLAGS.chunk_size,
-          cohort_size=FLAGS.cohort_size, unlabeled_capacity=capacity, **sizes)
-      task = fssl.make_task(spec)
-      work = count(task, clients, streams)
-      alone = fssl.make_task(fssl.TaskSpec(
-          **{**vars(spec), 'client_map': 'map'}))
-      shares = {
-          'sorted': masked_share(task, work, cohorts),
-          'unsorted': masked_share(task, work, cohorts, ordered=False),
-          'one by one': masked_share(alone, work, cohorts)}
-      steps = work.steps.max() / work.steps.mean()
-      measured[f'{scheme}, {name}'] = {**shares, 'max/mean steps': steps}
-      table.append([f'{scheme}, {name}',
-                    *[f'{100 * s:.1f}' for s in shares.values()],
-                    f'{steps:.1f}'])
-  harness.report('padding', table, measured)
+          num_clients=FLAGS.num_clients).clients
+      measured[f'{scheme}, {name}'] = _shares(
+          changes, clients, streams, cohorts)
+  columns = list(measured)
+  rows = measured[columns[0]]
+  print('\n'.join(f'({i + 1}) {name}' for i, name in enumerate(columns)))
+  harness.report(
+      'padding',
+      [['masked %', *[f'({i + 1})' for i in range(len(columns))]],
+       *[[row, *[f'{100 * measured[c][row]:.1f}' for c in columns]]
+         for row in rows]],
+      measured)
 
 
 if __name__ == '__main__':

@@ -136,7 +136,7 @@ class _Stream(NamedTuple):
     index = begin + jnp.arange(self.capacity)
     mask = index < end
     places = jnp.take(order, jnp.where(mask, index, 0))
-    return order, places, mask.astype(jnp.float32)
+    return order, places, jnp.asarray(mask, jnp.float32)
 
 
 def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,

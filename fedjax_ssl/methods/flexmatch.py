@@ -28,8 +28,9 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
 
   Args:
     task: the static choices.
-    threshold: tau, the bar of the class learnt best; above 1 leaves the
-      supervised part only.
+    threshold: tau, the bar of the class learnt best. While no row has reached
+      it, all bars are 0 and every row counts, as in the paper's warm-up; so
+      above 1 it is self-training on all rows.
     mapping: M, 'convex' b / (2 - b), or 'linear'.
     unlabeled_weight: lambda_u; 0 leaves the supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.

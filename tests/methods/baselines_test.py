@@ -1,0 +1,203 @@
+"""UDA, Pseudo-Label, MixMatch, FlexMatch, local training: their laws."""
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import losses, methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.methods import mixmatch
+from tests import toy
+from tests.methods.averaging_test import one_round
+
+KEY = jax.random.key(4)
+# Each with a bar that no prediction reaches, and its unlabeled weight.
+SILENT = ('uda(tsa="none", threshold=1.0, {})',
+          'pseudo_label(form="hard", threshold=1.1, {})')
+
+
+def same(key, x):
+  """An augmentation that changes nothing: draws cannot differ."""
+  del key
+  return x
+
+
+def weights(state):
+  return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(
+      state.server.model.params)])
+
+
+@pytest.mark.parametrize('text', SILENT)
+def test_a_bar_out_of_reach_leaves_the_supervised_part(text):
+  a = one_round(text.format('unlabeled_weight=1.0'))
+  b = one_round(text.format('unlabeled_weight=70.0'))
+  assert a[2]['mask_rate'] == 0
+  chex.assert_trees_all_equal(a[1].server, b[1].server)
+
+
+def test_silent_methods_share_their_supervised_part():
+  reference, *rest = (
+      weights(one_round(text, weak=same)[1]) for text in (
+          'fixmatch(threshold=1.1)', *(t.format('mu=0.01') for t in SILENT),
+          'mixmatch(alpha=0.0, unlabeled_weight=0.0)',
+          'flexmatch(unlabeled_weight=0.0)'))
+  for got in rest:
+    np.testing.assert_allclose(got, reference, rtol=1e-5, atol=1e-7)
+
+
+def test_annealing_holds_back_early_and_nothing_at_the_end():
+  """At the run's last step the bar is 1, so every labeled row counts."""
+  federation, _ = toy.federation()
+  task = toy.task(local_steps=1, num_rounds=3)
+  anneals, plain = (methods.make(f'uda(tsa="{tsa}")', task)
+                    for tsa in ('exp', 'none'))
+  state = anneals.init(KEY, federation)
+  def after(method, round_):
+    new, metrics = jax.jit(method.round)(
+        state, federation, jnp.int32(round_), KEY)
+    return weights(new), metrics.get('tsa_rate')
+  last, rate = after(anneals, 2)
+  np.testing.assert_allclose(last, after(plain, 2)[0], rtol=1e-5, atol=1e-7)
+  assert rate == 1
+  assert after(anneals, 0)[1] < 1
+
+
+def test_temperature_one_does_not_sharpen():
+  a = one_round('pseudo_label(num_views=1, temperature=1.0)')[1]
+  b = one_round('pseudo_label(num_views=1, temperature=0.3)')[1]
+  assert not np.allclose(weights(a), weights(b))
+  p = jnp.array([[.2, .5, .3]])
+  np.testing.assert_allclose(losses.sharpen(p, temperature=1.0), p, rtol=1e-6)
+
+
+def test_hard_labels_gain_weight_over_the_run():
+  federation, _ = toy.federation()
+  task = toy.task(num_rounds=10)
+  def moved(text, round_):
+    method = methods.make(text, task)
+    state = method.init(KEY, federation)
+    new, _ = jax.jit(method.round)(state, federation, jnp.int32(round_), KEY)
+    return weights(new)
+  text = 'pseudo_label(form="hard", threshold=0.0, ramp={})'
+  at_once = moved(text.format(0.0), 0)
+  rising = moved(text.format(1.0), 0)
+  assert not np.allclose(rising, at_once, atol=1e-6)
+  np.testing.assert_allclose(moved(text.format(0.5), 9), moved(
+      text.format(0.0), 9), rtol=1e-5, atol=1e-7)
+
+
+def test_mixing_changes_the_labeled_part():
+  a, b = (weights(one_round(f'mixmatch(alpha={x}, unlabeled_weight=0.0)',
+                            weak=same)[1]) for x in (0.0, 0.75))
+  assert not np.allclose(a, b, atol=1e-4)
+
+
+def test_small_alpha_tends_to_unmixed():
+  inputs = jax.random.uniform(KEY, (6, 2))
+  targets = jax.nn.one_hot(jnp.arange(6) % 3, 3)
+  mixed, labels = mixmatch.mix(KEY, inputs, targets, jnp.ones(6), alpha=1e-4,
+                               dominant=True)
+  np.testing.assert_allclose(mixed, inputs, atol=1e-3)
+  np.testing.assert_allclose(labels, targets, atol=1e-3)
+
+
+def test_partners_permute_the_real_rows():
+  mask = jnp.array([1., 0., 1., 1., 0., 1.])
+  for seed in range(5):
+    other = mixmatch.partners(jax.random.key(seed), mask)
+    real = np.asarray(other)[np.asarray(mask) > 0]
+    assert sorted(real.tolist()) == [0, 2, 3, 5]
+
+
+def test_padding_never_enters_a_blend():
+  inputs = jnp.where(jnp.arange(5)[:, None] < 3, 1.0, jnp.nan)
+  mask = (jnp.arange(5) < 3).astype(jnp.float32)
+  mixed, _ = mixmatch.mix(KEY, inputs, jnp.ones((5, 2)), mask, alpha=0.75,
+                          dominant=False)
+  np.testing.assert_allclose(mixed[:3], 1)
+
+
+def test_dominant_blends_stay_nearer_to_their_first_row():
+  inputs = jnp.arange(64.0)[:, None]
+  mask = jnp.ones(64)
+  mixed, _ = mixmatch.mix(KEY, inputs, inputs, mask, alpha=0.75, dominant=True)
+  other = inputs[mixmatch.partners(jax.random.split(KEY)[0], mask)]
+  assert (jnp.abs(mixed - inputs) <= jnp.abs(mixed - other) + 1e-4).all()
+
+
+@pytest.mark.parametrize('profile', ['fedssl', 'original'])
+def test_profiles_of_mixmatch_run_under_vmap(profile):
+  _, after, metrics = one_round(f'mixmatch(profile="{profile}")',
+                                client_map='vmap')
+  chex.assert_tree_all_finite((after, metrics))
+
+
+def test_flexmatch_remembers_confident_rows_of_sampled_clients():
+  _, after, _ = one_round('flexmatch(threshold=0.34)',
+                          cohort_size=toy.NUM_CLIENTS)
+  memory = np.asarray(after.memory.kept)
+  for client, n in enumerate(toy.UNLABELED):
+    assert set(memory[client, :n]) <= set(range(-1, toy.NUM_CLASSES))
+    assert (memory[client, n:] == -2).all()
+  assert (memory >= 0).any()
+
+
+def test_flexmatch_starts_without_a_bar_and_ends_below_threshold():
+  """With nothing learnt beta is 0, as in the paper; it never exceeds tau."""
+  federation, _ = toy.federation()
+  method = methods.make('flexmatch(threshold=0.99)', toy.task())
+  state = method.init(KEY, federation)
+  _, metrics = jax.jit(method.round)(state, federation, jnp.int32(0), KEY)
+  np.testing.assert_allclose(metrics['mask_rate'], 1)
+  # All rows known and classes equal: the bar is the threshold itself.
+  place = jnp.arange(state.memory.kept.shape[1])
+  full = jnp.where(state.memory.kept == -2, -2, place % toy.NUM_CLASSES)
+  known = state._replace(memory=state.memory._replace(kept=full))
+  equal = dataclasses.replace(federation)
+  _, metrics = jax.jit(method.round)(known, equal, jnp.int32(0), KEY)
+  assert metrics['mask_rate'] < 0.5
+
+
+def test_received_and_own_labels_agree_while_the_model_has_not_moved():
+  """One local step: the received model is still the local one."""
+  text = 'fixmatch(threshold=0.3, labeler="{}")'
+  one_step = {'local_steps': 1}
+  a = one_round(text.format('local'), **one_step)[1]
+  b = one_round(text.format('global'), **one_step)[1]
+  np.testing.assert_allclose(weights(a), weights(b), rtol=1e-5, atol=1e-7)
+  a, b = (one_round(text.format(x), local_steps=6)[1]
+          for x in ('local', 'global'))
+  assert not np.allclose(weights(a), weights(b), atol=1e-5)
+
+
+def test_local_clients_send_nothing_and_go_on_from_their_own():
+  before, after, metrics = one_round('local', cohort_size=toy.NUM_CLIENTS)
+  chex.assert_trees_all_equal(before.server, after.server)
+  assert metrics['bytes_up'] == metrics['bytes_down'] == 0
+  moved = [float(tree.global_norm(tree.subtract(
+      tree.take(after.memory.model, i), tree.take(before.memory.model, i))))
+           for i in range(toy.NUM_CLIENTS)]
+  assert [m > 0 for m in moved] == [n > 0 for n in toy.LABELED]
+
+
+def test_a_lone_client_of_a_federation_of_one_is_local_training():
+  """FedAvg over a single participant moves it as local training does."""
+  _, joint, _ = one_round('fedavg(keep_local=True)', cohort_size=1)
+  _, alone, _ = one_round('local', cohort_size=1)
+  chex.assert_trees_all_equal(joint.memory.model, alone.memory.model)
+
+
+@pytest.mark.parametrize('text, word', [
+    ('uda(tsa="cosine")', 'schedule'), ('mixmatch(profile="x")', 'profile'),
+    ('mixmatch(alpha=-1.0)', 'alpha'), ('mixmatch(num_views=0)', 'num_views'),
+    ('pseudo_label(form="soften")', 'form'),
+    ('flexmatch(mapping="concave")', 'mapping'),
+    ('fixmatch(labeler="teacher")', 'labeler')])
+def test_bad_knobs_are_named(text, word):
+  with pytest.raises(ValueError, match=word):
+    methods.make(text, toy.task())
