@@ -1,0 +1,116 @@
+r"""One table from finished runs, with what is needed to repeat them.
+
+python experiments/results.py runs/study/fixmatch runs/study/uda \
+    --out=experiments/results/my_study --note="which question this answers"
+
+Writes <out>.json and <out>.md. Every number comes from the runs' own files.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+import pathlib
+import sys
+from typing import Any
+
+from absl import app, flags
+
+from fedjax_ssl.training import metrics, report
+from fedjax_ssl.training import workdir as workdir_lib
+
+_OUT = flags.DEFINE_string('out', None, 'Path of the table without ending.',
+                           required=True)
+_NOTE = flags.DEFINE_string('note', '', 'One line that goes above the table.')
+
+_SHOWN = ('final', 'tail', 'selected')
+
+
+def read(folder: str) -> dict[str, Any]:
+  """A run as a row: its flags, its machine, its accuracies by seed."""
+  config = workdir_lib.read_config(folder)
+  seeds = report.by_seed(metrics.read(folder))
+  if not seeds:
+    raise ValueError(f'{folder} has no rows; let it finish first.')
+  times = metrics.read(folder, metrics.TIMINGS)
+  summaries = [report.summary(rows) for rows in seeds]
+  return {
+      'run': pathlib.Path(folder).name,
+      'method': config['flags']['method'],
+      'labels': config['flags']['labels'],
+      'seeds': config['flags']['seeds'],
+      'rounds': summaries[0]['round'],
+      'seconds': round(max((t['seconds'] for t in times), default=0.0), 1),
+      **{name: [s[name] for s in summaries] for name in _SHOWN},
+      'flags': config['flags'],
+      'environment': config['environment'],
+      'restarts': len(config['restarts']),
+  }
+
+
+def _percent(values: Sequence[float | None]) -> str:
+  known = [100 * v for v in values if v is not None]
+  if len(known) < len(values):
+    return '-'
+  mean = sum(known) / len(known)
+  if len(known) == 1:
+    return f'{mean:.2f}'
+  spread = (sum((v - mean)**2 for v in known) / (len(known) - 1))**0.5
+  return f'{mean:.2f} ± {spread:.2f}'
+
+
+def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
+  """What all runs share of their flags or environments."""
+  first = rows[0][part]
+  return {k: v for k, v in first.items()
+          if all(r[part].get(k) == v for r in rows)}
+
+
+def markdown(rows: list[dict[str, Any]], note: str) -> str:
+  """The table and, below it, what the runs share."""
+  lines = [note, ''] if note else []
+  lines += ['| run | method | labels | seeds | rounds | final | mean of last '
+            '5 | validation-selected | seconds |',
+            '|---|---|---|---:|---:|---:|---:|---:|---:|']
+  for row in rows:
+    cells = [row['run'], f'`{row["method"]}`', row['labels'],
+             str(len(row['seeds'])), str(row['rounds']),
+             *(_percent(row[name]) for name in _SHOWN),
+             f'{row["seconds"]:.0f}']
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  flags_text = ' '.join(
+      f'--{k}={",".join(map(str, v)) if isinstance(v, list) else v}'
+      for k, v in sorted(_same(rows, 'flags').items())
+      if v is not None and k not in ('workdir', 'data_dir'))
+  facts = ', '.join(f'{k} {v}' for k, v in _same(
+      rows, 'environment').items())
+  lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
+            'seeds; seconds include compilation and all seeds.',
+            '', f'Flags that all runs share: `{flags_text}`',
+            '', f'Environment: {facts}.', '']
+  return '\n'.join(lines)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Reads the runs named on the command line."""
+  if len(argv) < 2:
+    print('error: name at least one finished run.', file=sys.stderr)
+    sys.exit(2)
+  try:
+    rows = [read(folder) for folder in argv[1:]]
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
+  out = pathlib.Path(_OUT.value)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  for row in rows:
+    for name in ('workdir', 'data_dir'):  # Paths of one machine.
+      row['flags'].pop(name, None)
+  out.with_suffix('.json').write_text(
+      json.dumps({'note': _NOTE.value, 'runs': rows}, indent=1) + '\n')
+  text = markdown(rows, _NOTE.value)
+  out.with_suffix('.md').write_text(text)
+  print(text)
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,49 @@
+"""The table script: numbers come from the runs' files and nowhere else."""
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+SCRIPT = pathlib.Path(__file__).parents[2] / 'experiments' / 'results.py'
+
+
+def _run_of(folder, method, accuracies):
+  """A finished run's files, for two seeds."""
+  folder.mkdir()
+  (folder / 'config.json').write_text(json.dumps({
+      'flags': {'method': method, 'labels': 'few', 'seeds': [0, 1],
+                'alpha': 0.5, 'workdir': str(folder)},
+      'facts': {}, 'environment': {'commit': 'abc'}, 'restarts': []}))
+  rows = [{'round': 5, 'seed': s, 'accuracy': a, 'loss': 1.0}
+          for s, a in enumerate(accuracies)]
+  (folder / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(r) + '\n' for r in rows))
+  (folder / 'timings.jsonl').write_text(
+      json.dumps({'round': 5, 'seconds': 7.0}) + '\n')
+  return str(folder)
+
+
+def _call(*args):
+  return subprocess.run([sys.executable, str(SCRIPT), *args],
+                        capture_output=True, text=True, check=False)
+
+
+def test_table_and_json_hold_the_runs_numbers(tmp_path):
+  runs = [_run_of(tmp_path / 'a', 'fedavg', (.5, .6)),
+          _run_of(tmp_path / 'b', 'uda', (.7, .7))]
+  done = _call(*runs, f'--out={tmp_path}/out/table', '--note=Why.')
+  assert done.returncode == 0, done.stderr
+  text = (tmp_path / 'out' / 'table.md').read_text()
+  assert '55.00 ± 7.07' in text and '70.00 ± 0.00' in text
+  assert 'commit abc' in text and '--alpha=0.5' in text
+  assert str(tmp_path) not in text
+  stored = json.loads((tmp_path / 'out' / 'table.json').read_text())
+  assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+  done = _call(str(tmp_path), f'--out={tmp_path}/table')
+  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+  assert not (tmp_path / 'table.md').exists()
