@@ -99,6 +99,8 @@ def main(deal: Deal, **defaults: Any) -> None:
   """
   for name, value in defaults.items():
     FLAGS.set_default(name, value)
+  for name in settings.all_names():  # For --help.
+    FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[name])
   app.run(lambda argv: _report_errors(_run, deal, argv),
           flags_parser=lambda argv: _report_errors(FLAGS, argv))
 
@@ -144,13 +146,13 @@ def _run(deal: Deal, argv: Sequence[str]) -> None:
   settings.check()
   with _ending_on_sigterm():
     _prepare_jax()
-    if FLAGS.workdir is None:
-      FLAGS['workdir'].value = _new_workdir()
-      print(f'Working in {FLAGS.workdir}', file=sys.stderr)
     _run_jobs(deal)
 
 
 def _run_jobs(deal: Deal) -> None:
+  is_new = FLAGS.workdir is None
+  if is_new:
+    FLAGS['workdir'].value = _new_workdir()
   workdir = pathlib.Path(FLAGS.workdir)
   dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split)
   run_one.check_sizes(dataset)
@@ -166,6 +168,8 @@ def _run_jobs(deal: Deal) -> None:
     # All folders first: a refusal comes before hours of work, and no second
     # process gets between two runs.
     places = [stack.enter_context(run_one.open_folder(job)) for job in jobs]
+    if is_new:
+      print(f'Working in {workdir}', file=sys.stderr)
     for job, place in zip(jobs, places, strict=True):
       runs[job.name] = run_one.run(job, place)
     _finish(workdir, runs)

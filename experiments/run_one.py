@@ -132,11 +132,12 @@ def _spec(dataset: data.Dataset, federations: list[Any], method: str
           ) -> fssl.TaskSpec:
   capacity = 0
   if not FLAGS.unlabeled_batch:
-    capacity = max(batching.unlabeled_capacity(
-        part.num_labeled, part.num_unlabeled,
+    # The first seed speaks for all: totals do not depend on the partition.
+    first = federations[0]
+    part = first.clients if first.stream is None else first.stream
+    capacity = batching.unlabeled_capacity(
+        float(part.num_labeled.mean()), float(part.num_unlabeled.mean()),
         labeled_batch=FLAGS.labeled_batch, local_steps=FLAGS.local_steps)
-                   for f in federations
-                   for part in [f.clients if f.stream is None else f.stream])
   known = {field.name for field in dataclasses.fields(fssl.TaskSpec)}
   values = {k: v for k, v in settings.values().items() if k in known}
   values.update(

@@ -163,6 +163,9 @@ def check() -> None:
     raise ValueError('--eval_only needs --workdir.')
   if FLAGS.workdir == '':
     raise ValueError('--workdir= is empty; name a folder or leave it out.')
+  if FLAGS.workdir and '://' in FLAGS.workdir:
+    raise ValueError(f'--workdir={FLAGS.workdir} is no local folder; mount it '
+                     'first.')
   if FLAGS.tensorboard and importlib.util.find_spec('tensorboardX') is None:
     raise ValueError('--tensorboard needs the package tensorboardX: '
                      'pip install "fedjax_ssl[tensorboard]".')

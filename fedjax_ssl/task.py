@@ -155,7 +155,7 @@ def _shapes(federation: Federation) -> dict[str, Any]:
 
 def _federation_struct(saved: dict[str, Any]) -> Federation:
   def part(kind, leaves):
-    return kind(*[jax.ShapeDtypeStruct(tuple(s), d) for s, d in leaves])
+    return kind(*[np.broadcast_to(np.zeros((), d), s) for s, d in leaves])
   stream = saved['stream']
   return Federation(
       train=part(Examples, saved['train']),
@@ -210,14 +210,14 @@ class Run(NamedTuple):
                        f'{", ".join(map(str, self.states))}.')
     state = self.state if seed is None else self.states[seed]
     shape = tuple(self.spec.input_shape)
-    inputs = np.asarray(inputs)
-    if inputs.ndim == len(shape) and shape[-1] == 1:
-      inputs = inputs[..., None]
-    if inputs.shape[1:] != shape or inputs.dtype.kind not in 'iu':
+    inputs = given = np.asarray(inputs)
+    if given.ndim == len(shape) and shape[-1] == 1:
+      inputs = given[..., None]
+    if inputs.shape[1:] != shape or given.dtype.kind not in 'iu':
       sizes = ', '.join(map(str, ('B', *shape)))
       raise ValueError(f'inputs must be integers of shape [{sizes}] as stored, '
-                       f'0 to 255 for images, not {inputs.dtype}'
-                       f'{list(inputs.shape)}.')
+                       f'0 to 255 for images, not {given.dtype}'
+                       f'{list(given.shape)}.')
     if self.method.predict is None:
       raise ValueError(f'{self.spec.method} has no global model; '
                        'method.local_predict(state.server, row, inputs) takes '
@@ -228,8 +228,10 @@ class Run(NamedTuple):
 
 
 def template(method: Method, federation: Federation) -> State:
-  """The shapes of a method's state, without computing it."""
-  return jax.eval_shape(method.init, jax.random.key(0), federation)
+  """The shapes of a method's state, without computing its arrays."""
+  # The federation is not traced: an init may make host tables of it.
+  return jax.eval_shape(lambda key: method.init(key, federation),
+                        jax.random.key(0))
 
 
 def load(workdir: str | os.PathLike[str]) -> Run:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl import models
 from fedjax_ssl.core import optimizers
-from fedjax_ssl.core.types import Examples, Federation, Task
+from fedjax_ssl.core.types import Examples, Federation, Ratio, Task
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.data import partition
 
@@ -55,6 +55,12 @@ def federation(labels_at: str = 'clients', labels: str = 'few'
   hidden = dealt.unlabeled >= 0 if labels == 'few' else np.zeros(
       order.size, bool)
   return jax.tree.map(jnp.asarray, made), hidden
+
+
+def means(metrics):
+  """Metrics of one round as numbers; of nothing, NaN."""
+  return {name: value.total / value.rows if isinstance(value, Ratio)
+          else value for name, value in metrics.items()}
 
 
 def shift(key: jax.Array, images: jax.Array) -> jax.Array:

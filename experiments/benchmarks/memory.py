@@ -1,7 +1,8 @@
 r"""Memory of a federation of 100,000 clients: index tables only.
 
-A federation of 100 clients of the same rows runs a round first and pays for
-JAX and the compiler; what the large one adds is then clients alone.
+Growth of the process beyond the examples: for 100 clients, which pays for JAX
+and the compiler, for 200, which pays for one more program, and for the large
+federation, which adds its clients to that.
 
 python experiments/benchmarks/memory.py
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+from typing import Any
 
 from absl import flags
 import harness
@@ -21,7 +23,7 @@ from fedjax_ssl.training import seeds
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('num_clients', 100_000, 'Clients.', lower_bound=100)
+flags.DEFINE_integer('num_clients', 100_000, 'Clients.', lower_bound=1000)
 flags.DEFINE_integer('rows', 10, 'Rows of each client.', lower_bound=1)
 flags.DEFINE_integer('side', 8, 'Of the gray images.', lower_bound=4)
 
@@ -52,7 +54,7 @@ def round_memory(spec: fssl.TaskSpec, federation: fssl.Federation
   compiled = jax.jit(rounds, donate_argnums=(0, 1)).lower(
       state, totals, federation, jnp.int32(0), jnp.int32(1),
       jax.random.key(0)).compile()
-  sizes = compiled.memory_analysis()
+  sizes: Any = compiled.memory_analysis()
   return {'arguments': sizes.argument_size_in_bytes,
           'results': sizes.output_size_in_bytes,
           'temporaries': sizes.temp_size_in_bytes}
@@ -64,33 +66,41 @@ def _federation(num_clients: int) -> fssl.Federation:
   return harness.federate(train, owner, num_clients=num_clients)
 
 
+def _grow(num_clients: int, spec: fssl.TaskSpec, mesh: Any) -> tuple[Any, int]:
+  """Runs a round; returns what must stay alive, and bytes of growth.
+
+  The examples themselves are left out: one copy on the host, one a device.
+  """
+  gc.collect()
+  before = resident()
+  federation = _federation(num_clients)
+  made = harness.Simulation(spec, federation, mesh)
+  made.advance(1)
+  gc.collect()
+  data = sum(leaf.nbytes for leaf in federation.train)
+  copies = 1 + FLAGS.num_devices
+  return (federation, made), resident() - before - copies * data
+
+
 def main() -> None:
   """Measures and reports."""
   mesh = harness.make_mesh()
   spec = fssl.TaskSpec(10, (FLAGS.side, FLAGS.side, 1), weak='none',
                        strong='none')
-  small = harness.Simulation(spec, _federation(100), mesh)
-  small.advance(1)
-  gc.collect()
-  before = resident()
-  federation = _federation(FLAGS.num_clients)
-  data = sum(leaf.nbytes for leaf in federation.train)
-  gc.collect()
-  dealt = resident()
-  large = harness.Simulation(spec, federation, mesh)
-  large.advance(1)
-  gc.collect()
-  after = resident()
-  compiled = round_memory(spec, federation)
-  # Each device has its own copy of the data and the tables.
-  copies = 1 + FLAGS.num_devices
+  alive, growth = [], {}
+  for num_clients in (100, 200, FLAGS.num_clients):
+    made, growth[num_clients] = _grow(num_clients, spec, mesh)
+    alive.append(made)
+  federation = alive[-1][0]
   found = {
-      'examples': data,
+      'examples': sum(leaf.nbytes for leaf in federation.train),
       'index tables': tables(federation),
-      'process: dealing, beyond the examples': dealt - before - data,
-      f'process: a round, beyond {copies} copies of the examples':
-          after - before - copies * data,
-      **{f'one round, one device: {k}': v for k, v in compiled.items()}}
+      **{f'process beyond the examples, {n} clients': size
+         for n, size in growth.items()},
+      'the large federation beyond that of 200':
+          growth[FLAGS.num_clients] - growth[200],
+      **{f'one round on one device: {k}': v
+         for k, v in round_memory(spec, federation).items()}}
   harness.report(
       'memory',
       [[f'{FLAGS.num_clients} clients x {FLAGS.rows} rows', 'MB',

@@ -1,9 +1,10 @@
 r"""Share of masked examples when clients are unequal.
 
 50,000 rows of 10 classes dealt to 100 clients by Dirichlet 0.1, cohorts of 10
-under vmap in chunks of 2, 5 and 10. Masked share: padding rows over processed rows.
-A chunk lasts as long as its longest client, and the last batch of an epoch is
-as wide as the others. Nothing is trained: the steps are counted.
+under vmap in chunks of 2, 5 and 10. Masked share: padding rows over processed
+rows. A chunk lasts as long as its longest client, and the last batch of an
+epoch is as wide as the others. Nothing is trained: batches are dealt and
+counted.
 
 'bound' is the share that as many lanes as a chunk has would waste if each went
 from client to client without waiting for the others: a client's steps follow
@@ -17,6 +18,8 @@ from typing import NamedTuple
 
 from absl import flags
 import harness
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedjax_ssl as fssl
@@ -47,30 +50,25 @@ class Work(NamedTuple):
   width: int
 
 
-def count(task: fssl.Task, clients: fssl.Shard, streams: str = 'both') -> Work:
-  """Steps and rows of every client, as `batching.batches` deals them."""
-  steps = np.asarray(batching.num_steps(task, clients, streams), np.int64)
-  used, width = np.zeros(steps.size), 0
-  if streams != 'unlabeled':
-    batch = np.int64(task.labeled_batch)
-    used += _visits(np.asarray(clients.num_labeled), batch, steps)
-    width += int(batch)
-  if streams != 'labeled':
-    n = np.asarray(clients.num_unlabeled, np.int64)
-    size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
-    epoch = np.maximum(steps // max(task.local_epochs, 1), 1)
-    split = np.clip(-(-n // epoch), 1, size)
-    used += _visits(n, size if task.unlabeled_batch else split, steps)
-    width += size
-  return Work(steps, used, width)
-
-
-def _visits(n: np.ndarray, batch: np.ndarray | int, steps: np.ndarray
-            ) -> np.ndarray:
-  """Real rows in `steps` batches of a stream that starts over at its end."""
-  per_epoch = np.maximum(-(-n // batch), 1)
-  return (steps // per_epoch * n
-          + np.minimum(steps % per_epoch * batch, n)).astype(float)
+def count(task: fssl.Task, federation: fssl.Federation,
+          streams: str = 'both') -> Work:
+  """Steps and rows of every client, by dealing its batches of one round."""
+  width = 0
+  def one(shard):
+    nonlocal width
+    made = batching.batches(
+        task, federation.train, shard, jax.random.key(0), streams)
+    width = made.width
+    def step(i, carry):
+      cursor, used = carry
+      cursor, _, rows = made.next(cursor, i)
+      return cursor, used + rows
+    _, used = jax.lax.fori_loop(
+        0, made.num_steps, step, (made.start(), jnp.float32(0)))
+    return made.num_steps, used
+  clients = jax.tree.map(jnp.asarray, federation.clients)
+  steps, used = jax.jit(lambda x: jax.lax.map(one, x))(clients)
+  return Work(np.asarray(steps, np.int64), np.asarray(used, float), width)
 
 
 def masked_share(task: fssl.Task, work: Work, cohorts: np.ndarray, *,
@@ -151,11 +149,12 @@ def _task(changes: dict[str, int], clients: fssl.Shard, chunk_size: int,
       cohort_size=FLAGS.cohort_size, unlabeled_capacity=capacity, **changes))
 
 
-def _shares(changes: dict[str, int], clients: fssl.Shard, streams: str,
-            cohorts: np.ndarray) -> dict[str, float]:
-  """Every column of one line."""
+def _shares(changes: dict[str, int], federation: fssl.Federation,
+            streams: str, cohorts: np.ndarray) -> dict[str, float]:
+  """Every line of one column."""
+  clients = federation.clients
   alone = _task(changes, clients, 0, 'map')
-  work = count(alone, clients, streams)
+  work = count(alone, federation, streams)
   shares = {'one by one': masked_share(alone, work, cohorts)}
   for size in _chunk_sizes():
     task = _task(changes, clients, size)
@@ -182,11 +181,11 @@ def main() -> None:
   measured = {}
   for scheme in ('dirichlet_capped', 'dirichlet_clients'):
     for name, changes, fraction, streams in _settings():
-      clients = harness.federate(
+      federation = harness.federate(
           train, *_deal(scheme, labels, fraction),
-          num_clients=FLAGS.num_clients).clients
+          num_clients=FLAGS.num_clients)
       measured[f'{scheme}, {name}'] = _shares(
-          changes, clients, streams, cohorts)
+          changes, federation, streams, cohorts)
   columns = list(measured)
   rows = measured[columns[0]]
   print('\n'.join(f'({i + 1}) {name}' for i, name in enumerate(columns)))

@@ -122,7 +122,7 @@ class Loop:
     self._server = [p.detach().clone() for p in self._params]
     self._order = torch.Generator().manual_seed(0)
 
-  def round(self, cohort: Sequence[int]) -> None:
+  def round(self, cohort: Sequence[int] | np.ndarray) -> None:
     """One local epoch of every client in the cohort; the weighted mean."""
     totals = [torch.zeros_like(p) for p in self._server]
     rows = sum(len(self._clients[k]) for k in cohort)

@@ -158,10 +158,16 @@ class Plan(NamedTuple):
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
            ) -> PyTree:
     """Adds one tick's weighted messages [per_tick * block, ...]."""
+    # A loop of unknown length keeps the product apart from the sum: contracted
+    # to one rounding where they meet on a device, as compilers like to, the
+    # bits would depend on the number of devices.
+    once = 1 + (weights[0] < 0).astype(jnp.int32)
+
     def block_sums(x):
       w = weights.reshape(-1, *[1] * (x.ndim - 1))
-      x = (x.astype(jnp.float32) * w).reshape(
-          self.per_tick, self.block, *x.shape[1:])
+      x = x.astype(jnp.float32)
+      x = lax.fori_loop(0, once, lambda i, _: x * w, jnp.zeros_like(x))
+      x = x.reshape(self.per_tick, self.block, *x.shape[1:])
       return _in_order(jnp.moveaxis(x, 1, 0))
 
     def add(total, x):

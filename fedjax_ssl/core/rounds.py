@@ -19,11 +19,11 @@ from fedjax_ssl.core.types import (
   Context,
   Federation,
   Metrics,
+  OWN,
   PyTree,
   Ratio,
   Shard,
   State,
-  SUMMED,
   Task,
   Update,
 )
@@ -41,14 +41,19 @@ def _identity_broadcast(server: PyTree, client_id: jax.Array) -> PyTree:
 
 
 def chain(*passes: Pass) -> Pass:
-  """Runs passes one after another; metrics in `SUMMED` add up."""
+  """Runs passes one after another.
+
+  Metrics that both have add up, so a Ratio becomes the mean over both; of a
+  plain number, the last counts.
+  """
   def round_fn(state, federation, round_, key):
     metrics: Metrics = {}
     for i, one in enumerate(passes):
       state, new = one(state, federation, round_, jax.random.fold_in(key, i))
       for name, value in new.items():
-        known = metrics.get(name, 0) if name in SUMMED else 0
-        metrics[name] = value + known
+        adds = isinstance(value, Ratio) or name in OWN
+        metrics[name] = (tree.add(metrics[name], value)
+                         if adds and name in metrics else value)
     return state, metrics
   return round_fn
 
@@ -119,15 +124,12 @@ def _one_client(client_update, broadcast, limit: float, server: PyTree,
   payload = broadcast(server, client.id)
   key = jax.random.fold_in(jax.random.fold_in(key, client.id), client.group)
   update: Update = client_update(payload, client, key)
-  scalars = (jnp.float32(0) if update.scalars is None else update.scalars)
-  good = tree.all_finite(
-      (update.message, update.memory, update.weight, scalars))
+  good = tree.all_finite((update.message, update.memory, update.weight,
+                          update.scalars, update.scalars_down))
   if limit < float('inf'):
     good &= tree.global_norm(update.message) <= limit
   good &= update.weight >= 0
   kept = good & active
-  up = (jnp.float32(tree.num_bytes(update.message))
-        if update.scalars is None else 4 * jnp.where(good, scalars, 0))
   weight = jnp.where(kept, update.weight, 0).astype(jnp.float32)
   result = _Result(
       weight=weight,
@@ -136,16 +138,25 @@ def _one_client(client_update, broadcast, limit: float, server: PyTree,
           lambda x: jnp.where(kept, x, 0).astype(jnp.float32),
           update.metrics),
       rejected=active & ~good,
-      bytes_up=jnp.where(active, up, 0),
-      bytes_down=jnp.where(active, tree.num_bytes(payload), 0).astype(
-          jnp.float32))
+      bytes_up=_traffic(update.message, update.scalars, active),
+      bytes_down=_traffic(payload, update.scalars_down, active))
   nothing = tree.zeros_like(update.message)
   return tree.where(kept, update.message, nothing), result
+
+
+def _traffic(dense: PyTree, scalars: jax.Array | None, active: jax.Array
+             ) -> jax.Array:
+  """float32[] bytes of one slot: of all leaves, or of the numbers counted."""
+  size = (jnp.float32(tree.num_bytes(dense)) if scalars is None
+          else 4 * jnp.nan_to_num(scalars))
+  return jnp.where(active, size, 0)
 
 
 def _summary(results: _Result, plan: layout.Plan) -> Metrics:
   """One group's metrics: means over the clients that took part."""
   metrics = dict(results.metrics)
+  if taken := sorted(set(metrics) & set(OWN)):
+    raise ValueError(f'Metrics named {", ".join(taken)} are the pass\'s own.')
   out: Metrics = {
       'bytes_up': results.bytes_up.sum(),
       'bytes_down': results.bytes_down.sum(),
@@ -154,14 +165,12 @@ def _summary(results: _Result, plan: layout.Plan) -> Metrics:
   used = metrics.pop('rows_used', None)
   processed = metrics.pop('rows_processed', None)
   for name, value in metrics.items():
-    if isinstance(value, Ratio):
-      out[name] = value.total.sum() / jnp.maximum(value.rows.sum(), 1)
-    else:
-      out[name] = (value * took_part).sum() / jnp.maximum(took_part.sum(), 1)
+    ratio = value if isinstance(value, Ratio) else Ratio(
+        value * took_part, took_part)
+    out[name] = Ratio(ratio.total.sum(), ratio.rows.sum())
   if used is not None and processed is not None:
     total = plan.processed(processed)
-    out['masked_share'] = jnp.where(
-        total > 0, 1 - used.sum() / jnp.maximum(total, 1), 0)
+    out['masked_share'] = Ratio(total - used.sum(), total)
   out['num_participants'] = took_part.sum()
   return out
 
@@ -283,8 +292,11 @@ def client_pass(
 
 
 def _over_groups(metrics: dict[str, Any]) -> Metrics:
-  return {k: v.sum(0) if k in SUMMED else v.mean(0)
-          for k, v in metrics.items()}
+  """Sums what adds up, means of what a rule reports after each group."""
+  def one(name, value):
+    adds = isinstance(value, Ratio) or name in OWN
+    return jax.tree.map(lambda x: x.sum(0) if adds else x.mean(0), value)
+  return {name: one(name, value) for name, value in metrics.items()}
 
 
 def _sum_in_order(x: jax.Array) -> jax.Array:

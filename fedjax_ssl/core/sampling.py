@@ -83,6 +83,14 @@ def labeled_clients(size: int) -> Sampler:
   return sample
 
 
+def one_by_one(sampler: Sampler) -> Sampler:
+  """The same clients, each a group of its own: a relay passes them in turn."""
+  def sample(state, federation, key):
+    cohort = sampler(state, federation, key)
+    return jax.tree.map(lambda x: x.reshape(-1, 1), cohort)
+  return sample
+
+
 def unlabeled_clients(size: int) -> Sampler:
   """Draws among the clients that hold no labels; see `labeled_clients`."""
   def sample(state, federation, key):

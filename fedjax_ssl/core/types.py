@@ -17,14 +17,16 @@ import numpy as np
 PyTree = Any
 Array = jax.Array | np.ndarray
 Number = Array | float  # A scalar from the host or the device.
-Metrics = dict[str, Any]  # float32[], or Ratio within a client pass.
+Metrics = dict[str, Any]  # float32[] or Ratio each.
 
 # Metrics that add up over rounds; all others are averaged over rounds.
 SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
+# Metrics that every client pass makes itself.
+OWN = (*SUMMED, 'masked_share', 'num_participants')
 
 
 class Ratio(NamedTuple):
-  """A metric that is a mean over rows: summed over steps and clients."""
+  """A mean that is still a sum: over rows or clients, steps and rounds."""
 
   total: jax.Array  # float32[]
   rows: jax.Array  # float32[]
@@ -141,7 +143,8 @@ class Update(NamedTuple):
   weight: jax.Array  # float32[], the client's say; 0 sits out.
   memory: PyTree  # Its next row of State.memory.
   metrics: Metrics  # float32[] or Ratio each.
-  scalars: jax.Array | None = None  # float32[], numbers sent if sparse.
+  scalars: jax.Array | None = None  # float32[], numbers sent up if sparse.
+  scalars_down: jax.Array | None = None  # float32[], received if sparse.
 
 
 class Context(NamedTuple):
@@ -161,8 +164,8 @@ class Method(NamedTuple):
   predict: (server, inputs [B, ...]) -> logits float32[B, C]; None if clients
     never share a model, which asks for `local_predict`.
   local_predict: (server, memory_row, inputs) -> logits, a client's own model.
-  pseudo_label: (server, inputs) -> (label int32[B], weight float32[B]), for
-    evaluation only.
+  pseudo_label: (server, memory_row, inputs) -> (label int32[B], weight
+    float32[B]) of a client's rows, for evaluation only.
   client_update: (payload, client, key) -> Update, ONE client.
   aggregate: see `core.rounds.client_pass`.
   """

@@ -7,7 +7,6 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from fedjax_ssl.core.local import Batches
 from fedjax_ssl.core.types import Array, Batch, Examples, Number, Shard, Task
@@ -52,9 +51,10 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
 
   Args:
     task: batch sizes, epochs or steps. `local_steps` rules if positive. With
-      `unlabeled_batch` 0 an epoch has round(n_labeled / B) steps, or 4 if that
-      is 2 or less, or more if the unlabeled batches would get wider than
-      `unlabeled_capacity`; else as many as the longer stream needs.
+      `unlabeled_batch` 0 and unlabeled rows in use, an epoch has
+      round(n_labeled / B) steps, or 4 if that is 2 or less, or more if the
+      unlabeled batches would get wider than `unlabeled_capacity`; else as many
+      as the longer stream needs.
     shard: the client's rows.
     streams: 'both', 'labeled' or 'unlabeled': what the loss uses.
 
@@ -65,9 +65,10 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
   n_u = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
   if task.local_steps:
     return jnp.where(n_s + n_u > 0, task.local_steps, 0).astype(jnp.int32)
-  if task.unlabeled_batch:
+  if task.unlabeled_batch or streams == 'labeled':
+    width = max(task.unlabeled_batch, 1)
     epoch = jnp.maximum(_ceil_div(n_s, task.labeled_batch),
-                        _ceil_div(n_u, task.unlabeled_batch))
+                        _ceil_div(n_u, width))
   else:
     steps = _split_steps(jnp.asarray(shard.num_labeled), task.labeled_batch)
     steps = jnp.maximum(steps, _ceil_div(n_u, max(task.unlabeled_capacity, 1)))
@@ -75,28 +76,26 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
   return (task.local_epochs * epoch).astype(jnp.int32)
 
 
-def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
+def unlabeled_capacity(labeled: float, unlabeled: float, *,
                        labeled_batch: int, local_steps: int = 0) -> int:
   """Widest unlabeled batch when rows are split over the labeled steps.
 
   Half again as wide as the mean client's. The rare client with many rows for
-  its few steps takes more of them instead: its width would be the padding of
-  everybody else.
+  its few steps takes more of them instead, or with fixed steps leaves some for
+  another round: its width would be the padding of everybody else. It depends
+  on means only, so that a seed runs alike alone and among others.
 
   Args:
-    labeled: int[N] rows with labels.
-    unlabeled: int[N] rows without.
+    labeled: mean rows with labels of a client.
+    unlabeled: mean rows without.
     labeled_batch: B.
     local_steps: if positive, the steps of every client.
 
   Returns:
     int, at least 1.
   """
-  labeled, unlabeled = np.asarray(labeled), np.asarray(unlabeled)
-  if local_steps:
-    return max(-(-int(unlabeled.max(initial=0)) // local_steps), 1)
-  widths = (unlabeled / _split_steps(labeled, labeled_batch))[unlabeled > 0]
-  return max(int(np.ceil(1.5 * widths.mean())), 1) if widths.size else 1
+  steps = local_steps or int(_split_steps(np.float64(labeled), labeled_batch))
+  return max(int(np.ceil(1.5 * unlabeled / steps)), 1)
 
 
 class _Stream(NamedTuple):

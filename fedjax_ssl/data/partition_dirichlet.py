@@ -124,7 +124,7 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
                       where: np.ndarray | None = None) -> np.ndarray:
   r"""Deals equal parts whose class mixes are drawn client by client.
 
-  Client k draws a mix :math:`q_k \sim Dir(\alpha C p)`, p the class shares of
+  Client k draws a mix :math:`q_k \sim Dir(\alpha p)`, p the class shares of
   the pool, and takes floor(M / N) rows, each of a class drawn from q_k. When a
   class has run out, the draws that fell on it are made again from what is left
   of q_k, and from the rows left when nothing is: the last clients get the
@@ -134,8 +134,9 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
     rng: host generator.
     labels: int[D].
     num_clients: N.
-    alpha: concentration per class, alpha C in total; towards 0 a client has
-      one class, infinity is near IID.
+    alpha: concentration in total, alpha / C for each of C equal classes (codes
+      that draw Dir(alpha 1) have C times as much); towards 0 a client has one
+      class, infinity is near IID.
     where: bool[D], the pool.
 
   Returns:
@@ -156,7 +157,7 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
   if not size:
     raise ValueError(f'num_clients={num_clients} is more than the '
                      f'{index.size} examples to deal')
-  concentration = alpha * left.size * left / left.sum()
+  concentration = alpha * left / left.sum()
   taken = np.zeros((num_clients, left.size), np.int64)
   for k in range(num_clients):
     mix = _mix(rng, concentration)

@@ -17,6 +17,7 @@ from fedjax_ssl.core.types import (
   Method,
   Metrics,
   PyTree,
+  Ratio,
   State,
   SUMMED,
 )
@@ -104,8 +105,13 @@ def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
   """Averages the stretch and joins the evaluation."""
   totals, scores = jax.device_get((totals, scores))
   rounds = np.maximum(totals.rounds, np.float32(1))
-  means = {name: value if name in SUMMED else value / rounds
-           for name, value in totals.sums.items()}
+
+  def mean(name, value):
+    if isinstance(value, Ratio):  # Of nothing: NaN, which becomes null.
+      with np.errstate(invalid='ignore'):
+        return value.total / value.rows
+    return value if name in SUMMED else value / rounds
+  means = {name: mean(name, v) for name, v in totals.sums.items()}
   return Row(round_, seed, {**means, **scores})
 
 
@@ -187,7 +193,7 @@ class Together(Sequential):
 
   def __init__(self, method, federations, seeds, mesh):
     super().__init__(method, federations, seeds, mesh)
-    stacked = federations_lib.stack(federations)
+    stacked = federations_lib.stack(self._federations)
     axes = federations_lib.seed_axes(stacked)
     self._stacked = _place(stacked, mesh)
     self._rounds_keys = jnp.stack([key for _, key in self._roots])

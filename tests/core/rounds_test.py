@@ -224,3 +224,42 @@ def test_a_stream_shows_each_task_for_its_rounds():
   for round_, (first, second) in zip((0, 2), weights, strict=True):
     np.testing.assert_allclose(run_at(jnp.int32(round_)),
                                second / max(first + second, 1), rtol=1e-6)
+
+
+def test_a_relay_of_labeled_clients_visits_them_one_by_one():
+  federation = dataclasses.replace(toy.federation()[0], num_labeled_clients=2)
+  sample = sampling.one_by_one(sampling.labeled_clients(2))
+  one = rounds.client_pass(toy.task(), count, add_mean, sample=sample,
+                           relay=True)
+  after, _ = jax.jit(one)(state(1.0), federation, jnp.int32(0), KEY)
+  # Whichever comes first, 1 -> 2 + id -> twice that + the other id.
+  assert float(after.server) in ((1 + 1 + 0) * 2 + 1, (1 + 1 + 1) * 2 + 0)
+
+
+def test_sparse_traffic_is_what_clients_count():
+  def sparse(payload, client, key):
+    update = count(payload, client, key)
+    return update._replace(scalars=jnp.float32(3), scalars_down=jnp.float32(
+        5) + client.id)
+  one = rounds.client_pass(toy.task(), sparse, add_mean,
+                           sample=fixed([[0, 5]]))
+  _, metrics = run(one, state())
+  assert metrics['bytes_up'] == 4 * 3 * 2
+  assert metrics['bytes_down'] == 4 * (5 + 0 + 5 + 5)
+
+
+def test_reserved_metric_names_are_refused():
+  def clash(payload, client, key):
+    return count(payload, client, key)._replace(
+        metrics={'bytes_up': jnp.float32(0)})
+  one = rounds.client_pass(toy.task(), clash, add_mean, sample=fixed([[0]]))
+  with pytest.raises(ValueError, match='bytes_up'):
+    run(one, state())
+
+
+def test_means_of_two_passes_pool_their_clients():
+  first = rounds.client_pass(toy.task(), count, None, sample=fixed([[0, 1]]))
+  second = rounds.client_pass(toy.task(), count, None, sample=fixed([[5]]))
+  _, metrics = run(rounds.chain(first, second), state())
+  assert metrics['id'] == (0 + 1 + 5, 3)
+  assert metrics['num_participants'] == 3

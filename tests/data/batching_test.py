@@ -82,12 +82,10 @@ def test_a_stream_not_used_costs_no_step(streams, n):
 
 
 def test_splitting_deals_all_unlabeled_rows_over_the_labeled_steps():
-  clients = toy.federation()[0].clients
   capacity = batching.unlabeled_capacity(
-      clients.num_labeled, clients.num_unlabeled, labeled_batch=3)
-  # Widths over 4 steps: 9/4, 12/4, 5/4, 7/4; their mean is 33/16.
-  assert capacity == 4
-  for changes, steps in (({'unlabeled_capacity': capacity}, 4),
+      np.mean(toy.LABELED), np.mean(toy.UNLABELED), labeled_batch=3)
+  assert capacity == 3  # 1.5 times a mean of 5.5 rows over 4 steps.
+  for changes, steps in (({'unlabeled_capacity': 4}, 4),
                          ({'unlabeled_capacity': 2}, None)):
     task = toy.task(unlabeled_batch=0, **changes)
     for client, n_u in enumerate(toy.UNLABELED):
@@ -115,13 +113,13 @@ def test_an_empty_shard_makes_masked_batches():
   assert not pair.labeled.mask.any() and not pair.unlabeled.mask.any()
 
 
-def test_longest_client_bounds_the_capacity_with_fixed_steps():
-  assert batching.unlabeled_capacity(
-      [4, 0], [10, 21], labeled_batch=2, local_steps=4) == 6
+def test_capacity_is_half_again_the_mean_width():
+  def width(*means, **changes):
+    return batching.unlabeled_capacity(*means, labeled_batch=10, **changes)
+  assert width(4, 10, local_steps=4) == 4
   # round(25 / 10) = 2 counts as 4 steps, round(35 / 10) = 4 as itself.
-  assert batching.unlabeled_capacity([25, 35], [8, 8], labeled_batch=10) == 3
-  assert batching.unlabeled_capacity([60, 0], [60, 0], labeled_batch=10) == 15
-  assert batching.unlabeled_capacity([60, 0], [0, 0], labeled_batch=10) == 1
+  assert width(25, 8) == width(35, 8) == 3
+  assert width(60, 60) == 15 and width(60, 0) == 1
 
 
 def test_each_row_is_first_equally_often():

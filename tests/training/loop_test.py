@@ -14,6 +14,7 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers
+from fedjax_ssl.core.types import Ratio
 from fedjax_ssl.training import loop
 from fedjax_ssl.training import seeds as programs
 from tests import toy
@@ -116,10 +117,15 @@ def test_unknown_seed_map_is_refused():
 
 
 def test_rows_average_rates_and_add_up_counts():
-  totals = programs.Totals({'mask_rate': jnp.float32(1.5),
-                            'bytes_up': jnp.float32(30)}, jnp.float32(3))
+  nothing = Ratio(jnp.float32(0), jnp.float32(0))
+  totals = programs.Totals(
+      {'server_loss': jnp.float32(1.5), 'bytes_up': jnp.float32(30),
+       'mask_rate': Ratio(jnp.float32(2), jnp.float32(8)), 'none': nothing},
+      jnp.float32(3))
   row = programs._to_row(6, 1, totals, {'accuracy': jnp.float32(0.25)})
-  assert row.values == {'mask_rate': 0.5, 'bytes_up': 30, 'accuracy': 0.25}
+  assert np.isnan(row.values.pop('none'))
+  assert row.values == {'server_loss': 0.5, 'bytes_up': 30, 'mask_rate': .25,
+                        'accuracy': 0.25}
 
 
 @pytest.mark.parametrize('schedule, half, end', [
