@@ -27,6 +27,8 @@ _STRINGS: dict[str, tuple[Any, str]] = {
     'partition_file': (None, 'Deal the rows as this file says; every run '
                        'writes such a file to its workdir.'),
     'weak': ('flip_crop', 'Weak augmentation.'),
+    'labeled_view': (None, 'Augmentation of labeled rows, one of the weak '
+                     'ones; default: --weak.'),
     'strong': ('ra_mc', 'Strong augmentation.'),
     'lr_schedule': ('constant', 'Factor on the learning rate over the rounds: '
                     + ', '.join(optimizers.SCHEDULES) + '; knobs as in '

@@ -322,7 +322,13 @@ def finite_or_zero(stacked: PyTree, weights: Array, *,
   for leaf in jax.tree.leaves(stacked):
     good &= jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
   wide = jax.tree.map(_wide, stacked)
-  good &= _row_norms(wide, weights.shape[0], 'global_norm') <= max_norm
+  # In units of the largest entry: squares of entries above 1e19 overflow.
+  top = sum((jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0)
+             for x in jax.tree.leaves(wide)), jnp.zeros(weights.shape))
+  unit = jnp.where((top > 0) & jnp.isfinite(top), top, 1)
+  wide = jax.tree.map(lambda x: x / _column(unit, x), wide)
+  norms = _row_norms(wide, weights.shape[0], 'global_norm')
+  good &= unit * norms <= max_norm
   kept = jax.tree.map(
       lambda x: jnp.where(_column(good, x), x, jnp.zeros_like(x)), stacked)
   rejected = jnp.sum(~good & (weights != 0), dtype=jnp.int32)
@@ -342,8 +348,3 @@ def linear(finish: Callable[..., Any]) -> Callable[..., Any]:
   """
   finish.is_linear = True  # type: ignore[attr-defined]
   return finish
-
-
-def is_linear(rule: Callable[..., Any]) -> bool:
-  """Whether `rule` was marked by `linear`."""
-  return getattr(rule, 'is_linear', False)

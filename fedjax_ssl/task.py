@@ -29,7 +29,8 @@ class TaskSpec:
   """Everything that makes a `Task`, as values that JSON can hold.
 
   See `core.types.Task` and the flags of the experiments for the meaning of
-  the fields. `norm` None is the model's own. `max_update_norm` 0 is off.
+  the fields. `norm` None is the model's own, `labeled_view`
+  None the weak view. `max_update_norm` 0 is off.
   """
 
   num_classes: int
@@ -43,6 +44,7 @@ class TaskSpec:
   std: tuple[float, ...] = (1.0,)
   flip: bool = True
   weak: str = 'flip_crop'
+  labeled_view: str | None = None
   strong: str = 'ra_mc'
   optimizer: str = 'sgd'
   learning_rate: float = 0.05
@@ -107,6 +109,9 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
   client_map = spec.client_map
   if client_map == 'auto':
     client_map = 'map' if jax.default_backend() == 'cpu' else 'vmap'
+  if spec.chunk_size and client_map == 'map':
+    raise ValueError(f'chunk_size is {spec.chunk_size}, but client_map=map '
+                     'takes clients one by one; give client_map=vmap.')
   return Task(
       model=model,
       num_classes=spec.num_classes,
@@ -118,6 +123,8 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
           schedule=spec.lr_schedule, horizon=spec.schedule_rounds),
       weak=augment.make_weak(spec.weak, flip=spec.flip),
       strong=augment.make_strong(spec.strong, flip=spec.flip),
+      labeled_view=None if spec.labeled_view is None else augment.make_weak(
+          spec.labeled_view, flip=spec.flip),
       labeled_batch=spec.labeled_batch,
       unlabeled_batch=spec.unlabeled_batch,
       unlabeled_capacity=spec.unlabeled_capacity,

@@ -8,6 +8,7 @@ python experiments/benchmarks/memory.py
 """
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from typing import Any
@@ -34,7 +35,13 @@ def tables(federation: fssl.Federation) -> int:
 
 
 def resident() -> int:
-  """Bytes of memory that this process holds now."""
+  """Bytes of memory that this process needs now."""
+  gc.collect()
+  try:
+    # Freed memory that the allocator keeps back is not in use.
+    ctypes.CDLL(None).malloc_trim(0)
+  except (AttributeError, OSError):  # Not the GNU library: counted as used.
+    pass
   try:
     with open('/proc/self/statm', encoding='ascii') as file:
       return int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
@@ -71,12 +78,10 @@ def _grow(num_clients: int, spec: fssl.TaskSpec, mesh: Any) -> tuple[Any, int]:
 
   The examples themselves are left out: one copy on the host, one a device.
   """
-  gc.collect()
   before = resident()
   federation = _federation(num_clients)
   made = harness.Simulation(spec, federation, mesh)
   made.advance(1)
-  gc.collect()
   data = sum(leaf.nbytes for leaf in federation.train)
   copies = 1 + FLAGS.num_devices
   return (federation, made), resident() - before - copies * data

@@ -141,7 +141,7 @@ def _chunk_sizes() -> list[int]:
 def _task(changes: dict[str, int], clients: fssl.Shard, chunk_size: int,
           client_map: str = 'vmap') -> fssl.Task:
   capacity = batching.unlabeled_capacity(
-      clients.num_labeled, clients.num_unlabeled,
+      float(clients.num_labeled.mean()), float(clients.num_unlabeled.mean()),
       labeled_batch=changes['labeled_batch'])
   return fssl.make_task(fssl.TaskSpec(
       10, (1, 1, 1), model='linear', weak='none', strong='none',

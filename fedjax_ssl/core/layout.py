@@ -76,7 +76,8 @@ class Plan(NamedTuple):
     """
     if not self.vmapped:
       return rows.sum()
-    together = self.arrange(rows)
+    rows = jnp.pad(rows, (0, self._padded() - self.size))
+    together = self._arrange_flat(rows)
     return (together.max(-1) * together.shape[-1]).sum()
 
   def run(self, body: Callable[..., tuple[PyTree, Any]], shared: PyTree,

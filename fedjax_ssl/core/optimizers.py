@@ -71,8 +71,8 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
   Args:
     name: one of `OPTIMIZERS`.
     learning_rate: the rate at factor 1; positive.
-    momentum: of sgd, nesterov and rmsprop in [0, 1); adam's first moment
-      keeps its usual 0.9.
+    momentum: of sgd, nesterov and rmsprop in [0, 1); must be 0 for adam and
+      adamw, whose first moment keeps its usual 0.9.
     weight_decay: L2 term added to the gradient, as PyTorch's optimizers do;
       decoupled for adamw; 0 is off.
     schedule: one of `SCHEDULES`, with knobs if any, as 'cosine(final=0.1)'.
@@ -91,6 +91,9 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     raise ValueError(f'momentum must be in [0, 1), not {momentum}.')
   if not 0 <= weight_decay < float('inf'):
     raise ValueError(f'weight_decay must be at least 0, not {weight_decay}.')
+  if momentum and name in ('adam', 'adamw'):
+    raise ValueError(f'momentum is {momentum}, but {name} has its own; give '
+                     'momentum=0, or one of sgd, nesterov, rmsprop.')
   factor = names.build('lr_schedule', schedule, SCHEDULES, horizon)
 
   def at(round_):

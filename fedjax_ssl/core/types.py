@@ -213,6 +213,7 @@ class Task:
     optimizer: (round int32[]) -> optax.GradientTransformation for a client.
     weak: (key, inputs uint8 [B, ...]) -> inputs, same shape and dtype.
     strong: the same, stronger; applied to the raw inputs.
+    labeled_view: view of the labeled rows; None is `weak`.
     labeled_batch: rows of a labeled batch.
     unlabeled_batch: rows of an unlabeled batch; 0 divides a client's unlabeled
       rows over its labeled steps; see `data.batching.num_steps`.
@@ -235,6 +236,7 @@ class Task:
   optimizer: Callable[..., Any]
   weak: Callable[..., jax.Array]
   strong: Callable[..., jax.Array]
+  labeled_view: Callable[..., jax.Array] | None = None
   labeled_batch: int = 10
   unlabeled_batch: int = 50
   unlabeled_capacity: int = 0

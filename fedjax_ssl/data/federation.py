@@ -289,6 +289,10 @@ def describe(federation: Federation) -> dict[str, Any]:
       'clients_without_rows': int(
           (clients.num_labeled + clients.num_unlabeled == 0).sum()),
   }
+  # What the scheme left over, and validation rows taken from `train`.
+  dealt = int((clients.num_labeled + clients.num_unlabeled).sum())
+  result['undealt'] = (
+      result['num_train'] - dealt - result['server_labeled'])
   for kind, sizes, counts in zip(
       ('labeled', 'unlabeled'), (clients.num_labeled, clients.num_unlabeled),
       class_counts(federation), strict=True):

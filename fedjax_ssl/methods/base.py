@@ -10,6 +10,7 @@ and returns (stats, metrics, memory).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -122,6 +123,13 @@ def weakly(task: Task, batch: Any, key: jax.Array) -> Any:
   return batch._replace(inputs=task.weak(key, batch.inputs))
 
 
+def labeled_view(task: Task, batch: Any, key: jax.Array) -> Any:
+  """The labeled rows as the loss sees them; None for None."""
+  if batch is None or task.labeled_view is None:
+    return weakly(task, batch, key)
+  return batch._replace(inputs=task.labeled_view(key, batch.inputs))
+
+
 def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:
   """The batch's strong view."""
   return batch._replace(inputs=task.strong(key, batch.inputs))
@@ -131,7 +139,8 @@ def supervised(task: Task) -> LossFn:
   """Cross entropy on the weakly augmented labeled rows."""
   def loss_fn(model, anchor, batch, key):
     del anchor
-    (logits,), stats = forward(task, model, weakly(task, batch.labeled, key))
+    (logits,), stats = forward(
+        task, model, labeled_view(task, batch.labeled, key))
     loss = losses.cross_entropy(logits, batch.labeled.labels,
                                 batch.labeled.mask)
     return loss, (stats, {})
@@ -195,14 +204,17 @@ def server_training(task: Task, loss_fn: LossFn) -> rounds.Pass:
 def statistics(task: Task) -> rounds.Pass:
   """Recomputes normalization statistics at the averaged model (SemiFL).
 
-  A cohort of its own averages the batch statistics of one pass over its rows.
+  A cohort of its own averages the batch statistics over one epoch of its rows;
+  rows that the server holds do not enter.
   """
+  once = dataclasses.replace(task, local_epochs=1, local_steps=0)
+
   def client_update(payload: Server, client: Client, key) -> Update:
     def step(sums, batch, key):
       del key
       _, stats = forward(task, payload.model, batch.labeled, batch.unlabeled)
       return tree.add(sums, tree.subtract(stats, payload.model.stats)), {}
-    made = batching.batches(task, client.train, client.shard, key)
+    made = batching.batches(once, client.train, client.shard, key)
     sums, metrics = local.train(
         step, tree.zeros_like(payload.model.stats), made, key)
     steps = jnp.maximum(made.num_steps, 1)
@@ -218,12 +230,13 @@ def statistics(task: Task) -> rounds.Pass:
 
   return rounds.client_pass(
       task, client_update, finish, sample=sampling.uniform(task.cohort_size),
-      work=functools.partial(batching.num_steps, task))
+      work=functools.partial(batching.num_steps, once))
 
 
 def confident_labels(task: Task, threshold: float) -> Callable[..., Any]:
   """The likeliest class of raw inputs, weight 1 from `threshold` on."""
-  def pseudo_label(record, inputs):
+  def pseudo_label(record, memory, inputs):
+    del memory
     return losses.pseudo_label(task.apply(record.model, inputs),
                                threshold=threshold)
   return pseudo_label
@@ -260,7 +273,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     remember: federation -> [N, ...], what the loss keeps on the clients.
     server_loss: what the server minimises on its labels; default cross
       entropy.
-    pseudo_label: (server, inputs) -> (label, weight), for evaluation.
+    pseudo_label: (server, memory_row, inputs) -> (label, weight), for
+      evaluation.
 
   Returns:
     The method; its server record is `Server`.

@@ -45,7 +45,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     keys = jax.random.split(key, 3)
     unlabeled = batch.unlabeled
     target = base.weakly(task, unlabeled, keys[0])
-    views = (base.weakly(task, batch.labeled, keys[1]),
+    views = (base.labeled_view(task, batch.labeled, keys[1]),
              base.strongly(task, unlabeled, keys[2]))
     if labeler == 'global':
       weak = task.apply(anchor, target.inputs)

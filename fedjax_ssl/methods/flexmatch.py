@@ -56,7 +56,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     rows = batch.unlabeled
     weak, (labeled, strong), stats = base.forward_with_targets(
         task, model, base.weakly(task, rows, keys[0]),
-        base.weakly(task, batch.labeled, keys[1]),
+        base.labeled_view(task, batch.labeled, keys[1]),
         base.strongly(task, rows, keys[2]))
     counts = jax.nn.one_hot(memory, task.num_classes).sum(0)
     bars = losses.flexmatch_thresholds(

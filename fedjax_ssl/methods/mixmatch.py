@@ -134,7 +134,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     parts: list[tuple[Batch, jax.Array]] = [
         (base.weakly(task, rows, keys[-1]), labels)]
     if batch.labeled is not None:
-      known = base.weakly(task, batch.labeled, keys[-2])
+      known = base.labeled_view(task, batch.labeled, keys[-2])
       parts.insert(0, (known, jax.nn.one_hot(known.labels, task.num_classes)))
     mixed = blended(parts, keys[-3])
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)

@@ -56,7 +56,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     views = base.joined([base.weakly(task, rows, k)
                          for k in keys[:num_views if soft else 1]])
     targets, (labeled, logits), stats = base.forward_with_targets(
-        task, model, views, base.weakly(task, batch.labeled, keys[-2]),
+        task, model, views, base.labeled_view(task, batch.labeled, keys[-2]),
         base.weakly(task, rows, keys[-1]))
     if soft:
       targets = targets.reshape(num_views, *logits.shape)

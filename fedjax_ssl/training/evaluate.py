@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -81,19 +82,57 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
           'per_class_accuracy': (hits @ of_class) / of_class.sum(0)}
 
 
-def probe_of(federation: Federation) -> np.ndarray:
-  """int32[P], P <= 2048: unlabeled rows, evenly taken over all clients."""
-  shard = federation.clients if federation.stream is None else (
-      federation.stream)
-  counts = np.asarray(shard.num_unlabeled).reshape(-1)
-  table = np.asarray(shard.unlabeled).reshape(counts.size, -1)
-  rows = table[np.arange(table.shape[1]) < counts[:, None]]
-  step = max(1, -(-rows.size // _PROBE))
-  return rows[::step].astype(np.int32)
+class Probe(NamedTuple):
+  """Unlabeled rows of some clients, to judge pseudo-labels on.
+
+  Attributes:
+    clients: int32[P] ids.
+    rows: int32[P, K] rows of each.
+    mask: float32[P, K], 1 where a row counts.
+  """
+
+  clients: np.ndarray
+  rows: np.ndarray
+  mask: np.ndarray
+
+
+def probe_of(federation: Federation) -> Probe:
+  """About 2048 unlabeled rows, evenly taken over clients and their rows."""
+  shard = federation.clients if federation.stream is None else jax.tree.map(
+      lambda x: x[0], federation.stream)
+  counts = np.asarray(shard.num_unlabeled)
+  holders = np.flatnonzero(counts)
+  clients = holders[::max(1, -(-holders.size // _PROBE))]
+  most = max(1, _PROBE // max(clients.size, 1))
+  width = int(min(most, counts.max(initial=1)))
+  place = np.arange(width)
+  taken = np.minimum(counts[clients], width)[:, None]
+  # Evenly over a client's rows, which are in the order of the data set.
+  index = place * counts[clients][:, None] // np.maximum(taken, 1)
+  mask = place < taken
+  rows = np.asarray(shard.unlabeled)[clients[:, None],
+                                     np.where(mask, index, 0)]
+  return Probe(clients.astype(np.int32), rows.astype(np.int32),
+               mask.astype(np.float32))
+
+
+def _judge(pseudo_label, state: State, federation: Federation, probe: Probe
+           ) -> Metrics:
+  """Share of the probe's rows that get a pseudo-label, and of right ones."""
+  def one(part):
+    client, rows, mask = part
+    label, weight = pseudo_label(
+        state.server, tree.take(state.memory, client),
+        jnp.take(federation.train.inputs, rows, axis=0))
+    right = label == jnp.take(federation.train.labels, rows)
+    return (weight * right * mask).sum(), (weight * mask).sum()
+  right, used = lax.map(one, jax.tree.map(jnp.asarray, tuple(probe)))
+  return {'pseudo_label_accuracy': right.sum() / used.sum(),
+          'pseudo_label_rate': used.sum() / probe.mask.sum()}
 
 
 def evaluation(method: Method, mesh: Mesh | None = None
-               ) -> Callable[[State, Federation, Array], Metrics]:
+               ) -> Callable[[State, Federation, Probe], Metrics]:
   """A pure function that evaluates a state, to be jitted or mapped.
 
   Args:
@@ -101,11 +140,12 @@ def evaluation(method: Method, mesh: Mesh | None = None
     mesh: devices to share the work, or None.
 
   Returns:
-    (state, federation, probe rows) -> metrics: accuracy, loss,
-    per_class_accuracy on the test set; val_accuracy; pseudo_label_accuracy
+    (state, federation, probe) -> metrics: accuracy, loss,
+    per_class_accuracy on the test set; val_accuracy, val_loss;
+    pseudo_label_accuracy
     and pseudo_label_rate on the true labels of the probe rows, where the
     method labels; local_accuracy, the mean over the clients of their own
-    models' accuracy on the first 2048 test rows, where the method keeps them;
+    models' accuracy on at most 2048 test rows, where the method keeps them;
     that is `accuracy` too where there is no global model.
   """
   def over(predict, examples: Examples, rows=None):
@@ -128,7 +168,8 @@ def evaluation(method: Method, mesh: Mesh | None = None
     test, validation = federation.test, federation.validation
     out = {}
     if own_predict is not None:
-      rows = jnp.arange(test.labels.shape[0])[:_PROBE]
+      count = test.labels.shape[0]
+      rows = jnp.arange(0, count, -(-count // _PROBE))
       local = of_clients(own_predict, state, federation, test, rows)
       out['local_accuracy'] = local['accuracy']
     if global_predict is None:  # No model but the clients' own.
@@ -138,15 +179,10 @@ def evaluation(method: Method, mesh: Mesh | None = None
     out.update(scores(over(predict, test), test.labels))
     if validation.labels.shape[0]:
       logits = over(predict, validation)
-      out['val_accuracy'] = scores(logits, validation.labels)['accuracy']
-    if method.pseudo_label is not None and probe.shape[0]:
-      label, weight = over(
-          lambda x: method.pseudo_label(state.server, x), federation.train,
-          probe)
-      truth = jnp.take(federation.train.labels, probe)
-      out['pseudo_label_accuracy'] = (
-          (weight * (label == truth)).sum() / weight.sum())
-      out['pseudo_label_rate'] = weight.mean()
+      held = scores(logits, validation.labels)
+      out['val_accuracy'], out['val_loss'] = held['accuracy'], held['loss']
+    if method.pseudo_label is not None and probe.clients.shape[0]:
+      out.update(_judge(method.pseudo_label, state, federation, probe))
     return out
 
   return evaluate

@@ -188,6 +188,16 @@ class Sequential:
             for i, s in enumerate(self._seeds)}
 
 
+def _stacked(probes: Sequence[evaluate.Probe]) -> evaluate.Probe:
+  """Probes of several seeds, padded with masked rows to one shape."""
+  shape = np.max([p.rows.shape for p in probes], axis=0)
+  def pad(x):
+    return np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape,
+                                                 strict=False)])
+  return evaluate.Probe(*map(np.stack, zip(
+      *(map(pad, p) for p in probes), strict=True)))
+
+
 class Together(Sequential):
   """Several seeds under one vmap; states carry a leading axis of seeds."""
 
@@ -201,8 +211,7 @@ class Together(Sequential):
                              in_axes=(0, 0, axes, None, None, 0))
     self._score = jax.jit(jax.vmap(
         evaluate.evaluation(method, mesh), in_axes=(0, axes, 0)))
-    width = min(p.size for p in self._probes)
-    self._probe = np.stack([p[:width] for p in self._probes])
+    self._probe = _stacked(self._probes)
 
   def start(self, saved):
     """Begins as apart, then stacks."""

@@ -83,7 +83,8 @@ def test_a_stream_not_used_costs_no_step(streams, n):
 
 def test_splitting_deals_all_unlabeled_rows_over_the_labeled_steps():
   capacity = batching.unlabeled_capacity(
-      np.mean(toy.LABELED), np.mean(toy.UNLABELED), labeled_batch=3)
+      float(np.mean(toy.LABELED)), float(np.mean(toy.UNLABELED)),
+      labeled_batch=3)
   assert capacity == 3  # 1.5 times a mean of 5.5 rows over 4 steps.
   for changes, steps in (({'unlabeled_capacity': 4}, 4),
                          ({'unlabeled_capacity': 2}, None)):

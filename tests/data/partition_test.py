@@ -132,11 +132,25 @@ def _skew(owner, num_clients=10):
     (partition.dirichlet_capped, {'min_size': 0}),
     (partition.dirichlet_clients, {})])
 def test_alpha_runs_from_one_class_to_iid(deal, knobs):
+  # Client by client a tiny alpha empties classes, and the last take what is
+  # left; its alpha is the total over ten classes besides.
+  alphas = (1., 10., 100., 1e4) if deal is partition.dirichlet_clients else (
+      1e-3, .1, 1.0, 1e4)
   skews = [_skew(deal(_rng(), LABELS, 10, alpha=alpha, **knobs))
-           for alpha in (1e-3, .1, 1.0, 1e4)]
+           for alpha in alphas]
   assert skews == sorted(skews, reverse=True)
-  assert skews[0] > .7 and skews[-1] < .06 + .1 * (
+  assert skews[0] > .65 and skews[-1] < .06 + .1 * (
       deal is partition.dirichlet_clients)
+
+
+def test_client_mixes_have_the_variance_of_the_dirichlet_law():
+  """Var(q_c) = p (1 - p) / (alpha + 1), while no class has run out."""
+  labels = np.repeat(np.arange(4), 10_000)
+  owner = partition.dirichlet_clients(_rng(), labels, 400, alpha=1.0)
+  counts = np.stack([np.bincount(labels[owner == k], minlength=4)
+                     for k in range(200)])
+  variance = (counts / counts.sum(1, keepdims=True)).var(0).mean()
+  np.testing.assert_allclose(variance, .25 * .75 / 2, rtol=.15)
 
 
 @pytest.mark.parametrize('deal,knobs', [

@@ -22,6 +22,9 @@ _COUNTS = {
     ('resnet8', 32, 3): 1_227_594,
     # 5x5 convolutions to 10 and 20 channels, dense 500, 50, 10.
     ('fedtrinet_mnist', 32, 1): 260 + 5_020 + 25_050 + 510,
+    ('fedtrinet_cifar', 32, 3): (
+        896 + 18_496 + 73_856 + 147_584 + 295_168 + 590_080  # Convolutions.
+        + 2 * (32 + 128 + 256) + 4_195_328 + 524_800 + 5_130),
     ('linear', 8, 1): 650,
     ('mlp(width=5, depth=1)', 8, 1): 65 * 5 + 60,
     ('cnn(width=4)', 8, 1): 40 + 296 + 330,

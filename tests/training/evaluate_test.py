@@ -49,22 +49,48 @@ def test_scores_against_counting_by_hand():
 def test_pseudo_labels_are_judged_on_hidden_labels():
   method, state, federation = trained('fixmatch(threshold=0.4)')
   probe = evaluate.probe_of(federation)
-  assert sorted(probe.tolist()) == sorted(np.concatenate([
+  rows = probe.rows[probe.mask > 0]
+  assert sorted(rows.tolist()) == sorted(np.concatenate([
       federation.clients.unlabeled[i, :n]
       for i, n in enumerate(toy.UNLABELED)]).tolist())
   got = evaluate.evaluation(method)(state, federation, probe)
   p = np.asarray(jax.nn.softmax(method.predict(
-      state.server, federation.train.inputs[probe])))
+      state.server, federation.train.inputs[rows])))
   sure = p.max(-1) >= 0.4
-  right = p.argmax(-1) == np.asarray(federation.train.labels)[probe]
+  right = p.argmax(-1) == np.asarray(federation.train.labels)[rows]
   np.testing.assert_allclose(got['pseudo_label_rate'], sure.mean(), rtol=1e-6)
   np.testing.assert_allclose(got['pseudo_label_accuracy'],
                              right[sure].mean(), rtol=1e-6)
 
 
+def test_pseudo_labels_see_the_memory_of_the_rows_owner():
+  method, state, federation = trained('fedavg(keep_local=True)')
+  def own_id(server, memory, inputs):
+    del server
+    return jnp.zeros(inputs.shape[0], jnp.int32), jnp.full(
+        inputs.shape[0], memory)
+  ids = state._replace(memory=jnp.arange(toy.NUM_CLIENTS, dtype=jnp.float32))
+  judged = method._replace(pseudo_label=own_id, local_predict=None)
+  got = evaluate.evaluation(judged)(
+      ids, federation, evaluate.probe_of(federation))
+  want = np.average(np.arange(toy.NUM_CLIENTS), weights=toy.UNLABELED)
+  np.testing.assert_allclose(got['pseudo_label_rate'], want, rtol=1e-6)
+
+
+def test_a_probe_of_a_large_federation_is_small_and_even():
+  federation, _ = toy.federation()
+  rows = np.arange(9000, dtype=np.int32).reshape(3000, 3)
+  many = federation.clients._replace(
+      unlabeled=rows, num_unlabeled=np.full(3000, 3, np.int32))
+  probe = evaluate.probe_of(dataclasses.replace(federation, clients=many))
+  assert probe.rows.size <= 2048 and probe.mask.all()
+  assert probe.clients.max() > 2900
+
+
 def test_local_accuracy_is_the_mean_over_the_clients_models():
   method, state, federation = trained('fedavg(keep_local=True)')
-  got = evaluate.evaluation(method)(state, federation, np.zeros(0, np.int32))
+  got = evaluate.evaluation(method)(
+      state, federation, evaluate.probe_of(federation))
   each = []
   for i in range(toy.NUM_CLIENTS):
     row = jax.tree.map(lambda x, i=i: x[i], state.memory)
