@@ -132,11 +132,10 @@ def _spec(dataset: data.Dataset, federations: list[Any], method: str
           ) -> fssl.TaskSpec:
   capacity = 0
   if not FLAGS.unlabeled_batch:
-    # The first seed speaks for all: totals do not depend on the partition.
-    first = federations[0]
-    part = first.clients if first.stream is None else first.stream
+    parts = [f.clients if f.stream is None else f.stream for f in federations]
     capacity = batching.unlabeled_capacity(
-        float(part.num_labeled.mean()), float(part.num_unlabeled.mean()),
+        np.stack([part.num_labeled for part in parts]),
+        np.stack([part.num_unlabeled for part in parts]),
         labeled_batch=FLAGS.labeled_batch, local_steps=FLAGS.local_steps)
   known = {field.name for field in dataclasses.fields(fssl.TaskSpec)}
   values = {k: v for k, v in settings.values().items() if k in known}

@@ -7,6 +7,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_ssl.core.local import Batches
 from fedjax_ssl.core.types import Array, Batch, Examples, Number, Shard, Task
@@ -76,26 +77,31 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
   return (task.local_epochs * epoch).astype(jnp.int32)
 
 
-def unlabeled_capacity(labeled: float, unlabeled: float, *,
+def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
                        labeled_batch: int, local_steps: int = 0) -> int:
   """Widest unlabeled batch when rows are split over the labeled steps.
 
-  Half again as wide as the mean client's. The rare client with many rows for
-  its few steps takes more of them instead, or with fixed steps leaves some for
-  another round: its width would be the padding of everybody else. It depends
-  on means only, so that a seed runs alike alone and among others.
+  Half again as wide as the mean client's, or as the widest client's if that is
+  less. The rare client with many rows for its few steps takes more of them
+  instead, or with fixed steps leaves some for another round: its width would
+  be the padding of everybody else. Where the bound is felt it comes from means,
+  which all seeds of a setting share, so a seed runs alike alone and in company.
 
   Args:
-    labeled: mean rows with labels of a client.
-    unlabeled: mean rows without.
+    labeled: int[...], rows with labels of each client, of all seeds and tasks.
+    unlabeled: the same for rows without.
     labeled_batch: B.
     local_steps: if positive, the steps of every client.
 
   Returns:
     int, at least 1.
   """
-  steps = local_steps or int(_split_steps(np.float64(labeled), labeled_batch))
-  return max(int(np.ceil(1.5 * unlabeled / steps)), 1)
+  labeled, unlabeled = np.asarray(labeled), np.asarray(unlabeled)
+  def width(n_s, n_u):
+    return n_u / (local_steps or _split_steps(n_s, labeled_batch))
+  mean = width(labeled.mean(), unlabeled.mean())
+  widest = np.max(width(labeled, unlabeled), initial=1)
+  return int(np.ceil(min(max(1.5 * mean, 1), widest)))
 
 
 class _Stream(NamedTuple):

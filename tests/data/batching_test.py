@@ -83,8 +83,7 @@ def test_a_stream_not_used_costs_no_step(streams, n):
 
 def test_splitting_deals_all_unlabeled_rows_over_the_labeled_steps():
   capacity = batching.unlabeled_capacity(
-      float(np.mean(toy.LABELED)), float(np.mean(toy.UNLABELED)),
-      labeled_batch=3)
+      toy.LABELED, toy.UNLABELED, labeled_batch=3)
   assert capacity == 3  # 1.5 times a mean of 5.5 rows over 4 steps.
   for changes, steps in (({'unlabeled_capacity': 4}, 4),
                          ({'unlabeled_capacity': 2}, None)):
@@ -114,13 +113,16 @@ def test_an_empty_shard_makes_masked_batches():
   assert not pair.labeled.mask.any() and not pair.unlabeled.mask.any()
 
 
-def test_capacity_is_half_again_the_mean_width():
-  def width(*means, **changes):
-    return batching.unlabeled_capacity(*means, labeled_batch=10, **changes)
-  assert width(4, 10, local_steps=4) == 4
+def test_capacity_is_half_again_the_mean_width_or_the_widest():
+  def width(labeled, unlabeled, **changes):
+    return batching.unlabeled_capacity(labeled, unlabeled, labeled_batch=10,
+                                       **changes)
+  # Means of 10 rows over 4 steps: 2.5 wide, 3.75 with the half.
+  assert width([4, 4], [0, 20], local_steps=4) == 4
+  assert width([4, 4], [8, 12], local_steps=4) == 3
   # round(25 / 10) = 2 counts as 4 steps, round(35 / 10) = 4 as itself.
-  assert width(25, 8) == width(35, 8) == 3
-  assert width(60, 60) == 15 and width(60, 0) == 1
+  assert width([25], [40]) == width([35], [40]) == 10
+  assert width([60, 60], [60, 60]) == 10 and width([60], [0]) == 1
 
 
 def test_each_row_is_first_equally_often():
