@@ -234,13 +234,12 @@ def _prepare_jax() -> None:
 
 
 def _partition(deal: Deal, dataset: data.Dataset, seed: int
-               ) -> run_one.Dealt:
+               ) -> data.Partition:
   """One seed's partition: from a file, or dealt."""
   labels = np.asarray(dataset.train.labels)
   if FLAGS.partition_file:
-    partition = data.load_partition(
+    return data.load_partition(
         FLAGS.partition_file, labels.size, FLAGS.num_clients, labels=labels)
-    return run_one.Dealt(partition, None)
   if FLAGS.partition_seed is not None:
     seed = FLAGS.partition_seed
   rng = np.random.default_rng([seed, 0x5353])
@@ -249,5 +248,4 @@ def _partition(deal: Deal, dataset: data.Dataset, seed: int
     validation = data.choose_validation(
         rng, labels, fraction=FLAGS.validation_fraction)
   labeled, unlabeled, *tasks = deal(rng, labels, ~validation)
-  return run_one.Dealt(data.Partition(labeled, unlabeled, validation),
-                       tasks[0] if tasks else None)
+  return data.Partition(labeled, unlabeled, validation, *tasks)

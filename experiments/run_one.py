@@ -22,13 +22,6 @@ from fedjax_ssl.training import workdir as workdir_lib
 FLAGS = flags.FLAGS
 
 
-class Dealt(NamedTuple):
-  """One seed's partition, and the stream's tasks if it has any."""
-
-  partition: data.Partition
-  tasks: np.ndarray | None
-
-
 class Job(NamedTuple):
   """Everything that can be checked before a folder is touched."""
 
@@ -59,7 +52,7 @@ def check_sizes(dataset: data.Dataset) -> None:
     raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')
 
 
-def build(dataset: data.Dataset, dealt: Mapping[int, Dealt], name: str,
+def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
           folder: pathlib.Path, labels: str, method: str) -> Job:
   """Builds the federations and the method, and traces a round.
 
@@ -89,7 +82,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, Dealt], name: str,
     seeds_lib.totals_shape(made, federations[0], state)
   except TypeError as error:
     raise _of_a_knob(error, method) from error
-  seeds, partitions = list(dealt), [one.partition for one in dealt.values()]
+  seeds, partitions = list(dealt), list(dealt.values())
   config = {**settings.values(), 'labels': labels, 'method': method,
             'schedule_rounds': spec.schedule_rounds, 'seeds': seeds,
             'seed': None}
@@ -114,17 +107,17 @@ def _of_a_knob(error: TypeError, method: str) -> Exception:
   return ValueError(f'A knob of {", ".join(given)} has a wrong type: {reason}')
 
 
-def _federation(dataset: data.Dataset, dealt: Dealt, labels: str):
+def _federation(dataset: data.Dataset, dealt: data.Partition, labels: str):
   holders = FLAGS.num_labeled_clients
-  last = int(dealt.partition.labeled.max(initial=-1))
+  last = int(dealt.labeled.max(initial=-1))
   if FLAGS.labels_at == 'clients' and 0 <= holders <= last:
     raise ValueError(
         f'--num_labeled_clients={holders}, but the partition gives labels to '
         f'client {last} (the first is 0).')
   return data.federate(
-      dataset.train, dataset.validation, dataset.test, dealt.partition,
+      dataset.train, dataset.validation, dataset.test, dealt,
       num_clients=FLAGS.num_clients, labels=labels, labels_at=FLAGS.labels_at,
-      num_classes=dataset.num_classes, stream=dealt.tasks,
+      num_classes=dataset.num_classes,
       rounds_per_task=FLAGS.rounds_per_task, num_labeled_clients=holders)
 
 

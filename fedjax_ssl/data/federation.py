@@ -83,7 +83,8 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
     widths: least widths (L, U) of the tables, so that federations of several
       seeds stack; the server's tables keep their own.
     stream: int32[D] task of each unlabeled row, as `streaming.deal_tasks`
-      returns it, or None. A client's labeled rows are in every task.
+      returns it; None is the partition's own. A client's labeled rows are in
+      every task.
     rounds_per_task: rounds before the next task, with `stream` only.
     num_labeled_clients: the first so many clients hold labels; -1 if that is
       no rule of the setting.
@@ -102,10 +103,11 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
   num_classes = _num_classes((train, validation, test), num_classes)
   _check_labeled_clients(partition, labels_at, num_clients,
                          num_labeled_clients)
+  stream = partition.tasks if stream is None else stream
   if (stream is None) != (rounds_per_task == 0) or rounds_per_task < 0:
     raise ValueError(f'rounds_per_task={rounds_per_task} must be positive '
                      'with a stream and 0 without one')
-  labeled, unlabeled, _ = partition
+  labeled, unlabeled = partition.labeled, partition.unlabeled
   nobody = np.full_like(labeled, -1)
   at_server = nobody
   if labels_at == 'server':

@@ -12,34 +12,41 @@ import zlib
 import numpy as np
 
 _FORMAT = 1
+_DTYPES = {'labeled': 'int32', 'unlabeled': 'int32', 'validation': 'bool',
+           'tasks': 'int32'}
 
 
 class Partition(NamedTuple):
   """Who owns which row of the training examples.
 
-  A row is used once: at most one of the three fields claims it.
+  A row is used once: at most one of the first three fields claims it.
   """
 
   labeled: np.ndarray  # int32[D] owner of a labeled row, N the server, or -1.
   unlabeled: np.ndarray  # int32[D] owner of an unlabeled row in [0, N), or -1.
   validation: np.ndarray  # bool[D] rows the server keeps to validate.
+  # int32[D] task of each unlabeled row, -1 elsewhere; None without a stream.
+  tasks: np.ndarray | None = None
 
 
 def make_partition(labeled: np.ndarray, unlabeled: np.ndarray,
-                   validation: np.ndarray | None = None) -> Partition:
+                   validation: np.ndarray | None = None,
+                   tasks: np.ndarray | None = None) -> Partition:
   """A Partition with the right dtypes; by default nothing validates."""
   labeled = np.asarray(labeled, np.int32)
   if validation is None:
     validation = np.zeros(labeled.shape, bool)
   return Partition(labeled, np.asarray(unlabeled, np.int32),
-                   np.asarray(validation))
+                   np.asarray(validation),
+                   None if tasks is None else np.asarray(tasks, np.int32))
 
 
 def check_partition(partition: Partition, num_examples: int,
                     num_clients: int) -> None:
   """Raises ValueError unless the partition fits D examples and N clients."""
-  for name, dtype in zip(Partition._fields, ('int32', 'int32', 'bool'),
-                         strict=True):
+  for name, dtype in _DTYPES.items():
+    if name == 'tasks' and partition.tasks is None:
+      continue
     field = np.asarray(getattr(partition, name))
     if field.dtype != dtype or field.shape != (num_examples,):
       raise ValueError(
@@ -52,6 +59,10 @@ def check_partition(partition: Partition, num_examples: int,
     if bad.size:
       raise ValueError(f'partition field {name!r} names client {bad[0]}; with '
                        f'{num_clients} clients ids are -1 to {most}')
+  if partition.tasks is not None and (
+      (partition.tasks >= 0) != (partition.unlabeled >= 0)).any():
+    raise ValueError("partition field 'tasks' must give a task to each "
+                     'unlabeled row and -1 to all others')
   claims = ((partition.labeled >= 0).astype(int) + (partition.unlabeled >= 0)
             + partition.validation)
   if (claims > 1).any():
@@ -62,8 +73,11 @@ def check_partition(partition: Partition, num_examples: int,
 def partition_hash(partition: Partition) -> str:
   """Hex digest that changes with any owner; equal on every machine."""
   digest = hashlib.sha256(f'partition {_FORMAT}'.encode())
-  for field, dtype in zip(partition, ('<i4', '<i4', '|b1'), strict=True):
-    field = np.ascontiguousarray(field, dtype)
+  for field in partition:
+    if field is None:
+      continue
+    field = np.ascontiguousarray(
+        field, '|b1' if np.asarray(field).dtype == bool else '<i4')
     digest.update(str(field.shape).encode() + field.tobytes())
   return digest.hexdigest()
 
@@ -88,7 +102,8 @@ def save_partition(path: str | os.PathLike[str], partition: Partition, *,
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   arrays = dict(
-      partition._asdict(), format=np.int64(_FORMAT),
+      {k: v for k, v in partition._asdict().items() if v is not None},
+      format=np.int64(_FORMAT),
       hash=np.str_(partition_hash(partition)),
       num_clients=np.int64(-1 if num_clients is None else num_clients),
       data=np.str_('' if labels is None else _fingerprint(labels)))
@@ -127,13 +142,15 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
       raise ValueError('missing, truncated, or no .npz')
     with np.load(path, allow_pickle=False) as archive:
       arrays = {name: archive[name] for name in archive.files}
-    absent = {*Partition._fields, 'format', 'hash', 'num_clients', 'data'}
+    absent = {'labeled', 'unlabeled', 'validation', 'format', 'hash',
+              'num_clients', 'data'}
     absent -= set(arrays)
     if absent:
       raise ValueError(f'no key {sorted(absent)[0]!r}')
     if arrays['format'].item() != _FORMAT:
       raise ValueError(f'format {arrays["format"]}, expected {_FORMAT}')
-    partition = Partition(*(arrays[name] for name in Partition._fields))
+    partition = Partition(arrays['labeled'], arrays['unlabeled'],
+                          arrays['validation'], arrays.get('tasks'))
     made_for = arrays['num_clients'].item()
     if made_for not in (-1, num_clients):
       raise ValueError(f'made for {made_for} clients, not {num_clients}')

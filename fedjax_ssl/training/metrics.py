@@ -17,11 +17,16 @@ Times depend on the machine and go to `timings.jsonl`.
 | train_loss | what clients minimised, mean over clients and rounds |
 | labeled_loss, unlabeled_loss | its two parts, where a method has them |
 | mask_rate | share of unlabeled examples whose pseudo-label was used, 0..1 |
-| pseudo_label_accuracy | share of right ones among those used; null: none |
+| pseudo_label_accuracy | share of right ones among the pseudo-labels that the \
+method would use on about 2048 unlabeled examples; null: none |
+| pseudo_label_rate | share of those examples that it would use, 0..1 |
+| tsa_rate | share of labeled examples that UDA's annealing lets through, 0..1 |
+| server_loss | what the server minimised on its own labels |
 | bytes_up, bytes_down | sent by all clients, to all clients, bytes; since \
-the previous row |
+the previous row; rounded to 7 digits above 16 MB |
 | num_rejected | broken updates left out since the previous row |
 | masked_share | masked examples over processed examples, 0..1 |
+| num_participants | clients with a say, mean over rounds |
 | epsilon | privacy spent so far at the run's delta; null: unbounded |
 
 Methods add their own names. Values are numbers, null, or lists of those. Means
@@ -45,10 +50,12 @@ TIMINGS = 'timings.jsonl'
 ORDER = (
     'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy', 'val_accuracy',
     'val_loss', 'local_accuracy', 'train_loss', 'labeled_loss',
-    'unlabeled_loss', 'mask_rate', 'pseudo_label_accuracy', 'bytes_up',
-    'bytes_down', 'num_rejected', 'masked_share', 'epsilon')
+    'unlabeled_loss', 'server_loss', 'mask_rate', 'tsa_rate',
+    'pseudo_label_accuracy', 'pseudo_label_rate', 'bytes_up', 'bytes_down',
+    'num_rejected', 'num_participants', 'masked_share', 'epsilon')
 SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
-          'mask_rate', 'pseudo_label_accuracy', 'masked_share')
+          'mask_rate', 'tsa_rate', 'pseudo_label_accuracy',
+          'pseudo_label_rate', 'masked_share')
 COUNTS = ('round', 'seed', 'bytes_up', 'bytes_down', 'num_rejected')
 
 Row = dict[str, Any]

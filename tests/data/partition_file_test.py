@@ -37,9 +37,10 @@ def test_partition_file_roundtrip(tmp_path):
   saved = _partition()
   partition.save_partition(path, saved, num_clients=5, labels=LABELS)
   loaded = partition.load_partition(path, 1000, 5, labels=LABELS)
-  for a, b in zip(saved, loaded, strict=True):
+  assert loaded.tasks is None
+  for a, b in zip(saved[:3], loaded[:3], strict=True):
     np.testing.assert_array_equal(a, b)
-    assert a.dtype == b.dtype
+    assert np.asarray(a).dtype == np.asarray(b).dtype
   assert os.listdir(path.parent) == ['p.npz']  # No temporary file is left.
   partition.save_partition(path, saved)
   assert partition.partition_hash(
@@ -49,6 +50,8 @@ def test_partition_file_roundtrip(tmp_path):
 
 def test_hash_sees_every_field_and_nothing_else():
   base = _partition()
+  base = base._replace(tasks=np.where(base.unlabeled >= 0, 0, -1).astype(
+      np.int32))
   same = Partition(*(np.array(field) for field in base))
   assert partition.partition_hash(base) == partition.partition_hash(same)
   hashes = {partition.partition_hash(base)}
@@ -58,7 +61,21 @@ def test_hash_sees_every_field_and_nothing_else():
     hashes.add(partition.partition_hash(base._replace(**{name: field})))
   hashes.add(partition.partition_hash(
       Partition(base.unlabeled, base.labeled, base.validation)))
-  assert len(hashes) == 5
+  hashes.add(partition.partition_hash(base._replace(tasks=None)))
+  assert len(hashes) == 7
+
+
+def test_tasks_of_a_stream_come_back_and_must_fit(tmp_path):
+  plain = _partition()
+  tasks = np.where(plain.unlabeled >= 0, plain.unlabeled % 2, -1)
+  streamed = plain._replace(tasks=tasks.astype(np.int32))
+  partition.save_partition(tmp_path / 'p.npz', streamed)
+  loaded = partition.load_partition(tmp_path / 'p.npz', 1000, 5)
+  np.testing.assert_array_equal(loaded.tasks, streamed.tasks)
+  broken = streamed._replace(tasks=np.zeros_like(streamed.tasks))
+  partition.save_partition(tmp_path / 'q.npz', broken)
+  with pytest.raises(ValueError, match="'tasks' must give a task"):
+    partition.load_partition(tmp_path / 'q.npz', 1000, 5)
 
 
 def _saved_arrays(path):
