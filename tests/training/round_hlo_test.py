@@ -1,7 +1,7 @@
 """The compiled round of a real method on two devices, read as text."""
 from __future__ import annotations
 
-_CODE = r'''
+_CODE = r"""
 import functools, re
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ for word in ('all-to-all', 'collective-permute', 'reduce-scatter'):
 assert 'feature_group_count' not in text
 assert 'batch_group_count' not in text
 print('small gathers:', len(gathers))
-'''
+"""
 
 
 def test_devices_exchange_sums_and_results_only(run_python):
