@@ -109,7 +109,8 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
   """Turns what a user can mend into one line and exit code 2."""
   try:
     return function(*args)
-  except (ValueError, OSError, MemoryError, flags.Error) as error:
+  except (ValueError, OSError, MemoryError, OverflowError,
+          flags.Error) as error:
     if FLAGS.is_parsed() and FLAGS.verbosity > 0:
       raise
     text = ' '.join(str(error).split()) or type(error).__name__

@@ -3,8 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import functools
+import hashlib
 import json
 import pathlib
+import sys
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -73,6 +76,15 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     raise ValueError('--labels_at=server, but the server has no labeled '
                      'examples; raise --labels_per_class or '
                      '--labeled_fraction.')
+  if FLAGS.labels_at == 'clients' and not all(
+      np.sum(f.clients.num_labeled) for f in federations):
+    raise ValueError('No client has a labeled example; raise '
+                     '--labels_per_class or --labeled_fraction.')
+  if labels == 'all' and FLAGS.labels_at == 'server' and (
+      fssl.core.names.parse(method)[0] not in ('fedavg', 'fedprox')):
+    raise ValueError(
+        f'--labels=all with --labels_at=server leaves --method={method} no '
+        'unlabeled rows at the clients; give --method=fedavg or fedprox.')
   spec = _spec(dataset, federations, method)
   mesh = _mesh()
   try:
@@ -87,12 +99,23 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
             'schedule_rounds': spec.schedule_rounds, 'seeds': seeds,
             'seed': None}
   facts = {
+      'data_hash': _data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
       'task': {**fssl.task.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   return Job(name, folder, config, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh)
+
+
+@functools.lru_cache(1)
+def _data_hash(dataset: data.Dataset) -> str:
+  """Hex digest of all examples: the same labels may come with other images."""
+  digest = hashlib.sha256()
+  for part in (dataset.train, dataset.validation, dataset.test):
+    for array in part or ():
+      digest.update(np.ascontiguousarray(array).data)
+  return digest.hexdigest()
 
 
 def _of_a_knob(error: TypeError, method: str) -> Exception:
@@ -214,13 +237,20 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
   bar = progress.Progress(job.name, FLAGS.num_rounds,
                           start=saved[0] if saved else 0)
   seconds = {'now': 0.0}
+  left_out = {'now': 0, 'said': 0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
 
   def on_row(row: loop.Row) -> None:
     values = {'round': row.round, **row.values}
     if several:
       values['seed'] = row.seed
-    writer.write(values, {'seconds': seconds['now']})
+    written = writer.write(values, {'seconds': seconds['now']})
+    left_out['now'] += written.get('num_rejected', 0)
+    if left_out['now'] and not left_out['said']:
+      left_out['said'] = 1
+      print(f'{job.name}: {left_out["now"]} updates left out up to round '
+            f'{row.round}: NaN, infinite, or beyond --max_update_norm.',
+            file=sys.stderr)
     accuracies.append(float(row.values['accuracy']))
     if row.seed == job.seeds[-1]:
       bar.update(row.round, float(np.mean(accuracies)))
@@ -239,7 +269,10 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
         seeds=job.seeds, eval_every=FLAGS.eval_every,
         checkpoint_every=FLAGS.checkpoint_every, seed_map=FLAGS.seed_map,
         mesh=job.mesh, saved=saved, observer=observer)
-  if result.interrupted:
+  if left_out['said']:
+    print(f'{job.name}: {left_out["now"]} updates were left out in all.',
+          file=sys.stderr)
+  if result.interrupted and result.round < FLAGS.num_rounds:
     print(f'Stopped at round {result.round}; the same command with '
           f'--workdir={FLAGS.workdir} continues.')
     raise SystemExit(0)

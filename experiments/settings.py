@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from typing import Any
 
 from absl import flags
@@ -118,7 +119,7 @@ def define() -> None:
   for name, (default, text, least) in _INTEGERS.items():
     flags.DEFINE_integer(
         name, default, text, lower_bound=least,
-        upper_bound=_LARGEST_SEED if 'seed' in name else None)
+        upper_bound=_LARGEST_SEED if 'seed' in name else 2**31 - 1)
   for name, (default, text, least, most) in _FLOATS.items():
     flags.DEFINE_float(name, default, text, lower_bound=least,
                        upper_bound=most)
@@ -153,6 +154,9 @@ def check() -> None:
   Raises:
     ValueError: if they cannot be settled.
   """
+  for name in ('workdir', 'data_dir', 'partition_file'):
+    if FLAGS[name].value:  # A shell leaves the ~ of --workdir=~/x alone.
+      FLAGS[name].value = os.path.expanduser(str(FLAGS[name].value))
   if FLAGS['seed'].present:
     if FLAGS['seeds'].present and FLAGS.seeds:
       raise ValueError(f'Give one of --seed and --seeds, not {FLAGS.seed} and '

@@ -33,7 +33,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     raise ValueError(form)
   try:
     knobs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-  except ValueError:
+  except (ValueError, TypeError, MemoryError, RecursionError):
     raise ValueError(f'{form}; values must be literals') from None
   return node.func.id, knobs
 
@@ -47,6 +47,20 @@ def check(kind: str, name: str, allowed: Iterable[str]) -> str:
   hint = f' Did you mean {near[0]!r}?' if near else ''
   raise ValueError(
       f'{kind} {name!r} is unknown.{hint} Allowed: {", ".join(allowed)}.')
+
+
+def _fits(value: Any, default: Any) -> bool:
+  """Whether a value may stand where the default does; None says nothing."""
+  if default is None or default is inspect.Parameter.empty or (
+      isinstance(default, tuple)):
+    return True
+  if isinstance(default, bool) or isinstance(value, bool):
+    return isinstance(value, bool) and isinstance(default, bool)
+  if isinstance(default, float):
+    return isinstance(value, int | float)
+  if value is None:
+    return False
+  return isinstance(value, type(default))
 
 
 def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
@@ -64,15 +78,19 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     What the function returns.
 
   Raises:
-    ValueError: for an unknown name or knob; the message lists the known ones.
+    ValueError: for an unknown name or knob, of which the message lists the
+      known ones, or a value of another type than the knob's default.
   """
   name, knobs = parse(text)
   function = registry[check(kind, name, registry)]
   parameters = inspect.signature(function).parameters.values()
-  known = [p.name for p in parameters
-           if p.kind is p.KEYWORD_ONLY and p.name not in shared]
-  for knob in knobs:
+  known = {p.name: p.default for p in parameters
+           if p.kind is p.KEYWORD_ONLY and p.name not in shared}
+  for knob, value in knobs.items():
     if knob not in known:
       raise ValueError(f'{kind} {name!r} has no knob {knob!r}. '
                        f'Allowed: {", ".join(known) or "none"}.')
+    if not _fits(value, known[knob]):
+      raise ValueError(f'{kind} {name!r} takes {knob} like '
+                       f'{known[knob]!r}, not {value!r}.')
   return function(*args, **shared, **knobs)

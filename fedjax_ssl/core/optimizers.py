@@ -22,6 +22,8 @@ def _share(round_: jax.Array, horizon: int) -> jax.Array:
 
 
 def _cosine(horizon: int, *, final: float = 0.0) -> Schedule:
+  if not 0 <= final <= 1:
+    raise ValueError(f'final must be in [0, 1], not {final}.')
   def factor(round_):
     wave = 0.5 * (1 + jnp.cos(jnp.pi * _share(round_, horizon)))
     return final + (1 - final) * wave

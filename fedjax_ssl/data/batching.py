@@ -52,10 +52,10 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
 
   Args:
     task: batch sizes, epochs or steps. `local_steps` rules if positive. With
-      `unlabeled_batch` 0 and unlabeled rows in use, an epoch has
-      round(n_labeled / B) steps, or 4 if that is 2 or less, or more if the
-      unlabeled batches would get wider than `unlabeled_capacity`; else as many
-      as the longer stream needs.
+      `unlabeled_batch` 0 an epoch has round(n_labeled / B) steps, or 4 if that
+      is 2 or less, whether unlabeled rows are used or not, so that methods and
+      their bounds step alike; or more if the unlabeled batches would get wider
+      than `unlabeled_capacity`. Else it has as many as the longer stream needs.
     shard: the client's rows.
     streams: 'both', 'labeled' or 'unlabeled': what the loss uses.
 
@@ -66,10 +66,9 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
   n_u = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
   if task.local_steps:
     return jnp.where(n_s + n_u > 0, task.local_steps, 0).astype(jnp.int32)
-  if task.unlabeled_batch or streams == 'labeled':
-    width = max(task.unlabeled_batch, 1)
+  if task.unlabeled_batch:
     epoch = jnp.maximum(_ceil_div(n_s, task.labeled_batch),
-                        _ceil_div(n_u, width))
+                        _ceil_div(n_u, task.unlabeled_batch))
   else:
     steps = _split_steps(jnp.asarray(shard.num_labeled), task.labeled_batch)
     steps = jnp.maximum(steps, _ceil_div(n_u, max(task.unlabeled_capacity, 1)))

@@ -113,6 +113,9 @@ def save_partition(path: str | os.PathLike[str], partition: Partition, *,
       np.savez_compressed(file, **arrays)
       file.flush()
       os.fsync(file.fileno())
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(temporary, 0o666 & ~mask)  # Like any other file of a run.
     os.replace(temporary, path)
   except BaseException:
     pathlib.Path(temporary).unlink(missing_ok=True)
@@ -160,7 +163,7 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
     made_of = arrays['data'].item()
     if made_of and labels is not None and made_of != _fingerprint(labels):
       raise ValueError('made for a data set with other labels')
-  except (ValueError, OSError, EOFError, zipfile.BadZipFile,
-          zlib.error) as error:
+  except (ValueError, OSError, EOFError, KeyError, SyntaxError, RuntimeError,
+          NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
     raise ValueError(f'partition file {os.fspath(path)}: {error}') from None
   return partition

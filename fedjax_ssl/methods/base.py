@@ -233,12 +233,13 @@ def statistics(task: Task) -> rounds.Pass:
       work=functools.partial(batching.num_steps, once))
 
 
-def confident_labels(task: Task, threshold: float) -> Callable[..., Any]:
-  """The likeliest class of raw inputs, weight 1 from `threshold` on."""
+def confident_labels(task: Task, threshold: float, *, strict: bool = False
+                     ) -> Callable[..., Any]:
+  """The likeliest class of raw inputs, weight 1 from (or above) `threshold`."""
+  bar = jnp.nextafter(jnp.float32(threshold), 2) if strict else threshold
   def pseudo_label(record, memory, inputs):
     del memory
-    return losses.pseudo_label(task.apply(record.model, inputs),
-                               threshold=threshold)
+    return losses.pseudo_label(task.apply(record.model, inputs), threshold=bar)
   return pseudo_label
 
 
@@ -266,7 +267,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     streams: rows the loss needs: 'both', 'labeled' or 'unlabeled'. With
       labels at the server 'both' becomes 'unlabeled' at the clients.
     server: 'fedavg'; 'fedprox', which adds mu/2 ||w - w_received||^2; or
-      'local': clients go on from their own last model and send nothing.
+      'local': clients go on from their own last model and send nothing. Only
+      the cohort trains in a round: let it be everyone for equal effort.
     mu: weight of FedProx's term; 0 is FedAvg, and the others ignore it.
     weighting: clients count by their 'examples' used, or 'uniform'.
     keep_local: keep each client's last trained model, to evaluate it.
@@ -281,7 +283,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
 
   Raises:
     ValueError: for an unknown server or weighting, mu < 0, or local training
-      with labels at the server.
+      with labels at the server or static normalization.
   """
   names.check('server', server, SERVERS)
   names.check('weighting', weighting, WEIGHTINGS)
@@ -291,6 +293,9 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   if alone and task.labels_at == 'server':
     raise ValueError("server='local' needs labels_at='clients': clients that "
                      'receive nothing would never see a label.')
+  if alone and task.model.norm == 'static':
+    raise ValueError("server='local' has nobody to recompute the statistics "
+                     "of norm='static'; give another norm.")
   keep_local = keep_local or alone
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'

@@ -40,6 +40,9 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     The method.
   """
   names.check('labeler', labeler, ('local', 'global'))
+  if labeler == 'global' and server == 'local':
+    raise ValueError("labeler='global' needs a server that sends a model, not "
+                     "server='local'.")
 
   def loss_fn(model, anchor, batch, key):
     keys = jax.random.split(key, 3)

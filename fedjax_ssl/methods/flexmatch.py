@@ -20,11 +20,11 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
               ) -> Method:
   """FixMatch whose bar for class c is threshold * M(beta_c).
 
-  A client remembers, from round to round, the class of each of its unlabeled
-  rows whose last prediction reached `threshold`; beta_c is the number of rows
-  of class c over that of the most frequent class, or over the rows without a
-  class while those are more (equations 5 to 11). In a stream a row's memory
-  belongs to its place in the client's table.
+  A client remembers, from round to round, the last class that each of its
+  unlabeled rows was predicted to be with `threshold` or more; beta_c is the
+  number of rows of class c over that of the most frequent class, or over the
+  rows without a class while those are more (equations 5 to 11). A stream, in
+  which a client's rows change, is refused.
 
   Args:
     task: the static choices.
@@ -44,11 +44,24 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
   names.check('mapping', mapping, ('convex', 'linear'))
 
   def remember(federation: Federation):
+    if federation.stream is not None:
+      raise ValueError('flexmatch keeps a class for each unlabeled row of a '
+                       'client, so it cannot run on a stream of tasks.')
     # -1: no class yet; -2: no row of the client.
     shard = federation.clients
     place = jnp.arange(shard.unlabeled.shape[-1])
     real = place < jnp.asarray(shard.num_unlabeled)[:, None]
     return jnp.where(real, -1, -2).astype(jnp.int32)
+
+  def bars(memory):
+    """float32[C], what each class must reach."""
+    return losses.flexmatch_thresholds(
+        jax.nn.one_hot(memory, task.num_classes).sum(0), threshold=threshold,
+        mapping=mapping, num_unused=(memory == -1).sum())
+
+  def pseudo_label(record, memory, inputs):
+    return losses.pseudo_label(task.apply(record.model, inputs),
+                               threshold=bars(memory.kept))
 
   def loss_fn(model, anchor, batch, key, memory):
     del anchor
@@ -58,11 +71,8 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
         task, model, base.weakly(task, rows, keys[0]),
         base.labeled_view(task, batch.labeled, keys[1]),
         base.strongly(task, rows, keys[2]))
-    counts = jax.nn.one_hot(memory, task.num_classes).sum(0)
-    bars = losses.flexmatch_thresholds(
-        counts, threshold=threshold, mapping=mapping,
-        num_unused=(memory == -1).sum())
-    loss, used = losses.fixmatch(weak, strong, rows.mask, threshold=bars)
+    loss, used = losses.fixmatch(weak, strong, rows.mask,
+                                 threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)
     # Out of range drops: masked rows, and rows that are not sure.
     place = jnp.where(sure * rows.mask > 0, rows.slots, memory.shape[0])
@@ -80,4 +90,4 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, keep_local=keep_local, remember=remember,
-      pseudo_label=base.confident_labels(task, threshold))
+      pseudo_label=pseudo_label)

@@ -21,7 +21,7 @@ _PROFILES: dict[str, dict[str, Any]] = {
     'fedssl': {'across': False, 'dominant': False, 'squared': False,
                'weight': 1.0, 'ramp': 0.0},
     'original': {'across': True, 'dominant': True, 'squared': True,
-                 'weight': 75.0, 'ramp': 0.25},
+                 'weight': 75.0, 'ramp': 1 / 64},
 }
 
 
@@ -71,12 +71,16 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              keep_local: bool = False) -> Method:
   """Trains on blends of rows and of their labels or pseudo-labels.
 
+  One fresh weak view of each unlabeled row is mixed; the paper's Algorithm 1
+  mixes all K. With labels at the server, it learns from them unmixed.
+
   Args:
     task: the static choices.
     profile: 'fedssl': labeled rows are mixed with labeled ones and unlabeled
       with unlabeled, the ratio is used as drawn, cross entropy on both, weight
       1; or 'original': rows of both kinds are mixed, the ratio is at least a
-      half, squared error on unlabeled blends, weight 75 after a ramp.
+      half, squared error on unlabeled blends, weight 75 after a ramp over
+      1/64 of the run (the share of the authors' schedule).
     num_views: K weak views behind a pseudo-label, at least 1.
     temperature: of the sharpening; 1 does not sharpen. FedSSL's exponent Z is
       1 / temperature.
@@ -86,7 +90,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       is the profile's.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
-    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform',
+      which is our reading of FedSSL's equation 1 for its agents.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:

@@ -1,4 +1,4 @@
-"""Pseudo-labels at the clients, soft as in FedSSL or hard as in the original.
+"""Pseudo-labels at the clients: soft as in FedSSL, or hard ones.
 
 Lee, Pseudo-Label, ICML workshop 2013; Fan et al., FedSSL, IJCAI 2022, eq. 2.
 """
@@ -25,7 +25,8 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     task: the static choices.
     form: 'soft', FedSSL's baseline: the sharpened mean over weak views, for
       every row; or 'hard': the likeliest class of confident rows, whose
-      weight rises over the run.
+      weight rises over the run. Lee's has no threshold and one view; here the
+      label and the loss see two weak views.
     num_views: K weak views behind a soft label, at least 1.
     temperature: of the sharpening; 1 does not sharpen, 0 is one-hot. FedSSL's
       exponent Z is 1 / temperature.
@@ -35,7 +36,8 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       the full weight at once.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
-    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform',
+      which is our reading of FedSSL's equation 1 for its agents.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -65,7 +67,8 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     else:
       labels, sure = losses.pseudo_label(targets, threshold=threshold)
       labels = jax.nn.one_hot(labels, task.num_classes)
-      weight, used = losses.ramp_up(batch.progress, ramp), rows.mask * sure
+      weight, used = losses.ramp_up(
+          batch.progress, ramp, shape='linear'), rows.mask * sure
     loss = losses.cross_entropy(logits, labels, used, total=rows.mask.sum())
     metrics = {
         'mask_rate': base.over_rows(

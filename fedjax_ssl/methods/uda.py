@@ -26,10 +26,11 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     unlabeled_weight: lambda; 0 leaves the labeled loss.
     tsa: how the bar rises: 'exp' (FedMatch's), 'linear', 'log', or 'none' for
       no bar.
-    threshold: confidence above which a clean view counts; 0, which FedMatch
-      and FedDure do not contradict, keeps all, the authors' code has 0.8 for
-      CIFAR-10, and 1 leaves none.
-    temperature: of the clean view; 1 does not sharpen, the authors' is 0.4.
+    threshold: confidence above which a clean view counts; 0 keeps all and 1
+      none. FedMatch states none; FedDure says that there is one but not its
+      value; the authors' code has 0.8 for CIFAR-10.
+    temperature: of the clean view, positive; 1 does not sharpen, the authors'
+      is 0.4.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
@@ -39,8 +40,11 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     The method.
 
   Raises:
-    ValueError: for an unknown choice.
+    ValueError: for an unknown choice, or a temperature that is not positive.
   """
+  if not temperature > 0:
+    raise ValueError(f'temperature must be positive, not {temperature}.')
+
   def labeled_loss(logits, batch):
     rows = batch.labeled
     if tsa == 'none':
@@ -82,4 +86,4 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, keep_local=keep_local, server_loss=supervised_fn,
-      pseudo_label=base.confident_labels(task, threshold))
+      pseudo_label=base.confident_labels(task, threshold, strict=True))

@@ -120,7 +120,17 @@ def train(method: Method, federations: Sequence[Federation], *,
 
   Returns:
     The states and the round reached.
+
+  Raises:
+    ValueError: for a number out of range, or seeds that do not go with the
+      federations.
   """
+  if min(eval_every, checkpoint_every) < 0:
+    raise ValueError(f'eval_every={eval_every} and checkpoint_every='
+                     f'{checkpoint_every} must be at least 0.')
+  if len(set(seeds)) < len(seeds) or len(federations) != len(seeds):
+    raise ValueError(f'{len(federations)} federations do not go with the '
+                     f'seeds {list(seeds)}: one for each, all different.')
   kind = (programs.Together if _seed_map(seed_map, len(seeds)) == 'vmap'
           else programs.Sequential)
   observer = observer or Observer()

@@ -180,12 +180,15 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
   try:
     stored = json.loads(file.read_text())
     return {**stored, 'flags': dict(stored['flags']),
-            'facts': dict(stored['facts'])}
+            'facts': dict(stored['facts']),
+            'environment': dict(stored['environment']),
+            'restarts': [{**r, 'environment': dict(r['environment'])}
+                         for r in stored['restarts']]}
   except FileNotFoundError:
     raise WorkdirError(f'{path} holds no run: {CONFIG} is missing.') from None
   except OSError as error:
     raise WorkdirError(f'{file} cannot be read: {_reason(error)}.') from error
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise WorkdirError(f'{file} is damaged: {error}.') from error
 
 

@@ -9,6 +9,9 @@ import pytest
 import settings
 
 import common
+from fedjax_ssl import methods
+from fedjax_ssl.data import augment
+from tests import toy
 from tests.experiments import launcher
 
 FLAGS = common.FLAGS
@@ -118,3 +121,7 @@ def test_flagfiles_parse_against_their_scripts(file):
     assert FLAGS[name].present, line
   assert FLAGS.cohort_size <= FLAGS.num_clients
   assert settings.seeds()
+  methods.make(settings.method(), toy.task())
+  augment.make_weak(FLAGS.weak)
+  augment.make_weak(FLAGS.labeled_view)
+  augment.make_strong(FLAGS.strong)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import losses, methods
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.methods import mixmatch
 from tests import toy
 from tests.methods.averaging_test import one_round
@@ -197,7 +197,77 @@ def test_a_lone_client_of_a_federation_of_one_is_local_training():
     ('mixmatch(alpha=-1.0)', 'alpha'), ('mixmatch(num_views=0)', 'num_views'),
     ('pseudo_label(form="soften")', 'form'),
     ('flexmatch(mapping="concave")', 'mapping'),
-    ('fixmatch(labeler="teacher")', 'labeler')])
+    ('fixmatch(labeler="teacher")', 'labeler'),
+    ('uda(temperature=0.0)', 'temperature'),
+    ('fixmatch(threshold="a")', 'threshold'),
+    ('fixmatch(keep_local="no")', 'keep_local'),
+    ('fixmatch(labeler="global", server="local")', 'labeler')])
 def test_bad_knobs_are_named(text, word):
   with pytest.raises(ValueError, match=word):
     methods.make(text, toy.task())
+
+
+@pytest.mark.parametrize('name', ['fixmatch', 'uda'])
+def test_semi_supervised_methods_without_communication(name):
+  before, after, metrics = one_round(f"{name}(server='local')",
+                                     cohort_size=toy.NUM_CLIENTS)
+  chex.assert_trees_all_equal(before.server, after.server)
+  assert metrics['bytes_up'] == 0
+  moved = [float(tree.global_norm(tree.subtract(
+      tree.take(after.memory.model, i), tree.take(before.memory.model, i))))
+           for i in range(toy.NUM_CLIENTS)]
+  assert [m > 0 for m in moved] == [
+      a + b > 0 for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True)]
+
+
+def test_a_local_client_starts_from_its_own_last_model():
+  """Moving the server's record between rounds changes nothing."""
+  federation, _ = toy.federation()
+  method = methods.make('local', toy.task())
+  state = method.init(KEY, federation)
+  run = jax.jit(method.round)
+  state, _ = run(state, federation, jnp.int32(0), KEY)
+  far = state._replace(server=jax.tree.map(lambda x: x + 9, state.server))
+  a, b = (run(s, federation, jnp.int32(1), KEY)[0] for s in (state, far))
+  chex.assert_trees_all_equal(a.memory, b.memory)
+
+
+@pytest.mark.parametrize('name', ['uda', 'pseudo_label', 'mixmatch',
+                                  'flexmatch'])
+def test_every_method_runs_on_the_fedprox_server(name):
+  plain, zero, pulled = (weights(one_round(text)[1]) for text in (
+      name, f"{name}(server='fedprox', mu=0.0)",
+      f"{name}(server='fedprox', mu=2.0)"))
+  np.testing.assert_array_equal(plain, zero)
+  assert not np.allclose(plain, pulled, atol=1e-5)
+
+
+def test_flexmatch_writes_the_class_of_each_confident_row():
+  """Without learning or augmentation, memory is what the model says."""
+  federation, _ = toy.federation()
+  task = toy.task(weak=same, cohort_size=toy.NUM_CLIENTS,
+                  optimizer=optimizers.make('sgd', learning_rate=1e-20))
+  method = methods.make('flexmatch(threshold=0.4)', task)
+  state = method.init(KEY, federation)
+  after, _ = jax.jit(method.round)(state, federation, jnp.int32(0), KEY)
+  for client, n in enumerate(toy.UNLABELED):
+    rows = np.asarray(federation.clients.unlabeled)[client, :n]
+    if not n:
+      continue
+    p = np.asarray(jax.nn.softmax(method.predict(
+        state.server, federation.train.inputs[rows])))
+    want = np.where(p.max(-1) >= 0.4, p.argmax(-1), -1)
+    np.testing.assert_array_equal(after.memory.kept[client, :n], want)
+
+
+def test_flexmatch_refuses_a_stream():
+  federation, _ = toy.federation()
+  stream = jax.tree.map(lambda x: x[None], federation.clients)
+  streamed = dataclasses.replace(federation, stream=stream, rounds_per_task=1)
+  with pytest.raises(ValueError, match='stream'):
+    methods.make('flexmatch', toy.task()).init(KEY, streamed)
+
+
+def test_static_statistics_need_a_server():
+  with pytest.raises(ValueError, match='static'):
+    methods.make('local', toy.task('static'))

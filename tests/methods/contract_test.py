@@ -227,8 +227,9 @@ def test_memory_of_an_unsampled_client_is_unchanged(text, place):
   after = one.rounds(2, federation=one.of([0, 2]))[0].memory
   rest = jnp.array([1, 3, 4, 5])
   chex.assert_trees_all_equal(tree.take(before, rest), tree.take(after, rest))
-  with pytest.raises(AssertionError):
-    chex.assert_trees_all_equal(before, after)
+  if 'keep_local' in text or text == 'local':
+    with pytest.raises(AssertionError):
+      chex.assert_trees_all_equal(before, after)
 
 
 @linear

@@ -76,7 +76,7 @@ def wait_for_threads(folder: pathlib.Path) -> None:
   """Until Orbax's threads, which a real death would end, write no more."""
   before = None
   while before != (before := sorted(map(str, folder.rglob('*')))):
-    time.sleep(0.02)
+    time.sleep(0.1)  # Threads may be slow on a busy machine.
 
 
 def test_crash_at_every_change_of_the_disk(two_steps, tmp_path, bomb):
