@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
-import functools
 import hashlib
 import json
 import pathlib
@@ -108,7 +107,6 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
              partitions, np.asarray(dataset.train.labels), mesh)
 
 
-@functools.lru_cache(1)
 def _data_hash(dataset: data.Dataset) -> str:
   """Hex digest of all examples: the same labels may come with other images."""
   digest = hashlib.sha256()

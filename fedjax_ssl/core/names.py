@@ -5,6 +5,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 import difflib
 import inspect
+import re
 from typing import Any
 
 
@@ -49,18 +50,20 @@ def check(kind: str, name: str, allowed: Iterable[str]) -> str:
       f'{kind} {name!r} is unknown.{hint} Allowed: {", ".join(allowed)}.')
 
 
-def _fits(value: Any, default: Any) -> bool:
-  """Whether a value may stand where the default does; None says nothing."""
-  if default is None or default is inspect.Parameter.empty or (
-      isinstance(default, tuple)):
+# Type of a literal: words of an annotation under which it may stand.
+_UNDER: dict[type, tuple[str, ...]] = {
+    bool: ('bool',), int: ('int', 'float'), float: ('float',), str: ('str',),
+    type(None): ('None',), tuple: ('tuple', 'Sequence'),
+    list: ('tuple', 'Sequence', 'list')}
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+  """Whether a literal may stand under an annotation; none says nothing."""
+  if annotation is inspect.Parameter.empty:
     return True
-  if isinstance(default, bool) or isinstance(value, bool):
-    return isinstance(value, bool) and isinstance(default, bool)
-  if isinstance(default, float):
-    return isinstance(value, int | float)
-  if value is None:
-    return False
-  return isinstance(value, type(default))
+  text = annotation if isinstance(annotation, str) else str(annotation)
+  return any(re.search(rf'\b{word}\b', text)
+             for word in _UNDER.get(type(value), ()))
 
 
 def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
@@ -79,18 +82,18 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
 
   Raises:
     ValueError: for an unknown name or knob, of which the message lists the
-      known ones, or a value of another type than the knob's default.
+      known ones, or a value of another type than the knob's.
   """
   name, knobs = parse(text)
   function = registry[check(kind, name, registry)]
   parameters = inspect.signature(function).parameters.values()
-  known = {p.name: p.default for p in parameters
+  known = {p.name: p for p in parameters
            if p.kind is p.KEYWORD_ONLY and p.name not in shared}
   for knob, value in knobs.items():
     if knob not in known:
       raise ValueError(f'{kind} {name!r} has no knob {knob!r}. '
                        f'Allowed: {", ".join(known) or "none"}.')
-    if not _fits(value, known[knob]):
-      raise ValueError(f'{kind} {name!r} takes {knob} like '
-                       f'{known[knob]!r}, not {value!r}.')
+    if not _fits(value, known[knob].annotation):
+      raise ValueError(f'{kind} {name!r} takes {knob} of type '
+                       f'{known[knob].annotation}, not {value!r}.')
   return function(*args, **shared, **knobs)

@@ -90,8 +90,11 @@ def test_no_run(finished, tmp_path):
   stored['facts']['task']['spec']['gone'] = 1
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   assert 'another version' in message(tmp_path)
-  (tmp_path / 'config.json').write_text('{"flags": {}, "facts": {}}')
+  del stored['facts']['task']
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
   assert "'task'" in message(tmp_path)
+  (tmp_path / 'config.json').write_text('{"flags": {}, "facts": {}}')
+  assert 'damaged' in message(tmp_path)
   (tmp_path / 'config.json').write_text('{')
   assert 'damaged' in message(tmp_path)
 
