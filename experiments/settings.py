@@ -107,7 +107,8 @@ _BOOLEANS: dict[str, tuple[Any, str]] = {
 }
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 _LARGEST_SEED = 2**32 - 1
-# May differ when a run is continued: they change no bit of the model.
+# May differ when a run is continued: they change no bit of the model, but for
+# seed_map, whose vmap rounds otherwise.
 FREE = ('num_rounds', 'eval_every', 'checkpoint_every', 'data_dir', 'workdir',
         'seed_map', 'num_devices', 'eval_only', 'bounds', 'tensorboard')
 

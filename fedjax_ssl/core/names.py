@@ -30,7 +30,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   if isinstance(node, ast.Name):
     return node.id, {}
   if (not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name)
-      or node.args or any(k.arg is None for k in node.keywords)):
+      or node.args or any(k.arg is None for k in node.keywords)
+      or len({k.arg for k in node.keywords}) < len(node.keywords)):
     raise ValueError(form)
   try:
     knobs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}

@@ -1,0 +1,47 @@
+"""Names with arguments: what is read, and what is refused in one line."""
+from __future__ import annotations
+
+import pytest
+
+from fedjax_ssl.core import names
+
+
+def _thing(size: float, *, width: int = 3, rate: float = 0.5,
+           keep: bool = False, kind: str = 'a', seed: int | None = None,
+           shared: int = 0) -> tuple:
+  return size, width, rate, keep, kind, seed, shared
+
+
+def _build(text):
+  return names.build('thing', text, {'thing': _thing}, 2.0, shared=7)
+
+
+def test_knobs_arrive_and_defaults_stay():
+  assert _build('thing') == (2.0, 3, 0.5, False, 'a', None, 7)
+  assert _build(' thing(width=4, rate=1, keep=True, kind="b", seed=2)') == (
+      2.0, 4, 1, True, 'b', 2, 7)
+  assert names.parse('a(x=[1, -2.5], y=None)') == (
+      'a', {'x': [1, -2.5], 'y': None})
+
+
+@pytest.mark.parametrize('text, words', [
+    ('thin', ("Did you mean 'thing'", 'Allowed: thing')),
+    ('thing(wide=1)', ("no knob 'wide'", 'width, rate, keep')),
+    ('thing(shared=1)', ("no knob 'shared'",)),
+    ('thing(width=2.5)', ('width of type int', '2.5')),
+    ('thing(width=True)', ('width of type int', 'True')),
+    ('thing(keep=1)', ('keep of type bool',)),
+    ('thing(rate="x")', ('rate of type float',)),
+    ('thing(kind=None)', ('kind of type str',)),
+    ('thing(1)', ('not of the form',)),
+    ('thing(width=open("x"))', ('literals',)),
+    ('thing(width={[]: 1})', ('literals',)),
+    ('thing(**{"width": 1})', ('not of the form',)),
+    ('thing(width=1, width=2)', ('not of the form',)),
+    ('thing; import os', ('not of the form',))])
+def test_all_else_is_refused(text, words):
+  with pytest.raises(ValueError) as info:
+    _build(text)
+  assert '\n' not in str(info.value)
+  for word in words:
+    assert word in str(info.value)
