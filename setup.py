@@ -32,6 +32,8 @@ TFDS = [
     'platform_system == "Linux" and platform_machine == "x86_64"',
     'tensorflow>=2.20,<3; '
     'platform_system != "Linux" or platform_machine != "x86_64"',
+    # TFDS imports it while preparing, and declares it for old Pythons only.
+    'importlib_resources>=6,<8',
 ]
 TEST = [
     'hypothesis>=6.100,<7',
