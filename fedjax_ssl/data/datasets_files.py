@@ -68,7 +68,7 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   except DataError as error:
     raise DataError(f'{path}: {error}') from None
   except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile,
-          zlib.error, SyntaxError, NotImplementedError, RuntimeError) as error:
+          zlib.error, SyntaxError, RuntimeError) as error:
     reason = ' '.join(str(error).split())
     raise DataError(f'{path}: cannot be read ({reason})') from None
 
