@@ -9,7 +9,7 @@ import jax
 from fedjax_ssl import losses
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, objective
 
 
 def fixmatch(task: Task, *, threshold: float = 0.95,
@@ -58,14 +58,9 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
           task, model, target, *views)
     loss, used = losses.fixmatch(
         weak, strong, unlabeled.mask, threshold=threshold, over=over)
-    metrics = {'mask_rate': base.over_rows(used['mask_rate'], unlabeled),
-               'unlabeled_loss': base.over_rows(loss, unlabeled)}
-    loss *= unlabeled_weight
-    if labeled is not None:
-      supervised = losses.cross_entropy(
-          labeled, batch.labeled.labels, batch.labeled.mask)
-      metrics['labeled_loss'] = base.over_rows(supervised, batch.labeled)
-      loss += supervised
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(labeled, batch.labeled),
+        weight=unlabeled_weight, mask_rate=used['mask_rate'])
     return loss, (stats, metrics)
 
   return base.averaging(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_ssl import losses
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Federation, Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, objective
 
 
 def flexmatch(task: Task, *, threshold: float = 0.95,
@@ -77,14 +77,9 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     # Out of range drops: masked rows, and rows that are not sure.
     place = jnp.where(sure * rows.mask > 0, rows.slots, memory.shape[0])
     memory = memory.at[place].set(label, mode='drop')
-    metrics = {'mask_rate': base.over_rows(used['mask_rate'], rows),
-               'unlabeled_loss': base.over_rows(loss, rows)}
-    loss *= unlabeled_weight
-    if labeled is not None:
-      known = losses.cross_entropy(labeled, batch.labeled.labels,
-                                   batch.labeled.mask)
-      metrics['labeled_loss'] = base.over_rows(known, batch.labeled)
-      loss += known
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(labeled, batch.labeled),
+        weight=unlabeled_weight, mask_rate=used['mask_rate'])
     return loss, (stats, metrics, memory)
 
   return base.averaging(

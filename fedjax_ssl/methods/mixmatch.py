@@ -13,15 +13,16 @@ import jax.numpy as jnp
 from fedjax_ssl import losses
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Batch, Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, objective
 
-# What the profiles fix: mixing across the two kinds of rows, a blend nearer
-# to its first row, squared error on unlabeled blends, its weight and ramp.
+# What the profiles fix: whether the views behind a pseudo-label are mixed or
+# one fresh view, mixing across the two kinds of rows, a blend nearer to its
+# first row, squared error on unlabeled blends, its weight and ramp.
 _PROFILES: dict[str, dict[str, Any]] = {
-    'fedssl': {'across': False, 'dominant': False, 'squared': False,
-               'weight': 1.0, 'ramp': 0.0},
-    'original': {'across': True, 'dominant': True, 'squared': True,
-                 'weight': 75.0, 'ramp': 1 / 64},
+    'fedssl': {'all_views': False, 'across': False, 'dominant': False,
+               'squared': False, 'weight': 1.0, 'ramp': 0.0},
+    'original': {'all_views': True, 'across': True, 'dominant': True,
+                 'squared': True, 'weight': 75.0, 'ramp': 1 / 64},
 }
 
 
@@ -71,16 +72,17 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              keep_local: bool = False) -> Method:
   """Trains on blends of rows and of their labels or pseudo-labels.
 
-  One fresh weak view of each unlabeled row is mixed; the paper's Algorithm 1
-  mixes all K. With labels at the server, it learns from them unmixed.
+  With labels at the server it trains on blends of its labeled rows, and each
+  client on blends of its unlabeled ones.
 
   Args:
     task: the static choices.
-    profile: 'fedssl': labeled rows are mixed with labeled ones and unlabeled
-      with unlabeled, the ratio is used as drawn, cross entropy on both, weight
-      1; or 'original': rows of both kinds are mixed, the ratio is at least a
-      half, squared error on unlabeled blends, weight 75 after a ramp over
-      1/64 of the run (the share of the authors' schedule).
+    profile: 'fedssl': labeled rows are mixed with labeled ones and a fresh
+      view of the unlabeled with unlabeled, the ratio is used as drawn, cross
+      entropy on both, weight 1; or 'original' (Algorithm 1): rows of both
+      kinds and all K views are mixed, the ratio is at least a half, squared
+      error on unlabeled blends, weight 75 after a ramp over 1/64 of the run
+      (the share of the authors' schedule).
     num_views: K weak views behind a pseudo-label, at least 1.
     temperature: of the sharpening; 1 does not sharpen. FedSSL's exponent Z is
       1 / temperature.
@@ -106,14 +108,18 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   if not alpha >= 0:
     raise ValueError(f'alpha must be at least 0, not {alpha}.')
   weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
-  rising = chosen['ramp'] if ramp is None else ramp
+  ramp = chosen['ramp'] if ramp is None else ramp
 
   def pseudo(model, rows, keys):
-    views = base.joined([base.weakly(task, rows, k) for k in keys])
+    """The rows that will be mixed and float32[B or K B, C], their labels."""
+    views = base.joined([base.weakly(task, rows, k) for k in keys[1:]])
     (logits,), _ = base.forward(task, jax.lax.stop_gradient(model), views)
     logits = logits.reshape(num_views, -1, task.num_classes)
-    return jax.lax.stop_gradient(
+    labels = jax.lax.stop_gradient(
         losses.soft_pseudo_label(logits, temperature=temperature))
+    if chosen['all_views']:
+      return views, jnp.tile(labels, (num_views, 1))
+    return base.weakly(task, rows, keys[0]), labels
 
   def blended(parts, key):
     """Mixed batches: each kind by itself, or all rows together."""
@@ -133,32 +139,31 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
 
   def loss_fn(model, anchor, batch, key):
     del anchor
-    keys = jax.random.split(key, num_views + 3)
-    rows = batch.unlabeled
-    labels = pseudo(model, rows, keys[:num_views])
-    parts: list[tuple[Batch, jax.Array]] = [
-        (base.weakly(task, rows, keys[-1]), labels)]
+    label_key, known_key, mix_key = jax.random.split(key, 3)
+    parts: list[tuple[Batch, jax.Array]] = []
     if batch.labeled is not None:
-      known = base.labeled_view(task, batch.labeled, keys[-2])
-      parts.insert(0, (known, jax.nn.one_hot(known.labels, task.num_classes)))
-    mixed = blended(parts, keys[-3])
+      known = base.labeled_view(task, batch.labeled, known_key)
+      parts.append((known, jax.nn.one_hot(known.labels, task.num_classes)))
+    if batch.unlabeled is not None:
+      parts.append(pseudo(model, batch.unlabeled,
+                          jax.random.split(label_key, num_views + 1)))
+    mixed = blended(parts, mix_key)
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
              in zip(parts, mixed, strict=True)]
     logits, stats = base.forward(task, model, *views)
-    on_unlabeled = (losses.squared_error if chosen['squared']
-                    else losses.cross_entropy)
-    loss = on_unlabeled(logits[-1], mixed[-1][1], rows.mask)
-    metrics = {'unlabeled_loss': base.over_rows(loss, rows),
-               'mask_rate': base.over_rows(jnp.float32(1), rows)}
-    loss *= weight * losses.ramp_up(batch.progress, rising, shape='linear')
+    on_labeled = on_unlabeled = None
     if batch.labeled is not None:
-      supervised = losses.cross_entropy(logits[0], mixed[0][1],
-                                        batch.labeled.mask)
-      metrics['labeled_loss'] = base.over_rows(supervised, batch.labeled)
-      loss += supervised
+      on_labeled = losses.cross_entropy(logits[0], mixed[0][1], views[0].mask)
+    if batch.unlabeled is not None:
+      error = (losses.squared_error if chosen['squared']
+               else losses.cross_entropy)
+      on_unlabeled = error(logits[-1], mixed[-1][1], views[-1].mask)
+    rising = losses.ramp_up(batch.progress, ramp, shape='linear')
+    loss, metrics = objective.total(batch, on_unlabeled, on_labeled,
+                                    weight=weight * rising)
     return loss, (stats, metrics)
 
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local,
+      weighting=weighting, keep_local=keep_local, server_loss=loss_fn,
       pseudo_label=base.confident_labels(task, 0.0))

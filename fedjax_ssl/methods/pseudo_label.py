@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_ssl import losses
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, objective
 
 
 def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
@@ -70,16 +70,10 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       weight, used = losses.ramp_up(
           batch.progress, ramp, shape='linear'), rows.mask * sure
     loss = losses.cross_entropy(logits, labels, used, total=rows.mask.sum())
-    metrics = {
-        'mask_rate': base.over_rows(
-            used.sum() / jnp.maximum(rows.mask.sum(), 1), rows),
-        'unlabeled_loss': base.over_rows(loss, rows)}
-    loss *= unlabeled_weight * weight
-    if labeled is not None:
-      known = losses.cross_entropy(labeled, batch.labeled.labels,
-                                   batch.labeled.mask)
-      metrics['labeled_loss'] = base.over_rows(known, batch.labeled)
-      loss += known
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(labeled, batch.labeled),
+        weight=unlabeled_weight * weight,
+        mask_rate=used.sum() / jnp.maximum(rows.mask.sum(), 1))
     return loss, (stats, metrics)
 
   return base.averaging(

@@ -9,7 +9,7 @@ import jax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, objective
 
 
 def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
@@ -47,8 +47,8 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
 
   def labeled_loss(logits, batch):
     rows = batch.labeled
-    if tsa == 'none':
-      return losses.cross_entropy(logits, rows.labels, rows.mask), {}
+    if rows is None or tsa == 'none':
+      return objective.labeled(logits, rows), {}
     bar = losses.tsa_threshold(batch.progress, 1.0, schedule=tsa,
                                num_classes=task.num_classes)
     loss, kept = losses.tsa_cross_entropy(
@@ -72,14 +72,11 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         base.strongly(task, unlabeled, keys[2]))
     loss, used = losses.uda(clean, strong, unlabeled.mask,
                             threshold=threshold, temperature=temperature)
-    metrics = {'mask_rate': base.over_rows(used['mask_rate'], unlabeled),
-               'unlabeled_loss': base.over_rows(loss, unlabeled)}
-    loss *= unlabeled_weight
-    if labeled is not None:
-      known, more = labeled_loss(labeled, batch)
-      metrics |= {'labeled_loss': base.over_rows(known, batch.labeled), **more}
-      loss += known
-    return loss, (stats, metrics)
+    known, more = labeled_loss(labeled, batch)
+    loss, metrics = objective.total(
+        batch, loss, known, weight=unlabeled_weight,
+        mask_rate=used['mask_rate'])
+    return loss, (stats, {**metrics, **more})
 
   if tsa != 'none':  # A wrong name shows before a round is traced.
     losses.tsa_threshold(0.0, 1.0, schedule=tsa, num_classes=task.num_classes)
