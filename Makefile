@@ -23,7 +23,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 PYTHON ?=
 EXTRAS ?=
-PYTEST_FLAGS ?= -n 2 --dist loadfile -q
+PYTEST_FLAGS ?= -n 2 --dist loadgroup -q
 QUICKSTART_WORKDIR ?= runs/quickstart
 QUICKSTART_FLAGS ?=
 

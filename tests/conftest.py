@@ -42,6 +42,21 @@ def pytest_configure(config: pytest.Config) -> None:
   config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Tests that share programs stay on one worker (--dist loadgroup).
+
+  They share them by file, and in the contract's file by method, so that the
+  longest file does not wait for one worker.
+  """
+  for item in items:
+    group = item.path.stem
+    params = getattr(getattr(item, 'callspec', None), 'params', {})
+    if group == 'contract_test':
+      group += '_' + str(params.get('text', '')).partition('(')[0]
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope='session')
 def root() -> pathlib.Path:
   """The repository's root."""
