@@ -17,10 +17,6 @@ SOFT = np.random.default_rng(2).dirichlet(np.ones(C), B).astype(np.float32)
 
 class TargetsTest(parameterized.TestCase):
 
-  def test_sharpening_by_one_changes_nothing(self):
-    np.testing.assert_allclose(
-        losses.sharpen(SOFT, temperature=1.0), SOFT, rtol=1e-5)
-
   def test_both_spellings_of_sharpening_agree(self):
     by_exponent = losses.sharpen(SOFT, exponent=2.0)
     np.testing.assert_allclose(
@@ -28,6 +24,12 @@ class TargetsTest(parameterized.TestCase):
     square = SOFT ** 2
     np.testing.assert_allclose(
         by_exponent, square / square.sum(-1, keepdims=True), rtol=1e-5)
+
+  @parameterized.parameters({'temperature': 1.0}, {'exponent': 1.0})
+  def test_sharpening_by_one_is_the_identity(self, **by):
+    for make in (jax.jit, jax.vmap):
+      got = make(lambda p: losses.sharpen(p, **by))(SOFT)
+      np.testing.assert_allclose(got, SOFT, rtol=1e-6)
 
   @parameterized.parameters({'temperature': 0.0}, {'exponent': np.inf})
   def test_sharpest_is_one_hot(self, **how):

@@ -5,6 +5,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 import difflib
 import inspect
+import math
 import re
 from typing import Any
 
@@ -25,7 +26,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   form = f'{text!r} is not of the form name or name(knob=value, ...)'
   try:
     node = ast.parse(text.strip(), mode='eval').body
-  except SyntaxError:
+  except (SyntaxError, MemoryError, RecursionError):
     raise ValueError(form) from None
   if isinstance(node, ast.Name):
     return node.id, {}
@@ -49,6 +50,14 @@ def check(kind: str, name: str, allowed: Iterable[str]) -> str:
   hint = f' Did you mean {near[0]!r}?' if near else ''
   raise ValueError(
       f'{kind} {name!r} is unknown.{hint} Allowed: {", ".join(allowed)}.')
+
+
+def finite(least: float, **knobs: float | None) -> None:
+  """Raises ValueError for a knob below `least`, infinite or NaN; not None."""
+  for knob, value in knobs.items():
+    if value is not None and not least <= value < math.inf:
+      raise ValueError(
+          f'{knob} must be at least {least:g} and finite, not {value}.')
 
 
 # Type of a literal: words of an annotation under which it may stand.

@@ -287,8 +287,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   """
   names.check('server', server, SERVERS)
   names.check('weighting', weighting, WEIGHTINGS)
-  if not mu >= 0:
-    raise ValueError(f'mu must be at least 0, not {mu}.')
+  names.finite(0, mu=mu)
   alone = server == 'local'
   if alone and task.labels_at == 'server':
     raise ValueError("server='local' needs labels_at='clients': clients that "
@@ -296,6 +295,9 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   if alone and task.model.norm == 'static':
     raise ValueError("server='local' has nobody to recompute the statistics "
                      "of norm='static'; give another norm.")
+  if keep_local and task.labels_at == 'server' and streams == 'labeled':
+    raise ValueError("keep_local needs labels_at='clients' or a loss on "
+                     'unlabeled rows: no client would train.')
   keep_local = keep_local or alone
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'

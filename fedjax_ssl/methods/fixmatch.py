@@ -40,6 +40,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     The method.
   """
   names.check('labeler', labeler, ('local', 'global'))
+  names.check('over', over, ('batch', 'confident'))
+  names.finite(0, threshold=threshold, unlabeled_weight=unlabeled_weight)
   if labeler == 'global' and server == 'local':
     raise ValueError("labeler='global' needs a server that sends a model, not "
                      "server='local'.")

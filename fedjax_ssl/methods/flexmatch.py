@@ -42,6 +42,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     The method.
   """
   names.check('mapping', mapping, ('convex', 'linear'))
+  names.finite(0, threshold=threshold, unlabeled_weight=unlabeled_weight)
 
   def remember(federation: Federation):
     if federation.stream is not None:

@@ -48,7 +48,8 @@ def mix(key: jax.Array, inputs: jax.Array, targets: jax.Array,
     inputs: [B, ...], raw pixels.
     targets: float32[B, C].
     mask: float32[B].
-    alpha: of Beta(alpha, alpha); 0 leaves the rows unmixed.
+    alpha: of Beta(alpha, alpha); 0 leaves the rows unmixed. Towards 0 a blend
+      is its first row if `dominant`, else one of the two.
     dominant: max(lam, 1 - lam), MixMatch's equation 9.
 
   Returns:
@@ -86,7 +87,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     num_views: K weak views behind a pseudo-label, at least 1.
     temperature: of the sharpening; 1 does not sharpen. FedSSL's exponent Z is
       1 / temperature.
-    alpha: of Beta(alpha, alpha); 0 uses the rows unmixed.
+    alpha: of Beta(alpha, alpha); 0 turns mixing off. Towards 0 every blend is
+      one of its two rows: always the first in 'original', either in 'fedssl'.
     unlabeled_weight: of the unlabeled loss; None is the profile's.
     ramp: share of the run over which that weight rises linearly, 0 none; None
       is the profile's.
@@ -103,10 +105,11 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     ValueError: for an unknown profile or a number out of range.
   """
   chosen = _PROFILES[names.check('profile', profile, _PROFILES)]
-  if num_views < 1:
-    raise ValueError(f'num_views must be at least 1, not {num_views}.')
-  if not alpha >= 0:
-    raise ValueError(f'alpha must be at least 0, not {alpha}.')
+  names.finite(1, num_views=num_views)
+  names.finite(0, temperature=temperature, ramp=ramp,
+               unlabeled_weight=unlabeled_weight)
+  # Draws of a Beta below this are 0 / 0.
+  names.finite(1e-30 if alpha else 0, alpha=alpha)
   weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
   ramp = chosen['ramp'] if ramp is None else ramp
 

@@ -27,10 +27,12 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       every row; or 'hard': the likeliest class of confident rows, whose
       weight rises over the run. Lee's has no threshold and one view; here the
       label and the loss see two weak views.
-    num_views: K weak views behind a soft label, at least 1.
-    temperature: of the sharpening; 1 does not sharpen, 0 is one-hot. FedSSL's
-      exponent Z is 1 / temperature.
-    threshold: confidence for hard labels; 0 keeps all, above 1 none.
+    num_views: K weak views behind a soft label, at least 1; hard labels
+      ignore it.
+    temperature: of the sharpening of soft labels; 1 does not sharpen, 0 is
+      one-hot. FedSSL's exponent Z is 1 / temperature.
+    threshold: confidence for hard labels; 0 keeps all, above 1 none; soft
+      labels ignore it.
     unlabeled_weight: final weight of the unlabeled loss.
     ramp: share of the run over which the weight of hard labels rises; 0 is
       the full weight at once.
@@ -44,11 +46,12 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     The method.
 
   Raises:
-    ValueError: for an unknown form, or fewer than one view.
+    ValueError: for an unknown form or a number out of range.
   """
   names.check('form', form, ('soft', 'hard'))
-  if num_views < 1:
-    raise ValueError(f'num_views must be at least 1, not {num_views}.')
+  names.finite(1, num_views=num_views)
+  names.finite(0, temperature=temperature, threshold=threshold,
+               unlabeled_weight=unlabeled_weight, ramp=ramp)
   soft = form == 'soft'
 
   def loss_fn(model, anchor, batch, key):

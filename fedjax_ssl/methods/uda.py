@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 
 from fedjax_ssl import losses
+from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import base, objective
 
@@ -40,10 +41,12 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     The method.
 
   Raises:
-    ValueError: for an unknown choice, or a temperature that is not positive.
+    ValueError: for an unknown choice or a number out of range.
   """
-  if not temperature > 0:
-    raise ValueError(f'temperature must be positive, not {temperature}.')
+  names.check('tsa', tsa, ('exp', 'linear', 'log', 'none'))
+  names.finite(0, threshold=threshold, unlabeled_weight=unlabeled_weight)
+  # Below this a sharpened target can be 0 / 0.
+  names.finite(1e-30, temperature=temperature)
 
   def labeled_loss(logits, batch):
     rows = batch.labeled
@@ -78,8 +81,6 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         mask_rate=used['mask_rate'])
     return loss, (stats, {**metrics, **more})
 
-  if tsa != 'none':  # A wrong name shows before a round is traced.
-    losses.tsa_threshold(0.0, 1.0, schedule=tsa, num_classes=task.num_classes)
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, keep_local=keep_local, server_loss=supervised_fn,

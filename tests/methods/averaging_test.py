@@ -60,10 +60,11 @@ def test_fedavg_against_an_independent_loop():
   np.testing.assert_allclose(new['bias'], b + total_b / total, atol=1e-5)
 
 
+@pytest.mark.parametrize('client_map', ['map', 'vmap'])
 @pytest.mark.parametrize('place', ['clients', 'server'])
-def test_fedprox_without_its_term_is_fedavg(place):
-  a = one_round('fedavg', place=place)[1]
-  b = one_round('fedprox(mu=0.0)', place=place)[1]
+def test_fedprox_without_its_term_is_fedavg(place, client_map):
+  a, b = (one_round(text, place=place, client_map=client_map)[1]
+          for text in ('fedavg', 'fedprox(mu=0.0)'))
   chex.assert_trees_all_equal(a.server, b.server)
 
 

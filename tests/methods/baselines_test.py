@@ -50,10 +50,11 @@ def test_silent_methods_share_their_supervised_part():
     np.testing.assert_allclose(got, reference, rtol=1e-5, atol=1e-7)
 
 
-def test_annealing_holds_back_early_and_nothing_at_the_end():
+@pytest.mark.parametrize('client_map', ['map', 'vmap'])
+def test_annealing_holds_back_early_and_nothing_at_the_end(client_map):
   """At the run's last step the bar is 1, so every labeled row counts."""
   federation, _ = toy.federation()
-  task = toy.task(local_steps=1, num_rounds=3)
+  task = toy.task(local_steps=1, num_rounds=3, client_map=client_map)
   anneals, plain = (methods.make(f'uda(tsa="{tsa}")', task)
                     for tsa in ('exp', 'none'))
   state = anneals.init(KEY, federation)
@@ -104,6 +105,17 @@ def test_small_alpha_tends_to_unmixed():
                                dominant=True)
   np.testing.assert_allclose(mixed, inputs, atol=1e-3)
   np.testing.assert_allclose(labels, targets, atol=1e-3)
+
+
+def test_without_dominance_small_alpha_gives_one_of_the_two_rows():
+  inputs = jax.random.uniform(KEY, (32, 2))
+  targets = jax.nn.one_hot(jnp.arange(32), 32)
+  mixed, labels = mixmatch.mix(KEY, inputs, targets, jnp.ones(32), alpha=1e-4,
+                               dominant=False)
+  chosen = labels.argmax(-1)
+  np.testing.assert_allclose(mixed, inputs[chosen], atol=1e-3)
+  moved = (chosen != jnp.arange(32)).mean()
+  assert 0.1 < moved < 0.9
 
 
 def test_partners_permute_the_real_rows():
@@ -193,7 +205,11 @@ def test_a_lone_client_of_a_federation_of_one_is_local_training():
 
 
 @pytest.mark.parametrize('text, word', [
-    ('uda(tsa="cosine")', 'schedule'), ('mixmatch(profile="x")', 'profile'),
+    ('uda(tsa="cosine")', 'tsa'), ('uda(temperature=1e-40)', 'temperature'),
+    ('fixmatch(over="x")', 'over'), ('fedprox(mu=1e999)', 'mu'),
+    ('pseudo_label(temperature=-1.0)', 'temperature'),
+    ('mixmatch(unlabeled_weight=-1.0)', 'unlabeled_weight'),
+    ('mixmatch(alpha=1e-45)', 'alpha'), ('mixmatch(profile="x")', 'profile'),
     ('mixmatch(alpha=-1.0)', 'alpha'), ('mixmatch(num_views=0)', 'num_views'),
     ('pseudo_label(form="soften")', 'form'),
     ('flexmatch(mapping="concave")', 'mapping'),

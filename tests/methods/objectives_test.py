@@ -27,10 +27,12 @@ def sgd(round_):
   return SGD
 
 
-def test_threshold_zero_without_augmentation_is_self_training():
+@pytest.mark.parametrize('client_map', ['map', 'vmap'])
+def test_threshold_zero_without_augmentation_is_self_training(client_map):
   """Every client's step in NumPy: its own likeliest classes are the labels."""
   before, after, metrics = one_round(
-      'fixmatch(threshold=0.0, keep_local=True)', optimizer=sgd, **WHOLE)
+      'fixmatch(threshold=0.0, keep_local=True)', optimizer=sgd,
+      client_map=client_map, **WHOLE)
   federation, _ = toy.federation()
   layer, = before.server.model.params.values()
   w, b = (np.asarray(layer[k], np.float64) for k in ('kernel', 'bias'))
@@ -104,9 +106,9 @@ def test_only_the_original_mixes_across_the_two_kinds(profile, crosses):
       f'mixmatch(profile="{profile}", unlabeled_weight=0.0)', task)
   state = method.init(jax.random.key(0), federation)
   run = jax.jit(method.round)
-  got = [weights(run(state, data, jnp.int32(0), jax.random.key(1))[0])
-         for data in (federation, with_inputs(federation, inputs))]
-  assert np.allclose(*got, rtol=1e-6, atol=1e-7) != crosses
+  first, second = (weights(run(state, data, jnp.int32(0), jax.random.key(1))[0])
+         for data in (federation, with_inputs(federation, inputs)))
+  assert np.allclose(first, second, rtol=1e-6, atol=1e-7) != crosses
 
 
 def with_inputs(federation, inputs):
