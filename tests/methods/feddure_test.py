@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import optimizers, tree
-from fedjax_ssl.core.types import Batch
+from fedjax_ssl.core.types import Batch, Context
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods import meta_labels
 from tests import toy
@@ -22,11 +22,9 @@ CIFAR = meta_labels.Schedule()
 CINIC = meta_labels.Schedule(100, 10, 100, 0)
 
 
-@pytest.mark.parametrize('model', ['linear', 'conv'])
-def test_without_regulators_it_is_fixmatch(model):
-  text = 'threshold=0.4)'
-  a = one_round('feddure(regulators="none", ' + text, model)
-  b = one_round('fixmatch(' + text, model)
+def test_without_regulators_it_is_fixmatch():
+  a = one_round('feddure(regulators="none", threshold=0.4)')
+  b = one_round('fixmatch(threshold=0.4)')
   chex.assert_trees_all_close(a[1].server.model, b[1].server.model, rtol=1e-5,
                               atol=1e-6)
   np.testing.assert_allclose(a[2]['mask_rate'], b[2]['mask_rate'])
@@ -37,62 +35,70 @@ def moved(before, after):
   return float(tree.global_norm(tree.subtract(after, before)))
 
 
+@functools.lru_cache
+def everyone(text):
+  """(start, round) of a method on the toy federation, all clients in."""
+  federation, _ = toy.federation()
+  method = methods.make(text, toy.task(cohort_size=toy.NUM_CLIENTS))
+  run = jax.jit(lambda state, round_: method.round(
+      state, federation, round_, jax.random.key(1)))
+  return method.init(jax.random.key(0), federation), run
+
+
 def test_f_reg_stays_on_the_clients_that_have_labels_and_images():
-  before, after, metrics = one_round('feddure', cohort_size=toy.NUM_CLIENTS)
+  before, run = everyone('feddure')
+  after, metrics = run(before, jnp.int32(0))
   for i, rows in enumerate(zip(toy.LABELED, toy.UNLABELED, strict=True)):
     gone = moved(*(tree.take(s.memory.fine, i) for s in (before, after)))
     assert (gone > 0) == all(rows)
   model = tree.num_bytes(before.server.model)
   assert metrics['bytes_up'] == metrics['bytes_down'] == (
       toy.NUM_CLIENTS * model)
-  fresh = one_round('feddure(keep_fine=False)')[1]
-  assert not jax.tree.leaves(fresh.memory)
 
 
-@functools.lru_cache
-def averaged(which, regulators, round_):
-  """One participant, so that averages are its own: (before, after)."""
+@pytest.mark.parametrize('knobs, places', [
+    ('', ['memory.fine']), ('keep_fine=False', []), ('regulators="none"', []),
+    ('averaged="last"', ['server.coarse', 'server.fine']),
+    ('averaged="all", regulators="fine"', ['server.fine']),
+    ('averaged="last", regulators="coarse"', ['server.coarse']),
+    ('profile="official", keep_local=True', ['memory.model'])])
+def test_what_is_kept_where(knobs, places):
   federation, _ = toy.federation()
-  method = methods.make(
-      f'feddure(averaged="{which}", regulators="{regulators}")',
-      toy.task(cohort_size=1))
-  before = method.init(jax.random.key(0), federation)
-  after, _ = jax.jit(method.round)(
-      before, federation, jnp.int32(round_), jax.random.key(1))
-  return before.server, after.server
-
-
-def test_regulators_travel_where_they_are_averaged():
-  for regulators in ('fine', 'coarse'):
-    before, after = averaged('last', regulators, 0)
-    other = {'fine': 'coarse', 'coarse': 'fine'}[regulators]
-    assert getattr(after, other) == ()
-    assert moved(*(getattr(s, regulators) for s in (before, after))) > 0
+  state = methods.make(f'feddure({knobs})', toy.task()).init(KEY, federation)
+  found = [f'{part}.{name}' for part in ('memory', 'server')
+           for name, value in getattr(state, part)._asdict().items()
+           if jax.tree.leaves(value)]
+  assert found == sorted([*places, 'server.model'],
+                         key=lambda x: (x[:6], x != 'server.model'))
 
 
 def test_the_average_over_all_rounds_moves_by_its_share():
   """The k-th round adds a k-th of its change; the local model adds all."""
-  before, last = averaged('last', 'both', 3)
-  _, whole = averaged('all', 'both', 3)
-  chex.assert_trees_all_close(last.model, whole.model)
-  for name in ('coarse', 'fine'):
-    start, one, part = (getattr(s, name) for s in (before, last, whole))
-    chex.assert_trees_all_close(
-        tree.scale(tree.subtract(one, start), 0.25),
-        tree.subtract(part, start), atol=1e-6)
+  start = everyone('feddure(averaged="last")')[0].server
+  change = jax.tree.map(jnp.ones_like, start)
+  context = Context(jnp.int32(3), *3 * (None,))
+  def after(which):
+    method = methods.make(f'feddure(averaged="{which}")', toy.task())
+    assert method.aggregate is not None
+    server, _ = method.aggregate(start, change, None, context, None)
+    return tree.subtract(server, start)
+  chex.assert_trees_all_close(after('last'), change, atol=1e-6)
+  chex.assert_trees_all_close(after('all'), change._replace(
+      coarse=tree.scale(change.coarse, 0.25),
+      fine=tree.scale(change.fine, 0.25)), atol=1e-6)
 
 
 def test_c_reg_begins_at_the_received_model_or_at_the_average():
   """A model far from the averaged C-reg makes another reward."""
-  federation, _ = toy.federation()
   def reward(text):
-    method = methods.make(text, toy.task())
-    state = method.init(KEY, federation)
+    state, run = everyone(text)
+    if 'averaged' in text:
+      after = run(state, jnp.int32(0))[0].server
+      assert moved(state.server.coarse, after.coarse) > 0
+      assert moved(state.server.fine, after.fine) > 0
     far = jax.tree.map(lambda x: 3 * x, state.server.model)
     state = state._replace(server=state.server._replace(model=far))
-    _, metrics = jax.jit(method.round)(
-        state, federation, jnp.int32(0), jax.random.key(1))
-    return toy.means(metrics)['reward']
+    return toy.means(run(state, jnp.int32(0))[1])['reward']
   assert not np.isclose(reward('feddure'), reward('feddure(averaged="last")'),
                         rtol=1e-3)
 
@@ -146,17 +152,13 @@ def test_warm_up_of_the_official_code():
                              atol=1e-6)
 
 
-OFFICIAL = 'feddure(profile="official", fine_tune_steps={}, main_steps={})'
-
-
-def test_official_clients_make_the_same_number_of_steps():
-  """2 steps of waiting leave C-reg where it was, so the reward is 0."""
-  waiting = one_round(OFFICIAL.format(5, 2))
-  assert waiting[2]['reward'] == 0
-  assert not jax.tree.leaves(waiting[1].memory)
-  # The first of all steps has rate 0, so that one alone changes nothing.
-  before, after, _ = one_round(OFFICIAL.format(0, 1))
-  chex.assert_trees_all_equal(before.server, after.server)
+def test_while_c_reg_waits_there_is_no_reward():
+  """In the first 2 of its steps its rate is 0; the teacher moves on."""
+  before, after, metrics = one_round(
+      'feddure(profile="official", fine_tune_steps=1, main_steps=2)')
+  assert metrics['reward'] == 0
+  assert moved(before.server, after.server) > 0
+  assert metrics['num_participants'] == 3
 
 
 def test_an_official_step_by_hand():
