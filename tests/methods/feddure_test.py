@@ -76,7 +76,9 @@ def test_the_average_over_all_rounds_moves_by_its_share():
   """The k-th round adds a k-th of its change; the local model adds all."""
   start = everyone('feddure(averaged="last")')[0].server
   change = jax.tree.map(jnp.ones_like, start)
-  context = Context(jnp.int32(3), *3 * (None,))
+  federation, _ = toy.federation()
+  context = Context(jnp.int32(3), federation.train, federation.validation,
+                    federation.server)
   def after(which):
     method = methods.make(f'feddure(averaged="{which}")', toy.task())
     assert method.aggregate is not None
