@@ -5,6 +5,7 @@ from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import (
   fedavg,
+  feddure,
   fedprox,
   fixmatch,
   flexmatch,
@@ -16,6 +17,7 @@ from fedjax_ssl.methods import (
 
 METHODS = {
     'fedavg': fedavg.fedavg,
+    'feddure': feddure.feddure,
     'fedprox': fedprox.fedprox,
     'fixmatch': fixmatch.fixmatch,
     'flexmatch': flexmatch.flexmatch,

@@ -21,6 +21,7 @@ Times depend on the machine and go to `timings.jsonl`.
 method would use on about 2048 unlabeled examples; null: none |
 | pseudo_label_rate | share of those examples that it would use, 0..1 |
 | tsa_rate | share of labeled examples that UDA's annealing lets through, 0..1 |
+| reward | FedDure's d: how much C-reg's labeled loss falls in a step, nats |
 | server_loss | what the server minimised on its own labels |
 | bytes_up, bytes_down | sent by all clients, to all clients, bytes; since \
 the previous row; rounded to 7 digits above 16 MB |

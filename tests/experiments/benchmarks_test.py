@@ -25,9 +25,10 @@ def bench(root, monkeypatch):
   Those of the experiments with the same names are put aside meanwhile.
   """
   monkeypatch.syspath_prepend(str(root / 'experiments' / 'benchmarks'))
-  names = ('harness', 'padding', 'memory', 'torch_loop', 'resnet9')
+  names = ('harness', 'padding', 'memory', 'torch_loop', 'resnet9',
+           'feddure_step')
   aside = {name: flags.FLAGS[name] for name in (
-      'alpha', 'cohort_size', 'num_clients', 'num_devices')
+      'alpha', 'cohort_size', 'model', 'num_clients', 'num_devices')
            if name in flags.FLAGS}
   for name in aside:
     delattr(flags.FLAGS, name)
@@ -182,3 +183,15 @@ def test_repetitions_take_turns(bench):
   assert ''.join(calls) == 'ab' * 4  # The first of each is not timed.
   assert [len(v) for v in seconds.values()] == [3, 3]
   assert harness.medians({'a': [3.0, 1.0, 2.0]}) == {'a': 2.0}
+
+
+def test_a_feddure_step_is_at_most_six_fedavg_steps_of_arithmetic(bench):
+  """And more than that of the local model alone."""
+  feddure_step = bench('feddure_step')
+  spec = fssl.TaskSpec(10, (8, 8, 1), model='cnn', mean=(0.5,), std=(0.25,),
+                       conv_impl='gemm')  # The quickest to compile.
+  programs = feddure_step.make_programs(spec, 4, 8)
+  ours, fedavg = (
+      feddure_step.flops(jax.jit(function).lower(*args).compile())
+      for function, args in (programs[name] for name in ('FedDure', 'FedAvg')))
+  assert 2 < ours / fedavg < feddure_step.GOAL

@@ -125,3 +125,33 @@ def test_flagfiles_parse_against_their_scripts(file):
   augment.make_weak(FLAGS.weak)
   augment.make_weak(FLAGS.labeled_view)
   augment.make_strong(FLAGS.strong)
+
+
+@pytest.mark.parametrize('setting', ['iid', 'iiddir', 'dirdir'])
+def test_feddure_has_every_cell_of_its_paper(setting):
+  """Table 1 in two profiles, Table 2, and the grids of its figures."""
+  found = {}
+  for file in FLAGFILES:
+    if file.name.startswith(f'cifar_{setting}.feddure'):
+      FLAGS.unparse_flags()
+      for name in ('method', 'alpha', 'labels_per_class', 'cohort_size'):
+        FLAGS[name].present = 0
+      parse(f'--flagfile={file}')
+      found[file.name] = (FLAGS.dataset, FLAGS.method, FLAGS.alpha,
+                          FLAGS.labels_per_class, FLAGS.cohort_size)
+  cells = set(found.values())
+  assert len(cells) == len(found)
+  names = {'cifar10', 'fashion_mnist', 'cinic10'}
+  plain = {c[0] for c in cells if c[1:] == ('feddure', 0.5, 500, 5)}
+  official = {c[0] for c in cells if 'official' in c[1]}
+  assert plain == official == names
+  for row in ('fine', 'coarse', 'maml'):
+    assert any(f"regulators='{row}'" in c[1] for c in cells)
+  assert sum('averaged' in c[1] for c in cells) == 2
+  mine = {c[2:] for c in cells if c[:2] == ('cifar10', 'feddure')}
+  if setting != 'iid':
+    assert {c[0] for c in mine} == {.3, .5, .7, 1}
+    assert {c[1] for c in mine} == {100, 200, 500, 750, 1000}
+  if setting == 'dirdir':
+    for name in ('cifar10', 'fashion_mnist'):
+      assert {c[4] for c in cells if c[0] == name} == {2, 5, 10, 20}

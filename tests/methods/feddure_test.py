@@ -1,0 +1,217 @@
+"""FedDure's rounds: what persists, what travels, what the profiles do."""
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import losses, methods
+from fedjax_ssl.core import optimizers, tree
+from fedjax_ssl.core.types import Batch, Context
+from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.methods import meta_labels
+from tests import toy
+from tests.methods.averaging_test import one_round
+
+KEY = jax.random.key(8)
+CIFAR = meta_labels.Schedule()
+CINIC = meta_labels.Schedule(100, 10, 100, 0)
+
+
+def test_without_regulators_it_is_fixmatch():
+  a = one_round('feddure(regulators="none", threshold=0.4)')
+  b = one_round('fixmatch(threshold=0.4)')
+  chex.assert_trees_all_close(a[1].server.model, b[1].server.model, rtol=1e-5,
+                              atol=1e-6)
+  np.testing.assert_allclose(a[2]['mask_rate'], b[2]['mask_rate'])
+  assert 0 < a[2]['mask_rate'] < 1
+
+
+def moved(before, after):
+  return float(tree.global_norm(tree.subtract(after, before)))
+
+
+@functools.lru_cache
+def everyone(text):
+  """(start, round) of a method on the toy federation, all clients in."""
+  federation, _ = toy.federation()
+  method = methods.make(text, toy.task(cohort_size=toy.NUM_CLIENTS))
+  run = jax.jit(lambda state, round_: method.round(
+      state, federation, round_, jax.random.key(1)))
+  return method.init(jax.random.key(0), federation), run
+
+
+def test_f_reg_stays_on_the_clients_that_have_labels_and_images():
+  before, run = everyone('feddure')
+  after, metrics = run(before, jnp.int32(0))
+  for i, rows in enumerate(zip(toy.LABELED, toy.UNLABELED, strict=True)):
+    gone = moved(*(tree.take(s.memory.fine, i) for s in (before, after)))
+    assert (gone > 0) == all(rows)
+  model = tree.num_bytes(before.server.model)
+  assert metrics['bytes_up'] == metrics['bytes_down'] == (
+      toy.NUM_CLIENTS * model)
+
+
+@pytest.mark.parametrize('knobs, places', [
+    ('', ['memory.fine']), ('keep_fine=False', []), ('regulators="none"', []),
+    ('averaged="last"', ['server.coarse', 'server.fine']),
+    ('averaged="all", regulators="fine"', ['server.fine']),
+    ('averaged="last", regulators="coarse"', ['server.coarse']),
+    ('profile="official", keep_local=True', ['memory.model'])])
+def test_what_is_kept_where(knobs, places):
+  federation, _ = toy.federation()
+  state = methods.make(f'feddure({knobs})', toy.task()).init(KEY, federation)
+  found = [f'{part}.{name}' for part in ('memory', 'server')
+           for name, value in getattr(state, part)._asdict().items()
+           if jax.tree.leaves(value)]
+  assert found == sorted([*places, 'server.model'],
+                         key=lambda x: (x[:6], x != 'server.model'))
+
+
+def test_the_average_over_all_rounds_moves_by_its_share():
+  """The k-th round adds a k-th of its change; the local model adds all."""
+  start = everyone('feddure(averaged="last")')[0].server
+  change = jax.tree.map(jnp.ones_like, start)
+  federation, _ = toy.federation()
+  context = Context(jnp.int32(3), federation.train, federation.validation,
+                    federation.server)
+  def after(which):
+    method = methods.make(f'feddure(averaged="{which}")', toy.task())
+    assert method.aggregate is not None
+    server, _ = method.aggregate(start, change, None, context, None)
+    return tree.subtract(server, start)
+  chex.assert_trees_all_close(after('last'), change, atol=1e-6)
+  chex.assert_trees_all_close(after('all'), change._replace(
+      coarse=tree.scale(change.coarse, 0.25),
+      fine=tree.scale(change.fine, 0.25)), atol=1e-6)
+
+
+def test_c_reg_begins_at_the_received_model_or_at_the_average():
+  """A model far from the averaged C-reg makes another reward."""
+  def reward(text):
+    state, run = everyone(text)
+    if 'averaged' in text:
+      after = run(state, jnp.int32(0))[0].server
+      assert moved(state.server.coarse, after.coarse) > 0
+      assert moved(state.server.fine, after.fine) > 0
+    far = jax.tree.map(lambda x: 3 * x, state.server.model)
+    state = state._replace(server=state.server._replace(model=far))
+    return toy.means(run(state, jnp.int32(0))[1])['reward']
+  assert not np.isclose(reward('feddure'), reward('feddure(averaged="last")'),
+                        rtol=1e-3)
+
+
+def test_f_regs_opinion_is_the_weight_of_pseudo_labels():
+  federation, _ = toy.federation()
+  method = methods.make('feddure', toy.task())
+  state = method.init(KEY, federation)
+  row = tree.take(state.memory, 0)
+  assert method.pseudo_label is not None
+  _, weights = method.pseudo_label(
+      state.server, row, federation.train.inputs[:9])
+  assert ((weights > 0) & (weights < 1)).all() and np.ptp(weights) > 0
+  sure = row._replace(fine=row.fine._replace(out_bias=jnp.float32(90)))
+  _, weights = method.pseudo_label(
+      state.server, sure, federation.train.inputs[:9])
+  np.testing.assert_array_equal(weights, 1)
+
+
+@pytest.mark.parametrize('text, word', [
+    ('feddure(profile="v2")', 'profile'),
+    ('feddure(regulators="all")', 'regulators'),
+    ('feddure(averaged="mean")', 'averaged'),
+    ('feddure(virtual_rate=-1.0)', 'virtual_rate'),
+    ('feddure(hidden=0)', 'hidden'), ('feddure(main_steps=0)', 'main_steps'),
+    ('feddure(fine_input="features")', 'fine_input'),
+    ('feddure(weighting="rows")', 'weighting'),
+    ('feddure(profile="official", regulators="fine")', 'ablations'),
+    ('feddure(regulators="maml", averaged="all")', 'average')])
+def test_bad_knobs_are_named(text, word):
+  with pytest.raises(ValueError, match=word):
+    methods.make(text, toy.task())
+
+
+def test_labels_must_be_at_the_clients():
+  with pytest.raises(ValueError, match="labels_at='clients'"):
+    methods.make('feddure', toy.task(labels_at='server'))
+
+
+def factors(schedule, steps, **knobs):
+  return np.array([meta_labels.factor(jnp.int32(i), schedule, **knobs)
+                   for i in steps])
+
+
+def test_warm_up_of_the_official_code():
+  np.testing.assert_allclose(factors(CIFAR, range(10)), np.arange(10) / 10)
+  np.testing.assert_allclose(factors(CIFAR, range(5), wait=2),
+                             [0, 0, 2 / 12, 3 / 12, 4 / 12], rtol=1e-6)
+  np.testing.assert_allclose(factors(CINIC, [0, 50, 99]), [0, .5, .99])
+  np.testing.assert_allclose(factors(CINIC, range(100, 110)), 5 * [1, 0],
+                             atol=1e-6)
+
+
+def test_while_c_reg_waits_there_is_no_reward():
+  """In the first 2 of its steps its rate is 0; the teacher moves on."""
+  before, after, metrics = one_round(
+      'feddure(profile="official", fine_tune_steps=1, main_steps=2)')
+  assert metrics['reward'] == 0
+  assert moved(before.server, after.server) > 0
+  assert metrics['num_participants'] == 3
+
+
+def test_an_official_step_by_hand():
+  """The teacher's gradient from its parts, on the linear network."""
+  federation, _ = toy.federation()
+  same = lambda key, x: x  # noqa: E731
+  task = toy.task(weak=same, strong=lambda key, x: 255 - x, optimizer=(
+      optimizers.make('sgd', learning_rate=1.0)))
+  images, labels = map(jnp.asarray, federation.train)
+  known = Batch(images[:8], labels[:8], jnp.ones(8))
+  rows = Batch(images[8:16], jnp.full(8, -1), jnp.array([1., 1, 0, 1, 1, 1, 1,
+                                                         1]))
+  schedule = meta_labels.Schedule(fine_tune=3, main=5, warmup=10, wait=1)
+  optimizer = task.optimizer(jnp.int32(0))
+  student = task.model.init(KEY).params
+  learner = meta_labels.start(task.model.init(jax.random.key(0)), optimizer)
+  learner = learner._replace(student=student, done=jnp.int32(5))
+  step = jax.jit(meta_labels.main_step(task, schedule, optimizer,
+                                       threshold=0.5))
+  after, metrics = step(learner, Pair(known, rows, jnp.float32(1)), KEY)
+
+  def logits(params, batch):
+    return task.apply(learner.teacher._replace(params=params), batch.inputs)
+  def mean(values, weights=rows.mask):
+    return (weights * values).sum() / rows.mask.sum()
+  def nll(z, target):
+    return -jnp.take_along_axis(jax.nn.log_softmax(z), target[:, None], 1)[:, 0]
+  def supervised(params):
+    return nll(logits(params, known), known.labels).mean()
+
+  weak = logits(learner.teacher.params, rows)
+  p = jax.nn.softmax(weak)
+  g = jax.grad(lambda s: mean(nll(logits(s, rows), p.argmax(-1))))(student)
+  moved = jax.tree.map(lambda s, g: s - 2 / 11 * g, student, g)
+  chex.assert_trees_all_close(after.student, moved, rtol=1e-5, atol=1e-6)
+  dot = supervised(moved) - supervised(student)
+  np.testing.assert_allclose(metrics['reward'].total / 8, -dot, rtol=1e-3)
+  bold = rows._replace(inputs=255 - rows.inputs)
+
+  def teacher_loss(params):
+    z = logits(params, bold)
+    soft = -(p * jax.nn.log_softmax(z)).sum(-1)
+    return (supervised(params)
+            + 8 * 3 / 20 * mean(soft, rows.mask * (p.max(-1) >= 0.5))
+            + dot * mean(nll(z, z.argmax(-1))))
+  params = learner.teacher.params
+  want = jax.tree.map(lambda t, g: t - 0.5 * g, params,
+                      jax.grad(teacher_loss)(params))
+  chex.assert_trees_all_close(after.teacher.params, want, rtol=1e-4,
+                              atol=1e-5)
+  np.testing.assert_allclose(
+      metrics['labeled_loss'].total / 8,
+      losses.cross_entropy(logits(params, known), known.labels, known.mask),
+      rtol=1e-5)
