@@ -34,7 +34,7 @@ LAYERS = {
     'data': ('core',),
     'models': ('core.types', 'core.names'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
-                 'methods.base', 'methods.objective'),
+                 'methods.base', 'methods.objective', 'methods.roles'),
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),
