@@ -30,8 +30,9 @@ def precision_recall(predicted: Array, labels: Array, num_classes: int
   hits = (guess * truth).sum(0)
   said, real = guess.sum(0), truth.sum(0)
   occurs = ((said + real) > 0).sum()
-  return tuple((hits / jnp.maximum(total, 1)).sum() / occurs
-               for total in (said, real))
+  precision, recall = ((hits / jnp.maximum(total, 1)).sum() / occurs
+                       for total in (said, real))
+  return precision, recall
 
 
 def _area(score: jax.Array, positive: jax.Array) -> jax.Array:

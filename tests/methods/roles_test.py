@@ -1,8 +1,6 @@
 """Clients with and without labels: warm-up, FedIRM and Fed-Consist."""
 from __future__ import annotations
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -15,26 +13,10 @@ from fedjax_ssl.core import sampling, tree
 from fedjax_ssl.core.types import State
 from fedjax_ssl.methods import fedirm, roles
 from tests import toy
-from tests.methods.rscfed_test import same, UNLABELED_CLIENT, update_of
+from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
 
 KEY = jax.random.key(5)
 WITH_LABELS = {i for i, n in enumerate(toy.LABELED) if n}
-
-
-@functools.lru_cache
-def runs(text, **changes):
-  """(state before, jitted round) with everyone in the cohort."""
-  federation, _ = toy.federation()
-  method = methods.make(text, toy.task(cohort_size=toy.NUM_CLIENTS, **changes))
-  return method.init(jax.random.key(0), federation), jax.jit(method.round)
-
-
-def one_round(text, round_=0, **changes):
-  state, run = runs(text, **changes)
-  federation, _ = toy.federation()
-  state = state._replace(round=jnp.int32(round_))
-  after, metrics = run(state, federation, jnp.int32(round_), KEY)
-  return state, after, toy.means(metrics)
 
 
 @pytest.mark.parametrize('size', [2, 5])
@@ -44,15 +26,16 @@ def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
   drawn = set()
   for seed in range(12):
     key = jax.random.key(seed)
-    cohort = sampler(State((), (), jnp.int32(3)), federation, key)
+    warm, done = (State((), (), jnp.int32(i)) for i in (3, 4))
+    cohort = sampler(warm, federation, key)
     assert not cohort.active[1:].any()
     ids = np.asarray(cohort.ids[0])[np.asarray(cohort.active[0])].tolist()
     assert len(set(ids)) == len(ids) == min(size, len(WITH_LABELS))
     assert set(ids) <= WITH_LABELS
     drawn |= set(ids)
-    after = sampler(State((), (), jnp.int32(4)), federation, key)
     chex.assert_trees_all_equal(
-        after, sampling.groups(3, size)(None, federation, key))
+        sampler(done, federation, key),
+        sampling.groups(3, size)(done, federation, key))
   assert drawn == WITH_LABELS
 
 
@@ -63,15 +46,23 @@ def test_rounds_of_a_warmup_are_a_share_of_the_run_rounded_up():
 
 
 def test_a_warmup_leaves_the_other_clients_as_they_are():
-  before, after, metrics = one_round('fedirm')
-  assert metrics['num_participants'] == len(WITH_LABELS)
-  assert metrics['labeled_share'] == 1
+  federation, _ = toy.federation()
+  method = methods.make('fedirm', toy.task(cohort_size=toy.NUM_CLIENTS))
+  before = method.init(jax.random.key(0), federation)
+  run = jax.jit(method.round)
+  warm, metrics = run(before, federation, jnp.int32(0), KEY)
+  means = toy.means(metrics)
+  assert means['num_participants'] == len(WITH_LABELS)
+  assert means['labeled_share'] == 1
   rest = np.array(sorted({*range(toy.NUM_CLIENTS)} - WITH_LABELS))
   chex.assert_trees_all_equal(tree.take(before.memory, rest),
-                              tree.take(after.memory, rest))
-  _, after, metrics = one_round('fedirm', round_=1)
-  assert metrics['num_participants'] == 5
+                              tree.take(warm.memory, rest))
+  after, metrics = run(warm._replace(round=jnp.int32(1)), federation,
+                       jnp.int32(1), KEY)
+  assert toy.means(metrics)['num_participants'] == 5
   assert after.memory.steps[UNLABELED_CLIENT] > 0
+  # Matrices have rows of sum 1, whoever told.
+  np.testing.assert_allclose(after.server.relation.sum(1), 1, rtol=1e-5)
 
 
 def test_gradients_are_clipped_to_a_norm():
@@ -83,40 +74,47 @@ def test_gradients_are_clipped_to_a_norm():
   chex.assert_trees_all_equal(roles.clip(zero, 2.5), zero)
 
 
-def test_relations_are_the_mean_of_the_labeled_clients_matrices():
-  """At a rate of 0, full batches: all by hand, unseen classes uniform."""
-  state, after, _ = one_round(
-      'fedirm', weak=same, labeled_batch=8,
-      optimizer=lambda round_: optax.sgd(0.0))
-  params = state.server.model.params
-  layer, = params
+def still(round_):
+  del round_
+  return optax.sgd(0.0)
+
+
+def test_relations_are_those_of_the_labels_and_uniform_for_unseen_classes():
+  """Full batches at a rate of 0: all by hand."""
+  server, run = updater('fedirm', weak=same, labeled_batch=8, optimizer=still)
+  layer, = server.model.params
+  w, b = (server.model.params[layer][x] for x in ('kernel', 'bias'))
   federation, _ = toy.federation()
-  matrices, unseen = [], 0
+  unseen = 0
   for i in sorted(WITH_LABELS):
     rows = np.asarray(federation.clients.labeled)[i, :toy.LABELED[i]]
     x = np.asarray(federation.train.inputs)[rows].reshape(len(rows), -1)
-    logits = (x / 255 - 0.4) @ params[layer]['kernel'] + params[layer]['bias']
+    logits = (x / 255 - 0.4) @ w + b
     labels = np.asarray(federation.train.labels)[rows]
     matrix = np.full((toy.NUM_CLASSES,) * 2, 1 / toy.NUM_CLASSES)
     for c in set(labels.tolist()):
       row = np.exp(logits[labels == c].mean(0) / 2)
       matrix[c] = row / row.sum()
     unseen += toy.NUM_CLASSES - len(set(labels.tolist()))
-    matrices.append(matrix)
+    update = run(i)
+    np.testing.assert_allclose(update.message.relation, matrix, atol=1e-5)
+    assert tree.global_norm(update.message.model) == 0
   assert unseen > 0
-  np.testing.assert_allclose(after.server.relation, np.mean(matrices, 0),
-                             atol=1e-5)
-  chex.assert_trees_all_close(after.server.model, state.server.model)
+  assert not run(UNLABELED_CLIENT).message.relation.any()
 
 
-def test_relations_are_kept_while_nobody_tells():
-  server, update = update_of(UNLABELED_CLIENT, 'fedirm')
-  assert not update.message.relation.any()
-  known = server._replace(relation=jnp.full((3, 3), 1 / 3))
+def test_the_server_keeps_the_mean_of_those_that_told():
   aggregate = methods.make('fedirm', toy.task()).aggregate
-  after, _ = aggregate(known, update.message, None, None, KEY)
-  chex.assert_trees_all_equal(after.relation, known.relation)
-  assert tree.global_norm(tree.subtract(after.model, known.model)) > 0
+  assert aggregate is not None
+  model = toy.task().model.init(KEY)
+  told = jax.nn.softmax(jax.random.normal(KEY, (2, 3, 3)))
+  first = fedirm.Server(model, jnp.eye(3))
+  def after(mean):
+    message = fedirm.Message(tree.zeros_like(model), mean)
+    return aggregate(first, message, None, None, KEY)[0].relation
+  # Two of five clients have labels: the pass averages over all five.
+  np.testing.assert_allclose(after(told.sum(0) / 5), told.mean(0), rtol=1e-5)
+  np.testing.assert_array_equal(after(jnp.zeros((3, 3))), jnp.eye(3))
 
 
 def test_the_gate_asks_for_confidence_and_little_entropy():
@@ -134,62 +132,78 @@ def test_the_gate_asks_for_confidence_and_little_entropy():
 
 
 def test_a_bar_above_the_largest_entropy_makes_passes_vain():
-  a, b = (update_of(UNLABELED_CLIENT, f'fedirm(passes={n})')[1]
-          for n in (1, 11))
-  chex.assert_trees_all_equal(a, b)  # The bar of 2 is above log 3.
-  c = update_of(UNLABELED_CLIENT, 'fedirm(passes=3, max_entropy=1.0)')[1]
-  assert c.metrics['mask_rate'].total < a.metrics['mask_rate'].total
+  federation, _ = toy.federation()
+  def program(text):
+    method = methods.make(text, toy.task())
+    state = method.init(KEY, federation)
+    return jax.jit(method.round).lower(
+        state, federation, jnp.int32(0), KEY).as_text()
+  # The bar of 2 is above log 3.
+  assert program('fedirm(passes=1)') == program('fedirm(passes=11)')
+  few, many = (len(program(f'fedirm(passes={n}, max_entropy=1.0)'))
+               for n in (1, 11))
+  assert few < many
 
 
-@pytest.mark.parametrize('text', [
-    'fedirm(scale=0.0)', 'fed_consist(threshold=1.1)',
-    'fed_consist(unlabeled_weight=0.0)'])
+@pytest.mark.parametrize('text', ['fedirm(scale=0.0, max_entropy=1.0)',
+                                  'fed_consist(threshold=1.1)'])
 def test_without_its_loss_an_unlabeled_client_stays(text):
-  _, update = update_of(UNLABELED_CLIENT, text)
+  update = updater(text)[1](UNLABELED_CLIENT)
   assert tree.global_norm(update.message.model if text.startswith('fedirm')
                           else update.message) == 0
 
 
-@pytest.mark.parametrize('name', ['fedirm', 'fed_consist'])
-def test_models_count_alike_but_for_the_weight_of_labels(name):
+def test_models_count_alike_but_for_the_weight_of_labels():
   federation, _ = toy.federation()
   for weight in (1.0, 4.0):
     say = jax.vmap(lambda s, w=weight: roles.say(s, w))(federation.clients)
     want = [(weight if a else 1.0) if a + b else 0.0
             for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True)]
     np.testing.assert_array_equal(say, want)
-    _, update = update_of(1, f'{name}(labeled_weight={weight})')
-    assert update.weight == weight
+
+
+def negative(key, x):
+  """A strong view that draws nothing."""
+  del key
+  return 255 - x
+
+
+def slow(round_):
+  del round_
+  return optax.sgd(0.1)
+
+
+def fast(round_):
+  del round_
+  return optax.sgd(0.4)
 
 
 def test_fed_consist_learns_its_own_guesses_on_strong_views():
   """A step of one full batch is that of FixMatch at the scaled rate."""
-  knobs = {'weak': same, 'unlabeled_batch': 12, 'local_steps': 1}
-  _, update = update_of(
-      UNLABELED_CLIENT, 'fed_consist(threshold=0.4, unlabeled_rate=0.25)',
-      optimizer=lambda round_: optax.sgd(0.4), **knobs,
-      strong=lambda key, x: 255 - x)
-  _, other = update_of(
-      UNLABELED_CLIENT, 'fixmatch(threshold=0.4)',
-      optimizer=lambda round_: optax.sgd(0.1), **knobs,
-      strong=lambda key, x: 255 - x)
+  knobs = {'weak': same, 'unlabeled_batch': 12, 'local_steps': 1,
+           'strong': negative}
+  update = updater('fed_consist(threshold=0.4, unlabeled_rate=0.25)',
+                   optimizer=fast, **knobs)[1](UNLABELED_CLIENT)
+  other = updater('fixmatch(threshold=0.4)', optimizer=slow,
+                  **knobs)[1](UNLABELED_CLIENT)
   assert tree.global_norm(update.message) > 0
   chex.assert_trees_all_close(update.message, other.message, rtol=1e-4,
                               atol=1e-7)
 
 
 def test_a_client_with_both_kinds_adds_the_gradients():
-  """Client 0 has 4 labels and 9 other rows; no weight leaves the labels."""
-  knobs = {'weak': same, 'labeled_batch': 4, 'unlabeled_batch': 9,
-           'local_steps': 1, 'strong': lambda key, x: 255 - x,
-           'optimizer': lambda round_: optax.sgd(0.1)}
-  both, labels, double = (
-      update_of(0, f'fed_consist(threshold=0.0, unlabeled_weight={w})',
-                **knobs)[1].message for w in (1.0, 0.0, 2.0))
-  once, twice = tree.subtract(both, labels), tree.subtract(double, labels)
-  assert tree.global_norm(once) > 0
-  chex.assert_trees_all_close(twice, tree.scale(once, 2.0), rtol=1e-3,
-                              atol=1e-6)
+  """Client 0 has 4 labels and 9 other rows: together, or one kind alone."""
+  _, run = updater(
+      'fed_consist(threshold=0.0, unlabeled_rate=1.0, labeled_weight=4.0)',
+      weak=same, strong=negative, labeled_batch=4, unlabeled_batch=9,
+      local_steps=1, optimizer=slow)
+  both = run(0)
+  labels = run(0, num_unlabeled=jnp.int32(0))
+  others = run(0, num_labeled=jnp.int32(0))
+  assert [float(u.weight) for u in (both, labels, others)] == [4, 4, 1]
+  assert min(map(tree.global_norm, (labels.message, others.message))) > 0
+  chex.assert_trees_all_close(
+      both.message, tree.add(labels.message, others.message), atol=1e-6)
 
 
 @pytest.mark.parametrize('text, message', [
