@@ -35,7 +35,7 @@ LAYERS = {
     'models': ('core.types', 'core.names'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
                  'methods.base', 'methods.bilevel', 'methods.meta_labels',
-                 'methods.objective', 'methods.regulation'),
+                 'methods.objective', 'methods.regulation', 'methods.roles'),
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),

@@ -1,29 +1,37 @@
 """The methods by name."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import (
+  fed_consist,
   fedavg,
   feddure,
+  fedirm,
   fedprox,
   fixmatch,
   flexmatch,
   local,
   mixmatch,
   pseudo_label,
+  rscfed,
   uda,
 )
 
-METHODS = {
+METHODS: dict[str, Callable[..., Method]] = {
+    'fed_consist': fed_consist.fed_consist,
     'fedavg': fedavg.fedavg,
     'feddure': feddure.feddure,
+    'fedirm': fedirm.fedirm,
     'fedprox': fedprox.fedprox,
     'fixmatch': fixmatch.fixmatch,
     'flexmatch': flexmatch.flexmatch,
     'local': local.local,
     'mixmatch': mixmatch.mixmatch,
     'pseudo_label': pseudo_label.pseudo_label,
+    'rscfed': rscfed.rscfed,
     'uda': uda.uda,
 }
 

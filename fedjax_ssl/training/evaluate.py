@@ -21,6 +21,7 @@ from fedjax_ssl.core.types import (
   PyTree,
   State,
 )
+from fedjax_ssl.training import ranking
 
 BATCH = 256
 # Rows on which pseudo-labels and local models are judged.
@@ -71,15 +72,21 @@ def in_batches(predict: Predict, inputs: Array, rows: Array, *,
 
 
 def scores(logits: jax.Array, labels: Array) -> Metrics:
-  """accuracy, loss float32[] and per_class_accuracy float32[C].
+  """Scores of logits float32[D, C] by name.
 
-  A class without examples has accuracy NaN.
+  accuracy, loss, macro_precision, macro_recall, auc float32[] and
+  per_class_accuracy float32[C], which is NaN for a class without examples.
+  See `ranking` for the macro scores.
   """
   hits = (logits.argmax(-1) == labels).astype(jnp.float32)
   of_class = jax.nn.one_hot(labels, logits.shape[-1])
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  precision, recall = ranking.precision_recall(
+      logits.argmax(-1), labels, logits.shape[-1])
   return {'accuracy': hits.mean(), 'loss': loss.mean(),
-          'per_class_accuracy': (hits @ of_class) / of_class.sum(0)}
+          'per_class_accuracy': (hits @ of_class) / of_class.sum(0),
+          'macro_precision': precision, 'macro_recall': recall,
+          'auc': ranking.one_vs_rest_auc(jax.nn.softmax(logits), labels)}
 
 
 class Probe(NamedTuple):
@@ -140,8 +147,8 @@ def evaluation(method: Method, mesh: Mesh | None = None
     mesh: devices to share the work, or None.
 
   Returns:
-    (state, federation, probe) -> metrics: accuracy, loss,
-    per_class_accuracy on the test set; val_accuracy, val_loss;
+    (state, federation, probe) -> metrics: the `scores` on the test set;
+    val_accuracy, val_loss;
     pseudo_label_accuracy
     and pseudo_label_rate on the true labels of the probe rows, where the
     method labels; local_accuracy, the mean over the clients of their own

@@ -11,6 +11,10 @@ Times depend on the machine and go to `timings.jsonl`.
 | accuracy | share of test examples the global model gets right, 0..1 |
 | loss | mean cross entropy on the test examples, nats |
 | per_class_accuracy | the same share for each class, list; null: no example |
+| macro_precision, macro_recall | means over the classes of the share of right \
+ones among those predicted and among those of the class, test examples, 0..1 |
+| auc | area under the ROC curve of each class against the rest, mean over the \
+classes, test examples; 0.5 is chance |
 | val_accuracy | share of the server's validation examples, 0..1 |
 | val_loss | mean cross entropy on them, nats |
 | local_accuracy | mean over clients of their own models' test share |
@@ -27,6 +31,8 @@ method would use on about 2048 unlabeled examples; null: none |
 the previous row; rounded to 7 digits above 16 MB |
 | num_rejected | broken updates left out since the previous row |
 | masked_share | masked examples over processed examples, 0..1 |
+| relation_loss | FedIRM's distance of class relations, over steps and rows |
+| labeled_share | clients with labels among those with a say, 0..1 |
 | num_participants | clients with a say, mean over rounds |
 | epsilon | privacy spent so far at the run's delta; null: unbounded |
 
@@ -49,12 +55,14 @@ METRICS = 'metrics.jsonl'
 TIMINGS = 'timings.jsonl'
 # Rows start with these, in this order; other names follow by alphabet.
 ORDER = (
-    'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy', 'val_accuracy',
-    'val_loss', 'local_accuracy', 'train_loss', 'labeled_loss',
-    'unlabeled_loss', 'server_loss', 'mask_rate', 'tsa_rate',
+    'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy',
+    'macro_precision', 'macro_recall', 'auc', 'val_accuracy', 'val_loss',
+    'local_accuracy', 'train_loss', 'labeled_loss', 'unlabeled_loss',
+    'server_loss', 'mask_rate', 'tsa_rate',
     'pseudo_label_accuracy', 'pseudo_label_rate', 'bytes_up', 'bytes_down',
     'num_rejected', 'num_participants', 'masked_share', 'epsilon')
 SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
+          'macro_precision', 'macro_recall', 'auc', 'labeled_share',
           'mask_rate', 'tsa_rate', 'pseudo_label_accuracy',
           'pseudo_label_rate', 'masked_share')
 COUNTS = ('round', 'seed', 'bytes_up', 'bytes_down', 'num_rejected')

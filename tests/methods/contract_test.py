@@ -16,6 +16,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.types import Cohort
+from fedjax_ssl.methods import roles
 from fedjax_ssl.training import checkpoint, seeds
 from tests import toy
 
@@ -84,7 +85,8 @@ class CohortRunner(Runner):
       del state, key
       told = federation.test.labels[:2 * self.SIZE].reshape(1, 2, self.SIZE)
       return Cohort(told[:, 0], told[:, 1] > 0)
-    with (mock.patch.object(sampling, 'uniform', lambda size: sample),
+    with (mock.patch.object(sampling, 'groups', lambda number, size: sample),
+          mock.patch.object(roles, 'after_warmup', lambda told, rounds: told),
           mock.patch.object(rounds, 'client_pass', _breakable)):
       super().__init__(text, 'linear', place, **changes)
 

@@ -1,0 +1,93 @@
+"""Fed-Consist: labeled clients learn labels, the others their own guesses.
+
+Yang et al., Federated semi-supervised learning for COVID region segmentation
+in chest CT, Medical Image Analysis 2021, https://arxiv.org/abs/2011.11750. For
+classes instead of voxels, as RSCFed (https://arxiv.org/abs/2203.13993) and
+later tables compare with it; their version is not published.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import rounds, tree
+from fedjax_ssl.core.types import (
+  Client,
+  Federation,
+  Method,
+  State,
+  Task,
+  Update,
+)
+from fedjax_ssl.methods import base, roles
+
+
+def fed_consist(task: Task, *, threshold: float = 0.9,
+                unlabeled_weight: float = 1.0, unlabeled_rate: float = 0.05,
+                labeled_weight: float = 1.0, warmup: float = 0.0) -> Method:
+  """Confident predictions of plain images train their strong views.
+
+  Clients with labels minimise cross entropy on weak views. The others take
+  the model's own predictions on images as they are, where confident, as
+  labels of strong views. All models count the same.
+
+  Args:
+    task: the static choices; its learning rate is that of labeled clients.
+    threshold: confidence from which on a prediction counts; 0 keeps all,
+      above 1 none.
+    unlabeled_weight: of the unlabeled loss; 0 leaves the labeled part.
+    unlabeled_rate: learning rate of clients without labels over that of the
+      others; the paper's are 5e-6 and 1e-4.
+    labeled_weight: how often a client with labels counts; above 1 the
+      adjusted weights of RSCFed's Figure 2, whose value is not stated.
+    warmup: share of the run, any begun round counted, in which only clients
+      with labels train. The paper trains one for half of its schedule.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: for labels at the server, or a number out of range.
+  """
+  roles.check(task, 'fed_consist', warmup=warmup)
+  roles.check_positive(
+      threshold=threshold, unlabeled_weight=unlabeled_weight,
+      unlabeled_rate=unlabeled_rate, labeled_weight=labeled_weight)
+
+  def unlabeled_loss(model, teacher, batch, key):
+    del teacher
+    plain, (strong,), stats = base.forward_with_targets(
+        task, model, batch, base.strongly(task, batch, key))
+    loss, used = losses.fixmatch(plain, strong, batch.mask,
+                                 threshold=threshold)
+    return unlabeled_weight * loss, (stats, {
+        'unlabeled_loss': base.over_rows(loss, batch),
+        'mask_rate': base.over_rows(used['mask_rate'], batch)})
+
+  def init(key: jax.Array, federation: Federation) -> State:
+    del federation
+    return State(base.Server(jax.jit(task.model.init)(key)), (), jnp.int32(0))
+
+  def client_update(payload: base.Server, client: Client, key) -> Update:
+    one = roles.step(
+        task, roles.supervised(task), unlabeled_loss,
+        task.optimizer(client.round), unlabeled_rate=unlabeled_rate)
+    model, memory, metrics = roles.train(
+        task, one, payload.model, client, key)
+    return Update(tree.subtract(model, payload.model),
+                  roles.say(client.shard, labeled_weight), memory, metrics)
+
+  @aggregation.linear
+  def finish(server, mean, cohort, context, key):
+    del cohort, context, key
+    return server._replace(model=roles.moved(server.model, mean)), {}
+
+  one_pass = rounds.client_pass(
+      task, client_update, finish, sample=roles.cohorts(task, 1, warmup),
+      work=roles.work(task))
+  return Method(
+      init, roles.with_statistics(task, one_pass),
+      lambda s, x: task.apply(s.model, x),
+      pseudo_label=base.confident_labels(task, threshold),
+      client_update=client_update, aggregate=finish)

@@ -1,0 +1,222 @@
+"""FedIRM: unlabeled clients keep the class relations of the labeled ones.
+
+Liu et al., Federated Semi-supervised Medical Image Classification via
+Inter-client Relation Matching, MICCAI 2021, https://arxiv.org/abs/2106.08600.
+"""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import rounds, tree
+from fedjax_ssl.core.types import (
+  Array,
+  Client,
+  Federation,
+  Method,
+  Number,
+  Ratio,
+  State,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.methods import base, roles
+
+
+class Server(NamedTuple):
+  """The model, and what the clients with labels last told of its classes."""
+
+  model: Variables
+  relation: jax.Array  # float32[C, C]; zeros as long as nobody told.
+
+
+class Message(NamedTuple):
+  """What a client sends."""
+
+  model: Variables  # The update.
+  relation: jax.Array  # float32[C, C]; zeros from a client without labels.
+
+
+def certain(logits: Array, mean_logits: Array, *, confidence: Number = 0.3,
+            max_entropy: Number = 2.0) -> jax.Array:
+  r"""Rows whose prediction is sure enough to enter a relation matrix.
+
+  :math:`1[\max_c p_c \ge h]\, 1[-\sum_c \bar p_c \log \bar p_c < h_e]`, p of
+  `logits` and :math:`\bar p` of the mean over stochastic passes.
+
+  Args:
+    logits: float[B, C].
+    mean_logits: float[B, C].
+    confidence: h; 0 accepts all, above 1 none.
+    max_entropy: h_e in nats; above log C it accepts all, 0 none.
+
+  Returns:
+    float32[B], 1 for an accepted row; a constant for derivatives.
+  """
+  sure = jax.nn.softmax(lax.stop_gradient(logits)).max(-1) >= confidence
+  log_p = jax.nn.log_softmax(lax.stop_gradient(mean_logits))
+  entropy = -jnp.sum(jnp.exp(log_p) * log_p, -1)
+  return (sure & (entropy < max_entropy)).astype(jnp.float32)
+
+
+def fedirm(task: Task, *, relation_weight: float = 1.0,
+           consistency_weight: float = 1.0, scale: float = 15.0,
+           confidence: float = 0.3, max_entropy: float = 2.0,
+           passes: int = 11, temperature: float = 2.0, decay: float = 0.99,
+           label_smoothing: float = 0.1, labeled_rate: float = 1.5,
+           labeled_weight: float = 1.0, warmup: float = 0.1,
+           ramp: float = 0.15) -> Method:
+  """A mean teacher whose class relations should be those of labeled clients.
+
+  Clients with labels minimise the smoothed cross entropy of two weak views
+  and send the mean of their batches' `losses.relation_matrix`. The others
+  minimise scale w(r) (consistency with their mean teacher + the distance of
+  the relations of their own sure predictions to those the server had before
+  the round), with w(r) = `losses.ramp_up` of the round. Teacher and optimizer
+  stay on the client. All models count the same.
+
+  Args:
+    task: the static choices.
+    relation_weight: of relation matching; 0 leaves the mean teacher.
+    consistency_weight: of the mean teacher.
+    scale: of both.
+    confidence: see `certain`.
+    max_entropy: see `certain`. The authors' 2 rejects nothing with their 5
+      classes; 0.87 log C is the same share of the largest entropy as 1.4
+      there. At log C or above the passes are not run.
+    passes: stochastic passes of the mean, at least 1, which is the training
+      view alone. The authors' differ by dropout, ours by fresh weak views, as
+      the networks here have no dropout.
+    temperature: T of the relation matrices.
+    decay: of the teacher in the long run.
+    label_smoothing: of the labeled loss.
+    labeled_rate: factor on the learning rate of clients with labels after the
+      warm-up; the authors' go from 2e-4 to 3e-4.
+    labeled_weight: how often a client with labels counts; above 1 the
+      adjusted weights of RSCFed's Figure 2, whose value is not stated.
+    warmup: share of the run, any begun round counted, in which only clients
+      with labels train; the authors' is 20 of 200 rounds.
+    ramp: share of the run over which w rises; the authors' is 30 of 200.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: for labels at the server, or a number out of range.
+  """
+  roles.check(task, 'fedirm', decay=decay, warmup=warmup, ramp=ramp,
+              label_smoothing=label_smoothing)
+  roles.check_positive(
+      relation_weight=relation_weight, consistency_weight=consistency_weight,
+      scale=scale, confidence=confidence, max_entropy=max_entropy,
+      labeled_rate=labeled_rate, labeled_weight=labeled_weight)
+  if not temperature > 0:
+    raise ValueError(f'temperature must be positive, not {temperature}.')
+  if passes < 1:
+    raise ValueError(f'passes must be at least 1, not {passes}.')
+  warm = roles.warmup_rounds(task, warmup)
+  inert = max_entropy >= math.log(task.num_classes)
+
+  def labeled_loss(model, batch, key):
+    views = [base.labeled_view(task, batch, k) for k in jax.random.split(key)]
+    (first,), stats = base.forward(task, model, views[0])
+    (second,), stats = base.forward(
+        task, model._replace(stats=stats), views[1])
+    loss, other = (losses.cross_entropy(
+        logits, batch.labels, batch.mask, label_smoothing=label_smoothing)
+        for logits in (first, second))
+    loss += other
+    relation = losses.relation_matrix(
+        lax.stop_gradient(first), batch.labels, batch.mask,
+        temperature=temperature)
+    return loss, (stats, {'labeled_loss': base.over_rows(loss, batch),
+                          'relation': Ratio(relation, jnp.float32(1))})
+
+  def mean_logits(model, logits, batch, key):
+    """Over `passes` passes, of which `logits` is one."""
+    if inert or passes == 1:
+      return logits
+    def one(key):
+      (more,), _ = base.forward(task, model, base.weakly(task, batch, key))
+      return more
+    more = lax.map(one, jax.random.split(key, passes - 1))
+    return (logits + more.sum(0)) / passes
+
+  def unlabeled_loss_of(relation, round_):
+    known = (relation.sum() > 0).astype(jnp.float32)
+    weight = scale * losses.ramp_up(
+        jnp.asarray(round_, jnp.float32), ramp * task.num_rounds)
+
+    def unlabeled_loss(model, teacher, batch, key):
+      keys = jax.random.split(key, 3)
+      (logits,), stats = base.forward(
+          task, model, base.weakly(task, batch, keys[0]))
+      # As the authors' it is never put into evaluation mode.
+      (target,), _ = base.forward(
+          task, teacher, base.weakly(task, batch, keys[1]))
+      consistency = losses.consistency(
+          logits, jax.nn.softmax(target), batch.mask,
+          total=task.unlabeled_batch or None)
+      accepted = certain(
+          logits, mean_logits(lax.stop_gradient(model), logits, batch,
+                              keys[2]),
+          confidence=confidence, max_entropy=max_entropy)
+      own = losses.relation_matrix(
+          logits, logits.argmax(-1), batch.mask * accepted,
+          temperature=temperature)
+      matching = known * losses.relation_matching(own, relation)
+      loss = weight * (consistency_weight * consistency
+                       + relation_weight * matching)
+      rate = losses.masked_mean(accepted, batch.mask)
+      return loss, (stats, {
+          'unlabeled_loss': base.over_rows(consistency, batch),
+          'relation_loss': base.over_rows(matching, batch),
+          'mask_rate': base.over_rows(rate, batch)})
+    return unlabeled_loss
+
+  def init(key: jax.Array, federation: Federation) -> State:
+    model = jax.jit(task.model.init)(key)
+    none = jnp.zeros((task.num_classes, task.num_classes), jnp.float32)
+    return State(Server(model, none),
+                 roles.remember(task, model, federation.num_clients),
+                 jnp.int32(0))
+
+  def client_update(payload: Server, client: Client, key) -> Update:
+    one = roles.step(
+        task, labeled_loss,
+        unlabeled_loss_of(payload.relation, client.round),
+        task.optimizer(client.round), decay=decay,
+        labeled_rate=jnp.where(client.round < warm, 1.0, labeled_rate))
+    model, memory, metrics = roles.train(
+        task, one, payload.model, client, key)
+    told = metrics.pop('relation')
+    message = Message(tree.subtract(model, payload.model),
+                      told.total / jnp.maximum(told.rows, 1))
+    sent = tree.num_scalars(message.model) + jnp.where(
+        roles.has_labels(client.shard), told.total.size, 0)
+    return Update(message, roles.say(client.shard, labeled_weight), memory,
+                  metrics, scalars=sent.astype(jnp.float32))
+
+  @aggregation.linear
+  def finish(server, mean, cohort, context, key):
+    del cohort, context, key
+    # Matrices have rows of sum 1 or 0: this is the mean over those that told.
+    total = mean.relation.sum(-1, keepdims=True)
+    told = mean.relation / jnp.where(total > 0, total, 1)
+    return Server(roles.moved(server.model, mean.model),
+                  jnp.where(total > 0, told, server.relation)), {}
+
+  one_pass = rounds.client_pass(
+      task, client_update, finish, sample=roles.cohorts(task, 1, warmup),
+      work=roles.work(task))
+  return Method(
+      init, roles.with_statistics(task, one_pass),
+      lambda s, x: task.apply(s.model, x),
+      pseudo_label=base.confident_labels(task, confidence),
+      client_update=client_update, aggregate=finish)

@@ -1,0 +1,217 @@
+"""Clients with and without labels: warm-up, FedIRM and Fed-Consist."""
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import sampling, tree
+from fedjax_ssl.core.types import State
+from fedjax_ssl.methods import fedirm, roles
+from tests import toy
+from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
+
+KEY = jax.random.key(5)
+WITH_LABELS = {i for i, n in enumerate(toy.LABELED) if n}
+
+
+@pytest.mark.parametrize('size', [2, 5])
+def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
+  federation, _ = toy.federation()
+  sampler = roles.after_warmup(sampling.groups(3, size), 4)
+  drawn = set()
+  for seed in range(12):
+    key = jax.random.key(seed)
+    warm, done = (State((), (), jnp.int32(i)) for i in (3, 4))
+    cohort = sampler(warm, federation, key)
+    assert not cohort.active[1:].any()
+    ids = np.asarray(cohort.ids[0])[np.asarray(cohort.active[0])].tolist()
+    assert len(set(ids)) == len(ids) == min(size, len(WITH_LABELS))
+    assert set(ids) <= WITH_LABELS
+    drawn |= set(ids)
+    chex.assert_trees_all_equal(
+        sampler(done, federation, key),
+        sampling.groups(3, size)(done, federation, key))
+  assert drawn == WITH_LABELS
+
+
+def test_rounds_of_a_warmup_are_a_share_of_the_run_rounded_up():
+  for share, rounds, want in ((0.007, 1000, 7), (0.1, 200, 20), (0.1, 8, 1),
+                              (0.0, 50, 0), (1.0, 9, 9)):
+    assert roles.warmup_rounds(toy.task(num_rounds=rounds), share) == want
+
+
+def test_a_warmup_leaves_the_other_clients_as_they_are():
+  federation, _ = toy.federation()
+  method = methods.make('fedirm', toy.task(cohort_size=toy.NUM_CLIENTS))
+  before = method.init(jax.random.key(0), federation)
+  run = jax.jit(method.round)
+  warm, metrics = run(before, federation, jnp.int32(0), KEY)
+  means = toy.means(metrics)
+  assert means['num_participants'] == len(WITH_LABELS)
+  assert means['labeled_share'] == 1
+  rest = np.array(sorted({*range(toy.NUM_CLIENTS)} - WITH_LABELS))
+  chex.assert_trees_all_equal(tree.take(before.memory, rest),
+                              tree.take(warm.memory, rest))
+  after, metrics = run(warm._replace(round=jnp.int32(1)), federation,
+                       jnp.int32(1), KEY)
+  assert toy.means(metrics)['num_participants'] == 5
+  assert after.memory.steps[UNLABELED_CLIENT] > 0
+  # Matrices have rows of sum 1, whoever told.
+  np.testing.assert_allclose(after.server.relation.sum(1), 1, rtol=1e-5)
+
+
+def test_gradients_are_clipped_to_a_norm():
+  grads = {'a': jnp.array([3.0, 0.0]), 'b': jnp.array([[4.0]])}
+  np.testing.assert_allclose(tree.global_norm(roles.clip(grads, 2.5)), 2.5)
+  chex.assert_trees_all_close(roles.clip(grads, 5.0), grads, rtol=1e-6)
+  chex.assert_trees_all_equal(roles.clip(grads, float('inf')), grads)
+  zero = tree.zeros_like(grads)
+  chex.assert_trees_all_equal(roles.clip(zero, 2.5), zero)
+
+
+def still(round_):
+  del round_
+  return optax.sgd(0.0)
+
+
+def test_relations_are_those_of_the_labels_and_uniform_for_unseen_classes():
+  """Full batches at a rate of 0: all by hand."""
+  server, run = updater('fedirm', weak=same, labeled_batch=8, optimizer=still)
+  layer, = server.model.params
+  w, b = (server.model.params[layer][x] for x in ('kernel', 'bias'))
+  federation, _ = toy.federation()
+  unseen = 0
+  for i in sorted(WITH_LABELS):
+    rows = np.asarray(federation.clients.labeled)[i, :toy.LABELED[i]]
+    x = np.asarray(federation.train.inputs)[rows].reshape(len(rows), -1)
+    logits = (x / 255 - 0.4) @ w + b
+    labels = np.asarray(federation.train.labels)[rows]
+    matrix = np.full((toy.NUM_CLASSES,) * 2, 1 / toy.NUM_CLASSES)
+    for c in set(labels.tolist()):
+      row = np.exp(logits[labels == c].mean(0) / 2)
+      matrix[c] = row / row.sum()
+    unseen += toy.NUM_CLASSES - len(set(labels.tolist()))
+    update = run(i)
+    np.testing.assert_allclose(update.message.relation, matrix, atol=1e-5)
+    assert tree.global_norm(update.message.model) == 0
+  assert unseen > 0
+  assert not run(UNLABELED_CLIENT).message.relation.any()
+
+
+def test_the_server_keeps_the_mean_of_those_that_told():
+  aggregate = methods.make('fedirm', toy.task()).aggregate
+  assert aggregate is not None
+  model = toy.task().model.init(KEY)
+  told = jax.nn.softmax(jax.random.normal(KEY, (2, 3, 3)))
+  first = fedirm.Server(model, jnp.eye(3))
+  def after(mean):
+    message = fedirm.Message(tree.zeros_like(model), mean)
+    return aggregate(first, message, None, None, KEY)[0].relation
+  # Two of five clients have labels: the pass averages over all five.
+  np.testing.assert_allclose(after(told.sum(0) / 5), told.mean(0), rtol=1e-5)
+  np.testing.assert_array_equal(after(jnp.zeros((3, 3))), jnp.eye(3))
+
+
+def test_the_gate_asks_for_confidence_and_little_entropy():
+  p = np.array([[.9, .05, .05], [.4, .3, .3], [.34, .33, .33]])
+  logits = jnp.log(p)
+  entropy = -(p * np.log(p)).sum(1)
+  for confidence, most in ((0.3, 2.0), (0.35, 2.0), (0.3, 1.09), (0.5, 0.4)):
+    got = fedirm.certain(logits, logits, confidence=confidence,
+                         max_entropy=most)
+    np.testing.assert_array_equal(
+        got, (p.max(1) >= confidence) & (entropy < most))
+  # The mean over the passes is judged by its own entropy.
+  got = fedirm.certain(logits, logits[::-1], confidence=0.0, max_entropy=0.5)
+  np.testing.assert_array_equal(got, [0, 0, 1])
+
+
+def test_a_bar_above_the_largest_entropy_makes_passes_vain():
+  federation, _ = toy.federation()
+  def program(text):
+    method = methods.make(text, toy.task())
+    state = method.init(KEY, federation)
+    return jax.jit(method.round).lower(
+        state, federation, jnp.int32(0), KEY).as_text()
+  # The bar of 2 is above log 3.
+  assert program('fedirm(passes=1)') == program('fedirm(passes=11)')
+  few, many = (len(program(f'fedirm(passes={n}, max_entropy=1.0)'))
+               for n in (1, 11))
+  assert few < many
+
+
+@pytest.mark.parametrize('text', ['fedirm(scale=0.0, max_entropy=1.0)',
+                                  'fed_consist(threshold=1.1)'])
+def test_without_its_loss_an_unlabeled_client_stays(text):
+  update = updater(text)[1](UNLABELED_CLIENT)
+  assert tree.global_norm(update.message.model if text.startswith('fedirm')
+                          else update.message) == 0
+
+
+def test_models_count_alike_but_for_the_weight_of_labels():
+  federation, _ = toy.federation()
+  for weight in (1.0, 4.0):
+    say = jax.vmap(lambda s, w=weight: roles.say(s, w))(federation.clients)
+    want = [(weight if a else 1.0) if a + b else 0.0
+            for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True)]
+    np.testing.assert_array_equal(say, want)
+
+
+def negative(key, x):
+  """A strong view that draws nothing."""
+  del key
+  return 255 - x
+
+
+def slow(round_):
+  del round_
+  return optax.sgd(0.1)
+
+
+def fast(round_):
+  del round_
+  return optax.sgd(0.4)
+
+
+def test_fed_consist_learns_its_own_guesses_on_strong_views():
+  """A step of one full batch is that of FixMatch at the scaled rate."""
+  knobs = {'weak': same, 'unlabeled_batch': 12, 'local_steps': 1,
+           'strong': negative}
+  update = updater('fed_consist(threshold=0.4, unlabeled_rate=0.25)',
+                   optimizer=fast, **knobs)[1](UNLABELED_CLIENT)
+  other = updater('fixmatch(threshold=0.4)', optimizer=slow,
+                  **knobs)[1](UNLABELED_CLIENT)
+  assert tree.global_norm(update.message) > 0
+  chex.assert_trees_all_close(update.message, other.message, rtol=1e-4,
+                              atol=1e-7)
+
+
+def test_a_client_with_both_kinds_adds_the_gradients():
+  """Client 0 has 4 labels and 9 other rows: together, or one kind alone."""
+  _, run = updater(
+      'fed_consist(threshold=0.0, unlabeled_rate=1.0, labeled_weight=4.0)',
+      weak=same, strong=negative, labeled_batch=4, unlabeled_batch=9,
+      local_steps=1, optimizer=slow)
+  both = run(0)
+  labels = run(0, num_unlabeled=jnp.int32(0))
+  others = run(0, num_labeled=jnp.int32(0))
+  assert [float(u.weight) for u in (both, labels, others)] == [4, 4, 1]
+  assert min(map(tree.global_norm, (labels.message, others.message))) > 0
+  chex.assert_trees_all_close(
+      both.message, tree.add(labels.message, others.message), atol=1e-6)
+
+
+@pytest.mark.parametrize('text, message', [
+    ('fedirm(passes=0)', 'passes'), ('fedirm(temperature=0.0)', 'temperature'),
+    ('fedirm(ramp=2.0)', 'ramp'), ('fedirm(scale=-1.0)', 'scale'),
+    ('fed_consist(threshold=-0.1)', 'threshold'),
+    ('fed_consist(labeled_weight=-1.0)', 'labeled_weight')])
+def test_bad_knobs_are_refused_in_one_line(text, message):
+  with pytest.raises(ValueError, match=message) as error:
+    methods.make(text, toy.task())
+  assert '\n' not in str(error.value)
