@@ -1,10 +1,13 @@
 """The methods by name."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import (
   fedavg,
+  fedmatch,
   fedprox,
   fixmatch,
   flexmatch,
@@ -14,8 +17,9 @@ from fedjax_ssl.methods import (
   uda,
 )
 
-METHODS = {
+METHODS: dict[str, Callable[..., Method]] = {
     'fedavg': fedavg.fedavg,
+    'fedmatch': fedmatch.fedmatch,
     'fedprox': fedprox.fedprox,
     'fixmatch': fixmatch.fixmatch,
     'flexmatch': flexmatch.flexmatch,

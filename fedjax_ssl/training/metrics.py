@@ -14,6 +14,9 @@ Times depend on the machine and go to `timings.jsonl`.
 | val_accuracy | share of the server's validation examples, 0..1 |
 | val_loss | mean cross entropy on them, nats |
 | local_accuracy | mean over clients of their own models' test share |
+| labeled_accuracy | share of the rows that are learnt from with their labels \
+that the global model gets right, 0..1; at most about 2048 rows |
+| forgetting | highest labeled_accuracy so far less the present one, 0..1 |
 | train_loss | what clients minimised, mean over clients and rounds |
 | labeled_loss, unlabeled_loss | its two parts, where a method has them |
 | mask_rate | share of unlabeled examples whose pseudo-label was used, 0..1 |
@@ -27,6 +30,13 @@ the previous row; rounded to 7 digits above 16 MB |
 | num_rejected | broken updates left out since the previous row |
 | masked_share | masked examples over processed examples, 0..1 |
 | num_participants | clients with a say, mean over rounds |
+| cost_up, cost_down | FedMatch: numbers sent by a client, to a client, in \
+percent of one dense model; mean over clients and rounds |
+| psi_density | FedMatch: share of psi that is not negligible, 0..1 |
+| outvoted | FedMatch: share of confident examples whose label is not the own \
+model's, 0..1 |
+| client_val_accuracy | FedMatch: share of the \
+server's validation examples, mean over the models as clients sent them, 0..1 |
 | epsilon | privacy spent so far at the run's delta; null: unbounded |
 
 Methods add their own names. Values are numbers, null, or lists of those. Means
@@ -49,12 +59,15 @@ TIMINGS = 'timings.jsonl'
 # Rows start with these, in this order; other names follow by alphabet.
 ORDER = (
     'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy', 'val_accuracy',
-    'val_loss', 'local_accuracy', 'train_loss', 'labeled_loss',
+    'val_loss', 'local_accuracy', 'labeled_accuracy', 'forgetting',
+    'train_loss', 'labeled_loss',
     'unlabeled_loss', 'server_loss', 'mask_rate', 'tsa_rate',
     'pseudo_label_accuracy', 'pseudo_label_rate', 'bytes_up', 'bytes_down',
     'num_rejected', 'num_participants', 'masked_share', 'epsilon')
 SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
-          'mask_rate', 'tsa_rate', 'pseudo_label_accuracy',
+          'labeled_accuracy', 'forgetting', 'psi_density', 'outvoted',
+          'client_val_accuracy', 'mask_rate', 'tsa_rate',
+          'pseudo_label_accuracy',
           'pseudo_label_rate', 'masked_share')
 COUNTS = ('round', 'seed', 'bytes_up', 'bytes_down', 'num_rejected')
 
@@ -89,6 +102,7 @@ class MetricsWriter:
     last = -1 if resume_round is None else int(resume_round)
     self._board = _board(folder, last) if tensorboard else None
     self._files = {}
+    self._learnt: dict[Any, float] = {}  # By seed, the best so far.
     try:
       for name in (METRICS, TIMINGS):
         _cut(folder / name, last)
@@ -97,6 +111,20 @@ class MetricsWriter:
     except OSError as error:
       raise MetricsError(f'Metrics cannot be written to {folder}: '
                          f'{error.strerror}.') from error
+    for row in read(folder):  # Of the run that is continued.
+      self._forgetting(row)
+
+  def _forgetting(self, row: Row) -> Row:
+    """What the row adds: how far below its best the model has fallen.
+
+    From the numbers as written, so that a resume leaves the same bytes.
+    """
+    now = row.get('labeled_accuracy')
+    if now is None:
+      return {}
+    seed = row.get('seed')
+    best = self._learnt[seed] = max(now, self._learnt.get(seed, 0.0))
+    return {'forgetting': round(best - now, 7)}
 
   def write(self, row: Mapping[str, Any],
             timings: Mapping[str, Any] | None = None) -> Row:
@@ -115,6 +143,7 @@ class MetricsWriter:
     """
     plain = to_plain(row)
     validate(plain)
+    plain = to_plain(plain | self._forgetting(plain))
     self._append(METRICS, plain)
     if timings is not None:
       place: Row = {k: plain[k] for k in ('round', 'seed') if k in plain}
