@@ -80,7 +80,7 @@ def test_cost_of_differences_against_a_count_of_the_two_leaves():
                    .01) for part in ('sigma', 'psi'))
   np.testing.assert_allclose(toy.means(second)['cost_down'],
                              100 * down / SIZE, rtol=1e-5)
-  copy = tree.take(two.memory.copy, other[0])
+  copy = tree.take(two.memory.copy, int(other[0]))
   chex.assert_trees_all_close(copy[0], one.server.sigma)  # All arrives.
 
 
