@@ -96,7 +96,8 @@ def soft_pseudo_label(logits: Array, *, temperature: Scalar = 0.5
 
 
 def agreement_vote(logits: Array, helper_logits: Array, *,
-                   threshold: Scalar = 0.75, tie: str = 'lowest'
+                   threshold: Scalar = 0.75, tie: str = 'lowest',
+                   present: Array | None = None
                    ) -> tuple[jax.Array, jax.Array]:
   r"""The class most models vote for: own model and helpers, one vote each.
 
@@ -110,6 +111,8 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
       above 1 none.
     tie: 'lowest' class index, as the authors' code does even if the own model
       voted for another; or 'local', the own vote where it is among the best.
+    present: float32[H], 1 for a helper that votes and 0 for an empty place,
+      whose logits are not read; None lets all vote.
 
   Returns:
     int32[B] classes and float32[B], 1 for an accepted row.
@@ -125,7 +128,10 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
   num_classes = logits.shape[-1]
   own, accepted = pseudo_label(logits, threshold=threshold)
   own_vote = jax.nn.one_hot(own, num_classes)
-  helpers = jax.nn.one_hot(helper_logits.argmax(-1), num_classes).sum(0)
+  helpers = jax.nn.one_hot(helper_logits.argmax(-1), num_classes)
+  if present is not None:
+    helpers *= present[:, None, None]
+  helpers = helpers.sum(0)
   # Half a vote more decides ties and nothing else.
   votes = helpers + own_vote * (1.5 if tie == 'local' else 1.0)
   return votes.argmax(-1).astype(jnp.int32), accepted

@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 import fedjax_ssl
 
 PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
-LEAVES = ('adversarial', 'aggregation', 'losses', 'targets')
+LEAVES = ('adversarial', 'aggregation', 'losses', 'sparse', 'targets')
 # Loaded by what needs them, and by nothing else.
 HEAVY = ('flax', 'orbax', 'tensorflow', 'tensorflow_datasets', 'matplotlib',
          'sklearn', 'PIL', 'tqdm', 'tensorboardX')

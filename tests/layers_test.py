@@ -20,7 +20,8 @@ LIGHT = {'jax', 'numpy', 'optax'}
 HEAVY = {'PIL', 'array_record', 'dp_accounting', 'matplotlib', 'orbax',
          'sklearn', 'tensorboardX', 'tensorflow_datasets', 'tqdm',
          'transformers'}
-LEAVES = ('adversarial', 'aggregation', 'losses', 'privacy', 'targets')
+LEAVES = ('adversarial', 'aggregation', 'losses', 'privacy', 'sparse',
+          'targets')
 
 # Longest prefix that fits a module says what it may import of the package. A
 # package may import itself unless its name ends with '!'.
@@ -30,12 +31,15 @@ LAYERS = {
     'losses': ('targets',),
     'adversarial': ('losses', 'targets'),
     'privacy': (),
+    'sparse': (),
     'core': (),
     'data': ('core',),
     'models': ('core.types', 'core.names'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
                  'methods.base', 'methods.bilevel', 'methods.meta_labels',
                  'methods.objective', 'methods.regulation', 'methods.roles'),
+    # A method too long for one file is a package.
+    'methods.fedmatch': ('core', *LEAVES, 'data.batching', 'methods.base'),
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),

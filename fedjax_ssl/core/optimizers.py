@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,3 +115,47 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     return optax.chain(optax.add_decayed_weights(weight_decay), core)
 
   return at
+
+
+class Plateau(NamedTuple):
+  """A learning rate that falls when a validation loss stops falling.
+
+  Numbers of one client, or stacked over clients.
+  """
+
+  factor: jax.Array  # float32[], what the rate is multiplied with.
+  best: jax.Array  # float32[], lowest loss so far.
+  waited: jax.Array  # int32[], epochs since then, or since the last fall.
+
+
+def plateau() -> Plateau:
+  """The start: factor 1, nothing measured."""
+  # Finite, as a client's memory with an infinity would count as broken.
+  return Plateau(jnp.float32(1), jnp.float32(1e30), jnp.int32(0))
+
+
+def after_loss(state: Plateau, loss: jax.Array, *, patience: int,
+               divisor: float = 3.0, epochs: int = 1) -> Plateau:
+  """Divides the rate after `patience` epochs without a lower loss.
+
+  Args:
+    state: before.
+    loss: float32[], measured after `epochs` more epochs; NaN is no fall.
+    patience: epochs, at least 1.
+    divisor: of the rate.
+    epochs: between two measurements.
+
+  Returns:
+    The state after; the factor stays above 1e-16.
+
+  References:
+    Serra et al., HAT, https://arxiv.org/abs/1801.01423, whose rule FedMatch
+    uses.
+  """
+  better = loss < state.best
+  waited = jnp.where(better, 0, state.waited + epochs).astype(jnp.int32)
+  falls = waited >= patience
+  factor = jnp.where(falls, jnp.maximum(state.factor / divisor, 1e-16),
+                     state.factor)
+  return Plateau(factor, jnp.where(better, loss, state.best),
+                 jnp.where(falls, 0, waited))

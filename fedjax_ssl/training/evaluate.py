@@ -138,6 +138,28 @@ def _judge(pseudo_label, state: State, federation: Federation, probe: Probe
           'pseudo_label_rate': used.sum() / probe.mask.sum()}
 
 
+def labeled_rows(federation: Federation) -> tuple[jax.Array, jax.Array]:
+  """At most about 2048 rows of clients and server that carry labels.
+
+  Args:
+    federation: any.
+
+  Returns:
+    int32[M] rows and float32[M], 0 where a place of the tables is empty. M
+    depends on shapes only.
+  """
+  rows, real = [], []
+  for shard in (federation.clients, federation.server):
+    table = jnp.asarray(shard.labeled)
+    width = jnp.arange(table.shape[-1])
+    real.append((width < jnp.asarray(
+        shard.num_labeled)[..., None]).reshape(-1))
+    rows.append(table.reshape(-1))
+  step = max(1, -(-sum(x.shape[0] for x in rows) // _PROBE))
+  return (jnp.concatenate(rows)[::step],
+          jnp.concatenate(real)[::step].astype(jnp.float32))
+
+
 def evaluation(method: Method, mesh: Mesh | None = None
                ) -> Callable[[State, Federation, Probe], Metrics]:
   """A pure function that evaluates a state, to be jitted or mapped.
@@ -149,7 +171,8 @@ def evaluation(method: Method, mesh: Mesh | None = None
   Returns:
     (state, federation, probe) -> metrics: the `scores` on the test set;
     val_accuracy, val_loss;
-    pseudo_label_accuracy
+    labeled_accuracy on at most about 2048 rows that are learnt from with their
+    labels, not augmented; pseudo_label_accuracy
     and pseudo_label_rate on the true labels of the probe rows, where the
     method labels; local_accuracy, the mean over the clients of their own
     models' accuracy on at most 2048 test rows, where the method keeps them;
@@ -188,6 +211,10 @@ def evaluation(method: Method, mesh: Mesh | None = None
       logits = over(predict, validation)
       held = scores(logits, validation.labels)
       out['val_accuracy'], out['val_loss'] = held['accuracy'], held['loss']
+    rows, real = labeled_rows(federation)
+    hits = over(predict, federation.train, rows).argmax(-1) == jnp.take(
+        jnp.asarray(federation.train.labels), rows)
+    out['labeled_accuracy'] = (hits * real).sum() / real.sum()
     if method.pseudo_label is not None and probe.clients.shape[0]:
       out.update(_judge(method.pseudo_label, state, federation, probe))
     return out

@@ -18,6 +18,9 @@ classes, test examples; 0.5 is chance |
 | val_accuracy | share of the server's validation examples, 0..1 |
 | val_loss | mean cross entropy on them, nats |
 | local_accuracy | mean over clients of their own models' test share |
+| labeled_accuracy | share of the rows that are learnt from with their labels \
+that the global model gets right, 0..1; at most about 2048 rows |
+| forgetting | highest labeled_accuracy so far less the present one, 0..1 |
 | train_loss | what clients minimised, mean over clients and rounds |
 | labeled_loss, unlabeled_loss | its two parts, where a method has them |
 | mask_rate | share of unlabeled examples whose pseudo-label was used, 0..1 |
@@ -34,6 +37,13 @@ the previous row; rounded to 7 digits above 16 MB |
 | relation_loss | FedIRM's distance of class relations, over steps and rows |
 | labeled_share | clients with labels among those with a say, 0..1 |
 | num_participants | clients with a say, mean over rounds |
+| cost_up, cost_down | FedMatch: numbers sent by a client, to a client, in \
+percent of one dense model; mean over clients and rounds |
+| psi_density | FedMatch: share of psi that is not negligible, 0..1 |
+| outvoted | FedMatch: share of confident examples whose label is not the own \
+model's, 0..1 |
+| client_val_accuracy | FedMatch: share of the \
+server's validation examples, mean over the models as clients sent them, 0..1 |
 | epsilon | privacy spent so far at the run's delta; null: unbounded |
 
 Methods add their own names. Values are numbers, null, or lists of those. Means
@@ -57,13 +67,16 @@ TIMINGS = 'timings.jsonl'
 ORDER = (
     'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy',
     'macro_precision', 'macro_recall', 'auc', 'val_accuracy', 'val_loss',
-    'local_accuracy', 'train_loss', 'labeled_loss', 'unlabeled_loss',
+    'local_accuracy', 'labeled_accuracy', 'forgetting',
+    'train_loss', 'labeled_loss', 'unlabeled_loss',
     'server_loss', 'mask_rate', 'tsa_rate',
     'pseudo_label_accuracy', 'pseudo_label_rate', 'bytes_up', 'bytes_down',
     'num_rejected', 'num_participants', 'masked_share', 'epsilon')
 SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
           'macro_precision', 'macro_recall', 'auc', 'labeled_share',
-          'mask_rate', 'tsa_rate', 'pseudo_label_accuracy',
+          'labeled_accuracy', 'forgetting', 'psi_density', 'outvoted',
+          'client_val_accuracy', 'mask_rate', 'tsa_rate',
+          'pseudo_label_accuracy',
           'pseudo_label_rate', 'masked_share')
 COUNTS = ('round', 'seed', 'bytes_up', 'bytes_down', 'num_rejected')
 
@@ -98,6 +111,7 @@ class MetricsWriter:
     last = -1 if resume_round is None else int(resume_round)
     self._board = _board(folder, last) if tensorboard else None
     self._files = {}
+    self._learnt: dict[Any, float] = {}  # By seed, the best so far.
     try:
       for name in (METRICS, TIMINGS):
         _cut(folder / name, last)
@@ -106,6 +120,20 @@ class MetricsWriter:
     except OSError as error:
       raise MetricsError(f'Metrics cannot be written to {folder}: '
                          f'{error.strerror}.') from error
+    for row in read(folder):  # Of the run that is continued.
+      self._forgetting(row)
+
+  def _forgetting(self, row: Row) -> Row:
+    """What the row adds: how far below its best the model has fallen.
+
+    From the numbers as written, so that a resume leaves the same bytes.
+    """
+    now = row.get('labeled_accuracy')
+    if now is None:
+      return {}
+    seed = row.get('seed')
+    best = self._learnt[seed] = max(now, self._learnt.get(seed, 0.0))
+    return {'forgetting': round(best - now, 7)}
 
   def write(self, row: Mapping[str, Any],
             timings: Mapping[str, Any] | None = None) -> Row:
@@ -124,6 +152,7 @@ class MetricsWriter:
     """
     plain = to_plain(row)
     validate(plain)
+    plain = to_plain(plain | self._forgetting(plain))
     self._append(METRICS, plain)
     if timings is not None:
       place: Row = {k: plain[k] for k in ('round', 'seed') if k in plain}

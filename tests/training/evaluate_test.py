@@ -115,3 +115,30 @@ def test_test_labels_are_read_by_evaluation_only():
   a, b = (evaluate.evaluation(method)(state, f, probe)['accuracy']
           for f in (federation, other))
   assert a != b
+
+
+@pytest.mark.parametrize('place', ['clients', 'server'])
+def test_labeled_accuracy_is_over_the_labels_learnt_from(place):
+  federation, hidden = toy.federation(place)
+  table, real = evaluate.labeled_rows(federation)
+  rows = np.asarray(table)[np.asarray(real) > 0]
+  assert sorted(rows) == np.flatnonzero(~hidden).tolist()
+  method = methods.make('fedavg', toy.task(labels_at=place))
+  state = method.init(jax.random.key(0), federation)
+  got = evaluate.evaluation(method)(
+      state, federation, evaluate.probe_of(federation))['labeled_accuracy']
+  assert method.predict is not None
+  right = method.predict(
+      state.server, federation.train.inputs[rows]).argmax(-1) == (
+          federation.train.labels[rows])
+  np.testing.assert_allclose(got, right.mean(), rtol=1e-6)
+
+
+def test_many_labeled_rows_are_thinned_out():
+  federation, _ = toy.federation()
+  rows = np.arange(12000, dtype=np.int32).reshape(6, 2000)
+  many = federation.clients._replace(
+      labeled=rows, num_labeled=np.full(6, 2000, np.int32))
+  kept, real = evaluate.labeled_rows(
+      dataclasses.replace(federation, clients=many))
+  assert kept.shape[0] <= 2048 and real.sum() > 1900 and kept.max() > 11900

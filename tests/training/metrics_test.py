@@ -193,3 +193,29 @@ def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
     writer.write({'round': 5, 'seed': 3, 'loss': 0.5, 'epsilon': None,
                   'per_class_accuracy': [1.0]})
   assert seen == [('tensorboard', 5), ('seed_3/loss', 0.5, 5), 'closed']
+
+
+@pytest.mark.parametrize('stopped', [None, 1, 2])
+def test_forgetting_is_below_the_best_so_far_also_after_a_resume(
+    tmp_path, stopped):
+  learnt = {'a': (.5, .75, .25, .75, .8), 'b': (.1, .0, .0, .2, .1)}
+  def go(first, last, resume_round=None):
+    with metrics.MetricsWriter(tmp_path, resume_round) as writer:
+      for i in range(first, last):
+        for seed, values in enumerate(learnt.values()):
+          writer.write({'round': i, 'seed': seed, 'accuracy': .5,
+                        'labeled_accuracy': np.float32(values[i])})
+  if stopped is None:
+    go(0, 5)
+  else:
+    go(0, stopped + 2)
+    go(stopped + 1, 5, stopped)
+  rows = metrics.read(tmp_path)
+  got = [[row['forgetting'] for row in rows if row['seed'] == seed]
+         for seed in (0, 1)]
+  assert got == [[0, 0, .5, 0, 0], [0, .1, .1, 0, .1]]
+
+
+def test_without_labeled_accuracy_there_is_no_forgetting(tmp_path):
+  with metrics.MetricsWriter(tmp_path) as writer:
+    assert 'forgetting' not in writer.write(make_row(0))

@@ -1,0 +1,117 @@
+"""FedMatch: one part of the weights for labels, one for unlabeled rows.
+
+Jeong et al., Federated Semi-Supervised Learning with Inter-Client Consistency,
+https://arxiv.org/abs/2006.12097: the first version is profile 'v1'; the code,
+of the third version (ICLR 2021), is 'v3code'.
+"""
+from __future__ import annotations
+
+import functools
+
+from jax import lax
+
+from fedjax_ssl.core import rounds
+from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.data import batching
+from fedjax_ssl.losses import agreement_vote, pseudo_label
+from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
+from fedjax_ssl.methods.fedmatch.settings import Settings, settle
+
+
+def fedmatch(
+    task: Task, *, profile: str = 'v1', num_helpers: int = 2,
+    helper_choice: str | None = None, helper_interval: int | None = None,
+    aggregation: str | None = None, threshold: float = 0.75,
+    tie: str = 'lowest', over: str | None = None,
+    labeled_weight: float = 10.0, agreement_weight: float | None = None,
+    consistency_weight: float | None = None, l2: float | None = None,
+    l1: float | None = None, penalties: str | None = None,
+    learn: str = 'both', psi_init: float | None = None, density: float = 1.0,
+    sending: str | None = None, psi_threshold: float | None = None,
+    delta_threshold: float | None = None, exact_down: bool = True,
+    lr_decay: str = 'clients', patience: int | None = None,
+    max_gib: float = 16.0, keep_local: bool = False) -> Method:
+  """theta = sigma + psi, helpers from other clients, sparse messages.
+
+  With labels at the server it trains sigma, and the clients psi only. A knob
+  that is None takes the profile's value, v1 / v3code below.
+
+  Args:
+    task: the static choices.
+    profile: 'v1' or 'v3code'.
+    num_helpers: H, other clients' psi that a client receives; 0 is none, and
+      labels are then FixMatch's.
+    helper_choice: 'reliability', the best of the last round on the server's
+      validation rows, or 'similarity', the nearest answers to a noise image.
+    helper_interval: rounds between helpers, 1 / 10; none in other rounds.
+    aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
+      validation row right), or 'uniform'.
+    threshold: confidence tau of the own model; above 1 no row counts. The
+      third version's text has 0.85.
+    tie: of votes, see `losses.agreement_vote`.
+    over: losses are means over the 'batch' (v1, not stated) or the 'confident'
+      rows.
+    labeled_weight: lambda_s.
+    agreement_weight: of the vote's cross entropy, 1 / .01.
+    consistency_weight: of the helpers' divergence, 1 / .01; 0 leaves
+      inter-client consistency out, the votes stay.
+    l2: of ||sigma - psi||^2, .01 / 10.
+    l1: of ||psi||_1, 0 ('dense') / 1e-4, with labels at the server 1e-5.
+    penalties: l1 and l2 weigh a 'mean' over the weights (v1) or the 'sum'. Of
+      a mean, l1 has no effect on any one weight: sparse runs take the sum.
+    learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
+      its initial values).
+    psi_init: psi starts at this share of sigma, 0 (not stated) / .2.
+    density: largest share of psi that a client sends, 1 is all.
+    sending: 'values', all of sigma and psi above `psi_threshold`, or
+      'differences' to what the receiver holds above `delta_threshold`.
+    psi_threshold: psi up to it is sent, and predicted with, as 0; 5e-6, with
+      labels at the server 1e-5.
+    delta_threshold: 5e-5, with labels at the server 1e-5, for differences.
+    exact_down: differences on the way down are counted, but all arrives, as
+      in the authors' code; False lets the client hold only what was sent.
+    lr_decay: divides the rate by 3 after `patience` epochs without lower
+      validation loss: each of the 'clients' its own, the 'server' everybody's
+      by the loss of the global model, or 'none'.
+    patience: epochs, 3 / 5, with labels at the server 3 / 20.
+    max_gib: largest stack of weights, over all clients, to agree to.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method. Its metrics: `cost_up` and `cost_down`, percent of one dense
+    model a client and round; `psi_density`; `outvoted`.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range; or later, in
+      `init`, where validation rows or memory do not suffice.
+  """
+  knobs = dict(locals())
+  del knobs['task']
+  s = settle(task, knobs)
+  update = functools.partial(client.update, task, s)
+  aggregate = functools.partial(server.aggregate, task, s)
+  passes = [rounds.client_pass(
+      task, update, aggregate, broadcast=functools.partial(server.broadcast, s),
+      work=lambda shard: batching.num_steps(task, shard, s.streams))]
+  if s.at_server and s.learn != 'psi':
+    passes.insert(0, server.training(task, s))
+  return Method(
+      functools.partial(server.init, task, s), rounds.chain(*passes),
+      lambda record, inputs: task.apply(server.predicted(s, record), inputs),
+      local_predict=(lambda record, row, inputs: task.apply(row.model, inputs))
+      if s.keep_local else None,
+      pseudo_label=functools.partial(_labels, task, s) if s.sends_psi else None,
+      client_update=update, aggregate=aggregate)
+
+
+def _labels(task: Task, s: Settings, record, memory, inputs):
+  """The vote of the global model and the most reliable clients."""
+  del memory
+  own = task.apply(server.predicted(s, record), inputs)
+  if not isinstance(record.agents, helpers.Ranking):
+    return pseudo_label(own, threshold=s.weights.threshold)
+  best = helpers.most_reliable(record.agents, -1)
+  advice = lax.map(lambda psi: task.apply(losses.whole(
+      record.sigma, psi, record.stats), inputs), best.psi)
+  return agreement_vote(own, advice, threshold=s.weights.threshold,
+                        tie=s.weights.tie, present=best.present)

@@ -1,0 +1,191 @@
+"""A FedMatch client's round: what arrives, what it learns, what it sends."""
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl import sparse
+from fedjax_ssl.core import local, optimizers, tree
+from fedjax_ssl.core.optimizers import Plateau
+from fedjax_ssl.core.types import Client, PyTree, Task, Update, Variables
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods import base
+from fedjax_ssl.methods.fedmatch import helpers, losses
+from fedjax_ssl.methods.fedmatch.settings import Settings
+
+# The metric by which the server ranks and weighs clients.
+SCORE = 'client_val_accuracy'
+
+Parts = tuple[PyTree, PyTree]  # sigma and psi.
+
+
+class Payload(NamedTuple):
+  """What a client receives."""
+
+  sigma: PyTree
+  psi: PyTree  # What is negligible is cut.
+  stats: PyTree  # Normalization statistics, of networks that have some.
+  agents: helpers.Helpers | None
+  factor: jax.Array | None  # Of a learning rate that the server rules.
+
+
+class Message(NamedTuple):
+  """What the server then holds of a client, minus the payload."""
+
+  sigma: PyTree  # None where it is not sent.
+  psi: PyTree
+  stats: PyTree
+
+
+class Memory(NamedTuple):
+  """What stays on a client; None where it is not needed."""
+
+  rate: Plateau | None
+  copy: Parts | None  # As last received.
+  model: Variables | None  # theta as last trained.
+
+
+def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
+            ) -> tuple[Parts, jax.Array]:
+  """What the client then holds, and how many numbers that took.
+
+  As in the authors' accounting the first round counts two dense models, and
+  helpers count in rounds that have some, where their psi is not 0 (and, among
+  differences, not the receiver's own).
+
+  Args:
+    s: settings.
+    payload: what the server sends.
+    client: has what it received last; at first, the common initial values.
+    due: bool[], whether this round has helpers.
+
+  Returns:
+    sigma and psi, and float32[].
+  """
+  new = (payload.sigma, payload.psi)
+  bar = -1.0  # Nothing is as close as this.
+  if s.sending == 'values':
+    held = new
+    count = sparse.size(payload.sigma) + sparse.num_nonzero(payload.psi)
+  else:
+    bar = s.delta_threshold
+    held, count = sparse.receive(client.memory.copy, new, bar=bar)
+    count = jnp.where(client.round == 0, sparse.size(new), count)
+    held = new if s.exact_down else held
+  count += sparse.size(payload.stats)
+  if payload.agents is not None:
+    def one(psi, present):
+      sent = jax.tree.map(
+          lambda x, own: jnp.where(jnp.abs(x - own) <= bar, 0, x), psi, held[1])
+      return present * sparse.num_nonzero(sent)
+    each = jax.vmap(one)(payload.agents.psi, payload.agents.present)
+    count += jnp.where(due, each.sum(), 0)
+  return held, jnp.asarray(count, jnp.float32)
+
+
+def departure(s: Settings, held: Parts, trained: Parts
+              ) -> tuple[Parts, jax.Array]:
+  """What the server then holds, and how many numbers that took.
+
+  Args:
+    s: settings.
+    held: what client and server know both.
+    trained: sigma and psi after training.
+
+  Returns:
+    sigma and psi, and float32[], statistics of normalization not counted.
+  """
+  sigma, psi = trained
+  count = jnp.float32(0)
+  if s.sends_psi:
+    psi = sparse.keep_largest(sparse.cut(psi, s.psi_threshold), s.density)
+    if s.sending == 'values':
+      count += sparse.num_nonzero(psi)
+    else:
+      psi, number = sparse.receive(held[1], psi, bar=s.delta_threshold)
+      count += number
+  if s.sends_sigma and s.sending == 'values':
+    count += sparse.size(sigma)
+  elif s.sends_sigma:
+    sigma, number = sparse.receive(held[0], sigma, bar=s.delta_threshold)
+    count += number
+  return (sigma, psi), count
+
+
+def panel(task: Task, s: Settings, held: Parts, payload: Payload,
+          due: jax.Array) -> losses.Panel | None:
+  """The helpers' predictions, computed only in rounds that have helpers.
+
+  A helper is the received sigma plus the other client's psi, and frozen.
+  """
+  if payload.agents is None:
+    return None
+  agents = payload.agents
+  def ask(inputs):
+    return lax.map(lambda psi: task.apply(losses.whole(
+        held[0], psi, payload.stats), inputs), agents.psi)
+  def nobody(inputs):
+    return jnp.zeros(
+        (s.weights.num_helpers, inputs.shape[0], task.num_classes))
+  if s.helper_interval == 1:
+    return ask
+  return lambda inputs: lax.cond(due, ask, nobody, inputs)
+
+
+def update(task: Task, s: Settings, payload: Payload, client: Client,
+           key: jax.Array) -> Update:
+  """One client's round.
+
+  Args:
+    task: the static choices.
+    s: settings.
+    payload: from the server.
+    client: its rows and memory.
+    key: draws orders and views.
+
+  Returns:
+    The update; its weight is 1 if the client has rows that are used.
+  """
+  order_key, step_key = jax.random.split(key)
+  memory = client.memory
+  due = (client.round + 1) % s.helper_interval == 0
+  held, down = arrival(s, payload, client, due)
+  factor = memory.rate.factor if memory.rate is not None else payload.factor
+  optimizer = task.optimizer(client.round)
+  step = functools.partial(
+      losses.step, task, optimizer=optimizer, weights=s.weights,
+      factor=1.0 if factor is None else factor,
+      panel=panel(task, s, held, payload, due),
+      present=None if payload.agents is None else jnp.where(
+          due, payload.agents.present, 0))
+  learner, metrics = local.train(
+      step, losses.start(*held, payload.stats, optimizer),
+      batching.batches(task, client.train, client.shard, order_key, s.streams,
+                       client.round), step_key)
+  sent, up = departure(s, held, (learner.sigma, learner.psi))
+  up += sparse.size(learner.stats)
+  rate = memory.rate
+  if s.judges:
+    # Of the model as the server will hold it. It is done here, where clients
+    # are spread over the devices; the client itself reads its loss only.
+    metrics[SCORE], loss = helpers.judge(
+        task, losses.whole(*sent, learner.stats), client.validation)
+    if rate is not None:
+      rate = optimizers.after_loss(
+          rate, loss, patience=s.patience, epochs=task.local_epochs)
+  size = sparse.size((payload.sigma, payload.stats))
+  metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}
+  model = losses.whole(learner.sigma, learner.psi, learner.stats)
+  after = Memory(rate, held if s.copies else None,
+                 model if s.keep_local else None)
+  took_part = base.rows_used(client.shard, s.streams) > 0
+  sigma, psi = tree.subtract(sent, (payload.sigma, payload.psi))
+  message = Message(sigma if s.sends_sigma else None,
+                    psi if s.sends_psi else None,
+                    tree.subtract(learner.stats, payload.stats))
+  return Update(message, took_part.astype(jnp.float32),
+                tree.where(took_part, after, memory), metrics, up, down)

@@ -1,0 +1,171 @@
+"""Helper agents of FedMatch: other clients' models, chosen by the server.
+
+A helper is another client's psi; who receives it adds its own sigma. The server
+chooses by reliability, the clients that did best on its validation set in the
+last round (first version of the paper), or by similarity, those that answer
+most alike on a fixed noise image (third version and code). Jeong et al.,
+https://arxiv.org/abs/2006.12097.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Array, Examples, PyTree, Task, Variables
+
+_BATCH = 256  # Validation rows of one pass.
+
+
+class Helpers(NamedTuple):
+  """What one client receives: H places, of which some may be empty."""
+
+  psi: PyTree  # [H, ...]
+  ids: jax.Array  # int32[H], whose; -1 where empty.
+
+  @property
+  def present(self) -> jax.Array:
+    """float32[H], 1 where there is a helper."""
+    return (self.ids >= 0).astype(jnp.float32)
+
+
+class Ranking(NamedTuple):
+  """The most reliable clients of the last round, best first.
+
+  One more than are sent, as nobody is its own helper.
+  """
+
+  psi: PyTree  # [H + 1, ...]
+  ids: jax.Array  # int32[H + 1], -1 where empty.
+
+
+class Bank(NamedTuple):
+  """The last psi of every client, and how its model answers the noise."""
+
+  psi: PyTree  # [N, ...]
+  answers: jax.Array  # float32[N, C], probabilities.
+  seen: jax.Array  # bool[N], whether it has reported.
+
+
+def no_ranking(psi: PyTree, num_helpers: int) -> Ranking:
+  """An empty ranking for H helpers of the form of `psi`."""
+  return Ranking(tree.zeros_like(tree.repeat(psi, num_helpers + 1)),
+                 jnp.full(num_helpers + 1, -1, jnp.int32))
+
+
+def rank(ranking: Ranking, psi: PyTree, ids: jax.Array, scores: jax.Array,
+         active: jax.Array) -> Ranking:
+  """The best of this round; the old ranking if nobody took part.
+
+  Args:
+    ranking: of the round before.
+    psi: [S, ...], as the server holds them.
+    ids: int32[S] clients.
+    scores: float32[S]; of equals the first counts as better.
+    active: bool[S], who took part.
+
+  Returns:
+    Ranking; places beyond the number that took part are empty.
+  """
+  places = ranking.ids.shape[0]
+  order = jnp.argsort(jnp.where(active, -scores, jnp.inf), stable=True)
+  slots = order[jnp.minimum(jnp.arange(places), ids.shape[0] - 1)]
+  filled = active[slots] & (jnp.arange(places) < ids.shape[0])
+  new = Ranking(tree.take(psi, slots), jnp.where(filled, ids[slots], -1))
+  return tree.where(active.any(), new, ranking)
+
+
+def most_reliable(ranking: Ranking, client_id: Array | int) -> Helpers:
+  """The H best but for the client itself."""
+  num_helpers = ranking.ids.shape[0] - 1
+  usable = (ranking.ids >= 0) & (ranking.ids != client_id)
+  slots = jnp.argsort(~usable, stable=True)[:num_helpers]
+  return Helpers(tree.take(ranking.psi, slots),
+                 jnp.where(usable[slots], ranking.ids[slots], -1))
+
+
+def no_bank(psi: PyTree, num_clients: int, num_classes: int) -> Bank:
+  """A bank in which nobody has reported."""
+  return Bank(tree.zeros_like(tree.repeat(psi, num_clients)),
+              jnp.zeros((num_clients, num_classes)),
+              jnp.zeros(num_clients, bool))
+
+
+def report(bank: Bank, psi: PyTree, answers: jax.Array, ids: jax.Array,
+           active: jax.Array) -> Bank:
+  """Keeps what the clients that took part have sent, [S, ...] each."""
+  rows = jnp.where(active, ids, bank.seen.shape[0])
+  return Bank(tree.put(bank.psi, rows, psi),
+              tree.put(bank.answers, rows, answers),
+              bank.seen.at[rows].set(True, mode='drop'))
+
+
+def most_similar(bank: Bank, client_id: Array, num_helpers: int) -> Helpers:
+  """The H whose answers are nearest to the client's own last ones.
+
+  Nobody helps a client that has not reported yet.
+  """
+  num_clients = bank.seen.shape[0]
+  own = jnp.take(bank.answers, client_id, axis=0, mode='clip')
+  gaps = jnp.sum(jnp.square(bank.answers - own), -1)
+  usable = bank.seen & (jnp.arange(num_clients) != client_id)
+  usable &= jnp.take(bank.seen, client_id, mode='clip')
+  order = jnp.argsort(jnp.where(usable, gaps, jnp.inf), stable=True)
+  place = jnp.arange(num_helpers)
+  rows = order[jnp.minimum(place, num_clients - 1)]
+  filled = usable[rows] & (place < num_clients)
+  return Helpers(tree.take(bank.psi, rows),
+                 jnp.where(filled, rows, -1).astype(jnp.int32))
+
+
+def noise_image(like: Array) -> jax.Array:
+  """The image on which models are compared: one for all time.
+
+  Args:
+    like: uint8[D, H, W, C], for shape and type.
+
+  Returns:
+    [1, H, W, C]: normal with mean and deviation 125, truncated to [0, 255].
+  """
+  draw = jax.random.truncated_normal(
+      jax.random.key(0), -1.0, (255 - 125) / 125, (1, *like.shape[1:]))
+  return jnp.round(125 * draw + 125).astype(like.dtype)
+
+
+def answer(task: Task, model: Variables, image: jax.Array) -> jax.Array:
+  """float32[C]: the model's probabilities on one image [1, ...]."""
+  return jax.nn.softmax(task.apply(model, image)[0])
+
+
+def judge(task: Task, model: Variables, examples: Examples
+          ) -> tuple[jax.Array, jax.Array]:
+  """Accuracy and cross entropy of a model on held-out rows.
+
+  Args:
+    task: has the network.
+    model: its variables.
+    examples: at least one row; no augmentation.
+
+  Returns:
+    float32[] each.
+  """
+  count = examples.labels.shape[0]
+  batch = min(_BATCH, count)
+  steps = -(-count // batch)
+  def one(sums, step):
+    rows = step * batch + jnp.arange(batch)
+    real = rows < count
+    rows = jnp.minimum(rows, count - 1)
+    log_p = jax.nn.log_softmax(task.apply(
+        model, jnp.take(examples.inputs, rows, axis=0)))
+    labels = jnp.take(examples.labels, rows)
+    hits = jnp.where(real, log_p.argmax(-1) == labels, False)
+    chosen = jnp.take_along_axis(log_p, labels[:, None], -1)[:, 0]
+    return (sums[0] + hits.sum(),
+            sums[1] - jnp.where(real, chosen, 0).sum()), None
+  zero = jnp.float32(0)
+  (hits, loss), _ = lax.scan(one, (zero, zero), jnp.arange(steps))
+  return hits / count, loss / count

@@ -1,0 +1,176 @@
+"""FedMatch's server: its labels, its helpers, its mean of the clients."""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl import aggregation, sparse
+from fedjax_ssl.core import local, optimizers, rounds, tree
+from fedjax_ssl.core.optimizers import Plateau
+from fedjax_ssl.core.types import (
+  Cohort,
+  Context,
+  Federation,
+  Metrics,
+  PyTree,
+  State,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.fedmatch import helpers, losses
+from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
+from fedjax_ssl.methods.fedmatch.settings import Settings
+
+
+class Server(NamedTuple):
+  """The server's record."""
+
+  sigma: PyTree
+  psi: PyTree
+  stats: PyTree  # Normalization statistics, of networks that have some.
+  agents: helpers.Ranking | helpers.Bank | None  # None without helpers.
+  rate: Plateau | None  # Of its own labels, or of everybody.
+
+
+def predicted(s: Settings, server: Server) -> Variables:
+  """The global model: sigma plus what of psi is not negligible."""
+  return losses.whole(server.sigma, sparse.cut(server.psi, s.psi_threshold),
+                      server.stats)
+
+
+def init(task: Task, s: Settings, key: jax.Array, federation: Federation
+         ) -> State:
+  """The first state; refuses what cannot be judged or kept."""
+  sigma, stats = jax.jit(task.model.init)(key)
+  psi = tree.scale(sigma, s.psi_init)
+  count = federation.num_clients
+  if s.validates and not federation.validation.labels.shape[0]:
+    raise ValueError('fedmatch needs validation rows for reliability and '
+                     "lr_decay; without any, give lr_decay='none', "
+                     "aggregation='uniform' and helper_choice='similarity'.")
+  stacks = ((s.bank, psi), (s.copies, (sigma, psi)), (s.keep_local, sigma))
+  need = sum(tree.num_bytes(part) * count / 2**30
+             for used, part in stacks if used)
+  if need > s.max_gib:
+    raise ValueError(
+        f'fedmatch would keep {need:.2g} GiB of weights for {count} clients, '
+        f'more than max_gib={s.max_gib}; raise it, or give '
+        "helper_choice='reliability', sending='values' and keep_local=False.")
+  agents: Any = None
+  if s.bank:
+    agents = helpers.no_bank(psi, count, task.num_classes)
+  elif s.weights.num_helpers:
+    agents = helpers.no_ranking(psi, s.weights.num_helpers)
+  own_rates = s.lr_decay == 'clients'
+  memory = Memory(
+      tree.repeat(optimizers.plateau(), count) if own_rates else None,
+      tree.repeat((sigma, psi), count) if s.copies else None,
+      tree.repeat(losses.whole(sigma, psi, stats), count)
+      if s.keep_local else None)
+  rate = s.lr_decay == 'server' or (own_rates and s.at_server)
+  server = Server(sigma, psi, stats, agents,
+                  optimizers.plateau() if rate else None)
+  return State(server, memory, jnp.int32(0))
+
+
+def training(task: Task, s: Settings) -> rounds.Pass:
+  """The server's epochs on its own labels: sigma learns, psi stays."""
+  def update(server: Server, context: Context, key):
+    order_key, step_key = jax.random.split(key)
+    psi = sparse.cut(server.psi, s.psi_threshold)
+    optimizer = task.optimizer(context.round)
+    rate = server.rate
+    step = functools.partial(
+        losses.step, task, optimizer=optimizer, weights=s.weights,
+        factor=1.0 if rate is None else rate.factor)
+    learner, metrics = local.train(
+        step, losses.start(server.sigma, psi, server.stats, optimizer),
+        batching.batches(task, context.train, context.shard, order_key,
+                         'labeled', context.round), step_key)
+    if rate is not None and s.lr_decay == 'clients':
+      rate = _judged(task, s, rate, losses.whole(
+          learner.sigma, psi, learner.stats), context)
+    good = tree.all_finite((learner.sigma, learner.stats))
+    new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
+    return tree.where(good, new, server), {
+        'server_loss': metrics['train_loss'],
+        'num_rejected': 1.0 - good.astype(jnp.float32)}
+  return rounds.server_pass(update)
+
+
+def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
+            context: Context) -> Plateau:
+  _, loss = helpers.judge(task, model, context.validation)
+  return optimizers.after_loss(rate, loss, patience=s.patience,
+                               epochs=task.local_epochs)
+
+
+def broadcast(s: Settings, server: Server, client_id: jax.Array) -> Payload:
+  """What one client receives: both parts, and others' psi to help."""
+  agents = None
+  if isinstance(server.agents, helpers.Bank):
+    agents = helpers.most_similar(server.agents, client_id,
+                                  s.weights.num_helpers)
+  elif server.agents is not None:
+    agents = helpers.most_reliable(server.agents, client_id)
+  factor = None
+  if s.lr_decay == 'server' and server.rate is not None:
+    factor = server.rate.factor
+  return Payload(server.sigma, sparse.cut(server.psi, s.psi_threshold),
+                 server.stats, agents, factor)
+
+
+def aggregate(task: Task, s: Settings, server: Server, updates: Update,
+              cohort: Cohort, context: Context, key: jax.Array
+              ) -> tuple[Server, Metrics]:
+  """Equation 4, or the plain mean, of both parts; then new helpers.
+
+  Args:
+    task: the static choices.
+    s: settings.
+    server: before.
+    updates: [1, S, ...]; a weight of 0 is a client that sent nothing usable.
+    cohort: who they are.
+    context: validation rows.
+    key: not used.
+
+  Returns:
+    The server after and `psi_density`; unchanged if nobody took part.
+  """
+  del key
+  message = tree.take(updates.message, 0)
+  ids, weights = cohort.ids[0], updates.weight[0]
+  active = weights > 0
+  scores = weights
+  if s.judges:
+    scores = jnp.where(active, updates.metrics[SCORE][0], 0)
+  if s.aggregation == 'reliability':
+    weights = jnp.where(scores.sum() > 0, scores, weights)
+  mean = aggregation.reliability_weighted_mean(message, weights)
+  sent = (server.sigma, sparse.cut(server.psi, s.psi_threshold), server.stats)
+  new, each = [], []
+  for old, moved, gaps in zip(sent, mean, message, strict=True):
+    new.append(old if gaps is None else tree.add(old, moved))
+    each.append(tree.repeat(old, ids.shape[0]) if gaps is None
+                else jax.tree.map(jnp.add, old, gaps))
+  agents = server.agents
+  if isinstance(agents, helpers.Ranking):
+    agents = helpers.rank(agents, each[1], ids, scores, active)
+  elif agents is not None:
+    image = helpers.noise_image(context.train.inputs)
+    answers = lax.map(lambda parts: helpers.answer(
+        task, losses.whole(*parts), image), tuple(each))
+    agents = helpers.report(agents, each[1], answers, ids, active)
+  after = Server(new[0], new[1], new[2], agents, server.rate)
+  if s.lr_decay == 'server' and server.rate is not None:
+    after = after._replace(rate=_judged(
+        task, s, server.rate, predicted(s, after), context))
+  after = tree.where(active.any(), after, server)
+  kept = sparse.num_nonzero(sparse.cut(after.psi, s.psi_threshold))
+  return after, {'psi_density': kept / sparse.size(after.psi)}

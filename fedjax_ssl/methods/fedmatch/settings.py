@@ -1,0 +1,156 @@
+"""FedMatch's knobs, settled: which profile says what."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from fedjax_ssl.core import names
+from fedjax_ssl.core.types import Task
+from fedjax_ssl.methods.fedmatch.losses import Weights
+
+# Values for labels at the clients; what differs at the server is below. The
+# paper's first version leaves open: over, penalties, psi_init, psi_threshold.
+PROFILES: dict[str, dict[str, Any]] = {
+    'v1': {
+        'helper_choice': 'reliability', 'helper_interval': 1,
+        'aggregation': 'reliability', 'over': 'batch', 'over_helpers': 'sum',
+        'agreement_weight': 1.0, 'consistency_weight': 1.0, 'l2': 0.01,
+        'l1': 0.0, 'penalties': 'mean', 'psi_init': 0.0, 'sending': 'values',
+        'psi_threshold': 5e-6, 'delta_threshold': 5e-5, 'patience': 3},
+    'v3code': {
+        'helper_choice': 'similarity', 'helper_interval': 10,
+        'aggregation': 'uniform', 'over': 'confident', 'over_helpers': 'mean',
+        'agreement_weight': 0.01, 'consistency_weight': 0.01, 'l2': 10.0,
+        'l1': 1e-4, 'penalties': 'sum', 'psi_init': 0.2,
+        'sending': 'differences', 'psi_threshold': 5e-6,
+        'delta_threshold': 5e-5, 'patience': 5},
+}
+AT_SERVER: dict[str, dict[str, Any]] = {
+    'v1': {'psi_threshold': 1e-5, 'delta_threshold': 1e-5},
+    'v3code': {'psi_threshold': 1e-5, 'delta_threshold': 1e-5, 'l1': 1e-5,
+               'patience': 20},
+}
+_CHOICES = {
+    'helper_choice': ('reliability', 'similarity'),
+    'aggregation': ('reliability', 'uniform'), 'tie': ('lowest', 'local'),
+    'over': ('batch', 'confident'), 'penalties': ('mean', 'sum'),
+    'learn': ('both', 'sigma', 'psi'), 'sending': ('values', 'differences'),
+    'lr_decay': ('clients', 'server', 'none')}
+_NOT_NEGATIVE = (
+    'threshold', 'labeled_weight', 'agreement_weight', 'consistency_weight',
+    'l2', 'l1', 'psi_init', 'psi_threshold', 'delta_threshold', 'max_gib')
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """One value for every choice; the fields are `fedmatch`'s knobs.
+
+  Attributes:
+    weights: of the losses.
+    at_server: whether the labels are there.
+  """
+
+  weights: Weights
+  at_server: bool
+  helper_choice: str
+  helper_interval: int
+  aggregation: str
+  learn: str
+  psi_init: float
+  density: float
+  sending: str
+  psi_threshold: float
+  delta_threshold: float
+  exact_down: bool
+  lr_decay: str
+  patience: int
+  max_gib: float
+  keep_local: bool
+
+  @property
+  def sends_sigma(self) -> bool:
+    """Whether clients learn and send sigma."""
+    return self.learn != 'psi' and not self.at_server
+
+  @property
+  def sends_psi(self) -> bool:
+    """Whether clients learn and send psi."""
+    return self.learn != 'sigma'
+
+  @property
+  def streams(self) -> str:
+    """The rows that clients use."""
+    if not self.sends_sigma:
+      return 'unlabeled'
+    return 'both' if self.sends_psi else 'labeled'
+
+  @property
+  def bank(self) -> bool:
+    """Whether the server keeps every client's last psi."""
+    return self.helper_choice == 'similarity' and self.weights.num_helpers > 0
+
+  @property
+  def copies(self) -> bool:
+    """Whether clients keep what they received last."""
+    return self.sending == 'differences'
+
+  @property
+  def judges(self) -> bool:
+    """Whether each client's model is judged on the validation rows."""
+    ranked = self.weights.num_helpers > 0 and not self.bank
+    return (self.aggregation == 'reliability' or ranked
+            or self.lr_decay == 'clients')
+
+  @property
+  def validates(self) -> bool:
+    """Whether validation rows are needed at all."""
+    return self.judges or self.lr_decay == 'server'
+
+
+def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
+  """Fills in the profile and checks every value.
+
+  Args:
+    task: tells where the labels are.
+    knobs: those of `fedmatch`, `profile` among them; None is the profile's.
+
+  Returns:
+    The settings.
+
+  Raises:
+    ValueError: that names the first knob that does not fit.
+  """
+  profile = names.check('profile', knobs['profile'], PROFILES)
+  at_server = task.labels_at == 'server'
+  chosen = {**PROFILES[profile], **(AT_SERVER[profile] if at_server else {})}
+  v = {**chosen, **{k: x for k, x in knobs.items() if x is not None}}
+  for name, allowed in _CHOICES.items():
+    names.check(name, v[name], allowed)
+  for name in _NOT_NEGATIVE:
+    if not 0 <= v[name] < math.inf:
+      raise ValueError(f'{name} must be finite and at least 0, not {v[name]}.')
+  for name, least in (('num_helpers', 0), ('helper_interval', 1),
+                      ('patience', 1)):
+    if v[name] < least:
+      raise ValueError(f'{name} must be at least {least}, not {v[name]}.')
+  if not 0 <= v['density'] <= 1:
+    raise ValueError(f'density must be in [0, 1], not {v["density"]}.')
+  if at_server and v['learn'] == 'sigma':
+    raise ValueError("learn='sigma' with labels_at='server' leaves the clients "
+                     "nothing to learn; give 'both' or 'psi'.")
+  if task.model.norm == 'static':
+    raise ValueError('fedmatch does not recompute the statistics of '
+                     "norm='static'; give another norm.")
+  alone = v['learn'] == 'sigma'
+  weights = Weights(
+      num_helpers=0 if alone else v['num_helpers'], threshold=v['threshold'],
+      tie=v['tie'], over=v['over'], over_helpers=v['over_helpers'],
+      labeled=v['labeled_weight'], agreement=v['agreement_weight'],
+      consistency=v['consistency_weight'], l2=v['l2'], l1=v['l1'],
+      penalties=v['penalties'])
+  v['psi_init'] = 0.0 if alone else v['psi_init']
+  plain = {f.name: v[f.name] for f in dataclasses.fields(Settings)
+           if f.name in v}
+  return Settings(weights=weights, at_server=at_server, **plain)

@@ -1,0 +1,95 @@
+"""Sparse messages: what is sent, what the receiver then holds, and the count.
+
+Counts are numbers sent; where they stand in the tree is not counted, as in
+FedMatch's tables. Jeong et al., https://arxiv.org/abs/2006.12097.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Array = jax.Array | np.ndarray
+Scalar = Array | float
+
+
+def size(tree: PyTree) -> int:
+  """Numbers in a dense tree."""
+  return sum(math.prod(jnp.shape(x)) for x in jax.tree.leaves(tree))
+
+
+def _total(tree: PyTree) -> jax.Array:
+  """float32[]: how many entries of a tree of bool are True."""
+  counts = [jnp.sum(x, dtype=jnp.int32).astype(jnp.float32)
+            for x in jax.tree.leaves(tree)]
+  return sum(counts, jnp.zeros((), jnp.float32))
+
+
+def num_nonzero(tree: PyTree) -> jax.Array:
+  """Entries that are not 0, float32[]; exact up to 2**24."""
+  return _total(jax.tree.map(lambda x: x != 0, tree))
+
+
+def cut(tree: PyTree, bar: Scalar) -> PyTree:
+  r"""Entries with :math:`|x| \le` bar become 0.
+
+  Args:
+    tree: pytree of float arrays.
+    bar: at least 0, which changes nothing; infinity leaves zeros.
+
+  Returns:
+    The same pytree; an entry that is not finite stays, so that it is seen.
+  """
+  return jax.tree.map(
+      lambda x: jnp.where(jnp.abs(x) <= bar, jnp.zeros_like(x), x), tree)
+
+
+def keep_largest(tree: PyTree, density: float) -> PyTree:
+  """Keeps the share `density` of the entries that are largest in size.
+
+  Args:
+    tree: pytree of float arrays.
+    density: in [0, 1]; 1 changes nothing, 0 leaves zeros. Equals of the
+      smallest entry kept are kept too.
+
+  Returns:
+    The same pytree, all other entries 0.
+
+  Raises:
+    ValueError: for a share outside [0, 1].
+  """
+  if not 0 <= density <= 1:
+    raise ValueError(f'density is {density}; allowed is 0 to 1.')
+  total = size(tree)
+  kept = round(density * total)
+  if kept == total:
+    return tree
+  if kept == 0:
+    return jax.tree.map(jnp.zeros_like, tree)
+  sizes = jnp.concatenate(
+      [jnp.abs(x).ravel() for x in jax.tree.leaves(tree)])
+  least = jnp.sort(sizes)[total - kept]
+  return jax.tree.map(
+      lambda x: jnp.where(jnp.abs(x) >= least, x, jnp.zeros_like(x)), tree)
+
+
+def receive(held: PyTree, sent: PyTree, *, bar: Scalar
+            ) -> tuple[PyTree, jax.Array]:
+  r"""Only entries that moved are sent: :math:`|new - old| >` bar.
+
+  Args:
+    held: what the receiver holds, pytree of float arrays.
+    sent: what the sender has, of the same structure.
+    bar: at least 0; 0 leaves nothing out but equals, infinity sends nothing.
+
+  Returns:
+    What the receiver holds then, its old entries where nothing came, and how
+    many numbers came, float32[]. An entry that is not finite is sent.
+  """
+  moved = jax.tree.map(
+      lambda old, new: ~(jnp.abs(new - old) <= bar), held, sent)
+  return jax.tree.map(jnp.where, moved, sent, held), _total(moved)

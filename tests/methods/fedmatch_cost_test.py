@@ -1,0 +1,247 @@
+"""FedMatch: what is sent and counted, who helps, ablations, bad knobs."""
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods, sparse
+from fedjax_ssl.core import optimizers, tree
+from fedjax_ssl.core.types import Examples
+from fedjax_ssl.methods import fedmatch
+from fedjax_ssl.methods.fedmatch import client, helpers, settings
+from tests import toy
+from tests.methods import fedmatch_test
+
+KEY = jax.random.key(6)
+after, compiled = fedmatch_test.after, fedmatch_test.compiled
+SIZE = 64 * 3 + 3  # The linear model's two leaves.
+
+
+def moved(before, now, bar):
+  """Entries that differ by more than `bar`, counted in NumPy."""
+  return sum(int((np.abs(np.asarray(b) - np.asarray(a)) > bar).sum())
+             for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(now),
+                             strict=True))
+
+
+VALUES = ("fedmatch(l1=.5, penalties='sum', psi_threshold=0.02, threshold=0.3, "
+          "num_helpers=1, lr_decay='server', patience=1)")
+
+
+def test_cost_of_values_against_a_count_of_the_two_leaves():
+  """One client a round: the server then holds exactly what was sent."""
+  federation, _ = toy.federation()
+  one, first = after(VALUES, federation, cohort_size=1)
+  assert sparse.size(one.server.sigma) == SIZE
+  kept = moved(tree.zeros_like(one.server.psi), one.server.psi, 0.02)
+  assert 0 < kept < SIZE
+  np.testing.assert_allclose(first['cost_up'], 100 * (1 + kept / SIZE),
+                             rtol=1e-5)
+  np.testing.assert_allclose(first['cost_down'], 100)  # psi is still 0.
+  assert first['bytes_up'] == 4 * (SIZE + kept)
+  np.testing.assert_allclose(first['psi_density'], kept / SIZE, rtol=1e-5)
+  # The one helper is that psi once more, unless it is the client's own.
+  _, run = compiled(VALUES, cohort_size=1)
+  down = {round(float(toy.means(run(
+      one, federation, jnp.int32(1), jax.random.key(k))[1])['bytes_down'] / 4))
+          for k in range(8)}
+  assert down == {SIZE + kept, SIZE + 2 * kept}
+
+
+V3 = ("fedmatch(profile='v3code', threshold=0.3, num_helpers=2, "
+      "delta_threshold=0.01)")
+
+
+def test_cost_of_differences_against_a_count_of_the_two_leaves():
+  federation, _ = toy.federation()
+  method, run = compiled(V3, cohort_size=1)
+  before = method.init(jax.random.key(0), federation)
+  one, first = run(before, federation, jnp.int32(0), KEY)
+  first = toy.means(first)
+  up = sum(moved(getattr(before.server, part), getattr(one.server, part), .009)
+           for part in ('sigma', 'psi'))
+  assert 0 < up < 2 * SIZE
+  np.testing.assert_allclose(first['cost_up'], 100 * up / SIZE, rtol=1e-5)
+  np.testing.assert_allclose(first['cost_down'], 200)
+  # Later: what changed since the common start, or since its own last round.
+  who = int(np.flatnonzero(one.server.agents.seen)[0])
+  two, second = run(one, federation, jnp.int32(2), jax.random.key(9))
+  other = [i for i in np.flatnonzero(two.server.agents.seen) if i != who]
+  assert other  # Another client, so its copy is the start.
+  down = sum(moved(getattr(before.server, part), getattr(one.server, part),
+                   .01) for part in ('sigma', 'psi'))
+  np.testing.assert_allclose(toy.means(second)['cost_down'],
+                             100 * down / SIZE, rtol=1e-5)
+  copy = tree.take(two.memory.copy, int(other[0]))
+  chex.assert_trees_all_close(copy[0], one.server.sigma)  # All arrives.
+
+
+def settled(**knobs):
+  every = inspect.signature(fedmatch.fedmatch).parameters.values()
+  return settings.settle(toy.task(), {
+      **{p.name: p.default for p in every if p.name != 'task'}, **knobs})
+
+
+def arrived(round_=3, due=False, **knobs):
+  """What a client holds that had 1, 2, 3 and is sent 1.001, 0, 3."""
+  s = settled(profile='v3code', delta_threshold=.01, **knobs)
+  old, new = {'w': jnp.array([1., 2., 3.])}, {'w': jnp.array([1.001, 0., 3.])}
+  agents = helpers.Helpers({'w': jnp.array([[0., 5., 3.], [4., 5., 6.]])},
+                           jnp.array([2, -1]))
+  payload = client.Payload(new, {'w': jnp.zeros(3)}, {}, agents, None)
+  one: Any = SimpleNamespace(
+      memory=client.Memory(None, (old, {'w': jnp.zeros(3)}), None),
+      round=jnp.int32(round_))
+  (sigma, _), count = client.arrival(s, payload, one, jnp.bool_(due))
+  return sigma['w'].tolist(), float(count)
+
+
+def test_what_a_client_holds_and_what_it_took():
+  all_, kept = pytest.approx([1.001, 0, 3]), pytest.approx([1, 0, 3])
+  assert arrived() == (all_, 1)
+  assert arrived(exact_down=False) == (kept, 1)
+  assert arrived(round_=0) == (all_, 6)  # Both parts whole.
+  assert arrived(due=True) == (all_, 3)  # A helper with two entries.
+  assert arrived(due=True, sending='values') == (all_, 5)
+
+
+def test_what_the_server_holds_and_what_it_took():
+  held = ({'w': jnp.array([1., 2.])}, {'w': jnp.array([.5, 0., 0., .1])})
+  trained = ({'w': jnp.array([1., 3.])}, {'w': jnp.array([.5, .2, 1e-9, .4])})
+  def sent(**knobs):
+    (sigma, psi), count = client.departure(settled(**knobs), held, trained)
+    return sigma['w'].tolist(), psi['w'].tolist(), int(count)
+  psi = pytest.approx([.5, .2, 0, .4])
+  assert sent() == ([1, 3], psi, 5)
+  assert sent(density=.5) == ([1, 3], pytest.approx([.5, 0, 0, .4]), 4)
+  assert sent(learn='psi') == ([1, 3], psi, 3)
+  assert sent(learn='sigma')[2] == 2
+  differences = {'sending': 'differences', 'delta_threshold': .25}
+  assert sent(**differences) == ([1, 3], pytest.approx([.5, 0, 0, .4]), 2)
+
+
+def fake(values):
+  return {'w': jnp.asarray(values, jnp.float32)[:, None]}
+
+
+def test_nobody_is_its_own_helper_by_reliability():
+  ranking = helpers.no_ranking({'w': jnp.zeros(1)}, 2)
+  ids = jnp.array([4, 1, 7, 3])
+  active = jnp.array([True, True, False, True])
+  ranking = helpers.rank(ranking, fake([40, 10, 70, 30]), ids,
+                         jnp.array([.2, .9, 1., .5]), active)
+  assert ranking.ids.tolist() == [1, 3, 4]
+  want = {1: [3, 4], 3: [1, 4], 4: [1, 3], 0: [1, 3], 7: [1, 3]}
+  for one, chosen in want.items():
+    got = helpers.most_reliable(ranking, one)
+    assert got.ids.tolist() == chosen and got.present.tolist() == [1, 1]
+    assert got.psi['w'][:, 0].tolist() == [10 * i for i in chosen]
+  # Nobody takes part: the old ones stay. One does: it is alone.
+  kept = helpers.rank(ranking, fake([1, 2, 3, 4]), ids, jnp.ones(4),
+                      jnp.zeros(4, bool))
+  chex.assert_trees_all_equal(kept, ranking)
+  lone = helpers.rank(ranking, fake([5]), jnp.array([8]), jnp.ones(1),
+                      jnp.ones(1, bool))
+  assert helpers.most_reliable(lone, 8).present.tolist() == [0, 0]
+  assert helpers.most_reliable(lone, 2).ids.tolist() == [8, -1]
+
+
+def test_nobody_is_its_own_helper_by_similarity():
+  bank = helpers.no_bank({'w': jnp.zeros(1)}, 5, 2)
+  assert not helpers.most_similar(bank, jnp.int32(0), 2).present.any()
+  answers = jnp.array([[.9, .1], [.8, .2], [.1, .9], [.5, .5]])
+  bank = helpers.report(bank, fake([1, 2, 3, 4]), answers,
+                        jnp.array([0, 1, 2, 4]),
+                        jnp.array([True, True, True, False]))
+  assert bank.seen.tolist() == [True, True, True, False, False]
+  def chosen(one, number):
+    return helpers.most_similar(bank, jnp.int32(one), number).ids.tolist()
+  assert chosen(0, 1) == [1] and chosen(1, 1) == [0] and chosen(2, 1) == [1]
+  assert chosen(2, 3) == [1, 0, -1]  # Two others have reported.
+  assert chosen(3, 2) == [-1, -1]  # It has not reported itself.
+  assert chosen(0, 7) == [1, 2, -1, -1, -1, -1, -1]
+
+
+def test_the_judge_against_one_pass():
+  federation, _ = toy.federation()
+  task = toy.task()
+  model = task.model.init(KEY)
+  many = Examples(*(jnp.concatenate([jnp.asarray(x)] * 14)
+                    for x in federation.test))  # More than one batch.
+  accuracy, loss = helpers.judge(task, model, many)
+  log_p = jax.nn.log_softmax(task.apply(model, many.inputs))
+  np.testing.assert_allclose(
+      accuracy, (log_p.argmax(-1) == many.labels).mean(), rtol=1e-5)
+  np.testing.assert_allclose(loss, -jnp.take_along_axis(
+      log_p, many.labels[:, None], 1).mean(), rtol=1e-5)
+
+
+def test_noise_is_one_image_in_range():
+  like = jnp.zeros((3, 32, 32, 3), jnp.uint8)
+  image = helpers.noise_image(like)
+  assert image.shape == (1, 32, 32, 3) and image.dtype == jnp.uint8
+  chex.assert_trees_all_equal(image, helpers.noise_image(like))
+  assert 110 < image.mean() < 135 and image.std() > 55
+
+
+def test_a_plateau_by_hand():
+  state = optimizers.plateau()
+  factors = []
+  for loss in (2., 1., 1., 1.5, .9, 1., np.nan, 1.):
+    state = optimizers.after_loss(state, jnp.float32(loss), patience=2,
+                                  divisor=4.0)
+    factors.append(float(state.factor))
+  assert factors == [1, 1, 1, .25, .25, .25, .0625, .0625]
+  assert float(state.best) == pytest.approx(.9)
+
+
+def test_the_server_rules_the_rate_of_all():
+  federation, _ = toy.federation()
+  method, run = compiled(VALUES, cohort_size=1)
+  state = method.init(jax.random.key(0), federation)
+  asleep = state._replace(server=state.server._replace(
+      rate=state.server.rate._replace(factor=jnp.float32(0),
+                                      best=jnp.float32(0))))
+  new, _ = run(asleep, federation, jnp.int32(0), KEY)
+  chex.assert_trees_all_close(new.server.sigma, state.server.sigma)
+  chex.assert_trees_all_close(new.server.psi, state.server.psi)
+  new, _ = run(state, federation, jnp.int32(0), KEY)
+  assert new.server.rate.best < 10 and new.server.rate.factor == 1
+
+
+@pytest.mark.parametrize('knob, words', [
+    ("profile='v2'", "profile 'v2'"), ("helper_choice='x'", 'helper_choice'),
+    ("sending='x'", 'sending'), ("learn='none'", 'learn'),
+    ("penalties='max'", 'penalties'), ("tie='own'", 'tie'),
+    ("over='rows'", 'over'), ("aggregation='median'", 'aggregation'),
+    ("lr_decay='cosine'", 'lr_decay'), ('num_helpers=-1', 'num_helpers'),
+    ('helper_interval=0', 'helper_interval'), ('patience=0', 'patience'),
+    ('density=2.0', 'density'), ('l1=-1.0', 'l1'),
+    ('threshold=-0.1', 'threshold'), ("keep_local='no'", 'keep_local')])
+def test_bad_knobs_are_named(knob, words):
+  with pytest.raises(ValueError, match=words) as error:
+    methods.make(f'fedmatch({knob})', toy.task())
+  assert '\n' not in str(error.value)
+
+
+def test_what_cannot_be_is_refused():
+  with pytest.raises(ValueError, match="learn='sigma'"):
+    methods.make("fedmatch(learn='sigma')", toy.task(labels_at='server'))
+  with pytest.raises(ValueError, match='static'):
+    methods.make('fedmatch', toy.task('static'))
+  federation, _ = toy.federation()
+  with pytest.raises(ValueError, match='max_gib'):
+    methods.make("fedmatch(profile='v3code', max_gib=1e-6)", toy.task()).init(
+        KEY, federation)
+  none = dataclasses.replace(federation, validation=jax.tree.map(
+      lambda x: x[:0], federation.validation))
+  with pytest.raises(ValueError, match='validation'):
+    methods.make('fedmatch', toy.task()).init(KEY, none)

@@ -1,0 +1,65 @@
+"""Sparse messages against counting by hand, on a tree of two leaves."""
+from __future__ import annotations
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import sparse
+
+HELD = {'bias': jnp.array([0., 1.]), 'kernel': jnp.array([[1., 2.], [3., 4.]])}
+NEW = {'bias': jnp.array([.2, 1.]), 'kernel': jnp.array([[1.3, 2.], [3., -4.]])}
+
+
+def test_size_and_nonzero_entries():
+  assert sparse.size(HELD) == 6
+  assert sparse.num_nonzero(HELD) == 5
+  assert sparse.num_nonzero({}) == 0
+
+
+def test_cut_keeps_what_is_above_the_bar():
+  got = sparse.cut(HELD, 2.0)
+  chex.assert_trees_all_equal(got, {
+      'bias': jnp.zeros(2), 'kernel': jnp.array([[0., 0.], [3., 4.]])})
+  chex.assert_trees_all_equal(sparse.cut(HELD, 0.0), HELD)
+
+
+def test_only_entries_that_moved_arrive():
+  held, count = sparse.receive(HELD, NEW, bar=0.25)
+  assert count == 2  # .3 and 8 are sent, .2 is not.
+  chex.assert_trees_all_equal(held, {
+      'bias': HELD['bias'], 'kernel': NEW['kernel']})
+  held, count = sparse.receive(HELD, NEW, bar=0.0)
+  assert count == 3
+  chex.assert_trees_all_equal(held, NEW)
+  held, count = sparse.receive(HELD, NEW, bar=np.inf)
+  assert count == 0
+  chex.assert_trees_all_equal(held, HELD)
+
+
+def test_a_broken_entry_is_sent_and_seen():
+  broken = {**NEW, 'bias': jnp.array([jnp.nan, jnp.inf])}
+  held, count = sparse.receive(HELD, broken, bar=1e9)
+  assert count == 2
+  assert not np.isfinite(held['bias']).any()
+  assert not np.isfinite(sparse.cut(broken, 1e9)['bias']).any()
+
+
+@pytest.mark.parametrize('density, kept', [(1.0, 5), (0.5, 3), (0.34, 2),
+                                           (0.0, 0)])
+def test_the_largest_stay(density, kept):
+  got = sparse.keep_largest(HELD, density)
+  assert sparse.num_nonzero(got) == kept
+  sizes = np.concatenate([np.ravel(x) for x in got.values()])
+  assert sorted(sizes[sizes != 0]) == sorted([1, 1, 2, 3, 4])[5 - kept:]
+
+
+def test_equals_are_kept_together():
+  tree = {'a': jnp.array([1., -1., 1., 0.])}
+  assert sparse.num_nonzero(sparse.keep_largest(tree, 0.5)) == 3
+
+
+def test_a_share_outside_its_range_is_refused():
+  with pytest.raises(ValueError, match='density is 1.5'):
+    sparse.keep_largest(HELD, 1.5)
