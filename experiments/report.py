@@ -120,8 +120,10 @@ def _section(title: str, note: str, drawings: Sequence[tuple[str, str]]
 
 
 def _own_ids(svg: str, prefix: str) -> str:
-  """Ids that no other drawing of the page has."""
-  svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+  """Ids that no other drawing of the page has; unused ones are dropped."""
+  used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+  svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"'
+               if m[1] in used else '', svg)
   svg = re.sub(r'(href="#|url\(#)', rf'\g<1>{prefix}', svg)
   return re.sub(r'<!--.*?-->', '', svg, flags=re.DOTALL)
 

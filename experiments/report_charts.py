@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import matplotlib
-from matplotlib import figure
+from matplotlib import figure, ticker
 from matplotlib.backends import backend_svg
 import numpy as np
 import report_data
@@ -24,6 +24,7 @@ _STYLE: dict[str, Any] = {
     'axes.spines.right': False}
 # Inches; 360 points fit the narrowest screens unscaled.
 _WIDTH = 4.6
+_MANY = 10  # Times the traffic, from which on a scale is logarithmic.
 _MAX_CLASSES = 30  # Bars of more would be thinner than a pixel.
 
 
@@ -54,7 +55,7 @@ def curves(runs: Sequence[report_data.Run], metric: str) -> str:
 
 def communication(runs: Sequence[report_data.Run]) -> str:
   """Accuracy against megabytes sent both ways so far; '' if none is known."""
-  drawn = False
+  totals = []
   chart, axes = _figure()
   for i, run in enumerate(runs):
     pairs = [report_data.traffic(rows) for rows in run.seeds]
@@ -63,10 +64,12 @@ def communication(runs: Sequence[report_data.Run]) -> str:
     if not sent[-1] > 0:
       continue
     _band(axes, i, sent, 100 * np.stack([a[:size] for _, a in pairs]))
-    drawn = True
-  if not drawn:
+    totals.append(sent[-1])
+  if not totals:
     return ''
-  axes.set_xscale('log')
+  if max(totals) > _MANY * min(totals):
+    axes.set_xscale('log')
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
   axes.set_xlabel('MB sent, both ways')
   axes.set_ylabel(report.LABELS['accuracy'])
   return _svg(chart)
