@@ -162,7 +162,7 @@ def _citing(text: str) -> Iterator[str]:
     yield section[1]
     return
   for paragraph in text.split('\n\n'):
-    if re.search(r'https?://|\b(?:19|20)\d\d\b', paragraph) and not (
+    if re.search(r'https?://|\b(?:19[5-9]|20[0-3])\d\b', paragraph) and not (
         re.match(r'(Args|Returns|Raises|Attributes):', paragraph)):
       yield paragraph
 
