@@ -85,8 +85,8 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
   if not known:
     return ''
   lines = [f'### {table.title}' + (f', variant `{variant}`' if variant else ''),
-           '', f'Paper / ours, {table.unit}. {table.paper}; {table.runs}. Ours: '
-           'the last round, mean ± standard deviation over seeds. '
+           '', f'Paper / ours, {table.unit}. {table.paper}; {table.runs}. '
+           'Ours: the last round, mean ± standard deviation over seeds. '
            + _how(name, variant, known), '',
            '| | ' + ' | '.join(c['title'] for c in table.columns) + ' |',
            '|---' * (len(table.columns) + 1) + '|']

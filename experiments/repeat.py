@@ -46,7 +46,7 @@ def origin(argv: Sequence[str]) -> dict[str, Any]:
 
 def _flagfiles(words: Sequence[str]) -> list[str]:
   """Values of --flagfile=X and of --flagfile X, with one dash or two."""
-  found = []
+  found: list[str] = []
   for i, word in enumerate(words):
     name, equals, value = word.lstrip('-').partition('=')
     if word.startswith('-') and name == 'flagfile':
@@ -98,7 +98,7 @@ def write(folder: str | os.PathLike[str]) -> None:
 def main(argv: Sequence[str]) -> int:
   """Starts the run again, or prints its flags; returns an exit code."""
   if len(argv) < 2 or argv[1].startswith('-'):
-    print('error: name a run\'s folder or its config.json first.',
+    print("error: name a run's folder or its config.json first.",
           file=sys.stderr)
     return 2
   path = pathlib.Path(argv[1])

@@ -52,8 +52,8 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
   main = report_tables.as_html(report_tables.main_table(runs))
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
-           'count compilation and all seeds. The paper\'s number stands where '
-           'the run\'s flagfile names one.</p>']
+           "count compilation and all seeds. The paper's number stands where "
+           "the run's flagfile names one.</p>"]
   if targets:
     parts += ['<h2>Rounds and traffic to an accuracy</h2>',
               report_tables.as_html(report_tables.target_table(runs, targets)),
@@ -104,7 +104,7 @@ def _key(runs: Sequence[report_data.Run]) -> str:
 def _section(title: str, note: str, drawings: Sequence[tuple[str, str]]
              ) -> list[str]:
   """A heading and its charts; nothing if there are none."""
-  figures = []
+  figures: list[str] = []
   for name, svg in drawings:
     if not svg:
       continue

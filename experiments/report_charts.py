@@ -18,7 +18,7 @@ from fedjax_ssl.training import metrics, report
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9',
            '#000000')
 DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     'svg.fonttype': 'none', 'font.size': 10, 'svg.hashsalt': 'fedjax_ssl',
     'font.family': 'sans-serif', 'axes.spines.top': False,
     'axes.spines.right': False}
@@ -77,7 +77,7 @@ def communication(runs: Sequence[report_data.Run]) -> str:
 
 def per_class(run: report_data.Run, index: int) -> str:
   """Bars of the last row's accuracy in each class; '' if not measured."""
-  rows = [seed[-1].get('per_class_accuracy') for seed in run.seeds]
+  rows = [seed[-1].get('per_class_accuracy') or [] for seed in run.seeds]
   if any(not row for row in rows):
     return ''
   values = 100 * np.array([[np.nan if v is None else v for v in row]

@@ -56,9 +56,9 @@ def catalog() -> dict[str, Group]:
       'methods': Group('--method=NAME(option=value)', _of(methods.METHODS)),
       'models': Group('--model=NAME(option=value)', _of(models.MODELS)),
       'datasets': Group('--dataset=NAME --data_dir=DIR', tuple(_datasets())),
-      'partitions': Group('by the experiment\'s script, as '
+      'partitions': Group("by the experiment's script, as "
                           'fedjax_ssl.data.NAME', _of(data.PARTITIONS)),
-      'labels': Group('by the experiment\'s script, as fedjax_ssl.data.NAME',
+      'labels': Group("by the experiment's script, as fedjax_ssl.data.NAME",
                       _of(labels)),
       'weak': Group('--weak=NAME(option=value), --labeled_view=NAME(...)',
                     _of(augment.WEAK)),

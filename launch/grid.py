@@ -191,8 +191,10 @@ def _product(block: _Block) -> Iterator[Cell]:
                     'script.')
   seeds = [[f'--seeds={seed}'] for seed in block.seeds] or [[]]
   files = [[f'--flagfile={file}'] for file in block.flagfiles] or [[]]
-  for seed, file, *axes in itertools.product(
-      seeds, files, *block.axes.values()):
+  axes: list[str]
+  for seed, file, axes in (
+      (s, f, [*a]) for s, f in itertools.product(seeds, files)
+      for a in itertools.product(*block.axes.values())):
     script = block.script or _script_of(file[0].partition('=')[2], block.where)
     varied = [value for value, all_ in zip(axes, block.axes.values())
               if len(all_) > 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,10 @@ from fedjax_ssl import __main__ as program
 from fedjax_ssl import catalog, data, methods, models
 from fedjax_ssl.data import augment
 
-REGISTRIES = {'methods': methods.METHODS, 'models': models.MODELS,
-              'partitions': data.PARTITIONS, 'weak': augment.WEAK,
-              'strong': augment.STRONG}
+REGISTRIES: dict[str, dict[str, Any]] = {
+    'methods': methods.METHODS, 'models': models.MODELS,
+    'partitions': data.PARTITIONS, 'weak': augment.WEAK,
+    'strong': augment.STRONG}
 GROUPS = catalog.catalog()
 ENTRIES = [(group, entry) for group in REGISTRIES
            for entry in GROUPS[group].entries]

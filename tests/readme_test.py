@@ -42,8 +42,8 @@ def test_every_method_and_model_is_named(root):
 
 def _rule(root):
   text = (root / 'README.md').read_text('utf-8')
-  block, = re.findall(r'```python\n("""FixMatch whose server takes the median.*?)'
-                      r'```', text, re.DOTALL)
+  block, = re.findall(r'```python\n("""FixMatch whose server .*?)```', text,
+                      re.DOTALL)
   scope: dict = {}
   exec(block, scope)  # The repository's own text.
   return scope
@@ -63,7 +63,7 @@ def test_the_rule_is_a_median_of_those_with_a_say(root):
 def test_the_rule_trains(root):
   federation, _ = toy.federation()
   method = _rule(root)['median_fixmatch'](toy.task(), threshold=0.4)
-  rows = []
+  rows: list = []
   result = fedjax_ssl.train(
       method, [federation], num_rounds=8, eval_every=8,
       observer=loop.Observer(rows.append))

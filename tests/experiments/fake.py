@@ -55,7 +55,8 @@ def write(folder: pathlib.Path, rows: list[dict[str, Any]],
 
 def main() -> None:
   """An experiment: a row a round, `--seconds` each; continues and saves."""
-  flags: dict[str, Any] = {'num_rounds': '3', 'seconds': '0', 'method': 'fedavg'}
+  flags: dict[str, Any] = {
+      'num_rounds': '3', 'seconds': '0', 'method': 'fedavg'}
   def take(words):
     for word in words:
       name, _, value = word.removeprefix('--').partition('=')

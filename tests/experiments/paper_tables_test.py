@@ -134,8 +134,8 @@ def test_flagfiles_of_a_table_name_the_papers_number():
   compared = 0
   for name in paper_cells.names():
     table = paper_cells.load(name)
-    for i, row in enumerate(table.rows):
-      for j, column in enumerate(table.columns):
+    for i in range(len(table.rows)):
+      for j in range(len(table.columns)):
         cell = table.cell_of(i, j)
         file = paper_cells.FLAGFILES / cell.flagfile
         value, _ = table.value(i, j)

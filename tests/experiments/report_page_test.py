@@ -144,8 +144,8 @@ def test_the_page_is_one_file_of_sound_drawings(runs):
   for use in re.findall(r'(?:href="#|url\(#)([^")]+)', page):
     assert use in ids
   # Nothing is fetched: names of namespaces and inlined pictures are no links.
-  loads = re.findall(r'(?:src|href|data)="(?!#|data:)([^"]*)"|url\((?!#)([^)]*)',
-                     page)
+  loads = re.findall(
+      r'(?:src|href|data)="(?!#|data:)([^"]*)"|url\((?!#)([^)]*)', page)
   assert not loads and '@import' not in page and '<script' not in page
 
 

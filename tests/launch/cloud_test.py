@@ -132,8 +132,9 @@ def test_fetch_and_delete(cloud, tmp_path):
   call('fetch', str(tmp_path / 'results'))
   call('delete')
   copy, delete = said(cloud)
-  assert copy[3:] == ['tpu-vm', 'scp', '--recurse', 'fedjax-ssl:fedjax_ssl/runs',
-                      str(tmp_path / 'results'), *PLACE, '--worker=0']
+  assert copy[3:] == ['tpu-vm', 'scp', '--recurse',
+                      'fedjax-ssl:fedjax_ssl/runs', str(tmp_path / 'results'),
+                      *PLACE, '--worker=0']
   assert (tmp_path / 'results').is_dir()
   assert delete[3:] == ['queued-resources', 'delete', 'fedjax-ssl', *PLACE,
                         '--force', '--quiet']
@@ -150,7 +151,7 @@ def test_dry_run_prints_what_a_shell_could_run(cloud):
                    'scp', 'delete']
   install, run = (line[-2] for line in lines if 'ssh' in line)
   assert install.startswith('--command=set -e\ntar xf fedjax_ssl.tar\n')
-  assert "python a\\ b" in run
+  assert 'python a\\ b' in run
 
 
 def test_the_machine_is_deleted_whatever_happens(cloud):

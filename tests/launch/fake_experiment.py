@@ -19,7 +19,8 @@ def main() -> None:
     if name == 'flagfile':
       for line in pathlib.Path(value).read_text().splitlines():
         if line.startswith('--'):
-          flags.update([line[2:].split('=', 1)])
+          key, _, text = line[2:].partition('=')
+          flags[key] = text
       continue
     flags[name] = value or 'yes'
   folder = pathlib.Path(flags['workdir'])

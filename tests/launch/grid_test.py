@@ -4,7 +4,8 @@ from __future__ import annotations
 import pathlib
 
 import grid
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
