@@ -22,6 +22,8 @@ import paper_cells
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
+# The global model's number where a line has several.
+_PAPER = re.compile(r'\bPaper: (?:.*?\bglobal )?([\d.]+) ?%')
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -96,7 +98,7 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
       ours = stored.get(table.cell_of(i, j).name, {})
       cells.append(f'{_printed(*table.value(i, j))} / '
                    + _ours(ours, column.get('metric', 'accuracy'),
-                           100 if table.unit == '%' else 1))
+                           column.get('scale', 100)))
     lines.append(f'| {row["title"]} | ' + ' | '.join(cells) + ' |')
   return '\n'.join(lines)
 
@@ -200,8 +202,7 @@ def _results_of(root: pathlib.Path, setting: str) -> str:
   for file in files:
     comments = [x.lstrip('# ') for x in file.read_text().splitlines()
                 if x.startswith('#')]
-    paper = next((m[1] for x in comments
-                  if (m := re.match(r'Paper: ([\d.]+) ?%', x))), '-')
+    paper = next((m[1] for x in comments if (m := _PAPER.search(x))), '-')
     what = comments[0].rstrip('.') if comments else ''
     lines.append(f'| `{file.name}` | {what} | {paper} | '
                  f'{found.get(file.name, "not run yet")} |')

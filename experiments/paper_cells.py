@@ -3,7 +3,8 @@
 `experiments/tables/NAME.toml` holds one table: the paper's numbers by row and
 column, and a pattern that names the flagfile of each. `{method}` is the row's,
 all other names are the column's. A run may fill several columns, each with
-another metric; `values` may be `-` (the paper has none) or `diverged`.
+another `metric` (default: accuracy), times its `scale` (default: 100). `values`
+may be `-` (the paper has none) or `diverged`.
 Results are `experiments/results/tables/NAME/CELL.json`, one file a cell.
 """
 from __future__ import annotations

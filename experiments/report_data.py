@@ -134,7 +134,7 @@ def _elapsed(seconds: Sequence[float]) -> float:
 def _paper(comments: Sequence[str]) -> float | None:
   """The number of a flagfile's line `Paper: 39.95 % ...`."""
   for line in comments:
-    match = re.match(r'Paper: ([\d.]+) ?%', line)
+    match = re.search(r'\bPaper: (?:.*?\bglobal )?([\d.]+) ?%', line)
     if match:
       return float(match[1])
   return None

@@ -100,7 +100,14 @@ def _entry(name: str, function: Callable[..., Any]) -> Entry:
   return Entry(
       name, _first_sentence(described[-1]),
       tuple(_options(function, described)),
-      tuple(_sources(described, inspect.getdoc(place) or '')) or (_OURS,))
+      tuple(_sources(described, *_docs_above(place.__name__))) or (_OURS,))
+
+
+def _docs_above(module: str) -> Iterator[str]:
+  """Docstrings of a module and of the packages of its own that hold it."""
+  while module.count('.') > 1:  # Not those of fedjax_ssl.methods and its like.
+    yield inspect.getdoc(sys.modules[module]) or ''
+    module = module.rpartition('.')[0]
 
 
 def _first_sentence(text: str) -> str:
@@ -145,9 +152,9 @@ def _arguments(text: str) -> dict[str, str]:
   return found
 
 
-def _sources(described: list[str], module: str) -> list[str]:
+def _sources(described: list[str], *modules: str) -> list[str]:
   """Papers that a docstring, or else its module's, cites."""
-  for texts in (described, [module]):
+  for texts in (described, *([text] for text in modules)):
     found = [' '.join(paragraph.split()) for text in texts
              for paragraph in _citing(text)]
     if found:

@@ -5,8 +5,8 @@
 #
 # GRID is a grid file of launch/sweep.py inside this repository, JOBS how many
 # machines share it, BUCKET the name of a bucket for the results. Options go to
-# `sky jobs launch`, as in --infra=gcp/us-west4 or --gpus=A100:1. A job that loses its
-# machine gets another one and goes on where it was.
+# `sky jobs launch`, as in --infra=gcp/us-west4. A job that loses its machine gets
+# another one and goes on where it was.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import csv
 import html
+import json
 import pathlib
 import re
 import shutil
@@ -18,6 +19,8 @@ from tests.experiments import fake
 
 CHROMIUM = next(filter(None, map(shutil.which, (
     'chromium', 'chromium-browser', 'google-chrome'))), None)
+
+WIDTHS = (360, 1200)
 
 
 def study(root: pathlib.Path, names=('fedavg', 'uda'), seeds=(0, 1)
@@ -37,6 +40,16 @@ def study(root: pathlib.Path, names=('fedavg', 'uda'), seeds=(0, 1)
 @pytest.fixture
 def runs(tmp_path):
   return report_data.load(study(tmp_path))
+
+
+@pytest.fixture(scope='module')
+def study_runs(tmp_path_factory):
+  return report_data.load(study(tmp_path_factory.mktemp('study')))
+
+
+@pytest.fixture(scope='module')
+def page(study_runs) -> str:
+  return report.page(study_runs, [.5], 'A title')
 
 
 def cells(text: str) -> list[list[str]]:
@@ -96,6 +109,15 @@ def test_rounds_and_bytes_to_a_target(runs):
   assert report_data.default_target(runs) == pytest.approx(.6)
 
 
+@pytest.mark.parametrize('line, number', [
+    ('Paper: 39.95 % test accuracy, mean of 3 runs.', 39.95),
+    ('Paper: local 58.64 %, global 57.74 %, 60 % sent up.', 57.74),
+    ('A table. Paper: 76.58 % test accuracy.', 76.58),
+    ('Paper: local 61.57 %.', None), ('No number.', None)])
+def test_the_papers_number_is_the_global_models(line, number):
+  assert report_data._paper(['First.', line]) == number
+
+
 def test_restarted_clocks_add_up():
   assert report_data._elapsed([1, 5, 2, 4]) == 9
   assert report_data._elapsed([]) == 0
@@ -129,9 +151,8 @@ def test_names_are_escaped_everywhere(tmp_path):
   assert '<b>' not in page and html.escape(name) in page
 
 
-def test_the_page_is_one_file_of_sound_drawings(runs):
-  page = report.page(runs, [.5], 'A title')
-  assert page == report.page(runs, [.5], 'A title')  # The same bytes again.
+def test_the_page_is_one_file_of_sound_drawings(page, study_runs):
+  assert page == report.page(study_runs, [.5], 'A title')  # The same bytes again.
   for wanted in ('accuracy against traffic', 'Accuracy in each class',
                  'Partitions', 'labeled', 'A title'):
     assert wanted in page
@@ -178,25 +199,27 @@ def test_logs_beside_runs_are_passed_over(tmp_path):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
-@pytest.mark.parametrize('width', [360, 1200])
-def test_a_browser_shows_it_without_a_network(runs, tmp_path, width):
-  """In a frame of that width nothing but tables may need to be scrolled."""
-  page = report.page(runs, [.5], 'A title')
+def test_a_browser_shows_it_without_a_network(page, tmp_path):
+  """In frames of two widths only tables and flags may need to be scrolled."""
   outer = tmp_path / 'outer.html'
-  outer.write_text(f"""<!DOCTYPE html><meta charset="utf-8">
-<iframe id="f" style="width:{width}px;height:900px;border:0"
- srcdoc="{html.escape(page)}"></iframe>
+  frames = ''.join(
+      f'<iframe style="width:{width}px;height:900px;border:0" '
+      f'srcdoc="{html.escape(page)}"></iframe>' for width in WIDTHS)
+  outer.write_text(f"""<!DOCTYPE html><meta charset="utf-8">{frames}
 <pre id="out"></pre><script>
-document.getElementById('f').onload = event => {{
-  const d = event.target.contentDocument, e = d.documentElement;
-  const small = [...d.querySelectorAll('figure svg')].filter(
-      s => s.getBoundingClientRect().width < 280).length;
-  const outside = [...d.body.querySelectorAll('*')].filter(
-      x => !x.closest('.wide, pre') &&
-           x.getBoundingClientRect().right > {width} + 1).length;
-  document.getElementById('out').textContent = 'MEASURED ' + [
-      d.title, e.scrollWidth, d.querySelectorAll('figure svg').length, small,
-      outside, d.querySelectorAll('tbody tr').length].join(';') + '.';
+onload = event => {{
+  document.getElementById('out').textContent = 'MEASURED ' + JSON.stringify(
+      [...document.querySelectorAll('iframe')].map(f => {{
+    const d = f.contentDocument, right = x => x.getBoundingClientRect().right;
+    const drawings = [...d.querySelectorAll('figure svg')];
+    return {{
+      title: d.title, scroll: d.documentElement.scrollWidth,
+      drawings: drawings.length, rows: d.querySelectorAll('tbody tr').length,
+      small: drawings.filter(s => s.getBoundingClientRect().width < 280).length,
+      outside: [...d.body.querySelectorAll('*')].filter(
+          x => !x.closest('.wide, pre') && right(x) > f.clientWidth + 1).length
+    }};
+  }})) + ' END';
 }};</script>""")
   assert CHROMIUM
   done = subprocess.run(
@@ -205,8 +228,9 @@ document.getElementById('f').onload = event => {{
        f'--user-data-dir={tmp_path / "profile"}',
        '--virtual-time-budget=5000', '--dump-dom', outer.as_uri()],
       capture_output=True, text=True, timeout=120, check=False)
-  found = re.search(r'MEASURED ([^<]*)\.<', done.stdout)
+  found = re.search(r'MEASURED (\[.*?\]) END', done.stdout)
   assert found, done.stderr[-2000:]
-  title, scroll, drawings, small, outside, rows = found[1].split(';')
-  assert title == 'A title' and int(scroll) <= width
-  assert int(drawings) >= 7 and small == outside == '0' and rows == '4'
+  for width, seen in zip(WIDTHS, json.loads(html.unescape(found[1]))):
+    assert seen['title'] == 'A title' and seen['scroll'] <= width
+    assert seen['drawings'] >= 7 and seen['rows'] == 4
+    assert seen['small'] == seen['outside'] == 0, width
