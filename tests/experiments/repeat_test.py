@@ -12,7 +12,8 @@ import repeat
 
 from tests.experiments import launcher
 
-ARGS = (*launcher.SMALL, '--num_rounds=2', '--eval_every=1',
+ARGS = (*launcher.SMALL, '--method=fedavg', '--seeds=3', '--num_rounds=2',
+        '--eval_every=1', '--local_steps=1',
         '--labeled_view=cutout(fill=(1,))', '--labeled_fraction=0.1')
 REPEAT = launcher.EXPERIMENTS / 'repeat.py'
 
@@ -23,20 +24,19 @@ def finished(tmp_path_factory) -> pathlib.Path:
   flagfile = folder.with_name('mine.flags')
   flagfile.write_text('# Mine: a paper.\n# Paper: 12.5 % test accuracy.\n'
                       + '\n'.join(ARGS) + '\n')
-  launcher.run(folder, f'--flagfile={flagfile}', '--bounds')
+  launcher.run(folder, f'--flagfile={flagfile}')
   return folder
 
 
 def flags(folder):
   stored = json.loads((folder / 'config.json').read_text())['flags']
-  return {k: v for k, v in stored.items() if k not in ('workdir', 'bounds')}
+  return {k: v for k, v in stored.items() if k != 'workdir'}
 
 
-@pytest.mark.parametrize('part', ['.', 'labels_all'])
-def test_the_flagfile_beside_it_makes_the_same_run(finished, part, tmp_path):
-  source, again = finished / part, tmp_path / 'again'
-  launcher.run(again, f'--flagfile={source / "run.flags"}', '--nobounds')
-  for name in ('metrics.jsonl', 'partition_0.npz', 'partition_1.npz'):
+def test_the_flagfile_beside_it_makes_the_same_run(finished, tmp_path):
+  source, again = finished, tmp_path / 'again'
+  launcher.run(again, f'--flagfile={source / "run.flags"}')
+  for name in ('metrics.jsonl', 'partition_3.npz'):
     assert (again / name).read_bytes() == (source / name).read_bytes(), name
   assert flags(again) == flags(source)
 
@@ -49,7 +49,7 @@ def test_the_configuration_alone_is_enough(finished, tmp_path):
   assert done.stdout == (finished / 'run.flags').read_text()
   subprocess.run(
       [sys.executable, str(REPEAT), str(tmp_path / 'config.json'),
-       f'--workdir={tmp_path / "again"}', '--nobounds', '--num_rounds=1'],
+       f'--workdir={tmp_path / "again"}', '--num_rounds=1'],
       capture_output=True, check=True)
   rows = (tmp_path / 'again' / 'metrics.jsonl').read_text()
   assert (finished / 'metrics.jsonl').read_text().startswith(rows) and rows
@@ -88,7 +88,6 @@ def test_flagfiles_of_a_command_line(words, files):
 
 
 @pytest.mark.parametrize('words', [[], ['--print'], ['nowhere']])
-def test_what_is_no_run_is_refused(words):
-  done = subprocess.run([sys.executable, str(REPEAT), *words],
-                        capture_output=True, text=True, check=False)
-  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+def test_what_is_no_run_is_refused(words, capsys):
+  assert repeat.main(['repeat.py', *words]) == 2
+  assert len(capsys.readouterr().err.splitlines()) == 1

@@ -152,7 +152,8 @@ def test_names_are_escaped_everywhere(tmp_path):
 
 
 def test_the_page_is_one_file_of_sound_drawings(page, study_runs):
-  assert page == report.page(study_runs, [.5], 'A title')  # The same bytes again.
+  again = report.page(study_runs, [.5], 'A title')
+  assert page == again
   for wanted in ('accuracy against traffic', 'Accuracy in each class',
                  'Partitions', 'labeled', 'A title'):
     assert wanted in page
