@@ -91,9 +91,10 @@ def test_a_run_writes_what_the_schema_says(tmp_path):
   federation, _ = toy.federation()
   method = methods.make('fixmatch(keep_local=True)', toy.task())
   with metrics.MetricsWriter(tmp_path) as writer:
+    def on_row(row):
+      writer.write({'round': row.round, **row.values})
     loop.train(method, [federation], num_rounds=2, seeds=[3], eval_every=1,
-               observer=loop.Observer(lambda row: writer.write(
-                   {'round': row.round, **row.values}) and None))
+               observer=loop.Observer(on_row))
   rows = metrics.read(tmp_path)
   assert [row['round'] for row in rows] == [1, 2]
   assert set(rows[0]) == set(rows[1]) == set(form_of(
