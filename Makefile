@@ -1,6 +1,7 @@
 # make quickstart   installs and runs the first experiment
 # make test         installs and runs the whole test suite
 # make lint         ruff and mypy
+# make pages        brings the generated parts of the READMEs up to date
 # make lock         writes requirements.lock anew
 # make dist         builds the source archive and the wheel into dist/
 # make clean        removes what these made, runs/ excepted
@@ -33,7 +34,7 @@ space := $(empty) $(empty)
 # The file that says which extras are installed: $(call stamp,extra).
 stamp = $(VENV)/installed-$(subst $(space),$(comma),$(strip core $(1) $(subst $(comma),$(space),$(EXTRAS))))
 
-.PHONY: help quickstart test lint lock dist clean
+.PHONY: help quickstart test lint pages lock dist clean
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
@@ -47,7 +48,10 @@ test: $(call stamp,test)
 lint: $(call stamp,dev)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
-	@bash -n .ci/run
+	@for script in .ci/run launch/*.sh; do bash -n "$$script"; done
+
+pages: $(call stamp,)
+	@$(RUN) experiments/pages.py
 
 # Meant for Linux on x86-64 with Python 3.11, the oldest one supported.
 lock: | $(RUN)

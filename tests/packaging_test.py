@@ -22,7 +22,7 @@ DISTRIBUTIONS = {
     'tensorflow_datasets': 'tensorflow-datasets', 'yaml': 'pyyaml'}
 # One distribution for each platform.
 ALTERNATIVES = {'tensorflow': {'tensorflow', 'tensorflow-cpu'}}
-OWN = {'fedjax_ssl', 'experiments', 'tests'}
+OWN = {'fedjax_ssl', 'experiments', 'launch', 'tests'}
 
 
 def _setup():
@@ -68,7 +68,8 @@ def _undeclared(folder, declared):
   local = OWN | {path.stem for path in _sources(folder)}
   local |= {path.name for path in (ROOT / folder).rglob('*') if path.is_dir()}
   # Scripts and their tests import the scripts' neighbours by plain name.
-  local |= {path.stem for path in _sources('experiments')}
+  local |= {path.stem for part in ('experiments', 'launch')
+            for path in _sources(part)}
   known = local | set(sys.stdlib_module_names)
   return [
       (str(path.relative_to(ROOT)), name)

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import fedjax_ssl
 from fedjax_ssl import methods, models
+from fedjax_ssl.training import loop
 from tests import toy
 
 
@@ -36,3 +38,34 @@ def test_every_method_and_model_is_named(root):
   text = (root / 'README.md').read_text('utf-8')
   for name in (*methods.METHODS, *models.MODELS):
     assert f'`{name}`' in text, name
+
+
+def _rule(root):
+  text = (root / 'README.md').read_text('utf-8')
+  block, = re.findall(r'```python\n("""FixMatch whose server .*?)```', text,
+                      re.DOTALL)
+  scope: dict = {}
+  exec(block, scope)  # The repository's own text.
+  return scope
+
+
+def test_the_rule_is_a_median_of_those_with_a_say(root):
+  median = _rule(root)['median']
+  rows = {'w': jnp.array([[1., 9.], [3., 7.], [1e9, -1e9], [2., 8.]])}
+  heard = median(rows, jnp.array([1., 5., 0., 2.]))['w']
+  chex.assert_trees_all_close(heard, jnp.array([2., 8.]))
+  nobody = median(rows, jnp.zeros(4))['w']
+  chex.assert_trees_all_equal(nobody, jnp.zeros(2))
+  same = median({'w': jnp.full((4, 2), 3.)}, jnp.ones(4))['w']
+  chex.assert_trees_all_equal(same, jnp.full(2, 3.))
+
+
+def test_the_rule_trains(root):
+  federation, _ = toy.federation()
+  method = _rule(root)['median_fixmatch'](toy.task(), threshold=0.4)
+  rows: list = []
+  result = fedjax_ssl.train(
+      method, [federation], num_rounds=8, eval_every=8,
+      observer=loop.Observer(rows.append))
+  chex.assert_tree_all_finite(result.states[0])
+  assert rows[-1].values['accuracy'] > 0.6  # Of three classes.

@@ -56,7 +56,15 @@ def flip_crop(*, pad: int | None = None, flip: bool = True) -> View:
 
 
 def flip_crop_zero(*, pad: int | None = None, flip: bool = True) -> View:
-  """As `flip_crop`, with a black border."""
+  """As `flip_crop`, with a black border.
+
+  Args:
+    pad: as in `flip_crop`.
+    flip: whether to mirror.
+
+  Returns:
+    The view.
+  """
   return _flip_crop(pad, 'zero', flip)
 
 

@@ -68,6 +68,9 @@ def iid_count(rng: np.random.Generator, labels: np.ndarray, num_clients: int,
 
   Raises:
     ValueError: if no class has N rows, or some has less than per_class * N.
+
+  References:
+    Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097.
   """
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
@@ -107,6 +110,9 @@ def iid_random(rng: np.random.Generator, labels: np.ndarray, num_clients: int,
 
   Returns:
     int32[D] owners; every row of the pool is dealt.
+
+  References:
+    Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, code.
   """
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
@@ -137,6 +143,9 @@ def shards(rng: np.random.Generator, labels: np.ndarray, num_clients: int, *,
   Raises:
     ValueError: if the shards do not divide among the classes, or a class has
       fewer rows than shards.
+
+  References:
+    Diao et al., SemiFL, 2022, https://arxiv.org/abs/2106.01432, code.
   """
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)

@@ -51,6 +51,8 @@ class FedTriNetCNN(nn.Module):
   Pairs of 32 and 64, 128 and 128, 256 and 256 channels, each pair pooled, then
   dense 1024 and 512. The first of a pair is normalized.
 
+  Che et al., FedTriNet, IEEE Big Data 2021, code.
+
   Attributes:
     num_classes: C.
     choices: see `layers.Choices`.
@@ -120,6 +122,8 @@ def simple_cnn(*, num_classes: int, choices: layers.Choices) -> nn.Module:
 
 def fedtrinet_mnist(*, num_classes: int, choices: layers.Choices) -> nn.Module:
   """FedTriNet's network for digits of 32x32.
+
+  Che et al., FedTriNet, IEEE Big Data 2021, code.
 
   conv5x5-10 and conv5x5-20, VALID and pooled, dense 50. The authors drop out
   channels after the second convolution; here nothing is dropped, as training

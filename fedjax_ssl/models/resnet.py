@@ -138,12 +138,19 @@ class WideResNet(nn.Module):
 
 
 def resnet8(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """SAGE's, one block in each of three stages: 1,227,594 parameters."""
+  """SAGE's, one block in each of three stages: 1,227,594 parameters.
+
+  He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385, widths of
+  SAGE's code.
+  """
   return ResNet(num_classes, choices, (1, 1, 1))
 
 
 def resnet18(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """11,173,962 parameters for 10 classes."""
+  """11,173,962 parameters for 10 classes.
+
+  He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
+  """
   return ResNet(num_classes, choices, (2, 2, 2, 2))
 
 
@@ -156,15 +163,24 @@ def resnet18_rscfed(*, num_classes: int, choices: layers.Choices) -> nn.Module:
 
 
 def resnet34(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """21,282,122 parameters for 10 classes."""
+  """21,282,122 parameters for 10 classes.
+
+  He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
+  """
   return ResNet(num_classes, choices, (3, 4, 6, 3))
 
 
 def resnet50(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """Bottleneck blocks: 23,520,842 parameters for 10 classes."""
+  """Bottleneck blocks: 23,520,842 parameters for 10 classes.
+
+  He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
+  """
   return ResNet(num_classes, choices, (3, 4, 6, 3), bottleneck=True)
 
 
 def wrn28_2(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """WRN-28-2: 1,467,610 parameters for 10 classes."""
+  """WRN-28-2: 1,467,610 parameters for 10 classes.
+
+  Zagoruyko and Komodakis, BMVC 2016, https://arxiv.org/abs/1605.07146.
+  """
   return WideResNet(num_classes, choices)

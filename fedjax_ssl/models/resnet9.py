@@ -50,12 +50,18 @@ class ResNet9(nn.Module):
 
 
 def resnet9(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """FedDure's: 6,575,370 parameters for 10 classes and 32x32x3."""
+  """FedDure's: 6,575,370 parameters for 10 classes and 32x32x3.
+
+  Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, code.
+  """
   return ResNet9(num_classes, choices)
 
 
 def resnet9_fedmatch(*, num_classes: int, choices: layers.Choices
                      ) -> nn.Module:
-  """FedMatch's: 6,568,640 parameters for 10 classes and 32x32x3."""
+  """FedMatch's: 6,568,640 parameters for 10 classes and 32x32x3.
+
+  Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097.
+  """
   return ResNet9(num_classes, choices, use_bias=False,
                  kernel_init=layers.LECUN)

@@ -1,6 +1,6 @@
 """The folder of one run: one process at a time, one configuration for ever.
 
-  config.json    flags, versions, commit, devices of the first start
+  config.json    flags, script, versions, commit, devices of the first start
   metrics.jsonl  what was measured, a row per evaluation (`training.metrics`)
   timings.jsonl  how long it took
   checkpoints/   the newest steps (`training.checkpoint`)
@@ -104,7 +104,8 @@ class Workdir:
 
 def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
                  allow: Collection[str] = ('num_rounds',),
-                 facts: Mapping[str, Any] | None = None) -> Workdir:
+                 facts: Mapping[str, Any] | None = None,
+                 origin: Mapping[str, Any] | None = None) -> Workdir:
   """Opens the folder of a run for this process alone.
 
   The first start writes `config.json`. A later start must bring the same
@@ -120,6 +121,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
     config: flag values, anything JSON can hold.
     allow: flags that may differ from the first start.
     facts: see `Workdir.record`.
+    origin: what started the run, kept from the first start and not compared.
 
   Returns:
     The opened folder. Close it.
@@ -137,7 +139,8 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
     nonlocal lock
     try:
       lock = _take(folder, str(path))
-      outcome = _settle(folder, _plain(config), allow, _plain(facts or {}))
+      outcome = _settle(folder, _plain(config), allow, _plain(facts or {}),
+                        _plain(origin or {}))
       _sign(lock)
       return outcome
     except BaseException as error:
@@ -225,7 +228,8 @@ def _sign(lock: int) -> None:
 
 
 def _settle(folder: pathlib.Path, flags: dict[str, Any],
-            allow: Collection[str], facts: dict[str, Any]) -> dict[str, Any]:
+            allow: Collection[str], facts: dict[str, Any],
+            origin: dict[str, Any]) -> dict[str, Any]:
   """The configuration in force; written if it is new."""
   resumed = (folder / CONFIG).exists()
   now = environment.describe()
@@ -233,10 +237,11 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
     if 'schedule_rounds' in flags:
       flags['schedule_rounds'] = (
           flags['schedule_rounds'] or flags.get('num_rounds'))
-    fresh = {'flags': flags, 'facts': facts, 'environment': now, 'restarts': []}
+    fresh = {'flags': flags, 'facts': facts, 'origin': origin,
+             'environment': now, 'restarts': []}
     _write(folder / CONFIG, _text(fresh))
     return {'stored': fresh, 'resumed': False}
-  stored = read_config(folder)
+  stored = {'origin': origin, **read_config(folder)}
   if not flags.get('schedule_rounds', True):
     flags['schedule_rounds'] = stored['flags'].get('schedule_rounds')
   changes = _compare(folder, stored, flags, allow)

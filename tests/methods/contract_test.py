@@ -15,9 +15,9 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import rounds, sampling, tree
-from fedjax_ssl.core.types import Cohort
+from fedjax_ssl.core.types import Cohort, Ratio, SUMMED
 from fedjax_ssl.methods import roles
-from fedjax_ssl.training import checkpoint, seeds
+from fedjax_ssl.training import checkpoint, metrics, seeds
 from tests import toy
 
 
@@ -147,6 +147,10 @@ def test_state_keeps_its_form_and_metrics_are_finite(text, model, place):
   chex.assert_trees_all_equal_shapes_and_dtypes(state, one.start[0])
   chex.assert_tree_all_finite((state, totals))
   assert int(state.round) == 3 and float(totals.rounds) == 3
+  whole = {k for k, v in totals.sums.items() if isinstance(v, Ratio)}
+  row = {name: value / (1 if name in {*whole, *SUMMED} else 3)
+         for name, value in toy.means(totals.sums).items()}
+  metrics.validate(metrics.to_plain({'round': 3, **row}))
   moved = tree.global_norm(tree.subtract(_record(state), _record(one.start[0])))
   assert moved > 0
 

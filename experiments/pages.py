@@ -1,0 +1,251 @@
+"""Writes the generated parts of README.md and experiments/README.md.
+
+python experiments/pages.py           # after new results, flagfiles, settings
+python experiments/pages.py --check   # exit code 1 if that was forgotten
+
+Numbers come from `experiments/results/*.json` (studies of `results.py`) and
+`experiments/results/tables/*/*.json` (cells of `paper_tables.py`), pages of
+settings from the scripts' docstrings and the flagfiles' first lines.
+"""
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+import json
+import pathlib
+import re
+import sys
+from typing import Any
+
+import paper_cells
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+_BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
+_END = '<!-- end of {} -->'
+# The global model's number where a line has several.
+_PAPER = re.compile(r'\bPaper: (?:.*?\bglobal )?([\d.]+) ?%')
+
+
+def replaced(text: str, part: str, body: str) -> str:
+  """`text` with the body between the two marks of a part.
+
+  Raises:
+    ValueError: if the marks are not there once.
+  """
+  begin, end = _BEGIN.format(part), _END.format(part)
+  if text.count(begin) != 1 or text.count(end) != 1:
+    raise ValueError(f'the marks of {part!r} must be there once')
+  head, _, rest = text.partition(begin)
+  return f'{head}{begin}\n\n{body.strip()}\n\n{end}{rest.partition(end)[2]}'
+
+
+def results(root: pathlib.Path = ROOT) -> str:
+  """All results: the papers' tables first, then our studies."""
+  here = root / 'experiments'
+  parts = [_paper_part(here, folder)
+           for folder in sorted((here / 'results' / 'tables').glob('*'))
+           if folder.is_dir()]
+  parts += [_study_part(root, file)
+            for file in sorted((here / 'results').glob('*.json'))]
+  rest = [f'`{name}` ({len(table.cells())} cells)'
+          for name in paper_cells.names(here / 'tables')
+          for table in [paper_cells.load(name, here / 'tables')]
+          if not any((here / 'results' / 'tables' / name).glob('*.json'))]
+  if rest:
+    parts.append('Tables of which no cell has been run as the paper has it: '
+                 + ', '.join(rest) + '.')
+  return '\n\n'.join(part for part in parts if part)
+
+
+def _mean_std(values: Sequence[float | None], scale: float = 100) -> str:
+  """Percent, with the sample deviation where there are several seeds."""
+  known = [scale * v for v in values if v is not None]
+  if not known or len(known) < len(values):
+    return '-'
+  mean = sum(known) / len(known)
+  if len(known) == 1:
+    return f'{mean:.2f}'
+  std = (sum((v - mean)**2 for v in known) / (len(known) - 1))**0.5
+  return f'{mean:.2f} ± {std:.2f}'
+
+
+def _printed(value: float | str, std: float | None) -> str:
+  """A paper's number."""
+  if isinstance(value, str):
+    return value
+  return f'{value:.2f}' + (f' ± {std:.2f}' if std is not None else '')
+
+
+def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
+  """One table, the paper's numbers before ours; '' without results."""
+  name, _, variant = folder.name.partition('.')
+  table = paper_cells.load(name, here / 'tables')
+  stored = {cell.name: paper_cells.read_result(paper_cells.result_file(
+      name, cell, variant, here / 'results' / 'tables'))
+            for cell in table.cells()}
+  known = [s for s in stored.values() if s]
+  if not known:
+    return ''
+  lines = [f'### {table.title}' + (f', variant `{variant}`' if variant else ''),
+           '', f'Paper / ours, {table.unit}. {table.paper}; {table.runs}. '
+           'Ours: the last round, mean ± standard deviation over seeds. '
+           + _how(name, variant, known), '',
+           '| | ' + ' | '.join(c['title'] for c in table.columns) + ' |',
+           '|---' * (len(table.columns) + 1) + '|']
+  for i, row in enumerate(table.rows):
+    cells = []
+    for j, column in enumerate(table.columns):
+      ours = stored.get(table.cell_of(i, j).name, {})
+      cells.append(f'{_printed(*table.value(i, j))} / '
+                   + _ours(ours, column.get('metric', 'accuracy'),
+                           column.get('scale', 100)))
+    lines.append(f'| {row["title"]} | ' + ' | '.join(cells) + ' |')
+  return '\n'.join(lines)
+
+
+def _how(name: str, variant: str, known: Sequence[dict[str, Any]]) -> str:
+  """Command, commits and machines behind a table's cells."""
+  flags = ' '.join(known[0]['extra_flags'])
+  command = (f'`python experiments/paper_tables.py --table={name}'
+             + (f' --variant={variant} -- {flags}' if variant else '') + '`')
+  seeds = [s['environment'] for k in known for s in k['seeds'].values()]
+  commits = sorted({str(e.get('commit', 'unknown'))[:7] for e in seeds})
+  devices = sorted({str(e.get('devices', 'unknown')) for e in seeds})
+  return f'{command}, commit {", ".join(commits)}, {", ".join(devices)}.'
+
+
+def _ours(stored: dict[str, Any], metric: str, scale: float) -> str:
+  """A cell's mean over its seeds, in the unit of the paper."""
+  if not stored:
+    return '-'
+  seeds = stored['seeds'].values()
+  if metric == 'accuracy':
+    return _mean_std([s['final'] for s in seeds], scale)
+  return _mean_std([s['metrics'].get(metric) for s in seeds], scale)
+
+
+def _study_part(root: pathlib.Path, file: pathlib.Path) -> str:
+  """A study's runs, as `results.py` stored them."""
+  stored = json.loads(file.read_text())
+  runs = stored['runs']
+  title, *rest = re.split(r'[:.] ', stored.get('note', '') + ' ', maxsplit=1)
+  note = ''.join(rest).strip()
+  commits = sorted({str(r['environment'].get('commit', 'unknown'))[:7]
+                    for r in runs})
+  where = file.with_suffix('.md').relative_to(root).as_posix()
+  lines = [f'### {title.strip() or file.stem}', '',
+           *([note[0].upper() + note[1:], ''] if note else []),
+           f'Test accuracy in percent, mean ± standard deviation over seeds; '
+           f'commit {", ".join(commits)}; all flags, seeds and machines: '
+           f'[{file.stem}]({where}).', '',
+           '| run | method | labels | seeds | rounds | final | tail | '
+           'validation-selected |', '|---|---|---|---:|---:|---:|---:|---:|']
+  for run in runs:
+    lines.append('| ' + ' | '.join([
+        run['run'], f'`{run["method"]}`', run['labels'],
+        str(len(run['seeds'])), str(run['rounds']),
+        *(_mean_std(run[k]) for k in ('final', 'tail', 'selected'))]) + ' |')
+  return '\n'.join(lines)
+
+
+def settings(root: pathlib.Path = ROOT) -> str:
+  """One page a setting."""
+  return '\n\n'.join(_page(root, script) for script in scripts(root))
+
+
+def scripts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+  """The experiments: files that call `common.main`."""
+  return [p for p in sorted((root / 'experiments').glob('*.py'))
+          if 'common.main(' in p.read_text() and p.stem not in (
+              'common', 'pages')]
+
+
+def _page(root: pathlib.Path, script: pathlib.Path) -> str:
+  tree = ast.parse(script.read_text())
+  first, *paragraphs = (ast.get_docstring(tree) or script.stem).split('\n\n')
+  parts = [f'## {script.stem}', first]
+  for text in paragraphs:
+    parts.append(f'```\n{text}\n```' if text.startswith('python ') else text)
+  defaults = [f'`--{k.arg}={_literal(k.value)}`' for node in ast.walk(tree)
+              if isinstance(node, ast.Call)
+              and ast.unparse(node.func) == 'common.main'
+              for k in node.keywords if k.arg]
+  if defaults:
+    parts.append(f'Its own defaults: {", ".join(defaults)}.')
+  parts.append(_results_of(root, script.stem))
+  return '\n\n'.join(parts)
+
+
+def _literal(node: ast.expr) -> str:
+  try:
+    value = ast.literal_eval(node)
+  except ValueError:
+    return ast.unparse(node)
+  return ','.join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _results_of(root: pathlib.Path, setting: str) -> str:
+  """Flagfiles with the papers' numbers and ours, and studies that used it."""
+  here = root / 'experiments'
+  lines = []
+  studies = [f'[{file.stem}](results/{file.stem}.md)'
+             for file in sorted((here / 'results').glob('*.json'))
+             if re.search(rf'\b{setting}\.py\b', file.read_text())]
+  if studies:
+    lines += [f'Studies: {", ".join(studies)}.', '']
+  files = sorted((here / 'flagfiles').glob(f'{setting}.*.flags'))
+  if not files:
+    return '\n'.join(lines or ['No flagfile: its defaults are the setting. Its '
+                               'result is in the main README.'])
+  lines += ['| flagfile | what | paper, % | ours, % |', '|---|---|---:|---:|']
+  found = dict(_ours_by_flagfile(here))
+  for file in files:
+    comments = [x.lstrip('# ') for x in file.read_text().splitlines()
+                if x.startswith('#')]
+    paper = next((m[1] for x in comments if (m := _PAPER.search(x))), '-')
+    what = comments[0].rstrip('.') if comments else ''
+    lines.append(f'| `{file.name}` | {what} | {paper} | '
+                 f'{found.get(file.name, "not run yet")} |')
+  return '\n'.join(lines)
+
+
+def _ours_by_flagfile(here: pathlib.Path) -> Iterator[tuple[str, str]]:
+  """Final accuracies of cells run without any change."""
+  for file in sorted((here / 'results' / 'tables').glob('*/*.json')):
+    stored = paper_cells.read_result(file)
+    if not stored['extra_flags'] and not stored['flags']:
+      yield stored['flagfile'], _mean_std(
+          [s['final'] for s in stored['seeds'].values()])
+
+
+def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
+  """What each file should hold."""
+  return {file: replaced(file.read_text(), part, body(root))
+          for file, part, body in (
+              (root / 'README.md', 'results', results),
+              (root / 'experiments' / 'README.md', 'settings', settings))}
+
+
+def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
+  """Writes or checks the pages; returns an exit code."""
+  if argv not in ([], ['--check']):
+    print(__doc__, file=sys.stderr)
+    return 2
+  try:
+    stale = {f: text for f, text in pages(root).items()
+             if f.read_text() != text}
+  except (ValueError, KeyError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  for file, text in stale.items():
+    if argv:
+      print(f'{file.relative_to(root)} is not up to date: run python '
+            'experiments/pages.py', file=sys.stderr)
+    else:
+      file.write_text(text)
+      print(f'wrote {file.relative_to(root)}')
+  return 1 if stale and argv else 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+r"""Runs again what a `config.json` says.
+
+python experiments/repeat.py runs/study/fixmatch --workdir=runs/again
+python experiments/repeat.py config.json --print
+
+Flags after the first word beat those of the run. Every run writes the same
+flags to `run.flags` in its folder, for `--flagfile`.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import os
+import pathlib
+import sys
+from typing import Any
+
+from fedjax_ssl.training import workdir as workdir_lib
+
+FLAGFILE = 'run.flags'
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Say where a run is and not what it is, or are no flags of a whole run.
+_LEFT_OUT = ('workdir', 'eval_only')
+
+
+def origin(argv: Sequence[str]) -> dict[str, Any]:
+  """What started a run: its script, and what its flagfiles say of themselves.
+
+  Args:
+    argv: the command line, the script first.
+
+  Returns:
+    script: relative to the repository where it is inside. flagfiles: names.
+    comments: the comment lines of all of them, without `#`.
+  """
+  script = pathlib.Path(argv[0]).resolve()
+  if script.is_relative_to(ROOT):
+    script = script.relative_to(ROOT)
+  files = [pathlib.Path(file) for file in _flagfiles(argv[1:])]
+  comments = [line.lstrip('# ').rstrip()
+              for file in files if file.is_file()
+              for line in file.read_text().splitlines()
+              if line.startswith('#')]
+  return {'script': script.as_posix(), 'flagfiles': [f.name for f in files],
+          'comments': comments}
+
+
+def _flagfiles(words: Sequence[str]) -> list[str]:
+  """Values of --flagfile=X and of --flagfile X, with one dash or two."""
+  found: list[str] = []
+  for i, word in enumerate(words):
+    name, equals, value = word.lstrip('-').partition('=')
+    if word.startswith('-') and name == 'flagfile':
+      found += [value] if equals else words[i + 1:i + 2]
+  return found
+
+
+def flags_of(config: Mapping[str, Any]) -> list[str]:
+  """The command line flags that make a configuration again."""
+  lines = []
+  for name, value in sorted(config['flags'].items()):
+    if name in _LEFT_OUT or value is None:
+      continue
+    if isinstance(value, bool):
+      lines.append(f'--{name}' if value else f'--no{name}')
+    elif isinstance(value, list):
+      lines.append(f'--{name}={",".join(map(str, value))}')
+    else:
+      lines.append(f'--{name}={value}')
+  return lines
+
+
+def text_of(config: Mapping[str, Any]) -> str:
+  """A flagfile that repeats a run."""
+  made = config.get('origin', {})
+  head = [f'All flags of a run of {made.get("script", "an experiment")}.']
+  if made.get('flagfiles'):
+    head.append(f'From {", ".join(made["flagfiles"])}, which says:')
+    head += [f'  {line}' for line in made.get('comments', [])]
+  return '\n'.join([*(f'# {line}'.rstrip() for line in head),
+                    *flags_of(config)]) + '\n'
+
+
+def write(folder: str | os.PathLike[str]) -> None:
+  """Puts `run.flags` beside a run's `config.json`, if it is not there.
+
+  Raises:
+    WorkdirError: if the folder holds no run.
+  """
+  file = pathlib.Path(folder) / FLAGFILE
+  text = text_of(workdir_lib.read_config(folder))
+  if file.exists() and file.read_text() == text:
+    return
+  partial = file.with_name(f'{file.name}.partial')
+  partial.write_text(text)
+  os.replace(partial, file)
+
+
+def main(argv: Sequence[str]) -> int:
+  """Starts the run again, or prints its flags; returns an exit code."""
+  if len(argv) < 2 or argv[1].startswith('-'):
+    print("error: name a run's folder or its config.json first.",
+          file=sys.stderr)
+    return 2
+  path = pathlib.Path(argv[1])
+  try:
+    config = workdir_lib.read_config(path if path.is_dir() else path.parent)
+    made = config.get('origin', {}).get('script')
+    script = ROOT / str(made)
+    if argv[2:] == ['--print']:
+      print(text_of(config), end='')
+      return 0
+    if not made or not script.is_file():
+      raise ValueError(f'{path} was made by {made or "an older version"}, '
+                       'which is not here.')
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  os.execv(sys.executable, [sys.executable, str(script), *flags_of(config),
+                            *argv[2:]])
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))

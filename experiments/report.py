@@ -1,0 +1,203 @@
+r"""A report of finished runs: tables, curves, bars, partitions, one page.
+
+python experiments/report.py runs/study/* --out=runs/study_report
+
+Runs that differ in their seeds only are one line. OUT gets `table.md`,
+`table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
+and `index.html`, which is a single file and needs no network. Folders that hold
+no run are passed over when others do.
+"""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import html
+import pathlib
+import re
+import sys
+
+import report_charts
+import report_data
+import report_tables
+
+# Curves, in this order, of those that some run has.
+PANELS = ('accuracy', 'loss', 'val_accuracy', 'local_accuracy', 'train_loss',
+          'mask_rate', 'pseudo_label_accuracy', 'epsilon')
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
+  max-width: 70rem; color: #1a1a1a; background: #fff; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
+  vertical-align: top; }
+thead th { border-bottom: 2px solid #888; }
+td.n { text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
+.charts { display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
+figure { margin: 0; } figcaption { font-weight: 600; }
+svg { width: 100%; height: auto; display: block; }
+ul.key { list-style: none; padding: 0; display: flex; flex-wrap: wrap;
+  gap: .2rem 1.2rem; }
+ul.key svg { display: inline-block; width: 2rem; height: .6rem; }
+pre { overflow-x: auto; background: #f5f5f5; padding: .6rem; }
+"""
+
+
+def page(runs: Sequence[report_data.Run], targets: Sequence[float],
+         title: str) -> str:
+  """The whole report as one HTML text."""
+  main = report_tables.as_html(report_tables.main_table(runs))
+  parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
+           '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
+           "count compilation and all seeds. The paper's number stands where "
+           "the run's flagfile names one.</p>"]
+  if targets:
+    parts += ['<h2>Rounds and traffic to an accuracy</h2>',
+              report_tables.as_html(report_tables.target_table(runs, targets)),
+              '<p>The first evaluated round that reached it; MB both ways, all '
+              'clients together.</p>']
+  drawings = [(panel.replace('_', ' '), report_charts.curves(runs, panel))
+              for panel in PANELS]
+  drawings.append(('accuracy against traffic',
+                   report_charts.communication(runs)))
+  parts += _section('Curves', 'Line: mean over seeds; band: one standard '
+                    'deviation to each side.', drawings)
+  parts += _section('Accuracy in each class', 'After the last round.', [
+      (run.name, report_charts.per_class(run, i))
+      for i, run in enumerate(runs)])
+  parts += _section('Partitions', 'Rows of each class on each client, first '
+                    'seed.', list(_partitions(runs)))
+  parts += ['<h2>To repeat them</h2>']
+  for run in runs:
+    made = run.config.get('origin', {}).get('script', 'an experiment')
+    facts = ', '.join(f'{k} {v}' for k, v in run.config['environment'].items())
+    flags = ' '.join(f'--{k}={v}' for k, v in sorted(
+        run.config['flags'].items()) if v is not None and k not in (
+            'workdir', 'data_dir'))
+    parts.append(f'<details><summary>{html.escape(run.name)}: '
+                 f'{html.escape(made)}</summary><pre>{html.escape(flags)}'
+                 f'</pre><p>{html.escape(facts)}</p></details>')
+  return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+          '<meta name="viewport" content="width=device-width, '
+          f'initial-scale=1">\n<title>{html.escape(title)}</title>\n'
+          f'<style>{_STYLE}</style>\n</head>\n<body>\n'
+          + '\n'.join(parts) + '\n</body>\n</html>\n')
+
+
+def _key(runs: Sequence[report_data.Run]) -> str:
+  """The legend, once for all charts."""
+  items = ''
+  for i, run in enumerate(runs):
+    look = report_charts.style(i)
+    dash = look['linestyle']
+    dashes = '' if dash == '-' else (
+        f' stroke-dasharray="{" ".join(str(2 * d) for d in dash[1])}"')
+    items += (f'<li><svg viewBox="0 0 32 8" aria-hidden="true"><path d="M0 '
+              f'4H32" stroke="{look["color"]}" stroke-width="3"{dashes}/></svg>'
+              f' {html.escape(run.name)}</li>')
+  return f'<ul class="key">{items}</ul>'
+
+
+def _section(title: str, note: str, drawings: Sequence[tuple[str, str]]
+             ) -> list[str]:
+  """A heading and its charts; nothing if there are none."""
+  figures: list[str] = []
+  for name, svg in drawings:
+    if not svg:
+      continue
+    prefix = re.sub(r'\W+', '-', f'{title}-{len(figures)}-').lower()
+    label = f' role="img" aria-label="{html.escape(f"{title}: {name}")}"'
+    figures.append(f'<figure><figcaption>{html.escape(name)}</figcaption>'
+                   + _own_ids(svg, prefix).replace('<svg', f'<svg{label}', 1)
+                   + '</figure>')
+  if not figures:
+    return []
+  return [f'<h2>{title}</h2>', f'<p>{note}</p>',
+          '<div class="charts">', *figures, '</div>']
+
+
+def _own_ids(svg: str, prefix: str) -> str:
+  """Ids that no other drawing of the page has; unused ones are dropped."""
+  used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+  svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"'
+               if m[1] in used else '', svg)
+  svg = re.sub(r'(href="#|url\(#)', rf'\g<1>{prefix}', svg)
+  return re.sub(r'<!--.*?-->', '', svg, flags=re.DOTALL)
+
+
+def _partitions(runs: Sequence[report_data.Run]):
+  """(names of the runs, drawing) of each partition, once."""
+  users: dict[str, list[report_data.Run]] = {}
+  for run in runs:
+    key = repr((run.config['facts'].get('partition_hash'),
+                run.config['flags'].get('labels')))
+    users.setdefault(key, []).append(run)
+  for same in users.values():
+    drawing = report_charts.heat_map(
+        same[0].config['facts'].get('federation', {}))
+    yield ', '.join(run.name for run in same), drawing
+
+
+def write(runs: Sequence[report_data.Run], out: pathlib.Path,
+          targets: Sequence[float], title: str) -> None:
+  """Writes all files of a report into a folder."""
+  out.mkdir(parents=True, exist_ok=True)
+  grids = {'table': report_tables.main_table(runs)}
+  if targets:
+    grids['targets'] = report_tables.target_table(runs, targets)
+  for name, grid in grids.items():
+    (out / f'{name}.md').write_text(report_tables.markdown(grid))
+    (out / f'{name}.csv').write_text(report_tables.comma_separated(grid))
+    (out / f'{name}.tex').write_text(report_tables.latex(grid))
+  (out / 'index.html').write_text(page(runs, targets, title))
+
+
+def _runs_in(words: Sequence[str]) -> list[str]:
+  """The folders with runs; others are passed over if there are some."""
+  found = [w for w in words if (pathlib.Path(w) / 'config.json').exists()]
+  return found or list(words)
+
+
+def _targets(text: str | None, runs: Sequence[report_data.Run]) -> list[float]:
+  if text is None:
+    guess = report_data.default_target(runs)
+    return [guess] if guess > 0 else []
+  try:
+    targets = [float(word) for word in text.split(',')]
+  except ValueError:
+    targets = [-1.0]
+  if not all(0 < t <= 1 for t in targets):
+    raise ValueError(f'--target={text} must be accuracies in (0, 1], as in '
+                     '0.7,0.8.')
+  return targets
+
+
+def main(argv: Sequence[str]) -> int:
+  """Writes a report; returns an exit code."""
+  parser = argparse.ArgumentParser(
+      description=__doc__, allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('workdirs', nargs='+', help='folders of finished runs')
+  parser.add_argument('--out', required=True, help='folder to write')
+  parser.add_argument('--target', help='test accuracies to reach, as in '
+                      '0.7,0.8; default: the highest multiple of 0.05 that '
+                      'every run reaches')
+  parser.add_argument('--title', default='Report', help='above everything')
+  args = parser.parse_args(argv)
+  try:
+    runs = report_data.load(_runs_in(args.workdirs))
+    write(runs, pathlib.Path(args.out), _targets(args.target, runs),
+          args.title)
+  except (ValueError, OSError) as error:
+    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+    return 2
+  print(report_tables.markdown(report_tables.main_table(runs)))
+  print(f'Report: {pathlib.Path(args.out) / "index.html"}')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

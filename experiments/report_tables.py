@@ -1,0 +1,161 @@
+"""Tables of a report: Markdown, CSV, LaTeX and HTML from the same cells."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import csv
+import html
+import io
+from typing import NamedTuple
+
+import numpy as np
+import report_data
+
+
+class Value(NamedTuple):
+  """Mean and sample deviation over seeds; None is not known."""
+
+  mean: float | None
+  std: float | None = None
+  digits: int = 2
+  note: str = ''  # Shown instead of a mean that is not known.
+
+  def text(self, sign: str = '±') -> str:
+    """As people read it."""
+    if self.mean is None:
+      return self.note or '-'
+    mean = f'{self.mean:.{self.digits}f}'
+    if self.std is None:
+      return mean + (f' {self.note}' if self.note else '')
+    return f'{mean} {sign} {self.std:.{self.digits}f}' + (
+        f' {self.note}' if self.note else '')
+
+
+class Grid(NamedTuple):
+  """A table: texts and Values by row."""
+
+  columns: list[str]
+  rows: list[list[str | Value]]
+
+
+def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
+               digits: int = 2) -> Value:
+  """Mean and deviation (n - 1); not known if some seed's is not."""
+  known = [v for v in values if v is not None]
+  if not known or len(known) < len(values):
+    return Value(None)
+  scaled = np.array(known, np.float64) * scale
+  std = float(scaled.std(ddof=1)) if len(known) > 1 else None
+  return Value(float(scaled.mean()), std, digits)
+
+
+def main_table(runs: Sequence[report_data.Run]) -> Grid:
+  """Accuracies in percent, time, and the paper's number beside ours."""
+  rows: list[list[str | Value]] = []
+  for run in runs:
+    outcomes = [report_data.outcome(seed) for seed in run.seeds]
+    columns = [over_seeds([o[key] for o in outcomes], scale=100)
+               for key in ('final', 'last_10_rounds', 'selected')]
+    sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
+            for o in outcomes]
+    rows.append([
+        run.name, run.config['flags'].get('method', ''),
+        str(len(run.seeds)), str(run.rounds), *columns,
+        Value(run.paper),
+        over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
+        Value(run.seconds / 60, None, 1)])
+  return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
+               f'mean of last {report_data.TAIL_ROUNDS} rounds, %',
+               'validation-selected, %', 'paper, %', 'MB sent', 'minutes'],
+              rows)
+
+
+def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
+                 ) -> Grid:
+  """Rounds and megabytes until a test accuracy was first measured."""
+  columns = ['run']
+  for target in targets:
+    columns += [f'rounds to {100 * target:g} %', f'MB to {100 * target:g} %']
+  rows: list[list[str | Value]] = []
+  for run in runs:
+    row: list[str | Value] = [run.name]
+    for target in targets:
+      found = [report_data.reached(seed, target) for seed in run.seeds]
+      known = [f for f in found if f is not None]
+      if len(known) < len(found):
+        note = f'{len(known)} of {len(found)} seeds' if known else 'not reached'
+        row += [Value(None, note=note)] * 2
+      else:
+        row.append(over_seeds([f[0] for f in known], digits=1))
+        row.append(over_seeds([f[1] / 1e6 for f in known]))
+    rows.append(row)
+  return Grid(columns, rows)
+
+
+def _text(cell: str | Value, sign: str = '±') -> str:
+  return cell if isinstance(cell, str) else cell.text(sign)
+
+
+def markdown(grid: Grid) -> str:
+  """For a README; numbers to the right."""
+  numeric = [all(isinstance(r[i], Value) or str(r[i]).isdigit()
+                 for r in grid.rows) for i in range(len(grid.columns))]
+  lines = [grid.columns, ['---:' if n else '---' for n in numeric],
+           *([_text(c).replace('|', '\\|') for c in row] for row in grid.rows)]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+
+
+def comma_separated(grid: Grid) -> str:
+  """For programs: a column of means and one of deviations, unrounded."""
+  head: list[str] = []
+  values = [any(isinstance(r[i], Value) for r in grid.rows)
+            for i in range(len(grid.columns))]
+  for name, is_value in zip(grid.columns, values):
+    head += [name, f'{name} std'] if is_value else [name]
+  stream = io.StringIO()
+  writer = csv.writer(stream, lineterminator='\n')
+  writer.writerow(head)
+  for row in grid.rows:
+    cells: list[str] = []
+    for cell, is_value in zip(row, values):
+      if isinstance(cell, Value):
+        cells += ['' if cell.mean is None else repr(cell.mean),
+                  '' if cell.std is None else repr(cell.std)]
+      else:
+        cells += [cell, ''] if is_value else [cell]
+    writer.writerow(cells)
+  return stream.getvalue()
+
+
+_ESCAPES = {'\\': r'\textbackslash{}', '&': r'\&', '%': r'\%', '$': r'\$',
+            '#': r'\#', '_': r'\_', '{': r'\{', '}': r'\}',
+            '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
+            '±': r'$\pm$'}
+
+
+def latex(grid: Grid) -> str:
+  """A tabular without packages."""
+  def line(cells: Sequence[str]) -> str:
+    return ' & '.join(''.join(_ESCAPES.get(c, c) for c in cell)
+                      for cell in cells) + r' \\'
+  kinds = ''.join('r' if any(isinstance(r[i], Value) for r in grid.rows)
+                  else 'l' for i in range(len(grid.columns)))
+  body = [line([_text(c) for c in row]) for row in grid.rows]
+  return '\n'.join([rf'\begin{{tabular}}{{{kinds}}}', r'\hline',
+                    line(grid.columns), r'\hline', *body, r'\hline',
+                    r'\end{tabular}']) + '\n'
+
+
+def as_html(grid: Grid) -> str:
+  """A table whose first column names the row."""
+  head = ''.join(f'<th scope="col">{html.escape(c)}</th>'
+                 for c in grid.columns)
+  body = ''
+  for row in grid.rows:
+    first, *rest = row
+    cells = ''.join(
+        f'<td{" class=n" if isinstance(c, Value) or c.isdigit() else ""}>'
+        f'{html.escape(_text(c))}</td>' for c in rest)
+    body += (f'<tr><th scope="row">{html.escape(_text(first))}</th>{cells}'
+             '</tr>\n')
+  return (f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
+          f'<tbody>\n{body}</tbody></table></div>\n')

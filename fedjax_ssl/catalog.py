@@ -1,0 +1,195 @@
+"""What there is to choose from: read from the registries and their docstrings.
+
+A method, model, view or partition that is registered shows up here by itself,
+with its options, their defaults and its papers.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+import inspect
+import os
+import pathlib
+import re
+import sys
+import textwrap
+from typing import Any, NamedTuple
+
+from fedjax_ssl import data, methods, models
+from fedjax_ssl.data import augment, datasets
+
+# Parameters that the library fills in itself.
+_FILLED = ('task', 'num_classes', 'choices', 'flip', 'where')
+_OURS = 'this library'
+
+
+class Option(NamedTuple):
+  """A knob, as in `fixmatch(threshold=0.9)`."""
+
+  name: str
+  kind: str  # Its annotation, '' without one.
+  default: str  # As Python writes it; '' if it must be given.
+  text: str
+
+
+class Entry(NamedTuple):
+  """One thing to choose."""
+
+  name: str
+  summary: str  # The first sentence of its docstring.
+  options: tuple[Option, ...]
+  sources: tuple[str, ...]  # Papers, or `this library`.
+
+
+class Group(NamedTuple):
+  """Things of one kind."""
+
+  flag: str  # How they are chosen.
+  entries: tuple[Entry, ...]
+
+
+def catalog() -> dict[str, Group]:
+  """All groups by name; each group's entries by alphabet."""
+  labels = {f.__name__: f for f in (
+      data.choose_labeled, data.label_within, data.label_clients,
+      data.deal_tasks)}
+  return {
+      'methods': Group('--method=NAME(option=value)', _of(methods.METHODS)),
+      'models': Group('--model=NAME(option=value)', _of(models.MODELS)),
+      'datasets': Group('--dataset=NAME --data_dir=DIR', tuple(_datasets())),
+      'partitions': Group("by the experiment's script, as "
+                          'fedjax_ssl.data.NAME', _of(data.PARTITIONS)),
+      'labels': Group("by the experiment's script, as fedjax_ssl.data.NAME",
+                      _of(labels)),
+      'weak': Group('--weak=NAME(option=value), --labeled_view=NAME(...)',
+                    _of(augment.WEAK)),
+      'strong': Group('--strong=NAME(option=value)', _of(augment.STRONG)),
+  }
+
+
+def show(group: str, found: Group, width: int = 79) -> str:
+  """A group as text."""
+  lines = [f'{group}   {found.flag}', '']
+  for entry in found.entries:
+    lines += textwrap.wrap(f'  {entry.name}   {entry.summary}', width,
+                           subsequent_indent='      ')
+    for option in entry.options:
+      kind = f': {option.kind}' if option.kind else ''
+      default = f' = {option.default}' if option.default else ''
+      lines += textwrap.wrap(
+          f'      {option.name}{kind}{default}   {option.text}', width,
+          subsequent_indent='          ')
+    for source in entry.sources:
+      lines += textwrap.wrap(f'      source: {source}', width,
+                             subsequent_indent='          ',
+                             break_long_words=False, break_on_hyphens=False)
+    lines.append('')
+  return '\n'.join(lines)
+
+
+def _of(registry: Mapping[str, Callable[..., Any]]) -> tuple[Entry, ...]:
+  return tuple(_entry(name, registry[name]) for name in sorted(registry))
+
+
+def _entry(name: str, function: Callable[..., Any]) -> Entry:
+  text = inspect.getdoc(function) or ''
+  place = sys.modules[function.__module__]
+  named = re.match(r'See `(\w+)`', text)
+  described = [text]
+  if named and hasattr(place, named[1]):
+    described.append(inspect.getdoc(getattr(place, named[1])) or '')
+  return Entry(
+      name, _first_sentence(described[-1]),
+      tuple(_options(function, described)),
+      tuple(_sources(described, *_docs_above(place.__name__))) or (_OURS,))
+
+
+def _docs_above(module: str) -> Iterator[str]:
+  """Docstrings of a module and of the packages of its own that hold it."""
+  while module.count('.') > 1:  # Not those of fedjax_ssl.methods and its like.
+    yield inspect.getdoc(sys.modules[module]) or ''
+    module = module.rpartition('.')[0]
+
+
+def _first_sentence(text: str) -> str:
+  """The docstring's first paragraph, math marks taken away."""
+  first = ' '.join(text.split('\n\n')[0].split())
+  return re.sub(r':math:`([^`]*)`', r'\1', first)
+
+
+def _options(function: Callable[..., Any], described: list[str]
+             ) -> Iterator[Option]:
+  texts: dict[str, str] = {}
+  for text in described:
+    texts |= {k: v for k, v in _arguments(text).items() if k not in texts}
+  for parameter in inspect.signature(function).parameters.values():
+    if parameter.kind is not parameter.KEYWORD_ONLY or (
+        parameter.name in _FILLED):
+      continue
+    empty = parameter.empty
+    kind = parameter.annotation
+    yield Option(
+        parameter.name,
+        '' if kind is empty else kind if isinstance(kind, str) else str(kind),
+        '' if parameter.default is empty else repr(parameter.default),
+        texts.get(parameter.name, ''))
+
+
+def _arguments(text: str) -> dict[str, str]:
+  """Texts of `Args:` and `Attributes:`, by name."""
+  found: dict[str, str] = {}
+  for section in re.findall(
+      r'^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)+)', text, re.MULTILINE):
+    name = ''
+    for line in textwrap.dedent(section).splitlines():
+      start = re.match(r'(\w[\w, ]*):\s*(.*)', line)
+      if start:
+        name, rest = start[1], start[2]
+        for one in name.split(', '):
+          found[one] = rest
+      elif name:
+        for one in name.split(', '):
+          found[one] = f'{found[one]} {line.strip()}'.strip()
+  return found
+
+
+def _sources(described: list[str], *modules: str) -> list[str]:
+  """Papers that a docstring, or else its module's, cites."""
+  for texts in (described, *([text] for text in modules)):
+    found = [' '.join(paragraph.split()) for text in texts
+             for paragraph in _citing(text)]
+    if found:
+      return list(dict.fromkeys(found))
+  return []
+
+
+def _citing(text: str) -> Iterator[str]:
+  """`References:` of a docstring, or its paragraphs that name a paper."""
+  section = re.search(r'^References:\n((?:[ ]+.*\n?)+)', text, re.MULTILINE)
+  if section:
+    yield section[1]
+    return
+  for paragraph in text.split('\n\n'):
+    if re.search(r'https?://|\b(?:19[5-9]|20[0-3])\d\b', paragraph) and not (
+        re.match(r'(Args|Returns|Raises|Attributes):', paragraph)):
+      yield paragraph
+
+
+def _datasets() -> Iterator[Entry]:
+  """What `fedjax_ssl.data.load` finds; files of the data folder by name."""
+  split = Option('split', 'str', "'official'", 'or train/test or '
+                 'train/validation/test in percent or counts')
+  yield Entry(
+      'digits', 'Handwritten digits of 8x8, 1437 to train and 360 to test; '
+      'comes with the library.', (split,),
+      ('scikit-learn, from UCI, Optical Recognition of Handwritten Digits, '
+       '1998',))
+  folder = os.environ.get(datasets.DATA_DIR)
+  found = sorted(pathlib.Path(folder).glob('*.npz')) if folder else []
+  for file in found:
+    yield Entry(file.stem, f'From {datasets.DATA_DIR}.', (split,),
+                (file.name,))
+  yield Entry('NAME', 'Any DIR/NAME.npz with x_train, y_train, x_test and '
+              'y_test.', (split,), ('your file',))
+  yield Entry('NAME or NAME/CONFIG', 'Any image set of TensorFlow Datasets '
+              'that has been prepared as array_record.', (split,),
+              ('https://www.tensorflow.org/datasets/catalog',))

@@ -1,0 +1,138 @@
+"""What a sweep keeps about a cell: a lock, a record, and the run's own files.
+
+    OUT/NAME/               the run's folder
+    OUT/NAME.log            what it printed, all attempts
+    OUT/.sweep/NAME.json    how the last attempt ended
+    OUT/.sweep/NAME.lock    held by the sweep and by the run it started
+
+The lock is `flock`, and the run inherits it: a sweep that is killed leaves no
+lock behind, and a run that outlives its sweep keeps its own.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import grid
+
+# Of bounds that a run makes below its own folder.
+_BOUNDS = ('labels_few', 'labels_all')
+
+
+def folder(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
+  """The run's folder."""
+  return out / cell.name
+
+
+def log(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
+  """The file with what the run printed."""
+  return out / f'{cell.name}.log'
+
+
+def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
+  """The command line of a cell."""
+  return [python, cell.script, f'--workdir={folder(out, cell)}', *cell.args]
+
+
+def fingerprint(cell: grid.Cell) -> str:
+  """Hash of all that the grid asks for, the flagfile's text included."""
+  digest = hashlib.sha256('\0'.join((cell.script, *cell.args)).encode())
+  for arg in cell.args:
+    name, _, file = arg.partition('=')
+    if name == '--flagfile':
+      with contextlib.suppress(OSError):
+        digest.update(pathlib.Path(file).read_bytes())
+  return digest.hexdigest()
+
+
+def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:
+  """Takes the cell for this process; None if somebody else has it."""
+  file = out / '.sweep' / f'{cell.name}.lock'
+  file.parent.mkdir(parents=True, exist_ok=True)
+  handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    os.close(handle)
+    return None
+  return handle
+
+
+def record(out: pathlib.Path, cell: grid.Cell) -> dict[str, Any]:
+  """How the last attempt ended; {} if there was none."""
+  try:
+    stored = json.loads((out / '.sweep' / f'{cell.name}.json').read_text())
+  except (OSError, ValueError):
+    return {}
+  return stored if isinstance(stored, dict) else {}
+
+
+def write_record(out: pathlib.Path, cell: grid.Cell, **values: Any) -> None:
+  """Replaces the record whole."""
+  file = out / '.sweep' / f'{cell.name}.json'
+  partial = file.with_suffix('.partial')
+  partial.write_text(json.dumps(
+      {'fingerprint': fingerprint(cell), 'args': cell.args, **values},
+      indent=1) + '\n')
+  os.replace(partial, file)
+
+
+def is_done(out: pathlib.Path, cell: grid.Cell) -> bool:
+  """Whether this very cell ended well, and its results are still there."""
+  stored = record(out, cell)
+  return (stored.get('state') == 'done'
+          and stored.get('fingerprint') == fingerprint(cell)
+          and is_complete(folder(out, cell)))
+
+
+def progress(path: pathlib.Path) -> tuple[int, int] | None:
+  """(rounds measured, rounds wanted) of a run's folder; None without a run.
+
+  A process that is told to end saves and exits with 0, so that the exit code
+  alone does not say that a run is finished.
+  """
+  try:
+    flags = json.loads((path / 'config.json').read_text())['flags']
+    wanted = int(flags['num_rounds'])
+    seeds = flags.get('seeds') or [flags.get('seed')]
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+  last: dict[Any, int] = {}
+  for row in _rows(path / 'metrics.jsonl'):
+    last[row.get('seed')] = row['round']
+  return (min(last.values()) if len(last) >= len(seeds) else 0), wanted
+
+
+def is_complete(path: pathlib.Path) -> bool:
+  """Whether a run, and the bounds that go with it, reached their last round."""
+  try:
+    flags = json.loads((path / 'config.json').read_text())['flags']
+  except (OSError, ValueError, KeyError, TypeError):
+    return False
+  parts = [path, *(path / b for b in _BOUNDS if flags.get('bounds'))]
+  states = [progress(part) for part in parts]
+  return all(s is not None and s[0] >= s[1] for s in states)
+
+
+def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Whole rows; a kill may have cut the last line."""
+  try:
+    lines = file.read_text().splitlines()
+  except OSError:
+    return
+  for line in lines:
+    with contextlib.suppress(ValueError):
+      row = json.loads(line)
+      if isinstance(row, dict) and isinstance(row.get('round'), int):
+        yield row
+
+
+def tail(text: str, lines: int = 5) -> list[str]:
+  """The last lines that say something, each of a screen's width."""
+  return [line[:200] for line in text.splitlines() if line.strip()][-lines:]

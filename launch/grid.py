@@ -1,0 +1,224 @@
+"""Grids: flagfiles x overrides x seeds, as a small text.
+
+    # Blank lines and comments are passed over.
+    flagfile: experiments/flagfiles/cifar_dirdir.*.flags
+    seeds: 0 1 2
+    --num_rounds=20
+    --learning_rate=0.1 | 0.03
+    ---
+    script: experiments/digits_dirdir.py
+    --bounds | --nobounds
+
+A block is the product of its lines; `---` begins another block. `flagfile:`
+takes several names and patterns. The script of a flagfile `a.b.flags` is `a.py`
+in the folder above, unless `script:` names one. Alternatives are separated by
+` | `. Without `seeds:` a run has the seeds of its flagfile or script.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+import glob
+import hashlib
+import itertools
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Flags that the sweep itself gives, and who gives them.
+_OURS = {'workdir': 'the sweep chooses the folders',
+         'seed': 'use a line `seeds:`', 'seeds': 'use a line `seeds:`',
+         'flagfile': 'use a line `flagfile:`'}
+_LONGEST = 120  # Characters of a folder's name; file systems end at 255.
+
+
+class GridError(ValueError):
+  """The grid cannot be read; the message says where and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One run.
+
+  Attributes:
+    name: of its folder; made from what differs, the same in every sweep.
+    script: path of the experiment.
+    args: its flags, those of the flagfile first; the folder is not there.
+  """
+
+  name: str
+  script: str
+  args: tuple[str, ...]
+
+
+@dataclasses.dataclass
+class _Block:
+  """The lines between two `---`."""
+
+  where: str
+  script: str = ''
+  flagfiles: list[str] = dataclasses.field(default_factory=list)
+  seeds: list[int] = dataclasses.field(default_factory=list)
+  axes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+
+def parse(text: str, source: str = 'grid') -> list[Cell]:
+  """Reads a grid.
+
+  Args:
+    text: see the module's docstring.
+    source: file name for messages.
+
+  Returns:
+    The cells, in the order of the text; the last line varies fastest, and
+    seeds slowest, so that a first answer comes early.
+
+  Raises:
+    GridError: with file, line and reason.
+  """
+  blocks = [_Block(f'{source}:1')]
+  for number, line in enumerate(text.splitlines(), 1):
+    where = f'{source}:{number}'
+    line = line.strip()
+    if not line or line.startswith('#'):
+      continue
+    if line == '---':
+      blocks.append(_Block(where))
+    else:
+      _read(blocks[-1], line, where)
+  cells = [c for b in blocks if b.script or b.flagfiles or b.axes or b.seeds
+           for c in _product(b)]
+  if not cells:
+    raise GridError(f'{source}: names no flagfile and no script.')
+  seen: set[str] = set()
+  for cell in cells:
+    if cell.name in seen:
+      raise GridError(f'{source}: {cell.name} comes twice.')
+    seen.add(cell.name)
+  return cells
+
+
+def shard(cells: list[Cell], text: str) -> list[Cell]:
+  """The cells of one machine of several.
+
+  Args:
+    cells: all of them.
+    text: 'i/n', i from 0 to n - 1; n machines together have every cell once.
+
+  Raises:
+    GridError: for another text.
+  """
+  match = re.fullmatch(r'(\d+)/(\d+)', text)
+  if not match or not int(match[1]) < int(match[2]):
+    raise GridError(f'--shard={text} must be i/n with i from 0 to n - 1, as '
+                    'in 0/4.')
+  return cells[int(match[1])::int(match[2])]
+
+
+def _read(block: _Block, line: str, where: str) -> None:
+  if line.startswith('--'):
+    name, values = _axis(line, where)
+    if name in block.axes:
+      raise GridError(f'{where}: --{name} comes twice.')
+    block.axes[name] = values
+    return
+  key, colon, value = (part.strip() for part in line.partition(':'))
+  if key not in ('script', 'flagfile', 'seeds') or not colon:
+    raise GridError(f'{where}: {line!r} is none of `script: PATH`, `flagfile: '
+                    'PATH...`, `seeds: NUMBERS`, `--flag=value | value` and '
+                    '`---`.')
+  if not value:
+    raise GridError(f'{where}: nothing after {key}:')
+  if key == 'script':
+    if block.script:
+      raise GridError(f'{where}: a block has one script, and has '
+                      f'{block.script} already.')
+    if not _find(value):
+      raise GridError(f'{where}: there is no {value}.')
+    block.script = _find(value)[0]
+  elif key == 'flagfile':
+    for pattern in value.replace(',', ' ').split():
+      found = _find(pattern)
+      if not found:
+        raise GridError(f'{where}: no file fits {pattern}.')
+      block.flagfiles += found
+  else:
+    block.seeds = _seeds(value, where)
+
+
+def _find(pattern: str) -> list[str]:
+  """Files that fit, looked for here and then in the repository."""
+  return sorted(glob.glob(pattern)) or sorted(glob.glob(str(ROOT / pattern)))
+
+
+def _seeds(text: str, where: str) -> list[int]:
+  words = text.replace(',', ' ').split()
+  if not all(word.isdecimal() for word in words):
+    raise GridError(f'{where}: seeds: {text} must be whole numbers from 0.')
+  seeds = [int(word) for word in words]
+  if len(set(seeds)) < len(seeds):
+    raise GridError(f'{where}: seeds: {text} has a seed twice.')
+  return seeds
+
+
+def _axis(line: str, where: str) -> tuple[str, list[str]]:
+  """The flag's name and its alternatives, each a whole argument."""
+  first, *rest = re.split(r'\s+\|(?:\s+|$)', line)
+  match = re.fullmatch(r'--([A-Za-z_]\w*)(=.*)?', first)
+  if not match:
+    raise GridError(f'{where}: {first!r} is not of the form --flag=value.')
+  name = match[1]
+  if name in _OURS:
+    raise GridError(f'{where}: --{name} is not for the grid: {_OURS[name]}.')
+  if match[2] is None:
+    values = [first, *rest]
+    bad = [v for v in values if not re.fullmatch(r'--\w+', v)]
+    name = name.removeprefix('no')
+  else:
+    values = [first, *(f'--{name}={value}' for value in rest)]
+    bad = [v for v in values if v.endswith('=')]
+  if bad:
+    raise GridError(f'{where}: {bad[0] or "an empty alternative"} has no '
+                    'value.')
+  if len(set(values)) < len(values):
+    raise GridError(f'{where}: --{name} has the same value twice.')
+  return name, values
+
+
+def _product(block: _Block) -> Iterator[Cell]:
+  if not block.script and not block.flagfiles:
+    raise GridError(f'{block.where}: the block names no flagfile and no '
+                    'script.')
+  seeds = [[f'--seeds={seed}'] for seed in block.seeds] or [[]]
+  files = [[f'--flagfile={file}'] for file in block.flagfiles] or [[]]
+  axes: list[str]
+  for seed, file, axes in (
+      (s, f, [*a]) for s, f in itertools.product(seeds, files)
+      for a in itertools.product(*block.axes.values())):
+    script = block.script or _script_of(file[0].partition('=')[2], block.where)
+    varied = [value for value, all_ in zip(axes, block.axes.values())
+              if len(all_) > 1]
+    base = pathlib.Path(file[0] if file else script).stem
+    args = (*file, *axes, *seed)
+    yield Cell(_name(base, [*varied, *seed], args), script, args)
+
+
+def _script_of(flagfile: str, where: str) -> str:
+  path = pathlib.Path(flagfile)
+  script = path.parent.parent / f'{path.name.split(".")[0]}.py'
+  if not script.exists():
+    raise GridError(f'{where}: {flagfile} belongs to {script}, which does not '
+                    'exist; name one with `script:`.')
+  return str(script)
+
+
+def _name(base: str, varied: Iterable[str], args: tuple[str, ...]) -> str:
+  """What differs, in letters that every shell and file system takes."""
+  parts = [base, *(v.removeprefix('--').replace('seeds=', 'seed=')
+                   for v in varied)]
+  plain = '__'.join(parts)
+  name = '__'.join(re.sub(r'[^\w.=+-]+', '_', p).strip('_') for p in parts)
+  if name == plain and len(name) <= _LONGEST:
+    return name
+  digest = hashlib.sha256('\0'.join((base, *args)).encode()).hexdigest()[:8]
+  return f'{name[:_LONGEST].rstrip("_")}__{digest}'

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# A sweep as managed spot jobs of SkyPilot, one for each part of the grid.
+#
+#   launch/sky_sweep.sh [--dry_run] GRID JOBS BUCKET [OPTION...]
+#
+# GRID is a grid file of launch/sweep.py inside this repository, JOBS how many
+# machines share it, BUCKET the name of a bucket for the results. Options go to
+# `sky jobs launch`, as in --infra=gcp/us-west4. A job that loses its machine gets
+# another one and goes on where it was.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() { printf 'error: %s\n' "$*" >&2; exit 2; }
+
+dry_run=no
+if [[ "${1-}" == --dry_run ]]; then
+  dry_run=yes
+  shift
+fi
+[[ $# -ge 3 ]] || fail "usage: launch/sky_sweep.sh [--dry_run] GRID JOBS" \
+  "BUCKET [OPTION...]"
+grid="$1" jobs="$2" bucket="$3"
+shift 3
+[[ -f "$grid" && "$grid" != /* ]] \
+  || fail "$grid must be a file in the repository, named from its root."
+[[ "$jobs" =~ ^[1-9][0-9]*$ ]] || fail "JOBS=$jobs must be at least 1."
+[[ "$bucket" =~ ^[a-z0-9][a-z0-9._-]+$ ]] || fail "BUCKET=$bucket is no name."
+
+for ((i = 0; i < jobs; i++)); do
+  words=(sky jobs launch --yes --detach-run --use-spot
+    "--name=fedjax-ssl-$i" "--env=GRID=$grid" "--env=SHARD=$i/$jobs"
+    "--env=BUCKET=$bucket" "$@" launch/skypilot.yaml)
+  if [[ "$dry_run" == yes ]]; then
+    printf '%q ' "${words[@]}"
+    printf '\n'
+  else
+    "${words[@]}"
+  fi
+done

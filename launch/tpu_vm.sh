@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# A TPU VM from request to deletion.
+#
+#   launch/tpu_vm.sh [--dry_run] [--NAME=VALUE ...] COMMAND [...]
+#
+#   create           request the machine as a queued resource
+#   wait             until it is there
+#   install          copy this checkout (HEAD) to all workers and install it
+#   run WORDS...     run a command in the repository on all workers
+#   fetch [FOLDER]   copy runs/ of worker 0 to FOLDER (default: here)
+#   delete           delete the machine, which costs until then
+#   all WORDS...     create, wait, install, run; fetch and delete when run ended
+#
+# Settings, also as environment variables in capitals:
+#   --project, --zone           of Google Cloud; needed
+#   --tpu=fedjax-ssl            name of the machine
+#   --type=v5litepod-8          accelerator type
+#   --image=v2-alpha-tpuv5-lite runtime version that belongs to the type
+#   --spot=no                   yes: cheaper, and may be taken away
+#   --extras=tpu                extras to install
+#   --poll=30                   seconds between two looks while waiting
+#
+# --dry_run prints every command, quoted for a shell, and runs none.
+set -euo pipefail
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+fail() { printf 'error: %s\n' "$*" >&2; exit 2; }
+usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+PROJECT="${PROJECT-}" ZONE="${ZONE-}" TPU="${TPU-fedjax-ssl}"
+TYPE="${TYPE-v5litepod-8}" IMAGE="${IMAGE-v2-alpha-tpuv5-lite}"
+SPOT="${SPOT-no}" EXTRAS="${EXTRAS-tpu}" POLL="${POLL-30}"
+dry_run=no
+while [[ "${1-}" == --* ]]; do
+  case "$1" in
+    --dry_run) dry_run=yes ;;
+    --help) usage; exit 0 ;;
+    --project=*) PROJECT="${1#*=}" ;;
+    --zone=*) ZONE="${1#*=}" ;;
+    --tpu=*) TPU="${1#*=}" ;;
+    --type=*) TYPE="${1#*=}" ;;
+    --image=*) IMAGE="${1#*=}" ;;
+    --spot=*) SPOT="${1#*=}" ;;
+    --extras=*) EXTRAS="${1#*=}" ;;
+    --poll=*) POLL="${1#*=}" ;;
+    *) fail "$1 is no setting; --help lists them." ;;
+  esac
+  shift
+done
+command="${1-}"
+[[ -n "$command" ]] || { usage >&2; exit 2; }
+shift
+for name in PROJECT ZONE TPU TYPE IMAGE; do
+  [[ -n "${!name}" ]] || fail "give --${name,,}= or the variable $name."
+done
+[[ "$SPOT" == yes || "$SPOT" == no ]] || fail "--spot=$SPOT must be yes or no."
+[[ "$POLL" =~ ^[0-9]+$ ]] || fail "--poll=$POLL must be seconds."
+[[ "$EXTRAS" =~ ^[a-z,]+$ ]] || fail "--extras=$EXTRAS must be names."
+
+scratch="" delete_at_end=no
+at_exit() {
+  [[ -z "$scratch" ]] || rm -rf "$scratch"
+  [[ "$delete_at_end" == no ]] || delete
+}
+trap at_exit EXIT
+
+place=("--project=$PROJECT" "--zone=$ZONE")
+vm=(gcloud compute tpus tpu-vm)
+queue=(gcloud compute tpus queued-resources)
+
+# Prints a command, or runs it.
+do_it() {
+  if [[ "$dry_run" == yes ]]; then
+    printf '%q ' "$@"
+    printf '\n'
+  else
+    "$@"
+  fi
+}
+
+# Runs a shell command on all workers, or on those given.
+on_workers() {
+  do_it "${vm[@]}" ssh "$TPU" "${place[@]}" --worker="${2-all}" --command="$1"
+}
+
+create() {
+  local options=("--node-id=$TPU" "--accelerator-type=$TYPE"
+    "--runtime-version=$IMAGE")
+  [[ "$SPOT" == no ]] || options+=(--spot)
+  do_it "${queue[@]}" create "$TPU" "${place[@]}" "${options[@]}"
+}
+
+wait_for_it() {
+  local look=("${queue[@]}" describe "$TPU" "${place[@]}"
+    '--format=value(state.state)') state
+  if [[ "$dry_run" == yes ]]; then
+    do_it "${look[@]}"
+    return
+  fi
+  while true; do
+    state="$("${look[@]}")" || fail "the request $TPU cannot be looked up."
+    case "$state" in
+      ACTIVE) return ;;
+      FAILED | SUSPENDING | SUSPENDED | DELETING)
+        fail "the request $TPU is $state; delete it and create it anew." ;;
+    esac
+    printf '%s is %s\n' "$TPU" "${state:-requested}" >&2
+    sleep "$POLL"
+  done
+}
+
+install() {
+  local archive=fedjax_ssl.tar
+  if [[ "$dry_run" == no ]]; then
+    scratch="$(mktemp -d)"
+    archive="$scratch/$archive"
+  fi
+  do_it git -C "$repository" archive --prefix=fedjax_ssl/ -o "$archive" HEAD
+  do_it "${vm[@]}" scp "$archive" "$TPU:fedjax_ssl.tar" "${place[@]}" \
+    --worker=all
+  # Many images have Python 3.10; then 3.11 comes from the deadsnakes archive.
+  on_workers "set -e
+tar xf fedjax_ssl.tar
+python=\$(command -v python3.13 || command -v python3.12 || command -v python3.11 || true)
+if [ -z \"\$python\" ]; then
+  sudo add-apt-repository -y ppa:deadsnakes/ppa
+  sudo apt-get install -y python3.11-venv
+  python=python3.11
+fi
+\$python -m venv fedjax_ssl/.venv
+cd fedjax_ssl
+.venv/bin/python -m pip install -q -c requirements.lock -e '.[$EXTRAS]'
+.venv/bin/python -c 'import jax; print(jax.devices())'"
+}
+
+# The words are quoted once more: they pass through the workers' shell.
+run() {
+  [[ $# -gt 0 ]] || fail "run needs a command, as in: run python" \
+    "experiments/digits_dirdir.py --workdir=runs/digits"
+  on_workers "cd fedjax_ssl && PATH=\$PWD/.venv/bin:\$PATH $(printf '%q ' "$@")"
+}
+
+fetch() {
+  do_it mkdir -p "${1-.}"
+  do_it "${vm[@]}" scp --recurse "$TPU:fedjax_ssl/runs" "${1-.}" "${place[@]}" \
+    --worker=0
+}
+
+delete() {
+  do_it "${queue[@]}" delete "$TPU" "${place[@]}" --force --quiet
+}
+
+case "$command" in
+  create | install | delete)
+    [[ $# -eq 0 ]] || fail "$command takes no words, but got: $*"
+    "$command" ;;
+  wait)
+    [[ $# -eq 0 ]] || fail "$command takes no words, but got: $*"
+    wait_for_it ;;
+  run) run "$@" ;;
+  fetch)
+    [[ $# -le 1 ]] || fail "fetch takes one folder, but got: $*"
+    fetch "$@" ;;
+  all)
+    [[ $# -gt 0 ]] || fail "all needs the command to run."
+    # Whatever goes wrong from here on, the machine must not go on costing.
+    delete_at_end=yes
+    create
+    wait_for_it
+    install
+    code=0
+    run "$@" || code=$?
+    fetch
+    exit "$code" ;;
+  *) fail "$command is no command; --help lists them." ;;
+esac

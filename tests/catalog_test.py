@@ -1,0 +1,98 @@
+"""`python -m fedjax_ssl` says all that can be chosen, and says it truly."""
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any
+
+import pytest
+
+from fedjax_ssl import __main__ as program
+from fedjax_ssl import catalog, data, methods, models
+from fedjax_ssl.data import augment
+
+REGISTRIES: dict[str, dict[str, Any]] = {
+    'methods': methods.METHODS, 'models': models.MODELS,
+    'partitions': data.PARTITIONS, 'weak': augment.WEAK,
+    'strong': augment.STRONG}
+GROUPS = catalog.catalog()
+ENTRIES = [(group, entry) for group in REGISTRIES
+           for entry in GROUPS[group].entries]
+each = pytest.mark.parametrize(
+    'group, entry', ENTRIES, ids=[f'{g}-{e.name}' for g, e in ENTRIES])
+
+
+def test_everything_registered_is_listed():
+  for group, registry in REGISTRIES.items():
+    assert [e.name for e in GROUPS[group].entries] == sorted(registry)
+  assert {*GROUPS} == {*REGISTRIES, 'datasets', 'labels'}
+
+
+@each
+def test_options_are_those_that_the_parser_takes(group, entry):
+  function = REGISTRIES[group][entry.name]
+  knobs = {p.name: p for p in inspect.signature(function).parameters.values()
+           if p.kind is p.KEYWORD_ONLY}
+  filled = {'num_classes', 'choices', 'flip', 'where'}
+  assert {o.name for o in entry.options} == {*knobs} - filled
+  for option in entry.options:
+    assert option.default == repr(knobs[option.name].default), option
+    assert option.kind, f'{entry.name}({option.name}) has no annotation'
+
+
+@each
+def test_every_entry_and_option_is_explained(group, entry):
+  assert entry.summary and not entry.summary.startswith('See `'), entry.name
+  silent = [o.name for o in entry.options if not o.text]
+  assert not silent, f'say in the docstring of {entry.name}: {silent}'
+  assert entry.sources and all(entry.sources)
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_every_method_names_its_paper(name):
+  entry, = [e for e in GROUPS['methods'].entries if e.name == name]
+  assert re.search(r'\b(19|20)\d\d\b|https://', ' '.join(entry.sources)), (
+      f'cite the paper of {name} in its module docstring')
+
+
+def test_known_facts():
+  found = {e.name: e for e in GROUPS['methods'].entries}
+  options = {o.name: o for o in found['fixmatch'].options}
+  assert options['threshold'].default == '0.95'
+  assert options['threshold'].kind == 'float'
+  assert options['threshold'].text.startswith('confidence tau')
+  assert any('2001.07685' in s for s in found['fixmatch'].sources)
+  models_ = {e.name: e for e in GROUPS['models'].entries}
+  assert [o.name for o in models_['mlp'].options] == ['width', 'depth']
+  assert 'hidden' in models_['mlp'].options[0].text  # From the class.
+  assert models_['cnn'].sources == ('this library',)
+
+
+def test_data_sets_of_the_folder_are_listed(monkeypatch, tmp_path):
+  (tmp_path / 'mine.npz').write_bytes(b'')
+  monkeypatch.setenv('FEDJAX_SSL_DATA', str(tmp_path))
+  names = [e.name for e in catalog.catalog()['datasets'].entries]
+  assert names[:2] == ['digits', 'mine']
+
+
+def test_the_program(capsys):
+  assert program.main([]) == 0
+  printed = capsys.readouterr().out
+  for group, entry in ENTRIES:
+    assert re.search(rf'^  {entry.name}   ', printed, re.MULTILINE), group
+  assert max(map(len, printed.splitlines())) <= 100
+  assert program.main(['methods', 'fixmatch']) == 0
+  one = capsys.readouterr().out
+  assert "labeler: str = 'local'" in one and 'flexmatch' not in one
+  assert program.main(['models', '--json']) == 0
+  assert {e['name'] for e in json.loads(capsys.readouterr().out)['models']} == {
+      *models.MODELS}
+  assert program.main(['models', 'nothing']) == 2
+  assert 'resnet9' in capsys.readouterr().err
+
+
+def test_it_is_a_program(run_python):
+  printed = run_python('import runpy, sys; sys.argv = ["x", "partitions"]; '
+                       'runpy.run_module("fedjax_ssl", run_name="__main__")')
+  assert 'dirichlet_capped' in printed

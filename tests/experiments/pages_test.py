@@ -1,0 +1,124 @@
+"""The generated parts of the READMEs are what the files say now."""
+from __future__ import annotations
+
+import json
+import shutil
+
+import pages
+import pytest
+
+from tests.experiments import launcher
+
+
+@pytest.fixture
+def copy(root, tmp_path):
+  """What the pages are made from, in a folder that may be changed."""
+  shutil.copy(root / 'README.md', tmp_path)
+  skip = shutil.ignore_patterns('__pycache__', 'benchmarks')
+  shutil.copytree(root / 'experiments', tmp_path / 'experiments', ignore=skip)
+  assert pages.main([], tmp_path) == 0
+  return tmp_path
+
+
+def test_the_pages_are_up_to_date(root, capsys):
+  assert pages.main(['--check'], root) == 0, capsys.readouterr().err
+
+
+def cell(final, **values):
+  return {'table': 'feddure1', 'variant': '', 'row': 'FedAvg*',
+          'columns': ['CIFAR-10 (DIR, DIR)'], 'flags': [], 'extra_flags': [],
+          'flagfile': 'cifar_dirdir.fedavg_few.flags',
+          'seeds': {str(i): {'final': f, 'metrics': {}, 'environment': {
+              'commit': 'abcdef0123', 'devices': '1 x gpu'}}
+                    for i, f in enumerate(final)}} | values
+
+
+def store(copy, folder, result):
+  file = (copy / 'experiments' / 'results' / 'tables' / folder
+          / 'cifar_dirdir.fedavg_few.json')
+  file.parent.mkdir(parents=True, exist_ok=True)
+  file.write_text(json.dumps(result))
+
+
+def test_a_new_result_shows_beside_the_papers(copy, capsys):
+  assert '| 40.34 | not run yet |' in (
+      copy / 'experiments' / 'README.md').read_text()
+  store(copy, 'feddure1', cell([.4, .5]))
+  assert pages.main(['--check'], copy) == 1
+  said = capsys.readouterr().err
+  assert 'README.md is not up to date: run python experiments/pages.py' in said
+  assert pages.main([], copy) == 0
+  text = (copy / 'README.md').read_text()
+  line, = [x for x in text.splitlines() if x.startswith('| FedAvg* |')]
+  assert '| 40.34 / 45.00 ± 7.07 |' in line and line.count('/ -') == 8
+  assert 'commit abcdef0, 1 x gpu' in text and '`feddure1` (81' not in text
+  assert '| 40.34 | 45.00 ± 7.07 |' in (
+      copy / 'experiments' / 'README.md').read_text()
+  assert pages.main(['--check'], copy) == 0
+
+
+def test_a_variant_is_named_and_is_not_the_table(copy):
+  store(copy, 'feddure1.short', cell(
+      [.4], variant='short', extra_flags=['--num_rounds=9']))
+  assert pages.main([], copy) == 0
+  text = (copy / 'README.md').read_text()
+  assert 'FedDure, Table 1, variant `short`' in text
+  assert '--variant=short -- --num_rounds=9`' in text
+  assert '`feddure1` (81 cells)' in text
+  assert '| 40.34 | not run yet |' in (
+      copy / 'experiments' / 'README.md').read_text()
+
+
+def test_numbers_that_are_no_accuracy(copy):
+  result = cell([.4], table='fedlabel3', flagfile='cross_device.flags')
+  result['seeds']['0']['metrics'] = {'client_seconds': 1.5, 'models_sent': 2.0}
+  file = (copy / 'experiments' / 'results' / 'tables' / 'fedlabel3'
+          / 'cross_device.fedlabel_cifar10.json')
+  file.parent.mkdir(parents=True)
+  file.write_text(json.dumps(result))
+  pages.main([], copy)
+  assert '| FedLabel | 2.00 / 2.00 | 3.76 ± 0.04 / 1.50 |' in (
+      copy / 'README.md').read_text()
+
+
+def test_every_setting_has_a_page(root):
+  text = (root / 'experiments' / 'README.md').read_text()
+  scripts = [p for p in launcher.EXPERIMENTS.glob('*.py')
+             if 'common.main(' in p.read_text()
+             and p.stem not in ('common', 'pages')]
+  assert len(scripts) >= 4
+  for script in scripts:
+    page = text.split(f'\n## {script.stem}\n')[1].split('\n## ')[0]
+    assert f'python experiments/{script.name}' in page, script
+    assert 'Its own defaults: ' in page
+  for file in (launcher.EXPERIMENTS / 'flagfiles').glob('*.flags'):
+    assert f'`{file.name}`' in text
+
+
+def test_a_new_setting_shows_up_by_itself(copy):
+  (copy / 'experiments' / 'moons.py').write_text(
+      '"""Two moons.\n\nA paper.\n\npython experiments/moons.py\n"""\n'
+      'import common\ncommon.main(None, seeds=["0", "1"], num_clients=3)\n')
+  assert pages.main(['--check'], copy) == 1
+  pages.main([], copy)
+  text = (copy / 'experiments' / 'README.md').read_text()
+  assert '## moons\n\nTwo moons.\n\nA paper.\n\n```\npython' in text
+  assert '`--seeds=0,1`, `--num_clients=3`' in text
+
+
+def test_every_number_of_a_study_is_its_own(root):
+  text = (root / 'README.md').read_text()
+  for file in (root / 'experiments' / 'results').glob('*.json'):
+    for run in json.loads(file.read_text())['runs']:
+      mean = 100 * sum(run['final']) / len(run['final'])
+      line, = [x for x in text.splitlines() if x.startswith(
+          f'| {run["run"]} | `{run["method"]}` | {run["labels"]} | '
+          f'{len(run["seeds"])} | {run["rounds"]} |') and f'{mean:.2f}' in x]
+
+
+@pytest.mark.parametrize('text', ['', '<!-- results: made by '
+                                  'experiments/pages.py, do not edit -->'])
+def test_lost_marks_are_named(copy, text, capsys):
+  (copy / 'README.md').write_text(text)
+  assert pages.main([], copy) == 2
+  assert "'results'" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""A grid means the same cells everywhere, and bad text says where it is bad."""
+from __future__ import annotations
+
+import pathlib
+
+import grid
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DIGITS = 'script: experiments/digits_dirdir.py'
+BAD = {
+    'nothing': ('', 'no flagfile and no script'),
+    'only_seeds': ('seeds: 1', 'g.txt:1: the block names no flagfile'),
+    'word': (f'{DIGITS}\nhello', "g.txt:2: 'hello' is none of"),
+    'key': (f'{DIGITS}\nseed: 1', "'seed: 1' is none of"),
+    'no_value': ('script:', 'g.txt:1: nothing after script'),
+    'no_script': ('script: nowhere.py', 'there is no nowhere.py'),
+    'two_scripts': (f'{DIGITS}\n{DIGITS}', 'g.txt:2: a block has one script'),
+    'no_flagfile': ('flagfile: no/*.flags', 'no file fits no/*.flags'),
+    'seeds_word': (f'{DIGITS}\nseeds: a', 'seeds: a must be whole numbers'),
+    'seeds_negative': (f'{DIGITS}\nseeds: -1', 'whole numbers from 0'),
+    'seeds_twice': (f'{DIGITS}\nseeds: 1 1', 'a seed twice'),
+    'flag': (f'{DIGITS}\n--=3', "'--=3' is not of the form"),
+    'flag_spaces': (f'{DIGITS}\n--a b=3', 'not of the form'),
+    'flag_twice': (f'{DIGITS}\n--a=1\n--a=2', 'g.txt:3: --a comes twice'),
+    'value_twice': (f'{DIGITS}\n--a=1 | 1', '--a has the same value twice'),
+    'value_empty': (f'{DIGITS}\n--a=1 | ', 'has no value'),
+    'value_missing': (f'{DIGITS}\n--a=', 'has no value'),
+    'bare': (f'{DIGITS}\n--a | b', 'b has no value'),
+    'workdir': (f'{DIGITS}\n--workdir=x', 'the sweep chooses the folders'),
+    'seed': (f'{DIGITS}\n--seed=3', 'use a line `seeds:`'),
+    'flagfile_flag': (f'{DIGITS}\n--flagfile=x', 'use a line `flagfile:`'),
+    'cell_twice': (f'{DIGITS}\n---\n{DIGITS}', 'digits_dirdir comes twice'),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_text_is_one_line_that_names_the_place(name):
+  text, words = BAD[name]
+  with pytest.raises(grid.GridError) as info:
+    grid.parse(text, 'g.txt')
+  assert words in str(info.value) and '\n' not in str(info.value)
+
+
+def test_the_product_in_order():
+  cells = grid.parse(f"""# why
+    {DIGITS}
+    seeds: 0, 1
+    --num_rounds=3
+    --method=fixmatch(threshold=0.9) | fedavg
+    --bounds | --nobounds""")
+  assert len(cells) == 8 and len({c.name for c in cells}) == 8
+  assert [c.args[-1] for c in cells] == ['--seeds=0'] * 4 + ['--seeds=1'] * 4
+  first, *_, last = cells
+  assert first.args == ('--num_rounds=3', '--method=fixmatch(threshold=0.9)',
+                        '--bounds', '--seeds=0')
+  assert last.name == 'digits_dirdir__method=fedavg__nobounds__seed=1'
+  # What a shell would mistake is replaced, and then told apart by a hash.
+  assert first.name.startswith(
+      'digits_dirdir__method=fixmatch_threshold=0.9__bounds__seed=0__')
+  assert not set(first.name) & set(' ()\'"|,/')
+
+
+def test_every_flagfile_finds_its_script():
+  cells = grid.parse('flagfile: experiments/flagfiles/*.flags\n---\n' + DIGITS)
+  files = sorted((ROOT / 'experiments' / 'flagfiles').glob('*.flags'))
+  assert len(cells) == len(files) + 1
+  assert [c.name for c in cells[:-1]] == [f.stem for f in files]
+  for cell in cells[:-1]:
+    assert pathlib.Path(cell.script).stem == cell.name.split('.')[0]
+
+
+def test_a_flagfile_without_its_script(tmp_path):
+  file = tmp_path / 'flagfiles' / 'unheard.of.flags'
+  file.parent.mkdir()
+  file.write_text('--num_rounds=1\n')
+  with pytest.raises(grid.GridError, match='unheard.py, which does not exist'):
+    grid.parse(f'flagfile: {file}')
+  cell, = grid.parse(f'flagfile: {file}\n{DIGITS}')
+  assert cell.script.endswith('digits_dirdir.py')
+
+
+def test_long_names_are_cut_and_still_differ():
+  a, b = grid.parse(f'{DIGITS}\n--x={"a" * 300}1 | {"a" * 300}2')
+  assert a.name != b.name and max(len(a.name), len(b.name)) < 140
+
+
+@given(st.integers(1, 9))
+def test_shards_are_a_partition(n):
+  cells = grid.parse(f'{DIGITS}\nseeds: 0 1 2 3 4 5 6')
+  parts = [grid.shard(cells, f'{i}/{n}') for i in range(n)]
+  assert sorted(c.name for part in parts for c in part) == sorted(
+      c.name for c in cells)
+
+
+@pytest.mark.parametrize('text', ['1', '2/2', '-1/2', 'a/b', '0/0', '1/2/3'])
+def test_bad_shards(text):
+  with pytest.raises(grid.GridError, match='i/n'):
+    grid.shard([], text)

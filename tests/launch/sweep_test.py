@@ -1,0 +1,235 @@
+"""Sweeps survive what happens to them: failures, kills, company."""
+from __future__ import annotations
+
+import collections
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SWEEP = ROOT / 'launch' / 'sweep.py'
+FAKE = f'script: {pathlib.Path(__file__).parent / "fake_experiment.py"}'
+
+
+def start(out, *lines, options=()) -> subprocess.Popen:
+  return subprocess.Popen(
+      [sys.executable, str(SWEEP), f'--out={out}', *options, '--', *lines],
+      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(out, *lines, options=(), code=0) -> tuple[str, str]:
+  """(stdout, stderr) of a sweep that must end with `code`."""
+  process = start(out, *lines, options=options)
+  printed = process.communicate(timeout=120)
+  assert process.returncode == code, printed
+  return printed
+
+
+def starts(out) -> collections.Counter[str]:
+  file = pathlib.Path(out) / 'starts'
+  return collections.Counter(file.read_text().split() if file.exists() else [])
+
+
+def rounds(out, name) -> list[int]:
+  lines = (pathlib.Path(out) / name / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line)['round'] for line in lines]
+
+
+def until(condition, seconds=30.0):
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end, 'waited in vain'
+    time.sleep(0.02)
+
+
+def test_everything_runs_once_and_then_nothing(tmp_path):
+  lines = (FAKE, 'seeds: 0 1', '--x=1 | 2')
+  printed, said = run(tmp_path, *lines, options=['--slots=3'])
+  assert 'done 4, failed 0 of 4' in printed
+  assert 'ETA' in said
+  assert set(starts(tmp_path).values()) == {1} and len(starts(tmp_path)) == 4
+  printed, _ = run(tmp_path, *lines)
+  assert 'done 4 (4 before), failed 0 of 4' in printed
+  assert sum(starts(tmp_path).values()) == 4
+  state, _ = run(tmp_path, *lines, options=['--status'])
+  assert state.count('done             2/2') == 4 and 'done 4 of 4' in state
+
+
+def test_what_changed_runs_again(tmp_path):
+  flagfile = tmp_path / 'cell.flags'
+  flagfile.write_text('--num_rounds=2\n')
+  lines = (FAKE, f'flagfile: {flagfile}')
+  run(tmp_path / 'out', *lines)
+  flagfile.write_text('--num_rounds=3\n')
+  state, _ = run(tmp_path / 'out', *lines, options=['--status'])
+  assert 'to do 1 of 1' in state
+  run(tmp_path / 'out', *lines)
+  assert rounds(tmp_path / 'out', 'cell') == [1, 2, 3]
+  # Results that are gone are made again, whatever the record says.
+  (tmp_path / 'out' / 'cell' / 'metrics.jsonl').unlink()
+  run(tmp_path / 'out', *lines)
+  assert rounds(tmp_path / 'out', 'cell') == [1, 2, 3]
+
+
+def test_a_failed_run_is_tried_again_and_stops_nobody(tmp_path):
+  printed, said = run(
+      tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--retries=1'], code=1)
+  name = 'fake_experiment__fail='
+  assert starts(tmp_path) == {f'{name}0': 1, f'{name}1': 2, f'{name}9': 2}
+  assert 'done 2, failed 1 of 3' in printed
+  assert f'FAILED {name}9 (exit 3, 2 attempts' in printed
+  assert '    error: fell over in round 1' in printed
+  assert f'exit 3: {name}1, trying again' in said
+  state, _ = run(tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--status'])
+  assert 'done 2, failed 1 of 3' in state
+  # A later sweep tries it anew.
+  run(tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--retries=0'], code=1)
+  assert starts(tmp_path)[f'{name}9'] == 3 and starts(tmp_path)[f'{name}0'] == 1
+
+
+def test_exit_code_0_before_the_last_round_is_not_the_end(tmp_path):
+  process = start(tmp_path, FAKE, '--seconds=0.2', '--num_rounds=5')
+  name = 'fake_experiment'
+  until(lambda: (tmp_path / name / 'metrics.jsonl').exists())
+  # The run alone is told to end, as on a machine that is taken away.
+  children = pathlib.Path(
+      f'/proc/{process.pid}/task/{process.pid}/children')
+  if not children.exists():
+    process.terminate()
+    process.wait()
+    pytest.skip('no /proc here')
+  subprocess.run(['kill', '-TERM', children.read_text().split()[0]],
+                 check=True)
+  printed, said = process.communicate(timeout=60)
+  assert process.returncode == 0, printed
+  assert 'ended before its last round' in said
+  assert rounds(tmp_path, name) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM,
+                                    signal.SIGINT])
+def test_a_sweep_that_is_stopped_continues(tmp_path, number):
+  lines = (FAKE, 'seeds: 0 1 2 3', '--seconds=0.15', '--num_rounds=3')
+  process = start(tmp_path, *lines, options=['--slots=2'])
+  first = 'fake_experiment__seed=0'
+  until(lambda: (tmp_path / '.sweep' / f'{first}.json').exists())
+  process.send_signal(number)
+  _, said = process.communicate(timeout=60)
+  if number == signal.SIGKILL:
+    assert process.returncode == -number
+  else:
+    assert process.returncode == 128 + number
+    assert 'the same command continues' in said
+  printed, _ = run(tmp_path, *lines)
+  assert 'failed 0 of 4' in printed
+  assert starts(tmp_path)[first] == 1  # What was done stays done.
+  for seed in range(4):
+    assert rounds(tmp_path, f'fake_experiment__seed={seed}') == [1, 2, 3]
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='the kernel ends the runs')
+def test_runs_end_with_a_sweep_that_is_killed(tmp_path):
+  lines = (FAKE, '--seconds=0.1', '--num_rounds=500')
+  process = start(tmp_path, *lines)
+  rows = tmp_path / 'fake_experiment' / 'metrics.jsonl'
+  until(lambda: rows.exists())
+  process.kill()
+  process.communicate(timeout=60)
+  until(lambda: 'running' not in run(tmp_path, *lines, options=['--status'])[0])
+  size = rows.stat().st_size
+  time.sleep(0.4)
+  assert rows.stat().st_size == size
+
+
+def test_two_sweeps_share_a_folder(tmp_path):
+  lines = (FAKE, 'seeds: 0 1 2 3 4 5', '--seconds=0.1')
+  both = [start(tmp_path, *lines, options=['--slots=2']) for _ in range(2)]
+  printed = [p.communicate(timeout=60) for p in both]
+  assert [p.returncode for p in both] == [0, 0], printed
+  assert len(starts(tmp_path)) == 6 and set(starts(tmp_path).values()) == {1}
+  for out, _ in printed:
+    assert 'done 6' in out and 'failed 0 of 6' in out
+
+
+def test_shards_run_everything_once(tmp_path):
+  lines = (FAKE, 'seeds: 0 1 2')
+  for i in range(2):
+    run(tmp_path, *lines, options=[f'--shard={i}/2'])
+  assert len(starts(tmp_path)) == 3 and set(starts(tmp_path).values()) == {1}
+
+
+def test_a_run_with_bounds_is_finished_with_them(tmp_path):
+  lines = (FAKE, '--bounds')
+  printed, _ = run(tmp_path, *lines, options=['--retries=0'], code=1)
+  assert 'ended before its last round' in printed
+  for bound in ('labels_few', 'labels_all'):
+    subprocess.run([sys.executable, FAKE.split(': ')[1],
+                    f'--workdir={tmp_path}/fake_experiment/{bound}'],
+                   check=True)
+  run(tmp_path, *lines)
+
+
+def test_dry_run_prints_what_would_run_and_touches_nothing(tmp_path):
+  out = tmp_path / 'a folder'
+  printed, _ = run(out, FAKE, '--x=a b | c', options=['--dry_run'])
+  assert len(printed.splitlines()) == 2 and not out.exists()
+  done = subprocess.run(printed.splitlines()[0], shell=True, cwd=ROOT,
+                        check=False)
+  assert done.returncode == 0
+  assert (out / 'fake_experiment__x=c').exists() is False
+  assert [p.name for p in out.glob('fake*')][0].startswith(
+      'fake_experiment__x=a_b__')
+
+
+def test_variables_of_a_slot(tmp_path):
+  script = tmp_path / 'experiment.py'
+  script.write_text('import os, sys\nprint("slot", os.environ["MY_SLOT"])\n'
+                    'sys.exit(1)\n')
+  run(tmp_path / 'out', f'script: {script}', 'seeds: 0',
+      options=['--env=MY_SLOT=gpu{slot}', '--retries=0'], code=1)
+  assert 'slot gpu0' in (tmp_path / 'out' / 'experiment__seed=0.log'
+                         ).read_text()
+
+
+@pytest.mark.parametrize('options, lines, words', [
+    ([], ['hello: you'], 'error: line:1: '),
+    (['--shard=3/2'], [FAKE], '--shard=3/2'),
+    (['--slots=0'], [FAKE], '--slots=0'),
+    (['--env=A'], [FAKE], '--env=A must be NAME=VALUE'),
+    ([], ['nowhere.txt'], 'nowhere.txt cannot be read')])
+def test_what_is_wrong_is_said_in_one_line(tmp_path, options, lines, words):
+  printed, said = run(tmp_path / 'out', *lines, options=options, code=2)
+  assert words in said and len(said.splitlines()) == 1 and not printed
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_folder_that_cannot_be(tmp_path):
+  (tmp_path / 'file').write_text('mine')
+  _, said = run(tmp_path / 'file', FAKE, code=2)
+  assert 'file cannot be used' in said and len(said.splitlines()) == 1
+
+
+def test_a_real_experiment(tmp_path):
+  grid = tmp_path / 'grid.txt'
+  grid.write_text("""# One round of a linear model on the digits.
+script: experiments/digits_dirdir.py
+seeds: 3
+--method=fedavg
+--model=linear
+--nobounds
+--num_rounds=1
+--local_steps=1
+--strong=none
+""")
+  process = subprocess.run(
+      [sys.executable, str(SWEEP), str(grid), f'--out={tmp_path / "out"}'],
+      cwd=ROOT, capture_output=True, text=True, check=False)
+  assert process.returncode == 0, process.stderr + process.stdout
+  config = json.loads(
+      (tmp_path / 'out' / 'digits_dirdir__seed=3' / 'config.json').read_text())
+  assert config['flags']['seeds'] == [3]

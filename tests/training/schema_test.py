@@ -1,0 +1,105 @@
+"""Every method's rows fit the schema, and every name in them is explained.
+
+That their values do is in `tests/methods/contract_test.py`.
+"""
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core.types import Ratio, SUMMED
+from fedjax_ssl.training import evaluate, loop, metrics, seeds
+from tests import toy
+from tests.methods import contract_test
+
+# Rows hold these whatever the method.
+ALWAYS = {'accuracy', 'loss', 'per_class_accuracy', 'bytes_up', 'bytes_down',
+          'num_rejected', 'num_participants', 'masked_share'}
+# Where there is a global model.
+GLOBAL = {'val_accuracy', 'val_loss'}
+
+
+def documented() -> set[str]:
+  """Names in the table of the metrics' docstring."""
+  table = [line for line in (metrics.__doc__ or '').splitlines()
+           if line.startswith('| ')]
+  cells = [line.split('|')[1] for line in table[1:]]
+  return {name.strip() for cell in cells for name in cell.split(',')}
+
+
+def own_words(name: str) -> str:
+  """All docstrings of a method's module and of the package it is part of."""
+  function = methods.METHODS[name]
+  modules = [sys.modules[function.__module__]]
+  modules += [m for m in vars(modules[0]).values() if inspect.ismodule(m)
+              and m.__name__.startswith('fedjax_ssl.methods.')]
+  texts = []
+  for module in modules:
+    texts.append(module.__doc__ or '')
+    texts += [inspect.getdoc(f) or '' for f in vars(module).values()
+              if inspect.isfunction(f) or inspect.isclass(f)]
+  return '\n'.join(texts)
+
+
+def form_of(name: str, place: str) -> dict[str, Any]:
+  """Shapes and dtypes of what a row is made from; nothing is compiled."""
+  federation, _ = toy.federation(place)
+  method = methods.make(name, toy.task(labels_at=place))
+  state = method.init(jax.random.key(0), federation)
+  totals = seeds.totals_shape(method, federation, state)
+  scores = jax.eval_shape(evaluate.evaluation(method), state, federation,
+                          evaluate.probe_of(federation))
+  assert not set(totals.sums) & set(scores)
+  return {**totals.sums, **scores}
+
+
+def test_the_table_itself():
+  names = documented()
+  assert set(metrics.ORDER) <= names | {'seed'}
+  assert set(metrics.SHARES) | set(metrics.COUNTS) | set(SUMMED) <= names
+  assert names >= ALWAYS | GLOBAL
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_rows_fit_the_schema(name):
+  place = contract_test._places(name)[-1]
+  form = form_of(name, place)
+  is_alone = methods.make(name, toy.task()).predict is None
+  assert set(form) >= (ALWAYS if is_alone else ALWAYS | GLOBAL)
+  for key, value in form.items():
+    shape = (toy.NUM_CLASSES,) if key.startswith('per_class') else ()
+    for leaf in jax.tree.leaves(value):
+      assert leaf.shape == shape and leaf.dtype == jnp.float32, (key, leaf)
+    if key in SUMMED:
+      assert not isinstance(value, Ratio), f'{key} adds up over rounds'
+  unknown = [n for n in form if n not in documented()
+             and not re.search(rf'\b{n}\b', own_words(name))]
+  assert not unknown, (
+      f'{unknown} of {name}: explain them in the table of '
+      f'fedjax_ssl/training/metrics.py or in the docstring of {name}')
+
+
+def test_a_run_writes_what_the_schema_says(tmp_path):
+  federation, _ = toy.federation()
+  method = methods.make('fixmatch(keep_local=True)', toy.task())
+  with metrics.MetricsWriter(tmp_path) as writer:
+    def on_row(row):
+      writer.write({'round': row.round, **row.values})
+    loop.train(method, [federation], num_rounds=2, seeds=[3], eval_every=1,
+               observer=loop.Observer(on_row))
+  rows = metrics.read(tmp_path)
+  assert [row['round'] for row in rows] == [1, 2]
+  assert set(rows[0]) == set(rows[1]) == set(form_of(
+      'fixmatch(keep_local=True)', 'clients')) | {'round'}
+  known = [name for name in rows[0] if name in metrics.ORDER]
+  assert known == sorted(known, key=metrics.ORDER.index)
+  means = np.mean([v for v in rows[0]['per_class_accuracy'] if v is not None])
+  assert 0 <= means <= 1 and rows[0]['bytes_up'] > 0
