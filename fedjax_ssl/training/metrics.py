@@ -70,8 +70,9 @@ ORDER = (
     'local_accuracy', 'labeled_accuracy', 'forgetting',
     'train_loss', 'labeled_loss', 'unlabeled_loss',
     'server_loss', 'mask_rate', 'tsa_rate',
-    'pseudo_label_accuracy', 'pseudo_label_rate', 'bytes_up', 'bytes_down',
-    'num_rejected', 'num_participants', 'masked_share', 'epsilon')
+    'pseudo_label_accuracy', 'pseudo_label_rate', 'outvoted', 'psi_density',
+    'client_val_accuracy', 'bytes_up', 'bytes_down', 'num_rejected',
+    'num_participants', 'labeled_share', 'masked_share', 'epsilon')
 SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
           'macro_precision', 'macro_recall', 'auc', 'labeled_share',
           'labeled_accuracy', 'forgetting', 'psi_density', 'outvoted',

@@ -26,7 +26,7 @@ seeds seed_map eval_every checkpoint_every client_map conv_impl chunk_size
 aggregation_order max_update_norm compute_dtype workdir eval_only
 """.split()
 SCRIPTS = [p for p in sorted(launcher.EXPERIMENTS.glob('*.py'))
-           if 'common.main(' in p.read_text() and p.stem != 'common']
+           if re.search(r'^  common\.main\(', p.read_text(), re.MULTILINE)]
 FLAGFILES = sorted((launcher.EXPERIMENTS / 'flagfiles').glob('*.flags'))
 
 
