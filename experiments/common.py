@@ -78,6 +78,25 @@ def two_pools(labeled_scheme: Callable[..., np.ndarray],
   return deal
 
 
+def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray
+             ) -> tuple[np.ndarray, np.ndarray]:
+  """Deals all rows, then labels --labeled_fraction of each client's.
+
+  FedLabel's setting; --dirichlet names the flavour of the partition.
+  """
+  if FLAGS.labeled_fraction is None or FLAGS.labels_per_class is not None:
+    raise ValueError('Give --labeled_fraction, the labeled share of each '
+                     "client's rows, and not --labels_per_class.")
+  if FLAGS.labels_at == 'server':
+    raise ValueError('This setting labels rows of clients; give '
+                     '--labels_at=clients.')
+  scheme = {'clients': data.dirichlet_clients,
+            'capped': data.dirichlet_capped}[FLAGS.dirichlet]
+  owner = scheme(rng, labels, FLAGS.num_clients, alpha=FLAGS.alpha, where=pool)
+  return data.label_within(rng, labels, owner,
+                           fraction=FLAGS.labeled_fraction)
+
+
 def _scheme(scheme: Callable[..., np.ndarray], rng: np.random.Generator,
             labels: np.ndarray, where: np.ndarray, least: int) -> np.ndarray:
   if scheme is not data.dirichlet_capped:

@@ -71,8 +71,8 @@ _FLOATS: dict[str, tuple[Any, str, Any, Any]] = {
                             'server holds out.', 0.0, 0.9),
     'alpha': (0.5, 'Concentration of Dirichlet partitions: towards 0 one '
               'class a client, towards infinity equal mixes.', None, None),
-    'labeled_fraction': (None, 'Labeled share of the examples, instead of '
-                         'labels_per_class.', 0.0, 1.0),
+    'labeled_fraction': (None, 'Labeled share of the examples, or of each '
+                         "client's, instead of labels_per_class.", 0.0, 1.0),
     'learning_rate': (0.05, "Of a client's optimizer.", None, None),
     'momentum': (0.0, 'Of sgd, nesterov and rmsprop.', None, None),
     'weight_decay': (0.0, 'L2 term in the gradient; decoupled for adamw.',
@@ -83,6 +83,9 @@ _FLOATS: dict[str, tuple[Any, str, Any, Any]] = {
 _CHOICES: dict[str, tuple[Any, Any, str]] = {
     'labels': ('few', ('few', 'all'), 'few, or all: the upper bound.'),
     'labels_at': ('clients', ('clients', 'server'), 'Who holds the labels.'),
+    'dirichlet': ('clients', ('clients', 'capped'), 'Where all rows are dealt '
+                  'in one pool: clients draw a class mix each and hold as many '
+                  'rows, or classes are cut up, capped at the mean.'),
     'optimizer': ('sgd', optimizers.OPTIMIZERS, 'Optimizer of a client.'),
     'norm': ('auto', ('auto', 'none', 'batch', 'group', 'static'),
              "Normalization layers; auto: the model's own."),

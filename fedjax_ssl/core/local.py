@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Metrics, PyTree, Ratio, Variables
+from fedjax_ssl.core.types import (
+  COUNTED,
+  Metrics,
+  PyTree,
+  Ratio,
+  Variables,
+)
 
 
 class Batches(NamedTuple):
@@ -88,7 +94,9 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
 
   Returns:
     The learner, and the mean of the metrics over the steps; a Ratio is summed,
-    and so are `rows_used` and `rows_processed` (padding included).
+    and so are `rows_used`, `rows_processed` (padding included) and the passes
+    through the network in `COUNTED`: one forward and one backward for a row,
+    unless the step says otherwise.
   """
   def body(t, carry):
     learner, cursor, sums, used = carry
@@ -103,8 +111,8 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
       0, batches.num_steps, body,
       (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
   steps = batches.num_steps.astype(jnp.float32)
-  metrics = {name: value if isinstance(value, Ratio)
+  metrics = {name: value if isinstance(value, Ratio) or name in COUNTED
              else value / jnp.maximum(steps, 1)
              for name, value in sums.items()}
-  return learner, {**metrics, 'rows_used': used,
-                   'rows_processed': steps * batches.width}
+  return learner, {**dict.fromkeys(COUNTED, used), **metrics,
+                   'rows_used': used, 'rows_processed': steps * batches.width}

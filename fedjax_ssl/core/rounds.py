@@ -152,6 +152,14 @@ def _traffic(dense: PyTree, scalars: jax.Array | None, active: jax.Array
   return jnp.where(active, size, 0)
 
 
+def _models_sent(task: Task, results: _Result, active: jax.Array) -> Ratio:
+  """Models down and up for a client, in units of one dense model."""
+  model = jax.eval_shape(task.model.init, jax.random.key(0))
+  traffic = results.bytes_up.sum() + results.bytes_down.sum()
+  return Ratio(traffic / max(tree.num_bytes(model), 1),
+               active.sum().astype(jnp.float32))
+
+
 def _summary(results: _Result, plan: layout.Plan) -> Metrics:
   """One group's metrics: means over the clients that took part."""
   metrics = dict(results.metrics)
@@ -236,7 +244,9 @@ def client_pass(
     messages, results = plan.run(body, shared, slots, summing=summing)
     memory = tree.put(memory, slots.ids, results.memory)
     cohort = Cohort(slots.ids, slots.active)
-    return memory, cohort, messages, results, _summary(results, plan)
+    metrics = _summary(results, plan)
+    metrics['models_sent'] = _models_sent(task, results, slots.active)
+    return memory, cohort, messages, results, metrics
 
   def close(server, messages, results, cohort, context, key):
     """Aggregates groups stacked as [G, ...]."""

@@ -22,7 +22,9 @@ Metrics = dict[str, Any]  # float32[] or Ratio each.
 # Metrics that add up over rounds; all others are averaged over rounds.
 SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 # Metrics that every client pass makes itself.
-OWN = (*SUMMED, 'masked_share', 'num_participants')
+OWN = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
+# Work of a client in a round, in examples: sums over its steps.
+COUNTED = ('forward_passes', 'backward_passes')
 
 
 class Ratio(NamedTuple):
@@ -191,8 +193,9 @@ class Model(NamedTuple):
 
   init: (key) -> Variables.
   apply: (variables, inputs) -> logits float32[B, C], running statistics.
-  apply_train: (variables, inputs, mask float32[B]) -> (logits, stats): batch
-    statistics over the rows with mask 1, and the statistics after the batch.
+  apply_train: (variables, inputs, mask float32[B], key=None) -> (logits,
+    stats): batch statistics over the rows with mask 1, and the statistics
+    after the batch. Without a key nothing drops out.
   norm: 'none', 'batch', 'group' or 'static'.
   """
 
@@ -255,7 +258,9 @@ class Task:
     """Logits float32[B, C] of raw inputs, with running statistics."""
     return self.model.apply(variables, self.preprocess(inputs))
 
-  def apply_train(self, variables: Variables, inputs: Array, mask: Array
+  def apply_train(self, variables: Variables, inputs: Array, mask: Array,
+                  key: jax.Array | None = None
                   ) -> tuple[jax.Array, PyTree]:
     """Logits and new statistics of raw inputs, with batch statistics."""
-    return self.model.apply_train(variables, self.preprocess(inputs), mask)
+    inputs = self.preprocess(inputs)
+    return self.model.apply_train(variables, inputs, mask, key)

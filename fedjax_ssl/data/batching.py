@@ -163,8 +163,28 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
   return out
 
 
+def narrowed(shard: Shard, chosen: Array) -> tuple[Shard, jax.Array]:
+  """A client's shard with some of its unlabeled rows only.
+
+  Args:
+    shard: one client's rows.
+    chosen: bool[U], which places of `shard.unlabeled` to keep; padding never
+      is kept.
+
+  Returns:
+    The shard, and int32[U], the old place of each place of its table.
+  """
+  real = jnp.arange(chosen.shape[0]) < shard.num_unlabeled
+  kept = jnp.asarray(chosen) & real
+  order = jnp.argsort(~kept, stable=True).astype(jnp.int32)
+  return shard._replace(
+      unlabeled=jnp.asarray(shard.unlabeled)[order],
+      num_unlabeled=kept.sum().astype(jnp.int32)), order
+
+
 def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
-            streams: str = 'both', round_: Number = 0) -> Batches:
+            streams: str = 'both', round_: Number = 0, *,
+            pseudo_labels: Array | None = None) -> Batches:
   """A client's batches of one round, as `Pair`s.
 
   Args:
@@ -174,6 +194,8 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
     key: draws the orders.
     streams: 'both', 'labeled' or 'unlabeled'.
     round_: int32[], for the progress over the run's `task.num_rounds`.
+    pseudo_labels: int32[U], labels that the client gave its unlabeled rows, in
+      the order of its table, for batches that carry them; None is -1 for all.
 
   Returns:
     Batches for `core.local.train`.
@@ -195,6 +217,9 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
           examples, stream.rows[places], mask,
           hidden=name == 'unlabeled')._replace(slots=places)
       used += mask.sum()
+    if pseudo_labels is not None and made['unlabeled'] is not None:
+      given = jnp.asarray(pseudo_labels)[made['unlabeled'].slots]
+      made['unlabeled'] = made['unlabeled']._replace(labels=given)
     share = (step + 1) / jnp.maximum(steps, 1)
     progress = jnp.minimum((round_ + share) / task.num_rounds, 1)
     return orders, Pair(**made, progress=progress), used

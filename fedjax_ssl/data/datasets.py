@@ -27,9 +27,11 @@ _NORMALIZATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     'isic': ((.7630, .5456, .5700), (.1409, .1526, .1700)),
 }
 _SAME = {'svhn_cropped': 'svhn', 'isic2018': 'isic'}
-# A mirrored digit or letter is another one, or none.
+# A mirrored digit or letter is another one, or none; a mirrored left kidney a
+# right one.
 _NO_FLIP = frozenset(
-    ('digits', 'mnist', 'svhn', 'emnist', 'kmnist', 'qmnist', 'usps'))
+    ('digits', 'mnist', 'svhn', 'emnist', 'kmnist', 'qmnist', 'usps',
+     'organamnist', 'organcmnist', 'organsmnist'))
 
 
 class Dataset(NamedTuple):

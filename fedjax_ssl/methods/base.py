@@ -67,14 +67,15 @@ def rows_used(shard: Shard, streams: str) -> jax.Array:
   return labeled + unlabeled
 
 
-def forward(task: Task, model: Variables, *views: Batch | None
-            ) -> tuple[list[Any], PyTree]:
+def forward(task: Task, model: Variables, *views: Batch | None,
+            key: jax.Array | None = None) -> tuple[list[Any], PyTree]:
   """One training pass of the network over several views together.
 
   Args:
     task: has the network.
     model: its variables.
     *views: raw inputs with masks; None is passed over.
+    key: of the step, for networks with dropout; None drops nothing.
 
   Returns:
     Logits float32[B, C] per view (None for None) and the new statistics.
@@ -82,7 +83,8 @@ def forward(task: Task, model: Variables, *views: Batch | None
   real = [view for view in views if view is not None]
   inputs = jnp.concatenate([view.inputs for view in real])
   mask = jnp.concatenate([view.mask for view in real])
-  logits, stats = task.apply_train(model, inputs, mask)
+  key = None if key is None else jax.random.fold_in(key, 0xd0)
+  logits, stats = task.apply_train(model, inputs, mask, key)
   ends = [sum(v.mask.shape[0] for v in real[:i + 1])
           for i in range(len(real) - 1)]
   parts = iter(jnp.split(logits, ends))
@@ -90,7 +92,7 @@ def forward(task: Task, model: Variables, *views: Batch | None
 
 
 def forward_with_targets(task: Task, model: Variables, targets: Batch,
-                         *views: Batch | None
+                         *views: Batch | None, key: jax.Array | None = None
                          ) -> tuple[jax.Array, list[Any], PyTree]:
   """As `forward`, with one more view that only serves as a target.
 
@@ -101,11 +103,11 @@ def forward_with_targets(task: Task, model: Variables, targets: Batch,
     The target's logits with gradients stopped, the views' logits, statistics.
   """
   if task.model.norm in _COUPLED:
-    (target, *rest), stats = forward(task, model, targets, *views)
+    (target, *rest), stats = forward(task, model, targets, *views, key=key)
     return jax.lax.stop_gradient(target), rest, stats
   fixed = jax.lax.stop_gradient(model)
   (target,), _ = forward(task, fixed, targets)
-  rest, stats = forward(task, model, *views)
+  rest, stats = forward(task, model, *views, key=key)
   return jax.lax.stop_gradient(target), rest, stats
 
 
@@ -140,14 +142,14 @@ def supervised(task: Task) -> LossFn:
   def loss_fn(model, anchor, batch, key):
     del anchor
     (logits,), stats = forward(
-        task, model, labeled_view(task, batch.labeled, key))
+        task, model, labeled_view(task, batch.labeled, key), key=key)
     loss = losses.cross_entropy(logits, batch.labeled.labels,
                                 batch.labeled.mask)
     return loss, (stats, {})
   return loss_fn
 
 
-def _with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
+def with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
                       ) -> LossFn:
   """Adds the proximal term; freezes statistics where nobody trains them."""
   def wrapped(model, anchor, batch, key, *memory):
@@ -188,7 +190,7 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
 
 def server_training(task: Task, loss_fn: LossFn) -> rounds.Pass:
   """The pass in which the server trains on its own labels."""
-  loss_fn = _with_server_rule(task, loss_fn, 'fedavg', 0.0)
+  loss_fn = with_server_rule(task, loss_fn, 'fedavg', 0.0)
 
   def update(server, context: Context, key):
     model, metrics, _ = train_locally(
@@ -301,7 +303,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   keep_local = keep_local or alone
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
-  client_loss = _with_server_rule(task, loss_fn, server, mu)
+  client_loss = with_server_rule(task, loss_fn, server, mu)
 
   def init(key: jax.Array, federation: Federation) -> State:
     model = jax.jit(task.model.init)(key)

@@ -54,10 +54,11 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
              base.strongly(task, unlabeled, keys[2]))
     if labeler == 'global':
       weak = task.apply(anchor, target.inputs)
-      (labeled, strong), stats = base.forward(task, model, *views)
+      (labeled, strong), stats = base.forward(task, model, *views,
+                                             key=key)
     else:
       weak, (labeled, strong), stats = base.forward_with_targets(
-          task, model, target, *views)
+          task, model, target, *views, key=key)
     loss, used = losses.fixmatch(
         weak, strong, unlabeled.mask, threshold=threshold, over=over)
     loss, metrics = objective.total(

@@ -71,7 +71,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     weak, (labeled, strong), stats = base.forward_with_targets(
         task, model, base.weakly(task, rows, keys[0]),
         base.labeled_view(task, batch.labeled, keys[1]),
-        base.strongly(task, rows, keys[2]))
+        base.strongly(task, rows, keys[2]), key=key)
     loss, used = losses.fixmatch(weak, strong, rows.mask,
                                  threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)

@@ -153,7 +153,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     mixed = blended(parts, mix_key)
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
              in zip(parts, mixed, strict=True)]
-    logits, stats = base.forward(task, model, *views)
+    logits, stats = base.forward(task, model, *views, key=key)
     on_labeled = on_unlabeled = None
     if batch.labeled is not None:
       on_labeled = losses.cross_entropy(logits[0], mixed[0][1], views[0].mask)
@@ -163,7 +163,10 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       on_unlabeled = error(logits[-1], mixed[-1][1], views[-1].mask)
     rising = losses.ramp_up(batch.progress, ramp, shape='linear')
     loss, metrics = objective.total(batch, on_unlabeled, on_labeled,
-                                    weight=weight * rising)
+                                    weight=weight * rising,
+                                    labelings=num_views,
+                                    views=num_views if chosen['all_views']
+                                    else 1)
     return loss, (stats, metrics)
 
   return base.averaging(

@@ -18,9 +18,27 @@ def labeled(logits: jax.Array | None, rows: Batch | None
   return losses.cross_entropy(logits, rows.labels, rows.mask)
 
 
+def passes(batch: Pair, labelings: int, views: int = 1) -> Metrics:
+  """A step's passes through the network, in examples.
+
+  Args:
+    batch: its rows; a labeled row is one pass forward and one backward.
+    labelings: forward passes of an unlabeled row that only label it.
+    views: passes forward and backward of an unlabeled row that train.
+
+  Returns:
+    The metrics 'forward_passes' and 'backward_passes', float32[].
+  """
+  known, unknown = (jnp.float32(0) if rows is None else rows.mask.sum()
+                    for rows in (batch.labeled, batch.unlabeled))
+  return {'forward_passes': known + (labelings + views) * unknown,
+          'backward_passes': known + views * unknown}
+
+
 def total(batch: Pair, unlabeled_loss: jax.Array | None,
           labeled_loss: jax.Array | None, *, weight: Number = 1.0,
-          mask_rate: Number = 1.0) -> tuple[jax.Array, Metrics]:
+          mask_rate: Number = 1.0, labelings: int = 1, views: int = 1
+          ) -> tuple[jax.Array, Metrics]:
   """The sum of the two parts that a batch has.
 
   Args:
@@ -31,12 +49,14 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
       clients whose labels are at the server.
     weight: of L_u; 0 leaves L_s.
     mask_rate: share of the unlabeled rows that count in L_u.
+    labelings: forward passes of an unlabeled row that only label it.
+    views: passes of an unlabeled row that train.
 
   Returns:
     float32[], and the metrics 'labeled_loss', 'unlabeled_loss', 'mask_rate'
-    as far as there are such rows.
+    as far as there are such rows, and the passes through the network.
   """
-  loss, metrics = jnp.float32(0), {}
+  loss, metrics = jnp.float32(0), passes(batch, labelings, views)
   rows = batch.unlabeled
   if rows is not None and unlabeled_loss is not None:
     metrics['mask_rate'] = base.over_rows(jnp.float32(mask_rate), rows)

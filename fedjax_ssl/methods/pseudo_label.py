@@ -62,7 +62,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                          for k in keys[:num_views if soft else 1]])
     targets, (labeled, logits), stats = base.forward_with_targets(
         task, model, views, base.labeled_view(task, batch.labeled, keys[-2]),
-        base.weakly(task, rows, keys[-1]))
+        base.weakly(task, rows, keys[-1]), key=key)
     if soft:
       targets = targets.reshape(num_views, *logits.shape)
       labels = losses.soft_pseudo_label(targets, temperature=temperature)
@@ -76,7 +76,8 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight * weight,
-        mask_rate=used.sum() / jnp.maximum(rows.mask.sum(), 1))
+        mask_rate=used.sum() / jnp.maximum(rows.mask.sum(), 1),
+        labelings=num_views if soft else 1)
     return loss, (stats, metrics)
 
   return base.averaging(

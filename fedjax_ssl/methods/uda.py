@@ -61,7 +61,7 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
   def supervised_fn(model, anchor, batch, key):
     del anchor
     (logits,), stats = base.forward(
-        task, model, base.labeled_view(task, batch.labeled, key))
+        task, model, base.labeled_view(task, batch.labeled, key), key=key)
     loss, metrics = labeled_loss(logits, batch)
     return loss, (stats, metrics)
 
@@ -72,7 +72,7 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     clean, (labeled, strong), stats = base.forward_with_targets(
         task, model, base.weakly(task, unlabeled, keys[0]),
         base.labeled_view(task, batch.labeled, keys[1]),
-        base.strongly(task, unlabeled, keys[2]))
+        base.strongly(task, unlabeled, keys[2]), key=key)
     loss, used = losses.uda(clean, strong, unlabeled.mask,
                             threshold=threshold, temperature=temperature)
     known, more = labeled_loss(labeled, batch)

@@ -170,10 +170,12 @@ def _pure(module: nn.Module, shape: tuple[int, ...], norm: str
     return finish(module.apply(tree(variables), inputs, train=False))
 
   def apply_train(variables: types.Variables, inputs: jax.Array,
-                  mask: jax.Array | None
+                  mask: jax.Array | None, key: jax.Array | None = None
                   ) -> tuple[jax.Array, types.PyTree]:
+    rngs = {} if key is None else {'dropout': key}
     logits, changed = module.apply(
-        tree(variables), inputs, mask, train=True, mutable=['stats'])
+        tree(variables), inputs, mask, train=True, mutable=['stats'],
+        rngs=rngs)
     return finish(logits), changed.get('stats', {})
 
   return types.Model(init, apply, apply_train, norm)

@@ -115,6 +115,28 @@ class Dense(nn.Module):
     return y
 
 
+class Dropout(nn.Module):
+  """Drops entries in training, where a key for it is given.
+
+  Attributes:
+    rate: share dropped, in [0, 1); the rest is scaled by 1 / (1 - rate).
+    channels: whether whole channels of a map go, instead of single entries.
+  """
+
+  rate: float
+  channels: bool = False
+
+  @nn.compact
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    """float[B, ...] -> float[B, ...]."""
+    if not (train and self.rate and self.has_rng('dropout')):
+      return x
+    shape = ((x.shape[0], 1, 1, x.shape[-1]) if self.channels else x.shape)
+    kept = jax.random.bernoulli(
+        self.make_rng('dropout'), 1 - self.rate, shape)
+    return jnp.where(kept, x / (1 - self.rate), 0).astype(x.dtype)
+
+
 class Norm(nn.Module):
   """Normalization of channels, by the run's policy, with scale and bias.
 

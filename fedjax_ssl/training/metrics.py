@@ -33,6 +33,10 @@ method would use on about 2048 unlabeled examples; null: none |
 | bytes_up, bytes_down | sent by all clients, to all clients, bytes; since \
 the previous row; rounded to 7 digits above 16 MB |
 | num_rejected | broken updates left out since the previous row |
+| models_sent | models down and up per client and round, in units of one dense \
+model; 2 is FedAvg's |
+| forward_passes, backward_passes | examples sent through the network and \
+derived through it, per client and round; local training only |
 | masked_share | masked examples over processed examples, 0..1 |
 | relation_loss | FedIRM's distance of class relations, over steps and rows |
 | labeled_share | clients with labels among those with a say, 0..1 |
@@ -71,8 +75,9 @@ ORDER = (
     'train_loss', 'labeled_loss', 'unlabeled_loss',
     'server_loss', 'mask_rate', 'tsa_rate',
     'pseudo_label_accuracy', 'pseudo_label_rate', 'outvoted', 'psi_density',
-    'client_val_accuracy', 'bytes_up', 'bytes_down', 'num_rejected',
-    'num_participants', 'labeled_share', 'masked_share', 'epsilon')
+    'client_val_accuracy', 'bytes_up', 'bytes_down', 'models_sent',
+    'num_rejected', 'num_participants', 'forward_passes', 'backward_passes',
+    'labeled_share', 'masked_share', 'epsilon')
 SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
           'macro_precision', 'macro_recall', 'auc', 'labeled_share',
           'labeled_accuracy', 'forgetting', 'psi_density', 'outvoted',

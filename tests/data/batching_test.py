@@ -62,6 +62,34 @@ def test_an_epoch_visits_every_row_of_the_longer_stream_once(client):
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.parametrize('kept', [(), (1,), (0, 3, 4, 8)])
+def test_some_unlabeled_rows_with_labels_of_their_own(kept):
+  """Those chosen are visited once an epoch, each with the label given it."""
+  federation, _ = toy.federation()
+  shard = shard_of(0)
+  width = shard.unlabeled.shape[0]
+  chosen = jnp.zeros(width, bool).at[jnp.array(kept, jnp.int32)].set(True)
+  given = 10 + jnp.arange(width, dtype=jnp.int32)
+  # Padding is not taken, wanted or not.
+  part, order = batching.narrowed(
+      shard, chosen | (jnp.arange(width) >= toy.UNLABELED[0]))
+  made = batching.batches(toy.task(), federation.train, part, KEY,
+                          'unlabeled', pseudo_labels=given[order])
+  cursor, seen = made.start(), {}
+  for t in range(int(made.num_steps)):
+    cursor, pair, _ = made.next(cursor, jnp.int32(t))
+    real = np.asarray(pair.unlabeled.mask) > 0
+    places = np.asarray(order)[np.asarray(pair.unlabeled.slots)[real]]
+    labels = np.asarray(pair.unlabeled.labels)[real]
+    images = np.asarray(pair.unlabeled.inputs)[real]
+    for place, label, image in zip(places, labels, images, strict=True):
+      assert int(place) not in seen
+      seen[int(place)] = int(label)
+      np.testing.assert_array_equal(
+          image, federation.train.inputs[shard.unlabeled[int(place)]])
+  assert seen == {place: 10 + place for place in kept}
+
+
 def test_epochs_differ_in_order_and_keys_decide():
   task = toy.task(local_epochs=2)
   seen = [s['unlabeled'] for s in visits(task, shard_of(2), 'unlabeled')]

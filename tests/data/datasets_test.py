@@ -110,9 +110,14 @@ def test_medmnist_layout(tmp_path):
       val_images=parts['x_train'][:4], val_labels=parts['y_train'][:4, None],
       test_images=parts['x_test'], test_labels=parts['y_test'][:, None]))
   np.testing.assert_array_equal(got.train.labels, parts['y_train'])
-  assert got.validation is not None
+  assert got.validation is not None and got.flip
   np.testing.assert_array_equal(
       got.validation.inputs[..., 0], parts['x_train'][:4])
+
+
+def test_a_mirrored_organ_is_another_class(tmp_path):
+  path = _save(tmp_path, 'organamnist', **_parts())
+  assert not datasets.load('organamnist', path).flip
 
 
 @pytest.mark.parametrize('change,needle', [

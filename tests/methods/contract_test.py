@@ -153,6 +153,12 @@ def test_state_keeps_its_form_and_metrics_are_finite(text, model, place):
   metrics.validate(metrics.to_plain({'round': 3, **row}))
   moved = tree.global_norm(tree.subtract(_record(state), _record(one.start[0])))
   assert moved > 0
+  sums = totals.sums
+  assert float(sums['backward_passes'].total) > 0
+  assert float(sums['forward_passes'].total) >= float(
+      sums['backward_passes'].total)
+  talks = one.method.aggregate is not None
+  assert bool(float(sums['models_sent'].total) > 0) == talks
 
 
 @cases

@@ -22,6 +22,24 @@ WHOLE = {'weak': same, 'strong': same, 'local_steps': 1, 'labeled_batch': 8,
 SGD = optax.sgd(0.5)
 
 
+@pytest.mark.parametrize('text, labelings, views', [
+    ('fedavg', None, 0), ('fixmatch', 1, 1), ('uda', 1, 1),
+    ('pseudo_label(num_views=3)', 3, 1),
+    ("mixmatch(profile='original', num_views=2)", 2, 2)])
+def test_passes_and_models_are_counted(text, labelings, views):
+  """Per client and round: n_s labeled and n_u unlabeled rows, one step."""
+  _, _, metrics = one_round(text, **WHOLE)
+  took = [(n, 0 if labelings is None else m) for n, m in zip(
+      toy.LABELED, toy.UNLABELED, strict=True) if n or (m and labelings)]
+  known, unknown = np.mean(took, axis=0)
+  np.testing.assert_allclose(
+      metrics['forward_passes'], known + ((labelings or 0) + views) * unknown,
+      rtol=1e-6)
+  np.testing.assert_allclose(metrics['backward_passes'],
+                             known + views * unknown, rtol=1e-6)
+  np.testing.assert_allclose(metrics['models_sent'], 2, rtol=1e-6)
+
+
 def sgd(round_):
   del round_
   return SGD

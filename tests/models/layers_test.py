@@ -118,3 +118,25 @@ def test_half_precision_keeps_wide_statistics():
   y, stats = _apply('batch', x, None, dtype='bfloat16')
   assert y.dtype == jnp.bfloat16
   assert stats['mean'].dtype == jnp.float32
+
+
+@pytest.mark.parametrize('channels', [False, True])
+def test_dropout_drops_its_share_and_keeps_the_mean(channels):
+  module = layers.Dropout(.25, channels)
+  x = jnp.ones((200, 3, 4, _CHANNELS))
+  def train(key):
+    return module.apply({}, x, True, rngs={'dropout': key})
+  y = train(jax.random.key(0))
+  np.testing.assert_allclose(jnp.unique(y), [0, 4 / 3], rtol=1e-6)
+  np.testing.assert_allclose(y.mean(), 1, atol=.06)
+  whole = (y == y[:, :1, :1]).all((1, 2))
+  assert bool(whole.all()) == channels
+  assert not np.array_equal(y, train(jax.random.key(1)))
+
+
+def test_dropout_needs_training_and_a_key():
+  module = layers.Dropout(.5)
+  x = jnp.ones((5, 4))
+  np.testing.assert_array_equal(module.apply({}, x, True), x)
+  np.testing.assert_array_equal(
+      module.apply({}, x, False, rngs={'dropout': jax.random.key(0)}), x)

@@ -128,6 +128,19 @@ def test_masked_rows_do_not_reach_the_others():
   jax.tree.map(np.testing.assert_array_equal, stats, same)
 
 
+def test_only_networks_with_dropout_use_the_key():
+  for name, side, drops in (('fedtrinet_mnist', 32, True), ('cnn', 8, False)):
+    model = _make(name, side, conv_impl='lax')
+    variables = model.init(jax.random.key(0))
+    x = _images(2, side)
+    train = jax.jit(model.apply_train)
+    plain, _ = train(variables, x, None)
+    np.testing.assert_allclose(plain, model.apply(variables, x), rtol=1e-5,
+                               atol=1e-5)
+    dropped, _ = train(variables, x, None, jax.random.key(1))
+    assert bool(np.allclose(dropped, plain)) != drops
+
+
 def test_half_precision_is_near():
   variables = _make('cnn(width=4)').init(jax.random.key(0))
   x = _images(4)

@@ -1,0 +1,41 @@
+"""A network in two parts: first layers from the server, the rest a client's."""
+from __future__ import annotations
+
+import jax
+import optax
+
+from fedjax_ssl.core.types import PyTree
+
+
+def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
+  """Names of the first `count` convolutions, or of dense layers without any.
+
+  Args:
+    params: a network's, by layer.
+    count: 0 shares nothing.
+
+  Raises:
+    ValueError: if there are fewer such layers.
+  """
+  for kind in ('Conv_', 'Dense_'):
+    found = sorted((k for k in params if k.startswith(kind)),
+                   key=lambda k: int(k.removeprefix(kind)))
+    if found:
+      break
+  if not 0 <= count <= len(found):
+    raise ValueError(f'num_shared is {count}; the network has '
+                     f'{len(found)} layers to share: {", ".join(found)}.')
+  return tuple(found[:count])
+
+
+def splice(first: PyTree, later: PyTree, shared: tuple[str, ...]) -> PyTree:
+  """Parameters with the `shared` layers of `first`, the others of `later`."""
+  return {k: first[k] if k in shared else v for k, v in later.items()}
+
+
+def freeze(optimizer: optax.GradientTransformation, params: PyTree,
+            shared: tuple[str, ...]) -> optax.GradientTransformation:
+  """The optimizer with updates of the `shared` layers set to 0."""
+  mask = {k: jax.tree.map(lambda _, k=k: k in shared, v)
+          for k, v in params.items()}
+  return optax.chain(optimizer, optax.masked(optax.set_to_zero(), mask))

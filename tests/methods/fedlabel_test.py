@@ -1,0 +1,262 @@
+"""FedLabel: equations 3 to 8 by hand, and the laws that tie its variants."""
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Client
+from fedjax_ssl.methods import fedlabel
+from tests import toy
+from tests.methods.averaging_test import one_round
+from tests.methods.baselines_test import same, weights
+
+KEY = jax.random.key(6)
+UNIFORM = jnp.zeros((2, 4))
+
+
+def predictions(seed, rows=12, classes=4):
+  """Logits of the global, the local and the trained model, and a mask."""
+  rng = np.random.default_rng(seed)
+  logits = 2 * rng.standard_normal((4, rows, classes)).astype(np.float32)
+  # Half of the rows agree, else the consistency term is rarely seen.
+  logits[1, ::2] = 0.7 * logits[0, ::2] + 0.1 * logits[1, ::2]
+  mask = (np.arange(rows) < rows - 2).astype(np.float32)
+  return (*map(jnp.asarray, logits), jnp.asarray(mask))
+
+
+def softmax(x):
+  e = np.exp(np.asarray(x, np.float64))
+  return e / e.sum(-1, keepdims=True)
+
+
+def score(p, kind):
+  """Confidence of one distribution, as in print."""
+  if kind == 'variance':
+    return np.var(p)
+  return np.log(p.size) + np.sum(p * np.log(p))
+
+
+@pytest.mark.parametrize('kind', fedlabel.CONFIDENCES)
+@pytest.mark.parametrize('divergence', fedlabel.DIVERGENCES)
+def test_equations_3_to_8_by_hand(kind, divergence):
+  """Row by row in NumPy: who is surer, who labels, what it costs."""
+  beta, lambda_0 = 0.45, 0.7
+  seen = set()
+  for seed in range(4):
+    ours, theirs, strong, clean, mask = predictions(seed)
+    choice = fedlabel.select(ours, theirs, threshold=beta, confidence=kind)
+    value, metrics = fedlabel.loss(choice, strong, clean, mask,
+                                   consistency=lambda_0, divergence=divergence)
+    total = 0.0
+    for i in range(int(mask.sum())):
+      p = [softmax(ours[i]), softmax(theirs[i])]
+      h = [score(x, kind) for x in p]
+      best = int(h[1] > h[0])
+      label = int(p[best].argmax())
+      assert int(choice.labels[i]) == label
+      assert int(choice.from_local[i]) == best
+      np.testing.assert_allclose(choice.ratio[i], h[1 - best] / h[best],
+                                 rtol=1e-4)
+      if p[best].max() <= beta:
+        assert choice.accepted[i] == 0
+        seen.add('dropped')
+        continue
+      total -= np.log(softmax(strong[i])[label])
+      if p[1 - best].argmax() == label:
+        q, r = softmax(clean[i]), p[1 - best]
+        q, r = (q, r) if divergence == 'student_first' else (r, q)
+        total += lambda_0 * h[1 - best] / h[best] * np.sum(q * np.log(q / r))
+        seen.add('agreed')
+      seen.add(('global', 'local')[best])
+    np.testing.assert_allclose(value, total / mask.sum(), atol=1e-6)
+    np.testing.assert_allclose(
+        metrics['mask_rate'].total / metrics['mask_rate'].rows,
+        (choice.accepted * mask).sum() / mask.sum())
+  assert seen == {'dropped', 'agreed', 'global', 'local'}
+
+
+def test_bare_it_is_pseudo_labelling_by_the_surer_model():
+  """beta = 0 and lambda_0 = 0: cross entropy on the surer model's labels."""
+  ours, theirs, strong, clean, mask = predictions(9)
+  choice = fedlabel.select(ours, theirs, threshold=0.0)
+  value, _ = fedlabel.loss(choice, strong, clean, mask, consistency=0.0)
+  p, q = softmax(ours), softmax(theirs)
+  labels = np.where(q.var(-1) > p.var(-1), q.argmax(-1), p.argmax(-1))
+  rows = optax.softmax_cross_entropy_with_integer_labels(strong, labels)
+  np.testing.assert_allclose(value, (rows * mask).sum() / mask.sum(),
+                             rtol=1e-6)
+
+
+@pytest.mark.parametrize('kind', fedlabel.CONFIDENCES)
+def test_the_weight_never_exceeds_lambda_0(kind):
+  for seed in range(20):
+    ours, theirs, *_ = predictions(seed)
+    scale = 10.0 ** (seed % 8 - 6)  # Down to almost uniform ones.
+    ratio = fedlabel.select(scale * ours, scale * theirs,
+                            confidence=kind).ratio
+    assert (ratio >= 0).all() and (ratio <= 1).all()
+
+
+@pytest.mark.parametrize('kind', fedlabel.CONFIDENCES)
+def test_two_uniform_predictions_are_finite_and_weigh_lambda_0(kind):
+  choice = fedlabel.select(UNIFORM, UNIFORM, threshold=0.0, confidence=kind)
+  np.testing.assert_array_equal(choice.ratio, 1)
+  def value(clean):
+    return fedlabel.loss(choice, UNIFORM, clean, jnp.ones(2),
+                         consistency=0.3)[0]
+  cost, slope = jax.value_and_grad(value)(UNIFORM + jnp.arange(4.0))
+  chex.assert_tree_all_finite((cost, slope))
+  p = softmax(np.arange(4.0))
+  np.testing.assert_allclose(
+      cost, np.log(4) + 0.3 * (p * np.log(4 * p)).sum(), rtol=1e-5)
+
+
+def test_surer_means_a_larger_score_for_both_kinds():
+  sharper = jnp.outer(jnp.array([0.0, 0.5, 2.0, 9.0]), jnp.array([1., 0, -1]))
+  for kind in fedlabel.CONFIDENCES:
+    scores = fedlabel.confidence_score(sharper, kind)
+    assert (jnp.diff(scores) > 0).all()
+    np.testing.assert_allclose(scores[0], 0, atol=1e-7)
+
+
+def test_a_discarded_row_costs_nothing_and_gives_no_gradient():
+  ours, theirs, strong, clean, mask = predictions(3)
+  choice = fedlabel.select(ours, theirs, threshold=0.6)
+  out = choice.accepted == 0
+  assert 0 < int((out * mask).sum()) < int(mask.sum())
+  def value(strong, clean):
+    return fedlabel.loss(choice, strong, clean, mask, consistency=0.5)[0]
+  spoiled = [jnp.where(out[:, None], jnp.nan, x) for x in (strong, clean)]
+  assert value(*spoiled) == value(strong, clean)
+  for slope in jax.grad(value, argnums=(0, 1))(*spoiled):
+    assert (slope[out] == 0).all() and bool(jnp.isfinite(slope).all())
+
+
+def test_ties_are_the_global_models():
+  ours = jnp.array([[2.0, 0, 0]])
+  choice = fedlabel.select(ours, ours[:, ::-1], threshold=0.0)
+  assert choice.from_local[0] == 0 and choice.labels[0] == 0
+  assert choice.agreed[0] == 0
+  np.testing.assert_array_equal(choice.discarded, ours[:, ::-1])
+
+
+@pytest.mark.parametrize('labeler, label', [('global', 0), ('local', 2)])
+def test_one_model_alone_labels_whatever_its_confidence(labeler, label):
+  ours, theirs = jnp.array([[2.0, 0, 0]]), jnp.array([[0, 0, 2.5]])
+  for scale in (0.1, 10.0):
+    choice = fedlabel.select(
+        ours, scale * theirs, threshold=0.0, labeler=labeler)
+    assert choice.labels[0] == label and choice.agreed[0] == 0
+
+
+def test_only_global_without_local_steps_or_consistency_equals_both():
+  text = 'fedlabel(labeled_steps=0, consistency=0.0, threshold=0.3{})'
+  both = one_round(text.format(''))
+  alone = one_round(text.format(', labeler="global"'))
+  chex.assert_trees_all_equal(both[1].server, alone[1].server)
+  assert both[2]['mask_rate'] > 0
+  assert both[2]['local_rate'] == 0
+
+
+@functools.lru_cache
+def update_of(text, client=0, **changes):
+  """One client's Update from the initial model."""
+  federation, _ = toy.federation()
+  method = methods.make(text, toy.task(**changes))
+  server = method.init(KEY, federation).server
+  one = Client(jnp.int32(client), tree.take(federation.clients, client), (),
+               federation.train, federation.validation, jnp.int32(0),
+               jnp.int32(0))
+  assert method.client_update is not None
+  return jax.jit(method.client_update)(server, one, KEY)
+
+
+def test_the_two_chains_add_up():
+  """With the global model as labeler neither chain sees the other."""
+  text = "fedlabel(labeler='global', threshold=0.0{})"
+  whole = update_of(text.format(''))
+  labeled = update_of(text.format(', unlabeled_steps=0'))
+  unlabeled = update_of(text.format(', labeled_steps=0'))
+  chex.assert_trees_all_close(
+      whole.message, jax.tree.map(jnp.add, labeled.message,
+                                  unlabeled.message), atol=1e-6)
+  assert whole.weight == labeled.weight + unlabeled.weight
+  for part in (labeled, unlabeled):
+    assert tree.global_norm(part.message) > 0
+
+
+def test_the_weight_counts_rows_that_were_used():
+  """r_k: labeled visits and accepted rows; discarded ones do not count."""
+  n_s, n_u = toy.LABELED[0], toy.UNLABELED[0]
+  labeled_visits = n_s  # One epoch.
+  none = update_of('fedlabel(threshold=1.0)')
+  assert none.weight == labeled_visits
+  every = update_of('fedlabel(threshold=0.0)')
+  assert every.weight == labeled_visits + n_u
+  some = update_of('fedlabel(threshold=0.4)')
+  accepted = float(some.metrics['mask_rate'].total)
+  assert 0 < accepted < n_u
+  assert some.weight == labeled_visits + accepted
+
+
+def test_a_client_whose_rows_are_all_discarded_sends_its_labeled_step():
+  changes = {'optimizer': lambda round_: optax.chain(
+      optax.add_decayed_weights(0.1), optax.sgd(0.2))}
+  none = update_of('fedlabel(threshold=1.0)', **changes)
+  labeled = update_of('fedlabel(unlabeled_steps=0)', **changes)
+  chex.assert_trees_all_equal(none.message, labeled.message)
+
+
+def test_without_its_unlabeled_chain_it_is_fedavg():
+  changes = {'weak': same, 'labeled_batch': 8,
+             'cohort_size': toy.NUM_CLIENTS}
+  a = one_round('fedlabel(unlabeled_steps=0)', **changes)[1]
+  b = one_round('fedavg', **changes)[1]
+  np.testing.assert_allclose(weights(a), weights(b), rtol=1e-5, atol=1e-7)
+
+
+def test_fedprox_pulls_on_the_labeled_chain_only():
+  def sent(steps, mu):
+    text = f"fedlabel(server='fedprox', mu={mu}, {steps}=0, threshold=0.0)"
+    return update_of(text, local_epochs=3).message
+  chex.assert_trees_all_equal(sent('labeled_steps', 0.0),
+                              sent('labeled_steps', 5.0))
+  free, pulled = (tree.global_norm(sent('unlabeled_steps', mu))
+                  for mu in (0.0, 5.0))
+  assert pulled < 0.7 * free
+
+
+def test_passes_are_counted():
+  """Two labelers forward; strong and clean views forward and backward."""
+  n_s, n_u = toy.LABELED[0], toy.UNLABELED[0]
+  for text, forward, backward in (
+      ('fedlabel(threshold=0.0)', n_s + 4 * n_u, n_s + 2 * n_u),
+      ('fedlabel(consistency=0.0)', n_s + 3 * n_u, n_s + n_u),
+      ("fedlabel(labeler='local')", n_s + 2 * n_u, n_s + n_u)):
+    metrics = update_of(text).metrics
+    assert float(metrics['forward_passes']) == forward, text
+    assert float(metrics['backward_passes']) == backward, text
+
+
+@pytest.mark.parametrize('knobs, word', [
+    ('threshold=1.5', 'threshold'), ('consistency=-1.0', 'consistency'),
+    ("confidence='margin'", 'margin'), ("labeler='server'", 'labeler'),
+    ("divergence='both'", 'divergence'), ('labeled_steps=-1', 'labeled_steps'),
+    ("server='local'", 'server'), ("weighting='rows'", 'weighting')])
+def test_bad_knobs_are_named(knobs, word):
+  with pytest.raises(ValueError, match=word) as error:
+    methods.make(f'fedlabel({knobs})', toy.task())
+  assert '\n' not in str(error.value)
+
+
+def test_labels_at_the_server_are_refused():
+  with pytest.raises(ValueError, match='labels_at'):
+    methods.make('fedlabel', toy.task(labels_at='server'))

@@ -1,0 +1,190 @@
+"""FedTriNet: the threshold, the vote, and labels that stay."""
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.methods import fedtrinet, splice
+from tests import toy
+from tests.methods.averaging_test import one_round
+
+KEY = jax.random.key(8)
+EVERYONE = {'cohort_size': toy.NUM_CLIENTS}
+
+
+@pytest.mark.parametrize('t, share', [
+    (0, 1), (9, 1), (10, .8), (34, .32), (35, .5), (60, .5)])
+def test_the_threshold_falls_and_is_protected(t, share):
+  base = 2.8 * 0.9
+  np.testing.assert_allclose(fedtrinet.threshold_at(0.9, t), base * share,
+                             rtol=1e-6)
+
+
+def test_without_protection_it_falls_to_zero():
+  for t, share in ((35, .3), (50, 0), (80, 0)):
+    np.testing.assert_allclose(
+        fedtrinet.threshold_at(0.5, t, protected=False), 1.4 * share,
+        rtol=1e-6)
+
+
+@pytest.mark.parametrize('confidence, t', [(0.9, -1), (0.0, 3)])
+def test_before_the_phase_or_unmeasured_nothing_is_accepted(confidence, t):
+  bar = fedtrinet.threshold_at(confidence, t)
+  sure = jnp.full((3, 1, 2), 50.0).at[..., 1].set(-50)
+  assert fedtrinet.vote(sure, bar)[1][0] == 0
+  assert fedtrinet.vote(sure, 3.0)[1][0] == 1
+
+
+def test_the_vote_adds_probabilities_and_not_votes():
+  p = np.array([[.5, .45, .05], [.5, .45, .05], [.02, .9, .08]])
+  label, sure = fedtrinet.vote(jnp.log(p)[:, None], 1.79)
+  assert (int(label[0]), float(sure[0])) == (1, 1)  # 1.8; two voted for 0.
+  assert fedtrinet.vote(jnp.log(p)[:, None], 1.81)[1][0] == 0
+
+
+def test_first_layers_are_convolutions_by_number():
+  params = {f'{kind}_{i}': i for kind in ('Conv', 'Dense', 'Norm')
+            for i in (10, 2, 0)}
+  assert splice.shared_layers(params, 2) == ('Conv_0', 'Conv_2')
+  assert splice.shared_layers({'Dense_0': 1}, 1) == ('Dense_0',)
+  with pytest.raises(ValueError, match='num_shared is 4'):
+    splice.shared_layers(params, 4)
+
+
+def test_splicing_takes_each_layer_from_its_owner():
+  one, other = {'Conv_0': 1, 'Dense_0': 2}, {'Conv_0': 3, 'Dense_0': 4}
+  assert splice.splice(one, other, ('Conv_0',)) == {'Conv_0': 1, 'Dense_0': 4}
+
+
+def test_frozen_layers_rest_under_momentum_and_decay():
+  params = {'Conv_0': {'kernel': jnp.ones(2)}, 'Dense_0': jnp.ones(3)}
+  optimizer = splice.freeze(
+      optax.chain(optax.add_decayed_weights(.1), optax.sgd(.1, .9)), params,
+      ('Conv_0',))
+  state, now = optimizer.init(params), params
+  for _ in range(3):
+    updates, state = optimizer.update(now, state, now)
+    now = optax.apply_updates(now, updates)
+  chex.assert_trees_all_equal(now['Conv_0'], params['Conv_0'])
+  assert (now['Dense_0'] < 1).all()
+
+
+def test_a_run_of_the_first_phase_alone_is_fedavg_with_equal_weights():
+  alone = one_round('fedtrinet(pretrain=1.0)')[1].server
+  fedavg = one_round("fedavg(weighting='uniform')")[1].server
+  chex.assert_trees_all_close(alone.model, fedavg.model, rtol=1e-6)
+
+
+@functools.lru_cache
+def history(text, rounds=5, model='linear', **changes):
+  """The states of a run, the initial one first."""
+  federation, hidden = toy.federation()
+  corrupted = changes.pop('corrupted', False)
+  if corrupted:
+    labels = jnp.where(hidden, 0, federation.train.labels)
+    federation = federation.__class__(**{
+        **vars(federation),
+        'train': federation.train._replace(labels=labels)})
+  method = methods.make(text, toy.task(model, **EVERYONE, **changes))
+  states = [method.init(KEY, federation)]
+  step = jax.jit(method.round)
+  for i in range(rounds):
+    new, _ = step(states[-1], federation, jnp.int32(i),
+                  jax.random.fold_in(KEY, i))
+    states.append(new)
+  return states
+
+
+def accepted(state):
+  return np.asarray(state.memory.labels)
+
+
+def test_an_accepted_label_is_never_revised():
+  states = history('fedtrinet(pretrain=0.0, scale=2.0)')
+  counts = []
+  for before, after in zip(states[:-1], states[1:], strict=True):
+    kept = accepted(before) >= 0
+    np.testing.assert_array_equal(accepted(after)[kept], accepted(before)[kept])
+    counts.append(int((accepted(after) >= 0).sum()))
+  assert counts[0] == 0  # The first round is the first phase.
+  total = sum(toy.UNLABELED)
+  assert 0 < counts[1] < total and counts[-1] > counts[1]
+  rows = np.arange(accepted(states[0]).shape[1])
+  padding = rows >= np.array(toy.UNLABELED)[:, None]
+  assert (accepted(states[-1])[padding] == -1).all()
+
+
+def test_the_confidence_is_measured_on_unlabeled_rows_of_training():
+  """After phase 1: mean largest probability over those who trained."""
+  before, after = history('fedtrinet(pretrain=0.0, scale=2.0)')[:2]
+  federation, _ = toy.federation()
+  tops = []
+  for i, (n, m) in enumerate(zip(toy.LABELED, toy.UNLABELED, strict=True)):
+    if n:
+      rows = federation.clients.unlabeled[i, :m]
+      logits = toy.task().apply(before.server.model,
+                                federation.train.inputs[rows])
+      tops += jax.nn.softmax(logits).max(-1).tolist()
+  np.testing.assert_allclose(after.server.confidence, np.mean(tops), rtol=1e-5)
+  np.testing.assert_allclose(after.server.threshold, 2.0 * np.mean(tops),
+                             rtol=1e-5)
+
+
+def test_hidden_labels_are_not_read_in_the_second_phase():
+  text = 'fedtrinet(pretrain=0.0, scale=2.0)'
+  chex.assert_trees_all_equal(history(text)[-1],
+                              history(text, corrupted=True)[-1])
+
+
+def test_nothing_accepted_leaves_tuning_and_training_on_labels():
+  """A client without labels then has nothing to train on and sits out."""
+  states = history('fedtrinet(pretrain=0.0, scale=100.0)', rounds=3)
+  assert (accepted(states[-1]) == -1).all()
+  unlabeled = toy.LABELED.index(0)
+  assert int(states[-1].memory.seen[unlabeled]) == 0
+  assert int(states[-1].memory.seen[0]) == 3
+  gap = tree.subtract(states[3].server.model, states[2].server.model)
+  assert tree.global_norm(gap) > 0
+
+
+def test_with_labels_accepted_an_unlabeled_client_takes_part():
+  states = history('fedtrinet(pretrain=0.0, scale=0.0)', rounds=2)
+  unlabeled = toy.LABELED.index(0)
+  assert int(states[-1].memory.seen[unlabeled]) == 1
+  assert (accepted(states[-1]) >= 0).sum() == sum(toy.UNLABELED)
+  # 12 rows at once make a harvest, 9 do not.
+  np.testing.assert_array_equal(
+      states[-1].memory.harvests, np.array(toy.UNLABELED) >= 10)
+
+
+def test_profiles_differ_with_batch_norm_in_labels_and_freezing():
+  paper, official = (history(f"fedtrinet(profile='{p}', pretrain=0.0, "
+                             'scale=2.0)', rounds=2, model='conv')[-1]
+                     for p in ('paper', 'official'))
+  chex.assert_tree_all_finite((paper, official))
+  gap = tree.subtract(paper.server.model, official.server.model)
+  assert tree.global_norm(gap) > 1e-4
+
+
+@pytest.mark.parametrize('knobs, word', [
+    ('pretrain=1.5', 'pretrain'), ("profile='v2'", 'profile'),
+    ('scale=-1.0', 'scale'), ('final_weight=-0.1', 'final_weight'),
+    ('num_shared=-1', 'num_shared')])
+def test_bad_knobs_are_named(knobs, word):
+  with pytest.raises(ValueError, match=word) as error:
+    methods.make(f'fedtrinet({knobs})', toy.task())
+  assert '\n' not in str(error.value)
+
+
+def test_more_shared_layers_than_there_are_is_refused():
+  method = methods.make('fedtrinet(num_shared=3)', toy.task())
+  with pytest.raises(ValueError, match='num_shared is 3'):
+    method.init(KEY, toy.federation()[0])
