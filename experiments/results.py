@@ -23,6 +23,8 @@ _OUT = flags.DEFINE_string('out', None, 'Path of the table without ending.',
 _NOTE = flags.DEFINE_string('note', '', 'One line that goes above the table.')
 
 _SHOWN = ('final', 'tail', 'selected')
+# Work and traffic, per client and round.
+_COSTS = ('models_sent', 'forward_passes', 'backward_passes')
 
 
 def read(folder: str) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def read(folder: str) -> dict[str, Any]:
       'rounds': summaries[0]['round'],
       'seconds': round(max((t['seconds'] for t in times), default=0.0), 1),
       **{name: [s[name] for s in summaries] for name in _SHOWN},
+      **{name: [rows[-1].get(name) for rows in seeds] for name in _COSTS},
       'flags': config['flags'],
       'environment': config['environment'],
       'restarts': len(config['restarts']),
@@ -58,6 +61,11 @@ def _percent(values: Sequence[float | None]) -> str:
   return f'{mean:.2f} ± {spread:.2f}'
 
 
+def _mean(values: Sequence[float | None]) -> str:
+  known = [v for v in values if v is not None]
+  return f'{sum(known) / len(known):.4g}' if known else '-'
+
+
 def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
   """What all runs share of their flags or environments."""
   first = rows[0][part]
@@ -69,13 +77,13 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   """The table and, below it, what the runs share."""
   lines = [note, ''] if note else []
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
-            '5 | validation-selected | seconds |',
-            '|---|---|---|---:|---:|---:|---:|---:|---:|']
+            '5 | validation-selected | seconds | models sent | forward | '
+            'backward |', '|---|---|---|' + 9 * '---:|']
   for row in rows:
     cells = [row['run'], f'`{row["method"]}`', row['labels'],
              str(len(row['seeds'])), str(row['rounds']),
              *(_percent(row[name]) for name in _SHOWN),
-             f'{row["seconds"]:.0f}']
+             f'{row["seconds"]:.0f}', *(_mean(row[name]) for name in _COSTS)]
     lines.append('| ' + ' | '.join(cells) + ' |')
   flags_text = ' '.join(
       f'--{k}={",".join(map(str, v)) if isinstance(v, list) else v}'
@@ -84,7 +92,9 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   facts = ', '.join(f'{k} {v}' for k, v in _same(
       rows, 'environment').items())
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
-            'seeds; seconds include compilation and all seeds.',
+            'seeds; seconds include compilation and all seeds; models sent '
+            '(down and up) and examples through the network are per client '
+            'and round.',
             '', f'Flags that all runs share: `{flags_text}`',
             '', f'Environment: {facts}.', '']
   return '\n'.join(lines)

@@ -16,7 +16,8 @@ def _run_of(folder, method, accuracies):
       'flags': {'method': method, 'labels': 'few', 'seeds': [0, 1],
                 'alpha': 0.5, 'workdir': str(folder)},
       'facts': {}, 'environment': {'commit': 'abc'}, 'restarts': []}))
-  rows = [{'round': 5, 'seed': s, 'accuracy': a, 'loss': 1.0}
+  rows = [{'round': 5, 'seed': s, 'accuracy': a, 'loss': 1.0,
+           'forward_passes': 30.0 + 2 * s}
           for s, a in enumerate(accuracies)]
   (folder / 'metrics.jsonl').write_text(
       ''.join(json.dumps(r) + '\n' for r in rows))
@@ -38,6 +39,7 @@ def test_table_and_json_hold_the_runs_numbers(tmp_path):
   text = (tmp_path / 'out' / 'table.md').read_text()
   assert '55.00 ± 7.07' in text and '70.00 ± 0.00' in text
   assert 'commit abc' in text and '--alpha=0.5' in text
+  assert '| 7 | - | 31 | - |' in text  # Seconds, then costs.
   assert str(tmp_path) not in text
   stored = json.loads((tmp_path / 'out' / 'table.json').read_text())
   assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
