@@ -123,7 +123,7 @@ def test_flagfiles_parse_against_their_scripts(file):
   assert settings.seeds()
   methods.make(settings.method(), toy.task())
   augment.make_weak(FLAGS.weak)
-  augment.make_weak(FLAGS.labeled_view)
+  augment.make_weak(FLAGS.labeled_view or FLAGS.weak)
   augment.make_strong(FLAGS.strong)
 
 

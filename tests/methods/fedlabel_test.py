@@ -141,7 +141,7 @@ def test_a_discarded_row_costs_nothing_and_gives_no_gradient():
 
 
 def test_ties_are_the_global_models():
-  ours = jnp.array([[2.0, 0, 0]])
+  ours = jnp.array([[2.0, 0]])
   choice = fedlabel.select(ours, ours[:, ::-1], threshold=0.0)
   assert choice.from_local[0] == 0 and choice.labels[0] == 0
   assert choice.agreed[0] == 0
