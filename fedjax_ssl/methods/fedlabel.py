@@ -156,6 +156,7 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
     Cho et al., FedLabel, ICCV 2023, eq. 5 to 8.
   """
   names.check('divergence', divergence, DIVERGENCES)
+  mask = jnp.asarray(mask)
   total = jnp.sum(mask)
   used = mask * choice.accepted
   hard = losses.cross_entropy(strong_logits, choice.labels, used, total=total)
@@ -266,13 +267,12 @@ def fedlabel(task: Task, *, threshold: float = 0.4, consistency: float = 0.1,
 
   def on_unlabeled(local, model, anchor, batch, key):
     rows: Batch = batch.unlabeled
-    of_local = None if labeler == 'global' else task.apply(local, rows.inputs)
-    of_global = None if labeler == 'local' else task.apply(
-        anchor, rows.inputs)
-    choice = select(
-        of_local if of_global is None else of_global,
-        of_global if of_local is None else of_local,
-        threshold=threshold, confidence=confidence, labeler=labeler)
+    # One labeler is both of the two, and is computed once.
+    experts = {'both': (anchor, local), 'local': (local,),
+               'global': (anchor,)}[labeler]
+    said = [task.apply(expert, rows.inputs) for expert in experts]
+    choice = select(said[0], said[-1], threshold=threshold,
+                    confidence=confidence, labeler=labeler)
     # Rows that are not accepted stay out of batch statistics as well.
     kept = rows._replace(mask=rows.mask * choice.accepted)
     views = [base.strongly(task, kept, key)]

@@ -1,13 +1,15 @@
 """FedLabel's dealing: all rows first, then labels inside each client."""
 from __future__ import annotations
 
+from typing import Any
+
 from absl.testing import flagsaver
 import numpy as np
 import pytest
 
 import common
 
-FLAGS = common.FLAGS
+FLAGS: Any = common.FLAGS
 LABELS = np.arange(3000) % 10
 
 

@@ -1,7 +1,9 @@
 """FedTriNet: the threshold, the vote, and labels that stay."""
 from __future__ import annotations
 
+import dataclasses
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -17,6 +19,9 @@ from tests import toy
 from tests.methods.averaging_test import one_round
 
 KEY = jax.random.key(8)
+# A round of the first phase, then a threshold that some rows reach at once,
+# some later, some never.
+TEXT = 'fedtrinet(pretrain=0.0, scale=4.5)'
 EVERYONE = {'cohort_size': toy.NUM_CLIENTS}
 
 
@@ -65,7 +70,8 @@ def test_splicing_takes_each_layer_from_its_owner():
 
 
 def test_frozen_layers_rest_under_momentum_and_decay():
-  params = {'Conv_0': {'kernel': jnp.ones(2)}, 'Dense_0': jnp.ones(3)}
+  params: dict[str, Any] = {
+      'Conv_0': {'kernel': jnp.ones(2)}, 'Dense_0': jnp.ones(3)}
   optimizer = splice.freeze(
       optax.chain(optax.add_decayed_weights(.1), optax.sgd(.1, .9)), params,
       ('Conv_0',))
@@ -74,7 +80,7 @@ def test_frozen_layers_rest_under_momentum_and_decay():
     updates, state = optimizer.update(now, state, now)
     now = optax.apply_updates(now, updates)
   chex.assert_trees_all_equal(now['Conv_0'], params['Conv_0'])
-  assert (now['Dense_0'] < 1).all()
+  assert np.all(now['Dense_0'] < 1)
 
 
 def test_a_run_of_the_first_phase_alone_is_fedavg_with_equal_weights():
@@ -84,15 +90,14 @@ def test_a_run_of_the_first_phase_alone_is_fedavg_with_equal_weights():
 
 
 @functools.lru_cache
-def history(text, rounds=5, model='linear', **changes):
+def history(text, rounds=6, model='linear', **changes):
   """The states of a run, the initial one first."""
   federation, hidden = toy.federation()
   corrupted = changes.pop('corrupted', False)
   if corrupted:
     labels = jnp.where(hidden, 0, federation.train.labels)
-    federation = federation.__class__(**{
-        **vars(federation),
-        'train': federation.train._replace(labels=labels)})
+    federation = dataclasses.replace(
+        federation, train=federation.train._replace(labels=labels))
   method = methods.make(text, toy.task(model, **EVERYONE, **changes))
   states = [method.init(KEY, federation)]
   step = jax.jit(method.round)
@@ -108,15 +113,16 @@ def accepted(state):
 
 
 def test_an_accepted_label_is_never_revised():
-  states = history('fedtrinet(pretrain=0.0, scale=2.0)')
+  states = history(TEXT)
   counts = []
   for before, after in zip(states[:-1], states[1:], strict=True):
     kept = accepted(before) >= 0
-    np.testing.assert_array_equal(accepted(after)[kept], accepted(before)[kept])
+    np.testing.assert_array_equal(accepted(after)[kept],
+                                  accepted(before)[kept])
     counts.append(int((accepted(after) >= 0).sum()))
   assert counts[0] == 0  # The first round is the first phase.
-  total = sum(toy.UNLABELED)
-  assert 0 < counts[1] < total and counts[-1] > counts[1]
+  some = [count for count in counts if count]
+  assert some[0] < some[-1] < sum(toy.UNLABELED)
   rows = np.arange(accepted(states[0]).shape[1])
   padding = rows >= np.array(toy.UNLABELED)[:, None]
   assert (accepted(states[-1])[padding] == -1).all()
@@ -124,24 +130,24 @@ def test_an_accepted_label_is_never_revised():
 
 def test_the_confidence_is_measured_on_unlabeled_rows_of_training():
   """After phase 1: mean largest probability over those who trained."""
-  before, after = history('fedtrinet(pretrain=0.0, scale=2.0)')[:2]
+  before, after = history(TEXT)[:2]
   federation, _ = toy.federation()
   tops = []
   for i, (n, m) in enumerate(zip(toy.LABELED, toy.UNLABELED, strict=True)):
-    if n:
+    if n and m:
       rows = federation.clients.unlabeled[i, :m]
       logits = toy.task().apply(before.server.model,
                                 federation.train.inputs[rows])
       tops += jax.nn.softmax(logits).max(-1).tolist()
   np.testing.assert_allclose(after.server.confidence, np.mean(tops), rtol=1e-5)
-  np.testing.assert_allclose(after.server.threshold, 2.0 * np.mean(tops),
+  np.testing.assert_allclose(after.server.threshold, 4.5 * np.mean(tops),
                              rtol=1e-5)
 
 
 def test_hidden_labels_are_not_read_in_the_second_phase():
-  text = 'fedtrinet(pretrain=0.0, scale=2.0)'
-  chex.assert_trees_all_equal(history(text)[-1],
-                              history(text, corrupted=True)[-1])
+  assert (accepted(history(TEXT)[-1]) >= 0).any()
+  chex.assert_trees_all_equal(history(TEXT)[-1],
+                              history(TEXT, corrupted=True)[-1])
 
 
 def test_nothing_accepted_leaves_tuning_and_training_on_labels():
@@ -165,20 +171,20 @@ def test_with_labels_accepted_an_unlabeled_client_takes_part():
       states[-1].memory.harvests, np.array(toy.UNLABELED) >= 10)
 
 
-OFFICIAL = "fedtrinet(profile='official', pretrain=0.0, scale=2.0)"
+OFFICIAL = "fedtrinet(profile='official', pretrain=0.0, scale=4.5)"
 
 
 def test_the_official_profile_tunes_what_the_paper_freezes():
   """In a linear model the one layer is shared, so nothing else is tuned."""
-  paper = history('fedtrinet(pretrain=0.0, scale=2.0)')
+  paper = history(TEXT)
   official = history(OFFICIAL, rounds=2)
-  chex.assert_trees_all_close(paper[1], official[1], rtol=1e-6)
+  chex.assert_trees_all_close(paper[1], official[1], rtol=1e-5, atol=1e-7)
   gap = tree.subtract(paper[2].server.model, official[2].server.model)
   assert tree.global_norm(gap) > 1e-4
 
 
 def test_the_official_profile_labels_image_by_image_in_training_mode():
-  after = history(OFFICIAL, rounds=2, model='conv')[-1]
+  after = history(OFFICIAL.replace('4.5', '2.0'), rounds=2, model='conv')[-1]
   chex.assert_tree_all_finite(after)
   assert (accepted(after) >= 0).any()
 
