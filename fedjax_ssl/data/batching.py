@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_ssl.core.local import Batches
-from fedjax_ssl.core.types import Array, Batch, Examples, Number, Shard, Task
+from fedjax_ssl.core.types import (
+  Array,
+  Batch,
+  Examples,
+  Metrics,
+  Number,
+  Shard,
+  Task,
+)
 
 STREAMS = ('both', 'labeled', 'unlabeled')
 
@@ -21,6 +29,23 @@ class Pair(NamedTuple):
   labeled: Batch | None
   unlabeled: Batch | None
   progress: jax.Array  # float32[] in (0, 1], of the whole run's local steps.
+
+
+def passes(batch: Pair, labelings: Number, views: int = 1) -> Metrics:
+  """A step's passes through the network, in examples.
+
+  Args:
+    batch: its rows; a labeled row is one pass forward and one backward.
+    labelings: forward passes of an unlabeled row that only label it.
+    views: passes forward and backward of an unlabeled row that train.
+
+  Returns:
+    The metrics 'forward_passes' and 'backward_passes', float32[].
+  """
+  known, unknown = (jnp.float32(0) if rows is None else rows.mask.sum()
+                    for rows in (batch.labeled, batch.unlabeled))
+  return {'forward_passes': known + (labelings + views) * unknown,
+          'backward_passes': known + views * unknown}
 
 
 def gather(examples: Examples, rows: Array, mask: Array, *,

@@ -192,7 +192,8 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
         task, labeled_loss,
         unlabeled_loss_of(payload.relation, client.round),
         task.optimizer(client.round), decay=decay,
-        labeled_rate=jnp.where(client.round < warm, 1.0, labeled_rate))
+        labeled_rate=jnp.where(client.round < warm, 1.0, labeled_rate),
+        labelings=1 if inert else passes)
     model, memory, metrics = roles.train(
         task, one, payload.model, client, key)
     told = metrics.pop('relation')

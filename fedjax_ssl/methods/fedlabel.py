@@ -33,7 +33,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base, objective
+from fedjax_ssl.methods import base
 
 CONFIDENCES = ('variance', 'entropy')
 LABELERS = ('both', 'local', 'global')
@@ -147,7 +147,7 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
   Returns:
     float32[] and the metrics 'mask_rate' (accepted), 'local_rate' (labeled by
     the local model, among the accepted), 'agreed_rate' (among the accepted)
-    and 'consistency_loss', each a Ratio.
+    and 'consistency_loss', its second term.
 
   Raises:
     ValueError: for another divergence.
@@ -208,7 +208,8 @@ def fedlabel(task: Task, *, threshold: float = 0.4, consistency: float = 0.1,
 
   From the received model w a client trains w_L on its labels, then w_U on its
   unlabeled rows, labeled by w or w_L, both frozen, whichever is surer of a
-  row. It sends (w_L - w) + (w_U - w) and the number of rows used.
+  row. It sends (w_L - w) + (w_U - w) and the number of rows used. Metrics of
+  its own are those of `loss`.
 
   Args:
     task: the static choices; labels must be at the clients.
@@ -284,7 +285,7 @@ def fedlabel(task: Task, *, threshold: float = 0.4, consistency: float = 0.1,
                           consistency=consistency if with_clean else 0.0,
                           divergence=divergence)
     return value, (stats, {
-        **metrics, **objective.passes(batch, labelings, len(views)),
+        **metrics, **batching.passes(batch, labelings, len(views)),
         'unlabeled_loss': base.over_rows(value, rows)})
 
   def init(key: jax.Array, federation: Federation) -> State:

@@ -111,7 +111,7 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   """Trains on labels, then also on labels that three networks agree on.
 
   In the first phase it is FedAvg with equal weights. In the second a client
-  builds the received model, its own last one, and a third of the received
+  builds the received model, its own last one, and a splice of the received
   first layers and its own later ones, tuned on its labels. Rows for which the
   sum of their probabilities reaches a threshold get a label that is never
   revised. Training starts from the third network: cross entropy on both kinds

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core.types import Batch, Metrics, Number
+from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods import base
 
@@ -16,23 +17,6 @@ def labeled(logits: jax.Array | None, rows: Batch | None
   if logits is None or rows is None:
     return None
   return losses.cross_entropy(logits, rows.labels, rows.mask)
-
-
-def passes(batch: Pair, labelings: int, views: int = 1) -> Metrics:
-  """A step's passes through the network, in examples.
-
-  Args:
-    batch: its rows; a labeled row is one pass forward and one backward.
-    labelings: forward passes of an unlabeled row that only label it.
-    views: passes forward and backward of an unlabeled row that train.
-
-  Returns:
-    The metrics 'forward_passes' and 'backward_passes', float32[].
-  """
-  known, unknown = (jnp.float32(0) if rows is None else rows.mask.sum()
-                    for rows in (batch.labeled, batch.unlabeled))
-  return {'forward_passes': known + (labelings + views) * unknown,
-          'backward_passes': known + views * unknown}
 
 
 def total(batch: Pair, unlabeled_loss: jax.Array | None,
@@ -56,7 +40,8 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
     float32[], and the metrics 'labeled_loss', 'unlabeled_loss', 'mask_rate'
     as far as there are such rows, and the passes through the network.
   """
-  loss, metrics = jnp.float32(0), passes(batch, labelings, views)
+  loss, metrics = jnp.float32(0), batching.passes(
+      batch, labelings, views)
   rows = batch.unlabeled
   if rows is not None and unlabeled_loss is not None:
     metrics['mask_rate'] = base.over_rows(jnp.float32(mask_rate), rows)

@@ -185,8 +185,8 @@ def _part(present: Array, loss_fn: Callable[..., Any], model: Variables
 def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
          optimizer: optax.GradientTransformation, *, decay: float = 0.999,
          max_norm: float = float('inf'), labeled_rate: Number = 1.0,
-         unlabeled_rate: Number = 1.0, teacher_stats: str = 'first'
-         ) -> local.Step:
+         unlabeled_rate: Number = 1.0, teacher_stats: str = 'first',
+         labelings: int = 1) -> local.Step:
   """One optimizer step on whatever kinds of rows the batch holds.
 
   Labeled and unlabeled rows go through the network apart, as on two clients;
@@ -205,6 +205,7 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
     unlabeled_rate: factor on the step of a client without.
     teacher_stats: normalization statistics of the teacher: 'first', those it
       was made with, or 'student', those of the student after each step.
+    labelings: forward passes of an unlabeled row that only label it.
 
   Returns:
     (learner, pair, key) -> (learner, metrics), metrics with `train_loss`.
@@ -237,7 +238,8 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
     return Learner(
         Variables(params, stats), teacher, opt_state,
         learner.steps + other.astype(jnp.int32)
-    ), {'train_loss': loss + more, **metrics, **metrics_u}
+    ), {'train_loss': loss + more, **batching.passes(batch, labelings),
+        **metrics, **metrics_u}
   return one
 
 

@@ -22,7 +22,8 @@ from tests.methods import contract_test
 
 # Rows hold these whatever the method.
 ALWAYS = {'accuracy', 'loss', 'per_class_accuracy', 'bytes_up', 'bytes_down',
-          'num_rejected', 'num_participants', 'masked_share'}
+          'num_rejected', 'num_participants', 'masked_share', 'models_sent',
+          'forward_passes', 'backward_passes'}
 # Where there is a global model.
 GLOBAL = {'val_accuracy', 'val_loss'}
 

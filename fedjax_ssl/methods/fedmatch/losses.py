@@ -17,6 +17,7 @@ import optax
 from fedjax_ssl import losses, sparse
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch, Metrics, PyTree, Task, Variables
+from fedjax_ssl.data import batching
 from fedjax_ssl.methods import base
 
 # Predicts with every helper: raw inputs [B, ...] -> logits float32[H, B, C].
@@ -193,7 +194,9 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
     The learner and metrics; `train_loss` is the sum of both losses.
   """
   labeled_key, unlabeled_key = jax.random.split(key)
-  metrics: Metrics = {'train_loss': jnp.float32(0)}
+  helpers = 0 if present is None else present.sum()
+  metrics: Metrics = {'train_loss': jnp.float32(0),
+                      **batching.passes(batch, 1 + helpers)}
   if batch.labeled is not None:
     def on_sigma(sigma):
       return labeled_loss(task, sigma, learner.psi, learner.stats,
