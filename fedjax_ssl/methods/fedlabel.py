@@ -156,9 +156,9 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
     Cho et al., FedLabel, ICCV 2023, eq. 5 to 8.
   """
   names.check('divergence', divergence, DIVERGENCES)
-  mask = jnp.asarray(mask)
-  total = jnp.sum(mask)
-  used = mask * choice.accepted
+  real = jnp.asarray(mask, jnp.float32)
+  total = real.sum()
+  used = real * choice.accepted
   hard = losses.cross_entropy(strong_logits, choice.labels, used, total=total)
   shared = used * choice.agreed
   # Rows that do not count are replaced: their derivative must not be NaN.
@@ -166,7 +166,7 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
                     for x in (clean_logits, choice.discarded))
   pair = (student, other) if divergence == 'student_first' else (
       other, student)
-  soft = consistency * losses.masked_mean(
+  soft = jnp.asarray(consistency) * losses.masked_mean(
       choice.ratio * losses.kl_rows(*pair), shared, total=total)
   accepted = used.sum()
   return hard + soft, {
