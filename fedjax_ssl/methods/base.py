@@ -297,9 +297,6 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   if alone and task.model.norm == 'static':
     raise ValueError("server='local' has nobody to recompute the statistics "
                      "of norm='static'; give another norm.")
-  if keep_local and task.labels_at == 'server' and streams == 'labeled':
-    raise ValueError("keep_local needs labels_at='clients' or a loss on "
-                     'unlabeled rows: no client would train.')
   keep_local = keep_local or alone
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
