@@ -41,6 +41,9 @@ TEST = [
     'pytest>=8.3,<10',
     'pytest-xdist>=3.6,<4',
 ]
+# Its attrs<24 keeps it from the core.
+PRIVACY = ['dp-accounting>=0.6,<0.7']
+TEST += PRIVACY
 TENSORBOARD = ['tensorboardX>=2.6.4,<3']
 TORCH = ['torch==2.13.0']
 
@@ -49,6 +52,7 @@ EXTRAS = {
     'tfds': TFDS,
     'tensorboard': TENSORBOARD,
     'bench': TORCH,
+    'privacy': PRIVACY,
     'text': ['transformers>=5.20,<6', *TORCH],
     'tpu': ['jax[tpu]>=0.10,<0.12'],
     'cuda': ['jax[cuda12]>=0.10,<0.12'],

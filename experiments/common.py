@@ -97,6 +97,27 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray
                            fraction=FLAGS.labeled_fraction)
 
 
+def agents(scheme: Callable[..., np.ndarray]) -> Deal:
+  """Deals labels to the first agents and all other rows to the rest (FedSSL).
+
+  Args:
+    scheme: a partition of `fedjax_ssl.data`, for either kind of rows.
+
+  Returns:
+    The setting's `deal`; --num_labeled_clients says how many hold labels.
+  """
+  def deal(rng, labels, pool):
+    holders, total = FLAGS.num_labeled_clients, FLAGS.num_clients
+    if not 0 < holders < total:
+      raise ValueError(f'--num_labeled_clients={holders} must be from 1 to '
+                       f'{total - 1}, below --num_clients={total}.')
+    labeled = choose_labeled(rng, labels, pool)
+    return (scheme(rng, labels, holders, where=labeled),
+            data.shift(scheme(rng, labels, total - holders,
+                              where=pool & ~labeled), holders))
+  return deal
+
+
 def _scheme(scheme: Callable[..., np.ndarray], rng: np.random.Generator,
             labels: np.ndarray, where: np.ndarray, least: int) -> np.ndarray:
   if scheme is not data.dirichlet_capped:
@@ -174,7 +195,8 @@ def _run_jobs(deal: Deal) -> None:
   if is_new:
     FLAGS['workdir'].value = _new_workdir()
   workdir = pathlib.Path(FLAGS.workdir)
-  dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split)
+  dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split,
+                      embeddings=FLAGS.embeddings)
   run_one.check_sizes(dataset)
   deals = {seed: _partition(deal, dataset, seed) for seed in settings.seeds()}
   jobs = [run_one.build(dataset, deals, name, folder, labels, method)

@@ -3,7 +3,8 @@ r"""One table from finished runs, with what is needed to repeat them.
 python experiments/results.py runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
-Writes <out>.json and <out>.md. Every number comes from the runs' own files.
+Writes <out>.json and <out>.md, with --epsilon a plot besides. Every number
+comes from the runs' own files.
 """
 from __future__ import annotations
 
@@ -15,16 +16,21 @@ from typing import Any
 
 from absl import app, flags
 
-from fedjax_ssl.training import metrics, report
+from fedjax_ssl.training import metrics, report, tradeoff
 from fedjax_ssl.training import workdir as workdir_lib
 
 _OUT = flags.DEFINE_string('out', None, 'Path of the table without ending.',
                            required=True)
+_EPSILON = flags.DEFINE_bool(
+    'epsilon', False, 'Also draw accuracy against epsilon, to '
+    '<out>_epsilon.png.')
 _NOTE = flags.DEFINE_string('note', '', 'One line that goes above the table.')
 
 _SHOWN = ('final', 'tail', 'selected')
 # Work and traffic, per client and round.
 _COSTS = ('models_sent', 'forward_passes', 'backward_passes')
+# Also in the file, and in the table where a run has something to say.
+_MORE = ('diverged', 'epsilon')
 
 
 def read(folder: str) -> dict[str, Any]:
@@ -42,7 +48,8 @@ def read(folder: str) -> dict[str, Any]:
       'seeds': config['flags']['seeds'],
       'rounds': summaries[0]['round'],
       'seconds': round(max((t['seconds'] for t in times), default=0.0), 1),
-      **{name: [s[name] for s in summaries] for name in _SHOWN},
+      **{name: [s.get(name) for s in summaries]
+         for name in (*_SHOWN, *_MORE)},
       **{name: [rows[-1].get(name) for rows in seeds] for name in _COSTS},
       'flags': config['flags'],
       'environment': config['environment'],
@@ -66,6 +73,18 @@ def _mean(values: Sequence[float | None]) -> str:
   return f'{sum(known) / len(known):.4g}' if known else '-'
 
 
+def _more(row: dict[str, Any], name: str) -> str:
+  """How many seeds diverged; or the largest epsilon, and of what scope."""
+  if name == 'diverged':
+    lost = sum(bool(x) for x in row[name])
+    return f'{lost} of {len(row[name])}' if lost else ''
+  if 'dp_scope' not in row['method']:
+    return ''
+  spent = [x for x in row[name] if x is not None]
+  text = f'{max(spent):.2f}' if len(spent) == len(row[name]) else 'unbounded'
+  return text + (', nominal' if "'generator'" in row['method'] else '')
+
+
 def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
   """What all runs share of their flags or environments."""
   first = rows[0][part]
@@ -76,14 +95,18 @@ def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
 def markdown(rows: list[dict[str, Any]], note: str) -> str:
   """The table and, below it, what the runs share."""
   lines = [note, ''] if note else []
+  extra = [name for name in _MORE if any(any(r[name]) for r in rows)]
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
             '5 | validation-selected | seconds | models sent | forward | '
-            'backward |', '|---|---|---|' + 9 * '---:|']
+            'backward |' + ''.join(f' {name} |' for name in extra),
+            '|---|---|---|' + (9 + len(extra)) * '---:|']
   for row in rows:
     cells = [row['run'], f'`{row["method"]}`', row['labels'],
              str(len(row['seeds'])), str(row['rounds']),
-             *(_percent(row[name]) for name in _SHOWN),
-             f'{row["seconds"]:.0f}', *(_mean(row[name]) for name in _COSTS)]
+             *('-' if all(row['diverged']) else _percent(row[name])
+               for name in _SHOWN),
+             f'{row["seconds"]:.0f}', *(_mean(row[name]) for name in _COSTS),
+             *(_more(row, name) for name in extra)]
     lines.append('| ' + ' | '.join(cells) + ' |')
   flags_text = ' '.join(
       f'--{k}={",".join(map(str, v)) if isinstance(v, list) else v}'
@@ -94,7 +117,11 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
             'seeds; seconds include compilation and all seeds; models sent '
             '(down and up) and examples through the network are per client '
-            'and round.',
+            'and round.'
+            + (' "-" is a run that ends no better than chance.'
+               if 'diverged' in extra else '')
+            + (' A nominal epsilon is no guarantee: only the generator got '
+               'noise.' if 'epsilon' in extra else ''),
             '', f'Flags that all runs share: `{flags_text}`',
             '', f'Environment: {facts}.', '']
   return '\n'.join(lines)
@@ -119,6 +146,14 @@ def main(argv: Sequence[str]) -> None:
       json.dumps({'note': _NOTE.value, 'runs': rows}, indent=1) + '\n')
   text = markdown(rows, _NOTE.value)
   out.with_suffix('.md').write_text(text)
+  if _EPSILON.value:
+    try:
+      tradeoff.plot(report.load({pathlib.Path(folder).name: [folder]
+                                 for folder in argv[1:]}),
+                    out.with_name(out.name + '_epsilon.png'))
+    except ValueError as error:
+      print(f'error: {error}', file=sys.stderr)
+      sys.exit(2)
   print(text)
 
 

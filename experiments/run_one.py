@@ -18,7 +18,14 @@ import settings
 import fedjax_ssl as fssl
 from fedjax_ssl import data
 from fedjax_ssl.data import batching
-from fedjax_ssl.training import checkpoint, loop, metrics, progress, report
+from fedjax_ssl.training import (
+  checkpoint,
+  loop,
+  metrics,
+  pictures,
+  progress,
+  report,
+)
 from fedjax_ssl.training import seeds as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -262,8 +269,12 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     if round_ < FLAGS.num_rounds:  # The last one comes with its accuracy.
       bar.update(round_)
 
-  observer = loop.Observer(on_row, lambda r, tree: steps.save(
-      r, tree, {'seeds': job.seeds}), on_progress)
+  def on_save(round_: int, saved: Any) -> None:
+    if FLAGS.pictures:
+      _draw(job, round_, saved)
+    steps.save(round_, saved, {'seeds': job.seeds})
+
+  observer = loop.Observer(on_row, on_save, on_progress)
   with bar:
     result = loop.train(
         job.method, job.federations, num_rounds=FLAGS.num_rounds,
@@ -277,6 +288,17 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     print(f'Stopped at round {result.round}; the same command with '
           f'--workdir={FLAGS.workdir} continues.')
     raise SystemExit(0)
+
+
+def _draw(job: Job, round_: int, saved: Any) -> None:
+  """Writes what the method generates from the first seed's state."""
+  state, federation = saved[str(job.seeds[0])]['state'], job.federations[0]
+  known = federation.validation
+  examples = known if len(known.labels) else federation.test
+  made = job.method.pictures and job.method.pictures(
+      state.server, examples, jax.random.key(0))
+  if made is not None:
+    pictures.write(job.folder / 'pictures' / f'round_{round_:05d}.png', made)
 
 
 def evaluate(job: Job) -> None:

@@ -23,6 +23,9 @@ _STRINGS: dict[str, tuple[Any, str]] = {
                 '<data_dir>/<name>.npz, or a TensorFlow Datasets name.'),
     'data_dir': (None, 'Folder of the .npz files; default: the environment '
                  'variable FEDJAX_SSL_DATA.'),
+    'embeddings': (None, 'Texts only: .npz of word vectors (words, vectors) or '
+                   'of vectors made beforehand (texts, sha256), instead of '
+                   'trained ones; see experiments/embed_texts.py.'),
     'split': ('official', 'official, or train/test or train/validation/test '
               'in percent or counts, from all examples merged.'),
     'partition_file': (None, 'Deal the rows as this file says; every run '
@@ -105,6 +108,8 @@ _BOOLEANS: dict[str, tuple[Any, str]] = {
                'lower and the upper bound.'),
     'eval_only': (False, 'Evaluate the newest checkpoint of the workdir and '
                   'stop.'),
+    'pictures': (False, 'At every checkpoint draw what the method generates, '
+                 'to <workdir>/pictures; of methods that generate images.'),
     'tensorboard': (False, 'Mirror metrics to <workdir>/tensorboard; needs '
                     'the extra [tensorboard].'),
 }
@@ -113,7 +118,8 @@ _LARGEST_SEED = 2**32 - 1
 # May differ when a run is continued: they change no bit of the model, but for
 # seed_map, whose vmap rounds otherwise.
 FREE = ('num_rounds', 'eval_every', 'checkpoint_every', 'data_dir', 'workdir',
-        'seed_map', 'num_devices', 'eval_only', 'bounds', 'tensorboard')
+        'embeddings', 'pictures', 'seed_map', 'num_devices', 'eval_only',
+        'bounds', 'tensorboard')
 
 
 def define() -> None:
@@ -158,7 +164,7 @@ def check() -> None:
   Raises:
     ValueError: if they cannot be settled.
   """
-  for name in ('workdir', 'data_dir', 'partition_file'):
+  for name in ('workdir', 'data_dir', 'partition_file', 'embeddings'):
     if FLAGS[name].value:  # A shell leaves the ~ of --workdir=~/x alone.
       FLAGS[name].value = os.path.expanduser(str(FLAGS[name].value))
   if FLAGS['seed'].present:

@@ -116,7 +116,8 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
       model=model,
       num_classes=spec.num_classes,
       preprocess=preprocess.preprocessor(
-          spec.mean, spec.std, channels=channels, side=side),
+          spec.mean, spec.std, channels=channels, side=side)
+      if len(shape) == 3 else preprocess.as_floats,
       optimizer=optimizers.make(
           spec.optimizer, learning_rate=spec.learning_rate,
           momentum=spec.momentum, weight_decay=spec.weight_decay,
@@ -202,7 +203,8 @@ class Run(NamedTuple):
     """Logits of raw inputs.
 
     Args:
-      inputs: uint8[B, H, W, C] as stored, or uint8[B, H, W] if C is 1.
+      inputs: uint8[B, H, W, C] as stored, or uint8[B, H, W] if C is 1; of
+        texts int32[B, T] or float[B, T, E].
       seed: which of the run's seeds; the first by default.
 
     Returns:
@@ -220,9 +222,11 @@ class Run(NamedTuple):
     inputs = given = np.asarray(inputs)
     if given.ndim == len(shape) and shape[-1] == 1:
       inputs = given[..., None]
-    if inputs.shape[1:] != shape or given.dtype.kind not in 'iu':
+    kinds = 'f' if len(shape) == 2 else 'iu'
+    if inputs.shape[1:] != shape or given.dtype.kind not in kinds:
       sizes = ', '.join(map(str, ('B', *shape)))
-      raise ValueError(f'inputs must be integers of shape [{sizes}] as stored, '
+      words = 'floats' if kinds == 'f' else 'integers'
+      raise ValueError(f'inputs must be {words} of shape [{sizes}] as stored, '
                        f'0 to 255 for images, not {given.dtype}'
                        f'{list(given.shape)}.')
     if self.method.predict is None:

@@ -13,10 +13,11 @@ from absl.testing import absltest, parameterized
 import fedjax_ssl
 
 PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
-LEAVES = ('adversarial', 'aggregation', 'losses', 'sparse', 'targets')
+LEAVES = ('adversarial', 'aggregation', 'losses', 'privacy', 'sparse',
+          'targets')
 # Loaded by what needs them, and by nothing else.
 HEAVY = ('flax', 'orbax', 'tensorflow', 'tensorflow_datasets', 'matplotlib',
-         'sklearn', 'PIL', 'tqdm', 'tensorboardX')
+         'sklearn', 'PIL', 'tqdm', 'tensorboardX', 'dp_accounting')
 OTHER_KEY_NAMES = {'rng', 'rngs', 'prng', 'prng_key', 'rng_key', 'random_key',
                    'prngkey', 'rngkey', 'random_state'}
 

@@ -37,8 +37,9 @@ LAYERS = {
     'models': ('core.types', 'core.names'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
                  'methods.base', 'methods.bilevel', 'methods.meta_labels',
-                 'methods.objective', 'methods.regulation', 'methods.roles',
-                 'methods.splice'),
+                 'methods.gmixup', 'methods.objective',
+                 'methods.private_agents', 'methods.regulation',
+                 'methods.roles', 'methods.splice'),
     # A method too long for one file is a package.
     'methods.fedmatch': ('core', *LEAVES, 'data.batching', 'methods.base'),
     'methods.__init__': ('core', 'methods'),

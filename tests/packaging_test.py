@@ -13,7 +13,8 @@ from packaging import requirements, version
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXTRAS = {'test', 'tfds', 'tensorboard', 'bench', 'text', 'tpu', 'cuda', 'dev'}
+EXTRAS = {'test', 'tfds', 'tensorboard', 'bench', 'text', 'tpu', 'cuda', 'dev',
+          'privacy'}
 # Import names that differ from the name of the distribution that brings them.
 DISTRIBUTIONS = {
     'PIL': 'pillow', 'absl': 'absl-py', 'array_record': 'array-record',

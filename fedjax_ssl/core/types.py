@@ -170,6 +170,9 @@ class Method(NamedTuple):
     float32[B]) of a client's rows, for evaluation only.
   client_update: (payload, client, key) -> Update, ONE client.
   aggregate: see `core.rounds.client_pass`.
+  report: (server) -> metrics float32[] of the state itself, at evaluations.
+  pictures: (server, examples, key) -> uint8[rows, columns, H, W, C] to look
+    at; None where the examples are no images.
   """
 
   init: Callable[..., State]
@@ -179,6 +182,8 @@ class Method(NamedTuple):
   pseudo_label: Callable[..., tuple[jax.Array, jax.Array]] | None = None
   client_update: Callable[..., Update] | None = None
   aggregate: Callable[..., Any] | None = None
+  report: Callable[..., Metrics] | None = None
+  pictures: Callable[..., jax.Array | None] | None = None
 
 
 class Variables(NamedTuple):
@@ -197,12 +202,15 @@ class Model(NamedTuple):
     stats): batch statistics over the rows with mask 1, and the statistics
     after the batch. Without a key nothing drops out.
   norm: 'none', 'batch', 'group' or 'static'.
+  embed: (variables, tokens int32[B, T]) -> float32[B, T, E], which `apply`
+    takes in their place; None where inputs are continuous already.
   """
 
   init: Callable[..., Variables]
   apply: Callable[..., jax.Array]
   apply_train: Callable[..., tuple[jax.Array, PyTree]]
   norm: str = 'none'
+  embed: Callable[..., jax.Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

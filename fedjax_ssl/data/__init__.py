@@ -3,7 +3,7 @@
 Importing this package loads neither scikit-learn, TensorFlow Datasets nor
 Pillow; what needs them loads them when called.
 """
-from fedjax_ssl.data import datasets, federation, partition, streaming
+from fedjax_ssl.data import datasets, federation, partition, streaming, text
 from fedjax_ssl.data.datasets import DataError, Dataset, load, split_validation
 from fedjax_ssl.data.federation import class_counts, describe, federate
 from fedjax_ssl.data.partition import (
@@ -35,4 +35,4 @@ __all__ = (
     'iid_count', 'iid_random', 'label_clients', 'label_within',
     'labeled_min_size', 'load', 'load_partition', 'partition',
     'partition_hash', 'round_robin', 'save_partition', 'shards', 'shift',
-    'split_validation', 'streaming')
+    'split_validation', 'streaming', 'text')

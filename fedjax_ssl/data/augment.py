@@ -17,7 +17,13 @@ from fedjax_ssl.core.types import Array
 from fedjax_ssl.data import augment_ops as ops
 from fedjax_ssl.data import augment_pools as pools
 from fedjax_ssl.data.augment_pools import Params, Pool
-from fedjax_ssl.data.augment_weak import check, none, View, WEAK
+from fedjax_ssl.data.augment_weak import (
+  check,
+  none,
+  token_dropout,
+  View,
+  WEAK,
+)
 
 
 def make_weak(text: str, *, flip: bool = True) -> View:
@@ -176,6 +182,7 @@ def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
 
 STRONG = {
     'none': none,
+    'token_dropout': token_dropout,
     'ra_mc': ra_mc,
     'ra_pc': ra_pc,
     'ra_heart': ra_heart,

@@ -194,8 +194,35 @@ def flip_shift(*, shift: int = 2, vertical: float = .25, flip: bool = True
   return view
 
 
+def token_dropout(*, rate: float = 0.15, flip: bool = True) -> View:
+  """Turns words into padding, each with its own chance.
+
+  Args:
+    rate: the chance, in [0, 1]; 0 leaves texts as they are.
+    flip: not used; texts are not mirrored.
+
+  Returns:
+    The view, of token ids int32[B, T] or word vectors float[B, T, E].
+
+  Raises:
+    ValueError: if the rate is not in [0, 1].
+  """
+  del flip
+  if not 0 <= rate <= 1:
+    raise ValueError(f'rate={rate} must lie in [0, 1].')
+
+  def view(key: jax.Array, texts: Array) -> jax.Array:
+    texts = jnp.asarray(texts)
+    kept = jax.random.uniform(key, texts.shape[:2]) >= rate
+    kept = kept.reshape(kept.shape + (1,) * (texts.ndim - 2))
+    return jnp.where(kept, texts, jnp.zeros((), texts.dtype))
+
+  return view
+
+
 WEAK = {
     'none': none,
+    'token_dropout': token_dropout,
     'flip_crop': flip_crop,
     'flip_crop_zero': flip_crop_zero,
     'cutout': cutout,

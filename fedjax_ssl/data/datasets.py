@@ -9,7 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.data import datasets_files, datasets_tfds, partition_labels
+from fedjax_ssl.data import (
+  datasets_files,
+  datasets_tfds,
+  partition_labels,
+  text,
+)
 from fedjax_ssl.data.datasets_files import DataError
 
 __all__ = ('DATA_DIR', 'DataError', 'Dataset', 'load', 'split_validation')
@@ -48,13 +53,15 @@ class Dataset(NamedTuple):
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
-         split: str = 'official', split_seed: int = 0) -> Dataset:
+         split: str = 'official', split_seed: int = 0,
+         embeddings: str | os.PathLike[str] | None = None) -> Dataset:
   """Loads a data set.
 
   Looked for in this order: 'digits' comes with scikit-learn (1797 images of
   8x8, every fifth of each class is test: 1437 / 360); `data_dir/<name>.npz`
-  (a '/' in the name is written '_'); TensorFlow Datasets, prepared with file
-  format array_record in `data_dir` or in its own folder.
+  (a '/' in the name is written '_'); `data_dir/<name>.csv`, texts; TensorFlow
+  Datasets, prepared with file format array_record in `data_dir` or in its own
+  folder.
 
   Args:
     name: 'digits', 'cifar10', 'emnist/byclass', ...
@@ -65,6 +72,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
       what is left over stays unused). Results on a re-split set do not compare
       with those on the official one.
     split_seed: seed of that shuffle.
+    embeddings: of texts only, see `text.read_csv`.
 
   Returns:
     Dataset. Mean and standard deviation are the papers' constants where
@@ -75,10 +83,16 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   """
   if not re.fullmatch(r'\w[\w.+-]*(/\w[\w.+-]*)?', name):
     raise DataError(f'name {name!r} is no name of a data set')
-  parts = _digits() if name == 'digits' else _read(name, data_dir)
+  parts = (_digits() if name == 'digits' else
+           _read(name, data_dir, embeddings))
   if split != 'official':
     parts = _resplit(parts, split, split_seed)
   train = parts['train']
+  if train.inputs.ndim < 4:  # Texts.
+    return Dataset(name, train, parts['test'], int(train.labels.max()) + 1,
+                   (0.0,), (1.0,), False, parts.get('validation'))
+  if embeddings is not None:
+    raise DataError(f'embeddings are of texts; {name!r} has images')
   base = _SAME.get(name.split('/')[0], name.split('/')[0])
   mean, std = _NORMALIZATION.get(base, ((), ()))
   if len(mean) != train.inputs.shape[-1]:
@@ -116,9 +130,9 @@ def _digits() -> dict[str, Examples]:
           'test': Examples(inputs[is_test], labels[is_test])}
 
 
-def _read(name: str, data_dir: str | os.PathLike[str] | None
-          ) -> dict[str, Examples]:
-  """Reads `data_dir/<name>.npz`, or else TensorFlow Datasets."""
+def _read(name: str, data_dir: str | os.PathLike[str] | None,
+          embeddings: str | os.PathLike[str] | None) -> dict[str, Examples]:
+  """Reads `data_dir/<name>.npz` or .csv, or else TensorFlow Datasets."""
   if data_dir is None:
     data_dir = os.environ.get(DATA_DIR) or None
   file = name.replace('/', '_') + '.npz'
@@ -132,6 +146,8 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None
       raise DataError(f'data_dir {os.fspath(data_dir)} is no folder')
     if path.exists():
       return datasets_files.read_npz(path)
+    if path.with_suffix('.csv').exists():
+      return text.read_csv(path.with_suffix('.csv'), embeddings)
     advice = f'data set {name!r} not found: put {path} there'
   advice += ' (keys x_train, y_train, x_test, y_test; uint8 images)'
   return datasets_tfds.read_tfds(name, data_dir, advice)

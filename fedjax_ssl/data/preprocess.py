@@ -8,6 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def as_floats(inputs: jax.Array) -> jax.Array:
+  """Texts as the network reads them: token ids stay, vectors get float32."""
+  if jnp.issubdtype(inputs.dtype, jnp.floating):
+    return inputs.astype(jnp.float32)
+  return inputs
+
+
 def preprocessor(mean: Sequence[float], std: Sequence[float], *,
                  channels: int | None = None, side: int | None = None
                  ) -> Callable[[jax.Array], jax.Array]:

@@ -16,6 +16,7 @@ from fedjax_ssl.models import (
     resnet,
     resnet9,
     small,
+    text,
 )
 
 _DTYPES = ('bfloat16', 'float32', 'float64')
@@ -31,6 +32,7 @@ class Facts(NamedTuple):
     smallest: the least side of an image that gets through.
     channels: what preprocessing should deliver, or None for anything.
     side: the least side that preprocessing should deliver, or None.
+    text: whether it reads texts instead of images.
   """
 
   norm: str = 'none'
@@ -38,6 +40,7 @@ class Facts(NamedTuple):
   smallest: int = 1
   channels: int | None = None
   side: int | None = None
+  text: bool = False
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -56,6 +59,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     'resnet9': resnet9.resnet9,
     'resnet9_fedmatch': resnet9.resnet9_fedmatch,
     'simple_cnn': classic.simple_cnn,
+    'text_cnn': text.text_cnn,
+    'text_mean': text.text_mean,
     'wrn28_2': resnet.wrn28_2,
 }
 
@@ -76,6 +81,8 @@ FACTS: dict[str, Facts] = {
     'resnet9': Facts('batch', smallest=32, channels=3, side=32),
     'resnet9_fedmatch': Facts(smallest=32, channels=3, side=32),
     'simple_cnn': Facts(fixed=True, smallest=16, channels=3, side=32),
+    'text_cnn': Facts(fixed=True, text=True),
+    'text_mean': Facts(fixed=True, text=True),
     'wrn28_2': _RESNET,
 }
 
@@ -111,7 +118,8 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
     dtype: of the arithmetic: 'float32', 'bfloat16', or 'float64' where JAX has
       64-bit numbers enabled. Parameters and logits are float32 with the first
       two.
-    input_shape: of one preprocessed input, (H, W, channels) for images.
+    input_shape: of one preprocessed input, (H, W, channels) for images; for
+      texts (T,) of token ids or (T, E) of word vectors.
 
   Returns:
     The Model. Its `mask` may be None, for all rows.
@@ -137,10 +145,14 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
   module = names.build(
       'model', name, MODELS, num_classes=num_classes,
       choices=layers.Choices(norm, conv_impl, dtype))
-  return _pure(module, tuple(input_shape), norm)
+  has_tokens = facts.text and len(input_shape) == 1
+  return _pure(module, tuple(input_shape), norm, has_tokens)
 
 
 def _check_shape(name: str, facts: Facts, shape: tuple[int, ...]) -> None:
+  if facts.text and len(shape) not in (1, 2):
+    raise ValueError(f'input_shape is {shape}; model {name!r} needs '
+                     '(tokens,) or (tokens, numbers).')
   if facts.smallest == 1:
     return
   if len(shape) != 3:
@@ -152,12 +164,13 @@ def _check_shape(name: str, facts: Facts, shape: tuple[int, ...]) -> None:
         f'{facts.smallest}x{facts.smallest}.')
 
 
-def _pure(module: nn.Module, shape: tuple[int, ...], norm: str
-          ) -> types.Model:
+def _pure(module: nn.Module, shape: tuple[int, ...], norm: str,
+          has_tokens: bool) -> types.Model:
   """The Flax module as a record of pure functions."""
 
   def init(key: jax.Array) -> types.Variables:
-    made = module.init(key, jnp.zeros((1, *shape)), train=False)
+    dtype = jnp.int32 if has_tokens else jnp.float32
+    made = module.init(key, jnp.zeros((1, *shape), dtype), train=False)
     return types.Variables(made['params'], made.get('stats', {}))
 
   def tree(variables: types.Variables) -> dict[str, Any]:
@@ -178,4 +191,8 @@ def _pure(module: nn.Module, shape: tuple[int, ...], norm: str
         rngs=rngs)
     return finish(logits), changed.get('stats', {})
 
-  return types.Model(init, apply, apply_train, norm)
+  def embed(variables: types.Variables, tokens: jax.Array) -> jax.Array:
+    return module.apply(tree(variables), tokens, method='embed')
+
+  return types.Model(init, apply, apply_train, norm,
+                     embed if has_tokens else None)

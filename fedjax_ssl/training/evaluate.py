@@ -176,7 +176,8 @@ def evaluation(method: Method, mesh: Mesh | None = None
     and pseudo_label_rate on the true labels of the probe rows, where the
     method labels; local_accuracy, the mean over the clients of their own
     models' accuracy on at most 2048 test rows, where the method keeps them;
-    that is `accuracy` too where there is no global model.
+    that is `accuracy` too where there is no global model; and what the
+    method's `report` says of its state.
   """
   def over(predict, examples: Examples, rows=None):
     rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows
@@ -217,6 +218,8 @@ def evaluation(method: Method, mesh: Mesh | None = None
     out['labeled_accuracy'] = (hits * real).sum() / real.sum()
     if method.pseudo_label is not None and probe.clients.shape[0]:
       out.update(_judge(method.pseudo_label, state, federation, probe))
+    if method.report is not None:
+      out.update(method.report(state.server))
     return out
 
   return evaluate

@@ -49,7 +49,11 @@ percent of one dense model; mean over clients and rounds |
 model's, 0..1 |
 | client_val_accuracy | FedMatch: share of the \
 server's validation examples, mean over the models as clients sent them, 0..1 |
-| epsilon | privacy spent so far at the run's delta; null: unbounded |
+| mixup_loss | of the classifier on FedSSL's blends |
+| realism_loss, discriminator_loss | of FedSSL's generator and discriminator |
+| reconstruction | squared error of unmixed blends |
+| epsilon | privacy spent at that round, at the run's delta; null: unbounded; \
+nominal, without a guarantee, under dp_scope='generator' |
 
 Methods add their own names. Values are numbers, null, or lists of those. Means
 over rounds cover the rounds since the previous row.

@@ -32,7 +32,7 @@ LABELS = {
     'epsilon': 'epsilon spent',
 }
 # Okabe and Ito's colours: told apart by colour-blind readers and in print.
-_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00',
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00',
             '#000000')
 _DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)))
 
@@ -80,8 +80,9 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
     rows. selected: test accuracy where the validation accuracy was highest,
     the first of equals; None without validation. best: the highest, which
     looks at the test set and flatters. loss: of the last row. bytes_up,
-    bytes_down, num_rejected: sums over the run, where measured. epsilon: of
-    the last row, where measured. All that cannot be told is None.
+    bytes_down, num_rejected: sums over the run, where measured. diverged: the
+    final accuracy is below `bar_of_chance`, where classes were measured.
+    epsilon: of the last row, where measured. All that cannot be told is None.
 
   Raises:
     ValueError: if there are no rows, or `tail` is below 1.
@@ -106,9 +107,21 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
   for name in ('bytes_up', 'bytes_down', 'num_rejected'):
     if any(name in row for row in rows):
       result[name] = sum(row.get(name, 0) for row in rows)
+  if rows[-1].get('per_class_accuracy') and result['final'] is not None:
+    bar = bar_of_chance(len(rows[-1]['per_class_accuracy']))
+    result['diverged'] = result['final'] < bar
   if 'epsilon' in rows[-1]:
     result['epsilon'] = rows[-1]['epsilon']
   return result
+
+
+def bar_of_chance(num_classes: int) -> float:
+  """Accuracy in 0..1 below which a run counts as diverged.
+
+  1.5 / C, FedSSL's "-" of runs that guess at random; but at most 0.05 above
+  1 / C, as with 2 classes the former would call .74 diverged.
+  """
+  return min(1.5 / num_classes, 1 / num_classes + 0.05)
 
 
 def table(runs: Runs, *, tail: int = TAIL) -> str:
@@ -123,17 +136,28 @@ def table(runs: Runs, *, tail: int = TAIL) -> str:
   Returns:
     The table, a line a name in the given order, readable as plain text. A
     name whose seeds stopped at different rounds shows the range of rounds.
+    Two columns more where they have something to say: how many seeds
+    diverged, and the largest epsilon spent; a name all of whose seeds diverged
+    shows "-" instead of accuracies.
   """
   head = ['method', 'seeds', 'rounds',
           *(title.format(tail=tail) for title in COLUMNS.values())]
-  body = []
+  body, more = [], {'diverged': [], 'epsilon': []}
   for name, seeds in runs.items():
     results = [summary(rows, tail=tail) for rows in seeds]
     rounds = sorted(r['round'] for r in results)
+    lost = sum(bool(r.get('diverged')) for r in results)
     body.append([
         name, str(len(seeds)),
         '-'.join(str(r) for r in sorted({rounds[0], rounds[-1]})),
-        *(_mean_std([r[c] for r in results]) for c in COLUMNS)])
+        *('-' if lost == len(results) else _mean_std([r[c] for r in results])
+          for c in COLUMNS)])
+    more['diverged'].append(f'{lost} of {len(results)}' if lost else '')
+    more['epsilon'].append(_spent(results))
+  for title, cells in more.items():
+    if any(cells):
+      head.append(title)
+      body = [[*row, cell] for row, cell in zip(body, cells, strict=True)]
   widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
 
   def line(cells: Sequence[str]) -> str:
@@ -174,8 +198,8 @@ def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
   chart = figure.Figure(
       figsize=(4.6 * len(curves) + 2.2, 3.8), layout='constrained')
   backend_agg.FigureCanvasAgg(chart)
-  style = {name: {'color': _COLOURS[i % len(_COLOURS)],
-                  'linestyle': _DASHES[i // len(_COLOURS) % len(_DASHES)]}
+  style = {name: {'color': COLOURS[i % len(COLOURS)],
+                  'linestyle': _DASHES[i // len(COLOURS) % len(_DASHES)]}
            for i, name in enumerate(runs)}
   handles = {}
   all_axes = chart.subplots(1, len(curves), squeeze=False)[0]
@@ -231,6 +255,15 @@ def _mean_std(values: Sequence[float | None]) -> str:
   if len(numbers) == 1:
     return f'{numbers[0]:.2f}'
   return f'{np.mean(numbers):.2f} ± {np.std(numbers, ddof=1):.2f}'
+
+
+def _spent(results: Sequence[Mapping[str, Any]]) -> str:
+  """The largest epsilon of a run's seeds; '' where nothing is private."""
+  if not any('epsilon' in r for r in results):
+    return ''
+  values = [r.get('epsilon') for r in results]
+  known = [v for v in values if v is not None]
+  return f'{max(known):.2f}' if len(known) == len(values) else 'unbounded'
 
 
 def _final(seeds: Sequence[Sequence[Row]]) -> float:

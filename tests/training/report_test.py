@@ -3,7 +3,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedjax_ssl.training import metrics, report
+from fedjax_ssl.training import metrics, report, tradeoff
 
 
 def rows(accuracies, validation=None, **more):
@@ -47,6 +47,45 @@ def test_selection_never_beats_the_best():
 def test_summary_refuses(arguments, knobs):
   with pytest.raises(ValueError, match='rows|tail'):
     report.summary(*arguments, **knobs)
+
+
+def test_a_run_that_guesses_is_reported_as_diverged():
+  assert report.bar_of_chance(10) == pytest.approx(0.15)
+  assert report.bar_of_chance(2) == pytest.approx(0.55)
+  ten = {'per_class_accuracy': [0.1] * 10}
+  assert report.summary(rows([0.9, 0.14], **ten))['diverged']
+  assert not report.summary(rows([0.1, 0.16], **ten))['diverged']
+  assert 'diverged' not in report.summary(rows([0.1]))
+  text = report.table({'good': [rows([0.9], **ten)],
+                       'half': [rows([0.9], **ten), rows([0.1], **ten)],
+                       'lost': [rows([0.1], **ten)] * 2})
+  head, _, good, half, lost = text.splitlines()
+  cells = [[c.strip() for c in line.strip('|').split('|')]
+           for line in (head, good, half, lost)]
+  assert [c[-1] for c in cells] == ['diverged', '', '1 of 2', '2 of 2']
+  assert cells[1][3] == '90.00' and cells[2][3].startswith('50.00')
+  assert cells[3][3:-1] == ['-'] * len(cells[3][3:-1])
+
+
+def test_epsilon_is_in_the_table_where_it_was_spent():
+  text = report.table({'a': [rows([0.5, 0.6], epsilon=3.25)],
+                       'b': [rows([0.5])], 'c': [rows([0.5], epsilon=None)]})
+  cells = [line.strip('|').split('|')[-1].strip()
+           for line in text.splitlines()]
+  assert cells[0] == 'epsilon' and cells[2:] == ['3.25', '', 'unbounded']
+
+
+def test_accuracy_against_epsilon(tmp_path):
+  spent = [{'round': i, 'accuracy': 0.1 * i, 'epsilon': e}
+           for i, e in enumerate((0.5, 1.5, None))]
+  x, y = tradeoff.path_of(spent)
+  np.testing.assert_allclose(x, [0.5, 1.5])
+  np.testing.assert_allclose(y, [0.0, 0.1])
+  tradeoff.plot({'private': [spent], 'open': [rows([0.5])]},
+                tmp_path / 'p.png')
+  assert matplotlib.image.imread(tmp_path / 'p.png').std() > 0
+  with pytest.raises(ValueError, match='epsilon'):
+    tradeoff.plot({'open': [rows([0.5])]}, tmp_path / 'q.png')
 
 
 def test_table_is_mean_and_sample_deviation():

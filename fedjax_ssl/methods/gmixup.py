@@ -1,0 +1,257 @@
+r"""G-MixUp and G-Reg: the costs of FedSSL's three networks on one batch.
+
+Fan et al., Private Semi-Supervised Federated Learning, IJCAI 2022, section
+3.4. F is the classifier, G the generator, D the discriminator. A row x has the
+label distribution p, its true one-hot label or the sharpened prediction; c is
+a class drawn for it, :math:`\hat x = G((x, p), c, z, \lambda)` and
+:math:`p' = \lambda p + (1 - \lambda) c`.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import adversarial, losses
+from fedjax_ssl.core.types import (
+  Array,
+  Batch,
+  Metrics,
+  PyTree,
+  Ratio,
+  Task,
+  Variables,
+)
+from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.models import gan
+
+
+class Nets(NamedTuple):
+  """The three networks that travel."""
+
+  model: Variables  # F.
+  generator: PyTree
+  discriminator: PyTree
+
+
+class Rows(NamedTuple):
+  """Rows of a step, those with and those without a label together."""
+
+  inputs: jax.Array  # [B, ...] raw.
+  labels: jax.Array  # int32[B], -1 where hidden.
+  known: jax.Array  # float32[B], 1 where the label may be read.
+  mask: jax.Array  # float32[B]
+
+
+class Material(NamedTuple):
+  """What the costs of a batch are computed from; constants for derivatives."""
+
+  inputs: jax.Array  # [B, ...], one weak view, raw.
+  real: jax.Array  # float32[B, ...], what G and D see of it.
+  labels: jax.Array  # float32[B, C], p.
+  target: jax.Array  # float32[B, C], one-hot c.
+  noise: jax.Array  # float32[B, Z] in [0, 1).
+  lam: jax.Array  # float32[B]
+  known: jax.Array  # float32[B]
+  mask: jax.Array  # float32[B]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+  """What the paper fixes and what it leaves open; see `fedssl.fedssl`."""
+
+  num_views: int
+  exponent: float
+  alpha: float
+  noise_size: int
+  use_real: bool
+  use_rec: bool
+  real_data: str
+  condition: str
+  rec_over: str
+  generator_kind: str
+
+
+def merge(pair: Pair, size: int | None = None) -> Rows:
+  """One batch of the labeled rows and, after them, the unlabeled ones.
+
+  Args:
+    pair: the two streams; None is one that is not used.
+    size: keep so many rows, real ones first; None keeps all.
+
+  Returns:
+    The rows.
+  """
+  parts: list[Batch] = [b for b in pair[:2] if b is not None]
+  known = [b.mask if b is pair.labeled else jnp.zeros_like(b.mask)
+           for b in parts]
+  rows = Rows(*(jnp.concatenate(x) for x in (
+      [b.inputs for b in parts], [b.labels for b in parts], known,
+      [b.mask for b in parts])))
+  if size is None or rows.mask.shape[0] <= size:
+    return rows
+  order = jnp.argsort(-rows.mask, stable=True)[:size]
+  return jax.tree.map(lambda x: x[order], rows)
+
+
+class Costs:
+  """The costs of D, and of F and G together, for one task and its choices."""
+
+  def __init__(self, task: Task, networks: gan.Gan, choices: Choices):
+    """See `fedssl.fedssl`; nothing is computed here."""
+    self.task, self.networks, self.choices = task, networks, choices
+
+  def continuous(self, model: Variables, inputs: Array) -> jax.Array:
+    """float32[B, ...]: images preprocessed, tokens embedded by the model."""
+    ready = self.task.preprocess(inputs)
+    embed = self.task.model.embed
+    if embed is None or not jnp.issubdtype(ready.dtype, jnp.integer):
+      return ready
+    return embed(model, ready)
+
+  def limits(self, inputs: Array) -> tuple[jax.Array, jax.Array] | None:
+    """The preprocessed black and white image; None for other inputs."""
+    if inputs.ndim != 4:
+      return None
+    black = jnp.zeros((1, *inputs.shape[1:]), jnp.uint8)
+    return self.task.preprocess(black), self.task.preprocess(black + 255)
+
+  def material(self, model: Variables, rows: Rows, key: jax.Array
+               ) -> Material:
+    """Draws a view, labels, classes, noise and blends for a batch.
+
+    Args:
+      model: F, for pseudo-labels and embeddings.
+      rows: the batch.
+      key: PRNG key.
+
+    Returns:
+      The material.
+    """
+    keys = jax.random.split(key, 5)
+    size, classes = rows.mask.shape[0], self.task.num_classes
+    inputs = self.task.weak(keys[0], rows.inputs)
+    if self.task.labeled_view is not None:
+      known = (rows.known > 0).reshape(-1, *(1,) * (inputs.ndim - 1))
+      inputs = jnp.where(
+          known, self.task.labeled_view(keys[0], rows.inputs), inputs)
+    real = jax.lax.stop_gradient(self.continuous(model, inputs))
+    truth = jax.nn.one_hot(rows.labels, classes)
+    target = jax.random.randint(keys[2], (size,), 0, classes)
+    return Material(
+        inputs, real,
+        jnp.where(rows.known[:, None] > 0, truth,
+                  self._pseudo_labels(model, rows, keys[1])),
+        jax.nn.one_hot(target, classes),
+        jax.random.uniform(keys[3], (size, self.choices.noise_size)),
+        losses.mixup_ratio(keys[4], (size,), alpha=self.choices.alpha),
+        rows.known, rows.mask)
+
+  def _pseudo_labels(self, model, rows, key) -> jax.Array:
+    """float32[B, C] of equation 2; computed if a row needs one."""
+    views, classes = self.choices.num_views, self.task.num_classes
+
+    def predict():
+      keys = jax.random.split(key, views)
+      inputs = jnp.concatenate(
+          [self.task.weak(k, rows.inputs) for k in keys])
+      logits, _ = self.task.apply_train(
+          model, inputs, jnp.tile(rows.mask, views))
+      return jax.lax.stop_gradient(losses.sharpen(
+          jax.nn.softmax(logits.reshape(views, -1, classes)).mean(0),
+          exponent=self.choices.exponent))
+
+    return jax.lax.cond(
+        jnp.any((rows.mask > 0) & (rows.known == 0)), predict,
+        lambda: jnp.full((rows.mask.shape[0], classes), 1 / classes))
+
+  def generate(self, generator: PyTree, made: Material, *lams: jax.Array
+               ) -> list[jax.Array]:
+    """The blends of a batch, float32[B, ...] for each lam float32[B]."""
+    def tile(x):
+      return jnp.concatenate([x] * len(lams))
+    made_of = gan.Conditions(tile(made.labels), tile(made.target),
+                             tile(made.noise), jnp.concatenate(lams))
+    return jnp.split(self.networks.generate(
+        generator, tile(made.real), made_of, self.limits(made.inputs)),
+                     len(lams))
+
+  def _condition(self, made: Material) -> jax.Array:
+    return adversarial.fake_condition(
+        made.lam, made.labels, made.target, label=self.choices.condition)
+
+  def discriminator(self, discriminator: PyTree, nets: Nets, made: Material
+                    ) -> jax.Array:
+    """float32[]: what D minimises, equation 6.
+
+    Args:
+      discriminator: D's parameters, in which to differentiate.
+      nets: the others.
+      made: the batch.
+    """
+    fake = jax.lax.stop_gradient(
+        self.generate(nets.generator, made, made.lam)[0])
+    real, judged = jnp.split(self.networks.judge(
+        discriminator, jnp.concatenate([made.real, fake]),
+        jnp.concatenate([made.labels, self._condition(made)])), 2)
+    return adversarial.discriminator_loss(
+        real, judged, made.mask, fake_weight=losses.realism_weight(made.lam))
+
+  def joint(self, trained: tuple[PyTree, PyTree], nets: Nets, made: Material
+            ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
+    """What F and G minimise: equations 4 to 7, and F on the real rows.
+
+    Args:
+      trained: F's and G's parameters, in which to differentiate.
+      nets: D, and F's statistics.
+      made: the batch.
+
+    Returns:
+      float32[], and (F's statistics, metrics).
+    """
+    params, generator = trained
+    model, options = nets.model._replace(params=params), self.choices
+    lams = [made.lam, jnp.ones_like(made.lam)]
+    fake, *again = self.generate(
+        generator, made, *lams[:1 + options.use_rec])
+    blend = jax.lax.stop_gradient(
+        losses.mixup(made.lam, made.labels, made.target))
+    logits, stats = self._logits(model, fake, made)
+    loss, metrics = jnp.float32(0), {}
+
+    def add(name, value, rows):
+      count = rows.sum()
+      metrics[name] = Ratio(value * count, count)
+      return loss + value
+    known, unknown = made.known * made.mask, (1 - made.known) * made.mask
+    value = sum(losses.cross_entropy(logits[0], blend, rows)
+                for rows in (known, unknown))
+    loss = add('mixup_loss', value, made.mask)
+    terms = {'none': {}, 'labeled': {'labeled_loss': known}, 'all': {
+        'labeled_loss': known, 'unlabeled_loss': unknown}}
+    for name, rows in terms[options.real_data].items():
+      loss = add(name, losses.cross_entropy(logits[1], made.labels, rows), rows)
+    if options.use_real:
+      judged = self.networks.judge(
+          nets.discriminator, fake, self._condition(made))
+      loss = add('realism_loss', adversarial.generator_loss(
+          judged, made.mask, weight=losses.realism_weight(made.lam),
+          kind=options.generator_kind), made.mask)
+    if options.use_rec:
+      loss = add('reconstruction', adversarial.reconstruction(
+          again[0], made.real, made.mask, over_pixels=options.rec_over),
+                 made.mask)
+    return loss, (stats, metrics)
+
+  def _logits(self, model: Variables, fake: jax.Array, made: Material
+              ) -> tuple[list[Any], PyTree]:
+    """F on the blends and, if it learns from them, on the real rows."""
+    views = [fake]
+    if self.choices.real_data != 'none':
+      # Not `made.real`: an embedding is trained by what F reads.
+      views.append(self.continuous(model, made.inputs))
+    logits, stats = self.task.model.apply_train(
+        model, jnp.concatenate(views), jnp.tile(made.mask, len(views)))
+    return jnp.split(logits, len(views)), stats

@@ -1,0 +1,230 @@
+r"""FedSSL-DP: agents with labels train one after another, with noise.
+
+Fan et al., Private Semi-Supervised Federated Learning, IJCAI 2022, algorithm
+2. As printed it adds noise to the generator only, while the classifier and the
+discriminator learn from the same labels without, and shape the generator's
+later gradients: then NO network released has a formal guarantee, and the
+epsilon is nominal. With noise on all three networks it is a guarantee for each
+labeled row of each agent, neighbours differing by one row, given that the
+numbers of rows are public.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_ssl import privacy
+from fedjax_ssl.core import sampling, tree
+from fedjax_ssl.core.types import Cohort, Federation, PyTree, Task
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods import gmixup
+
+SCOPES = ('generator', 'all')
+PARTS = ('model', 'generator', 'discriminator')
+
+
+class Budget(NamedTuple):
+  """What has been spent, and what may be; all steps are per agent."""
+
+  rounds: jax.Array  # int32[], rounds in which the labels were used.
+  allowed: jax.Array  # int32[], such rounds that stay within the budget.
+  steps: jax.Array  # int32[], private steps of an agent in such a round.
+  noise: jax.Array  # float32[], noise multiplier sigma.
+  epsilons: jax.Array  # float32[T + 1] after each such round.
+
+  @property
+  def steps_now(self) -> jax.Array:
+    """int32[]: private steps of an agent in the coming round."""
+    return jnp.where(self.rounds < self.allowed, self.steps, 0)
+
+  @property
+  def spent(self) -> jax.Array:
+    """float32[]: epsilon so far."""
+    return self.epsilons[jnp.minimum(self.rounds, self.epsilons.shape[0] - 1)]
+
+  def next(self) -> Budget:
+    """After a round."""
+    return self._replace(rounds=jnp.minimum(self.rounds + 1, self.allowed))
+
+
+class Plan(NamedTuple):
+  """The knobs of privacy; see `fedssl.fedssl`."""
+
+  scope: str
+  epsilon: float
+  delta: float
+  clip_norm: float
+  noise_multiplier: float | None
+  microbatch: int
+  accountant: str
+  steps: int
+
+  def check(self, task: Task) -> None:
+    """Raises ValueError, naming the knob, for what cannot be private."""
+    if self.scope not in SCOPES:
+      raise ValueError(f'dp_scope is {self.scope!r}; allowed are None, '
+                       f'{", ".join(map(repr, SCOPES))}.')
+    for name in ('epsilon', 'clip_norm'):
+      if not getattr(self, name) > 0:
+        raise ValueError(f'{name} must be above 0, not {getattr(self, name)}.')
+    if not 0 < self.delta < 1:
+      raise ValueError(f'delta must be in (0, 1), not {self.delta}.')
+    if self.noise_multiplier is not None and not self.noise_multiplier >= 0:
+      raise ValueError('noise_multiplier must be at least 0, not '
+                       f'{self.noise_multiplier}.')
+    if self.microbatch < 0:
+      raise ValueError(f'microbatch must be at least 0, not '
+                       f'{self.microbatch}.')
+    if self.steps < 0:
+      raise ValueError(f'private_steps must be at least 0, not {self.steps}.')
+    if self.accountant not in privacy.ACCOUNTANTS:
+      raise ValueError(f'accountant is {self.accountant!r}; allowed are '
+                       f'{", ".join(privacy.ACCOUNTANTS)}.')
+    if task.labels_at == 'server':
+      raise ValueError("dp_scope needs labels_at='clients': it protects the "
+                       'labels of agents.')
+    if task.model.norm in ('batch', 'static'):
+      raise ValueError(f'dp_scope cannot bound what a row does under norm='
+                       f"{task.model.norm!r}; give norm='none' or 'group'.")
+
+  @property
+  def clip_norms(self) -> dict[str, float]:
+    """C_p of each network; of those with noise the squares sum to C^2."""
+    if self.scope == 'generator':
+      return {**dict.fromkeys(PARTS, math.inf), 'generator': self.clip_norm}
+    return dict.fromkeys(PARTS, self.clip_norm / math.sqrt(len(PARTS)))
+
+  def budget(self, task: Task, federation: Federation) -> Budget:
+    """Solves the noise and tabulates epsilon, on the host.
+
+    Clients hold different rows, so a row's epsilon is that of its own client's
+    steps; the client with the fewest rows, which draws each most often, has
+    the largest. A round's steps are taken only if the budget holds them all.
+    """
+    counts = np.asarray(federation.clients.num_labeled)
+    shards = jax.tree.map(np.asarray, federation.clients)
+    holders = counts[counts > 0]
+    fewest = int(holders.min()) if holders.size else 1
+    rate = min(1.0, task.labeled_batch / fewest)
+    # Nobody holds labels where a finished run is read back: shapes only.
+    steps = 0 if not holders.size else self.steps or int(np.max(jax.vmap(
+        lambda shard: batching.num_steps(task, shard, 'labeled'))(shards)))
+    total = task.num_rounds * steps
+    sigma = self.noise_multiplier
+    if sigma is None:
+      sigma = privacy.noise_multiplier(
+          self.epsilon, rate, total, delta=self.delta,
+          accountant=self.accountant)
+    table = privacy.spending(
+        sigma, rate, steps, task.num_rounds, delta=self.delta,
+        accountant=self.accountant)
+    within = np.flatnonzero(table <= np.float32(self.epsilon))
+    return Budget(jnp.int32(0), jnp.int32(within[-1]), jnp.int32(steps),
+                  jnp.float32(sigma), jnp.asarray(table))
+
+
+def in_turn(state: Any, federation: Federation, key: jax.Array) -> Cohort:
+  """The clients with labels, each a group of its own, in a drawn order."""
+  size = federation.num_labeled_clients
+  if size < 1:
+    raise ValueError('dp_scope needs to know who holds labels: give '
+                     f'num_labeled_clients, not {size}.')
+  return sampling.one_by_one(sampling.labeled_clients(size))(
+      state, federation, key)
+
+
+def without_labels(state: Any, federation: Federation, key: jax.Array
+                   ) -> Cohort:
+  """All other clients at once."""
+  size = federation.num_clients - federation.num_labeled_clients
+  return sampling.unlabeled_clients(size)(state, federation, key)
+
+
+def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
+          optimizers: dict[str, optax.GradientTransformation], client: Any,
+          steps: jax.Array, noise: jax.Array, key: jax.Array) -> gmixup.Nets:
+  """Private steps of one agent on its labeled rows.
+
+  A step samples rows once and makes two updates, of D, then of F and G. Noise
+  of one size on parts clipped to C_p is one Gaussian mechanism of sensitivity
+  C, also where a later part depends on the noisy earlier one.
+
+  Args:
+    task: its labeled batch is the expected size of a step.
+    costs: of the networks.
+    plan: scope and clipping.
+    nets: where to begin.
+    optimizers: by network.
+    client: the agent.
+    steps: int32[]; with 0 no labeled row is read.
+    noise: float32[], sigma.
+    key: PRNG key.
+
+  Returns:
+    The networks after the steps.
+  """
+  shard, width = client.shard, client.shard.labeled.shape[0]
+  rate = jnp.minimum(1, task.labeled_batch / jnp.maximum(shard.num_labeled, 1))
+  capacity = min(width, privacy.poisson_capacity(task.labeled_batch))
+  expected = jnp.maximum(rate * shard.num_labeled, 1)
+  norms = plan.clip_norms
+  stddev = {name: 0.0 if math.isinf(norms[name]) else noise * plan.clip_norm
+            for name in PARTS}
+
+  def gradient(cost: Callable[..., dict[str, PyTree]], made, key):
+    """Clipped, noised and divided by the expected size, part by part."""
+    def of_row(row):
+      return cost(jax.tree.map(lambda x: x[None], row))
+    parts = jax.eval_shape(of_row, jax.tree.map(lambda x: x[0], made))
+    sums = privacy.clipped_sum(
+        of_row, made._replace(mask=jnp.ones_like(made.mask)), made.mask,
+        clip_norm={name: norms[name] for name in parts},
+        microbatch=plan.microbatch)
+    keys = jax.random.split(key, len(PARTS))
+    return {name: tree.scale(
+        part if math.isinf(norms[name]) else privacy.gaussian(
+            keys[PARTS.index(name)], part, stddev[name]), 1 / expected)
+            for name, part in sums.items()}
+
+  def update(name, part, params, states):
+    change, state = optimizers[name].update(part, states[name], params)
+    return optax.apply_updates(params, change), {**states, name: state}
+
+  def body(t, carry):
+    nets, states = carry
+    keys = jax.random.split(jax.random.fold_in(key, t), 4)
+    places, mask = privacy.poisson_rows(
+        keys[0], shard.num_labeled, rate, width=width, capacity=capacity)
+    batch = batching.gather(client.train, shard.labeled[places], mask)
+    rows = gmixup.Rows(batch.inputs, batch.labels, mask, mask)
+    made = costs.material(nets.model, rows, keys[1])
+    if costs.choices.use_real:
+      parts = gradient(lambda row: {'discriminator': jax.grad(
+          costs.discriminator)(nets.discriminator, nets, row)}, made, keys[2])
+      params, states = update('discriminator', parts['discriminator'],
+                              nets.discriminator, states)
+      nets = nets._replace(discriminator=params)
+
+    def both(row):
+      grads, _ = jax.grad(costs.joint, has_aux=True)(
+          (nets.model.params, nets.generator), nets, row)
+      return {'model': grads[0], 'generator': grads[1]}
+    parts = gradient(both, made, keys[3])
+    params, states = update('model', parts['model'], nets.model.params, states)
+    generator, states = update('generator', parts['generator'],
+                               nets.generator, states)
+    return nets._replace(model=nets.model._replace(params=params),
+                         generator=generator), states
+
+  states = {'model': optimizers['model'].init(nets.model.params),
+            'generator': optimizers['generator'].init(nets.generator),
+            'discriminator': optimizers['discriminator'].init(
+                nets.discriminator)}
+  return lax.fori_loop(0, steps, body, (nets, states))[0]

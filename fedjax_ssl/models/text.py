@@ -1,0 +1,93 @@
+"""Classifiers of short texts: token ids, or word vectors made beforehand.
+
+B texts, T positions, V words, E numbers of a word vector. Token 0 is padding
+and 1 an unknown word; see `fedjax_ssl.data.text`. Where inputs are ids, the
+vectors are trained (`Model.embed` gives them); inputs float[B, T, E] are taken
+as vectors, which is also how generated texts come.
+"""
+from __future__ import annotations
+
+import math
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.models import gan, layers, pooling
+
+UNKNOWN = 1
+_SPREAD = 0.1  # Standard deviation of untrained word vectors.
+
+
+class Text(nn.Module):
+  """Word vectors, a pooling over positions, and a classifier.
+
+  Attributes:
+    num_classes: C.
+    choices: see `layers.Choices`; no normalization.
+    vocabulary: V, if inputs are ids; larger ids are unknown words.
+    size: E, if inputs are ids.
+    width: of the layer that reads windows of three words; 0 is none, and the
+      vectors themselves are pooled.
+  """
+
+  num_classes: int
+  choices: layers.Choices
+  vocabulary: int
+  size: int
+  width: int
+
+  def setup(self):
+    """Makes the layers."""
+    self.table = self.param(
+        'embedding', nn.initializers.normal(_SPREAD),
+        (self.vocabulary, self.size), self.choices.param_dtype)
+    if self.width:
+      self.window = layers.Dense(self.width, self.choices)
+    self.last = layers.Dense(self.num_classes, self.choices,
+                             kernel_init=layers.LECUN)
+
+  def embed(self, tokens: jax.Array) -> jax.Array:
+    """int32[B, T] -> float[B, T, E]; padding is the zero vector."""
+    known = jnp.where(tokens < self.vocabulary, tokens, UNKNOWN)
+    vectors = jnp.take(self.table, known, axis=0)
+    return jnp.where((tokens > 0)[..., None], vectors, 0)
+
+  def __call__(self, x: jax.Array, mask: jax.Array | None = None,
+               train: bool = False) -> jax.Array:
+    """int[B, T] or float[B, T, E] -> logits [B, C]."""
+    del mask, train
+    if jnp.issubdtype(x.dtype, jnp.integer):
+      x = self.embed(x)
+    if self.width:  # A maximum: zeros of padding say no more than the bias.
+      x = pooling.relu(self.window(gan.neighbours(x))).max(1)
+    else:  # A sum: zeros of padding say nothing.
+      x = x.sum(1) / math.sqrt(x.shape[1])
+    return self.last(x)
+
+
+def text_mean(*, num_classes: int, choices: layers.Choices,
+              vocabulary: int = 10_000, size: int = 50) -> nn.Module:
+  """A linear classifier of the sum of the word vectors; see `Text`.
+
+  Raises ValueError if vocabulary is below 2 or size below 1.
+  """
+  _check(vocabulary, size, 1)
+  return Text(num_classes, choices, vocabulary, size, 0)
+
+
+def text_cnn(*, num_classes: int, choices: layers.Choices,
+             vocabulary: int = 10_000, size: int = 50, width: int = 64
+             ) -> nn.Module:
+  """Windows of three words and a maximum over them; see `Text`.
+
+  Raises ValueError if vocabulary is below 2, or size or width below 1.
+  """
+  _check(vocabulary, size, width)
+  return Text(num_classes, choices, vocabulary, size, width)
+
+
+def _check(vocabulary: int, size: int, width: int) -> None:
+  if vocabulary < 2 or size < 1 or width < 1:
+    raise ValueError(f'vocabulary is {vocabulary}, size is {size} and width is '
+                     f'{width}; they must be at least 2, 1 and 1.')

@@ -1,0 +1,299 @@
+r"""Differential privacy of training: clipping, noise, and what it spends.
+
+A private step draws each row with probability q (`poisson_rows`), clips every
+row's own gradient to norm C (`clipped_sum`), adds noise of standard deviation
+:math:`\sigma C` to the sum (`gaussian`) and divides by the *expected* number of
+rows. One row more or less then changes the sum by at most C, which is what
+`epsilon` accounts for: neighbours differ by one row added or removed.
+The accounts are those of the package dp-accounting, the extra `[privacy]`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Array = jax.Array | np.ndarray
+Scalar = Array | float
+
+ACCOUNTANTS = ('rdp', 'pld')
+# Integer orders: their moments have closed forms without numerical integrals.
+_ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
+# Of the privacy loss; a coarser grid overestimates epsilon a little.
+_GRID = 1e-3
+_LARGEST_NOISE = 1e6
+_OVERFLOW = 1e-9
+
+
+def poisson_capacity(expected: float) -> int:
+  """Rows for which a Poisson-sampled batch needs room.
+
+  The least c with P(X > c) < 1e-9 for X of the Poisson law, whose upper tail
+  is heavier than that of any binomial law of the same mean.
+
+  Args:
+    expected: mean number of rows, above 0.
+
+  Returns:
+    int, c.
+
+  Raises:
+    ValueError: for a mean that is not positive.
+  """
+  if not 0 < expected < math.inf:
+    raise ValueError(f'expected is {expected}; it must be positive.')
+  # Sum the tail from far out, where adding loses no digits.
+  end = int(expected + 12 * math.sqrt(expected) + 40)
+  tail = 0.0
+  for k in range(end, 0, -1):
+    tail += math.exp(k * math.log(expected) - expected - math.lgamma(k + 1))
+    if tail >= _OVERFLOW:
+      return k
+  return 1
+
+
+def poisson_rows(key: Array, num_rows: Array, rate: Scalar, *, width: int,
+                 capacity: int) -> tuple[jax.Array, jax.Array]:
+  """Draws each of the first `num_rows` places of a table independently.
+
+  Args:
+    key: PRNG key.
+    num_rows: int32[], at most `width`.
+    rate: q in [0, 1], float32[]; 1 takes every row.
+    width: columns of the table.
+    capacity: places returned; should more be drawn, a random choice of them
+      stays, which only ever removes rows.
+
+  Returns:
+    int32[capacity] places and float32[capacity], 1 for a drawn one.
+  """
+  draw = jax.random.uniform(key, (width,))
+  drawn = (draw < rate) & (jnp.arange(width) < num_rows)
+  order = jnp.argsort(jnp.where(drawn, draw, 2.0))[:capacity]
+  mask = drawn[order].astype(jnp.float32)
+  short = capacity - order.shape[0]
+  return (jnp.pad(order, (0, max(short, 0))).astype(jnp.int32),
+          jnp.pad(mask, (0, max(short, 0))))
+
+
+def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
+  r"""A pytree scaled to a Euclidean norm of at most C over all its leaves.
+
+  :math:`g \min(1, C / \|g\|)`; one that is not finite becomes zero, as its
+  influence could not be bounded otherwise.
+
+  Args:
+    tree: pytree of float arrays.
+    max_norm: C, float32[]; infinity changes nothing finite.
+
+  Returns:
+    The pytree, dtypes kept.
+  """
+  squares = [jnp.sum(jnp.square(x.astype(jnp.float32)))
+             for x in jax.tree.leaves(tree)]
+  norm = jnp.sqrt(jnp.sum(jnp.stack(squares))) if squares else jnp.float32(0)
+  factor = jnp.minimum(1, max_norm / jnp.maximum(norm, 1e-30))
+  good = jnp.isfinite(norm)
+  return jax.tree.map(
+      lambda x: jnp.where(good, x * factor.astype(x.dtype), 0), tree)
+
+
+def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
+                rows: PyTree, mask: Array, *, clip_norm: Mapping[str, float],
+                microbatch: int = 0) -> dict[str, PyTree]:
+  r"""Sum over rows of exact, separately clipped gradients.
+
+  :math:`\sum_i m_i\, g_i^p \min(1, C_p / \|g_i^p\|)` for every part p. A row
+  more or less changes the whole by at most :math:`\sqrt{\sum_p C_p^2}`.
+
+  Args:
+    gradient: one row of `rows`, without its leading axis -> a pytree for each
+      named part, such as each network.
+    rows: pytree of [B, ...].
+    mask: float32[B], 1 for a row that counts.
+    clip_norm: C_p for each part; infinity leaves it unclipped.
+    microbatch: rows whose gradients are held at a time; 0 is all. The result
+      is the same up to rounding.
+
+  Returns:
+    The parts, of the shapes that `gradient` returns.
+
+  Raises:
+    ValueError: if `microbatch` is negative, or parts and norms differ.
+  """
+  size = mask.shape[0]
+  if microbatch < 0:
+    raise ValueError(f'microbatch is {microbatch}; it must be at least 0.')
+  chunk = min(microbatch or size, size)
+
+  def of_chunk(rows, mask):
+    parts = jax.vmap(gradient)(rows)
+    if set(parts) != set(clip_norm):
+      raise ValueError(f'clip_norm has {sorted(clip_norm)}; the parts are '
+                       f'{sorted(parts)}.')
+    out = {}
+    for name, part in parts.items():
+      kept = jax.vmap(functools.partial(clip, max_norm=clip_norm[name]))(part)
+      out[name] = jax.tree.map(
+          lambda x: jnp.tensordot(mask.astype(x.dtype), x, 1), kept)
+    return out
+
+  if chunk == size:
+    return of_chunk(rows, mask)
+  pieces = -(-size // chunk)
+  def cut(x):
+    wide = jnp.pad(x, [(0, pieces * chunk - size)] + [(0, 0)] * (x.ndim - 1))
+    return wide.reshape(pieces, chunk, *x.shape[1:])
+  cut_rows, cut_mask = jax.tree.map(cut, (rows, jnp.asarray(mask)))
+  zero = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(of_chunk, *jax.tree.map(
+          lambda x: x[0], (cut_rows, cut_mask))))
+  def add(total, piece):
+    return jax.tree.map(jnp.add, total, of_chunk(*piece)), None
+  return jax.lax.scan(add, zero, (cut_rows, cut_mask))[0]
+
+
+def gaussian(key: Array, tree: PyTree, stddev: Scalar) -> PyTree:
+  """Adds independent Gaussian noise to every number of a pytree.
+
+  Args:
+    key: PRNG key.
+    tree: pytree of float arrays.
+    stddev: float32[]; 0 adds nothing.
+
+  Returns:
+    The pytree, dtypes kept.
+  """
+  leaves, form = jax.tree.flatten(tree)
+  keys = jax.random.split(key, max(len(leaves), 1))
+  noisy = [x + (stddev * jax.random.normal(k, x.shape)).astype(x.dtype)
+           for k, x in zip(keys, leaves, strict=False)]
+  return jax.tree.unflatten(form, noisy)
+
+
+@functools.lru_cache
+def epsilon(noise_multiplier: float, rate: float, steps: int, *, delta: float,
+            accountant: str = 'rdp') -> float:
+  """Privacy spent by Poisson-sampled Gaussian steps.
+
+  Args:
+    noise_multiplier: sigma, noise over clipping norm; 0 is no privacy.
+    rate: q in [0, 1], the chance of a row to enter a step.
+    steps: how many.
+    delta: of (epsilon, delta), in (0, 1).
+    accountant: 'rdp' of integer orders, or 'pld', tighter and slower.
+
+  Returns:
+    float; 0 without steps, infinity without noise.
+
+  Raises:
+    ValueError: for a number out of range, another accountant, or if
+      dp-accounting is not installed.
+  """
+  _check(rate, delta, accountant)
+  if steps < 0 or not noise_multiplier >= 0:
+    raise ValueError(f'steps is {steps} and noise_multiplier '
+                     f'{noise_multiplier}; both must be at least 0.')
+  if steps == 0 or rate == 0:
+    return 0.0
+  if noise_multiplier == 0:
+    return math.inf
+  accounting = _accounting()
+  if rate == 1:  # Gaussians compose to one Gaussian exactly.
+    event = accounting.GaussianDpEvent(noise_multiplier / math.sqrt(steps))
+    steps = 1
+  else:
+    event = accounting.PoissonSampledDpEvent(
+        rate, accounting.GaussianDpEvent(noise_multiplier))
+  account = (
+      accounting.rdp.RdpAccountant(list(_ORDERS)) if accountant == 'rdp'
+      else accounting.pld.PLDAccountant(value_discretization_interval=_GRID))
+  account.compose(event, int(steps))
+  return float(account.get_epsilon(delta))
+
+
+def spending(noise_multiplier: float, rate: float, steps_per_round: int,
+             num_rounds: int, *, delta: float, accountant: str = 'rdp'
+             ) -> np.ndarray:
+  """Epsilon after each round of private steps, for the device to look up.
+
+  Args:
+    noise_multiplier: sigma.
+    rate: q.
+    steps_per_round: private steps of a round.
+    num_rounds: how many rounds.
+    delta: see `epsilon`.
+    accountant: see `epsilon`.
+
+  Returns:
+    float32[num_rounds + 1], never falling, from 0; infinity without noise.
+  """
+  values = [epsilon(noise_multiplier, rate, i * steps_per_round, delta=delta,
+                    accountant=accountant) for i in range(num_rounds + 1)]
+  return np.maximum.accumulate(np.asarray(values, np.float32))
+
+
+@functools.lru_cache
+def noise_multiplier(target: float, rate: float, steps: int, *, delta: float,
+                     accountant: str = 'rdp') -> float:
+  """The least noise under which planned steps stay within a budget.
+
+  Args:
+    target: epsilon of the budget, above 0; infinity needs no noise.
+    rate: q.
+    steps: planned steps.
+    delta: see `epsilon`.
+    accountant: see `epsilon`.
+
+  Returns:
+    sigma, rounded up in the fourth digit, so that
+    `epsilon(sigma, rate, steps)` is at most `target`.
+
+  Raises:
+    ValueError: for a budget that is not positive, or that no noise meets.
+  """
+  _check(rate, delta, accountant)
+  if not target > 0:
+    raise ValueError(f'target is {target}; it must be above 0.')
+  if steps == 0 or rate == 0 or target == math.inf:
+    return 0.0
+  def spent(sigma):
+    return epsilon(sigma, rate, steps, delta=delta, accountant=accountant)
+  low, high = 0.0, 1.0
+  while spent(high) > target:
+    low, high = high, 2 * high
+    if high > _LARGEST_NOISE:
+      raise ValueError(f'No noise keeps {steps} steps at rate {rate} within '
+                       f'target={target}.')
+  while high - low > 1e-4 * high:
+    middle = (low + high) / 2
+    low, high = (low, middle) if spent(middle) <= target else (middle, high)
+  return high
+
+
+def _check(rate: float, delta: float, accountant: str) -> None:
+  if accountant not in ACCOUNTANTS:
+    raise ValueError(f'accountant is {accountant!r}; allowed are '
+                     f'{", ".join(ACCOUNTANTS)}.')
+  if not 0 <= rate <= 1 or not 0 < delta < 1:
+    raise ValueError(f'rate is {rate} and delta {delta}; they must be in '
+                     '[0, 1] and (0, 1).')
+
+
+def _accounting() -> Any:
+  try:
+    import dp_accounting
+    from dp_accounting import pld, rdp
+  except ImportError:
+    raise ValueError('Accounting for privacy needs the package '
+                     'dp-accounting: pip install "fedjax_ssl[privacy]".'
+                     ) from None
+  del pld, rdp
+  return dp_accounting

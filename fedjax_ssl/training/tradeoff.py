@@ -1,0 +1,68 @@
+"""What privacy costs: accuracy against the epsilon that was spent."""
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+
+from fedjax_ssl.training import report
+
+
+def path_of(rows: list[report.Row]) -> tuple[np.ndarray, np.ndarray]:
+  """Epsilon and accuracy float64[R] at each row of a seed that has both."""
+  pairs = [(row['epsilon'], row['accuracy']) for row in rows
+           if row.get('epsilon') is not None
+           and row.get('accuracy') is not None]
+  both = np.array(pairs, np.float64).reshape(-1, 2)
+  return both[:, 0], both[:, 1]
+
+
+def plot(runs: report.Runs, path: str | os.PathLike[str], *,
+         title: str = '') -> None:
+  """Draws every seed's way from its first evaluation to its end.
+
+  A run without epsilon is a level line at its mean final accuracy: what it
+  would be without privacy.
+
+  Args:
+    runs: by name, one list of rows a seed, as `report.load` gives.
+    path: file to write; its ending chooses the format.
+    title: above the plot.
+
+  Raises:
+    ValueError: if no run has spent any epsilon.
+  """
+  from matplotlib import figure
+  from matplotlib.backends import backend_agg
+  chart = figure.Figure(figsize=(6.6, 4.2), layout='constrained')
+  backend_agg.FigureCanvasAgg(chart)
+  axes = chart.subplots()
+  drawn = False
+  for i, (name, seeds) in enumerate(runs.items()):
+    colour = report.COLOURS[i % len(report.COLOURS)]
+    paths = [path_of(list(rows)) for rows in seeds]
+    if not any(x.size for x, _ in paths):
+      level = [r for r in (report.summary(rows)['final'] for rows in seeds)
+               if r is not None]
+      if level:
+        axes.axhline(100 * np.mean(level), color=colour, linestyle='--',
+                     linewidth=1.4, label=name)
+      continue
+    drawn = True
+    for j, (x, y) in enumerate(paths):
+      axes.plot(x, 100 * y, color=colour, linewidth=1.2, alpha=0.8,
+                label='' if j else name)
+      axes.plot(x[-1:], 100 * y[-1:], 'o', color=colour)
+  if not drawn:
+    raise ValueError(f'None of the runs {", ".join(runs)} has an epsilon.')
+  axes.set_xlabel('epsilon spent')
+  axes.set_ylabel('test accuracy, %')
+  axes.grid(color='#dddddd', linewidth=0.6)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+  chart.legend(loc='outside right upper', frameon=False, fontsize='small')
+  if title:
+    chart.suptitle(title, fontsize='medium')
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  chart.savefig(path, dpi=150)

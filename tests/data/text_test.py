@@ -1,0 +1,124 @@
+"""Texts: tokens, the split, vectors, and what is refused."""
+from __future__ import annotations
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import data
+from fedjax_ssl.data import augment, text
+
+TEXTS = [f'word{i} is number {i % 7}!' for i in range(60)] + ['', "don't @me"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  with open(tmp_path / 'small.csv', 'w', newline='', encoding='utf-8') as file:
+    writer = csv.writer(file)
+    writer.writerow(['label', 'text', 'more'])
+    writer.writerows([i % 2, t, 'x'] for i, t in enumerate(TEXTS))
+  return tmp_path
+
+
+def test_words():
+  assert text.words("Don't @User: so #good!! 1 2") == [
+      "don't", '@user', 'so', '#good', '!!', '1', '2']
+  assert len(text.words('a ' * 50)) == text.MAX_TOKENS
+
+
+def test_vocabulary_goes_by_frequency_then_alphabet():
+  known = text.vocabulary(['b a b', 'c a b'], size=4)
+  assert known == {'b': 2, 'a': 3}  # 0 and 1 are taken.
+  ids = text.encode(['b c a', ''], known)
+  assert ids.shape == (2, 40) and ids.dtype == np.int32
+  np.testing.assert_array_equal(ids[0, :4], [2, text.UNKNOWN, 3, 0])
+  assert not ids[1].any()
+
+
+def test_split_depends_on_the_text_alone():
+  shares = [text.is_test(f'some text {i}') for i in range(5000)]
+  assert abs(np.mean(shares) - 0.2) < 0.02
+  assert text.is_test('some text 7') == shares[7]
+
+
+def test_loads_as_a_data_set(folder):
+  found = data.load('small', folder)
+  held = np.array([text.is_test(t) for t in TEXTS])
+  np.testing.assert_array_equal(
+      found.test.labels, (np.arange(len(TEXTS)) % 2)[held])
+  assert len(found.train.labels) == (~held).sum()
+  assert found.num_classes == 2 and not found.flip
+  # Words of test texts alone are unknown.
+  known = text.vocabulary([t for t, h in zip(TEXTS, held, strict=True)
+                           if not h])
+  np.testing.assert_array_equal(found.test.inputs, text.encode(
+      [t for t, h in zip(TEXTS, held, strict=True) if h], known))
+  assert (found.test.inputs == text.UNKNOWN).any()
+
+
+def test_word_vectors_replace_tokens(folder):
+  vectors = np.array([[1., 2.], [3., 4.]], np.float32)
+  np.savez(folder / 'v.npz', words=np.array(['is', 'number']),
+           vectors=vectors)
+  found = data.load('small', folder, embeddings=folder / 'v.npz')
+  first = found.train.inputs[0]  # word, is, number, digit, !
+  assert found.train.inputs.shape[1:] == (40, 2)
+  assert found.train.inputs.dtype == np.float16
+  np.testing.assert_array_equal(first[:5], [
+      [0, 0], [1, 2], [3, 4], [0, 0], [0, 0]])
+
+
+def test_vectors_of_whole_texts_belong_to_their_texts(folder):
+  vectors = np.random.default_rng(0).normal(size=(len(TEXTS), 5, 3))
+  made = folder / 'bert.npz'
+  np.savez(made, texts=vectors, sha256=np.array(text.fingerprint(TEXTS)))
+  found = data.load('small', folder, embeddings=made)
+  held = np.array([text.is_test(t) for t in TEXTS])
+  np.testing.assert_array_equal(
+      found.test.inputs, vectors[held].astype(np.float16))
+  np.savez(made, texts=vectors, sha256=np.array(text.fingerprint(TEXTS[:-1])))
+  with pytest.raises(data.DataError, match='other texts'):
+    data.load('small', folder, embeddings=made)
+
+
+@pytest.mark.parametrize('arrays, words', [
+    ({'x': np.zeros(3)}, "'words'"),
+    ({'words': np.array(['a']), 'vectors': np.full((1, 2), np.nan)}, 'finite'),
+    ({'words': np.array(['a']), 'vectors': np.full((1, 2), 1e6)}, '65504'),
+    ({'words': np.array(['a', 'b']), 'vectors': np.ones((1, 2))}, '2 rows')])
+def test_refuses_broken_vectors(folder, arrays, words):
+  np.savez(folder / 'v.npz', **arrays)
+  with pytest.raises(data.DataError, match=words):
+    data.load('small', folder, embeddings=folder / 'v.npz')
+
+
+@pytest.mark.parametrize('content, words', [
+    ('a,b\n1,2\n', "'label'"), ('label,text\n0,a\n2,b\n', '0 to C-1'),
+    ('label,text\nx,a\n', 'whole'), ('label,text\n', "'label'")])
+def test_refuses_broken_files(tmp_path, content, words):
+  (tmp_path / 'bad.csv').write_text(content)
+  with pytest.raises(data.DataError, match=words):
+    data.load('bad', tmp_path)
+
+
+def test_images_take_no_embeddings(tmp_path):
+  with pytest.raises(data.DataError, match='images'):
+    data.load('digits', tmp_path, embeddings='v.npz')
+
+
+@pytest.mark.parametrize('shape', [(400, 40), (400, 40, 3)])
+def test_token_dropout(shape):
+  texts = np.ones(shape, np.int32 if len(shape) == 2 else np.float16)
+  view = augment.make_strong('token_dropout(rate=0.3)')
+  seen = np.asarray(view(jax.random.key(0), texts))
+  assert seen.dtype == texts.dtype
+  gone = (seen == 0).reshape(400, 40, -1)
+  assert (gone == gone[..., :1]).all()  # Whole words.
+  assert abs(gone.mean() - 0.3) < 0.02
+  kept = augment.make_weak('token_dropout(rate=0.0)')(
+      jax.random.key(0), texts)
+  np.testing.assert_array_equal(kept, texts)
+  with pytest.raises(ValueError, match='rate'):
+    augment.make_weak('token_dropout(rate=2.0)')

@@ -1,0 +1,74 @@
+"""Vectors of texts from a small random BERT that the test makes."""
+from __future__ import annotations
+
+import pathlib
+
+import embed_texts
+import numpy as np
+import pytest
+
+from fedjax_ssl import data
+
+WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'good', 'bad', 'day',
+         'so', '##ly', '!']
+TEXTS = ['good day !', 'so bad', 'badly good so so so so', '']
+
+
+@pytest.fixture(scope='module')
+def bert(tmp_path_factory):
+  torch = pytest.importorskip('torch', reason='the extra [text] is not there')
+  transformers = pytest.importorskip(
+      'transformers', reason='the extra [text] is not there')
+  folder = tmp_path_factory.mktemp('bert')
+  (folder / 'vocab.txt').write_text('\n'.join(WORDS))
+  torch.manual_seed(0)
+  transformers.BertTokenizerFast(str(folder / 'vocab.txt')).save_pretrained(
+      folder)
+  transformers.BertModel(transformers.BertConfig(
+      vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1,
+      num_attention_heads=2, intermediate_size=8,
+      max_position_embeddings=16)).save_pretrained(folder)
+  return pathlib.Path(folder)
+
+
+def test_vectors_of_own_tokens_come_first(bert):
+  vectors = embed_texts.embed(TEXTS, bert, tokens=4, batch=3)
+  assert vectors.shape == (4, 4, 8) and vectors.dtype == np.float16
+  lengths = (vectors != 0).any(-1).sum(-1)
+  np.testing.assert_array_equal(lengths, [3, 2, 4, 0])
+  for row, length in zip(vectors, lengths, strict=True):
+    assert row[:length].any(-1).all() and not row[length:].any()
+  # The company of a batch does not matter.
+  alone = embed_texts.embed(TEXTS[1:2], bert, tokens=4, batch=1)
+  np.testing.assert_allclose(alone[0], vectors[1], atol=2e-3)
+
+
+def test_special_tokens_are_dropped_and_order_is_kept():
+  vectors = np.arange(10.0).reshape(1, 5, 2)
+  special = np.array([[True, False, False, True, True]])
+  got = embed_texts._without(vectors, special, 3)
+  np.testing.assert_array_equal(got[0], [[2, 3], [4, 5], [0, 0]])
+
+
+def test_principal_directions_keep_what_they_can():
+  rng = np.random.default_rng(0)
+  plane = rng.normal(size=(2, 6))
+  vectors = (rng.normal(size=(5, 4, 2)) @ plane).astype(np.float16)
+  vectors[0, 2:] = 0
+  short = embed_texts.shorten(vectors, 2)
+  assert short.shape == (5, 4, 2) and not short[0, 2:].any()
+  def products(x):
+    flat = x.reshape(-1, x.shape[-1]).astype(np.float32)
+    return flat @ flat.T
+  np.testing.assert_allclose(products(short), products(vectors), atol=0.15)
+
+
+def test_the_file_is_read_back(bert, tmp_path):
+  (tmp_path / 'few.csv').write_text('label,text\n' + '\n'.join(
+      f'{i % 2},{"so " * (i % 3)}good day' + ' !' * i for i in range(30)))
+  texts, _ = data.text.read_rows(tmp_path / 'few.csv')
+  vectors = embed_texts.embed(texts, bert, tokens=6, batch=8)
+  np.savez(tmp_path / 'few.npz', texts=vectors,
+           sha256=np.array(data.text.fingerprint(texts)))
+  found = data.text.read_csv(tmp_path / 'few.csv', tmp_path / 'few.npz')
+  assert found['train'].inputs.shape[1:] == (6, 8)

@@ -1,0 +1,253 @@
+"""Laws of FedSSL: what each cost reads, its ablations, and that it learns."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import adversarial, losses, methods
+from fedjax_ssl.core.types import Batch
+from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.methods import fedssl, gmixup
+from fedjax_ssl.models import gan
+from tests import toy
+
+KNOBS = 'gan_width=4, noise_size=3'
+
+
+def _choices(**changes):
+  return dataclasses.replace(gmixup.Choices(
+      num_views=2, exponent=2.0, alpha=0.75, noise_size=3, use_real=True,
+      use_rec=True, real_data='all', condition='mixed', rec_over='sum',
+      generator_kind='non_saturating'), **changes)
+
+
+def _costs(**changes):
+  return gmixup.Costs(toy.task(), gan.make(width=4), _choices(**changes))
+
+
+@functools.lru_cache
+def _batch(known=1.0):
+  """Costs' arguments on 6 rows of the toy federation, two of them masked."""
+  federation, _ = toy.federation()
+  rows = gmixup.Rows(
+      federation.train.inputs[:6], federation.train.labels[:6],
+      jnp.full(6, known), jnp.array([1., 1., 0., 1., 1., 0.]))
+  state = methods.make(f'fedssl({KNOBS})', toy.task()).init(
+      jax.random.key(3), federation)
+  nets = state.server.nets
+  made = jax.jit(_costs().material)(nets.model, rows, jax.random.key(4))
+  return rows, nets, made
+
+
+def _joint(costs, nets, made):
+  return costs.joint((nets.model.params, nets.generator), nets, made)
+
+
+def test_material_is_what_the_paper_draws():
+  rows, nets, made = _batch()
+  np.testing.assert_array_equal(
+      made.labels, jax.nn.one_hot(rows.labels, toy.NUM_CLASSES))
+  assert ((made.noise >= 0) & (made.noise < 1)).all()
+  assert ((made.lam >= 0) & (made.lam <= 1)).all()
+  np.testing.assert_array_equal(made.target.sum(-1), 1.0)
+  _, _, unknown = _batch(0.0)
+  np.testing.assert_allclose(unknown.labels.sum(-1), 1.0, rtol=1e-5)
+  assert not (unknown.labels == made.labels).all()
+  # Sharpened predictions: surer than any prediction, and the same class.
+  views = jnp.stack([toy.task().apply(nets.model, toy.shift(k, rows.inputs))
+                     for k in jax.random.split(jax.random.key(0), 8)])
+  assert unknown.labels.max(-1).mean() > jax.nn.softmax(views).mean(0).max(
+      -1).mean()
+
+
+def test_joint_cost_is_the_sum_of_the_papers_terms():
+  _, nets, made = _batch()
+  costs = _costs()
+  got, (_, metrics) = _joint(costs, nets, made)
+  fake, again = costs.generate(
+      nets.generator, made, made.lam, jnp.ones(6))
+  blend = losses.mixup(made.lam, made.labels, made.target)
+  apply = toy.task().model.apply
+  rows = np.flatnonzero(made.mask)
+  def entropy(logits, target):
+    return -(target * jax.nn.log_softmax(logits))[rows].sum(-1).mean()
+  judged = costs.networks.judge(nets.discriminator, fake, blend)[rows]
+  g = np.exp(np.maximum(made.lam, 1 - made.lam) - 1)[rows]
+  terms = {
+      'mixup_loss': entropy(apply(nets.model, fake), blend),
+      'labeled_loss': entropy(apply(nets.model, made.real), made.labels),
+      'realism_loss': (-g * np.log(jax.nn.sigmoid(judged))).mean(),
+      'reconstruction': ((again - made.real)[rows] ** 2).sum() / len(rows)}
+  for name, want in terms.items():
+    np.testing.assert_allclose(
+        metrics[name].total / metrics[name].rows, want, rtol=1e-4)
+  np.testing.assert_allclose(got, sum(terms.values()), rtol=1e-4)
+
+
+def test_discriminator_cost_is_equation_6():
+  _, nets, made = _batch()
+  costs = _costs(condition='target')
+  got = costs.discriminator(nets.discriminator, nets, made)
+  fake, = costs.generate(nets.generator, made, made.lam)
+  judge = functools.partial(costs.networks.judge, nets.discriminator)
+  g = losses.realism_weight(made.lam)
+  rows = -(np.log(jax.nn.sigmoid(judge(made.real, made.labels)))
+           + g * np.log(1 - jax.nn.sigmoid(judge(fake, made.target))))
+  np.testing.assert_allclose(
+      got, rows[np.flatnonzero(made.mask)].mean(), rtol=1e-4)
+
+
+def test_masked_rows_change_nothing():
+  _, nets, made = _batch()
+  costs = _costs()
+  other = made._replace(
+      real=made.real.at[2].set(7.0), labels=made.labels.at[5].set(9.0),
+      inputs=made.inputs.at[2].set(200))
+  def both(made):
+    return (jax.grad(costs.discriminator)(nets.discriminator, nets, made),
+            jax.grad(lambda p: costs.joint(p, nets, made)[0])(
+                (nets.model.params, nets.generator)))
+  chex.assert_trees_all_close(both(made), both(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('knob, value, absent', [
+    ('use_rec', False, 'reconstruction'), ('use_real', False, 'realism_loss'),
+    ('real_data', 'labeled', 'unlabeled_loss'),
+    ('real_data', 'none', 'labeled_loss')])
+def test_ablations_drop_their_term_alone(knob, value, absent):
+  _, nets, made = _batch()
+  _, (_, whole) = _joint(_costs(), nets, made)
+  loss, (_, left) = _joint(_costs(**{knob: value}), nets, made)
+  assert set(whole) - set(left) >= {absent}
+  means = toy.means(left)
+  np.testing.assert_allclose(
+      loss, sum(v for v in means.values() if not np.isnan(v)), rtol=1e-5)
+  for name, value in means.items():
+    np.testing.assert_allclose(value, toy.means(whole)[name], rtol=1e-4)
+
+
+def test_each_network_learns_only_from_its_own_terms():
+  _, nets, made = _batch()
+  def gradient(**changes):
+    return jax.grad(lambda p: _costs(**changes).joint(p, nets, made)[0])(
+        (nets.model.params, nets.generator))
+  full = gradient()
+  # F sees neither realism nor reconstruction.
+  bare = gradient(use_real=False, use_rec=False)
+  chex.assert_trees_all_close(full[0], bare[0], rtol=1e-4, atol=1e-5)
+  # G does not see the real rows' cross entropy.
+  chex.assert_trees_all_close(
+      full[1], gradient(real_data='none')[1], rtol=1e-3, atol=1e-4)
+
+
+def test_packing_keeps_real_rows_and_their_labels():
+  def stream(label, mask):
+    size = len(mask)
+    return Batch(jnp.arange(size) + 10 * (label + 1), jnp.full(size, label),
+                 jnp.array(mask))
+  pair = Pair(stream(1, [1., 1., 0.]), stream(-1, [1., 0., 1., 1.]),
+              jnp.float32(0))
+  rows = gmixup.merge(pair, 4)
+  np.testing.assert_array_equal(rows.inputs, [20, 21, 0, 2])
+  np.testing.assert_array_equal(rows.known, [1, 1, 0, 0])
+  np.testing.assert_array_equal(rows.mask, 1.0)
+  only = gmixup.merge(pair._replace(labeled=None))
+  np.testing.assert_array_equal(only.mask, pair.unlabeled.mask)
+
+
+@pytest.mark.parametrize('knobs, words', [
+    ('alpha=0.0', 'alpha'), ('num_views=0', 'num_views'),
+    ('condition="none"', 'condition'), ('gan_rate=-1.0', 'gan_rate'),
+    ('dp_scope="model"', 'dp_scope'), ('dp_scope="all", epsilon=0.0',
+                                       'epsilon'),
+    ('dp_scope="all", clip_norm=-1.0', 'clip_norm')])
+def test_refuses(knobs, words):
+  with pytest.raises(ValueError, match=words):
+    methods.make(f'fedssl({knobs})', toy.task())
+
+
+@functools.lru_cache
+def _trained():
+  """Networks before and after 150 steps on the toy rows, all labeled."""
+  rows, _, _ = _batch()
+  federation, _ = toy.federation()
+  size = federation.train.labels.shape[0]
+  rows = gmixup.Rows(federation.train.inputs, federation.train.labels,
+                     jnp.ones(size), jnp.ones(size))
+  costs = _costs()
+  optimizers = {'model': optax.adam(1e-2), 'generator': optax.adam(3e-3),
+                'discriminator': optax.adam(1e-3)}
+  method = methods.make(f'fedssl({KNOBS})', toy.task())
+  nets = method.init(jax.random.key(0), federation).server.nets
+  params = {'model': nets.model.params, 'generator': nets.generator,
+            'discriminator': nets.discriminator}
+  learner = fedssl._Learner(nets, {
+      name: optimizers[name].init(p) for name, p in params.items()})
+  one = fedssl.step(costs, optimizers)
+  def body(i, learner):
+    return one(learner, rows, jax.random.fold_in(jax.random.key(1), i))[0]
+  after = jax.jit(lambda x: jax.lax.fori_loop(0, 150, body, x))(learner).nets
+  made = jax.jit(costs.material)(nets.model, rows, jax.random.key(2))
+  return costs, nets, after, made
+
+
+def test_unmixed_examples_are_reconstructed_better_after_training():
+  costs, before, after, made = _trained()
+  def error(nets):
+    again, = costs.generate(nets.generator, made, jnp.ones_like(made.lam))
+    return adversarial.reconstruction(
+        again, made.real, made.mask, over_pixels='mean')
+  assert error(after) < 0.5 * error(before)
+
+
+def test_the_classifier_learns_the_blends():
+  costs, before, after, made = _trained()
+  def mixup_loss(nets):
+    return float(toy.means(_joint(costs, nets, made)[1][1])['mixup_loss'])
+  assert mixup_loss(after) < mixup_loss(before)
+  logits = toy.task().model.apply(after.model, made.real)
+  assert (logits.argmax(-1) == made.labels.argmax(-1)).mean() > 0.9
+
+
+def test_pictures_show_a_row_a_class_and_a_column_a_blend():
+  federation, _ = toy.federation()
+  method = methods.make(f'fedssl({KNOBS})', toy.task())
+  state = method.init(jax.random.key(0), federation)
+  shown = method.pictures(state.server, federation.test, jax.random.key(1))
+  chex.assert_shape(shown, (toy.NUM_CLASSES, 6, toy.SIDE, toy.SIDE, 1))
+  assert shown.dtype == jnp.uint8
+  # The first column is the stored image itself, of the next class.
+  labels = np.asarray(federation.test.labels)
+  for row in range(toy.NUM_CLASSES):
+    first = np.flatnonzero(labels == (row + 1) % toy.NUM_CLASSES)[0]
+    np.testing.assert_allclose(
+        shown[row, 0].astype(int),
+        np.asarray(federation.test.inputs)[first].astype(int), atol=1)
+  assert not (shown[:, 1] == shown[:, 5]).all()
+  texts = federation.test._replace(inputs=jnp.zeros((3, 4), jnp.int32))
+  assert method.pictures(state.server, texts, jax.random.key(1)) is None
+
+
+def test_discriminator_rests_without_realism():
+  """Traced only: its parameters come out as the variables that went in."""
+  rows, nets, _ = _batch()
+  optimizers = dict.fromkeys(nets._fields, optax.sgd(0.1))
+  learner = fedssl._Learner(nets, {
+      'model': optimizers['model'].init(nets.model.params),
+      'generator': optimizers['generator'].init(nets.generator),
+      'discriminator': optimizers['discriminator'].init(nets.discriminator)})
+  def moved(part, **changes):
+    one = fedssl.step(_costs(**changes), optimizers)
+    traced = jax.make_jaxpr(lambda p: getattr(one(
+        learner._replace(nets=nets._replace(**{part: p})), rows,
+        jax.random.key(0))[0].nets, part))(getattr(nets, part)).jaxpr
+    return traced.outvars != traced.invars
+  assert not moved('discriminator', use_real=False)
+  assert moved('discriminator') and moved('generator', use_real=False)

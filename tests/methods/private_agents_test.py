@@ -1,0 +1,262 @@
+"""Laws of FedSSL-DP: exactness, order, budget, and labels left alone."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods, privacy
+from fedjax_ssl.core import rounds, tree
+from fedjax_ssl.core.types import Client as ToAgent
+from fedjax_ssl.core.types import Cohort
+from fedjax_ssl.data import federation as federation_lib
+from fedjax_ssl.data import partition
+from fedjax_ssl.methods import fedssl, gmixup, private_agents
+from fedjax_ssl.models import gan
+from fedjax_ssl.training import evaluate, metrics
+from tests import toy
+
+pytest.importorskip('dp_accounting')
+
+SIZES = 'gan_width=4, noise_size=3'
+BATCH = 4
+
+
+@functools.lru_cache
+def _federation():
+  """Two agents with 8 labeled rows each, and one with unlabeled rows."""
+  rng = np.random.default_rng(1)
+  owner = np.repeat([0, 1, 2], [8, 8, 12]).astype(np.int32)
+  dealt = partition.Partition(np.where(owner < 2, owner, -1),
+                              np.where(owner < 2, -1, owner),
+                              np.zeros(owner.size, bool))
+  made = federation_lib.federate(
+      toy._examples(rng, owner.size), toy._examples(rng, 6),
+      toy._examples(rng, 9), dealt, num_clients=3,
+      num_classes=toy.NUM_CLASSES, num_labeled_clients=2)
+  return jax.tree.map(jnp.asarray, made)
+
+
+def _task(**changes):
+  return toy.task(labeled_batch=BATCH, unlabeled_batch=6, local_steps=2,
+                  num_rounds=4, **changes)
+
+
+class Runner:
+  """A method with its compiled round."""
+
+  def __init__(self, knobs: str, **changes):
+    self.method = methods.make(f'fedssl({SIZES}, {knobs})', _task(**changes))
+    self.start = self.method.init(jax.random.key(0), _federation())
+    self.round = jax.jit(self.method.round)
+
+  def run(self, count, federation=None, start=None, first=0):
+    state = start or self.start
+    for i in range(first, first + count):
+      state, _ = self.round(state, federation or _federation(), jnp.int32(i),
+                            jax.random.fold_in(jax.random.key(9), i))
+    return state
+
+
+runner = functools.lru_cache(Runner)
+ALL = "dp_scope='all', epsilon=8.0, private_steps=2"
+
+
+def _relabelled(federation):
+  labels = federation.train.labels
+  labeled = jnp.arange(labels.size) < 16
+  return dataclasses.replace(federation, train=federation.train._replace(
+      labels=jnp.where(labeled, (labels + 1) % toy.NUM_CLASSES, labels),
+      inputs=jnp.where(labeled[:, None, None, None],
+                       255 - federation.train.inputs,
+                       federation.train.inputs)))
+
+
+def test_epsilon_follows_the_accountant_and_only_grows():
+  one = runner(ALL)
+  budget = one.start.server.budget
+  sigma = float(budget.noise)
+  assert sigma == pytest.approx(privacy.noise_multiplier(
+      8.0, BATCH / 8, 8, delta=1e-5), rel=1e-6)
+  spent = []
+  state = one.start
+  for i in range(3):
+    state = one.run(1, start=state, first=i)
+    spent.append(float(one.method.report(state.server)['epsilon']))
+    assert spent[-1] == pytest.approx(privacy.epsilon(
+        sigma, BATCH / 8, 2 * (i + 1), delta=1e-5), rel=1e-4)
+  assert 0 < spent[0] < spent[1] < spent[2] <= 8.0
+
+
+def test_epsilon_is_evaluated_with_the_state():
+  one = runner(ALL)
+  federation = _federation()
+  rows = evaluate.evaluation(one.method)(
+      one.start, federation, evaluate.probe_of(federation))
+  assert metrics.to_plain({'round': 0, **rows})['epsilon'] == 0
+
+
+def test_labels_rest_once_the_budget_is_spent():
+  """The plan is 4 rounds; a fifth would exceed it."""
+  one = runner(ALL)
+  spent = one.run(4)
+  assert float(spent.server.budget.spent) <= 8.0
+  assert int(spent.server.budget.steps_now) == 0
+  after = one.run(2, start=spent, first=4)
+  chex.assert_trees_all_equal(after, one.run(
+      2, _relabelled(_federation()), start=spent, first=4))
+  assert float(after.server.budget.spent) == float(spent.server.budget.spent)
+  assert tree.global_norm(tree.subtract(
+      after.server.nets, spent.server.nets)) > 0  # Others train on.
+  early, other = (one.run(1, f) for f in (
+      _federation(), _relabelled(_federation())))
+  assert tree.global_norm(tree.subtract(
+      early.server.nets, other.server.nets)) > 0
+
+
+def test_a_round_is_taken_only_if_the_budget_holds_it():
+  one = Runner("dp_scope='all', epsilon=8.0, noise_multiplier=1.0, "
+               'private_steps=2')
+  budget = one.start.server.budget
+  allowed = int(budget.allowed)
+  assert 0 < allowed < 4
+  assert budget.epsilons[allowed] <= 8.0 < budget.epsilons[allowed + 1]
+  none = methods.make("fedssl(dp_scope='all', epsilon=0.1, "
+                      'noise_multiplier=1.0)', _task()).init(
+                          jax.random.key(0), _federation())
+  assert int(none.server.budget.allowed) == 0
+  open_ended = methods.make(
+      "fedssl(dp_scope='all', noise_multiplier=0.0)", _task()).init(
+          jax.random.key(0), _federation())
+  assert int(open_ended.server.budget.allowed) == 0  # Epsilon is infinite.
+
+
+CLIP = 1e3  # Beyond any gradient here; `privacy_test` holds clipping.
+
+
+class Agent:
+  """One private step of agent 0 on all its rows, and the same step plainly."""
+
+  def __init__(self, scope: str):
+    task, federation = toy.task(labeled_batch=8), _federation()
+    costs = gmixup.Costs(task, gan.make(width=4), gmixup.Choices(
+        2, 2.0, .75, 3, True, True, 'all', 'mixed', 'mean', 'non_saturating'))
+    plan = private_agents.Plan(scope, 8.0, 1e-5, CLIP, None, 3, 'rdp', 0)
+    optimizers = {name: optax.sgd(0.1) for name in private_agents.PARTS}
+    shard = tree.take(federation.clients, 0)
+    client = ToAgent(jnp.int32(0), shard, (), federation.train,
+                     federation.validation, jnp.int32(0), jnp.int32(0))
+    root = jax.random.key(5)
+    self.nets = runner(ALL).start.server.nets
+    self.private = jax.jit(lambda noise: private_agents.train(
+        task, costs, plan, self.nets, optimizers, client, jnp.int32(1), noise,
+        root))
+
+    def plain():
+      keys = jax.random.split(jax.random.fold_in(root, 0), 4)
+      places, mask = privacy.poisson_rows(
+          keys[0], shard.num_labeled, 1.0, width=8, capacity=8)
+      rows = shard.labeled[places]
+      batch = gmixup.Rows(federation.train.inputs[rows],
+                          federation.train.labels[rows], mask, mask)
+      nets = self.nets
+      learner = fedssl._Learner(nets, {
+          name: optimizers[name].init(p) for name, p in (
+              ('model', nets.model.params), ('generator', nets.generator),
+              ('discriminator', nets.discriminator))})
+      return fedssl.step(costs, optimizers)(learner, batch, keys[1])[0].nets
+    self.plain = jax.jit(plain)
+
+
+agent = functools.lru_cache(Agent)
+
+
+@pytest.mark.parametrize('scope', private_agents.SCOPES)
+def test_no_noise_and_no_clipping_is_the_plain_update(scope):
+  one = agent(scope)
+  plain = agent(private_agents.SCOPES[0]).plain()
+  assert tree.global_norm(tree.subtract(plain, one.nets)) > 0
+  chex.assert_trees_all_close(
+      one.private(jnp.float32(0)), plain, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize('scope', private_agents.SCOPES)
+def test_noise_moves_the_networks_in_scope(scope):
+  one = agent(scope)
+  quiet, noisy = (one.private(jnp.float32(x)) for x in (0, 2.0))
+  # Rate 0.1, noise times clipping norm, over 8 rows. F and G step at once on
+  # what D became, so D's noise reaches them too, but is small beside theirs.
+  for name in ('generator', 'discriminator'):
+    part = getattr(quiet, name)
+    moved = tree.global_norm(tree.subtract(getattr(noisy, name), part))
+    expected = 0.1 * 2.0 * CLIP / 8 * math.sqrt(tree.num_scalars(part))
+    if scope == 'generator' and name == 'discriminator':
+      assert moved == 0
+    else:
+      assert float(moved) == pytest.approx(expected, rel=0.1)
+  moved = tree.global_norm(tree.subtract(noisy.model, quiet.model))
+  assert (moved > 0) == (scope == 'all')
+
+
+def test_norms_of_all_parts_make_the_sensitivity():
+  for scope in private_agents.SCOPES:
+    plan = private_agents.Plan(scope, 8.0, 1e-5, 0.7, None, 0, 'rdp', 0)
+    finite = [c for c in plan.clip_norms.values() if math.isfinite(c)]
+    assert math.hypot(*finite) == pytest.approx(0.7)
+    assert len(finite) == {'generator': 1, 'all': 3}[scope]
+
+
+def test_agents_in_turn_go_in_a_drawn_order():
+  orders = set()
+  for i in range(20):
+    ids = private_agents.in_turn(None, _federation(), jax.random.key(i)).ids
+    chex.assert_shape(ids, (2, 1))
+    orders.add(tuple(np.asarray(ids).ravel().tolist()))
+  assert orders == {(0, 1), (1, 0)}
+
+
+def test_a_turn_depends_on_the_order():
+  """That agents at once do not is in `contract_test`, for every method."""
+  def told(state, federation, key):
+    del state, key
+    return Cohort(federation.test.labels[:2, None], jnp.ones((2, 1), bool))
+  one = jax.jit(rounds.client_pass(
+      _task(), methods.make(f'fedssl({SIZES})', _task()).client_update,
+      runner(ALL).method.aggregate, relay=True, sample=told,
+      broadcast=lambda server, client_id: server.nets))
+  ends = []
+  for order in ([0, 1], [1, 0]):
+    federation = _federation()
+    labels = federation.test.labels.at[:2].set(jnp.array(order))
+    ends.append(one(runner(ALL).start, dataclasses.replace(
+        federation, test=federation.test._replace(labels=labels)),
+                    jnp.int32(0), jax.random.key(2))[0].server.generator)
+  assert tree.global_norm(tree.subtract(*ends)) > 1e-6
+
+
+def test_private_rows_leave_no_metrics():
+  one = runner(ALL)
+  _, found = one.round(one.start, _federation(), jnp.int32(0),
+                       jax.random.key(0))
+  assert 'labeled_loss' not in found or float(
+      found['labeled_loss'].rows) == 0
+
+
+def test_refuses_what_cannot_be_private():
+  with pytest.raises(ValueError, match="labels_at='clients'"):
+    methods.make(f'fedssl({ALL})', toy.task(labels_at='server'))
+  with pytest.raises(ValueError, match='norm'):
+    methods.make(f'fedssl({ALL})', toy.task('conv'))
+  method = methods.make(f'fedssl({SIZES}, {ALL})', toy.task())
+  federation, _ = toy.federation()
+  state = method.init(jax.random.key(0), federation)
+  with pytest.raises(ValueError, match='num_labeled_clients'):
+    jax.eval_shape(method.round, state, federation, jnp.int32(0),
+                   jax.random.key(0))

@@ -1,0 +1,124 @@
+"""Generator and discriminator: forms, limits, and what they depend on."""
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.models import gan
+
+SHAPES = {'odd': (5, 7, 9, 3), 'mnist': (2, 28, 28, 1), 'words': (3, 6, 5)}
+shapes = pytest.mark.parametrize('shape', SHAPES.values(), ids=SHAPES)
+
+
+@functools.lru_cache
+def _made(shape):
+  networks = gan.make(width=4)
+  x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+  return networks, x, networks.init(jax.random.key(0), x[:1], 3, 2)
+
+
+def _given(size, lam=0.5):
+  return gan.Conditions(
+      jnp.tile(jnp.eye(3)[:1], (size, 1)), jnp.tile(jnp.eye(3)[1:2], (size, 1)),
+      jnp.zeros((size, 2)), jnp.full(size, lam))
+
+
+def test_patches_come_back():
+  x = jnp.arange(2 * 7 * 9 * 3.0).reshape(2, 7, 9, 3)
+  tiles = gan.to_patches(x)
+  chex.assert_shape(tiles, (2, 2, 3, 48))
+  np.testing.assert_array_equal(gan.from_patches(tiles, x.shape), x)
+  # The first tile is the first 4x4 pixels.
+  np.testing.assert_array_equal(
+      tiles[0, 0, 0].reshape(4, 4, 3), x[0, :4, :4])
+
+
+def test_a_dense_layer_on_neighbours_is_a_convolution():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(2, 5, 4, 3)).astype(np.float32)
+  kernel = rng.normal(size=(3, 3, 3, 6)).astype(np.float32)
+  wide = gan.neighbours(jnp.asarray(x))  # [.., dx, dy, channel]
+  got = jnp.einsum('bhwk,ko->bhwo', wide, jnp.asarray(
+      kernel.transpose(1, 0, 2, 3).reshape(27, 6)))
+  want = jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_spectral_norm_is_the_largest_singular_value():
+  rng = np.random.default_rng(0)
+  left, right = (np.linalg.qr(rng.normal(size=(n, 3)))[0] for n in (12, 5))
+  kernel = (left * [9., 2., 1.]) @ right.T
+  got = gan.spectral_norm(jnp.asarray(kernel, jnp.float32).reshape(3, 4, 5))
+  np.testing.assert_allclose(got, 9.0, rtol=1e-3)
+
+
+@shapes
+def test_generated_examples_have_the_form_of_their_source(shape):
+  networks, x, (generator, discriminator) = _made(shape)
+  made = networks.generate(generator, x, _given(len(x)))
+  assert made.shape == x.shape
+  assert networks.judge(discriminator, x, _given(len(x)).source).shape == (
+      len(x),)
+
+
+def test_limits_hold_for_every_pixel():
+  networks, x, (generator, _) = _made(SHAPES['odd'])
+  low = jnp.array([-1.0, 0.0, 2.0])
+  made = networks.generate(generator, 100 * x, _given(len(x)),
+                           (low, low + jnp.array([1.0, 3.0, 0.0])))
+  assert (made >= low).all() and (made <= low + 3).all()
+  np.testing.assert_array_equal(made[..., 2], 2.0)
+
+
+@shapes
+def test_every_condition_matters(shape):
+  networks, x, (generator, discriminator) = _made(shape)
+  given = _given(len(x))
+  before = networks.generate(generator, x, given)
+  for field in given._fields:
+    other = given._replace(**{field: 0.3 + getattr(given, field)})
+    assert not np.allclose(networks.generate(generator, x, other), before)
+  assert not np.allclose(
+      networks.judge(discriminator, x, given.source),
+      networks.judge(discriminator, x, given.target))
+
+
+def test_each_end_of_the_blend_has_one_source():
+  networks, x, (generator, _) = _made(SHAPES['mnist'])
+  given = _given(len(x), 0.0)
+  np.testing.assert_array_equal(
+      networks.generate(generator, x, given),
+      networks.generate(generator, 5 - x, given._replace(
+          source=given.target)))
+  given = _given(len(x), 1.0)
+  np.testing.assert_array_equal(
+      networks.generate(generator, x, given),
+      networks.generate(generator, x, given._replace(
+          noise=given.noise + 1, target=given.source)))
+
+
+def test_rows_do_not_touch():
+  networks, x, (generator, discriminator) = _made(SHAPES['mnist'])
+  given = _given(2)
+  whole = networks.generate(generator, x, given)
+  alone = networks.generate(generator, x[:1], jax.tree.map(
+      lambda v: v[:1], given))
+  np.testing.assert_allclose(whole[:1], alone, rtol=1e-4, atol=1e-5)
+  # A discriminator of bounded kernels cannot be steep.
+  scaled = jax.tree.map(lambda p: 50 * p if p.ndim > 1 else p, discriminator)
+  np.testing.assert_allclose(
+      networks.judge(scaled, x, given.source),
+      networks.judge(discriminator, x, given.source), rtol=1e-3, atol=1e-4)
+
+
+def test_refuses():
+  with pytest.raises(ValueError, match='width'):
+    gan.make(width=0)
+  with pytest.raises(ValueError, match='sequences'):
+    gan.make().init(jax.random.key(0), jnp.zeros((1, 3)), 2, 2)
