@@ -121,6 +121,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
            sharpening: float = 2.0, alpha: float = 0.75,
            noise_size: int = 100, gan_width: int = 32,
            gan_rate: float = 2e-4, packed: bool = False,
+           ramp: float = 0.0, labeled_say: float = 3.0,
            weighting: str = 'uniform') -> Method:
   """Trains on blends that a generator shared by all agents makes.
 
@@ -164,7 +165,13 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     packed: labeled and unlabeled rows share max(labeled_batch,
       unlabeled_batch) places, labeled ones first. It spares agents that hold
       one kind the masked half; an agent with both sees fewer unlabeled rows.
-    weighting: agents count alike ('uniform'), or by their 'examples'.
+    ramp: share of the run over which what F learns from pseudo-labels rises
+      linearly to its full weight; 0 is the full weight at once.
+    labeled_say: an agent that holds labels counts so many times an agent that
+      holds none. 3 makes both groups equal, as in equation 1, in all settings
+      of the paper, where N_Q = 3 N_S; 1 is one agent, one vote. Above 0.
+    weighting: agents of a group count alike ('uniform'), or by their
+      'examples'.
 
   Returns:
     The method; its server record is `Server`.
@@ -184,9 +191,11 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     if value < 1:
       raise ValueError(f'{name} must be at least 1, not {value}.')
   for name, number in (('sharpening', sharpening), ('alpha', alpha),
-                       ('gan_rate', gan_rate)):
+                       ('gan_rate', gan_rate), ('labeled_say', labeled_say)):
     if not number > 0:
       raise ValueError(f'{name} must be above 0, not {number}.')
+  if not ramp >= 0:
+    raise ValueError(f'ramp must be at least 0, not {ramp}.')
   plan = None
   if dp_scope is not None:
     plan = private_agents.Plan(dp_scope, epsilon, delta, clip_norm,
@@ -196,7 +205,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   networks = gan.make(width=gan_width)
   costs = gmixup.Costs(task, networks, gmixup.Choices(
       num_views, sharpening, alpha, noise_size, use_real, use_rec, real_data,
-      condition, rec_over, generator_loss))
+      condition, rec_over, generator_loss, ramp))
   streams = ('unlabeled' if plan or task.labels_at == 'server' else 'both')
 
   def init(key: jax.Array, federation: Federation) -> State:
@@ -242,6 +251,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
                           key, streams)
     rows = base.rows_used(client.shard, streams).astype(jnp.float32)
     weight = rows if weighting == 'examples' else (rows > 0).astype(rows.dtype)
+    weight *= jnp.where(client.shard.num_labeled > 0, labeled_say, 1.0)
     return Update(tree.subtract(nets, payload), weight, client.memory, metrics)
 
   def private_update(payload: _ToAgent, client: Client, key) -> Update:
@@ -320,7 +330,7 @@ def _pictures(costs: gmixup.Costs, server: Server, examples: Examples,
       repeat(jax.nn.one_hot(jnp.asarray(examples.labels)[source], classes)),
       repeat(jnp.eye(classes)),
       jax.random.uniform(key, (count, costs.choices.noise_size)),
-      jnp.tile(blends, classes), jnp.ones(count), jnp.ones(count))
+      jnp.tile(blends, classes), *[jnp.ones(count)] * 3)
   fakes, = costs.generate(server.generator, made, made.lam)
   low, high = costs.limits(wide) or (0.0, 1.0)
   wide_range = jnp.where(high > low, high - low, 1)

@@ -43,6 +43,7 @@ class Rows(NamedTuple):
   labels: jax.Array  # int32[B], -1 where hidden.
   known: jax.Array  # float32[B], 1 where the label may be read.
   mask: jax.Array  # float32[B]
+  progress: jax.Array  # float32[B], share of the whole run, all the same.
 
 
 class Material(NamedTuple):
@@ -56,6 +57,7 @@ class Material(NamedTuple):
   lam: jax.Array  # float32[B]
   known: jax.Array  # float32[B]
   mask: jax.Array  # float32[B]
+  progress: jax.Array  # float32[B]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Choices:
   condition: str
   rec_over: str
   generator_kind: str
+  ramp: float
 
 
 def merge(pair: Pair, size: int | None = None) -> Rows:
@@ -89,7 +92,8 @@ def merge(pair: Pair, size: int | None = None) -> Rows:
            for b in parts]
   rows = Rows(*(jnp.concatenate(x) for x in (
       [b.inputs for b in parts], [b.labels for b in parts], known,
-      [b.mask for b in parts])))
+      [b.mask for b in parts],
+      [jnp.full(b.mask.shape, pair.progress) for b in parts])))
   if size is None or rows.mask.shape[0] <= size:
     return rows
   order = jnp.argsort(-rows.mask, stable=True)[:size]
@@ -147,7 +151,7 @@ class Costs:
         jax.nn.one_hot(target, classes),
         jax.random.uniform(keys[3], (size, self.choices.noise_size)),
         losses.mixup_ratio(keys[4], (size,), alpha=self.choices.alpha),
-        rows.known, rows.mask)
+        rows.known, rows.mask, rows.progress)
 
   def _pseudo_labels(self, model, rows, key) -> jax.Array:
     """float32[B, C] of equation 2; computed if a row needs one."""
@@ -226,13 +230,17 @@ class Costs:
       metrics[name] = Ratio(value * count, count)
       return loss + value
     known, unknown = made.known * made.mask, (1 - made.known) * made.mask
-    value = sum(losses.cross_entropy(logits[0], blend, rows)
-                for rows in (known, unknown))
+    # An untrained F would teach itself its first prejudice.
+    rising = losses.ramp_up(made.progress.max(), options.ramp, shape='linear')
+    value = losses.cross_entropy(logits[0], blend, known) + (
+        rising * losses.cross_entropy(logits[0], blend, unknown))
     loss = add('mixup_loss', value, made.mask)
     terms = {'none': {}, 'labeled': {'labeled_loss': known}, 'all': {
         'labeled_loss': known, 'unlabeled_loss': unknown}}
     for name, rows in terms[options.real_data].items():
-      loss = add(name, losses.cross_entropy(logits[1], made.labels, rows), rows)
+      value = losses.cross_entropy(logits[1], made.labels, rows)
+      loss = add(name, value if name == 'labeled_loss' else rising * value,
+                 rows)
     if options.use_real:
       judged = self.networks.judge(
           nets.discriminator, fake, self._condition(made))

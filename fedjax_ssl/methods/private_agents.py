@@ -203,7 +203,8 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
     places, mask = privacy.poisson_rows(
         keys[0], shard.num_labeled, rate, width=width, capacity=capacity)
     batch = batching.gather(client.train, shard.labeled[places], mask)
-    rows = gmixup.Rows(batch.inputs, batch.labels, mask, mask)
+    rows = gmixup.Rows(batch.inputs, batch.labels, mask, mask,
+                       jnp.ones_like(mask))
     made = costs.material(nets.model, rows, keys[1])
     if costs.choices.use_real:
       parts = gradient(lambda row: {'discriminator': jax.grad(

@@ -70,7 +70,17 @@ def text_mean(*, num_classes: int, choices: layers.Choices,
               vocabulary: int = 10_000, size: int = 50) -> nn.Module:
   """A linear classifier of the sum of the word vectors; see `Text`.
 
-  Raises ValueError if vocabulary is below 2 or size below 1.
+  Args:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    vocabulary: V, at least 2; words with larger ids are unknown.
+    size: E, numbers of a trained word vector, at least 1.
+
+  Returns:
+    The module.
+
+  Raises:
+    ValueError: if a number is too small.
   """
   _check(vocabulary, size, 1)
   return Text(num_classes, choices, vocabulary, size, 0)
@@ -81,7 +91,18 @@ def text_cnn(*, num_classes: int, choices: layers.Choices,
              ) -> nn.Module:
   """Windows of three words and a maximum over them; see `Text`.
 
-  Raises ValueError if vocabulary is below 2, or size or width below 1.
+  Args:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    vocabulary: V, at least 2; words with larger ids are unknown.
+    size: E, numbers of a trained word vector, at least 1.
+    width: of the layer that reads the windows, at least 1.
+
+  Returns:
+    The module.
+
+  Raises:
+    ValueError: if a number is too small.
   """
   _check(vocabulary, size, width)
   return Text(num_classes, choices, vocabulary, size, width)

@@ -25,7 +25,7 @@ def _choices(**changes):
   return dataclasses.replace(gmixup.Choices(
       num_views=2, exponent=2.0, alpha=0.75, noise_size=3, use_real=True,
       use_rec=True, real_data='all', condition='mixed', rec_over='sum',
-      generator_kind='non_saturating'), **changes)
+      generator_kind='non_saturating', ramp=0.0), **changes)
 
 
 def _costs(**changes):
@@ -38,7 +38,7 @@ def _batch(known=1.0):
   federation, _ = toy.federation()
   rows = gmixup.Rows(
       federation.train.inputs[:6], federation.train.labels[:6],
-      jnp.full(6, known), jnp.array([1., 1., 0., 1., 1., 0.]))
+      jnp.full(6, known), jnp.array([1., 1., 0., 1., 1., 0.]), jnp.ones(6))
   state = methods.make(f'fedssl({KNOBS})', toy.task()).init(
       jax.random.key(3), federation)
   nets = state.server.nets
@@ -180,7 +180,7 @@ def _trained():
   federation, _ = toy.federation()
   size = federation.train.labels.shape[0]
   rows = gmixup.Rows(federation.train.inputs, federation.train.labels,
-                     jnp.ones(size), jnp.ones(size))
+                     *[jnp.ones(size)] * 3)
   costs = _costs()
   optimizers = {'model': optax.adam(1e-2), 'generator': optax.adam(3e-3),
                 'discriminator': optax.adam(1e-3)}

@@ -147,7 +147,8 @@ class Agent:
   def __init__(self, scope: str):
     task, federation = toy.task(labeled_batch=8), _federation()
     costs = gmixup.Costs(task, gan.make(width=4), gmixup.Choices(
-        2, 2.0, .75, 3, True, True, 'all', 'mixed', 'mean', 'non_saturating'))
+        2, 2.0, .75, 3, True, True, 'all', 'mixed', 'mean', 'non_saturating',
+        0.0))
     plan = private_agents.Plan(scope, 8.0, 1e-5, CLIP, None, 3, 'rdp', 0)
     optimizers = {name: optax.sgd(0.1) for name in private_agents.PARTS}
     shard = tree.take(federation.clients, 0)
@@ -165,7 +166,7 @@ class Agent:
           keys[0], shard.num_labeled, 1.0, width=8, capacity=8)
       rows = shard.labeled[places]
       batch = gmixup.Rows(federation.train.inputs[rows],
-                          federation.train.labels[rows], mask, mask)
+                          federation.train.labels[rows], *[mask] * 3)
       nets = self.nets
       learner = fedssl._Learner(nets, {
           name: optimizers[name].init(p) for name, p in (

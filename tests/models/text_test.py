@@ -117,9 +117,9 @@ def test_only_the_classifier_trains_the_word_vectors():
       jax.random.key(0), federation)
   nets = state.server.nets
   rows = gmixup.Rows(federation.train.inputs[:5], federation.train.labels[:5],
-                     jnp.ones(5), jnp.ones(5))
+                     *[jnp.ones(5)] * 3)
   choices = gmixup.Choices(2, 2.0, .75, 3, True, True, 'none', 'mixed', 'sum',
-                           'non_saturating')
+                           'non_saturating', 0.0)
   def table_gradient(real_data):
     costs = gmixup.Costs(task, gan.make(width=4), dataclasses.replace(
         choices, real_data=real_data))
