@@ -56,7 +56,7 @@ class Server(NamedTuple):
   @property
   def nets(self) -> gmixup.Nets:
     """What travels."""
-    return gmixup.Nets(*self[:3])
+    return gmixup.Nets(self.model, self.generator, self.discriminator)
 
 
 class _Learner(NamedTuple):
@@ -218,7 +218,9 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       return gmixup.Nets(model, *networks.init(
           keys[1], costs.continuous(model, first), task.num_classes,
           noise_size))
-    return State(Server(*jax.jit(make)(key), budget), (), jnp.int32(0))
+    nets = jax.jit(make)(key)
+    return State(Server(nets.model, nets.generator, nets.discriminator,
+                        budget), (), jnp.int32(0))
 
   def optimizers(round_):
     return {'model': task.optimizer(round_),
@@ -250,9 +252,10 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     nets, metrics = train(payload, client.train, client.shard, client.round,
                           key, streams)
     rows = base.rows_used(client.shard, streams).astype(jnp.float32)
-    weight = rows if weighting == 'examples' else (rows > 0).astype(rows.dtype)
-    weight *= jnp.where(client.shard.num_labeled > 0, labeled_say, 1.0)
-    return Update(tree.subtract(nets, payload), weight, client.memory, metrics)
+    say = jnp.where(client.shard.num_labeled > 0, labeled_say, 1.0)
+    count = rows if weighting == 'examples' else (rows > 0).astype(jnp.float32)
+    return Update(tree.subtract(nets, payload), jnp.asarray(say * count),
+                  client.memory, metrics)
 
   def private_update(payload: _ToAgent, client: Client, key) -> Update:
     assert plan is not None

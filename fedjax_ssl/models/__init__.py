@@ -192,7 +192,8 @@ def _pure(module: nn.Module, shape: tuple[int, ...], norm: str,
     return finish(logits), changed.get('stats', {})
 
   def embed(variables: types.Variables, tokens: jax.Array) -> jax.Array:
-    return module.apply(tree(variables), tokens, method='embed')
+    vectors: Any = module.apply(tree(variables), tokens, method='embed')
+    return vectors
 
   return types.Model(init, apply, apply_train, norm,
                      embed if has_tokens else None)

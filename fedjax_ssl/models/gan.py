@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -239,7 +239,7 @@ def make(*, width: int = 32) -> Gan:
             _he_normal(keys[1], judge['params']))
 
   def generate(params, inputs, given, limits=None):
-    raw = generator.apply({'params': params}, inputs, given)
+    raw: Any = generator.apply({'params': params}, inputs, given)
     if limits is None:
       return raw
     low, high = limits

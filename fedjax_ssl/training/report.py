@@ -142,7 +142,8 @@ def table(runs: Runs, *, tail: int = TAIL) -> str:
   """
   head = ['method', 'seeds', 'rounds',
           *(title.format(tail=tail) for title in COLUMNS.values())]
-  body, more = [], {'diverged': [], 'epsilon': []}
+  body: list[list[str]] = []
+  more: dict[str, list[str]] = {'diverged': [], 'epsilon': []}
   for name, seeds in runs.items():
     results = [summary(rows, tail=tail) for rows in seeds]
     rounds = sorted(r['round'] for r in results)

@@ -1,6 +1,7 @@
 """What privacy costs: accuracy against the epsilon that was spent."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 import os
 import pathlib
 
@@ -9,7 +10,7 @@ import numpy as np
 from fedjax_ssl.training import report
 
 
-def path_of(rows: list[report.Row]) -> tuple[np.ndarray, np.ndarray]:
+def path_of(rows: Sequence[report.Row]) -> tuple[np.ndarray, np.ndarray]:
   """Epsilon and accuracy float64[R] at each row of a seed that has both."""
   pairs = [(row['epsilon'], row['accuracy']) for row in rows
            if row.get('epsilon') is not None
@@ -41,7 +42,7 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   drawn = False
   for i, (name, seeds) in enumerate(runs.items()):
     colour = report.COLOURS[i % len(report.COLOURS)]
-    paths = [path_of(list(rows)) for rows in seeds]
+    paths = [path_of(rows) for rows in seeds]
     if not any(x.size for x, _ in paths):
       level = [r for r in (report.summary(rows)['final'] for rows in seeds)
                if r is not None]

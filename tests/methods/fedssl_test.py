@@ -37,7 +37,8 @@ def _batch(known=1.0):
   """Costs' arguments on 6 rows of the toy federation, two of them masked."""
   federation, _ = toy.federation()
   rows = gmixup.Rows(
-      federation.train.inputs[:6], federation.train.labels[:6],
+      jnp.asarray(federation.train.inputs[:6]),
+      jnp.asarray(federation.train.labels[:6]),
       jnp.full(6, known), jnp.array([1., 1., 0., 1., 1., 0.]), jnp.ones(6))
   state = methods.make(f'fedssl({KNOBS})', toy.task()).init(
       jax.random.key(3), federation)
@@ -159,7 +160,7 @@ def test_packing_keeps_real_rows_and_their_labels():
   np.testing.assert_array_equal(rows.known, [1, 1, 0, 0])
   np.testing.assert_array_equal(rows.mask, 1.0)
   only = gmixup.merge(pair._replace(labeled=None))
-  np.testing.assert_array_equal(only.mask, pair.unlabeled.mask)
+  np.testing.assert_array_equal(only.mask, [1, 0, 1, 1])
 
 
 @pytest.mark.parametrize('knobs, words', [
@@ -179,7 +180,8 @@ def _trained():
   rows, _, _ = _batch()
   federation, _ = toy.federation()
   size = federation.train.labels.shape[0]
-  rows = gmixup.Rows(federation.train.inputs, federation.train.labels,
+  rows = gmixup.Rows(jnp.asarray(federation.train.inputs),
+                     jnp.asarray(federation.train.labels),
                      *[jnp.ones(size)] * 3)
   costs = _costs()
   optimizers = {'model': optax.adam(1e-2), 'generator': optax.adam(3e-3),
@@ -220,7 +222,9 @@ def test_pictures_show_a_row_a_class_and_a_column_a_blend():
   federation, _ = toy.federation()
   method = methods.make(f'fedssl({KNOBS})', toy.task())
   state = method.init(jax.random.key(0), federation)
+  assert method.pictures is not None
   shown = method.pictures(state.server, federation.test, jax.random.key(1))
+  assert shown is not None
   chex.assert_shape(shown, (toy.NUM_CLASSES, 6, toy.SIDE, toy.SIDE, 1))
   assert shown.dtype == jnp.uint8
   # The first column is the stored image itself, of the next class.

@@ -89,6 +89,7 @@ def test_epsilon_follows_the_accountant_and_only_grows():
   state = one.start
   for i in range(3):
     state = one.run(1, start=state, first=i)
+    assert one.method.report is not None
     spent.append(float(one.method.report(state.server)['epsilon']))
     assert spent[-1] == pytest.approx(privacy.epsilon(
         sigma, BATCH / 8, 2 * (i + 1), delta=1e-5), rel=1e-4)
@@ -228,8 +229,10 @@ def test_a_turn_depends_on_the_order():
   def told(state, federation, key):
     del state, key
     return Cohort(federation.test.labels[:2, None], jnp.ones((2, 1), bool))
+  plain = methods.make(f'fedssl({SIZES})', _task())
+  assert plain.client_update is not None
   one = jax.jit(rounds.client_pass(
-      _task(), methods.make(f'fedssl({SIZES})', _task()).client_update,
+      _task(), plain.client_update,
       runner(ALL).method.aggregate, relay=True, sample=told,
       broadcast=lambda server, client_id: server.nets))
   ends = []

@@ -46,7 +46,8 @@ def test_a_dense_layer_on_neighbours_is_a_convolution():
   got = jnp.einsum('bhwk,ko->bhwo', wide, jnp.asarray(
       kernel.transpose(1, 0, 2, 3).reshape(27, 6)))
   want = jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+      jnp.asarray(x), jnp.asarray(kernel), (1, 1), 'SAME',
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 

@@ -75,7 +75,7 @@ def _texts(kind):
   rng = np.random.default_rng(0)
   def make(part):
     labels = np.asarray(part.labels)
-    inputs = rng.integers(5, 12, (labels.size, 6))
+    inputs: np.ndarray = rng.integers(5, 12, (labels.size, 6))
     inputs[:, :3] = 2 + labels[:, None]
     if kind == 'vectors':
       inputs = np.eye(12, dtype=np.float16)[inputs]
@@ -106,6 +106,7 @@ def test_fedssl_learns_texts(kind):
   chex.assert_tree_all_finite((state, toy.means(metrics)))
   assert tree.global_norm(tree.subtract(
       first.server.generator, state.server.generator)) > 0
+  assert method.predict is not None
   logits = method.predict(state.server, federation.test.inputs)
   assert (logits.argmax(-1) == federation.test.labels).mean() > 0.8
 
