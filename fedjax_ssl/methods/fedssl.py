@@ -264,7 +264,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
         payload.steps, payload.noise, key)
     # No metrics: what a loss says of private rows would carry no noise.
     return Update(tree.subtract(nets, payload.nets),
-                  (client.shard.num_labeled > 0).astype(jnp.float32),
+                  jnp.asarray(client.shard.num_labeled > 0, jnp.float32),
                   client.memory, {})
 
   @aggregation.linear
