@@ -101,7 +101,7 @@ def test_fedssl_learns_texts(kind):
   state = method.init(jax.random.key(0), federation)
   one = jax.jit(method.round)
   first = state
-  for i in range(40):
+  for i in range(100):
     state, metrics = one(state, federation, jnp.int32(i), jax.random.key(i))
   chex.assert_tree_all_finite((state, toy.means(metrics)))
   assert tree.global_norm(tree.subtract(
