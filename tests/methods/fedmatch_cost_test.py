@@ -56,6 +56,22 @@ def test_cost_of_values_against_a_count_of_the_two_leaves():
   assert down == {SIZE + kept, SIZE + 2 * kept}
 
 
+def lost(key, x):
+  """A strong view that is broken."""
+  del key
+  return x * jnp.nan
+
+
+def test_a_broken_psi_is_left_out_at_any_density():
+  federation, _ = toy.federation('server')
+  where = {'labels_at': 'server', 'strong': lost}
+  text = 'fedmatch(threshold=0.0, density=0.5, num_helpers=0)'
+  state, metrics = after(text, federation, **where)
+  busy = sum(rows > 0 for rows in toy.UNLABELED)
+  assert metrics['num_rejected'] == busy
+  assert sparse.num_nonzero(state.server.psi) == 0
+
+
 V3 = ("fedmatch(profile='v3code', threshold=0.3, num_helpers=2, "
       "delta_threshold=0.01)")
 
