@@ -277,4 +277,4 @@ def test_disjoint_clients_leave_sigma_to_the_server():
   state, metrics = after(DISJOINT, empty, labels_at='server')
   chex.assert_trees_all_equal(state.server.sigma, first.server.sigma)
   assert tree.global_norm(state.server.psi) > 0
-  assert 0 < metrics['cost_up'] <= 100  # Only psi goes up.
+  assert 0 < metrics['cost_up'] < 100.01  # Only psi goes up.
