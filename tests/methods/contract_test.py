@@ -20,7 +20,6 @@ from fedjax_ssl.methods import roles
 from fedjax_ssl.training import checkpoint, metrics, seeds
 from tests import toy
 
-
 # One method's other half: helpers by similarity, not in every round, and
 # messages of differences.
 OTHER = "fedmatch(profile='v3code', helper_interval=2)"

@@ -15,7 +15,7 @@ import pytest
 from fedjax_ssl import methods, sparse
 from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.methods import fedmatch
+from fedjax_ssl.methods import fedmatch, plateau
 from fedjax_ssl.methods.fedmatch import client, helpers, settings
 from tests import toy
 from tests.methods import fedmatch_test
@@ -124,9 +124,9 @@ def arrived(round_=3, due=False, stale=(0., 0., 0.), **knobs):
   one: Any = SimpleNamespace(
       memory=client.Memory(None, (old, {'w': jnp.array(stale)}), None),
       round=jnp.int32(round_))
-  (sigma, _), agents, count = client.arrival(s, payload, one, jnp.bool_(due))
-  assert agents is not None
-  return sigma['w'].tolist(), float(count), agents.psi['w'][0].tolist()
+  (sigma, _), held, count = client.arrival(s, payload, one, jnp.bool_(due))
+  assert held is not None
+  return sigma['w'].tolist(), float(count), held.psi['w'][0].tolist()
 
 
 def test_what_a_client_holds_and_what_it_took():
@@ -208,7 +208,7 @@ def test_the_judge_against_one_pass():
   model = task.model.init(KEY)
   many = Examples(*(jnp.concatenate([jnp.asarray(x)] * 14)
                     for x in federation.test))  # More than one batch.
-  accuracy, loss = helpers.judge(task, model, many)
+  accuracy, loss = plateau.judge(task, model, many)
   log_p = jax.nn.log_softmax(task.apply(model, many.inputs))
   np.testing.assert_allclose(
       accuracy, (log_p.argmax(-1) == many.labels).mean(), rtol=1e-5)

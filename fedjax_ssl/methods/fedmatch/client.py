@@ -13,7 +13,7 @@ from fedjax_ssl.core import local, optimizers, tree
 from fedjax_ssl.core.optimizers import Plateau
 from fedjax_ssl.core.types import Client, PyTree, Task, Update, Variables
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, plateau
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.settings import Settings
 
@@ -182,7 +182,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   if s.judges:
     # It is done here, where clients are spread over the devices; the client
     # itself reads its loss only.
-    metrics[SCORE], loss = helpers.judge(task, model, client.validation)
+    metrics[SCORE], loss = plateau.judge(task, model, client.validation)
     if rate is not None:
       rate = optimizers.after_loss(
           rate, loss, patience=s.patience, epochs=task.local_epochs)

@@ -23,6 +23,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
+from fedjax_ssl.methods import plateau
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
 from fedjax_ssl.methods.fedmatch.settings import Settings
@@ -105,7 +106,7 @@ def training(task: Task, s: Settings) -> rounds.Pass:
 
 def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
             context: Context) -> Plateau:
-  _, loss = helpers.judge(task, model, context.validation)
+  _, loss = plateau.judge(task, model, context.validation)
   return optimizers.after_loss(rate, loss, patience=s.patience,
                                epochs=task.local_epochs)
 
