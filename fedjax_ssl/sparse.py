@@ -57,7 +57,8 @@ def keep_largest(tree: PyTree, density: float) -> PyTree:
       smallest entry kept are kept too.
 
   Returns:
-    The same pytree, all other entries 0.
+    The same pytree, all other entries 0 but those that are not finite: they
+    stay, so that they are seen, and take places of the share.
 
   Raises:
     ValueError: for a share outside [0, 1].
@@ -72,9 +73,11 @@ def keep_largest(tree: PyTree, density: float) -> PyTree:
     return jax.tree.map(jnp.zeros_like, tree)
   sizes = jnp.concatenate(
       [jnp.abs(x).ravel() for x in jax.tree.leaves(tree)])
-  least = jnp.sort(sizes)[total - kept]
-  return jax.tree.map(
-      lambda x: jnp.where(jnp.abs(x) >= least, x, jnp.zeros_like(x)), tree)
+  least = jnp.sort(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))[total - kept]
+  def largest(x):
+    return jnp.where((jnp.abs(x) >= least) | ~jnp.isfinite(x), x,
+                     jnp.zeros_like(x))
+  return jax.tree.map(largest, tree)
 
 
 def receive(held: PyTree, sent: PyTree, *, bar: Scalar

@@ -37,11 +37,12 @@ LAYERS = {
     'models': ('core.types', 'core.names'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
                  'methods.base', 'methods.bilevel', 'methods.meta_labels',
-                 'methods.gmixup', 'methods.objective',
+                 'methods.gmixup', 'methods.objective', 'methods.plateau',
                  'methods.private_agents', 'methods.regulation',
                  'methods.roles', 'methods.splice'),
     # A method too long for one file is a package.
-    'methods.fedmatch': ('core', *LEAVES, 'data.batching', 'methods.base'),
+    'methods.fedmatch': ('core', *LEAVES, 'data.batching', 'methods.base',
+                         'methods.plateau'),
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),

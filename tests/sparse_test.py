@@ -55,6 +55,17 @@ def test_the_largest_stay(density, kept):
   assert sorted(sizes[sizes != 0]) == sorted([1, 1, 2, 3, 4])[5 - kept:]
 
 
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+def test_a_broken_entry_is_kept_and_hides_no_other(bad):
+  tree = {'a': jnp.array([1., bad, 3., 2.]), 'b': jnp.array([.5, 0.])}
+  got = sparse.keep_largest(tree, 0.5)
+  np.testing.assert_array_equal(got['a'], [0, bad, 3, 2])
+  np.testing.assert_array_equal(got['b'], [0, 0])
+  all_ = {'a': jnp.full(4, bad)}
+  np.testing.assert_array_equal(
+      sparse.keep_largest(all_, 0.25)['a'], all_['a'])
+
+
 def test_equals_are_kept_together():
   tree = {'a': jnp.array([1., -1., 1., 0.])}
   assert sparse.num_nonzero(sparse.keep_largest(tree, 0.5)) == 3

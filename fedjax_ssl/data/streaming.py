@@ -31,7 +31,7 @@ def deal_tasks(rng: np.random.Generator, labels: np.ndarray,
     `federation.federate`, which adds a client's labeled rows to every task.
 
   References:
-    Jeong et al., 2020, https://arxiv.org/abs/2006.12097v1, section 5.
+    Jeong et al., 2020, https://arxiv.org/abs/2006.12097v1, section 3.
   """
   labels, dealt = checks.pool(labels, np.asarray(owner) >= 0)
   num_tasks = checks.count('num_tasks', num_tasks)

@@ -9,11 +9,12 @@ Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629.
 from __future__ import annotations
 
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, plateau
 
 
 def fedavg(task: Task, *, weighting: str = 'examples',
-           keep_local: bool = False) -> Method:
+           keep_local: bool = False,
+           lr_decay: str = 'none') -> Method:
   """Cross entropy on labeled rows, updates averaged.
 
   Args:
@@ -21,9 +22,11 @@ def fedavg(task: Task, *, weighting: str = 'examples',
     weighting: a client counts by its labeled 'examples' (Algorithm 1), or
       'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
+    lr_decay: 'none', or 'plateau' as in FedMatch, see `plateau.averaging`.
 
   Returns:
     The method.
   """
-  return base.averaging(task, base.supervised(task), streams='labeled',
-                        weighting=weighting, keep_local=keep_local)
+  return plateau.averaging(
+      task, base.supervised(task), streams='labeled', weighting=weighting,
+      keep_local=keep_local, lr_decay=lr_decay)

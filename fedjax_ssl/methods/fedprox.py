@@ -6,11 +6,12 @@ https://arxiv.org/abs/1812.06127.
 from __future__ import annotations
 
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, plateau
 
 
 def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
-            keep_local: bool = False) -> Method:
+            keep_local: bool = False,
+            lr_decay: str = 'none') -> Method:
   r"""Minimises :math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2` at each client.
 
   Args:
@@ -19,10 +20,12 @@ def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
       bases leave it out); 0 is FedAvg. FedMatch uses 1e-2.
     weighting: 'examples', or 'uniform' as in FedMatch's FedProx rows.
     keep_local: keep each client's last model, to report local accuracy.
+    lr_decay: 'none', or 'plateau' as in FedMatch, see `plateau.averaging`.
 
   Returns:
     The method.
   """
-  return base.averaging(
+  return plateau.averaging(
       task, base.supervised(task), streams='labeled', server='fedprox', mu=mu,
-      weighting=weighting, keep_local=keep_local)
+      weighting=weighting, keep_local=keep_local,
+      lr_decay=lr_decay)

@@ -9,14 +9,15 @@ import jax
 from fedjax_ssl import losses
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, objective
+from fedjax_ssl.methods import base, objective, plateau
 
 
 def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
              labeler: str = 'local',
              server: str = 'fedavg', mu: float = 0.01,
-             weighting: str = 'examples', keep_local: bool = False) -> Method:
+             weighting: str = 'examples', keep_local: bool = False,
+             lr_decay: str = 'none') -> Method:
   """Learns confident predictions of weak views on strong views.
 
   The loss is L_s + unlabeled_weight L_u with L_u of equation 4.
@@ -35,6 +36,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
+    lr_decay: 'none', or 'plateau' as in FedMatch, see `plateau.averaging`.
 
   Returns:
     The method.
@@ -66,7 +68,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
     return loss, (stats, metrics)
 
-  return base.averaging(
+  return plateau.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local,
+      weighting=weighting, keep_local=keep_local, lr_decay=lr_decay,
       pseudo_label=base.confident_labels(task, threshold))

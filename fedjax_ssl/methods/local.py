@@ -6,19 +6,20 @@ The other local-only rows of FedMatch's Table 1 are `uda(server='local')` and
 from __future__ import annotations
 
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, plateau
 
 
-def local(task: Task) -> Method:
+def local(task: Task, *, lr_decay: str = 'none') -> Method:
   """Cross entropy on the client's own labeled rows, from round to round.
 
   There is no global model: accuracy is the mean over the clients' models.
 
   Args:
     task: the static choices; labels must be at the clients.
+    lr_decay: 'none', or 'plateau' as in FedMatch, see `plateau.averaging`.
 
   Returns:
     The method.
   """
-  return base.averaging(task, base.supervised(task), streams='labeled',
-                        server='local')
+  return plateau.averaging(task, base.supervised(task), streams='labeled',
+                           server='local', lr_decay=lr_decay)

@@ -10,13 +10,14 @@ import jax
 from fedjax_ssl import losses
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, objective
+from fedjax_ssl.methods import base, objective, plateau
 
 
 def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         threshold: float = 0.0, temperature: float = 1.0,
         server: str = 'fedavg', mu: float = 0.01,
-        weighting: str = 'examples', keep_local: bool = False) -> Method:
+        weighting: str = 'examples', keep_local: bool = False,
+        lr_decay: str = 'none') -> Method:
   """Keeps the prediction of a clean view on a strong view.
 
   The labeled loss leaves out rows that are already predicted better than a
@@ -36,6 +37,7 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
+    lr_decay: 'none', or 'plateau' as in FedMatch, see `plateau.averaging`.
 
   Returns:
     The method.
@@ -81,7 +83,8 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         mask_rate=used['mask_rate'])
     return loss, (stats, {**metrics, **more})
 
-  return base.averaging(
+  return plateau.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local, server_loss=supervised_fn,
+      weighting=weighting, keep_local=keep_local, lr_decay=lr_decay,
+      server_loss=supervised_fn,
       pseudo_label=base.confident_labels(task, threshold, strict=True))

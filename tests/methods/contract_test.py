@@ -20,13 +20,17 @@ from fedjax_ssl.methods import roles
 from fedjax_ssl.training import checkpoint, metrics, seeds
 from tests import toy
 
+# One method's other half: helpers by similarity, not in every round, and
+# messages of differences.
+OTHER = "fedmatch(profile='v3code', helper_interval=2)"
+
 
 def _texts() -> list[str]:
-  """Every method, and once the keeping of local models."""
+  """Every method, once the keeping of local models, and `OTHER`."""
   keeper = [f'{name}(keep_local=True)'
             for name, builder in methods.METHODS.items()
             if 'keep_local' in inspect.signature(builder).parameters]
-  return [*methods.METHODS, *keeper[-1:]]
+  return [*methods.METHODS, *keeper[-1:], OTHER]
 
 
 def _places(text: str) -> list[str]:
@@ -45,6 +49,7 @@ CASES = [(text, model, place) for text in methods.METHODS
          for model, place in (('linear', 'clients'), ('linear', 'server'),
                               ('conv', 'clients'))
          if place in _places(text)]
+CASES += [(OTHER, 'linear', place) for place in ('clients', 'server')]
 cases = pytest.mark.parametrize('text, model, place', CASES)
 linear = pytest.mark.parametrize('text, place', LINEAR)
 

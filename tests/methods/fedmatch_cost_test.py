@@ -15,7 +15,7 @@ import pytest
 from fedjax_ssl import methods, sparse
 from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.methods import fedmatch
+from fedjax_ssl.methods import fedmatch, plateau
 from fedjax_ssl.methods.fedmatch import client, helpers, settings
 from tests import toy
 from tests.methods import fedmatch_test
@@ -32,7 +32,7 @@ def moved(before, now, bar):
                              strict=True))
 
 
-VALUES = ("fedmatch(l1=.5, penalties='sum', psi_threshold=0.02, threshold=0.3, "
+VALUES = ("fedmatch(l1=.5, psi_threshold=0.02, threshold=0.3, "
           "num_helpers=1, lr_decay='server', patience=1)")
 
 
@@ -56,8 +56,24 @@ def test_cost_of_values_against_a_count_of_the_two_leaves():
   assert down == {SIZE + kept, SIZE + 2 * kept}
 
 
+def lost(key, x):
+  """A strong view that is broken."""
+  del key
+  return x * jnp.nan
+
+
+def test_a_broken_psi_is_left_out_at_any_density():
+  federation, _ = toy.federation('server')
+  where = {'labels_at': 'server', 'strong': lost}
+  text = 'fedmatch(threshold=0.0, density=0.5, num_helpers=0)'
+  state, metrics = after(text, federation, **where)
+  busy = sum(rows > 0 for rows in toy.UNLABELED)
+  assert metrics['num_rejected'] == busy
+  assert sparse.num_nonzero(state.server.psi) == 0
+
+
 V3 = ("fedmatch(profile='v3code', threshold=0.3, num_helpers=2, "
-      "delta_threshold=0.01)")
+      "delta_threshold=0.01, keep_local=True)")
 
 
 def test_cost_of_differences_against_a_count_of_the_two_leaves():
@@ -80,8 +96,13 @@ def test_cost_of_differences_against_a_count_of_the_two_leaves():
                    .01) for part in ('sigma', 'psi'))
   np.testing.assert_allclose(toy.means(second)['cost_down'],
                              100 * down / SIZE, rtol=1e-5)
-  copy = tree.take(two.memory.copy, int(other[0]))
-  chex.assert_trees_all_close(copy[0], one.server.sigma)  # All arrives.
+  # It keeps, and is judged by, what the server now holds of it.
+  memory = tree.take(two.memory, int(other[0]))
+  chex.assert_trees_all_close(
+      memory.copy, (two.server.sigma, two.server.psi), atol=1e-6)
+  chex.assert_trees_all_close(
+      memory.model.params, tree.add(two.server.sigma, two.server.psi),
+      atol=1e-6)
 
 
 def settled(**knobs):
@@ -90,34 +111,45 @@ def settled(**knobs):
       **{p.name: p.default for p in every if p.name != 'task'}, **knobs})
 
 
-def arrived(round_=3, due=False, **knobs):
-  """What a client holds that had 1, 2, 3 and is sent 1.001, 0, 3."""
+def arrived(round_=3, due=False, stale=(0., 0., 0.), **knobs):
+  """What a client holds that had 1, 2, 3 and is sent 1.001, 0, 3.
+
+  Its psi is sent as 0; the one it sent last is `stale`. Then its helper's.
+  """
   s = settled(profile='v3code', delta_threshold=.01, **knobs)
   old, new = {'w': jnp.array([1., 2., 3.])}, {'w': jnp.array([1.001, 0., 3.])}
   agents = helpers.Helpers({'w': jnp.array([[0., 5., 3.], [4., 5., 6.]])},
                            jnp.array([2, -1]))
   payload = client.Payload(new, {'w': jnp.zeros(3)}, {}, agents, None)
   one: Any = SimpleNamespace(
-      memory=client.Memory(None, (old, {'w': jnp.zeros(3)}), None),
+      memory=client.Memory(None, (old, {'w': jnp.array(stale)}), None),
       round=jnp.int32(round_))
-  (sigma, _), count = client.arrival(s, payload, one, jnp.bool_(due))
-  return sigma['w'].tolist(), float(count)
+  (sigma, _), held, count = client.arrival(s, payload, one, jnp.bool_(due))
+  assert held is not None
+  return sigma['w'].tolist(), float(count), held.psi['w'][0].tolist()
 
 
 def test_what_a_client_holds_and_what_it_took():
   all_, kept = pytest.approx([1.001, 0, 3]), pytest.approx([1, 0, 3])
-  assert arrived() == (all_, 1)
-  assert arrived(exact_down=False) == (kept, 1)
-  assert arrived(round_=0) == (all_, 6)  # Both parts whole.
-  assert arrived(due=True) == (all_, 3)  # A helper with two entries.
-  assert arrived(due=True, sending='values') == (all_, 5)
+  whole = [0, 5, 3]
+  assert arrived() == (all_, 1, whole)
+  assert arrived(exact_down=False) == (kept, 1, whole)
+  assert arrived(round_=0) == (all_, 6, whole)  # Both parts whole.
+  assert arrived(due=True) == (all_, 3, whole)  # A helper with two entries.
+  assert arrived(due=True, sending='values') == (all_, 5, whole)
+  # One entry is as in the psi that was sent last; what is 0 does not count.
+  stale = {'due': True, 'stale': (.5, 5.009, 0)}
+  assert arrived(**stale) == (all_, 4, whole)
+  assert arrived(**stale, exact_down=False) == (
+      kept, 5, pytest.approx([0, 5.009, 3]))
 
 
 def test_what_the_server_holds_and_what_it_took():
   held = ({'w': jnp.array([1., 2.])}, {'w': jnp.array([.5, 0., 0., .1])})
   trained = ({'w': jnp.array([1., 3.])}, {'w': jnp.array([.5, .2, 1e-9, .4])})
   def sent(**knobs):
-    (sigma, psi), count = client.departure(settled(**knobs), held, trained)
+    (sigma, psi), count = client.departure(
+        settled(**{'psi_threshold': 5e-6, **knobs}), held, trained)
     return sigma['w'].tolist(), psi['w'].tolist(), int(count)
   psi = pytest.approx([.5, .2, 0, .4])
   assert sent() == ([1, 3], psi, 5)
@@ -176,7 +208,7 @@ def test_the_judge_against_one_pass():
   model = task.model.init(KEY)
   many = Examples(*(jnp.concatenate([jnp.asarray(x)] * 14)
                     for x in federation.test))  # More than one batch.
-  accuracy, loss = helpers.judge(task, model, many)
+  accuracy, loss = plateau.judge(task, model, many)
   log_p = jax.nn.log_softmax(task.apply(model, many.inputs))
   np.testing.assert_allclose(
       accuracy, (log_p.argmax(-1) == many.labels).mean(), rtol=1e-5)
@@ -220,7 +252,7 @@ def test_the_server_rules_the_rate_of_all():
 @pytest.mark.parametrize('knob, words', [
     ("profile='v2'", "profile 'v2'"), ("helper_choice='x'", 'helper_choice'),
     ("sending='x'", 'sending'), ("learn='none'", 'learn'),
-    ("penalties='max'", 'penalties'), ("tie='own'", 'tie'),
+    ("l2_reduction='max'", 'l2_reduction'), ("tie='own'", 'tie'),
     ("over='rows'", 'over'), ("aggregation='median'", 'aggregation'),
     ("lr_decay='cosine'", 'lr_decay'), ('num_helpers=-1', 'num_helpers'),
     ('helper_interval=0', 'helper_interval'), ('patience=0', 'patience'),

@@ -25,7 +25,7 @@ def fedmatch(
     tie: str = 'lowest', over: str | None = None,
     labeled_weight: float = 10.0, agreement_weight: float | None = None,
     consistency_weight: float | None = None, l2: float | None = None,
-    l1: float | None = None, penalties: str | None = None,
+    l1: float | None = None, l2_reduction: str | None = None,
     learn: str = 'both', psi_init: float | None = None, density: float = 1.0,
     sending: str | None = None, psi_threshold: float | None = None,
     delta_threshold: float | None = None, exact_down: bool = True,
@@ -56,26 +56,32 @@ def fedmatch(
     consistency_weight: of the helpers' divergence, 1 / .01; 0 leaves
       inter-client consistency out, the votes stay.
     l2: of ||sigma - psi||^2, .01 / 10.
-    l1: of ||psi||_1, 0 ('dense') / 1e-4, with labels at the server 1e-5.
-    penalties: l1 and l2 weigh a 'mean' over the weights (v1) or the 'sum'. Of
-      a mean, l1 has no effect on any one weight: sparse runs take the sum.
+    l2_reduction: l2 weighs the 'mean' over the weights (v1, not stated) or
+      the 'sum'.
+    l1: of ||psi||_1, a sum always, as a mean would move no weight: 0 (v1,
+      'dense'; sparse runs say theirs, of 0 to .01) / 1e-4, with labels at the
+      server 1e-5.
     learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
       its initial values).
     psi_init: psi starts at this share of sigma, 0 (not stated) / .2.
     density: largest share of psi that a client sends, 1 is all.
     sending: 'values', all of sigma and psi above `psi_threshold`, or
       'differences' to what the receiver holds above `delta_threshold`.
-    psi_threshold: psi up to it is sent, and predicted with, as 0; 5e-6, with
-      labels at the server 1e-5.
+    psi_threshold: psi up to it is sent up, and predicted with, as 0, and
+      not counted on the way down; what the server holds stays whole. 0 (v1,
+      not stated: a dense psi is sent whole) / 5e-6, with labels at the server
+      1e-5.
     delta_threshold: 5e-5, with labels at the server 1e-5, for differences.
-    exact_down: differences on the way down are counted, but all arrives, as
-      in the authors' code; False lets the client hold only what was sent.
+    exact_down: what is left out on the way down is only not counted, all
+      arrives, as in the authors' code; False lets the client hold, and ask of
+      helpers, only what was sent.
     lr_decay: divides the rate by 3 after `patience` epochs without lower
       validation loss: each of the 'clients' its own, the 'server' everybody's
       by the loss of the global model, or 'none'.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
     max_gib: largest stack of weights, over all clients, to agree to.
-    keep_local: keep each client's last model, to report local accuracy.
+    keep_local: keep each client's last model, as it was sent, to report local
+      accuracy.
 
   Returns:
     The method. Its metrics: `cost_up` and `cost_down`, percent of one dense

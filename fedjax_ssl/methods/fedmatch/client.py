@@ -13,7 +13,7 @@ from fedjax_ssl.core import local, optimizers, tree
 from fedjax_ssl.core.optimizers import Plateau
 from fedjax_ssl.core.types import Client, PyTree, Task, Update, Variables
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, plateau
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.settings import Settings
 
@@ -27,7 +27,7 @@ class Payload(NamedTuple):
   """What a client receives."""
 
   sigma: PyTree
-  psi: PyTree  # What is negligible is cut.
+  psi: PyTree
   stats: PyTree  # Normalization statistics, of networks that have some.
   agents: helpers.Helpers | None
   factor: jax.Array | None  # Of a learning rate that the server rules.
@@ -45,46 +45,56 @@ class Memory(NamedTuple):
   """What stays on a client; None where it is not needed."""
 
   rate: Plateau | None
-  copy: Parts | None  # As last received.
-  model: Variables | None  # theta as last trained.
+  copy: Parts | None  # As last sent: what the server holds of it.
+  model: Variables | None  # theta as last sent.
 
 
 def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
-            ) -> tuple[Parts, jax.Array]:
-  """What the client then holds, and how many numbers that took.
+            ) -> tuple[Parts, helpers.Helpers | None, jax.Array]:
+  """What the client then holds, its helpers, and how many numbers that took.
 
   As in the authors' accounting the first round counts two dense models, and
-  helpers count in rounds that have some, where their psi is not 0 (and, among
-  differences, not the receiver's own).
+  helpers count in rounds that have some, where their psi is not 0 and, among
+  differences, not as the receiver last sent its own. If only what was sent
+  arrives, an entry of a helper that became 0 is sent as well.
 
   Args:
     s: settings.
     payload: what the server sends.
-    client: has what it received last; at first, the common initial values.
+    client: has what it sent last; at first, the common initial values.
     due: bool[], whether this round has helpers.
 
   Returns:
-    sigma and psi, and float32[].
+    sigma and psi, the helpers and float32[].
   """
   new = (payload.sigma, payload.psi)
-  bar = -1.0  # Nothing is as close as this.
+  agents = payload.agents
   if s.sending == 'values':
-    held = new
-    count = sparse.size(payload.sigma) + sparse.num_nonzero(payload.psi)
+    psi = sparse.cut(payload.psi, s.psi_threshold)
+    held = (payload.sigma, psi)
+    count = sparse.size(payload.sigma) + sparse.num_nonzero(psi)
+    def one(psi):
+      return psi, sparse.num_nonzero(psi)
   else:
-    bar = s.delta_threshold
-    held, count = sparse.receive(client.memory.copy, new, bar=bar)
+    copy, bar = client.memory.copy, s.delta_threshold
+    held, count = sparse.receive(copy, new, bar=bar)
+    held = tree.where(client.round == 0, new, held)
     count = jnp.where(client.round == 0, sparse.size(new), count)
-    held = new if s.exact_down else held
+    def one(psi):
+      arrived, number = sparse.receive(copy[1], psi, bar=bar)
+      if s.exact_down:
+        number = sparse.num_nonzero(jax.tree.map(
+            lambda x, own: jnp.where(jnp.abs(x - own) <= bar, 0, x),
+            psi, copy[1]))
+      return arrived, number
   count += sparse.size(payload.stats)
-  if payload.agents is not None:
-    def one(psi, present):
-      sent = jax.tree.map(
-          lambda x, own: jnp.where(jnp.abs(x - own) <= bar, 0, x), psi, held[1])
-      return present * sparse.num_nonzero(sent)
-    each = jax.vmap(one)(payload.agents.psi, payload.agents.present)
-    count += jnp.where(due, each.sum(), 0)
-  return held, jnp.asarray(count, jnp.float32)
+  if agents is not None:
+    arrived, each = jax.vmap(one)(agents.psi)
+    count += jnp.where(due, jnp.sum(agents.present * each), 0)
+    if not s.exact_down:
+      agents = agents._replace(psi=arrived)
+  return (new if s.exact_down else held, agents,
+          jnp.asarray(count, jnp.float32))
 
 
 def departure(s: Settings, held: Parts, trained: Parts
@@ -116,18 +126,18 @@ def departure(s: Settings, held: Parts, trained: Parts
   return (sigma, psi), count
 
 
-def panel(task: Task, s: Settings, held: Parts, payload: Payload,
-          due: jax.Array) -> losses.Panel | None:
+def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
+          agents: helpers.Helpers | None, due: jax.Array
+          ) -> losses.Panel | None:
   """The helpers' predictions, computed only in rounds that have helpers.
 
   A helper is the received sigma plus the other client's psi, and frozen.
   """
-  if payload.agents is None:
+  if agents is None:
     return None
-  agents = payload.agents
   def ask(inputs):
     return lax.map(lambda psi: task.apply(losses.whole(
-        held[0], psi, payload.stats), inputs), agents.psi)
+        sigma, psi, stats), inputs), agents.psi)
   def nobody(inputs):
     return jnp.zeros(
         (s.weights.num_helpers, inputs.shape[0], task.num_classes))
@@ -153,34 +163,32 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   order_key, step_key = jax.random.split(key)
   memory = client.memory
   due = (client.round + 1) % s.helper_interval == 0
-  held, down = arrival(s, payload, client, due)
+  held, agents, down = arrival(s, payload, client, due)
   factor = memory.rate.factor if memory.rate is not None else payload.factor
   optimizer = task.optimizer(client.round)
   step = functools.partial(
       losses.step, task, optimizer=optimizer, weights=s.weights,
       factor=1.0 if factor is None else factor,
-      panel=panel(task, s, held, payload, due),
-      present=None if payload.agents is None else jnp.where(
-          due, payload.agents.present, 0))
+      panel=panel(task, s, held[0], payload.stats, agents, due),
+      present=None if agents is None else jnp.where(due, agents.present, 0))
   learner, metrics = local.train(
       step, losses.start(*held, payload.stats, optimizer),
       batching.batches(task, client.train, client.shard, order_key, s.streams,
                        client.round), step_key)
   sent, up = departure(s, held, (learner.sigma, learner.psi))
   up += sparse.size(learner.stats)
+  model = losses.whole(*sent, learner.stats)  # As the server will hold it.
   rate = memory.rate
   if s.judges:
-    # Of the model as the server will hold it. It is done here, where clients
-    # are spread over the devices; the client itself reads its loss only.
-    metrics[SCORE], loss = helpers.judge(
-        task, losses.whole(*sent, learner.stats), client.validation)
+    # It is done here, where clients are spread over the devices; the client
+    # itself reads its loss only.
+    metrics[SCORE], loss = plateau.judge(task, model, client.validation)
     if rate is not None:
       rate = optimizers.after_loss(
           rate, loss, patience=s.patience, epochs=task.local_epochs)
   size = sparse.size((payload.sigma, payload.stats))
   metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}
-  model = losses.whole(learner.sigma, learner.psi, learner.stats)
-  after = Memory(rate, held if s.copies else None,
+  after = Memory(rate, sent if s.copies else None,
                  model if s.keep_local else None)
   took_part = base.rows_used(client.shard, s.streams) > 0
   sigma, psi = tree.subtract(sent, (payload.sigma, payload.psi))

@@ -11,13 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Array, Examples, PyTree, Task, Variables
-
-_BATCH = 256  # Validation rows of one pass.
+from fedjax_ssl.core.types import Array, PyTree, Task, Variables
 
 
 class Helpers(NamedTuple):
@@ -138,34 +135,3 @@ def noise_image(like: Array) -> jax.Array:
 def answer(task: Task, model: Variables, image: jax.Array) -> jax.Array:
   """float32[C]: the model's probabilities on one image [1, ...]."""
   return jax.nn.softmax(task.apply(model, image)[0])
-
-
-def judge(task: Task, model: Variables, examples: Examples
-          ) -> tuple[jax.Array, jax.Array]:
-  """Accuracy and cross entropy of a model on held-out rows.
-
-  Args:
-    task: has the network.
-    model: its variables.
-    examples: at least one row; no augmentation.
-
-  Returns:
-    float32[] each.
-  """
-  count = examples.labels.shape[0]
-  batch = min(_BATCH, count)
-  steps = -(-count // batch)
-  def one(sums, step):
-    rows = step * batch + jnp.arange(batch)
-    real = rows < count
-    rows = jnp.minimum(rows, count - 1)
-    log_p = jax.nn.log_softmax(task.apply(
-        model, jnp.take(examples.inputs, rows, axis=0)))
-    labels = jnp.take(examples.labels, rows)
-    hits = jnp.where(real, log_p.argmax(-1) == labels, False)
-    chosen = jnp.take_along_axis(log_p, labels[:, None], -1)[:, 0]
-    return (sums[0] + hits.sum(),
-            sums[1] - jnp.where(real, chosen, 0).sum()), None
-  zero = jnp.float32(0)
-  (hits, loss), _ = lax.scan(one, (zero, zero), jnp.arange(steps))
-  return hits / count, loss / count

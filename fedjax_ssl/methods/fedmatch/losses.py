@@ -38,7 +38,7 @@ class Weights:
   consistency: float = 1.0
   l2: float = 0.01
   l1: float = 0.0
-  penalties: str = 'mean'
+  l2_reduction: str = 'mean'
 
 
 class Learner(NamedTuple):
@@ -83,15 +83,18 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
 def penalty(sigma: PyTree, psi: PyTree, weights: Weights) -> jax.Array:
   r""":math:`\lambda_{L2} \|\sigma^* - \psi\|^2 + \lambda_{L1} \|\psi\|_1`.
 
-  Sums over all weights, or means if `weights.penalties` is 'mean'.
+  Both are sums over all weights, but L2 is their mean if
+  `weights.l2_reduction` is 'mean'.
   """
   terms = jnp.float32(0)
   if weights.l2:
-    terms += weights.l2 * losses.squared_distance(
-        lax.stop_gradient(sigma), psi)
+    distance = losses.squared_distance(lax.stop_gradient(sigma), psi)
+    if weights.l2_reduction == 'mean':
+      distance /= sparse.size(psi)
+    terms += weights.l2 * distance
   if weights.l1:
     terms += weights.l1 * losses.l1_norm(psi)
-  return terms / (sparse.size(psi) if weights.penalties == 'mean' else 1)
+  return terms
 
 
 def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
@@ -102,8 +105,9 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   r"""Equation 6: agreement, inter-client consistency, L2 and L1 on psi.
 
   :math:`\lambda_a CE(\hat y, p(A_s(u))) + \lambda_i \sum_j KL[p_{h_j}(u) \|
-  p(u)]` over rows of which the own model is confident, plus `penalty`. The
-  label is the vote of own model and helpers on the weak view u.
+  p(u)]` over rows of which the own model is confident, plus `penalty` if the
+  batch has any row. The label is the vote of own model and helpers on the weak
+  view u.
 
   Args:
     task: has the network and the views.
@@ -154,7 +158,8 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
       'outvoted': base.over_rows(
           losses.masked_mean((labels != own.argmax(-1)).astype(jnp.float32),
                              chosen), batch._replace(mask=chosen))}
-  return loss + penalty(sigma, psi, weights), (stats, metrics)
+  any_row = (batch.mask.sum() > 0).astype(jnp.float32)
+  return loss + any_row * penalty(sigma, psi, weights), (stats, metrics)
 
 
 def start(sigma: PyTree, psi: PyTree, stats: PyTree,

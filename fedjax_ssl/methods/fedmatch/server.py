@@ -23,6 +23,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
+from fedjax_ssl.methods import plateau
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
 from fedjax_ssl.methods.fedmatch.settings import Settings
@@ -83,19 +84,18 @@ def training(task: Task, s: Settings) -> rounds.Pass:
   """The server's epochs on its own labels: sigma learns, psi stays."""
   def update(server: Server, context: Context, key):
     order_key, step_key = jax.random.split(key)
-    psi = sparse.cut(server.psi, s.psi_threshold)
     optimizer = task.optimizer(context.round)
     rate = server.rate
     step = functools.partial(
         losses.step, task, optimizer=optimizer, weights=s.weights,
         factor=1.0 if rate is None else rate.factor)
     learner, metrics = local.train(
-        step, losses.start(server.sigma, psi, server.stats, optimizer),
+        step, losses.start(server.sigma, server.psi, server.stats, optimizer),
         batching.batches(task, context.train, context.shard, order_key,
                          'labeled', context.round), step_key)
     if rate is not None and s.lr_decay == 'clients':
-      rate = _judged(task, s, rate, losses.whole(
-          learner.sigma, psi, learner.stats), context)
+      rate = _judged(task, s, rate, predicted(s, server._replace(
+          sigma=learner.sigma, stats=learner.stats)), context)
     good = tree.all_finite((learner.sigma, learner.stats))
     new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
     return tree.where(good, new, server), {
@@ -106,7 +106,7 @@ def training(task: Task, s: Settings) -> rounds.Pass:
 
 def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
             context: Context) -> Plateau:
-  _, loss = helpers.judge(task, model, context.validation)
+  _, loss = plateau.judge(task, model, context.validation)
   return optimizers.after_loss(rate, loss, patience=s.patience,
                                epochs=task.local_epochs)
 
@@ -122,8 +122,7 @@ def broadcast(s: Settings, server: Server, client_id: jax.Array) -> Payload:
   factor = None
   if s.lr_decay == 'server' and server.rate is not None:
     factor = server.rate.factor
-  return Payload(server.sigma, sparse.cut(server.psi, s.psi_threshold),
-                 server.stats, agents, factor)
+  return Payload(server.sigma, server.psi, server.stats, agents, factor)
 
 
 def aggregate(task: Task, s: Settings, server: Server, updates: Update,
@@ -152,13 +151,14 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
     scores = jnp.where(active, updates.metrics[SCORE][0], 0)
   if s.aggregation == 'reliability':
     weights = jnp.where(scores.sum() > 0, scores, weights)
-  mean = aggregation.reliability_weighted_mean(message, weights)
-  sent = (server.sigma, sparse.cut(server.psi, s.psi_threshold), server.stats)
+  sent = (server.sigma, server.psi, server.stats)
   new, each = [], []
-  for old, moved, gaps in zip(sent, mean, message, strict=True):
-    new.append(old if gaps is None else tree.add(old, moved))
+  for old, gaps in zip(sent, message, strict=True):
+    # Means of what clients hold: where all sent 0 there is no rounding left.
     each.append(tree.repeat(old, ids.shape[0]) if gaps is None
                 else jax.tree.map(jnp.add, old, gaps))
+    new.append(old if gaps is None else aggregation.reliability_weighted_mean(
+        each[-1], weights))
   agents = server.agents
   if isinstance(agents, helpers.Ranking):
     agents = helpers.rank(agents, each[1], ids, scores, active)
