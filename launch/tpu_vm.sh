@@ -9,12 +9,14 @@
 #   run WORDS...     run a command in the repository on all workers
 #   fetch [FOLDER]   copy runs/ of worker 0 to FOLDER (default: here)
 #   delete           delete the machine, which costs until then
-#   all WORDS...     create, wait, install, run; fetch and delete when run ended
+#   all WORDS...     create, wait, install, run; fetch and delete when run ended.
+#                    A machine that is there already is left alone, and one
+#                    whose results cannot be fetched is kept.
 #
 # Settings, also as environment variables in capitals:
 #   --project, --zone           of Google Cloud; needed
 #   --tpu=fedjax-ssl            name of the machine
-#   --type=v5litepod-8          accelerator type
+#   --type=v5litepod-8          accelerator type, of one host
 #   --image=v2-alpha-tpuv5-lite runtime version that belongs to the type
 #   --spot=no                   yes: cheaper, and may be taken away
 #   --extras=tpu                extras to install
@@ -57,16 +59,44 @@ done
 [[ "$POLL" =~ ^[0-9]+$ ]] || fail "--poll=$POLL must be seconds."
 [[ "$EXTRAS" =~ ^[a-z,]+$ ]] || fail "--extras=$EXTRAS must be names."
 
-scratch="" delete_at_end=no
+# Of every family, types of more than 8 have several hosts.
+one_host() {
+  [[ ! "$TYPE" =~ -([0-9]+)$ ]] || ((10#${BASH_REMATCH[1]} <= 8)) \
+    || fail "--type=$TYPE has several hosts, each of which would run a copy;" \
+      "take one of 8 or fewer, and several machines for more."
+}
+
+# A setting behind the command would reach the machine, and run there for real.
+no_setting() {
+  [[ "${1-}" != --* ]] || fail "$1: settings go before the command."
+}
+
+scratch="" asking=no delete_at_end=no
 at_exit() {
+  local code=$?
   [[ -z "$scratch" ]] || rm -rf "$scratch"
-  [[ "$delete_at_end" == no ]] || delete
+  if [[ "$asking" == yes ]]; then
+    hint "the request may have been taken all the same; look, and delete it:" \
+      describe delete
+  fi
+  if [[ "$delete_at_end" == yes ]] && ! delete; then
+    hint "the machine could not be deleted and costs; delete it:" delete
+    ((code)) || code=1
+  fi
+  exit "$code"
 }
 trap at_exit EXIT
 
 place=("--project=$PROJECT" "--zone=$ZONE")
 vm=(gcloud compute tpus tpu-vm)
 queue=(gcloud compute tpus queued-resources)
+
+# Says something, and the commands that help.
+hint() {
+  local dry_run=yes
+  printf 'error: %s\n' "$1" >&2
+  for helper in "${@:2}"; do "$helper" >&2; done
+}
 
 # Prints a command, or runs it.
 do_it() {
@@ -83,6 +113,11 @@ on_workers() {
   do_it "${vm[@]}" ssh "$TPU" "${place[@]}" --worker="${2-all}" --command="$1"
 }
 
+describe() {
+  do_it "${queue[@]}" describe "$TPU" "${place[@]}" \
+    '--format=value(state.state)'
+}
+
 create() {
   local options=("--node-id=$TPU" "--accelerator-type=$TYPE"
     "--runtime-version=$IMAGE")
@@ -91,14 +126,13 @@ create() {
 }
 
 wait_for_it() {
-  local look=("${queue[@]}" describe "$TPU" "${place[@]}"
-    '--format=value(state.state)') state
+  local state
   if [[ "$dry_run" == yes ]]; then
-    do_it "${look[@]}"
+    describe
     return
   fi
   while true; do
-    state="$("${look[@]}")" || fail "the request $TPU cannot be looked up."
+    state="$(describe)" || fail "the request $TPU cannot be looked up."
     case "$state" in
       ACTIVE) return ;;
       FAILED | SUSPENDING | SUSPENDED | DELETING)
@@ -129,6 +163,7 @@ if [ -z \"\$python\" ]; then
 fi
 \$python -m venv fedjax_ssl/.venv
 cd fedjax_ssl
+mkdir -p runs
 .venv/bin/python -m pip install -q -c requirements.lock -e '.[$EXTRAS]'
 .venv/bin/python -c 'import jax; print(jax.devices())'"
 }
@@ -146,6 +181,20 @@ fetch() {
     --worker=0
 }
 
+# A connection may break; what is computed is worth two more attempts.
+fetch_or_keep() {
+  local attempt
+  for attempt in 1 2 3; do
+    if fetch; then return; fi
+    printf 'fetching failed, attempt %s of 3\n' "$attempt" >&2
+    ((attempt == 3)) || sleep "$POLL"
+  done
+  delete_at_end=no
+  hint "the results could not be fetched; the machine is kept, and costs:" \
+    fetch delete
+  return 1
+}
+
 delete() {
   do_it "${queue[@]}" delete "$TPU" "${place[@]}" --force --quiet
 }
@@ -153,24 +202,38 @@ delete() {
 case "$command" in
   create | install | delete)
     [[ $# -eq 0 ]] || fail "$command takes no words, but got: $*"
+    [[ "$command" != create ]] || one_host
     "$command" ;;
   wait)
     [[ $# -eq 0 ]] || fail "$command takes no words, but got: $*"
     wait_for_it ;;
-  run) run "$@" ;;
+  run)
+    no_setting "$@"
+    one_host
+    run "$@" ;;
   fetch)
+    no_setting "$@"
     [[ $# -le 1 ]] || fail "fetch takes one folder, but got: $*"
     fetch "$@" ;;
   all)
     [[ $# -gt 0 ]] || fail "all needs the command to run."
-    # Whatever goes wrong from here on, the machine must not go on costing.
-    delete_at_end=yes
+    no_setting "$@"
+    one_host
+    if [[ "$dry_run" == yes ]]; then
+      describe
+    elif describe >/dev/null 2>&1; then
+      fail "$TPU is there already, and all makes its own machine: use run and" \
+        "fetch, or give another name by --tpu=."
+    fi
+    asking=yes
     create
+    # From here on the machine is ours, and must not go on costing.
+    asking=no delete_at_end=yes
     wait_for_it
     install
     code=0
     run "$@" || code=$?
-    fetch
+    fetch_or_keep || ((code)) || code=1
     exit "$code" ;;
   *) fail "$command is no command; --help lists them." ;;
 esac

@@ -26,8 +26,16 @@ with open(here / 'said', 'a') as file:
   file.write('\0'.join([pathlib.Path(__file__).name, *sys.argv[1:]]) + '\1')
 if 'describe' in sys.argv:
   states = (here / 'states').read_text().split()
+  if states[0] == 'NONE':
+    (here / 'states').write_text(' '.join(states[1:]))
+    sys.exit('NOT_FOUND')
   (here / 'states').write_text(' '.join(states[1:] or states))
   print(states[0])
+for verb in ('create', 'delete', '--recurse'):
+  file = here / f'refuse {verb}'
+  if verb in sys.argv and file.exists() and int(file.read_text()):
+    file.write_text(str(int(file.read_text()) - 1))
+    sys.exit(1)
 for arg in sys.argv:
   if arg.startswith('--command=') and 'ssh' in sys.argv:
     sys.exit(subprocess.run(['bash', '-c', arg.split('=', 1)[1]],
@@ -147,17 +155,80 @@ def test_dry_run_prints_what_a_shell_could_run(cloud):
       ['bash', '-c', f"printf '%s\\1' {line}"], capture_output=True, text=True,
       check=True).stdout.split('\1') for line in printed.splitlines()]
   verbs = [line[4] if line[0] == 'gcloud' else line[0] for line in lines]
-  assert verbs == ['create', 'describe', 'git', 'scp', 'ssh', 'ssh', 'mkdir',
-                   'scp', 'delete']
+  assert verbs == ['describe', 'create', 'describe', 'git', 'scp', 'ssh', 'ssh',
+                   'mkdir', 'scp', 'delete']
   install, run = (line[-2] for line in lines if 'ssh' in line)
   assert install.startswith('--command=set -e\ntar xf fedjax_ssl.tar\n')
   assert 'python a\\ b' in run
 
 
+def verbs(cloud) -> list[str]:
+  return [words[4] for words in said(cloud)]
+
+
+def everything(cloud, *words, code=0):
+  """`all` with a checkout that is there and installs at once."""
+  home = cloud / 'home'
+  (home / 'src' / 'fedjax_ssl').mkdir(parents=True)
+  subprocess.run(['tar', 'cf', str(home / 'fedjax_ssl.tar'), '-C',
+                  str(home / 'src'), 'fedjax_ssl'], check=True)
+  for name in ('python3.13', 'python3.12', 'python3.11'):
+    _program(cloud / name, '#!/bin/sh\n')
+  (cloud / 'states').write_text('NONE ACTIVE')
+  return call('--poll=0', 'all', *words, code=code)
+
+
+def test_all_goes_from_request_to_deletion(cloud):
+  everything(cloud, 'python', 'x')
+  assert verbs(cloud) == ['describe', 'create', 'describe', 'scp', 'ssh', 'ssh',
+                          'scp', 'delete']
+  assert (cloud / 'home' / 'fedjax_ssl' / 'runs').is_dir()
+
+
 def test_the_machine_is_deleted_whatever_happens(cloud):
-  (cloud / 'states').write_text('FAILED')
+  (cloud / 'states').write_text('NONE FAILED')
   call('--poll=0', 'all', 'python', 'x', code=2)
-  assert [words[4] for words in said(cloud)] == ['create', 'describe', 'delete']
+  assert verbs(cloud) == ['describe', 'create', 'describe', 'delete']
+
+
+def test_all_leaves_a_machine_alone_that_it_did_not_make(cloud):
+  (cloud / 'states').write_text('ACTIVE')
+  done = call('all', 'python', 'x', code=2)
+  assert 'fedjax-ssl is there already' in done.stderr
+  assert verbs(cloud) == ['describe']
+
+
+def test_a_request_that_fails_deletes_nothing(cloud):
+  (cloud / 'states').write_text('NONE')
+  (cloud / 'refuse create').write_text('1')
+  done = call('all', 'python', 'x', code=1)
+  assert verbs(cloud) == ['describe', 'create']
+  # It may have been taken nevertheless: how to look is said.
+  assert 'queued-resources describe fedjax-ssl' in done.stderr
+
+
+@pytest.mark.parametrize('word, code', [('x', 0), ('fail', 1)])
+def test_results_are_fetched_again_and_the_code_is_that_of_the_run(
+    cloud, word, code):
+  (cloud / 'refuse --recurse').write_text('2')
+  everything(cloud, 'python', word, code=code)
+  assert verbs(cloud)[-4:] == ['scp', 'scp', 'scp', 'delete']
+
+
+def test_a_machine_with_results_that_cannot_be_fetched_is_kept(cloud):
+  (cloud / 'refuse --recurse').write_text('3')
+  done = everything(cloud, 'python', 'x', code=1)
+  assert verbs(cloud)[-4:] == ['ssh', 'scp', 'scp', 'scp']
+  assert 'the machine is kept' in done.stderr
+  helps = [shlex.split(x) for x in done.stderr.splitlines()
+           if x.startswith('gcloud')]
+  assert [words[4] for words in helps] == ['scp', 'delete']
+
+
+def test_a_deletion_that_fails_is_not_passed_over(cloud):
+  (cloud / 'refuse delete').write_text('1')
+  done = everything(cloud, 'python', 'x', code=1)
+  assert 'could not be deleted and costs' in done.stderr
 
 
 @pytest.mark.parametrize('words, text', [
@@ -166,7 +237,12 @@ def test_the_machine_is_deleted_whatever_happens(cloud):
     (['run'], 'run needs a command'), (['create', 'x'], 'takes no words'),
     (['--spot=maybe', 'create'], '--spot=maybe'),
     (['--poll=x', 'wait'], '--poll=x'), (['--tpu=', 'create'], '--tpu='),
-    (['--extras=a b;', 'install'], '--extras=')])
+    (['--extras=a b;', 'install'], '--extras='),
+    (['run', '--dry_run', 'python'], '--dry_run: settings go before'),
+    (['all', '--spot=yes', 'python'], '--spot=yes: settings go before'),
+    (['fetch', '--dry_run'], '--dry_run: settings go before'),
+    (['--type=v5litepod-16', 'create'], 'several hosts'),
+    (['--type=v4-16', 'all', 'python'], 'several hosts')])
 def test_wrong_words_are_refused(cloud, words, text):
   done = call(*words, code=2)
   assert text in done.stderr and len(done.stderr.splitlines()) == 1
