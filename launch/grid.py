@@ -10,9 +10,9 @@
     --bounds | --nobounds
 
 A block is the product of its lines; `---` begins another block. `flagfile:`
-takes several names and patterns. The script of a flagfile `a.b.flags` is `a.py`
-in the folder above, unless `script:` names one. Alternatives are separated by
-` | `. Without `seeds:` a run has the seeds of its flagfile or script.
+takes several names and patterns; names with spaces or commas are quoted as for
+a shell. The script of a flagfile `a.b.flags` is `a.py` in the folder above,
+unless `script:` names one. Alternatives are separated by ` | `. Without `seeds:` a run has the seeds of its flagfile or script.
 """
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ import dataclasses
 import glob
 import hashlib
 import itertools
+import os
 import pathlib
 import re
+import shlex
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Flags that the sweep itself gives, and who gives them.
+# Flags that the sweep itself gives or takes, and where they belong. A run would
+# pass some of them over: `--dry_run` in a grid would run for real.
+_OPTION = 'it is an option of the sweep, not of a run'
 _OURS = {'workdir': 'the sweep chooses the folders',
          'seed': 'use a line `seeds:`', 'seeds': 'use a line `seeds:`',
-         'flagfile': 'use a line `flagfile:`'}
+         'flagfile': 'use a line `flagfile:`',
+         **dict.fromkeys(('dry_run', 'status', 'slots', 'retries', 'shard',
+                          'out', 'python', 'env'), _OPTION)}
 _LONGEST = 120  # Characters of a folder's name; file systems end at 255.
 
 
@@ -133,11 +139,15 @@ def _read(block: _Block, line: str, where: str) -> None:
     if block.script:
       raise GridError(f'{where}: a block has one script, and has '
                       f'{block.script} already.')
-    if not _find(value):
+    scripts = _find(value)
+    if not scripts:
       raise GridError(f'{where}: there is no {value}.')
-    block.script = _find(value)[0]
+    if len(scripts) > 1:
+      raise GridError(f'{where}: a block has one script, and {value} fits '
+                      f'{", ".join(scripts)}.')
+    block.script = scripts[0]
   elif key == 'flagfile':
-    for pattern in value.replace(',', ' ').split():
+    for pattern in _words(value, where):
       found = _find(pattern)
       if not found:
         raise GridError(f'{where}: no file fits {pattern}.')
@@ -146,9 +156,30 @@ def _read(block: _Block, line: str, where: str) -> None:
     block.seeds = _seeds(value, where)
 
 
+def _words(text: str, where: str) -> list[str]:
+  """Words between spaces and commas, with a shell's quotes."""
+  reader = shlex.shlex(text, posix=True)
+  reader.whitespace += ','
+  reader.whitespace_split, reader.commenters = True, ''
+  try:
+    return list(reader)
+  except ValueError as error:
+    raise GridError(f'{where}: {text}: {error}.') from error
+
+
 def _find(pattern: str) -> list[str]:
-  """Files that fit, looked for here and then in the repository."""
-  return sorted(glob.glob(pattern)) or sorted(glob.glob(str(ROOT / pattern)))
+  """Files that fit, looked for here and then in the repository.
+
+  A file of that very name comes before what the name means as a pattern.
+  """
+  for place in ('', str(ROOT)):
+    literal = os.path.join(place, pattern)
+    found = [literal] if os.path.isfile(literal) else sorted(
+        file for file in glob.glob(os.path.join(glob.escape(place), pattern))
+        if os.path.isfile(file))
+    if found:
+      return found
+  return []
 
 
 def _seeds(text: str, where: str) -> list[int]:
@@ -163,20 +194,28 @@ def _seeds(text: str, where: str) -> list[int]:
 
 def _axis(line: str, where: str) -> tuple[str, list[str]]:
   """The flag's name and its alternatives, each a whole argument."""
-  first, *rest = re.split(r'\s+\|(?:\s+|$)', line)
+  # The space behind a bar may be that before the next: `a | | b` has an empty
+  # alternative.
+  first, *rest = (part.strip() for part in re.split(r'\s+\|(?=\s|$)', line))
   match = re.fullmatch(r'--([A-Za-z_]\w*)(=.*)?', first)
   if not match:
     raise GridError(f'{where}: {first!r} is not of the form --flag=value.')
   name = match[1]
-  if name in _OURS:
-    raise GridError(f'{where}: --{name} is not for the grid: {_OURS[name]}.')
-  if match[2] is None:
+  bare = match[2] is None
+  for used in [name, *(r.removeprefix('--') for r in rest if bare)]:
+    if used in _OURS:
+      raise GridError(f'{where}: --{used} is not for the grid: {_OURS[used]}.')
+  if bare:
     values = [first, *rest]
     bad = [v for v in values if not re.fullmatch(r'--\w+', v)]
     name = name.removeprefix('no')
   else:
-    values = [first, *(f'--{name}={value}' for value in rest)]
-    bad = [v for v in values if v.endswith('=')]
+    values = [f'--{name}={v}' for v in (match[2][1:].strip(), *rest)]
+    bad = [v for v in values if v.endswith(f'{name}=')]
+    for value in (match[2][1:].strip(), *rest):
+      if value.startswith('--'):
+        raise GridError(f'{where}: --{name} has the value {value}, which looks '
+                        'like a flag; give every flag a line of its own.')
   if bad:
     raise GridError(f'{where}: {bad[0] or "an empty alternative"} has no '
                     'value.')

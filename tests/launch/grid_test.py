@@ -27,6 +27,16 @@ BAD = {
     'flag_twice': (f'{DIGITS}\n--a=1\n--a=2', 'g.txt:3: --a comes twice'),
     'value_twice': (f'{DIGITS}\n--a=1 | 1', '--a has the same value twice'),
     'value_empty': (f'{DIGITS}\n--a=1 | ', 'has no value'),
+    'value_empty_inside': (f'{DIGITS}\n--a=1 | | 2', '--a= has no value'),
+    'value_empty_first': (f'{DIGITS}\n--a= | 2', '--a= has no value'),
+    'bare_empty': (f'{DIGITS}\n--a |', 'an empty alternative has no value'),
+    'value_flag': (f'{DIGITS}\n--a=1 | --b=2', 'g.txt:2: --a has the value '
+                   '--b=2, which looks like a flag'),
+    'value_flag_first': (f'{DIGITS}\n--a=--b', 'looks like a flag'),
+    'bare_ours': (f'{DIGITS}\n--a | --status', '--status is not for the grid'),
+    'quote': ('flagfile: "a b', 'No closing quotation'),
+    'scripts': ('script: experiments/*_dirdir.py', 'a block has one script, '
+                'and experiments/*_dirdir.py fits '),
     'value_missing': (f'{DIGITS}\n--a=', 'has no value'),
     'bare': (f'{DIGITS}\n--a | b', 'b has no value'),
     'workdir': (f'{DIGITS}\n--workdir=x', 'the sweep chooses the folders'),
@@ -42,6 +52,39 @@ def test_bad_text_is_one_line_that_names_the_place(name):
   with pytest.raises(grid.GridError) as info:
     grid.parse(text, 'g.txt')
   assert words in str(info.value) and '\n' not in str(info.value)
+
+
+@pytest.mark.parametrize('option', [
+    'dry_run', 'status', 'slots=2', 'retries=0', 'shard=0/2', 'out=x',
+    'python=p', 'env=A=b'])
+def test_options_of_the_sweep_are_not_flags_of_a_run(option):
+  with pytest.raises(grid.GridError, match='an option of the sweep'):
+    grid.parse(f'{DIGITS}\n--{option}')
+
+
+def test_a_bar_inside_a_value_is_no_alternative():
+  cell, = grid.parse(f'{DIGITS}\n--method=a(x=1|2)')
+  assert cell.args == ('--method=a(x=1|2)',)
+
+
+@pytest.mark.parametrize('folder', ['a b', 'a,b', '[ab]', '*', "it's"])
+def test_files_with_odd_names_are_found(tmp_path, monkeypatch, folder):
+  script = tmp_path / folder / 'mine.py'
+  flagfile = tmp_path / folder / 'flagfiles' / 'mine.x.flags'
+  for file in (script, flagfile, tmp_path / 'a' / 'mine.py'):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+  for file in (flagfile, flagfile.with_name('mine.*.flags')):
+    if file == flagfile or folder[0] not in '[*':
+      cell, = grid.parse(f'flagfile: "{file}"')
+      assert cell.args == (f'--flagfile={flagfile}',)
+      assert cell.script == str(script)
+  cell, = grid.parse(f'script: {script}')
+  assert cell.script == str(script)
+  # The same from the repository's root, wherever that is.
+  monkeypatch.setattr(grid, 'ROOT', tmp_path / folder)
+  cell, = grid.parse('flagfile: flagfiles/*.flags')
+  assert cell.args == (f'--flagfile={flagfile}',)
 
 
 def test_the_product_in_order():
