@@ -58,10 +58,28 @@ def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:
   handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
   try:
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError:
+  except (BlockingIOError, PermissionError):  # The latter on some NFS.
     os.close(handle)
     return None
+  except OSError:
+    os.close(handle)
+    raise
   return handle
+
+
+def is_held(out: pathlib.Path, cell: grid.Cell) -> bool:
+  """Whether somebody runs the cell now; writes nothing."""
+  try:
+    handle = os.open(out / '.sweep' / f'{cell.name}.lock', os.O_RDONLY)
+  except FileNotFoundError:
+    return False
+  try:
+    fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  finally:
+    os.close(handle)
+  return False
 
 
 def record(out: pathlib.Path, cell: grid.Cell) -> dict[str, Any]:
@@ -81,6 +99,25 @@ def write_record(out: pathlib.Path, cell: grid.Cell, **values: Any) -> None:
       {'fingerprint': fingerprint(cell), 'args': cell.args, **values},
       indent=1) + '\n')
   os.replace(partial, file)
+
+
+def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:
+  """What the run in the cell's folder was told otherwise; '' if nothing.
+
+  A folder's name holds what varies in a grid; what all cells share can be
+  edited without another name.
+  """
+  stored = record(out, cell)
+  if stored.get('fingerprint', fingerprint(cell)) == fingerprint(cell) or (
+      not (folder(out, cell) / 'config.json').exists()):
+    return ''
+  was = stored.get('args')
+  was = was if isinstance(was, list) else []
+  gone = ' '.join(str(arg) for arg in was if arg not in cell.args)
+  new = ' '.join(arg for arg in cell.args if arg not in was)
+  if not gone and not new:
+    return 'its flagfile or script was another'
+  return f'was {gone or "without"}, is {new or "without"}'
 
 
 def is_done(out: pathlib.Path, cell: grid.Cell) -> bool:
@@ -134,5 +171,5 @@ def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def tail(text: str, lines: int = 5) -> list[str]:
-  """The last lines that say something, each of a screen's width."""
-  return [line[:200] for line in text.splitlines() if line.strip()][-lines:]
+  """The last lines that say something, of a width that holds a reason."""
+  return [line[:400] for line in text.splitlines() if line.strip()][-lines:]

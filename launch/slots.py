@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import IO
+from typing import IO, TextIO
 
 import cells as cells_lib
 import grid
@@ -21,17 +22,6 @@ _TICK = 0.1  # Seconds between two looks at the processes.
 _LOOK = 3.0  # Seconds between two looks at cells of another sweep.
 _LINE = 60.0  # Seconds between two lines of status, where there is no terminal.
 _GRACE = 60.0  # Seconds that a run has to save, once told to end.
-
-
-def is_held(out: pathlib.Path, cell: grid.Cell) -> bool:
-  """Whether somebody runs the cell now."""
-  if not (out / '.sweep' / f'{cell.name}.lock').exists():
-    return False
-  handle = cells_lib.lock(out, cell)
-  if handle is None:
-    return True
-  os.close(handle)
-  return False
 
 
 def _end_with_parent() -> None:
@@ -87,7 +77,15 @@ class Sweep:
         self._show()
         time.sleep(_TICK)
       if self._heard:
+        self._say(f'ending {sum(map(bool, self._slots))} runs; the same '
+                  'command continues')
         self._end_all()
+        self._reap()
+    except OSError as error:  # Of the folder: without it nothing can go on.
+      self._end_all()
+      _print(f'error: {error.filename or self._out} cannot be used: '
+             f'{error.strerror or error}.', sys.stderr)
+      return 2
     finally:
       for number, handler in old.items():
         signal.signal(number, handler)
@@ -117,6 +115,10 @@ class Sweep:
       os.close(handle)
       self._before += 1
       return None
+    other = cells_lib.other_flags(self._out, cell)
+    if other and not self._attempts[cell.name]:
+      self._say(f'{cell.name} has a run with other flags, which may refuse '
+                f'these ({other})')
     command = cells_lib.command(self._python, self._out, cell)
     self._attempts[cell.name] += 1
     log = open(cells_lib.log(self._out, cell), 'ab', buffering=0)
@@ -150,12 +152,18 @@ class Sweep:
   def _judge(self, cell: grid.Cell, code: int, start: int, seconds: float
              ) -> None:
     """Writes down how an attempt ended, and whether another follows."""
-    text = cells_lib.log(self._out, cell).read_bytes()[start:].decode(
-        errors='replace')
+    text = ''
+    with contextlib.suppress(OSError):
+      text = cells_lib.log(self._out, cell).read_bytes()[start:].decode(
+          errors='replace')
     good = code == 0 and cells_lib.is_complete(
         cells_lib.folder(self._out, cell))
     attempts = self._attempts[cell.name]
-    result = {'state': 'done' if good else 'failed', 'exit': code,
+    again = attempts <= self._retries and not self._heard
+    # Stopped: not by a fault of its own, or not for good.
+    state = ('done' if good else 'stopped' if again or self._heard
+             else 'failed')
+    result = {'state': state, 'exit': code,
               'attempts': attempts, 'seconds': round(seconds, 1),
               'tail': [] if good else cells_lib.tail(text)}
     cells_lib.write_record(self._out, cell, **result)
@@ -164,13 +172,13 @@ class Sweep:
       self._seconds.append(seconds)
       self._say(f'done {cell.name} in {_duration(seconds)}')
       return
-    again = attempts <= self._retries and not self._heard
-    self._say(f'{_reason(code)}: {cell.name}'
-              + (', trying again' if again else ''))
     if again:
       self._queue.append(cell)
     elif not self._heard:
       self._failed[cell.name] = result
+    self._say(f'stopped {cell.name}' if self._heard else
+              f'{reason(code)}: {cell.name}'
+              + (', trying again' if again else ''))
 
   def _return_to_others(self) -> None:
     """Looks again at cells that another sweep had."""
@@ -183,7 +191,6 @@ class Sweep:
   def _end_all(self) -> None:
     """Tells all runs to save and end, and waits for them."""
     running = [r for r in self._slots if r is not None]
-    self._say(f'ending {len(running)} runs; the same command continues')
     for one in running:
       _signal(one.process, signal.SIGTERM)
     until = time.monotonic() + _GRACE
@@ -192,7 +199,6 @@ class Sweep:
         for one in running:
           _signal(one.process, signal.SIGKILL)
       time.sleep(_TICK)
-    self._reap()
 
   def _eta(self) -> str:
     """Time left if the rest takes as long as what is done."""
@@ -216,30 +222,41 @@ class Sweep:
   def _show(self) -> None:
     now = time.monotonic()
     if self._live:
-      print(f'\r\033[K{self._line()}', end='', file=sys.stderr, flush=True)
+      _print(f'\r\033[K{self._line()}', sys.stderr, end='')
     elif now - self._said >= _LINE:
       self._said = now
-      print(self._line(), file=sys.stderr, flush=True)
+      _print(self._line(), sys.stderr)
 
   def _say(self, text: str) -> None:
     """An event, with the state of everything where there is no live line."""
     head = '\r\033[K' if self._live else ''
     tail = '' if self._live else f' ({self._line()})'
-    print(f'{head}{text}{tail}', file=sys.stderr, flush=True)
+    _print(f'{head}{text}{tail}', sys.stderr)
 
   def _summary(self) -> None:
     head = '\r\033[K' if self._live else ''
     before = f' ({self._before} before)' if self._before else ''
     left = (len(self._cells) - self._done - self._before - len(self._failed))
     rest = f', not finished {left}' if left else ''
-    print(f'{head}done {self._done + self._before}{before}, failed '
-          f'{len(self._failed)}{rest} of {len(self._cells)} in '
-          f'{_duration(time.monotonic() - self._began)}')
+    lines = [f'{head}done {self._done + self._before}{before}, failed '
+             f'{len(self._failed)}{rest} of {len(self._cells)} in '
+             f'{_duration(time.monotonic() - self._began)}']
     for name, result in self._failed.items():
-      print(f'FAILED {name} ({_reason(result["exit"])}, '
-            f'{result["attempts"]} attempts; {self._out / name}.log)')
-      for line in result['tail']:
-        print(f'    {line}')
+      lines.append(f'FAILED {name} ({reason(result["exit"])}, '
+                   f'{result["attempts"]} attempts; {self._out / name}.log)')
+      lines += [f'    {line}' for line in result['tail']]
+    _print('\n'.join(lines), sys.stdout)
+
+
+def _print(text: str, stream: TextIO, end: str = '\n') -> None:
+  """Prints; a reader that has gone away does not stop a sweep."""
+  try:
+    print(text, end=end, file=stream, flush=True)
+  except BrokenPipeError:
+    # What is left in the buffer would fail once more at the end.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:
@@ -251,7 +268,8 @@ def _signal(process: subprocess.Popen, number: int) -> None:
       pass
 
 
-def _reason(code: int) -> str:
+def reason(code: int) -> str:
+  """How a run ended that is not done."""
   if code == 0:
     return 'ended before its last round'
   return f'killed by signal {-code}' if code < 0 else f'exit {code}'

@@ -9,7 +9,8 @@ python launch/sweep.py --out=runs/study --slots=2 -- \
 interruption of any kind and passes over what is finished; several sweeps may
 share a folder, and a cell is then run by one of them. `--status` looks,
 `--dry_run` prints the commands, `--shard=i/n` takes every n-th cell, for n
-machines. Exit code 1: some cell failed; 2: the grid is wrong; 130: interrupted.
+machines. Exit code 1: some cell failed; 2: the grid is wrong, or the folder
+cannot be used; 130: interrupted.
 """
 from __future__ import annotations
 
@@ -75,7 +76,10 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
-  """A line for each cell: done, running, failed or to do, and its rounds."""
+  """A line for each cell: done, running, failed or to do, and its rounds.
+
+  Below a failed cell are the last lines that it printed.
+  """
   lines = []
   counts: dict[str, int] = {}
   for cell in cells:
@@ -83,7 +87,7 @@ def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
     now = cells_lib.progress(cells_lib.folder(out, cell))
     if cells_lib.is_done(out, cell):
       state = 'done'
-    elif slots.is_held(out, cell):
+    elif cells_lib.is_held(out, cell):
       state = 'running'
     elif stored.get('state') == 'failed' and (
         stored.get('fingerprint') == cells_lib.fingerprint(cell)):
@@ -93,6 +97,10 @@ def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
     counts[state] = counts.get(state, 0) + 1
     rounds = '-' if now is None else f'{now[0]}/{now[1]}'
     lines.append(f'{state:8} {rounds:>11}  {cell.name}')
+    if state == 'failed':
+      lines.append(f'    {slots.reason(int(stored.get("exit", 1)))}, '
+                   f'{cells_lib.log(out, cell)}')
+      lines += [f'    {line}' for line in stored.get('tail', ())]
   total = ', '.join(f'{state} {n}' for state, n in sorted(counts.items()))
   return '\n'.join([*lines, f'{total} of {len(cells)}'])
 

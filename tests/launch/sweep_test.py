@@ -76,6 +76,15 @@ def test_what_changed_runs_again(tmp_path):
   assert rounds(tmp_path / 'out', 'cell') == [1, 2, 3]
 
 
+def test_a_grid_edited_to_other_flags_says_so(tmp_path):
+  run(tmp_path, FAKE, '--x=1')
+  printed, said = run(tmp_path, FAKE, '--x=2')
+  assert 'a run with other flags, which may refuse these (was --x=1, is --x=2)' \
+      in said
+  _, said = run(tmp_path, FAKE, '--x=2')
+  assert 'other flags' not in said
+
+
 def test_a_failed_run_is_tried_again_and_stops_nobody(tmp_path):
   printed, said = run(
       tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--retries=1'], code=1)
@@ -87,6 +96,9 @@ def test_a_failed_run_is_tried_again_and_stops_nobody(tmp_path):
   assert f'exit 3: {name}1, trying again' in said
   state, _ = run(tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--status'])
   assert 'done 2, failed 1 of 3' in state
+  assert '    error: fell over in round 1' in state
+  assert f'exit 3: {name}9 (done' in said and 'failed 1 of 3' in (
+      said[said.index(f'exit 3: {name}9 (done'):].splitlines()[0])
   # A later sweep tries it anew.
   run(tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--retries=0'], code=1)
   assert starts(tmp_path)[f'{name}9'] == 3 and starts(tmp_path)[f'{name}0'] == 1
@@ -125,6 +137,12 @@ def test_a_sweep_that_is_stopped_continues(tmp_path, number):
   else:
     assert process.returncode == 128 + number
     assert 'the same command continues' in said
+    # Interrupted is not failed.
+    state, _ = run(tmp_path, *lines, options=['--status'])
+    assert 'failed' not in state and 'to do' in state
+    assert 'stopped' in {
+        json.loads(f.read_text())['state']
+        for f in (tmp_path / '.sweep').glob('*.json')}
   printed, _ = run(tmp_path, *lines)
   assert 'failed 0 of 4' in printed
   assert starts(tmp_path)[first] == 1  # What was done stays done.
@@ -212,6 +230,48 @@ def test_a_folder_that_cannot_be(tmp_path):
   (tmp_path / 'file').write_text('mine')
   _, said = run(tmp_path / 'file', FAKE, code=2)
   assert 'file cannot be used' in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize('broken', ['{}.log', '.sweep/{}.lock',
+                                    '.sweep/{}.json'])
+def test_a_folder_that_becomes_unusable_ends_the_sweep(tmp_path, broken):
+  # A folder where a file must be: a failure even for root.
+  name = 'fake_experiment__seed=1'
+  (tmp_path / broken.format(name)).mkdir(parents=True)
+  script = tmp_path / 'fake_experiment.py'
+  script.write_text('import sys, time\n'
+                    'time.sleep(50 * ("--seeds=0" in sys.argv))\n')
+  began = time.monotonic()
+  printed, said = run(tmp_path, f'script: {script}', 'seeds: 0 1',
+                      options=['--slots=2', '--retries=0'], code=2)
+  error = said.splitlines()[-1]
+  assert error.startswith('error: ') and 'cannot be used' in error
+  assert 'Traceback' not in said and not printed
+  assert time.monotonic() - began < 30  # The other run was told to end.
+  state = subprocess.run(
+      [sys.executable, str(SWEEP), f'--out={tmp_path}', '--status', '--',
+       f'script: {script}', 'seeds: 0'], cwd=ROOT, capture_output=True,
+      text=True, check=True)
+  assert 'to do 1 of 1' in state.stdout
+
+
+def test_nobody_has_to_listen(tmp_path):
+  process = start(tmp_path, FAKE, 'seeds: 0 1')
+  process.stdout.close()
+  process.stderr.close()
+  assert process.wait(timeout=60) == 0
+  assert sum(starts(tmp_path).values()) == 2
+
+
+def test_paths_with_spaces_and_brackets(tmp_path):
+  folder = tmp_path / 'a [b] c'
+  folder.mkdir()
+  script = folder / 'fake.py'
+  script.write_text(pathlib.Path(FAKE.split(': ')[1]).read_text())
+  (folder / 'x y.flags').write_text('--num_rounds=1\n')
+  printed, _ = run(folder / 'my out', f'script: {script}',
+                   f'flagfile: "{folder}/x y.flags"')
+  assert 'done 1, failed 0 of 1' in printed
 
 
 def test_a_real_experiment(tmp_path):
