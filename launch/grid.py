@@ -12,7 +12,8 @@
 A block is the product of its lines; `---` begins another block. `flagfile:`
 takes several names and patterns; names with spaces or commas are quoted as for
 a shell. The script of a flagfile `a.b.flags` is `a.py` in the folder above,
-unless `script:` names one. Alternatives are separated by ` | `. Without `seeds:` a run has the seeds of its flagfile or script.
+unless `script:` names one. Alternatives are separated by ` | `. Without
+`seeds:` a run has the seeds of its flagfile or script.
 """
 from __future__ import annotations
 
