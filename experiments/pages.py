@@ -95,7 +95,12 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
   for i, row in enumerate(table.rows):
     cells = []
     for j, column in enumerate(table.columns):
-      ours = stored.get(table.cell_of(i, j).name, {})
+      cell = table.cell_of(i, j)
+      ours = stored.get(cell.name, {})
+      if paper_cells.is_stale(cell, ours, ours.get('extra_flags', ()),
+                              here / 'flagfiles'):
+        cells.append(f'{_printed(*table.value(i, j))} / stale')
+        continue
       cells.append(f'{_printed(*table.value(i, j))} / '
                    + _ours(ours, column.get('metric', 'accuracy'),
                            column.get('scale', 100)))
@@ -214,6 +219,10 @@ def _ours_by_flagfile(here: pathlib.Path) -> Iterator[tuple[str, str]]:
   for file in sorted((here / 'results' / 'tables').glob('*/*.json')):
     stored = paper_cells.read_result(file)
     if not stored['extra_flags'] and not stored['flags']:
+      cell = paper_cells.Cell(file.stem, '', (), stored['flagfile'], ())
+      if paper_cells.is_stale(cell, stored, (), here / 'flagfiles'):
+        yield stored['flagfile'], 'stale'
+        continue
       yield stored['flagfile'], _mean_std(
           [s['final'] for s in stored['seeds'].values()])
 

@@ -18,12 +18,18 @@ import re
 import tomllib
 from typing import Any
 
+import paper_flags
+
 HERE = pathlib.Path(__file__).resolve().parent
 TABLES = HERE / 'tables'
 FLAGFILES = HERE / 'flagfiles'
 RESULTS = HERE / 'results' / 'tables'
 _KEYS = {'title', 'paper', 'unit', 'runs', 'flagfile', 'first',
          'first_columns', 'columns', 'rows'}
+_TEXTS = ('title', 'paper', 'unit', 'runs', 'flagfile')
+_ROW_KEYS = {'title', 'method', 'values', 'std', 'flags'}
+# What a column may hold besides the words of the pattern.
+_COLUMN_KEYS = {'title', 'metric', 'scale', 'flags', 'setting', 'data'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +130,7 @@ def load(name: str, folder: pathlib.Path = TABLES) -> Table:
     unknown = set(raw) - _KEYS
     if unknown:
       raise ValueError(f'{sorted(unknown)[0]!r} is no key of a table')
+    _check_types(raw)
     table = Table(name, raw['title'], raw['paper'], raw['unit'], raw['runs'],
                   raw['columns'], raw['rows'], raw['flagfile'],
                   raw.get('first', []), raw.get('first_columns', []))
@@ -133,6 +140,57 @@ def load(name: str, folder: pathlib.Path = TABLES) -> Table:
   except ValueError as error:
     raise ValueError(f'{file}: {error}.') from error
   return table
+
+
+def _check_types(raw: dict[str, Any]) -> None:
+  """Raises ValueError or KeyError for what is missing or of a wrong type."""
+  for key in _TEXTS:
+    _must(isinstance(raw[key], str), f'{key} = {raw[key]!r} must be a text')
+  for key in ('first', 'first_columns'):
+    _must_be_texts(raw.get(key, []), key)
+  words = set(re.findall(r'\{([^{}]*)\}', raw['flagfile']))
+  plain = re.sub(r'\{\w+\}', '', raw['flagfile'])
+  _must('{' not in plain and '}' not in plain,
+        f'flagfile = {raw["flagfile"]!r}: only names may stand in braces')
+  for kind in ('columns', 'rows'):
+    _must(isinstance(raw[kind], list) and bool(raw[kind])
+          and all(isinstance(part, dict) for part in raw[kind]),
+          f'{kind} must be tables [[{kind}]]')
+  for kind, needed, known in (
+      ('row', {'title', 'method', 'values'}, _ROW_KEYS),
+      ('column', {'title', *words} - {'method'}, _COLUMN_KEYS | words)):
+    for i, part in enumerate(raw[f'{kind}s'], 1):
+      where = f'{kind} {part.get("title", i)!r}'
+      for key in sorted(needed - set(part)):
+        raise ValueError(f'{where} lacks the key {key!r}')
+      for key in sorted(set(part) - known):
+        raise ValueError(f'{where}: {key!r} is no key of a {kind}')
+      for key, value in part.items():
+        if key in ('values', 'std'):
+          _must(isinstance(value, list),
+                f'{where}: {key} = {value!r} must be a list')
+          for number in value:
+            _must(isinstance(number, int | float | str)
+                  and not isinstance(number, bool),
+                  f'{where}: {number!r} in {key} is no number')
+        elif key == 'scale':
+          _must(isinstance(value, int | float) and not isinstance(value, bool),
+                f'{where}: scale = {value!r} must be a number')
+        elif key == 'flags':
+          _must_be_texts(value, f'{where}: flags')
+        else:
+          _must(isinstance(value, str),
+                f'{where}: {key} = {value!r} must be a text')
+
+
+def _must(holds: bool, text: str) -> None:
+  if not holds:
+    raise ValueError(text)
+
+
+def _must_be_texts(value: Any, where: str) -> None:
+  _must(isinstance(value, list) and all(isinstance(x, str) for x in value),
+        f'{where} = {value!r} must be a list of texts')
 
 
 def _check(table: Table) -> None:
@@ -185,6 +243,31 @@ def seeds_of(cell: Cell, flagfiles: pathlib.Path = FLAGFILES) -> list[int]:
   return [int(s) for s in found[-1].split(',')] if found else [0]
 
 
+def _lines(cell: Cell, extra: Sequence[str], flagfiles: pathlib.Path
+           ) -> list[str]:
+  return [*paper_flags.lines_of(flagfiles / cell.flagfile), *cell.flags, *extra]
+
+
+def digest(cell: Cell, extra: Sequence[str] = (),
+           flagfiles: pathlib.Path = FLAGFILES) -> str:
+  """Hex digest of all flags of a cell, seeds and comments left out."""
+  return paper_flags.digest(_lines(cell, extra, flagfiles))
+
+
+def is_stale(cell: Cell, stored: dict[str, Any], extra: Sequence[str] = (),
+             flagfiles: pathlib.Path = FLAGFILES) -> bool:
+  """Whether a cell's flags have changed since its numbers were made.
+
+  Results without a digest are judged by the flags that their runs had.
+  """
+  if not stored or not (flagfiles / cell.flagfile).exists():
+    return False
+  if 'digest' in stored:
+    return stored['digest'] != digest(cell, extra, flagfiles)
+  return bool(paper_flags.differences(
+      stored.get('run_flags', {}), _lines(cell, extra, flagfiles)))
+
+
 def result_file(table: str, cell: Cell, variant: str = '',
                 results: pathlib.Path = RESULTS) -> pathlib.Path:
   """Where a cell's numbers go."""
@@ -202,9 +285,16 @@ def read_result(file: pathlib.Path) -> dict[str, Any]:
     return {}
   try:
     stored = json.loads(file.read_text())
-    dict(stored['seeds'])
+    for key in ('flagfile', 'flags', 'extra_flags', 'seeds'):
+      stored[key]
+    if not stored['seeds']:
+      raise ValueError('it holds no seeds')
+    for seed in dict(stored['seeds']).values():
+      dict(seed['metrics']), dict(seed['environment']), seed['final']
     return stored
-  except (ValueError, KeyError, TypeError) as error:
+  except KeyError as error:
+    raise ValueError(f'{file} is damaged: {error} is missing.') from error
+  except (ValueError, TypeError, AttributeError) as error:
     raise ValueError(f'{file} is damaged: {error}.') from error
 
 

@@ -22,19 +22,15 @@ import argparse
 from collections.abc import Iterator, Sequence
 import contextlib
 import fcntl
-import os
 import pathlib
-import signal
-import subprocess
 import sys
 from typing import NamedTuple
 
 import paper_cells
+import paper_runs
 import report_data
 
 from fedjax_ssl import methods
-
-_GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
 
 
 class Settings(NamedTuple):
@@ -76,6 +72,8 @@ def steps(chosen: Settings) -> list[Step]:
       raise ValueError(
           f'{chosen.result(cell)} was made with {stored["extra_flags"]}, not '
           f'{[*chosen.flags]}; give another --variant.')
+    if paper_cells.is_stale(cell, stored, chosen.flags, chosen.flagfiles):
+      continue
     done = stored.get('seeds', {})
     wanted += [(i, Step(cell, seed)) for i, seed in enumerate(
         paper_cells.seeds_of(cell, chosen.flagfiles)) if str(seed) not in done]
@@ -90,24 +88,33 @@ def missing(chosen: Settings) -> list[str]:
               cell, [*methods.METHODS], chosen.flagfiles))]
 
 
+def stale(chosen: Settings) -> list[str]:
+  """A line for each cell whose flags changed since its numbers were made."""
+  return [f'stale: {cell.row} | {", ".join(cell.columns)}: {cell.flagfile} has '
+          f'changed since {file} was made; to run it again remove that file '
+          f'and {chosen.folder() / cell.name}'
+          for cell in chosen.table.cells()
+          if (file := chosen.result(cell)).exists() and paper_cells.is_stale(
+              cell, paper_cells.read_result(file), chosen.flags,
+              chosen.flagfiles)]
+
+
 def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   """Runs one seed of a cell; returns 'done', 'stopped' or 'failed'."""
   workdir = chosen.folder() / step.cell.name / f'seed_{step.seed}'
   workdir.parent.mkdir(parents=True, exist_ok=True)
   log = workdir.with_suffix('.log')
   flagfile = chosen.flagfiles / step.cell.flagfile
+  digest = paper_cells.digest(step.cell, chosen.flags, chosen.flagfiles)
   command = [sys.executable,
              str(paper_cells.script_of(step.cell, chosen.flagfiles)),
              f'--flagfile={flagfile}', *step.cell.flags, *chosen.flags,
              f'--seeds={step.seed}', f'--workdir={workdir}']
   with open(log, 'ab') as file:
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-        start_new_session=True)
-    code = _wait(process, deadline)
+    code = paper_runs.run(command, file, deadline)
   if code is None:
     return 'stopped'
-  if code or not _store(chosen, step, workdir):
+  if code or not _store(chosen, step, workdir, digest):
     tail = log.read_text(errors='replace').splitlines()[-3:]
     for line in tail:
       print(f'    {line[:200]}')
@@ -115,28 +122,8 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   return 'done'
 
 
-def _wait(process: subprocess.Popen, deadline: float) -> int | None:
-  """The exit code, or None if the time ran out and the run was ended."""
-  grace = deadline - time.monotonic()
-  try:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      return process.wait(max(grace - _grace(grace), 0.1))
-    os.killpg(process.pid, signal.SIGTERM)  # It saves and ends.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      process.wait(max(deadline - time.monotonic() - 0.2, 0.1))
-    return None
-  finally:
-    if process.poll() is None:
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-      process.wait()
-
-
-def _grace(seconds: float) -> float:
-  return min(_GRACE, 0.1 * seconds)
-
-
-def _store(chosen: Settings, step: Step, workdir: pathlib.Path) -> bool:
+def _store(chosen: Settings, step: Step, workdir: pathlib.Path, digest: str
+           ) -> bool:
   """Adds a seed's numbers to the cell's file; whether it was finished."""
   run = report_data.read(workdir)
   if run.rounds < run.config['flags']['num_rounds']:
@@ -146,7 +133,10 @@ def _store(chosen: Settings, step: Step, workdir: pathlib.Path) -> bool:
       'table': chosen.table.name, 'variant': chosen.variant,
       'row': step.cell.row, 'columns': step.cell.columns,
       'flagfile': step.cell.flagfile, 'flags': step.cell.flags,
-      'extra_flags': chosen.flags, 'seeds': {}}
+      'extra_flags': chosen.flags, 'digest': digest, 'seeds': {}}
+  if stored.get('digest', digest) != digest:
+    print(f'    {step.cell.flagfile} has changed since {file.name} was made')
+    return False
   rows, = run.seeds
   stored['seeds'][str(step.seed)] = {
       'rounds': run.rounds, 'seconds': run.seconds,
@@ -188,7 +178,7 @@ def run(chosen: Settings, budget: float, began: float) -> int:
   with _alone(chosen.folder()):
     left = steps(chosen)
     failed: set[str] = set()
-    while left and deadline - time.monotonic() > 2 * _grace(budget):
+    while left and deadline - time.monotonic() > 2 * paper_runs.grace(budget):
       step = left.pop(0)
       if step.cell.name in failed:
         continue
@@ -213,10 +203,13 @@ def listing(chosen: Settings) -> str:
   lines = []
   for cell in chosen.table.cells():
     why = paper_cells.lacks(cell, [*methods.METHODS], chosen.flagfiles)
-    done = paper_cells.read_result(chosen.result(cell)).get('seeds', {})
-    state = 'missing' if why else 'done' if done and all(
-        str(s) in done for s in paper_cells.seeds_of(
-            cell, chosen.flagfiles)) else 'to do'
+    stored = paper_cells.read_result(chosen.result(cell))
+    done = stored.get('seeds', {})
+    all_done = not why and done and all(
+        str(s) in done for s in paper_cells.seeds_of(cell, chosen.flagfiles))
+    state = ('missing' if why else 'stale' if paper_cells.is_stale(
+        cell, stored, chosen.flags, chosen.flagfiles)
+             else 'done' if all_done else 'to do')
     lines.append(f'{state:8} {cell.row} | {", ".join(cell.columns)}: '
                  + (why or ' '.join([cell.flagfile, *cell.flags]))
                  + (f' (seeds {", ".join(done)})' if done else ''))
@@ -277,9 +270,13 @@ def main(argv: Sequence[str]) -> int:
     if not args.budget_minutes > 0:
       raise ValueError(f'--budget_minutes={args.budget_minutes} must be '
                        'positive.')
-    for line in missing(chosen):
+    for line in missing(chosen) + stale(chosen):
       print(line)
-    return run(chosen, 60 * args.budget_minutes, began)
+    with paper_runs.ending_on_signals():
+      return run(chosen, 60 * args.budget_minutes, began)
+  except paper_runs.Ended as ended:
+    print(f'Ended by {ended}; the same command continues.', file=sys.stderr)
+    return 128 + ended.number
   except (ValueError, OSError) as error:
     print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
     return 2

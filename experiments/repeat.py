@@ -1,7 +1,7 @@
 r"""Runs again what a `config.json` says.
 
 python experiments/repeat.py runs/study/fixmatch --workdir=runs/again
-python experiments/repeat.py config.json --print
+python experiments/repeat.py any_name.json --print
 
 Flags after the first word beat those of the run. Every run writes the same
 flags to `run.flags` in its folder, for `--flagfile`.
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import os
 import pathlib
 import sys
+import tempfile
 from typing import Any
 
 from fedjax_ssl.training import workdir as workdir_lib
@@ -95,28 +96,43 @@ def write(folder: str | os.PathLike[str]) -> None:
   os.replace(partial, file)
 
 
+def _config_of(path: pathlib.Path) -> dict[str, Any]:
+  """The configuration in a run's folder, or in a file of any name."""
+  if path.is_dir() or not path.exists() or path.name == workdir_lib.CONFIG:
+    return workdir_lib.read_config(
+        path.parent if path.name == workdir_lib.CONFIG else path)
+  with tempfile.TemporaryDirectory() as folder:
+    (pathlib.Path(folder) / workdir_lib.CONFIG).write_bytes(path.read_bytes())
+    try:
+      return workdir_lib.read_config(folder)
+    except workdir_lib.WorkdirError as error:
+      raise ValueError(str(error).replace(
+          str(pathlib.Path(folder) / workdir_lib.CONFIG), str(path))) from None
+
+
 def main(argv: Sequence[str]) -> int:
   """Starts the run again, or prints its flags; returns an exit code."""
-  if len(argv) < 2 or argv[1].startswith('-'):
+  words = [word for word in argv[1:] if word != '--print']
+  if not words or words[0].startswith('-'):
     print("error: name a run's folder or its config.json first.",
           file=sys.stderr)
     return 2
-  path = pathlib.Path(argv[1])
+  path = pathlib.Path(words[0])
   try:
-    config = workdir_lib.read_config(path if path.is_dir() else path.parent)
+    config = _config_of(path)
     made = config.get('origin', {}).get('script')
     script = ROOT / str(made)
-    if argv[2:] == ['--print']:
+    if '--print' in argv[1:]:
       print(text_of(config), end='')
       return 0
     if not made or not script.is_file():
       raise ValueError(f'{path} was made by {made or "an older version"}, '
                        'which is not here.')
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
   os.execv(sys.executable, [sys.executable, str(script), *flags_of(config),
-                            *argv[2:]])
+                            *words[1:]])
 
 
 if __name__ == '__main__':

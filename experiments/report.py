@@ -5,7 +5,8 @@ python experiments/report.py runs/study/* --out=runs/study_report
 Runs that differ in their seeds only are one line. OUT gets `table.md`,
 `table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
 and `index.html`, which is a single file and needs no network. Folders that hold
-no run are passed over when others do.
+no run are passed over when others do; runs that cannot be read are named on
+stderr and on the page.
 """
 from __future__ import annotations
 
@@ -33,6 +34,12 @@ table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
   vertical-align: top; }
 thead th { border-bottom: 2px solid #888; }
+tbody th, thead th:first-child { position: sticky; left: 0;
+  background: #fff; }
+.notes { font-size: .9rem; }
+@media (max-width: 40rem) { table { font-size: .8rem; }
+  th, td { padding: .25rem .4rem; }
+  tbody th { min-width: 5rem; max-width: 8rem; overflow-wrap: anywhere; } }
 td.n { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 .charts { display: grid; gap: 1.5rem;
@@ -47,13 +54,16 @@ pre { overflow-x: auto; background: #f5f5f5; padding: .6rem; }
 
 
 def page(runs: Sequence[report_data.Run], targets: Sequence[float],
-         title: str) -> str:
+         title: str, left_out: Sequence[str] = ()) -> str:
   """The whole report as one HTML text."""
   main = report_tables.as_html(report_tables.main_table(runs))
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number stands where "
-           "the run's flagfile names one.</p>"]
+           "the run's flagfile names one; with a * the run has other "
+           'flags.</p>']
+  parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
+            for line in left_out]
   if targets:
     parts += ['<h2>Rounds and traffic to an accuracy</h2>',
               report_tables.as_html(report_tables.target_table(runs, targets)),
@@ -142,9 +152,14 @@ def _partitions(runs: Sequence[report_data.Run]):
 
 
 def write(runs: Sequence[report_data.Run], out: pathlib.Path,
-          targets: Sequence[float], title: str) -> None:
+          targets: Sequence[float], title: str,
+          left_out: Sequence[str] = ()) -> None:
   """Writes all files of a report into a folder."""
-  out.mkdir(parents=True, exist_ok=True)
+  try:
+    out.mkdir(parents=True, exist_ok=True)
+  except (FileExistsError, NotADirectoryError):
+    raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
+                     'file.') from None
   grids = {'table': report_tables.main_table(runs)}
   if targets:
     grids['targets'] = report_tables.target_table(runs, targets)
@@ -152,12 +167,13 @@ def write(runs: Sequence[report_data.Run], out: pathlib.Path,
     (out / f'{name}.md').write_text(report_tables.markdown(grid))
     (out / f'{name}.csv').write_text(report_tables.comma_separated(grid))
     (out / f'{name}.tex').write_text(report_tables.latex(grid))
-  (out / 'index.html').write_text(page(runs, targets, title))
+  (out / 'index.html').write_text(page(runs, targets, title, left_out))
 
 
 def _runs_in(words: Sequence[str]) -> list[str]:
-  """The folders with runs; others are passed over if there are some."""
-  found = [w for w in words if (pathlib.Path(w) / 'config.json').exists()]
+  """The folders with runs and those that are not there; or else all."""
+  found = [w for w in words if (pathlib.Path(w) / 'config.json').exists()
+           or not pathlib.Path(w).exists()]
   return found or list(words)
 
 
@@ -188,12 +204,15 @@ def main(argv: Sequence[str]) -> int:
   parser.add_argument('--title', default='Report', help='above everything')
   args = parser.parse_args(argv)
   try:
-    runs = report_data.load(_runs_in(args.workdirs))
+    left_out: list[str] = []
+    runs = report_data.load(_runs_in(args.workdirs), left_out)
     write(runs, pathlib.Path(args.out), _targets(args.target, runs),
-          args.title)
+          args.title, left_out)
   except (ValueError, OSError) as error:
     print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
     return 2
+  for line in left_out:
+    print(f'left out: {line}', file=sys.stderr)
   print(report_tables.markdown(report_tables.main_table(runs)))
   print(f'Report: {pathlib.Path(args.out) / "index.html"}')
   return 0

@@ -9,11 +9,13 @@ import re
 from typing import Any
 
 import numpy as np
+import paper_flags
 
 from fedjax_ssl.training import metrics, report
 from fedjax_ssl.training import workdir as workdir_lib
 
 Row = Mapping[str, Any]
+FLAGFILES = pathlib.Path(__file__).resolve().parent / 'flagfiles'
 TAIL_ROUNDS = 10
 # Flags in which the seeds of one cell may differ.
 _FREE = ('workdir', 'data_dir', 'seed', 'seeds', 'eval_only', 'bounds',
@@ -32,6 +34,10 @@ class Run:
     seconds: of the whole run, by the clock; the sum over folders.
     paper: the paper's number in percent, if a flagfile names one.
     source: first comment line of that flagfile.
+    numbers: the seeds themselves, in the order of `seeds`.
+    planned: all seeds that the configuration asks for.
+    changed: flags that are not as that flagfile has them; None if they could
+      not be compared.
   """
 
   name: str
@@ -41,11 +47,47 @@ class Run:
   seconds: float
   paper: float | None = None
   source: str = ''
+  numbers: tuple[int, ...] = ()
+  planned: tuple[int, ...] = ()
+  changed: tuple[str, ...] | None = ()
 
   @property
   def rounds(self) -> int:
     """The last round that all seeds have."""
     return min(rows[-1]['round'] for rows in self.seeds)
+
+  @property
+  def num_rounds(self) -> int:
+    """The round that the configuration asks for."""
+    return self.config['flags'].get('num_rounds') or self.rounds
+
+  @property
+  def ends(self) -> list[int]:
+    """The last round of each seed."""
+    return [rows[-1]['round'] for rows in self.seeds]
+
+  def notes(self) -> list[str]:
+    """What a reader of its numbers must know."""
+    found = []
+    lost = sorted(set(self.planned) - set(self.numbers))
+    if min(self.ends) < self.num_rounds:
+      found.append(f'not finished, {min(self.ends)} of {self.num_rounds} '
+                   'rounds')
+    if lost:
+      found.append(f'not finished, {len(self.numbers)} of '
+                   f'{len(self.planned)} seeds (no rows yet of '
+                   f'{", ".join(map(str, lost))})')
+    if len(set(self.ends)) > 1:
+      found.append('its means mix seeds that ended at different rounds (' +
+                   ', '.join(f'seed {s}: {r}' for s, r in zip(
+                       self.numbers, self.ends)) + ')')
+    if self.paper is not None and self.changed is None:
+      found.append("* the paper's number is of a flagfile that is not here to "
+                   'be compared')
+    elif self.paper is not None and self.changed:
+      found.append("* the paper's number is of the flagfile, and this run has "
+                   + ', '.join(self.changed))
+    return found
 
 
 def read(folder: str | os.PathLike[str], name: str = '') -> Run:
@@ -59,26 +101,63 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
   rows = metrics.read(path)
   if not rows:
     raise ValueError(f'{path} has no rows; let it finish first.')
-  times = [t['seconds'] for t in metrics.read(path, metrics.TIMINGS)
-           if 'seconds' in t]
-  comments = config.get('origin', {}).get('comments', [])
-  return Run(name or path.name, [path], config, report.by_seed(rows),
-             _elapsed(times), _paper(comments), comments[0] if comments else '')
+  try:
+    times = [t['seconds'] for t in metrics.read(path, metrics.TIMINGS)
+             if 'seconds' in t]
+    flags, made = config['flags'], config.get('origin', {})
+    comments = made.get('comments', [])
+    planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
+    seeds = report.by_seed(rows)
+    for seed in seeds:
+      outcome(seed)  # Rows that cannot be summed up show here.
+    return Run(name or path.name, [path], config, seeds, _elapsed(times),
+               _paper(comments), comments[0] if comments else '',
+               tuple(s[0].get('seed', planned[0]) for s in seeds),
+               tuple(planned), _changed(flags, made.get('flagfiles', [])))
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(f'{path} is damaged: {error}.') from error
 
 
-def load(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+def _changed(flags: Mapping[str, Any], names: Sequence[str]
+             ) -> tuple[str, ...] | None:
+  """Flags that are not as the flagfiles say; None if one is not here."""
+  files = [FLAGFILES / name for name in names]
+  if not all(file.is_file() for file in files):
+    return None
+  lines = [line for file in files for line in paper_flags.lines_of(file)]
+  return tuple(paper_flags.differences(flags, lines))
+
+
+def load(folders: Sequence[str | os.PathLike[str]],
+         left_out: list[str] | None = None) -> list[Run]:
   """Reads workdirs; those that differ in their seeds only become one run.
 
+  Args:
+    folders: the workdirs.
+    left_out: gets a line for each that cannot be read, and the others are
+      reported; without it the first of them raises.
+
   Raises:
-    ValueError: see `read`; or if a seed comes twice.
+    ValueError: see `read`; if none can be read; or if a seed comes twice.
   """
   groups: dict[str, list[Run]] = {}
+  faults: list[str] = []
   for folder in dict.fromkeys(os.path.normpath(f) for f in folders):
-    run = read(folder)
+    try:
+      run = read(folder)
+    except (ValueError, OSError) as error:
+      if left_out is None:
+        raise
+      faults.append(' '.join(str(error).split()))
+      continue
     key = repr([(k, v) for k, v in sorted(run.config['flags'].items())
                 if k not in _FREE] + [run.config.get('origin', {}).get(
                     'script'), run.config['facts'].get('data_hash')])
     groups.setdefault(key, []).append(run)
+  if not groups:
+    raise ValueError(' '.join(faults) or 'No folder is named.')
+  if left_out is not None:
+    left_out += faults
   return _named([_joined(runs) for runs in groups.values()])
 
 
@@ -99,13 +178,26 @@ def _joined(runs: list[Run]) -> Run:
   rows = [r for run in runs for r in run.seeds]
   return dataclasses.replace(
       first, name=name, folders=[f for run in runs for f in run.folders],
-      seeds=[rows[i] for i in order], seconds=sum(r.seconds for r in runs))
+      seeds=[rows[i] for i in order], seconds=sum(r.seconds for r in runs),
+      numbers=tuple(seeds[i] for i in order),
+      planned=tuple(sorted({s for run in runs for s in run.planned})),
+      changed=_united([run.changed for run in runs]))
+
+
+def _united(changes: Sequence[tuple[str, ...] | None]
+            ) -> tuple[str, ...] | None:
+  """What any of them changed; None if one is not known."""
+  found: dict[str, None] = {}
+  for change in changes:
+    if change is None:
+      return None
+    found |= dict.fromkeys(change)
+  return tuple(found)
 
 
 def seeds_of(run: Run) -> list[int]:
-  """The seeds, as the configuration names them."""
-  flags = run.config['flags']
-  return list(flags.get('seeds') or [flags.get('seed')])
+  """The seeds that it has rows of, in the order of `run.seeds`."""
+  return list(run.numbers)
 
 
 def _named(runs: list[Run]) -> list[Run]:
@@ -153,15 +245,41 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
 
   Returns:
     final, last_10_rounds, selected (by validation accuracy): test accuracy.
-    metrics: numbers of the last row; bytes and counts are sums over the run.
+    metrics: numbers of the last row; bytes and counts are sums over the run;
+    cost_up and cost_down, in percent of one dense model, are means over the
+    run's rounds and known wherever traffic was measured.
   """
   summary = report.summary(rows)
   last = {k: v for k, v in rows[-1].items()
           if k not in ('round', 'seed') and not isinstance(v, list)}
   last |= {k: summary[k] for k in ('bytes_up', 'bytes_down', 'num_rejected')
            if k in summary}
+  last |= {k: v for k in ('cost_up', 'cost_down')
+           if (v := _cost(rows, k)) is not None}
   return {'final': summary['final'], 'last_10_rounds': last_rounds(rows),
           'selected': summary['selected'], 'metrics': last}
+
+
+def _cost(rows: Sequence[Row], name: str) -> float | None:
+  """A cost over all rounds, as FedMatch's tables have it.
+
+  Each row holds means over the rounds since the one before, so rows weigh as
+  many rounds as they cover. A method that does not count its scalars itself
+  is known by its bytes: 100 * models_sent * (bytes one way) / (both ways).
+  """
+  way = name.replace('cost', 'bytes')
+  total = weight = 0.0
+  before = 0
+  for row in rows:
+    value = row.get(name)
+    sent = (row.get('bytes_up') or 0) + (row.get('bytes_down') or 0)
+    if value is None and sent and row.get('models_sent') is not None:
+      value = 100 * row['models_sent'] * (row.get(way) or 0) / sent
+    if value is not None:
+      total += value * (row['round'] - before)
+      weight += row['round'] - before
+    before = row['round']
+  return total / weight if weight else None
 
 
 def reached(rows: Sequence[Row], target: float) -> tuple[int, float] | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import csv
 import html
 import io
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,12 @@ class Grid(NamedTuple):
 
   columns: list[str]
   rows: list[list[str | Value]]
+  notes: list[str] = []  # One a row, '' where there is nothing to say.
+
+  def lines(self) -> list[str]:
+    """The notes with the names of their rows."""
+    return [f'{_text(row[0])}: {note}.'
+            for row, note in zip(self.rows, self.notes) if note]
 
 
 def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
@@ -59,14 +66,31 @@ def main_table(runs: Sequence[report_data.Run]) -> Grid:
             for o in outcomes]
     rows.append([
         run.name, run.config['flags'].get('method', ''),
-        str(len(run.seeds)), str(run.rounds), *columns,
-        Value(run.paper),
+        _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
+        Value(run.paper, note='' if run.changed == () else '*')
+        if run.paper is not None else Value(None),
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
         Value(run.seconds / 60, None, 1)])
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
                f'mean of last {report_data.TAIL_ROUNDS} rounds, %',
                'validation-selected, %', 'paper, %', 'MB sent', 'minutes'],
-              rows)
+              rows, _notes(runs))
+
+
+def _of(done: int, planned: int) -> str:
+  return str(done) if done >= planned else f'{done} of {planned}'
+
+
+def _rounds(run: report_data.Run) -> str:
+  """How far the seeds are: `20`, `1 of 2`, `5 to 20 of 20`."""
+  first, last = min(run.ends), max(run.ends)
+  if first == last:
+    return _of(last, run.num_rounds)
+  return f'{first} to {last} of {max(last, run.num_rounds)}'
+
+
+def _notes(runs: Sequence[report_data.Run]) -> list[str]:
+  return ['; '.join(run.notes()) for run in runs]
 
 
 def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
@@ -88,33 +112,46 @@ def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
         row.append(over_seeds([f[0] for f in known], digits=1))
         row.append(over_seeds([f[1] / 1e6 for f in known]))
     rows.append(row)
-  return Grid(columns, rows)
+  return Grid(columns, rows, _notes(runs))
 
 
 def _text(cell: str | Value, sign: str = '±') -> str:
   return cell if isinstance(cell, str) else cell.text(sign)
 
 
+def _is_number(cell: str | Value) -> bool:
+  return isinstance(cell, Value) or bool(
+      re.fullmatch(r'\d+(?: (?:of|to) \d+)*', cell))
+
+
+def _numeric(grid: Grid) -> list[bool]:
+  """Whether all cells of a column are numbers, which stand to the right."""
+  return [all(_is_number(row[i]) for row in grid.rows)
+          for i in range(len(grid.columns))]
+
+
 def markdown(grid: Grid) -> str:
-  """For a README; numbers to the right."""
-  numeric = [all(isinstance(r[i], Value) or str(r[i]).isdigit()
-                 for r in grid.rows) for i in range(len(grid.columns))]
-  lines = [grid.columns, ['---:' if n else '---' for n in numeric],
+  """For a README; numbers to the right, notes below."""
+  lines = [grid.columns, ['---:' if n else '---' for n in _numeric(grid)],
            *([_text(c).replace('|', '\\|') for c in row] for row in grid.rows)]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+  table = '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+  notes = '\n'.join('- ' + line.replace('*', '\\*') for line in grid.lines())
+  return table + (f'\n{notes}\n' if notes else '')
 
 
 def comma_separated(grid: Grid) -> str:
-  """For programs: a column of means and one of deviations, unrounded."""
+  """For programs: means and deviations, unrounded, and the notes."""
   head: list[str] = []
   values = [any(isinstance(r[i], Value) for r in grid.rows)
             for i in range(len(grid.columns))]
   for name, is_value in zip(grid.columns, values):
     head += [name, f'{name} std'] if is_value else [name]
+  notes = grid.notes or [''] * len(grid.rows)
+  head.append('note')
   stream = io.StringIO()
   writer = csv.writer(stream, lineterminator='\n')
   writer.writerow(head)
-  for row in grid.rows:
+  for row, note in zip(grid.rows, notes):
     cells: list[str] = []
     for cell, is_value in zip(row, values):
       if isinstance(cell, Value):
@@ -122,7 +159,7 @@ def comma_separated(grid: Grid) -> str:
                   '' if cell.std is None else repr(cell.std)]
       else:
         cells += [cell, ''] if is_value else [cell]
-    writer.writerow(cells)
+    writer.writerow([*cells, note])
   return stream.getvalue()
 
 
@@ -133,16 +170,18 @@ _ESCAPES = {'\\': r'\textbackslash{}', '&': r'\&', '%': r'\%', '$': r'\$',
 
 
 def latex(grid: Grid) -> str:
-  """A tabular without packages."""
+  """A tabular without packages, notes below."""
   def line(cells: Sequence[str]) -> str:
     return ' & '.join(''.join(_ESCAPES.get(c, c) for c in cell)
                       for cell in cells) + r' \\'
-  kinds = ''.join('r' if any(isinstance(r[i], Value) for r in grid.rows)
-                  else 'l' for i in range(len(grid.columns)))
+  def note(text: str) -> str:
+    return '\n\\par ' + ''.join(_ESCAPES.get(c, c) for c in text)
+  kinds = ''.join('r' if n else 'l' for n in _numeric(grid))
   body = [line([_text(c) for c in row]) for row in grid.rows]
   return '\n'.join([rf'\begin{{tabular}}{{{kinds}}}', r'\hline',
                     line(grid.columns), r'\hline', *body, r'\hline',
-                    r'\end{tabular}']) + '\n'
+                    r'\end{tabular}']) + ''.join(
+                        map(note, grid.lines())) + '\n'
 
 
 def as_html(grid: Grid) -> str:
@@ -153,9 +192,11 @@ def as_html(grid: Grid) -> str:
   for row in grid.rows:
     first, *rest = row
     cells = ''.join(
-        f'<td{" class=n" if isinstance(c, Value) or c.isdigit() else ""}>'
+        f'<td{" class=n" if _is_number(c) else ""}>'
         f'{html.escape(_text(c))}</td>' for c in rest)
     body += (f'<tr><th scope="row">{html.escape(_text(first))}</th>{cells}'
              '</tr>\n')
+  notes = ''.join(f'<li>{html.escape(x)}</li>' for x in grid.lines())
   return (f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
-          f'<tbody>\n{body}</tbody></table></div>\n')
+          f'<tbody>\n{body}</tbody></table></div>\n'
+          + (f'<ul class="notes">{notes}</ul>\n' if notes else ''))

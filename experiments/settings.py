@@ -14,8 +14,8 @@ FLAGS = flags.FLAGS
 
 _STRINGS: dict[str, tuple[Any, str]] = {
     'method': ('fixmatch', 'Name, with overrides of defaults if any, as in '
-               '"fixmatch(threshold=0.9)". `python -c "import fedjax_ssl; '
-               'print(fedjax_ssl.METHODS)"` lists them.'),
+               '"fixmatch(threshold=0.9)". `python -m fedjax_ssl methods` '
+               'lists them.'),
     'profile': (None, 'Variant of a method that has several, such as "paper" '
                 'or "official".'),
     'model': ('cnn', 'Network, with knobs if any, as in "cnn(width=16)".'),

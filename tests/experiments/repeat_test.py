@@ -91,3 +91,14 @@ def test_flagfiles_of_a_command_line(words, files):
 def test_what_is_no_run_is_refused(words, capsys):
   assert repeat.main(['repeat.py', *words]) == 2
   assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_configuration_may_have_any_name(finished, tmp_path, capsys):
+  file = tmp_path / 'mine.json'
+  shutil.copy(finished / 'config.json', file)
+  for words in ([str(file), '--print'], ['--print', str(file)]):
+    assert repeat.main(['repeat.py', *words]) == 0
+    assert capsys.readouterr().out == (finished / 'run.flags').read_text()
+  file.write_text('{')
+  assert repeat.main(['repeat.py', str(file)]) == 2
+  assert f'{file} is damaged' in capsys.readouterr().err

@@ -59,7 +59,7 @@ def cells(text: str) -> list[list[str]]:
 
 def test_seeds_of_one_cell_are_one_line(runs):
   assert [run.name for run in runs] == ['fedavg', 'uda']
-  assert [report_data.seeds_of(run) for run in runs] == [[0], [0]]
+  assert [report_data.seeds_of(run) for run in runs] == [[0, 1], [0, 1]]
   assert all(len(run.seeds) == 2 and run.rounds == 20 for run in runs)
   _, _, line, _ = cells(report_tables.markdown(report_tables.main_table(runs)))
   # Finals .6 and .7; rounds 15 and 20 of each; the best validation is final.

@@ -1,0 +1,96 @@
+"""One run of a table as a child that never outlives its parent."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import IO
+
+_GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
+# Loaded before the fork; a child of a large program should not search files.
+_LIBC = ctypes.CDLL(None)
+
+
+class Ended(Exception):
+  """A signal asks this process to end; `number` is the signal's."""
+
+  def __init__(self, number: int):
+    super().__init__(signal.Signals(number).name)
+    self.number = number
+
+
+@contextlib.contextmanager
+def ending_on_signals() -> Iterator[None]:
+  """SIGTERM and SIGINT raise `Ended`, once; later ones change nothing."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  numbers = (signal.SIGTERM, signal.SIGINT)
+  def end(number, frame):
+    del frame
+    for each in numbers:
+      signal.signal(each, signal.SIG_IGN)
+    raise Ended(number)
+  old = {number: signal.signal(number, end) for number in numbers}
+  try:
+    yield
+  finally:
+    for number, handler in old.items():
+      signal.signal(number, handler)
+
+
+def _end_with_parent() -> None:
+  """On Linux: the run saves and ends when the parent is killed."""
+  with contextlib.suppress(OSError, AttributeError):
+    _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+  # An ignored signal would stay ignored in the child.
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
+  """The exit code, or None if the time ran out and the run was ended.
+
+  Args:
+    command: what to run, in a session of its own.
+    log: gets what it prints.
+    deadline: by `time.monotonic()`; it is asked to save and end before.
+
+  Raises:
+    Ended: if a signal came. The run was asked to save and end, and is gone.
+  """
+  process = subprocess.Popen(
+      command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+      start_new_session=True, preexec_fn=_end_with_parent)
+  try:
+    left = deadline - time.monotonic()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      return process.wait(max(left - grace(left), 0.1))
+    _ask(process, deadline - time.monotonic() - 0.2)
+    return None
+  except Ended:
+    _ask(process, _GRACE)
+    raise
+  finally:
+    if process.poll() is None:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+      process.wait()
+
+
+def _ask(process: subprocess.Popen, seconds: float) -> None:
+  """Lets the run save and end, and waits for it."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGTERM)
+  with contextlib.suppress(subprocess.TimeoutExpired):
+    process.wait(max(seconds, 0.1))
+
+
+def grace(seconds: float) -> float:
+  """What is kept of a budget for a run to save in."""
+  return min(_GRACE, 0.1 * seconds)

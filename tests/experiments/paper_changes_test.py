@@ -1,0 +1,95 @@
+"""Tables whose flagfiles change, that are ended, or that are ill-typed."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import paper_cells
+import paper_flags
+import pytest
+
+from tests.experiments import paper_tables_test
+
+place = paper_tables_test.place
+
+
+def test_a_changed_flagfile_makes_its_numbers_stale(place):
+  (place.root / 'flagfiles' / 'exp.other.flags').unlink()
+  place.call()
+  before = place.results()
+  place.flagfile('exp.base', '--method=fedavg', '# A remark.')
+  assert 'stale' not in place.call('--list')
+  place.flagfile('exp.base', '--method=fedavg', '--alpha=0.1')
+  listed = place.call('--list')
+  assert listed.count('stale ') == 1 and 'stale    Base | easy' in listed
+  place.flagfile('exp.base', '--method=fedavg', '--alpha=0.1', '--seeds=0,9')
+  assert 'stale: Base | easy: exp.base.flags has changed' in place.call()
+  assert place.results() == before
+
+
+@pytest.mark.parametrize('number, code', [
+    (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_its_run_ends_with_it(place, number, code):
+  place.flagfile('exp.ours_hard', '--method=fedavg', '--seconds=0.2',
+                 '--num_rounds=500')
+  process = subprocess.Popen(
+      [sys.executable, str(paper_tables_test.SCRIPT), *place.command()],
+      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+  rows = place.root / 'runs/one/exp.ours_hard/seed_0/metrics.jsonl'
+  until = time.monotonic() + 30
+  while not rows.exists() and time.monotonic() < until:
+    time.sleep(0.05)
+  os.kill(process.pid, number)
+  _, said = process.communicate(timeout=15)
+  assert process.returncode == code
+  assert said.splitlines() == [
+      f'Ended by {number.name}; the same command continues.']
+  kept = rows.read_text()
+  time.sleep(0.5)
+  assert kept and rows.read_text() == kept
+
+
+@pytest.mark.parametrize('old, new, words', [
+    ('setting = "exp"\ndata = ""', 'data = ""', "lacks the key 'setting'"),
+    ('method = "other"', '', "lacks the key 'method'"),
+    ('title = "A table"', 'title = 3', 'title = 3 must be a text'),
+    ('values = [10.0, "-"]', 'values = 50.0', 'values = 50.0 must be a list'),
+    ('{method}', '{method.x}', 'only names may stand in braces'),
+    ('values = [10.0, "-"]', 'values = [true, "-"]', 'True in values'),
+    ('std = [1.0, "-"]', 'sdt = [1.0, "-"]', "'sdt' is no key of a row")])
+def test_ill_typed_tables_are_one_line(place, old, new, words):
+  text = paper_tables_test.TOML
+  assert old in text
+  (place.root / 'tables' / 'one.toml').write_text(text.replace(old, new, 1))
+  said = place.call('--list', code=2)
+  assert words in said and len(said.splitlines()) == 1 and 'one.toml' in said
+
+
+@pytest.mark.parametrize('text', [
+    '{"seeds": {}}', '[]', '{"seeds": 3}', '{',
+    json.dumps({'flagfile': '', 'flags': [], 'extra_flags': [], 'seeds': {}}),
+    json.dumps({'flagfile': '', 'flags': [], 'extra_flags': [],
+                'seeds': {'0': {}}})])
+def test_damaged_results_are_one_line(tmp_path, text):
+  (tmp_path / 'a.json').write_text(text)
+  with pytest.raises(ValueError, match='a.json is damaged: .') as caught:
+    paper_cells.read_result(tmp_path / 'a.json')
+  assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize('flags, lines, found', [
+    ({'alpha': .5}, ['--alpha=.50'], []),
+    ({'alpha': .5}, ['--alpha=1', '--alpha=0.5'], []),
+    ({'model': 'cnn'}, ['--model=resnet9'], ['model=cnn']),
+    ({'method': "f(a=1, profile='paper')"},
+     ['--profile=paper', '--method=f(a=1)'], []),
+    ({'method': 'f(a=1,b=2)'}, ['--method=f(b=2, a=1)'], []),
+    ({'bounds': True, 'x': False}, ['--nox'], []),
+    ({'x': True}, ['--nox'], ['x=True']), ({}, ['--y=1'], []),
+    ({'seeds': [0]}, ['--seeds=0,1'], [])])
+def test_differences_of_flags(flags, lines, found):
+  assert paper_flags.differences(flags, lines) == found

@@ -1,0 +1,108 @@
+"""Reports of runs that are unfinished, damaged, or not the paper's."""
+from __future__ import annotations
+
+import csv
+import io
+import pathlib
+
+import pytest
+import report
+import report_data
+import report_tables
+
+from tests.experiments import fake
+
+
+def flagged(root: pathlib.Path, monkeypatch, *, paper=True, **flags) -> str:
+  """A run of a flagfile that asks for 20 rounds of alpha=0.5."""
+  (root / 'x.flags').write_text(
+      '# Paper: 57.73 %.\n--num_rounds=20\n--alpha=.5\n--seeds=0,1,2\n')
+  monkeypatch.setattr(report_data, 'FLAGFILES', root)
+  made = fake.config([0], **flags)
+  made['origin'] |= {'flagfiles': ['x.flags'],
+                     'comments': ['Paper: 57.73 %.'] if paper else []}
+  return fake.write(root / 'run', [fake.row(20, .5)], made)
+
+
+def test_one_damaged_run_does_not_block_the_others(tmp_path, capsys):
+  good = fake.write(tmp_path / 'good', [fake.row(20, .5)])
+  empty = fake.write(tmp_path / 'empty', [])
+  torn = fake.write(tmp_path / 'torn', [fake.row(20, .5)])
+  (tmp_path / 'torn' / 'config.json').write_text('{"flags"')
+  out = tmp_path / 'out'
+  assert report.main([good, empty, torn, f'--out={out}']) == 0
+  lines = capsys.readouterr().err.splitlines()
+  assert [x.split(':')[0] for x in lines] == ['left out'] * 2
+  assert 'empty has no rows' in lines[0] and 'torn' in lines[1]
+  page = (out / 'index.html').read_text()
+  assert page.count('left out: ') == 2 and 'empty has no rows' in page
+  assert report.main([empty, torn, f'--out={out}']) == 2
+  assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_unfinished_seeds_and_rounds_show_in_all_formats(tmp_path):
+  rows = [fake.row(5, .4, 0), fake.row(10, .5, 0), fake.row(5, .4, 2)]
+  run = report_data.read(
+      fake.write(tmp_path / 'run', rows, fake.config([0, 1, 2])))
+  assert report_data.seeds_of(run) == [0, 2]
+  grid = report_tables.main_table([run])
+  for text in (report_tables.markdown(grid), report_tables.latex(grid),
+               report_tables.comma_separated(grid),
+               report_tables.as_html(grid)):
+    assert '5 to 10 of 20' in text and '2 of 3' in text
+    assert 'not finished, 5 of 20 rounds' in text
+    assert 'no rows yet of 1' in text
+    assert 'different rounds (seed 0: 10, seed 2: 5)' in text
+  finished = report_data.read(fake.write(tmp_path / 'b', [fake.row(20, .5)]))
+  assert not finished.notes()
+
+
+def test_an_unfinished_run_joins_its_other_seeds(tmp_path):
+  several = fake.write(tmp_path / 'a_seeds', [fake.row(20, .4, 0)],
+                       fake.config([0, 1]))
+  single = fake.write(tmp_path / 'a_seed1', [fake.row(20, .6)],
+                      fake.config([1]))
+  run, = report_data.load([single, several])
+  assert report_data.seeds_of(run) == [0, 1]
+  assert [r[-1]['accuracy'] for r in run.seeds] == [.4, .6]
+  assert not run.notes()
+
+
+def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):
+  run = report_data.read(flagged(tmp_path, monkeypatch, alpha=.1))
+  text = report_tables.markdown(report_tables.main_table([run]))
+  assert '| 57.73 * |' in text and 'this run has alpha=0.1' in text
+  head, row = csv.reader(io.StringIO(report_tables.comma_separated(
+      report_tables.main_table([run]))))
+  assert 'alpha=0.1' in row[head.index('note')]
+
+
+def test_it_is_not_marked_where_they_agree(tmp_path, monkeypatch):
+  run = report_data.read(flagged(tmp_path, monkeypatch))
+  assert run.changed == () and not run.notes()
+
+
+def test_the_cost_is_a_mean_over_rounds(tmp_path):
+  rows = [fake.row(5, .5, cost_up=10.0), fake.row(20, .5, cost_up=90.0)]
+  assert report_data.outcome(rows)['metrics']['cost_up'] == pytest.approx(70)
+  # Of two models a round, 1000 bytes of 4000 go up.
+  rows = [fake.row(r, .5, models_sent=2.0) for r in (5, 20)]
+  found = report_data.outcome(rows)['metrics']
+  assert (found['cost_up'], found['cost_down']) == (50, 150)
+  assert 'cost_up' not in report_data.outcome([fake.row(5, .5)])['metrics']
+
+
+def test_a_file_is_no_folder_to_write(tmp_path, capsys):
+  (tmp_path / 'file').write_text('')
+  run = fake.write(tmp_path / 'run', [fake.row(20, .5)])
+  assert report.main([run, f'--out={tmp_path / "file"}']) == 2
+  said = capsys.readouterr().err
+  assert 'must be a folder' in said and len(said.splitlines()) == 1
+
+
+def test_numbers_stand_to_the_right_in_latex_too(tmp_path):
+  run = report_data.read(fake.write(tmp_path / 'run', [fake.row(20, .5)]))
+  grid = report_tables.main_table([run])
+  right = report_tables.markdown(grid).splitlines()[1].count('---:')
+  kinds = report_tables.latex(grid).split('tabular}{')[1].split('}')[0]
+  assert kinds.count('r') == right == 8
