@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+import gc
 import os
 import pathlib
 import shutil
@@ -55,6 +56,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if group == 'contract_test':
       group += '_' + str(params.get('text', '')).partition('(')[0]
     item.add_marker(pytest.mark.xdist_group(group))
+
+
+# Linux ends a process that has more memory maps than this by default; every
+# compiled program holds some, and a worker compiles thousands.
+_MAPS = 65_530
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+  """Forgets compiled programs long before their memory maps run out."""
+  del item
+  try:
+    with open('/proc/self/maps', 'rb') as maps:
+      held = sum(1 for _ in maps)
+  except OSError:
+    return
+  if held > _MAPS // 3 and 'jax' in sys.modules:
+    sys.modules['jax'].clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope='session')
