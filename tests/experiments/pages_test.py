@@ -110,7 +110,7 @@ def test_every_number_of_a_study_is_its_own(root):
   text = (root / 'README.md').read_text()
   for file in (root / 'experiments' / 'results').glob('*.json'):
     for run in json.loads(file.read_text())['runs']:
-      mean = 100 * sum(run['final']) / len(run['final'])
+      mean = sum(100 * x for x in run['final']) / len(run['final'])
       line, = [x for x in text.splitlines() if x.startswith(
           f'| {run["run"]} | `{run["method"]}` | {run["labels"]} | '
           f'{len(run["seeds"])} | {run["rounds"]} |') and f'{mean:.2f}' in x]

@@ -19,7 +19,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TPU = ROOT / 'launch' / 'tpu_vm.sh'
 SKY = ROOT / 'launch' / 'sky_sweep.sh'
 PLACE = ['--project=p', '--zone=z']
-STAND_IN = r"""#!{python}
+# A first line that names the interpreter fails where its path has a space: the
+# shell starts it, and Python reads the shell's line as a string.
+START = f'''#!/bin/sh
+\'\'\'exec' '{sys.executable}' "$0" "$@"
+' \'\'\'
+'''
+STAND_IN = START + r"""
 import os, pathlib, subprocess, sys
 here = pathlib.Path(__file__).parent
 with open(here / 'said', 'a') as file:
@@ -47,10 +53,10 @@ for arg in sys.argv:
 def cloud(tmp_path, monkeypatch):
   """A folder of stand-ins, first on the PATH, and what they were told."""
   for name in ('gcloud', 'sky'):
-    _program(tmp_path / name, STAND_IN.replace('{python}', sys.executable))
+    _program(tmp_path / name, STAND_IN)
   bin_ = tmp_path / 'home' / 'fedjax_ssl' / '.venv' / 'bin'
   bin_.mkdir(parents=True)
-  _program(bin_ / 'python', f'#!{sys.executable}\nimport os, sys\n'
+  _program(bin_ / 'python', START + 'import os, sys\n'
            'open("words", "w").write("\\0".join(sys.argv[1:]))\n'
            'sys.exit("fail" in sys.argv)\n')
   monkeypatch.setenv('PATH', f'{tmp_path}{os.pathsep}{os.environ["PATH"]}')
