@@ -21,10 +21,10 @@ SKY = ROOT / 'launch' / 'sky_sweep.sh'
 PLACE = ['--project=p', '--zone=z']
 # A first line that names the interpreter fails where its path has a space: the
 # shell starts it, and Python reads the shell's line as a string.
-START = f'''#!/bin/sh
-\'\'\'exec' '{sys.executable}' "$0" "$@"
-' \'\'\'
-'''
+START = f"""#!/bin/sh
+'''exec' '{sys.executable}' "$0" "$@"
+' '''
+"""
 STAND_IN = START + r"""
 import os, pathlib, subprocess, sys
 here = pathlib.Path(__file__).parent

@@ -99,7 +99,7 @@ def test_a_run_writes_what_the_schema_says(tmp_path):
   rows = metrics.read(tmp_path)
   assert [row['round'] for row in rows] == [1, 2]
   assert set(rows[0]) == set(rows[1]) == set(form_of(
-      'fixmatch(keep_local=True)', 'clients')) | {'round'}
+      'fixmatch(keep_local=True)', 'clients')) | {'round', 'forgetting'}
   known = [name for name in rows[0] if name in metrics.ORDER]
   assert known == sorted(known, key=metrics.ORDER.index)
   means = np.mean([v for v in rows[0]['per_class_accuracy'] if v is not None])
