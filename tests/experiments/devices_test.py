@@ -17,15 +17,14 @@ _VMAP = {'client_map': 'vmap', 'chunk_size': 2}
 # The rows of the six clients' memories divide over 2 devices and not over 4,
 # cohorts of 3 over neither.
 RUNS: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {
-    'fedavg_conv_map': ('fedavg', 'conv', {}, 'clients', (1, 2, 4)),
-    'fedavg_linear_vmap_server': (
-        'fedavg', 'linear', _VMAP, 'server', (1, 2, 4)),
+    'fedavg_conv_map': ('fedavg', 'conv', {}, 'clients', (1, 4)),
+    'fedavg_linear_vmap_server': ('fedavg', 'linear', _VMAP, 'server', (1, 2)),
     'fedprox_linear_vmap': (
         'fedprox(mu=0.5, keep_local=True)', 'linear',
         {**_VMAP, 'cohort_size': 3}, 'clients', (1, 2, 4)),
     'fixmatch_linear_map': (
         'fixmatch(threshold=0.4, keep_local=True)', 'linear', {}, 'clients',
-        (1, 2, 4)),
+        (1, 2)),
     'fixmatch_conv_vmap_server': (
         'fixmatch(threshold=0.4)', 'conv', _VMAP, 'server', (1, 4)),
 }

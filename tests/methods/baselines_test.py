@@ -107,6 +107,17 @@ def test_small_alpha_tends_to_unmixed():
   np.testing.assert_allclose(labels, targets, atol=1e-3)
 
 
+@pytest.mark.parametrize('client_map', ['map', 'vmap'])
+def test_rounds_of_small_alpha_tend_to_those_of_unmixed_examples(client_map):
+  """With the unlabeled part: guesses and views enter their loss as they are."""
+  text = 'mixmatch(profile="original", alpha={}, unlabeled_weight=2.0)'
+  unmixed, nearly, mixed = (
+      weights(one_round(text.format(alpha), client_map=client_map)[1])
+      for alpha in (0.0, 1e-4, 0.75))
+  np.testing.assert_allclose(nearly, unmixed, atol=1e-5)
+  assert not np.allclose(mixed, unmixed, atol=1e-4)
+
+
 def test_without_dominance_small_alpha_gives_one_of_the_two_rows():
   inputs = jax.random.uniform(KEY, (32, 2))
   targets = jax.nn.one_hot(jnp.arange(32), 32)
