@@ -106,7 +106,8 @@ def step(costs: gmixup.Costs,
     if costs.task.model.norm == 'static':
       stats = nets.model.stats
     nets = nets._replace(model=Variables(params, stats), generator=generator)
-    return _Learner(nets, states), {'train_loss': loss, **metrics, **more}
+    return _Learner(nets, states), {
+        'train_loss': loss, **metrics, **more, **costs.passes(rows)}
   return one
 
 
