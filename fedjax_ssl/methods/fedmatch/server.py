@@ -104,6 +104,19 @@ def training(task: Task, s: Settings) -> rounds.Pass:
   return rounds.server_pass(update)
 
 
+def on_tasks(s: Settings, state: State, federation: Federation,
+             round_: jax.Array) -> State:
+  """Clients' learning rates start again with each task of a stream."""
+  rate, memory = state.server.rate, state.memory
+  if s.lr_decay == 'server' and rate is not None:
+    rate = plateau.renewed(rate, federation, round_)
+  if memory.rate is not None:
+    memory = memory._replace(rate=plateau.renewed(
+        memory.rate, federation, round_))
+  return state._replace(server=state.server._replace(rate=rate),
+                        memory=memory)
+
+
 def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
             context: Context) -> Plateau:
   _, loss = plateau.judge(task, model, context.validation)
