@@ -39,7 +39,8 @@ def test_agents_with_labels_count_three_times(text, received):
   federation, _ = toy.federation()
   method = methods.make(text, toy.task())
   state = method.init(jax.random.key(0), federation)
-  payload = state.server
+  update, payload = method.client_update, state.server
+  assert update is not None
   if received == 'nets':
     payload = payload.nets
   elif received == 'broadcast':
@@ -50,7 +51,7 @@ def test_agents_with_labels_count_three_times(text, received):
     client = Client(i, tree.take(federation.clients, i),
                     tree.take(state.memory, i), federation.train,
                     federation.validation, jnp.int32(0), jnp.int32(0))
-    return method.client_update(payload, client, jax.random.key(1)).weight
+    return update(payload, client, jax.random.key(1)).weight
   np.testing.assert_array_equal(
       [weight(jnp.int32(i)) for i in range(toy.NUM_CLIENTS)],
       [3 if labeled else float(unlabeled > 0) for labeled, unlabeled in
