@@ -80,6 +80,28 @@ def judge(task: Task, model: Variables, examples: Examples
   return hits / count, loss / count
 
 
+def renewed(rate: optimizers.Plateau, federation: Federation,
+            round_: jax.Array) -> optimizers.Plateau:
+  """The start again where a stream gives its clients their next task.
+
+  As the rule's source trains every task from the full rate.
+
+  Args:
+    rate: of one client or stacked.
+    federation: has the stream, if any.
+    round_: int32[].
+
+  Returns:
+    The rate for this round.
+  """
+  if federation.stream is None:
+    return rate
+  task, first = jnp.divmod(round_, federation.rounds_per_task)
+  begins = (first == 0) & (task < federation.stream.num_labeled.shape[0])
+  return jax.tree.map(lambda now, start: jnp.where(begins, start, now), rate,
+                      optimizers.plateau())
+
+
 def _slower(task: Task, rate: optimizers.Plateau) -> Task:
   """The task at a share of its learning rate."""
   return dataclasses.replace(task, optimizer=lambda round_: optax.chain(
@@ -103,7 +125,8 @@ def averaging(task: Task, loss_fn: base.LossFn, *, lr_decay: str,
     loss_fn: see `base`.
     lr_decay: 'none', or 'plateau': each client, and the server for its own
       labels, divides its rate by 3 after 3 epochs without a lower loss of its
-      trained model on the validation rows.
+      trained model on the validation rows; a client's starts again with each
+      task of a stream.
     streams: see `base.averaging`, as for all others.
     server: see there.
     server_loss: see there.
@@ -162,9 +185,17 @@ def averaging(task: Task, loss_fn: base.LossFn, *, lr_decay: str,
     passes.insert(0, on_labels)
   if task.model.norm == 'static':
     passes.append(base.statistics(task))
+  all_passes = rounds.chain(*passes)
+
+  def round_fn(state: State, federation: Federation, round_, key):
+    memory = state.memory
+    rates = renewed(memory.rate, federation, round_)
+    return all_passes(state._replace(memory=memory._replace(rate=rates)),
+                      federation, round_, key)
+
   local_predict, pseudo_label = plain.local_predict, plain.pseudo_label
   return plain._replace(
-      init=init, round=rounds.chain(*passes), client_update=client_update,
+      init=init, round=round_fn, client_update=client_update,
       local_predict=None if local_predict is None else (
           lambda record, row, x: local_predict(record, row.own, x)),
       pseudo_label=None if pseudo_label is None else (

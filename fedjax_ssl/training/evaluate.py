@@ -103,11 +103,26 @@ class Probe(NamedTuple):
   mask: np.ndarray
 
 
+def _unlabeled(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
+  """int32[N, most] rows of each client, and int32[N] how many count."""
+  if federation.stream is None:
+    shard = federation.clients
+    return np.asarray(shard.unlabeled), np.asarray(shard.num_unlabeled)
+  rows = np.moveaxis(np.asarray(federation.stream.unlabeled), 0, 1)
+  counts = np.asarray(federation.stream.num_unlabeled).T
+  absent = np.arange(rows.shape[-1]) >= counts[..., None]
+  flat = (rows.shape[0], -1)
+  order = np.argsort(absent.reshape(flat), axis=1, kind='stable')
+  return (np.take_along_axis(rows.reshape(flat), order, axis=1),
+          counts.sum(axis=1))
+
+
 def probe_of(federation: Federation) -> Probe:
-  """About 2048 unlabeled rows, evenly taken over clients and their rows."""
-  shard = federation.clients if federation.stream is None else jax.tree.map(
-      lambda x: x[0], federation.stream)
-  counts = np.asarray(shard.num_unlabeled)
+  """About 2048 unlabeled rows, evenly taken over clients and their rows.
+
+  Of a stream, over the rows of all tasks.
+  """
+  unlabeled, counts = _unlabeled(federation)
   holders = np.flatnonzero(counts)
   clients = holders[::max(1, -(-holders.size // _PROBE))]
   most = max(1, _PROBE // max(clients.size, 1))
@@ -117,8 +132,7 @@ def probe_of(federation: Federation) -> Probe:
   # Evenly over a client's rows, which are in the order of the data set.
   index = place * counts[clients][:, None] // np.maximum(taken, 1)
   mask = place < taken
-  rows = np.asarray(shard.unlabeled)[clients[:, None],
-                                     np.where(mask, index, 0)]
+  rows = unlabeled[clients[:, None], np.where(mask, index, 0)]
   return Probe(clients.astype(np.int32), rows.astype(np.int32),
                mask.astype(np.float32))
 

@@ -84,3 +84,26 @@ def test_what_cannot_be_is_refused():
       lambda x: x[:0], federation.validation))
   with pytest.raises(ValueError, match='validation'):
     methods.make(PLATEAU, toy.task()).init(KEY, none)
+
+
+@pytest.mark.parametrize('text', [PLATEAU, 'fedmatch',
+                                  "fedmatch(lr_decay='server')"])
+def test_each_task_of_a_stream_starts_at_the_full_rate(text):
+  plain, _ = toy.federation()
+  federation = dataclasses.replace(plain, rounds_per_task=2, stream=(
+      jax.tree.map(lambda x: jnp.stack([x] * 3), plain.clients)))
+  method, run = made(text)
+  state = method.init(jax.random.key(0), federation)
+  def rate(state):
+    return (state.server if 'server' in text else state.memory).rate
+  def slow(state):
+    low = jax.tree.map(lambda x: x * 0 + 1, rate(state))._replace(
+        factor=rate(state).factor / 9, best=rate(state).best * 0)
+    if 'server' in text:
+      return state._replace(server=state.server._replace(rate=low))
+    return state._replace(memory=state.memory._replace(rate=low))
+  for round_, begins in ((1, False), (2, True), (4, True), (6, False)):
+    after, _ = run(slow(state), federation.at(jnp.int32(round_)),
+                   jnp.int32(round_), KEY)
+    chex.assert_trees_all_close(rate(after).factor, jnp.full_like(
+        rate(after).factor, 1.0 if begins else 1 / 9))

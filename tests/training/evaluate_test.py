@@ -77,6 +77,21 @@ def test_pseudo_labels_see_the_memory_of_the_rows_owner():
   np.testing.assert_allclose(got['pseudo_label_rate'], want, rtol=1e-6)
 
 
+def test_a_probe_of_a_stream_has_rows_of_every_task():
+  federation, _ = toy.federation()
+  plain = federation.clients
+  halves = [plain._replace(
+      unlabeled=jnp.roll(plain.unlabeled, -start, axis=1),
+      num_unlabeled=count) for start, count in (
+          (0, jnp.minimum(plain.num_unlabeled, 3)),
+          (3, jnp.maximum(plain.num_unlabeled - 3, 0)))]
+  stream = jax.tree.map(lambda *x: jnp.stack(x), *halves)
+  got = evaluate.probe_of(dataclasses.replace(
+      federation, stream=stream, rounds_per_task=1, clients=halves[0]))
+  for mine, whole in zip(got, evaluate.probe_of(federation), strict=True):
+    np.testing.assert_array_equal(mine, whole)
+
+
 def test_a_probe_of_a_large_federation_is_small_and_even():
   federation, _ = toy.federation()
   rows = np.arange(9000, dtype=np.int32).reshape(3000, 3)

@@ -11,7 +11,7 @@ import functools
 from jax import lax
 
 from fedjax_ssl.core import rounds
-from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.core.types import Federation, Method, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.losses import agreement_vote, pseudo_label
 from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
@@ -21,8 +21,8 @@ from fedjax_ssl.methods.fedmatch.settings import Settings, settle
 def fedmatch(
     task: Task, *, profile: str = 'v1', num_helpers: int = 2,
     helper_choice: str | None = None, helper_interval: int | None = None,
-    aggregation: str | None = None, threshold: float = 0.75,
-    tie: str = 'lowest', over: str | None = None,
+    aggregation: str | None = None, labeled_say: float = 1.0,
+    threshold: float = 0.75, tie: str = 'lowest', over: str | None = None,
     labeled_weight: float = 10.0, agreement_weight: float | None = None,
     consistency_weight: float | None = None, l2: float | None = None,
     l1: float | None = None, l2_reduction: str | None = None,
@@ -46,6 +46,8 @@ def fedmatch(
     helper_interval: rounds between helpers, 1 / 10; none in other rounds.
     aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
       validation row right), or 'uniform'.
+    labeled_say: a client that holds labels counts so many times what it would
+      without; see `say.of`.
     threshold: confidence tau of the own model; above 1 no row counts. The
       third version's text has 0.85.
     tie: of votes, see `losses.agreement_vote`.
@@ -77,7 +79,8 @@ def fedmatch(
       helpers, only what was sent.
     lr_decay: divides the rate by 3 after `patience` epochs without lower
       validation loss: each of the 'clients' its own, the 'server' everybody's
-      by the loss of the global model, or 'none'.
+      by the loss of the global model, or 'none'. Clients' rates start again
+      with each task of a stream.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
     max_gib: largest stack of weights, over all clients, to agree to.
     keep_local: keep each client's last model, as it was sent, to report local
@@ -96,13 +99,19 @@ def fedmatch(
   s = settle(task, knobs)
   update = functools.partial(client.update, task, s)
   aggregate = functools.partial(server.aggregate, task, s)
-  passes = [rounds.client_pass(
+  passes: list[rounds.Pass] = [rounds.client_pass(
       task, update, aggregate, broadcast=functools.partial(server.broadcast, s),
       work=lambda shard: batching.num_steps(task, shard, s.streams))]
   if s.at_server and s.learn != 'psi':
     passes.insert(0, server.training(task, s))
+  all_passes = rounds.chain(*passes)
+
+  def round_fn(state: State, federation: Federation, round_, key):
+    return all_passes(server.on_tasks(s, state, federation, round_),
+                      federation, round_, key)
+
   return Method(
-      functools.partial(server.init, task, s), rounds.chain(*passes),
+      functools.partial(server.init, task, s), round_fn,
       lambda record, inputs: task.apply(server.predicted(s, record), inputs),
       local_predict=(lambda record, row, inputs: task.apply(row.model, inputs))
       if s.keep_local else None,

@@ -104,6 +104,19 @@ def training(task: Task, s: Settings) -> rounds.Pass:
   return rounds.server_pass(update)
 
 
+def on_tasks(s: Settings, state: State, federation: Federation,
+             round_: jax.Array) -> State:
+  """Clients' learning rates start again with each task of a stream."""
+  rate, memory = state.server.rate, state.memory
+  if s.lr_decay == 'server' and rate is not None:
+    rate = plateau.renewed(rate, federation, round_)
+  if memory.rate is not None:
+    memory = memory._replace(rate=plateau.renewed(
+        memory.rate, federation, round_))
+  return state._replace(server=state.server._replace(rate=rate),
+                        memory=memory)
+
+
 def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
             context: Context) -> Plateau:
   _, loss = plateau.judge(task, model, context.validation)
@@ -134,7 +147,8 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
     task: the static choices.
     s: settings.
     server: before.
-    updates: [1, S, ...]; a weight of 0 is a client that sent nothing usable.
+    updates: [1, S, ...]; weights are the clients' say, 0 of one that sent
+      nothing usable.
     cohort: who they are.
     context: validation rows.
     key: not used.
@@ -150,7 +164,7 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
   if s.judges:
     scores = jnp.where(active, updates.metrics[SCORE][0], 0)
   if s.aggregation == 'reliability':
-    weights = jnp.where(scores.sum() > 0, scores, weights)
+    weights *= jnp.where(scores.sum() > 0, scores, 1)
   sent = (server.sigma, server.psi, server.stats)
   new, each = [], []
   for old, gaps in zip(sent, message, strict=True):
