@@ -8,7 +8,7 @@ comes from the runs' own files.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 import pathlib
 import sys
@@ -61,7 +61,7 @@ def read(folder: str) -> dict[str, Any]:
   }
 
 
-def _average(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
   """Mean over the run's rows, which stand for equally many rounds."""
   values = [row[name] for row in rows if name in row]
   return sum(values) / len(values) if values else None
