@@ -5,7 +5,6 @@ A pass is (state, federation, round, key) -> (state, metrics).
 from __future__ import annotations
 
 from collections.abc import Callable
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from fedjax_ssl.core.types import (
   Cohort,
   Context,
   Federation,
+  MEASURABLE,
   Metrics,
   OWN,
   PyTree,
@@ -29,6 +29,8 @@ from fedjax_ssl.core.types import (
 )
 
 Pass = Callable[..., tuple[State, Metrics]]
+
+_LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 def _default_work(shard: Shard) -> jax.Array:
@@ -117,15 +119,18 @@ def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
   return tree.take(slots, order)
 
 
-def _one_client(client_update, broadcast, limit: float, server: PyTree,
-                client: Client, active: jax.Array, key: jax.Array
-                ) -> tuple[PyTree, _Result]:
-  """Broadcast, train, and judge the update of one slot."""
+def _one_client(client_update, broadcast, limit: float, num_slots: int,
+                server: PyTree, client: Client, active: jax.Array,
+                key: jax.Array) -> tuple[PyTree, _Result]:
+  """Broadcast, train, and judge the update of one of `num_slots` slots."""
   payload = broadcast(server, client.id)
   key = jax.random.fold_in(jax.random.fold_in(key, client.id), client.group)
   update: Update = client_update(payload, client, key)
-  good = tree.all_finite((update.message, update.memory, update.weight,
-                          update.scalars, update.scalars_down))
+  good = tree.all_finite((update.memory, update.weight, update.scalars,
+                          update.scalars_down))
+  # Weighted sums over all slots then stay finite; half is left for rounding.
+  room = _LARGEST / (2 * num_slots)
+  good &= tree.within(update.message, room / jnp.maximum(update.weight, 1))
   if limit < float('inf'):
     good &= tree.global_norm(update.message) <= limit
   good &= update.weight >= 0
@@ -175,7 +180,9 @@ def _summary(results: _Result, plan: layout.Plan) -> Metrics:
   for name, value in metrics.items():
     ratio = value if isinstance(value, Ratio) else Ratio(
         value * took_part, took_part)
-    out[name] = Ratio(ratio.total.sum(), ratio.rows.sum())
+    measured = (jnp.abs(ratio.total) <= MEASURABLE) & (
+        jnp.abs(ratio.rows) <= MEASURABLE)
+    out[name] = Ratio(*(jnp.where(measured, x, 0).sum() for x in ratio))
   if used is not None and processed is not None:
     total = plan.processed(processed)
     out['masked_share'] = Ratio(total - used.sum(), total)
@@ -201,9 +208,15 @@ def client_pass(
   aggregates, once or after each group. Memory is carried from group to group.
 
   An update is broken if its message, memory or weight is not finite, its
+  message is so large that a weighted sum over the cohort could overflow, its
   weight is negative, or its global norm exceeds `task.max_update_norm`: it
   gets weight 0, its client keeps the old memory, and it is counted in
-  `num_rejected`.
+  `num_rejected`. So is an aggregation after which a number of the server's
+  record is no longer finite: the record then stays as it was. What is large
+  but can be summed is taken, as long as `task.max_update_norm` allows it.
+
+  A client's metric that is not finite, or beyond `types.MEASURABLE`, counts as
+  not measured.
 
   Args:
     task: cohort size, client map, mesh.
@@ -226,10 +239,9 @@ def client_pass(
   broadcast = broadcast or _identity_broadcast
   work = work or _default_work
   summing = aggregate is None or getattr(aggregate, 'is_linear', False)
-  one_client = functools.partial(
-      _one_client, client_update, broadcast, task.max_update_norm)
 
-  def run_group(server, memory, federation, ids, active, round_, group, key):
+  def run_group(server, memory, federation, cohort, round_, group, key):
+    ids, active = cohort.ids[group], cohort.active[group]
     plan = layout.plan(task, ids.shape[0])
     slots = _prepare(federation, memory, ids, active, work)
     shared = (server, federation.train, federation.validation, round_, group,
@@ -239,19 +251,29 @@ def client_pass(
       server, train, validation, round_, group, key = shared
       client = Client(slot.ids, slot.shard, slot.memory, train, validation,
                       round_, group)
-      return one_client(server, client, slot.active, key)
+      return _one_client(
+          client_update, broadcast, task.max_update_norm, cohort.ids.size,
+          server, client, slot.active, key)
 
     messages, results = plan.run(body, shared, slots, summing=summing)
     memory = tree.put(memory, slots.ids, results.memory)
-    cohort = Cohort(slots.ids, slots.active)
     metrics = _summary(results, plan)
     metrics['models_sent'] = _models_sent(task, results, slots.active)
-    return memory, cohort, messages, results, metrics
+    return (memory, Cohort(slots.ids, slots.active), messages, results,
+            metrics)
 
-  def close(server, messages, results, cohort, context, key):
-    """Aggregates groups stacked as [G, ...]."""
+  def close(server, metrics, messages, results, cohort, context, key):
+    """Aggregates groups stacked as [G, ...]; keeps the record finite."""
     if aggregate is None:
-      return server, {}
+      return server, metrics
+    after, more = combined(server, messages, results, cohort, context, key)
+    broken = tree.lost(server, after)
+    rejected = metrics['num_rejected'] + broken.astype(jnp.float32)
+    return (tree.where(broken, server, after),
+            {**metrics, **more, 'num_rejected': rejected})
+
+  def combined(server, messages, results, cohort, context, key):
+    assert aggregate is not None
     if summing:
       sums, like = messages
       weight = _sum_in_order(results.weight.reshape(-1))
@@ -272,14 +294,13 @@ def client_pass(
     def step(carry, group):
       server, memory = carry
       memory, members, messages, results, metrics = run_group(
-          server, memory, federation, cohort.ids[group], cohort.active[group],
-          round_, group, run_key)
+          server, memory, federation, cohort, round_, group, run_key)
       if relay:
         sent, back, who = jax.tree.map(
             lambda x: x[None], (messages, results, members))
-        server, more = close(server, sent, back, who, context,
-                             jax.random.fold_in(close_key, group))
-        return (server, memory), (members, {**metrics, **more})
+        server, metrics = close(server, metrics, sent, back, who, context,
+                                jax.random.fold_in(close_key, group))
+        return (server, memory), (members, metrics)
       return (server, memory), (members, metrics, messages, results)
 
     carry = (state.server, state.memory)
@@ -293,9 +314,8 @@ def client_pass(
     metrics = _over_groups(outputs[1])
     if not relay:
       members, _, messages, results = outputs
-      server, more = close(server, messages, results, members, context,
-                           close_key)
-      metrics.update(more)
+      server, metrics = close(server, metrics, messages, results, members,
+                              context, close_key)
     return state._replace(server=server, memory=memory), metrics
 
   return round_fn

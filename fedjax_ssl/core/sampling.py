@@ -41,7 +41,11 @@ def uniform(size: int) -> Sampler:
 
 
 def groups(num_groups: int, size: int) -> Sampler:
-  """Draws `num_groups` groups, each without replacement inside itself."""
+  """Draws `num_groups` groups, each without replacement inside itself.
+
+  The draws of `aggregation.sample_sub_consensus`, which the core, being as low
+  a layer, does not import.
+  """
   def sample(state, federation, key):
     del state
     total = federation.num_clients

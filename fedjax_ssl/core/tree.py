@@ -65,6 +65,22 @@ def all_finite(a: PyTree) -> jax.Array:
   return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
 
 
+def within(a: PyTree, bound: Number) -> jax.Array:
+  """bool[]: no floating number is further from 0 than `bound`, or NaN."""
+  checks = [jnp.all(jnp.abs(x) <= bound) for x in jax.tree.leaves(a)
+            if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+  return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
+
+
+def lost(old: PyTree, new: PyTree) -> jax.Array:
+  """bool[]: some number that was finite in `old` is not in `new`."""
+  pairs = [(jnp.asarray(x), jnp.asarray(y)) for x, y in zip(
+      jax.tree.leaves(old), jax.tree.leaves(new), strict=True)]
+  checks = [jnp.any(jnp.isfinite(x) & ~jnp.isfinite(y)) for x, y in pairs
+            if jnp.issubdtype(y.dtype, jnp.inexact)]
+  return jnp.any(jnp.stack(checks)) if checks else jnp.bool_(False)
+
+
 def global_norm(a: PyTree) -> jax.Array:
   """float32[]: Euclidean norm over all leaves.
 

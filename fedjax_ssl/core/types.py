@@ -25,6 +25,8 @@ SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 OWN = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
 # Work of a client in a round, in examples: sums over its steps.
 COUNTED = ('forward_passes', 'backward_passes')
+# A metric beyond it counts as not measured: sums of such could overflow.
+MEASURABLE = 1e30
 
 
 class Ratio(NamedTuple):

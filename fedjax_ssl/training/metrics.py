@@ -29,10 +29,12 @@ method would use on about 2048 unlabeled examples; null: none |
 | pseudo_label_rate | share of those examples that it would use, 0..1 |
 | tsa_rate | share of labeled examples that UDA's annealing lets through, 0..1 |
 | reward | FedDure's d: how much C-reg's labeled loss falls in a step, nats |
-| server_loss | what the server minimised on its own labels |
+| server_loss | what the server minimised on its own labels; null: it had \
+none, or its updates were rejected |
 | bytes_up, bytes_down | sent by all clients, to all clients, bytes; since \
 the previous row; rounded to 7 digits above 16 MB |
-| num_rejected | broken updates left out since the previous row |
+| num_rejected | broken updates left out since the previous row, a server's \
+own and broken means of updates included |
 | models_sent | models down and up per client and round, in units of one dense \
 model; 2 is FedAvg's |
 | forward_passes, backward_passes | examples sent through the network and \

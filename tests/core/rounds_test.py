@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl import aggregation
 from fedjax_ssl.core import rounds, sampling, tree
-from fedjax_ssl.core.types import Cohort, State, Update
+from fedjax_ssl.core.types import Cohort, Ratio, State, Update
 from tests import toy
 
 KEY = jax.random.key(0)
@@ -132,6 +132,55 @@ def test_a_large_finite_update_is_not_called_infinite():
     assert run(one, state())[1]['num_rejected'] == rejected
 
 
+@pytest.mark.parametrize('rule', [add_mean, stacked_mean])
+@pytest.mark.parametrize('changes', [
+    {}, {'client_map': 'vmap'}, {'client_map': 'vmap', 'chunk_size': 2}])
+def test_an_update_that_could_overflow_the_sum_is_left_out(rule, changes):
+  """Finite and within every norm, but not if weighted."""
+  def huge(payload, client, key):
+    update = count(payload, client, key)
+    odd = jnp.where(client.id == 1, 1e38, 0.0)
+    return update._replace(message={'id': update.message['id'] + odd})
+  one = rounds.client_pass(
+      toy.task(**changes), huge, rule, sample=fixed([[1, 3, 5]]))
+  after, metrics = run(one, state())
+  np.testing.assert_allclose(after.server, (3 * 3 + 5 * 5) / 8, rtol=1e-6)
+  np.testing.assert_array_equal(after.memory, [0, 0, 0, 1, 0, 1])
+  assert metrics['num_rejected'] == 1
+
+
+@pytest.mark.parametrize('relay', [False, True])
+def test_a_record_never_stops_being_finite(relay):
+  """It stays, and counts as rejected; an infinity from the start is no news."""
+  @aggregation.linear
+  def grow(server, mean, cohort, context, key):
+    del cohort, context, key
+    return (server[0] * 1e30 + 0 * mean['id'], server[1]), {}
+  one = rounds.client_pass(
+      toy.task(), count, grow, sample=fixed([[1], [5]]), relay=relay,
+      broadcast=lambda server, client_id: jnp.float32(0))
+  first = (jnp.float32(1), jnp.float32(jnp.inf))
+  after, metrics = run(one, state()._replace(server=first))
+  assert after.server == (1e30, jnp.inf)
+  assert metrics['num_rejected'] == (1 if relay else 0)
+  after, metrics = run(one, after)
+  assert after.server == (1e30, jnp.inf)
+  assert metrics['num_rejected'] == (2 if relay else 1)
+
+
+def test_odd_metrics_of_a_client_do_not_count():
+  odd = jnp.array([0.0, jnp.nan, 0.0, 1e35, 0.0, -jnp.inf])
+  def told(payload, client, key):
+    value = client.id + odd[client.id]
+    return count(payload, client, key)._replace(metrics={
+        'plain': value, 'ratio': Ratio(value, jnp.float32(2))})
+  one = rounds.client_pass(
+      toy.task(), told, add_mean, sample=fixed([[0, 1, 3, 5]]))
+  _, metrics = run(one, state())
+  assert metrics['plain'] == (0, 1) and metrics['ratio'] == (0, 2)
+  assert metrics['num_participants'] == 4
+
+
 def test_chain_runs_in_order_and_adds_up_traffic():
   one = rounds.client_pass(toy.task(), count, add_mean, sample=fixed([[5]]))
   double = rounds.server_pass(lambda s, context, key: (2 * s, {'seen': s}))
@@ -200,6 +249,8 @@ def test_uniform_draws_everyone_equally_without_replacement():
   draw = jax.jit(lambda k: sampling.groups(2, 3)(state(), federation, k).ids)
   ids = np.asarray(jax.vmap(draw)(jax.random.split(KEY, 2000)))
   assert all(len(set(group)) == 3 for group in ids.reshape(-1, 3))
+  chex.assert_trees_all_equal(draw(KEY), aggregation.sample_sub_consensus(
+      jax.random.key(0), 6, groups=2, size=3))
   shares = np.bincount(ids.ravel(), minlength=6) / ids.size
   np.testing.assert_allclose(shares, 1 / 6, atol=0.01)
   chex.assert_trees_all_equal(tree.take(federation.clients, jnp.int32(2)),

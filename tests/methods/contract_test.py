@@ -54,6 +54,9 @@ cases = pytest.mark.parametrize('text, model, place', CASES)
 linear = pytest.mark.parametrize('text, place', LINEAR)
 
 
+WHITE = 255
+
+
 class Runner:
   """A method on the toy federation, compiled once."""
 
@@ -95,13 +98,13 @@ class CohortRunner(Runner):
           mock.patch.object(rounds, 'client_pass', _breakable)):
       super().__init__(text, 'linear', place, **changes)
 
-  def of(self, ids, active=None, broken=None):
+  def of(self, ids, active=None, broken=None, color=WHITE):
     """The federation of a cohort, one client's images broken if wanted."""
     active = [True] * len(ids) if active is None else active
     rest = [0] * (self.SIZE - len(ids))
     told = jnp.array([*ids, *rest, *active, *rest], jnp.int32)
     out = self.federation if broken is None else _break(
-        self.federation, broken)
+        self.federation, broken, color)
     labels = jnp.asarray(out.test.labels).at[:told.size].set(told)
     return dataclasses.replace(out, test=out.test._replace(labels=labels))
 
@@ -113,28 +116,34 @@ _client_pass = rounds.client_pass
 
 
 def _breakable(task, client_update, aggregate, **knobs):
-  """client_pass whose clients give NaN if their first image is all white."""
+  """client_pass whose clients break if their first image is of one color.
+
+  They give NaN if it is all white, and a huge message if a shade darker.
+  """
   def update(payload, client, key):
     shard = client.shard
     first = jnp.where(shard.num_labeled > 0, shard.labeled[0],
                       shard.unlabeled[0])
-    white = (client.train.inputs[first] == 255).all()
+    white, dark = ((client.train.inputs[first] == color).all()
+                   for color in (WHITE, WHITE - 1))
     spoil = jnp.where(white, jnp.nan, 0.0)
     made = client_update(payload, client, key)
-    def add(x):
+    def add(x, spoil):
       return (x + spoil).astype(x.dtype) if jnp.issubdtype(
           x.dtype, jnp.floating) else x
-    return made._replace(message=jax.tree.map(add, made.message),
-                         memory=jax.tree.map(add, made.memory))
+    huge = jnp.where(dark, 3e38, spoil)
+    return made._replace(
+        message=jax.tree.map(lambda x: add(x, huge), made.message),
+        memory=jax.tree.map(lambda x: add(x, spoil), made.memory))
   return _client_pass(task, update, aggregate, **knobs)
 
 
-def _break(federation, client):
-  """Makes a client's images white."""
+def _break(federation, client, color):
+  """Makes a client's images white, or of another color."""
   shard = tree.take(federation.clients, client)
   rows = jnp.concatenate([shard.labeled[:shard.num_labeled],
                           shard.unlabeled[:shard.num_unlabeled]])
-  inputs = jnp.asarray(federation.train.inputs).at[rows].set(255)
+  inputs = jnp.asarray(federation.train.inputs).at[rows].set(color)
   return dataclasses.replace(
       federation, train=federation.train._replace(inputs=inputs))
 
@@ -264,6 +273,20 @@ def test_a_client_without_rows_equals_an_absent_one(text, place):
 def test_a_broken_client_is_left_out(text, place):
   one = cohort_runner(text, place)
   state, totals = one.rounds(1, federation=one.of([0, 3, 5], broken=3))
+  absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
+  chex.assert_trees_all_equal(state, absent[0])
+  chex.assert_tree_all_finite((state, totals))
+  assert float(totals.sums['num_rejected']) == 1
+
+
+@linear
+def test_a_huge_update_is_left_out(text, place):
+  """Finite, but no sum over the cohort could hold it."""
+  one = cohort_runner(text, place)
+  if one.method.aggregate is None:
+    pytest.skip('sends nothing')
+  state, totals = one.rounds(1, federation=one.of(
+      [0, 3, 5], broken=3, color=WHITE - 1))
   absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
   chex.assert_trees_all_equal(state, absent[0])
   chex.assert_tree_all_finite((state, totals))
