@@ -1,10 +1,13 @@
 """MixMatch at the clients, as FedSSL's baseline L-MixUp or as the original.
 
 Berthelot et al., MixMatch, NeurIPS 2019, https://arxiv.org/abs/1905.02249;
-Fan et al., FedSSL, IJCAI 2022, whose agents mix what they hold (L-MixUp).
+Fan et al., FedSSL, IJCAI 2022, whose agents mix what they hold (L-MixUp). Of
+texts the word vectors are mixed, as by Guo et al.,
+https://arxiv.org/abs/1905.08941; both rows of a blend train them.
 """
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import names
-from fedjax_ssl.core.types import Batch, Method, Task
+from fedjax_ssl.core.types import Batch, Method, Task, Variables
 from fedjax_ssl.methods import base, objective
 
 # What the profiles fix: whether the views behind a pseudo-label are mixed or
@@ -45,7 +48,7 @@ def mix(key: jax.Array, inputs: jax.Array, targets: jax.Array,
 
   Args:
     key: PRNG key.
-    inputs: [B, ...], raw pixels.
+    inputs: [B, ...], raw pixels or word vectors.
     targets: float32[B, C].
     mask: float32[B].
     alpha: of Beta(alpha, alpha); 0 leaves the rows unmixed. Towards 0 a blend
@@ -63,6 +66,30 @@ def mix(key: jax.Array, inputs: jax.Array, targets: jax.Array,
   lam = losses.mixup_ratio(ratio_key, mask.shape, alpha=alpha,
                            dominant=dominant)
   return losses.mixup(lam, first, jax.tree.map(lambda x: x[other], first))
+
+
+def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
+  """The rows as something of which a mean has a meaning.
+
+  Args:
+    task: has the network.
+    model: embeds token ids.
+    batch: raw rows.
+
+  Returns:
+    Images as they are; of a network with word vectors float32[B, T, E].
+
+  Raises:
+    ValueError: for token ids that the network does not embed.
+  """
+  ready, embed = task.preprocess(batch.inputs), task.model.embed
+  is_ids = not jnp.issubdtype(ready.dtype, jnp.floating)
+  if embed is None and is_ids:
+    raise ValueError(f'mixmatch cannot blend inputs of type {ready.dtype}: the '
+                     'model has no vectors for them (Model.embed is None).')
+  if embed is None:
+    return batch
+  return batch._replace(inputs=embed(model, ready) if is_ids else ready)
 
 
 def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
@@ -114,6 +141,9 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   names.finite(1e-30 if alpha else 0, alpha=alpha)
   weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
   ramp = chosen['ramp'] if ramp is None else ramp
+  # Word vectors need no more preprocessing.
+  reader = task if task.model.embed is None else dataclasses.replace(
+      task, preprocess=lambda x: x)
 
   def pseudo(model, rows, keys):
     """The rows that will be mixed and float32[B or K B, C], their labels."""
@@ -152,10 +182,12 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     if batch.unlabeled is not None:
       parts.append(pseudo(model, batch.unlabeled,
                           jax.random.split(label_key, num_views + 1)))
+    parts = [(blendable(task, model, part), target)
+             for part, target in parts]
     mixed = blended(parts, mix_key)
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
              in zip(parts, mixed, strict=True)]
-    logits, stats = base.forward(task, model, *views, key=key)
+    logits, stats = base.forward(reader, model, *views, key=key)
     on_labeled = on_unlabeled = None
     if batch.labeled is not None:
       on_labeled = losses.cross_entropy(logits[0], mixed[0][1], views[0].mask)

@@ -11,9 +11,9 @@ import pytest
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Examples
+from fedjax_ssl.core.types import Client, Examples
 from fedjax_ssl.data import augment, preprocess
-from fedjax_ssl.methods import gmixup
+from fedjax_ssl.methods import base, gmixup
 from fedjax_ssl.models import gan
 from tests import toy
 
@@ -132,3 +132,29 @@ def test_only_the_classifier_trains_the_word_vectors():
     return tree.global_norm(jax.grad(cost)(nets.model.params)['embedding'])
   assert table_gradient('none') == 0
   assert table_gradient('labeled') > 0
+
+
+def test_mixmatch_blends_texts_as_their_vectors():
+  """A step on tokens moves the last layer as one on their vectors does."""
+  federation = _texts('tokens')
+  tokens, vectors = (dataclasses.replace(
+      _task(kind), local_steps=1, strong=augment.make_strong('none'))
+      for kind in ('tokens', 'vectors'))
+  vectors = dataclasses.replace(vectors, model=models.make(
+      NAMES[0], num_classes=3, input_shape=(6, 4)))
+  model = tokens.model.init(jax.random.key(0))
+  rest = {name: x for name, x in model.params.items() if name != 'embedding'}
+  embedded = dataclasses.replace(federation, train=federation.train._replace(
+      inputs=tokens.model.embed(model, federation.train.inputs)))
+  def moved(task, model, federation):
+    update = methods.make('mixmatch', task).client_update
+    assert update is not None
+    return jax.jit(update)(base.Server(model), Client(
+        jnp.int32(0), tree.take(federation.clients, 0),
+        base._Memory(None, None), federation.train, federation.validation,
+        jnp.int32(0), jnp.int32(0)), jax.random.key(1)).message.params
+  one = moved(tokens, model, federation)
+  other = moved(vectors, model._replace(params=rest), embedded)
+  table = one.pop('embedding')
+  chex.assert_trees_all_close(one, other, rtol=1e-4, atol=1e-6)
+  assert tree.global_norm(table) > 0 and tree.global_norm(one) > 0
