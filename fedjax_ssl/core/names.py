@@ -52,12 +52,37 @@ def check(kind: str, name: str, allowed: Iterable[str]) -> str:
       f'{kind} {name!r} is unknown.{hint} Allowed: {", ".join(allowed)}.')
 
 
+# Of float32, in which knobs are computed with: its largest number, and the
+# smallest one that keeps all its digits.
+_MOST, _LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
+
+
 def finite(least: float, **knobs: float | None) -> None:
-  """Raises ValueError for a knob below `least`, infinite or NaN; not None."""
+  """Raises ValueError for a knob below `least`, or NaN or infinite in float32.
+
+  None is no value and passes.
+  """
   for knob, value in knobs.items():
-    if value is not None and not least <= value < math.inf:
+    if value is not None and not least <= value <= _MOST:
+      raise ValueError(f'{knob} must be at least {least:g} and finite in '
+                       f'float32, not {value}.')
+
+
+def positive(**knobs: float | None) -> None:
+  """As `finite`, for knobs that must be above 0."""
+  for knob, value in knobs.items():
+    if value is not None and not _LEAST <= value <= _MOST:
       raise ValueError(
-          f'{knob} must be at least {least:g} and finite, not {value}.')
+          f'{knob} must be above 0 and finite in float32, not {value}.')
+
+
+def whole(least: int, **knobs: float | None) -> None:
+  """Raises ValueError for a knob that is no whole number from `least` on."""
+  for knob, value in knobs.items():
+    if value is not None and not (
+        least <= value < math.inf and value == int(value)):
+      raise ValueError(
+          f'{knob} must be a whole number of at least {least}, not {value}.')
 
 
 # Type of a literal: words of an annotation under which it may stand.

@@ -88,12 +88,10 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     ValueError: for an unknown name or a number out of range.
   """
   names.check('optimizer', name, OPTIMIZERS)
-  if not 0 < learning_rate < float('inf'):
-    raise ValueError(f'learning_rate must be positive, not {learning_rate}.')
+  names.positive(learning_rate=learning_rate)
   if not 0 <= momentum < 1:
     raise ValueError(f'momentum must be in [0, 1), not {momentum}.')
-  if not 0 <= weight_decay < float('inf'):
-    raise ValueError(f'weight_decay must be at least 0, not {weight_decay}.')
+  names.finite(0, weight_decay=weight_decay)
   if momentum and name in ('adam', 'adamw'):
     raise ValueError(f'momentum is {momentum}, but {name} has its own; give '
                      'momentum=0, or one of sgd, nesterov, rmsprop.')

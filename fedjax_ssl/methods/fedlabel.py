@@ -143,12 +143,8 @@ def fedlabel(task: Task, *, profile: str = 'paper', threshold: float = 0.4,
   names.check('weighting', weighting, ('used', 'examples', 'uniform'))
   if not 0 <= threshold <= 1:
     raise ValueError(f'threshold must be in [0, 1], not {threshold}.')
-  for name, value in (('consistency', consistency), ('mu', mu),
-                      ('warmup', chosen['warmup']),
-                      ('labeled_steps', labeled_steps),
-                      ('unlabeled_steps', unlabeled_steps)):
-    if value is not None and not 0 <= value < float('inf'):
-      raise ValueError(f'{name} must be at least 0, not {value}.')
+  names.finite(0, consistency=consistency, mu=mu, warmup=chosen['warmup'])
+  names.whole(0, labeled_steps=labeled_steps, unlabeled_steps=unlabeled_steps)
   labelings = 2 if labeler == 'both' else 1
 
   def steps_of(steps):

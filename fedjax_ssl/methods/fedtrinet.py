@@ -154,10 +154,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
                      'and train on labels of their own.')
   if not 0 <= pretrain <= 1:
     raise ValueError(f'pretrain must be in [0, 1], not {pretrain}.')
-  for name, value in (('scale', scale), ('final_weight', final_weight),
-                      ('num_shared', num_shared)):
-    if not 0 <= value < float('inf'):
-      raise ValueError(f'{name} must be at least 0, not {value}.')
+  names.finite(0, scale=scale, final_weight=final_weight)
+  names.whole(0, num_shared=num_shared)
   first_phase = max(1, round(pretrain * task.num_rounds))
   once = dataclasses.replace(task, local_epochs=1, local_steps=0)
   supervised = base.with_server_rule(task, base.supervised(task), 'fedavg', 0)

@@ -13,9 +13,7 @@ WEIGHTINGS = ('examples', 'uniform')
 def check(weighting: str, labeled_say: float) -> None:
   """Raises ValueError, naming the knob, for what `of` cannot weigh."""
   names.check('weighting', weighting, WEIGHTINGS)
-  if not 0 < labeled_say < float('inf'):
-    raise ValueError(
-        f'labeled_say must be above 0 and finite, not {labeled_say}.')
+  names.positive(labeled_say=labeled_say)
 
 
 def rows_used(shard: Shard, streams: str) -> jax.Array:

@@ -1,6 +1,9 @@
 """Names with arguments: what is read, and what is refused in one line."""
 from __future__ import annotations
 
+import functools
+import math
+
 import pytest
 
 from fedjax_ssl.core import names
@@ -45,3 +48,25 @@ def test_all_else_is_refused(text, words):
   assert '\n' not in str(info.value)
   for word in words:
     assert word in str(info.value)
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf, 1e39, -1.0])
+def test_numbers_that_float32_does_not_hold_are_refused(value):
+  for check in (functools.partial(names.finite, 0), names.positive):
+    with pytest.raises(ValueError, match='knob must be .* finite in float32'):
+      check(knob=value)
+  names.finite(0, knob=3.4e38, other=0, third=None)
+  names.positive(knob=3.4e38, third=None)
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf, 2.5, 0])
+def test_whole_numbers(value):
+  with pytest.raises(ValueError, match=f'knob .*at least 1, not {value}'):
+    names.whole(1, knob=value)
+  names.whole(1, knob=1, other=3.0, third=None)
+
+
+@pytest.mark.parametrize('value', [1e-46, 0.0])
+def test_above_0_means_in_float32_too(value):
+  with pytest.raises(ValueError, match='above 0'):
+    names.positive(knob=value)

@@ -60,7 +60,7 @@ def test_agents_with_labels_count_three_times(text, received):
 
 @pytest.mark.parametrize('name', ['pseudo_label', 'mixmatch', 'fedmatch',
                                   'fedssl'])
-@pytest.mark.parametrize('value', ['0.0', '-1.0', '1e999'])
+@pytest.mark.parametrize('value', ['0.0', '-1.0', '1e999', '1e39'])
 def test_refuses(name, value):
   with pytest.raises(ValueError, match='labeled_say'):
     methods.make(f'{name}(labeled_say={value})', toy.task())

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
-import math
 from typing import Any
 
 from fedjax_ssl.core import names
@@ -134,12 +133,10 @@ def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
   for name, allowed in _CHOICES.items():
     names.check(name, v[name], allowed)
   for name in _NOT_NEGATIVE:
-    if not 0 <= v[name] < math.inf:
-      raise ValueError(f'{name} must be finite and at least 0, not {v[name]}.')
+    names.finite(0, **{name: v[name]})
   for name, least in (('num_helpers', 0), ('helper_interval', 1),
                       ('patience', 1)):
-    if v[name] < least:
-      raise ValueError(f'{name} must be at least {least}, not {v[name]}.')
+    names.whole(least, **{name: v[name]})
   say.check('uniform', v['labeled_say'])
   if not 0 <= v['density'] <= 1:
     raise ValueError(f'density must be in [0, 1], not {v["density"]}.')
