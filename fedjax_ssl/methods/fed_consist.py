@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import rounds, tree
+from fedjax_ssl.core import names, rounds, tree
 from fedjax_ssl.core.types import (
   Client,
   Federation,
@@ -51,14 +51,14 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
     ValueError: for labels at the server, or a number out of range.
   """
   roles.check(task, 'fed_consist', warmup=warmup)
-  roles.check_positive(
-      threshold=threshold, unlabeled_weight=unlabeled_weight,
+  names.finite(
+      0, threshold=threshold, unlabeled_weight=unlabeled_weight,
       unlabeled_rate=unlabeled_rate, labeled_weight=labeled_weight)
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher
     plain, (strong,), stats = base.forward_with_targets(
-        task, model, batch, base.strongly(task, batch, key))
+        task, model, batch, base.strongly(task, batch, key), key=key)
     loss, used = losses.fixmatch(plain, strong, batch.mask,
                                  threshold=threshold)
     return unlabeled_weight * loss, (stats, {

@@ -58,6 +58,7 @@ class Material(NamedTuple):
   known: jax.Array  # float32[B]
   mask: jax.Array  # float32[B]
   progress: jax.Array  # float32[B]
+  drops: jax.Array | None = None  # uint32[B]; the first draws F's dropout.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,10 +152,11 @@ class Costs:
         jax.nn.one_hot(target, classes),
         jax.random.uniform(keys[3], (size, self.choices.noise_size)),
         losses.mixup_ratio(keys[4], (size,), alpha=self.choices.alpha),
-        rows.known, rows.mask, rows.progress)
+        rows.known, rows.mask, rows.progress,
+        jax.random.bits(jax.random.fold_in(key, 0xd0), (size,)))
 
   def _pseudo_labels(self, model, rows, key) -> jax.Array:
-    """float32[B, C] of equation 2; computed if a row needs one."""
+    """float32[B, C] of equation 2, without dropout; if a row needs one."""
     views, classes = self.choices.num_views, self.task.num_classes
 
     def predict():
@@ -267,6 +269,7 @@ class Costs:
     if self.choices.real_data != 'none':
       # Not `made.real`: an embedding is trained by what F reads.
       views.append(self.continuous(model, made.inputs))
+    key = None if made.drops is None else jax.random.key(made.drops[0])
     logits, stats = self.task.model.apply_train(
-        model, jnp.concatenate(views), jnp.tile(made.mask, len(views)))
+        model, jnp.concatenate(views), jnp.tile(made.mask, len(views)), key)
     return jnp.split(logits, len(views)), stats

@@ -127,7 +127,7 @@ def supervised(task: Task) -> LossFn:
   """Cross entropy of the labeled view."""
   def labeled_loss(model, batch, key):
     (logits,), stats = base.forward(
-        task, model, base.labeled_view(task, batch, key))
+        task, model, base.labeled_view(task, batch, key), key=key)
     loss = losses.cross_entropy(logits, batch.labels, batch.mask)
     return loss, (stats, {'labeled_loss': base.over_rows(loss, batch)})
   return labeled_loss
@@ -141,13 +141,6 @@ def check(task: Task, name: str, **shares: float) -> None:
   for knob, value in shares.items():
     if not 0 <= value <= 1:
       raise ValueError(f'{knob} must be in [0, 1], not {value}.')
-
-
-def check_positive(**knobs: float) -> None:
-  """Refuses knobs that are not at least 0."""
-  for knob, value in knobs.items():
-    if not value >= 0:
-      raise ValueError(f'{knob} must be at least 0, not {value}.')
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:

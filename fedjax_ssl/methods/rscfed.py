@@ -135,7 +135,8 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     unlabeled_rate: learning rate of clients without labels over that of the
       others; None is the profile's, as for the next four.
     beta: distance scale of groups without labels, in examples per unit of
-      distance: it scales with the rows of a client. 0 is FedAvg.
+      distance: it scales with the rows of a client. 0 is FedAvg, infinity
+      takes the nearest client alone.
     labeled_beta: the same for groups in which somebody has labels.
     labeled_multiplier: on the weight of labeled clients, entering twice.
     distance: 'sum_of_norms' over layers, or 'global_norm'.
@@ -156,12 +157,13 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            'multiplier': labeled_multiplier, 'rate': unlabeled_rate}
   chosen.update({k: v for k, v in given.items() if v is not None})
   names.check('distance', chosen['distance'], aggregation.DISTANCES)
-  roles.check_positive(
-      unlabeled_weight=unlabeled_weight, temperature=temperature,
-      beta=chosen['beta'], labeled_beta=chosen['labeled_beta'],
+  names.finite(
+      0, unlabeled_weight=unlabeled_weight, temperature=temperature,
       labeled_multiplier=chosen['multiplier'], unlabeled_rate=chosen['rate'])
-  if groups < 1:
-    raise ValueError(f'groups must be at least 1, not {groups}.')
+  for knob in ('beta', 'labeled_beta'):
+    if not chosen[knob] >= 0:
+      raise ValueError(f'{knob} must be at least 0, not {chosen[knob]}.')
+  names.whole(1, groups=groups)
   if not max_norm > 0:
     raise ValueError(f'max_norm must be positive, not {max_norm}.')
   warm = roles.warmup_rounds(task, warmup)
@@ -170,7 +172,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     keys = jax.random.split(key)
     target = task.apply(teacher, base.weakly(task, batch, keys[0]).inputs)
     (logits,), stats = base.forward(
-        task, model, base.weakly(task, batch, keys[1]))
+        task, model, base.weakly(task, batch, keys[1]), key=key)
     loss = mean_teacher_loss(
         logits, target, batch.mask, temperature=temperature,
         total=task.unlabeled_batch or None)

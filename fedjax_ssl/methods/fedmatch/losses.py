@@ -67,7 +67,7 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
     psi: a constant for derivatives.
     stats: normalization statistics.
     batch: labeled rows.
-    key: draws the view.
+    key: draws the view, and what drops out.
     weight: lambda_s.
 
   Returns:
@@ -75,7 +75,7 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   """
   model = whole(sigma, lax.stop_gradient(psi), stats)
   (logits,), stats = base.forward(
-      task, model, base.labeled_view(task, batch, key))
+      task, model, base.labeled_view(task, batch, key), key=key)
   loss = losses.cross_entropy(logits, batch.labels, batch.mask)
   return weight * loss, (stats, {'labeled_loss': base.over_rows(loss, batch)})
 
@@ -115,7 +115,7 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
     psi: what learns.
     stats: normalization statistics.
     batch: unlabeled rows.
-    key: draws the views.
+    key: draws the views, and what drops out.
     weights: of the terms.
     panel: the helpers' logits; None has no helpers.
     present: float32[H], 0 for an empty place, which neither votes nor teaches.
@@ -130,9 +130,9 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   strong = base.strongly(task, batch, strong_key)
   if panel is None or not weights.consistency:
     own, (logits,), stats = base.forward_with_targets(
-        task, model, weak, strong)
+        task, model, weak, strong, key=key)
   else:  # The weak view learns from the helpers too.
-    (own, logits), stats = base.forward(task, model, weak, strong)
+    (own, logits), stats = base.forward(task, model, weak, strong, key=key)
   advice = (jnp.zeros((0, *own.shape)) if panel is None
             else lax.stop_gradient(panel(weak.inputs)))
   labels, accepted = losses.agreement_vote(
