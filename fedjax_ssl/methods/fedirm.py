@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import rounds, tree
+from fedjax_ssl.core import names, rounds, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -70,7 +70,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
            confidence: float = 0.3, max_entropy: float = 2.0,
            passes: int = 11, temperature: float = 2.0, decay: float = 0.99,
            label_smoothing: float = 0.1, labeled_rate: float = 1.5,
-           labeled_weight: float = 1.0, warmup: float = 0.1,
+           labeled_weight: float = 1.0, warmup: float = 0.105,
            ramp: float = 0.15) -> Method:
   """A mean teacher whose class relations should be those of labeled clients.
 
@@ -91,8 +91,8 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
       classes; 0.87 log C is the same share of the largest entropy as 1.4
       there. At log C or above the passes are not run.
     passes: stochastic passes of the mean, at least 1, which is the training
-      view alone. The authors' differ by dropout, ours by fresh weak views, as
-      the networks here have no dropout.
+      view alone. The authors' differ by dropout, ours by fresh weak views too,
+      as most networks here have no dropout.
     temperature: T of the relation matrices.
     decay: of the teacher in the long run.
     label_smoothing: of the labeled loss.
@@ -101,7 +101,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     labeled_weight: how often a client with labels counts; above 1 the
       adjusted weights of RSCFed's Figure 2, whose value is not stated.
     warmup: share of the run, any begun round counted, in which only clients
-      with labels train; the authors' is 20 of 200 rounds.
+      with labels train; the authors' is 21 of 200 rounds, 0 to 20.
     ramp: share of the run over which w rises; the authors' is 30 of 200.
 
   Returns:
@@ -112,22 +112,22 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   """
   roles.check(task, 'fedirm', decay=decay, warmup=warmup, ramp=ramp,
               label_smoothing=label_smoothing)
-  roles.check_positive(
-      relation_weight=relation_weight, consistency_weight=consistency_weight,
-      scale=scale, confidence=confidence, max_entropy=max_entropy,
+  names.finite(
+      0, relation_weight=relation_weight,
+      consistency_weight=consistency_weight, scale=scale,
+      confidence=confidence, max_entropy=max_entropy,
       labeled_rate=labeled_rate, labeled_weight=labeled_weight)
-  if not temperature > 0:
-    raise ValueError(f'temperature must be positive, not {temperature}.')
-  if passes < 1:
-    raise ValueError(f'passes must be at least 1, not {passes}.')
+  names.positive(temperature=temperature)
+  names.whole(1, passes=passes)
   warm = roles.warmup_rounds(task, warmup)
   inert = max_entropy >= math.log(task.num_classes)
 
   def labeled_loss(model, batch, key):
-    views = [base.labeled_view(task, batch, k) for k in jax.random.split(key)]
-    (first,), stats = base.forward(task, model, views[0])
+    keys = jax.random.split(key)
+    views = [base.labeled_view(task, batch, k) for k in keys]
+    (first,), stats = base.forward(task, model, views[0], key=keys[0])
     (second,), stats = base.forward(
-        task, model._replace(stats=stats), views[1])
+        task, model._replace(stats=stats), views[1], key=keys[1])
     loss, other = (losses.cross_entropy(
         logits, batch.labels, batch.mask, label_smoothing=label_smoothing)
         for logits in (first, second))
@@ -143,7 +143,8 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     if inert or passes == 1:
       return logits
     def one(key):
-      (more,), _ = base.forward(task, model, base.weakly(task, batch, key))
+      (more,), _ = base.forward(
+          task, model, base.weakly(task, batch, key), key=key)
       return more
     more = lax.map(one, jax.random.split(key, passes - 1))
     return (logits + more.sum(0)) / passes
@@ -156,10 +157,10 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     def unlabeled_loss(model, teacher, batch, key):
       keys = jax.random.split(key, 3)
       (logits,), stats = base.forward(
-          task, model, base.weakly(task, batch, keys[0]))
+          task, model, base.weakly(task, batch, keys[0]), key=keys[0])
       # As the authors' it is never put into evaluation mode.
       (target,), _ = base.forward(
-          task, teacher, base.weakly(task, batch, keys[1]))
+          task, teacher, base.weakly(task, batch, keys[1]), key=keys[1])
       consistency = losses.consistency(
           logits, jax.nn.softmax(target), batch.mask,
           total=task.unlabeled_batch or None)

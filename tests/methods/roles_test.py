@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import sampling, tree
-from fedjax_ssl.core.types import State
+from fedjax_ssl.core.types import Client, State
 from fedjax_ssl.methods import fedirm, roles, say
 from tests import toy
 from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
@@ -40,7 +40,7 @@ def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
 
 
 def test_rounds_of_a_warmup_are_a_share_of_the_run_rounded_up():
-  for share, rounds, want in ((0.007, 1000, 7), (0.1, 200, 20), (0.1, 8, 1),
+  for share, rounds, want in ((0.007, 1000, 7), (0.105, 200, 21), (0.1, 8, 1),
                               (0.0, 50, 0), (1.0, 9, 9)):
     assert roles.warmup_rounds(toy.task(num_rounds=rounds), share) == want
 
@@ -143,6 +143,65 @@ def test_a_bar_above_the_largest_entropy_makes_passes_vain():
   few, many = (len(program(f'fedirm(passes={n}, max_entropy=1.0)'))
                for n in (1, 11))
   assert few < many
+
+
+def relations_in_numpy(logits, labels):
+  """float64[C, C] at a temperature of 2."""
+  means = np.stack([logits[labels == c].mean(0) if (labels == c).any()
+                    else np.zeros(3) for c in range(3)])
+  rows = np.exp(means / 2)
+  return rows / rows.sum(1, keepdims=True)
+
+
+def test_an_unlabeled_step_of_fedirm_against_numpy():
+  """A full batch without views: its loss in NumPy, derived by differences."""
+  federation, _ = toy.federation()
+  task = toy.task(weak=same, unlabeled_batch=16, local_steps=1,
+                  optimizer=fast)
+  method = methods.make(
+      'fedirm(relation_weight=3.0, consistency_weight=2.0, scale=5.0, '
+      'confidence=0.4, ramp=1.0)', task)
+  state = method.init(jax.random.key(0), federation)
+  told = jax.nn.softmax(2 * jax.random.normal(KEY, (3, 3)))
+  teacher = task.model.init(jax.random.key(1))
+  memory = tree.take(state.memory, UNLABELED_CLIENT)._replace(
+      teacher=teacher, steps=jnp.int32(3))
+  assert method.client_update is not None
+  update = jax.jit(method.client_update)(
+      state.server._replace(relation=told), Client(
+          jnp.int32(UNLABELED_CLIENT),
+          tree.take(federation.clients, UNLABELED_CLIENT), memory,
+          federation.train, federation.validation, jnp.int32(5),
+          jnp.int32(0)), KEY)
+  layer, = teacher.params
+  rows = np.asarray(federation.clients.unlabeled)[UNLABELED_CLIENT, :12]
+  x = np.asarray(federation.train.inputs)[rows].reshape(12, -1) / 255 - 0.4
+  def flat(model):
+    return np.concatenate([np.ravel(np.asarray(
+        model.params[layer][name], np.float64)) for name in ('kernel', 'bias')])
+  def logits(numbers):
+    return x @ numbers[:-3].reshape(-1, 3) + numbers[-3:]
+  def p(z):
+    return np.exp(z) / np.exp(z).sum(1, keepdims=True)
+  start = flat(state.server.model)
+  sure = p(logits(start)).max(1) >= 0.4
+  labels = logits(start).argmax(1)
+  assert 0 < sure.sum() < 12
+  q, want = p(logits(flat(teacher))), np.asarray(told, np.float64)
+  def loss(numbers):
+    z = logits(numbers)
+    own = relations_in_numpy(z[sure], labels[sure])
+    gap = ((want - own) * np.log(want / own)).sum(1).mean() / 2
+    return 5 * np.exp(-5 * (1 - 5 / 8)**2) * (
+        2 * ((p(z) - q)**2).sum() / 16 + 3 * gap)  # 16 is the nominal batch.
+  slope = np.array([loss(start + d) - loss(start - d)
+                    for d in 1e-5 * np.eye(start.size)]) / 2e-5
+  step = -0.4 * slope
+  np.testing.assert_allclose(flat(update.message.model), step, atol=2e-6)
+  np.testing.assert_allclose(
+      flat(update.memory.teacher),
+      0.75 * flat(teacher) + 0.25 * (start + step), atol=2e-6)
+  assert update.memory.steps == 4 and not update.message.relation.any()
 
 
 @pytest.mark.parametrize('text', ['fedirm(scale=0.0, max_entropy=1.0)',

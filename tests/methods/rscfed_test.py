@@ -232,6 +232,28 @@ def test_the_profiles_differ_as_said():
   assert not np.allclose(paper['dense'].kernel, mean()['dense'].kernel)
 
 
+def test_a_warmup_averages_its_one_group_by_examples():
+  """Round 3 is the last of 4; the empty groups do not count."""
+  federation, _ = toy.federation()
+  aggregate = methods.make('rscfed(warmup=0.5)', toy.task()).aggregate
+  assert aggregate is not None
+  stacked, sizes = five_clients()
+  model = base.Variables(tree.take(stacked, 0), {})
+  present = np.array([[1], [0], [0]], np.float32)
+  updates = Update(base.Variables(tree.take(stacked, GROUPS), {}),
+                   jnp.asarray(sizes[GROUPS] * present), (),
+                   {'labeled_share': jnp.ones(GROUPS.shape)})
+  def mean(round_):
+    context = Context(jnp.int32(round_), federation.train,
+                      federation.validation, federation.server)
+    zero = base.Server(tree.zeros_like(model))
+    return aggregate(zero, updates, None, context, KEY)[0].model.params
+  want = aggregation.weighted_mean(
+      tree.take(stacked, GROUPS[0]), sizes[GROUPS[0]])
+  chex.assert_trees_all_close(mean(3), want, atol=1e-6)
+  assert not np.allclose(mean(4)['dense'].kernel, want['dense'].kernel)
+
+
 @pytest.mark.parametrize('text, message', [
     ('rscfed(groups=0)', 'groups'), ('rscfed(max_norm=0.0)', 'max_norm'),
     ('rscfed(decay=1.5)', 'decay'), ('rscfed(warmup=-0.1)', 'warmup'),
