@@ -188,16 +188,10 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   names.check('rec_over', rec_over, ('sum', 'mean'))
   names.check('generator_loss', generator_loss,
               ('non_saturating', 'saturating', 'hinge'))
-  for name, value in (('num_views', num_views), ('noise_size', noise_size),
-                      ('gan_width', gan_width)):
-    if value < 1:
-      raise ValueError(f'{name} must be at least 1, not {value}.')
-  for name, number in (('sharpening', sharpening), ('alpha', alpha),
-                       ('gan_rate', gan_rate)):
-    if not number > 0:
-      raise ValueError(f'{name} must be above 0, not {number}.')
-  if not ramp >= 0:
-    raise ValueError(f'ramp must be at least 0, not {ramp}.')
+  names.whole(1, num_views=num_views, noise_size=noise_size,
+              gan_width=gan_width)
+  names.positive(sharpening=sharpening, alpha=alpha, gan_rate=gan_rate)
+  names.finite(0, ramp=ramp)
   plan = None
   if dp_scope is not None:
     plan = private_agents.Plan(dp_scope, epsilon, delta, clip_norm,
@@ -278,8 +272,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     good = tree.all_finite(nets)
     nets = tree.where(good, nets, server.nets)
     return (server._replace(**nets._asdict()),
-            {'server_loss': metrics['train_loss'],
-             'num_rejected': 1.0 - good.astype(jnp.float32)})
+            base.server_metrics(metrics, good))
 
   passes = [rounds.client_pass(
       task, client_update, finish,

@@ -3,7 +3,8 @@
 FedMatch trains its baselines so too: each client divides its own rate by 3
 after 3 epochs without a lower loss. Jeong et al.,
 https://arxiv.org/abs/2006.12097v1, appendix; the rule is that of Serra et al.,
-https://arxiv.org/abs/1801.01423.
+https://arxiv.org/abs/1801.01423. A rate waits and falls only in rounds in which
+its owner, client or server, trained and its update was not rejected.
 """
 from __future__ import annotations
 
@@ -172,7 +173,9 @@ def averaging(task: Task, loss_fn: base.LossFn, *, lr_decay: str,
     train = base.server_training(
         _slower(task, rate), server_loss or base.supervised(task))
     state, metrics = train(state, federation, round_, key)
-    rate = _after(task, rate, state.server.model, federation.validation)
+    rate = tree.where(
+        metrics['server_loss'].rows > 0,
+        _after(task, rate, state.server.model, federation.validation), rate)
     return state._replace(server=state.server._replace(rate=rate)), metrics
 
   used = 'unlabeled' if at_server and streams == 'both' else streams

@@ -256,7 +256,7 @@ def test_the_server_rules_the_rate_of_all():
     ("over='rows'", 'over'), ("aggregation='median'", 'aggregation'),
     ("lr_decay='cosine'", 'lr_decay'), ('num_helpers=-1', 'num_helpers'),
     ('helper_interval=0', 'helper_interval'), ('patience=0', 'patience'),
-    ('density=2.0', 'density'), ('l1=-1.0', 'l1'),
+    ('density=2.0', 'density'), ('l1=-1.0', 'l1'), ('l1=1e39', 'l1'),
     ('threshold=-0.1', 'threshold'), ("keep_local='no'", 'keep_local')])
 def test_bad_knobs_are_named(knob, words):
   with pytest.raises(ValueError, match=words) as error:
@@ -270,9 +270,16 @@ def test_what_cannot_be_is_refused():
   with pytest.raises(ValueError, match='static'):
     methods.make('fedmatch', toy.task('static'))
   federation, _ = toy.federation()
-  with pytest.raises(ValueError, match='max_gib'):
-    methods.make("fedmatch(profile='v3code', max_gib=1e-6)", toy.task()).init(
-        KEY, federation)
+  for profile in ('v3code', 'v1'):  # A bank of all, the ranking of 3 alone.
+    with pytest.raises(ValueError, match='max_gib'):
+      methods.make(f'fedmatch(profile={profile!r}, max_gib=2e-6)',
+                   toy.task()).init(KEY, federation)
+  methods.make('fedmatch(max_gib=2e-6, num_helpers=1)', toy.task()).init(
+      KEY, federation)
+  for knob in ('num_helpers', 'helper_interval', 'patience'):
+    for value in (float('nan'), 2.5):
+      with pytest.raises(ValueError, match=f'{knob} must be a whole number'):
+        fedmatch.fedmatch(toy.task(), **{knob: value})
   none = dataclasses.replace(federation, validation=jax.tree.map(
       lambda x: x[:0], federation.validation))
   with pytest.raises(ValueError, match='validation'):

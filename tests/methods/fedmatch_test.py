@@ -288,5 +288,7 @@ def test_disjoint_clients_leave_sigma_to_the_server():
   first = method.init(jax.random.key(0), federation)
   state, metrics = after(DISJOINT, empty, labels_at='server')
   chex.assert_trees_all_equal(state.server.sigma, first.server.sigma)
+  chex.assert_trees_all_equal(state.server.rate, first.server.rate)
+  assert np.isnan(metrics['server_loss'])  # Of no training.
   assert tree.global_norm(state.server.psi) > 0
   assert 0 < metrics['cost_up'] < 100.01  # Only psi goes up.

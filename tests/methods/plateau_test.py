@@ -65,6 +65,16 @@ def test_the_server_has_a_rate_for_its_labels():
   assert tree.global_norm(tree.subtract(
       after.server.model.params, state.server.model.params)) > 0
   assert after.server.rate.best < 10
+  # Without labels, or if its own training is rejected, it does not age.
+  nothing = dataclasses.replace(federation, server=federation.server._replace(
+      num_labeled=jnp.zeros_like(federation.server.num_labeled)))
+  lost = asleep._replace(server=asleep.server._replace(model=jax.tree.map(
+      lambda x: x * jnp.nan, state.server.model)))
+  for start, told, rejected in ((asleep, nothing, 0), (lost, federation, 1)):
+    after, metrics = run(start, told, jnp.int32(0), KEY)
+    chex.assert_trees_all_equal(after.server.rate, start.server.rate)
+    assert metrics['server_loss'] == (0, 0)
+    assert int(metrics['num_rejected'] >= 1) == rejected
 
 
 def test_who_is_alone_slows_down_too():

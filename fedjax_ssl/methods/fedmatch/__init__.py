@@ -82,7 +82,7 @@ def fedmatch(
       by the loss of the global model, or 'none'. Clients' rates start again
       with each task of a stream.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
-    max_gib: largest stack of weights, over all clients, to agree to.
+    max_gib: most weights to keep, over all clients and ranked helpers.
     keep_local: keep each client's last model, as it was sent, to report local
       accuracy.
 

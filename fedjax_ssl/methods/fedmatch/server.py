@@ -23,7 +23,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import plateau
+from fedjax_ssl.methods import base, plateau
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
 from fedjax_ssl.methods.fedmatch.settings import Settings
@@ -55,19 +55,22 @@ def init(task: Task, s: Settings, key: jax.Array, federation: Federation
     raise ValueError('fedmatch needs validation rows for reliability and '
                      "lr_decay; without any, give lr_decay='none', "
                      "aggregation='uniform' and helper_choice='similarity'.")
-  stacks = ((s.bank, psi), (s.copies, (sigma, psi)), (s.keep_local, sigma))
-  need = sum(tree.num_bytes(part) * count / 2**30
-             for used, part in stacks if used)
+  num_helpers = s.weights.num_helpers
+  ranked = num_helpers + 1 if num_helpers and not s.bank else 0
+  stacks = ((count * s.bank + ranked, psi), (count * s.copies, (sigma, psi)),
+            (count * s.keep_local, (sigma, stats)))
+  need = sum(rows * tree.num_bytes(part) for rows, part in stacks) / 2**30
   if need > s.max_gib:
     raise ValueError(
-        f'fedmatch would keep {need:.2g} GiB of weights for {count} clients, '
-        f'more than max_gib={s.max_gib}; raise it, or give '
-        "helper_choice='reliability', sending='values' and keep_local=False.")
+        f'fedmatch would keep {need:.2g} GiB of weights for {count} clients '
+        f'and {num_helpers} helpers, more than max_gib={s.max_gib}; raise it, '
+        "or give helper_choice='reliability', sending='values', "
+        'keep_local=False and fewer helpers.')
   agents: Any = None
   if s.bank:
     agents = helpers.no_bank(psi, count, task.num_classes)
-  elif s.weights.num_helpers:
-    agents = helpers.no_ranking(psi, s.weights.num_helpers)
+  elif ranked:
+    agents = helpers.no_ranking(psi, num_helpers)
   own_rates = s.lr_decay == 'clients'
   memory = Memory(
       tree.repeat(optimizers.plateau(), count) if own_rates else None,
@@ -93,14 +96,14 @@ def training(task: Task, s: Settings) -> rounds.Pass:
         step, losses.start(server.sigma, server.psi, server.stats, optimizer),
         batching.batches(task, context.train, context.shard, order_key,
                          'labeled', context.round), step_key)
-    if rate is not None and s.lr_decay == 'clients':
-      rate = _judged(task, s, rate, predicted(s, server._replace(
-          sigma=learner.sigma, stats=learner.stats)), context)
     good = tree.all_finite((learner.sigma, learner.stats))
+    told = base.server_metrics(metrics, good)
+    if rate is not None and s.lr_decay == 'clients':
+      after = _judged(task, s, rate, predicted(s, server._replace(
+          sigma=learner.sigma, stats=learner.stats)), context)
+      rate = tree.where(told['server_loss'].rows > 0, after, rate)
     new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
-    return tree.where(good, new, server), {
-        'server_loss': metrics['train_loss'],
-        'num_rejected': 1.0 - good.astype(jnp.float32)}
+    return tree.where(good, new, server), told
   return rounds.server_pass(update)
 
 
