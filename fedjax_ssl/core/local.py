@@ -12,6 +12,7 @@ import optax
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import (
   COUNTED,
+  MEASURABLE,
   Metrics,
   PyTree,
   Ratio,
@@ -116,3 +117,22 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
              for name, value in sums.items()}
   return learner, {**dict.fromkeys(COUNTED, used), **metrics,
                    'rows_used': used, 'rows_processed': steps * batches.width}
+
+
+def of_server(metrics: Metrics, good: jax.Array) -> Metrics:
+  """What a server that trained reports.
+
+  Args:
+    metrics: of `train`.
+    good: bool[], whether the trained model is taken.
+
+  Returns:
+    `server_loss`, whose `rows` is 1 if the server had rows to train on, its
+    model is taken and the loss finite, else 0 for nothing measured; and
+    `num_rejected`.
+  """
+  loss = metrics['train_loss']
+  counts = good & (metrics['rows_used'] > 0) & (jnp.abs(loss) <= MEASURABLE)
+  return {'server_loss': Ratio(jnp.where(counts, loss, 0.0),
+                               counts.astype(jnp.float32)),
+          'num_rejected': 1.0 - good.astype(jnp.float32)}

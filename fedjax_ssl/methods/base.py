@@ -27,7 +27,6 @@ from fedjax_ssl.core.types import (
   Context,
   Examples,
   Federation,
-  MEASURABLE,
   Method,
   Metrics,
   PyTree,
@@ -182,25 +181,6 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
   return learner.model, metrics, learner.memory if keeps else None
 
 
-def server_metrics(metrics: Metrics, good: jax.Array) -> Metrics:
-  """What a server that trained reports.
-
-  Args:
-    metrics: of `core.local.train`.
-    good: bool[], whether the trained model is taken.
-
-  Returns:
-    `server_loss`, whose `rows` is 1 if the server had rows to train on, its
-    model is taken and the loss finite, else 0 for nothing measured; and
-    `num_rejected`.
-  """
-  loss = metrics['train_loss']
-  counts = good & (metrics['rows_used'] > 0) & (jnp.abs(loss) <= MEASURABLE)
-  return {'server_loss': Ratio(jnp.where(counts, loss, 0.0),
-                               counts.astype(jnp.float32)),
-          'num_rejected': 1.0 - good.astype(jnp.float32)}
-
-
 def server_training(task: Task, loss_fn: LossFn) -> rounds.Pass:
   """The pass in which the server trains on its own labels."""
   loss_fn = with_server_rule(task, loss_fn, 'fedavg', 0.0)
@@ -211,7 +191,7 @@ def server_training(task: Task, loss_fn: LossFn) -> rounds.Pass:
         context.round, key, 'labeled')
     good = tree.all_finite(model)
     return (server._replace(model=tree.where(good, model, server.model)),
-            server_metrics(metrics, good))
+            local.of_server(metrics, good))
   return rounds.server_pass(update)
 
 

@@ -272,7 +272,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     good = tree.all_finite(nets)
     nets = tree.where(good, nets, server.nets)
     return (server._replace(**nets._asdict()),
-            base.server_metrics(metrics, good))
+            local.of_server(metrics, good))
 
   passes = [rounds.client_pass(
       task, client_update, finish,

@@ -278,8 +278,9 @@ def test_what_cannot_be_is_refused():
       KEY, federation)
   for knob in ('num_helpers', 'helper_interval', 'patience'):
     for value in (float('nan'), 2.5):
+      knobs: Any = {knob: value}
       with pytest.raises(ValueError, match=f'{knob} must be a whole number'):
-        fedmatch.fedmatch(toy.task(), **{knob: value})
+        fedmatch.fedmatch(toy.task(), **knobs)
   none = dataclasses.replace(federation, validation=jax.tree.map(
       lambda x: x[:0], federation.validation))
   with pytest.raises(ValueError, match='validation'):

@@ -23,7 +23,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base, plateau
+from fedjax_ssl.methods import plateau
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
 from fedjax_ssl.methods.fedmatch.settings import Settings
@@ -97,7 +97,7 @@ def training(task: Task, s: Settings) -> rounds.Pass:
         batching.batches(task, context.train, context.shard, order_key,
                          'labeled', context.round), step_key)
     good = tree.all_finite((learner.sigma, learner.stats))
-    told = base.server_metrics(metrics, good)
+    told = local.of_server(metrics, good)
     if rate is not None and s.lr_decay == 'clients':
       after = _judged(task, s, rate, predicted(s, server._replace(
           sigma=learner.sigma, stats=learner.stats)), context)
