@@ -133,7 +133,7 @@ def _one_client(client_update, broadcast, limit: float, num_slots: int,
   good &= tree.within(update.message, room / jnp.maximum(update.weight, 1))
   if limit < float('inf'):
     good &= tree.global_norm(update.message) <= limit
-  good &= update.weight >= 0
+  good &= (update.weight >= 0) & (update.weight <= room)
   kept = good & active
   weight = jnp.where(kept, update.weight, 0).astype(jnp.float32)
   result = _Result(
