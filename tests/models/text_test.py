@@ -158,3 +158,14 @@ def test_mixmatch_blends_texts_as_their_vectors():
   chex.assert_trees_all_close(one, other, rtol=1e-4, atol=1e-6)
   assert tree.global_norm(table) > 0 == tree.global_norm(fixed)
   assert tree.global_norm(one) > 0
+
+
+def test_mixmatch_refuses_ids_without_vectors_in_one_line():
+  task, federation = _task('tokens'), _texts('tokens')
+  method = methods.make('mixmatch', dataclasses.replace(
+      task, model=task.model._replace(embed=None)))
+  state = method.init(jax.random.key(0), federation)
+  with pytest.raises(ValueError, match='mixmatch cannot blend') as error:
+    jax.eval_shape(lambda state: method.round(
+        state, federation, jnp.int32(0), jax.random.key(0)), state)
+  assert '\n' not in str(error.value)
