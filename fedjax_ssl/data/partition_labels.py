@@ -62,8 +62,8 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray, *,
   sizes = np.bincount(labels[rows], minlength=num_classes)
   if sizes.size and sizes.min() < wanted_count:
     scarce = int(np.argmin(sizes))
-    raise ValueError(f'per_class={wanted_count} asks more labels than class '
-                     f'{scarce} has examples ({sizes[scarce]})')
+    raise ValueError(f'{wanted_count} labels a class are more than the '
+                     f'{sizes[scarce]} examples of class {scarce}')
   chosen[rows[ranks < wanted_count]] = True
   return chosen
 
