@@ -29,7 +29,7 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray, *,
     rng: host generator.
     labels: int[D], true classes.
     per_class: labeled rows of every class; 0 is none. 5 labels a class on
-      each of 100 clients are `per_class=500`.
+      each of 100 clients are 500.
     fraction: instead, share of the pool in [0, 1]; round(fraction * M) rows,
       each class within one row of its share. 1 labels everything.
     where: bool[D], the rows to choose from; None is all.
