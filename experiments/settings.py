@@ -4,6 +4,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import pathlib
+import sys
 from typing import Any
 
 from absl import flags
@@ -207,7 +209,12 @@ def _take_stored(workdir: str) -> None:
 
   Those that are given stay, and are compared with the run's like at a restart.
   """
-  stored = workdir_lib.read_config(workdir)['flags']
+  config = workdir_lib.read_config(workdir)
+  stored = config['flags']
+  script = config.get('origin', {}).get('script')
+  if script and pathlib.Path(script).name != pathlib.Path(sys.argv[0]).name:
+    raise ValueError(f'--workdir={workdir} is a run of {script}; evaluate it '
+                     'with that script.')
   for name in all_names():
     if name in stored and name not in _OF_PROCESS and not FLAGS[name].present:
       value = stored[name]

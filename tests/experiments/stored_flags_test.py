@@ -45,6 +45,14 @@ def test_flags_that_are_given_must_agree(finished, flag, words):
   assert launcher.fingerprints(finished) == before
 
 
+def test_another_script_is_refused(finished):
+  started = launcher.start(finished, '--eval_only',
+                           script=launcher.EXPERIMENTS / 'cifar_iid.py')
+  assert started.wait() == 2
+  line, = started.output().splitlines()
+  assert str(finished) in line and 'experiments/digits_dirdir.py' in line
+
+
 def test_a_changed_partition_is_named(finished):
   file = finished / 'partition_1.npz'
   good = file.read_bytes()
