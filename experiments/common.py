@@ -18,6 +18,7 @@ from typing import Any
 
 from absl import app, flags, logging
 import jax
+import messages
 import numpy as np
 import run_one
 import settings
@@ -154,8 +155,7 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
           flags.Error) as error:
     if FLAGS.is_parsed() and FLAGS.verbosity > 0:
       raise
-    text = ' '.join(str(error).split()) or type(error).__name__
-    print(f'error: {text}', file=sys.stderr)
+    print(f'error: {messages.line(error)}', file=sys.stderr)
     sys.exit(2)
   except KeyboardInterrupt:
     print('Interrupted; the same command with the same --workdir continues.',

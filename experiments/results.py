@@ -3,8 +3,8 @@ r"""One table from finished runs, with what is needed to repeat them.
 python experiments/results.py runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
-Writes <out>.json and <out>.md, with --epsilon a plot besides. Every number
-comes from the runs' own files.
+Prints the table; with --out writes <out>.json and <out>.md, with --epsilon a
+plot besides. Every number comes from the runs' own files.
 """
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 import json
 import pathlib
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags
 
 from fedjax_ssl.training import metrics, report, tradeoff
 from fedjax_ssl.training import workdir as workdir_lib
 
-_OUT = flags.DEFINE_string('out', None, 'Path of the table without ending.',
-                           required=True)
+_OUT = flags.DEFINE_string('out', None, 'Path of the table without ending; '
+                           'default: it is printed only.')
 _EPSILON = flags.DEFINE_bool(
     'epsilon', False, 'Also draw accuracy against epsilon, to '
     '<out>_epsilon.png.')
@@ -144,35 +144,49 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   return '\n'.join(lines)
 
 
+def _parse(argv: Sequence[str]) -> list[str]:
+  """Words that are no flags, the script first."""
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    return _refuse(error)
+
+
+def _refuse(reason: object) -> NoReturn:
+  print(f'error: {reason}', file=sys.stderr)
+  sys.exit(2)
+
+
 def main(argv: Sequence[str]) -> None:
   """Reads the runs named on the command line."""
   if len(argv) < 2:
-    print('error: name at least one finished run.', file=sys.stderr)
-    sys.exit(2)
+    _refuse('name at least one finished run.')
+  if _EPSILON.value and not _OUT.value:
+    _refuse('--epsilon draws to <out>_epsilon.png; give --out.')
   try:
     rows = [read(folder) for folder in argv[1:]]
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    sys.exit(2)
-  out = pathlib.Path(_OUT.value)
+    text = markdown(rows, _NOTE.value)
+    if _OUT.value:
+      _write(pathlib.Path(_OUT.value), rows, text, argv[1:])
+  except (ValueError, OSError) as error:
+    _refuse(error)
+  print(text)
+
+
+def _write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
+           folders: Sequence[str]) -> None:
   out.parent.mkdir(parents=True, exist_ok=True)
   for row in rows:
     for name in ('workdir', 'data_dir'):  # Paths of one machine.
       row['flags'].pop(name, None)
   out.with_suffix('.json').write_text(
       json.dumps({'note': _NOTE.value, 'runs': rows}, indent=1) + '\n')
-  text = markdown(rows, _NOTE.value)
   out.with_suffix('.md').write_text(text)
   if _EPSILON.value:
-    try:
-      tradeoff.plot(report.load({pathlib.Path(folder).name: [folder]
-                                 for folder in argv[1:]}),
-                    out.with_name(out.name + '_epsilon.png'))
-    except ValueError as error:
-      print(f'error: {error}', file=sys.stderr)
-      sys.exit(2)
-  print(text)
+    tradeoff.plot(report.load({pathlib.Path(folder).name: [folder]
+                               for folder in folders}),
+                  out.with_name(out.name + '_epsilon.png'))
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(main, flags_parser=_parse)

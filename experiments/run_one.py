@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 import jax
+import messages
 import numpy as np
 import repeat
 import settings
@@ -95,10 +96,14 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   spec = _spec(dataset, federations, method)
   mesh = _mesh()
   try:
-    made = fssl.methods.make(method, fssl.make_task(spec, mesh))
-    # A round is traced without being run: impossible settings show here.
-    state = fssl.task.template(made, federations[0])
-    seeds_lib.totals_shape(made, federations[0], state)
+    task = fssl.make_task(spec, mesh)
+    with messages.of_method(method):
+      made = fssl.methods.make(method, task)
+      # A round is traced without being run: impossible settings show here.
+      state = fssl.task.template(made, federations[0])
+      seeds_lib.totals_shape(made, federations[0], state)
+  except jax.errors.JAXTypeError:
+    raise
   except TypeError as error:
     raise _of_a_knob(error, method) from error
   seeds, partitions = list(dealt), list(dealt.values())
@@ -138,6 +143,12 @@ def _of_a_knob(error: TypeError, method: str) -> Exception:
 
 def _federation(dataset: data.Dataset, dealt: data.Partition, labels: str):
   holders = FLAGS.num_labeled_clients
+  if dealt.tasks is None and FLAGS.rounds_per_task:
+    raise ValueError(f'--rounds_per_task={FLAGS.rounds_per_task}, but this '
+                     'setting is no stream of tasks; leave it at 0.')
+  if dealt.tasks is not None and not FLAGS.rounds_per_task:
+    raise ValueError('--rounds_per_task=0, but this setting is a stream of '
+                     'tasks; give at least 1.')
   last = int(dealt.labeled.max(initial=-1))
   if FLAGS.labels_at == 'clients' and 0 <= holders <= last:
     raise ValueError(
@@ -190,15 +201,35 @@ def _mesh() -> jax.sharding.Mesh | None:
       axis_types=(jax.sharding.AxisType.Auto,))
 
 
+def _check_folder(job: Job) -> None:
+  """Raises ValueError unless the job continues the run of its folder."""
+  workdir_lib.check_workdir(
+      job.folder, job.config, allow=settings.FREE, facts=job.facts)
+  for seed, partition in zip(job.seeds, job.partitions, strict=True):
+    file = _partition_file(job.folder, seed)
+    if file.exists() and data.partition_hash(partition) != data.partition_hash(
+        data.load_partition(file, len(job.labels), FLAGS.num_clients,
+                            labels=job.labels)):
+      raise ValueError(f'{file} is not the partition that this run began '
+                       'with. Bring the old file back, or remove it to have '
+                       'it written anew.')
+
+
+def _partition_file(folder: pathlib.Path, seed: int) -> pathlib.Path:
+  return folder / f'partition_{seed}.npz'
+
+
 def open_folder(job: Job) -> workdir_lib.Workdir:
   """Locks a job's folder and stores there what a later reader needs."""
+  if (job.folder / workdir_lib.CONFIG).exists():
+    _check_folder(job)
   place = workdir_lib.open_workdir(
       job.folder, job.config, allow=settings.FREE, facts=job.facts,
       origin=repeat.origin(sys.argv))
   try:
     repeat.write(place.path)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
-      file = place.path / f'partition_{seed}.npz'
+      file = _partition_file(place.path, seed)
       if not file.exists():
         data.save_partition(file, partition, num_clients=FLAGS.num_clients,
                             labels=job.labels)
@@ -303,8 +334,7 @@ def _draw(job: Job, round_: int, saved: Any) -> None:
 
 def evaluate(job: Job) -> None:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
-  workdir_lib.check_workdir(
-      job.folder, job.config, allow=settings.FREE, facts=job.facts)
+  _check_folder(job)
   found = _restore(job, checkpoint.Checkpoints(job.folder / 'checkpoints'))
   if found is None:
     raise ValueError(f'--workdir={job.folder} holds no checkpoint to '

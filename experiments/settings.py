@@ -4,11 +4,15 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import pathlib
+import sys
 from typing import Any
 
 from absl import flags
+import messages
 
 from fedjax_ssl.core import names, optimizers
+from fedjax_ssl.training import workdir as workdir_lib
 
 FLAGS = flags.FLAGS
 
@@ -17,7 +21,7 @@ _STRINGS: dict[str, tuple[Any, str]] = {
                '"fixmatch(threshold=0.9)". `python -m fedjax_ssl methods` '
                'lists them.'),
     'profile': (None, 'Variant of a method that has several, such as "paper" '
-                'or "official".'),
+                'or "official"; the same as its knob profile.'),
     'model': ('cnn', 'Network, with knobs if any, as in "cnn(width=16)".'),
     'dataset': ('digits', 'Data set: digits, or any name with a '
                 '<data_dir>/<name>.npz, or a TensorFlow Datasets name.'),
@@ -46,12 +50,14 @@ _INTEGERS: dict[str, tuple[Any, str, Any]] = {
     'num_clients': (20, 'Clients of the federation.', 1),
     'num_labeled_clients': (-1, 'The first so many clients hold labels; -1 '
                             'where the setting has no such rule.', -1),
-    'cohort_size': (5, 'Clients of a round.', 1),
+    'cohort_size': (5, 'Clients drawn for a round, at most num_clients; of '
+                    "rscfed, for each of its groups. 5 is FedDure's number "
+                    'and stands where a script has none of its own.', 1),
     'num_rounds': (100, 'Rounds.', 1),
     'schedule_rounds': (None, 'Rounds that schedules span; default: '
                         'num_rounds of the first start.', 1),
-    'rounds_per_task': (0, 'Streaming: rounds before the next task; 0: no '
-                        'stream.', 0),
+    'rounds_per_task': (0, 'Rounds before the next task, where the setting '
+                        'is a stream of tasks; else 0.', 0),
     'labels_per_class': (None, 'Labeled examples of each class over all '
                          'clients together.', 1),
     'local_epochs': (1, 'Passes over its own rows that a client makes a '
@@ -108,8 +114,8 @@ _CHOICES: dict[str, tuple[Any, Any, str]] = {
 _BOOLEANS: dict[str, tuple[Any, str]] = {
     'bounds': (False, 'Also run fedavg with few and with all labels: the '
                'lower and the upper bound.'),
-    'eval_only': (False, 'Evaluate the newest checkpoint of the workdir and '
-                  'stop.'),
+    'eval_only': (False, 'Evaluate the newest checkpoint of the workdir, with '
+                  'the flags stored there, and stop.'),
     'pictures': (False, 'At every checkpoint draw what the method generates, '
                  'to <workdir>/pictures; of methods that generate images.'),
     'tensorboard': (False, 'Mirror metrics to <workdir>/tensorboard; needs '
@@ -122,6 +128,10 @@ _LARGEST_SEED = 2**32 - 1
 FREE = ('num_rounds', 'eval_every', 'checkpoint_every', 'data_dir', 'workdir',
         'embeddings', 'pictures', 'seed_map', 'num_devices', 'eval_only',
         'bounds', 'tensorboard')
+
+
+# Not taken from a run's folder when it is evaluated: about this process.
+_OF_PROCESS = ('workdir', 'eval_only', 'num_devices', 'tensorboard', 'pictures')
 
 
 def define() -> None:
@@ -169,6 +179,12 @@ def check() -> None:
   for name in ('workdir', 'data_dir', 'partition_file', 'embeddings'):
     if FLAGS[name].value:  # A shell leaves the ~ of --workdir=~/x alone.
       FLAGS[name].value = os.path.expanduser(str(FLAGS[name].value))
+  if FLAGS.eval_only:
+    if FLAGS.workdir is None:
+      raise ValueError('--eval_only needs --workdir.')
+    _take_stored(FLAGS.workdir)
+  if FLAGS.profile is not None:
+    messages.check_profile(FLAGS.method, FLAGS.profile)
   if FLAGS['seed'].present:
     if FLAGS['seeds'].present and FLAGS.seeds:
       raise ValueError(f'Give one of --seed and --seeds, not {FLAGS.seed} and '
@@ -177,8 +193,6 @@ def check() -> None:
   if FLAGS['labeled_fraction'].present and not (
       FLAGS['labels_per_class'].present):
     FLAGS['labels_per_class'].value = None
-  if FLAGS.eval_only and FLAGS.workdir is None:
-    raise ValueError('--eval_only needs --workdir.')
   if FLAGS.workdir == '':
     raise ValueError('--workdir= is empty; name a folder or leave it out.')
   if FLAGS.workdir and '://' in FLAGS.workdir:
@@ -188,6 +202,23 @@ def check() -> None:
     raise ValueError('--tensorboard needs the package tensorboardX: '
                      'pip install "fedjax_ssl[tensorboard]".')
   seeds()
+
+
+def _take_stored(workdir: str) -> None:
+  """Flags that are not given become those of the run in the folder.
+
+  Those that are given stay, and are compared with the run's like at a restart.
+  """
+  config = workdir_lib.read_config(workdir)
+  stored = config['flags']
+  script = config.get('origin', {}).get('script')
+  if script and pathlib.Path(script).name != pathlib.Path(sys.argv[0]).name:
+    raise ValueError(f'--workdir={workdir} is a run of {script}; evaluate it '
+                     'with that script.')
+  for name in all_names():
+    if name in stored and name not in _OF_PROCESS and not FLAGS[name].present:
+      value = stored[name]
+      FLAGS[name].value = [*map(str, value)] if name == 'seeds' else value
 
 
 def seeds() -> list[int]:

@@ -14,7 +14,8 @@ def main(argv: Sequence[str]) -> int:
   groups = catalog.catalog()
   parser = argparse.ArgumentParser(
       prog='python -m fedjax_ssl', description='Lists methods, models, data '
-      'sets, partitions and views, their options, defaults and sources.')
+      'sets, partitions, labels, streams and views, their options, defaults '
+      'and sources.')
   parser.add_argument('group', nargs='?', choices=sorted(groups),
                       help='one kind only')
   parser.add_argument('name', nargs='?', help='one entry only')

@@ -50,16 +50,23 @@ class Group(NamedTuple):
 def catalog() -> dict[str, Group]:
   """All groups by name; each group's entries by alphabet."""
   labels = {f.__name__: f for f in (
-      data.choose_labeled, data.label_within, data.label_clients,
-      data.deal_tasks)}
+      data.choose_labeled, data.label_within, data.label_clients)}
   return {
       'methods': Group('--method=NAME(option=value)', _of(methods.METHODS)),
       'models': Group('--model=NAME(option=value)', _of(models.MODELS)),
       'datasets': Group('--dataset=NAME --data_dir=DIR', tuple(_datasets())),
-      'partitions': Group("by the experiment's script, as "
-                          'fedjax_ssl.data.NAME', _of(data.PARTITIONS)),
-      'labels': Group("by the experiment's script, as fedjax_ssl.data.NAME",
-                      _of(labels)),
+      'partitions': Group(
+          "by the experiment's script, fedjax_ssl.data.NAME(rng, labels, "
+          'num_clients, option=value); --alpha sets alpha',
+          _of(data.PARTITIONS)),
+      'labels': Group(
+          "by the experiment's script, as fedjax_ssl.data.NAME; "
+          '--labels_per_class, --labeled_fraction and --num_labeled_clients '
+          'set how many', _of(labels)),
+      'streams': Group(
+          "by the experiment's script, as fedjax_ssl.data.NAME; "
+          '--rounds_per_task sets how long a task lasts',
+          _of({'deal_tasks': data.deal_tasks})),
       'weak': Group('--weak=NAME(option=value), --labeled_view=NAME(...)',
                     _of(augment.WEAK)),
       'strong': Group('--strong=NAME(option=value)', _of(augment.STRONG)),
@@ -68,7 +75,8 @@ def catalog() -> dict[str, Group]:
 
 def show(group: str, found: Group, width: int = 79) -> str:
   """A group as text."""
-  lines = [f'{group}   {found.flag}', '']
+  lines = [*textwrap.wrap(f'{group}   {found.flag}', width,
+                          subsequent_indent='    '), '']
   for entry in found.entries:
     lines += textwrap.wrap(f'  {entry.name}   {entry.summary}', width,
                            subsequent_indent='      ')

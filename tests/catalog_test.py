@@ -26,7 +26,9 @@ each = pytest.mark.parametrize(
 def test_everything_registered_is_listed():
   for group, registry in REGISTRIES.items():
     assert [e.name for e in GROUPS[group].entries] == sorted(registry)
-  assert {*GROUPS} == {*REGISTRIES, 'datasets', 'labels'}
+  assert {*GROUPS} == {*REGISTRIES, 'datasets', 'labels', 'streams'}
+  stream, = GROUPS['streams'].entries
+  assert [o.name for o in stream.options] == ['num_tasks']
 
 
 @each
@@ -47,6 +49,18 @@ def test_every_entry_and_option_is_explained(group, entry):
   silent = [o.name for o in entry.options if not o.text]
   assert not silent, f'say in the docstring of {entry.name}: {silent}'
   assert entry.sources and all(entry.sources)
+
+
+def test_texts_name_nothing_internal():
+  """In backticks stand entries and options, which the catalog explains."""
+  for group in GROUPS.values():
+    known = {e.name for e in group.entries}
+    for entry in group.entries:
+      options = {o.name for o in entry.options}
+      for text in (entry.summary, *entry.sources,
+                   *(o.text for o in entry.options)):
+        named = {re.sub(r'\(.*', '', x) for x in re.findall(r'`(.*?)`', text)}
+        assert named <= known | options, (entry.name, text)
 
 
 @pytest.mark.parametrize('name', methods.METHODS)

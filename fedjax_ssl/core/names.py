@@ -10,6 +10,21 @@ import re
 from typing import Any
 
 
+class ChoiceError(ValueError):
+  """What a `name(knob=value)` asks for cannot be made.
+
+  Attributes:
+    kind: what it is ('method', 'model').
+    text: what was asked for.
+    reason: why not, and what is allowed.
+  """
+
+  def __init__(self, kind: str, text: str, reason: str):
+    """Use `build`."""
+    super().__init__(f'{kind} {text}: {reason}')
+    self.kind, self.text, self.reason = kind, text, reason
+
+
 def parse(text: str) -> tuple[str, dict[str, Any]]:
   """Splits `name(knob=value, ...)` into the name and its literal arguments.
 
@@ -46,10 +61,13 @@ def check(kind: str, name: str, allowed: Iterable[str]) -> str:
   allowed = sorted(allowed)
   if name in allowed:
     return name
+  raise ValueError(f'{kind} {name!r} is unknown.{_near(name, allowed)} '
+                   f'Allowed: {", ".join(allowed)}.')
+
+
+def _near(name: str, allowed: Iterable[str]) -> str:
   near = difflib.get_close_matches(name, allowed, n=1)
-  hint = f' Did you mean {near[0]!r}?' if near else ''
-  raise ValueError(
-      f'{kind} {name!r} is unknown.{hint} Allowed: {", ".join(allowed)}.')
+  return f' Did you mean {near[0]!r}?' if near else ''
 
 
 # Of float32, in which knobs are computed with: its largest number, and the
@@ -116,9 +134,18 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     What the function returns.
 
   Raises:
-    ValueError: for an unknown name or knob, of which the message lists the
-      known ones, or a value of another type than the knob's.
+    ChoiceError: a ValueError that names the text: for an unknown name or
+      knob, of which the message lists the known ones, a value of another type
+      than the knob's, or one that the function refuses with a ValueError.
   """
+  try:
+    return _built(kind, text, registry, args, shared)
+  except ValueError as error:
+    raise ChoiceError(kind, text.strip(), str(error)) from error
+
+
+def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
+           args: tuple[Any, ...], shared: Mapping[str, Any]) -> Any:
   name, knobs = parse(text)
   function = registry[check(kind, name, registry)]
   parameters = inspect.signature(function).parameters.values()
@@ -126,8 +153,9 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
            if p.kind is p.KEYWORD_ONLY and p.name not in shared}
   for knob, value in knobs.items():
     if knob not in known:
-      raise ValueError(f'{kind} {name!r} has no knob {knob!r}. '
-                       f'Allowed: {", ".join(known) or "none"}.')
+      raise ValueError(f'{kind} {name!r} has no knob {knob!r}.'
+                       f'{_near(knob, known)} Allowed: '
+                       f'{", ".join(known) or "none"}.')
     if not _fits(value, known[knob].annotation):
       raise ValueError(f'{kind} {name!r} takes {knob} of type '
                        f'{known[knob].annotation}, not {value!r}.')

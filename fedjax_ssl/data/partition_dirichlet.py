@@ -75,7 +75,7 @@ def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
       infinity is near IID.
     where: bool[D], the pool.
     min_size: least number of rows a client gets; 0 accepts the first draw.
-      For labeled pools see `labeled_min_size`.
+      The experiments ask a fifth of the mean of labeled pools, if that is less.
 
   Returns:
     int32[D] owners; every row of the pool is dealt.

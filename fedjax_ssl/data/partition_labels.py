@@ -29,7 +29,7 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray, *,
     rng: host generator.
     labels: int[D], true classes.
     per_class: labeled rows of every class; 0 is none. 5 labels a class on
-      each of 100 clients are `per_class=500`.
+      each of 100 clients are 500.
     fraction: instead, share of the pool in [0, 1]; round(fraction * M) rows,
       each class within one row of its share. 1 labels everything.
     where: bool[D], the rows to choose from; None is all.
@@ -62,8 +62,8 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray, *,
   sizes = np.bincount(labels[rows], minlength=num_classes)
   if sizes.size and sizes.min() < wanted_count:
     scarce = int(np.argmin(sizes))
-    raise ValueError(f'per_class={wanted_count} asks more labels than class '
-                     f'{scarce} has examples ({sizes[scarce]})')
+    raise ValueError(f'{wanted_count} labels a class are more than the '
+                     f'{sizes[scarce]} examples of class {scarce}')
   chosen[rows[ranks < wanted_count]] = True
   return chosen
 

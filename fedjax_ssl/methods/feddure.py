@@ -2,7 +2,9 @@ r"""FedDure: two regulators decide how much a client trusts its pseudo-labels.
 
 Bai et al., Combating Data Imbalances in Federated Semi-supervised Learning with
 Dual Regulators, AAAI 2024, https://arxiv.org/abs/2307.05358. Equations are
-numbered as there; `bilevel` holds the step and `regulation` its mathematics.
+numbered as there.
+
+`bilevel` holds the step and `regulation` its mathematics.
 
 Profile 'paper' is equations (1) to (10). Profile 'official' is what the
 released code trains, which is another method (see `meta_labels`): it has no
@@ -72,12 +74,12 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
 
   Args:
     task: the static choices; labels must be at the clients.
-    profile: 'paper', equations (1) to (10), or 'official', the released code:
-      see `meta_labels`. The former ignores the four numbers of steps, the
-      latter all knobs between `averaged` and `keep_fine` but the threshold.
+    profile: 'paper', equations (1) to (10), or 'official', what the released
+      code trains: meta pseudo-labels without a fine regulator. The former
+      ignores the four numbers of steps, the latter all knobs between
+      `averaged` and `keep_fine` but the threshold.
     regulators: rows of Table 2: 'both' is FedDure; 'fine' or 'coarse' has one
       of them; 'maml' and 'none' are FixMatch with and without a look-ahead.
-      See `step`.
     averaged: 'no'; or a round begins with the regulators that the clients of
       earlier rounds ended with, averaged over the 'last' round or over 'all'
       of them, in place of the received model and the client's own F-reg
@@ -94,8 +96,8 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
     fine_tune_steps: of the official profile: supervised steps of each client
       in a round, whatever its rows are; 5 for CIFAR-10, 100 for CINIC-10.
     main_steps: the steps that follow; 5, or 10 for CINIC-10.
-    warmup_steps: over which the learning rate rises in each round; 10, or 100
-      for CINIC-10; see `meta_labels.factor`.
+    warmup_steps: over which the learning rate rises in each round, before it
+      falls like half a cosine; 10, or 100 for CINIC-10.
     wait_steps: in which C-reg rests; 2, or 0 for CINIC-10.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.

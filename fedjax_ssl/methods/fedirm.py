@@ -86,10 +86,12 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     relation_weight: of relation matching; 0 leaves the mean teacher.
     consistency_weight: of the mean teacher.
     scale: of both.
-    confidence: see `certain`.
-    max_entropy: see `certain`. The authors' 2 rejects nothing with their 5
-      classes; 0.87 log C is the same share of the largest entropy as 1.4
-      there. At log C or above the passes are not run.
+    confidence: least probability h of a row's class for it to enter a relation
+      matrix; 0 accepts all, above 1 none.
+    max_entropy: h_e in nats, below which the mean over the passes must stay.
+      The authors' 2 rejects nothing with their 5 classes; 0.87 log C is the
+      same share of the largest entropy as 1.4 there. At log C or above the
+      passes are not run.
     passes: stochastic passes of the mean, at least 1, which is the training
       view alone. The authors' differ by dropout, ours by fresh weak views too,
       as most networks here have no dropout.

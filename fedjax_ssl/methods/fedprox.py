@@ -20,7 +20,8 @@ def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
       bases leave it out); 0 is FedAvg. FedMatch uses 1e-2.
     weighting: 'examples', or 'uniform' as in FedMatch's FedProx rows.
     keep_local: keep each client's last model, to report local accuracy.
-    lr_decay: 'none', or 'plateau' as in FedMatch, see `plateau.averaging`.
+    lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
+      by 3 after 3 epochs without a lower validation loss of its model.
 
   Returns:
     The method.

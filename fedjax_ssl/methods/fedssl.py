@@ -2,8 +2,10 @@ r"""FedSSL and FedSSL-DP: MixUp across agents through a shared generator.
 
 Fan, Hu and Huang, Private Semi-Supervised Federated Learning, IJCAI 2022; no
 code was published. Classifier F, conditional generator G and discriminator D
-are trained at every agent and averaged. See `gmixup` for what they minimise and
-`private_agents` for the private variant and what it guarantees.
+are trained at every agent and averaged.
+
+See `gmixup` for what they minimise and `private_agents` for the private variant
+and what it guarantees.
 
 The paper does not state, and we chose: the layers of G and D, and that lambda
 blends their features by its own value (`models.gan`); their optimizer, Adam
@@ -141,7 +143,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     delta: of the budget, in (0, 1).
     clip_norm: C, to which a labeled row's gradient is clipped; above 0.
     noise_multiplier: sigma; None solves it from the budget, the sampling rate
-      and the steps of `task.num_rounds` rounds. 0 is no privacy.
+      and the steps of all planned rounds. 0 is no privacy.
     microbatch: rows whose gradients are held at a time; 0 is all.
     accountant: 'rdp', or 'pld', which is tighter and takes longer to start.
     private_steps: steps with noise of an agent with labels, a round; 0 is as

@@ -36,7 +36,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
-    lr_decay: 'none', or 'plateau' as in FedMatch, see `plateau.averaging`.
+    lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
+      by 3 after 3 epochs without a lower validation loss of its model.
 
   Returns:
     The method.

@@ -124,7 +124,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     weighting: 'examples' counts labeled and unlabeled rows, or 'uniform'.
     labeled_say: a client that holds labels counts so many times what it would
       without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
-      its equation 1; see `say.of`.
+      its equation 1; 1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:

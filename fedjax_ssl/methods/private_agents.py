@@ -111,14 +111,18 @@ class Plan(NamedTuple):
     steps; the client with the fewest rows, which draws each most often, has
     the largest. A round's steps are taken only if the budget holds them all.
     """
+    _num_holders(federation)
     counts = np.asarray(federation.clients.num_labeled)
     shards = jax.tree.map(np.asarray, federation.clients)
     holders = counts[counts > 0]
     fewest = int(holders.min()) if holders.size else 1
     rate = min(1.0, task.labeled_batch / fewest)
     # Nobody holds labels where a finished run is read back: shapes only.
-    steps = 0 if not holders.size else self.steps or int(np.max(jax.vmap(
-        lambda shard: batching.num_steps(task, shard, 'labeled'))(shards)))
+    steps = self.steps if holders.size else 0
+    if holders.size and not steps:
+      with jax.ensure_compile_time_eval():  # Also where shapes are traced.
+        steps = int(np.max(jax.vmap(lambda shard: batching.num_steps(
+            task, shard, 'labeled'))(shards)))
     total = task.num_rounds * steps
     sigma = self.noise_multiplier
     if sigma is None:
@@ -133,14 +137,21 @@ class Plan(NamedTuple):
                   jnp.float32(sigma), jnp.asarray(table))
 
 
+def _num_holders(federation: Federation) -> int:
+  """How many clients, the first ones, hold labels."""
+  size, total = federation.num_labeled_clients, federation.num_clients
+  if not 0 < size < total:
+    raise ValueError(
+        'dp_scope takes clients with all their labels in turn, then those '
+        f'without any: give num_labeled_clients=1 to {total - 1}, not {size}, '
+        'in a setting that has such clients.')
+  return size
+
+
 def in_turn(state: Any, federation: Federation, key: jax.Array) -> Cohort:
   """The clients with labels, each a group of its own, in a drawn order."""
-  size = federation.num_labeled_clients
-  if size < 1:
-    raise ValueError('dp_scope needs to know who holds labels: give '
-                     f'num_labeled_clients, not {size}.')
-  return sampling.one_by_one(sampling.labeled_clients(size))(
-      state, federation, key)
+  return sampling.one_by_one(sampling.labeled_clients(
+      _num_holders(federation)))(state, federation, key)
 
 
 def without_labels(state: Any, federation: Federation, key: jax.Array

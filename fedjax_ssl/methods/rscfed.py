@@ -130,7 +130,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     unlabeled_weight: lambda_u; 0 leaves unlabeled clients where they start,
       but for weight decay.
     temperature: of the sharpening; 1 does not sharpen.
-    decay: of the teacher in the long run, see `roles.teacher_decay`.
+    decay: of the teacher in the long run; less in its first steps.
     max_norm: gradients are scaled down to this norm; inf is off.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; None is the profile's, as for the next four.

@@ -99,9 +99,17 @@ def input_needs(name: str) -> tuple[int | None, int | None]:
   Raises:
     ValueError: for an unknown name.
   """
-  name, _ = names.parse(name)
-  facts = FACTS[names.check('model', name, MODELS)]
+  _, facts = _known(name)
   return facts.channels, facts.side
+
+
+def _known(text: str) -> tuple[str, Facts]:
+  """The plain name of a model, and its facts."""
+  try:
+    name, _ = names.parse(text)
+    return name, FACTS[names.check('model', name, MODELS)]
+  except ValueError as error:
+    raise names.ChoiceError('model', text, str(error)) from None
 
 
 def make(name: str, *, num_classes: int, norm: str | None = None,
@@ -128,8 +136,7 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
     ValueError: for an unknown name, knob, norm, conv_impl or dtype, a norm
       that the model has no layers for, or images too small for it.
   """
-  plain, _ = names.parse(name)
-  facts = FACTS[names.check('model', plain, MODELS)]
+  plain, facts = _known(name)
   norm = facts.norm if norm is None else names.check(
       'norm', norm, layers.NORMS)
   if facts.fixed and norm != 'none':

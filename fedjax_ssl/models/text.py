@@ -68,7 +68,9 @@ class Text(nn.Module):
 
 def text_mean(*, num_classes: int, choices: layers.Choices,
               vocabulary: int = 10_000, size: int = 50) -> nn.Module:
-  """A linear classifier of the sum of the word vectors; see `Text`.
+  """A linear classifier of the sum of the word vectors.
+
+  See `Text`.
 
   Args:
     num_classes: C.
@@ -89,7 +91,9 @@ def text_mean(*, num_classes: int, choices: layers.Choices,
 def text_cnn(*, num_classes: int, choices: layers.Choices,
              vocabulary: int = 10_000, size: int = 50, width: int = 64
              ) -> nn.Module:
-  """Windows of three words and a maximum over them; see `Text`.
+  """Windows of three words and a maximum over them.
+
+  See `Text`.
 
   Args:
     num_classes: C.

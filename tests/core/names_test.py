@@ -70,3 +70,16 @@ def test_whole_numbers(value):
 def test_above_0_means_in_float32_too(value):
   with pytest.raises(ValueError, match='above 0'):
     names.positive(knob=value)
+
+
+def test_a_refusal_by_the_thing_itself_names_the_text():
+  def picky(*, size: int = 1) -> int:
+    names.finite(1, size=size)
+    return size
+  with pytest.raises(names.ChoiceError) as info:
+    names.build('thing', 'picky(size=0)', {'picky': picky})
+  assert (info.value.kind, info.value.text) == ('thing', 'picky(size=0)')
+  assert info.value.reason.startswith('size must')
+  assert str(info.value).startswith('thing picky(size=0): size must')
+  with pytest.raises(ValueError, match="Did you mean 'size'"):
+    names.build('thing', 'picky(siez=0)', {'picky': picky})

@@ -58,6 +58,18 @@ def test_costs_are_means_over_the_run_and_local_accuracy_is_the_last(tmp_path):
   assert row.endswith('| 40.50 ± 0.71 | 103 |')
 
 
+def test_without_out_the_table_is_printed_only(tmp_path):
+  folder = _run_of(tmp_path / 'a', 'fedavg', (.5, .6))
+  done = _call(folder)
+  assert done.returncode == 0 and '55.00 ± 7.07' in done.stdout
+  assert [*tmp_path.iterdir()] == [tmp_path / 'a']
+  for args, word in ((['--epsilon', folder], '--out'), (['--otu=x'], 'otu'),
+                     ([], 'run')):
+    done = _call(*args)
+    assert done.returncode == 2 and word in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
   done = _call(str(tmp_path), f'--out={tmp_path}/table')
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -81,6 +81,8 @@ def test_a_fraction_beats_a_default_number_of_labels():
 def test_profile_becomes_a_knob():
   parse('--method=rscfed(beta=2)', '--profile=paper')
   assert settings.method() == "rscfed(beta=2, profile='paper')"
+  FLAGS['method'].value = settings.method()  # As a run stores it.
+  assert settings.method() == "rscfed(beta=2, profile='paper')"
 
 
 def test_a_run_may_change_only_what_changes_no_bit():

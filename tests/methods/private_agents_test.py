@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl import methods, privacy
+from fedjax_ssl import methods, privacy, task
 from fedjax_ssl.core import rounds, tree
 from fedjax_ssl.core.types import Client as ToAgent
 from fedjax_ssl.core.types import Cohort
@@ -287,7 +287,19 @@ def test_refuses_what_cannot_be_private():
     methods.make(f'fedssl({ALL})', toy.task('conv'))
   method = methods.make(f'fedssl({SIZES}, {ALL})', toy.task())
   federation, _ = toy.federation()
-  state = method.init(jax.random.key(0), federation)
-  with pytest.raises(ValueError, match='num_labeled_clients'):
-    jax.eval_shape(method.round, state, federation, jnp.int32(0),
-                   jax.random.key(0))
+  for holders in (-1, 0, toy.NUM_CLIENTS):
+    with pytest.raises(ValueError, match='num_labeled_clients=1 to 5, not '):
+      method.init(jax.random.key(0), dataclasses.replace(
+          federation, num_labeled_clients=holders))
+
+
+def test_the_budget_is_solved_where_shapes_are_traced():
+  """Steps follow from epochs here: 8 rows in batches of 4."""
+  method = methods.make(
+      f"fedssl({SIZES}, dp_scope='all', noise_multiplier=1.0)",
+      dataclasses.replace(_task(), local_steps=0))
+  federation = _federation()
+  state = task.template(method, federation)
+  made = method.init(jax.random.key(0), federation)
+  chex.assert_trees_all_equal_shapes_and_dtypes(state, made)
+  assert int(made.server.budget.steps) == 2

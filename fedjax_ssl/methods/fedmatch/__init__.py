@@ -47,10 +47,11 @@ def fedmatch(
     aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
       validation row right), or 'uniform'.
     labeled_say: a client that holds labels counts so many times what it would
-      without; see `say.of`.
+      without; 1 is no difference.
     threshold: confidence tau of the own model; above 1 no row counts. The
       third version's text has 0.85.
-    tie: of votes, see `losses.agreement_vote`.
+    tie: classes with equally many votes: the 'lowest' one wins, or the own
+      model's, 'local'.
     over: losses are means over the 'batch' (v1, not stated) or the 'confident'
       rows.
     labeled_weight: lambda_s.

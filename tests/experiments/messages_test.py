@@ -1,0 +1,58 @@
+"""A refusal names the flag that was given, and what to give instead."""
+from __future__ import annotations
+
+import pytest
+
+import common
+from fedjax_ssl import data
+
+# The flags, and parts of the line.
+LINES = {
+    'knob_value': (["--method=uda(tsa='cubic')"],
+                   ["--method=uda(tsa='cubic'): tsa", 'exp, linear']),
+    'knob_name': (['--method=fixmatch(treshold=.8)'],
+                  ['--method=fixmatch(treshold=.8): ', "mean 'threshold'"]),
+    'knob_as_flag': (['--method=fixmatch(mu=.5)', '--threshold=0.8'],
+                     ['--threshold=0.8', '"fixmatch(mu=0.5, threshold=0.8)"']),
+    'knob_as_flag_without': (['--threshold=0.8'],
+                             ['fixmatch, flexmatch', '--method=fedavg has']),
+    'knob_of_a_model': (['--model=cnn', '--width=8'], ['"cnn(width=8)"']),
+    'word_as_flag': (['--method=fixmatch', '--labeler=global'],
+                     ["fixmatch(labeler='global')"]),
+    'no_flag': (['--foo'], ['--foo is no flag', '--help']),
+    'profile_name': (['--method=rscfed', '--profile=papr'],
+                     ['--method=rscfed --profile=papr', 'official_isic']),
+    'profile_empty': (['--profile='], ['--profile=,', 'fedmatch']),
+    'profile_twice': (
+        ["--method=rscfed(profile='paper')", '--profile=official'],
+        ["profile='paper'", '--profile=official', 'one of them']),
+    'labels_at': (['--method=feddure', '--labels_at=server'],
+                  ['--method=feddure: ', 'needs --labels_at=clients']),
+    'norm': (['--model=cnn', '--norm=static', "--method=fixmatch(server='local"
+              "')"], ['--norm=static']),
+    'labeled_view': (['--labeled_view=flop'], ['--labeled_view=flop: ']),
+    'lr_schedule': (['--lr_schedule=cosine(final=2)'],
+                    ['--lr_schedule=cosine(final=2): final', '[0, 1]']),
+    'labels_many': (['--labels_per_class=500'],
+                    ['500 labels a class', '132 examples']),
+    'private': (["--method=fedssl(dp_scope='all')"],
+                ['dp_scope', '--num_labeled_clients=1 to 19, not -1']),
+}
+
+
+@pytest.mark.parametrize('name', LINES)
+def test_lines(name, refuse):
+  args, words = LINES[name]
+  line = refuse(*args)
+  for word in words:
+    assert word in line
+
+
+def test_a_stream_needs_rounds_for_its_tasks(refuse):
+  def deal(rng, labels, pool):
+    labeled, unlabeled = common.two_pools(data.iid_random, data.iid_random)(
+        rng, labels, pool)
+    return labeled, unlabeled, data.deal_tasks(
+        rng, labels, unlabeled, num_tasks=2)
+  line = refuse(deal=deal)
+  assert '--rounds_per_task=0' in line and 'at least 1' in line
