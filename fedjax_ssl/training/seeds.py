@@ -88,8 +88,23 @@ def _place_shared(federations: Sequence[Federation], mesh: Mesh | None
   return [jax.tree.map(one, f) for f in federations]
 
 
+def _unshared(state: State) -> State:
+  """The state, with a copy of an array wherever it stands once more."""
+  seen: set[int] = set()
+  def one(x):
+    if id(x) in seen:
+      return jnp.copy(x)
+    seen.add(id(x))
+    return x
+  return jax.tree.map(one, state)
+
+
 def place_state(state: State, mesh: Mesh | None) -> State:
-  """Puts a state on the devices; memory rows are split where they divide."""
+  """Puts a state on the devices; memory rows are split where they divide.
+
+  Rounds give its buffers away, which works once: no two leaves may share one.
+  """
+  state = _unshared(state)
   if mesh is None:
     return jax.tree.map(jnp.asarray, state)
   rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))

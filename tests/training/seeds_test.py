@@ -1,0 +1,40 @@
+"""Seeds: what a state must be before rounds may give its buffers away."""
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core.types import State
+from fedjax_ssl.training import seeds
+from tests import toy
+
+
+def buffers(state):
+  return [shard.data.unsafe_buffer_pointer()
+          for x in jax.tree.leaves(state) for shard in x.addressable_shards]
+
+
+@pytest.mark.parametrize('text', [
+    'fedtrinet', "feddure(averaged='all')", "feddure(averaged='last')"])
+def test_methods_that_begin_with_an_array_twice_can_be_placed(text):
+  state = methods.make(text, toy.task()).init(
+      jax.random.key(0), toy.federation()[0])
+  placed = seeds.place_state(state, None)
+  found = buffers(placed)
+  assert len(set(found)) == len(found)
+  chex.assert_trees_all_equal(placed, state)
+
+
+@pytest.mark.parametrize('num_devices', [0, 1])
+def test_rounds_may_give_away_a_state_that_repeats_an_array(num_devices):
+  mesh = jax.make_mesh((1,), ('clients',)) if num_devices else None
+  x = jnp.arange(4.0)
+  placed = seeds.place_state(State((x, x), x, jnp.int32(0)), mesh)
+  after = jax.jit(lambda s: jax.tree.map(lambda y: y + 1, s),
+                  donate_argnums=0)(placed)
+  for leaf in jax.tree.leaves((after.server, after.memory)):
+    np.testing.assert_array_equal(leaf, np.arange(4.0) + 1)
