@@ -5,7 +5,6 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 import difflib
 import inspect
-import math
 import re
 from typing import Any
 
@@ -73,6 +72,7 @@ def _near(name: str, allowed: Iterable[str]) -> str:
 # Of float32, in which knobs are computed with: its largest number, and the
 # smallest one that keeps all its digits.
 _MOST, _LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
+_WHOLE = 2**31 - 1
 
 
 def finite(least: float, **knobs: float | None) -> None:
@@ -95,12 +95,12 @@ def positive(**knobs: float | None) -> None:
 
 
 def whole(least: int, **knobs: float | None) -> None:
-  """Raises ValueError for a knob that is no whole number from `least` on."""
+  """Raises ValueError for a knob that is no int32 from `least` on."""
   for knob, value in knobs.items():
     if value is not None and not (
-        least <= value < math.inf and value == int(value)):
-      raise ValueError(
-          f'{knob} must be a whole number of at least {least}, not {value}.')
+        least <= value <= _WHOLE and value == int(value)):
+      raise ValueError(f'{knob} must be a whole number of at least {least} '
+                       f'and below 2**31, not {value}.')
 
 
 # Type of a literal: words of an annotation under which it may stand.

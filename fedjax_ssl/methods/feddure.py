@@ -114,10 +114,10 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
   names.check('averaged', averaged, ('no', 'last', 'all'))
   names.check('fine_input', fine_input, regulation.FORMS)
   names.check('weighting', weighting, say.WEIGHTINGS)
-  names.finite(0, virtual_rate=virtual_rate, threshold=threshold,
-               fine_tune_steps=fine_tune_steps, warmup_steps=warmup_steps,
-               wait_steps=wait_steps)
-  names.finite(1, hidden=hidden, main_steps=main_steps)
+  names.finite(0, virtual_rate=virtual_rate, threshold=threshold)
+  names.whole(0, fine_tune_steps=fine_tune_steps, warmup_steps=warmup_steps,
+              wait_steps=wait_steps)
+  names.whole(1, hidden=hidden, main_steps=main_steps)
   if task.labels_at == 'server':
     raise ValueError("feddure needs labels_at='clients': its regulators learn "
                      "from each client's labels.")

@@ -66,6 +66,18 @@ def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
   return Variables(tree.add(deltas[0].params, deltas[1].params), stats)
 
 
+def _unit(task: Task, width: int) -> float:
+  """At most 1 over the rows a client may use in a round, a power of two.
+
+  Rows counted in it are 1 at most, so that they do not drown the model's change
+  in the norm of a message, which --max_update_norm bounds, and no bit is lost.
+  """
+  size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
+  most = task.local_steps * size if task.local_steps else (
+      task.local_epochs * width)
+  return 2.0 ** -max(most - 1, 0).bit_length()
+
+
 def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
   """One client's metrics: work adds up, and so do the two losses."""
   metrics = {**labeled, **unlabeled}
@@ -143,8 +155,12 @@ def fedlabel(task: Task, *, profile: str = 'paper', threshold: float = 0.4,
   names.check('weighting', weighting, ('used', 'examples', 'uniform'))
   if not 0 <= threshold <= 1:
     raise ValueError(f'threshold must be in [0, 1], not {threshold}.')
-  names.finite(0, consistency=consistency, mu=mu, warmup=chosen['warmup'])
-  names.whole(0, labeled_steps=labeled_steps, unlabeled_steps=unlabeled_steps)
+  names.finite(0, consistency=consistency, mu=mu)
+  names.whole(0, labeled_steps=labeled_steps, unlabeled_steps=unlabeled_steps,
+              warmup=chosen['warmup'])
+  if labeled_steps == unlabeled_steps == 0:
+    raise ValueError('labeled_steps=0 and unlabeled_steps=0 leave nothing to '
+                     'train; give one of them 1 or more, or None.')
   labelings = 2 if labeler == 'both' else 1
 
   def steps_of(steps):
@@ -227,7 +243,8 @@ def fedlabel(task: Task, *, profile: str = 'paper', threshold: float = 0.4,
     metrics = _merge(known, unknown)
     if apart:
       # Who accepted nothing counts as one row at w, as in the code.
-      rows = jnp.maximum(uses[1], 1)
+      rows = jnp.maximum(uses[1], 1) * _unit(
+          chains['unlabeled'][0], client.shard.unlabeled.shape[0])
       message = (tree.subtract(local, model),
                  tree.scale(tree.subtract(other, model), rows), rows)
       return Update(message, (held > 0).astype(jnp.float32), memory, metrics)
@@ -242,7 +259,7 @@ def fedlabel(task: Task, *, profile: str = 'paper', threshold: float = 0.4,
     if apart:
       labeled, unlabeled, rows = mean
       mean = tree.scale(tree.add(labeled, tree.scale(
-          unlabeled, 1 / jnp.maximum(rows, 1e-9))), 0.5)
+          unlabeled, 1 / jnp.where(rows > 0, rows, 1))), 0.5)
     return record._replace(model=Variables(
         optax.apply_updates(record.model.params, mean.params),
         tree.add(record.model.stats, mean.stats))), {}

@@ -42,6 +42,9 @@ _PROFILES: dict[str, dict[str, bool]] = {
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
 _FEW = 10  # Labels accepted at once that make a participation count.
 _RAMP = (50, 150)  # Epochs between which pseudo-labels gain weight.
+# A power of two, so that counts sent beside the model's change keep their bits,
+# and hardly enter its norm, which --max_update_norm bounds.
+_SMALL = 2.0**-20
 _SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
 
 
@@ -264,11 +267,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
     model, metrics, _ = base.train_locally(
         task, supervised, payload.model, client.train, client.shard,
         client.round, key, 'labeled')
-    top = measure(payload.model, client, key,
-                  client.round == first_phase - 1)
-    metrics['forward_passes'] += top[1]
     rows = jnp.asarray(client.shard.num_labeled)
-    return model, rows, client.memory, top, metrics
+    return model, rows, client.memory, metrics
 
   def with_labels(payload: Server, client: Client, key):
     memory: Memory = client.memory
@@ -287,28 +287,37 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
     rows = client.shard.num_labeled + (labels >= 0).sum()
     memory = memory._replace(labels=labels,
                              harvests=harvests.astype(jnp.int32))
-    return model, rows, memory, jnp.zeros(2), metrics
+    return model, rows, memory, metrics
 
   def client_update(payload: Server, client: Client, key) -> Update:
-    model, rows, memory, top, metrics = lax.cond(
+    model, rows, memory, metrics = lax.cond(
         client.round < first_phase, pretraining, with_labels, payload, client,
         key)
+    # Later if the cohort of that round had no unlabeled rows.
+    top = measure(payload.model, client, key, (
+        client.round >= first_phase - 1) & (payload.confidence == 0))
+    metrics['forward_passes'] += top[1]
     trained = rows > 0
+    share = trained.astype(jnp.float32)
+    metrics['train_loss'] = Ratio(metrics['train_loss'] * share, share)
     memory = memory._replace(
         model=tree.where(trained, model, memory.model),
         seen=memory.seen + trained)
     metrics['mask_rate'] = Ratio(
         (memory.labels >= 0).sum().astype(jnp.float32),
         jnp.asarray(client.shard.num_unlabeled, jnp.float32))
-    message = (tree.subtract(model, payload.model), top)
-    return Update(message, trained.astype(jnp.float32), memory, metrics)
+    message = (tree.subtract(model, payload.model),
+               _SMALL * jnp.append(top, share))
+    weight = jnp.maximum(share, top[1] > 0)  # Who only measures does not move.
+    return Update(message, weight, memory, metrics)
 
   @aggregation.linear
   def finish(record: Server, mean: Any, cohort, context, key):
     del cohort, key
-    delta, top = mean
-    confidence = jnp.where(top[1] > 0, top[0] / jnp.maximum(top[1], 1e-9),
+    delta, (top, rows, share) = mean
+    confidence = jnp.where(rows > 0, top / jnp.maximum(rows, 1e-30),
                            record.confidence)
+    delta = tree.scale(delta, _SMALL / jnp.where(share > 0, share, _SMALL))
     bar = threshold_at(confidence, context.round + 1 - first_phase,
                        scale=scale, protected=protected)
     model = Variables(optax.apply_updates(record.model.params, delta.params),

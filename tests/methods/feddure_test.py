@@ -128,6 +128,7 @@ def test_f_regs_opinion_is_the_weight_of_pseudo_labels():
     ('feddure(virtual_rate=-1.0)', 'virtual_rate'),
     ('feddure(threshold=-0.1)', 'threshold'),
     ('feddure(hidden=0)', 'hidden'), ('feddure(main_steps=0)', 'main_steps'),
+    ('feddure(profile="official", warmup_steps=2147483648)', 'warmup_steps'),
     ('feddure(fine_input="features")', 'fine_input'),
     ('feddure(weighting="rows")', 'weighting'),
     ('feddure(profile="official", regulators="fine")', 'ablations'),

@@ -249,10 +249,20 @@ def test_the_code_averages_both_models_apart_and_takes_the_middle():
 def test_in_the_warmup_w_u_rests():
   """Then the code takes half of the labeled step."""
   early = update_of(OFFICIAL.format(1))
-  assert tree.global_norm(early.message[1]) == 0 and early.message[2] == 1
+  assert tree.global_norm(early.message[1]) == 0
+  assert early.message[2] == 1 / 16  # One row; the widest client has 12.
   assert tree.global_norm(early.message[0]) > 0
   assert early.metrics['mask_rate'].rows == 0
   assert tree.global_norm(update_of(OFFICIAL.format(0)).message[1]) > 0
+
+
+def test_counts_of_rows_do_not_drown_the_change_in_the_norm():
+  local, _, rows = update_of(OFFICIAL.format(0)).message
+  assert 0 < rows <= 1
+  limit = 1.5 + float(tree.global_norm(local))
+  server = [one_round(OFFICIAL.format(0), **more)[1] for more in (
+      {}, {'max_update_norm': limit})]
+  np.testing.assert_array_equal(*map(weights, server))
 
 
 def test_the_pull_is_a_mean_of_each_array():
@@ -320,7 +330,9 @@ def test_passes_are_counted():
     ("confidence='margin'", 'margin'), ("labeler='server'", 'labeler'),
     ("divergence='both'", 'divergence'), ("combine='max'", 'combine'),
     ("profile='code'", 'profile'), ('warmup=-1', 'warmup'),
-    ('labeled_steps=-1', 'labeled_steps'),
+    ('labeled_steps=-1', 'labeled_steps'), ('warmup=99999999999', 'warmup'),
+    ('unlabeled_steps=2147483648', 'unlabeled_steps'),
+    ('labeled_steps=0, unlabeled_steps=0', 'nothing to train'),
     ("server='local'", 'server'), ("weighting='rows'", 'weighting')])
 def test_bad_knobs_are_named(knobs, word):
   with pytest.raises(ValueError, match=word) as error:

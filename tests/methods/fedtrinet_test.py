@@ -108,6 +108,19 @@ def history(text, rounds=6, model='linear', **changes):
   return states
 
 
+@functools.lru_cache
+def program():
+  method = methods.make(TEXT, toy.task(**EVERYONE))
+  return method, jax.jit(method.round)
+
+
+def one_round_on(federation, state=None):
+  """(state, metrics) one round later, or after the first one."""
+  method, step = program()
+  state = method.init(KEY, federation) if state is None else state
+  return step(state, federation, state.round, KEY)
+
+
 def accepted(state):
   return np.asarray(state.memory.labels)
 
@@ -129,12 +142,12 @@ def test_an_accepted_label_is_never_revised():
 
 
 def test_the_confidence_is_measured_on_unlabeled_rows_of_training():
-  """After phase 1: mean largest probability over those who trained."""
+  """After phase 1: mean largest probability, clients without labels too."""
   before, after = history(TEXT)[:2]
   federation, _ = toy.federation()
   tops = []
-  for i, (n, m) in enumerate(zip(toy.LABELED, toy.UNLABELED, strict=True)):
-    if n and m:
+  for i, m in enumerate(toy.UNLABELED):
+    if m:
       rows = federation.clients.unlabeled[i, :m]
       logits = toy.task().apply(before.server.model,
                                 federation.train.inputs[rows])
@@ -172,6 +185,47 @@ def test_with_labels_accepted_an_unlabeled_client_takes_part():
 
 
 OFFICIAL = "fedtrinet(profile='official', pretrain=0.0, scale=4.5)"
+
+
+def only_labels_or_none():
+  """The toy federation; who has labels has no unlabeled rows."""
+  federation, _ = toy.federation()
+  clients = federation.clients
+  return dataclasses.replace(federation, clients=clients._replace(
+      num_unlabeled=jnp.where(clients.num_labeled > 0, 0,
+                              clients.num_unlabeled)))
+
+
+def test_a_client_without_labels_measures_and_moves_nothing():
+  federation = only_labels_or_none()
+  servers = []
+  for alone in (False, True):
+    if alone:
+      federation = dataclasses.replace(
+          federation, clients=federation.clients._replace(
+              num_unlabeled=jnp.zeros(toy.NUM_CLIENTS, jnp.int32)))
+    state, metrics = one_round_on(federation)
+    servers.append(state.server)
+  chex.assert_trees_all_close(servers[0].model, servers[1].model, rtol=1e-6)
+  assert 0 < servers[0].confidence < 1 and servers[1].confidence == 0
+  assert metrics['train_loss'].rows == 4
+
+
+def test_what_nobody_could_measure_is_measured_later():
+  federation = only_labels_or_none()
+  few, _ = one_round_on(dataclasses.replace(
+      federation, clients=federation.clients._replace(
+          num_unlabeled=jnp.zeros(toy.NUM_CLIENTS, jnp.int32))))
+  after, _ = one_round_on(federation, few)
+  assert few.server.confidence == 0 < after.server.confidence < 1
+  again, _ = one_round_on(federation, after)
+  assert again.server.confidence == after.server.confidence
+
+
+def test_what_is_measured_does_not_drown_the_change_in_the_norm():
+  for more in ({}, {'max_update_norm': 3.0}):
+    after = history(TEXT, rounds=1, **more)[-1]
+    assert after.server.confidence > 0
 
 
 def test_the_official_profile_tunes_what_the_paper_freezes():
