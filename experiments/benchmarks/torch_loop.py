@@ -80,6 +80,24 @@ def load_flax(network: Any, params: Any) -> None:
       layer.bias.copy_(torch.tensor(np.asarray(made['bias'])))
 
 
+def to_flax(network: Any) -> dict[str, dict[str, np.ndarray]]:
+  """The inverse of `load_flax`: parameters named and laid out as ours."""
+  made = {}
+  for i, layer in enumerate(network.convs):
+    made[f'Conv_{i}'] = {'kernel': layer.weight.permute(2, 3, 1, 0)}
+  channels = network.convs[-1].out_channels
+  for i, layer in enumerate(network.dense):
+    kernel = layer.weight.T
+    if i == 0:
+      kernel = kernel.reshape(channels, -1, layer.out_features).swapaxes(0, 1)
+    made[f'Dense_{i}'] = {'kernel': kernel.reshape(-1, layer.out_features)}
+  for name, layer in zip(made, [*network.convs, *network.dense], strict=True):
+    if layer.bias is not None:
+      made[name]['bias'] = layer.bias
+  return {name: {k: v.detach().numpy().copy() for k, v in leaves.items()}
+          for name, leaves in made.items()}
+
+
 def _in_order(params: Any, kind: str) -> list[Any]:
   """The layers of a kind, by the number that Flax gave them."""
   found = {}
@@ -103,11 +121,13 @@ class Loop:
     batch: rows of a step; the last one of an epoch may be short.
     learning_rate: of plain SGD.
     layout: a key of `LAYOUTS`.
+    epochs: local passes over a client's rows.
   """
 
   def __init__(self, network: Any, images: np.ndarray, labels: np.ndarray,
                clients: Sequence[np.ndarray], *, mean: float, std: float,
-               batch: int, learning_rate: float, layout: str):
+               batch: int, learning_rate: float, layout: str,
+               epochs: int = 1):
     memory = LAYOUTS[layout]
     self.network = network.to(memory_format=memory).train()
     # Normalized once: cheaper than in every step.
@@ -115,7 +135,7 @@ class Loop:
     self._images = x.contiguous(memory_format=memory)
     self._labels = torch.tensor(labels).long()
     self._clients = [torch.tensor(rows).long() for rows in clients]
-    self._batch = batch
+    self._batch, self._epochs = batch, epochs
     self._optimizer = torch.optim.SGD(
         self.network.parameters(), lr=learning_rate, fused=True)
     self._params = list(self.network.parameters())
@@ -123,13 +143,12 @@ class Loop:
     self._order = torch.Generator().manual_seed(0)
 
   def round(self, cohort: Sequence[int] | np.ndarray) -> None:
-    """One local epoch of every client in the cohort; the weighted mean."""
+    """Local epochs of every client in the cohort; the weighted mean."""
     totals = [torch.zeros_like(p) for p in self._server]
     rows = sum(len(self._clients[k]) for k in cohort)
     for k in cohort:
       self._receive()
-      self._train(self._clients[k])
-      share = len(self._clients[k]) / rows
+      share = self.train(k) / rows
       for total, p in zip(totals, self._params, strict=True):
         total.add_(p.detach(), alpha=share)
     self._server = totals
@@ -140,10 +159,23 @@ class Loop:
     for p, value in zip(self._params, self._server, strict=True):
       p.copy_(value)
 
-  def _train(self, rows: torch.Tensor) -> None:
-    order = rows[torch.randperm(len(rows), generator=self._order)]
-    for part in order.split(self._batch):
-      self._optimizer.zero_grad(set_to_none=True)
-      logits = self.network(self._images[part])
-      F.cross_entropy(logits, self._labels[part]).backward()
-      self._optimizer.step()
+  def train(self, client: int) -> int:
+    """Local epochs from the weights in the network; returns the rows."""
+    rows = self._clients[client]
+    for _ in range(self._epochs):
+      order = rows[torch.randperm(len(rows), generator=self._order)]
+      for part in order.split(self._batch):
+        self._optimizer.zero_grad(set_to_none=True)
+        logits = self.network(self._images[part])
+        F.cross_entropy(logits, self._labels[part]).backward()
+        self._optimizer.step()
+    return len(rows)
+
+
+def make(task: Any, layout: str) -> Loop:
+  """A loop for a task of `peer_task.py`, at its initial weights."""
+  network = FedAvgCNN(side=task.images.shape[1])
+  load_flax(network, task.params)
+  return Loop(network, task.images, task.labels, task.clients, mean=task.mean,
+              std=task.std, batch=task.batch, epochs=task.epochs,
+              learning_rate=task.learning_rate, layout=layout)
