@@ -1,5 +1,7 @@
 r"""Seconds of a FedAvg round on 28x28 images, beside a PyTorch loop.
 
+And how far the round is from the rate of a matrix product, see `limit`.
+
 100 clients of 200 images, 10 a round, one local epoch at batch 20, the CNN of
 FedAvg (1,663,370 parameters). Pixels are random: they cost what real ones do.
 
@@ -11,6 +13,7 @@ import itertools
 
 from absl import flags
 import harness
+import limit
 import numpy as np
 
 import fedjax_ssl as fssl
@@ -52,17 +55,23 @@ def main() -> None:
 
   runs = {f'PyTorch, {layout}': pytorch(layout)
           for layout in torch_loop.LAYOUTS}
+  products = limit.Products(mesh, 'float32', FLAGS.product_size)
   seconds = harness.interleave(
-      {'ours': lambda: ours.advance(FLAGS.rounds), **runs}, FLAGS.repeats)
-  per_round = {name: value / FLAGS.rounds
-               for name, value in harness.medians(seconds).items()}
+      {'ours': lambda: ours.advance(FLAGS.rounds), **runs, **products.runs},
+      FLAGS.repeats)
+  middle = harness.medians(seconds)
+  per_round = {name: middle[name] / FLAGS.rounds for name in ('ours', *runs)}
   ratio = per_round['ours'] / min(per_round[name] for name in runs)
   images = spec.cohort_size * _ROWS
+  flops = limit.round_flops(spec, ours.federation, ours.cohort(0), 'labeled')
+  reached = limit.shares({'network': (flops, per_round['ours'])},
+                         products.rate(middle))
   harness.report(
       'fedavg_cnn',
       [['', 's/round', 'images/s'],
        *[[name, s, images / s] for name, s in per_round.items()]],
-      {'data': 'random pixels', 'rounds': FLAGS.rounds, 'seconds': seconds},
+      {'data': 'random pixels', 'rounds': FLAGS.rounds, 'seconds': seconds,
+       'limit': reached},
       ratio)
 
 

@@ -24,6 +24,8 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string('out', 'runs/benchmarks', 'Folder for the JSON file.')
 flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts.',
                      lower_bound=1)
+flags.DEFINE_integer('product_size', 2048, 'Rows of the square matrices whose '
+                     'product is the limit.', lower_bound=1)
 flags.DEFINE_integer('num_devices', 2, 'CPU devices, and threads of PyTorch.',
                      lower_bound=1)
 
@@ -72,6 +74,18 @@ def federate(train: fssl.Examples, labeled: np.ndarray,
                             num_classes=num_classes)
 
 
+def two_pools(num_clients: int, labeled: int, unlabeled: int,
+              shape: tuple[int, ...]) -> fssl.Federation:
+  """Clients with so many labeled and so many unlabeled rows each."""
+  owner = np.arange(num_clients, dtype=np.int32)
+  owners = np.repeat(owner, labeled), np.repeat(owner, unlabeled)
+  nobody = [np.full_like(x, -1) for x in owners]
+  return federate(
+      examples(sum(x.size for x in owners), shape),
+      np.concatenate([owners[0], nobody[1]]),
+      np.concatenate([nobody[0], owners[1]]), num_clients=num_clients)
+
+
 class Simulation:
   """Rounds of a method, through the program that `training.loop` runs.
 
@@ -79,14 +93,19 @@ class Simulation:
     spec: the task.
     federation: its data.
     mesh: devices, or None.
+    num_seeds: runs of one program, all with the same federation.
+    together: whether the seeds are under one vmap, or one after another.
   """
 
   def __init__(self, spec: fssl.TaskSpec, federation: fssl.Federation,
-               mesh: jax.sharding.Mesh | None):
+               mesh: jax.sharding.Mesh | None, *, num_seeds: int = 1,
+               together: bool = False):
     self.task = fssl.make_task(spec, mesh)
-    self._federation = federation
+    self.spec, self.federation = spec, federation
     self._method = fssl.make_method(spec.method, self.task)
-    self._seeds = seeds.Sequential(self._method, [federation], [0], mesh)
+    kind = seeds.Together if together else seeds.Sequential
+    self._seeds = kind(self._method, [federation] * num_seeds,
+                       list(range(num_seeds)), mesh)
     self._seeds.start(None)
     self._done = 0
 
@@ -111,7 +130,7 @@ class Simulation:
       key = jax.random.fold_in(key, part)
     sample = sampling.uniform(self.task.cohort_size)
     state = self._seeds.states[0]
-    return np.asarray(sample(state, self._federation, key).ids[0])
+    return np.asarray(sample(state, self.federation, key).ids[0])
 
 
 def need_torch() -> None:

@@ -36,20 +36,26 @@ class FedAvgCNN(nn.Module):
 
 
 class ResNet9(nn.Module):
-  """The library's 'resnet9_fedmatch': no biases, no normalization."""
+  """The library's 'resnet9_fedmatch', or its 'resnet9'.
 
-  def __init__(self):
+  Args:
+    whole: with biases and batch normalization, as 'resnet9'.
+  """
+
+  def __init__(self, whole: bool = False):
     super().__init__()
     widths = (3, 64, 128, 128, 128, 256, 512, 512, 512)
     self.convs = nn.ModuleList([
-        nn.Conv2d(i, o, 3, padding=1, bias=False)
+        nn.Conv2d(i, o, 3, padding=1, bias=whole)
         for i, o in zip(widths[:-1], widths[1:], strict=True)])
-    self.dense = nn.ModuleList([nn.Linear(512, 10, bias=False)])
+    self.norms = nn.ModuleList([
+        nn.BatchNorm2d(o) if whole else nn.Identity() for o in widths[1:]])
+    self.dense = nn.ModuleList([nn.Linear(512, 10, bias=whole)])
 
   def forward(self, x: torch.Tensor) -> torch.Tensor:
     """float[B, 3, 32, 32] -> logits [B, 10]."""
     def block(x, i, pool=False):
-      x = self.convs[i](x)
+      x = self.norms[i](self.convs[i](x))
       return F.relu(F.max_pool2d(x, 2) if pool else x)
     x = block(block(x, 0), 1, pool=True)
     x = x + block(block(x, 2), 3)
@@ -78,6 +84,10 @@ def load_flax(network: Any, params: Any) -> None:
                          strict=True):
     if layer.bias is not None:
       layer.bias.copy_(torch.tensor(np.asarray(made['bias'])))
+  for layer, made in zip(getattr(network, 'norms', ()),
+                         _in_order(params, 'Norm'), strict=False):
+    layer.weight.copy_(torch.tensor(np.asarray(made['scale'])))
+    layer.bias.copy_(torch.tensor(np.asarray(made['bias'])))
 
 
 def to_flax(network: Any) -> dict[str, dict[str, np.ndarray]]:
@@ -145,10 +155,11 @@ class Loop:
   def round(self, cohort: Sequence[int] | np.ndarray) -> None:
     """Local epochs of every client in the cohort; the weighted mean."""
     totals = [torch.zeros_like(p) for p in self._server]
-    rows = sum(len(self._clients[k]) for k in cohort)
+    rows = sum(self.size(k) for k in cohort)
     for k in cohort:
       self._receive()
-      share = self.train(k) / rows
+      self.train(k)
+      share = self.size(k) / rows
       for total, p in zip(totals, self._params, strict=True):
         total.add_(p.detach(), alpha=share)
     self._server = totals
@@ -159,17 +170,22 @@ class Loop:
     for p, value in zip(self._params, self._server, strict=True):
       p.copy_(value)
 
-  def train(self, client: int) -> int:
-    """Local epochs from the weights in the network; returns the rows."""
+  def size(self, client: int) -> int:
+    """What a client counts in the mean: its rows."""
+    return len(self._clients[client])
+
+  def _shuffled(self, rows: torch.Tensor) -> torch.Tensor:
+    return rows[torch.randperm(len(rows), generator=self._order)]
+
+  def train(self, client: int) -> None:
+    """Local epochs of a client from the weights in the network."""
     rows = self._clients[client]
     for _ in range(self._epochs):
-      order = rows[torch.randperm(len(rows), generator=self._order)]
-      for part in order.split(self._batch):
+      for part in self._shuffled(rows).split(self._batch):
         self._optimizer.zero_grad(set_to_none=True)
         logits = self.network(self._images[part])
         F.cross_entropy(logits, self._labels[part]).backward()
         self._optimizer.step()
-    return len(rows)
 
 
 def make(task: Any, layout: str) -> Loop:

@@ -27,8 +27,9 @@ def train(message: Message, context: Context) -> Message:
   config = message.content['config']
   loop, client = _loop(config['folder']), config['client']
   loop.network.load_state_dict(message.content['arrays'].to_torch_state_dict())
-  size = loop.train(client)
+  loop.train(client)
   return Message(
       RecordDict({'arrays': ArrayRecord(loop.network.state_dict()),
-                  'metrics': MetricRecord({'num-examples': size})}),
+                  'metrics': MetricRecord(
+                      {'num-examples': loop.size(client)})}),
       reply_to=message)
