@@ -1,4 +1,4 @@
-"""Operations are those counted by hand; growth and start-up are what they say."""
+"""Operations are those counted by hand; growth and start-up do as they say."""
 from __future__ import annotations
 
 import os
