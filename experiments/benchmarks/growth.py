@@ -17,6 +17,7 @@ python experiments/benchmarks/growth.py --study=clients --num_clients=100,10000
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -110,7 +111,7 @@ def drawn(num_clients: int) -> fssl.Federation:
   begin = rng.integers(0, FLAGS.pool, (num_clients, 1))
   rows = (begin + np.arange(FLAGS.rows)) % FLAGS.pool
   nobody = np.zeros((num_clients, 1), np.int32)
-  return few._replace(clients=fssl.Shard(
+  return dataclasses.replace(few, clients=fssl.Shard(
       rows.astype(np.int32), np.full(num_clients, FLAGS.rows, np.int32),
       nobody, nobody[:, 0]))
 
@@ -150,16 +151,16 @@ def clients(mesh: Any) -> Study:
 
 
 def alpha(mesh: Any) -> Study:
-  """Dirichlet parameter, over 100 clients."""
+  """Dirichlet parameter, over 100 clients of --rows rows on average."""
   alphas = numbers('alphas', float, 1e-3)
-  labels = np.random.default_rng(0).integers(0, 10, FLAGS.pool).astype(np.int32)
-  train = harness.examples(FLAGS.pool, (FLAGS.side, FLAGS.side, 1))
-  train = train._replace(labels=labels)
+  train = harness.examples(FLAGS.rows * _ALPHA_CLIENTS,
+                           (FLAGS.side, FLAGS.side, 1))
+  labels = np.asarray(train.labels)
   lines: dict[str, list[float]] = {}
   for value in alphas:
-    owner = fssl.data.dirichlet_clients(
+    owner = fssl.data.dirichlet_capped(
         np.random.default_rng(1), labels, _ALPHA_CLIENTS, alpha=value,
-        where=np.ones(labels.size, bool))
+        min_size=0)
     federation = harness.federate(train, owner, num_clients=_ALPHA_CLIENTS)
     for name, number in _unequal(federation, mesh).items():
       lines.setdefault(name, []).append(number)

@@ -1,6 +1,7 @@
 """Operations are those counted by hand; growth and start-up do as they say."""
 from __future__ import annotations
 
+import json
 import os
 
 from absl import flags
@@ -137,13 +138,16 @@ def test_sizes_must_be_numbers_in_range(growth):
 
 
 def test_every_study_has_a_value_for_each_size_and_a_plot(growth, tmp_path):
-  for flag, value in {'cohort_sizes': ['2', '3'], 'num_clients': ['4', '9'],
-                      'alphas': ['0.1', '100'], 'chunk_sizes': ['0'],
-                      'seed_counts': ['1', '2']}.items():
+  sizes = {'cohort_sizes': ['2'], 'num_clients': ['4', '9'],
+           'alphas': ['100'], 'chunk_sizes': ['0'], 'seed_counts': ['2']}
+  for flag, value in sizes.items():
     flags.FLAGS[flag].value = value
   growth.main()
-  for name in ('cohort', 'clients', 'alpha', 'seeds'):
-    assert (tmp_path / f'growth_{name}.json').exists()
+  for name, num in ('cohort', 1), ('clients', 2), ('alpha', 1), ('seeds', 1):
+    saved = json.loads((tmp_path / f'growth_{name}.json').read_text())
+    measured = saved['measured']
+    assert len(measured['sizes']) == num
+    assert {len(v) for v in measured['lines'].values()} == {num}
     picture = (tmp_path / f'growth_{name}.png').read_bytes()
     assert picture.startswith(b'\x89PNG')
 
