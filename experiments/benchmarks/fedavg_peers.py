@@ -49,20 +49,29 @@ _SPREAD = 1.25
 
 
 class System(NamedTuple):
-  """How a peer is started."""
+  """How a peer is started.
+
+  Attributes:
+    environment: a key of `peer_envs.ENVIRONMENTS`.
+    script: file name in `peers/`.
+    goal: our time over its time, at most.
+    arguments: of the script.
+  """
 
   environment: str
   script: str
+  goal: float | str = ''
   arguments: tuple[str, ...] = ()
 
 
 SYSTEMS = {
-    'PyTorch, contiguous': System('torch', 'torch_worker.py', ('contiguous',)),
+    'PyTorch, contiguous': System(
+        'torch', 'torch_worker.py', 1.05, ('contiguous',)),
     'PyTorch, channels_last': System(
-        'torch', 'torch_worker.py', ('channels_last',)),
+        'torch', 'torch_worker.py', 1.05, ('channels_last',)),
     'pfl-research': System('pfl', 'pfl_worker.py'),
-    'FedJAX': System('fedjax', 'fedjax_worker.py'),
-    'Flower': System('flower', 'flower_worker.py'),
+    'FedJAX': System('fedjax', 'fedjax_worker.py', 0.77),
+    'Flower': System('flower', 'flower_worker.py', 0.33),
 }
 
 
@@ -248,10 +257,13 @@ def report(seconds: Mapping[str, list[float]], gaps: Mapping[str, float],
   middle = harness.medians(seconds)
   ratios = {name: middle['ours'] / value for name, value in middle.items()
             if name != 'ours'}
-  table: list[list[Any]] = [['', 's/round', 'ours/theirs', 'weights apart']]
+  table: list[list[Any]] = [
+      ['', 's/round', 'ours/theirs', 'goal', 'weights apart']]
   for name, value in middle.items():
-    table.append([name, value, ratios.get(name, ''), gaps.get(name, '')])
-  table += [[name, '-', '-', why] for name, why in out.items()]
+    goal = SYSTEMS[name].goal if name in SYSTEMS else ''
+    table.append([name, value, ratios.get(name, ''), goal, gaps.get(name, '')])
+  table += [[name, '-', '-', SYSTEMS[name].goal, why]
+            for name, why in out.items()]
   best = [r for name, r in ratios.items() if name.startswith('PyTorch')]
   harness.report('fedavg_peers', table, {
       'data': 'random pixels', 'seconds': seconds, 'ratios': ratios,
