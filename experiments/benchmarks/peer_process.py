@@ -15,7 +15,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 _PATIENCE = 30.0  # Seconds that a peer has to end by itself.
 
 
-class PeerError(Exception):
+class PeerError(ValueError):
   """A peer ended, or did not answer in time; its log says why."""
 
 
