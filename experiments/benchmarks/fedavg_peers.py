@@ -255,7 +255,7 @@ def report(seconds: Mapping[str, list[float]], gaps: Mapping[str, float],
            ) -> dict[str, float]:
   """Prints and saves the table; returns our time over each peer's."""
   middle = harness.medians(seconds)
-  ratios = {name: middle['ours'] / value for name, value in middle.items()
+  ratios = {name: harness.paired(seconds, 'ours', name) for name in middle
             if name != 'ours'}
   table: list[list[Any]] = [
       ['', 's/round', 'ours/theirs', 'goal', 'weights apart']]
@@ -275,4 +275,5 @@ def report(seconds: Mapping[str, list[float]], gaps: Mapping[str, float],
 
 
 if __name__ == '__main__':
-  harness.run(main)
+  harness.run(main, {'num_clients': 10, 'rows': 8, 'cohort_size': 2, 'batch': 4,
+                     'side': 8})

@@ -4,11 +4,12 @@ Both see the same rows: FedAvg learns all of them with labels, FedDure has
 labels for the first few. The default sizes are those of the paper's clients on
 CIFAR-10: 10 labeled rows and a fifth of a client's 450 unlabeled ones.
 
-With PyTorch installed its step on the same batches is timed too (ResNet-9
-only), and the ratio printed; `feddure_round.py` has that of whole rounds.
+With PyTorch installed its step on the same batches is timed too, for a network
+that it has, and the ratio printed; `feddure_round.py` has that of whole rounds.
 
 python experiments/benchmarks/feddure_step.py
-python experiments/benchmarks/feddure_step.py --model=cnn --side=28 --channels=1
+python experiments/benchmarks/feddure_step.py --model=fedavg_cnn --side=28 \
+    --channels=1
 """
 from __future__ import annotations
 
@@ -111,12 +112,13 @@ def compile_all(programs: Mapping[str, Program]) -> dict[str, Any]:
           for name, (function, args) in programs.items()}
 
 
-def pytorch_step(program: Program, learning_rate: float, layout: str,
-                 optimizer: str = 'adam') -> Any:
+def pytorch_step(program: Program, model: str, learning_rate: float,
+                 layout: str, optimizer: str = 'adam') -> Any:
   """PyTorch's three networks at the state of a FedDure program.
 
   Args:
-    program: 'FedDure' of `make_programs`, of one of FedDure's ResNet-9.
+    program: 'FedDure' of `make_programs`.
+    model: its network, one of `torch_loop.NETWORKS`.
     learning_rate: of all three networks.
     layout: a key of `torch_loop.LAYOUTS`.
     optimizer: see `torch_feddure.Trio`.
@@ -129,8 +131,8 @@ def pytorch_step(program: Program, learning_rate: float, layout: str,
   import torch_loop
   carry, views = program[1]
   memory = torch_loop.LAYOUTS[layout]
-  network = torch_loop.ResNet9(whole='Norm_0' in carry.model.params)
-  torch_loop.load_flax(network, carry.model.params)
+  network = torch_loop.network_of(
+      model, carry.model.params, views.labeled.inputs.shape[1])
   classes = carry.fine.kernel.shape[0]
   fine = torch_feddure.FineRegulator(classes)
   torch_feddure.load_fine(fine, carry.fine)
@@ -152,14 +154,15 @@ def _pytorch(programs: Mapping[str, Program], rate: float
   if importlib.util.find_spec('torch') is None:
     print('PyTorch: not installed, pip install "fedjax_ssl[bench]"')
     return {}
-  if name not in ('resnet9', 'resnet9_fedmatch'):
-    print(f'PyTorch: no {name} there')
-    return {}
   import torch
   import torch_loop
+  if name not in torch_loop.NETWORKS:
+    print(f'PyTorch: no {name} there')
+    return {}
   torch.set_num_threads(FLAGS.num_devices)
   return {f'PyTorch, {layout}': pytorch_step(
-      programs['FedDure'], rate, layout)[1] for layout in torch_loop.LAYOUTS}
+      programs['FedDure'], name, rate, layout)[1]
+      for layout in torch_loop.LAYOUTS}
 
 
 def main() -> None:
@@ -194,9 +197,8 @@ def main() -> None:
       'data': 'random pixels', 'labeled': FLAGS.labeled,
       'unlabeled': FLAGS.unlabeled, 'flops': count, 'seconds': seconds,
       'ratios': ratios},
-      middle['FedDure'] / min(middle[name] for name in pytorch)
-      if pytorch else None)
+      harness.over_fastest(seconds, 'FedDure', pytorch) if pytorch else None)
 
 
 if __name__ == '__main__':
-  harness.run(main)
+  harness.run(main, {'labeled': 4, 'unlabeled': 4})

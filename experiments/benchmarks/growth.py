@@ -52,6 +52,12 @@ flags.DEFINE_string('model', 'cnn', 'Network.')
 
 _ALPHA_CLIENTS = 100
 
+QUICK = {
+    'cohort_sizes': ['2'], 'num_clients': ['10', '100'], 'alphas': ['100'],
+    'seed_counts': ['2'], 'chunk_sizes': ['0'],
+    'cohort_size': 2, 'rows': 6, 'pool': 100, 'batch': 3, 'side': 4,
+    'model': 'linear'}
+
 
 class Study(NamedTuple):
   """What one study found.
@@ -244,4 +250,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  harness.run(main)
+  harness.run(main, QUICK)

@@ -1,7 +1,7 @@
 """What the benchmarks share: devices, rounds to time, and the report."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import importlib.util
 import json
 import os
@@ -28,19 +28,36 @@ flags.DEFINE_integer('product_size', 2048, 'Rows of the square matrices whose '
                      'product is the limit.', lower_bound=1)
 flags.DEFINE_integer('num_devices', 2, 'CPU devices, and threads of PyTorch.',
                      lower_bound=1)
+flags.DEFINE_bool('quick', False, 'Tiny sizes, to see that all runs; says '
+                  'nothing about speed. A flag that is given keeps its value.')
 
 
-def run(main: Callable[[], None]) -> None:
-  """Runs a benchmark; what a user can mend is one line and exit code 2."""
+def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None
+        ) -> None:
+  """Runs a benchmark; what a user can mend is one line and exit code 2.
+
+  Args:
+    main: the benchmark.
+    quick: see `shrink`.
+  """
   def checked(argv: Sequence[str]) -> None:
     try:
       if len(argv) > 1:
         raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
+      shrink(quick or {})
       main()
     except ValueError as error:
       print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
       sys.exit(2)
   app.run(checked)
+
+
+def shrink(sizes: Mapping[str, Any]) -> None:
+  """With --quick, gives flags that are not on the command line tiny values."""
+  if FLAGS.quick:
+    for name, value in {'repeats': 1, 'product_size': 64, **sizes}.items():
+      if not FLAGS[name].present:
+        FLAGS[name].value = value
 
 
 def make_mesh() -> jax.sharding.Mesh | None:
@@ -114,6 +131,11 @@ class Simulation:
     """The server's `Variables`."""
     return self._seeds.states[0].server.model
 
+  @property
+  def memory(self) -> Any:
+    """What stays on the clients, leaves [N, ...]."""
+    return self._seeds.states[0].memory
+
   def compile(self) -> None:
     """Compiles the rounds without running one."""
     self._seeds.advance(self._done, 0)
@@ -167,6 +189,22 @@ def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
 def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
   """The median of each list."""
   return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def paired(seconds: Mapping[str, Sequence[float]], one: str, other: str
+           ) -> float:
+  """The median, over the turns, of one's seconds over the other's.
+
+  A machine that slows down between turns does not move it.
+  """
+  return statistics.median(a / b for a, b in zip(
+      seconds[one], seconds[other], strict=True))
+
+
+def over_fastest(seconds: Mapping[str, Sequence[float]], one: str,
+                 others: Iterable[str]) -> float:
+  """The largest `paired`: one's time over that of the fastest other."""
+  return max(paired(seconds, one, other) for other in others)
 
 
 def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],

@@ -157,7 +157,7 @@ def _wait(x: jax.Array) -> None:
 
 
 def shares(parts: Mapping[str, tuple[float, float]], rate: float
-           ) -> dict[str, dict[str, float]]:
+           ) -> dict[str, dict[str, float | None]]:
   """What each part of a round reaches of the limit; printed as well.
 
   Args:
@@ -165,14 +165,15 @@ def shares(parts: Mapping[str, tuple[float, float]], rate: float
     rate: operations a second of the products.
 
   Returns:
-    By name: operations, seconds, and the share of the rate, 1 at the limit.
+    By name: operations, seconds, and the share of the rate, 1 at the limit, or
+    None where noise leaves no time for a part.
   """
   print(f'limit: {rate / 1e9:.1f} GFLOP/s in a matrix product')
-  found = {}
+  found: dict[str, dict[str, float | None]] = {}
   for name, (flops, seconds) in parts.items():
-    share = flops / seconds / rate if seconds > 0 else float('nan')
+    share = flops / seconds / rate if seconds > 0 else None
     found[name] = {'flops': flops, 'seconds': seconds, 'share': share}
     print(f'{name}: {flops / 1e9:.1f} GFLOP in {seconds:.3f} s, '
-          f'{share:.3f} of the limit')
+          f'{"-" if share is None else f"{share:.3f}"} of the limit')
   found['products'] = {'flops_per_second': rate}
   return found

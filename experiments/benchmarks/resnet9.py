@@ -92,7 +92,7 @@ def _compare() -> None:
       {'ours': lambda: ours.advance(1), **runs, **products.runs},
       FLAGS.repeats)
   middle = harness.medians(seconds)
-  ratio = middle['ours'] / min(middle[name] for name in runs)
+  ratio = harness.over_fastest(seconds, 'ours', runs)
   reached = limit.shares(
       {'network': (_flops(ours, 'labeled'), middle['ours'])},
       products.rate(middle))
@@ -151,7 +151,7 @@ def _compare_fixmatch() -> None:
       [['FixMatch', 's/round'],
        *[[name, s] for name, s in middle.items() if name not in products.runs]],
       {'seconds': seconds, 'augmentation_share': share, 'limit': reached},
-      network / min(middle[name] for name in runs))
+      harness.over_fastest(seconds, 'ours', runs))
 
 
 def _compile() -> None:

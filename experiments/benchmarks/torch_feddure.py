@@ -144,11 +144,16 @@ class Loop(torch_fixmatch.Loop):
     super().__init__(network, *data, **choices)
     self._rate, self._kind = choices['learning_rate'], optimizer
     classes = network.dense[-1].out_features
-    self._fine = [FineRegulator(classes) for _ in self._clients]
+    self.fine = [FineRegulator(classes) for _ in self._clients]
+
+  def load_fine(self, stacked: Any) -> None:
+    """Copies every client's `regulation.Fine`, leaves [N, ...]."""
+    for client, fine in enumerate(self.fine):
+      load_fine(fine, type(stacked)(*[leaf[client] for leaf in stacked]))
 
   def train(self, client: int) -> None:
     """Local epochs of a client from the weights in the network."""
-    self._trio = Trio(self.network, self._fine[client],
+    self._trio = Trio(self.network, self.fine[client],
                       learning_rate=self._rate, optimizer=self._kind)
     super().train(client)
 

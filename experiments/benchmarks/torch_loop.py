@@ -64,6 +64,23 @@ class ResNet9(nn.Module):
     return self.dense[0](F.max_pool2d(x, 4).flatten(1))
 
 
+NETWORKS = ('fedavg_cnn', 'resnet9', 'resnet9_fedmatch')
+
+
+def network_of(model: str, params: Any, side: int) -> Any:
+  """The network of a model in `NETWORKS`, with the library's parameters.
+
+  Args:
+    model: the library's name.
+    params: its parameters.
+    side: of the images: gray ones for 'fedavg_cnn', 32 and colored else.
+  """
+  made: Any = (FedAvgCNN(side) if model == 'fedavg_cnn'
+               else ResNet9(whole=model == 'resnet9'))
+  load_flax(made, params)
+  return made
+
+
 @torch.no_grad()
 def load_flax(network: Any, params: Any) -> None:
   """Copies the library's parameters into the network of the same shape."""
