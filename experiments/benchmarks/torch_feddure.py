@@ -122,7 +122,10 @@ class Trio:
 
   def _descend(self, i: int, grads: Sequence[torch.Tensor]) -> None:
     for p, grad in zip(self._params(i), grads, strict=True):
-      p.grad = grad
+      # A fused optimizer reads both as they lie in memory, and a convolution
+      # may lay its gradient out as its images. `backward` would mend that.
+      p.grad = (grad if grad.stride() == p.stride()
+                else torch.empty_like(p).copy_(grad))
     self._optimizers[i].step()
 
 

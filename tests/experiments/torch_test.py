@@ -30,9 +30,10 @@ def moved(network, start, want):
   return worst
 
 
-@pytest.mark.parametrize('model, shape', [
-    ('fedavg_cnn', (8, 8, 1)), ('resnet9', (32, 32, 3))])
-def test_pytorchs_feddure_step_is_ours(bench, model, shape):
+@pytest.mark.parametrize('model, shape, layout', [
+    ('fedavg_cnn', (8, 8, 1), 'contiguous'),
+    ('resnet9', (32, 32, 3), 'channels_last')])
+def test_pytorchs_feddure_step_is_ours(bench, model, shape, layout):
   pytest.importorskip('torch')
   step, torch_loop = bench('feddure_step'), bench('torch_loop')
   flags.FLAGS([''])
@@ -42,7 +43,7 @@ def test_pytorchs_feddure_step_is_ours(bench, model, shape):
       strong='none', conv_impl='lax'), 4, 6)['FedDure']
   after = jax.jit(program[0])(*program[1])[0]
   trio, one = step.pytorch_step(
-      program, model, 0.01, 'channels_last', 'sgd')
+      program, model, 0.01, layout, 'sgd')
   one()
   def network(params):
     return torch_loop.network_of(model, params, shape[0])
@@ -94,14 +95,15 @@ def test_pytorchs_feddure_rounds_are_ours(bench):
       data.clients.unlabeled, mean=0.5, std=0.25, batch=4, unlabeled_batch=6,
       learning_rate=0.1, layout='contiguous', optimizer='sgd')
   loop.load_fine(ours.memory.fine)
+  fines = np.array(ours.memory.fine.kernel)
   for round_ in range(2):
     loop.round(ours.cohort(round_))
     ours.advance(1)
   assert moved(loop.network, start, network()) < 1e-3
   for client, fine in enumerate(loop.fine):
-    np.testing.assert_allclose(
-        fine.hidden.weight.detach().numpy().T, ours.memory.fine.kernel[client],
-        rtol=1e-4, atol=1e-5)
+    got, old = fine.hidden.weight.detach().numpy().T, fines[client]
+    want = np.asarray(ours.memory.fine.kernel[client])
+    assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want - old)
 
 
 @pytest.mark.parametrize('script, names', [
