@@ -8,7 +8,7 @@ comes from the runs' own files.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 import pathlib
 import sys
@@ -31,6 +31,8 @@ _SHOWN = ('final', 'tail', 'selected')
 _COSTS = ('models_sent', 'forward_passes', 'backward_passes')
 # Also in the file, and in the table where a run has something to say.
 _MORE = ('diverged', 'epsilon')
+_LOCAL = 'local_accuracy'
+_DENSE = ('cost_up', 'cost_down')  # Percent of one dense model, FedMatch's.
 
 
 def read(folder: str) -> dict[str, Any]:
@@ -50,11 +52,19 @@ def read(folder: str) -> dict[str, Any]:
       'seconds': round(max((t['seconds'] for t in times), default=0.0), 1),
       **{name: [s.get(name) for s in summaries]
          for name in (*_SHOWN, *_MORE)},
-      **{name: [rows[-1].get(name) for rows in seeds] for name in _COSTS},
+      **{name: [rows[-1].get(name) for rows in seeds]
+         for name in (*_COSTS, _LOCAL)},
+      **{name: [_average(rows, name) for rows in seeds] for name in _DENSE},
       'flags': config['flags'],
       'environment': config['environment'],
       'restarts': len(config['restarts']),
   }
+
+
+def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+  """Mean over the run's rows, which stand for equally many rounds."""
+  values = [row[name] for row in rows if name in row]
+  return sum(values) / len(values) if values else None
 
 
 def _percent(values: Sequence[float | None]) -> str:
@@ -74,7 +84,11 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def _more(row: dict[str, Any], name: str) -> str:
-  """How many seeds diverged; or the largest epsilon, and of what scope."""
+  """A cell of a column that only some tables have."""
+  if name == _LOCAL:
+    return _percent(row[name])
+  if name in _DENSE:
+    return _mean(row[name])
   if name == 'diverged':
     lost = sum(bool(x) for x in row[name])
     return f'{lost} of {len(row[name])}' if lost else ''
@@ -95,7 +109,8 @@ def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
 def markdown(rows: list[dict[str, Any]], note: str) -> str:
   """The table and, below it, what the runs share."""
   lines = [note, ''] if note else []
-  extra = [name for name in _MORE if any(any(r[name]) for r in rows)]
+  extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
+           if any(any(r[name]) for r in rows)]
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
             '5 | validation-selected | seconds | models sent | forward | '
             'backward |' + ''.join(f' {name} |' for name in extra),
@@ -121,7 +136,9 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
             + (' "-" is a run that ends no better than chance.'
                if 'diverged' in extra else '')
             + (' A nominal epsilon is no guarantee: only the generator got '
-               'noise.' if 'epsilon' in extra else ''),
+               'noise.' if 'epsilon' in extra else '')
+            + (' Costs are percent of one dense model per client and round, '
+               'mean over the run.' if 'cost_up' in extra else ''),
             '', f'Flags that all runs share: `{flags_text}`',
             '', f'Environment: {facts}.', '']
   return '\n'.join(lines)

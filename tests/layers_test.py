@@ -39,10 +39,10 @@ LAYERS = {
                  'methods.base', 'methods.bilevel', 'methods.meta_labels',
                  'methods.gmixup', 'methods.objective', 'methods.plateau',
                  'methods.private_agents', 'methods.regulation',
-                 'methods.roles', 'methods.splice'),
+                 'methods.roles', 'methods.say', 'methods.splice'),
     # A method too long for one file is a package.
     'methods.fedmatch': ('core', *LEAVES, 'data.batching', 'methods.base',
-                         'methods.plateau'),
+                         'methods.plateau', 'methods.say'),
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),

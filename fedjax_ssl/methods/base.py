@@ -38,11 +38,11 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
+from fedjax_ssl.methods import say
 
 LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
 
 SERVERS = ('fedavg', 'fedprox', 'local')
-WEIGHTINGS = ('examples', 'uniform')
 # Norms whose statistics couple the rows of a batch: all views go through the
 # network together, as in the authors' code of most methods.
 _COUPLED = ('batch', 'static')
@@ -58,13 +58,6 @@ def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
   """A batch's mean as a metric in which every real row counts the same."""
   rows = batch.mask.sum()
   return Ratio(mean * rows, rows)
-
-
-def rows_used(shard: Shard, streams: str) -> jax.Array:
-  """int32[]: rows of a client in the streams that its loss uses."""
-  labeled = jnp.where(streams == 'unlabeled', 0, shard.num_labeled)
-  unlabeled = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
-  return labeled + unlabeled
 
 
 def forward(task: Task, model: Variables, *views: Batch | None,
@@ -220,7 +213,7 @@ def statistics(task: Task) -> rounds.Pass:
     sums, metrics = local.train(
         step, tree.zeros_like(payload.model.stats), made, key)
     steps = jnp.maximum(made.num_steps, 1)
-    weight = rows_used(client.shard, 'both').astype(jnp.float32)
+    weight = say.of(client.shard, 'both', weighting='examples')
     del metrics
     return Update(tree.scale(sums, 1 / steps), weight, client.memory, {})
 
@@ -254,7 +247,8 @@ class _Memory(NamedTuple):
 
 def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               server: str = 'fedavg', mu: float = 0.0,
-              weighting: str = 'examples', keep_local: bool = False,
+              weighting: str = 'examples', labeled_say: float = 1.0,
+              keep_local: bool = False,
               remember: Callable[[Federation], PyTree] | None = None,
               server_loss: LossFn | None = None,
               pseudo_label: Callable[..., Any] | None = None) -> Method:
@@ -273,6 +267,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       the cohort trains in a round: let it be everyone for equal effort.
     mu: weight of FedProx's term; 0 is FedAvg, and the others ignore it.
     weighting: clients count by their 'examples' used, or 'uniform'.
+    labeled_say: see `say.of`.
     keep_local: keep each client's last trained model, to evaluate it.
     remember: federation -> [N, ...], what the loss keeps on the clients.
     server_loss: what the server minimises on its labels; default cross
@@ -284,11 +279,11 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     The method; its server record is `Server`.
 
   Raises:
-    ValueError: for an unknown server or weighting, mu < 0, or local training
-      with labels at the server or static normalization.
+    ValueError: for an unknown server or weighting, labeled_say <= 0, mu < 0,
+      or local training with labels at the server or static normalization.
   """
   names.check('server', server, SERVERS)
-  names.check('weighting', weighting, WEIGHTINGS)
+  say.check(weighting, labeled_say)
   names.finite(0, mu=mu)
   alone = server == 'local'
   if alone and task.labels_at == 'server':
@@ -315,11 +310,11 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     model, metrics, kept = train_locally(
         task, client_loss, first, client.train, client.shard, client.round,
         key, streams, memory.kept)
-    rows = rows_used(client.shard, streams).astype(jnp.float32)
-    weight = rows if weighting == 'examples' else (rows > 0).astype(rows.dtype)
+    weight = say.of(client.shard, streams, weighting=weighting,
+                    labeled_say=labeled_say)
     if keep_local:
       memory = memory._replace(
-          model=tree.where(rows > 0, model, memory.model))
+          model=tree.where(weight > 0, model, memory.model))
     return Update(() if alone else tree.subtract(model, first), weight,
                   memory._replace(kept=kept), metrics)
 

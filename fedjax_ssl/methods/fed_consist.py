@@ -20,7 +20,7 @@ from fedjax_ssl.core.types import (
   Task,
   Update,
 )
-from fedjax_ssl.methods import base, roles
+from fedjax_ssl.methods import base, roles, say
 
 
 def fed_consist(task: Task, *, threshold: float = 0.9,
@@ -76,7 +76,8 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
     model, memory, metrics = roles.train(
         task, one, payload.model, client, key)
     return Update(tree.subtract(model, payload.model),
-                  roles.say(client.shard, labeled_weight), memory, metrics)
+                  say.of(client.shard, 'both', labeled_say=labeled_weight),
+                  memory, metrics)
 
   @aggregation.linear
   def finish(server, mean, cohort, context, key):

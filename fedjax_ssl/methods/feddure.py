@@ -37,7 +37,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base, meta_labels, regulation
+from fedjax_ssl.methods import base, meta_labels, regulation, say
 from fedjax_ssl.methods.bilevel import Carry as Carry
 from fedjax_ssl.methods.bilevel import REGULATORS
 from fedjax_ssl.methods.bilevel import Rules as Rules
@@ -117,7 +117,7 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
   names.check('regulators', regulators, REGULATORS)
   names.check('averaged', averaged, ('no', 'last', 'all'))
   names.check('fine_input', fine_input, regulation.FORMS)
-  names.check('weighting', weighting, base.WEIGHTINGS)
+  names.check('weighting', weighting, say.WEIGHTINGS)
   _check(virtual_rate=(virtual_rate, 0), hidden=(hidden, 1),
          fine_tune_steps=(fine_tune_steps, 0), main_steps=(main_steps, 1),
          warmup_steps=(warmup_steps, 0), wait_steps=(wait_steps, 0))
@@ -189,11 +189,10 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
     if task.model.norm == 'static':  # A pass of its own renews them.
       after = after._replace(model=after.model._replace(
           stats=payload.model.stats))
-    rows = base.rows_used(client.shard, 'both').astype(jnp.float32)
-    weight = rows if weighting == 'examples' else (rows > 0).astype(rows.dtype)
+    weight = say.of(client.shard, 'both', weighting=weighting)
     memory = _Memory(
         after.fine if keeps else (),
-        tree.where(rows > 0, after.model, client.memory.model)
+        tree.where(weight > 0, after.model, client.memory.model)
         if keep_local else ())
     before = payload._replace(coarse=payload.coarse if travels else (),
                               fine=payload.fine if travels else ())

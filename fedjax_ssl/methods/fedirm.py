@@ -26,7 +26,7 @@ from fedjax_ssl.core.types import (
   Update,
   Variables,
 )
-from fedjax_ssl.methods import base, roles
+from fedjax_ssl.methods import base, roles, say
 
 
 class Server(NamedTuple):
@@ -201,8 +201,9 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
                       told.total / jnp.maximum(told.rows, 1))
     sent = tree.num_scalars(message.model) + jnp.where(
         roles.has_labels(client.shard), told.total.size, 0)
-    return Update(message, roles.say(client.shard, labeled_weight), memory,
-                  metrics, scalars=sent.astype(jnp.float32))
+    weight = say.of(client.shard, 'both', labeled_say=labeled_weight)
+    return Update(message, weight, memory, metrics,
+                  scalars=sent.astype(jnp.float32))
 
   @aggregation.linear
   def finish(server, mean, cohort, context, key):

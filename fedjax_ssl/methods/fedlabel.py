@@ -33,7 +33,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, say
 
 CONFIDENCES = ('variance', 'entropy')
 LABELERS = ('both', 'local', 'global')
@@ -316,7 +316,7 @@ def fedlabel(task: Task, *, threshold: float = 0.4, consistency: float = 0.1,
             unknown['mask_rate'].total if unknown else zero)
     # Without accepted rows only momentum or weight decay could move it.
     other = tree.where(uses[1] > 0, other, model)
-    held = base.rows_used(client.shard, 'both').astype(jnp.float32)
+    held = say.rows_used(client.shard, 'both').astype(jnp.float32)
     weight = {'used': uses[0] + uses[1], 'examples': held,
               'uniform': (held > 0).astype(jnp.float32)}[weighting]
     memory = client.memory

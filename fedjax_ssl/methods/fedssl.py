@@ -39,7 +39,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base, gmixup, private_agents
+from fedjax_ssl.methods import base, gmixup, private_agents, say
 from fedjax_ssl.models import gan
 
 _PICTURE_BLENDS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -106,7 +106,8 @@ def step(costs: gmixup.Costs,
     if costs.task.model.norm == 'static':
       stats = nets.model.stats
     nets = nets._replace(model=Variables(params, stats), generator=generator)
-    return _Learner(nets, states), {'train_loss': loss, **metrics, **more}
+    return _Learner(nets, states), {
+        'train_loss': loss, **metrics, **more, **costs.passes(rows)}
   return one
 
 
@@ -134,7 +135,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       size of a sampled batch, of rate labeled_batch / rows.
     dp_scope: None; 'generator', noise on G alone as in the paper, whose
       epsilon is nominal and guarantees nothing; or 'all', noise on F, G and
-      D, which makes the labeled rows (epsilon, delta)-private.
+      D: the networks are (epsilon, delta)-private in the labeled rows.
     epsilon: the budget; the paper has 4, 8 and 16. Labels rest once a round
       would exceed it.
     delta: of the budget, in (0, 1).
@@ -143,8 +144,9 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       and the steps of `task.num_rounds` rounds. 0 is no privacy.
     microbatch: rows whose gradients are held at a time; 0 is all.
     accountant: 'rdp', or 'pld', which is tighter and takes longer to start.
-    private_steps: of an agent with labels, a round; 0 is as many as without
-      privacy. Fewer steps need less noise each.
+    private_steps: steps with noise of an agent with labels, a round; 0 is as
+      many as without privacy. Fewer need less noise each. With noise on G
+      alone, F and D take all the steps that they take without privacy.
     use_rec: the reconstruction of equation 7; False is an ablation.
     use_real: the realism of equation 6; False is an ablation, D stays still.
     real_data: real rows from which F learns besides the blends: those with
@@ -180,7 +182,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     ValueError: for a number or name out of range, or a setting that privacy
       cannot have.
   """
-  names.check('weighting', weighting, base.WEIGHTINGS)
+  say.check(weighting, labeled_say)
   names.check('condition', condition, ('mixed', 'target'))
   names.check('real_data', real_data, ('labeled', 'all', 'none'))
   names.check('rec_over', rec_over, ('sum', 'mean'))
@@ -191,7 +193,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     if value < 1:
       raise ValueError(f'{name} must be at least 1, not {value}.')
   for name, number in (('sharpening', sharpening), ('alpha', alpha),
-                       ('gan_rate', gan_rate), ('labeled_say', labeled_say)):
+                       ('gan_rate', gan_rate)):
     if not number > 0:
       raise ValueError(f'{name} must be above 0, not {number}.')
   if not ramp >= 0:
@@ -251,11 +253,9 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   def client_update(payload: gmixup.Nets, client: Client, key) -> Update:
     nets, metrics = train(payload, client.train, client.shard, client.round,
                           key, streams)
-    rows = base.rows_used(client.shard, streams).astype(jnp.float32)
-    say = jnp.where(client.shard.num_labeled > 0, labeled_say, 1.0)
-    count = rows if weighting == 'examples' else (rows > 0).astype(jnp.float32)
-    return Update(tree.subtract(nets, payload), jnp.asarray(say * count),
-                  client.memory, metrics)
+    weight = say.of(client.shard, streams, weighting=weighting,
+                    labeled_say=labeled_say)
+    return Update(tree.subtract(nets, payload), weight, client.memory, metrics)
 
   def private_update(payload: _ToAgent, client: Client, key) -> Update:
     assert plan is not None

@@ -253,6 +253,13 @@ class Costs:
                  made.mask)
     return loss, (stats, metrics)
 
+  def passes(self, rows: Rows) -> Metrics:
+    """F's passes over a batch: of its blends, real rows and views to label."""
+    used, unknown = rows.mask.sum(), (rows.mask * (1 - rows.known)).sum()
+    trained = (1 + (self.choices.real_data != 'none')) * used
+    return {'forward_passes': trained + self.choices.num_views * unknown,
+            'backward_passes': trained}
+
   def _logits(self, model: Variables, fake: jax.Array, made: Material
               ) -> tuple[list[Any], PyTree]:
     """F on the blends and, if it learns from them, on the real rows."""

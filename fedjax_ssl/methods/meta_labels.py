@@ -29,7 +29,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.methods import base
+from fedjax_ssl.methods import base, say
 
 # Final weight of the consistency, and the steps over which it rises; a round
 # has far fewer, and begins anew.
@@ -89,7 +89,7 @@ def factor(step: Array, schedule: Schedule, *, wait: int = 0) -> jax.Array:
 
 def num_steps(schedule: Schedule, shard: Shard) -> jax.Array:
   """int32[]: steps of a client in a round; 0 without rows."""
-  rows = base.rows_used(shard, 'both')
+  rows = say.rows_used(shard, 'both')
   steps = schedule.fine_tune + schedule.main
   return jnp.where(rows > 0, steps, 0).astype(jnp.int32)
 

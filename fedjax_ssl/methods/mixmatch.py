@@ -70,7 +70,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              unlabeled_weight: float | None = None,
              ramp: float | None = None, server: str = 'fedavg',
              mu: float = 0.01, weighting: str = 'examples',
-             keep_local: bool = False) -> Method:
+             labeled_say: float = 1.0, keep_local: bool = False) -> Method:
   """Trains on blends of rows and of their labels or pseudo-labels.
 
   With labels at the server it trains on blends of its labeled rows, and each
@@ -94,8 +94,10 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       is the profile's.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
-    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform',
-      which is our reading of FedSSL's equation 1 for its agents.
+    weighting: 'examples' counts labeled and unlabeled rows, or 'uniform'.
+    labeled_say: a client that holds labels counts so many times what it would
+      without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
+      its equation 1; see `say.of`.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -171,5 +173,5 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
 
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local, server_loss=loss_fn,
-      pseudo_label=base.confident_labels(task, 0.0))
+      weighting=weighting, labeled_say=labeled_say, keep_local=keep_local,
+      server_loss=loss_fn, pseudo_label=base.confident_labels(task, 0.0))

@@ -6,11 +6,14 @@ discriminator learn from the same labels without, and shape the generator's
 later gradients: then NO network released has a formal guarantee, and the
 epsilon is nominal. With noise on all three networks it is a guarantee for each
 labeled row of each agent, neighbours differing by one row, given that the
-numbers of rows are public.
+numbers of rows are public. It covers the networks of every round, not what a
+simulation tells besides: its seed, from which the noise can be drawn again, and
+its metrics of the labeled rows, such as `labeled_accuracy`, are to be kept.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -154,7 +157,9 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
 
   A step samples rows once and makes two updates, of D, then of F and G. Noise
   of one size on parts clipped to C_p is one Gaussian mechanism of sensitivity
-  C, also where a later part depends on the noisy earlier one.
+  C, also where a later part depends on the noisy earlier one. A part without
+  noise follows the mean over the rows, as without privacy; and where only G
+  has noise, F and D go on without it to the usual number of steps.
 
   Args:
     task: its labeled batch is the expected size of a step.
@@ -175,57 +180,62 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
   capacity = min(width, privacy.poisson_capacity(task.labeled_batch))
   expected = jnp.maximum(rate * shard.num_labeled, 1)
   norms = plan.clip_norms
-  stddev = {name: 0.0 if math.isinf(norms[name]) else noise * plan.clip_norm
-            for name in PARTS}
 
-  def gradient(cost: Callable[..., dict[str, PyTree]], made, key):
-    """Clipped, noised and divided by the expected size, part by part."""
-    def of_row(row):
-      return cost(jax.tree.map(lambda x: x[None], row))
-    parts = jax.eval_shape(of_row, jax.tree.map(lambda x: x[0], made))
+  def gradients(cost: Callable[..., jax.Array], parts: dict[str, PyTree],
+                made: gmixup.Material, key) -> dict[str, PyTree]:
+    """By part: the sum over clipped rows and noise, or the plain mean's."""
+    noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}
+    plain = {k: v for k, v in parts.items() if k not in noisy}
+    out = jax.grad(cost)(plain, made) if plain else {}
+    if not noisy:
+      return out
     sums = privacy.clipped_sum(
-        of_row, made._replace(mask=jnp.ones_like(made.mask)), made.mask,
-        clip_norm={name: norms[name] for name in parts},
-        microbatch=plan.microbatch)
-    keys = jax.random.split(key, len(PARTS))
-    return {name: tree.scale(
-        part if math.isinf(norms[name]) else privacy.gaussian(
-            keys[PARTS.index(name)], part, stddev[name]), 1 / expected)
-            for name, part in sums.items()}
+        lambda row: jax.grad(cost)(noisy, jax.tree.map(lambda x: x[None], row)),
+        made._replace(mask=jnp.ones_like(made.mask)), made.mask,
+        clip_norm={k: norms[k] for k in noisy}, microbatch=plan.microbatch)
+    keys = dict(zip(PARTS, jax.random.split(key, len(PARTS)), strict=True))
+    return out | {k: tree.scale(privacy.gaussian(
+        keys[k], x, noise * plan.clip_norm), 1 / expected)
+                  for k, x in sums.items()}
 
-  def update(name, part, params, states):
-    change, state = optimizers[name].update(part, states[name], params)
-    return optax.apply_updates(params, change), {**states, name: state}
-
-  def body(t, carry):
+  def moved(carry, cost, names, made, key):
     nets, states = carry
+    held = {'model': nets.model.params, 'generator': nets.generator,
+            'discriminator': nets.discriminator}
+    found = gradients(cost, {k: held[k] for k in names}, made, key)
+    for name, part in found.items():
+      change, state = optimizers[name].update(part, states[name], held[name])
+      states = {**states, name: state}
+      held[name] = optax.apply_updates(held[name], change)
+    return nets._replace(
+        model=nets.model._replace(params=held['model']),
+        generator=held['generator'],
+        discriminator=held['discriminator']), states
+
+  def body(t, carry, names=('model', 'generator')):
     keys = jax.random.split(jax.random.fold_in(key, t), 4)
     places, mask = privacy.poisson_rows(
         keys[0], shard.num_labeled, rate, width=width, capacity=capacity)
     batch = batching.gather(client.train, shard.labeled[places], mask)
-    rows = gmixup.Rows(batch.inputs, batch.labels, mask, mask,
-                       jnp.ones_like(mask))
-    made = costs.material(nets.model, rows, keys[1])
+    made = costs.material(carry[0].model, gmixup.Rows(
+        batch.inputs, batch.labels, mask, mask, jnp.ones_like(mask)), keys[1])
     if costs.choices.use_real:
-      parts = gradient(lambda row: {'discriminator': jax.grad(
-          costs.discriminator)(nets.discriminator, nets, row)}, made, keys[2])
-      params, states = update('discriminator', parts['discriminator'],
-                              nets.discriminator, states)
-      nets = nets._replace(discriminator=params)
-
-    def both(row):
-      grads, _ = jax.grad(costs.joint, has_aux=True)(
-          (nets.model.params, nets.generator), nets, row)
-      return {'model': grads[0], 'generator': grads[1]}
-    parts = gradient(both, made, keys[3])
-    params, states = update('model', parts['model'], nets.model.params, states)
-    generator, states = update('generator', parts['generator'],
-                               nets.generator, states)
-    return nets._replace(model=nets.model._replace(params=params),
-                         generator=generator), states
+      nets = carry[0]
+      carry = moved(carry, lambda some, made: costs.discriminator(
+          some['discriminator'], nets, made), ('discriminator',), made, keys[2])
+    nets = carry[0]
+    return moved(carry, lambda some, made: costs.joint(
+        (some.get('model', nets.model.params),
+         some.get('generator', nets.generator)), nets, made)[0],
+                 names, made, keys[3])
 
   states = {'model': optimizers['model'].init(nets.model.params),
             'generator': optimizers['generator'].init(nets.generator),
             'discriminator': optimizers['discriminator'].init(
                 nets.discriminator)}
-  return lax.fori_loop(0, steps, body, (nets, states))[0]
+  carry = lax.fori_loop(0, steps, body, (nets, states))
+  if plan.scope == 'generator':
+    usual = batching.num_steps(task, shard, 'labeled')
+    carry = lax.fori_loop(steps, jnp.where(steps > 0, usual, 0),
+                          functools.partial(body, names=('model',)), carry)
+  return carry[0]

@@ -17,8 +17,8 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                  temperature: float = 0.5, threshold: float = 0.95,
                  unlabeled_weight: float = 1.0, ramp: float = 0.4,
                  server: str = 'fedavg', mu: float = 0.01,
-                 weighting: str = 'examples', keep_local: bool = False
-                 ) -> Method:
+                 weighting: str = 'examples', labeled_say: float = 1.0,
+                 keep_local: bool = False) -> Method:
   """Trains on what the model itself predicts for unlabeled rows.
 
   Args:
@@ -38,8 +38,10 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       the full weight at once.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
-    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform',
-      which is our reading of FedSSL's equation 1 for its agents.
+    weighting: 'examples' counts labeled and unlabeled rows, or 'uniform'.
+    labeled_say: a client that holds labels counts so many times what it would
+      without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
+      its equation 1; see `say.of`.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -82,5 +84,5 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
 
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local,
+      weighting=weighting, labeled_say=labeled_say, keep_local=keep_local,
       pseudo_label=base.confident_labels(task, 0.0 if soft else threshold))

@@ -123,13 +123,6 @@ def work(task: Task) -> Callable[[Shard], jax.Array]:
   return functools.partial(batching.num_steps, task)
 
 
-def say(shard: Shard, labeled_weight: Number) -> jax.Array:
-  """float32[], a client's weight: 1, or as given if it has labels, or 0."""
-  rows = base.rows_used(shard, 'both')
-  return jnp.where(rows > 0, jnp.where(
-      has_labels(shard), labeled_weight, 1.0), 0.0).astype(jnp.float32)
-
-
 def supervised(task: Task) -> LossFn:
   """Cross entropy of the labeled view."""
   def labeled_loss(model, batch, key):

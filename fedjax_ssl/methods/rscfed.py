@@ -23,7 +23,7 @@ from fedjax_ssl.core.types import (
   Task,
   Update,
 )
-from fedjax_ssl.methods import base, roles
+from fedjax_ssl.methods import base, roles, say
 
 # Scales of the distance with and without labels in the group, the multiplier
 # of labeled clients, the norm, the rate of unlabeled clients over that of
@@ -191,7 +191,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
         teacher_stats=chosen['stats'])
     model, memory, metrics = roles.train(
         task, one, payload.model, client, key)
-    rows = base.rows_used(client.shard, 'both').astype(jnp.float32)
+    rows = say.of(client.shard, 'both', weighting='examples')
     return Update(tree.subtract(model, payload.model), rows, memory,
                   metrics)
 

@@ -45,6 +45,19 @@ def test_table_and_json_hold_the_runs_numbers(tmp_path):
   assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
 
 
+def test_costs_are_means_over_the_run_and_local_accuracy_is_the_last(tmp_path):
+  folder = _run_of(tmp_path / 'a', 'fedmatch', (.5, .6))
+  rows = [{'round': r, 'seed': s, 'accuracy': .5, 'loss': 1.0,
+           'local_accuracy': r / 10 + s / 100, 'cost_up': 100.0 + r}
+          for r in (2, 4) for s in (0, 1)]
+  (tmp_path / 'a' / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(r) + '\n' for r in rows))
+  assert _call(folder, f'--out={tmp_path}/table').returncode == 0
+  head, _, row, *_ = (tmp_path / 'table.md').read_text().splitlines()
+  assert head.endswith('| backward | local_accuracy | cost_up |')
+  assert row.endswith('| 40.50 ± 0.71 | 103 |')
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
   done = _call(str(tmp_path), f'--out={tmp_path}/table')
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -101,7 +101,8 @@ def gamma(scores, sizes=None, **knobs):
       **settings.PROFILES['v1'], 'profile': 'v1', 'num_helpers': 1,
       'threshold': .75, 'tie': 'lowest', 'labeled_weight': 1.0,
       'learn': 'both', 'density': 1.0, 'exact_down': True,
-      'lr_decay': 'none', 'max_gib': 1.0, 'keep_local': False, **knobs})
+      'lr_decay': 'none', 'max_gib': 1.0, 'keep_local': False,
+      'labeled_say': 1.0, **knobs})
   state = server.init(task(), s, KEY, federation)
   psi = jax.tree.map(lambda x: jnp.ones((1, count, *x.shape)) * (
       1 + jnp.arange(count).reshape(1, count, *[1] * x.ndim)),
@@ -122,6 +123,17 @@ def test_gamma_weighs_by_accuracy_and_equals_are_the_plain_mean():
   np.testing.assert_allclose(gamma([.6, .2, .0])[0], .75 * 1 + .25 * 2,
                              rtol=1e-6)
   np.testing.assert_allclose(gamma([.0, .0, .0])[0], 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize('aggregation', ['reliability', 'uniform'])
+def test_say_multiplies_reliability_but_not_the_ranking(aggregation):
+  scores = np.array([.2, .6, .4])
+  value, new, _ = gamma(scores, sizes=[3., 1., 1.], aggregation=aggregation)
+  weights = np.array([3, 1, 1]) * (
+      scores if aggregation == 'reliability' else 1)
+  np.testing.assert_allclose(value, weights @ [1, 2, 3] / weights.sum(),
+                             rtol=1e-6)
+  np.testing.assert_array_equal(new.agents.ids, [1, 2])
 
 
 def test_who_sent_nothing_neither_counts_nor_helps():

@@ -148,6 +148,17 @@ def test_each_network_learns_only_from_its_own_terms():
       full[1], gradient(real_data='none')[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize('real_data, trained', [
+    ('none', 1), ('labeled', 2), ('all', 2)])
+def test_passes_of_the_classifier_are_counted(real_data, trained):
+  """4 real rows: their blends, themselves, and 3 views of those to label."""
+  for known, labelings in ((1.0, 0), (0.0, 3)):
+    rows, _, _ = _batch(known)
+    found = _costs(real_data=real_data, num_views=3).passes(rows)
+    assert found['backward_passes'] == 4 * trained
+    assert found['forward_passes'] == 4 * (trained + labelings)
+
+
 def test_packing_keeps_real_rows_and_their_labels():
   def stream(label, mask):
     size = len(mask)

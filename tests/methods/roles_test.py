@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import sampling, tree
 from fedjax_ssl.core.types import State
-from fedjax_ssl.methods import fedirm, roles
+from fedjax_ssl.methods import fedirm, roles, say
 from tests import toy
 from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
 
@@ -156,10 +156,11 @@ def test_without_its_loss_an_unlabeled_client_stays(text):
 def test_models_count_alike_but_for_the_weight_of_labels():
   federation, _ = toy.federation()
   for weight in (1.0, 4.0):
-    say = jax.vmap(lambda s, w=weight: roles.say(s, w))(federation.clients)
+    weights = jax.vmap(lambda s, w=weight: say.of(
+        s, 'both', labeled_say=w))(federation.clients)
     want = [(weight if a else 1.0) if a + b else 0.0
             for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True)]
-    np.testing.assert_array_equal(say, want)
+    np.testing.assert_array_equal(weights, want)
 
 
 def negative(key, x):

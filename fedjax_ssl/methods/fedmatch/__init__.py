@@ -21,8 +21,8 @@ from fedjax_ssl.methods.fedmatch.settings import Settings, settle
 def fedmatch(
     task: Task, *, profile: str = 'v1', num_helpers: int = 2,
     helper_choice: str | None = None, helper_interval: int | None = None,
-    aggregation: str | None = None, threshold: float = 0.75,
-    tie: str = 'lowest', over: str | None = None,
+    aggregation: str | None = None, labeled_say: float = 1.0,
+    threshold: float = 0.75, tie: str = 'lowest', over: str | None = None,
     labeled_weight: float = 10.0, agreement_weight: float | None = None,
     consistency_weight: float | None = None, l2: float | None = None,
     l1: float | None = None, l2_reduction: str | None = None,
@@ -46,6 +46,8 @@ def fedmatch(
     helper_interval: rounds between helpers, 1 / 10; none in other rounds.
     aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
       validation row right), or 'uniform'.
+    labeled_say: a client that holds labels counts so many times what it would
+      without; see `say.of`.
     threshold: confidence tau of the own model; above 1 no row counts. The
       third version's text has 0.85.
     tie: of votes, see `losses.agreement_vote`.

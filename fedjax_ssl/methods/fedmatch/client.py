@@ -13,7 +13,7 @@ from fedjax_ssl.core import local, optimizers, tree
 from fedjax_ssl.core.optimizers import Plateau
 from fedjax_ssl.core.types import Client, PyTree, Task, Update, Variables
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base, plateau
+from fedjax_ssl.methods import plateau, say
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.settings import Settings
 
@@ -158,7 +158,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
     key: draws orders and views.
 
   Returns:
-    The update; its weight is 1 if the client has rows that are used.
+    The update; its weight is its say, 0 without rows that are used.
   """
   order_key, step_key = jax.random.split(key)
   memory = client.memory
@@ -190,10 +190,11 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}
   after = Memory(rate, sent if s.copies else None,
                  model if s.keep_local else None)
-  took_part = base.rows_used(client.shard, s.streams) > 0
+  weight = say.of(client.shard, s.streams, labeled_say=s.labeled_say)
+  took_part = weight > 0
   sigma, psi = tree.subtract(sent, (payload.sigma, payload.psi))
   message = Message(sigma if s.sends_sigma else None,
                     psi if s.sends_psi else None,
                     tree.subtract(learner.stats, payload.stats))
-  return Update(message, took_part.astype(jnp.float32),
-                tree.where(took_part, after, memory), metrics, up, down)
+  return Update(message, weight, tree.where(took_part, after, memory),
+                metrics, up, down)

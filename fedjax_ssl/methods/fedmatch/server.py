@@ -147,7 +147,8 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
     task: the static choices.
     s: settings.
     server: before.
-    updates: [1, S, ...]; a weight of 0 is a client that sent nothing usable.
+    updates: [1, S, ...]; weights are the clients' say, 0 of one that sent
+      nothing usable.
     cohort: who they are.
     context: validation rows.
     key: not used.
@@ -163,7 +164,7 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
   if s.judges:
     scores = jnp.where(active, updates.metrics[SCORE][0], 0)
   if s.aggregation == 'reliability':
-    weights = jnp.where(scores.sum() > 0, scores, weights)
+    weights *= jnp.where(scores.sum() > 0, scores, 1)
   sent = (server.sigma, server.psi, server.stats)
   new, each = [], []
   for old, gaps in zip(sent, message, strict=True):

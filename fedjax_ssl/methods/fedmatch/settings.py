@@ -8,6 +8,7 @@ from typing import Any
 
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Task
+from fedjax_ssl.methods import say
 from fedjax_ssl.methods.fedmatch.losses import Weights
 
 # Values for labels at the clients; what differs at the server is below. The
@@ -60,6 +61,7 @@ class Settings:
   helper_choice: str
   helper_interval: int
   aggregation: str
+  labeled_say: float
   learn: str
   psi_init: float
   density: float
@@ -138,6 +140,7 @@ def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
                       ('patience', 1)):
     if v[name] < least:
       raise ValueError(f'{name} must be at least {least}, not {v[name]}.')
+  say.check('uniform', v['labeled_say'])
   if not 0 <= v['density'] <= 1:
     raise ValueError(f'density must be in [0, 1], not {v["density"]}.')
   if at_server and v['learn'] == 'sigma':

@@ -1,0 +1,66 @@
+"""How much a client counts, by itself and in the methods that average."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Client
+from fedjax_ssl.methods import say
+from fedjax_ssl.methods.fedmatch.client import Payload
+from tests import toy
+
+
+@pytest.mark.parametrize('streams', ['both', 'labeled', 'unlabeled'])
+@pytest.mark.parametrize('weighting', say.WEIGHTINGS)
+@pytest.mark.parametrize('factor', [1.0, 2.5])
+def test_weights_of_all_clients(streams, weighting, factor):
+  federation, _ = toy.federation()
+  got = say.of(federation.clients, streams, weighting=weighting,
+               labeled_say=factor)
+  for weight, labeled, unlabeled in zip(
+      got, toy.LABELED, toy.UNLABELED, strict=True):
+    rows = {'both': labeled + unlabeled, 'labeled': labeled,
+            'unlabeled': unlabeled}[streams]
+    count = rows if weighting == 'examples' else float(rows > 0)
+    assert weight == (factor if labeled else 1) * count
+
+
+@pytest.mark.parametrize('text, received', [
+    ("pseudo_label(weighting='uniform', labeled_say=3.0)", None),
+    ("mixmatch(weighting='uniform', labeled_say=3.0)", None),
+    ('fedmatch(num_helpers=0, labeled_say=3.0)', 'broadcast'),
+    ('fedssl(gan_width=4)', 'nets')])
+def test_agents_with_labels_count_three_times(text, received):
+  """As FedSSL's groups of agents need to be equal; the work is not done."""
+  federation, _ = toy.federation()
+  method = methods.make(text, toy.task())
+  state = method.init(jax.random.key(0), federation)
+  update, payload = method.client_update, state.server
+  assert update is not None
+  if received == 'nets':
+    payload = payload.nets
+  elif received == 'broadcast':
+    payload = Payload(payload.sigma, payload.psi, payload.stats, None, None)
+
+  @jax.jit
+  def weight(i):  # All but the weight is dead code to the compiler.
+    client = Client(i, tree.take(federation.clients, i),
+                    tree.take(state.memory, i), federation.train,
+                    federation.validation, jnp.int32(0), jnp.int32(0))
+    return update(payload, client, jax.random.key(1)).weight
+  np.testing.assert_array_equal(
+      [weight(jnp.int32(i)) for i in range(toy.NUM_CLIENTS)],
+      [3 if labeled else float(unlabeled > 0) for labeled, unlabeled in
+       zip(toy.LABELED, toy.UNLABELED, strict=True)])
+
+
+@pytest.mark.parametrize('name', ['pseudo_label', 'mixmatch', 'fedmatch',
+                                  'fedssl'])
+@pytest.mark.parametrize('value', ['0.0', '-1.0', '1e999'])
+def test_refuses(name, value):
+  with pytest.raises(ValueError, match='labeled_say'):
+    methods.make(f'{name}(labeled_say={value})', toy.task())
