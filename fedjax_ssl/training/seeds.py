@@ -145,9 +145,13 @@ class Sequential:
     """Evaluates every seed and starts new totals."""
     out = [_to_row(round_, seed, self._totals[i], self._scores(i))
            for i, seed in enumerate(self._seeds)]
+    self.restart_totals()
+    return out
+
+  def restart_totals(self) -> None:
+    """Starts new sums of metrics."""
     self._totals = [placement.whole(tree.zeros_like(t), self._mesh)
                     for t in self._totals]
-    return out
 
   def scores(self, round_: int) -> list[Row]:
     """Evaluates every seed, without what was measured during training."""
@@ -211,9 +215,13 @@ class Together(Sequential):
     scores = self._score(self._state, self._stacked, self._probe)
     out = [_to_row(round_, seed, self._totals[i], tree.take(scores, i))
            for i, seed in enumerate(self._seeds)]
+    self.restart_totals()
+    return out
+
+  def restart_totals(self):
+    """Starts new sums of metrics."""
     self._total = placement.whole(tree.zeros_like(self._total), self._mesh)
     self._split()
-    return out
 
   def _split(self) -> None:
     count = range(len(self._seeds))
