@@ -142,6 +142,17 @@ def test_run_keeps_every_word_whole(cloud):
   call('run', 'python', 'fail', code=1)
 
 
+def test_a_pod_takes_one_run_over_all_hosts(cloud):
+  pod = '--type=v5litepod-16'
+  call(pod, 'create')
+  call(pod, 'run', 'python', 'experiments/digits_dirdir.py', '--distributed')
+  call(pod, 'run', 'python', '-c', 'print()')  # Such as preparing data.
+  create, experiment, plain = said(cloud)
+  assert '--accelerator-type=v5litepod-16' in create
+  assert '--worker=all' in experiment and '--distributed' in experiment[-1]
+  assert '--worker=all' in plain
+
+
 def test_fetch_and_delete(cloud, tmp_path):
   call('fetch', str(tmp_path / 'results'))
   call('delete')
@@ -247,8 +258,10 @@ def test_a_deletion_that_fails_is_not_passed_over(cloud):
     (['run', '--dry_run', 'python'], '--dry_run: settings go before'),
     (['all', '--spot=yes', 'python'], '--spot=yes: settings go before'),
     (['fetch', '--dry_run'], '--dry_run: settings go before'),
-    (['--type=v5litepod-16', 'create'], 'several hosts'),
-    (['--type=v4-16', 'all', 'python'], 'several hosts')])
+    (['--type=v5litepod-16', 'run', 'python', 'launch/sweep.py', 'grid.txt'],
+     'several hosts'),
+    (['--type=v4-16', 'all', 'python', 'experiments/digits_dirdir.py'],
+     '--distributed')])
 def test_wrong_words_are_refused(cloud, words, text):
   done = call(*words, code=2)
   assert text in done.stderr and len(done.stderr.splitlines()) == 1

@@ -12,6 +12,7 @@ import pytest
 from fedjax_ssl.models import conv
 from tests import hlo
 
+
 def _net(conv_impl):
   """Loss of a net with each kind of layer: first, 5x5, stride, 3x3, 1x1."""
   shapes = [(3, 3, 3, 8, 1), (5, 5, 8, 16, 1), (3, 3, 16, 16, 2),
