@@ -93,6 +93,7 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray
     raise ValueError('This setting labels rows of clients; give '
                      '--labels_at=clients.')
   scheme = {'clients': data.dirichlet_clients,
+            'shares': data.dirichlet_shares,
             'capped': data.dirichlet_capped}[FLAGS.dirichlet]
   owner = scheme(rng, labels, FLAGS.num_clients, alpha=FLAGS.alpha, where=pool)
   return data.label_within(rng, labels, owner,

@@ -14,6 +14,6 @@ if __name__ == '__main__':
   common.main(
       common.one_pool, dataset='cifar10', model='resnet34', norm='group',
       method='fedlabel', split='80/5/15', num_clients=100, cohort_size=10,
-      alpha=0.1, labeled_fraction=0.2, learning_rate=0.1, local_steps=20,
-      labeled_batch=64, unlabeled_batch=64, strong='ra_fedlabel',
-      num_rounds=200)
+      alpha=0.1, dirichlet='shares', labeled_fraction=0.2, learning_rate=0.1,
+      local_steps=20, labeled_batch=64, unlabeled_batch=64,
+      strong='ra_fedlabel', num_rounds=200)

@@ -92,9 +92,11 @@ _FLOATS: dict[str, tuple[Any, str, Any, Any]] = {
 _CHOICES: dict[str, tuple[Any, Any, str]] = {
     'labels': ('few', ('few', 'all'), 'few, or all: the upper bound.'),
     'labels_at': ('clients', ('clients', 'server'), 'Who holds the labels.'),
-    'dirichlet': ('clients', ('clients', 'capped'), 'Where all rows are dealt '
-                  'in one pool: clients draw a class mix each and hold as many '
-                  'rows, or classes are cut up, capped at the mean.'),
+    'dirichlet': ('clients', ('clients', 'shares', 'capped'), 'Where all rows '
+                  'are dealt in one pool: clients draw a class mix each, alpha '
+                  'in total, and hold as many rows; they draw one, alpha for '
+                  'each class, and classes are cut by its shares; or classes '
+                  'are cut up, alpha for each client, capped at the mean.'),
     'optimizer': ('sgd', optimizers.OPTIMIZERS, 'Optimizer of a client.'),
     'norm': ('auto', ('auto', 'none', 'batch', 'group', 'static'),
              "Normalization layers; auto: the model's own."),

@@ -39,7 +39,8 @@ LAYERS = {
                  'methods.base', 'methods.bilevel', 'methods.meta_labels',
                  'methods.gmixup', 'methods.objective', 'methods.plateau',
                  'methods.private_agents', 'methods.regulation',
-                 'methods.roles', 'methods.say', 'methods.splice'),
+                 'methods.roles', 'methods.say', 'methods.selection',
+                 'methods.splice'),
     # A method too long for one file is a package.
     'methods.fedmatch': ('core', *LEAVES, 'data.batching', 'methods.base',
                          'methods.plateau', 'methods.say'),

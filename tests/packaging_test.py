@@ -20,6 +20,7 @@ DISTRIBUTIONS = {
     'PIL': 'pillow', 'absl': 'absl-py', 'array_record': 'array-record',
     'jaxlib': 'jax', 'ml_dtypes': 'jax', 'orbax': 'orbax-checkpoint',
     'sklearn': 'scikit-learn',
+    'xdist': 'pytest-xdist',
     'tensorflow_datasets': 'tensorflow-datasets', 'yaml': 'pyyaml'}
 # One distribution for each platform.
 ALTERNATIVES = {'tensorflow': {'tensorflow', 'tensorflow-cpu'}}

@@ -12,6 +12,7 @@ from fedjax_ssl.data.partition import (
     choose_validation,
     dirichlet_capped,
     dirichlet_clients,
+    dirichlet_shares,
     iid_count,
     iid_random,
     label_clients,
@@ -31,8 +32,8 @@ from fedjax_ssl.data.streaming import deal_tasks
 __all__ = (
     'DataError', 'Dataset', 'PARTITIONS', 'Partition', 'bimb', 'choose_labeled',
     'choose_validation', 'class_counts', 'datasets', 'deal_tasks', 'describe',
-    'dirichlet_capped', 'dirichlet_clients', 'federate', 'federation',
-    'iid_count', 'iid_random', 'label_clients', 'label_within',
+    'dirichlet_capped', 'dirichlet_clients', 'dirichlet_shares', 'federate',
+    'federation', 'iid_count', 'iid_random', 'label_clients', 'label_within',
     'labeled_min_size', 'load', 'load_partition', 'partition',
     'partition_hash', 'round_robin', 'save_partition', 'shards', 'shift',
     'split_validation', 'streaming', 'text')

@@ -161,7 +161,9 @@ def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
   """RandAugment of FedLabel: ten operations, all at level 1 of 10.
 
   The paper calls (1, 10) the hyperparameters and describes ten operations of
-  the 14, so the pair is (magnitude, number).
+  the 14, so the pair is (magnitude, number). The authors' code reads it the
+  other way round, one operation at level 10 of 30: give
+  `ra_cubuk(num_ops=1, magnitude=10, levels=30)`.
 
   Args:
     num_ops: as in `ra_cubuk`.

@@ -17,6 +17,7 @@ from fedjax_ssl.data import partition_checks as checks
 from fedjax_ssl.data.partition_dirichlet import (
   dirichlet_capped,
   dirichlet_clients,
+  dirichlet_shares,
   labeled_min_size,
 )
 from fedjax_ssl.data.partition_file import (
@@ -39,10 +40,10 @@ from fedjax_ssl.data.partition_labels import (
 __all__ = (
     'PARTITIONS', 'Partition', 'bimb', 'bimb_rows', 'check_partition',
     'choose_labeled', 'make_partition',
-    'choose_validation', 'dirichlet_capped', 'dirichlet_clients', 'iid_count',
-    'iid_random', 'label_clients', 'label_within', 'labeled_min_size',
-    'load_partition', 'partition_hash', 'round_robin', 'save_partition',
-    'shards', 'shift', 'split_owner')
+    'choose_validation', 'dirichlet_capped', 'dirichlet_clients',
+    'dirichlet_shares', 'iid_count', 'iid_random', 'label_clients',
+    'label_within', 'labeled_min_size', 'load_partition', 'partition_hash',
+    'round_robin', 'save_partition', 'shards', 'shift', 'split_owner')
 
 def _nobody(labels: np.ndarray) -> np.ndarray:
   return np.full(labels.shape, -1, np.int32)
@@ -258,6 +259,7 @@ PARTITIONS: dict[str, Callable[..., np.ndarray]] = {
     'bimb': bimb,
     'dirichlet_capped': dirichlet_capped,
     'dirichlet_clients': dirichlet_clients,
+    'dirichlet_shares': dirichlet_shares,
     'iid_count': iid_count,
     'iid_random': iid_random,
     'round_robin': round_robin,

@@ -109,14 +109,7 @@ def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
       break
   else:
     raise ValueError(f'none of {draws} draws with {message}')
-  local = np.full(labels.shape, -1, np.int64)
-  local[where] = index
-  rows, ranks = checks.by_class(rng, np.maximum(local, 0), where)
-  owner = np.full(labels.shape, -1, np.int32)
-  for c in range(classes.size):
-    mine = local[rows] == c
-    owner[rows[mine]] = np.searchsorted(bounds[c], ranks[mine], 'right')
-  return owner
+  return _cut(rng, where, index, bounds)
 
 
 def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
@@ -169,11 +162,66 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
       got = np.minimum(got, left)
       taken[k] += got
       left = left - got
-  local = np.zeros(labels.shape, np.int64)
+  return _cut(rng, where, index, np.cumsum(taken, axis=0).T)
+
+
+def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
+                     num_clients: int, *, alpha: float = 0.5,
+                     where: np.ndarray | None = None) -> np.ndarray:
+  r"""Cuts each class by the shares that clients' class mixes have in it.
+
+  Client k draws a mix :math:`q_k \sim Dir(\alpha 1_C)`, and the rows of class c
+  are cut in proportion to :math:`q_{kc} / \sum_j q_{jc}`: every row is dealt,
+  and clients differ in size. The scheme of FedLabel's code.
+
+  Args:
+    rng: host generator.
+    labels: int[D].
+    num_clients: N.
+    alpha: concentration for each class; towards 0 a client has one class, or
+      none where more clients want a class than there are; infinity is IID.
+    where: bool[D], the pool.
+
+  Returns:
+    int32[D] owners; a client may get no rows.
+
+  Raises:
+    ValueError: if an argument is out of range.
+
+  References:
+    microsoft/msrflute, experiments/semisupervision.
+  """
+  labels, where = checks.pool(labels, where)
+  num_clients = checks.count('num_clients', num_clients)
+  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
+  classes, index, class_sizes = np.unique(
+      labels[where], return_inverse=True, return_counts=True)
+  bounds = np.zeros((classes.size, num_clients), np.int64)
+  if classes.size:
+    mixes = np.stack([_mix(rng, np.full(classes.size, alpha))
+                      for _ in range(num_clients)])
+    # A class that nobody drew goes to all alike.
+    mixes[:, mixes.sum(0) <= 0] = 1
+    ends = np.cumsum(mixes, axis=0)
+    bounds = np.floor(ends / ends[-1] * class_sizes).astype(np.int64).T
+  return _cut(rng, where, index, bounds)
+
+
+def _cut(rng: np.random.Generator, where: np.ndarray, index: np.ndarray,
+         bounds: np.ndarray) -> np.ndarray:
+  """int32[D] owners: client k's part of class c ends at bounds[c, k].
+
+  Args:
+    rng: shuffles the rows of a class.
+    where: bool[D], the pool.
+    index: int[M], the class of each of its rows, from 0.
+    bounds: int[C, N]; rows from bounds[c, -1] on stay at -1.
+  """
+  local = np.zeros(where.shape, np.int64)
   local[where] = index
   rows, ranks = checks.by_class(rng, local, where)
-  owner = np.full(labels.shape, -1, np.int32)
-  for c, ends in enumerate(np.cumsum(taken, axis=0).T):
+  owner = np.full(where.shape, -1, np.int32)
+  for c, ends in enumerate(bounds):
     mine = (local[rows] == c) & (ranks < ends[-1])
     owner[rows[mine]] = np.searchsorted(ends, ranks[mine], 'right')
   return owner

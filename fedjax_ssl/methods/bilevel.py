@@ -6,7 +6,7 @@ numbered as there. `regulation` holds the parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,20 @@ import optax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Array, Batch, Metrics, PyTree, Variables
+from fedjax_ssl.core.types import Batch, COUNTED, Metrics, PyTree, Variables
 from fedjax_ssl.methods import base, regulation
 
 # Rows of Table 2: FedDure, F-reg, C-reg, Baseline+MAML, Baseline.
 REGULATORS = ('both', 'fine', 'coarse', 'maml', 'none')
-# (model, inputs, mask) -> logits float[B, C], statistics: `Task.apply_train`.
-Apply = Callable[[Variables, Any, Array], tuple[jax.Array, PyTree]]
+# Passes of a step through the network, forward and backward, as (times the
+# labeled, times the unlabeled rows). The second derivative's pass counts as
+# forward, for it goes from the inputs to the logits.
+_PASSES = {'both': ((4, 4), (2, 3)), 'fine': ((2, 3), (2, 2)),
+           'coarse': ((3, 3), (1, 2)), 'maml': ((2, 3), (1, 2)),
+           'none': ((1, 2), (1, 1))}
+# (model, inputs, mask[, key]) -> logits float[B, C], statistics:
+# `Task.apply_train`.
+Apply = Callable[..., tuple[jax.Array, PyTree]]
 
 
 class Views(NamedTuple):
@@ -61,11 +68,12 @@ def _descend(rule, grads, opt_state, params):
   return optax.apply_updates(params, updates), opt_state
 
 
-def _together(apply: Apply, model: Variables, views: Sequence[Batch]
+def _together(apply: Apply, model: Variables, views: Sequence[Batch],
+              dropping: Sequence[jax.Array]
               ) -> tuple[list[jax.Array], PyTree]:
   """One pass over several views: logits of each, and the statistics."""
   rows = base.joined(views)
-  logits, stats = apply(model, rows.inputs, rows.mask)
+  logits, stats = apply(model, rows.inputs, rows.mask, *dropping)
   ends = [sum(v.mask.shape[0] for v in views[:i + 1])
           for i in range(len(views) - 1)]
   return jnp.split(logits, ends), stats
@@ -74,8 +82,8 @@ def _together(apply: Apply, model: Variables, views: Sequence[Batch]
 def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
          which: str = 'both', virtual_rate: float = 5e-4,
          threshold: float = 0.95, detach: bool = False,
-         form: str = 'probabilities', joint: bool = False
-         ) -> tuple[Carry, Metrics]:
+         form: str = 'probabilities', joint: bool = False,
+         key: jax.Array | None = None) -> tuple[Carry, Metrics]:
   r"""One local iteration of FedDure.
 
   In this order: pseudo-labels (1); phi^- (4) and w (5) through it; phi (2);
@@ -102,18 +110,22 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
     form: what F-reg sees, 'probabilities' or 'logits'.
     joint: the weak view goes through theta together with the other two, as
       networks with batch statistics need it.
+    key: for networks with dropout, which drop the same in all passes over the
+      same rows; a weak view that goes apart, and None, drop nothing.
 
   Returns:
     The carry, and metrics: `reward`, the d of C-reg, if there is one;
     `mask_rate`, the mean of m; `labeled_loss`, `unlabeled_loss`, and their sum
-    `train_loss`, without the reward's part.
+    `train_loss`, without the reward's part; and the passes through the network.
   """
   labeled, weak, strong = views
   model, (_, coarse_state, fine_state) = carry.model, carry.opt_states
   coarse, fine, reward = carry.coarse, carry.fine, jnp.float32(0)
+  dropping = () if key is None else (key,)
 
   def logits_of(params, rows):
-    return apply(model._replace(params=params), rows.inputs, rows.mask)[0]
+    return apply(model._replace(params=params), rows.inputs, rows.mask,
+                 *dropping)[0]
 
   def labeled_loss(params):
     return losses.cross_entropy(
@@ -121,13 +133,14 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
 
   def passes(params):
     seen = (weak, labeled, strong) if joint else (labeled, strong)
-    logits, stats = _together(apply, model._replace(params=params), seen)
+    logits, stats = _together(apply, model._replace(params=params), seen,
+                              dropping)
     return logits[-2:], (logits[0], stats)
 
   (known, bold), pull, (first, stats) = jax.vjp(
       passes, model.params, has_aux=True)
-  target = first if joint else logits_of(
-      jax.lax.stop_gradient(model.params), weak)
+  target = first if joint else apply(
+      jax.lax.stop_gradient(model), weak.inputs, weak.mask)[0]
   labels, accepted = losses.pseudo_label(
       target, threshold=0.0 if which in ('both', 'fine') else threshold)
 
@@ -178,6 +191,9 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
              'labeled_loss': base.over_rows(supervised, labeled),
              'unlabeled_loss': base.over_rows(weighted, strong),
              'train_loss': supervised + weighted}
+  for name, (known_times, times) in zip(COUNTED, _PASSES[which], strict=True):
+    metrics[name] = (known_times * labeled.mask.sum()
+                     + times * strong.mask.sum())
   if which in ('both', 'coarse'):
     metrics['reward'] = base.over_rows(reward, labeled)
   return Carry(Variables(params, stats), coarse, fine, Rules(

@@ -61,12 +61,6 @@ class _Memory(NamedTuple):
   model: PyTree  # Its last model; () where local models are not kept.
 
 
-def _check(**least: tuple[float, float]) -> None:
-  for name, (value, bound) in least.items():
-    if not bound <= value < float('inf'):
-      raise ValueError(f'{name} must be at least {bound}, not {value}.')
-
-
 def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
             averaged: str = 'no', virtual_rate: float = 5e-4,
             threshold: float | None = None, detach: bool = False,
@@ -89,7 +83,7 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
       of them, in place of the received model and the client's own F-reg
       (Avg F-reg and Avg C-reg of Table 2). They are then sent too.
     virtual_rate: eta_s of the virtual step (4), the paper's 0.0005. The other
-      two rates are the task's.
+      two rates are the task's; the paper has one number for all three.
     threshold: of confidence, where one is used. None is 0.95 in the paper's
       profile, which leaves it open, and 0.6 in the official one.
     detach: the weights H are constants for C-reg's gradient.
@@ -118,9 +112,10 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
   names.check('averaged', averaged, ('no', 'last', 'all'))
   names.check('fine_input', fine_input, regulation.FORMS)
   names.check('weighting', weighting, say.WEIGHTINGS)
-  _check(virtual_rate=(virtual_rate, 0), hidden=(hidden, 1),
-         fine_tune_steps=(fine_tune_steps, 0), main_steps=(main_steps, 1),
-         warmup_steps=(warmup_steps, 0), wait_steps=(wait_steps, 0))
+  names.finite(0, virtual_rate=virtual_rate, threshold=threshold,
+               fine_tune_steps=fine_tune_steps, warmup_steps=warmup_steps,
+               wait_steps=wait_steps)
+  names.finite(1, hidden=hidden, main_steps=main_steps)
   if task.labels_at == 'server':
     raise ValueError("feddure needs labels_at='clients': its regulators learn "
                      "from each client's labels.")
@@ -169,7 +164,7 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
     def one(carry, batch, key):
       weak, labeled, strong = meta_labels.views(task, batch, key)
       return step(task.apply_train, carry, Views(labeled, weak, strong),
-                  rules=rules, **knobs)
+                  rules=rules, key=jax.random.fold_in(key, 0xd0), **knobs)
 
     carry, metrics = local.train(
         one, start(payload.model, coarse, fine, rules), batching.batches(
@@ -194,10 +189,8 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
         after.fine if keeps else (),
         tree.where(weight > 0, after.model, client.memory.model)
         if keep_local else ())
-    before = payload._replace(coarse=payload.coarse if travels else (),
-                              fine=payload.fine if travels else ())
     sent = after if travels else Server(after.model)
-    return Update(tree.subtract(sent, before), weight, memory, metrics)
+    return Update(tree.subtract(sent, payload), weight, memory, metrics)
 
   @aggregation.linear
   def finish(record, mean, cohort, context, key):

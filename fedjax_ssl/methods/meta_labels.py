@@ -21,6 +21,7 @@ from fedjax_ssl.core import local, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
+  COUNTED,
   Metrics,
   PyTree,
   Shard,
@@ -118,12 +119,15 @@ def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
 def fine_tune_step(task: Task, schedule: Schedule,
                    optimizer: optax.GradientTransformation) -> local.Step:
   """A supervised step of the teacher, whose batch statistics see all views."""
+  coupled = task.model.norm in ('batch', 'static')
+
   def step(learner: Learner, batch: Pair, key: jax.Array):
     weak, labeled, strong = views(task, batch, key)
 
     def loss_of(params):
       _, (logits, _), stats = base.forward_with_targets(
-          task, learner.teacher._replace(params=params), weak, labeled, strong)
+          task, learner.teacher._replace(params=params), weak, labeled, strong,
+          key=key)
       return losses.cross_entropy(logits, labeled.labels, labeled.mask), stats
 
     grads, stats = jax.grad(loss_of, has_aux=True)(learner.teacher.params)
@@ -132,7 +136,7 @@ def fine_tune_step(task: Task, schedule: Schedule,
         factor(learner.done, schedule))
     return learner._replace(
         teacher=Variables(params, stats), teacher_state=state,
-        done=learner.done + 1), {}
+        done=learner.done + 1), batching.passes(batch, 2 * coupled, 0)
   return step
 
 
@@ -155,10 +159,11 @@ def main_step(task: Task, schedule: Schedule,
   Returns:
     (learner, batch, key) -> (learner, metrics).
   """
-  def student_step(learner, labels, weak, labeled):
+  def student_step(learner, labels, weak, labeled, key):
     def run(params, rows):
       return task.apply_train(
-          learner.teacher._replace(params=params), rows.inputs, rows.mask)[0]
+          learner.teacher._replace(params=params), rows.inputs, rows.mask,
+          jax.random.fold_in(key, 0xd1))[0]
     def known(params):
       return losses.cross_entropy(
           run(params, labeled), labeled.labels, labeled.mask)
@@ -177,16 +182,20 @@ def main_step(task: Task, schedule: Schedule,
 
     def loss_of(params):
       target, (known, bold), stats = base.forward_with_targets(
-          task, learner.teacher._replace(params=params), weak, labeled, strong)
+          task, learner.teacher._replace(params=params), weak, labeled, strong,
+          key=key)
       labels, sure = losses.pseudo_label(target, threshold=threshold)
       student, state, dot = jax.lax.stop_gradient(
-          student_step(learner, labels, weak, labeled))
+          student_step(learner, labels, weak, labeled, key))
       supervised = losses.cross_entropy(known, labeled.labels, labeled.mask)
       consistent = losses.cross_entropy(
           bold, jax.nn.softmax(target), strong.mask * sure,
           total=strong.mask.sum())
       own = losses.cross_entropy(bold, bold.argmax(-1), strong.mask)
+      rows = labeled.mask.sum(), strong.mask.sum()
       metrics = {
+          'forward_passes': 3 * rows[0] + 3 * rows[1],
+          'backward_passes': rows[0] + 2 * rows[1],
           'reward': base.over_rows(-dot, labeled),
           'mask_rate': base.over_rows(
               losses.masked_mean(sure, strong.mask), strong),
@@ -220,11 +229,13 @@ def train(task: Task, schedule: Schedule, model: Variables, client: Client,
     threshold: see `main_step`.
 
   Returns:
-    The learner after the round, and the metrics of the second part.
+    The learner after the round, and the metrics of the second part; rows and
+    passes are those of both.
   """
   optimizer = task.optimizer(client.round)
   learner = start(model, optimizer)
-  rows = {'rows_used': jnp.float32(0), 'rows_processed': jnp.float32(0)}
+  sums = dict.fromkeys((*COUNTED, 'rows_used', 'rows_processed'),
+                       jnp.float32(0))
   metrics: Metrics = {}
   for part, make, steps in (
       (0, fine_tune_step(task, schedule, optimizer), schedule.fine_tune),
@@ -236,5 +247,5 @@ def train(task: Task, schedule: Schedule, model: Variables, client: Client,
     made = made._replace(
         num_steps=jnp.where(made.num_steps > 0, steps, 0).astype(jnp.int32))
     learner, metrics = local.train(make, learner, made, step_key)
-    rows = {name: value + metrics[name] for name, value in rows.items()}
-  return learner, {**metrics, **rows}
+    sums = {name: value + metrics[name] for name, value in sums.items()}
+  return learner, {**metrics, **sums}

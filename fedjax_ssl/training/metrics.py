@@ -36,8 +36,8 @@ the previous row; rounded to 7 digits above 16 MB |
 | models_sent | models down and up per client and round, in units of one dense \
 model; 2 is FedAvg's |
 | forward_passes, backward_passes | examples sent through the network and \
-derived through it, per client and round, in local training; FedDure's meta \
-steps count as one |
+derived through it, per client and round, in local training; of every network \
+of the client |
 | masked_share | masked examples over processed examples, 0..1 |
 | relation_loss | FedIRM's distance of class relations, over steps and rows |
 | labeled_share | clients with labels among those with a say, 0..1 |

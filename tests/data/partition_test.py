@@ -14,7 +14,8 @@ LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
 NAMES = sorted(partition.PARTITIONS)
 RANDOM = [name for name in NAMES if name != 'round_robin']
 # Those that deal every row of the pool.
-COMPLETE = ('dirichlet_capped', 'iid_random', 'round_robin', 'shards')
+COMPLETE = ('dirichlet_capped', 'dirichlet_shares', 'iid_random',
+            'round_robin', 'shards')
 
 
 def _rng(seed=0):
@@ -130,6 +131,7 @@ def _skew(owner, num_clients=10):
 
 @pytest.mark.parametrize('deal,knobs', [
     (partition.dirichlet_capped, {'min_size': 0}),
+    (partition.dirichlet_shares, {}),
     (partition.dirichlet_clients, {})])
 def test_alpha_runs_from_one_class_to_iid(deal, knobs):
   # Client by client a tiny alpha empties classes, and the last take what is
@@ -153,8 +155,31 @@ def test_client_mixes_have_the_variance_of_the_dirichlet_law():
   np.testing.assert_allclose(variance, .25 * .75 / 2, rtol=.15)
 
 
+def test_shares_cut_classes_as_the_mixes_ask():
+  """Each class is cut by q_kc / sum_j q_jc, q_k drawn client by client."""
+  labels = np.repeat(np.arange(3), [5000, 3000, 9000])
+  owner = partition.dirichlet_shares(_rng(5), labels, 4, alpha=0.7)
+  rng = _rng(5)
+  mixes = np.stack([rng.dirichlet(np.full(3, .7)) for _ in range(4)])
+  want = mixes / mixes.sum(0) * [5000, 3000, 9000]
+  np.testing.assert_allclose(_counts(owner, labels, 4), want, atol=1.01)
+
+
+def test_alpha_of_clients_is_in_total_and_of_shares_for_each_class():
+  """At .1 and ten classes one class a client, or about two."""
+  def classes(deal, alpha):
+    counts = _counts(deal(_rng(), LABELS, 50, alpha=alpha), LABELS, 50)
+    mixes = counts[counts.sum(1) > 4]
+    mixes = mixes / mixes.sum(1, keepdims=True)
+    return np.median(1 / np.square(mixes).sum(1))
+  assert classes(partition.dirichlet_clients, .1) < 1.1
+  assert classes(partition.dirichlet_shares, .1) > 1.4
+  assert classes(partition.dirichlet_clients, 1.0) > 1.4
+
+
 @pytest.mark.parametrize('deal,knobs', [
     (partition.dirichlet_capped, {'min_size': 0}),
+    (partition.dirichlet_shares, {}),
     (partition.dirichlet_clients, {})])
 @pytest.mark.parametrize('alpha', [1e-320, 1e-300, 1e-9, 1e300, 1.7e308])
 def test_extreme_alphas_deal_every_row(deal, knobs, alpha):
@@ -165,7 +190,8 @@ def test_extreme_alphas_deal_every_row(deal, knobs, alpha):
 
 
 @pytest.mark.parametrize('deal', [
-    partition.dirichlet_capped, partition.dirichlet_clients])
+    partition.dirichlet_capped, partition.dirichlet_clients,
+    partition.dirichlet_shares])
 @pytest.mark.parametrize('alpha', [
     0.0, -1.0, float('nan'), float('inf'), '0.5', None, True])
 def test_bad_alphas(deal, alpha):

@@ -37,7 +37,7 @@ def sizes(owner):
   return np.bincount(owner[owner >= 0], minlength=12)
 
 
-@pytest.mark.parametrize('dirichlet', ['clients', 'capped'])
+@pytest.mark.parametrize('dirichlet', ['clients', 'shares', 'capped'])
 @pytest.mark.parametrize('fraction', [0.05, 0.2, 1.0])
 def test_every_client_has_its_share_of_labels(dirichlet, fraction):
   FLAGS.labeled_fraction, FLAGS.dirichlet = fraction, dirichlet

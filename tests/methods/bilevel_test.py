@@ -280,6 +280,19 @@ def test_look_ahead_of_rate_zero_is_no_look_ahead():
   assert tree.global_norm(tree.subtract(b.params, c.params)) > 1e-3
 
 
+def test_c_reg_alone_with_all_labels_is_both_under_weights_of_one():
+  """At threshold 0 its weights are 1, as those of an F-reg that is sure."""
+  model, views = blobs()
+  sure = regulation.init_fine(KEY, 3, hidden=8)._replace(
+      out_bias=jnp.float32(90))
+  _, both, said = run(model, views, fine=sure)
+  _, alone, heard = run(model, views, fine=(), which='coarse', threshold=0.0)
+  chex.assert_trees_all_close((both.model, both.coarse),
+                              (alone.model, alone.coarse), rtol=1e-5, atol=1e-7)
+  np.testing.assert_allclose(said['reward'], heard['reward'], rtol=1e-5)
+  assert said['reward'] != 0
+
+
 def test_f_reg_learns_through_the_local_model_when_it_is_alone():
   """With theta in place of phi the two look-aheads are one."""
   model, views = blobs()
@@ -289,13 +302,19 @@ def test_f_reg_learns_through_the_local_model_when_it_is_alone():
   assert alone.coarse == ()
 
 
-def test_every_row_of_the_ablation_is_another_step():
+def test_every_row_of_the_ablation_is_another_step_of_its_own_cost():
   model, views = blobs()
   views = views._replace(strong=views.strong._replace(
       inputs=255 - views.strong.inputs))
-  made = [jax.tree.leaves(run(model, views, which=which, threshold=0.6,
-                              virtual_rate=0.5)[1].model.params)[1]
-          for which in bilevel.REGULATORS]
+  rows = {'both': 13 * 8, 'fine': 9 * 8, 'coarse': 9 * 8, 'maml': 8 * 8,
+          'none': 5 * 8}
+  made = []
+  for which in bilevel.REGULATORS:
+    _, after, metrics = run(model, views, which=which, threshold=0.6,
+                            virtual_rate=0.5)
+    made.append(jax.tree.leaves(after.model.params)[1])
+    assert (metrics['forward_passes'] + metrics['backward_passes']
+            == rows[which])
   for i, one in enumerate(made):
     for other in made[:i]:
       assert not np.allclose(one, other, atol=1e-5)

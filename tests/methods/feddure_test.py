@@ -1,6 +1,7 @@
 """FedDure's rounds: what persists, what travels, what the profiles do."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import chex
@@ -125,6 +126,7 @@ def test_f_regs_opinion_is_the_weight_of_pseudo_labels():
     ('feddure(regulators="all")', 'regulators'),
     ('feddure(averaged="mean")', 'averaged'),
     ('feddure(virtual_rate=-1.0)', 'virtual_rate'),
+    ('feddure(threshold=-0.1)', 'threshold'),
     ('feddure(hidden=0)', 'hidden'), ('feddure(main_steps=0)', 'main_steps'),
     ('feddure(fine_input="features")', 'fine_input'),
     ('feddure(weighting="rows")', 'weighting'),
@@ -133,6 +135,24 @@ def test_f_regs_opinion_is_the_weight_of_pseudo_labels():
 def test_bad_knobs_are_named(text, word):
   with pytest.raises(ValueError, match=word):
     methods.make(text, toy.task())
+
+
+@pytest.mark.parametrize('profile, without', [
+    ('paper', 1 / 6), ('official', 2 / 7)])
+def test_networks_with_dropout_drop_in_training(profile, without):
+  """Every pass has a key, but for the weak view that gives the labels."""
+  keys = []
+  task = toy.task()
+  def apply_train(model, inputs, mask, key=None):
+    keys.append(key)
+    return task.model.apply_train(model, inputs, mask, key)
+  method = methods.make(
+      f'feddure(profile="{profile}")', dataclasses.replace(
+          task, model=task.model._replace(apply_train=apply_train)))
+  federation, _ = toy.federation()
+  jax.eval_shape(lambda state: method.round(
+      state, federation, jnp.int32(0), KEY), method.init(KEY, federation))
+  assert sum(key is None for key in keys) == without * len(keys)
 
 
 def test_labels_must_be_at_the_clients():
@@ -157,10 +177,20 @@ def test_warm_up_of_the_official_code():
 def test_while_c_reg_waits_there_is_no_reward():
   """In the first 2 of its steps its rate is 0; the teacher moves on."""
   before, after, metrics = one_round(
-      'feddure(profile="official", fine_tune_steps=1, main_steps=2)')
+      'feddure(profile="official", fine_tune_steps=1, main_steps=2)',
+      cohort_size=toy.NUM_CLIENTS)
   assert metrics['reward'] == 0
   assert moved(before.server, after.server) > 0
-  assert metrics['num_participants'] == 3
+  assert metrics['num_participants'] == 5
+  def rows(of, size, steps):  # In batches; the stream begins anew.
+    return sum(min(size, n - size * (t % max(-(-n // size), 1)))
+               for n in of for t in range(steps))
+  first, known = rows(toy.LABELED, 3, 1), rows(toy.LABELED, 3, 2)
+  unknown = rows(toy.UNLABELED, 4, 2)
+  for name, passes in (('forward', first + 3 * known + 3 * unknown),
+                       ('backward', first + known + 2 * unknown)):
+    np.testing.assert_allclose(metrics[name + '_passes'], passes / 5,
+                               rtol=1e-6)
 
 
 def test_an_official_step_by_hand():

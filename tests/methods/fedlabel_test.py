@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client
-from fedjax_ssl.methods import fedlabel
+from fedjax_ssl.methods import fedlabel, selection
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights
@@ -166,6 +166,28 @@ def test_only_global_without_local_steps_or_consistency_equals_both():
   assert both[2]['local_rate'] == 0
 
 
+def test_the_codes_loss_is_a_mean_over_what_counts_and_teaches_by_w_l():
+  """CE over accepted rows; KL(w_L || w_U) over those in agreement, by ratio."""
+  for seed in range(3):
+    ours, theirs, strong, clean, mask = predictions(seed)
+    choice = fedlabel.select(ours, theirs, threshold=0.6, teacher='local')
+    value, _ = fedlabel.loss(choice, strong, clean, mask, consistency=0.7,
+                             divergence='discarded_first', over='accepted')
+    hard, soft = [], []
+    for i in range(int(mask.sum())):
+      p, q = softmax(ours[i]), softmax(theirs[i])
+      best, rest = (p, q) if p.var() >= q.var() else (q, p)
+      if best.max() <= 0.6:
+        continue
+      hard.append(-np.log(softmax(strong[i])[best.argmax()]))
+      if best.argmax() == rest.argmax():
+        soft.append(rest.var() / best.var() * np.sum(
+            q * np.log(q / softmax(clean[i]))))
+    assert soft and len(soft) < len(hard) < mask.sum()
+    np.testing.assert_allclose(value, np.mean(hard) + 0.7 * np.mean(soft),
+                               rtol=1e-5)
+
+
 @functools.lru_cache
 def update_of(text, client=0, **changes):
   """One client's Update from the initial model."""
@@ -191,6 +213,52 @@ def test_the_two_chains_add_up():
   assert whole.weight == labeled.weight + unlabeled.weight
   for part in (labeled, unlabeled):
     assert tree.global_norm(part.message) > 0
+
+
+def test_the_mean_is_half_the_sum():
+  whole = update_of('fedlabel(threshold=0.0)')
+  half = update_of("fedlabel(threshold=0.0, combine='mean')")
+  chex.assert_trees_all_close(
+      half.message, tree.scale(whole.message, 0.5), rtol=1e-6)
+  assert half.weight == whole.weight
+
+
+OFFICIAL = "fedlabel(profile='official', threshold=0.3, warmup={})"
+
+
+def test_the_code_averages_both_models_apart_and_takes_the_middle():
+  """w_L evenly, w_U by accepted rows: 1/2 mean + 1/2 weighted mean."""
+  text = OFFICIAL.format(0)
+  parts = [update_of(text, client).message for client in (0, 1)]
+  rows = [float(part[2]) for part in parts]
+  assert rows[0] != rows[1]
+  method = methods.make(text, toy.task())
+  server = method.init(KEY, toy.federation()[0]).server
+  mean = jax.tree.map(lambda x, y: (x + y) / 2, *parts)
+  assert method.aggregate is not None
+  new, _ = method.aggregate(server, mean, None, None, KEY)
+  w = server.model.params
+  def want(w, l0, l1, u0, u1):  # The second part is sent times its rows.
+    return w + (l0 + l1) / 4 + (u0 + u1) / sum(rows) / 2
+  chex.assert_trees_all_close(
+      new.model.params, jax.tree.map(
+          want, w, *(part[i].params for i in (0, 1) for part in parts)),
+      rtol=1e-5, atol=1e-7)
+
+
+def test_in_the_warmup_w_u_rests():
+  """Then the code takes half of the labeled step."""
+  early = update_of(OFFICIAL.format(1))
+  assert tree.global_norm(early.message[1]) == 0 and early.message[2] == 1
+  assert tree.global_norm(early.message[0]) > 0
+  assert early.metrics['mask_rate'].rows == 0
+  assert tree.global_norm(update_of(OFFICIAL.format(0)).message[1]) > 0
+
+
+def test_the_pull_is_a_mean_of_each_array():
+  a = {'x': jnp.arange(6.0).reshape(2, 3), 'y': jnp.array([3.0])}
+  gap = selection.mean_square_gaps(a, jax.tree.map(jnp.zeros_like, a))
+  np.testing.assert_allclose(gap, 55 / 6 + 9)
 
 
 def test_the_weight_counts_rows_that_were_used():
@@ -250,7 +318,9 @@ def test_passes_are_counted():
 @pytest.mark.parametrize('knobs, word', [
     ('threshold=1.5', 'threshold'), ('consistency=-1.0', 'consistency'),
     ("confidence='margin'", 'margin'), ("labeler='server'", 'labeler'),
-    ("divergence='both'", 'divergence'), ('labeled_steps=-1', 'labeled_steps'),
+    ("divergence='both'", 'divergence'), ("combine='max'", 'combine'),
+    ("profile='code'", 'profile'), ('warmup=-1', 'warmup'),
+    ('labeled_steps=-1', 'labeled_steps'),
     ("server='local'", 'server'), ("weighting='rows'", 'weighting')])
 def test_bad_knobs_are_named(knobs, word):
   with pytest.raises(ValueError, match=word) as error:
