@@ -67,7 +67,7 @@ def join() -> None:
   """Joins the other processes, before JAX looks for devices.
 
   Raises:
-    ValueError: if nothing says where they are.
+    ValueError: if nothing says where they are, or one does not come.
   """
   where = place()
   _count_cpu_devices(1 if where is None else where[1])
@@ -75,16 +75,16 @@ def join() -> None:
     return
   # The loop hears signals itself, and agrees on them.
   jax.config.update('jax_enable_preemption_service', False)
-  if where is not None:
-    jax.distributed.initialize(*where)
-    return
   try:
-    jax.distributed.initialize()
+    jax.distributed.initialize(*where or ())
   except ValueError as error:
     raise ValueError(
         f'--distributed finds no cluster ({error}); outside of those that JAX '
         'knows, such as TPU pods and Slurm, give --coordinator_address, '
         '--num_processes and --process_id.') from error
+  except RuntimeError as error:
+    raise ValueError(
+        f'--distributed: the processes did not all meet ({error}).') from error
 
 
 def _count_cpu_devices(num_processes: int) -> None:
@@ -119,25 +119,38 @@ def devices() -> list[jax.Device]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-  """Ends this process at once if it fails alone.
+  """Ends this process as the others need it.
 
-  At a regular end JAX would wait for the other processes, which wait for this
-  one; a process that is gone they notice.
+  Where all end together they say so to each other, lest the first to go be
+  missed. A process that fails alone ends at once: at a regular end it would
+  wait for the others, which wait for it; one that is gone they notice.
   """
   try:
     yield
-  except processes.AgreedError:
-    raise
   except BaseException as error:
-    if not FLAGS.is_parsed() or not FLAGS.distributed or (
-        processes.count() == 1):
-      raise
-    code = error.code if isinstance(error, SystemExit) else 1
-    if isinstance(error, ValueError | OSError | MemoryError):
-      code = 2
-      print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-    elif not isinstance(error, SystemExit):
-      traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    if processes.count() > 1 and not isinstance(
+        error, processes.AgreedError | processes.AgreedExit):
+      _end_alone(error)
+    raise
+  finally:
+    if FLAGS.distributed:
+      jax.distributed.shutdown()
+
+
+def _end_alone(error: BaseException) -> None:
+  """Says what happened and leaves, without a word to the others."""
+  code: object = 1
+  if isinstance(error, SystemExit):
+    code = error.code
+  elif isinstance(error, ValueError | OSError | MemoryError |
+                  jax.errors.JaxRuntimeError):
+    code = 2
+    print(f'error: {" ".join(str(error).split())}\nProcess '
+          f'{processes.index()} of {processes.count()} ends here; the loss of '
+          'another one shows so too. The same commands continue from the '
+          'newest checkpoint.', file=sys.stderr)
+  else:
+    traceback.print_exception(error)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code if isinstance(code, int) else int(code is not None))

@@ -189,9 +189,11 @@ def _run(deal: Deal, argv: Sequence[str]) -> None:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   settings.check()
   cluster.place()
-  with _ending_on_sigterm(), cluster.ending():
+  with _ending_on_sigterm():
     _prepare_jax()
-    _run_jobs(deal)
+    with cluster.ending():
+      processes.together(cluster.devices)
+      _run_jobs(deal)
 
 
 def _run_jobs(deal: Deal) -> None:
@@ -281,7 +283,6 @@ def _prepare_jax() -> None:
       jax.config.update('jax_compilation_cache_dir',
                         str(cache / 'fedjax_ssl' / 'xla'))
       jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-  cluster.devices()
 
 
 def _partition(deal: Deal, dataset: data.Dataset, seed: int

@@ -303,7 +303,7 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     if processes.is_first():
       print(f'Stopped at round {result.round}; the same command with '
             f'--workdir={FLAGS.workdir} continues.')
-    raise SystemExit(0)
+    raise processes.AgreedExit(0)
 
 
 def _draw(job: Job, round_: int, saved: Any) -> None:

@@ -61,18 +61,20 @@ done
 
 # Of every family, types of more than 8 have several hosts. There an experiment
 # is one run over all of them, or each host would run a copy.
+pod=()
 one_run() {
   [[ "$TYPE" =~ -([0-9]+)$ ]] || return 0
   ((10#${BASH_REMATCH[1]} > 8)) || return 0
   local word
   for word in "$@"; do
-    [[ "$word" != --distributed ]] || return 0
+    [[ "$word" != *--distributed* ]] || return 0
   done
   for word in "$@"; do
     case "$word" in
-      *experiments/*.py)
+      *\ *experiments/*.py* | *experiments/*.py*\ *)
         fail "--type=$TYPE has several hosts, each of which would run a copy;" \
           "add --distributed to the experiment's flags." ;;
+      *experiments/*.py) pod=(--distributed) ;;
       *launch/sweep.py)
         fail "--type=$TYPE has several hosts, each of which would run the grid;" \
           "take one of 8 or fewer, and several machines for more." ;;
@@ -223,7 +225,7 @@ case "$command" in
   run)
     no_setting "$@"
     one_run "$@"
-    run "$@" ;;
+    run "$@" "${pod[@]}" ;;
   fetch)
     no_setting "$@"
     [[ $# -le 1 ]] || fail "fetch takes one folder, but got: $*"
@@ -245,7 +247,7 @@ case "$command" in
     wait_for_it
     install
     code=0
-    run "$@" || code=$?
+    run "$@" "${pod[@]}" || code=$?
     fetch_or_keep || ((code)) || code=1
     exit "$code" ;;
   *) fail "$command is no command; --help lists them." ;;

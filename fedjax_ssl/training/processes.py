@@ -27,14 +27,23 @@ class AgreedError(ValueError):
   """An error that all processes of a run raise together."""
 
 
+class AgreedExit(SystemExit):
+  """An end that all processes of a run come to together."""
+
+
 def count() -> int:
   """How many processes the run has."""
   return jax.process_count()
 
 
+def index() -> int:
+  """Which of them this one is, from 0."""
+  return jax.process_index()
+
+
 def is_first() -> bool:
   """Whether this process reads and writes the run's files."""
-  return jax.process_index() == 0
+  return index() == 0
 
 
 def gather(numbers: Sequence[int]) -> np.ndarray:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pathlib
 import socket
 import time
@@ -15,14 +16,16 @@ import pytest
 import common
 import fedjax_ssl
 from fedjax_ssl.training import checkpoint, manifest, processes
+from tests import toy
 from tests.experiments import launcher
 
+PLACED = pathlib.Path(__file__).with_name('placed.py')
 ROUNDS = 12
 ARGS = (*launcher.SMALL, '--checkpoint_every=1', '--eval_every=2')
 
 
-def pair(folder: pathlib.Path, *args: str, second: tuple[str, ...] = ()
-         ) -> list[launcher.Started]:
+def pair(folder: pathlib.Path, *args: str, second: tuple[str, ...] = (),
+         script: pathlib.Path = launcher.DIGITS) -> list[launcher.Started]:
   """Starts a run of two processes on this machine.
 
   The second one is told of a folder of its own, as on a machine that does not
@@ -34,9 +37,24 @@ def pair(folder: pathlib.Path, *args: str, second: tuple[str, ...] = ()
   cluster_args = ('--distributed', f'--coordinator_address=localhost:{port}',
                   '--num_processes=2')
   return [launcher.start(place, *args, *cluster_args, f'--process_id={i}',
-                         *more)
+                         *more, script=script)
           for i, (place, more) in enumerate((
               (folder, ()), (elsewhere(folder), second)))]
+
+
+def until(started: list[launcher.Started], folder: pathlib.Path, round_: int
+          ) -> None:
+  """Waits for a checkpoint."""
+  while all(s.running for s in started) and newest(folder) < round_:
+    time.sleep(0.002)
+
+
+def ends(started: list[launcher.Started], code: int = 0) -> list[str]:
+  """What they printed, after all ended with this code."""
+  codes = [s.wait() for s in started]
+  output = [s.output() for s in started]
+  assert codes == [code] * len(started), output
+  return output
 
 
 def elsewhere(folder: pathlib.Path) -> pathlib.Path:
@@ -67,43 +85,56 @@ def expected(tmp_path_factory) -> dict[str, str]:
   return content(folder)
 
 
-def test_a_signal_to_one_ends_both_and_one_process_goes_on(tmp_path, expected):
+def test_processes_come_and_go_and_change_no_bit(tmp_path, expected):
   folder = tmp_path / 'run'
   started = pair(folder, *ARGS, '--num_devices=2', f'--num_rounds={ROUNDS}')
-  while all(s.running for s in started) and newest(folder) < 3:
-    time.sleep(0.002)
+  until(started, folder, 3)
   started[1].process.terminate()
-  output = [(s.wait(), s.output()) for s in started]
-  assert [code for code, _ in output] == [0, 0], output
+  first, second = ends(started)
   reached = newest(folder)
-  assert 3 <= reached < ROUNDS
-  assert f'Stopped at round {reached}' in output[0][1]
-  assert 'round' not in output[1][1]  # The first one speaks for both.
+  assert 3 <= reached < ROUNDS - 2
+  assert f'Stopped at round {reached}' in first
+  assert 'round' not in second  # The first one speaks for both.
   assert not elsewhere(folder).exists()
-  launcher.run(folder, *ARGS, '--num_devices=4', f'--num_rounds={ROUNDS}')
+  launcher.run(folder, *ARGS, '--num_devices=1', '--num_rounds=10')
+  first, second = ends(pair(folder, *ARGS, '--num_devices=4',
+                            f'--num_rounds={ROUNDS}'))
+  assert f'Results: {folder}' in first and 'Results' not in second
   assert content(folder) == expected
 
 
-def test_two_processes_go_on_where_one_stopped(tmp_path, expected):
+def test_one_that_is_lost_ends_the_other(tmp_path):
   folder = tmp_path / 'run'
-  launcher.run(folder, *ARGS, '--num_devices=2', '--num_rounds=5')
-  started = pair(folder, *ARGS, '--num_devices=4', f'--num_rounds={ROUNDS}')
-  output = [(s.wait(), s.output()) for s in started]
-  assert [code for code, _ in output] == [0, 0], output
-  assert f'Results: {folder}' in output[0][1]
-  assert content(folder) == expected
+  started = pair(folder, *ARGS, '--num_devices=2', '--num_rounds=100000')
+  until(started, folder, 3)
+  began = time.monotonic()
+  started[1].process.kill()
+  output, = ends(started[:1], code=2)
+  assert time.monotonic() - began < 60
+  assert 'error: ' in output and 'Traceback' not in output
+  assert 'Process 0 of 2 ends here; the loss of another' in output
+  assert newest(folder) >= 3
 
 
 def test_other_flags_of_one_process_are_refused_by_both(tmp_path):
   folder = tmp_path / 'run'
-  started = pair(folder, *ARGS, '--num_devices=2',
-                 second=('--learning_rate=0.5',))
-  for one in started:
-    assert one.wait() == 2, one.output()
-    assert 'process 1 of 2' in one.output()
-    assert 'learning_rate is 0.5 there and 0.05' in one.output()
-    assert 'Traceback' not in one.output()
+  for output in ends(pair(folder, *ARGS, '--num_devices=2',
+                          second=('--learning_rate=0.5',)), code=2):
+    assert 'process 1 of 2' in output
+    assert 'learning_rate is 0.5 there and 0.05' in output
+    assert 'Traceback' not in output
   assert not folder.exists()
+
+
+def test_each_process_holds_its_own_clients_only(tmp_path):
+  said = [json.loads(output.splitlines()[-1]) for output in ends(
+      pair(tmp_path / 'run', '--num_devices=2', '--cohort_size=2',
+           script=PLACED))]
+  half = toy.NUM_CLIENTS // 2
+  for own, here in zip((range(half), range(half, 2 * half)), said,
+                       strict=True):
+    assert here == {'memory': [*own], 'labeled': [*own], 'unlabeled': [*own],
+                    'inputs': 1.0}
 
 
 ADDRESS = {'coordinator_address': 'localhost:1234'}

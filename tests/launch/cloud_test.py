@@ -145,12 +145,15 @@ def test_run_keeps_every_word_whole(cloud):
 def test_a_pod_takes_one_run_over_all_hosts(cloud):
   pod = '--type=v5litepod-16'
   call(pod, 'create')
-  call(pod, 'run', 'python', 'experiments/digits_dirdir.py', '--distributed')
-  call(pod, 'run', 'python', '-c', 'print()')  # Such as preparing data.
-  create, experiment, plain = said(cloud)
+  for words in ('experiments/digits_dirdir.py',), ('-c', 'print()'), (
+      'experiments/digits_dirdir.py', '--distributed', '--bounds'):
+    call(pod, 'run', 'python', *words)
+  create, *runs = said(cloud)
   assert '--accelerator-type=v5litepod-16' in create
-  assert '--worker=all' in experiment and '--distributed' in experiment[-1]
-  assert '--worker=all' in plain
+  assert all('--worker=all' in words for words in runs)
+  assert [words[-1].count('--distributed') for words in runs] == [1, 0, 1]
+  call('run', 'python', 'experiments/digits_dirdir.py')  # One host.
+  assert '--distributed' not in said(cloud)[-1][-1]
 
 
 def test_fetch_and_delete(cloud, tmp_path):
@@ -260,7 +263,7 @@ def test_a_deletion_that_fails_is_not_passed_over(cloud):
     (['fetch', '--dry_run'], '--dry_run: settings go before'),
     (['--type=v5litepod-16', 'run', 'python', 'launch/sweep.py', 'grid.txt'],
      'several hosts'),
-    (['--type=v4-16', 'all', 'python', 'experiments/digits_dirdir.py'],
+    (['--type=v4-16', 'all', 'bash', '-c', 'python experiments/a.py; sync'],
      '--distributed')])
 def test_wrong_words_are_refused(cloud, words, text):
   done = call(*words, code=2)
