@@ -5,6 +5,7 @@ Its last line gives, by name of an array, the rows in this process's memory.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from absl import app
 import cluster
@@ -19,7 +20,7 @@ from tests import toy
 FLAGS = common.FLAGS
 
 
-def rows(array: jax.Array) -> list[int]:
+def rows(array: Any) -> list[int]:
   """The rows of an array that are here, once for every copy."""
   numbers = np.arange(array.shape[0])
   return sorted(int(i) for shard in array.addressable_shards

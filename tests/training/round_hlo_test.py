@@ -80,7 +80,7 @@ def _report(runs: seeds.Sequential, federation) -> dict[str, Any]:
   args = (runs.states[0], runs._totals[0], runs._federations[0], jnp.int32(0),
           jnp.int32(1), runs._roots[0][1])
   lowered = runs._run.lower(*args)
-  text = lowered.compile().as_text()
+  text = lowered.compile().as_text() or ''
   assert 'num_partitions=2' in text
   return {
       'convolutions': text.count(' convolution('),
@@ -96,7 +96,8 @@ def _programs(runs: seeds.Sequential) -> int:
   runs.advance(0, 1)
   runs.restart_totals()
   runs.advance(1, 2)
-  return runs._run._cache_size()
+  run: Any = runs._run
+  return run._cache_size()
 
 
 def _of_method(text: str) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _chatty() -> dict[str, Any]:
       out_specs=jax.sharding.PartitionSpec(), check_vma=False))
   model = _model().init(jax.random.key(0))
   text = run.lower(jnp.ones((8, toy.SIDE, toy.SIDE, 1)),
-                   model.params['Conv_0']).compile().as_text()
+                   model.params['Conv_0']).compile().as_text() or ''
   known = {x.shape for x in jax.tree.leaves(model)}
   return {'strange': hlo.strange_exchanges(text, known, _SLOTS, _NUMBERS)}
 
