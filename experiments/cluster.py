@@ -154,3 +154,13 @@ def _end_alone(error: BaseException) -> None:
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def mesh() -> jax.sharding.Mesh | None:
+  """The axis of clients over the devices; None of a single one."""
+  found = devices()
+  if len(found) == 1:
+    return None
+  return jax.make_mesh(
+      (len(found),), ('clients',), devices=found,
+      axis_types=(jax.sharding.AxisType.Auto,))

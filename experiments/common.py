@@ -229,7 +229,7 @@ def _build(deal: Deal, wanted: Sequence[Sequence[str]], horizon: int
   """The jobs, of which none has touched its folder."""
   dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split,
                       embeddings=FLAGS.embeddings)
-  run_one.check_sizes(dataset)
+  settings.check_sizes(dataset)
   deals = {seed: _partition(deal, dataset, seed) for seed in settings.seeds()}
   return [run_one.build(dataset, deals, name, pathlib.Path(folder), labels,
                         method, horizon)

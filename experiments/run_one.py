@@ -53,20 +53,6 @@ class Job(NamedTuple):
   mesh: jax.sharding.Mesh | None
 
 
-def check_sizes(dataset: data.Dataset) -> None:
-  """Raises ValueError if clients do not fit the data, or their cohort."""
-  num_train = len(dataset.train.labels)
-  if FLAGS.num_clients > num_train:
-    raise ValueError(f'--num_clients={FLAGS.num_clients} is more than the '
-                     f'{num_train} training examples of '
-                     f'--dataset={FLAGS.dataset}.')
-  if FLAGS.cohort_size > FLAGS.num_clients:
-    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
-                     f'--num_clients={FLAGS.num_clients}.')
-  if not len(dataset.test.labels):
-    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')
-
-
 def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
           folder: pathlib.Path, labels: str, method: str, horizon: int) -> Job:
   """Builds the federations and the method, and traces a round.
@@ -99,7 +85,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
         f'--labels=all with --labels_at=server leaves --method={method} no '
         'unlabeled rows at the clients; give --method=fedavg or fedprox.')
   spec = _spec(dataset, federations, method, horizon)
-  mesh = _mesh()
+  mesh = cluster.mesh()
   try:
     task = fssl.make_task(spec, mesh)
     with messages.of_method(method):
@@ -195,15 +181,6 @@ def schedule_rounds() -> int:
     stored = workdir_lib.read_config(FLAGS.workdir).get('flags', {}).get(
         'schedule_rounds')
   return stored or FLAGS.num_rounds
-
-
-def _mesh() -> jax.sharding.Mesh | None:
-  devices = cluster.devices()
-  if len(devices) == 1:
-    return None
-  return jax.make_mesh(
-      (len(devices),), ('clients',), devices=devices,
-      axis_types=(jax.sharding.AxisType.Auto,))
 
 
 def _check_folder(job: Job) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from absl import flags
 import messages
 
+from fedjax_ssl import data
 from fedjax_ssl.core import names, optimizers
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -140,8 +141,6 @@ FREE = ('num_rounds', 'eval_every', 'checkpoint_every', 'data_dir', 'workdir',
 # May differ between the processes of a run.
 OWN = ('coordinator_address', 'data_dir', 'embeddings', 'num_processes',
        'partition_file', 'process_id', 'workdir')
-
-
 # Not taken from a run's folder when it is evaluated: about this process.
 _OF_PROCESS = ('workdir', 'eval_only', 'num_devices', 'tensorboard',
                'pictures', 'distributed', 'coordinator_address',
@@ -258,3 +257,17 @@ def method() -> str:
   name, knobs = names.parse(FLAGS.method)
   knobs = {**knobs, 'profile': FLAGS.profile}
   return f'{name}({", ".join(f"{k}={v!r}" for k, v in knobs.items())})'
+
+
+def check_sizes(dataset: data.Dataset) -> None:
+  """Raises ValueError if clients do not fit the data, or their cohort."""
+  num_train = len(dataset.train.labels)
+  if FLAGS.num_clients > num_train:
+    raise ValueError(f'--num_clients={FLAGS.num_clients} is more than the '
+                     f'{num_train} training examples of '
+                     f'--dataset={FLAGS.dataset}.')
+  if FLAGS.cohort_size > FLAGS.num_clients:
+    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
+                     f'--num_clients={FLAGS.num_clients}.')
+  if not len(dataset.test.labels):
+    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')
