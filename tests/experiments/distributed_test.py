@@ -118,10 +118,11 @@ def test_one_that_is_lost_ends_the_other(tmp_path):
 
 def test_other_flags_of_one_process_are_refused_by_both(tmp_path):
   folder = tmp_path / 'run'
-  for output in ends(pair(folder, *ARGS, '--num_devices=2',
-                          second=('--learning_rate=0.5',)), code=2):
+  started = pair(folder, *ARGS, '--num_devices=2', '--learning_rate=0.25',
+                 second=('--learning_rate=0.5',))
+  for output in ends(started, code=2):
     assert 'process 1 of 2' in output
-    assert 'learning_rate is 0.5 there and 0.05' in output
+    assert 'learning_rate is 0.5 there and 0.25' in output
     assert 'Traceback' not in output
   assert not folder.exists()
 
