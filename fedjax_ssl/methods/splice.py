@@ -23,8 +23,8 @@ def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
     if found:
       break
   if not 0 <= count <= len(found):
-    raise ValueError(f'num_shared is {count}; the network has '
-                     f'{len(found)} layers to share: {", ".join(found)}.')
+    raise ValueError(f'num_shared is {count}; the network has {len(found)} '
+                     f'layers to share: {", ".join(found) or "give 0"}.')
   return tuple(found[:count])
 
 
