@@ -256,12 +256,12 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
     with metrics.MetricsWriter(
         place.path, done, tensorboard=FLAGS.tensorboard) as writer:
       _train(job, steps, writer, saved)
-  rows = metrics.read(place.path)
-  if not rows:
+  seeds = report.by_seed(metrics.read(place.path))
+  if not seeds:
     raise ValueError(f'{job.folder} is at round {done}, but its '
                      f'{metrics.METRICS} holds no rows; remove the folder and '
                      'run again.')
-  return report.by_seed(rows)
+  return seeds
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
@@ -279,11 +279,12 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
   left_out = {'now': 0, 'said': 0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
 
+  def values_of(row: loop.Row) -> dict[str, Any]:
+    seed = {'seed': row.seed} if several else {}
+    return {'round': row.round, **seed, **row.values}
+
   def on_row(row: loop.Row) -> None:
-    values = {'round': row.round, **row.values}
-    if several:
-      values['seed'] = row.seed
-    written = writer.write(values, {'seconds': seconds['now']})
+    written = writer.write(values_of(row), {'seconds': seconds['now']})
     left_out['now'] += written.get('num_rejected', 0)
     if left_out['now'] and not left_out['said']:
       left_out['said'] = 1
@@ -305,7 +306,10 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
       _draw(job, round_, saved)
     steps.save(round_, saved, {'seeds': job.seeds})
 
-  observer = loop.Observer(on_row, on_save, on_progress)
+  def on_report(row: loop.Row) -> None:
+    writer.write(values_of(row))
+
+  observer = loop.Observer(on_row, on_save, on_progress, on_report)
   with bar:
     result = loop.train(
         job.method, job.federations, num_rounds=FLAGS.num_rounds,

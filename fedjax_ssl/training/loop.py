@@ -53,11 +53,14 @@ class Observer(NamedTuple):
     on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint; to keep the
       arrays, copy them: the next rounds reuse their memory.
     on_progress: (round, seconds since the start) after each call.
+    on_report: (Row) for every round and seed without a row, of a method that
+      reports on its record: what it says.
   """
 
   on_row: Callable[[Row], None] = lambda row: None
   on_save: Callable[[int, PyTree], None] = lambda round_, tree_: None
   on_progress: Callable[[int, float], None] = lambda round_, seconds: None
+  on_report: Callable[[Row], None] = lambda row: None
 
 
 def stops(start: int, end: int, eval_every: int, checkpoint_every: int
@@ -141,12 +144,16 @@ def train(method: Method, federations: Sequence[Federation], *,
   with _listening() as heard:
     for stop in stops(done, num_rounds, eval_every, checkpoint_every):
       while done < stop.round and not heard.is_set():
-        count = max(1, int(min(stop.round - done, _CALL_SECONDS / pace)))
+        most = 1 if method.report else stop.round - done
+        count = max(1, int(min(most, _CALL_SECONDS / pace)))
         tick = time.monotonic()
         runs.advance(done, count)
         pace = max((time.monotonic() - tick) / count, 1e-9)
         done += count
         observer.on_progress(done, time.monotonic() - began)
+        if not (done == stop.round and stop.evaluates):
+          for row in runs.reports(done):
+            observer.on_report(row)
       if done == stop.round and stop.evaluates:
         for row in runs.rows(done):
           observer.on_row(row)
