@@ -57,8 +57,9 @@ server's validation examples, mean over the models as clients sent them, 0..1 |
 | mixup_loss | of the classifier on FedSSL's blends |
 | realism_loss, discriminator_loss | of FedSSL's generator and discriminator |
 | reconstruction | squared error of unmixed blends |
-| epsilon | privacy spent at that round, in every round's row, at the run's delta; null: unbounded; \
-nominal, without a guarantee, under dp_scope='generator' |
+| epsilon | privacy spent at that round, in every round's row, at the run's \
+delta; null: unbounded; nominal, without a guarantee, under \
+dp_scope='generator' |
 
 Methods add their own names. Values are numbers, null, or lists of those. Means
 over rounds cover the rounds since the previous row.
