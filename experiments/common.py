@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from absl import app, flags, logging
+import cluster
 import jax
 import messages
 import numpy as np
@@ -24,6 +25,7 @@ import run_one
 import settings
 
 from fedjax_ssl import data
+from fedjax_ssl.training import processes
 
 FLAGS = flags.FLAGS
 Deal = Callable[..., tuple[np.ndarray, ...]]
@@ -191,22 +193,26 @@ def _run(deal: Deal, argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   settings.check()
+  cluster.place()
   with _ending_on_sigterm():
     _prepare_jax()
-    _run_jobs(deal)
+    with cluster.ending():
+      processes.together(cluster.devices)
+      _run_jobs(deal)
 
 
 def _run_jobs(deal: Deal) -> None:
   is_new = FLAGS.workdir is None
   if is_new:
-    FLAGS['workdir'].value = _new_workdir()
+    FLAGS['workdir'].value = processes.once(_new_workdir)
   workdir = pathlib.Path(FLAGS.workdir)
-  dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split,
-                      embeddings=FLAGS.embeddings)
-  run_one.check_sizes(dataset)
-  deals = {seed: _partition(deal, dataset, seed) for seed in settings.seeds()}
-  jobs = [run_one.build(dataset, deals, name, folder, labels, method)
-          for name, folder, labels, method in _wanted(workdir)]
+  wanted = processes.once(lambda: _wanted(workdir))
+  horizon = processes.once(run_one.schedule_rounds)
+  jobs = processes.together(lambda: _build(deal, wanted, horizon))
+  for job in jobs:
+    processes.check_same(
+        {k: v for k, v in job.config.items() if k not in settings.OWN}, 'flags')
+    processes.check_same(job.facts, 'data')
   if FLAGS.eval_only:
     for job in jobs:
       run_one.evaluate(job)
@@ -216,20 +222,31 @@ def _run_jobs(deal: Deal) -> None:
     # All folders first: a refusal comes before hours of work, and no second
     # process gets between two runs.
     places = [stack.enter_context(run_one.open_folder(job)) for job in jobs]
-    if is_new:
+    if is_new and processes.is_first():
       print(f'Working in {workdir}', file=sys.stderr)
     for job, place in zip(jobs, places, strict=True):
       runs[job.name] = run_one.run(job, place)
-    _finish(workdir, runs)
+    processes.once(lambda: _finish(workdir, runs))
 
 
-def _wanted(workdir: pathlib.Path
-            ) -> list[tuple[str, pathlib.Path, str, str]]:
+def _build(deal: Deal, wanted: Sequence[Sequence[str]], horizon: int
+           ) -> list[run_one.Job]:
+  """The jobs, of which none has touched its folder."""
+  dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split,
+                      embeddings=FLAGS.embeddings)
+  settings.check_sizes(dataset)
+  deals = {seed: _partition(deal, dataset, seed) for seed in settings.seeds()}
+  return [run_one.build(dataset, deals, name, pathlib.Path(folder), labels,
+                        method, horizon)
+          for name, folder, labels, method in wanted]
+
+
+def _wanted(workdir: pathlib.Path) -> list[tuple[str, str, str, str]]:
   """(name, folder, labels, method) of the run and of the bounds it needs."""
   name = settings.method() + (', all labels' if FLAGS.labels == 'all' else '')
-  wanted = [(name, workdir, FLAGS.labels, settings.method())]
+  wanted = [(name, str(workdir), FLAGS.labels, settings.method())]
   if FLAGS.bounds:
-    wanted += [(name, workdir / folder, labels, 'fedavg')
+    wanted += [(name, str(workdir / folder), labels, 'fedavg')
                for name, (folder, labels) in BOUNDS.items()
                if not FLAGS.eval_only or (workdir / folder).exists()]
   return wanted
@@ -263,11 +280,7 @@ def _prepare_jax() -> None:
   logging.use_absl_handler()
   if FLAGS.verbosity <= 0:
     logging.set_verbosity(logging.WARNING)
-  cores = len(os.sched_getaffinity(0)) if hasattr(
-      os, 'sched_getaffinity') else os.cpu_count() or 1
-  wanted = FLAGS.num_devices or min(cores, FLAGS.cohort_size)
-  with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests.
-    jax.config.update('jax_num_cpu_devices', min(wanted, max(64, cores)))
+  cluster.join()
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     with contextlib.suppress(RuntimeError):  # A user without a home.
       cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
@@ -275,10 +288,6 @@ def _prepare_jax() -> None:
       jax.config.update('jax_compilation_cache_dir',
                         str(cache / 'fedjax_ssl' / 'xla'))
       jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-  found = len(jax.devices())
-  if FLAGS.num_devices > found:
-    raise ValueError(f'--num_devices={FLAGS.num_devices}, but there are '
-                     f'{found} devices.')
 
 
 def _partition(deal: Deal, dataset: data.Dataset, seed: int

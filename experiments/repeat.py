@@ -20,7 +20,8 @@ from fedjax_ssl.training import workdir as workdir_lib
 FLAGFILE = 'run.flags'
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Say where a run is and not what it is, or are no flags of a whole run.
-_LEFT_OUT = ('workdir', 'eval_only')
+_LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
+             'num_processes', 'process_id')
 
 
 def origin(argv: Sequence[str]) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import pathlib
 import sys
 from typing import Any, NamedTuple
 
 from absl import flags
+import cluster
 import jax
 import messages
 import numpy as np
@@ -24,6 +27,7 @@ from fedjax_ssl.training import (
   loop,
   metrics,
   pictures,
+  processes,
   progress,
   report,
 )
@@ -49,22 +53,8 @@ class Job(NamedTuple):
   mesh: jax.sharding.Mesh | None
 
 
-def check_sizes(dataset: data.Dataset) -> None:
-  """Raises ValueError if clients do not fit the data, or their cohort."""
-  num_train = len(dataset.train.labels)
-  if FLAGS.num_clients > num_train:
-    raise ValueError(f'--num_clients={FLAGS.num_clients} is more than the '
-                     f'{num_train} training examples of '
-                     f'--dataset={FLAGS.dataset}.')
-  if FLAGS.cohort_size > FLAGS.num_clients:
-    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
-                     f'--num_clients={FLAGS.num_clients}.')
-  if not len(dataset.test.labels):
-    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')
-
-
 def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
-          folder: pathlib.Path, labels: str, method: str) -> Job:
+          folder: pathlib.Path, labels: str, method: str, horizon: int) -> Job:
   """Builds the federations and the method, and traces a round.
 
   Args:
@@ -74,6 +64,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     folder: of the run.
     labels: 'few' or 'all'.
     method: its name and knobs.
+    horizon: rounds that schedules span.
 
   Raises:
     ValueError: for whatever does not fit; the message says what.
@@ -93,8 +84,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     raise ValueError(
         f'--labels=all with --labels_at=server leaves --method={method} no '
         'unlabeled rows at the clients; give --method=fedavg or fedprox.')
-  spec = _spec(dataset, federations, method)
-  mesh = _mesh()
+  spec = _spec(dataset, federations, method, horizon)
+  mesh = cluster.mesh()
   try:
     task = fssl.make_task(spec, mesh)
     with messages.of_method(method):
@@ -161,8 +152,8 @@ def _federation(dataset: data.Dataset, dealt: data.Partition, labels: str):
       rounds_per_task=FLAGS.rounds_per_task, num_labeled_clients=holders)
 
 
-def _spec(dataset: data.Dataset, federations: list[Any], method: str
-          ) -> fssl.TaskSpec:
+def _spec(dataset: data.Dataset, federations: list[Any], method: str,
+          horizon: int) -> fssl.TaskSpec:
   capacity = 0
   if not FLAGS.unlabeled_batch:
     parts = [f.clients if f.stream is None else f.stream for f in federations]
@@ -177,11 +168,11 @@ def _spec(dataset: data.Dataset, federations: list[Any], method: str
       input_shape=tuple(dataset.train.inputs.shape[1:]),
       norm=None if FLAGS.norm == 'auto' else FLAGS.norm,
       mean=tuple(dataset.mean), std=tuple(dataset.std), flip=dataset.flip,
-      schedule_rounds=_schedule_rounds(), unlabeled_capacity=capacity)
+      schedule_rounds=horizon, unlabeled_capacity=capacity)
   return fssl.TaskSpec(**values)
 
 
-def _schedule_rounds() -> int:
+def schedule_rounds() -> int:
   """The flag; else what the first start of the workdir stored; else rounds."""
   if FLAGS.schedule_rounds is not None:
     return FLAGS.schedule_rounds
@@ -190,15 +181,6 @@ def _schedule_rounds() -> int:
     stored = workdir_lib.read_config(FLAGS.workdir).get('flags', {}).get(
         'schedule_rounds')
   return stored or FLAGS.num_rounds
-
-
-def _mesh() -> jax.sharding.Mesh | None:
-  devices = jax.devices()[:FLAGS.num_devices or None]
-  if len(devices) == 1:
-    return None
-  return jax.make_mesh(
-      (len(devices),), ('clients',), devices=devices,
-      axis_types=(jax.sharding.AxisType.Auto,))
 
 
 def _check_folder(job: Job) -> None:
@@ -226,13 +208,16 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   place = workdir_lib.open_workdir(
       job.folder, job.config, allow=settings.FREE, facts=job.facts,
       origin=repeat.origin(sys.argv))
-  try:
+  def describe() -> None:
     repeat.write(place.path)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)
       if not file.exists():
         data.save_partition(file, partition, num_clients=FLAGS.num_clients,
                             labels=job.labels)
+
+  try:
+    processes.once(describe)
   except BaseException:
     place.close()
     raise
@@ -253,15 +238,18 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
   saved = _restore(job, steps)
   done = saved[0] if saved else 0
   if done < FLAGS.num_rounds:
-    with metrics.MetricsWriter(
-        place.path, done, tensorboard=FLAGS.tensorboard) as writer:
-      _train(job, steps, writer, saved)
-  seeds = report.by_seed(metrics.read(place.path))
-  if not seeds:
+    with contextlib.ExitStack() as stack:
+      files: list[metrics.MetricsWriter] = []  # Of the first process.
+      processes.once(lambda: files.append(stack.enter_context(
+          metrics.MetricsWriter(place.path, done,
+                                tensorboard=FLAGS.tensorboard))))
+      _train(job, steps, files, saved)
+  rows = processes.once(lambda: report.by_seed(metrics.read(place.path)))
+  if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
                      f'{metrics.METRICS} holds no rows; remove the folder and '
                      'run again.')
-  return seeds
+  return rows
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
@@ -271,20 +259,21 @@ def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
 
 
 def _train(job: Job, steps: checkpoint.Checkpoints,
-           writer: metrics.MetricsWriter, saved: Any) -> None:
+           files: list[metrics.MetricsWriter], saved: Any) -> None:
   several = len(job.seeds) > 1
-  bar = progress.Progress(job.name, FLAGS.num_rounds,
-                          start=saved[0] if saved else 0)
+  bar = progress.Progress(
+      job.name, FLAGS.num_rounds, start=saved[0] if saved else 0,
+      stream=None if processes.is_first() else io.StringIO())
   seconds = {'now': 0.0}
   left_out = {'now': 0, 'said': 0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
 
-  def values_of(row: loop.Row) -> dict[str, Any]:
+  def write(row: loop.Row, times: Any = None) -> metrics.Row:
     seed = {'seed': row.seed} if several else {}
-    return {'round': row.round, **seed, **row.values}
+    return files[0].write({'round': row.round, **seed, **row.values}, times)
 
-  def on_row(row: loop.Row) -> None:
-    written = writer.write(values_of(row), {'seconds': seconds['now']})
+  def record(row: loop.Row) -> None:
+    written = write(row, {'seconds': seconds['now']})
     left_out['now'] += written.get('num_rejected', 0)
     if left_out['now'] and not left_out['said']:
       left_out['said'] = 1
@@ -296,6 +285,9 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
       bar.update(row.round, float(np.mean(accuracies)))
       accuracies.clear()
 
+  def on_row(row: loop.Row) -> None:
+    processes.once(lambda: record(row))
+
   def on_progress(round_: int, now: float) -> None:
     seconds['now'] = now
     if round_ < FLAGS.num_rounds:  # The last one comes with its accuracy.
@@ -303,11 +295,11 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
 
   def on_save(round_: int, saved: Any) -> None:
     if FLAGS.pictures:
-      _draw(job, round_, saved)
+      processes.once(lambda: _draw(job, round_, saved))
     steps.save(round_, saved, {'seeds': job.seeds})
 
   def on_report(row: loop.Row) -> None:
-    writer.write(values_of(row))
+    processes.once(lambda: write(row))
 
   observer = loop.Observer(on_row, on_save, on_progress, on_report)
   with bar:
@@ -320,9 +312,10 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     print(f'{job.name}: {left_out["now"]} updates were left out in all.',
           file=sys.stderr)
   if result.interrupted and result.round < FLAGS.num_rounds:
-    print(f'Stopped at round {result.round}; the same command with '
-          f'--workdir={FLAGS.workdir} continues.')
-    raise SystemExit(0)
+    if processes.is_first():
+      print(f'Stopped at round {result.round}; the same command with '
+            f'--workdir={FLAGS.workdir} continues.')
+    raise processes.AgreedExit(0)
 
 
 def _draw(job: Job, round_: int, saved: Any) -> None:
@@ -330,8 +323,10 @@ def _draw(job: Job, round_: int, saved: Any) -> None:
   state, federation = saved[str(job.seeds[0])]['state'], job.federations[0]
   known = federation.validation
   examples = known if len(known.labels) else federation.test
+  # From the host: this process alone computes.
+  server = jax.tree.map(jax.device_get, state.server)
   made = job.method.pictures and job.method.pictures(
-      state.server, examples, jax.random.key(0))
+      server, examples, jax.random.key(0))
   if made is not None:
     pictures.write(job.folder / 'pictures' / f'round_{round_:05d}.png', made)
 
@@ -348,4 +343,5 @@ def evaluate(job: Job) -> None:
   for row in runs.scores(found[0]):
     plain = metrics.to_plain(
         {'round': row.round, 'seed': row.seed, **row.values})
-    print(json.dumps({'run': job.name, **plain}))
+    if processes.is_first():
+      print(json.dumps({'run': job.name, **plain}))

@@ -11,6 +11,7 @@ from typing import Any
 from absl import flags
 import messages
 
+from fedjax_ssl import data
 from fedjax_ssl.core import names, optimizers
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -43,6 +44,8 @@ _STRINGS: dict[str, tuple[Any, str]] = {
                     '"cosine(final=0.1)".'),
     'workdir': (None, 'Folder of the run; default: a new one under runs/. An '
                 'old one is continued.'),
+    'coordinator_address': (None, 'HOST:PORT of process 0, for --distributed '
+                            'outside of clusters that JAX knows.'),
 }
 _INTEGERS: dict[str, tuple[Any, str, Any]] = {
     'partition_seed': (None, 'Seed of the partition; default: the seed of '
@@ -72,8 +75,12 @@ _INTEGERS: dict[str, tuple[Any, str, Any]] = {
                          'only.', 0),
     'chunk_size': (0, "Clients under one vmap; 0: a device's whole share.",
                    0),
-    'num_devices': (0, 'Devices to split the clients over; 0: every '
-                    'accelerator, or one for each CPU core.', 0),
+    'num_devices': (0, 'Devices to split the clients over, of all processes '
+                    'together; 0: every accelerator, or one for each CPU '
+                    'core.', 0),
+    'num_processes': (None, 'Processes of the run, with '
+                      '--coordinator_address.', 1),
+    'process_id': (None, 'Which of them this one is, from 0.', 0),
 }
 _FLOATS: dict[str, tuple[Any, str, Any, Any]] = {
     'validation_fraction': (0.05, 'Share of the training examples that the '
@@ -114,6 +121,8 @@ _CHOICES: dict[str, tuple[Any, Any, str]] = {
 _BOOLEANS: dict[str, tuple[Any, str]] = {
     'bounds': (False, 'Also run fedavg with few and with all labels: the '
                'lower and the upper bound.'),
+    'distributed': (False, 'One run over several processes, on one machine or '
+                    'many; each is started with the same flags.'),
     'eval_only': (False, 'Evaluate the newest checkpoint of the workdir, with '
                   'the flags stored there, and stop.'),
     'pictures': (False, 'At every checkpoint draw what the method generates, '
@@ -127,11 +136,15 @@ _LARGEST_SEED = 2**32 - 1
 # seed_map, whose vmap rounds otherwise.
 FREE = ('num_rounds', 'eval_every', 'checkpoint_every', 'data_dir', 'workdir',
         'embeddings', 'pictures', 'seed_map', 'num_devices', 'eval_only',
-        'bounds', 'tensorboard')
-
-
+        'bounds', 'tensorboard', 'distributed', 'coordinator_address',
+        'num_processes', 'process_id')
+# May differ between the processes of a run.
+OWN = ('coordinator_address', 'data_dir', 'embeddings', 'num_processes',
+       'partition_file', 'process_id', 'workdir')
 # Not taken from a run's folder when it is evaluated: about this process.
-_OF_PROCESS = ('workdir', 'eval_only', 'num_devices', 'tensorboard', 'pictures')
+_OF_PROCESS = ('workdir', 'eval_only', 'num_devices', 'tensorboard',
+               'pictures', 'distributed', 'coordinator_address',
+               'num_processes', 'process_id')
 
 
 def define() -> None:
@@ -244,3 +257,17 @@ def method() -> str:
   name, knobs = names.parse(FLAGS.method)
   knobs = {**knobs, 'profile': FLAGS.profile}
   return f'{name}({", ".join(f"{k}={v!r}" for k, v in knobs.items())})'
+
+
+def check_sizes(dataset: data.Dataset) -> None:
+  """Raises ValueError if clients do not fit the data, or their cohort."""
+  num_train = len(dataset.train.labels)
+  if FLAGS.num_clients > num_train:
+    raise ValueError(f'--num_clients={FLAGS.num_clients} is more than the '
+                     f'{num_train} training examples of '
+                     f'--dataset={FLAGS.dataset}.')
+  if FLAGS.cohort_size > FLAGS.num_clients:
+    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
+                     f'--num_clients={FLAGS.num_clients}.')
+  if not len(dataset.test.labels):
+    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')

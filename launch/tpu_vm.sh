@@ -16,7 +16,7 @@
 # Settings, also as environment variables in capitals:
 #   --project, --zone           of Google Cloud; needed
 #   --tpu=fedjax-ssl            name of the machine
-#   --type=v5litepod-8          accelerator type, of one host
+#   --type=v5litepod-8          accelerator type; more than 8: several hosts
 #   --image=v2-alpha-tpuv5-lite runtime version that belongs to the type
 #   --spot=no                   yes: cheaper, and may be taken away
 #   --extras=tpu                extras to install
@@ -59,11 +59,27 @@ done
 [[ "$POLL" =~ ^[0-9]+$ ]] || fail "--poll=$POLL must be seconds."
 [[ "$EXTRAS" =~ ^[a-z,]+$ ]] || fail "--extras=$EXTRAS must be names."
 
-# Of every family, types of more than 8 have several hosts.
-one_host() {
-  [[ ! "$TYPE" =~ -([0-9]+)$ ]] || ((10#${BASH_REMATCH[1]} <= 8)) \
-    || fail "--type=$TYPE has several hosts, each of which would run a copy;" \
-      "take one of 8 or fewer, and several machines for more."
+# Of every family, types of more than 8 have several hosts. There an experiment
+# is one run over all of them, or each host would run a copy.
+pod=()
+one_run() {
+  [[ "$TYPE" =~ -([0-9]+)$ ]] || return 0
+  ((10#${BASH_REMATCH[1]} > 8)) || return 0
+  local word
+  for word in "$@"; do
+    [[ "$word" != *--distributed* ]] || return 0
+  done
+  for word in "$@"; do
+    case "$word" in
+      *\ *experiments/*.py* | *experiments/*.py*\ *)
+        fail "--type=$TYPE has several hosts, each of which would run a copy;" \
+          "add --distributed to the experiment's flags." ;;
+      *experiments/*.py) pod=(--distributed) ;;
+      *launch/sweep.py)
+        fail "--type=$TYPE has several hosts, each of which would run the grid;" \
+          "take one of 8 or fewer, and several machines for more." ;;
+    esac
+  done
 }
 
 # A setting behind the command would reach the machine, and run there for real.
@@ -202,15 +218,14 @@ delete() {
 case "$command" in
   create | install | delete)
     [[ $# -eq 0 ]] || fail "$command takes no words, but got: $*"
-    [[ "$command" != create ]] || one_host
     "$command" ;;
   wait)
     [[ $# -eq 0 ]] || fail "$command takes no words, but got: $*"
     wait_for_it ;;
   run)
     no_setting "$@"
-    one_host
-    run "$@" ;;
+    one_run "$@"
+    run "$@" "${pod[@]}" ;;
   fetch)
     no_setting "$@"
     [[ $# -le 1 ]] || fail "fetch takes one folder, but got: $*"
@@ -218,7 +233,7 @@ case "$command" in
   all)
     [[ $# -gt 0 ]] || fail "all needs the command to run."
     no_setting "$@"
-    one_host
+    one_run "$@"
     if [[ "$dry_run" == yes ]]; then
       describe
     elif describe >/dev/null 2>&1; then
@@ -232,7 +247,7 @@ case "$command" in
     wait_for_it
     install
     code=0
-    run "$@" || code=$?
+    run "$@" "${pod[@]}" || code=$?
     fetch_or_keep || ((code)) || code=1
     exit "$code" ;;
   *) fail "$command is no command; --help lists them." ;;

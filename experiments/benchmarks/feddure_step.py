@@ -4,18 +4,24 @@ Both see the same rows: FedAvg learns all of them with labels, FedDure has
 labels for the first few. The default sizes are those of the paper's clients on
 CIFAR-10: 10 labeled rows and a fifth of a client's 450 unlabeled ones.
 
+With PyTorch installed its step on the same batches is timed too, for a network
+that it has, and the ratio printed; `feddure_round.py` has that of whole rounds.
+
 python experiments/benchmarks/feddure_step.py
-python experiments/benchmarks/feddure_step.py --model=cnn --side=28 --channels=1
+python experiments/benchmarks/feddure_step.py --model=fedavg_cnn --side=28 \
+    --channels=1
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import importlib.util
 from typing import Any
 
 from absl import flags
 import harness
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import fedjax_ssl as fssl
@@ -106,6 +112,59 @@ def compile_all(programs: Mapping[str, Program]) -> dict[str, Any]:
           for name, (function, args) in programs.items()}
 
 
+def pytorch_step(program: Program, model: str, learning_rate: float,
+                 layout: str, optimizer: str = 'adam') -> Any:
+  """PyTorch's three networks at the state of a FedDure program.
+
+  Args:
+    program: 'FedDure' of `make_programs`.
+    model: its network, one of `torch_loop.NETWORKS`.
+    learning_rate: of all three networks.
+    layout: a key of `torch_loop.LAYOUTS`.
+    optimizer: see `torch_feddure.Trio`.
+
+  Returns:
+    The networks, and a function that makes a step on the program's batches.
+  """
+  import torch
+  import torch_feddure
+  import torch_loop
+  carry, views = program[1]
+  memory = torch_loop.LAYOUTS[layout]
+  network = torch_loop.network_of(
+      model, carry.model.params, views.labeled.inputs.shape[1])
+  classes = carry.fine.kernel.shape[0]
+  fine = torch_feddure.FineRegulator(classes)
+  torch_feddure.load_fine(fine, carry.fine)
+  trio = torch_feddure.Trio(
+      network.to(memory_format=memory).train(), fine,
+      learning_rate=learning_rate, optimizer=optimizer)
+  def normalized(batch):
+    x = torch.tensor(np.asarray(batch.inputs)).permute(0, 3, 1, 2).float()
+    return ((x / 255 - 0.5) / 0.25).contiguous(memory_format=memory)
+  known, unknown = normalized(views.labeled), normalized(views.weak)
+  labels = torch.tensor(np.asarray(views.labeled.labels)).long()
+  return trio, lambda: trio.step(known, labels, unknown, unknown)
+
+
+def _pytorch(programs: Mapping[str, Program], rate: float
+             ) -> dict[str, Callable[[], None]]:
+  """Steps of PyTorch by layout, none where there is nothing to compare."""
+  name = FLAGS.model.partition('(')[0]
+  if importlib.util.find_spec('torch') is None:
+    print('PyTorch: not installed, pip install "fedjax_ssl[bench]"')
+    return {}
+  import torch
+  import torch_loop
+  if name not in torch_loop.NETWORKS:
+    print(f'PyTorch: no {name} there')
+    return {}
+  torch.set_num_threads(FLAGS.num_devices)
+  return {f'PyTorch, {layout}': pytorch_step(
+      programs['FedDure'], name, rate, layout)[1]
+      for layout in torch_loop.LAYOUTS}
+
+
 def main() -> None:
   """Counts, measures and reports."""
   jax.config.update('jax_num_cpu_devices', 1)
@@ -119,8 +178,9 @@ def main() -> None:
 
   def call(name):
     return lambda: jax.block_until_ready(compiled[name](*programs[name][1]))
-  seconds = harness.interleave({name: call(name) for name in programs},
-                               FLAGS.repeats)
+  pytorch = _pytorch(programs, spec.learning_rate)
+  seconds = harness.interleave(
+      {**{name: call(name) for name in programs}, **pytorch}, FLAGS.repeats)
   middle = harness.medians(seconds)
   table: list[list[Any]] = [['', 'FedAvg', 'FedDure', 'ratio']]
   ratios = {}
@@ -130,12 +190,15 @@ def main() -> None:
     a, b = found['FedAvg' + tail], found['FedDure' + tail]
     ratios[title] = b / a
     table.append([title, a, b, b / a])
+  for name in pytorch:
+    table.append([f's/step, {name}', '', middle[name], ''])
   print(f'goal: every ratio at most {GOAL:.0f}')
   harness.report('feddure_step_' + FLAGS.model.partition('(')[0], table, {
       'data': 'random pixels', 'labeled': FLAGS.labeled,
       'unlabeled': FLAGS.unlabeled, 'flops': count, 'seconds': seconds,
-      'ratios': ratios})
+      'ratios': ratios},
+      harness.over_fastest(seconds, 'FedDure', pytorch) if pytorch else None)
 
 
 if __name__ == '__main__':
-  harness.run(main)
+  harness.run(main, {'labeled': 4, 'unlabeled': 4})

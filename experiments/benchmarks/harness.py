@@ -1,7 +1,7 @@
 """What the benchmarks share: devices, rounds to time, and the report."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import importlib.util
 import json
 import os
@@ -24,21 +24,40 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string('out', 'runs/benchmarks', 'Folder for the JSON file.')
 flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts.',
                      lower_bound=1)
+flags.DEFINE_integer('product_size', 2048, 'Rows of the square matrices whose '
+                     'product is the limit.', lower_bound=1)
 flags.DEFINE_integer('num_devices', 2, 'CPU devices, and threads of PyTorch.',
                      lower_bound=1)
+flags.DEFINE_bool('quick', False, 'Tiny sizes, to see that all runs; says '
+                  'nothing about speed. A flag that is given keeps its value.')
 
 
-def run(main: Callable[[], None]) -> None:
-  """Runs a benchmark; what a user can mend is one line and exit code 2."""
+def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None
+        ) -> None:
+  """Runs a benchmark; what a user can mend is one line and exit code 2.
+
+  Args:
+    main: the benchmark.
+    quick: see `shrink`.
+  """
   def checked(argv: Sequence[str]) -> None:
     try:
       if len(argv) > 1:
         raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
+      shrink(quick or {})
       main()
     except ValueError as error:
       print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
       sys.exit(2)
   app.run(checked)
+
+
+def shrink(sizes: Mapping[str, Any]) -> None:
+  """With --quick, gives flags that are not on the command line tiny values."""
+  if FLAGS.quick:
+    for name, value in {'repeats': 1, 'product_size': 64, **sizes}.items():
+      if not FLAGS[name].present:
+        FLAGS[name].value = value
 
 
 def make_mesh() -> jax.sharding.Mesh | None:
@@ -72,6 +91,18 @@ def federate(train: fssl.Examples, labeled: np.ndarray,
                             num_classes=num_classes)
 
 
+def two_pools(num_clients: int, labeled: int, unlabeled: int,
+              shape: tuple[int, ...]) -> fssl.Federation:
+  """Clients with so many labeled and so many unlabeled rows each."""
+  owner = np.arange(num_clients, dtype=np.int32)
+  owners = np.repeat(owner, labeled), np.repeat(owner, unlabeled)
+  nobody = [np.full_like(x, -1) for x in owners]
+  return federate(
+      examples(sum(x.size for x in owners), shape),
+      np.concatenate([owners[0], nobody[1]]),
+      np.concatenate([nobody[0], owners[1]]), num_clients=num_clients)
+
+
 class Simulation:
   """Rounds of a method, through the program that `training.loop` runs.
 
@@ -79,14 +110,19 @@ class Simulation:
     spec: the task.
     federation: its data.
     mesh: devices, or None.
+    num_seeds: runs of one program, all with the same federation.
+    together: whether the seeds are under one vmap, or one after another.
   """
 
   def __init__(self, spec: fssl.TaskSpec, federation: fssl.Federation,
-               mesh: jax.sharding.Mesh | None):
+               mesh: jax.sharding.Mesh | None, *, num_seeds: int = 1,
+               together: bool = False):
     self.task = fssl.make_task(spec, mesh)
-    self._federation = federation
+    self.spec, self.federation = spec, federation
     self._method = fssl.make_method(spec.method, self.task)
-    self._seeds = seeds.Sequential(self._method, [federation], [0], mesh)
+    kind = seeds.Together if together else seeds.Sequential
+    self._seeds = kind(self._method, [federation] * num_seeds,
+                       list(range(num_seeds)), mesh)
     self._seeds.start(None)
     self._done = 0
 
@@ -94,6 +130,11 @@ class Simulation:
   def model(self) -> Any:
     """The server's `Variables`."""
     return self._seeds.states[0].server.model
+
+  @property
+  def memory(self) -> Any:
+    """What stays on the clients, leaves [N, ...]."""
+    return self._seeds.states[0].memory
 
   def compile(self) -> None:
     """Compiles the rounds without running one."""
@@ -111,7 +152,7 @@ class Simulation:
       key = jax.random.fold_in(key, part)
     sample = sampling.uniform(self.task.cohort_size)
     state = self._seeds.states[0]
-    return np.asarray(sample(state, self._federation, key).ids[0])
+    return np.asarray(sample(state, self.federation, key).ids[0])
 
 
 def need_torch() -> None:
@@ -148,6 +189,22 @@ def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
 def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
   """The median of each list."""
   return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def paired(seconds: Mapping[str, Sequence[float]], one: str, other: str
+           ) -> float:
+  """The median, over the turns, of one's seconds over the other's.
+
+  A machine that slows down between turns does not move it.
+  """
+  return statistics.median(a / b for a, b in zip(
+      seconds[one], seconds[other], strict=True))
+
+
+def over_fastest(seconds: Mapping[str, Sequence[float]], one: str,
+                 others: Iterable[str]) -> float:
+  """The largest `paired`: one's time over that of the fastest other."""
+  return max(paired(seconds, one, other) for other in others)
 
 
 def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],

@@ -14,13 +14,11 @@ import os
 from typing import Any
 
 from absl import flags
+from counting import round_memory as round_memory
 import harness
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fedjax_ssl as fssl
-from fedjax_ssl.training import seeds
 
 FLAGS = flags.FLAGS
 
@@ -48,23 +46,6 @@ def resident() -> int:
   except OSError:
     raise ValueError('/proc/self/statm cannot be read: this benchmark needs '
                      'Linux.') from None
-
-
-def round_memory(spec: fssl.TaskSpec, federation: fssl.Federation
-                 ) -> dict[str, int]:
-  """Bytes of one compiled round: arguments, results, temporaries."""
-  method = fssl.make_method(spec.method, fssl.make_task(spec))
-  state = jax.eval_shape(method.init, jax.random.key(0), federation)
-  totals = seeds.totals_shape(method, federation, state)
-  def rounds(*args):
-    return seeds.stretch(method, *args)
-  compiled = jax.jit(rounds, donate_argnums=(0, 1)).lower(
-      state, totals, federation, jnp.int32(0), jnp.int32(1),
-      jax.random.key(0)).compile()
-  sizes: Any = compiled.memory_analysis()
-  return {'arguments': sizes.argument_size_in_bytes,
-          'results': sizes.output_size_in_bytes,
-          'temporaries': sizes.temp_size_in_bytes}
 
 
 def _federation(num_clients: int) -> fssl.Federation:

@@ -14,16 +14,15 @@ python experiments/benchmarks/padding.py
 """
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from absl import flags
+from counting import bound as bound
+from counting import count as count
+from counting import masked_share as masked_share
+from counting import Work as Work
 import harness
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fedjax_ssl as fssl
-from fedjax_ssl.core import layout
 from fedjax_ssl.data import batching
 
 FLAGS = flags.FLAGS
@@ -35,70 +34,6 @@ flags.DEFINE_integer('cohort_size', 10, 'Clients of a round.', lower_bound=1)
 flags.DEFINE_list('chunk_sizes', ['2', '5', '0'], 'Clients of one vmap; 0 is '
                   'the whole cohort.')
 flags.DEFINE_integer('num_cohorts', 1000, 'Sampled cohorts.', lower_bound=1)
-
-
-class Work(NamedTuple):
-  """What every client does in a round.
-
-  steps: int64[N].
-  used: float64[N], real rows.
-  width: rows of one step.
-  """
-
-  steps: np.ndarray
-  used: np.ndarray
-  width: int
-
-
-def count(task: fssl.Task, federation: fssl.Federation,
-          streams: str = 'both') -> Work:
-  """Steps and rows of every client, by dealing its batches of one round."""
-  width = 0
-  def one(shard):
-    nonlocal width
-    made = batching.batches(
-        task, federation.train, shard, jax.random.key(0), streams)
-    width = made.width
-    def step(i, carry):
-      cursor, used = carry
-      cursor, _, rows = made.next(cursor, i)
-      return cursor, used + rows
-    _, used = jax.lax.fori_loop(
-        0, made.num_steps, step, (made.start(), jnp.float32(0)))
-    return made.num_steps, used
-  clients = jax.tree.map(jnp.asarray, federation.clients)
-  steps, used = jax.jit(lambda x: jax.lax.map(one, x))(clients)
-  return Work(np.asarray(steps, np.int64), np.asarray(used, float), width)
-
-
-def masked_share(task: fssl.Task, work: Work, cohorts: np.ndarray, *,
-                 ordered: bool = True) -> float:
-  """Mean masked share of cohorts int[R, S], the longest clients first or not.
-
-  A cohort without any rows is left out.
-  """
-  plan = layout.plan(task, cohorts.shape[1])
-  shares = []
-  for ids in cohorts:
-    if ordered:
-      ids = ids[np.lexsort((ids, -work.steps[ids]))]
-    rows = (work.steps[ids] * work.width).astype(np.float32)
-    processed = float(plan.processed(rows))
-    if processed:
-      shares.append(1 - work.used[ids].sum() / processed)
-  return float(np.mean(shares))
-
-
-def bound(work: Work, cohorts: np.ndarray, lanes: int) -> float:
-  """Mean masked share that no schedule of `lanes` lanes can undercut."""
-  shares = []
-  for ids in cohorts:
-    steps = work.steps[ids]
-    busy = max(steps.max(), steps.sum() / min(lanes, ids.size))
-    if busy:
-      shares.append(1 - work.used[ids].sum() / (
-          min(lanes, ids.size) * busy * work.width))
-  return float(np.mean(shares))
 
 
 def _settings() -> list[tuple[str, dict[str, int], float, str]]:

@@ -115,7 +115,7 @@ def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
   amount = jnp.where(active, jax.vmap(work)(shard), -1)
   ids = jnp.where(active, ids, federation.num_clients).astype(jnp.int32)
   order = jnp.lexsort((ids, -amount))
-  slots = _Slots(ids, active, shard, tree.take(memory, ids))
+  slots = _Slots(ids, active, shard, tree.take_bits(memory, ids))
   return tree.take(slots, order)
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,6 +40,22 @@ def take(stacked: PyTree, rows: Number) -> PyTree:
       lambda x: jnp.take(x, rows, axis=0, mode='clip'), stacked)
 
 
+def take_bits(stacked: PyTree, rows: Array) -> PyTree:
+  """`take`, of which every bit arrives when rows live on several devices.
+
+  There a row is a sum over devices, of which all but one say zero, and as
+  floats -0.0 + 0.0 is 0.0.
+  """
+  def one(x):
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      return take(x, rows)
+    bits = jnp.dtype(f'uint{8 * x.dtype.itemsize}')
+    moved = take(lax.bitcast_convert_type(x, bits), rows)
+    return lax.bitcast_convert_type(moved, x.dtype)
+  return jax.tree.map(one, stacked)
+
+
 def put(stacked: PyTree, rows: Array, values: PyTree) -> PyTree:
   """A stacked tree with some rows replaced; indices beyond the end drop."""
   return jax.tree.map(
@@ -52,10 +69,17 @@ def stack(trees: list[PyTree]) -> PyTree:
 
 
 def repeat(a: PyTree, size: int) -> PyTree:
-  """The same tree `size` times along a new leading axis."""
-  return jax.tree.map(
-      lambda x: jnp.broadcast_to(jnp.asarray(x)[None],
-                                 (size, *jnp.shape(x))), a)
+  """The same tree `size` times along a new leading axis.
+
+  Outside a traced function the copies are views on the host that take no
+  memory: who places them on devices makes each device's own rows only.
+  """
+  def one(x):
+    if isinstance(x, jax.core.Tracer):
+      return jnp.broadcast_to(x[None], (size, *x.shape))
+    host = np.asarray(jnp.asarray(x))
+    return np.broadcast_to(host[None], (size, *host.shape))
+  return jax.tree.map(one, a)
 
 
 def all_finite(a: PyTree) -> jax.Array:

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import (
@@ -57,4 +59,7 @@ def make(text: str, task: Task) -> Method:
   Raises:
     ValueError: for unknown names or knobs; the message lists the known ones.
   """
-  return names.build('method', text, METHODS, task)
+  made: Method = names.build('method', text, METHODS, task)
+  # Traced once for all who ask: for the shapes of its metrics, for each seed,
+  # and in the loop over rounds, where inlining leaves no trace of it.
+  return made._replace(round=jax.jit(made.round, inline=True))

@@ -75,7 +75,8 @@ def choose(window: windows.Window, channels: int, backend: str) -> str:
   """The form that `auto` takes for I input channels.
 
   On CPU: patches for up to 4 channels, tiles for 3x3 and 5x5 kernels of stride
-  1 and padding SAME with 16 channels or more, else re-ordered gradients.
+  1 and padding SAME with 16 channels or more, else patches where the map is
+  smaller than the kernel, and re-ordered gradients where it is not.
   Elsewhere 'lax', which nobody has measured against the others yet.
   """
   if backend != 'cpu':
@@ -84,6 +85,8 @@ def choose(window: windows.Window, channels: int, backend: str) -> str:
     return 'gemm'
   if channels >= _MIN_TILE_CHANNELS and _tileable(window):
     return 'winograd'
+  if min(window.out) < max(window.kernel):
+    return 'gemm'  # XLA would swap map and kernel, to an order that is slow.
   return 'reordered'
 
 

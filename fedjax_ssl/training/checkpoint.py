@@ -26,7 +26,7 @@ from absl import logging
 import jax
 import numpy as np
 
-from fedjax_ssl.training import manifest
+from fedjax_ssl.training import disk, manifest, processes
 
 PyTree = Any
 CheckpointError = manifest.CheckpointError
@@ -43,8 +43,10 @@ class _StepError(Exception):
 class Checkpoints:
   """The steps of one run.
 
-  In a run of several processes every process calls `save` and `restore`; the
-  folder must be on a file system that all of them see.
+  In a run of several processes every process calls `save` and `restore`. The
+  first one reads and writes, so that the folder may be on its own disk; the
+  others send and receive. A step does not say how many devices or processes
+  wrote it, and any number may continue from it.
   """
 
   def __init__(self, directory: str | os.PathLike[str], *, keep: int = 2):
@@ -87,33 +89,38 @@ class Checkpoints:
 
     Args:
       round_: rounds done so far, at least 0.
-      tree: pytree of arrays of numbers; every process holds a whole copy in
-        host memory while it saves.
+      tree: pytree of arrays of numbers; the first process holds a whole copy
+        in host memory while it saves, the others a leaf at a time.
       metadata: small JSON values to store with it.
 
     Raises:
       CheckpointError: if the step cannot be written (full disk, no
         permission) or a leaf is no array of numbers. Earlier steps stay.
     """
-    leaves = {name: manifest.to_host(name, leaf)
-              for name, leaf in manifest.named(tree)}
-    header = manifest.make(int(round_), leaves, metadata or {})
-    step = self._directory / str(int(round_))
+    leaves = {}
+    for name, leaf in manifest.named(tree):
+      host = manifest.to_host(name, leaf)
+      if processes.is_first():
+        leaves[name] = host
+    processes.once(lambda: self._save(int(round_), leaves, metadata or {}))
+
+  def _save(self, round_: int, leaves: dict[str, np.ndarray],
+            metadata: Mapping[str, Any]) -> None:
+    """`save` of leaves on the host."""
+    header = manifest.make(round_, leaves, metadata)
+    step = self._directory / str(round_)
     try:
       with _one_line_if_it_fails():
         if step.exists() and not self._make_room(step, header):
           return
         self._write(step, leaves, header)
     except _StepError as error:
-      if jax.process_index() == 0:
-        _remove(pathlib.Path(f'{step}{_PARTIAL}'))
+      disk.remove(pathlib.Path(f'{step}{_PARTIAL}'))
       raise CheckpointError(
           f'Cannot save round {round_} in {self._directory}: {error}. '
           'Earlier steps are kept.') from None
-    if jax.process_index() == 0:
-      old = [r for r in self.rounds() if r <= round_][:-self._keep]
-      for r in old:
-        shutil.rmtree(self._directory / str(r), ignore_errors=True)
+    for old in [r for r in self.rounds() if r <= round_][:-self._keep]:
+      shutil.rmtree(self._directory / str(old), ignore_errors=True)
 
   def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
     """Reads the newest sound step; warns of damaged ones and skips them.
@@ -132,19 +139,35 @@ class Checkpoints:
         dtypes than the template; the message names the first that differs.
     """
     wanted = dict(manifest.named(template))
+    read: dict[str, np.ndarray] = {}
+
+    def look() -> int | None:
+      found = self._newest(wanted)
+      if found is None:
+        return None
+      read.update(found[1])
+      return found[0]
+
+    round_ = processes.once(look)
+    if round_ is None:
+      return None
+    placed = [_place(_shared(read.pop(name, None), leaf), leaf)
+              for name, leaf in wanted.items()]
+    return round_, jax.tree.unflatten(jax.tree.structure(template), placed)
+
+  def _newest(self, wanted: Mapping[str, Any]
+              ) -> tuple[int, dict[str, np.ndarray]] | None:
+    """Round and leaves of the newest sound step."""
     rounds = self.rounds()
     for round_ in reversed(rounds):
       step = self._directory / str(round_)
       try:
         header = self._read_header(step)
         manifest.check(step, header, wanted)
-        leaves = self._read_leaves(step, header)
+        return round_, self._read_leaves(step, header)
       except _StepError as error:
         logging.warning('Checkpoint %s is damaged (%s); using the one before '
                         'it.', step, error)
-        continue
-      placed = [_place(leaves[name], leaf) for name, leaf in wanted.items()]
-      return round_, jax.tree.unflatten(jax.tree.structure(template), placed)
     if rounds:
       logging.warning('No checkpoint in %s can be read; starting at round 0.',
                       self._directory)
@@ -168,12 +191,19 @@ class Checkpoints:
     if self._orbax is None:
       # Threads that wait for a folder that cannot be made would keep a failed
       # process from ending for five minutes.
+      alone = ocp.options.MultiprocessingOptions(
+          primary_host=jax.process_index(),
+          active_processes={jax.process_index()},
+          barrier_sync_key_prefix='fedjax_ssl',
+      ) if processes.count() > 1 else ocp.options.MultiprocessingOptions()
       options = ocp.CompositeOptions(
+          multiprocessing_options=alone,
           async_options=ocp.options.AsyncOptions(
               create_directories_asynchronously=False))
       with _quiet():
         self._orbax = ocp.Checkpointer(
-            ocp.CompositeCheckpointHandler(composite_options=options))
+            ocp.CompositeCheckpointHandler(composite_options=options),
+            multiprocessing_options=alone)
     return ocp, self._orbax
 
   def _write(self, step: pathlib.Path, leaves: dict[str, np.ndarray],
@@ -187,8 +217,7 @@ class Checkpoints:
       items[_STATE] = ocp.args.PyTreeSave(state)
     with _quiet():
       checkpointer.save(step, args=ocp.args.Composite(**items))
-    if jax.process_index() == 0:
-      _flush(step)
+    disk.flush(step)
 
   def _make_room(self, step: pathlib.Path, header: dict[str, Any]) -> bool:
     """Whether the step must be written; renames one of other content."""
@@ -199,13 +228,12 @@ class Checkpoints:
         return False
     except _StepError:
       pass
-    if jax.process_index() == 0:
-      count = 1
-      while (aside := step.with_name(f'{step.name}.replaced-{count}')).exists():
-        count += 1
-      os.rename(step, aside)
-      logging.warning('Checkpoint %s is replaced; the old one is now %s.',
-                      step, aside.name)
+    count = 1
+    while (aside := step.with_name(f'{step.name}.replaced-{count}')).exists():
+      count += 1
+    os.rename(step, aside)
+    logging.warning('Checkpoint %s is replaced; the old one is now %s.',
+                    step, aside.name)
     return True
 
   def _read_header(self, step: pathlib.Path) -> dict[str, Any]:
@@ -246,6 +274,17 @@ class Checkpoints:
     return leaves
 
 
+def _shared(value: np.ndarray | None, template: Any) -> np.ndarray:
+  """The first process's leaf, on all of them."""
+  if processes.count() == 1 and value is not None:
+    return value
+  like = manifest.spec(template)
+  data = None if value is None else np.ascontiguousarray(value).tobytes()
+  return np.frombuffer(
+      bytearray(processes.share(data)), np.dtype(like.dtype)
+  ).reshape(like.shape)
+
+
 def _place(value: np.ndarray, template: Any) -> Any:
   """Puts a leaf where the template's leaf is."""
   if isinstance(template, jax.Array) and not template.committed:
@@ -256,32 +295,6 @@ def _place(value: np.ndarray, template: Any) -> Any:
     return value
   return jax.make_array_from_callback(
       value.shape, sharding, lambda index: value[index])
-
-
-def _remove(partial: pathlib.Path) -> None:
-  """Removes a step that failed, which Orbax's threads may still write to."""
-  for _ in range(20):
-    shutil.rmtree(partial, ignore_errors=True)
-    time.sleep(0.02)
-    if not partial.exists():
-      return
-
-
-def _flush(step: pathlib.Path) -> None:
-  """Has the disk confirm every file and folder of a step."""
-  for folder, _, files in os.walk(step):
-    for path in [*(os.path.join(folder, f) for f in files), folder]:
-      flush_path(path)
-  flush_path(step.parent)
-
-
-def flush_path(path: str | os.PathLike[str]) -> None:
-  """fsync of one file or folder, by name."""
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
 
 
 @contextlib.contextmanager

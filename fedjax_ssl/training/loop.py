@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
+from fedjax_ssl.training import processes
 from fedjax_ssl.training import seeds as programs
 from fedjax_ssl.training.seeds import Row
 
@@ -36,8 +37,8 @@ class Result(NamedTuple):
   Attributes:
     states: one State a seed, in the order of the seeds.
     round: rounds done.
-    interrupted: a SIGTERM or SIGINT was heard: the run ended at `round`,
-      which is saved, and the caller should end too.
+    interrupted: a SIGTERM or SIGINT was heard, by any process: the run ended
+      at `round`, which is saved, and the caller should end too.
   """
 
   states: list[State]
@@ -47,6 +48,8 @@ class Result(NamedTuple):
 
 class Observer(NamedTuple):
   """What the loop tells the world; every field may be replaced.
+
+  In a run of several processes each of them calls its own observer.
 
   Attributes:
     on_row: (Row) for every evaluated round and seed.
@@ -140,12 +143,14 @@ def train(method: Method, federations: Sequence[Federation], *,
   runs = kind(method, federations, seeds, mesh)
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
-  began, pace = time.monotonic(), math.inf
+  began, pace, kept, ends = time.monotonic(), math.inf, -1, False
   with _listening() as heard:
     for stop in stops(done, num_rounds, eval_every, checkpoint_every):
-      while done < stop.round and not heard.is_set():
-        most = 1 if method.report else stop.round - done
-        count = max(1, int(min(most, _CALL_SECONDS / pace)))
+      while done < stop.round:
+        ends, most = _agree(heard, pace)
+        if ends:
+          break
+        count = 1 if method.report else min(stop.round - done, most)
         tick = time.monotonic()
         runs.advance(done, count)
         pace = max((time.monotonic() - tick) / count, 1e-9)
@@ -157,11 +162,19 @@ def train(method: Method, federations: Sequence[Federation], *,
       if done == stop.round and stop.evaluates:
         for row in runs.rows(done):
           observer.on_row(row)
-      if stop.saves and done == stop.round or heard.is_set():
+      if (stop.saves and done == stop.round) or (ends and done != kept):
         observer.on_save(done, runs.snapshot())
-      if heard.is_set():
+        kept = done
+      if ends:
         break
-  return Result(runs.states, done, heard.is_set())
+  return Result(runs.states, done, ends)
+
+
+def _agree(heard: threading.Event, pace: float) -> tuple[bool, int]:
+  """Whether to end, and rounds of a call: alike on all processes."""
+  most = min(max(1, int(_CALL_SECONDS / pace)), 2**30)
+  said = processes.gather((int(heard.is_set()), most))
+  return bool(said[:, 0].any()), int(said[0, 1])
 
 
 def _seed_map(seed_map: str, count: int) -> str:

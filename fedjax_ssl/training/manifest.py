@@ -54,6 +54,8 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def to_host(name: str, leaf: Any) -> np.ndarray:
   """The whole leaf as a numpy array of numbers, on every process.
 
+  All processes call this for the same leaves in the same order.
+
   Raises:
     CheckpointError: if it holds anything but numbers.
   """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 import numpy as np
 
 from fedjax_ssl.core import tree
@@ -22,7 +22,7 @@ from fedjax_ssl.core.types import (
   SUMMED,
 )
 from fedjax_ssl.data import federation as federations_lib
-from fedjax_ssl.training import evaluate
+from fedjax_ssl.training import evaluate, placement
 
 
 class Totals(NamedTuple):
@@ -71,36 +71,6 @@ def totals_shape(method: Method, federation: Any, state: Any) -> Totals:
   return Totals(metrics, rounds)
 
 
-def _place(x: PyTree, mesh: Mesh | None) -> PyTree:
-  if mesh is None:
-    return jax.tree.map(jnp.asarray, x)
-  return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
-
-
-def _place_shared(federations: Sequence[Federation], mesh: Mesh | None
-                  ) -> list[Federation]:
-  """Federations on the devices, arrays that they share placed once."""
-  known: dict[int, Any] = {}
-  def one(x):
-    if id(x) not in known:
-      known[id(x)] = _place(x, mesh)
-    return known[id(x)]
-  return [jax.tree.map(one, f) for f in federations]
-
-
-def place_state(state: State, mesh: Mesh | None) -> State:
-  """Puts a state on the devices; memory rows are split where they divide."""
-  if mesh is None:
-    return jax.tree.map(jnp.asarray, state)
-  rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
-  whole = NamedSharding(mesh, PartitionSpec())
-  memory = jax.tree.map(
-      lambda x: jax.device_put(
-          x, rows if x.shape[0] % mesh.size == 0 else whole), state.memory)
-  return State(jax.device_put(state.server, whole), memory,
-               jax.device_put(state.round, whole))
-
-
 def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
   """Averages the stretch and joins the evaluation."""
   totals, scores = jax.device_get((totals, scores))
@@ -129,18 +99,23 @@ class Sequential:
                seeds: Sequence[int], mesh: Mesh | None):
     self._method, self._mesh, self._seeds = method, mesh, list(seeds)
     self._roots = [root_keys(s) for s in seeds]
+    self._given = list(federations)  # On the host.
     self._probes = [evaluate.probe_of(f) for f in federations]
-    self._federations = _place_shared(federations, mesh)
     self._program = functools.partial(stretch, method)
-    self._score = jax.jit(evaluate.evaluation(method, mesh))
+    self._place()
     self.states: list[State] = []
     self._totals: list[Totals] = []
+
+  def _place(self) -> None:
+    self._federations = placement.federations(self._given, self._mesh)
+    self._score = jax.jit(evaluate.evaluation(self._method, self._mesh),
+                          out_shardings=placement.replicated(self._mesh))
 
   def start(self, saved: PyTree | None) -> None:
     """Begins at a saved tree, or at the method's initial states."""
     pairs = [self._first(i, saved) for i in range(len(self._seeds))]
-    self.states = [place_state(state, self._mesh) for state, _ in pairs]
-    self._totals = [_place(totals, self._mesh) for _, totals in pairs]
+    self.states = [placement.state(state, self._mesh) for state, _ in pairs]
+    self._totals = [placement.whole(totals, self._mesh) for _, totals in pairs]
     self._compile(self.states[0], self._totals[0])
 
   def _compile(self, state: State, totals: Totals) -> None:
@@ -154,8 +129,8 @@ class Sequential:
     if saved is not None:
       one = saved[str(self._seeds[i])]
       return one['state'], one['totals']
-    state = self._method.init(self._roots[i][0], self._federations[i])
-    shape = totals_shape(self._method, self._federations[i], state)
+    state = self._method.init(self._roots[i][0], self._given[i])
+    shape = totals_shape(self._method, self._given[i], state)
     return state, tree.zeros_like(shape)
 
   def advance(self, first: int, count: int) -> None:
@@ -170,9 +145,13 @@ class Sequential:
     """Evaluates every seed and starts new totals."""
     out = [_to_row(round_, seed, self._totals[i], self._scores(i))
            for i, seed in enumerate(self._seeds)]
-    self._totals = [_place(tree.zeros_like(t), self._mesh)
-                    for t in self._totals]
+    self.restart_totals()
     return out
+
+  def restart_totals(self) -> None:
+    """Starts new sums of metrics."""
+    self._totals = [placement.whole(tree.zeros_like(t), self._mesh)
+                    for t in self._totals]
 
   def scores(self, round_: int) -> list[Row]:
     """Evaluates every seed, without what was measured during training."""
@@ -209,24 +188,27 @@ def _stacked(probes: Sequence[evaluate.Probe]) -> evaluate.Probe:
 class Together(Sequential):
   """Several seeds under one vmap; states carry a leading axis of seeds."""
 
-  def __init__(self, method, federations, seeds, mesh):
-    super().__init__(method, federations, seeds, mesh)
-    stacked = federations_lib.stack(self._federations)
+  def _place(self):
+    stacked = federations_lib.stack(self._given)
     axes = federations_lib.seed_axes(stacked)
-    self._stacked = _place(stacked, mesh)
+    self._stacked, = placement.federations([stacked], self._mesh, axis=1)
     self._rounds_keys = jnp.stack([key for _, key in self._roots])
-    self._program = jax.vmap(functools.partial(stretch, method),
+    self._program = jax.vmap(self._program,
                              in_axes=(0, 0, axes, None, None, 0))
-    self._score = jax.jit(jax.vmap(
-        evaluate.evaluation(method, mesh), in_axes=(0, axes, 0)))
+    self._score = jax.jit(
+        jax.vmap(evaluate.evaluation(self._method, self._mesh),
+                 in_axes=(0, axes, 0)),
+        out_shardings=placement.replicated(self._mesh))
     self._probe = _stacked(self._probes)
 
   def start(self, saved):
     """Begins as apart, then stacks."""
-    super().start(saved)
-    self._state = _place(tree.stack(self.states), self._mesh)
-    self._total = _place(tree.stack(self._totals), self._mesh)
+    pairs = [self._first(i, saved) for i in range(len(self._seeds))]
+    state, totals = jax.tree.map(lambda *xs: np.stack(xs), *pairs)
+    self._state = placement.state(state, self._mesh, axis=1)
+    self._total = placement.whole(totals, self._mesh)
     self._compile(self._state, self._total)
+    self._split()
 
   def advance(self, first, count):
     """Runs rounds [first, first + count) of all seeds at once."""
@@ -241,9 +223,13 @@ class Together(Sequential):
     scores = self._score(self._state, self._stacked, self._probe)
     out = [_to_row(round_, seed, self._totals[i], tree.take(scores, i))
            for i, seed in enumerate(self._seeds)]
-    self._total = _place(tree.zeros_like(self._total), self._mesh)
-    self._split()
+    self.restart_totals()
     return out
+
+  def restart_totals(self):
+    """Starts new sums of metrics."""
+    self._total = placement.whole(tree.zeros_like(self._total), self._mesh)
+    self._split()
 
   def _split(self) -> None:
     count = range(len(self._seeds))

@@ -11,7 +11,7 @@ ends, so the file that stays behind means nothing.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 import contextlib
 import errno
 import fcntl
@@ -22,11 +22,9 @@ import socket
 from typing import Any
 
 from absl import logging
-import jax
-import numpy as np
 
 from fedjax_ssl.training import changes as changes_lib
-from fedjax_ssl.training import environment
+from fedjax_ssl.training import environment, processes
 
 CONFIG = 'config.json'
 LOCK = 'lock'
@@ -82,7 +80,7 @@ class Workdir:
       _write(self.path / CONFIG, _text(stored))
       return stored
 
-    self._stored = _once(update)
+    self._stored = processes.once(update)
 
   def close(self) -> None:
     """Frees the lock."""
@@ -114,7 +112,8 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   and stays so, hence a longer run does not bend its schedules.
 
   In a run of several processes all of them call this: the first one does the
-  work, and all return or raise alike.
+  work, and all return or raise alike (see `processes.once`). The others need
+  not see the folder.
 
   Args:
     path: local folder; created if it is missing.
@@ -151,7 +150,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
                            f'{_reason(error)}.') from error
       raise
 
-  outcome = _once(start)
+  outcome = processes.once(start)
   return Workdir(folder, outcome['stored'], outcome['resumed'], lock)
 
 
@@ -165,12 +164,15 @@ def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   Raises:
     WorkdirError: if the folder holds no run, or one with other flags or facts.
   """
-  folder = pathlib.Path(path).absolute()
-  stored = read_config(folder)
-  flags = _plain(config)
-  _compare(folder, stored, flags | {
-      'num_rounds': stored['flags'].get('num_rounds')}, allow)
-  _merged(folder, stored['facts'], _plain(facts or {}))
+  def look() -> None:
+    folder = pathlib.Path(path).absolute()
+    stored = read_config(folder)
+    flags = _plain(config)
+    _compare(folder, stored, flags | {
+        'num_rounds': stored['flags'].get('num_rounds')}, allow)
+    _merged(folder, stored['facts'], _plain(facts or {}))
+
+  processes.once(look)
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -316,26 +318,6 @@ def _write(file: pathlib.Path, text: str) -> None:
     stream.flush()
     os.fsync(stream.fileno())
   os.replace(partial, file)
-
-
-def _once(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-  """Runs `work` on the first process; all get its result or its error."""
-  if jax.process_count() == 1:
-    return work()
-  from jax.experimental import multihost_utils
-  outcome: dict[str, Any] = {}
-  if jax.process_index() == 0:
-    try:
-      outcome = {'value': work()}
-    except Exception as error:  # The others must not wait for ever.
-      outcome = {'error': str(error)}
-  data = np.frombuffer(json.dumps(outcome).encode(), np.uint8)
-  size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
-  data = multihost_utils.broadcast_one_to_all(np.resize(data, size))
-  outcome = json.loads(np.asarray(data, np.uint8).tobytes())
-  if 'error' in outcome:
-    raise WorkdirError(outcome['error'])
-  return outcome['value']
 
 
 def _reason(error: OSError) -> str:

@@ -1,10 +1,8 @@
 """The benchmarks compare like with like, and count what the library does."""
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
 
 from absl import flags
 import jax
@@ -17,30 +15,6 @@ from fedjax_ssl.core import local, rounds
 from fedjax_ssl.core.types import Cohort, State, Update
 from fedjax_ssl.data import batching
 from tests import toy
-
-
-@pytest.fixture
-def bench(root, monkeypatch):
-  """Imports a script of the benchmarks; its flags are forgotten again.
-
-  Those of the experiments with the same names are put aside meanwhile.
-  """
-  monkeypatch.syspath_prepend(str(root / 'experiments' / 'benchmarks'))
-  names = ('harness', 'padding', 'memory', 'torch_loop', 'resnet9',
-           'feddure_step')
-  aside = {name: flags.FLAGS[name] for name in (
-      'alpha', 'cohort_size', 'model', 'num_clients', 'num_devices')
-           if name in flags.FLAGS}
-  for name in aside:
-    delattr(flags.FLAGS, name)
-  before = set(flags.FLAGS)
-  yield importlib.import_module
-  for name in names:
-    sys.modules.pop(name, None)
-  for name in set(flags.FLAGS) - before:
-    delattr(flags.FLAGS, name)
-  for name, flag in aside.items():
-    flags.FLAGS[name] = flag
 
 
 def owners(sizes):

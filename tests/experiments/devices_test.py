@@ -47,7 +47,7 @@ def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
 
   from fedjax_ssl import methods
   from fedjax_ssl.core import tree
-  from fedjax_ssl.training import manifest, seeds
+  from fedjax_ssl.training import manifest, placement, seeds
   from tests import toy
 
   def one(name, count):
@@ -59,7 +59,7 @@ def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
     method = methods.make(method_name, task)
     federation, _ = toy.federation(labels_at)
     first, rounds_key = seeds.root_keys(0)
-    state = seeds.place_state(method.init(first, federation), mesh)
+    state = placement.state(method.init(first, federation), mesh)
     for leaf in jax.tree.leaves(state.memory):
       split = count > 1 and leaf.shape[0] % count == 0
       assert leaf.sharding.is_fully_replicated != split, leaf.sharding

@@ -142,6 +142,20 @@ def test_run_keeps_every_word_whole(cloud):
   call('run', 'python', 'fail', code=1)
 
 
+def test_a_pod_takes_one_run_over_all_hosts(cloud):
+  pod = '--type=v5litepod-16'
+  call(pod, 'create')
+  for words in ('experiments/digits_dirdir.py',), ('-c', 'print()'), (
+      'experiments/digits_dirdir.py', '--distributed', '--bounds'):
+    call(pod, 'run', 'python', *words)
+  create, *runs = said(cloud)
+  assert '--accelerator-type=v5litepod-16' in create
+  assert all('--worker=all' in words for words in runs)
+  assert [words[-1].count('--distributed') for words in runs] == [1, 0, 1]
+  call('run', 'python', 'experiments/digits_dirdir.py')  # One host.
+  assert '--distributed' not in said(cloud)[-1][-1]
+
+
 def test_fetch_and_delete(cloud, tmp_path):
   call('fetch', str(tmp_path / 'results'))
   call('delete')
@@ -247,8 +261,10 @@ def test_a_deletion_that_fails_is_not_passed_over(cloud):
     (['run', '--dry_run', 'python'], '--dry_run: settings go before'),
     (['all', '--spot=yes', 'python'], '--spot=yes: settings go before'),
     (['fetch', '--dry_run'], '--dry_run: settings go before'),
-    (['--type=v5litepod-16', 'create'], 'several hosts'),
-    (['--type=v4-16', 'all', 'python'], 'several hosts')])
+    (['--type=v5litepod-16', 'run', 'python', 'launch/sweep.py', 'grid.txt'],
+     'several hosts'),
+    (['--type=v4-16', 'all', 'bash', '-c', 'python experiments/a.py; sync'],
+     '--distributed')])
 def test_wrong_words_are_refused(cloud, words, text):
   done = call(*words, code=2)
   assert text in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,6 +1,6 @@
 """What XLA:CPU makes of the convolutions: no slow layout in any loop."""
+import functools
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -10,28 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl.models import conv
-
-_FAST = 'b01f_01io->b01f'
-
-
-def _slow_convolutions(text):
-  """Convolutions of compiled HLO that miss XLA:CPU's fast kernel.
-
-  That kernel takes batch-first inputs and kernels with features last, in
-  row-major layout and without batch groups; grouped ones come from per-client
-  weights.
-  """
-  slow = []
-  for line in text.splitlines():
-    if ' convolution(' not in line:
-      continue
-    labels = re.search(r'dim_labels=(\S+?)[,\s]', line + ' ')
-    layout = re.search(r'\[[\d,]*\]\{([\d,]+)\}', line)
-    groups = re.findall(r'(?:batch|feature)_group_count=(\d+)', line)
-    if (labels is None or labels.group(1) != _FAST or layout is None
-        or layout.group(1) != '3,2,1,0' or any(g != '1' for g in groups)):
-      slow.append(line.strip())
-  return slow
+from tests import hlo
 
 
 def _net(conv_impl):
@@ -82,12 +61,28 @@ def test_no_slow_convolution_in_a_training_loop(gradient):
   text = _steps(gradient(loss))(weights)
   assert ' while(' in text
   assert ' convolution(' in text  # The re-ordered layers.
-  assert not _slow_convolutions(text)
+  assert not hlo.slow_convolutions(text)
 
 
 def test_the_check_can_fail():
   loss, weights = _net('lax')
-  assert _slow_convolutions(_steps(_first(loss))(weights))
+  assert hlo.slow_convolutions(_steps(_first(loss))(weights))
+
+
+def test_no_slow_convolution_on_maps_below_the_kernel():
+  weights = [jnp.ones((3, 3, 3, 8)), jnp.ones((5, 5, 8, 8)),
+             jnp.ones((3, 3, 8, 8)), jnp.ones((3, 3, 8, 4))]
+
+  def loss(impl, weights, x):
+    for stride, w in zip((3, 1, 2, 2), weights, strict=True):
+      x = jnp.tanh(conv.conv2d(x, w, stride=stride, impl=impl))
+    return jnp.mean(jnp.square(x))  # Maps of 4, 4, 2 and 1.
+
+  def slow(impl):
+    return hlo.slow_convolutions(
+        _steps(_first(functools.partial(loss, impl)))(weights))
+  assert not slow('auto')
+  assert slow('reordered')
 
 
 def test_tiles_and_patches_have_no_convolution():

@@ -1,0 +1,253 @@
+r"""How the time of a round grows, with a plot and a JSON file for each study.
+
+cohort: clients of a round; also the memory of the compiled round. FedAvg's
+  mean is a linear rule, so time should be linear and memory flat.
+clients: clients of the federation at one cohort; less than 5 % more time.
+alpha: Dirichlet parameter of the labels; also the share of masked rows,
+  clients one by one and in chunks under vmap.
+seeds: runs of one program, one after another and under one vmap.
+
+Sizes of one study take turns, so that all see the same noise. Pixels are
+random; but for `alpha` clients draw their rows from one pool, so that the data
+do not grow with their number.
+
+python experiments/benchmarks/growth.py
+python experiments/benchmarks/growth.py --study=clients --num_clients=100,10000
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from absl import flags
+import counting
+import harness
+import numpy as np
+
+import fedjax_ssl as fssl
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_multi_enum('study', ['cohort', 'clients', 'alpha', 'seeds'],
+                        ['cohort', 'clients', 'alpha', 'seeds'],
+                        'Which; may be given several times.')
+flags.DEFINE_list('cohort_sizes', ['8', '32', '128', '512', '1024'],
+                  'Clients of a round.')
+flags.DEFINE_list('num_clients', ['100', '1000', '10000', '100000'],
+                  'Clients of the federation.')
+flags.DEFINE_list('alphas', ['0.05', '0.1', '0.5', '1', '10', '100'],
+                  'Dirichlet parameters.')
+flags.DEFINE_list('seed_counts', ['1', '2', '4', '8'], 'Seeds.')
+flags.DEFINE_list('chunk_sizes', ['2', '5', '0'], 'Of masked shares under '
+                  'vmap; 0 is the whole cohort.')
+flags.DEFINE_integer('cohort_size', 10, 'Clients of a round, where they do not '
+                     'grow.', lower_bound=1)
+flags.DEFINE_integer('rows', 100, 'Rows of each client.', lower_bound=1)
+flags.DEFINE_integer('pool', 5000, 'Rows that there are.', lower_bound=100)
+flags.DEFINE_integer('batch', 20, 'Rows of a local step.', lower_bound=1)
+flags.DEFINE_integer('side', 28, 'Of the gray images.', lower_bound=4)
+flags.DEFINE_string('model', 'cnn', 'Network.')
+
+_ALPHA_CLIENTS = 100
+
+QUICK = {
+    'cohort_sizes': ['2'], 'num_clients': ['10', '100'], 'alphas': ['100'],
+    'seed_counts': ['2'], 'chunk_sizes': ['0'],
+    'cohort_size': 2, 'rows': 6, 'pool': 100, 'batch': 3, 'side': 4,
+    'model': 'linear'}
+
+
+class Study(NamedTuple):
+  """What one study found.
+
+  Attributes:
+    name: of the study and its files.
+    label: of the axis that grows.
+    sizes: along it.
+    lines: by name, a value for each size, times first.
+    right: names of the lines that have an axis of their own.
+    right_label: of that axis.
+  """
+
+  name: str
+  label: str
+  sizes: list[float]
+  lines: dict[str, list[float]]
+  right: tuple[str, ...] = ()
+  right_label: str = ''
+
+
+def numbers(name: str, kind: Callable[[str], Any] = int, least: float = 1
+            ) -> list[Any]:
+  """A list flag as ascending numbers.
+
+  Raises:
+    ValueError: if one is no number, or below `least`.
+  """
+  texts: list[str] = getattr(FLAGS, name)
+  try:
+    found = sorted({kind(text) for text in texts})
+  except ValueError:
+    found = []
+  if not found or found[0] < least:
+    raise ValueError(f'--{name}={",".join(texts)} must be numbers '
+                     f'of at least {least:g}, separated by commas.')
+  return found
+
+
+def spec_of(**changes: Any) -> fssl.TaskSpec:
+  """The task of all studies: FedAvg on gray images."""
+  return fssl.TaskSpec(**{
+      'num_classes': 10, 'input_shape': (FLAGS.side, FLAGS.side, 1),
+      'model': FLAGS.model, 'mean': (0.5,), 'std': (0.25,), 'weak': 'none',
+      'strong': 'none', 'labeled_batch': FLAGS.batch,
+      'cohort_size': FLAGS.cohort_size, **changes})
+
+
+def drawn(num_clients: int) -> fssl.Federation:
+  """Clients that draw --rows rows each from one pool of --pool rows."""
+  if FLAGS.rows > FLAGS.pool:
+    raise ValueError(f'--rows={FLAGS.rows} is more than --pool={FLAGS.pool}.')
+  train = harness.examples(FLAGS.pool, (FLAGS.side, FLAGS.side, 1))
+  few = harness.federate(train, np.zeros(FLAGS.pool, np.int32), num_clients=1)
+  rng = np.random.default_rng(0)
+  # A window of the pool, which begins anywhere: distinct rows, cheaply drawn.
+  begin = rng.integers(0, FLAGS.pool, (num_clients, 1))
+  rows = (begin + np.arange(FLAGS.rows)) % FLAGS.pool
+  nobody = np.zeros((num_clients, 1), np.int32)
+  return dataclasses.replace(few, clients=fssl.Shard(
+      rows.astype(np.int32), np.full(num_clients, FLAGS.rows, np.int32),
+      nobody, nobody[:, 0]))
+
+
+def _times(runs: dict[Any, harness.Simulation]) -> list[float]:
+  seconds = harness.interleave(
+      {str(x): functools.partial(run.advance, 1) for x, run in runs.items()},
+      FLAGS.repeats)
+  return list(harness.medians(seconds).values())
+
+
+def cohort(mesh: Any) -> Study:
+  """Clients of a round."""
+  sizes = numbers('cohort_sizes')
+  federation = drawn(max(sizes))
+  specs = {s: spec_of(cohort_size=s) for s in sizes}
+  memory = [counting.round_memory(specs[s], federation)['temporaries'] / 1e6
+            for s in sizes]
+  times = _times({s: harness.Simulation(specs[s], federation, mesh)
+                  for s in sizes})
+  return Study('cohort', 'clients of a round', sizes, {
+      's/round': times,
+      'ms/client': [1e3 * t / s for t, s in zip(times, sizes, strict=True)],
+      'MB of temporaries': memory}, ('MB of temporaries',), 'MB')
+
+
+def clients(mesh: Any) -> Study:
+  """Clients of the federation."""
+  sizes = numbers('num_clients', least=FLAGS.cohort_size)
+  times = _times({n: harness.Simulation(spec_of(), drawn(n), mesh)
+                  for n in sizes})
+  more = [100 * (t / times[0] - 1) for t in times]
+  print(f'{sizes[-1]} clients: {more[-1]:+.1f} % of the time of {sizes[0]} '
+        '(goal: below 5)')
+  return Study('clients', 'clients of the federation', sizes, {
+      's/round': times, '% more': more}, ('% more',), '% more time')
+
+
+def alpha(mesh: Any) -> Study:
+  """Dirichlet parameter, over 100 clients of --rows rows on average."""
+  alphas = numbers('alphas', float, 1e-3)
+  train = harness.examples(FLAGS.rows * _ALPHA_CLIENTS,
+                           (FLAGS.side, FLAGS.side, 1))
+  labels = np.asarray(train.labels)
+  lines: dict[str, list[float]] = {}
+  for value in alphas:
+    owner = fssl.data.dirichlet_capped(
+        np.random.default_rng(1), labels, _ALPHA_CLIENTS, alpha=value,
+        min_size=0)
+    federation = harness.federate(train, owner, num_clients=_ALPHA_CLIENTS)
+    for name, number in _unequal(federation, mesh).items():
+      lines.setdefault(name, []).append(number)
+  masked = tuple(name for name in lines if name.startswith('masked'))
+  return Study('alpha', 'Dirichlet parameter', alphas, lines, masked,
+               'masked rows, %')
+
+
+def _unequal(federation: fssl.Federation, mesh: Any) -> dict[str, float]:
+  """Time a used row, and masked shares in percent."""
+  run = harness.Simulation(spec_of(), federation, mesh)
+  alone = fssl.make_task(spec_of(client_map='map'))
+  work = counting.count(alone, federation, 'labeled')
+  # The first round is not timed.
+  cohorts = np.stack([run.cohort(r) for r in range(1, FLAGS.repeats + 1)])
+  seconds = sum(harness.interleave(
+      {'': lambda: run.advance(1)}, FLAGS.repeats)[''])
+  found = {'us/row': 1e6 * seconds / max(work.used[cohorts].sum(), 1),
+           'masked, one by one': 100 * counting.masked_share(
+               alone, work, cohorts)}
+  for size in numbers('chunk_sizes', least=0):
+    task = fssl.make_task(spec_of(client_map='vmap', chunk_size=size))
+    found[f'masked, chunk {size or "all"}'] = 100 * counting.masked_share(
+        task, work, cohorts)
+  return found
+
+
+def seeds(mesh: Any) -> Study:
+  """Runs of one program."""
+  counts = numbers('seed_counts')
+  federation, lines = drawn(_ALPHA_CLIENTS), {}
+  runs = {(name, n): harness.Simulation(
+      spec_of(), federation, mesh, num_seeds=n, together=name == 'vmap')
+          for name in ('map', 'vmap') for n in counts}
+  times = iter(_times(runs))
+  for name in ('map', 'vmap'):
+    lines[f's/round, {name}'] = [next(times) for _ in counts]
+  return Study('seeds', 'seeds', [float(n) for n in counts], lines)
+
+
+def draw(study: Study, path: Any) -> None:
+  """Writes the plot: both axes logarithmic, those on the right linear."""
+  import matplotlib
+  matplotlib.use('agg')
+  from matplotlib import pyplot
+  figure, left = pyplot.subplots(figsize=(6, 4), layout='constrained')
+  right = left.twinx() if study.right else None
+  for i, (name, values) in enumerate(study.lines.items()):
+    axes = right if name in study.right and right is not None else left
+    style = 'o--' if axes is right else 'o-'
+    axes.plot(study.sizes, values, style, color=f'C{i}', label=name)
+  left.set(xscale='log', yscale='log', xlabel=study.label, ylabel='time')
+  if right is not None:
+    right.set_ylabel(study.right_label)
+    right.set_ylim(bottom=min(0, right.get_ylim()[0]))
+  figure.legend(loc='outside upper center', ncols=3, fontsize='small')
+  figure.savefig(path, dpi=120)
+  pyplot.close(figure)
+
+
+def table(study: Study) -> list[Sequence[Any]]:
+  """A row for each size."""
+  columns = zip(*study.lines.values(), strict=True)
+  return [[study.label, *study.lines],
+          *[[f'{size:g}', *values]
+            for size, values in zip(study.sizes, columns, strict=True)]]
+
+
+def main() -> None:
+  """Runs the studies that are asked for."""
+  mesh = harness.make_mesh()
+  for name in dict.fromkeys(FLAGS.study):
+    study = {'cohort': cohort, 'clients': clients, 'alpha': alpha,
+             'seeds': seeds}[name](mesh)
+    path = harness.report(f'growth_{name}', table(study), {
+        'task': {flag: FLAGS[flag].value for flag in (
+            'model', 'side', 'rows', 'batch', 'pool', 'cohort_size')},
+        'sizes': study.sizes, 'lines': study.lines})
+    draw(study, path.with_suffix('.png'))
+    print(f'Drawn: {path.with_suffix(".png")}')
+
+
+if __name__ == '__main__':
+  harness.run(main, QUICK)

@@ -1,0 +1,166 @@
+"""Several processes as one run: joined, given their devices, and ended."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import os
+import re
+import sys
+import traceback
+
+from absl import flags
+import jax
+
+from fedjax_ssl.training import processes
+
+FLAGS = flags.FLAGS
+
+# A flag, and the variable that speaks where it is left out.
+_PLACE = {'coordinator_address': 'JAX_COORDINATOR_ADDRESS',
+          'num_processes': 'JAX_NUM_PROCESSES',
+          'process_id': 'JAX_PROCESS_ID'}
+# Beyond these a processor's devices help nobody.
+_MOST_CPU_DEVICES = 64
+
+
+def place() -> tuple[str, int, int] | None:
+  """Coordinator, number of processes and this one's id, if they are given.
+
+  Returns:
+    None without --distributed, or where the machines know it themselves.
+
+  Raises:
+    ValueError: for flags or variables that do not go together.
+  """
+  given = {name: FLAGS[name].value for name in _PLACE
+           if FLAGS[name].value is not None}
+  if given and not FLAGS.distributed:
+    raise ValueError(f'--{next(iter(given))} needs --distributed.')
+  if not FLAGS.distributed:
+    return None
+  for name, variable in _PLACE.items():
+    if name not in given and os.environ.get(variable):
+      given[name] = os.environ[variable]
+  if not given:
+    return None
+  if missing := [name for name in _PLACE if name not in given]:
+    raise ValueError(f'{_said(given)} needs --{missing[0]} or '
+                     f'{_PLACE[missing[0]]} as well.')
+  numbers = [str(given[name]) for name in ('num_processes', 'process_id')]
+  if not all(n.isascii() and n.isdigit() for n in numbers) or not (
+      int(numbers[1]) < int(numbers[0])):
+    raise ValueError(f'num_processes={numbers[0]} and process_id={numbers[1]} '
+                     'must be whole numbers; ids count from 0.')
+  address = str(given['coordinator_address'])
+  if not re.fullmatch(r'.+:\d+', address):
+    raise ValueError(f'coordinator_address={address!r} must be HOST:PORT of '
+                     'process 0.')
+  return address, int(numbers[0]), int(numbers[1])
+
+
+def _said(given: dict[str, object]) -> str:
+  name = next(iter(given))
+  return f'--{name}' if FLAGS[name].value is not None else _PLACE[name]
+
+
+def join() -> None:
+  """Joins the other processes, before JAX looks for devices.
+
+  Raises:
+    ValueError: if nothing says where they are, or one does not come.
+  """
+  where = place()
+  _count_cpu_devices(1 if where is None else where[1])
+  if not FLAGS.distributed:
+    return
+  # The loop hears signals itself, and agrees on them.
+  jax.config.update('jax_enable_preemption_service', False)
+  try:
+    jax.distributed.initialize(*where or ())
+  except ValueError as error:
+    raise ValueError(
+        f'--distributed finds no cluster ({error}); outside of those that JAX '
+        'knows, such as TPU pods and Slurm, give --coordinator_address, '
+        '--num_processes and --process_id.') from error
+  except RuntimeError as error:
+    raise ValueError(
+        f'--distributed: the processes did not all meet ({error}).') from error
+
+
+def _count_cpu_devices(num_processes: int) -> None:
+  """Devices that this process makes of its processor, where it computes."""
+  cores = len(os.sched_getaffinity(0)) if hasattr(
+      os, 'sched_getaffinity') else os.cpu_count() or 1
+  wanted = -(-(FLAGS.num_devices or min(
+      cores * num_processes, FLAGS.cohort_size)) // num_processes)
+  with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests.
+    jax.config.update('jax_num_cpu_devices',
+                      min(wanted, max(_MOST_CPU_DEVICES, cores)))
+
+
+def devices() -> list[jax.Device]:
+  """The devices of the run: as many of each process.
+
+  Raises:
+    ValueError: if there are fewer than --num_devices, or it does not divide.
+  """
+  found, wanted, count = jax.devices(), FLAGS.num_devices, processes.count()
+  if wanted > len(found):
+    raise ValueError(f'--num_devices={wanted}, but there are {len(found)} '
+                     'devices.')
+  if wanted % count:
+    raise ValueError(f'--num_devices={wanted} must be a multiple of the '
+                     f'{count} processes.')
+  if not wanted:
+    return found
+  return [device for process in range(count) for device in [
+      d for d in found if d.process_index == process][:wanted // count]]
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+  """Ends this process as the others need it.
+
+  Where all end together they say so to each other, lest the first to go be
+  missed. A process that fails alone ends at once: at a regular end it would
+  wait for the others, which wait for it; one that is gone they notice.
+  """
+  try:
+    yield
+  except BaseException as error:
+    if processes.count() > 1 and not isinstance(
+        error, processes.AgreedError | processes.AgreedExit):
+      _end_alone(error)
+    raise
+  finally:
+    if FLAGS.distributed:
+      jax.distributed.shutdown()
+
+
+def _end_alone(error: BaseException) -> None:
+  """Says what happened and leaves, without a word to the others."""
+  code: object = 1
+  if isinstance(error, SystemExit):
+    code = error.code
+  elif isinstance(error, ValueError | OSError | MemoryError |
+                  jax.errors.JaxRuntimeError):
+    code = 2
+    print(f'error: {" ".join(str(error).split())}\nProcess '
+          f'{processes.index()} of {processes.count()} ends here; the loss of '
+          'another one shows so too. The same commands continue from the '
+          'newest checkpoint.', file=sys.stderr)
+  else:
+    traceback.print_exception(error)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def mesh() -> jax.sharding.Mesh | None:
+  """The axis of clients over the devices; None of a single one."""
+  found = devices()
+  if len(found) == 1:
+    return None
+  return jax.make_mesh(
+      (len(found),), ('clients',), devices=found,
+      axis_types=(jax.sharding.AxisType.Auto,))

@@ -1,0 +1,92 @@
+"""Where arrays live: on one device, or on a mesh that may span processes.
+
+Nothing is sent: every process holds the same values on the host and puts the
+parts of its own devices there.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from fedjax_ssl.core.types import Federation, PyTree, State
+
+
+def replicated(mesh: Mesh | None) -> NamedSharding | None:
+  """The sharding of a whole copy on every device; None without a mesh."""
+  return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+  host = np.asarray(x)
+  return jax.make_array_from_callback(
+      host.shape, sharding, lambda index: host[index])
+
+
+def whole(x: PyTree, mesh: Mesh | None) -> PyTree:
+  """Puts a tree on every device of the mesh."""
+  if mesh is None:
+    return jax.tree.map(jax.numpy.asarray, x)
+  everywhere = NamedSharding(mesh, PartitionSpec())
+  return jax.tree.map(lambda leaf: _put(leaf, everywhere), x)
+
+
+def by_client(x: PyTree, mesh: Mesh | None, axis: int = 0) -> PyTree:
+  """Splits a tree over the devices along its axis of clients.
+
+  Args:
+    x: leaves with N clients along `axis`.
+    mesh: with the one axis 'clients', or None.
+    axis: behind those of seeds and of a stream's tasks, if any.
+
+  Returns:
+    The tree on the devices, N / devices clients each; a whole copy on each
+    where N does not divide.
+  """
+  if mesh is None:
+    return jax.tree.map(jax.numpy.asarray, x)
+  name, size = mesh.axis_names[0], mesh.size
+
+  def one(leaf):
+    divides = np.shape(leaf)[axis] % size == 0
+    spec = PartitionSpec(*[None] * axis, name) if divides else PartitionSpec()
+    return _put(leaf, NamedSharding(mesh, spec))
+  return jax.tree.map(one, x)
+
+
+def state(value: State, mesh: Mesh | None, axis: int = 0) -> State:
+  """Puts a state on the devices: memory by client, all else on each."""
+  return State(whole(value.server, mesh), by_client(value.memory, mesh, axis),
+               whole(value.round, mesh))
+
+
+def federations(values: Sequence[Federation], mesh: Mesh | None, axis: int = 0
+                ) -> list[Federation]:
+  """Puts federations on the devices, arrays that they share once.
+
+  Args:
+    values: arrays on the host.
+    mesh: with the one axis 'clients', or None.
+    axis: that of the clients in the tables of rows.
+
+  Returns:
+    The federations: tables of rows by client, all else on each device.
+  """
+  known: dict[int, Any] = {}
+
+  def one(x):
+    if id(x) not in known:
+      known[id(x)] = whole(x, mesh)
+    return known[id(x)]
+
+  def place(f: Federation) -> Federation:
+    nothing: Any = ()
+    rest = dataclasses.replace(f, clients=nothing, stream=None)
+    return dataclasses.replace(
+        jax.tree.map(one, rest), clients=by_client(f.clients, mesh, axis),
+        stream=by_client(f.stream, mesh, axis + 1))
+  return [place(f) for f in values]

@@ -1,0 +1,173 @@
+"""What the processes of one run must do alike, and what only the first does.
+
+A run of several processes (`jax.distributed`) is one program: all processes
+start the same computations in the same order, or they wait for each other for
+ever. Hence they agree on what they cannot know of each other: a signal that
+one of them heard, the pace, an error. The first process alone reads and writes
+the run's folder, so that the others need not see it. With one process nothing
+is sent, and errors keep their types.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import json
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+T = TypeVar('T')
+# Bytes on their way at a time: the buffers are on every device.
+_CHUNK = 1 << 26
+# Bytes of a process's words to the others.
+_WORDS = 1000
+
+
+class AgreedError(ValueError):
+  """An error that all processes of a run raise together."""
+
+
+class AgreedExit(SystemExit):
+  """An end that all processes of a run come to together."""
+
+
+def count() -> int:
+  """How many processes the run has."""
+  return jax.process_count()
+
+
+def index() -> int:
+  """Which of them this one is, from 0."""
+  return jax.process_index()
+
+
+def is_first() -> bool:
+  """Whether this process reads and writes the run's files."""
+  return index() == 0
+
+
+def gather(numbers: Sequence[int]) -> np.ndarray:
+  """int32[processes, M]: the M numbers of each process, on all of them."""
+  own = np.asarray(numbers, np.int32)
+  if count() == 1:
+    return own[None]
+  from jax.experimental import multihost_utils
+  return np.asarray(multihost_utils.process_allgather(own))
+
+
+def share(data: bytes | None) -> bytes:
+  """The first process's bytes, on all of them; what others give is unread."""
+  if count() == 1:
+    return data or b''
+  from jax.experimental import multihost_utils
+  own = data if is_first() and data else b''
+  # Two numbers, as JAX cuts integers to 32 bits.
+  high, low = gather(divmod(len(own), 1 << 30))[0]
+  size, parts = (int(high) << 30) + int(low), []
+  for start in range(0, size, _CHUNK):
+    length = min(_CHUNK, size - start)
+    # Few different sizes: each is a program of its own.
+    padded = max(1 << 12, 1 << (length - 1).bit_length())
+    part = np.zeros(padded, np.uint8)
+    mine = np.frombuffer(own[start:start + length], np.uint8)
+    part[:mine.size] = mine
+    part = np.asarray(multihost_utils.broadcast_one_to_all(part), np.uint8)
+    parts.append(part[:length].tobytes())
+  return b''.join(parts)
+
+
+def once(work: Callable[[], T]) -> T:
+  """Runs `work` on the first process; all get its result or its error.
+
+  Args:
+    work: returns a value that JSON can hold; uses no array that is spread over
+      processes.
+
+  Returns:
+    What `work` returned.
+
+  Raises:
+    AgreedError: on all processes, with the message of what `work` raised; with
+      one process, what it raised itself.
+  """
+  if count() == 1:
+    return work()
+  outcome: dict[str, Any] = {}
+  if is_first():
+    try:
+      outcome = {'value': work()}
+    except Exception as error:  # The others must not wait for ever.
+      outcome = {'error': _words(error)}
+  outcome = json.loads(share(json.dumps(outcome).encode()))
+  if 'error' in outcome:
+    raise AgreedError(outcome['error'])
+  return outcome['value']
+
+
+def together(work: Callable[[], T]) -> T:
+  """Runs `work` on every process; none goes on if it fails on one.
+
+  Args:
+    work: does not communicate.
+
+  Returns:
+    This process's own result.
+
+  Raises:
+    AgreedError: on all processes, naming one on which `work` failed; with one
+      process, what it raised itself.
+  """
+  if count() == 1:
+    return work()
+  result: Any = None
+  text = ''
+  try:
+    result = work()
+  except Exception as error:
+    text = _words(error)
+  raw = text.encode()[:_WORDS]
+  said = gather([*raw.ljust(_WORDS, b'\0')])
+  for process, codes in enumerate(said):
+    words = codes.astype(np.uint8).tobytes().rstrip(b'\0')
+    if words:
+      raise AgreedError(f'process {process} of {count()}: '
+                        f'{words.decode(errors="replace")}')
+  return result
+
+
+def check_same(value: Any, what: str) -> None:
+  """Compares a value with the first process's.
+
+  Args:
+    value: anything that JSON can hold.
+    what: for the message.
+
+  Raises:
+    AgreedError: on all processes, if one has another value; the message names
+      the first entry that differs.
+  """
+  if count() == 1:
+    return
+  mine = json.loads(json.dumps(value))
+  first = json.loads(share(json.dumps(value).encode()))
+
+  def compare() -> None:
+    if place := _difference(first, mine, ''):
+      raise ValueError(f'it was started with other {what} than process 0: '
+                       f'{place}.')
+  together(compare)
+
+
+def _difference(first: Any, mine: Any, place: str) -> str:
+  if first == mine:
+    return ''
+  if isinstance(first, dict) and isinstance(mine, dict):
+    for name in sorted({*first, *mine}):
+      inner = f'{place}.{name}' if place else name
+      if found := _difference(first.get(name), mine.get(name), inner):
+        return found
+  return f'{place} is {mine!r} there and {first!r} at process 0'[:300]
+
+
+def _words(error: Exception) -> str:
+  return ' '.join(str(error).split()) or type(error).__name__

@@ -1,0 +1,52 @@
+"""A script: one process of a run says which clients it holds.
+
+Its last line gives, by name of an array, the rows in this process's memory.
+"""
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from absl import app
+import cluster
+import jax
+import numpy as np
+
+import common
+from fedjax_ssl import methods
+from fedjax_ssl.training import placement, seeds
+from tests import toy
+
+FLAGS = common.FLAGS
+
+
+def rows(array: Any) -> list[int]:
+  """The rows of an array that are here, once for every copy."""
+  numbers = np.arange(array.shape[0])
+  return sorted(int(i) for shard in array.addressable_shards
+                for i in numbers[shard.index[0]])
+
+
+def main(argv: list[str]) -> None:
+  """Joins, places a federation and a method's state, and looks."""
+  del argv
+  cluster.join()
+  mesh = jax.make_mesh((len(cluster.devices()),), ('clients',),
+                       axis_types=(jax.sharding.AxisType.Auto,))
+  given, _ = toy.federation()
+  method = methods.make('fedprox(mu=0.5, keep_local=True)',
+                        toy.task('linear', mesh=mesh))
+  state = placement.state(
+      method.init(seeds.root_keys(0)[0], given), mesh)
+  federation, = placement.federations([given], mesh)
+  print(json.dumps({
+      'memory': rows(jax.tree.leaves(state.memory)[0]),
+      'labeled': rows(federation.clients.labeled),
+      'unlabeled': rows(federation.clients.unlabeled),
+      'inputs': len(rows(federation.train.inputs))
+      / federation.train.inputs.shape[0]}))
+  jax.distributed.shutdown()
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=FLAGS)

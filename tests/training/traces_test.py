@@ -1,0 +1,60 @@
+"""A round is traced once, whoever asks for it."""
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.training import seeds
+from tests import toy
+
+
+class Counter:
+  """A toy task that counts how often its network is traced for training."""
+
+  def __init__(self):
+    self.count = 0
+    task = toy.task()
+    def apply_train(*args, **kwargs):
+      self.count += 1
+      return task.model.apply_train(*args, **kwargs)
+    self.task = dataclasses.replace(
+        task, model=task.model._replace(apply_train=apply_train))
+
+
+@pytest.fixture
+def counter():
+  return Counter()
+
+
+@pytest.mark.parametrize('kind', [seeds.Sequential, seeds.Together])
+def test_shapes_seeds_and_the_loop_share_one_trace(counter, kind):
+  method = methods.make('fixmatch', counter.task)
+  federation, _ = toy.federation()
+  state = method.init(jax.random.key(0), federation)
+  seeds.totals_shape(method, federation, state)
+  once = counter.count
+  assert once > 0
+  runs = kind(method, [federation] * 2, [0, 1], None)
+  runs.start(None)
+  runs.advance(0, 2)
+  runs.advance(2, 1)
+  assert counter.count == once
+
+
+def test_sharing_the_trace_changes_no_bit(counter):
+  shared = methods.make('fixmatch', counter.task)
+  apart = shared._replace(round=inspect.unwrap(shared.round))
+  assert apart.round is not shared.round
+  federation, _ = toy.federation()
+  ends = []
+  for method in (shared, apart):
+    runs = seeds.Sequential(method, [federation], [3], None)
+    runs.start(None)
+    runs.advance(0, 3)
+    ends.append(jax.device_get(runs.snapshot()))
+  jax.tree.map(np.testing.assert_array_equal, *ends)
