@@ -116,9 +116,14 @@ def agents(scheme: Callable[..., np.ndarray]) -> Deal:
       raise ValueError(f'--num_labeled_clients={holders} must be from 1 to '
                        f'{total - 1}, below --num_clients={total}.')
     labeled = choose_labeled(rng, labels, pool)
-    return (scheme(rng, labels, holders, where=labeled),
-            data.shift(scheme(rng, labels, total - holders,
-                              where=pool & ~labeled), holders))
+    try:
+      return (scheme(rng, labels, holders, where=labeled),
+              data.shift(scheme(rng, labels, total - holders,
+                                where=pool & ~labeled), holders))
+    except ValueError as error:
+      reason = str(error).replace('num_clients=', 'agents=')
+      raise ValueError(f'--num_labeled_clients={holders} of --num_clients='
+                       f'{total}: {reason}.') from error
   return deal
 
 

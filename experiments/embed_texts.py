@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+import math
 import pathlib
 import sys
 from typing import Any
@@ -28,7 +29,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help='CSV with the columns text and label')
   parser.add_argument('--bert', type=pathlib.Path, required=True,
                       help='folder of the model and its tokenizer')
-  parser.add_argument('--out', required=True, help='the .npz to write')
+  parser.add_argument('--out', type=pathlib.Path, required=True,
+                      help='the .npz to write')
   parser.add_argument('--tokens', type=int, default=data.text.MAX_TOKENS,
                       help='positions a text, special ones not counted')
   parser.add_argument('--batch', type=int, default=64, help='texts at a time')
@@ -38,11 +40,15 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   for name, least in (('tokens', 1), ('batch', 1), ('size', 0)):
     if getattr(found, name) < least:
       parser.error(f'--{name} must be at least {least}')
+  # All that can be refused before hours of work.
+  if found.out.suffix != '.npz' or not found.out.absolute().parent.is_dir():
+    parser.error(f'--out={found.out} must be FOLDER/NAME.npz in a folder that '
+                 'exists')
   return found
 
 
 def embed(texts: Sequence[str], folder: pathlib.Path, *, tokens: int,
-          batch: int) -> np.ndarray:
+          batch: int, size: int = 0) -> np.ndarray:
   """The last layer's vectors of each text's tokens, zeros behind its end.
 
   Args:
@@ -50,9 +56,13 @@ def embed(texts: Sequence[str], folder: pathlib.Path, *, tokens: int,
     folder: of the model and its tokenizer.
     tokens: T; tokens beyond it, and the special ones, are dropped.
     batch: texts at a time.
+    size: numbers of a vector that will be wanted, at most E.
 
   Returns:
     float16[D, T, E].
+
+  Raises:
+    ValueError: if the model reads fewer tokens, or has fewer numbers.
   """
   import torch
   import transformers
@@ -62,6 +72,15 @@ def embed(texts: Sequence[str], folder: pathlib.Path, *, tokens: int,
       folder, local_files_only=True)
   model: Any = transformers.AutoModel.from_pretrained(
       folder, local_files_only=True).eval()
+  width = getattr(model.config, 'hidden_size', math.inf)
+  if size > width:
+    raise ValueError(f'--size={size} is more than the {width} numbers of the '
+                     'model.')
+  most = (getattr(model.config, 'max_position_embeddings', None) or math.inf
+          ) - tokenizer.num_special_tokens_to_add()
+  if tokens > most:
+    raise ValueError(f'--tokens={tokens} is more than the {most} that the '
+                     'model reads.')
   parts = []
   with torch.no_grad():
     for start in range(0, len(texts), batch):
@@ -110,10 +129,8 @@ def main(argv: Sequence[str]) -> None:
   asked = _arguments(argv)
   try:
     texts, _ = data.text.read_rows(asked.texts)
-    vectors = embed(texts, asked.bert, tokens=asked.tokens, batch=asked.batch)
-    if asked.size > vectors.shape[-1]:
-      raise ValueError(f'--size={asked.size} is more than the '
-                       f'{vectors.shape[-1]} numbers of the model.')
+    vectors = embed(texts, asked.bert, tokens=asked.tokens, batch=asked.batch,
+                    size=asked.size)
     if asked.size:
       vectors = shorten(vectors, asked.size)
     np.savez_compressed(asked.out, texts=vectors,

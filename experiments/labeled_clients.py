@@ -19,10 +19,20 @@ def deal(rng, labels, pool):
   if FLAGS.labels_at == 'server':
     raise ValueError('--labels_at=server, but here clients hold the labels; '
                      'give --labels_at=clients.')
+  holders = FLAGS.num_labeled_clients
+  if not holders:
+    raise ValueError('--num_labeled_clients=0 leaves nobody with labels; give '
+                     'at least 1, or -1 and --labeled_fraction.')
+  for name in ('labels_per_class', 'labeled_fraction'):
+    if FLAGS[name].value is not None and (
+        holders > 0 or name == 'labels_per_class'):
+      raise ValueError(
+          f'--{name}={FLAGS[name].value}, but here --num_labeled_clients='
+          f'{holders} says which rows are labeled; leave it out.')
   owner = data.dirichlet_capped(
       rng, labels, FLAGS.num_clients, alpha=FLAGS.alpha, where=pool)
-  if FLAGS.num_labeled_clients >= 0:
-    return data.label_clients(owner, FLAGS.num_labeled_clients)
+  if holders > 0:
+    return data.label_clients(owner, holders)
   if FLAGS.labeled_fraction is None:
     raise ValueError('Give --num_labeled_clients, or -1 and the share '
                      '--labeled_fraction of labels that all clients hold.')

@@ -98,8 +98,8 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
   """
   path = pathlib.Path(folder)
   config = workdir_lib.read_config(path)
-  rows = metrics.read(path)
-  if not rows:
+  seeds = report.by_seed(metrics.read(path))
+  if not seeds:
     raise ValueError(f'{path} has no rows; let it finish first.')
   try:
     times = [t['seconds'] for t in metrics.read(path, metrics.TIMINGS)
@@ -107,7 +107,6 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
     flags, made = config['flags'], config.get('origin', {})
     comments = made.get('comments', [])
     planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
-    seeds = report.by_seed(rows)
     for seed in seeds:
       outcome(seed)  # Rows that cannot be summed up show here.
     return Run(name or path.name, [path], config, seeds, _elapsed(times),

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 
+from fedjax_ssl.core import names
 from fedjax_ssl.training import metrics, report, tradeoff
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -92,11 +93,16 @@ def _more(row: dict[str, Any], name: str) -> str:
   if name == 'diverged':
     lost = sum(bool(x) for x in row[name])
     return f'{lost} of {len(row[name])}' if lost else ''
-  if 'dp_scope' not in row['method']:
+  if _scope(row) is None:
     return ''
   spent = [x for x in row[name] if x is not None]
   text = f'{max(spent):.2f}' if len(spent) == len(row[name]) else 'unbounded'
-  return text + (', nominal' if "'generator'" in row['method'] else '')
+  return text + (', nominal' if _scope(row) == 'generator' else '')
+
+
+def _scope(row: dict[str, Any]) -> str | None:
+  """Which networks got noise; None is no privacy."""
+  return names.parse(row['method'])[1].get('dp_scope')
 
 
 def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
@@ -110,7 +116,8 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   """The table and, below it, what the runs share."""
   lines = [note, ''] if note else []
   extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
-           if any(any(r[name]) for r in rows)]
+           if any(any(r[name]) for r in rows)
+           or name == 'epsilon' and any(map(_scope, rows))]
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
             '5 | validation-selected | seconds | models sent | forward | '
             'backward |' + ''.join(f' {name} |' for name in extra),
@@ -136,7 +143,7 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
             + (' "-" is a run that ends no better than chance.'
                if 'diverged' in extra else '')
             + (' A nominal epsilon is no guarantee: only the generator got '
-               'noise.' if 'epsilon' in extra else '')
+               'noise.' if 'generator' in map(_scope, rows) else '')
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
             '', f'Flags that all runs share: `{flags_text}`',

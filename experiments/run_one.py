@@ -244,12 +244,12 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
           metrics.MetricsWriter(place.path, done,
                                 tensorboard=FLAGS.tensorboard))))
       _train(job, steps, files, saved)
-  rows = processes.once(lambda: metrics.read(place.path))
+  rows = processes.once(lambda: report.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
                      f'{metrics.METRICS} holds no rows; remove the folder and '
                      'run again.')
-  return report.by_seed(rows)
+  return rows
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
@@ -268,11 +268,12 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
   left_out = {'now': 0, 'said': 0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
 
+  def write(row: loop.Row, times: Any = None) -> metrics.Row:
+    seed = {'seed': row.seed} if several else {}
+    return files[0].write({'round': row.round, **seed, **row.values}, times)
+
   def record(row: loop.Row) -> None:
-    values = {'round': row.round, **row.values}
-    if several:
-      values['seed'] = row.seed
-    written = files[0].write(values, {'seconds': seconds['now']})
+    written = write(row, {'seconds': seconds['now']})
     left_out['now'] += written.get('num_rejected', 0)
     if left_out['now'] and not left_out['said']:
       left_out['said'] = 1
@@ -297,7 +298,10 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
       processes.once(lambda: _draw(job, round_, saved))
     steps.save(round_, saved, {'seeds': job.seeds})
 
-  observer = loop.Observer(on_row, on_save, on_progress)
+  def on_report(row: loop.Row) -> None:
+    processes.once(lambda: write(row))
+
+  observer = loop.Observer(on_row, on_save, on_progress, on_report)
   with bar:
     result = loop.train(
         job.method, job.federations, num_rounds=FLAGS.num_rounds,

@@ -172,7 +172,8 @@ class Method(NamedTuple):
     float32[B]) of a client's rows, for evaluation only.
   client_update: (payload, client, key) -> Update, ONE client.
   aggregate: see `core.rounds.client_pass`.
-  report: (server) -> metrics float32[] of the state itself, at evaluations.
+  report: (server) -> metrics float32[] of the record itself, after
+    each round; a name in `training.metrics.BETWEEN`.
   pictures: (server, examples, key) -> uint8[rows, columns, H, W, C] to look
     at; None where the examples are no images.
   """

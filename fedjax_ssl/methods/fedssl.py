@@ -138,8 +138,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     dp_scope: None; 'generator', noise on G alone as in the paper, whose
       epsilon is nominal and guarantees nothing; or 'all', noise on F, G and
       D: the networks are (epsilon, delta)-private in the labeled rows.
-    epsilon: the budget; the paper has 4, 8 and 16. Labels rest once a round
-      would exceed it.
+    epsilon: the budget, above 0; the paper has 4, 8 and 16. Labels rest once
+      a round would exceed it.
     delta: of the budget, in (0, 1).
     clip_norm: C, to which a labeled row's gradient is clipped; above 0.
     noise_multiplier: sigma; None solves it from the budget, the sampling rate
@@ -153,7 +153,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     use_real: the realism of equation 6; False is an ablation, D stays still.
     real_data: real rows from which F learns besides the blends: those with
       'labeled' truth; 'all', the others by their pseudo-labels; or 'none',
-      which is equations 4 and 5 alone.
+      which is equations 4 and 5 alone and refused for trained word vectors:
+      blends do not train them.
     condition: D judges a blend beside the 'mixed' label; or the 'target'
       class, as printed, which contradicts the reconstruction where lambda is
       near 1.

@@ -114,6 +114,10 @@ class Costs:
     embed = self.task.model.embed
     if embed is None or not jnp.issubdtype(ready.dtype, jnp.integer):
       return ready
+    if self.choices.real_data == 'none':
+      raise ValueError("real_data='none' would leave word vectors as they were "
+                       "drawn, as only real rows train them; give 'labeled' "
+                       "or 'all', or vectors made beforehand.")
     return embed(model, ready)
 
   def limits(self, inputs: Array) -> tuple[jax.Array, jax.Array] | None:

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from fedjax_ssl import privacy
-from fedjax_ssl.core import sampling, tree
+from fedjax_ssl.core import names, sampling, tree
 from fedjax_ssl.core.types import Cohort, Federation, PyTree, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods import gmixup
@@ -74,19 +74,12 @@ class Plan(NamedTuple):
     if self.scope not in SCOPES:
       raise ValueError(f'dp_scope is {self.scope!r}; allowed are None, '
                        f'{", ".join(map(repr, SCOPES))}.')
-    for name in ('epsilon', 'clip_norm'):
-      if not getattr(self, name) > 0:
-        raise ValueError(f'{name} must be above 0, not {getattr(self, name)}.')
+    # A network without a finite norm would get no noise.
+    names.positive(epsilon=self.epsilon, clip_norm=self.clip_norm)
+    names.finite(0, noise_multiplier=self.noise_multiplier)
+    names.whole(0, microbatch=self.microbatch, private_steps=self.steps)
     if not 0 < self.delta < 1:
       raise ValueError(f'delta must be in (0, 1), not {self.delta}.')
-    if self.noise_multiplier is not None and not self.noise_multiplier >= 0:
-      raise ValueError('noise_multiplier must be at least 0, not '
-                       f'{self.noise_multiplier}.')
-    if self.microbatch < 0:
-      raise ValueError(f'microbatch must be at least 0, not '
-                       f'{self.microbatch}.')
-    if self.steps < 0:
-      raise ValueError(f'private_steps must be at least 0, not {self.steps}.')
     if self.accountant not in privacy.ACCOUNTANTS:
       raise ValueError(f'accountant is {self.accountant!r}; allowed are '
                        f'{", ".join(privacy.ACCOUNTANTS)}.')
@@ -111,8 +104,17 @@ class Plan(NamedTuple):
     steps; the client with the fewest rows, which draws each most often, has
     the largest. A round's steps are taken only if the budget holds them all.
     """
-    _num_holders(federation)
+    first = _num_holders(federation)
     counts = np.asarray(federation.clients.num_labeled)
+    if counts[first:].any():
+      raise ValueError(
+          f"dp_scope takes labels of the first {first} clients, and client "
+          f"{first + int(np.argmax(counts[first:] > 0))} holds some; give "
+          "labels='few'.")
+    if task.cohort_size < federation.num_clients:
+      raise ValueError(f'dp_scope takes all {federation.num_clients} clients '
+                       f'in every round; cohort_size={task.cohort_size} is '
+                       'fewer.')
     shards = jax.tree.map(np.asarray, federation.clients)
     holders = counts[counts > 0]
     fewest = int(holders.min()) if holders.size else 1
@@ -209,11 +211,11 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
         keys[k], x, noise * plan.clip_norm), 1 / expected)
                   for k, x in sums.items()}
 
-  def moved(carry, cost, names, made, key):
+  def moved(carry, cost, parts, made, key):
     nets, states = carry
     held = {'model': nets.model.params, 'generator': nets.generator,
             'discriminator': nets.discriminator}
-    found = gradients(cost, {k: held[k] for k in names}, made, key)
+    found = gradients(cost, {k: held[k] for k in parts}, made, key)
     for name, part in found.items():
       change, state = optimizers[name].update(part, states[name], held[name])
       states = {**states, name: state}
@@ -223,7 +225,7 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
         generator=held['generator'],
         discriminator=held['discriminator']), states
 
-  def body(t, carry, names=('model', 'generator')):
+  def body(t, carry, parts=('model', 'generator')):
     keys = jax.random.split(jax.random.fold_in(key, t), 4)
     places, mask = privacy.poisson_rows(
         keys[0], shard.num_labeled, rate, width=width, capacity=capacity)
@@ -238,7 +240,7 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
     return moved(carry, lambda some, made: costs.joint(
         (some.get('model', nets.model.params),
          some.get('generator', nets.generator)), nets, made)[0],
-                 names, made, keys[3])
+                 parts, made, keys[3])
 
   states = {'model': optimizers['model'].init(nets.model.params),
             'generator': optimizers['generator'].init(nets.generator),
@@ -248,5 +250,5 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
   if plan.scope == 'generator':
     usual = batching.num_steps(task, shard, 'labeled')
     carry = lax.fori_loop(steps, jnp.where(steps > 0, usual, 0),
-                          functools.partial(body, names=('model',)), carry)
+                          functools.partial(body, parts=('model',)), carry)
   return carry[0]

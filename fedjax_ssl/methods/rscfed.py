@@ -164,8 +164,8 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     if not chosen[knob] >= 0:
       raise ValueError(f'{knob} must be at least 0, not {chosen[knob]}.')
   names.whole(1, groups=groups)
-  if not max_norm > 0:
-    raise ValueError(f'max_norm must be positive, not {max_norm}.')
+  if max_norm != float('inf'):
+    names.positive(max_norm=max_norm)
   warm = roles.warmup_rounds(task, warmup)
 
   def unlabeled_loss(model, teacher, batch, key):

@@ -56,11 +56,14 @@ class Observer(NamedTuple):
     on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint; to keep the
       arrays, copy them: the next rounds reuse their memory.
     on_progress: (round, seconds since the start) after each call.
+    on_report: (Row) for every round and seed without a row, of a method that
+      reports on its record: what it says.
   """
 
   on_row: Callable[[Row], None] = lambda row: None
   on_save: Callable[[int, PyTree], None] = lambda round_, tree_: None
   on_progress: Callable[[int, float], None] = lambda round_, seconds: None
+  on_report: Callable[[Row], None] = lambda row: None
 
 
 def stops(start: int, end: int, eval_every: int, checkpoint_every: int
@@ -147,12 +150,15 @@ def train(method: Method, federations: Sequence[Federation], *,
         ends, most = _agree(heard, pace)
         if ends:
           break
-        count = min(stop.round - done, most)
+        count = 1 if method.report else min(stop.round - done, most)
         tick = time.monotonic()
         runs.advance(done, count)
         pace = max((time.monotonic() - tick) / count, 1e-9)
         done += count
         observer.on_progress(done, time.monotonic() - began)
+        if not (done == stop.round and stop.evaluates):
+          for row in runs.reports(done):
+            observer.on_report(row)
       if done == stop.round and stop.evaluates:
         for row in runs.rows(done):
           observer.on_row(row)

@@ -1,8 +1,11 @@
-r"""Metrics: JSON lines, one row per evaluated round, equal after a resume.
+r"""Metrics: JSON lines, a row per evaluated round, equal after a resume.
 
 `metrics.jsonl` holds values that depend on the configuration only, so that a
 run that was killed and continued leaves the same bytes as one that was not.
 Times depend on the machine and go to `timings.jsonl`.
+
+Under privacy each round between two evaluations has a short row: `round`,
+`seed` if there are several, and `epsilon`.
 
 | name | meaning, unit |
 |---|---|
@@ -54,8 +57,9 @@ server's validation examples, mean over the models as clients sent them, 0..1 |
 | mixup_loss | of the classifier on FedSSL's blends |
 | realism_loss, discriminator_loss | of FedSSL's generator and discriminator |
 | reconstruction | squared error of unmixed blends |
-| epsilon | privacy spent at that round, at the run's delta; null: unbounded; \
-nominal, without a guarantee, under dp_scope='generator' |
+| epsilon | privacy spent at that round, in every round's row, at the run's \
+delta; null: unbounded; nominal, without a guarantee, under \
+dp_scope='generator' |
 
 Methods add their own names. Values are numbers, null, or lists of those. Means
 over rounds cover the rounds since the previous row.
@@ -91,6 +95,8 @@ SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
           'client_val_accuracy', 'mask_rate', 'tsa_rate',
           'pseudo_label_accuracy',
           'pseudo_label_rate', 'masked_share')
+# Also in the short rows of rounds between two evaluations.
+BETWEEN = ('epsilon',)
 COUNTS = ('round', 'seed', 'bytes_up', 'bytes_down', 'num_rejected')
 
 Row = dict[str, Any]
@@ -207,8 +213,8 @@ def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
     name: METRICS or TIMINGS, if `path` is a folder.
 
   Returns:
-    All rows; lines that are none, as a kill may leave at the end, are left
-    out. Empty if there is no file.
+    All rows, short ones included; lines that are none, as a kill may leave at
+    the end, are left out. Empty if there is no file.
   """
   file = pathlib.Path(path)
   if file.is_dir():
@@ -216,6 +222,12 @@ def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
   if not file.exists():
     return []
   return [row for _, row in _lines(file.read_bytes()) if row is not None]
+
+
+def is_short(row: Mapping[str, Any]) -> bool:
+  """Whether a row is of a round between two evaluations."""
+  own = set(row) - {'round', 'seed'}
+  return bool(own) and own <= set(BETWEEN)
 
 
 def validate(row: Mapping[str, Any]) -> None:

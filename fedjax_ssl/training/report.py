@@ -38,7 +38,8 @@ _DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)))
 
 
 def by_seed(rows: Sequence[Row]) -> list[list[Row]]:
-  """Splits the rows of one file by their `seed`, in the seeds' order."""
+  """Splits a file's rows by `seed`, in the seeds' order; no short ones."""
+  rows = [row for row in rows if not metrics.is_short(row)]
   seeds = sorted({row.get('seed', -1) for row in rows})
   return [[r for r in rows if r.get('seed', -1) == s] for s in seeds]
 
@@ -61,10 +62,10 @@ def load(workdirs: Mapping[str, Sequence[str | os.PathLike[str]]]
   for name, folders in workdirs.items():
     runs[name] = []
     for folder in folders:
-      rows = metrics.read(folder)
-      if not rows:
+      seeds = by_seed(metrics.read(folder))
+      if not seeds:
         raise ValueError(f'{os.fspath(folder)} holds no rows for {name!r}.')
-      runs[name] += by_seed(rows)
+      runs[name] += seeds
   return runs
 
 

@@ -158,6 +158,14 @@ class Sequential:
     return [Row(round_, seed, jax.device_get(self._scores(i)))
             for i, seed in enumerate(self._seeds)]
 
+  def reports(self, round_: int) -> list[Row]:
+    """What the method says of every seed's record; nothing if it does not."""
+    report = self._method.report
+    if report is None:
+      return []
+    return [Row(round_, seed, jax.device_get(report(self.states[i].server)))
+            for i, seed in enumerate(self._seeds)]
+
   def _scores(self, i: int) -> Metrics:
     return self._score(self.states[i], self._federations[i], self._probes[i])
 

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import pathlib
+import sys
+import types
 
 import embed_texts
 import numpy as np
@@ -41,6 +43,32 @@ def test_vectors_of_own_tokens_come_first(bert):
   # The company of a batch does not matter.
   alone = embed_texts.embed(TEXTS[1:2], bert, tokens=4, batch=1)
   np.testing.assert_allclose(alone[0], vectors[1], atol=2e-3)
+
+
+@pytest.mark.parametrize('knobs, word', [
+    ({'tokens': 15, 'size': 0}, '--tokens=15 is more than the 14'),
+    ({'tokens': 14, 'size': 9}, '--size=9 is more than the 8')])
+def test_what_the_model_cannot_is_said_before_it_runs(
+    knobs, word, tmp_path, monkeypatch):
+  config = types.SimpleNamespace(hidden_size=8, max_position_embeddings=16)
+  model = types.SimpleNamespace(eval=lambda: types.SimpleNamespace(
+      config=config))
+  tokenizer = types.SimpleNamespace(num_special_tokens_to_add=lambda: 2)
+  def loading(found):
+    return types.SimpleNamespace(from_pretrained=lambda *_, **__: found)
+  monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace())
+  monkeypatch.setitem(sys.modules, 'transformers', types.SimpleNamespace(
+      AutoTokenizer=loading(tokenizer), AutoModel=loading(model)))
+  with pytest.raises(ValueError, match=word):
+    embed_texts.embed(TEXTS, tmp_path, batch=1, **knobs)
+
+
+@pytest.mark.parametrize('name', ['here.csv', 'nowhere/a.npz'])
+def test_a_file_that_cannot_be_written_is_said_at_once(name, tmp_path, capsys):
+  with pytest.raises(SystemExit):
+    embed_texts.main(['', f'--texts={tmp_path}', f'--bert={tmp_path}',
+                      f'--out={tmp_path / name}'])
+  assert f'{name} must be FOLDER/NAME.npz' in capsys.readouterr().err
 
 
 def test_special_tokens_are_dropped_and_order_is_kept():

@@ -53,6 +53,12 @@ def test_all_clients_may_know_a_share_of_their_rows():
 
 @pytest.mark.parametrize('args, message', [
     (['--num_labeled_clients=-1'], 'labeled_fraction'),
+    (['--num_labeled_clients=0'], 'num_labeled_clients=0'),
+    (['--num_labeled_clients=2', '--labels_per_class=4'], 'labels_per_class=4'),
+    (['--num_labeled_clients=2', '--labeled_fraction=0.5'],
+     'labeled_fraction=0.5'),
+    (['--num_labeled_clients=-1', '--labeled_fraction=0.5',
+      '--labels_per_class=4'], 'labels_per_class=4'),
     (['--num_labeled_clients=1', '--labels_at=server'], 'labels_at')])
 def test_what_is_missing_is_named(args, message):
   with pytest.raises(ValueError, match=message):

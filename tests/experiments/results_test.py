@@ -58,6 +58,24 @@ def test_costs_are_means_over_the_run_and_local_accuracy_is_the_last(tmp_path):
   assert row.endswith('| 40.50 ± 0.71 | 103 |')
 
 
+def test_only_noise_on_the_generator_alone_is_called_nominal(tmp_path):
+  cells = {}
+  for scope, epsilon in (('all', 7.5), ('generator', 7.5), ('open', None)):
+    name = 'all' if scope == 'open' else scope
+    folder = _run_of(tmp_path / scope, f'fedssl(dp_scope="{name}")', (.5, .6))
+    whole = [{'round': 4, 'seed': s, 'accuracy': .5, 'epsilon': epsilon}
+             for s in (0, 1)]
+    short = [{'round': 3, 'seed': s, 'epsilon': 1.0} for s in (0, 1)]
+    (tmp_path / scope / 'metrics.jsonl').write_text(
+        ''.join(json.dumps(r) + '\n' for r in short + whole))
+    head, _, row, *rest = _call(folder).stdout.splitlines()
+    assert head.endswith('| epsilon |')
+    cells[scope] = row.split(' | ')[-1], 'no guarantee' in ' '.join(rest)
+  assert cells == {'all': ('7.50 |', False),
+                   'generator': ('7.50, nominal |', True),
+                   'open': ('unbounded |', False)}
+
+
 def test_without_out_the_table_is_printed_only(tmp_path):
   folder = _run_of(tmp_path / 'a', 'fedavg', (.5, .6))
   done = _call(folder)

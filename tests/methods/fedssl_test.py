@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl import adversarial, losses, methods
+from fedjax_ssl import adversarial, losses, methods, models
 from fedjax_ssl.core.types import Batch
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods import fedssl, gmixup
@@ -49,6 +49,24 @@ def _batch(known=1.0):
 
 def _joint(costs, nets, made):
   return costs.joint((nets.model.params, nets.generator), nets, made)
+
+
+def test_word_vectors_that_nothing_trains_are_refused():
+  network = models.make('text_mean(vocabulary=9, size=2)', num_classes=3,
+                        input_shape=(4,))
+  task = dataclasses.replace(
+      toy.task(), model=network, preprocess=lambda x: x)
+  first, federation = np.arange(4, dtype=np.int32), toy.federation()[0]
+  count = federation.train.labels.shape[0]
+  texts, vectors = (dataclasses.replace(
+      federation, train=federation.train._replace(inputs=np.stack([x] * count)))
+      for x in (first, np.ones((4, 2), np.float32)))
+  method = methods.make(f"fedssl({KNOBS}, real_data='none')", task)
+  with pytest.raises(ValueError, match="real_data='none' would leave word vec"):
+    jax.eval_shape(lambda: method.init(jax.random.key(0), texts))
+  jax.eval_shape(lambda: method.init(jax.random.key(0), vectors))
+  jax.eval_shape(lambda: methods.make(f'fedssl({KNOBS})', task).init(
+      jax.random.key(0), texts))
 
 
 def test_material_is_what_the_paper_draws():

@@ -293,6 +293,28 @@ def test_refuses_what_cannot_be_private():
           federation, num_labeled_clients=holders))
 
 
+@pytest.mark.parametrize('knobs', [
+    'clip_norm=1e999', 'clip_norm=1e39', 'clip_norm=0.0', 'epsilon=1e999',
+    'epsilon=-1.0', 'noise_multiplier=1e39', 'noise_multiplier=-1.0',
+    'microbatch=-1', 'private_steps=-1', 'delta=0.0', 'delta=1.0'])
+def test_a_knob_out_of_range_is_named(knobs):
+  """A norm that is not finite would be a promise without any noise."""
+  with pytest.raises(ValueError, match=f'{knobs.split("=")[0]} must be'):
+    methods.make(f"fedssl(dp_scope='all', {knobs})", _task())
+
+
+def test_labels_and_clients_that_would_be_passed_over_are_refused():
+  federation = _federation()
+  counts = federation.clients.num_labeled.at[2].set(3)
+  method = methods.make(f'fedssl({SIZES}, {ALL})', _task())
+  with pytest.raises(ValueError, match='first 2 clients, and client 2 holds'):
+    method.init(jax.random.key(0), dataclasses.replace(
+        federation, clients=federation.clients._replace(num_labeled=counts)))
+  method = methods.make(f'fedssl({SIZES}, {ALL})', _task(cohort_size=2))
+  with pytest.raises(ValueError, match='takes all 3 clients in every round'):
+    method.init(jax.random.key(0), federation)
+
+
 def test_the_budget_is_solved_where_shapes_are_traced():
   """Steps follow from epochs here: 8 rows in batches of 4."""
   method = methods.make(

@@ -256,6 +256,7 @@ def test_a_warmup_averages_its_one_group_by_examples():
 
 @pytest.mark.parametrize('text, message', [
     ('rscfed(groups=0)', 'groups'), ('rscfed(max_norm=0.0)', 'max_norm'),
+    ('rscfed(max_norm=1e39)', 'max_norm'),
     ('rscfed(decay=1.5)', 'decay'), ('rscfed(warmup=-0.1)', 'warmup'),
     ('rscfed(beta=-1.0)', 'beta'), ("rscfed(profile='x')", 'official'),
     ("rscfed(distance='x')", 'sum_of_norms')])

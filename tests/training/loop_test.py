@@ -15,7 +15,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Ratio
-from fedjax_ssl.training import loop
+from fedjax_ssl.training import loop, metrics, report
 from fedjax_ssl.training import seeds as programs
 from tests import toy
 
@@ -88,6 +88,40 @@ def test_a_saved_run_may_go_on_under_the_other_seed_map():
   together, _, _ = train(5, seeds=(3, 8), seed_map='vmap', saved=saved)
   chex.assert_trees_all_close(apart.states, together.states, rtol=1e-4,
                               atol=1e-5)
+
+
+@pytest.mark.parametrize('seed_map', ['map', 'vmap'])
+def test_a_report_comes_every_round_and_again_after_a_kill(
+    seed_map, tmp_path):
+  def spent(server):
+    return {'epsilon': server.model.params['Dense_0']['bias'][0]}
+  one = methods.make('fedavg', toy.task())._replace(report=spent)
+  saves: dict[int, Any] = {}
+  def run(saved=None):
+    done = saved[0] if saved else None
+    with metrics.MetricsWriter(tmp_path, done) as writer:
+      def write(row):
+        writer.write({'round': row.round, 'seed': row.seed, **row.values})
+      result = loop.train(
+          one, [toy.federation()[0]] * 2, num_rounds=7, seeds=(3, 8),
+          eval_every=3, checkpoint_every=2, seed_map=seed_map, saved=saved,
+          observer=loop.Observer(
+              write, lambda at, tree: saves.update({at: jax.device_get(tree)}),
+              on_report=write))
+    return result, (tmp_path / metrics.METRICS).read_bytes()
+  result, text = run()
+  assert run((4, saves[4]))[1] == text  # Rows of round 5 and on come again.
+  rows = metrics.read(tmp_path)
+  assert [(r['round'], r['seed']) for r in rows] == [
+      (i, seed) for i in range(1, 8) for seed in (3, 8)]
+  for state, seed in zip(result.states, (3, 8), strict=True):
+    own = [r for r in rows if r['seed'] == seed]
+    assert len({r['epsilon'] for r in own}) == 7
+    assert own[-1]['epsilon'] == pytest.approx(
+        float(spent(state.server)['epsilon']), rel=1e-6)
+  kept = report.by_seed(rows)
+  assert [[r['round'] for r in own] for own in kept] == [[3, 6, 7]] * 2
+  assert all('accuracy' in r for own in kept for r in own)
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
