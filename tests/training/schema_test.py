@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core.types import Ratio, SUMMED
+from fedjax_ssl.core.types import Ratio, SUMMED, Variables
 from fedjax_ssl.methods import fedssl, private_agents
 from fedjax_ssl.training import evaluate, loop, metrics, seeds
 from tests import toy
@@ -92,10 +92,11 @@ def test_rows_fit_the_schema(name):
 def test_short_rows_hold_what_private_records_report():
   """Readers of accuracies know a short row by its names."""
   method = methods.make("fedssl(dp_scope='all')", toy.task())
-  budget = private_agents.Budget(*map(jnp.int32, (1, 2, 1)), jnp.float32(1),
-                                 jnp.array([0., 3., 4.]))
+  budget = private_agents.Budget(
+      rounds=jnp.int32(1), allowed=jnp.int32(2), steps=jnp.int32(1),
+      noise=jnp.float32(1), epsilons=jnp.array([0., 3., 4.]))
   assert method.report is not None
-  found = method.report(fedssl.Server((), (), (), budget))
+  found = method.report(fedssl.Server(Variables({}, {}), {}, {}, budget))
   assert set(found) == set(metrics.BETWEEN) and found['epsilon'] == 3
   assert metrics.is_short({'round': 1, 'seed': 0, **found})
   assert not metrics.is_short({'round': 1, 'accuracy': 0.5, **found})
