@@ -210,6 +210,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   def init(key: jax.Array, federation: Federation) -> State:
     budget = None if plan is None else plan.budget(task, federation)
     first = jnp.asarray(federation.train.inputs[:1])
+    costs.check(first)
 
     def make(key):
       keys = jax.random.split(key)

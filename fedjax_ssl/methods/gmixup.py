@@ -114,11 +114,15 @@ class Costs:
     embed = self.task.model.embed
     if embed is None or not jnp.issubdtype(ready.dtype, jnp.integer):
       return ready
-    if self.choices.real_data == 'none':
+    return embed(model, ready)
+
+  def check(self, inputs: Array) -> None:
+    """Raises ValueError where nothing would train the word vectors."""
+    if (self.choices.real_data == 'none' and self.task.model.embed is not None
+        and jnp.issubdtype(self.task.preprocess(inputs).dtype, jnp.integer)):
       raise ValueError("real_data='none' would leave word vectors as they were "
                        "drawn, as only real rows train them; give 'labeled' "
                        "or 'all', or vectors made beforehand.")
-    return embed(model, ready)
 
   def limits(self, inputs: Array) -> tuple[jax.Array, jax.Array] | None:
     """The preprocessed black and white image; None for other inputs."""

@@ -19,7 +19,7 @@ LINES = {
     'knob_of_a_model': (['--model=cnn', '--width=8'], ['"cnn(width=8)"']),
     'word_as_flag': (['--method=fixmatch', '--labeler=global'],
                      ["fixmatch(labeler='global')"]),
-    'no_flag': (['--foo'], ['--foo is no flag', '--help']),
+    'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
     'profile_name': (['--method=rscfed', '--profile=papr'],
                      ['--method=rscfed --profile=papr', 'official_isic']),
     'profile_empty': (['--profile='], ['--profile=,', 'fedmatch']),

@@ -24,9 +24,14 @@ FEDSSL = 'fedssl(gan_width=4, noise_size=3{})'
 def test_every_pass_that_learns_has_a_key(text, place, without):
   """The others only label rows: a share of the traced passes."""
   federation, _ = toy.federation(place)
-  if 'dp_scope' in text:
-    federation = dataclasses.replace(federation, num_labeled_clients=4)
   task, keys = toy.task(labels_at=place), []
+  if 'dp_scope' in text:
+    clients = federation.clients
+    task = dataclasses.replace(task, cohort_size=federation.num_clients)
+    federation = dataclasses.replace(
+        federation, num_labeled_clients=4, clients=clients._replace(
+            num_labeled=clients.num_labeled * (jnp.arange(
+                len(clients.num_labeled)) < 4)))
   def apply_train(model, inputs, mask, key=None):
     keys.append(key)
     return task.model.apply_train(model, inputs, mask, key)
