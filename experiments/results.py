@@ -112,6 +112,30 @@ def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
           if all(r[part].get(k) == v for r in rows)}
 
 
+def _other(rows: list[dict[str, Any]], part: str,
+           without: Sequence[str] = ()) -> str:
+  """What the runs do not share: what most have, then others with their runs.
+
+  Flags that only some know, of an older or newer commit, are left out.
+  """
+  parts = []
+  for key in sorted({k for r in rows for k in r[part]} - set(without)):
+    runs: dict[str, list[str]] = {}
+    for row in rows:
+      if key in row[part]:
+        runs.setdefault(_text(row[part][key]), []).append(row['run'])
+    most = max(runs, key=lambda value: len(runs[value]))
+    others = ''.join(f', {value} ({" ".join(held)})'
+                     for value, held in runs.items() if value != most)
+    if others:
+      parts.append(f'{key} {most}{others}')
+  return '; '.join(parts)
+
+
+def _text(value: Any) -> str:
+  return ','.join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def markdown(rows: list[dict[str, Any]], note: str) -> str:
   """The table and, below it, what the runs share."""
   lines = [note, ''] if note else []
@@ -131,7 +155,7 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
              *(_more(row, name) for name in extra)]
     lines.append('| ' + ' | '.join(cells) + ' |')
   flags_text = ' '.join(
-      f'--{k}={",".join(map(str, v)) if isinstance(v, list) else v}'
+      f'--{k}={_text(v)}'
       for k, v in sorted(_same(rows, 'flags').items())
       if v is not None and k not in ('workdir', 'data_dir'))
   facts = ', '.join(f'{k} {v}' for k, v in _same(
@@ -146,8 +170,16 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
                'noise.' if 'generator' in map(_scope, rows) else '')
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
-            '', f'Flags that all runs share: `{flags_text}`',
-            '', f'Environment: {facts}.', '']
+            '', f'Flags that all runs share: `{flags_text}`']
+  flags_not_shared = _other(
+      rows, 'flags', ('workdir', 'data_dir', 'method', 'labels', 'profile'))
+  if flags_not_shared:
+    lines += ['', f'Flags that differ: {flags_not_shared}.']
+  lines += ['', f'Environment: {facts}.']
+  facts_not_shared = _other(rows, 'environment')
+  if facts_not_shared:
+    lines += ['', f'Where it differs: {facts_not_shared}.']
+  lines.append('')
   return '\n'.join(lines)
 
 

@@ -9,13 +9,13 @@ import sys
 SCRIPT = pathlib.Path(__file__).parents[2] / 'experiments' / 'results.py'
 
 
-def _run_of(folder, method, accuracies):
+def _run_of(folder, method, accuracies, alpha=0.5, commit='abc'):
   """A finished run's files, for two seeds."""
   folder.mkdir()
   (folder / 'config.json').write_text(json.dumps({
       'flags': {'method': method, 'labels': 'few', 'seeds': [0, 1],
-                'alpha': 0.5, 'workdir': str(folder)},
-      'facts': {}, 'environment': {'commit': 'abc'}, 'restarts': []}))
+                'alpha': alpha, 'workdir': str(folder)},
+      'facts': {}, 'environment': {'commit': commit}, 'restarts': []}))
   rows = [{'round': 5, 'seed': s, 'accuracy': a, 'loss': 1.0,
            'forward_passes': 30.0 + 2 * s}
           for s, a in enumerate(accuracies)]
@@ -43,6 +43,15 @@ def test_table_and_json_hold_the_runs_numbers(tmp_path):
   assert str(tmp_path) not in text
   stored = json.loads((tmp_path / 'out' / 'table.json').read_text())
   assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
+
+
+def test_what_differs_between_runs_is_said(tmp_path):
+  runs = [_run_of(tmp_path / name, 'uda', (.5, .6)) for name in 'ab']
+  runs.append(_run_of(tmp_path / 'c', 'uda', (.7, .7), .1, 'def'))
+  text = _call(*runs).stdout
+  assert 'Flags that differ: alpha 0.5, 0.1 (c).' in text
+  assert 'Where it differs: commit abc, def (c).' in text
+  assert 'differ' not in _call(*runs[:2]).stdout
 
 
 def test_costs_are_means_over_the_run_and_local_accuracy_is_the_last(tmp_path):
