@@ -172,8 +172,11 @@ def _resplit(parts: dict[str, Examples], split: str, seed: int
   else:
     ends = [int(end) for end in np.cumsum(numbers)]
   sizes = np.diff(ends, prepend=0)
-  if ends[-1] > total or min(sizes) < 1 or (
-      sum(numbers) != 100 and any(n != int(n) for n in numbers)):
+  counts = sum(numbers) != 100
+  if ends[-1] > total or min(sizes) < 1 or counts and (
+      any(n != int(n) for n in numbers)
+      # Hardly a wish to use less than a tenth: percents with a slip.
+      or max(numbers) < 100 and 10 * sum(numbers) < total):
     raise DataError(f'split {split!r} cannot be made of {total} examples: '
                     'give percents that sum to 100, or counts')
   order = np.random.default_rng(seed).permutation(total)

@@ -101,6 +101,7 @@ BAD = {
     'dataset_name': (['--dataset=../x'], ["'../x'"]),
     'data_dir': (['--dataset=x', '--data_dir=/nowhere'], ['/nowhere']),
     'split': (['--split=half'], ["'half'", 'train/test']),
+    'split_slip': (['--split=80/5/16'], ["'80/5/16'", 'sum to 100']),
     'split_large': (['--split=5000/100'], ["'5000/100'", '1797']),
     'partition_file': (['--partition_file=/nowhere'], ['/nowhere', 'missing']),
     'eval_only': (['--eval_only'], ['holds no run']),
