@@ -116,7 +116,7 @@ def test_undivided_helpers_are_the_models_that_their_clients_sent():
       "fedmatch(learn='undivided', lr_decay='none', keep_local=True)")
   state, _ = run(method.init(jax.random.key(0), federation), federation,
                  jnp.int32(0), KEY)
-  s = settled(num_helpers=2, learn='undivided')
+  s = settled(num_helpers=2, learn='undivided', l2=0.0)
   sent = server.broadcast(s, state.server, jnp.int32(0))
   inputs = federation.train.inputs[:5]
   ask = client.panel(task(), s, sent.sigma, sent.stats, sent.agents,
