@@ -118,7 +118,7 @@ def test_undivided_helpers_are_the_models_that_their_clients_sent():
                  jnp.int32(0), KEY)
   s = settled(num_helpers=2, learn='undivided', l2=0.0)
   sent = server.broadcast(s, state.server, jnp.int32(0))
-  inputs = federation.train.inputs[:5]
+  inputs = jnp.asarray(federation.train.inputs[:5])
   ask = client.panel(task(), s, sent.sigma, sent.stats, sent.agents,
                      jnp.bool_(True))
   assert ask is not None and sent.agents is not None
