@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl.core.types import Cohort, Federation, State
 
+# Times the cohort; from so many ids on not all of them are shuffled.
+_MANY = 32
+
 Sampler = Callable[[State, Federation, jax.Array], Cohort]
 
 
@@ -19,9 +22,31 @@ def _checked(size: int, population: int, what: str) -> int:
 
 
 def _draw(key: jax.Array, first: int, last: int, size: int) -> jax.Array:
-  """int32[size] distinct ids in [first, last)."""
+  """int32[size] distinct ids in [first, last), each order equally likely."""
+  total = last - first
+  if size * _MANY <= total:
+    return first + _few_of_many(key, total, size)
   ids = jax.random.permutation(key, jnp.arange(first, last, dtype=jnp.int32))
   return ids[:size]
+
+
+def _few_of_many(key: jax.Array, total: int, size: int) -> jax.Array:
+  """int32[size], the first places of a Fisher-Yates shuffle of [0, total).
+
+  It remembers the swaps alone, so that it costs size^2; a permutation sorts
+  all ids, which takes longer than a round where there are 100,000.
+  """
+  steps = jnp.arange(size, dtype=jnp.int32)
+  places = jax.random.randint(key, (size,), steps, total)
+
+  def swap(i, carry):
+    ids, left = carry
+    def at(place):
+      last = jnp.max(jnp.where((places == place) & (steps < i), steps, -1))
+      return jnp.where(last < 0, place, left[last])
+    return ids.at[i].set(at(places[i])), left.at[i].set(at(i))
+
+  return jax.lax.fori_loop(0, size, swap, (steps, steps))[0]
 
 
 def _cohort(ids: jax.Array) -> Cohort:
