@@ -1,16 +1,59 @@
-"""What a flagfile asks for, beside what a run was given."""
+"""What a flagfile asks for and says, beside what a run was given."""
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
 import hashlib
 import pathlib
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 # Say where, how often or how long to look, and not what is run.
 _FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
          'bounds', 'tensorboard', 'num_devices', 'seed_map', 'eval_every',
          'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds'}
+
+_PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
+# The global model's number where a line has several.
+_PRINTED = (('', rf'\bPaper: .*?\bglobal {_PERCENT}'),
+            ('local', rf'\bPaper: local {_PERCENT}'),
+            ('local', rf'\bPaper: {_PERCENT} local\b'),
+            ('', rf'\bPaper: {_PERCENT}'),
+            ('diverged', r'\bPaper: diverged\b()()'))
+
+
+class Printed(NamedTuple):
+  """A paper's number, in percent.
+
+  Attributes:
+    value: None if the paper has a run there that diverged.
+    std: its deviation over runs, if it is given.
+    kind: 'local' for the mean over the clients' own models, 'diverged', or ''.
+    digits: that the paper prints behind the point.
+  """
+
+  value: float | None
+  std: float | None = None
+  kind: str = ''
+  digits: int = 2
+
+  def text(self) -> str:
+    """As people read it."""
+    if self.value is None:
+      return self.kind
+    std = '' if self.std is None else f' ± {self.std:.{self.digits}f}'
+    return f'{self.value:.{self.digits}f}{std} {self.kind}'.rstrip()
+
+
+def printed(comments: Sequence[str]) -> Printed | None:
+  """The number of a flagfile's line `Paper: 39.95 % ...`; None without one."""
+  for line in comments:
+    for kind, pattern in _PRINTED:
+      if match := re.search(pattern, line):
+        value, std = (float(x) if x else None for x in match.groups())
+        digits = len((match[1] or '').partition('.')[2])
+        return Printed(value, std, kind, digits)
+  return None
 
 
 def lines_of(file: pathlib.Path) -> list[str]:

@@ -60,8 +60,8 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number stands where "
-           "the run's flagfile names one; with a * the run has other "
-           'flags.</p>']
+           "the run's flagfile names one; with a * the run has other flags, "
+           '"local" is the mean over the clients\u2019 own models.</p>']
   parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
             for line in left_out]
   if targets:

@@ -32,7 +32,7 @@ class Run:
     config: `config.json` of the first folder.
     seeds: rows of each seed, oldest first.
     seconds: of the whole run, by the clock; the sum over folders.
-    paper: the paper's number in percent, if a flagfile names one.
+    paper: the paper's number, if a flagfile names one.
     source: first comment line of that flagfile.
     numbers: the seeds themselves, in the order of `seeds`.
     planned: all seeds that the configuration asks for.
@@ -45,7 +45,7 @@ class Run:
   config: dict[str, Any]
   seeds: list[list[Row]]
   seconds: float
-  paper: float | None = None
+  paper: paper_flags.Printed | None = None
   source: str = ''
   numbers: tuple[int, ...] = ()
   planned: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
     for seed in seeds:
       outcome(seed)  # Rows that cannot be summed up show here.
     return Run(name or path.name, [path], config, seeds, _elapsed(times),
-               _paper(comments), comments[0] if comments else '',
+               paper_flags.printed(comments), comments[0] if comments else '',
                tuple(s[0].get('seed', planned[0]) for s in seeds),
                tuple(planned), _changed(flags, made.get('flagfiles', [])))
   except (AttributeError, KeyError, TypeError) as error:
@@ -220,15 +220,6 @@ def _elapsed(seconds: Sequence[float]) -> float:
       total += last
     last = now
   return round(total + last, 1)
-
-
-def _paper(comments: Sequence[str]) -> float | None:
-  """The number of a flagfile's line `Paper: 39.95 % ...`."""
-  for line in comments:
-    match = re.search(r'\bPaper: (?:.*?\bglobal )?([\d.]+) ?%', line)
-    if match:
-      return float(match[1])
-  return None
 
 
 def last_rounds(rows: Sequence[Row], rounds: int = TAIL_ROUNDS

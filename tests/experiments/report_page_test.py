@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 
+import paper_flags
 import pytest
 import report
 import report_data
@@ -109,13 +110,27 @@ def test_rounds_and_bytes_to_a_target(runs):
   assert report_data.default_target(runs) == pytest.approx(.6)
 
 
-@pytest.mark.parametrize('line, number', [
-    ('Paper: 39.95 % test accuracy, mean of 3 runs.', 39.95),
-    ('Paper: local 58.64 %, global 57.74 %, 60 % sent up.', 57.74),
-    ('A table. Paper: 76.58 % test accuracy.', 76.58),
-    ('Paper: local 61.57 %.', None), ('No number.', None)])
-def test_the_papers_number_is_the_global_models(line, number):
-  assert report_data._paper(['First.', line]) == number
+@pytest.mark.parametrize('line, text', [
+    ('Paper: 39.95 % test accuracy, mean of 3 runs.', '39.95'),
+    ('Paper: 46.05 +- 1.09 % test accuracy, mean of 3 runs.', '46.05 ± 1.09'),
+    ('Paper: local 58.64 %, global 57.74 %, 60 % sent up.', '57.74'),
+    ('A table. Paper: 76.6 % test accuracy.', '76.6'),
+    ('Paper: local 61.57 %.', '61.57 local'),
+    ('Paper: 82.06 % local accuracy, 14 % sent down.', '82.06 local'),
+    ('Paper: diverged ("-"). Ours: not run yet.', 'diverged'),
+    ('Paper: a curve; 10 % is another cell.', None), ('No number.', None)])
+def test_the_papers_number_is_the_global_models(tmp_path, line, text):
+  found = paper_flags.printed(['First.', line])
+  assert (found and found.text()) == text
+  made = fake.config()
+  made['origin']['comments'] = ['First.', line]
+  run = report_data.read(fake.write(tmp_path / 'run', [
+      fake.row(20, .5, local_accuracy=.25)], made))
+  head, _, row, *_ = cells(report_tables.markdown(
+      report_tables.main_table([run])))
+  ours = dict(zip(head, row))
+  assert ours['paper, %'] == (text or '-')
+  assert ours['local models, %'] == '25.00'
 
 
 def test_restarted_clocks_add_up():
