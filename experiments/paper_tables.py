@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import paper_cells
 import paper_runs
+import printing
 import report_data
 
 from fedjax_ssl import methods
@@ -117,7 +118,7 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   if code or not _store(chosen, step, workdir, digest):
     tail = log.read_text(errors='replace').splitlines()[-3:]
     for line in tail:
-      print(f'    {line[:200]}')
+      printing.say(f'    {line[:200]}')
     return 'failed'
   return 'done'
 
@@ -135,7 +136,8 @@ def _store(chosen: Settings, step: Step, workdir: pathlib.Path, digest: str
       'flagfile': step.cell.flagfile, 'flags': step.cell.flags,
       'extra_flags': chosen.flags, 'digest': digest, 'seeds': {}}
   if stored.get('digest', digest) != digest:
-    print(f'    {step.cell.flagfile} has changed since {file.name} was made')
+    printing.say(f'    {step.cell.flagfile} has changed since {file.name} was '
+                 'made')
     return False
   rows, = run.seeds
   stored['seeds'][str(step.seed)] = {
@@ -187,14 +189,13 @@ def run(chosen: Settings, budget: float, began: float) -> int:
       counts[state] += 1
       if state == 'failed':
         failed.add(step.cell.name)
-      print(f'{state} {step.cell.name}, seed {step.seed}, in '
-            f'{time.monotonic() - tick:.0f} s; {len(left)} runs left',
-            flush=True)
+      printing.say(f'{state} {step.cell.name}, seed {step.seed}, in '
+                   f'{time.monotonic() - tick:.0f} s; {len(left)} runs left')
       if state == 'stopped':
         break
   rest = len(steps(chosen))
-  print(f'{counts["done"]} runs done, {counts["failed"]} failed, {rest} left'
-        + ('; the same command continues.' if rest else '.'))
+  printing.say(f'{counts["done"]} runs done, {counts["failed"]} failed, {rest} '
+               'left' + ('; the same command continues.' if rest else '.'))
   return 1 if counts['failed'] else 0
 
 
@@ -261,17 +262,17 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError('name a --table, or give --list.')
       for name in paper_cells.names(pathlib.Path(args.tables)):
         table = paper_cells.load(name, pathlib.Path(args.tables))
-        print(f'{name:18} {len(table.cells()):3} cells  {table.title}')
+        printing.say(f'{name:18} {len(table.cells()):3} cells  {table.title}')
       return 0
     chosen = _settings(args)
     if args.list:
-      print(listing(chosen))
+      printing.say(listing(chosen))
       return 0
     if not args.budget_minutes > 0:
       raise ValueError(f'--budget_minutes={args.budget_minutes} must be '
                        'positive.')
     for line in missing(chosen) + stale(chosen):
-      print(line)
+      printing.say(line)
     with paper_runs.ending_on_signals():
       return run(chosen, 60 * args.budget_minutes, began)
   except paper_runs.Ended as ended:

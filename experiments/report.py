@@ -17,6 +17,7 @@ import pathlib
 import re
 import sys
 
+import printing
 import report_charts
 import report_data
 import report_tables
@@ -213,8 +214,8 @@ def main(argv: Sequence[str]) -> int:
     return 2
   for line in left_out:
     print(f'left out: {line}', file=sys.stderr)
-  print(report_tables.markdown(report_tables.main_table(runs)))
-  print(f'Report: {pathlib.Path(args.out) / "index.html"}')
+  printing.say(report_tables.markdown(report_tables.main_table(runs)))
+  printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
   return 0
 
 

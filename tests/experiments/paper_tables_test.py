@@ -234,6 +234,16 @@ def test_killed_in_the_middle_it_continues(place):
   assert all([*r['seeds']] == ['0', '1'] for r in place.results().values())
 
 
+def test_a_reader_that_closes_early_is_no_error(place):
+  process = subprocess.Popen(
+      [sys.executable, str(SCRIPT), *place.command('--list')],
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  assert process.stdout is not None and process.stderr is not None
+  process.stdout.close()
+  assert process.wait(timeout=60) == 0
+  assert not process.stderr.read()
+
+
 def test_a_variant_is_never_taken_for_the_table(place):
   (place.root / 'flagfiles' / 'exp.other.flags').unlink()
   assert '--variant' in place.call('--', '--num_rounds=2', code=2)
