@@ -4,6 +4,7 @@ python experiments/paper_tables.py --table=feddure1 --budget_minutes=120
 python experiments/paper_tables.py --table=feddure1 --budget_minutes=30 \
     --variant=short -- --num_rounds=60 --model=cnn --norm=auto
 python experiments/paper_tables.py --table=feddure1 --list
+python experiments/paper_tables.py --table=fedssl3 --row=Supervise --row=Pseudo
 
 The cells that tell most come first, one seed of each before the next seed of
 any. The same command again goes on where the budget ended; what is finished is
@@ -43,6 +44,14 @@ class Settings(NamedTuple):
   runs: pathlib.Path
   results: pathlib.Path
   flagfiles: pathlib.Path
+  rows: tuple[str, ...] = ()  # Titles; none is all.
+  columns: tuple[str, ...] = ()
+
+  def cells(self) -> list[paper_cells.Cell]:
+    """Of the chosen rows and columns, in the order of running."""
+    return [cell for cell in self.table.cells()
+            if (not self.rows or cell.row in self.rows)
+            and (not self.columns or {*cell.columns} & {*self.columns})]
 
   def folder(self) -> pathlib.Path:
     """Of all runs of the table."""
@@ -65,7 +74,7 @@ class Step(NamedTuple):
 def steps(chosen: Settings) -> list[Step]:
   """What is left to run: every cell's first seed, then every second one."""
   wanted: list[tuple[int, Step]] = []
-  for cell in chosen.table.cells():
+  for cell in chosen.cells():
     if paper_cells.lacks(cell, [*methods.METHODS], chosen.flagfiles):
       continue
     stored = paper_cells.read_result(chosen.result(cell))
@@ -84,7 +93,7 @@ def steps(chosen: Settings) -> list[Step]:
 def missing(chosen: Settings) -> list[str]:
   """A line for each cell that cannot be run yet."""
   return [f'missing: {cell.row} | {", ".join(cell.columns)}: {why}'
-          for cell in chosen.table.cells()
+          for cell in chosen.cells()
           if (why := paper_cells.lacks(
               cell, [*methods.METHODS], chosen.flagfiles))]
 
@@ -94,7 +103,7 @@ def stale(chosen: Settings) -> list[str]:
   return [f'stale: {cell.row} | {", ".join(cell.columns)}: {cell.flagfile} has '
           f'changed since {file} was made; to run it again remove that file '
           f'and {chosen.folder() / cell.name}'
-          for cell in chosen.table.cells()
+          for cell in chosen.cells()
           if (file := chosen.result(cell)).exists() and paper_cells.is_stale(
               cell, paper_cells.read_result(file), chosen.flags,
               chosen.flagfiles)]
@@ -202,7 +211,7 @@ def run(chosen: Settings, budget: float, began: float) -> int:
 def listing(chosen: Settings) -> str:
   """Every cell in the order of running, with its state."""
   lines = []
-  for cell in chosen.table.cells():
+  for cell in chosen.cells():
     why = paper_cells.lacks(cell, [*methods.METHODS], chosen.flagfiles)
     stored = paper_cells.read_result(chosen.result(cell))
     done = stored.get('seeds', {})
@@ -230,8 +239,16 @@ def _settings(args: argparse.Namespace) -> Settings:
   if bad:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
   table = paper_cells.load(args.table, pathlib.Path(args.tables))
+  for flag, titles, parts in (('row', args.row, table.rows),
+                              ('column', args.column, table.columns)):
+    known = [part['title'] for part in parts]
+    for title in titles:
+      if title not in known:
+        raise ValueError(f'--{flag}={title} is not in {table.name}; it has '
+                         f'{", ".join(map(repr, known))}.')
   return Settings(table, args.variant, flags, pathlib.Path(args.runs),
-                  pathlib.Path(args.results), pathlib.Path(args.flagfiles))
+                  pathlib.Path(args.results), pathlib.Path(args.flagfiles),
+                  tuple(args.row), tuple(args.column))
 
 
 def _since_start() -> float:
@@ -246,6 +263,10 @@ def main(argv: Sequence[str]) -> int:
       description=__doc__, allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--table', help='a file of experiments/tables')
+  parser.add_argument('--row', action='append', default=[], metavar='TITLE',
+                      help='run these rows only; may be repeated')
+  parser.add_argument('--column', action='append', default=[], metavar='TITLE',
+                      help='run these columns only; may be repeated')
   parser.add_argument('--budget_minutes', type=float, default=60.0)
   parser.add_argument('--variant', default='', metavar='NAME')
   parser.add_argument('--list', action='store_true',

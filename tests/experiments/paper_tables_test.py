@@ -279,3 +279,13 @@ def test_unknown_tables_and_budgets(place):
   place.flagfile('exp.base', '--method=unheard_of')
   assert 'Base | easy: method unheard_of does not exist yet' in place.call(
       '--list')
+
+
+def test_rows_and_columns_can_be_chosen(place):
+  place.call('--row=Base', '--column=hard')
+  assert [*place.results()] == ['exp.base_hard']
+  assert [line.split(' |')[0].split()[-1] for line in place.call(
+      '--list', '--row=Ours', '--row=Base', '--column=hard').splitlines()
+          ] == ['Ours', 'Base']
+  said = place.call('--column=Hard', code=2)
+  assert "--column=Hard is not in one; it has 'easy', 'hard'." in said

@@ -264,6 +264,18 @@ def test_bad_knobs_are_named(knob, words):
   assert '\n' not in str(error.value)
 
 
+def test_undivided_there_is_one_part():
+  with pytest.raises(ValueError, match="learn='undivided'.*labels_at"):
+    methods.make("fedmatch(learn='undivided')", toy.task(labels_at='server'))
+  for knob in ('l2=1.0', 'l1=0.1', 'psi_init=0.5', 'psi_threshold=1e-4'):
+    with pytest.raises(ValueError, match=f'{knob.split("=")[0]}.*one part'):
+      methods.make(f"fedmatch(learn='undivided', {knob})", toy.task())
+  # The first round is one dense model, not two, and sigma is never sent.
+  one = {'learn': 'undivided', 'psi_threshold': None}
+  assert arrived(round_=0, **one)[1] == 3
+  assert arrived(sending='values', **one)[1] == 0
+
+
 def test_what_cannot_be_is_refused():
   with pytest.raises(ValueError, match="learn='sigma'"):
     methods.make("fedmatch(learn='sigma')", toy.task(labels_at='server'))

@@ -93,16 +93,56 @@ def test_without_helpers_and_penalties_it_is_fixmatch_on_psi():
     np.testing.assert_allclose(metrics[name], known[name], rtol=1e-4)
 
 
-def gamma(scores, sizes=None, **knobs):
-  """The server's psi after clients with these scores sent 1, 2, 3, ..."""
-  count = len(scores)
+def test_undivided_without_helpers_it_is_fixmatch():
   federation, _ = toy.federation()
-  s = settings.settle(task(), {
+  plain = "lr_decay='none', aggregation='uniform', labeled_weight=1.0"
+  ours, metrics = after(
+      f"fedmatch(learn='undivided', num_helpers=0, threshold=0.4, {plain})",
+      federation, rounds=2)
+  theirs, known = after("fixmatch(threshold=0.4, weighting='uniform')",
+                        federation, rounds=2)
+  chex.assert_trees_all_close(ours.server.psi, theirs.server.model.params,
+                              rtol=1e-5, atol=1e-6)
+  assert sparse.num_nonzero(ours.server.sigma) == 0
+  for name in ('mask_rate', 'unlabeled_loss', 'labeled_loss', 'train_loss'):
+    np.testing.assert_allclose(metrics[name], known[name], rtol=1e-4)
+  assert metrics['mask_rate'] > 0
+  np.testing.assert_allclose([metrics['cost_up'], metrics['cost_down']], 100)
+
+
+def test_undivided_helpers_are_the_models_that_their_clients_sent():
+  federation, _ = toy.federation()
+  method, run = compiled(
+      "fedmatch(learn='undivided', lr_decay='none', keep_local=True)")
+  state, _ = run(method.init(jax.random.key(0), federation), federation,
+                 jnp.int32(0), KEY)
+  s = settled(num_helpers=2, learn='undivided', l2=0.0)
+  sent = server.broadcast(s, state.server, jnp.int32(0))
+  inputs = jnp.asarray(federation.train.inputs[:5])
+  ask = client.panel(task(), s, sent.sigma, sent.stats, sent.agents,
+                     jnp.bool_(True))
+  assert ask is not None and sent.agents is not None
+  for place, advice in enumerate(ask(inputs)):
+    model = tree.take(state.memory.model, int(sent.agents.ids[place]))
+    np.testing.assert_allclose(advice, task().apply(model, inputs), rtol=1e-5,
+                               atol=1e-6)
+    assert sparse.num_nonzero(model.params)
+
+
+def settled(**knobs):
+  return settings.settle(task(), {
       **settings.PROFILES['v1'], 'profile': 'v1', 'num_helpers': 1,
       'threshold': .75, 'tie': 'lowest', 'labeled_weight': 1.0,
       'learn': 'both', 'density': 1.0, 'exact_down': True,
       'lr_decay': 'none', 'max_gib': 1.0, 'keep_local': False,
       'labeled_say': 1.0, **knobs})
+
+
+def gamma(scores, sizes=None, **knobs):
+  """The server's psi after clients with these scores sent 1, 2, 3, ..."""
+  count = len(scores)
+  federation, _ = toy.federation()
+  s = settled(**knobs)
   state = server.init(task(), s, KEY, federation)
   psi = jax.tree.map(lambda x: jnp.ones((1, count, *x.shape)) * (
       1 + jnp.arange(count).reshape(1, count, *[1] * x.ndim)),

@@ -65,7 +65,9 @@ def fedmatch(
       'dense'; sparse runs say theirs, of 0 to .01) / 1e-4, with labels at the
       server 1e-5.
     learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
-      its initial values).
+      its initial values); or 'undivided', FedMatch without decomposition: both
+      losses move one set of weights, psi, and sigma is 0. Helpers are then
+      whole models, and L2, L1, `psi_init` and `psi_threshold` are 0.
     psi_init: psi starts at this share of sigma, 0 (not stated) / .2.
     density: largest share of psi that a client sends, 1 is all.
     sending: 'values', all of sigma and psi above `psi_threshold`, or

@@ -56,7 +56,8 @@ def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
   As in the authors' accounting the first round counts two dense models, and
   helpers count in rounds that have some, where their psi is not 0 and, among
   differences, not as the receiver last sent its own. If only what was sent
-  arrives, an entry of a helper that became 0 is sent as well.
+  arrives, an entry of a helper that became 0 is sent as well. A sigma that is
+  0 for good is not counted.
 
   Args:
     s: settings.
@@ -68,18 +69,19 @@ def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
     sigma and psi, the helpers and float32[].
   """
   new = (payload.sigma, payload.psi)
+  whole = sparse.size(payload.psi if s.undivided else new)
   agents = payload.agents
   if s.sending == 'values':
     psi = sparse.cut(payload.psi, s.psi_threshold)
     held = (payload.sigma, psi)
-    count = sparse.size(payload.sigma) + sparse.num_nonzero(psi)
+    count = whole - sparse.size(psi) + sparse.num_nonzero(psi)
     def one(psi):
       return psi, sparse.num_nonzero(psi)
   else:
     copy, bar = client.memory.copy, s.delta_threshold
     held, count = sparse.receive(copy, new, bar=bar)
     held = tree.where(client.round == 0, new, held)
-    count = jnp.where(client.round == 0, sparse.size(new), count)
+    count = jnp.where(client.round == 0, whole, count)
     def one(psi):
       arrived, number = sparse.receive(copy[1], psi, bar=bar)
       if s.exact_down:
@@ -170,7 +172,8 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
       losses.step, task, optimizer=optimizer, weights=s.weights,
       factor=1.0 if factor is None else factor,
       panel=panel(task, s, held[0], payload.stats, agents, due),
-      present=None if agents is None else jnp.where(due, agents.present, 0))
+      present=None if agents is None else jnp.where(due, agents.present, 0),
+      undivided=s.undivided)
   learner, metrics = local.train(
       step, losses.start(*held, payload.stats, optimizer),
       batching.batches(task, client.train, client.shard, order_key, s.streams,

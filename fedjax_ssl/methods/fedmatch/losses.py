@@ -181,8 +181,11 @@ def _move(loss_fn: Callable[..., Any], part: PyTree, opt_state: PyTree,
 def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
          optimizer: optax.GradientTransformation, weights: Weights,
          factor: jax.Array | float = 1.0, panel: Panel | None = None,
-         present: jax.Array | None = None) -> tuple[Learner, Metrics]:
+         present: jax.Array | None = None, undivided: bool = False
+         ) -> tuple[Learner, Metrics]:
   """A step on sigma with the labeled rows, then one on psi with the others.
+
+  An undivided learner takes one step on psi with both losses.
 
   Args:
     task: see `labeled_loss`.
@@ -194,6 +197,8 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
     factor: on both steps, beside the optimizer's own rate.
     panel: see `unlabeled_loss`.
     present: see `unlabeled_loss`.
+    undivided: whether psi learns from the labels too; needs both parts of the
+      batch.
 
   Returns:
     The learner and metrics; `train_loss` is the sum of both losses.
@@ -202,10 +207,28 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
   helpers = 0 if present is None else present.sum()
   metrics: Metrics = {'train_loss': jnp.float32(0),
                       **batching.passes(batch, 1 + helpers)}
+
+  def known(part, other, stats):
+    return labeled_loss(task, part, other, stats, batch.labeled, labeled_key,
+                        weight=weights.labeled)
+
+  def unknown(psi, stats):
+    return unlabeled_loss(task, learner.sigma, psi, stats, batch.unlabeled,
+                          unlabeled_key, weights=weights, panel=panel,
+                          present=present)
+
+  if undivided:
+    def on_both(psi):
+      loss, (stats, more) = known(psi, learner.sigma, learner.stats)
+      other, (stats, others) = unknown(psi, stats)
+      return loss + other, (stats, more | others)
+    psi, opt, loss, stats, more = _move(
+        on_both, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor))
+    return (learner._replace(psi=psi, psi_opt=opt, stats=stats),
+            metrics | more | {'train_loss': loss})
   if batch.labeled is not None:
     def on_sigma(sigma):
-      return labeled_loss(task, sigma, learner.psi, learner.stats,
-                          batch.labeled, labeled_key, weight=weights.labeled)
+      return known(sigma, learner.psi, learner.stats)
     sigma, opt, loss, stats, more = _move(
         on_sigma, learner.sigma, learner.sigma_opt, optimizer,
         jnp.asarray(factor))
@@ -213,9 +236,7 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
     metrics |= {**more, 'train_loss': metrics['train_loss'] + loss}
   if batch.unlabeled is not None:
     def on_psi(psi):
-      return unlabeled_loss(task, learner.sigma, psi, learner.stats,
-                            batch.unlabeled, unlabeled_key, weights=weights,
-                            panel=panel, present=present)
+      return unknown(psi, learner.stats)
     psi, opt, loss, stats, more = _move(
         on_psi, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor))
     learner = learner._replace(psi=psi, psi_opt=opt, stats=stats)

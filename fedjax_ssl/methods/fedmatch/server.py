@@ -50,6 +50,8 @@ def init(task: Task, s: Settings, key: jax.Array, federation: Federation
   """The first state; refuses what cannot be judged or kept."""
   sigma, stats = jax.jit(task.model.init)(key)
   psi = tree.scale(sigma, s.psi_init)
+  if s.undivided:
+    sigma, psi = tree.zeros_like(sigma), sigma
   count = federation.num_clients
   if s.validates and not federation.validation.labels.shape[0]:
     raise ValueError('fedmatch needs validation rows for reliability and '

@@ -39,7 +39,8 @@ _CHOICES = {
     'helper_choice': ('reliability', 'similarity'),
     'aggregation': ('reliability', 'uniform'), 'tie': ('lowest', 'local'),
     'over': ('batch', 'confident'), 'l2_reduction': ('mean', 'sum'),
-    'learn': ('both', 'sigma', 'psi'), 'sending': ('values', 'differences'),
+    'learn': ('both', 'sigma', 'psi', 'undivided'),
+    'sending': ('values', 'differences'),
     'lr_decay': ('clients', 'server', 'none')}
 _NOT_NEGATIVE = (
     'threshold', 'labeled_weight', 'agreement_weight', 'consistency_weight',
@@ -76,7 +77,7 @@ class Settings:
   @property
   def sends_sigma(self) -> bool:
     """Whether clients learn and send sigma."""
-    return self.learn != 'psi' and not self.at_server
+    return self.learn in ('both', 'sigma') and not self.at_server
 
   @property
   def sends_psi(self) -> bool:
@@ -84,8 +85,15 @@ class Settings:
     return self.learn != 'sigma'
 
   @property
+  def undivided(self) -> bool:
+    """Whether psi is the whole model, and sigma is 0."""
+    return self.learn == 'undivided'
+
+  @property
   def streams(self) -> str:
     """The rows that clients use."""
+    if self.undivided:
+      return 'both'
     if not self.sends_sigma:
       return 'unlabeled'
     return 'both' if self.sends_psi else 'labeled'
@@ -143,6 +151,16 @@ def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
   if at_server and v['learn'] == 'sigma':
     raise ValueError("learn='sigma' with labels_at='server' leaves the clients "
                      "nothing to learn; give 'both' or 'psi'.")
+  if v['learn'] == 'undivided':
+    if at_server:
+      raise ValueError("learn='undivided' needs labels_at='clients': labels at "
+                       'the server divide what learns from them.')
+    # They keep two parts apart, or psi near 0, which is here the whole model.
+    for name in ('l2', 'l1', 'psi_init', 'psi_threshold'):
+      if knobs.get(name):
+        raise ValueError(f"learn='undivided' has no {name}, for there is one "
+                         f'part only; leave {name}={knobs[name]} out.')
+      v[name] = 0.0
   if task.model.norm == 'static':
     raise ValueError('fedmatch does not recompute the statistics of '
                      "norm='static'; give another norm.")
