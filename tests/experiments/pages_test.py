@@ -91,6 +91,7 @@ def test_every_setting_has_a_page(root):
     page = text.split(f'\n## {script.stem}\n')[1].split('\n## ')[0]
     assert f'python experiments/{script.name}' in page, script
     assert 'Its own defaults: ' in page
+    assert f'| `{script.name}` |' in (root / 'README.md').read_text()
   for file in (launcher.EXPERIMENTS / 'flagfiles').glob('*.flags'):
     assert f'`{file.name}`' in text
 
