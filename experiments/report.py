@@ -15,9 +15,11 @@ from collections.abc import Sequence
 import html
 import pathlib
 import re
+import shlex
 import sys
 
 import printing
+import repeat
 import report_charts
 import report_data
 import report_tables
@@ -37,10 +39,12 @@ th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
 thead th { border-bottom: 2px solid #888; }
 tbody th, thead th:first-child { position: sticky; left: 0;
   background: #fff; }
+tbody th { min-width: 8rem; max-width: 18rem; overflow-wrap: anywhere; }
 .notes { font-size: .9rem; }
 @media (max-width: 40rem) { table { font-size: .8rem; }
   th, td { padding: .25rem .4rem; }
-  tbody th { min-width: 5rem; max-width: 8rem; overflow-wrap: anywhere; } }
+  tbody th { min-width: 5rem; max-width: 8rem; } }
+th.n { text-align: right; }
 td.n { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 .charts { display: grid; gap: 1.5rem;
@@ -85,17 +89,23 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
   for run in runs:
     made = run.config.get('origin', {}).get('script', 'an experiment')
     facts = ', '.join(f'{k} {v}' for k, v in run.config['environment'].items())
-    flags = ' '.join(f'--{k}={v}' for k, v in sorted(
-        run.config['flags'].items()) if v is not None and k not in (
-            'workdir', 'data_dir'))
     parts.append(f'<details><summary>{html.escape(run.name)}: '
-                 f'{html.escape(made)}</summary><pre>{html.escape(flags)}'
-                 f'</pre><p>{html.escape(facts)}</p></details>')
+                 f'{html.escape(made)}</summary><pre>'
+                 f'{html.escape(_command(run))}</pre>'
+                 f'<p>{html.escape(facts)}</p></details>')
   return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
           '<meta name="viewport" content="width=device-width, '
           f'initial-scale=1">\n<title>{html.escape(title)}</title>\n'
           f'<style>{_STYLE}</style>\n</head>\n<body>\n'
           + '\n'.join(parts) + '\n</body>\n</html>\n')
+
+
+def _command(run: report_data.Run) -> str:
+  """What makes all seeds of a run again, for a shell; but for its folders."""
+  flags = {k: v for k, v in run.config['flags'].items() if k != 'data_dir'}
+  flags |= {'seed': None, 'seeds': list(run.planned)}
+  return shlex.join(['python', run.config.get('origin', {}).get(
+      'script', 'SCRIPT'), *repeat.flags_of({'flags': flags})])
 
 
 def _key(runs: Sequence[report_data.Run]) -> str:

@@ -66,8 +66,8 @@ class Run:
     """The last round of each seed."""
     return [rows[-1]['round'] for rows in self.seeds]
 
-  def notes(self) -> list[str]:
-    """What a reader of its numbers must know."""
+  def notes(self, paper: bool = True) -> list[str]:
+    """What a reader of its numbers must know, and of the paper's beside."""
     found = []
     lost = sorted(set(self.planned) - set(self.numbers))
     if min(self.ends) < self.num_rounds:
@@ -81,6 +81,8 @@ class Run:
       found.append('its means mix seeds that ended at different rounds (' +
                    ', '.join(f'seed {s}: {r}' for s, r in zip(
                        self.numbers, self.ends)) + ')')
+    if not paper:
+      return found
     if self.paper is not None and self.changed is None:
       found.append("* the paper's number is of a flagfile that is not here to "
                    'be compared')

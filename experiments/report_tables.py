@@ -102,8 +102,8 @@ def _rounds(run: report_data.Run) -> str:
   return f'{first} to {last} of {max(last, run.num_rounds)}'
 
 
-def _notes(runs: Sequence[report_data.Run]) -> list[str]:
-  return ['; '.join(run.notes()) for run in runs]
+def _notes(runs: Sequence[report_data.Run], paper: bool = True) -> list[str]:
+  return ['; '.join(run.notes(paper)) for run in runs]
 
 
 def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
@@ -125,7 +125,7 @@ def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
         row.append(over_seeds([f[0] for f in known], digits=1))
         row.append(over_seeds([f[1] / 1e6 for f in known]))
     rows.append(row)
-  return Grid(columns, rows, _notes(runs))
+  return Grid(columns, rows, _notes(runs, paper=False))
 
 
 def _text(cell: str | Value, sign: str = '±') -> str:
@@ -199,8 +199,9 @@ def latex(grid: Grid) -> str:
 
 def as_html(grid: Grid) -> str:
   """A table whose first column names the row."""
-  head = ''.join(f'<th scope="col">{html.escape(c)}</th>'
-                 for c in grid.columns)
+  head = ''.join(f'<th scope="col"{" class=n" if number else ""}>'
+                 f'{html.escape(name)}</th>'
+                 for name, number in zip(grid.columns, _numeric(grid)))
   body = ''
   for row in grid.rows:
     first, *rest = row

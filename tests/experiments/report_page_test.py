@@ -6,6 +6,7 @@ import html
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
@@ -184,6 +185,19 @@ def test_the_page_is_one_file_of_sound_drawings(page, study_runs):
   loads = re.findall(
       r'(?:src|href|data)="(?!#|data:)([^"]*)"|url\((?!#)([^)]*)', page)
   assert not loads and '@import' not in page and '<script' not in page
+
+
+def test_the_page_has_the_command_of_all_seeds(tmp_path):
+  folders = [fake.write(tmp_path / f'a_seed={s}', [fake.row(20, .5)],
+                        fake.config([s], method='fixmatch(threshold=0.9)'))
+             for s in (3, 4)]
+  page = html.unescape(report.page(report_data.load(folders), [], 'T'))
+  command = page.split('<pre>')[1].split('</pre>')[0]
+  assert shlex.split(command) == [
+      'python', 'experiments/digits_dirdir.py', '--alpha=0.5', '--nobounds',
+      '--dataset=digits', '--labels=few', '--method=fixmatch(threshold=0.9)',
+      '--num_rounds=20', '--seeds=3,4']
+  assert "'--method=fixmatch(threshold=0.9)'" in command
 
 
 def test_runs_without_extras_still_report(tmp_path):

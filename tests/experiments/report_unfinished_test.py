@@ -75,6 +75,7 @@ def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):
   head, row = csv.reader(io.StringIO(report_tables.comma_separated(
       report_tables.main_table([run]))))
   assert 'alpha=0.1' in row[head.index('note')]
+  assert not any(report_tables.target_table([run], [.5]).notes)
 
 
 def test_it_is_not_marked_where_they_agree(tmp_path, monkeypatch):
