@@ -10,6 +10,7 @@ import time
 
 import paper_cells
 import paper_flags
+import paper_runs
 import paper_tables
 import pytest
 
@@ -214,6 +215,25 @@ def test_the_budget_holds_and_the_rest_follows(place):
   assert rows.read_text().startswith(kept) and rows.read_text().count('\n') == 9
   assert place.starts()['exp.ours_hard/seed_0'] == 1
   assert place.starts()['exp.base_hard/seed_0'] == 2
+
+
+def test_a_run_of_long_rounds_has_the_time_to_save(tmp_path):
+  """It is asked to end a round earlier, by what it says of its rounds."""
+  run = f"""import pathlib, signal, time
+def end(*unused):
+  time.sleep(.8)
+  pathlib.Path({str(tmp_path / 'saved')!r}).touch()
+  raise SystemExit(0)
+signal.signal(signal.SIGTERM, end)
+print('x: round 2/9, 0.8 s/round, 6s left', flush=True)
+time.sleep(60)
+"""
+  with open(tmp_path / 'log', 'ab') as log:
+    log.write(b'x: round 9/9, 3e+03 s/round\n')  # Of an earlier start.
+    deadline = time.monotonic() + 3
+    assert paper_runs.run([sys.executable, '-c', run], log, deadline) is None
+  assert time.monotonic() < deadline
+  assert (tmp_path / 'saved').exists()
 
 
 def test_killed_in_the_middle_it_continues(place):
