@@ -267,15 +267,21 @@ def main(argv: Sequence[str]) -> int:
                       help='run these rows only; may be repeated')
   parser.add_argument('--column', action='append', default=[], metavar='TITLE',
                       help='run these columns only; may be repeated')
-  parser.add_argument('--budget_minutes', type=float, default=60.0)
-  parser.add_argument('--variant', default='', metavar='NAME')
+  parser.add_argument('--budget_minutes', type=float, default=60.0,
+                      metavar='N', help='time for all runs (default: 60)')
+  parser.add_argument('--variant', default='', metavar='NAME',
+                      help='name of the results with the flags after --')
   parser.add_argument('--list', action='store_true',
                       help='show the cells, or without --table the tables')
   parser.add_argument('--runs', default='runs/tables', help='folder of runs')
-  parser.add_argument('--results', default=str(paper_cells.RESULTS))
-  parser.add_argument('--tables', default=str(paper_cells.TABLES))
-  parser.add_argument('--flagfiles', default=str(paper_cells.FLAGFILES))
-  parser.add_argument('flags', nargs=argparse.REMAINDER)
+  parser.add_argument('--results', default=str(paper_cells.RESULTS),
+                      help='folder of results, a file a cell')
+  parser.add_argument('--tables', default=str(paper_cells.TABLES),
+                      help='folder of tables')
+  parser.add_argument('--flagfiles', default=str(paper_cells.FLAGFILES),
+                      help='folder of flagfiles, below that of the scripts')
+  parser.add_argument('flags', nargs=argparse.REMAINDER,
+                      help='flags of all cells, after --')
   args = parser.parse_args(argv)
   try:
     if args.table is None:
