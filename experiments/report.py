@@ -2,7 +2,8 @@ r"""A report of finished runs: tables, curves, bars, partitions, one page.
 
 python experiments/report.py runs/study/* --out=runs/study_report
 
-Runs that differ in their seeds only are one line. OUT gets `table.md`,
+A folder of runs, such as a sweep's, stands for all of them. Runs that differ in
+their seeds only are one line. OUT gets `table.md`,
 `table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
 and `index.html`, which is a single file and needs no network. Folders that hold
 no run are passed over when others do; runs that cannot be read are named on
@@ -183,8 +184,13 @@ def write(runs: Sequence[report_data.Run], out: pathlib.Path,
 
 def _runs_in(words: Sequence[str]) -> list[str]:
   """The folders with runs and those that are not there; or else all."""
-  found = [w for w in words if (pathlib.Path(w) / 'config.json').exists()
-           or not pathlib.Path(w).exists()]
+  found: list[str] = []
+  for word in words:
+    path = pathlib.Path(word)
+    if (path / 'config.json').exists() or not path.exists():
+      found.append(word)
+    else:  # Of a sweep, perhaps.
+      found += [str(file.parent) for file in sorted(path.glob('*/config.json'))]
   return found or list(words)
 
 

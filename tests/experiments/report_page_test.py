@@ -226,6 +226,9 @@ def test_logs_beside_runs_are_passed_over(tmp_path):
   (tmp_path / 'a.log').write_text('x')
   assert report.main([*folders, str(tmp_path / 'a.log'),
                       f'--out={tmp_path / "out"}']) == 0
+  named = (tmp_path / 'out' / 'table.csv').read_text()
+  assert report.main([str(tmp_path), f'--out={tmp_path / "out"}']) == 0
+  assert (tmp_path / 'out' / 'table.csv').read_text() == named
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
