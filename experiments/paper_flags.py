@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 # Say where, how often or how long to look, and not what is run.
 _FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
          'bounds', 'tensorboard', 'num_devices', 'seed_map', 'eval_every',
-         'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds'}
+         'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds',
+         'client_map', 'conv_impl', 'aggregation_order', 'distributed',
+         'coordinator_address', 'num_processes', 'process_id'}
 
 _PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
 # The global model's number where a line has several.
@@ -69,15 +71,37 @@ def digest(lines: Sequence[str]) -> str:
   return hashlib.sha256('\n'.join(kept).encode()).hexdigest()
 
 
-def differences(flags: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
+def defaults_of(script: pathlib.Path) -> dict[str, Any]:
+  """Values of all flags where none is given to an experiment's script.
+
+  {} if the script is not there or has a default that is no plain value.
+  """
+  import settings  # Loads JAX, which most users of this module do not need.
+  found = {name: row[0] for kind in settings.KINDS
+           for name, row in kind.items()}
+  try:
+    for node in ast.walk(ast.parse(script.read_text())):
+      if isinstance(node, ast.Call) and ast.unparse(node.func) == 'common.main':
+        found |= {k.arg: ast.literal_eval(k.value)
+                  for k in node.keywords if k.arg}
+  except (OSError, SyntaxError, ValueError):
+    return {}
+  return found
+
+
+def differences(flags: Mapping[str, Any], lines: Sequence[str],
+                defaults: Mapping[str, Any] | None = None) -> list[str]:
   """Flags of a run that are not as the lines say, as `name=value`.
 
   Args:
     flags: of `config.json`; names that it lacks are not compared.
     lines: of a flagfile and what follows it; the last of a name counts.
-      Flags that they do not name are not compared.
+    defaults: what flags are that the lines do not name; a flag that neither
+      names is not compared.
   """
-  wanted: dict[str, Any] = {}
+  wanted: dict[str, Any] = dict(defaults or {})
+  if any(line.startswith('--labeled_fraction=') for line in lines):
+    wanted['labels_per_class'] = None  # It replaces a script's default.
   for line in lines:
     name, equals, value = line.lstrip('-').partition('=')
     if equals:
@@ -99,6 +123,8 @@ def differences(flags: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
 
 def _equal(stored: Any, wanted: Any) -> bool:
   """Whether a value of `config.json` is what the text asks for."""
+  if wanted is None:
+    return stored is None
   if isinstance(stored, list):
     stored = ','.join(map(str, stored))
   if isinstance(stored, bool):

@@ -114,19 +114,26 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
     return Run(name or path.name, [path], config, seeds, _elapsed(times),
                paper_flags.printed(comments), comments[0] if comments else '',
                tuple(s[0].get('seed', planned[0]) for s in seeds),
-               tuple(planned), _changed(flags, made.get('flagfiles', [])))
+               tuple(planned), _changed(flags, made))
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f'{path} is damaged: {error}.') from error
 
 
-def _changed(flags: Mapping[str, Any], names: Sequence[str]
+def _changed(flags: Mapping[str, Any], made: Mapping[str, Any]
              ) -> tuple[str, ...] | None:
-  """Flags that are not as the flagfiles say; None if one is not here."""
-  files = [FLAGFILES / name for name in names]
+  """Flags that are not as the flagfiles and the script say.
+
+  None if one of the flagfiles is not here; nothing if there are none.
+  """
+  files = [FLAGFILES / name for name in made.get('flagfiles', [])]
+  if not files:
+    return ()
   if not all(file.is_file() for file in files):
     return None
   lines = [line for file in files for line in paper_flags.lines_of(file)]
-  return tuple(paper_flags.differences(flags, lines))
+  script = FLAGFILES.parent / pathlib.Path(made.get('script', '')).name
+  return tuple(paper_flags.differences(
+      flags, lines, paper_flags.defaults_of(script)))
 
 
 def load(folders: Sequence[str | os.PathLike[str]],

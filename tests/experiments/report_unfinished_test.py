@@ -83,6 +83,19 @@ def test_it_is_not_marked_where_they_agree(tmp_path, monkeypatch):
   assert run.changed == () and not run.notes()
 
 
+def test_a_flag_that_the_flagfile_does_not_name_is_the_scripts(
+    tmp_path, monkeypatch):
+  (tmp_path / 'digits_dirdir.py').write_text(
+      'common.main(deal, momentum=0.9, method="fedavg")\n')
+  for name, flags, changed in (
+      ('as_it_is', {'client_map': 'vmap', 'local_steps': 0}, ()),
+      ('other', {'local_steps': 2}, ('local_steps=2',))):
+    (tmp_path / name).mkdir()
+    run = report_data.read(flagged(
+        tmp_path / name, monkeypatch, momentum=0.9, **flags))
+    assert run.changed == changed
+
+
 def test_the_cost_is_a_mean_over_rounds(tmp_path):
   rows = [fake.row(5, .5, cost_up=10.0), fake.row(20, .5, cost_up=90.0)]
   assert report_data.outcome(rows)['metrics']['cost_up'] == pytest.approx(70)
