@@ -21,6 +21,7 @@ import cluster
 import jax
 import messages
 import numpy as np
+import printing
 import run_one
 import settings
 
@@ -255,8 +256,8 @@ def _wanted(workdir: pathlib.Path) -> list[tuple[str, str, str, str]]:
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
   """Prints the table and draws the curves, if they are not drawn already."""
   from fedjax_ssl.training import report
-  print(report.table(runs))
-  print(f'Results: {workdir}')
+  printing.say(report.table(runs))
+  printing.say(f'Results: {workdir}')
   chart, drawn = workdir / 'curves.png', workdir / 'curves.partial.png'
   try:
     report.plot_curves(runs, drawn)

@@ -18,12 +18,11 @@ import sys
 from typing import Any
 
 import paper_cells
+import paper_flags
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
-# The global model's number where a line has several.
-_PAPER = re.compile(r'\bPaper: (?:.*?\bglobal )?([\d.]+) ?%')
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -207,9 +206,11 @@ def _results_of(root: pathlib.Path, setting: str) -> str:
   for file in files:
     comments = [x.lstrip('# ') for x in file.read_text().splitlines()
                 if x.startswith('#')]
-    paper = next((m[1] for x in comments if (m := _PAPER.search(x))), '-')
-    what = comments[0].rstrip('.') if comments else ''
-    lines.append(f'| `{file.name}` | {what} | {paper} | '
+    paper = paper_flags.printed(comments)
+    # What stands before the paper's number, over several lines.
+    what = re.split(r'(?:^| )(?:Paper|Ours): ', ' '.join(comments))[0]
+    lines.append(f'| `{file.name}` | {what.rstrip(". ")} | '
+                 f'{paper.text() if paper else "-"} | '
                  f'{found.get(file.name, "not run yet")} |')
   return '\n'.join(lines)
 

@@ -1,16 +1,61 @@
-"""What a flagfile asks for, beside what a run was given."""
+"""What a flagfile asks for and says, beside what a run was given."""
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
 import hashlib
 import pathlib
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 # Say where, how often or how long to look, and not what is run.
 _FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
          'bounds', 'tensorboard', 'num_devices', 'seed_map', 'eval_every',
-         'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds'}
+         'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds',
+         'client_map', 'conv_impl', 'aggregation_order', 'distributed',
+         'coordinator_address', 'num_processes', 'process_id'}
+
+_PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
+# The global model's number where a line has several.
+_PRINTED = (('', rf'\bPaper: .*?\bglobal {_PERCENT}'),
+            ('local', rf'\bPaper: local {_PERCENT}'),
+            ('local', rf'\bPaper: {_PERCENT} local\b'),
+            ('', rf'\bPaper: {_PERCENT}'),
+            ('diverged', r'\bPaper: diverged\b()()'))
+
+
+class Printed(NamedTuple):
+  """A paper's number, in percent.
+
+  Attributes:
+    value: None if the paper has a run there that diverged.
+    std: its deviation over runs, if it is given.
+    kind: 'local' for the mean over the clients' own models, 'diverged', or ''.
+    digits: that the paper prints behind the point.
+  """
+
+  value: float | None
+  std: float | None = None
+  kind: str = ''
+  digits: int = 2
+
+  def text(self) -> str:
+    """As people read it."""
+    if self.value is None:
+      return self.kind
+    std = '' if self.std is None else f' ± {self.std:.{self.digits}f}'
+    return f'{self.value:.{self.digits}f}{std} {self.kind}'.rstrip()
+
+
+def printed(comments: Sequence[str]) -> Printed | None:
+  """The number of a flagfile's line `Paper: 39.95 % ...`; None without one."""
+  for line in comments:
+    for kind, pattern in _PRINTED:
+      if match := re.search(pattern, line):
+        value, std = (float(x) if x else None for x in match.groups())
+        digits = len((match[1] or '').partition('.')[2])
+        return Printed(value, std, kind, digits)
+  return None
 
 
 def lines_of(file: pathlib.Path) -> list[str]:
@@ -26,15 +71,37 @@ def digest(lines: Sequence[str]) -> str:
   return hashlib.sha256('\n'.join(kept).encode()).hexdigest()
 
 
-def differences(flags: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
+def defaults_of(script: pathlib.Path) -> dict[str, Any]:
+  """Values of all flags where none is given to an experiment's script.
+
+  {} if the script is not there or has a default that is no plain value.
+  """
+  import settings  # Loads JAX, which most users of this module do not need.
+  found = {name: row[0] for kind in settings.KINDS
+           for name, row in kind.items()}
+  try:
+    for node in ast.walk(ast.parse(script.read_text())):
+      if isinstance(node, ast.Call) and ast.unparse(node.func) == 'common.main':
+        found |= {k.arg: ast.literal_eval(k.value)
+                  for k in node.keywords if k.arg}
+  except (OSError, SyntaxError, ValueError):
+    return {}
+  return found
+
+
+def differences(flags: Mapping[str, Any], lines: Sequence[str],
+                defaults: Mapping[str, Any] | None = None) -> list[str]:
   """Flags of a run that are not as the lines say, as `name=value`.
 
   Args:
     flags: of `config.json`; names that it lacks are not compared.
     lines: of a flagfile and what follows it; the last of a name counts.
-      Flags that they do not name are not compared.
+    defaults: what flags are that the lines do not name; a flag that neither
+      names is not compared.
   """
-  wanted: dict[str, Any] = {}
+  wanted: dict[str, Any] = dict(defaults or {})
+  if any(line.startswith('--labeled_fraction=') for line in lines):
+    wanted['labels_per_class'] = None  # It replaces a script's default.
   for line in lines:
     name, equals, value = line.lstrip('-').partition('=')
     if equals:
@@ -56,6 +123,8 @@ def differences(flags: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
 
 def _equal(stored: Any, wanted: Any) -> bool:
   """Whether a value of `config.json` is what the text asks for."""
+  if wanted is None:
+    return stored is None
   if isinstance(stored, list):
     stored = ','.join(map(str, stored))
   if isinstance(stored, bool):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -12,6 +13,8 @@ import time
 from typing import IO
 
 _GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
+_ROUNDS = 1.5  # Besides, for a run ends a round before it saves.
+_LOOK = 0.5  # Seconds between two looks at how long a round takes.
 # Loaded before the fork; a child of a large program should not search files.
 _LIBC = ctypes.CDLL(None)
 
@@ -64,23 +67,38 @@ def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
   Raises:
     Ended: if a signal came. The run was asked to save and end, and is gone.
   """
+  log.flush()
+  start, whole = log.tell(), grace(deadline - time.monotonic())
   process = subprocess.Popen(
       command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
       start_new_session=True, preexec_fn=_end_with_parent)
   try:
-    left = deadline - time.monotonic()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      return process.wait(max(left - grace(left), 0.1))
+    while True:
+      left = (deadline - time.monotonic() - whole
+              - _ROUNDS * _round_seconds(log, start))
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(min(max(left, 0.1), _LOOK))
+      if left <= _LOOK:
+        break
     _ask(process, deadline - time.monotonic() - 0.2)
     return None
   except Ended:
-    _ask(process, _GRACE)
+    _ask(process, _GRACE + _ROUNDS * _round_seconds(log, start))
     raise
   finally:
     if process.poll() is None:
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
       process.wait()
+
+
+def _round_seconds(log: IO[bytes], start: int) -> float:
+  """What the run says of itself since it began; 0 if nothing yet."""
+  with contextlib.suppress(OSError), open(log.name, 'rb') as file:
+    file.seek(start)
+    said = re.findall(rb', (\d[\d.]*(?:e[+-]\d+)?) s/round', file.read())
+    return float(said[-1]) if said else 0.0
+  return 0.0
 
 
 def _ask(process: subprocess.Popen, seconds: float) -> None:

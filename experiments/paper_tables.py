@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import paper_cells
 import paper_runs
+import printing
 import report_data
 
 from fedjax_ssl import methods
@@ -126,7 +127,7 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   if code or not _store(chosen, step, workdir, digest):
     tail = log.read_text(errors='replace').splitlines()[-3:]
     for line in tail:
-      print(f'    {line[:200]}')
+      printing.say(f'    {line[:200]}')
     return 'failed'
   return 'done'
 
@@ -144,7 +145,8 @@ def _store(chosen: Settings, step: Step, workdir: pathlib.Path, digest: str
       'flagfile': step.cell.flagfile, 'flags': step.cell.flags,
       'extra_flags': chosen.flags, 'digest': digest, 'seeds': {}}
   if stored.get('digest', digest) != digest:
-    print(f'    {step.cell.flagfile} has changed since {file.name} was made')
+    printing.say(f'    {step.cell.flagfile} has changed since {file.name} was '
+                 'made')
     return False
   rows, = run.seeds
   stored['seeds'][str(step.seed)] = {
@@ -182,7 +184,7 @@ def run(chosen: Settings, budget: float, began: float) -> int:
   Returns:
     An exit code: 1 if some cell failed.
   """
-  deadline = began + budget
+  deadline = began + budget - min(1.0, 0.05 * budget)  # To end in.
   counts = {'done': 0, 'stopped': 0, 'failed': 0}
   with _alone(chosen.folder()):
     left = steps(chosen)
@@ -196,14 +198,13 @@ def run(chosen: Settings, budget: float, began: float) -> int:
       counts[state] += 1
       if state == 'failed':
         failed.add(step.cell.name)
-      print(f'{state} {step.cell.name}, seed {step.seed}, in '
-            f'{time.monotonic() - tick:.0f} s; {len(left)} runs left',
-            flush=True)
+      printing.say(f'{state} {step.cell.name}, seed {step.seed}, in '
+                   f'{time.monotonic() - tick:.0f} s; {len(left)} runs left')
       if state == 'stopped':
         break
   rest = len(steps(chosen))
-  print(f'{counts["done"]} runs done, {counts["failed"]} failed, {rest} left'
-        + ('; the same command continues.' if rest else '.'))
+  printing.say(f'{counts["done"]} runs done, {counts["failed"]} failed, {rest} '
+               'left' + ('; the same command continues.' if rest else '.'))
   return 1 if counts['failed'] else 0
 
 
@@ -266,15 +267,21 @@ def main(argv: Sequence[str]) -> int:
                       help='run these rows only; may be repeated')
   parser.add_argument('--column', action='append', default=[], metavar='TITLE',
                       help='run these columns only; may be repeated')
-  parser.add_argument('--budget_minutes', type=float, default=60.0)
-  parser.add_argument('--variant', default='', metavar='NAME')
+  parser.add_argument('--budget_minutes', type=float, default=60.0,
+                      metavar='N', help='time for all runs (default: 60)')
+  parser.add_argument('--variant', default='', metavar='NAME',
+                      help='name of the results with the flags after --')
   parser.add_argument('--list', action='store_true',
                       help='show the cells, or without --table the tables')
   parser.add_argument('--runs', default='runs/tables', help='folder of runs')
-  parser.add_argument('--results', default=str(paper_cells.RESULTS))
-  parser.add_argument('--tables', default=str(paper_cells.TABLES))
-  parser.add_argument('--flagfiles', default=str(paper_cells.FLAGFILES))
-  parser.add_argument('flags', nargs=argparse.REMAINDER)
+  parser.add_argument('--results', default=str(paper_cells.RESULTS),
+                      help='folder of results, a file a cell')
+  parser.add_argument('--tables', default=str(paper_cells.TABLES),
+                      help='folder of tables')
+  parser.add_argument('--flagfiles', default=str(paper_cells.FLAGFILES),
+                      help='folder of flagfiles, below that of the scripts')
+  parser.add_argument('flags', nargs=argparse.REMAINDER,
+                      help='flags of all cells, after --')
   args = parser.parse_args(argv)
   try:
     if args.table is None:
@@ -282,17 +289,17 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError('name a --table, or give --list.')
       for name in paper_cells.names(pathlib.Path(args.tables)):
         table = paper_cells.load(name, pathlib.Path(args.tables))
-        print(f'{name:18} {len(table.cells()):3} cells  {table.title}')
+        printing.say(f'{name:18} {len(table.cells()):3} cells  {table.title}')
       return 0
     chosen = _settings(args)
     if args.list:
-      print(listing(chosen))
+      printing.say(listing(chosen))
       return 0
     if not args.budget_minutes > 0:
       raise ValueError(f'--budget_minutes={args.budget_minutes} must be '
                        'positive.')
     for line in missing(chosen) + stale(chosen):
-      print(line)
+      printing.say(line)
     with paper_runs.ending_on_signals():
       return run(chosen, 60 * args.budget_minutes, began)
   except paper_runs.Ended as ended:

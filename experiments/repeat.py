@@ -15,6 +15,8 @@ import sys
 import tempfile
 from typing import Any
 
+import printing
+
 from fedjax_ssl.training import workdir as workdir_lib
 
 FLAGFILE = 'run.flags'
@@ -124,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     made = config.get('origin', {}).get('script')
     script = ROOT / str(made)
     if '--print' in argv[1:]:
-      print(text_of(config), end='')
+      printing.say(text_of(config), end='')
       return 0
     if not made or not script.is_file():
       raise ValueError(f'{path} was made by {made or "an older version"}, '

@@ -2,7 +2,8 @@ r"""A report of finished runs: tables, curves, bars, partitions, one page.
 
 python experiments/report.py runs/study/* --out=runs/study_report
 
-Runs that differ in their seeds only are one line. OUT gets `table.md`,
+A folder of runs, such as a sweep's, stands for all of them. Runs that differ in
+their seeds only are one line. OUT gets `table.md`,
 `table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
 and `index.html`, which is a single file and needs no network. Folders that hold
 no run are passed over when others do; runs that cannot be read are named on
@@ -15,8 +16,11 @@ from collections.abc import Sequence
 import html
 import pathlib
 import re
+import shlex
 import sys
 
+import printing
+import repeat
 import report_charts
 import report_data
 import report_tables
@@ -36,10 +40,12 @@ th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
 thead th { border-bottom: 2px solid #888; }
 tbody th, thead th:first-child { position: sticky; left: 0;
   background: #fff; }
+tbody th { min-width: 8rem; max-width: 18rem; overflow-wrap: anywhere; }
 .notes { font-size: .9rem; }
 @media (max-width: 40rem) { table { font-size: .8rem; }
   th, td { padding: .25rem .4rem; }
-  tbody th { min-width: 5rem; max-width: 8rem; overflow-wrap: anywhere; } }
+  tbody th { min-width: 5rem; max-width: 8rem; } }
+th.n { text-align: right; }
 td.n { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 .charts { display: grid; gap: 1.5rem;
@@ -60,8 +66,8 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number stands where "
-           "the run's flagfile names one; with a * the run has other "
-           'flags.</p>']
+           "the run's flagfile names one; with a * the run has other flags, "
+           '"local" is the mean over the clients\u2019 own models.</p>']
   parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
             for line in left_out]
   if targets:
@@ -84,17 +90,23 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
   for run in runs:
     made = run.config.get('origin', {}).get('script', 'an experiment')
     facts = ', '.join(f'{k} {v}' for k, v in run.config['environment'].items())
-    flags = ' '.join(f'--{k}={v}' for k, v in sorted(
-        run.config['flags'].items()) if v is not None and k not in (
-            'workdir', 'data_dir'))
     parts.append(f'<details><summary>{html.escape(run.name)}: '
-                 f'{html.escape(made)}</summary><pre>{html.escape(flags)}'
-                 f'</pre><p>{html.escape(facts)}</p></details>')
+                 f'{html.escape(made)}</summary><pre>'
+                 f'{html.escape(_command(run))}</pre>'
+                 f'<p>{html.escape(facts)}</p></details>')
   return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
           '<meta name="viewport" content="width=device-width, '
           f'initial-scale=1">\n<title>{html.escape(title)}</title>\n'
           f'<style>{_STYLE}</style>\n</head>\n<body>\n'
           + '\n'.join(parts) + '\n</body>\n</html>\n')
+
+
+def _command(run: report_data.Run) -> str:
+  """What makes all seeds of a run again, for a shell; but for its folders."""
+  flags = {k: v for k, v in run.config['flags'].items() if k != 'data_dir'}
+  flags |= {'seed': None, 'seeds': list(run.planned)}
+  return shlex.join(['python', run.config.get('origin', {}).get(
+      'script', 'SCRIPT'), *repeat.flags_of({'flags': flags})])
 
 
 def _key(runs: Sequence[report_data.Run]) -> str:
@@ -172,8 +184,13 @@ def write(runs: Sequence[report_data.Run], out: pathlib.Path,
 
 def _runs_in(words: Sequence[str]) -> list[str]:
   """The folders with runs and those that are not there; or else all."""
-  found = [w for w in words if (pathlib.Path(w) / 'config.json').exists()
-           or not pathlib.Path(w).exists()]
+  found: list[str] = []
+  for word in words:
+    path = pathlib.Path(word)
+    if (path / 'config.json').exists() or not path.exists():
+      found.append(word)
+    else:  # Of a sweep, perhaps.
+      found += [str(file.parent) for file in sorted(path.glob('*/config.json'))]
   return found or list(words)
 
 
@@ -213,8 +230,8 @@ def main(argv: Sequence[str]) -> int:
     return 2
   for line in left_out:
     print(f'left out: {line}', file=sys.stderr)
-  print(report_tables.markdown(report_tables.main_table(runs)))
-  print(f'Report: {pathlib.Path(args.out) / "index.html"}')
+  printing.say(report_tables.markdown(report_tables.main_table(runs)))
+  printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
   return 0
 
 

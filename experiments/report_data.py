@@ -32,7 +32,7 @@ class Run:
     config: `config.json` of the first folder.
     seeds: rows of each seed, oldest first.
     seconds: of the whole run, by the clock; the sum over folders.
-    paper: the paper's number in percent, if a flagfile names one.
+    paper: the paper's number, if a flagfile names one.
     source: first comment line of that flagfile.
     numbers: the seeds themselves, in the order of `seeds`.
     planned: all seeds that the configuration asks for.
@@ -45,7 +45,7 @@ class Run:
   config: dict[str, Any]
   seeds: list[list[Row]]
   seconds: float
-  paper: float | None = None
+  paper: paper_flags.Printed | None = None
   source: str = ''
   numbers: tuple[int, ...] = ()
   planned: tuple[int, ...] = ()
@@ -66,8 +66,8 @@ class Run:
     """The last round of each seed."""
     return [rows[-1]['round'] for rows in self.seeds]
 
-  def notes(self) -> list[str]:
-    """What a reader of its numbers must know."""
+  def notes(self, paper: bool = True) -> list[str]:
+    """What a reader of its numbers must know, and of the paper's beside."""
     found = []
     lost = sorted(set(self.planned) - set(self.numbers))
     if min(self.ends) < self.num_rounds:
@@ -81,6 +81,8 @@ class Run:
       found.append('its means mix seeds that ended at different rounds (' +
                    ', '.join(f'seed {s}: {r}' for s, r in zip(
                        self.numbers, self.ends)) + ')')
+    if not paper:
+      return found
     if self.paper is not None and self.changed is None:
       found.append("* the paper's number is of a flagfile that is not here to "
                    'be compared')
@@ -110,21 +112,28 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
     for seed in seeds:
       outcome(seed)  # Rows that cannot be summed up show here.
     return Run(name or path.name, [path], config, seeds, _elapsed(times),
-               _paper(comments), comments[0] if comments else '',
+               paper_flags.printed(comments), comments[0] if comments else '',
                tuple(s[0].get('seed', planned[0]) for s in seeds),
-               tuple(planned), _changed(flags, made.get('flagfiles', [])))
+               tuple(planned), _changed(flags, made))
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f'{path} is damaged: {error}.') from error
 
 
-def _changed(flags: Mapping[str, Any], names: Sequence[str]
+def _changed(flags: Mapping[str, Any], made: Mapping[str, Any]
              ) -> tuple[str, ...] | None:
-  """Flags that are not as the flagfiles say; None if one is not here."""
-  files = [FLAGFILES / name for name in names]
+  """Flags that are not as the flagfiles and the script say.
+
+  None if one of the flagfiles is not here; nothing if there are none.
+  """
+  files = [FLAGFILES / name for name in made.get('flagfiles', [])]
+  if not files:
+    return ()
   if not all(file.is_file() for file in files):
     return None
   lines = [line for file in files for line in paper_flags.lines_of(file)]
-  return tuple(paper_flags.differences(flags, lines))
+  script = FLAGFILES.parent / pathlib.Path(made.get('script', '')).name
+  return tuple(paper_flags.differences(
+      flags, lines, paper_flags.defaults_of(script)))
 
 
 def load(folders: Sequence[str | os.PathLike[str]],
@@ -220,15 +229,6 @@ def _elapsed(seconds: Sequence[float]) -> float:
       total += last
     last = now
   return round(total + last, 1)
-
-
-def _paper(comments: Sequence[str]) -> float | None:
-  """The number of a flagfile's line `Paper: 39.95 % ...`."""
-  for line in comments:
-    match = re.search(r'\bPaper: (?:.*?\bglobal )?([\d.]+) ?%', line)
-    if match:
-      return float(match[1])
-  return None
 
 
 def last_rounds(rows: Sequence[Row], rounds: int = TAIL_ROUNDS

@@ -58,23 +58,36 @@ def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
 def main_table(runs: Sequence[report_data.Run]) -> Grid:
   """Accuracies in percent, time, and the paper's number beside ours."""
   rows: list[list[str | Value]] = []
-  for run in runs:
-    outcomes = [report_data.outcome(seed) for seed in run.seeds]
+  all_outcomes = [[report_data.outcome(seed) for seed in run.seeds]
+                  for run in runs]
+  local = any('local_accuracy' in o['metrics'] for o in sum(all_outcomes, []))
+  for run, outcomes in zip(runs, all_outcomes):
     columns = [over_seeds([o[key] for o in outcomes], scale=100)
                for key in ('final', 'last_10_rounds', 'selected')]
+    if local:
+      columns.append(over_seeds([o['metrics'].get('local_accuracy')
+                                 for o in outcomes], scale=100))
     sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
             for o in outcomes]
     rows.append([
         run.name, run.config['flags'].get('method', ''),
         _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
-        Value(run.paper, note='' if run.changed == () else '*')
-        if run.paper is not None else Value(None),
+        _paper(run),
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
         Value(run.seconds / 60, None, 1)])
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
                f'mean of last {report_data.TAIL_ROUNDS} rounds, %',
-               'validation-selected, %', 'paper, %', 'MB sent', 'minutes'],
-              rows, _notes(runs))
+               'validation-selected, %', *['local models, %'] * local,
+               'paper, %', 'MB sent', 'minutes'], rows, _notes(runs))
+
+
+def _paper(run: report_data.Run) -> Value:
+  """The paper's number; marked where the run has other flags."""
+  if run.paper is None:
+    return Value(None)
+  marks = [run.paper.kind, '' if run.changed == () else '*']
+  return Value(run.paper.value, run.paper.std, run.paper.digits,
+               ' '.join(filter(None, marks)))
 
 
 def _of(done: int, planned: int) -> str:
@@ -89,8 +102,8 @@ def _rounds(run: report_data.Run) -> str:
   return f'{first} to {last} of {max(last, run.num_rounds)}'
 
 
-def _notes(runs: Sequence[report_data.Run]) -> list[str]:
-  return ['; '.join(run.notes()) for run in runs]
+def _notes(runs: Sequence[report_data.Run], paper: bool = True) -> list[str]:
+  return ['; '.join(run.notes(paper)) for run in runs]
 
 
 def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
@@ -112,7 +125,7 @@ def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
         row.append(over_seeds([f[0] for f in known], digits=1))
         row.append(over_seeds([f[1] / 1e6 for f in known]))
     rows.append(row)
-  return Grid(columns, rows, _notes(runs))
+  return Grid(columns, rows, _notes(runs, paper=False))
 
 
 def _text(cell: str | Value, sign: str = '±') -> str:
@@ -186,8 +199,9 @@ def latex(grid: Grid) -> str:
 
 def as_html(grid: Grid) -> str:
   """A table whose first column names the row."""
-  head = ''.join(f'<th scope="col">{html.escape(c)}</th>'
-                 for c in grid.columns)
+  head = ''.join(f'<th scope="col"{" class=n" if number else ""}>'
+                 f'{html.escape(name)}</th>'
+                 for name, number in zip(grid.columns, _numeric(grid)))
   body = ''
   for row in grid.rows:
     first, *rest = row

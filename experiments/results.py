@@ -15,6 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from absl import app, flags
+import printing
 
 from fedjax_ssl.core import names
 from fedjax_ssl.training import metrics, report, tradeoff
@@ -209,7 +210,7 @@ def main(argv: Sequence[str]) -> None:
       _write(pathlib.Path(_OUT.value), rows, text, argv[1:])
   except (ValueError, OSError) as error:
     _refuse(error)
-  print(text)
+  printing.say(text)
 
 
 def _write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,

@@ -16,6 +16,7 @@ import cluster
 import jax
 import messages
 import numpy as np
+import printing
 import repeat
 import settings
 
@@ -344,4 +345,4 @@ def evaluate(job: Job) -> None:
     plain = metrics.to_plain(
         {'round': row.round, 'seed': row.seed, **row.values})
     if processes.is_first():
-      print(json.dumps({'run': job.name, **plain}))
+      printing.say(json.dumps({'run': job.name, **plain}))

@@ -1,6 +1,7 @@
 """The flags that every experiment shares."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 import importlib.util
 import math
 import os
@@ -130,6 +131,9 @@ _BOOLEANS: dict[str, tuple[Any, str]] = {
     'tensorboard': (False, 'Mirror metrics to <workdir>/tensorboard; needs '
                     'the extra [tensorboard].'),
 }
+# All that have a name and a default of their own; `seeds` has None.
+KINDS: tuple[Mapping[str, tuple[Any, ...]], ...] = (
+    _STRINGS, _INTEGERS, _FLOATS, _CHOICES, _BOOLEANS)
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 _LARGEST_SEED = 2**32 - 1
 # May differ when a run is continued: they change no bit of the model, but for

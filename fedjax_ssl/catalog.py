@@ -54,7 +54,8 @@ def catalog() -> dict[str, Group]:
   return {
       'methods': Group('--method=NAME(option=value)', _of(methods.METHODS)),
       'models': Group('--model=NAME(option=value)', _of(models.MODELS)),
-      'datasets': Group('--dataset=NAME --data_dir=DIR', tuple(_datasets())),
+      'datasets': Group('--dataset=NAME --data_dir=DIR; options are flags of '
+                        'their own', tuple(_datasets())),
       'partitions': Group(
           "by the experiment's script, fedjax_ssl.data.NAME(rng, labels, "
           'num_clients, option=value); --alpha sets alpha',
@@ -191,13 +192,23 @@ def _datasets() -> Iterator[Entry]:
       'comes with the library.', (split,),
       ('scikit-learn, from UCI, Optical Recognition of Handwritten Digits, '
        '1998',))
+  vectors = Option('embeddings', 'str | None', 'None', 'a .npz of word vectors '
+                   'instead of trained ones, see experiments/embed_texts.py')
   folder = os.environ.get(datasets.DATA_DIR)
-  found = sorted(pathlib.Path(folder).glob('*.npz')) if folder else []
-  for file in found:
-    yield Entry(file.stem, f'From {datasets.DATA_DIR}.', (split,),
-                (file.name,))
+  # `data.load` takes the file of arrays before that of texts.
+  found = {file.stem: file for kind in ('*.csv', '*.npz') if folder
+           for file in pathlib.Path(folder).glob(kind)}
+  for name, file in sorted(found.items()):
+    texts = file.suffix == '.csv'
+    yield Entry(name, f'{"Texts from" if texts else "From"} '
+                f'{datasets.DATA_DIR}.',
+                (split, vectors) if texts else (split,), (file.name,))
   yield Entry('NAME', 'Any DIR/NAME.npz with x_train, y_train, x_test and '
-              'y_test.', (split,), ('your file',))
+              'y_test, or with the arrays of MedMNIST.', (split,),
+              ('your file',))
+  yield Entry('NAME', 'Texts: any DIR/NAME.csv with the columns text and '
+              'label, of which one in five goes to the test part.',
+              (split, vectors), ('your file',))
   yield Entry('NAME or NAME/CONFIG', 'Any image set of TensorFlow Datasets '
               'that has been prepared as array_record.', (split,),
               ('https://www.tensorflow.org/datasets/catalog',))

@@ -41,14 +41,27 @@ def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
 
 
 def fingerprint(cell: grid.Cell) -> str:
-  """Hash of all that the grid asks for, the flagfile's text included."""
-  digest = hashlib.sha256('\0'.join((cell.script, *cell.args)).encode())
+  """Hash of all that the grid asks for, the flagfile's text included.
+
+  The same from every folder and for every place of the repository.
+  """
+  words, texts = [_place(cell.script)], []
   for arg in cell.args:
     name, _, file = arg.partition('=')
     if name == '--flagfile':
+      arg = f'{name}={_place(file)}'
       with contextlib.suppress(OSError):
-        digest.update(pathlib.Path(file).read_bytes())
-  return digest.hexdigest()
+        texts.append(pathlib.Path(file).read_bytes())
+    words.append(arg)
+  return hashlib.sha256(
+      b''.join(['\0'.join(words).encode(), *texts])).hexdigest()
+
+
+def _place(file: str) -> str:
+  """A path from the repository's root, or a whole one outside of it."""
+  path = pathlib.Path(file).resolve()
+  return (path.relative_to(grid.ROOT) if path.is_relative_to(grid.ROOT)
+          else path).as_posix()
 
 
 def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:

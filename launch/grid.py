@@ -240,7 +240,7 @@ def _product(block: _Block) -> Iterator[Cell]:
               if len(all_) > 1]
     base = pathlib.Path(file[0] if file else script).stem
     args = (*file, *axes, *seed)
-    yield Cell(_name(base, [*varied, *seed], args), script, args)
+    yield Cell(_name(base, [*varied, *seed]), script, args)
 
 
 def _script_of(flagfile: str, where: str) -> str:
@@ -252,7 +252,7 @@ def _script_of(flagfile: str, where: str) -> str:
   return str(script)
 
 
-def _name(base: str, varied: Iterable[str], args: tuple[str, ...]) -> str:
+def _name(base: str, varied: Iterable[str]) -> str:
   """What differs, in letters that every shell and file system takes."""
   parts = [base, *(v.removeprefix('--').replace('seeds=', 'seed=')
                    for v in varied)]
@@ -260,5 +260,7 @@ def _name(base: str, varied: Iterable[str], args: tuple[str, ...]) -> str:
   name = '__'.join(re.sub(r'[^\w.=+-]+', '_', p).strip('_') for p in parts)
   if name == plain and len(name) <= _LONGEST:
     return name
-  digest = hashlib.sha256('\0'.join((base, *args)).encode()).hexdigest()[:8]
+  # Of what differs alone: the same in every folder and for every grid that
+  # has more rounds or lines that all cells share.
+  digest = hashlib.sha256(plain.encode()).hexdigest()[:8]
   return f'{name[:_LONGEST].rstrip("_")}__{digest}'

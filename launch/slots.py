@@ -83,7 +83,7 @@ class Sweep:
         self._reap()
     except OSError as error:  # Of the folder: without it nothing can go on.
       self._end_all()
-      _print(f'error: {error.filename or self._out} cannot be used: '
+      say(f'error: {error.filename or self._out} cannot be used: '
              f'{error.strerror or error}.', sys.stderr)
       return 2
     finally:
@@ -222,16 +222,16 @@ class Sweep:
   def _show(self) -> None:
     now = time.monotonic()
     if self._live:
-      _print(f'\r\033[K{self._line()}', sys.stderr, end='')
+      say(f'\r\033[K{self._line()}', sys.stderr, end='')
     elif now - self._said >= _LINE:
       self._said = now
-      _print(self._line(), sys.stderr)
+      say(self._line(), sys.stderr)
 
   def _say(self, text: str) -> None:
     """An event, with the state of everything where there is no live line."""
     head = '\r\033[K' if self._live else ''
     tail = '' if self._live else f' ({self._line()})'
-    _print(f'{head}{text}{tail}', sys.stderr)
+    say(f'{head}{text}{tail}', sys.stderr)
 
   def _summary(self) -> None:
     head = '\r\033[K' if self._live else ''
@@ -245,10 +245,10 @@ class Sweep:
       lines.append(f'FAILED {name} ({reason(result["exit"])}, '
                    f'{result["attempts"]} attempts; {self._out / name}.log)')
       lines += [f'    {line}' for line in result['tail']]
-    _print('\n'.join(lines), sys.stdout)
+    say('\n'.join(lines), sys.stdout)
 
 
-def _print(text: str, stream: TextIO, end: str = '\n') -> None:
+def say(text: str, stream: TextIO, end: str = '\n') -> None:
   """Prints; a reader that has gone away does not stop a sweep."""
   try:
     print(text, end=end, file=stream, flush=True)

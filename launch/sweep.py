@@ -117,10 +117,11 @@ def main(argv: Sequence[str]) -> int:
     cells = grid.shard(read_cells(args.grid), args.shard)
     if args.dry_run:
       for cell in cells:
-        print(shlex.join(cells_lib.command(args.python, out, cell)))
+        slots.say(shlex.join(cells_lib.command(args.python, out, cell)),
+                  sys.stdout)
       return 0
     if args.status:
-      print(status(out, cells))
+      slots.say(status(out, cells), sys.stdout)
       return 0
     (out / '.sweep').mkdir(parents=True, exist_ok=True)
   except grid.GridError as error:

@@ -84,10 +84,19 @@ def test_known_facts():
 
 
 def test_data_sets_of_the_folder_are_listed(monkeypatch, tmp_path):
-  (tmp_path / 'mine.npz').write_bytes(b'')
+  for name in ('mine.npz', 'both.npz', 'both.csv', 'words.csv', 'else.txt'):
+    (tmp_path / name).write_bytes(b'')
   monkeypatch.setenv('FEDJAX_SSL_DATA', str(tmp_path))
-  names = [e.name for e in catalog.catalog()['datasets'].entries]
-  assert names[:2] == ['digits', 'mine']
+  found = catalog.catalog()['datasets'].entries
+  assert [e.name for e in found[:5]] == [
+      'digits', 'both', 'mine', 'words', 'NAME']
+  # As `data.load` looks: the file of arrays before that of texts.
+  assert found[1].sources == ('both.npz',)
+  assert 'embeddings' in {o.name for o in found[3].options}
+  assert any('.csv' in e.summary for e in found[4:])
+  monkeypatch.delenv('FEDJAX_SSL_DATA')
+  assert [e.name for e in catalog.catalog()['datasets'].entries[:2]] == [
+      'digits', 'NAME']
 
 
 def test_the_program(capsys):

@@ -91,8 +91,22 @@ def test_every_setting_has_a_page(root):
     page = text.split(f'\n## {script.stem}\n')[1].split('\n## ')[0]
     assert f'python experiments/{script.name}' in page, script
     assert 'Its own defaults: ' in page
+    assert f'| `{script.name}` |' in (root / 'README.md').read_text()
   for file in (launcher.EXPERIMENTS / 'flagfiles').glob('*.flags'):
     assert f'`{file.name}`' in text
+
+
+def test_what_and_the_papers_number_stand_whole(root):
+  text = (root / 'experiments' / 'README.md').read_text()
+  for line in (
+      '`cross_device.fedlabel_cifar10.flags` | FedLabel on CIFAR-10: FedLabel '
+      '(ICCV 2023, arXiv 2307.08809), Table 2 | 46.05 ± 1.09 |',
+      '`cifar_batch_iid.fedavg_all_v3.flags` | FedAvg-SL, batch IID CIFAR-10, '
+      'labels at clients: FedMatch (ICLR 2021, arXiv 2006.12097v3), Table 1 | '
+      '58.60 |', '`agents_iid.fedavg_mnist_2s6q_10.flags` | Supervise on '
+      'MNIST, N_S=2, N_Q=6, 0.17 % labels: FedSSL (IJCAI 2022), Table 2 | '
+      'diverged |'):
+    assert f'| {line}' in text
 
 
 def test_a_new_setting_shows_up_by_itself(copy):

@@ -6,10 +6,12 @@ import html
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 
+import paper_flags
 import pytest
 import report
 import report_data
@@ -109,13 +111,27 @@ def test_rounds_and_bytes_to_a_target(runs):
   assert report_data.default_target(runs) == pytest.approx(.6)
 
 
-@pytest.mark.parametrize('line, number', [
-    ('Paper: 39.95 % test accuracy, mean of 3 runs.', 39.95),
-    ('Paper: local 58.64 %, global 57.74 %, 60 % sent up.', 57.74),
-    ('A table. Paper: 76.58 % test accuracy.', 76.58),
-    ('Paper: local 61.57 %.', None), ('No number.', None)])
-def test_the_papers_number_is_the_global_models(line, number):
-  assert report_data._paper(['First.', line]) == number
+@pytest.mark.parametrize('line, text', [
+    ('Paper: 39.95 % test accuracy, mean of 3 runs.', '39.95'),
+    ('Paper: 46.05 +- 1.09 % test accuracy, mean of 3 runs.', '46.05 ± 1.09'),
+    ('Paper: local 58.64 %, global 57.74 %, 60 % sent up.', '57.74'),
+    ('A table. Paper: 76.6 % test accuracy.', '76.6'),
+    ('Paper: local 61.57 %.', '61.57 local'),
+    ('Paper: 82.06 % local accuracy, 14 % sent down.', '82.06 local'),
+    ('Paper: diverged ("-"). Ours: not run yet.', 'diverged'),
+    ('Paper: a curve; 10 % is another cell.', None), ('No number.', None)])
+def test_the_papers_number_is_the_global_models(tmp_path, line, text):
+  found = paper_flags.printed(['First.', line])
+  assert (found and found.text()) == text
+  made = fake.config()
+  made['origin']['comments'] = ['First.', line]
+  run = report_data.read(fake.write(tmp_path / 'run', [
+      fake.row(20, .5, local_accuracy=.25)], made))
+  head, _, row, *_ = cells(report_tables.markdown(
+      report_tables.main_table([run])))
+  ours = dict(zip(head, row))
+  assert ours['paper, %'] == (text or '-')
+  assert ours['local models, %'] == '25.00'
 
 
 def test_restarted_clocks_add_up():
@@ -171,6 +187,19 @@ def test_the_page_is_one_file_of_sound_drawings(page, study_runs):
   assert not loads and '@import' not in page and '<script' not in page
 
 
+def test_the_page_has_the_command_of_all_seeds(tmp_path):
+  folders = [fake.write(tmp_path / f'a_seed={s}', [fake.row(20, .5)],
+                        fake.config([s], method='fixmatch(threshold=0.9)'))
+             for s in (3, 4)]
+  page = html.unescape(report.page(report_data.load(folders), [], 'T'))
+  command = page.split('<pre>')[1].split('</pre>')[0]
+  assert shlex.split(command) == [
+      'python', 'experiments/digits_dirdir.py', '--alpha=0.5', '--nobounds',
+      '--dataset=digits', '--labels=few', '--method=fixmatch(threshold=0.9)',
+      '--num_rounds=20', '--seeds=3,4']
+  assert "'--method=fixmatch(threshold=0.9)'" in command
+
+
 def test_runs_without_extras_still_report(tmp_path):
   made = fake.config()
   made['facts'] = {}
@@ -197,6 +226,9 @@ def test_logs_beside_runs_are_passed_over(tmp_path):
   (tmp_path / 'a.log').write_text('x')
   assert report.main([*folders, str(tmp_path / 'a.log'),
                       f'--out={tmp_path / "out"}']) == 0
+  named = (tmp_path / 'out' / 'table.csv').read_text()
+  assert report.main([str(tmp_path), f'--out={tmp_path / "out"}']) == 0
+  assert (tmp_path / 'out' / 'table.csv').read_text() == named
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')

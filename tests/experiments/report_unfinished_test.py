@@ -75,11 +75,25 @@ def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):
   head, row = csv.reader(io.StringIO(report_tables.comma_separated(
       report_tables.main_table([run]))))
   assert 'alpha=0.1' in row[head.index('note')]
+  assert not any(report_tables.target_table([run], [.5]).notes)
 
 
 def test_it_is_not_marked_where_they_agree(tmp_path, monkeypatch):
   run = report_data.read(flagged(tmp_path, monkeypatch))
   assert run.changed == () and not run.notes()
+
+
+def test_a_flag_that_the_flagfile_does_not_name_is_the_scripts(
+    tmp_path, monkeypatch):
+  (tmp_path / 'digits_dirdir.py').write_text(
+      'common.main(deal, momentum=0.9, method="fedavg")\n')
+  for name, flags, changed in (
+      ('as_it_is', {'client_map': 'vmap', 'local_steps': 0}, ()),
+      ('other', {'local_steps': 2}, ('local_steps=2',))):
+    (tmp_path / name).mkdir()
+    run = report_data.read(flagged(
+        tmp_path / name, monkeypatch, momentum=0.9, **flags))
+    assert run.changed == changed
 
 
 def test_the_cost_is_a_mean_over_rounds(tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pathlib
 
+import cells as cells_lib
 import grid
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,23 @@ def test_the_product_in_order():
   assert first.name.startswith(
       'digits_dirdir__method=fixmatch_threshold=0.9__bounds__seed=0__')
   assert not set(first.name) & set(' ()\'"|,/')
+
+
+def test_a_cell_is_the_same_from_every_folder(tmp_path, monkeypatch):
+  text = """flagfile: experiments/flagfiles/cifar_dirdir.uda.flags
+    --method=uda(threshold=0.9) | fedavg
+    seeds: 3
+    --num_rounds="""
+  monkeypatch.chdir(ROOT)
+  here = grid.parse(f'{text}5')
+  monkeypatch.chdir(tmp_path)
+  there, longer = grid.parse(f'{text}5'), grid.parse(f'{text}9')
+  assert [c.name for c in here] == [c.name for c in there] == [
+      c.name for c in longer]
+  marks = [cells_lib.fingerprint(c) for c in there]
+  assert marks != [cells_lib.fingerprint(c) for c in longer]
+  monkeypatch.chdir(ROOT)
+  assert marks == [cells_lib.fingerprint(c) for c in here]
 
 
 def test_every_flagfile_finds_its_script():

@@ -262,6 +262,12 @@ def test_nobody_has_to_listen(tmp_path):
     stream.close()
   assert process.wait(timeout=60) == 0
   assert sum(starts(tmp_path).values()) == 2
+  for option in ('--dry_run', '--status'):  # As before `| head -1`.
+    process = start(tmp_path, FAKE, 'seeds: 0 1', options=[option])
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert not process.stderr.read()
 
 
 def test_paths_with_spaces_and_brackets(tmp_path):

@@ -22,9 +22,10 @@ from tests import toy
 from tests.methods import contract_test
 
 # Rows hold these whatever the method.
-ALWAYS = {'accuracy', 'loss', 'per_class_accuracy', 'bytes_up', 'bytes_down',
-          'num_rejected', 'num_participants', 'masked_share', 'models_sent',
-          'forward_passes', 'backward_passes'}
+ALWAYS = {'accuracy', 'loss', 'per_class_accuracy', 'macro_precision',
+          'macro_recall', 'auc', 'bytes_up', 'bytes_down', 'num_rejected',
+          'num_participants', 'masked_share', 'models_sent', 'forward_passes',
+          'backward_passes'}
 # Where there is a global model.
 GLOBAL = {'val_accuracy', 'val_loss'}
 
@@ -68,6 +69,13 @@ def test_the_table_itself():
   assert set(metrics.ORDER) <= names | {'seed'}
   assert set(metrics.SHARES) | set(metrics.COUNTS) | set(SUMMED) <= names
   assert names >= ALWAYS | GLOBAL
+
+
+def test_the_readme_names_what_is_always_there(root):
+  text = (root / 'experiments' / 'README.md').read_text()
+  sentence = text.split('Always there: ')[1].split(';')[0]
+  assert {*re.findall(r'`(\w+)`', sentence)} == ALWAYS | {
+      'round', 'train_loss'}
 
 
 @pytest.mark.parametrize('name', methods.METHODS)

@@ -1,0 +1,19 @@
+"""Prints for a reader that may close early, as `head` and `less` do."""
+from __future__ import annotations
+
+import os
+import sys
+
+
+def say(text: str, end: str = '\n') -> None:
+  """Prints to stdout at once; what a reader does not wait for is dropped.
+
+  A program that writes files or runs experiments must not end for it.
+  """
+  try:
+    print(text, end=end, flush=True)
+  except BrokenPipeError:
+    # What is left in the buffer would fail once more at the end.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
