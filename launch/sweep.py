@@ -110,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
   args = _arguments(argv)
   out = pathlib.Path(args.out)
   try:
+    if not args.out:
+      raise grid.GridError('--out= is empty; name a folder.')
     if args.slots < 1 or args.retries < 0:
       raise grid.GridError(f'--slots={args.slots} must be at least 1 and '
                            f'--retries={args.retries} at least 0.')
@@ -136,4 +138,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
+  for stream in (sys.stdout, sys.stderr):  # Names may have other letters.
+    stream.reconfigure(errors='backslashreplace')
   sys.exit(main(sys.argv[1:]))
