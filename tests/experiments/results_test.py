@@ -101,24 +101,3 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
   done = _call(str(tmp_path), f'--out={tmp_path}/table')
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
   assert not (tmp_path / 'table.md').exists()
-
-
-def test_a_point_in_the_name_of_a_table_is_kept(tmp_path):
-  """Or the tables of alpha 0.1 and 0.5 would be one file."""
-  run = _run_of(tmp_path / 'a', 'fedavg', (.5, .6))
-  (tmp_path / 'alpha0.json').write_text('of another study')
-  for name in ('alpha0.1', 'alpha0.5.json'):
-    assert _call(run, f'--out={tmp_path}/{name}').returncode == 0
-  assert {p.name for p in tmp_path.glob('alpha*')} == {
-      'alpha0.json', 'alpha0.1.json', 'alpha0.1.md', 'alpha0.5.json',
-      'alpha0.5.md'}
-  assert (tmp_path / 'alpha0.json').read_text() == 'of another study'
-
-
-def test_a_damaged_run_is_named(tmp_path):
-  run = _run_of(tmp_path / 'a', 'fedavg', (.5, .6))
-  config = tmp_path / 'a' / 'config.json'
-  config.write_text(config.read_text().replace('"labels"', '"label"'))
-  done = _call(run)
-  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-  assert f"{run} is damaged: KeyError('labels')" in done.stderr
