@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+import io
 import pathlib
 import shlex
 import sys
@@ -138,6 +139,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-  for stream in (sys.stdout, sys.stderr):  # Names may have other letters.
-    stream.reconfigure(errors='backslashreplace')
+  if isinstance(sys.stdout, io.TextIOWrapper):  # Names may have any letters.
+    sys.stdout.reconfigure(errors='backslashreplace')
   sys.exit(main(sys.argv[1:]))

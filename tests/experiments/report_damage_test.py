@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import report
@@ -12,7 +13,7 @@ import report_tables
 from fedjax_ssl.training import metrics
 from tests.experiments import fake
 
-CHANGES = {
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     'text': ({'accuracy': 'abc'}, "accuracy='abc' must be a number"),
     'share': ({'accuracy': 1e308}, 'accuracy=1e+308 must be in [0, 1]'),
     'classes': ({'per_class_accuracy': 3}, 'per_class_accuracy=3'),
@@ -50,7 +51,8 @@ def test_what_is_not_finite_is_not_known(tmp_path, value):
       tmp_path / 'run', [fake.row(5, .5), fake.row(20, value)]))
   assert report_data.outcome(run.seeds[0])['final'] is None
   assert report_data.default_target([run]) == 0.5
-  assert report_tables.main_table([run]).rows[0][4].text() == '-'
+  assert report_tables.main_table([run]).rows[0][4] == (
+      report_tables.Value(None))
 
 
 @pytest.mark.parametrize('line', [
