@@ -52,9 +52,11 @@ def place() -> tuple[str, int, int] | None:
     raise ValueError(f'num_processes={numbers[0]} and process_id={numbers[1]} '
                      'must be whole numbers; ids count from 0.')
   address = str(given['coordinator_address'])
-  if not re.fullmatch(r'.+:\d+', address):
+  # Others make JAX wait for minutes and then end the process itself.
+  match = re.fullmatch(r'(?:[\w.-]+|\[[\w:.%]+\]):(\d{1,5})', address)
+  if not match or not 0 < int(match[1]) < 65536:
     raise ValueError(f'coordinator_address={address!r} must be HOST:PORT of '
-                     'process 0.')
+                     'process 0, with a port from 1 to 65535.')
   return address, int(numbers[0]), int(numbers[1])
 
 

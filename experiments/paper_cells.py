@@ -224,7 +224,8 @@ def lacks(cell: Cell, methods: Sequence[str],
   script = script_of(cell, flagfiles)
   if not script.exists():
     return f'{script.name} does not exist yet'
-  match = re.findall(r'^--method=(\w+)', file.read_text(), re.MULTILINE)
+  match = re.findall(r'^--method=(\w+)', '\n'.join(
+      paper_flags.lines_of(file)), re.MULTILINE)
   if match and match[-1] not in methods:
     return f'method {match[-1]} does not exist yet'
   return ''
@@ -237,10 +238,14 @@ def script_of(cell: Cell, flagfiles: pathlib.Path = FLAGFILES) -> pathlib.Path:
 
 def seeds_of(cell: Cell, flagfiles: pathlib.Path = FLAGFILES) -> list[int]:
   """The seeds that a cell's flags name; [0] without any."""
-  words = [*(flagfiles / cell.flagfile).read_text().splitlines(), *cell.flags]
+  words = [*paper_flags.lines_of(flagfiles / cell.flagfile), *cell.flags]
   found = [word.partition('=')[2] for word in words
            if word.startswith(('--seeds=', '--seed='))]
-  return [int(s) for s in found[-1].split(',')] if found else [0]
+  try:
+    return [int(s) for s in found[-1].split(',')] if found else [0]
+  except ValueError:
+    raise ValueError(f'{cell.flagfile} has seeds {found[-1]}, which must be '
+                     'whole numbers, separated by commas.') from None
 
 
 def _lines(cell: Cell, extra: Sequence[str], flagfiles: pathlib.Path
@@ -294,7 +299,7 @@ def read_result(file: pathlib.Path) -> dict[str, Any]:
     return stored
   except KeyError as error:
     raise ValueError(f'{file} is damaged: {error} is missing.') from error
-  except (ValueError, TypeError, AttributeError) as error:
+  except (ValueError, TypeError, AttributeError, RecursionError) as error:
     raise ValueError(f'{file} is damaged: {error}.') from error
 
 

@@ -60,7 +60,10 @@ def printed(comments: Sequence[str]) -> Printed | None:
 
 def lines_of(file: pathlib.Path) -> list[str]:
   """A flagfile's flags without comments and blank lines."""
-  lines = [line.strip() for line in file.read_text().splitlines()]
+  try:
+    lines = [line.strip() for line in file.read_text().splitlines()]
+  except UnicodeDecodeError:
+    raise ValueError(f'{file} is no text.') from None
   return [line for line in lines if line and not line.startswith(('#', '//'))]
 
 

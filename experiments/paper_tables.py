@@ -23,8 +23,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 import contextlib
 import fcntl
+import os
 import pathlib
 import sys
+import tempfile
 from typing import NamedTuple
 
 import paper_cells
@@ -124,7 +126,12 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
     code = paper_runs.run(command, file, deadline)
   if code is None:
     return 'stopped'
-  if code or not _store(chosen, step, workdir, digest):
+  try:
+    good = not code and _store(chosen, step, workdir, digest)
+  except ValueError as error:  # Of this cell; the others go on.
+    print(f'    {error}')
+    good = False
+  if not good:
     tail = log.read_text(errors='replace').splitlines()[-3:]
     for line in tail:
       printing.say(f'    {line[:200]}')
@@ -162,14 +169,34 @@ def _store(chosen: Settings, step: Step, workdir: pathlib.Path, digest: str
 
 
 @contextlib.contextmanager
-def _alone(folder: pathlib.Path) -> Iterator[None]:
-  """Holds the table's folder, so that two processes do not share cells."""
-  folder.mkdir(parents=True, exist_ok=True)
-  with open(folder / 'lock', 'w') as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise ValueError(f'{folder} is in use by another process.') from None
+def _alone(folder: pathlib.Path, results: pathlib.Path) -> Iterator[None]:
+  """Holds the table's folders, so that two processes do not share cells.
+
+  Raises:
+    ValueError: if another process has one, or it cannot be written, which
+      should show before hours of work.
+  """
+  with contextlib.ExitStack() as stack:
+    for flag, place in (('runs', folder), ('results', results)):
+      try:
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+        lock = os.open(*((folder / 'lock', os.O_RDWR | os.O_CREAT, 0o666)
+                         if flag == 'runs' else (place, os.O_RDONLY)))
+        stack.callback(os.close, lock)
+      except OSError as error:
+        raise ValueError(f'--{flag}: {place} cannot be used: '
+                         f'{error.strerror}.') from error
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except (BlockingIOError, PermissionError):  # The latter on some NFS.
+        raise ValueError(f'{place} is in use by another process.') from None
+      except OSError as error:
+        # Some file systems lock no folder; a lock file among the results would
+        # be taken for one of them.
+        if flag == 'runs':
+          raise ValueError(f'{place} cannot be locked: '
+                           f'{error.strerror}.') from error
     yield
 
 
@@ -186,7 +213,8 @@ def run(chosen: Settings, budget: float, began: float) -> int:
   """
   deadline = began + budget - min(1.0, 0.05 * budget)  # To end in.
   counts = {'done': 0, 'stopped': 0, 'failed': 0}
-  with _alone(chosen.folder()):
+  results = chosen.results / chosen.folder().name
+  with _alone(chosen.folder(), results):
     left = steps(chosen)
     failed: set[str] = set()
     while left and deadline - time.monotonic() > 2 * paper_runs.grace(budget):
@@ -234,8 +262,9 @@ def _settings(args: argparse.Namespace) -> Settings:
                      f'{[*flags]}.')
   if args.variant and not args.variant.replace('_', '').isalnum():
     raise ValueError(f'--variant={args.variant} must be letters and digits.')
-  bad = [f for f in flags if not f.startswith('--') or f.startswith(
-      ('--seed', '--workdir', '--flagfile'))]
+  bad = [f for f in flags if not f.startswith('--')
+         or f[2:].partition('=')[0] in (
+             'seed', 'seeds', 'workdir', 'flagfile', 'eval_only')]
   if bad:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
   table = paper_cells.load(args.table, pathlib.Path(args.tables))
@@ -287,7 +316,10 @@ def main(argv: Sequence[str]) -> int:
     if args.table is None:
       if not args.list:
         raise ValueError('name a --table, or give --list.')
-      for name in paper_cells.names(pathlib.Path(args.tables)):
+      found = paper_cells.names(pathlib.Path(args.tables))
+      if not found:
+        raise ValueError(f'--tables={args.tables} holds no tables.')
+      for name in found:
         table = paper_cells.load(name, pathlib.Path(args.tables))
         printing.say(f'{name:18} {len(table.cells()):3} cells  {table.title}')
       return 0

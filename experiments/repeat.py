@@ -75,13 +75,32 @@ def flags_of(config: Mapping[str, Any]) -> list[str]:
 
 def text_of(config: Mapping[str, Any]) -> str:
   """A flagfile that repeats a run."""
-  made = config.get('origin', {})
+  made = _origin(config)
   head = [f'All flags of a run of {made.get("script", "an experiment")}.']
   if made.get('flagfiles'):
     head.append(f'From {", ".join(made["flagfiles"])}, which says:')
     head += [f'  {line}' for line in made.get('comments', [])]
-  return '\n'.join([*(f'# {line}'.rstrip() for line in head),
-                    *flags_of(config)]) + '\n'
+  # A flag of two lines, which only older runs have, is a method or the like.
+  return '\n'.join([*(' '.join(f'# {line}'.splitlines()).rstrip()
+                      for line in head),
+                    *(' '.join(flag.splitlines())
+                      for flag in flags_of(config))]) + '\n'
+
+
+def _origin(config: Mapping[str, Any]) -> dict[str, Any]:
+  """What a configuration says of its start; {} of older ones.
+
+  Raises:
+    ValueError: if it is damaged.
+  """
+  made = config.get('origin', {})
+  if not isinstance(made, dict) or not isinstance(
+      made.get('script', ''), str) or not all(
+          isinstance(made.get(key, []), list)
+          and all(isinstance(x, str) for x in made.get(key, []))
+          for key in ('flagfiles', 'comments')):
+    raise ValueError(f'origin={made!r} of the configuration is damaged.')
+  return made
 
 
 def write(folder: str | os.PathLike[str]) -> None:
@@ -92,10 +111,10 @@ def write(folder: str | os.PathLike[str]) -> None:
   """
   file = pathlib.Path(folder) / FLAGFILE
   text = text_of(workdir_lib.read_config(folder))
-  if file.exists() and file.read_text() == text:
+  if file.exists() and file.read_bytes() == text.encode():
     return
   partial = file.with_name(f'{file.name}.partial')
-  partial.write_text(text)
+  partial.write_text(text, encoding='utf-8')
   os.replace(partial, file)
 
 
@@ -123,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
   path = pathlib.Path(words[0])
   try:
     config = _config_of(path)
-    made = config.get('origin', {}).get('script')
+    made = _origin(config).get('script')
     script = ROOT / str(made)
     if '--print' in argv[1:]:
       printing.say(text_of(config), end='')
@@ -131,11 +150,13 @@ def main(argv: Sequence[str]) -> int:
     if not made or not script.is_file():
       raise ValueError(f'{path} was made by {made or "an older version"}, '
                        'which is not here.')
+    command = [sys.executable, str(script), *flags_of(config), *words[1:]]
+    if '\0' in ''.join(command):
+      raise ValueError(f'{path} has a flag with a zero byte.')
   except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  os.execv(sys.executable, [sys.executable, str(script), *flags_of(config),
-                            *words[1:]])
+  os.execv(sys.executable, command)
 
 
 if __name__ == '__main__':

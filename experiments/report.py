@@ -158,8 +158,9 @@ def _partitions(runs: Sequence[report_data.Run]):
                 run.config['flags'].get('labels')))
     users.setdefault(key, []).append(run)
   for same in users.values():
+    federation = same[0].config['facts'].get('federation')
     drawing = report_charts.heat_map(
-        same[0].config['facts'].get('federation', {}))
+        federation if isinstance(federation, dict) else {})
     yield ', '.join(run.name for run in same), drawing
 
 
@@ -167,19 +168,24 @@ def write(runs: Sequence[report_data.Run], out: pathlib.Path,
           targets: Sequence[float], title: str,
           left_out: Sequence[str] = ()) -> None:
   """Writes all files of a report into a folder."""
-  try:
-    out.mkdir(parents=True, exist_ok=True)
-  except (FileExistsError, NotADirectoryError):
-    raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
-                     'file.') from None
   grids = {'table': report_tables.main_table(runs)}
   if targets:
     grids['targets'] = report_tables.target_table(runs, targets)
+  texts = {'index.html': page(runs, targets, title, left_out)}
   for name, grid in grids.items():
-    (out / f'{name}.md').write_text(report_tables.markdown(grid))
-    (out / f'{name}.csv').write_text(report_tables.comma_separated(grid))
-    (out / f'{name}.tex').write_text(report_tables.latex(grid))
-  (out / 'index.html').write_text(page(runs, targets, title, left_out))
+    texts[f'{name}.md'] = report_tables.markdown(grid)
+    texts[f'{name}.csv'] = report_tables.comma_separated(grid)
+    texts[f'{name}.tex'] = report_tables.latex(grid)
+  try:
+    out.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+      (out / file).write_text(text, encoding='utf-8')
+  except (FileExistsError, NotADirectoryError):
+    raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
+                     'file.') from None
+  except OSError as error:
+    raise ValueError(f'--out={out} cannot be written: '
+                     f'{error.strerror}.') from error
 
 
 def _runs_in(words: Sequence[str]) -> list[str]:

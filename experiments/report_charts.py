@@ -78,7 +78,7 @@ def communication(runs: Sequence[report_data.Run]) -> str:
 def per_class(run: report_data.Run, index: int) -> str:
   """Bars of the last row's accuracy in each class; '' if not measured."""
   rows = [seed[-1].get('per_class_accuracy') or [] for seed in run.seeds]
-  if any(not row for row in rows):
+  if any(not row or len(row) != len(rows[0]) for row in rows):
     return ''
   values = 100 * np.array([[np.nan if v is None else v for v in row]
                            for row in rows], np.float64)
@@ -106,7 +106,12 @@ def heat_map(federation: Mapping[str, Any]) -> str:
            if federation.get(f'{k}_classes')]
   if not kinds:
     return ''
-  counts = [np.array(federation[f'{k}_classes']) for k in kinds]
+  try:
+    counts = [np.array(federation[f'{k}_classes'], np.int64) for k in kinds]
+  except (TypeError, ValueError, OverflowError):
+    return ''
+  if any(count.ndim != 2 or not count.size for count in counts):
+    return ''
   chart = figure.Figure(figsize=(_WIDTH, 3.4), layout='constrained')
   all_axes = chart.subplots(1, len(kinds), squeeze=False)[0]
   for axes, kind, count in zip(all_axes, kinds, counts):

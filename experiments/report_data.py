@@ -17,6 +17,8 @@ from fedjax_ssl.training import workdir as workdir_lib
 Row = Mapping[str, Any]
 FLAGFILES = pathlib.Path(__file__).resolve().parent / 'flagfiles'
 TAIL_ROUNDS = 10
+_LARGEST = 1e39  # Beyond float32, in which all is measured.
+_MOST_ROUNDS = 2**31
 # Flags in which the seeds of one cell may differ.
 _FREE = ('workdir', 'data_dir', 'seed', 'seeds', 'eval_only', 'bounds',
          'tensorboard', 'num_devices', 'seed_map')
@@ -109,14 +111,30 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
     flags, made = config['flags'], config.get('origin', {})
     comments = made.get('comments', [])
     planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
+    _check(flags, seeds)
     for seed in seeds:
       outcome(seed)  # Rows that cannot be summed up show here.
     return Run(name or path.name, [path], config, seeds, _elapsed(times),
                paper_flags.printed(comments), comments[0] if comments else '',
                tuple(s[0].get('seed', planned[0]) for s in seeds),
                tuple(planned), _changed(flags, made))
-  except (AttributeError, KeyError, TypeError) as error:
-    raise ValueError(f'{path} is damaged: {error}.') from error
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ValueError(
+        f'{path} is damaged: {str(error).rstrip(".")}.') from error
+
+
+def _check(flags: Mapping[str, Any], seeds: Sequence[Sequence[Row]]) -> None:
+  """Raises ValueError for values that no run writes."""
+  for name, kind in (('num_rounds', int), ('method', str)):
+    if not isinstance(flags.get(name, kind()), kind):
+      raise ValueError(f'{name}={flags[name]!r} in its configuration')
+  for row in (row for rows in seeds for row in rows):
+    metrics.validate(row)
+    for name, value in row.items():
+      most = _MOST_ROUNDS if name == 'round' else _LARGEST
+      for item in value if isinstance(value, list) else [value]:
+        if abs(item or 0) > most:
+          raise ValueError(f'{name} is beyond {most:g}')
 
 
 def _changed(flags: Mapping[str, Any], made: Mapping[str, Any]
@@ -174,9 +192,13 @@ def _joined(runs: list[Run]) -> Run:
   if len(runs) == 1:
     return first
   seeds = [s for run in runs for s in seeds_of(run)]
-  if len(set(seeds)) < len(seeds):
-    raise ValueError(f'{runs[0].folders[0]} and {runs[1].folders[0]} are the '
-                     'same run, seeds included; name one of them.')
+  owners: dict[int, pathlib.Path] = {}
+  for run in runs:
+    for seed in seeds_of(run):
+      if seed in owners:
+        raise ValueError(f'{owners[seed]} and {run.folders[0]} are the same '
+                         'run, seeds included; name one of them.')
+      owners[seed] = run.folders[0]
   name = re.sub(r'[-_.]*seeds?[=_]?\d*$', '', os.path.commonprefix(
       [run.name for run in runs])).rstrip('-_.') or first.name
   parent = first.folders[0].parent.name

@@ -146,7 +146,8 @@ def _numeric(grid: Grid) -> list[bool]:
 def markdown(grid: Grid) -> str:
   """For a README; numbers to the right, notes below."""
   lines = [grid.columns, ['---:' if n else '---' for n in _numeric(grid)],
-           *([_text(c).replace('|', '\\|') for c in row] for row in grid.rows)]
+           *([' '.join(_text(c).replace('|', '\\|').split()) for c in row]
+             for row in grid.rows)]
   table = '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
   notes = '\n'.join('- ' + line.replace('*', '\\*') for line in grid.lines())
   return table + (f'\n{notes}\n' if notes else '')

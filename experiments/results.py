@@ -38,11 +38,24 @@ _DENSE = ('cost_up', 'cost_down')  # Percent of one dense model, FedMatch's.
 
 
 def read(folder: str) -> dict[str, Any]:
-  """A run as a row: its flags, its machine, its accuracies by seed."""
+  """A run as a row: its flags, its machine, its accuracies by seed.
+
+  Raises:
+    ValueError: if it cannot be read; the message names it.
+  """
+  try:
+    return _read(folder)
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(f'{folder} is damaged: {error!r}.') from error
+
+
+def _read(folder: str) -> dict[str, Any]:
   config = workdir_lib.read_config(folder)
   seeds = report.by_seed(metrics.read(folder))
   if not seeds:
     raise ValueError(f'{folder} has no rows; let it finish first.')
+  for row in (row for rows in seeds for row in rows):
+    metrics.validate(row)
   times = metrics.read(folder, metrics.TIMINGS)
   summaries = [report.summary(rows) for rows in seeds]
   return {
@@ -51,7 +64,8 @@ def read(folder: str) -> dict[str, Any]:
       'labels': config['flags']['labels'],
       'seeds': config['flags']['seeds'],
       'rounds': summaries[0]['round'],
-      'seconds': round(max((t['seconds'] for t in times), default=0.0), 1),
+      'seconds': round(max((t.get('seconds') or 0.0 for t in times),
+                           default=0.0), 1),
       **{name: [s.get(name) for s in summaries]
          for name in (*_SHOWN, *_MORE)},
       **{name: [rows[-1].get(name) for rows in seeds]
@@ -65,7 +79,7 @@ def read(folder: str) -> dict[str, Any]:
 
 def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
   """Mean over the run's rows, which stand for equally many rounds."""
-  values = [row[name] for row in rows if name in row]
+  values = [row[name] for row in rows if row.get(name) is not None]
   return sum(values) / len(values) if values else None
 
 
@@ -215,13 +229,20 @@ def main(argv: Sequence[str]) -> None:
 
 def _write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
            folders: Sequence[str]) -> None:
-  out.parent.mkdir(parents=True, exist_ok=True)
+  if out.suffix in ('.json', '.md'):
+    out = out.with_suffix('')
   for row in rows:
     for name in ('workdir', 'data_dir'):  # Paths of one machine.
       row['flags'].pop(name, None)
-  out.with_suffix('.json').write_text(
-      json.dumps({'note': _NOTE.value, 'runs': rows}, indent=1) + '\n')
-  out.with_suffix('.md').write_text(text)
+  # Not `with_suffix`: of `alpha0.1` that would take `.1` away.
+  stored = json.dumps({'note': _NOTE.value, 'runs': rows}, indent=1) + '\n'
+  try:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_name(out.name + '.json').write_text(stored)
+    out.with_name(out.name + '.md').write_text(text, encoding='utf-8')
+  except OSError as error:
+    raise ValueError(f'--out={out} cannot be written: '
+                     f'{error.strerror}.') from error
   if _EPSILON.value:
     tradeoff.plot(report.load({pathlib.Path(folder).name: [folder]
                                for folder in folders}),

@@ -210,6 +210,9 @@ def check() -> None:
   if FLAGS['labeled_fraction'].present and not (
       FLAGS['labels_per_class'].present):
     FLAGS['labels_per_class'].value = None
+  for name in _STRINGS:  # run.flags has a line for each.
+    if name != 'workdir' and len((FLAGS[name].value or '').splitlines()) > 1:
+      raise ValueError(f'--{name}={FLAGS[name].value!r} must be one line.')
   if FLAGS.workdir == '':
     raise ValueError('--workdir= is empty; name a folder or leave it out.')
   if FLAGS.workdir and '://' in FLAGS.workdir:

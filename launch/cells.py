@@ -37,7 +37,8 @@ def log(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
 
 def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
   """The command line of a cell."""
-  return [python, cell.script, f'--workdir={folder(out, cell)}', *cell.args]
+  # The last one counts: a flagfile may hold a --workdir of its own.
+  return [python, cell.script, *cell.args, f'--workdir={folder(out, cell)}']
 
 
 def fingerprint(cell: grid.Cell) -> str:
@@ -99,13 +100,17 @@ def record(out: pathlib.Path, cell: grid.Cell) -> dict[str, Any]:
   """How the last attempt ended; {} if there was none."""
   try:
     stored = json.loads((out / '.sweep' / f'{cell.name}.json').read_text())
-  except (OSError, ValueError):
+  except (OSError, ValueError, RecursionError):
     return {}
-  return stored if isinstance(stored, dict) else {}
+  if not isinstance(stored, dict) or not isinstance(
+      stored.get('exit', 0), int) or not isinstance(
+          stored.get('tail', []), list):
+    return {}
+  return stored
 
 
 def write_record(out: pathlib.Path, cell: grid.Cell, **values: Any) -> None:
-  """Replaces the record whole."""
+  """Replaces the record whole; `values` may hold an earlier fingerprint."""
   file = out / '.sweep' / f'{cell.name}.json'
   partial = file.with_suffix('.partial')
   partial.write_text(json.dumps(
@@ -147,11 +152,10 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
   A process that is told to end saves and exits with 0, so that the exit code
   alone does not say that a run is finished.
   """
-  try:
-    flags = json.loads((path / 'config.json').read_text())['flags']
-    wanted = int(flags['num_rounds'])
-    seeds = flags.get('seeds') or [flags.get('seed')]
-  except (OSError, ValueError, KeyError, TypeError):
+  flags = _flags(path)
+  wanted = flags.get('num_rounds')
+  seeds = flags.get('seeds') or [flags.get('seed')]
+  if not isinstance(wanted, int) or not isinstance(seeds, list):
     return None
   last: dict[Any, int] = {}
   for row in _rows(path / 'metrics.jsonl'):
@@ -161,25 +165,31 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
 
 def is_complete(path: pathlib.Path) -> bool:
   """Whether a run, and the bounds that go with it, reached their last round."""
-  try:
-    flags = json.loads((path / 'config.json').read_text())['flags']
-  except (OSError, ValueError, KeyError, TypeError):
-    return False
+  flags = _flags(path)
   parts = [path, *(path / b for b in _BOUNDS if flags.get('bounds'))]
   states = [progress(part) for part in parts]
   return all(s is not None and s[0] >= s[1] for s in states)
 
 
-def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Whole rows; a kill may have cut the last line."""
+def _flags(path: pathlib.Path) -> dict[str, Any]:
+  """Flags of a run's `config.json`; {} without one, or of a damaged one."""
   try:
-    lines = file.read_text().splitlines()
+    return dict(json.loads((path / 'config.json').read_text())['flags'])
+  except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    return {}
+
+
+def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Whole rows; a kill or a broken disk may have damaged others."""
+  try:
+    lines = file.read_bytes().splitlines()
   except OSError:
     return
   for line in lines:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
       row = json.loads(line)
-      if isinstance(row, dict) and isinstance(row.get('round'), int):
+      if isinstance(row, dict) and isinstance(
+          row.get('round'), int) and isinstance(row.get('seed', 0), int):
         yield row
 
 

@@ -36,7 +36,8 @@ _OURS = {'workdir': 'the sweep chooses the folders',
          'flagfile': 'use a line `flagfile:`',
          **dict.fromkeys(('dry_run', 'status', 'slots', 'retries', 'shard',
                           'out', 'python', 'env'), _OPTION)}
-_LONGEST = 120  # Characters of a folder's name; file systems end at 255.
+_LONGEST = 120  # Bytes of a folder's name; file systems end at 255.
+_LARGEST_SEED = 2**32 - 1  # Of a run's --seeds.
 
 
 class GridError(ValueError):
@@ -86,6 +87,8 @@ def parse(text: str, source: str = 'grid') -> list[Cell]:
   blocks = [_Block(f'{source}:1')]
   for number, line in enumerate(text.splitlines(), 1):
     where = f'{source}:{number}'
+    if re.search('[\0\ud800-\udfff]', line):
+      raise GridError(f'{where}: {line!r} is no text.')
     line = line.strip()
     if not line or line.startswith('#'):
       continue
@@ -115,7 +118,7 @@ def shard(cells: list[Cell], text: str) -> list[Cell]:
   Raises:
     GridError: for another text.
   """
-  match = re.fullmatch(r'(\d+)/(\d+)', text)
+  match = re.fullmatch(r'(\d{1,9})/(\d{1,9})', text)
   if not match or not int(match[1]) < int(match[2]):
     raise GridError(f'--shard={text} must be i/n with i from 0 to n - 1, as '
                     'in 0/4.')
@@ -148,12 +151,18 @@ def _read(block: _Block, line: str, where: str) -> None:
                       f'{", ".join(scripts)}.')
     block.script = scripts[0]
   elif key == 'flagfile':
-    for pattern in _words(value, where):
+    patterns = _words(value, where)
+    if not patterns:
+      raise GridError(f'{where}: {line!r} names no file.')
+    for pattern in patterns:
       found = _find(pattern)
       if not found:
         raise GridError(f'{where}: no file fits {pattern}.')
       block.flagfiles += found
   else:
+    if block.seeds:
+      raise GridError(f'{where}: a block has one line `seeds:`, and has '
+                      f'{", ".join(map(str, block.seeds))} already.')
     block.seeds = _seeds(value, where)
 
 
@@ -185,8 +194,10 @@ def _find(pattern: str) -> list[str]:
 
 def _seeds(text: str, where: str) -> list[int]:
   words = text.replace(',', ' ').split()
-  if not all(word.isdecimal() for word in words):
-    raise GridError(f'{where}: seeds: {text} must be whole numbers from 0.')
+  if not words or not all(
+      re.fullmatch(r'\d{1,10}', w) and int(w) <= _LARGEST_SEED for w in words):
+    raise GridError(f'{where}: seeds: {text[:80]} must be whole numbers from 0 '
+                    f'to {_LARGEST_SEED}.')
   seeds = [int(word) for word in words]
   if len(set(seeds)) < len(seeds):
     raise GridError(f'{where}: seeds: {text} has a seed twice.')
@@ -258,6 +269,8 @@ def _name(base: str, varied: Iterable[str]) -> str:
                    for v in varied)]
   plain = '__'.join(parts)
   name = '__'.join(re.sub(r'[^\w.=+-]+', '_', p).strip('_') for p in parts)
+  if len(name.encode()) > _LONGEST:  # Not ASCII alone, else cut below.
+    name = name.encode()[:_LONGEST].decode(errors='ignore')
   if name == plain and len(name) <= _LONGEST:
     return name
   # Of what differs alone: the same in every folder and for every grid that

@@ -21,10 +21,15 @@ fi
   "BUCKET [OPTION...]"
 grid="$1" jobs="$2" bucket="$3"
 shift 3
-[[ -f "$grid" && "$grid" != /* ]] \
-  || fail "$grid must be a file in the repository, named from its root."
-[[ "$jobs" =~ ^[1-9][0-9]*$ ]] || fail "JOBS=$jobs must be at least 1."
+[[ -f "$grid" && "$grid" != /* && "/$grid/" != */../* ]] \
+  || fail "GRID=$grid must be a file in the repository, named from its root."
+[[ "$jobs" =~ ^[1-9][0-9]{0,2}$ ]] || fail "JOBS=$jobs must be from 1 to 999."
 [[ "$bucket" =~ ^[a-z0-9][a-z0-9._-]+$ ]] || fail "BUCKET=$bucket is no name."
+for word in "$@"; do
+  [[ "$word" != --dry_run ]] || fail "--dry_run goes before GRID."
+done
+[[ "$dry_run" == yes ]] || command -v sky >/dev/null \
+  || fail "there is no program sky; install SkyPilot, or give --dry_run."
 
 for ((i = 0; i < jobs; i++)); do
   words=(sky jobs launch --yes --detach-run --use-spot
@@ -34,6 +39,9 @@ for ((i = 0; i < jobs; i++)); do
     printf '%q ' "${words[@]}"
     printf '\n'
   else
-    "${words[@]}"
+    # Started twice, a part would be run by two machines at once.
+    "${words[@]}" || fail "job $i was not started, the $i before it were: end" \
+      "them by sky jobs cancel, or start the other $((jobs - i)) by hand as" \
+      "--dry_run prints them."
   fi
 done

@@ -22,6 +22,7 @@ _TICK = 0.1  # Seconds between two looks at the processes.
 _LOOK = 3.0  # Seconds between two looks at cells of another sweep.
 _LINE = 60.0  # Seconds between two lines of status, where there is no terminal.
 _GRACE = 60.0  # Seconds that a run has to save, once told to end.
+_TAIL = 1 << 16  # Bytes at the end of a log that are looked at.
 
 
 def _end_with_parent() -> None:
@@ -41,6 +42,7 @@ class _Running:
   lock: int
   log: IO[bytes]
   start: int  # Of this attempt in the log.
+  asked: str  # Fingerprint at that time; a flagfile may change meanwhile.
   began: float
 
 
@@ -123,7 +125,7 @@ class Sweep:
     self._attempts[cell.name] += 1
     log = open(cells_lib.log(self._out, cell), 'ab', buffering=0)
     log.write(f'== {shlex.join(command)}\n'.encode())
-    start = log.tell()
+    start, asked = log.tell(), cells_lib.fingerprint(cell)
     env = {name: value.replace('{slot}', str(slot))
            for name, value in self._env.items()}
     try:
@@ -134,10 +136,11 @@ class Sweep:
     except OSError as error:
       log.write(f'{self._python} cannot be started: {error}\n'.encode())
       log.close()
-      self._judge(cell, error.errno or 1, start, 0.0)
+      self._judge(cell, error.errno or 1, start, asked, 0.0)
       os.close(handle)
       return None
-    return _Running(cell, process, handle, log, start, time.monotonic())
+    return _Running(cell, process, handle, log, start, asked,
+                    time.monotonic())
 
   def _reap(self) -> None:
     """Takes in what has ended."""
@@ -146,16 +149,18 @@ class Sweep:
         self._slots[slot] = None
         running.log.close()
         self._judge(running.cell, running.process.returncode, running.start,
-                    time.monotonic() - running.began)
+                    running.asked, time.monotonic() - running.began)
         os.close(running.lock)
 
-  def _judge(self, cell: grid.Cell, code: int, start: int, seconds: float
-             ) -> None:
+  def _judge(self, cell: grid.Cell, code: int, start: int, asked: str,
+             seconds: float) -> None:
     """Writes down how an attempt ended, and whether another follows."""
     text = ''
-    with contextlib.suppress(OSError):
-      text = cells_lib.log(self._out, cell).read_bytes()[start:].decode(
-          errors='replace')
+    with contextlib.suppress(OSError), open(
+        cells_lib.log(self._out, cell), 'rb') as log:
+      # A run may have printed more than fits the memory.
+      log.seek(max(start, log.seek(0, os.SEEK_END) - _TAIL))
+      text = log.read(_TAIL).decode(errors='replace')
     good = code == 0 and cells_lib.is_complete(
         cells_lib.folder(self._out, cell))
     attempts = self._attempts[cell.name]
@@ -163,7 +168,7 @@ class Sweep:
     # Stopped: not by a fault of its own, or not for good.
     state = ('done' if good else 'stopped' if again or self._heard
              else 'failed')
-    result = {'state': state, 'exit': code,
+    result = {'state': state, 'exit': code, 'fingerprint': asked,
               'attempts': attempts, 'seconds': round(seconds, 1),
               'tail': [] if good else cells_lib.tail(text)}
     cells_lib.write_record(self._out, cell, **result)

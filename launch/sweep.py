@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+import io
 import pathlib
 import shlex
 import sys
@@ -110,6 +111,8 @@ def main(argv: Sequence[str]) -> int:
   args = _arguments(argv)
   out = pathlib.Path(args.out)
   try:
+    if not args.out:
+      raise grid.GridError('--out= is empty; name a folder.')
     if args.slots < 1 or args.retries < 0:
       raise grid.GridError(f'--slots={args.slots} must be at least 1 and '
                            f'--retries={args.retries} at least 0.')
@@ -136,4 +139,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
+  if isinstance(sys.stdout, io.TextIOWrapper):  # Names may have any letters.
+    sys.stdout.reconfigure(errors='backslashreplace')
   sys.exit(main(sys.argv[1:]))

@@ -55,6 +55,12 @@ shift
 for name in PROJECT ZONE TPU TYPE IMAGE; do
   [[ -n "${!name}" ]] || fail "give --${name,,}= or the variable $name."
 done
+[[ "$TPU" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] \
+  || fail "--tpu=$TPU must be a-z, 0-9 and -, and begin with a letter."
+for name in PROJECT ZONE TYPE IMAGE; do
+  [[ "${!name}" =~ ^[A-Za-z0-9][A-Za-z0-9.:_-]*$ ]] \
+    || fail "--${name,,}=${!name} must be letters, digits and .:_-"
+done
 [[ "$SPOT" == yes || "$SPOT" == no ]] || fail "--spot=$SPOT must be yes or no."
 [[ "$POLL" =~ ^[0-9]+$ ]] || fail "--poll=$POLL must be seconds."
 [[ "$EXTRAS" =~ ^[a-z,]+$ ]] || fail "--extras=$EXTRAS must be names."
@@ -74,10 +80,20 @@ one_run() {
       *\ *experiments/*.py* | *experiments/*.py*\ *)
         fail "--type=$TYPE has several hosts, each of which would run a copy;" \
           "add --distributed to the experiment's flags." ;;
-      *experiments/*.py) pod=(--distributed) ;;
-      *launch/sweep.py)
+      *launch/sweep.py | *experiments/paper_tables.py)
         fail "--type=$TYPE has several hosts, each of which would run the grid;" \
           "take one of 8 or fewer, and several machines for more." ;;
+      *experiments/benchmarks/*.py)
+        fail "--type=$TYPE has several hosts, and ${word##*/} measures one;" \
+          "take one of 8 or fewer." ;;
+      *experiments/repeat.py) pod=(--distributed) ;;
+      *experiments/*.py)
+        # Of our own files, reports and tables know no such flag.
+        if [[ ! -f "$repository/experiments/${word##*/}" ]] \
+          || grep -q '^  common\.main(' "$repository/experiments/${word##*/}"
+        then
+          pod=(--distributed)
+        fi ;;
     esac
   done
 }
@@ -103,6 +119,8 @@ at_exit() {
 }
 trap at_exit EXIT
 
+[[ "$dry_run" == yes ]] || command -v gcloud >/dev/null \
+  || fail "there is no program gcloud; install it, or give --dry_run."
 place=("--project=$PROJECT" "--zone=$ZONE")
 vm=(gcloud compute tpus tpu-vm)
 queue=(gcloud compute tpus queued-resources)
@@ -186,7 +204,7 @@ mkdir -p runs
 
 # The words are quoted once more: they pass through the workers' shell.
 run() {
-  [[ $# -gt 0 ]] || fail "run needs a command, as in: run python" \
+  [[ -n "${1-}" ]] || fail "run needs a command, as in: run python" \
     "experiments/digits_dirdir.py --workdir=runs/digits"
   on_workers "cd fedjax_ssl && PATH=\$PWD/.venv/bin:\$PATH $(printf '%q ' "$@")"
 }
@@ -229,9 +247,10 @@ case "$command" in
   fetch)
     no_setting "$@"
     [[ $# -le 1 ]] || fail "fetch takes one folder, but got: $*"
+    [[ $# -eq 0 || -n "$1" ]] || fail "fetch: the folder's name is empty."
     fetch "$@" ;;
   all)
-    [[ $# -gt 0 ]] || fail "all needs the command to run."
+    [[ -n "${1-}" ]] || fail "all needs the command to run."
     no_setting "$@"
     one_run "$@"
     if [[ "$dry_run" == yes ]]; then

@@ -38,8 +38,7 @@ flags.DEFINE_integer('rows', 200, 'Images of each client.', lower_bound=1)
 flags.DEFINE_integer('cohort_size', 10, 'Clients of a round.', lower_bound=1)
 flags.DEFINE_integer('batch', 20, 'Rows of a local step.', lower_bound=1)
 flags.DEFINE_integer('side', 28, 'Of the images.', lower_bound=4)
-flags.DEFINE_float('peer_timeout', 300, 'Seconds for one answer of a peer.',
-                   lower_bound=1)
+harness.define_seconds('peer_timeout', 300, 'Seconds for one answer of a peer.')
 
 _MEAN, _STD, _RATE = 0.5, 0.25, 0.05
 # Of the weights' change, in its Euclidean norm: float32 in other orders.
@@ -168,7 +167,7 @@ class Fleet:
         self.peers[name] = peer_process.Peer(
             python, system.script, [str(folder), *system.arguments], log=log,
             timeout=FLAGS.peer_timeout)
-      except peer_process.PeerError as error:
+      except (peer_process.PeerError, OSError) as error:
         self._fail(name, error)
 
   def first_round(self, ours: harness.Simulation) -> dict[str, Any]:

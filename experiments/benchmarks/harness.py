@@ -41,15 +41,39 @@ def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None
     quick: see `shrink`.
   """
   def checked(argv: Sequence[str]) -> None:
-    try:
-      if len(argv) > 1:
-        raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
-      shrink(quick or {})
-      main()
-    except ValueError as error:
-      print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-      sys.exit(2)
-  app.run(checked)
+    if len(argv) > 1:
+      raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
+    shrink(quick or {})
+    _try_out()
+    main()
+  app.run(lambda argv: _in_a_line(checked, argv),
+          flags_parser=lambda argv: _in_a_line(FLAGS, argv))
+
+
+def _in_a_line(function: Callable[..., Any], argv: Sequence[str]) -> Any:
+  try:
+    return function(argv)
+  except (ValueError, OSError, MemoryError, flags.Error,
+          jax.errors.JaxRuntimeError) as error:
+    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+    sys.exit(2)
+
+
+def _try_out() -> None:
+  """Raises ValueError if --out cannot be written, before all is measured."""
+  place = pathlib.Path(FLAGS.out).absolute()
+  while not place.exists() and place != place.parent:
+    place = place.parent
+  if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    raise ValueError(f'--out={FLAGS.out} cannot be written: {place} is no '
+                     'folder that this user may write.')
+
+
+def define_seconds(name: str, default: float, text: str) -> None:
+  """Defines a flag of seconds, at least 1 and finite."""
+  flags.DEFINE_float(name, default, text, lower_bound=1, upper_bound=1e6)
+  flags.register_validator(name, lambda value: value == value,
+                           message='must be a number')
 
 
 def shrink(sizes: Mapping[str, Any]) -> None:

@@ -33,11 +33,16 @@ def make(folder: pathlib.Path, name: str) -> None:
       else is in its place.
   """
   home = folder / name
-  if home.exists():
-    if not (home / 'pyvenv.cfg').exists():
-      raise ValueError(f'{home} is there and is no virtual environment.')
+  if home.exists() or home.is_symlink():
+    if not peer_envs.is_ours(folder, name):
+      raise ValueError(f'{home} is there and was not made by this script; '
+                       'remove it, or give another --peers_dir.')
     shutil.rmtree(home)
-  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    peer_envs.begin(folder, name)
+  except OSError as error:
+    raise ValueError(f'--peers_dir={folder} cannot be written: '
+                     f'{error.strerror}.') from error
   made = peer_envs.ENVIRONMENTS[name]
   python = str(peer_envs.interpreter(folder, name))
   pip = [python, '-m', 'pip', '--disable-pip-version-check', 'install', '-q']
@@ -56,7 +61,7 @@ def make(folder: pathlib.Path, name: str) -> None:
 
 def main() -> None:
   """Makes what is missing."""
-  folder = pathlib.Path(FLAGS.peers_dir).absolute()
+  folder = pathlib.Path(FLAGS.peers_dir).expanduser().absolute()
   for name in dict.fromkeys(FLAGS.peers):
     if peer_envs.complaint(folder, name) is None:
       print(f'{name}: there already')

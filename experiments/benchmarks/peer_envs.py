@@ -46,6 +46,17 @@ def _marking(name: str) -> dict[str, Any]:
   return {'requirements': list(made.requirements), 'alone': list(made.alone)}
 
 
+def begin(folder: pathlib.Path, name: str) -> None:
+  """Makes an environment's folder, marked as ours and unfinished."""
+  (folder / name).mkdir(parents=True)
+  (folder / name / _MARK).write_text('{}\n')
+
+
+def is_ours(folder: pathlib.Path, name: str) -> bool:
+  """Whether `begin` made what is there."""
+  return (folder / name / _MARK).is_file() and not (folder / name).is_symlink()
+
+
 def mark(folder: pathlib.Path, name: str) -> None:
   """Writes that an environment is complete."""
   (folder / name / _MARK).write_text(json.dumps(_marking(name)) + '\n')
@@ -57,6 +68,8 @@ def complaint(folder: pathlib.Path, name: str) -> str | None:
     found = json.loads((folder / name / _MARK).read_text())
   except (OSError, ValueError):
     return 'missing'
+  if not found:
+    return 'unfinished'
   if found != _marking(name) or not interpreter(folder, name).exists():
     return 'of other versions'
   return None

@@ -93,7 +93,10 @@ class Peer:
       raise PeerError(f'no answer in {self._timeout:.0f} s') from None
     if not line:
       raise PeerError(self._last_words())
-    return json.loads(line)
+    try:
+      return json.loads(line)
+    except ValueError:
+      raise PeerError(f'it answered {line.strip()[:80]!r}') from None
 
   def _last_words(self) -> str:
     lines = self._log.read_text(errors='replace').strip().splitlines()

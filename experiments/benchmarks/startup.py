@@ -21,7 +21,7 @@ import harness
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_float('timeout', 300, 'Seconds for one start.', lower_bound=1)
+harness.define_seconds('timeout', 300, 'Seconds for one start.')
 
 _SCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'digits_dirdir.py'
 _PATIENCE = 60.0

@@ -295,11 +295,12 @@ def _lines(data: bytes) -> Iterator[tuple[bytes, Row | None]]:
   """All lines, each with its row, or None where it holds no whole row."""
   for line in data.splitlines(keepends=True):
     try:
-      row = json.loads(line)
-    except ValueError:
+      row = json.loads(line, parse_constant=lambda text: None)  # As NaN.
+    except (ValueError, RecursionError):
       row = None
-    whole = line.endswith(b'\n') and isinstance(row, dict)
-    yield line, row if whole and isinstance(row.get('round'), int) else None
+    whole = line.endswith(b'\n') and isinstance(row, dict) and isinstance(
+        row.get('round'), int) and isinstance(row.get('seed', 0), int)
+    yield line, row if whole else None
 
 
 def _cut(file: pathlib.Path, last: int) -> None:

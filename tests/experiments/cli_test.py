@@ -22,6 +22,7 @@ BAD = {
     'no_number': (['--num_rounds=ten'], ['num_rounds', 'ten']),
     'flagfile': (['--flagfile=/nowhere'], ['--flagfile=/nowhere cannot']),
     'method': (['--method=fixmtach'], ['fixmtach', "mean 'fixmatch'"]),
+    'method_lines': (['--method=fedprox(\n mu=1)'], ['--method=', 'one line']),
     'method_form': (['--method=fixmatch(0.9)'], ['fixmatch(0.9)', 'knob=']),
     'method_knob': (['--method=fixmatch(tau=1)'], ['tau', 'threshold']),
     'method_range': (['--method=fedprox(mu=-1)'],

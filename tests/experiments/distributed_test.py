@@ -149,6 +149,9 @@ ADDRESS = {'coordinator_address': 'localhost:1234'}
      ['num_processes=2', 'process_id=2']),
     ({'coordinator_address': 'here', 'distributed': True, 'num_processes': 2,
       'process_id': 0}, ["'here'", 'HOST:PORT']),
+    *[({'coordinator_address': address, 'distributed': True,
+        'num_processes': 1, 'process_id': 0}, [address, 'from 1 to 65535'])
+      for address in ('here:0', 'here:99999', 'http://here:1', 'a b:1')],
 ])
 def test_what_does_not_go_together_is_refused(flags, words):
   common.FLAGS.mark_as_parsed()

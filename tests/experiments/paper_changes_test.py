@@ -1,8 +1,10 @@
 """Tables whose flagfiles change, that are ended, or that are ill-typed."""
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import time
 
 import paper_cells
 import paper_flags
+import paper_tables
 import pytest
 
 from tests.experiments import paper_tables_test
@@ -70,7 +73,7 @@ def test_ill_typed_tables_are_one_line(place, old, new, words):
 
 
 @pytest.mark.parametrize('text', [
-    '{"seeds": {}}', '[]', '{"seeds": 3}', '{',
+    '{"seeds": {}}', '[]', '{"seeds": 3}', '{', 100_000 * '[',
     json.dumps({'flagfile': '', 'flags': [], 'extra_flags': [], 'seeds': {}}),
     json.dumps({'flagfile': '', 'flags': [], 'extra_flags': [],
                 'seeds': {'0': {}}})])
@@ -93,3 +96,44 @@ def test_damaged_results_are_one_line(tmp_path, text):
     ({'seeds': [0]}, ['--seeds=0,1'], [])])
 def test_differences_of_flags(flags, lines, found):
   assert paper_flags.differences(flags, lines) == found
+
+
+def test_a_cell_without_rows_stops_no_other(place):
+  script = place.root / 'exp.py'
+  script.write_text(script.read_text().replace(
+      'signal.signal(', "if 'quiet' in flags: return\n  signal.signal(", 1))
+  place.flagfile('exp.ours_hard', '--quiet=1')
+  place.flagfile('exp.other', '--method=fedavg')
+  said = place.call(code=1)
+  assert 'failed exp.ours_hard, seed 0' in said
+  assert 'seed_0 holds no run' in said and '6 runs done, 1 failed' in said
+
+
+def test_results_are_locked_and_tried_before_hours_of_work(place):
+  folder = place.root / 'results' / 'one'
+  folder.mkdir(parents=True)
+  lock = os.open(folder, os.O_RDONLY)
+  fcntl.flock(lock, fcntl.LOCK_EX)  # As of a process with other --runs.
+  assert 'results/one is in use' in place.call(code=2)
+  os.close(lock)
+  shutil.rmtree(place.root / 'results')
+  (place.root / 'results').write_text('')
+  said = place.call(code=2)
+  assert '--results: ' in said and 'results/one cannot be used' in said
+  assert len(said.splitlines()) == 1 and not place.starts()
+
+
+def test_damaged_flagfiles_and_no_tables_are_named(place):
+  file = place.root / 'flagfiles' / 'exp.base.flags'
+  file.write_text('--seeds=a,b\n')
+  assert 'exp.base.flags has seeds a,b' in place.call('--row=Base', code=2)
+  file.write_bytes(b'\xff')
+  assert 'exp.base.flags is no text' in place.call('--list', code=2)
+  assert paper_tables.main(['--list', f'--tables={place.root}/runs']) == 2
+
+
+def test_only_flags_of_a_cell_alone_are_refused(place):
+  for flag in ('--eval_only', '--seed=1', '--workdir=x'):
+    said = place.call('--variant=a', '--', flag, code=2)
+    assert f'{flag} cannot be given' in said
+  assert 'to do' in place.call('--list', '--variant=a', '--', '--seed_map=map')

@@ -146,12 +146,13 @@ def test_a_pod_takes_one_run_over_all_hosts(cloud):
   pod = '--type=v5litepod-16'
   call(pod, 'create')
   for words in ('experiments/digits_dirdir.py',), ('-c', 'print()'), (
-      'experiments/digits_dirdir.py', '--distributed', '--bounds'):
+      'experiments/digits_dirdir.py', '--distributed', '--bounds'), (
+          'experiments/report.py', 'runs/a', '--out=runs/report'):
     call(pod, 'run', 'python', *words)
   create, *runs = said(cloud)
   assert '--accelerator-type=v5litepod-16' in create
   assert all('--worker=all' in words for words in runs)
-  assert [words[-1].count('--distributed') for words in runs] == [1, 0, 1]
+  assert [words[-1].count('--distributed') for words in runs] == [1, 0, 1, 0]
   call('run', 'python', 'experiments/digits_dirdir.py')  # One host.
   assert '--distributed' not in said(cloud)[-1][-1]
 
@@ -258,6 +259,13 @@ def test_a_deletion_that_fails_is_not_passed_over(cloud):
     (['--spot=maybe', 'create'], '--spot=maybe'),
     (['--poll=x', 'wait'], '--poll=x'), (['--tpu=', 'create'], '--tpu='),
     (['--extras=a b;', 'install'], '--extras='),
+    (['--tpu=my tpu', 'create'], '--tpu=my tpu must be'),
+    (['--tpu=--quiet', 'delete'], '--tpu=--quiet must be'),
+    (['--type=a;b', 'create'], '--type=a;b must be'),
+    (['run', ''], 'run needs a command'), (['fetch', ''], 'name is empty'),
+    (['--type=v4-16', 'run', 'experiments/paper_tables.py'], 'several hosts'),
+    (['--type=v4-16', 'run', 'python', 'experiments/benchmarks/growth.py'],
+     'growth.py measures one'),
     (['run', '--dry_run', 'python'], '--dry_run: settings go before'),
     (['all', '--spot=yes', 'python'], '--spot=yes: settings go before'),
     (['fetch', '--dry_run'], '--dry_run: settings go before'),
@@ -300,10 +308,30 @@ def test_a_sweep_becomes_managed_jobs(cloud, grid_file):
 
 @pytest.mark.parametrize('words', [
     [], ['nowhere', '1', 'name'], ['pyproject.toml', '0', 'name'],
+    ['pyproject.toml', '99999999999999999999', 'name'],
+    ['launch/../../pyproject.toml', '1', 'name'],
+    ['pyproject.toml', '1', 'name', '--dry_run'],
     ['pyproject.toml', '1', 'A B'], [str(ROOT / 'setup.py'), '1', 'name']])
 def test_wrong_sweeps_are_refused(cloud, words):
   done = call(*words, code=2, script=SKY)
-  assert done.stderr.startswith('error: ') and not said(cloud)
+  assert done.stderr.startswith('error: ') and done.stderr.count('\n') == 1
+  assert not said(cloud)
+
+
+def test_a_part_that_is_not_started_is_named(cloud):
+  _program(cloud / 'sky', '#!/bin/sh\ncase "$*" in *SHARD=1/3*) exit 7; esac\n')
+  done = call('pyproject.toml', '3', 'name', code=2, script=SKY)
+  assert 'job 1 was not started, the 1 before it were' in done.stderr
+
+
+@pytest.mark.parametrize('script, words', [
+    (TPU, [*PLACE, 'all', 'python']), (SKY, ['pyproject.toml', '1', 'name'])])
+def test_a_missing_program_is_named(tmp_path, script, words):
+  for name in ('bash', 'dirname', 'sed', 'rm'):
+    (tmp_path / name).symlink_to(shutil.which(name))
+  done = subprocess.run([str(script), *words], cwd=ROOT, check=False, text=True,
+                        capture_output=True, env={'PATH': str(tmp_path)})
+  assert 'there is no program' in done.stderr and done.returncode == 2
 
 
 def test_the_job_runs_its_part_of_the_sweep(cloud):

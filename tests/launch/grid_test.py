@@ -23,6 +23,13 @@ BAD = {
     'seeds_word': (f'{DIGITS}\nseeds: a', 'seeds: a must be whole numbers'),
     'seeds_negative': (f'{DIGITS}\nseeds: -1', 'whole numbers from 0'),
     'seeds_twice': (f'{DIGITS}\nseeds: 1 1', 'a seed twice'),
+    'seeds_lines': (f'{DIGITS}\nseeds: 0\nseeds: 1',
+                    'g.txt:3: a block has one line `seeds:`, and has 0'),
+    'seeds_comma': (f'{DIGITS}\nseeds: ,', 'seeds: , must be whole numbers'),
+    'seeds_huge': (DIGITS + '\nseeds: ' + 5000 * '9', 'from 0 to 4294967295'),
+    'flagfile_comma': (f'{DIGITS}\nflagfile: ,', 'names no file'),
+    'null': (f'{DIGITS}\n--a=x\0y', "g.txt:2: '--a=x\\x00y' is no text"),
+    'bytes': (f'{DIGITS}\n--a=\udcff', 'is no text'),
     'flag': (f'{DIGITS}\n--=3', "'--=3' is not of the form"),
     'flag_spaces': (f'{DIGITS}\n--a b=3', 'not of the form'),
     'flag_twice': (f'{DIGITS}\n--a=1\n--a=2', 'g.txt:3: --a comes twice'),
@@ -141,6 +148,13 @@ def test_a_flagfile_without_its_script(tmp_path):
     grid.parse(f'flagfile: {file}')
   cell, = grid.parse(f'flagfile: {file}\n{DIGITS}')
   assert cell.script.endswith('digits_dirdir.py')
+
+
+def test_letters_of_several_bytes_fit_a_folder():
+  letter = '\u6f22'
+  cells = grid.parse(f'{DIGITS}\n--x={letter * 110} | {letter * 111}')
+  assert len({c.name for c in cells}) == 2
+  assert max(len(c.name.encode()) for c in cells) < 140
 
 
 def test_long_names_are_cut_and_still_differ():

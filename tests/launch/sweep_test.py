@@ -219,6 +219,8 @@ def test_variables_of_a_slot(tmp_path):
     (['--shard=3/2'], [FAKE], '--shard=3/2'),
     (['--slots=0'], [FAKE], '--slots=0'),
     (['--env=A'], [FAKE], '--env=A must be NAME=VALUE'),
+    (['--shard=0/' + 5000 * '9'], [FAKE], 'must be i/n'),
+    (['--out='], [FAKE], '--out= is empty'),
     ([], ['nowhere.txt'], 'nowhere.txt cannot be read')])
 def test_what_is_wrong_is_said_in_one_line(tmp_path, options, lines, words):
   printed, said = run(tmp_path / 'out', *lines, options=options, code=2)
