@@ -4,15 +4,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import models
 from fedjax_ssl.core import optimizers
-from fedjax_ssl.core.types import Examples, Federation, Ratio, Task
+from fedjax_ssl.core.types import Examples, Federation, Model, Ratio, Task
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.data import partition
+from fedjax_ssl.models import layers, pooling
 
 NUM_CLASSES = 3
 NUM_CLIENTS = 6
@@ -74,16 +76,32 @@ def preprocess(images: jax.Array) -> jax.Array:
   return images.astype(jnp.float32) / 255 - 0.4
 
 
+class _Network(nn.Module):
+  """A layer of each kind: as little to compile as there can be."""
+
+  norm: str
+
+  @nn.compact
+  def __call__(self, x, mask=None, train=False):
+    choices = layers.Choices(self.norm)
+    x = layers.Conv(4, choices, stride=2)(x)
+    x = pooling.relu(layers.Norm(choices)(x, mask, train))
+    return layers.Dense(NUM_CLASSES, choices)(x.reshape(x.shape[0], -1))
+
+
+def _model(name: str) -> Model:
+  shape = (SIDE, SIDE, 1)
+  if name == 'linear':
+    return models.make(name, num_classes=NUM_CLASSES, input_shape=shape)
+  norm = {'conv': 'batch', 'static': 'static'}[name]
+  return models._pure(_Network(norm), shape, norm, False)
+
+
 @functools.lru_cache
 def task(model: str = 'linear', **changes) -> Task:
   """A task on the linear model, or 'conv', a small one with batch norm."""
-  name, norm = {'linear': ('linear', None),
-                'conv': ('cnn(width=4)', 'batch'),
-                'static': ('cnn(width=4)', 'static')}[model]
   base = Task(
-      model=models.make(name, num_classes=NUM_CLASSES, norm=norm,
-                        input_shape=(SIDE, SIDE, 1)),
-      num_classes=NUM_CLASSES, preprocess=preprocess,
+      model=_model(model), num_classes=NUM_CLASSES, preprocess=preprocess,
       optimizer=optimizers.make('sgd', learning_rate=0.1, momentum=0.5),
       weak=shift, strong=lambda key, x: shift(key, 255 - x),
       labeled_batch=3, unlabeled_batch=4, cohort_size=4, num_rounds=8)

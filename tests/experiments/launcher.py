@@ -12,7 +12,9 @@ import os
 import pathlib
 import resource
 import runpy
+import subprocess
 import sys
+import tempfile
 import traceback
 from typing import Any
 
@@ -30,13 +32,16 @@ _context.set_forkserver_preload([
     'sklearn.datasets', 'matplotlib.figure', 'matplotlib.backends.backend_agg'])
 
 
-def _run(script: str, args: list[str], log: str, largest: int) -> None:
-  """Runs a script with its output in `log`; exits as it does."""
+def _run(script: str, args: list[str], logs: list[str], largest: int) -> None:
+  """Runs a script with its output in `logs`; exits as it does.
+
+  A second log is for what goes to standard error.
+  """
   if largest:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-  output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-  os.dup2(output, 1)
-  os.dup2(output, 2)
+  files = [os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for log in logs]
+  os.dup2(files[0], 1)
+  os.dup2(files[-1], 2)
   sys.stdout = open(1, 'w', buffering=1, closefd=False)
   sys.stderr = open(2, 'w', buffering=1, closefd=False)
   sys.argv = [script, *args]
@@ -57,12 +62,13 @@ def _run(script: str, args: list[str], log: str, largest: int) -> None:
 class Started:
   """A running experiment."""
 
-  def __init__(self, log: pathlib.Path, args: list[str], script: pathlib.Path,
-               largest: int):
-    """Starts it; see `start`."""
-    self._log = log
+  def __init__(self, logs: list[pathlib.Path], args: list[str],
+               script: pathlib.Path, largest: int = 0):
+    """Starts it; see `start` and `call`."""
+    self._log = logs[0]
     self.process = _context.Process(
-        target=_run, args=(str(script), args, str(log), largest), daemon=True)
+        target=_run, args=(str(script), args, [*map(str, logs)], largest),
+        daemon=True)
     self.process.start()
 
   @property
@@ -96,7 +102,7 @@ def start(workdir: pathlib.Path, *args: str,
     largest: bytes that a file may hold, as on a disk that is full; 0 is any.
   """
   log = workdir.with_name(f'{workdir.name}.log')
-  return Started(log, [f'--workdir={workdir}', *args], script, largest)
+  return Started([log], [f'--workdir={workdir}', *args], script, largest)
 
 
 def run(workdir: pathlib.Path, *args: str, script: pathlib.Path = DIGITS
@@ -110,6 +116,15 @@ def run(workdir: pathlib.Path, *args: str, script: pathlib.Path = DIGITS
   code = started.wait()
   assert code == 0, f'exit {code}:\n{started.output()}'
   return started.output()
+
+
+def call(script: pathlib.Path, *args: str) -> subprocess.CompletedProcess[str]:
+  """Runs a script that needs no folder to its end, whatever its exit code."""
+  with tempfile.TemporaryDirectory() as folder:
+    logs = [pathlib.Path(folder) / name for name in ('out', 'err')]
+    code = Started(logs, [*args], script).wait()
+    return subprocess.CompletedProcess(
+        [str(script), *args], code, *(log.read_text() for log in logs))
 
 
 def fingerprints(folder: pathlib.Path) -> dict[str, str]:

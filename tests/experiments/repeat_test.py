@@ -43,9 +43,8 @@ def test_the_flagfile_beside_it_makes_the_same_run(finished, tmp_path):
 
 def test_the_configuration_alone_is_enough(finished, tmp_path):
   shutil.copy(finished / 'config.json', tmp_path / 'config.json')
-  done = subprocess.run(
-      [sys.executable, str(REPEAT), str(tmp_path / 'config.json'), '--print'],
-      capture_output=True, text=True, check=True)
+  done = launcher.call(REPEAT, str(tmp_path / 'config.json'), '--print')
+  assert done.returncode == 0 and not done.stderr
   assert done.stdout == (finished / 'run.flags').read_text()
   subprocess.run(
       [sys.executable, str(REPEAT), str(tmp_path / 'config.json'),

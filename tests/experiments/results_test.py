@@ -1,12 +1,13 @@
 """The table script: numbers come from the runs' files and nowhere else."""
 from __future__ import annotations
 
+import functools
 import json
-import pathlib
-import subprocess
-import sys
 
-SCRIPT = pathlib.Path(__file__).parents[2] / 'experiments' / 'results.py'
+from tests.experiments import launcher
+
+_call = functools.partial(
+    launcher.call, launcher.EXPERIMENTS / 'results.py')
 
 
 def _run_of(folder, method, accuracies, alpha=0.5, commit='abc'):
@@ -24,11 +25,6 @@ def _run_of(folder, method, accuracies, alpha=0.5, commit='abc'):
   (folder / 'timings.jsonl').write_text(
       json.dumps({'round': 5, 'seconds': 7.0}) + '\n')
   return str(folder)
-
-
-def _call(*args):
-  return subprocess.run([sys.executable, str(SCRIPT), *args],
-                        capture_output=True, text=True, check=False)
 
 
 def test_table_and_json_hold_the_runs_numbers(tmp_path):

@@ -39,7 +39,7 @@ def test_fedavg_against_an_independent_loop():
                   optimizer=lambda round_: optax.sgd(0.5))
   method = methods.make('fedavg', task)
   before = method.init(jax.random.key(0), federation)
-  after, _ = method.round(before, federation, jnp.int32(0), KEY)
+  after, _ = jax.jit(method.round)(before, federation, jnp.int32(0), KEY)
   params = before.server.model.params
   layer = next(iter(params))
   w, b = (np.asarray(params[layer][k], np.float64) for k in ('kernel', 'bias'))
@@ -160,8 +160,9 @@ def test_views_go_through_together_exactly_where_norm_couples_them():
     task = toy.task(model)
     variables = task.model.init(KEY)
     other = batch._replace(inputs=255 - batch.inputs)
-    alone, _, _ = base.forward_with_targets(task, variables, batch, batch)
-    mixed, _, _ = base.forward_with_targets(task, variables, batch, other)
+    forward = jax.jit(functools.partial(base.forward_with_targets, task))
+    alone, _, _ = forward(variables, batch, batch)
+    mixed, _, _ = forward(variables, batch, other)
     assert np.allclose(alone, mixed, atol=1e-5) != coupled
 
 

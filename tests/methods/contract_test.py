@@ -54,7 +54,9 @@ cases = pytest.mark.parametrize('text, model, place', CASES)
 linear = pytest.mark.parametrize('text, place', LINEAR)
 
 
-WHITE = 255
+# Colors of clients that break: to NaN, to a huge message, or beyond `NORM`.
+WHITE, HUGE, FAR = 255, 254, 253
+NORM = 1e6  # No client of the toy federation gets as far by training.
 
 
 class Runner:
@@ -77,7 +79,7 @@ class Runner:
                     jnp.int32(first), jnp.int32(count), self.root)
 
 
-runner = functools.lru_cache(Runner)
+own_runner = functools.lru_cache(Runner)
 
 
 class CohortRunner(Runner):
@@ -97,19 +99,37 @@ class CohortRunner(Runner):
           mock.patch.object(roles, 'after_warmup', lambda told, rounds: told),
           mock.patch.object(rounds, 'client_pass', _breakable)):
       super().__init__(text, 'linear', place, **changes)
+    # Rows of both kinds, labels alone, others alone, and both again.
+    self.federation = self.of([0, 1, 2, 5])
 
-  def of(self, ids, active=None, broken=None, color=WHITE):
-    """The federation of a cohort, one client's images broken if wanted."""
+  def of(self, ids, active=None, broken=(), color=WHITE):
+    """The federation of a cohort, some clients' images broken if wanted."""
     active = [True] * len(ids) if active is None else active
     rest = [0] * (self.SIZE - len(ids))
     told = jnp.array([*ids, *rest, *active, *rest], jnp.int32)
-    out = self.federation if broken is None else _break(
-        self.federation, broken, color)
+    out = self.federation
+    for client in broken:
+      out = _break(out, client, color)
     labels = jnp.asarray(out.test.labels).at[:told.size].set(told)
     return dataclasses.replace(out, test=out.test._replace(labels=labels))
 
 
 cohort_runner = functools.lru_cache(CohortRunner)
+
+
+def runner(text, model, place):
+  """On 'conv' with the method's own cohorts, which change every round.
+
+  On 'linear' with one that is told, in the program of the laws of cohorts.
+  """
+  return (cohort_runner(text, place) if model == 'linear'
+          else own_runner(text, model, place))
+
+
+def limited(text):
+  """Clients under one vmap, with updates of a norm of at most `NORM`."""
+  return cohort_runner(text, 'clients', client_map='vmap', chunk_size=0,
+                       max_update_norm=NORM)
 
 
 _client_pass = rounds.client_pass
@@ -118,22 +138,23 @@ _client_pass = rounds.client_pass
 def _breakable(task, client_update, aggregate, **knobs):
   """client_pass whose clients break if their first image is of one color.
 
-  They give NaN if it is all white, and a huge message if a shade darker.
+  They give NaN if it is `WHITE`, a huge message if `HUGE`, and one beyond
+  `NORM` if `FAR`.
   """
   def update(payload, client, key):
     shard = client.shard
     first = jnp.where(shard.num_labeled > 0, shard.labeled[0],
                       shard.unlabeled[0])
-    white, dark = ((client.train.inputs[first] == color).all()
-                   for color in (WHITE, WHITE - 1))
+    white, huge, far = ((client.train.inputs[first] == color).all()
+                        for color in (WHITE, HUGE, FAR))
     spoil = jnp.where(white, jnp.nan, 0.0)
     made = client_update(payload, client, key)
     def add(x, spoil):
       return (x + spoil).astype(x.dtype) if jnp.issubdtype(
           x.dtype, jnp.floating) else x
-    huge = jnp.where(dark, 3e38, spoil)
+    moved = jnp.where(huge, 3e38, jnp.where(far, 2 * NORM, spoil))
     return made._replace(
-        message=jax.tree.map(lambda x: add(x, huge), made.message),
+        message=jax.tree.map(lambda x: add(x, moved), made.message),
         memory=jax.tree.map(lambda x: add(x, spoil), made.memory))
   return _client_pass(task, update, aggregate, **knobs)
 
@@ -210,11 +231,23 @@ def test_hidden_labels_are_never_read(text, model, place):
 
 
 @pytest.mark.parametrize('text', methods.METHODS)
-@pytest.mark.parametrize('model, chunk_size', [('linear', 0), ('conv', 2)])
-def test_map_and_vmap_agree(text, model, chunk_size):
-  mapped = runner(text, model, 'clients').rounds(1)
-  together = Runner(text, model, 'clients', client_map='vmap',
-                    chunk_size=chunk_size).rounds(1)
+def test_map_and_vmap_agree(text):
+  """Chunks of two, and networks that normalize by batches."""
+  mapped = own_runner(text, 'conv', 'clients').rounds(1)
+  together = Runner(text, 'conv', 'clients', client_map='vmap',
+                    chunk_size=2).rounds(1)
+  _assert_agree(mapped, together)
+
+
+@pytest.mark.parametrize('text', _texts())
+def test_map_without_a_norm_and_vmap_within_one_agree(text):
+  """All clients at once; a limit that nobody exceeds changes nothing."""
+  one, other = cohort_runner(text, 'clients'), limited(text)
+  cohort = one.of([0, 2, toy.NOBODY, 5])
+  _assert_agree(*(x.rounds(1, federation=cohort) for x in (one, other)))
+
+
+def _assert_agree(mapped, together):
   alone, padded = (float(share.total / share.rows) for share in (
       totals.sums.pop('masked_share') for _, totals in (mapped, together)))
   chex.assert_trees_all_close(mapped, together, rtol=2e-4, atol=2e-5)
@@ -272,7 +305,7 @@ def test_a_client_without_rows_equals_an_absent_one(text, place):
 @linear
 def test_a_broken_client_is_left_out(text, place):
   one = cohort_runner(text, place)
-  state, totals = one.rounds(1, federation=one.of([0, 3, 5], broken=3))
+  state, totals = one.rounds(1, federation=one.of([0, 3, 5], broken=[3]))
   absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
   chex.assert_trees_all_equal(state, absent[0])
   chex.assert_tree_all_finite((state, totals))
@@ -286,7 +319,7 @@ def test_a_huge_update_is_left_out(text, place):
   if one.method.aggregate is None:
     pytest.skip('sends nothing')
   state, totals = one.rounds(1, federation=one.of(
-      [0, 3, 5], broken=3, color=WHITE - 1))
+      [0, 3, 5], broken=[3], color=HUGE))
   absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
   chex.assert_trees_all_equal(state, absent[0])
   chex.assert_tree_all_finite((state, totals))
@@ -296,7 +329,7 @@ def test_a_huge_update_is_left_out(text, place):
 @linear
 def test_a_round_of_broken_clients_changes_nothing(text, place):
   one = cohort_runner(text, place)
-  state, _ = one.rounds(1, federation=one.of([3], broken=3))
+  state, _ = one.rounds(1, federation=one.of([3], broken=[3]))
   nobody, _ = one.rounds(1, federation=one.of([3], [False]))
   chex.assert_trees_all_equal(state, nobody)
   if place == 'clients':
@@ -306,8 +339,9 @@ def test_a_round_of_broken_clients_changes_nothing(text, place):
 
 @pytest.mark.parametrize('text', _texts())
 def test_updates_beyond_the_norm_are_left_out(text):
-  one = cohort_runner(text, 'clients', max_update_norm=1e-9)
-  state, totals = one.rounds(1, federation=one.of([0, 3, 5]))
+  one = limited(text)
+  state, totals = one.rounds(1, federation=one.of(
+      [0, 3, 5], broken=[0, 3, 5], color=FAR))
   if one.method.aggregate is None:
     assert float(totals.sums['num_rejected']) == 0  # Nobody sends anything.
     return

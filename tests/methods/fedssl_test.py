@@ -47,8 +47,12 @@ def _batch(known=1.0):
   return rows, nets, made
 
 
-def _joint(costs, nets, made):
-  return costs.joint((nets.model.params, nets.generator), nets, made)
+@functools.lru_cache
+def _joint(**changes):
+  """The compiled cost (nets, made) -> (loss, (stats, metrics))."""
+  costs = _costs(**changes)
+  return jax.jit(lambda nets, made: costs.joint(
+      (nets.model.params, nets.generator), nets, made))
 
 
 def test_word_vectors_that_nothing_trains_are_refused():
@@ -89,15 +93,15 @@ def test_material_is_what_the_paper_draws():
 def test_joint_cost_is_the_sum_of_the_papers_terms():
   _, nets, made = _batch()
   costs = _costs()
-  got, (_, metrics) = _joint(costs, nets, made)
-  fake, again = costs.generate(
+  got, (_, metrics) = _joint()(nets, made)
+  fake, again = jax.jit(costs.generate)(
       nets.generator, made, made.lam, jnp.ones(6))
   blend = losses.mixup(made.lam, made.labels, made.target)
-  apply = toy.task().model.apply
+  apply, judge = map(jax.jit, (toy.task().model.apply, costs.networks.judge))
   rows = np.flatnonzero(made.mask)
   def entropy(logits, target):
     return -(target * jax.nn.log_softmax(logits))[rows].sum(-1).mean()
-  judged = costs.networks.judge(nets.discriminator, fake, blend)[rows]
+  judged = judge(nets.discriminator, fake, blend)[rows]
   g = np.exp(np.maximum(made.lam, 1 - made.lam) - 1)[rows]
   terms = {
       'mixup_loss': entropy(apply(nets.model, fake), blend),
@@ -113,9 +117,10 @@ def test_joint_cost_is_the_sum_of_the_papers_terms():
 def test_discriminator_cost_is_equation_6():
   _, nets, made = _batch()
   costs = _costs(condition='target')
-  got = costs.discriminator(nets.discriminator, nets, made)
-  fake, = costs.generate(nets.generator, made, made.lam)
-  judge = functools.partial(costs.networks.judge, nets.discriminator)
+  got = jax.jit(costs.discriminator)(nets.discriminator, nets, made)
+  fake, = jax.jit(costs.generate)(nets.generator, made, made.lam)
+  judge = functools.partial(
+      jax.jit(costs.networks.judge), nets.discriminator)
   g = losses.realism_weight(made.lam)
   rows = -(np.log(jax.nn.sigmoid(judge(made.real, made.labels)))
            + g * np.log(1 - jax.nn.sigmoid(judge(fake, made.target))))
@@ -129,6 +134,7 @@ def test_masked_rows_change_nothing():
   other = made._replace(
       real=made.real.at[2].set(7.0), labels=made.labels.at[5].set(9.0),
       inputs=made.inputs.at[2].set(200))
+  @jax.jit
   def both(made):
     return (jax.grad(costs.discriminator)(nets.discriminator, nets, made),
             jax.grad(lambda p: costs.joint(p, nets, made)[0])(
@@ -142,8 +148,8 @@ def test_masked_rows_change_nothing():
     ('real_data', 'none', 'labeled_loss')])
 def test_ablations_drop_their_term_alone(knob, value, absent):
   _, nets, made = _batch()
-  _, (_, whole) = _joint(_costs(), nets, made)
-  loss, (_, left) = _joint(_costs(**{knob: value}), nets, made)
+  _, (_, whole) = _joint()(nets, made)
+  loss, (_, left) = _joint(**{knob: value})(nets, made)
   assert set(whole) - set(left) >= {absent}
   means = toy.means(left)
   np.testing.assert_allclose(
@@ -155,8 +161,9 @@ def test_ablations_drop_their_term_alone(knob, value, absent):
 def test_each_network_learns_only_from_its_own_terms():
   _, nets, made = _batch()
   def gradient(**changes):
-    return jax.grad(lambda p: _costs(**changes).joint(p, nets, made)[0])(
-        (nets.model.params, nets.generator))
+    return jax.jit(jax.grad(
+        lambda p: _costs(**changes).joint(p, nets, made)[0]))(
+            (nets.model.params, nets.generator))
   full = gradient()
   # F sees neither realism nor reconstruction.
   bare = gradient(use_real=False, use_rec=False)
@@ -231,17 +238,18 @@ def _trained():
 
 def test_unmixed_examples_are_reconstructed_better_after_training():
   costs, before, after, made = _trained()
+  generate = jax.jit(costs.generate)
   def error(nets):
-    again, = costs.generate(nets.generator, made, jnp.ones_like(made.lam))
+    again, = generate(nets.generator, made, jnp.ones_like(made.lam))
     return adversarial.reconstruction(
         again, made.real, made.mask, over_pixels='mean')
   assert error(after) < 0.5 * error(before)
 
 
 def test_the_classifier_learns_the_blends():
-  costs, before, after, made = _trained()
+  _, before, after, made = _trained()
   def mixup_loss(nets):
-    return float(toy.means(_joint(costs, nets, made)[1][1])['mixup_loss'])
+    return float(toy.means(_joint()(nets, made)[1][1])['mixup_loss'])
   assert mixup_loss(after) < mixup_loss(before)
   logits = toy.task().model.apply(after.model, made.real)
   assert (logits.argmax(-1) == made.labels.argmax(-1)).mean() > 0.9

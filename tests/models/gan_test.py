@@ -18,8 +18,11 @@ shapes = pytest.mark.parametrize('shape', SHAPES.values(), ids=SHAPES)
 @functools.lru_cache
 def _made(shape):
   networks = gan.make(width=4)
+  networks = networks._replace(generate=jax.jit(networks.generate),
+                               judge=jax.jit(networks.judge))
   x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
-  return networks, x, networks.init(jax.random.key(0), x[:1], 3, 2)
+  init = jax.jit(networks.init, static_argnums=(2, 3))
+  return networks, x, init(jax.random.key(0), x[:1], 3, 2)
 
 
 def _given(size, lam=0.5):

@@ -20,10 +20,18 @@ def trained(text):
   federation, _ = toy.federation()
   method = methods.make(text, toy.task())
   state = method.init(jax.random.key(0), federation)
+  one = jax.jit(method.round)
   for round_ in range(2):
-    state, _ = method.round(state, federation, jnp.int32(round_),
-                            jax.random.key(round_))
+    state, _ = one(state, federation, jnp.int32(round_),
+                   jax.random.key(round_))
   return method, state, federation
+
+
+def evaluated(method, state, federation, probe=None):
+  """Compiled, as runs do it."""
+  return jax.jit(evaluate.evaluation(method))(
+      state, federation, evaluate.probe_of(federation) if probe is None
+      else probe)
 
 
 @pytest.mark.parametrize('batch', [1, 3, 7, 100])
@@ -53,7 +61,7 @@ def test_pseudo_labels_are_judged_on_hidden_labels():
   assert sorted(rows.tolist()) == sorted(np.concatenate([
       federation.clients.unlabeled[i, :n]
       for i, n in enumerate(toy.UNLABELED)]).tolist())
-  got = evaluate.evaluation(method)(state, federation, probe)
+  got = evaluated(method, state, federation, probe)
   p = np.asarray(jax.nn.softmax(method.predict(
       state.server, federation.train.inputs[rows])))
   sure = p.max(-1) >= 0.4
@@ -71,8 +79,7 @@ def test_pseudo_labels_see_the_memory_of_the_rows_owner():
         inputs.shape[0], memory)
   ids = state._replace(memory=jnp.arange(toy.NUM_CLIENTS, dtype=jnp.float32))
   judged = method._replace(pseudo_label=own_id, local_predict=None)
-  got = evaluate.evaluation(judged)(
-      ids, federation, evaluate.probe_of(federation))
+  got = evaluated(judged, ids, federation)
   want = np.average(np.arange(toy.NUM_CLIENTS), weights=toy.UNLABELED)
   np.testing.assert_allclose(got['pseudo_label_rate'], want, rtol=1e-6)
 
@@ -104,8 +111,7 @@ def test_a_probe_of_a_large_federation_is_small_and_even():
 
 def test_local_accuracy_is_the_mean_over_the_clients_models():
   method, state, federation = trained('fedavg(keep_local=True)')
-  got = evaluate.evaluation(method)(
-      state, federation, evaluate.probe_of(federation))
+  got = evaluated(method, state, federation)
   each = []
   for i in range(toy.NUM_CLIENTS):
     row = jax.tree.map(lambda x, i=i: x[i], state.memory)
@@ -126,9 +132,9 @@ def test_test_labels_are_read_by_evaluation_only():
   args = jnp.int32(0), jnp.int32(1), jax.random.key(1)
   chex.assert_trees_all_equal(run(state, totals, federation, *args),
                               run(state, totals, other, *args))
+  score = jax.jit(evaluate.evaluation(method))
   probe = evaluate.probe_of(federation)
-  a, b = (evaluate.evaluation(method)(state, f, probe)['accuracy']
-          for f in (federation, other))
+  a, b = (score(state, f, probe)['accuracy'] for f in (federation, other))
   assert a != b
 
 
@@ -140,8 +146,7 @@ def test_labeled_accuracy_is_over_the_labels_learnt_from(place):
   assert sorted(rows) == np.flatnonzero(~hidden).tolist()
   method = methods.make('fedavg', toy.task(labels_at=place))
   state = method.init(jax.random.key(0), federation)
-  got = evaluate.evaluation(method)(
-      state, federation, evaluate.probe_of(federation))['labeled_accuracy']
+  got = evaluated(method, state, federation)['labeled_accuracy']
   assert method.predict is not None
   right = method.predict(
       state.server, federation.train.inputs[rows]).argmax(-1) == (
