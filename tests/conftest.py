@@ -1,8 +1,10 @@
 """What all tests share: the platform, the compilation cache, subprocesses."""
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator
 import gc
+import itertools
 import os
 import pathlib
 import shutil
@@ -68,6 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
   """
   if config.getvalue('dist') != 'loadgroup':
     return None
+  config.option.loadscopereorder = False  # See `pytest_collection_modifyitems`.
   from xdist.scheduler import LoadScopeScheduling
 
   class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -90,14 +93,47 @@ def _group(nodeid: str) -> str:
   return file + ' ' + ' '.join(p for p in parts if p not in _PLAIN)
 
 
+# Groups of a minute of processors, or half a minute of waiting; longest first.
+_LONG = ('kill_test', 'devices_test', 'contract_test.py fedssl',
+         'round_hlo_test', 'distributed_test', 'checkpoint_crash_test',
+         'sweep_test', 'baselines_test', 'private_agents_test', 'contract_test')
+
+
+def pytest_collection_modifyitems(config: pytest.Config,
+                                  items: list[pytest.Item]) -> None:
+  """Workers begin with long groups, then those of many tests.
+
+  Else a group of few tests that take long would be the last, and run alone.
+  """
+  if not hasattr(config, 'workerinput'):
+    return
+  groups = [_group(item.nodeid) for item in items]
+  sizes = collections.Counter(groups)
+  def place(group: str) -> tuple[int, int, str]:
+    rank = next((i for i, name in enumerate(_LONG) if name in group),
+                len(_LONG))
+    return rank, -sizes[group], group
+  items.sort(key=lambda item: place(_group(item.nodeid)))
+
+
+def pytest_collection_finish() -> None:
+  """What has been imported stays: nobody needs to look for garbage in it."""
+  gc.collect()
+  gc.freeze()
+
+
 # Linux ends a process that has more memory maps than this by default; every
 # compiled program holds some, and a worker compiles thousands.
 _MAPS = 65_530
+# Reading their list takes a hundredth of a second, too long for every test.
+_torn_down = itertools.count()
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
   """Forgets compiled programs long before their memory maps run out."""
   del item
+  if next(_torn_down) % 8:
+    return
   try:
     with open('/proc/self/maps', 'rb') as maps:
       held = sum(1 for _ in maps)
