@@ -6,6 +6,7 @@ each of them: what is tested is what a user starts, but for the imports.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import traceback
 from typing import Any
+
+import jax
 
 EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / 'experiments'
 DIGITS = EXPERIMENTS / 'digits_dirdir.py'
@@ -42,6 +45,9 @@ def _run(script: str, args: list[str], logs: list[str], largest: int) -> None:
   files = [os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for log in logs]
   os.dup2(files[0], 1)
   os.dup2(files[-1], 2)
+  gc.freeze()  # What was forked stays; it need not be searched.
+  if not largest:  # All need the same small programs, so those are kept too.
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   sys.stdout = open(1, 'w', buffering=1, closefd=False)
   sys.stderr = open(2, 'w', buffering=1, closefd=False)
   sys.argv = [script, *args]
