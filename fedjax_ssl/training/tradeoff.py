@@ -9,6 +9,9 @@ import numpy as np
 
 from fedjax_ssl.training import report
 
+_FAR_APART = 50  # Times the smallest budget.
+_STYLES = ('-', '-.', ':')
+
 
 def path_of(rows: Sequence[report.Row]) -> tuple[np.ndarray, np.ndarray]:
   """Epsilon and accuracy float64[R] at each row of a seed that has both."""
@@ -24,7 +27,8 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   """Draws every seed's way from its first evaluation to its end.
 
   A run without epsilon is a level line at its mean final accuracy: what it
-  would be without privacy.
+  would be without privacy. Where the budgets are far apart the axis of epsilon
+  is logarithmic.
 
   Args:
     runs: by name, one list of rows a seed, as `report.load` gives.
@@ -39,9 +43,10 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   chart = figure.Figure(figsize=(6.6, 4.2), layout='constrained')
   backend_agg.FigureCanvasAgg(chart)
   axes = chart.subplots()
-  drawn = False
+  ends: list[float] = []
   for i, (name, seeds) in enumerate(runs.items()):
-    colour = report.COLOURS[i % len(report.COLOURS)]
+    turn, place = divmod(i, len(report.COLOURS))
+    colour, style = report.COLOURS[place], _STYLES[turn % len(_STYLES)]
     paths = [path_of(rows) for rows in seeds]
     if not any(x.size for x, _ in paths):
       level = [r for r in (report.summary(rows)['final'] for rows in seeds)
@@ -50,13 +55,15 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
         axes.axhline(100 * np.mean(level), color=colour, linestyle='--',
                      linewidth=1.4, label=name)
       continue
-    drawn = True
+    ends += [x[-1] for x, _ in paths if x.size]
     for j, (x, y) in enumerate(paths):
-      axes.plot(x, 100 * y, color=colour, linewidth=1.2, alpha=0.8,
+      axes.plot(x, 100 * y, style, color=colour, linewidth=1.2, alpha=0.8,
                 label='' if j else name)
       axes.plot(x[-1:], 100 * y[-1:], 'o', color=colour)
-  if not drawn:
+  if not ends:
     raise ValueError(f'None of the runs {", ".join(runs)} has an epsilon.')
+  if max(ends) > _FAR_APART * min(ends):
+    axes.set_xscale('log')
   axes.set_xlabel('epsilon spent')
   axes.set_ylabel('test accuracy, %')
   axes.grid(color='#dddddd', linewidth=0.6)

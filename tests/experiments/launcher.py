@@ -82,7 +82,7 @@ class Started:
     """Whether it has not ended."""
     return self.process.is_alive()
 
-  def wait(self, timeout: float = 200) -> int:
+  def wait(self, timeout: float = 400) -> int:
     """Its exit code, negative for a signal."""
     self.process.join(timeout)
     if self.process.is_alive():
