@@ -2,8 +2,8 @@
 
 `jax.lax` convolutions are slow exactly where a simulator puts them: their
 gradients inside `scan` or `while` miss XLA:CPU's fast kernel, and per-client
-weights under `vmap` make grouped convolutions. See `winograd`, `gemm` and
-`reordered` for the three forms used instead.
+weights under `vmap` make grouped convolutions. See `winograd` and `rowwise`,
+`gemm` and `reordered` for the forms used instead.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import names
-from fedjax_ssl.models import gemm, reordered, windows, winograd
+from fedjax_ssl.models import gemm, reordered, rowwise, windows, winograd
 
 IMPLS = ('auto', 'gemm', 'lax', 'reordered', 'winograd')
 
@@ -21,7 +21,8 @@ _MIN_TILE_CHANNELS = 16
 # Up to this many input channels patches are small and a convolution wasteful.
 _MAX_PATCH_CHANNELS = 4
 _TILE_KERNELS = ((3, 3), (5, 5))
-# Sides below this take 2x2 output tiles.
+# Sides below this take 2x2 output tiles: there the products read more weights
+# than pixels, and 3x3 kernels need 16 transformed weights instead of 36.
 _MIN_LARGE_TILE_MAP = 7
 
 
@@ -98,23 +99,13 @@ def _tileable(window: windows.Window) -> bool:
 
 def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window
                ) -> jax.Array:
-  """`winograd.conv` with a fitting tile, in float32 at least.
+  """Tiles of a fitting form and side, in float32 at least.
 
   The transforms lose two digits, which 16-bit floats do not have.
   """
-  m = _tile_side(window)
+  form = winograd if window.kernel == (3, 3) else rowwise
+  m = 4 if min(window.out) >= _MIN_LARGE_TILE_MAP else 2
   if x.dtype.itemsize >= 4:
-    return winograd.conv(x, w, window, m=m)
-  y = winograd.conv(x.astype(jnp.float32), w.astype(jnp.float32), window, m=m)
+    return form.conv(x, w, window, m=m)
+  y = form.conv(x.astype(jnp.float32), w.astype(jnp.float32), window, m=m)
   return y.astype(x.dtype)
-
-
-def _tile_side(window: windows.Window) -> int:
-  """Output tiles of 4 for 3x3 kernels; of 2 for 5x5 and on small maps.
-
-  On small maps the products read more weights than pixels, and tiles of 2
-  need 16 transformed weights instead of 36. For 5x5 kernels tiles of 3 are
-  no faster and take twice as long to compile.
-  """
-  large = window.kernel == (3, 3) and min(window.out) >= _MIN_LARGE_TILE_MAP
-  return 4 if large else 2

@@ -7,16 +7,17 @@ from jax import lax
 from fedjax_ssl.models import closed
 
 
-def _contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int
-              ) -> jax.Array:
+def contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int
+             ) -> jax.Array:
+  """Product over one axis of each, the other axes of a first."""
   return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())))
 
 
 # Transposing a weight costs a pass over it; contracting its other axis is free.
 _PRODUCT = closed.trilinear(
-    lambda a, b, _: _contract(a, b, 1, 0),
-    lambda g, b, _: _contract(g, b, 1, 1),
-    lambda a, g, _: _contract(a, g, 0, 0))
+    lambda a, b, _: contract(a, b, 1, 0),
+    lambda g, b, _: contract(g, b, 1, 1),
+    lambda a, g, _: contract(a, g, 0, 0))
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -72,7 +72,7 @@ def _evaluate(points: np.ndarray, size: int) -> np.ndarray:
   return np.concatenate([finite, np.eye(size)[-1:]])
 
 
-def _combine(matrix: np.ndarray) -> Combine:
+def combine_by(matrix: np.ndarray) -> Combine:
   """The map of a list of arrays by a constant matrix, zeros skipped."""
   def combine(parts: Sequence[jax.Array]) -> list[jax.Array]:
     sums = []
@@ -103,7 +103,7 @@ def _cut(x: jax.Array, matrix: np.ndarray, tiles: tuple[int, int], m: int
   """
   batch, _, width, channels = x.shape
   th, tw = tiles
-  combine = _combine(matrix)
+  combine = combine_by(matrix)
   size = range(matrix.shape[1])
   rows = combine([
       lax.slice(x, (0, i, 0, 0),
@@ -169,7 +169,7 @@ def _overlap(tiling: Tiling, axis: int) -> Combine:
   """
   m, side = tiling.m, tiling.side
   before = tiling.window.pads[axis - 1][0]
-  combine = _combine(matrices(m, tiling.window.kernel[0])[2].T)
+  combine = combine_by(matrices(m, tiling.window.kernel[0])[2].T)
 
   def overlap(parts: Sequence[jax.Array]) -> list[jax.Array]:
     positions = combine(parts)
@@ -206,7 +206,7 @@ def _join_outputs(grid: Grid, tiling: Tiling) -> jax.Array:
   """A^T M A of every tile M: [a][a] float[B*th*tw, O] -> [B, H', W', O]."""
   th, tw = tiling.tiles
   batch = grid[0][0].shape[0] // (th * tw)
-  combine = _combine(matrices(tiling.m, tiling.window.kernel[0])[0])
+  combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0])
   y = _join(grid, combine, combine, batch, tiling.tiles)
   return _fit(y, tiling.window.out)
 
@@ -239,7 +239,7 @@ def _shrink(grid: Grid, tiling: Tiling) -> jax.Array:
 
 
 def _two_sided(grid: Sequence[Sequence[jax.Array]], matrix: np.ndarray) -> Grid:
-  combine = _combine(matrix)
+  combine = combine_by(matrix)
   columns = [combine(column) for column in zip(*grid, strict=True)]
   return tuple(tuple(combine(row)) for row in zip(*columns, strict=True))
 
