@@ -109,7 +109,8 @@ def _cut(x: jax.Array, matrix: np.ndarray, tiles: tuple[int, int], m: int
       lax.slice(x, (0, i, 0, 0),
                 (batch, i + m * (th - 1) + 1, width, channels), (1, m, 1, 1))
       for i in size])
-  # Without the barriers XLA recomputes the first step inside the second.
+  # Meant to keep XLA from recomputing the first step inside the second. jaxlib
+  # 0.10 drops barriers before it fuses on CPU; `rowwise` has loops instead.
   rows = lax.optimization_barrier(rows)
   grid = []
   for row in rows:
