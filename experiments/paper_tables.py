@@ -129,7 +129,7 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   try:
     good = not code and _store(chosen, step, workdir, digest)
   except ValueError as error:  # Of this cell; the others go on.
-    print(f'    {error}')
+    printing.say(f'    {error}')
     good = False
   if not good:
     tail = log.read_text(errors='replace').splitlines()[-3:]
@@ -211,7 +211,8 @@ def run(chosen: Settings, budget: float, began: float) -> int:
   Returns:
     An exit code: 1 if some cell failed.
   """
-  deadline = began + budget - min(1.0, 0.05 * budget)  # To end in.
+  # The rest is for saving and for the table's own end.
+  deadline = began + budget - min(1.0, 0.05 * budget)
   counts = {'done': 0, 'stopped': 0, 'failed': 0}
   results = chosen.results / chosen.folder().name
   with _alone(chosen.folder(), results):

@@ -270,6 +270,8 @@ def test_undivided_there_is_one_part():
   for knob in ('l2=1.0', 'l1=0.1', 'psi_init=0.5', 'psi_threshold=1e-4'):
     with pytest.raises(ValueError, match=f'{knob.split("=")[0]}.*one part'):
       methods.make(f"fedmatch(learn='undivided', {knob})", toy.task())
+  with pytest.raises(ValueError, match='density.*out'):
+    methods.make("fedmatch(learn='undivided', density=0.5)", toy.task())
   # The first round is one dense model, not two, and sigma is never sent.
   one = {'learn': 'undivided', 'psi_threshold': None}
   assert arrived(round_=0, **one)[1] == 3

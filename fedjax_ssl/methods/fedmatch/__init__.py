@@ -66,8 +66,9 @@ def fedmatch(
       server 1e-5.
     learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
       its initial values); or 'undivided', FedMatch without decomposition: both
-      losses move one set of weights, psi, and sigma is 0. Helpers are then
-      whole models, and L2, L1, `psi_init` and `psi_threshold` are 0.
+      losses move one set of weights, psi, which starts as the whole model,
+      and sigma is 0. Helpers are then whole models, and what makes psi small
+      or sparse is refused: `l2`, `l1`, `psi_init`, `psi_threshold`, `density`.
     psi_init: psi starts at this share of sigma, 0 (not stated) / .2.
     density: largest share of psi that a client sends, 1 is all.
     sending: 'values', all of sigma and psi above `psi_threshold`, or

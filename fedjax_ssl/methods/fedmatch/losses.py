@@ -1,7 +1,8 @@
 """FedMatch's two losses and its local step, on theta = sigma + psi.
 
 sigma learns from labels and psi from unlabeled rows; neither loss has a
-derivative by the other's part. Jeong et al., https://arxiv.org/abs/2006.12097.
+derivative by the other's part, unless the learner is undivided. Jeong et al.,
+https://arxiv.org/abs/2006.12097.
 """
 from __future__ import annotations
 

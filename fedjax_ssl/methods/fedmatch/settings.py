@@ -161,6 +161,9 @@ def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
         raise ValueError(f"learn='undivided' has no {name}, for there is one "
                          f'part only; leave {name}={knobs[name]} out.')
       v[name] = 0.0
+    if v['density'] != 1:
+      raise ValueError("learn='undivided' sends its one part whole; leave "
+                       f'density={v["density"]} out.')
   if task.model.norm == 'static':
     raise ValueError('fedmatch does not recompute the statistics of '
                      "norm='static'; give another norm.")
