@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -78,8 +79,10 @@ def test_what_a_run_began_with_is_what_is_done(tmp_path):
 
 def test_the_commands_may_be_cut_off(tmp_path):
   process = subprocess.run(
-      f'{sys.executable} launch/sweep.py --out={tmp_path} --dry_run -- '
-      f'"{sweep_test.FAKE}" "--x={" | ".join(map(str, range(3000)))}" '
-      '| head -1', shell=True, cwd=sweep_test.ROOT, capture_output=True,
+      shlex.join([
+          sys.executable, 'launch/sweep.py', f'--out={tmp_path}', '--dry_run',
+          '--', str(sweep_test.FAKE),
+          f'--x={" | ".join(map(str, range(3000)))}'])
+      + ' | head -1', shell=True, cwd=sweep_test.ROOT, capture_output=True,
       text=True, check=True)
   assert '--x=0' in process.stdout and not process.stderr
