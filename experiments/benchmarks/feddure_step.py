@@ -14,6 +14,7 @@ python experiments/benchmarks/feddure_step.py --model=fedavg_cnn --side=28 \
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -101,7 +102,7 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
 
 def direct(spec: fssl.TaskSpec) -> fssl.TaskSpec:
   """The task with direct convolutions, whose operations are counted."""
-  return fssl.TaskSpec(**{**vars(spec), 'conv_impl': 'lax'})
+  return dataclasses.replace(spec, conv_impl='lax')
 
 
 def flops(compiled: Any) -> float:
@@ -180,8 +181,8 @@ def main() -> None:
   programs = make_programs(spec, FLAGS.labeled, FLAGS.unlabeled)
   compiled = compile_all(programs)
   counted = make_programs(direct(spec), FLAGS.labeled, FLAGS.unlabeled)
-  count = {name: flops(one) for name, one in compile_all(
-      {name: counted[name] for name in ('FedAvg', 'FedDure')}).items()}
+  plain = compile_all({name: counted[name] for name in ('FedAvg', 'FedDure')})
+  count = {name: flops(program) for name, program in plain.items()}
 
   def call(name):
     return lambda: jax.block_until_ready(compiled[name](*programs[name][1]))

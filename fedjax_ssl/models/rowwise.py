@@ -133,23 +133,11 @@ def _right(x: jax.Array, g: jax.Array, tiling: Tiling) -> jax.Array:
 _FORM = closed.trilinear(_out, _left, _right)
 
 
-# Under jit layers of one shape are traced once.
 @functools.partial(jax.jit, static_argnames=('window', 'm'))
 def conv(x: jax.Array, w: jax.Array, window: windows.Window, *, m: int
          ) -> jax.Array:
-  """Stride 1 convolution through m x m output tiles.
+  """`winograd.conv`, one row of the tiles at a time, for kernels of odd r.
 
-  The products at the tile positions are separate: one stacked, batched product
-  is slower on CPU.
-
-  Args:
-    x: float[B, H, W, I].
-    w: float[r, r, I, O].
-    window: of stride 1, an r x r kernel of odd r and padding SAME.
-    m: side of an output tile. In float32 the relative error is a few 1e-6,
-      of the gradient of w up to 2e-5; it grows with m + r.
-
-  Returns:
-    float[B, H', W', O].
+  In float32 the relative error is a few 1e-6, of the gradient of w up to 2e-5.
   """
   return _FORM.out(x, w, Tiling(m, window))
