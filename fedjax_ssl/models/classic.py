@@ -37,10 +37,11 @@ class Classic(nn.Module):
     del mask
     for i, (kernel, features) in enumerate(self.convs):
       x = layers.Conv(features, self.choices, kernel=kernel,
-                      padding=self.padding, kernel_init=self.kernel_init)(x)
+                      padding=self.padding, kernel_init=self.kernel_init,
+                      pool=True)(x)
       if i == len(self.convs) - 1:
         x = layers.Dropout(self.dropout, channels=True)(x, train)
-      x = pooling.relu(pooling.max_pool(x))
+      x = pooling.relu(x)
     x = x.reshape(x.shape[0], -1)
     for width in self.dense:
       x = layers.Dense(abs(width), self.choices,
@@ -76,8 +77,7 @@ class FedTriNetCNN(nn.Module):
     for i, (first, second) in enumerate(((32, 64), (128, 128), (256, 256))):
       x = layers.Conv(first, self.choices)(x)
       x = pooling.relu(layers.Norm(self.choices)(x, mask, train))
-      x = layers.Conv(second, self.choices)(x)
-      x = pooling.relu(pooling.max_pool(x))
+      x = pooling.relu(layers.Conv(second, self.choices, pool=True)(x))
       x = layers.Dropout(.05, channels=True)(x, train) if i == 1 else x
     x = layers.Dropout(.1)(x.reshape(x.shape[0], -1), train)
     for width in (1024, 512):

@@ -7,12 +7,21 @@ weights under `vmap` make grouped convolutions. See `winograd` and `rowwise`,
 """
 from __future__ import annotations
 
+import math
+
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import names
-from fedjax_ssl.models import gemm, reordered, rowwise, windows, winograd
+from fedjax_ssl.models import (
+  gemm,
+  pooling,
+  reordered,
+  rowwise,
+  windows,
+  winograd,
+)
 
 IMPLS = ('auto', 'gemm', 'lax', 'reordered', 'winograd')
 
@@ -24,6 +33,9 @@ _TILE_KERNELS = ((3, 3), (5, 5))
 # Sides below this take 2x2 output tiles: there the products read more weights
 # than pixels, and 3x3 kernels need 16 transformed weights instead of 36.
 _MIN_LARGE_TILE_MAP = 7
+# Tiled maps this many times the weights are cut row by row: a loop reads the
+# weights anew for each part of a batch.
+_MAPS_OVER_WEIGHTS = 7
 
 
 def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
@@ -48,6 +60,54 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     ValueError: for an unknown impl or padding, a bad stride, channels that
       differ between x and w, or a VALID kernel larger than the input.
   """
+  window, impl = _plan(x, w, stride, padding, impl)
+  if impl == 'lax':
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), window.pads,
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+  if window.kernel == (1, 1):
+    return gemm.pointwise(x, w, window)
+  if impl == 'winograd':
+    return _tile_conv(x, w, window, 1)[0][0]
+  if impl == 'gemm':
+    return gemm.conv(x, w, window)
+  return reordered.conv(x, w, window)
+
+
+def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
+                      impl: str = 'auto') -> jax.Array:
+  """`pooling.max_pool` of `conv2d`, cheaper where the form allows.
+
+  Tiles and patches give the four pixels of every 2x2 window as four arrays, so
+  the large map is never laid out.
+
+  Args:
+    x: float[B, H, W, I].
+    w: float[kh, kw, I, O], of the dtype of x.
+    padding: see `conv2d`.
+    impl: see `conv2d`.
+
+  Returns:
+    float[B, H'//2, W'//2, O].
+
+  Raises:
+    ValueError: as `conv2d` and `pooling.max_pool`.
+  """
+  window, impl = _plan(x, w, 1, padding, impl)
+  pooling.check_size(window.out)
+  if impl == 'winograd':
+    (a, b), (c, d) = _tile_conv(x, w, window, 2)
+  elif impl == 'gemm':
+    a, b, c, d = (gemm.conv(x, w, window.phase(2, i, j))
+                  for i in (0, 1) for j in (0, 1))
+  else:
+    return pooling.max_pool(conv2d(x, w, padding=padding, impl=impl))
+  return pooling.max_of((a, b, c, d))
+
+
+def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str, impl: str
+          ) -> tuple[windows.Window, str]:
+  """Checks arguments of `conv2d`: its window and what `impl` comes to."""
   names.check('conv_impl', impl, IMPLS)
   names.check('padding', padding, ('SAME', 'VALID'))
   if stride < 1:
@@ -59,17 +119,9 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
       (x.shape[1], x.shape[2]), (w.shape[0], w.shape[1]), stride, padding)
   if impl == 'auto':
     impl = choose(window, w.shape[2], jax.default_backend())
-  if impl == 'lax':
-    return lax.conv_general_dilated(
-        x, w, (stride, stride), window.pads,
-        dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
-  if window.kernel == (1, 1):
-    return gemm.pointwise(x, w, window)
-  if impl == 'winograd' and _tileable(window):
-    return _tile_conv(x, w, window)
-  if impl == 'gemm':
-    return gemm.conv(x, w, window)
-  return reordered.conv(x, w, window)
+  if impl == 'winograd' and not _tileable(window):
+    impl = 'reordered'
+  return window, impl
 
 
 def choose(window: windows.Window, channels: int, backend: str) -> str:
@@ -97,15 +149,19 @@ def _tileable(window: windows.Window) -> bool:
           and window.size == window.out)
 
 
-def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window
-               ) -> jax.Array:
+def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window, fold: int
+               ) -> winograd.Phases:
   """Tiles of a fitting form and side, in float32 at least.
 
   The transforms lose two digits, which 16-bit floats do not have.
   """
-  form = winograd if window.kernel == (3, 3) else rowwise
-  m = 4 if min(window.out) >= _MIN_LARGE_TILE_MAP else 2
+  tiling = winograd.Tiling(
+      4 if min(window.out) >= _MIN_LARGE_TILE_MAP else 2, window, fold)
+  tiles = x.shape[0] * math.prod(tiling.tiles)
+  maps_outweigh = (tiles * (w.shape[2] + w.shape[3])
+                   > _MAPS_OVER_WEIGHTS * w.shape[2] * w.shape[3])
+  form = rowwise if window.kernel == (5, 5) or maps_outweigh else winograd
   if x.dtype.itemsize >= 4:
-    return form.conv(x, w, window, m=m)
-  y = form.conv(x.astype(jnp.float32), w.astype(jnp.float32), window, m=m)
-  return y.astype(x.dtype)
+    return form.conv(x, w, tiling)
+  y = form.conv(x.astype(jnp.float32), w.astype(jnp.float32), tiling)
+  return jax.tree.map(lambda phase: phase.astype(x.dtype), y)

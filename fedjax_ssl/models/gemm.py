@@ -12,7 +12,8 @@ from fedjax_ssl.models import closed, matmul, reordered, windows
 
 def _unfold(x: jax.Array, window: windows.Window) -> jax.Array:
   """float[B, H, W, I] -> patches float[B * H' * W', kh * kw * I]."""
-  padded = jnp.pad(x, ((0, 0), *window.pads, (0, 0)))
+  pads = [(lo, hi, 0) for lo, hi in window.pads]
+  padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
   height, width = window.kernel
   taps = [reordered.tap(padded, window, i, j)
           for i in range(height) for j in range(width)]
@@ -47,7 +48,6 @@ def conv(x: jax.Array, w: jax.Array, window: windows.Window) -> jax.Array:
   """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
   y = matmul.product(unfold(x, window), w.reshape(-1, w.shape[3]))
   return y.reshape(x.shape[0], *window.out, w.shape[3])
-
 
 
 def pointwise(x: jax.Array, w: jax.Array, window: windows.Window) -> jax.Array:

@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.models import conv
+from fedjax_ssl.models import conv, pooling
 
 NORMS = ('batch', 'group', 'none', 'static')
 
@@ -62,6 +62,7 @@ class Conv(nn.Module):
     padding: see `conv.conv2d`.
     use_bias: whether a bias is added; it starts at 0.
     kernel_init: initializer of the kernel.
+    pool: whether the maximum of every 2x2 window is taken; stride is 1 then.
   """
 
   features: int
@@ -71,6 +72,7 @@ class Conv(nn.Module):
   padding: str = 'SAME'
   use_bias: bool = True
   kernel_init: Initializer = HE
+  pool: bool = False
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -79,12 +81,42 @@ class Conv(nn.Module):
     kernel = self.param(
         'kernel', self.kernel_init,
         (self.kernel, self.kernel, x.shape[3], self.features), made)
-    y = conv.conv2d(x.astype(dtype), kernel.astype(dtype), stride=self.stride,
-                    padding=self.padding, impl=self.choices.conv_impl)
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    if self.pool:
+      # The bias follows: adding it keeps the order, and here are fewer pixels.
+      y = conv.max_pooled_conv2d(
+          x, kernel, padding=self.padding, impl=self.choices.conv_impl)
+    else:
+      y = conv.conv2d(x, kernel, stride=self.stride, padding=self.padding,
+                      impl=self.choices.conv_impl)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,), made)
       y = y + bias.astype(dtype)
     return y
+
+
+def pooled_conv(x: jax.Array, features: int, choices: Choices,
+                mask: jax.Array | None, train: bool, **options: Any
+                ) -> jax.Array:
+  """`Conv`, `Norm` and `pooling.max_pool`, called inside a module.
+
+  Without normalization, which needs the whole map, `Conv` pools.
+
+  Args:
+    x: float[B, H, W, I].
+    features: O.
+    choices: of the layers.
+    mask: float[B] or None, see `Norm`.
+    train: see `Norm`.
+    **options: of `Conv`.
+
+  Returns:
+    float[B, H'//2, W'//2, O].
+  """
+  if choices.norm == 'none':
+    return Conv(features, choices, pool=True, **options)(x)
+  x = Conv(features, choices, **options)(x)
+  return pooling.max_pool(Norm(choices)(x, mask, train))
 
 
 class Dense(nn.Module):

@@ -5,11 +5,13 @@ rectifier has a quarter of the work.
 """
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+
+from fedjax_ssl.models import closed
 
 
 @jax.custom_vjp
@@ -26,52 +28,80 @@ def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 relu.defvjp(_relu_forward, lambda y, g: (jnp.where(y > 0, g, 0),))
 
 
-def _quarters(x: jax.Array) -> list[jax.Array]:
-  """The four pixels of every 2x2 window: 4 of float[B, H//2, W//2, C]."""
-  batch, height, width, channels = x.shape
-  height, width = height // 2 * 2, width // 2 * 2
-  return [lax.slice(x, (0, i, j, 0), (batch, height, width, channels),
-                    (1, 2, 2, 1)) for i in (0, 1) for j in (0, 1)]
+Size = tuple[int, int]
+Four = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _pick(x: jax.Array, choice: jax.Array, size: tuple[int, int]
-          ) -> jax.Array:
-  """The chosen pixel of every window.
+def _quarters(x: jax.Array, size: Size) -> Four:
+  """The four pixels of every 2x2 window, apart.
 
   Args:
     x: float[B, H, W, C].
-    choice: int8[B, H//2, W//2, C] in [0, 4), row-major in the window.
     size: (H, W).
 
   Returns:
-    float[B, H//2, W//2, C].
+    4 of float[B, H//2, W//2, C], row-major in the window.
   """
-  del size
-  picked, *others = _quarters(x)
-  for i, other in enumerate(others, start=1):
-    picked = jnp.where(choice == i, other, picked)
-  return picked
+  height, width = (n // 2 * 2 for n in size)
+  a, b, c, d = (
+      lax.slice(x, (0, i, j, 0), (x.shape[0], height, width, x.shape[3]),
+                (1, 2, 2, 1)) for i in (0, 1) for j in (0, 1))
+  return a, b, c, d
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _place(y: jax.Array, choice: jax.Array, size: tuple[int, int]) -> jax.Array:
-  """Adjoint of `_pick`: y at the chosen pixels, zeros elsewhere."""
-  batch, height, width, channels = y.shape
-  part = [jnp.where(choice == i, y, 0) for i in range(4)]
-  rows = [jnp.stack(part[:2], 3), jnp.stack(part[2:], 3)]
+def _interleave(parts: Four, size: Size) -> jax.Array:
+  """Adjoint of `_quarters`."""
+  batch, height, width, channels = parts[0].shape
+  rows = [jnp.stack(parts[:2], 3), jnp.stack(parts[2:], 3)]
   x = jnp.stack(rows, 2).reshape(batch, 2 * height, 2 * width, channels)
   pads = [(0, n - m, 0) for n, m in zip(size, x.shape[1:3], strict=True)]
   return lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *pads, (0, 0, 0)))
 
 
-_pick.defvjp(lambda x, choice, size: (_pick(x, choice, size), choice),
-             lambda size, choice, g: (_place(g, choice, size), None))
-_place.defvjp(lambda y, choice, size: (_place(y, choice, size), choice),
-              lambda size, choice, g: (_pick(g, choice, size), None))
+quarters, _ = closed.adjoint_pair(_quarters, _interleave)
 
 
 @jax.custom_vjp
+def _take(parts: Four, choice: jax.Array) -> jax.Array:
+  """The chosen one of four, entry by entry; choice is int8 in [0, 4)."""
+  taken, *others = parts
+  for i, other in enumerate(others, start=1):
+    taken = jnp.where(choice == i, other, taken)
+  return taken
+
+
+@jax.custom_vjp
+def _give(y: jax.Array, choice: jax.Array) -> Four:
+  """Adjoint of `_take`: y where chosen, else zeros."""
+  a, b, c, d = (jnp.where(choice == i, y, 0) for i in range(4))
+  return a, b, c, d
+
+
+_take.defvjp(lambda parts, choice: (_take(parts, choice), choice),
+             lambda choice, g: (_give(g, choice), None))
+_give.defvjp(lambda y, choice: (_give(y, choice), choice),
+             lambda choice, g: (_take(g, choice), None))
+
+
+@jax.custom_vjp
+def max_of(parts: Four) -> jax.Array:
+  """Maximum of four arrays; of equal ones the first takes the gradient."""
+  a, b, c, d = parts
+  return jnp.maximum(jnp.maximum(a, b), jnp.maximum(c, d))
+
+
+def _max_of_forward(parts: Four) -> tuple[jax.Array, jax.Array]:
+  # One byte an entry is all that the gradient needs.
+  y = max_of(parts)
+  choice = jnp.full(y.shape, 3, jnp.int8)
+  for i, part in reversed(list(enumerate(parts[:3]))):
+    choice = jnp.where(part == y, jnp.int8(i), choice)
+  return y, choice
+
+
+max_of.defvjp(_max_of_forward, lambda choice, g: (_give(g, choice),))
+
+
 def max_pool(x: jax.Array) -> jax.Array:
   """Maximum of every 2x2 window: float[B, H, W, C] -> [B, H//2, W//2, C].
 
@@ -81,28 +111,15 @@ def max_pool(x: jax.Array) -> jax.Array:
   Raises:
     ValueError: if H or W is below 2.
   """
-  if min(x.shape[1:3]) < 2:
-    raise ValueError(f'a map of {x.shape[1]}x{x.shape[2]} is too small to '
-                     'pool; it needs 2x2.')
-  a, b, c, d = _quarters(x)
-  return jnp.maximum(jnp.maximum(a, b), jnp.maximum(c, d))
+  check_size(x.shape[1:3])
+  return max_of(quarters(x, x.shape[1:3]))
 
 
-def _max_pool_forward(x: jax.Array) -> tuple[jax.Array, tuple]:
-  # One byte a window is all that the gradient needs.
-  y = max_pool(x)
-  choice = jnp.full(y.shape, 3, jnp.int8)
-  for i, quarter in reversed(list(enumerate(_quarters(x)[:3]))):
-    choice = jnp.where(quarter == y, jnp.int8(i), choice)
-  return y, (choice, jnp.zeros((x.shape[1], x.shape[2], 0), jnp.int8))
-
-
-def _max_pool_backward(kept: tuple, g: jax.Array) -> tuple[jax.Array]:
-  choice, like = kept
-  return (_place(g, choice, (like.shape[0], like.shape[1])),)
-
-
-max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+def check_size(size: Sequence[int]) -> None:
+  """Raises ValueError for a map without a 2x2 window."""
+  if min(size) < 2:
+    raise ValueError(f'a map of {size[0]}x{size[1]} is too small to pool; it '
+                     'needs 2x2.')
 
 
 def mean_pool(x: jax.Array) -> jax.Array:

@@ -34,11 +34,14 @@ class ResNet9(nn.Module):
   def __call__(self, x: jax.Array, mask: jax.Array | None = None,
                train: bool = False) -> jax.Array:
     """float[B, H, W, I], sides 32 or more -> logits [B, C]."""
+    options = {'use_bias': self.use_bias, 'kernel_init': self.kernel_init}
+
     def block(x: jax.Array, features: int, pool: bool = False) -> jax.Array:
-      x = layers.Conv(features, self.choices, use_bias=self.use_bias,
-                      kernel_init=self.kernel_init)(x)
-      x = layers.Norm(self.choices)(x, mask, train)
-      return pooling.relu(pooling.max_pool(x) if pool else x)
+      if pool:
+        return pooling.relu(layers.pooled_conv(
+            x, features, self.choices, mask, train, **options))
+      x = layers.Conv(features, self.choices, **options)(x)
+      return pooling.relu(layers.Norm(self.choices)(x, mask, train))
 
     x = block(block(x, 64), 128, pool=True)
     x = x + block(block(x, 128), 128)

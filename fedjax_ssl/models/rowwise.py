@@ -12,15 +12,25 @@ the transformed ones is faster.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
+import math
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.models import closed, matmul, windows
-from fedjax_ssl.models.winograd import combine_by, matrices, Tiling
+from fedjax_ssl.models import closed, matmul
+from fedjax_ssl.models.winograd import (
+  combine_by,
+  matrices,
+  Phases,
+  side_by_side,
+  Tiling,
+)
+
+# Of transformed tiles at a time: half the second cache of a core.
+_HELD_BYTES = 1 << 20
 
 
 def _pad(x: jax.Array, before: int, size: int, axis: int) -> jax.Array:
@@ -30,45 +40,76 @@ def _pad(x: jax.Array, before: int, size: int, axis: int) -> jax.Array:
   return lax.pad(x, jnp.zeros((), x.dtype), pads)
 
 
-def _steps(x: jax.Array, count: int, tiling: Tiling, axis: int
-           ) -> list[jax.Array]:
-  """Pixels 0, 1, ... of every tile along an axis; tiles start m apart."""
-  m, tiles = tiling.m, tiling.tiles[axis - 1]
-  return [lax.slice_in_dim(x, j, j + m * (tiles - 1) + 1, m, axis)
-          for j in range(count)]
-
-
-def _cut_inputs(x: jax.Array, tiling: Tiling, axis: int) -> list[jax.Array]:
-  """B^T d of every tile d along an axis: a arrays, tiles in place of pixels.
+def _pixels(phases: Sequence[jax.Array], before: int, count: int, spare: int,
+            tiling: Tiling, axis: int) -> list[jax.Array]:
+  """Pixels 0, 1, ... of every tile along an axis; tiles start m apart.
 
   Args:
-    x: float[B, H, W, C].
+    phases: of the map along the axis.
+    before: pixels of the first tile in front of the map.
+    count: pixels of a tile.
+    spare: zeros behind the last tile.
     tiling: the tiles.
     axis: 1 or 2.
   """
-  m, window = tiling.m, tiling.window
-  size = m * (tiling.tiles[axis - 1] - 1) + tiling.side
-  padded = _pad(x, window.pads[axis - 1][0], size, axis)
-  combine = combine_by(matrices(m, window.kernel[0])[2])
-  return combine(_steps(padded, tiling.side, tiling, axis))
+  fold, reach = len(phases), tiling.tiles[axis - 1] - 1
+  step, front = tiling.m // fold, -(-before // fold)
+  starts = [(j - before) // fold + front for j in range(count)]
+  size = starts[-1] + step * reach + 1 + spare
+  padded = [_pad(x, front, size, axis) for x in phases]
+  return [lax.slice_in_dim(padded[(j - before) % fold], start,
+                           start + step * reach + 1, step, axis)
+          for j, start in enumerate(starts)]
 
 
-def _cut_outputs(g: jax.Array, tiling: Tiling, axis: int) -> list[jax.Array]:
-  """Adjoint of `_join_outputs`: one array -> a arrays."""
+def _cut_inputs(phases: Sequence[jax.Array], tiling: Tiling, axis: int
+                ) -> list[jax.Array]:
+  """B^T d of every tile d along an axis: a arrays, tiles in place of pixels.
+
+  Args:
+    phases: of float[B, H, W, C] along the axis.
+    tiling: the tiles.
+    axis: 1 or 2.
+  """
+  before = tiling.window.pads[axis - 1][0]
+  combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[2])
+  return combine(_pixels(phases, before, tiling.side, 0, tiling, axis))
+
+
+def _cut_outputs(phases: Sequence[jax.Array], tiling: Tiling, axis: int
+                 ) -> list[jax.Array]:
+  """Adjoint of `_join_outputs`: phases -> a arrays."""
+  combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0].T)
   # One zero more than the tiles need: in a loop XLA computes what is padded
   # once, and what is not again for every slice.
-  padded = _pad(g, 0, tiling.m * tiling.tiles[axis - 1] + 1, axis)
-  combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0].T)
-  return combine(_steps(padded, tiling.m, tiling, axis))
+  return combine(_pixels(phases, 0, tiling.m, 1, tiling, axis))
 
 
-def _join_outputs(parts: Sequence[jax.Array], tiling: Tiling, axis: int
-                 ) -> jax.Array:
-  """A^T M of every tile M along an axis, laid side by side: a arrays -> one."""
+def _join_outputs(parts: Sequence[jax.Array], tiling: Tiling, fold: int,
+                  axis: int) -> tuple[jax.Array, ...]:
+  """A^T M of every tile M along an axis, laid side by side.
+
+  Args:
+    parts: a arrays, tiles in place of pixels along the axis.
+    tiling: the tiles.
+    fold: f.
+    axis: 1 or 2.
+
+  Returns:
+    The f phases along the axis.
+  """
   combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0])
-  y = jnp.stack(combine(parts), axis + 1)
-  y = y.reshape(*y.shape[:axis], -1, *y.shape[axis + 2:])
-  return lax.slice_in_dim(y, 0, tiling.window.out[axis - 1], axis=axis)
+  pixels = combine(parts)
+  length = tiling.window.out[axis - 1] // fold
+  return tuple(lax.slice_in_dim(side_by_side(pixels[a::fold], axis), 0, length,
+                                axis=axis) for a in range(fold))
+
+
+def _rows(cut: Callable[..., list[jax.Array]], phases: Phases, tiling: Tiling
+          ) -> tuple[jax.Array, ...]:
+  """Every phase along columns cut along rows: f of float[a, B, th, w, C]."""
+  return tuple(jnp.stack(cut(column, tiling, 1))
+               for column in zip(*phases, strict=True))
 
 
 def _expand(w: jax.Array, tiling: Tiling) -> list[jax.Array]:
@@ -86,9 +127,40 @@ def _flat(tile: jax.Array) -> jax.Array:
   return tile.reshape(-1, tile.shape[3])
 
 
-def _multiply(x: jax.Array, w: jax.Array, tiling: Tiling, axis: int
-              ) -> jax.Array:
-  """The convolution, with `axis` of [I, O] of w as the channels of x."""
+def _split(x: jax.Array, tiling: Tiling, channels: int) -> jax.Array:
+  """Parts of a batch, so small that the tiles of a row fit the cache.
+
+  Args:
+    x: float[B, ...].
+    tiling: the tiles.
+    channels: of the tiles that a loop holds at a time.
+
+  Returns:
+    float[N, B', ...] with N B' >= B, filled up with zeros.
+  """
+  batch = x.shape[0]
+  held = math.prod(tiling.tiles) * tiling.side * channels * x.dtype.itemsize
+  most = min(max(_HELD_BYTES // held, 1), batch)
+  size = max(n for n in range(1, most + 1) if batch % n == 0)
+  if 2 * size <= most:
+    size = -(-batch // -(-batch // most))
+  count = -(-batch // size)
+  return _pad(x, 0, count * size, 0).reshape(count, size, *x.shape[1:])
+
+
+def _multiply(x: Phases, w: jax.Array, tiling: Tiling, axis: int, fold: int
+              ) -> Phases:
+  """The convolution, with `axis` of [I, O] of w as the channels of x.
+
+  Args:
+    x: phases.
+    w: float[r, r, I, O].
+    tiling: the tiles.
+    axis: 0 or 1.
+    fold: of the result.
+  """
+  weight_rows = jnp.stack(_expand(w, tiling))
+
   def along_columns(row_and_weights):
     row, weights = row_and_weights
     products = []
@@ -96,27 +168,36 @@ def _multiply(x: jax.Array, w: jax.Array, tiling: Tiling, axis: int
                        strict=True):
       y = matmul.contract(_flat(tile), u, 1, axis)
       products.append(y.reshape(*tile.shape[:3], y.shape[1]))
-    return _join_outputs(products, tiling, 2)
-  rows = lax.map(along_columns, (
-      jnp.stack(_cut_inputs(x, tiling, 1)),
-      jnp.stack(_expand(w, tiling))))
-  return _join_outputs(list(rows), tiling, 1)
+    return _join_outputs(products, tiling, fold, 2)
+
+  def along_rows(part):
+    rows = lax.map(along_columns, (_rows(_cut_inputs, part, tiling),
+                                   weight_rows))
+    columns = [_join_outputs(list(row), tiling, fold, 1) for row in rows]
+    return tuple(zip(*columns, strict=True))
+
+  parts = jax.tree.map(
+      lambda phase: _split(phase, tiling, w.shape[2] + w.shape[3]), x)
+  y = lax.map(along_rows, parts)
+  batch = x[0][0].shape[0]
+  return jax.tree.map(
+      lambda phase: phase.reshape(-1, *phase.shape[2:])[:batch], y)
 
 
-def _out(x: jax.Array, w: jax.Array, tiling: Tiling) -> jax.Array:
-  return _multiply(x, w, tiling, 0)
+def _out(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
+  return _multiply(((x,),), w, tiling, 0, tiling.fold)
 
 
-def _left(g: jax.Array, w: jax.Array, tiling: Tiling) -> jax.Array:
+def _left(g: Phases, w: jax.Array, tiling: Tiling) -> jax.Array:
   """Gradient of x: the same convolution of g, with the turned kernel.
 
   Contracting its outputs leaves the kernel as it lies in memory: transposing
   it would cost a pass over it.
   """
-  return _multiply(g, w[::-1, ::-1], tiling, 1)
+  return _multiply(g, w[::-1, ::-1], tiling, 1, 1)[0][0]
 
 
-def _right(x: jax.Array, g: jax.Array, tiling: Tiling) -> jax.Array:
+def _right(x: jax.Array, g: Phases, tiling: Tiling) -> jax.Array:
   """Gradient of w: one product over all tiles for each position."""
   def along_columns(rows):
     row, grads = rows
@@ -124,20 +205,29 @@ def _right(x: jax.Array, g: jax.Array, tiling: Tiling) -> jax.Array:
         matmul.contract(_flat(a), _flat(b), 0, 0)
         for a, b in zip(_cut_inputs(row, tiling, 2),
                         _cut_outputs(grads, tiling, 2), strict=True)], tiling)
-  rows = lax.map(along_columns, (
-      jnp.stack(_cut_inputs(x, tiling, 1)),
-      jnp.stack(_cut_outputs(g, tiling, 1))))
-  return _shrink(list(rows), tiling)
+
+  def along_rows(total, part):
+    rows = lax.map(along_columns, (
+        _rows(_cut_inputs, part[0], tiling),
+        _rows(_cut_outputs, part[1], tiling)))
+    return total + rows, None
+
+  channels = x.shape[3] + g[0][0].shape[3]
+  parts = jax.tree.map(lambda phase: _split(phase, tiling, channels),
+                       (((x,),), g))
+  side, r = tiling.side, tiling.window.kernel[0]
+  total = jnp.zeros((side, r, x.shape[3], g[0][0].shape[3]), x.dtype)
+  total, _ = lax.scan(along_rows, total, parts)
+  return _shrink(list(total), tiling)
 
 
 _FORM = closed.trilinear(_out, _left, _right)
 
 
-@functools.partial(jax.jit, static_argnames=('window', 'm'))
-def conv(x: jax.Array, w: jax.Array, window: windows.Window, *, m: int
-         ) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=('tiling',))
+def conv(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
   """`winograd.conv`, one row of the tiles at a time, for kernels of odd r.
 
   In float32 the relative error is a few 1e-6, of the gradient of w up to 2e-5.
   """
-  return _FORM.out(x, w, Tiling(m, window))
+  return _FORM.out(x, w, tiling)

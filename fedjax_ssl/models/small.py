@@ -76,9 +76,8 @@ class CNN(nn.Module):
                train: bool = False) -> jax.Array:
     """float[B, H, W, I] -> logits [B, C]."""
     for features in (self.width, 2 * self.width):
-      x = layers.Conv(features, self.choices)(x)
-      x = layers.Norm(self.choices)(x, mask, train)
-      x = pooling.relu(pooling.max_pool(x))
+      x = pooling.relu(layers.pooled_conv(
+          x, features, self.choices, mask, train))
     while min(x.shape[1:3]) >= 8:
       x = pooling.mean_pool_2x2(x)
     x = x.reshape(x.shape[0], -1)

@@ -31,14 +31,22 @@ from fedjax_ssl.models import closed, matmul, windows
 _POINTS = (0., 1., -1., 2., -2., .5, -.5)
 
 Grid = tuple[tuple[jax.Array, ...], ...]  # [a][a] arrays, one a tile position.
+# [f][f] arrays; pixel (i, j) of a map is (i // f, j // f) of [i % f][j % f].
+Phases = tuple[tuple[jax.Array, ...], ...]
 Combine = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 class Tiling(NamedTuple):
-  """A convolution of stride 1 and padding SAME in m x m tiles; hashable."""
+  """A convolution of stride 1 and padding SAME in m x m tiles; hashable.
+
+  m: side of an output tile.
+  window: the convolution.
+  fold: f, in how many phases along each axis the output comes; divides m.
+  """
 
   m: int
   window: windows.Window
+  fold: int = 1
 
   @property
   def side(self) -> int:
@@ -49,6 +57,12 @@ class Tiling(NamedTuple):
   def tiles(self) -> tuple[int, int]:
     """(th, tw) tiles; the last may reach over the map's edge."""
     height, width = (-(-n // self.m) for n in self.window.out)
+    return height, width
+
+  @property
+  def phase(self) -> tuple[int, int]:
+    """Size of a phase; what is left over of the map is dropped."""
+    height, width = (n // self.fold for n in self.window.out)
     return height, width
 
 
@@ -88,12 +102,12 @@ def combine_by(matrix: np.ndarray) -> Combine:
   return combine
 
 
-def _cut(x: jax.Array, matrix: np.ndarray, tiles: tuple[int, int], m: int
+def _cut(phases: Phases, matrix: np.ndarray, tiles: tuple[int, int], m: int
          ) -> Grid:
   """Transformed tiles of a map, stepped by m.
 
   Args:
-    x: float[B, H, W, C] that holds every tile.
+    phases: of float[B, H, W, C] that holds every tile.
     matrix: [a, k]; tiles are k x k.
     tiles: (th, tw).
     m: step between tiles.
@@ -101,29 +115,27 @@ def _cut(x: jax.Array, matrix: np.ndarray, tiles: tuple[int, int], m: int
   Returns:
     [a][a] of float[B * th * tw, C].
   """
-  batch, _, width, channels = x.shape
-  th, tw = tiles
-  combine = combine_by(matrix)
+  combine, fold = combine_by(matrix), len(phases)
   size = range(matrix.shape[1])
-  rows = combine([
-      lax.slice(x, (0, i, 0, 0),
-                (batch, i + m * (th - 1) + 1, width, channels), (1, m, 1, 1))
-      for i in size])
+
+  def pixel(x: jax.Array, at: int, axis: int) -> jax.Array:
+    start, step = at // fold, m // fold
+    return lax.slice_in_dim(
+        x, start, start + step * (tiles[axis - 1] - 1) + 1, step, axis)
+  rows = [combine([pixel(phases[i % fold][b], i, 1) for i in size])
+          for b in range(fold)]
   # Meant to keep XLA from recomputing the first step inside the second. jaxlib
   # 0.10 drops barriers before it fuses on CPU; `rowwise` has loops instead.
   rows = lax.optimization_barrier(rows)
   grid = []
-  for row in rows:
-    columns = combine([
-        lax.slice(row, (0, 0, j, 0),
-                  (batch, th, j + m * (tw - 1) + 1, channels), (1, 1, m, 1))
-        for j in size])
-    grid.append(tuple(c.reshape(-1, channels) for c in columns))
+  for row in zip(*rows, strict=True):
+    columns = combine([pixel(row[j % fold], j, 2) for j in size])
+    grid.append(tuple(c.reshape(-1, c.shape[3]) for c in columns))
   return lax.optimization_barrier(tuple(grid))
 
 
 def _join(grid: Grid, combine_rows: Combine, combine_columns: Combine,
-          batch: int, tiles: tuple[int, int]) -> jax.Array:
+          batch: int, tiles: tuple[int, int], fold: int) -> Phases:
   """Tiles mapped to m x m along each axis and laid side by side.
 
   Args:
@@ -132,19 +144,29 @@ def _join(grid: Grid, combine_rows: Combine, combine_columns: Combine,
     combine_columns: the same along columns.
     batch: B.
     tiles: (th, tw).
+    fold: f.
 
   Returns:
-    float[B, th * m, tw * m, C].
+    [f][f] of float[B, th * m / f, tw * m / f, C].
   """
   th, tw = tiles
   side, channels = len(grid), grid[0][0].shape[-1]
   columns = [combine_rows([grid[p][q].reshape(batch, th, tw, channels)
                            for p in range(side)]) for q in range(side)]
   columns = lax.optimization_barrier(columns)
-  m = len(columns[0])
-  lines = [jnp.stack(combine_columns([c[i] for c in columns]), 3)
-           for i in range(m)]
-  return jnp.stack(lines, 2).reshape(batch, th * m, tw * m, channels)
+  lines = [combine_columns([c[i] for c in columns])
+           for i in range(len(columns[0]))]
+  return tuple(
+      tuple(side_by_side([side_by_side(line[b::fold], 2)
+                          for line in lines[a::fold]], 1)
+            for b in range(fold))
+      for a in range(fold))
+
+
+def side_by_side(pixels: Sequence[jax.Array], axis: int) -> jax.Array:
+  """Pixels 0, 1, ... of every tile along an axis -> the map, tile by tile."""
+  x = jnp.stack(pixels, axis + 1)
+  return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2:])
 
 
 def _shift(x: jax.Array, steps: int, axis: int) -> jax.Array:
@@ -191,7 +213,7 @@ def _cut_inputs(x: jax.Array, tiling: Tiling) -> Grid:
   for n, t, (lo, _) in zip(window.size, tiling.tiles, window.pads, strict=True):
     pads.append((lo, (t - 1) * m + tiling.side - n - lo, 0))
   padded = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *pads, (0, 0, 0)))
-  return _cut(padded, matrices(m, window.kernel[0])[2], tiling.tiles, m)
+  return _cut(((padded,),), matrices(m, window.kernel[0])[2], tiling.tiles, m)
 
 
 def _join_inputs(grid: Grid, tiling: Tiling) -> jax.Array:
@@ -199,28 +221,28 @@ def _join_inputs(grid: Grid, tiling: Tiling) -> jax.Array:
   th, tw = tiling.tiles
   batch = grid[0][0].shape[0] // (th * tw)
   x = _join(grid, _overlap(tiling, 1), _overlap(tiling, 2), batch,
-            tiling.tiles)
-  return _fit(x, tiling.window.size)
+            tiling.tiles, 1)[0][0]
+  return fit(x, tiling.window.size)
 
 
-def _join_outputs(grid: Grid, tiling: Tiling) -> jax.Array:
+def _join_outputs(grid: Grid, tiling: Tiling) -> Phases:
   """A^T M A of every tile M: [a][a] float[B*th*tw, O] -> [B, H', W', O]."""
   th, tw = tiling.tiles
   batch = grid[0][0].shape[0] // (th * tw)
   combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0])
-  y = _join(grid, combine, combine, batch, tiling.tiles)
-  return _fit(y, tiling.window.out)
+  y = _join(grid, combine, combine, batch, tiling.tiles, tiling.fold)
+  return jax.tree.map(lambda phase: fit(phase, tiling.phase), y)
 
 
-def _cut_outputs(g: jax.Array, tiling: Tiling) -> Grid:
+def _cut_outputs(g: Phases, tiling: Tiling) -> Grid:
   """Adjoint of `_join_outputs`."""
-  th, tw = tiling.tiles
-  g = _fit(g, (th * tiling.m, tw * tiling.m))
+  height, width = (n * tiling.m // tiling.fold for n in tiling.tiles)
+  g = jax.tree.map(lambda phase: fit(phase, (height, width)), g)
   matrix = matrices(tiling.m, tiling.window.kernel[0])[0].T
   return _cut(g, matrix, tiling.tiles, tiling.m)
 
 
-def _fit(x: jax.Array, size: tuple[int, int]) -> jax.Array:
+def fit(x: jax.Array, size: tuple[int, int]) -> jax.Array:
   """Crops or zero-fills the far ends of x [B, h, w, C] to `size`."""
   pads = [(0, n - m, 0) for n, m in zip(size, x.shape[1:3], strict=True)]
   return lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *pads, (0, 0, 0)))
@@ -251,9 +273,8 @@ expand, _ = closed.adjoint_pair(_expand, _shrink)
 
 
 # Under jit layers of one shape are traced once.
-@functools.partial(jax.jit, static_argnames=('window', 'm'))
-def conv(x: jax.Array, w: jax.Array, window: windows.Window, *, m: int
-         ) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=('tiling',))
+def conv(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
   """Stride 1 convolution through m x m output tiles.
 
   The products at the tile positions are separate: one stacked, batched product
@@ -262,16 +283,14 @@ def conv(x: jax.Array, w: jax.Array, window: windows.Window, *, m: int
   Args:
     x: float[B, H, W, I].
     w: float[r, r, I, O].
-    window: of stride 1, an r x r kernel and padding SAME.
-    m: side of an output tile. In float32 the relative error is about 1e-6;
-      it grows with m + r. The transformed input, kept for the gradient, is
-      (a / m)^2 times the input: 2.25 times for m = 4 and r = 3, 4 for m = 2
-      and r = 3, 9 for m = 2 and r = 5.
+    tiling: of stride 1, an r x r kernel and padding SAME. In float32 the
+      relative error is about 1e-6; it grows with m + r. The transformed input,
+      kept for the gradient, is (a / m)^2 times the input: 2.25 times for m = 4
+      and r = 3, 4 for m = 2 and r = 3, 9 for m = 2 and r = 5.
 
   Returns:
-    float[B, H', W', O].
+    The phases of float[B, H', W', O].
   """
-  tiling = Tiling(m, window)
   inputs, weights = cut_inputs(x, tiling), expand(w, tiling)
   products = tuple(
       tuple(matmul.product(v, u) for v, u in zip(*rows, strict=True))

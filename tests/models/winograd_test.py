@@ -56,7 +56,8 @@ def test_tiles_read_weights_in_their_own_order():
   window = windows.window((4, 4), (3, 3), 1, 'SAME')
 
   def loss(x, w):
-    return jnp.sum(jnp.sin(winograd.conv(x, w, window, m=2)))
+    return jnp.sum(jnp.sin(winograd.conv(
+        x, w, winograd.Tiling(2, window))[0][0]))
   jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(
       jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)))
   assert 'dot_general' in str(jaxpr)
