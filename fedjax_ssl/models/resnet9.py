@@ -1,6 +1,8 @@
 """The two ResNet-9 of FedMatch and FedDure."""
 from __future__ import annotations
 
+from typing import Any
+
 from flax import linen as nn
 import jax
 
@@ -34,7 +36,8 @@ class ResNet9(nn.Module):
   def __call__(self, x: jax.Array, mask: jax.Array | None = None,
                train: bool = False) -> jax.Array:
     """float[B, H, W, I], sides 32 or more -> logits [B, C]."""
-    options = {'use_bias': self.use_bias, 'kernel_init': self.kernel_init}
+    options: dict[str, Any] = {
+        'use_bias': self.use_bias, 'kernel_init': self.kernel_init}
 
     def block(x: jax.Array, features: int, pool: bool = False) -> jax.Array:
       if pool:

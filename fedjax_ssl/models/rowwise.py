@@ -1,11 +1,12 @@
 """Convolution between transformed tiles, one row of the tiles at a time.
 
-The algorithm of `winograd`, for larger kernels: rows are transformed first, and
-a loop over their a positions does the columns. XLA fuses transforms that follow
-each other, and would compute the first again for each output of the second; it
-fuses nothing into a loop. The a^2 products are many times the image, of which
-the loop holds a at a time, and nothing is kept for the gradient but x and w.
-So tiles of 4 pay for 5x5 kernels: 64 products for 16 outputs instead of 400.
+The algorithm of `winograd`: rows are transformed first, and a loop over their a
+positions does the columns. XLA fuses transforms that follow each other, and
+would compute the first again for each output of the second; it fuses nothing
+into a loop. The a^2 products are many times the image, of which the loop holds
+a at a time, of a part of the batch, and nothing is kept for the gradient but x
+and w. So tiles of 4 pay for 5x5 kernels: 64 products for 16 outputs instead of
+400.
 
 Where the weights outweigh the maps, as in deep layers of 3x3 kernels, keeping
 the transformed ones is faster.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import conv, windows
+from fedjax_ssl.models import conv, pooling, rowwise, windows, winograd
 
 # Compiling takes longer than running anything here.
 _quick_jit = functools.partial(
@@ -82,6 +82,55 @@ def test_equals_lax_to_second_order(shape):
     want, *all_got = _quick_jit(everything)(x, w)
     for impl, got in zip(forms, all_got, strict=True):
       assert max(_errors(got, want)) < 1e-9, impl
+
+
+@pytest.mark.parametrize('impl,shape', [
+    ('gemm', (7, 3, 4, 5, 'SAME')), ('gemm', (8, 2, 4, 4, 'SAME')),
+    ('gemm', (9, 2, 4, 3, 'VALID')), ('gemm', (6, 3, 4, 1, 'SAME')),
+    ('reordered', (7, 6, 4, 3, 'SAME')), ('winograd', (6, 4, 3, 3, 'SAME')),
+    ('winograd', (7, 4, 3, 5, 'SAME')), ('winograd', (9, 4, 3, 5, 'SAME'))],
+    ids=str)
+def test_pooled_equals_the_pool_of_lax_to_second_order(impl, shape):
+  side, channels, features, kernel, padding = shape
+  with jax.enable_x64(True):
+    x, w = _case(side, channels, features, kernel, jnp.float64)
+
+    def everything(x, w):
+      return [_derivatives(f, x, w) for f in (
+          lambda x, w: pooling.max_pool(_reference(x, w, 1, padding)),
+          lambda x, w: conv.max_pooled_conv2d(
+              x, w, padding=padding, impl=impl))]
+    want, got = _quick_jit(everything)(x, w)
+    assert max(_errors(got, want)) < 1e-9
+
+
+def test_row_by_row_equals_whole_tiles_in_every_phase():
+  window = windows.window((7, 6), (3, 3), 1, 'SAME')
+  x, w = _case(7, 3, 4, 3)
+  x = x[:, :, :6]
+  for tiling in (winograd.Tiling(2, window), winograd.Tiling(2, window, 2)):
+    forms = [functools.partial(form.conv, tiling=tiling)
+             for form in (rowwise, winograd)]
+    both = [_quick_jit(lambda x, w, f=f: jax.vjp(f, x, w)[1](
+        jax.tree.map(jnp.cos, f(x, w))))(x, w) for f in forms]
+    assert max(_errors(*both)) < 1e-5
+
+
+@pytest.mark.parametrize('batch', [5, 6, 7])
+def test_parts_of_a_batch(batch, monkeypatch):
+  """Parts of at most 3 rows: 3 + 2, 3 + 3 and 3 + 3 + 1."""
+  window = windows.window((4, 4), (5, 5), 1, 'SAME')
+  tiling, channels = winograd.Tiling(2, window), 3 + 2
+  monkeypatch.setattr(
+      rowwise, '_HELD_BYTES', 3 * 2 * 2 * tiling.side * channels * 4)
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.standard_normal((batch, 4, 4, 3)), jnp.float32)
+  w = jnp.asarray(rng.standard_normal((5, 5, 3, 2)), jnp.float32)
+  grads = [_quick_jit(jax.grad(lambda x, w, f=f: jnp.sum(jnp.sin(f(x, w))),
+                               (0, 1)))(x, w) for f in (
+      lambda x, w: _reference(x, w, 1, 'SAME'),
+      lambda x, w: rowwise.conv(x, w, tiling)[0][0])]
+  assert max(_errors(grads[1], grads[0])) < 1e-4
 
 
 @pytest.mark.parametrize('impl,side,kernel,bound', [
