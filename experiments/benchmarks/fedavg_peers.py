@@ -71,6 +71,8 @@ SYSTEMS = {
     'pfl-research': System('pfl', 'pfl_worker.py'),
     'FedJAX': System('fedjax', 'fedjax_worker.py', 0.77),
     'Flower': System('flower', 'flower_worker.py', 0.33),
+    'Flower, as documented': System(
+        'flower', 'flower_worker.py', 0.33, ('documented',)),
 }
 
 
