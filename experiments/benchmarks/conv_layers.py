@@ -27,11 +27,15 @@ import jax.numpy as jnp
 import limit
 
 import fedjax_ssl as fssl
+from fedjax_ssl.core import names
 from fedjax_ssl.models import conv, layers
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string('model', 'fedavg_cnn', 'Network.')
+flags.DEFINE_list('layers', [], 'Only these, by name; none: all.')
+flags.DEFINE_list('forms', [name for name in conv.IMPLS if name != 'auto'],
+                  'Forms beside auto.')
 flags.DEFINE_integer('side', 0, "Of the images; 0: the network's own.",
                      lower_bound=0)
 flags.DEFINE_integer('clients', 5, 'Clients, each with its own weights.',
@@ -42,7 +46,7 @@ flags.DEFINE_enum('client_map', 'vmap', ['vmap', 'map'],
                   'Clients together, or one after another.')
 flags.DEFINE_enum('compute_dtype', 'float32', ['float32', 'bfloat16'],
                   'Of the arithmetic, and of the limit.')
-harness.define_seconds('most_seconds', 10, 'What takes longer is called once '
+harness.define_seconds('most_seconds', 2, 'What takes longer is called once '
                        'and not timed again.')
 
 QUICK = {'model': 'cnn(width=2)', 'side': 8, 'clients': 2, 'batch': 2,
@@ -99,7 +103,23 @@ def layers_of(model: str, shape: tuple[int, ...]) -> dict[Layer, str]:
     jax.eval_shape(made.init, jax.random.key(0))
   if not found:
     raise ValueError(f'--model={model} has no convolution.')
-  return {layer: ', '.join(names) for layer, names in found.items()}
+  return {layer: ', '.join(same) for layer, same in found.items()}
+
+
+def chosen(found: Mapping[Layer, str]) -> dict[Layer, str]:
+  """Those of --layers, or all.
+
+  Raises:
+    ValueError: for a name that no layer has.
+  """
+  wanted = set(FLAGS.layers)
+  known = {layer: set(text.split(', ')) for layer, text in found.items()}
+  unknown = wanted.difference(*known.values())
+  if unknown:
+    raise ValueError(f'--layers={",".join(FLAGS.layers)}: the layers of '
+                     f'{FLAGS.model} are {", ".join(found.values())}.')
+  return {layer: text for layer, text in found.items()
+          if not wanted or wanted & known[layer]}
 
 
 def step_of(layer: Layer, order: str, impl: str, dtype: str
@@ -169,25 +189,25 @@ def flops(layer: Layer) -> dict[str, float]:
 
 def forms(layer: Layer, x: jax.Array, w: jax.Array
           ) -> dict[tuple[str, ...], str | Exception]:
-  """Names of `conv.IMPLS` that are one program, with 'auto' among them.
+  """The names of --forms that are one program, with 'auto' among them.
 
   Returns:
     By group: the name to make it by, or why it cannot be made.
   """
   groups: dict[str, list[str]] = {}
   failed: dict[tuple[str, ...], str | Exception] = {}
-  for impl in conv.IMPLS:
+  for impl in dict.fromkeys(('auto', *FLAGS.forms)):
     try:
       made = round_of(layer, 'first', impl)
       groups.setdefault(jax.jit(made).lower(x, w).as_text(), []).append(impl)
     except _FAILURES as error:
       failed[impl,] = error
-  return {**{tuple(names): names[0] for names in groups.values()}, **failed}
+  return {**{tuple(same): same[0] for same in groups.values()}, **failed}
 
 
-def label(names: Sequence[str]) -> str:
+def label(same: Sequence[str]) -> str:
   """A form's name in the table; 'auto' is a choice among the others."""
-  return '='.join([name for name in names if name != 'auto'] or names)
+  return '='.join([name for name in same if name != 'auto'] or same)
 
 
 def attempt(make: Callable[[], Callable[[], Any]]
@@ -217,9 +237,9 @@ def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
   x, w = arguments(layer)
   found: dict[str, dict[str, Any]] = {}
   calls: dict[str, Callable[[], Any]] = {}
-  for names, impl in forms(layer, x, w).items():
-    name = label(names)
-    found[name] = {'auto': 'auto' in names}
+  for same, impl in forms(layer, x, w).items():
+    name = label(same)
+    found[name] = {'auto': 'auto' in same}
     for order in ORDERS:
       def make(order=order, impl=impl):
         if isinstance(impl, Exception):
@@ -277,30 +297,32 @@ def rows_of(name: str, measured: Mapping[str, Any]) -> list[list[Any]]:
 
 def verdict(name: str, measured: Mapping[str, Any]) -> str:
   """What `auto` takes for a layer, and how it compares with the fastest."""
-  chosen = next((form for form, found in measured['forms'].items()
+  taken = next((form for form, found in measured['forms'].items()
                  if found['auto']), 'nothing')
   words = []
   for order in ORDERS:
     times = fastest(measured, order)
-    if chosen not in times:
+    if taken not in times:
       words.append(f'{order} order failed')
-    elif next(iter(times)) == chosen:
+    elif next(iter(times)) == taken:
       words.append(f'{order} order the fastest')
     else:
       best, seconds = next(iter(times.items()))
-      words.append(f'{order} order {times[chosen] / seconds:.2f} times {best}')
-  return f'{name}: {chosen}, {", ".join(words)}'
+      words.append(f'{order} order {times[taken] / seconds:.2f} times {best}')
+  return f'{name}: {taken}, {", ".join(words)}'
 
 
 def main() -> None:
   """Times all layers and reports."""
+  for form in FLAGS.forms:
+    names.check('forms', form, conv.IMPLS)
   shape = harness.image_shape(FLAGS.model, FLAGS.side)
   products = limit.Products(None, FLAGS.compute_dtype, FLAGS.product_size)
   table: list[list[Any]] = [[
       'layer', 'form', 'ms 1st', 'ms 2nd', 'GFLOP/s 1st', 'of limit',
       'GFLOP/s 2nd', 'of limit', '']]
   measured: dict[str, Any] = {}
-  for layer, name in layers_of(FLAGS.model, shape).items():
+  for layer, name in chosen(layers_of(FLAGS.model, shape)).items():
     print(f'{name}: {"x".join(map(str, layer.shape))} -> {layer.features}, '
           f'kernel {layer.kernel}, stride {layer.stride}', flush=True)
     measured[name] = {'layer': layer._asdict(), **measure(layer, products)}

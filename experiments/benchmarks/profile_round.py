@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 import pathlib
 import tempfile
-import time
 from typing import Any
 
 from absl import flags
