@@ -62,19 +62,19 @@ class Layer(NamedTuple):
 
   Attributes:
     shape: (H, W, I) of its input.
-    features: O.
-    kernel: k.
-    stride: between windows.
-    padding: 'SAME' or 'VALID'.
+    module: as the network has it, with its pooling, without its bias.
     pixels: whether it reads the network's input, which needs no gradient.
   """
 
   shape: tuple[int, ...]
-  features: int
-  kernel: int
-  stride: int
-  padding: str
+  module: layers.Conv
   pixels: bool
+
+  def describe(self) -> dict[str, Any]:
+    """What JSON can hold of it."""
+    return {'shape': self.shape, 'pixels': self.pixels, **{
+        name: getattr(self.module, name)
+        for name in ('features', 'kernel', 'stride', 'padding', 'pool')}}
 
 
 def layers_of(model: str, shape: tuple[int, ...]) -> dict[Layer, str]:
@@ -94,8 +94,8 @@ def layers_of(model: str, shape: tuple[int, ...]) -> dict[Layer, str]:
   def note(function, args, kwargs, context):
     module = context.module
     if isinstance(module, layers.Conv) and context.method_name == '__call__':
-      layer = Layer(args[0].shape[1:], module.features, module.kernel,
-                    module.stride, module.padding, pixels=not found)
+      plain = module.clone(parent=None, name=None, use_bias=False)
+      layer = Layer(args[0].shape[1:], plain, pixels=not found)
       found.setdefault(layer, []).append('/'.join(module.path))
     return function(*args, **kwargs)
   made = fssl.make_model(model, num_classes=10, input_shape=shape)
@@ -134,9 +134,9 @@ def step_of(layer: Layer, order: str, impl: str, dtype: str
     impl: see `conv.conv2d`.
     dtype: of the arithmetic.
   """
+  module = layer.module.clone(choices=layers.Choices('none', impl, dtype))
   def loss(x, w):
-    y = conv.conv2d(x.astype(dtype), w.astype(dtype), stride=layer.stride,
-                    padding=layer.padding, impl=impl)
+    y: Any = module.apply({'params': {'kernel': w}}, x)
     return jnp.square(y.astype(jnp.float32)).mean() / 2
   def gradients(function, x, w):
     if layer.pixels:
@@ -170,11 +170,12 @@ def round_of(layer: Layer, order: str, impl: str
 
 def arguments(layer: Layer) -> tuple[jax.Array, jax.Array]:
   """Inputs and weights of all clients."""
-  shapes = ((FLAGS.batch, *layer.shape), (
-      layer.kernel, layer.kernel, layer.shape[2], layer.features))
+  kernel, features = layer.module.kernel, layer.module.features
+  shapes = ((FLAGS.batch, *layer.shape),
+            (kernel, kernel, layer.shape[2], features))
   x, w = (jax.random.normal(jax.random.key(i), (FLAGS.clients, *shape))
           for i, shape in enumerate(shapes))
-  fan_in = layer.kernel**2 * layer.shape[2]
+  fan_in = kernel**2 * layer.shape[2]
   return x.astype(FLAGS.compute_dtype), w / fan_in**0.5
 
 
@@ -323,9 +324,10 @@ def main() -> None:
       'GFLOP/s 2nd', 'of limit', '']]
   measured: dict[str, Any] = {}
   for layer, name in chosen(layers_of(FLAGS.model, shape)).items():
-    print(f'{name}: {"x".join(map(str, layer.shape))} -> {layer.features}, '
-          f'kernel {layer.kernel}, stride {layer.stride}', flush=True)
-    measured[name] = {'layer': layer._asdict(), **measure(layer, products)}
+    about = layer.describe()
+    print(name, *(f'{key}={value}' for key, value in about.items()),
+          flush=True)
+    measured[name] = {'layer': about, **measure(layer, products)}
     table += rows_of(name, measured[name])
   plain = FLAGS.model.partition('(')[0]
   harness.report(

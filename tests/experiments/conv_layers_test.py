@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_ssl as fssl
+from fedjax_ssl.models import layers
 
 _RATE = 0.1
 
@@ -22,6 +23,12 @@ def script(bench, tmp_path):
   flags.FLAGS(['', '--quick', f'--out={tmp_path}'])
   harness.shrink(made.QUICK)
   return made
+
+
+def layer_of(script, shape, features, kernel=3, pixels=False, **options):
+  return script.Layer(shape, layers.Conv(
+      features, layers.Choices(), kernel=kernel, use_bias=False, **options),
+      pixels)
 
 
 @pytest.mark.parametrize('model', ['fedavg_cnn', 'resnet9', 'resnet8',
@@ -37,7 +44,8 @@ def test_every_convolution_of_a_network_is_there(script, bench, model):
   names = []
   for layer, text in script.layers_of(model, shape).items():
     names += text.split(', ')
-    found[layer.kernel, layer.kernel, layer.shape[2], layer.features] += len(
+    kernel = layer.module.kernel
+    found[kernel, kernel, layer.shape[2], layer.module.features] += len(
         text.split(', '))
     assert layer.pixels == (layer.shape == shape)
   assert found == kernels and len(set(names)) == sum(kernels.values())
@@ -59,7 +67,7 @@ def test_a_network_without_convolutions_and_strange_names_are_refused(script):
 @pytest.mark.parametrize('impl', ['lax', 'gemm'])
 def test_a_step_of_one_pixel_by_hand(script, pixels, impl):
   """The loss is (xw)^2 / 2, so that dx = x w^2 and dw = x^2 w."""
-  layer = script.Layer((1, 1, 1), 1, 1, 1, 'SAME', pixels)
+  layer = layer_of(script, (1, 1, 1), 1, 1, pixels)
   x, w = 1.5, -0.75
   def step(order):
     dx, dw = script.step_of(layer, order, impl, 'float32')(
@@ -75,8 +83,9 @@ def test_a_step_of_one_pixel_by_hand(script, pixels, impl):
       step('second'), [0 if pixels else want_x, want_w], rtol=1e-5)
 
 
-def test_forms_are_the_same_steps(script):
-  layer = script.Layer((4, 4, 16), 3, 3, 1, 'SAME', pixels=False)
+@pytest.mark.parametrize('pool', [False, True])
+def test_forms_are_the_same_steps(script, pool):
+  layer = layer_of(script, (4, 4, 16), 3, pool=pool)
   x, w = script.arguments(layer)
   want = jax.jit(script.round_of(layer, 'second', 'lax'))(x, w)
   flags.FLAGS['client_map'].value = 'map'
@@ -90,8 +99,8 @@ def test_direct_convolutions_are_counted_for_all_clients(script):
   batch, side, channels, features = 2, 8, 3, 16
   product = 2 * batch * (3 * side - 2)**2 * channels * features
   def count(pixels):
-    return script.flops(script.Layer(
-        (side, side, channels), features, 3, 1, 'SAME', pixels))
+    return script.flops(layer_of(
+        script, (side, side, channels), features, pixels=pixels))
   inner, first = count(False), count(True)
   clients = flags.FLAGS.clients
   assert 3 * product < inner['first'] / clients < 3.2 * product
@@ -100,7 +109,7 @@ def test_direct_convolutions_are_counted_for_all_clients(script):
 
 
 def test_one_program_is_one_form(script):
-  layer = script.Layer((4, 4, 2), 3, 1, 1, 'SAME', pixels=False)
+  layer = layer_of(script, (4, 4, 2), 3, 1)
   groups = script.forms(layer, *script.arguments(layer))
   assert [script.label(names) for names in groups] == [
       'gemm=reordered=winograd', 'lax']
@@ -109,23 +118,20 @@ def test_one_program_is_one_form(script):
 
 def test_what_fails_is_a_row(script, monkeypatch, tmp_path, capsys):
   """One form cannot be written, another does not fit, the rest are timed."""
-  plain, compiled = script.conv.conv2d, script.round_of
-  def conv2d(x, w, *, impl, **kwargs):
+  plain = script.round_of
+  def round_of(layer, order, impl):
     if impl == 'winograd':
       raise NotImplementedError('no tiles here')
-    return plain(x, w, impl=impl, **kwargs)
-  def round_of(layer, order, impl):
     if (order, impl) == ('second', 'lax'):
       raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')
-    return compiled(layer, order, impl)
-  monkeypatch.setattr(script.conv, 'conv2d', conv2d)
+    return plain(layer, order, impl)
   monkeypatch.setattr(script, 'round_of', round_of)
   script.main()
   saved = json.loads(
       (tmp_path / 'conv_layers_cnn_vmap_float32.json').read_text())
-  layers = saved['measured']['layers']
-  assert list(layers) == ['Conv_0', 'Conv_1']
-  for name, found in layers.items():
+  measured = saved['measured']['layers']
+  assert list(measured) == ['Conv_0', 'Conv_1']
+  for name, found in measured.items():
     rows = {row[1]: row for row in saved['table'] if row[0] == name}
     assert set(rows) == {'gemm (auto)', 'lax', 'reordered', 'winograd'}
     assert rows['winograd'][2:8] == ['failed', 'failed', '-', '-', '-', '-']
@@ -134,7 +140,8 @@ def test_what_fails_is_a_row(script, monkeypatch, tmp_path, capsys):
     assert rows['lax'][2] != 'failed'
     for column in (2, 3):
       assert sum('*' in row[column] for row in rows.values()) == 1
-    assert found['rate'] > 0 and not rows['reordered'][8]
+    assert found['layer']['pool'] and found['rate'] > 0
+    assert not rows['reordered'][8]
   said = capsys.readouterr().out.splitlines()
   assert said[-3] == 'auto on cpu takes'
   assert [line.split(',')[0] for line in said[-2:]] == [
