@@ -138,6 +138,8 @@ def cohort(mesh: Any) -> Study:
             for s in sizes]
   times = _times({s: harness.Simulation(specs[s], federation, mesh)
                   for s in sizes})
+  print('rounds a second: ' + ', '.join(
+      f'{1 / t:.4g} of {s} clients' for t, s in zip(times, sizes, strict=True)))
   return Study('cohort', 'clients of a round', sizes, {
       's/round': times,
       'ms/client': [1e3 * t / s for t, s in zip(times, sizes, strict=True)],

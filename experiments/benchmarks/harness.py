@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import fedjax_ssl as fssl
+from fedjax_ssl import models
 from fedjax_ssl.core import sampling
 from fedjax_ssl.training import environment, seeds
 
@@ -101,6 +102,20 @@ def examples(size: int, shape: tuple[int, ...], seed: int = 0,
   return fssl.Examples(
       rng.integers(0, 256, (size, *shape), np.uint8),
       rng.integers(0, num_classes, size).astype(np.int32))
+
+
+def image_shape(model: str, side: int = 0) -> tuple[int, int, int]:
+  """(H, W, channels) of a network's images: as it needs them, or 28x28x1.
+
+  Args:
+    model: its name.
+    side: overrides height and width where positive.
+
+  Raises:
+    ValueError: for an unknown name.
+  """
+  channels, own = models.input_needs(model)
+  return side or own or 28, side or own or 28, channels or 1
 
 
 def federate(train: fssl.Examples, labeled: np.ndarray,
