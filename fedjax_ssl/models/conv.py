@@ -79,7 +79,7 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
   """`pooling.max_pool` of `conv2d`, cheaper where the form allows.
 
   Tiles and patches give the four pixels of every 2x2 window as four arrays, so
-  the large map is never laid out.
+  the convolution's own map is never laid out.
 
   Args:
     x: float[B, H, W, I].

@@ -52,7 +52,9 @@ class Choices:
 
 
 class Conv(nn.Module):
-  """`conv.conv2d` with parameters `kernel` [k, k, I, O] and `bias` [O].
+  """`conv.conv2d`, or `conv.max_pooled_conv2d`, and a bias.
+
+  Parameters are `kernel` [k, k, I, O] and `bias` [O].
 
   Attributes:
     features: O.
@@ -76,7 +78,13 @@ class Conv(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """float[B, H, W, I] -> float[B, H', W', O]."""
+    """float[B, H, W, I] -> float[B, H', W', O], half the sides with pool.
+
+    Raises:
+      ValueError: as the convolution, and for a pool with a stride.
+    """
+    if self.pool and self.stride != 1:
+      raise ValueError(f'stride is {self.stride}; with pool it must be 1.')
     made, dtype = self.choices.param_dtype, self.choices.dtype
     kernel = self.param(
         'kernel', self.kernel_init,

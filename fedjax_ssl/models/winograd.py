@@ -29,6 +29,9 @@ from fedjax_ssl.models import closed, matmul, windows
 
 # Small points keep the transforms well conditioned; infinity is added.
 _POINTS = (0., 1., -1., 2., -2., .5, -.5)
+# The transforms lose two digits: of the ten bits that accelerators keep of a
+# float32 by default, too few would be left.
+PRECISION = 'highest'
 
 Grid = tuple[tuple[jax.Array, ...], ...]  # [a][a] arrays, one a tile position.
 # [f][f] arrays; pixel (i, j) of a map is (i // f, j // f) of [i % f][j % f].
@@ -125,7 +128,8 @@ def _cut(phases: Phases, matrix: np.ndarray, tiles: tuple[int, int], m: int
   rows = [combine([pixel(phases[i % fold][b], i, 1) for i in size])
           for b in range(fold)]
   # Meant to keep XLA from recomputing the first step inside the second. jaxlib
-  # 0.10 drops barriers before it fuses on CPU; `rowwise` has loops instead.
+  # 0.10 drops barriers on CPU before it fuses, other backends need not;
+  # `rowwise` has loops instead.
   rows = lax.optimization_barrier(rows)
   grid = []
   for row in zip(*rows, strict=True):
@@ -166,7 +170,8 @@ def _join(grid: Grid, combine_rows: Combine, combine_columns: Combine,
 def side_by_side(pixels: Sequence[jax.Array], axis: int) -> jax.Array:
   """Pixels 0, 1, ... of every tile along an axis -> the map, tile by tile."""
   x = jnp.stack(pixels, axis + 1)
-  return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2:])
+  length = x.shape[axis] * len(pixels)
+  return x.reshape(*x.shape[:axis], length, *x.shape[axis + 2:])
 
 
 def _shift(x: jax.Array, steps: int, axis: int) -> jax.Array:
@@ -226,7 +231,7 @@ def _join_inputs(grid: Grid, tiling: Tiling) -> jax.Array:
 
 
 def _join_outputs(grid: Grid, tiling: Tiling) -> Phases:
-  """A^T M A of every tile M: [a][a] float[B*th*tw, O] -> [B, H', W', O]."""
+  """A^T M A of every tile M: [a][a] float[B*th*tw, O] -> phases."""
   th, tw = tiling.tiles
   batch = grid[0][0].shape[0] // (th * tw)
   combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0])
@@ -286,13 +291,13 @@ def conv(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
     tiling: of stride 1, an r x r kernel and padding SAME. In float32 the
       relative error is about 1e-6; it grows with m + r. The transformed input,
       kept for the gradient, is (a / m)^2 times the input: 2.25 times for m = 4
-      and r = 3, 4 for m = 2 and r = 3, 9 for m = 2 and r = 5.
+      and r = 3, 4 for m = 2.
 
   Returns:
     The phases of float[B, H', W', O].
   """
   inputs, weights = cut_inputs(x, tiling), expand(w, tiling)
   products = tuple(
-      tuple(matmul.product(v, u) for v, u in zip(*rows, strict=True))
+      tuple(matmul.product(v, u, PRECISION) for v, u in zip(*rows, strict=True))
       for rows in zip(inputs, weights, strict=True))
   return join_outputs(products, tiling)

@@ -14,13 +14,19 @@ from tests import hlo
 
 
 def _net(conv_impl):
-  """Loss of a net with each kind of layer: first, 5x5, stride, 3x3, 1x1."""
-  shapes = [(3, 3, 3, 8, 1), (5, 5, 8, 16, 1), (3, 3, 16, 16, 2),
-            (3, 3, 16, 16, 1), (1, 1, 16, 4, 2)]
+  """Loss of a net with each kind of layer.
+
+  Pooled patches, re-ordered, pooled tiles, re-ordered with a stride, tiles,
+  1x1.
+  """
+  shapes = [(3, 3, 3, 8, 0), (5, 5, 8, 16, 1), (5, 5, 16, 16, 0),
+            (3, 3, 16, 16, 2), (3, 3, 16, 16, 1), (1, 1, 16, 4, 2)]
 
   def loss(weights, x):
     for w, (*_, stride) in zip(weights, shapes, strict=True):
-      x = jnp.tanh(conv.conv2d(x, w, stride=stride, impl=conv_impl))
+      x = jnp.tanh(
+          conv.conv2d(x, w, stride=stride, impl=conv_impl) if stride
+          else conv.max_pooled_conv2d(x, w, impl=conv_impl))
     return jnp.mean(jnp.square(x))
   return loss, [jnp.ones(s[:4]) for s in shapes]
 

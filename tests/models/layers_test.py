@@ -140,3 +140,9 @@ def test_dropout_needs_training_and_a_key():
   np.testing.assert_array_equal(module.apply({}, x, True), x)
   np.testing.assert_array_equal(
       module.apply({}, x, False, rngs={'dropout': jax.random.key(0)}), x)
+
+
+def test_a_pool_has_no_stride():
+  layer = layers.Conv(4, layers.Choices(), stride=2, pool=True)
+  with pytest.raises(ValueError, match='stride is 2; with pool it must be 1'):
+    layer.init(jax.random.key(0), jnp.ones((1, 4, 4, 3)))
