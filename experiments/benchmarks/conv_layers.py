@@ -6,10 +6,10 @@ by layer a step of plain gradients (y, dx, dw), and one of gradients through a
 gradient, as FedDure takes. A first layer's pixels need no gradient. All on one
 device.
 
-`error` says how exact a form is: what its dx or dw, the worse one, differs by
+`error` says how exact a form is: how far its y, dx or dw, the worst of them, is
 from that of a direct convolution in float32 at the highest precision, relative
-in the Euclidean norm. About 1e-7 is float32, 1e-3 TF32, 1e-2 bfloat16; 0 is
-that very convolution.
+in the Euclidean norm. About 1e-7 is float32, 1e-3 TF32 or bfloat16; 0 is that
+very convolution.
 
 What the last lines say of `auto` is what `conv.choose` should follow on this
 machine. The work is that of a direct convolution, as in `limit`.
@@ -130,6 +130,13 @@ def chosen(found: Mapping[Layer, str]) -> dict[Layer, str]:
           if not wanted or wanted & known[layer]}
 
 
+def forward_of(layer: Layer, impl: str, dtype: str
+               ) -> Callable[[jax.Array, jax.Array], Any]:
+  """(x, w) -> y of one client; see `step_of`."""
+  module = layer.module.clone(choices=layers.Choices('none', impl, dtype))
+  return lambda x, w: module.apply({'params': {'kernel': w}}, x)
+
+
 def step_of(layer: Layer, order: str, impl: str, dtype: str
             ) -> Callable[[jax.Array, jax.Array], tuple[Any, Any]]:
   """(x, w) -> (dx, dw) of one client's step; dx is 0 where none is needed.
@@ -142,10 +149,9 @@ def step_of(layer: Layer, order: str, impl: str, dtype: str
     impl: see `conv.conv2d`.
     dtype: of the arithmetic.
   """
-  module = layer.module.clone(choices=layers.Choices('none', impl, dtype))
+  forward = forward_of(layer, impl, dtype)
   def loss(x, w):
-    y: Any = module.apply({'params': {'kernel': w}}, x)
-    return jnp.square(y.astype(jnp.float32)).mean() / 2
+    return jnp.square(forward(x, w).astype(jnp.float32)).mean() / 2
   def gradients(function, x, w):
     if layer.pixels:
       return 0.0, jax.grad(function, 1)(x, w)
@@ -243,22 +249,29 @@ def attempt(make: Callable[[], Callable[[], Any]]
 
 
 def exact(layer: Layer, x: jax.Array, w: jax.Array) -> list[np.ndarray]:
-  """A client's dx, if it is needed, and dw, of x and w as they are stored."""
-  step = step_of(layer, 'first', 'lax', 'float32')
+  """`outputs` at the highest precision, of x and w as they are stored."""
   with jax.default_matmul_precision('highest'):
-    return _wanted(layer, jax.jit(step)(x.astype(jnp.float32), w))
+    return outputs(layer, 'lax', 'float32', x.astype(jnp.float32), w)
 
 
-def difference(layer: Layer, impl: str, x: jax.Array, w: jax.Array,
-               want: Sequence[np.ndarray]) -> float:
-  """Largest relative distance of a form's gradients from `exact`."""
-  step = step_of(layer, 'first', impl, FLAGS.compute_dtype)
-  return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(
-      _wanted(layer, jax.jit(step)(x, w)), want, strict=True))
+def outputs(layer: Layer, impl: str, dtype: str, x: jax.Array, w: jax.Array
+            ) -> list[np.ndarray]:
+  """y, then dx, if it is needed, and dw of a client's step without pooling.
+
+  Rounding changes which of two nearly equal pixels a pooling takes, and with
+  it whole entries of the gradients, however exact a form is.
+  """
+  smooth = layer._replace(module=layer.module.clone(pool=False))
+  forward = forward_of(layer, impl, dtype)
+  gradients = step_of(smooth, 'first', impl, dtype)
+  y, found = jax.jit(lambda x, w: (forward(x, w), gradients(x, w)))(x, w)
+  return [np.asarray(a, np.float64) for a in (y, *found[layer.pixels:])]
 
 
-def _wanted(layer: Layer, gradients: tuple[Any, Any]) -> list[np.ndarray]:
-  return [np.asarray(g, np.float64) for g in gradients[layer.pixels:]]
+def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
+  """The largest relative distance, in the Euclidean norm."""
+  return max(float(np.linalg.norm(a - b) / np.linalg.norm(b))
+             for a, b in zip(got, want, strict=True))
 
 
 def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
@@ -292,7 +305,8 @@ def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
         calls[f'{name} {order}'] = call
     if 'error' not in found[name].get('first', {}):
       assert isinstance(impl, str)
-      found[name]['difference'] = difference(layer, impl, x[0], w[0], want)
+      found[name]['difference'] = difference(
+          outputs(layer, impl, FLAGS.compute_dtype, x[0], w[0]), want)
   timed = harness.interleave({**calls, **products.runs}, FLAGS.repeats)
   for key in calls:
     name, order = key.split()

@@ -170,19 +170,19 @@ def test_clients_are_mapped_as_a_round_maps_them(script, monkeypatch):
   assert script.client_map() == 'map'
 
 
-@pytest.mark.parametrize('pixels', [False, True])
-def test_a_form_that_is_fast_but_coarse_is_seen(script, monkeypatch, pixels):
-  """What loses three digits of the weights has an error that large."""
-  layer = layer_of(script, (4, 4, 3), 5, pixels=pixels)
+@pytest.mark.parametrize('pixels, pool', [(False, True), (True, False)])
+def test_a_form_that_is_coarse_is_seen(script, pixels, pool):
+  """Weights that lose three digits, or an arithmetic that does."""
+  layer = layer_of(script, (8, 8, 3), 5, pixels=pixels, pool=pool)
   x, w = (value[0] for value in script.arguments(layer))
   want = script.exact(layer, x, w)
-  assert len(want) == 2 - pixels
-  assert script.difference(layer, 'lax', x, w, want) < 1e-6
-  assert script.difference(layer, 'gemm', x, w, want) < 1e-6
-  plain = script.step_of
-  monkeypatch.setattr(script, 'step_of', lambda *args: (
-      lambda x, w: plain(*args)(x, 1.001 * w)))
-  assert 5e-4 < script.difference(layer, 'gemm', x, w, want) < 5e-3
+  assert len(want) == 3 - pixels
+  assert want[0].shape == (2, *((4, 4) if pool else (8, 8)), 5)
+  def error(impl, dtype='float32', w=w):
+    return script.difference(script.outputs(layer, impl, dtype, x, w), want)
+  assert error('lax') < 1e-6 and error('gemm') < 1e-6
+  assert 5e-4 < error('gemm', w=1.001 * w) < 5e-3
+  assert 1e-3 < error('gemm', 'bfloat16') < 2e-2
 
 
 def test_layers_that_were_timed_are_kept(script, monkeypatch, tmp_path):
