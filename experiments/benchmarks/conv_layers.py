@@ -1,9 +1,15 @@
 r"""Milliseconds of every convolution of a network, in each form that it has.
 
-Clients have weights of their own, stacked, and take local steps in a loop, as
-in a round: layer by layer a step of plain gradients (y, dx, dw), and one of
-gradients through a gradient, as FedDure takes. A first layer's pixels need no
-gradient. All on one device.
+Clients have weights of their own, stacked, and take local steps in a loop,
+one client after another or all together, as a round on this backend does: layer
+by layer a step of plain gradients (y, dx, dw), and one of gradients through a
+gradient, as FedDure takes. A first layer's pixels need no gradient. All on one
+device.
+
+`error` says how exact a form is: how far its y, dx or dw, the worst of them, is
+from that of a direct convolution in float32 at the highest precision, relative
+in the Euclidean norm. About 1e-7 is float32, 1e-3 TF32 or bfloat16; 0 is that
+very convolution.
 
 What the last lines say of `auto` is what `conv.choose` should follow on this
 machine. The work is that of a direct convolution, as in `limit`.
@@ -19,12 +25,14 @@ import time
 from typing import Any, NamedTuple
 
 from absl import flags
+import conv_table
 from flax import linen as nn
 import harness
 import jax
 from jax import lax
 import jax.numpy as jnp
 import limit
+import numpy as np
 
 import fedjax_ssl as fssl
 from fedjax_ssl.core import names
@@ -42,8 +50,9 @@ flags.DEFINE_integer('clients', 5, 'Clients, each with its own weights.',
                      lower_bound=1)
 flags.DEFINE_integer('batch', 20, 'Rows of a local step.', lower_bound=1)
 flags.DEFINE_integer('steps', 4, 'Local steps of one call.', lower_bound=2)
-flags.DEFINE_enum('client_map', 'vmap', ['vmap', 'map'],
-                  'Clients together, or one after another.')
+flags.DEFINE_enum('client_map', 'auto', ['auto', 'vmap', 'map'],
+                  'Clients together, or one after another; auto: as rounds on '
+                  'this backend.')
 flags.DEFINE_enum('compute_dtype', 'float32', ['float32', 'bfloat16'],
                   'Of the arithmetic, and of the limit.')
 harness.define_seconds('most_seconds', 2, 'What takes longer is called once '
@@ -51,7 +60,6 @@ harness.define_seconds('most_seconds', 2, 'What takes longer is called once '
 
 QUICK = {'model': 'cnn(width=2)', 'side': 8, 'clients': 2, 'batch': 2,
          'steps': 2}
-ORDERS = ('first', 'second')
 _RATE = 0.1
 _FAILURES = (jax.errors.JaxRuntimeError, MemoryError, NotImplementedError,
              TypeError, ValueError)
@@ -122,6 +130,13 @@ def chosen(found: Mapping[Layer, str]) -> dict[Layer, str]:
           if not wanted or wanted & known[layer]}
 
 
+def forward_of(layer: Layer, impl: str, dtype: str
+               ) -> Callable[[jax.Array, jax.Array], Any]:
+  """(x, w) -> y of one client; see `step_of`."""
+  module = layer.module.clone(choices=layers.Choices('none', impl, dtype))
+  return lambda x, w: module.apply({'params': {'kernel': w}}, x)
+
+
 def step_of(layer: Layer, order: str, impl: str, dtype: str
             ) -> Callable[[jax.Array, jax.Array], tuple[Any, Any]]:
   """(x, w) -> (dx, dw) of one client's step; dx is 0 where none is needed.
@@ -134,10 +149,9 @@ def step_of(layer: Layer, order: str, impl: str, dtype: str
     impl: see `conv.conv2d`.
     dtype: of the arithmetic.
   """
-  module = layer.module.clone(choices=layers.Choices('none', impl, dtype))
+  forward = forward_of(layer, impl, dtype)
   def loss(x, w):
-    y: Any = module.apply({'params': {'kernel': w}}, x)
-    return jnp.square(y.astype(jnp.float32)).mean() / 2
+    return jnp.square(forward(x, w).astype(jnp.float32)).mean() / 2
   def gradients(function, x, w):
     if layer.pixels:
       return 0.0, jax.grad(function, 1)(x, w)
@@ -152,6 +166,13 @@ def _move(x: jax.Array, dx: Any) -> jax.Array:
   return (x - _RATE * dx).astype(x.dtype)
 
 
+def client_map() -> str:
+  """--client_map, with 'auto' as a task has it on this backend."""
+  return fssl.make_task(fssl.TaskSpec(
+      2, (1, 1, 1), model='linear', mean=(0.0,), std=(1.0,), weak='none',
+      strong='none', client_map=FLAGS.client_map)).client_map
+
+
 def round_of(layer: Layer, order: str, impl: str
              ) -> Callable[[jax.Array, jax.Array], Any]:
   """--steps steps of all clients, x [S, B, H, W, I] and w [S, k, k, I, O]."""
@@ -163,7 +184,7 @@ def round_of(layer: Layer, order: str, impl: str
       # Pixels change too, or what is made of them would leave the loop.
       return _move(x, 0.01 * x if layer.pixels else dx), _move(w, dw)
     return lax.fori_loop(0, FLAGS.steps, step, (x, w))
-  if FLAGS.client_map == 'vmap':
+  if client_map() == 'vmap':
     return jax.vmap(client)
   return lambda x, w: lax.map(lambda both: client(*both), (x, w))
 
@@ -185,7 +206,7 @@ def flops(layer: Layer) -> dict[str, float]:
           for a in jax.eval_shape(lambda: arguments(layer)))
   return {order: FLAGS.clients * limit.count(jax.make_jaxpr(
       step_of(layer, order, 'lax', FLAGS.compute_dtype))(x, w))
-          for order in ORDERS}
+          for order in conv_table.ORDERS}
 
 
 def forms(layer: Layer, x: jax.Array, w: jax.Array
@@ -227,21 +248,49 @@ def attempt(make: Callable[[], Callable[[], Any]]
     return None, 0.0, ' '.join(str(error).split()) or type(error).__name__
 
 
+def exact(layer: Layer, x: jax.Array, w: jax.Array) -> list[np.ndarray]:
+  """`outputs` at the highest precision, of x and w as they are stored."""
+  with jax.default_matmul_precision('highest'):
+    return outputs(layer, 'lax', 'float32', x.astype(jnp.float32), w)
+
+
+def outputs(layer: Layer, impl: str, dtype: str, x: jax.Array, w: jax.Array
+            ) -> list[np.ndarray]:
+  """y, then dx, if it is needed, and dw of a client's step without pooling.
+
+  Rounding changes which of two nearly equal pixels a pooling takes, and with
+  it whole entries of the gradients, however exact a form is.
+  """
+  smooth = layer._replace(module=layer.module.clone(pool=False))
+  forward = forward_of(layer, impl, dtype)
+  gradients = step_of(smooth, 'first', impl, dtype)
+  y, found = jax.jit(lambda x, w: (forward(x, w), gradients(x, w)))(x, w)
+  return [np.asarray(a, np.float64) for a in (y, *found[layer.pixels:])]
+
+
+def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
+  """The largest relative distance, in the Euclidean norm."""
+  return max(float(np.linalg.norm(a - b) / np.linalg.norm(b))
+             for a, b in zip(got, want, strict=True))
+
+
 def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
   """Times all forms of a layer, in turns with the products.
 
   Returns:
     'rate', operations a second of the products; 'flops' by order; 'forms', by
-    label: 'auto', whether it is that one; and by order 'seconds' a step,
-    float[calls], or 'error'.
+    label: 'auto', whether it is that one; 'difference', see there, or None;
+    and by order 'seconds' a step, float[calls], or 'error'.
   """
+  work = flops(layer)
   x, w = arguments(layer)
+  want = exact(layer, x[0], w[0])
   found: dict[str, dict[str, Any]] = {}
   calls: dict[str, Callable[[], Any]] = {}
   for same, impl in forms(layer, x, w).items():
     name = label(same)
-    found[name] = {'auto': 'auto' in same}
-    for order in ORDERS:
+    found[name] = {'auto': 'auto' in same, 'difference': None}
+    for order in conv_table.ORDERS:
       def make(order=order, impl=impl):
         if isinstance(impl, Exception):
           raise impl
@@ -254,63 +303,17 @@ def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
         found[name][order] = {'seconds': [seconds / FLAGS.steps]}
       else:
         calls[f'{name} {order}'] = call
+    if 'error' not in found[name].get('first', {}):
+      assert isinstance(impl, str)
+      found[name]['difference'] = difference(
+          outputs(layer, impl, FLAGS.compute_dtype, x[0], w[0]), want)
   timed = harness.interleave({**calls, **products.runs}, FLAGS.repeats)
   for key in calls:
     name, order = key.split()
     found[name][order] = {
         'seconds': [s / FLAGS.steps for s in timed[key]]}
   return {'rate': products.rate(harness.medians(timed)),
-          'flops': flops(layer), 'forms': found}
-
-
-def fastest(measured: Mapping[str, Any], order: str) -> dict[str, float]:
-  """Seconds of the forms of a layer that ran, the fastest first."""
-  middle = harness.medians({
-      name: form[order]['seconds']
-      for name, form in measured['forms'].items()
-      if 'seconds' in form[order]})
-  return dict(sorted(middle.items(), key=lambda item: item[1]))
-
-
-def rows_of(name: str, measured: Mapping[str, Any]) -> list[list[Any]]:
-  """A table's rows for one layer; a star is at the fastest."""
-  rows = []
-  order_of = {order: fastest(measured, order) for order in ORDERS}
-  for form, found in measured['forms'].items():
-    cells: list[Any] = [name, form + (' (auto)' if found['auto'] else '')]
-    for order in ORDERS:
-      seconds = order_of[order].get(form)
-      if seconds is None:
-        cells.append('failed')
-      else:
-        best = form == next(iter(order_of[order]))
-        cells.append(f'{1e3 * seconds:.4g}{" *" if best else "  "}')
-    for order in ORDERS:
-      seconds = order_of[order].get(form)
-      rate = measured['flops'][order] / seconds if seconds else None
-      cells += ['-', '-'] if rate is None else [
-          rate / 1e9, rate / measured['rate']]
-    rows.append([*cells, '; '.join(dict.fromkeys(
-        found[order]['error'][:60] for order in ORDERS
-        if 'error' in found[order]))])
-  return rows
-
-
-def verdict(name: str, measured: Mapping[str, Any]) -> str:
-  """What `auto` takes for a layer, and how it compares with the fastest."""
-  taken = next((form for form, found in measured['forms'].items()
-                 if found['auto']), 'nothing')
-  words = []
-  for order in ORDERS:
-    times = fastest(measured, order)
-    if taken not in times:
-      words.append(f'{order} order failed')
-    elif next(iter(times)) == taken:
-      words.append(f'{order} order the fastest')
-    else:
-      best, seconds = next(iter(times.items()))
-      words.append(f'{order} order {times[taken] / seconds:.2f} times {best}')
-  return f'{name}: {taken}, {", ".join(words)}'
+          'flops': work, 'forms': found}
 
 
 def main() -> None:
@@ -319,25 +322,24 @@ def main() -> None:
     names.check('forms', form, conv.IMPLS)
   shape = harness.image_shape(FLAGS.model, FLAGS.side)
   products = limit.Products(None, FLAGS.compute_dtype, FLAGS.product_size)
-  table: list[list[Any]] = [[
-      'layer', 'form', 'ms 1st', 'ms 2nd', 'GFLOP/s 1st', 'of limit',
-      'GFLOP/s 2nd', 'of limit', '']]
+  table: list[list[Any]] = [conv_table.HEADER]
   measured: dict[str, Any] = {}
+  plain = FLAGS.model.partition('(')[0]
+  saved = (f'conv_layers_{plain}_{client_map()}_{FLAGS.compute_dtype}', table, {
+      'data': 'random numbers', 'backend': jax.default_backend(),
+      'clients': FLAGS.clients, 'batch': FLAGS.batch, 'steps': FLAGS.steps,
+      'layers': measured})
   for layer, name in chosen(layers_of(FLAGS.model, shape)).items():
     about = layer.describe()
     print(name, *(f'{key}={value}' for key, value in about.items()),
           flush=True)
     measured[name] = {'layer': about, **measure(layer, products)}
-    table += rows_of(name, measured[name])
-  plain = FLAGS.model.partition('(')[0]
-  harness.report(
-      f'conv_layers_{plain}_{FLAGS.client_map}_{FLAGS.compute_dtype}', table,
-      {'data': 'random numbers', 'backend': jax.default_backend(),
-       'clients': FLAGS.clients, 'batch': FLAGS.batch, 'steps': FLAGS.steps,
-       'layers': measured})
+    table += conv_table.rows_of(name, measured[name])
+    harness.save(*saved)  # What is cut off keeps the layers before.
+  harness.report(*saved)
   print(f'auto on {jax.default_backend()} takes')
   for name, found in measured.items():
-    print(f'  {verdict(name, found)}')
+    print(f'  {conv_table.verdict(name, found)}')
 
 
 if __name__ == '__main__':

@@ -44,6 +44,7 @@ def main() -> None:
   ours = harness.Simulation(
       spec, harness.federate(train, owner, num_clients=FLAGS.num_clients),
       mesh)
+  flops = limit.round_flops(spec, ours.federation, ours.cohort(0), 'labeled')
   rows = np.split(np.arange(owner.size), FLAGS.num_clients)
 
   def pytorch(layout):
@@ -68,7 +69,6 @@ def main() -> None:
   per_round = {name: middle[name] / FLAGS.rounds for name in ('ours', *runs)}
   ratio = harness.over_fastest(seconds, 'ours', runs)
   images = spec.cohort_size * FLAGS.rows
-  flops = limit.round_flops(spec, ours.federation, ours.cohort(0), 'labeled')
   reached = limit.shares({'network': (flops, per_round['ours'])},
                          products.rate(middle))
   harness.report(

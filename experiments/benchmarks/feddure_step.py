@@ -4,8 +4,13 @@ Both see the same rows: FedAvg learns all of them with labels, FedDure has
 labels for the first few. The default sizes are those of the paper's clients on
 CIFAR-10: 10 labeled rows and a fifth of a client's 450 unlabeled ones.
 
-With PyTorch installed its step on the same batches is timed too, for a network
-that it has, and the ratio printed; `feddure_round.py` has that of whole rounds.
+A step is one client's, so that ours has one device: on a CPU its operations
+share all cores that the process may run on, and PyTorch gets as many threads,
+whatever --num_devices says. `taskset` gives both fewer cores.
+
+On a CPU with PyTorch installed its step on the same batches is timed too, for a
+network that it has, and the ratio printed; `feddure_round.py` has that of whole
+rounds.
 
 python experiments/benchmarks/feddure_step.py
 python experiments/benchmarks/feddure_step.py --model=fedavg_cnn --side=28 \
@@ -15,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import importlib.util
 from typing import Any
 
 from absl import flags
 import harness
 import jax
 import jax.numpy as jnp
+import limit
 import numpy as np
 import optax
 
@@ -157,15 +162,16 @@ def _pytorch(programs: Mapping[str, Program], rate: float
              ) -> dict[str, Callable[[], None]]:
   """Steps of PyTorch by layout, none where there is nothing to compare."""
   name = FLAGS.model.partition('(')[0]
-  if importlib.util.find_spec('torch') is None:
-    print('PyTorch: not installed, pip install "fedjax_ssl[bench]"')
+  missing = harness.without_torch()
+  if missing:
+    print(f'PyTorch: {missing}')
     return {}
   import torch
   import torch_loop
   if name not in torch_loop.NETWORKS:
     print(f'PyTorch: no {name} there')
     return {}
-  torch.set_num_threads(FLAGS.num_devices)
+  torch.set_num_threads(harness.usable_cpus())
   return {f'PyTorch, {layout}': pytorch_step(
       programs['FedDure'], name, rate, layout)[1]
       for layout in torch_loop.LAYOUTS}
@@ -180,9 +186,11 @@ def main() -> None:
       optimizer='adam', learning_rate=5e-4, method='feddure')
   programs = make_programs(spec, FLAGS.labeled, FLAGS.unlabeled)
   compiled = compile_all(programs)
-  counted = make_programs(direct(spec), FLAGS.labeled, FLAGS.unlabeled)
-  plain = compile_all({name: counted[name] for name in ('FedAvg', 'FedDure')})
-  count = {name: flops(program) for name, program in plain.items()}
+  with limit.on_cpu():
+    counted = make_programs(direct(spec), FLAGS.labeled, FLAGS.unlabeled)
+    plain = compile_all({
+        name: counted[name] for name in ('FedAvg', 'FedDure')})
+    count = {name: flops(program) for name, program in plain.items()}
 
   def call(name):
     return lambda: jax.block_until_ready(compiled[name](*programs[name][1]))

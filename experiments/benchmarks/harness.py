@@ -27,8 +27,9 @@ flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts.',
                      lower_bound=1)
 flags.DEFINE_integer('product_size', 2048, 'Rows of the square matrices whose '
                      'product is the limit.', lower_bound=1)
-flags.DEFINE_integer('num_devices', 2, 'CPU devices, and threads of PyTorch.',
-                     lower_bound=1)
+flags.DEFINE_integer('num_devices', 2, 'Devices at most: a CPU is divided into '
+                     'so many, of accelerators the first ones are taken. Also '
+                     'threads of PyTorch.', lower_bound=1)
 flags.DEFINE_bool('quick', False, 'Tiny sizes, to see that all runs; says '
                   'nothing about speed. A flag that is given keeps its value.')
 
@@ -86,7 +87,7 @@ def shrink(sizes: Mapping[str, Any]) -> None:
 
 
 def make_mesh() -> jax.sharding.Mesh | None:
-  """Starts JAX with --num_devices CPU devices."""
+  """Starts JAX with --num_devices devices; None stands for a single one."""
   jax.config.update('jax_num_cpu_devices', FLAGS.num_devices)
   devices = jax.devices()[:FLAGS.num_devices]
   if len(devices) == 1:
@@ -196,9 +197,31 @@ class Simulation:
 
 def need_torch() -> None:
   """Raises ValueError where PyTorch is missing."""
-  if importlib.util.find_spec('torch') is None:
+  if not has_torch():
     raise ValueError('The comparison needs PyTorch: '
                      'pip install "fedjax_ssl[bench]".')
+
+
+def has_torch() -> bool:
+  """Whether PyTorch is installed."""
+  return importlib.util.find_spec('torch') is not None
+
+
+def without_torch() -> str:
+  """Why PyTorch's loops, which are on the CPU, are not timed; '' if they are.
+
+  Starts the JAX backend if it has not been started.
+  """
+  if jax.default_backend() != 'cpu':
+    return 'not timed: its loop is on the CPU'
+  return '' if has_torch() else 'missing: pip install "fedjax_ssl[bench]"'
+
+
+def usable_cpus() -> int:
+  """Cores that this process may run on."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
@@ -248,7 +271,7 @@ def over_fastest(seconds: Mapping[str, Sequence[float]], one: str,
 
 def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
            ratio: float | None = None) -> pathlib.Path:
-  """Prints a table, writes JSON beside what it ran on.
+  """Prints a table and the ratio, and saves both.
 
   Args:
     name: of the file.
@@ -264,17 +287,30 @@ def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   for row in cells:
     first, *rest = (c.rjust(w) for c, w in zip(row, widths, strict=True))
     print('  '.join([first.strip().ljust(widths[0]), *rest]))
+  path = save(name, table, measured, ratio)
+  print(f'Written: {path}')
+  if ratio is not None:
+    print(f'ratio ours/pytorch: {ratio:.3f}')
+  return path
+
+
+def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
+         ratio: float | None = None) -> pathlib.Path:
+  """Writes JSON with what it ran on; see `report`.
+
+  The file is replaced at once, so that one that is there is whole.
+  """
   folder = pathlib.Path(FLAGS.out)
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f'{name}.json'
   load = list(os.getloadavg()) if hasattr(os, 'getloadavg') else None
-  path.write_text(json.dumps({
+  part = folder / f'{name}.json.part'
+  part.write_text(json.dumps({
       'benchmark': name, 'command': sys.argv, 'load_average': load,
-      'environment': {**environment.describe(), 'torch': _torch_version()},
+      'environment': {**environment.describe(), 'torch': _torch_version(),
+                      'usable_cpus': usable_cpus()},
       'table': table, 'measured': measured, 'ratio': ratio}, indent=2) + '\n')
-  print(f'Written: {path}')
-  if ratio is not None:
-    print(f'ratio ours/pytorch: {ratio:.3f}')
+  os.replace(part, path)
   return path
 
 

@@ -7,6 +7,7 @@ that needs fewer operations, as tiles do, can be above the limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+import contextlib
 from typing import Any
 
 import counting
@@ -46,16 +47,51 @@ def step_flops(spec: fssl.TaskSpec, federation: fssl.Federation) -> float:
   return count(_body(method, federation))
 
 
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+  """What is compiled inside is for a CPU, for which JAX counts operations.
+
+  It does not for a GPU or a TPU before compilation, and of what is compiled
+  there the calls of vendors' libraries may count as nothing.
+
+  Raises:
+    ValueError: if JAX has no CPU device.
+  """
+  try:
+    device = jax.local_devices(backend='cpu')[0]
+  except RuntimeError:
+    raise ValueError('Operations are counted for a CPU device, and JAX has '
+                     'none: JAX_PLATFORMS must name it too, as cuda,cpu does.'
+                     ) from None
+  with jax.default_device(device):
+    yield
+
+
 def count(program: core.ClosedJaxpr) -> float:
-  """Operations of a program without loops, as XLA counts them."""
+  """Operations of a program without loops, as XLA counts them.
+
+  Raises:
+    ValueError: if JAX does not count them here, or has no CPU device.
+  """
   arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in
                program.in_avals]
-  # Random bits are a loop in the CPU's form of a program, and none in the
-  # TPU's, which can be counted without one.
-  lowered = jax.jit(core.jaxpr_as_fun(program)).trace(*arguments).lower(
-      lowering_platforms=('tpu',))
-  counted: Any = lowered.cost_analysis()
+  with on_cpu():
+    traced = jax.jit(core.jaxpr_as_fun(program)).trace(*arguments)
+    # Random bits are a loop in the CPU's form of a program, and none in the
+    # TPU's, which can be counted without one.
+    counted = _cost(traced.lower(lowering_platforms=('tpu',)))
+    if counted is None:
+      counted = _cost(traced.lower().compile())
+  if counted is None:
+    raise ValueError('This JAX does not count the operations of a program.')
   return float(counted['flops'])
+
+
+def _cost(stage: jax.stages.Lowered | jax.stages.Compiled) -> Any:
+  try:
+    return stage.cost_analysis()
+  except NotImplementedError:
+    return None
 
 
 def _replace(spec: fssl.TaskSpec, **changes: Any) -> fssl.TaskSpec:
@@ -125,6 +161,8 @@ def round_flops(spec: fssl.TaskSpec, federation: fssl.Federation,
 class Products:
   """Matrix products to time beside the rounds.
 
+  Of random numbers: a GPU draws less power on constant ones, and is faster.
+
   Args:
     mesh: the devices, each with a product of its own, or None for one.
     dtype: 'float32' or 'bfloat16'.
@@ -132,14 +170,17 @@ class Products:
   """
 
   def __init__(self, mesh: jax.sharding.Mesh | None, dtype: str, size: int):
-    x = jnp.ones((size, size), dtype)
+    def matrices(*stack):
+      x = jax.random.normal(jax.random.key(len(stack)), (*stack, size, size))
+      return (x / size**0.5).astype(dtype)  # The product is as large.
+    x = matrices()
     one = jax.jit(jnp.dot)
     self._flops = {'products, one': 2.0 * size**3}
     self.runs: dict[str, Callable[[], None]] = {
         'products, one': lambda: _wait(one(x, x))}
     if mesh is not None:
       stacked = jax.device_put(
-          jnp.ones((mesh.size, size, size), dtype),
+          matrices(mesh.size),
           jax.sharding.NamedSharding(mesh, jax.P(mesh.axis_names[0])))
       each = jax.jit(jax.shard_map(
           lambda x: x @ x, mesh=mesh, in_specs=jax.P(mesh.axis_names[0]),

@@ -1,7 +1,9 @@
 r"""Images per second of ResNet-9, beside a PyTorch loop.
 
-4 clients train 4 local steps at batch 32 on 32x32x3 images of random pixels;
-ResNet-9 without normalization (6,568,640 parameters).
+4 clients train 4 local steps at batch 32, or 10 and 50 rows of FixMatch, on
+32x32x3 images of random pixels; ResNet-9 without normalization (6,568,640
+parameters). Ours is measured alone where PyTorch is missing, and on an
+accelerator, since PyTorch's loop is on the CPU.
 
 The network's part of a round is printed against the rate of a matrix product,
 see `limit`, and so is the part of augmentation, apart.
@@ -12,12 +14,14 @@ python experiments/benchmarks/resnet9.py --compile   # FixMatch's compilation
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 from absl import flags
 import harness
@@ -29,12 +33,20 @@ import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS
 
-_CLIENTS, _STEPS, _BATCH = 4, 4, 32
-_LABELED, _UNLABELED = 10, 50
 _CHILD = 'FEDJAX_SSL_COMPILE_ONCE'
+_SIZES = ('num_clients', 'steps', 'batch', 'labeled', 'unlabeled')
+QUICK = {'num_clients': 2, 'steps': 1, 'batch': 2, 'labeled': 2,
+         'unlabeled': 2}
 
-flags.DEFINE_bool('fixmatch', False, 'Measure a round of FixMatch, batches of '
-                  '10 and 50, without views and with them.')
+flags.DEFINE_integer('num_clients', 4, 'Clients, all in each round.',
+                     lower_bound=1)
+flags.DEFINE_integer('steps', 4, 'Local steps.', lower_bound=1)
+flags.DEFINE_integer('batch', 32, "Rows of FedAvg's step.", lower_bound=1)
+flags.DEFINE_integer('labeled', 10, "Rows with labels in FixMatch's step.",
+                     lower_bound=1)
+flags.DEFINE_integer('unlabeled', 50, 'Rows without.', lower_bound=1)
+flags.DEFINE_bool('fixmatch', False, 'Measure a round of FixMatch, without '
+                  'views and with them.')
 flags.DEFINE_enum('compute_dtype', 'float32', ['float32', 'bfloat16'],
                   "Of our network's arithmetic, and of the limit; PyTorch "
                   'keeps float32.')
@@ -47,61 +59,86 @@ def _spec(**changes) -> fssl.TaskSpec:
       'num_classes': 10, 'input_shape': (32, 32, 3),
       'model': 'resnet9_fedmatch', 'mean': (0.5,) * 3, 'std': (0.25,) * 3,
       'weak': 'none', 'strong': 'none', 'learning_rate': 0.01,
-      'labeled_batch': _BATCH, 'cohort_size': _CLIENTS,
+      'labeled_batch': FLAGS.batch, 'cohort_size': FLAGS.num_clients,
       'compute_dtype': FLAGS.compute_dtype, **changes})
 
 
 def _owner(rows: int) -> np.ndarray:
-  return np.repeat(np.arange(_CLIENTS, dtype=np.int32), rows)
+  return np.repeat(np.arange(FLAGS.num_clients, dtype=np.int32), rows)
 
 
 def _fixmatch(mesh, **changes) -> harness.Simulation:
-  """FixMatch on clients with 4 batches of labeled and of unlabeled rows."""
+  """FixMatch on clients with --steps batches of either kind of rows."""
   federation = harness.two_pools(
-      _CLIENTS, _STEPS * _LABELED, _STEPS * _UNLABELED, (32, 32, 3))
-  spec = _spec(method='fixmatch', labeled_batch=_LABELED,
-               unlabeled_batch=_UNLABELED, **changes)
+      FLAGS.num_clients, FLAGS.steps * FLAGS.labeled,
+      FLAGS.steps * FLAGS.unlabeled, (32, 32, 3))
+  spec = _spec(method='fixmatch', labeled_batch=FLAGS.labeled,
+               unlabeled_batch=FLAGS.unlabeled, **changes)
   return harness.Simulation(spec, federation, mesh)
 
 
 def _compare() -> None:
-  harness.need_torch()
-  import torch
-  import torch_loop
   mesh = harness.make_mesh()
-  torch.set_num_threads(FLAGS.num_devices)
-  owner = _owner(_STEPS * _BATCH)
+  owner = _owner(FLAGS.steps * FLAGS.batch)
   train = harness.examples(owner.size, (32, 32, 3))
   ours = harness.Simulation(
-      _spec(), harness.federate(train, owner, num_clients=_CLIENTS), mesh)
-  rows = np.split(np.arange(owner.size), _CLIENTS)
-
-  def pytorch(layout):
-    network = torch_loop.ResNet9()
-    torch_loop.load_flax(network, ours.model.params)
-    loop = torch_loop.Loop(
+      _spec(), harness.federate(train, owner, num_clients=FLAGS.num_clients),
+      mesh)
+  rows = np.split(np.arange(owner.size), FLAGS.num_clients)
+  def loop(torch_loop, layout, network):
+    return torch_loop.Loop(
         network, train.inputs, train.labels, rows, mean=0.5, std=0.25,
-        batch=_BATCH, learning_rate=0.01, layout=layout)
-    rounds = itertools.count()
-    return lambda: loop.round(ours.cohort(next(rounds)))
+        batch=FLAGS.batch, learning_rate=0.01, layout=layout)
 
-  runs = {f'PyTorch, {layout}': pytorch(layout)
-          for layout in torch_loop.LAYOUTS}
+  flops = _flops(ours, 'labeled')
+  runs, missing = _pytorch(ours, loop)
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: ours.advance(1), **runs, **products.runs},
       FLAGS.repeats)
   middle = harness.medians(seconds)
-  ratio = harness.over_fastest(seconds, 'ours', runs)
-  reached = limit.shares(
-      {'network': (_flops(ours, 'labeled'), middle['ours'])},
-      products.rate(middle))
+  reached = limit.shares({'network': (flops, middle['ours'])},
+                         products.rate(middle))
   harness.report(
       'resnet9',
       [['', 's/round', 'images/s'],
        *[[name, middle[name], owner.size / middle[name]]
-         for name in ('ours', *runs)]],
-      {'data': 'random pixels', 'seconds': seconds, 'limit': reached}, ratio)
+         for name in ('ours', *runs)], *missing],
+      {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
+       **_sizes()}, _ratio(seconds, runs))
+
+
+def _pytorch(ours: harness.Simulation, make: Callable[[Any, str, Any], Any]
+             ) -> tuple[dict[str, Callable[[], None]], list[list[str]]]:
+  """Rounds of PyTorch by layout, and the table's rows of what is missing.
+
+  Args:
+    ours: whose weights and cohorts it gets.
+    make: (torch_loop, layout, network) -> its loop.
+  """
+  missing = harness.without_torch()
+  if missing:
+    return {}, [['PyTorch', '-', missing]]
+  import torch
+  import torch_loop
+  torch.set_num_threads(FLAGS.num_devices)
+  def rounds(layout):
+    network = torch_loop.ResNet9()
+    torch_loop.load_flax(network, ours.model.params)
+    loop, count = make(torch_loop, layout, network), itertools.count()
+    return lambda: loop.round(ours.cohort(next(count)))
+  return {f'PyTorch, {layout}': rounds(layout)
+          for layout in torch_loop.LAYOUTS}, []
+
+
+def _ratio(seconds: Mapping[str, list[float]], runs: Iterable[str]
+           ) -> float | None:
+  names = list(runs)
+  return harness.over_fastest(seconds, 'ours', names) if names else None
+
+
+def _sizes() -> dict[str, Any]:
+  return {name: FLAGS[name].value for name in _SIZES}
 
 
 def _flops(ours: harness.Simulation, streams: str = 'both') -> float:
@@ -110,28 +147,19 @@ def _flops(ours: harness.Simulation, streams: str = 'both') -> float:
 
 def _compare_fixmatch() -> None:
   """Ours on raw rows, as PyTorch's, and with views."""
-  harness.need_torch()
-  import torch
-  import torch_fixmatch
-  import torch_loop
   mesh = harness.make_mesh()
-  torch.set_num_threads(FLAGS.num_devices)
   plain = _fixmatch(mesh)
   full = _fixmatch(mesh, weak='flip_crop', strong='ra_mc')
   clients, train = plain.federation.clients, plain.federation.train
-
-  def pytorch(layout):
-    network = torch_loop.ResNet9()
-    torch_loop.load_flax(network, plain.model.params)
-    loop = torch_fixmatch.Loop(
+  def loop(_, layout, network):
+    import torch_fixmatch
+    return torch_fixmatch.Loop(
         network, train.inputs, train.labels, clients.labeled,
-        clients.unlabeled, mean=0.5, std=0.25, batch=_LABELED,
-        unlabeled_batch=_UNLABELED, learning_rate=0.01, layout=layout)
-    rounds = itertools.count()
-    return lambda: loop.round(plain.cohort(next(rounds)))
+        clients.unlabeled, mean=0.5, std=0.25, batch=FLAGS.labeled,
+        unlabeled_batch=FLAGS.unlabeled, learning_rate=0.01, layout=layout)
 
-  runs = {f'PyTorch, {layout}': pytorch(layout)
-          for layout in torch_loop.LAYOUTS}
+  flops, more = _flops(plain), _flops(full)
+  runs, missing = _pytorch(plain, loop)
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: plain.advance(1), **runs,
@@ -140,18 +168,19 @@ def _compare_fixmatch() -> None:
   middle = harness.medians(seconds)
   network, both = middle['ours'], middle['ours, flip_crop and ra_mc']
   share = 1 - network / both
-  flops = _flops(plain)
   reached = limit.shares(
       {'network': (flops, network),
-       'augmentation': (_flops(full) - flops, both - network)},
+       'augmentation': (more - flops, both - network)},
       products.rate(middle))
   print(f'augmentation share of the round: {share:.3f} (goal: below 0.25)')
+  rows = FLAGS.num_clients * FLAGS.steps * (FLAGS.labeled + FLAGS.unlabeled)
   harness.report(
       'resnet9_fixmatch',
-      [['FixMatch', 's/round'],
-       *[[name, s] for name, s in middle.items() if name not in products.runs]],
-      {'seconds': seconds, 'augmentation_share': share, 'limit': reached},
-      harness.over_fastest(seconds, 'ours', runs))
+      [['FixMatch', 's/round', 'images/s'],
+       *[[name, s, rows / s] for name, s in middle.items()
+         if name not in products.runs], *missing],
+      {'seconds': seconds, 'augmentation_share': share, 'limit': reached,
+       **_sizes()}, _ratio(seconds, runs))
 
 
 def _compile() -> None:
@@ -160,7 +189,9 @@ def _compile() -> None:
   with tempfile.TemporaryDirectory() as folder:
     for name in ('cold', 'cache filled'):
       done = subprocess.run(
-          [sys.executable, __file__, f'--num_devices={FLAGS.num_devices}'],
+          [sys.executable, __file__, f'--num_devices={FLAGS.num_devices}',
+           *(f'--{size}={value}' for size, value in _sizes().items()),
+           f'--compute_dtype={FLAGS.compute_dtype}'],
           env={**os.environ, _CHILD: folder}, capture_output=True, text=True,
           check=False)
       if done.returncode:
@@ -198,4 +229,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  harness.run(main)
+  harness.run(main, QUICK)

@@ -88,7 +88,7 @@ def test_forms_are_the_same_steps(script, pool):
   layer = layer_of(script, (4, 4, 16), 3, pool=pool)
   x, w = script.arguments(layer)
   want = jax.jit(script.round_of(layer, 'second', 'lax'))(x, w)
-  flags.FLAGS['client_map'].value = 'map'
+  flags.FLAGS['client_map'].value = 'vmap'
   got = jax.jit(script.round_of(layer, 'second', 'winograd'))(x, w)
   for a, b, start in zip(want, got, (x, w), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
@@ -128,32 +128,76 @@ def test_what_fails_is_a_row(script, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(script, 'round_of', round_of)
   script.main()
   saved = json.loads(
-      (tmp_path / 'conv_layers_cnn_vmap_float32.json').read_text())
+      (tmp_path / 'conv_layers_cnn_map_float32.json').read_text())
   measured = saved['measured']['layers']
   assert list(measured) == ['Conv_0', 'Conv_1']
   for name, found in measured.items():
     rows = {row[1]: row for row in saved['table'] if row[0] == name}
     assert set(rows) == {'gemm (auto)', 'lax', 'reordered', 'winograd'}
     assert rows['winograd'][2:8] == ['failed', 'failed', '-', '-', '-', '-']
-    assert rows['winograd'][8] == 'no tiles here'
-    assert rows['lax'][3] == 'failed' and 'out of memory' in rows['lax'][8]
+    assert rows['winograd'][8:] == ['-', 'no tiles here']
+    assert rows['lax'][3] == 'failed' and 'out of memory' in rows['lax'][9]
     assert rows['lax'][2] != 'failed'
     for column in (2, 3):
       assert sum('*' in row[column] for row in rows.values()) == 1
     assert found['layer']['pool'] and found['rate'] > 0
-    assert not rows['reordered'][8]
+    assert not rows['reordered'][9]
+    for form in ('gemm', 'lax', 'reordered'):
+      assert 0 <= found['forms'][form]['difference'] < 1e-5
   said = capsys.readouterr().out.splitlines()
   assert said[-3] == 'auto on cpu takes'
   assert [line.split(',')[0] for line in said[-2:]] == [
       '  Conv_0: gemm', '  Conv_1: gemm']
 
 
-def test_the_verdict_names_what_was_faster(script):
+def test_the_verdict_names_what_was_faster(bench):
+  conv_table = bench('conv_table')
   def form(first, second, auto=False):
     return {'auto': auto, 'first': {'seconds': [first]},
             'second': {'seconds': [second]}}
   found = {'forms': {'lax': form(2.0, 9.0, auto=True), 'gemm': form(4.0, 6.0)}}
-  assert script.verdict('Conv_0', found) == (
+  assert conv_table.verdict('Conv_0', found) == (
       'Conv_0: lax, first order the fastest, second order 1.50 times gemm')
   found['forms']['lax']['second'] = {'error': 'x'}
-  assert script.verdict('Conv_0', found).endswith('second order failed')
+  assert conv_table.verdict('Conv_0', found).endswith('second order failed')
+
+
+def test_clients_are_mapped_as_a_round_maps_them(script, monkeypatch):
+  assert script.client_map() == 'map'
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert script.client_map() == 'vmap'
+  flags.FLAGS['client_map'].value = 'map'
+  assert script.client_map() == 'map'
+
+
+@pytest.mark.parametrize('pixels, pool', [(False, True), (True, False)])
+def test_a_form_that_is_coarse_is_seen(script, pixels, pool):
+  """Weights that lose three digits, or an arithmetic that does."""
+  layer = layer_of(script, (8, 8, 3), 5, pixels=pixels, pool=pool)
+  x, w = (value[0] for value in script.arguments(layer))
+  want = script.exact(layer, x, w)
+  assert len(want) == 3 - pixels
+  assert want[0].shape == (2, *((4, 4) if pool else (8, 8)), 5)
+  def error(impl, dtype='float32', w=w):
+    return script.difference(script.outputs(layer, impl, dtype, x, w), want)
+  assert error('lax') < 1e-6 and error('gemm') < 1e-6
+  assert 5e-4 < error('gemm', w=1.001 * w) < 5e-3
+  assert 1e-3 < error('gemm', 'bfloat16') < 2e-2
+
+
+def test_layers_that_were_timed_are_kept(script, monkeypatch, tmp_path):
+  plain = script.measure
+  seen: list[object] = []
+  def measure(layer, products):
+    if seen:
+      raise KeyboardInterrupt
+    seen.append(layer)
+    return plain(layer, products)
+  monkeypatch.setattr(script, 'measure', measure)
+  flags.FLAGS['forms'].value = ['lax']
+  with pytest.raises(KeyboardInterrupt):
+    script.main()
+  (path,) = tmp_path.iterdir()
+  saved = json.loads(path.read_text())
+  assert list(saved['measured']['layers']) == ['Conv_0']
+  assert {row[0] for row in saved['table'][1:]} == {'Conv_0'}

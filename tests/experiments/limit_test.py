@@ -51,6 +51,41 @@ def test_convolutions_are_counted_directly_without_padding(bench):
   assert products < got < 1.25 * products
 
 
+def test_an_accelerator_as_default_does_not_matter(bench, monkeypatch):
+  """It counts nothing before compilation; the CPU beside it does."""
+  limit = bench('limit')
+  small, data = spec(model='mlp(depth=1, width=64)'), federation(bench, (8, 8))
+  want = limit.step_flops(small, data)
+  plain = jax.stages.Lowered.cost_analysis
+  def only_on_cpu(self):
+    device = jax.config.values['jax_default_device']
+    return plain(self) if device and device.platform == 'cpu' else None
+  monkeypatch.setattr(jax.stages.Lowered, 'cost_analysis', only_on_cpu)
+  assert limit.step_flops(small, data) == want
+
+
+def test_compiled_programs_are_counted_where_others_are_not(
+    bench, monkeypatch):
+  limit = bench('limit')
+  small, data = spec(model='cnn(width=16)'), federation(bench, (8, 8))
+  want = limit.step_flops(small, data)
+  def refuse(stage):
+    raise NotImplementedError(type(stage))
+  monkeypatch.setattr(jax.stages.Lowered, 'cost_analysis', refuse)
+  assert limit.step_flops(small, data) == pytest.approx(want, rel=0.1)
+  monkeypatch.setattr(jax.stages.Compiled, 'cost_analysis', refuse)
+  with pytest.raises(ValueError, match='does not count'):
+    limit.step_flops(small, data)
+
+
+def test_jax_without_a_cpu_is_one_clear_line(bench, monkeypatch):
+  def none(backend):
+    raise RuntimeError(f'Unknown backend {backend}')
+  monkeypatch.setattr(jax, 'local_devices', none)
+  with pytest.raises(ValueError, match='JAX_PLATFORMS must name it too'):
+    bench('limit').step_flops(spec(model='linear'), federation(bench, (8, 8)))
+
+
 def test_a_round_counts_real_rows_only(bench):
   limit = bench('limit')
   data = federation(bench, (4, 10, 6))  # 1, 3 and 2 steps; 5.0 in full rows.
@@ -92,6 +127,22 @@ def test_the_share_is_work_over_time_over_the_rate(bench, capsys):
   assert found['network']['share'] == 0.75
   assert found['augmentation']['share'] is None
   assert '0.750 of the limit' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_products_are_of_random_numbers_and_stay_small(
+    bench, monkeypatch, dtype):
+  limit = bench('limit')
+  mesh = jax.make_mesh((1,), ('clients',), devices=jax.devices()[:1])
+  made: list[jax.Array] = []
+  monkeypatch.setattr(limit, '_wait', made.append)
+  for run in limit.Products(mesh, dtype, 256).runs.values():
+    run()
+  for x in made:
+    product = np.asarray(x, np.float32).reshape(256, 256)
+    # A sum of n products of normal numbers, each of variance 1 / n.
+    assert product.std() == pytest.approx(256**-0.5, rel=0.1)
+    assert len(np.unique(product)) > 1000
 
 
 def test_the_faster_way_is_the_limit(bench):

@@ -141,6 +141,53 @@ peer_task.main(Moves, ['numpy'])
   peer.close()
 
 
+@pytest.mark.parametrize('required', [False, True])
+def test_a_peer_that_ends_while_it_is_timed_is_a_row(
+    fleet, bench, tmp_path, monkeypatch, capsys, required):
+  """The others go on, and what they did is saved."""
+  script = tmp_path / 'ends.py'
+  script.write_text("""
+import peer_task
+class Moves:
+  def __init__(self, task, rounds):
+    self.made, self.left = task.params, int(rounds)
+  def advance(self, count):
+    self.left -= count
+    if self.left < 0:
+      raise RuntimeError('it broke')
+  def params(self):
+    return {layer: {name: leaf + 1e-3 for name, leaf in leaves.items()}
+            for layer, leaves in self.made.items()}
+peer_task.main(Moves, ['numpy'])
+""")
+  systems = {
+      name: fleet.System('fedjax', str(script), 0.5, (rounds,))
+      for name, rounds in (('lasts', '99'), ('breaks', '2'))}
+  monkeypatch.setattr(fleet, 'SYSTEMS', systems)
+  monkeypatch.setattr(fleet, 'find', lambda: (systems, {}))
+  monkeypatch.setattr(fleet, 'agreement', lambda systems, mesh: (
+      dict.fromkeys(systems, 0.0), {}))
+  # They do not train, but move by as little as they like.
+  monkeypatch.setattr(fleet, '_SPREAD', float('inf'))
+  monkeypatch.setattr(bench('peer_envs'), 'interpreter',
+                      lambda folder, name: sys.executable)
+  monkeypatch.setattr(bench('harness'), 'make_mesh', lambda: None)
+  flags.FLAGS['repeats'].value = 2
+  flags.FLAGS['require_peers'].value = required
+  if required:
+    with pytest.raises(ValueError, match='breaks: failed: .*it broke'):
+      fleet.main()
+  else:
+    fleet.main()
+  saved = json.loads((tmp_path / 'out' / 'fedavg_peers.json').read_text())
+  measured = saved['measured']
+  assert set(measured['seconds']) == {'ours', 'lasts'}
+  assert len(measured['seconds']['lasts']) == 2
+  assert set(measured['ratios']) == set(measured['peer_versions']) == {'lasts'}
+  assert measured['not_run'] == {'breaks': 'failed: RuntimeError: it broke'}
+  assert 'breaks' in capsys.readouterr().out
+
+
 def test_our_weights_and_pytorchs_are_inverses(fleet, bench):
   pytest.importorskip('torch')
   task_lib, torch_loop = bench('peer_task'), bench('torch_loop')

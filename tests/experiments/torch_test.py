@@ -127,3 +127,36 @@ def test_a_script_beside_pytorch_runs_and_reports(
       seconds)
   assert all(len(v) == 1 and v[0] > 0 for v in seconds.values())
   assert set(saved['measured'].get('limit', ())) == names
+
+
+@pytest.mark.parametrize('fixmatch', [False, True])
+def test_resnet9_is_measured_alone_without_pytorch(
+    bench, monkeypatch, tmp_path, capsys, fixmatch):
+  made, harness = bench('resnet9'), bench('harness')
+  flags.FLAGS(['', '--quick', f'--fixmatch={fixmatch}', f'--out={tmp_path}',
+               '--num_clients=3', '--steps=2'])
+  harness.shrink(made.QUICK)
+  monkeypatch.setattr(harness, 'make_mesh', lambda: None)
+  monkeypatch.setattr(harness, 'has_torch', lambda: False)
+  plain, small = made._spec, {
+      'model': 'cnn(width=2)', 'weak': 'none', 'strong': 'none'}
+  monkeypatch.setattr(made, '_spec', lambda **changes: plain(**changes | small))
+  made.main()
+  assert 'ratio' not in capsys.readouterr().out
+  (path,) = tmp_path.glob('*.json')
+  saved = json.loads(path.read_text())
+  assert saved['ratio'] is None and saved['environment']['usable_cpus'] >= 1
+  assert saved['table'][-1][0] == 'PyTorch'
+  assert saved['table'][-1][2].startswith('missing: pip install')
+  assert saved['measured']['limit']['network']['share'] > 0
+  rows = 3 * 2 * (2 + 2 if fixmatch else 2)
+  assert saved['table'][1][2] == pytest.approx(rows / saved['table'][1][1])
+
+
+def test_pytorch_on_a_cpu_is_not_compared_with_an_accelerator(
+    bench, monkeypatch):
+  harness = bench('harness')
+  monkeypatch.setattr(harness, 'has_torch', lambda: True)
+  assert harness.without_torch() == ''
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert harness.without_torch().startswith('not timed')
