@@ -11,7 +11,7 @@ import traceback
 from absl import flags
 import jax
 
-from fedjax_ssl.training import processes
+from fedjax_ssl.training import environment, processes
 
 FLAGS = flags.FLAGS
 
@@ -104,9 +104,11 @@ def devices() -> list[jax.Device]:
   """The devices of the run: as many of each process.
 
   Raises:
-    ValueError: if there are fewer than --num_devices, or it does not divide.
+    ValueError: if JAX cannot start, there are fewer than --num_devices, or it
+      does not divide.
   """
-  found, wanted, count = jax.devices(), FLAGS.num_devices, processes.count()
+  found, wanted = environment.devices(), FLAGS.num_devices
+  count = processes.count()
   if wanted > len(found):
     raise ValueError(f'--num_devices={wanted}, but there are {len(found)} '
                      'devices.')
@@ -130,7 +132,7 @@ def ending() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    if processes.count() > 1 and not isinstance(
+    if FLAGS.distributed and processes.count() > 1 and not isinstance(
         error, processes.AgreedError | processes.AgreedExit):
       _end_alone(error)
     raise

@@ -26,7 +26,7 @@ import run_one
 import settings
 
 from fedjax_ssl import data
-from fedjax_ssl.training import processes
+from fedjax_ssl.training import environment, processes
 
 FLAGS = flags.FLAGS
 Deal = Callable[..., tuple[np.ndarray, ...]]
@@ -197,6 +197,7 @@ def _run(deal: Deal, argv: Sequence[str]) -> None:
   cluster.place()
   with _ending_on_sigterm():
     _prepare_jax()
+    environment.devices()  # Starts JAX, or says why not.
     with cluster.ending():
       processes.together(cluster.devices)
       _run_jobs(deal)

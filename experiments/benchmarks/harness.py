@@ -9,7 +9,7 @@ import pathlib
 import statistics
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags
 import jax
@@ -57,8 +57,18 @@ def _in_a_line(function: Callable[..., Any], argv: Sequence[str]) -> Any:
     return function(argv)
   except (ValueError, OSError, MemoryError, flags.Error,
           jax.errors.JaxRuntimeError) as error:
-    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-    sys.exit(2)
+    _refuse(error)
+  except (AssertionError, RuntimeError):
+    try:
+      environment.devices()
+    except ValueError as error:
+      _refuse(error)
+    raise
+
+
+def _refuse(error: Exception) -> NoReturn:
+  print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+  sys.exit(2)
 
 
 def _try_out() -> None:
@@ -89,7 +99,7 @@ def shrink(sizes: Mapping[str, Any]) -> None:
 def make_mesh() -> jax.sharding.Mesh | None:
   """Starts JAX with --num_devices devices; None stands for a single one."""
   jax.config.update('jax_num_cpu_devices', FLAGS.num_devices)
-  devices = jax.devices()[:FLAGS.num_devices]
+  devices = environment.devices()[:FLAGS.num_devices]
   if len(devices) == 1:
     return None
   return jax.make_mesh((len(devices),), ('clients',), devices=devices,

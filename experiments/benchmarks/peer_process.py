@@ -6,13 +6,18 @@ import json
 import os
 import pathlib
 import queue
+import re
 import signal
 import subprocess
 import threading
+import time
 from typing import Any
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PATIENCE = 30.0  # Seconds that a peer has to end by itself.
+# Seconds between looks whether it has ended.
+_LOOK = 1.
+_COLOR = re.compile('\x1b\\[[0-9;]*m')
 
 
 class PeerError(ValueError):
@@ -68,8 +73,13 @@ class Peer:
     try:
       self._process.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
+      pass
+    # What it has started may outlive it, and would disturb the others.
+    try:
       os.killpg(self._process.pid, signal.SIGKILL)
-      self._process.wait()
+    except ProcessLookupError:
+      pass  # Nothing is left.
+    self._process.wait()
 
   def _order(self, line: str) -> None:
     assert self._process.stdin is not None
@@ -87,10 +97,17 @@ class Peer:
     self._lines.put('')
 
   def _answer(self) -> Any:
-    try:
-      line = self._lines.get(timeout=self._timeout)
-    except queue.Empty:
-      raise PeerError(f'no answer in {self._timeout:.0f} s') from None
+    line, end = None, time.monotonic() + self._timeout
+    while line is None:
+      # Its children may hold its output open after its end.
+      ended = self._process.poll() is not None
+      try:
+        line = self._lines.get(timeout=_LOOK)
+      except queue.Empty:
+        if ended:
+          raise PeerError(self._last_words()) from None
+        if time.monotonic() > end:
+          raise PeerError(f'no answer in {self._timeout:.0f} s') from None
     if not line:
       raise PeerError(self._last_words())
     try:
@@ -99,8 +116,15 @@ class Peer:
       raise PeerError(f'it answered {line.strip()[:80]!r}') from None
 
   def _last_words(self) -> str:
-    lines = self._log.read_text(errors='replace').strip().splitlines()
-    return lines[-1].strip() if lines else 'it ended without a word'
+    try:
+      code = self._process.wait(_LOOK)
+    except subprocess.TimeoutExpired:
+      return 'it closed its output'
+    how = (f'exit status {code}' if code >= 0
+           else f'signal {signal.Signals(-code).name}')
+    log = _COLOR.sub('', self._log.read_text(errors='replace'))
+    words = [line.strip() for line in log.splitlines() if line.strip()]
+    return f'{words[-1]} ({how})' if words else how
 
 
 def _variables(inherited: Mapping[str, str]) -> dict[str, str]:

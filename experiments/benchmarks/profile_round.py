@@ -166,7 +166,7 @@ def main() -> None:
   print(f'{method}, {plain}: {round_ms:.4g} ms a round, without the profiler; '
         f'{total * _NS:.4g} ms of operations on {devices} device(s)')
   harness.report(
-      f'profile_{plain}_{method}',
+      f'profile_{plain}_{method}_{FLAGS.compute_dtype}',
       table(operations if FLAGS.by == 'op' else layers, total, FLAGS.top),
       {'data': 'random pixels', 'backend': jax.default_backend(),
        'devices': devices, 'seconds': seconds[''],

@@ -100,7 +100,7 @@ def _compare() -> None:
   reached = limit.shares({'network': (flops, middle['ours'])},
                          products.rate(middle))
   harness.report(
-      'resnet9',
+      _named('resnet9'),
       [['', 's/round', 'images/s'],
        *[[name, middle[name], owner.size / middle[name]]
          for name in ('ours', *runs)], *missing],
@@ -175,7 +175,7 @@ def _compare_fixmatch() -> None:
   print(f'augmentation share of the round: {share:.3f} (goal: below 0.25)')
   rows = FLAGS.num_clients * FLAGS.steps * (FLAGS.labeled + FLAGS.unlabeled)
   harness.report(
-      'resnet9_fixmatch',
+      _named('resnet9_fixmatch'),
       [['FixMatch', 's/round', 'images/s'],
        *[[name, s, rows / s] for name, s in middle.items()
          if name not in products.runs], *missing],
@@ -213,6 +213,12 @@ def _compile_once(folder: str) -> None:
   wall, busy = time.perf_counter(), time.process_time()
   made.compile()
   print(time.perf_counter() - wall, time.process_time() - busy)
+
+
+def _named(benchmark: str) -> str:
+  """The file's name: of float32 without the dtype."""
+  dtype = FLAGS.compute_dtype
+  return benchmark if dtype == 'float32' else f'{benchmark}_{dtype}'
 
 
 def main() -> None:

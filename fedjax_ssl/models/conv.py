@@ -57,8 +57,9 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     forward-mode ones only with 'lax'.
 
   Raises:
-    ValueError: for an unknown impl or padding, a bad stride, channels that
-      differ between x and w, or a VALID kernel larger than the input.
+    ValueError: for an unknown impl or padding, a bad stride, channels or
+      dtypes that differ between x and w, or a VALID kernel larger than the
+      input.
   """
   window, impl = _plan(x, w, stride, padding, impl)
   if impl == 'lax':
@@ -115,6 +116,8 @@ def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str, impl: str
   if x.ndim != 4 or w.ndim != 4 or x.shape[3] != w.shape[2]:
     raise ValueError(f'x {x.shape} and w {w.shape} must be [B, H, W, I] and '
                      '[kh, kw, I, O] with the same I.')
+  if x.dtype != w.dtype:
+    raise ValueError(f'x is {x.dtype} and w is {w.dtype}; they must be alike.')
   window = windows.window(
       (x.shape[1], x.shape[2]), (w.shape[0], w.shape[1]), stride, padding)
   if impl == 'auto':

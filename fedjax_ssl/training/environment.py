@@ -17,12 +17,28 @@ _PACKAGES = (
     'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
+def devices() -> list[jax.Device]:
+  """`jax.devices()`.
+
+  Raises:
+    ValueError: if JAX cannot start on them.
+  """
+  try:
+    return jax.devices()
+  except (AssertionError, RuntimeError) as error:
+    # jaxlib says nothing where a plug-in of the name is not installed.
+    raise ValueError(
+        f'JAX cannot start with JAX_PLATFORMS='
+        f'{os.environ.get("JAX_PLATFORMS", "")}: '
+        f'{str(error) or "no such devices here"}') from error
+
+
 def describe() -> dict[str, Any]:
   """Versions, git state, devices and machine, as JSON values.
 
   Starts the JAX backend if it has not been started.
   """
-  device = jax.devices()[0]
+  device = devices()[0]
   return {
       'python': platform.python_version(),
       'fedjax_ssl': __version__,

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import subprocess
 import sys
+import time
 
 from absl import flags
 import numpy as np
@@ -102,6 +104,33 @@ def test_distance_counts_in_units_of_our_change(fleet):
     fleet.distance({'a': {'c': np.zeros(4)}}, at(2.0), at(0.0))
 
 
+def test_a_killed_peer_takes_its_children_along(bench, tmp_path):
+  """They hold its output open, and would disturb what is timed next."""
+  process = bench('peer_process')
+  script = tmp_path / 'parent.py'
+  script.write_text("""
+import os, signal, subprocess, sys
+print('{"numpy": "1"}', flush=True)
+child = subprocess.Popen(['sleep', '600'])
+input()
+print('\\x1b[92mINFO\\x1b[0m', child.pid, file=sys.stderr, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+  peer = process.Peer(sys.executable, str(script), [], log=tmp_path / 'log',
+                      timeout=60)
+  with pytest.raises(process.PeerError,
+                     match=r'^INFO \d+ \(signal SIGKILL\)$') as raised:
+    peer.advance(1)
+  peer.close()
+  child = int(str(raised.value).split()[1])
+  for _ in range(50):
+    state = pathlib.Path(f'/proc/{child}/stat')
+    if not state.exists() or state.read_text().split()[2] == 'Z':
+      return
+    time.sleep(.1)
+  pytest.fail('the child is alive')
+
+
 def test_a_peer_obeys_and_its_last_words_are_kept(fleet, bench, tmp_path):
   """A script without a system of its own: it moves weights by one a round."""
   process, task_lib = bench('peer_process'), bench('peer_task')
@@ -184,7 +213,8 @@ peer_task.main(Moves, ['numpy'])
   assert set(measured['seconds']) == {'ours', 'lasts'}
   assert len(measured['seconds']['lasts']) == 2
   assert set(measured['ratios']) == set(measured['peer_versions']) == {'lasts'}
-  assert measured['not_run'] == {'breaks': 'failed: RuntimeError: it broke'}
+  assert measured['not_run'] == {
+      'breaks': 'failed: RuntimeError: it broke (exit status 1)'}
   assert 'breaks' in capsys.readouterr().out
 
 

@@ -205,5 +205,7 @@ def test_bad_shapes_are_named():
   x, w = _case(4, 3, 2, 3)
   with pytest.raises(ValueError, match='same I'):
     conv.conv2d(x, w[:, :, :2])
+  with pytest.raises(ValueError, match='x is bfloat16 and w is float32'):
+    conv.max_pooled_conv2d(x.astype('bfloat16'), w)
   with pytest.raises(ValueError, match='4x4'):
     conv.conv2d(x, jnp.ones((5, 5, 3, 2)), padding='VALID')
