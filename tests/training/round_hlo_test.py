@@ -6,56 +6,43 @@ activations that travel between devices, and compilation in the middle of a run.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib.util
 import json
+import threading
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core.types import Model, Variables
-from fedjax_ssl.models import conv
-from fedjax_ssl.task import template
+from fedjax_ssl.core.types import Method, State
+from fedjax_ssl.models import conv, gemm, pooling, rowwise, winograd
 from fedjax_ssl.training import placement, seeds
 from tests import hlo, toy
+from tests.training import networks
 
 _CODE = """
 import json
 from tests.training import round_hlo_test
 print(json.dumps(round_hlo_test.everything()))
 """
-# Channels that are nothing else's size, so that shapes tell what an array is.
-# More than 4, or the layer would be patches.
-_CHANNELS = (13, 11)
 _SLOTS = 4
 # One for each client, or each slot of several groups.
 _NUMBERS = 24
-
-
-def _model(impl: str = 'auto') -> Model:
-  """A convolution between a layer that scales and a dense one."""
-  shapes = {'Scale_0': _CHANNELS[:1], 'Conv_0': (3, 3, *_CHANNELS),
-            'Dense_0': (_CHANNELS[1], toy.NUM_CLASSES)}
-
-  def init(key):
-    keys = jax.random.split(key, len(shapes))
-    return Variables({name: 0.3 * jax.random.normal(k, shape) for k, (
-        name, shape) in zip(keys, shapes.items(), strict=True)}, {})
-
-  def apply(variables, inputs):
-    params = variables.params
-    x = conv.conv2d(inputs * params['Scale_0'], params['Conv_0'], impl=impl)
-    return jnp.tanh(x).mean((1, 2)) @ params['Dense_0']
-
-  def apply_train(variables, inputs, mask, key=None):
-    del mask, key
-    return apply(variables, inputs), variables.stats
-
-  return Model(init, apply, apply_train)
+PRIVATE = ("fedssl(gan_width=4, noise_size=3, dp_scope='all', "
+           'noise_multiplier=1.0, use_real=False)')
+# Several views, gradients through a gradient, gradients of every row. XLA makes
+# no convolution where it is given none: these need not be compiled.
+LOWERED = ('fixmatch', 'feddure', PRIVATE)
+TILED = ('fedavg', *LOWERED)
+_HAS_ACCOUNTS = importlib.util.find_spec('dp_accounting') is not None
+# Two programs that exchange could each hold a device that the other waits for.
+_DEVICES = threading.Lock()
 
 
 def _mesh():
@@ -63,9 +50,9 @@ def _mesh():
                        axis_types=(jax.sharding.AxisType.Auto,))
 
 
-def _task(mesh, impl='auto', **changes):
-  return dataclasses.replace(
-      toy.task('linear', mesh=mesh, **changes), model=_model(impl))
+def _task(mesh, model=None, **changes):
+  return dataclasses.replace(toy.task('linear', mesh=mesh, **changes),
+                             model=model or networks.reordered())
 
 
 def _known(state, federation) -> set[hlo.Shape]:
@@ -76,47 +63,77 @@ def _known(state, federation) -> set[hlo.Shape]:
   return {tuple(x.shape) for x in one}
 
 
-def _report(method, federation, mesh) -> dict[str, Any]:
-  """What there is to say of a method's rounds.
+class _Unpinned(seeds.Sequential):
+  """A run that leaves to the compiler where its results lie."""
 
-  Python sees a round once, with its number traced, in a loop whose state keeps
-  shapes and types; and the state returns to where it was. So whatever the
-  stretches of a run, one program serves.
-  """
-  def rounds(state, federation, first, count, root):
-    def body(i, state):
-      return method.round(state, federation.at(i), i,
-                          jax.random.fold_in(root, i))[0]
-    return jax.lax.fori_loop(first, first + count, body, state)
-  state = placement.state(jax.tree.map(
-      lambda x: np.zeros(x.shape, x.dtype), template(method, federation)), mesh)
-  placed, = placement.federations([federation], mesh)
-  lowered = jax.jit(
-      rounds, out_shardings=jax.tree.map(lambda x: x.sharding, state)).lower(
-          state, placed, jnp.int32(0), jnp.int32(1), jax.random.key(0))
-  text = lowered.compile().as_text() or ''
+  def _compile(self, state, totals):
+    self._run = jax.jit(self._program, donate_argnums=(0, 1))
+
+
+def _start(method, federation, mesh, kind=seeds.Sequential) -> Any:
+  runs = kind(method, [federation], [0], mesh)
+  runs.start(None)
+  return runs
+
+
+def _programs(runs) -> list[int]:
+  """Programs after the first stretch of a run, and after a longer one."""
+  counts = []
+  with _DEVICES:
+    for first, count in ((0, 1), (1, 2)):
+      runs.advance(first, count)
+      runs.restart_totals()  # As after every evaluation.
+      counts.append(runs._run._cache_size())
+  return counts
+
+
+def _report(runs, compiled: bool = True) -> dict[str, Any]:
+  """What there is to say of the program that a run compiles, and calls."""
+  lowered = runs._run.lower(
+      runs.states[0], runs._totals[0], runs._federations[0], jnp.int32(0),
+      jnp.int32(1), runs._roots[0][1])
+  given = lowered.as_text()
+  found = {'given': given.count('stablehlo.convolution'),
+           'products': given.count('stablehlo.dot_general'),
+           'groups': hlo.batch_groups(given)}
+  if not compiled:
+    return found
+  text = lowered.compile().as_text() or ''  # Kept: not compiled once more.
   assert 'num_partitions=2' in text
-  return {
+  known = _known(runs.states[0], runs._federations[0])
+  return found | {
       'convolutions': text.count(' convolution('),
       'slow': hlo.slow_convolutions(text),
-      'groups': hlo.batch_groups(lowered.as_text()),
       'exchanges': len(list(hlo.exchanges(text))),
-      'strange': hlo.strange_exchanges(
-          text, _known(state, federation), _SLOTS, _NUMBERS)}
+      'strange': hlo.strange_exchanges(text, known, _SLOTS, _NUMBERS),
+      'programs': _programs(runs)}
 
 
-def _of_method(text: str) -> dict[str, Any]:
+def _of_method(text: str, **changes) -> dict[str, Any]:
+  mesh = _mesh()
+  method = methods.make(text, _task(mesh, **changes))
+  return _report(_start(method, toy.federation()[0], mesh))
+
+
+def _tiled(text: str) -> dict[str, Any]:
   mesh = _mesh()
   federation, _ = toy.federation()
-  return _report(methods.make(text, _task(mesh)), federation, mesh)
+  changes = {}
+  if text == PRIVATE:  # Takes everybody, first those who hold labels.
+    changes['cohort_size'] = toy.NUM_CLIENTS
+    clients = federation.clients
+    holds = jnp.arange(toy.NUM_CLIENTS) < 2
+    federation = dataclasses.replace(
+        federation, num_labeled_clients=2, clients=clients._replace(
+            num_labeled=jnp.where(holds, clients.num_labeled, 0)))
+  task = _task(mesh, networks.tiles_and_patches(), **changes)
+  return _report(_start(methods.make(text, task), federation, mesh),
+                 text not in LOWERED)
 
 
 def _naive(**changes) -> dict[str, Any]:
   """A run with the convolutions of `jax.lax`."""
-  mesh = _mesh()
-  federation, _ = toy.federation()
-  return _report(methods.make('fedavg', _task(mesh, 'lax', **changes)),
-                 federation, mesh)
+  return _of_method('fedavg', model=networks.reordered('lax'), **changes)
 
 
 def _chatty() -> dict[str, Any]:
@@ -128,8 +145,8 @@ def _chatty() -> dict[str, Any]:
   run = jax.jit(jax.shard_map(
       layer, mesh=mesh, in_specs=(split, jax.sharding.PartitionSpec()),
       out_specs=jax.sharding.PartitionSpec(), check_vma=False))
-  model = _model().init(jax.random.key(0))
-  text = run.lower(jnp.ones((8, toy.SIDE, toy.SIDE, _CHANNELS[0])),
+  model = networks.reordered().init(jax.random.key(0))
+  text = run.lower(jnp.ones((8, toy.SIDE, toy.SIDE, networks.CHANNELS[0])),
                    model.params['Conv_0']).compile().as_text() or ''
   known = {x.shape for x in jax.tree.leaves(model)}
   return {'strange': hlo.strange_exchanges(text, known, _SLOTS, _NUMBERS)}
@@ -144,24 +161,37 @@ def _grouped() -> dict[str, Any]:
       jnp.ones((4, 3, 3, 2, 5)), jnp.ones((4, 3, 6, 6, 2))).as_text())}
 
 
-def _programs() -> list[int]:
-  """Programs after one stretch, a longer one, and one of an unplaced state."""
+def _together() -> list[int]:
+  """`_programs` of seeds under one vmap."""
   mesh = _mesh()
-  federation, _ = toy.federation()
   method = methods.make('fedprox(mu=0.1, keep_local=True)',
                         toy.task('linear', mesh=mesh))
-  runs = seeds.Sequential(method, [federation], [0], mesh)
-  runs.start(None)
-  run: Any = runs._run
-  runs.advance(0, 1)
-  counts = [run._cache_size()]
-  runs.restart_totals()
-  runs.advance(1, 2)
-  counts.append(run._cache_size())
-  runs.states[0] = jax.tree.map(
-      jnp.asarray, method.init(jax.random.key(0), federation))
-  runs.advance(3, 1)
-  return [*counts, run._cache_size()]
+  return _programs(_start(method, toy.federation()[0], mesh, seeds.Together))
+
+
+def _toy_run(record, round_, mesh, kind=seeds.Sequential) -> Any:
+  """A run of a method whose record is one array that no client sees."""
+  def one(state, federation, i, key):
+    del federation, i, key
+    return state._replace(server=round_(state.server)), {}
+  return _start(Method(lambda *unused: State(record, (), jnp.int32(0)), one,
+                       None), toy.federation()[0], mesh, kind)
+
+
+def _splitting(kind) -> list[int]:
+  """`_programs` of a method that leaves its record split over devices."""
+  mesh = _mesh()
+  split = jax.sharding.NamedSharding(
+      mesh, jax.sharding.PartitionSpec('clients'))
+  return _programs(_toy_run(
+      jnp.zeros((4, 3)), lambda x: jax.lax.with_sharding_constraint(
+          x + 1, split), mesh, kind))
+
+
+def _weak() -> list[int]:
+  """`_programs` of a method whose record begins as a Python number."""
+  return _programs(_toy_run(
+      jnp.asarray(1.0), lambda x: x * jnp.float32(2), None))
 
 
 def _negative_zeros() -> list[bool]:
@@ -176,7 +206,10 @@ def _negative_zeros() -> list[bool]:
 COUNTER = {'lax': _naive,
            'lax_vmap': functools.partial(_naive, client_map='vmap',
                                          chunk_size=2),
-           'chatty': _chatty, 'grouped': _grouped, 'programs': _programs,
+           'chatty': _chatty, 'grouped': _grouped, 'together': _together,
+           'weak': _weak,
+           'split': functools.partial(_splitting, seeds.Sequential),
+           'split, unpinned': functools.partial(_splitting, _Unpinned),
            'negative_zeros': _negative_zeros}
 
 
@@ -185,6 +218,8 @@ def everything() -> dict[str, Any]:
   import concurrent.futures
   jobs: dict[str, Any] = {
       name: functools.partial(_of_method, name) for name in methods.METHODS}
+  jobs |= {f'tiles {text}': functools.partial(_tiled, text)
+           for text in TILED if text != PRIVATE or _HAS_ACCOUNTS}
   toy.federation()  # Made once.
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     running = {name: pool.submit(job)
@@ -210,13 +245,59 @@ def test_devices_exchange_models_and_numbers_only(reports, name):
   assert not reports[name]['strange']
 
 
-def test_a_run_is_one_program(reports):
-  """The third, of a state that is elsewhere, says that it could be seen."""
-  assert reports['programs'] == [1, 1, 2]
+@pytest.mark.parametrize('text', TILED)
+def test_tiles_and_patches_stay_products(reports, text):
+  if text == PRIVATE:
+    pytest.importorskip('dp_accounting')
+  report = reports[f'tiles {text}']
+  assert not report['given'] and report['products'] > 20
+  if text not in LOWERED:
+    assert not report['convolutions'] and not report['strange']
+    assert report['exchanges'] and report['programs'] == [1, 1]
+
+
+@pytest.mark.parametrize('rows', [3, 11])
+def test_the_network_of_tiles_takes_every_form(rows):
+  """For as few and as many rows as those methods' steps have."""
+  model = networks.tiles_and_patches()
+  with contextlib.ExitStack() as stack:
+    forms = [stack.enter_context(mock.patch.object(form, 'conv',
+                                                   wraps=form.conv))
+             for form in (gemm, winograd, rowwise)]
+    pool = stack.enter_context(mock.patch.object(
+        pooling, 'max_of', wraps=pooling.max_of))
+    jax.eval_shape(lambda key: model.apply(
+        model.init(key), jnp.ones((rows, toy.SIDE, toy.SIDE, 1))),
+                   jax.random.key(0))
+  assert [form.call_count for form in forms] == [4, 1, 1]  # Patches: 4 pixels.
+  assert pool.call_count == 2
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_a_run_is_one_program(reports, name):
+  """From the first state on, which is made and placed as runs do it."""
+  assert reports[name]['programs'] == [1, 1]
+
+
+def test_seeds_together_are_one_program(reports):
+  assert reports['together'] == [1, 1]
+
+
+def test_a_second_program_is_found(reports):
+  """Where the state moves, or changes its type."""
+  assert reports['split, unpinned'] == [1, 2]
+  assert reports['split'] == [1, 1]  # Runs pin their results.
+  assert reports['weak'] == [1, 2]
+
+
+def test_a_state_of_another_dtype_has_no_program():
+  runs = _toy_run(jnp.int32(1), lambda x: x * jnp.float32(2), None)
+  with pytest.raises(TypeError, match='carry'):
+    _programs(runs)
 
 
 def test_naive_convolutions_are_found(reports):
-  assert reports['lax']['slow']
+  assert reports['lax']['slow'] and reports['lax']['given']
   assert reports['lax_vmap']['slow']
   assert reports['grouped']['groups']
 

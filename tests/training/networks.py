@@ -1,0 +1,58 @@
+"""Networks small enough to compile with every method: each form of layer."""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core.types import Model, Variables
+from fedjax_ssl.models import conv
+from tests import toy
+
+# Channels that are nothing else's size, so that shapes tell what an array is.
+# More than 4, or the layer would be patches.
+CHANNELS = (13, 11)
+# Enough for tiles.
+TILE_CHANNELS = (17, 19, 13)
+
+
+def _made(shapes: dict[str, tuple[int, ...]], forward: Any) -> Model:
+  """A model of the arrays by name, and of (arrays, inputs) -> logits."""
+  def init(key):
+    keys = jax.random.split(key, len(shapes))
+    return Variables({name: 0.3 * jax.random.normal(k, shape) for k, (
+        name, shape) in zip(keys, shapes.items(), strict=True)}, {})
+
+  def apply(variables, inputs):
+    return forward(variables.params, inputs)
+
+  def apply_train(variables, inputs, mask, key=None):
+    del mask, key
+    return apply(variables, inputs), variables.stats
+
+  return Model(init, apply, apply_train)
+
+
+def reordered(impl: str = 'auto') -> Model:
+  """A convolution between a layer that scales and a dense one."""
+  def forward(params, x):
+    x = conv.conv2d(x * params['Scale_0'], params['Conv_0'], impl=impl)
+    return jnp.tanh(x).mean((1, 2)) @ params['Dense_0']
+  return _made({
+      'Scale_0': CHANNELS[:1], 'Conv_0': (3, 3, *CHANNELS),
+      'Dense_0': (CHANNELS[1], toy.NUM_CLASSES)}, forward)
+
+
+def tiles_and_patches(impl: str = 'auto') -> Model:
+  """Pooled patches, tiles cut at once, and pooled tiles cut row by row."""
+  def forward(params, x):
+    x = jnp.tanh(conv.max_pooled_conv2d(x, params['Conv_0'], impl=impl))
+    x = jnp.tanh(conv.conv2d(x, params['Conv_1'], impl=impl))
+    x = jnp.tanh(conv.max_pooled_conv2d(x, params['Conv_2'], impl=impl))
+    return x.mean((1, 2)) @ params['Dense_0']
+  first, second, third = TILE_CHANNELS
+  return _made({
+      'Conv_0': (3, 3, 1, first), 'Conv_1': (3, 3, first, second),
+      'Conv_2': (5, 5, second, third),
+      'Dense_0': (third, toy.NUM_CLASSES)}, forward)
