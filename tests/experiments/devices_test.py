@@ -17,8 +17,7 @@ _VMAP = {'client_map': 'vmap', 'chunk_size': 2}
 # The rows of the six clients' memories divide over 2 devices and not over 4,
 # cohorts of 3 over neither.
 RUNS: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {
-    'fedavg_conv_map': ('fedavg', 'conv', {}, 'clients', (1, 4)),
-    'fedavg_linear_vmap_server': ('fedavg', 'linear', _VMAP, 'server', (1, 2)),
+    'fedavg_layers_map': ('fedavg', 'layers', {}, 'clients', (1, 2, 4)),
     'fedprox_linear_vmap': (
         'fedprox(mu=0.5, keep_local=True)', 'linear',
         {**_VMAP, 'cohort_size': 3}, 'clients', (1, 2, 4)),
@@ -31,47 +30,44 @@ RUNS: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {
 
 
 def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
-  """Trains each run on 1, 2 or 4 devices of this process.
+  """Trains each run on 1, 2 or 4 devices of this process, as a run does it.
 
   Returns:
-    By name, for each number of devices the hash of every leaf of the state
-    and of the metrics.
+    By name, for each number of devices the hash of every leaf of the state.
   """
   import concurrent.futures
-  import functools
+  import dataclasses
   import hashlib
 
   import jax
-  import jax.numpy as jnp
   import numpy as np
 
   from fedjax_ssl import methods
-  from fedjax_ssl.core import tree
-  from fedjax_ssl.training import manifest, placement, seeds
+  from fedjax_ssl.training import manifest, seeds
   from tests import toy
+  from tests.training import networks
 
   def one(name, count):
     method_name, model, changes, labels_at, _ = RUNS[name]
     mesh = None if count == 1 else jax.make_mesh(
         (count,), ('clients',), devices=jax.devices()[:count],
         axis_types=(jax.sharding.AxisType.Auto,))
-    task = toy.task(model, mesh=mesh, labels_at=labels_at, **changes)
+    task = toy.task('linear' if model == 'layers' else model, mesh=mesh,
+                    labels_at=labels_at, **changes)
+    if model == 'layers':
+      task = dataclasses.replace(task, model=networks.layers_of_each_form())
     method = methods.make(method_name, task)
-    federation, _ = toy.federation(labels_at)
-    first, rounds_key = seeds.root_keys(0)
-    state = placement.state(method.init(first, federation), mesh)
-    for leaf in jax.tree.leaves(state.memory):
+    runs = seeds.Sequential(method, [toy.federation(labels_at)[0]], [0], mesh)
+    runs.start(None)
+    for leaf in jax.tree.leaves(runs.states[0].memory):
       split = count > 1 and leaf.shape[0] % count == 0
       assert leaf.sharding.is_fully_replicated != split, leaf.sharding
-    totals = tree.zeros_like(seeds.totals_shape(method, federation, state))
-    state, totals = jax.jit(functools.partial(seeds.stretch, method))(
-        state, totals, federation, jnp.int32(0), jnp.int32(_ROUNDS),
-        rounds_key)
+    runs.advance(0, _ROUNDS)
     # Sums of losses may be rounded otherwise; the model may not.
-    assert float(totals.rounds) == _ROUNDS
+    assert int(runs.states[0].round) == _ROUNDS
     return {
         leaf_name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()
-        for leaf_name, leaf in manifest.named({'state': state})}
+        for leaf_name, leaf in manifest.named({'state': runs.states[0]})}
 
   for name in names:  # The examples are made once.
     toy.federation(RUNS[name][3])

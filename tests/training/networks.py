@@ -3,11 +3,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import models
 from fedjax_ssl.core.types import Model, Variables
-from fedjax_ssl.models import conv
+from fedjax_ssl.models import conv, layers, pooling
 from tests import toy
 
 # Channels that are nothing else's size, so that shapes tell what an array is.
@@ -15,6 +17,8 @@ from tests import toy
 CHANNELS = (13, 11)
 # Enough for tiles.
 TILE_CHANNELS = (17, 19, 13)
+# Patches of one channel, too few for tiles, enough.
+LAYER_CHANNELS = (13, 17, 19)
 
 
 def _made(shapes: dict[str, tuple[int, ...]], forward: Any) -> Model:
@@ -56,3 +60,24 @@ def tiles_and_patches(impl: str = 'auto') -> Model:
       'Conv_0': (3, 3, 1, first), 'Conv_1': (3, 3, first, second),
       'Conv_2': (5, 5, second, third),
       'Dense_0': (third, toy.NUM_CLASSES)}, forward)
+
+
+class _Layers(nn.Module):
+  """Pooled patches and their norm, re-ordered gradients, tiles."""
+
+  norm: str
+
+  @nn.compact
+  def __call__(self, x, mask=None, train=False):
+    choices = layers.Choices(self.norm)
+    first, second, third = LAYER_CHANNELS
+    x = layers.Conv(first, choices, pool=True)(x)
+    x = pooling.relu(layers.Norm(choices)(x, mask, train))
+    x = jnp.tanh(layers.Conv(second, choices)(x))
+    x = jnp.tanh(layers.Conv(third, choices)(x))
+    return layers.Dense(toy.NUM_CLASSES, choices)(x.mean((1, 2)))
+
+
+def layers_of_each_form() -> Model:
+  """A network of the library's own layers, with batch norm."""
+  return models._pure(_Layers('batch'), (toy.SIDE, toy.SIDE, 1), 'batch', False)
