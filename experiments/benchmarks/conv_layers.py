@@ -14,6 +14,10 @@ very convolution.
 What the last lines say of `auto` is what `conv.choose` should follow on this
 machine. The work is that of a direct convolution, as in `limit`.
 
+A run of some layers or forms has a file of its own, named by them; until the
+last layer is timed its name ends in `_unfinished`. So neither replaces a whole
+one.
+
 python experiments/benchmarks/conv_layers.py
 python experiments/benchmarks/conv_layers.py --model=resnet9_fedmatch \
     --compute_dtype=bfloat16
@@ -227,11 +231,6 @@ def forms(layer: Layer, x: jax.Array, w: jax.Array
   return {**{tuple(same): same[0] for same in groups.values()}, **failed}
 
 
-def label(same: Sequence[str]) -> str:
-  """A form's name in the table; 'auto' is a choice among the others."""
-  return '='.join([name for name in same if name != 'auto'] or same)
-
-
 def attempt(make: Callable[[], Callable[[], Any]]
             ) -> tuple[Callable[[], Any] | None, float, str]:
   """Makes a program and calls it.
@@ -288,7 +287,7 @@ def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
   found: dict[str, dict[str, Any]] = {}
   calls: dict[str, Callable[[], Any]] = {}
   for same, impl in forms(layer, x, w).items():
-    name = label(same)
+    name = conv_table.label(same)
     found[name] = {'auto': 'auto' in same, 'difference': None}
     for order in conv_table.ORDERS:
       def make(order=order, impl=impl):
@@ -324,22 +323,26 @@ def main() -> None:
   products = limit.Products(None, FLAGS.compute_dtype, FLAGS.product_size)
   table: list[list[Any]] = [conv_table.HEADER]
   measured: dict[str, Any] = {}
-  plain = FLAGS.model.partition('(')[0]
-  saved = (f'conv_layers_{plain}_{client_map()}_{FLAGS.compute_dtype}', table, {
+  name = conv_table.file_name(
+      [FLAGS.model.partition('(')[0], client_map(), FLAGS.compute_dtype],
+      FLAGS.layers, FLAGS.forms)
+  saved = (table, {
       'data': 'random numbers', 'backend': jax.default_backend(),
       'clients': FLAGS.clients, 'batch': FLAGS.batch, 'steps': FLAGS.steps,
       'layers': measured})
-  for layer, name in chosen(layers_of(FLAGS.model, shape)).items():
+  for layer, title in chosen(layers_of(FLAGS.model, shape)).items():
     about = layer.describe()
-    print(name, *(f'{key}={value}' for key, value in about.items()),
+    print(title, *(f'{key}={value}' for key, value in about.items()),
           flush=True)
-    measured[name] = {'layer': about, **measure(layer, products)}
-    table += conv_table.rows_of(name, measured[name])
-    harness.save(*saved)  # What is cut off keeps the layers before.
-  harness.report(*saved)
+    measured[title] = {'layer': about, **measure(layer, products)}
+    table += conv_table.rows_of(title, measured[title])
+    # What is cut off keeps the layers before, and leaves what was there.
+    unfinished = harness.save(f'{name}_unfinished', *saved)
+  harness.report(name, *saved)
+  unfinished.unlink()
   print(f'auto on {jax.default_backend()} takes')
-  for name, found in measured.items():
-    print(f'  {conv_table.verdict(name, found)}')
+  for title, found in measured.items():
+    print(f'  {conv_table.verdict(title, found)}')
 
 
 if __name__ == '__main__':

@@ -1,14 +1,45 @@
 """What was measured of a convolution's forms, as a table and in words."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+import zlib
 
 import harness
+
+from fedjax_ssl.models import conv
 
 ORDERS = ('first', 'second')
 HEADER = ['layer', 'form', 'ms 1st', 'ms 2nd', 'GFLOP/s 1st', 'of limit',
           'GFLOP/s 2nd', 'of limit', 'error', '']
+_LONGEST = 100  # Letters of the layers in a file's name.
+
+
+def file_name(words: Sequence[str], layers: Collection[str],
+              forms: Collection[str]) -> str:
+  """The name of a run's results: a whole run's, or by what it has of one.
+
+  Args:
+    words: the setting.
+    layers: those picked; none: all.
+    forms: those beside auto.
+
+  Returns:
+    The name, without characters that end a folder's.
+  """
+  parts = ['conv_layers', *words]
+  beside = set(forms) - {'auto'}
+  if beside != set(conv.IMPLS) - {'auto'}:
+    parts += sorted(beside) or ['auto']
+  picked = '-'.join(sorted(set(layers))).replace('/', '.')
+  if len(picked) > _LONGEST:
+    picked = f'{len(set(layers))}-layers-{zlib.crc32(picked.encode()):08x}'
+  return '_'.join([*parts, picked] if picked else parts)
+
+
+def label(same: Sequence[str]) -> str:
+  """A form's name in the table; 'auto' is a choice among the others."""
+  return '='.join([name for name in same if name != 'auto'] or same)
 
 
 def fastest(measured: Mapping[str, Any], order: str) -> dict[str, float]:

@@ -45,6 +45,9 @@ flags.DEFINE_integer('channels', 3, 'Of the images.', lower_bound=1)
 flags.DEFINE_integer('labeled', 10, 'Rows with labels.', lower_bound=1)
 flags.DEFINE_integer('unlabeled', 90, 'Rows without.', lower_bound=1)
 
+QUICK = {'model': 'linear', 'side': 8, 'channels': 1, 'labeled': 4,
+         'unlabeled': 4}
+
 Program = tuple[Callable[..., Any], tuple[Any, ...]]  # With its arguments.
 
 
@@ -217,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  harness.run(main, {'labeled': 4, 'unlabeled': 4})
+  harness.run(main, QUICK)

@@ -8,6 +8,7 @@ import os
 import pathlib
 import statistics
 import sys
+import tempfile
 import time
 from typing import Any, NoReturn
 
@@ -72,13 +73,18 @@ def _refuse(error: Exception) -> NoReturn:
 
 
 def _try_out() -> None:
-  """Raises ValueError if --out cannot be written, before all is measured."""
-  place = pathlib.Path(FLAGS.out).absolute()
-  while not place.exists() and place != place.parent:
-    place = place.parent
-  if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-    raise ValueError(f'--out={FLAGS.out} cannot be written: {place} is no '
-                     'folder that this user may write.')
+  """Raises ValueError if --out cannot be written, before all is measured.
+
+  Rights do not tell: the system's own folders refuse even who has all.
+  """
+  folder = pathlib.Path(FLAGS.out)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+      pass
+  except OSError as error:
+    raise ValueError(f'--out={FLAGS.out} cannot be written: '
+                     f'{error.strerror or error}.') from None
 
 
 def define_seconds(name: str, default: float, text: str) -> None:
@@ -308,8 +314,10 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
          ratio: float | None = None) -> pathlib.Path:
   """Writes JSON with what it ran on; see `report`.
 
-  The file is replaced at once, so that one that is there is whole.
+  The file is replaced at once, so that one that is there is whole. What --quick
+  measures has a name of its own.
   """
+  name += '_quick' * FLAGS.quick
   folder = pathlib.Path(FLAGS.out)
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f'{name}.json'

@@ -25,6 +25,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer('num_clients', 100_000, 'Clients.', lower_bound=1000)
 flags.DEFINE_integer('rows', 10, 'Rows of each client.', lower_bound=1)
 flags.DEFINE_integer('side', 8, 'Of the gray images.', lower_bound=4)
+flags.DEFINE_string('model', 'cnn', 'Network.')
+
+QUICK = {'num_clients': 1000, 'rows': 2, 'model': 'linear', 'num_devices': 1}
 
 
 def tables(federation: fssl.Federation) -> int:
@@ -71,8 +74,8 @@ def _grow(num_clients: int, spec: fssl.TaskSpec, mesh: Any) -> tuple[Any, int]:
 def main() -> None:
   """Measures and reports."""
   mesh = harness.make_mesh()
-  spec = fssl.TaskSpec(10, (FLAGS.side, FLAGS.side, 1), weak='none',
-                       strong='none')
+  spec = fssl.TaskSpec(10, (FLAGS.side, FLAGS.side, 1), model=FLAGS.model,
+                       weak='none', strong='none')
   alive, growth = [], {}
   for num_clients in (100, 200, FLAGS.num_clients):
     made, growth[num_clients] = _grow(num_clients, spec, mesh)
@@ -96,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  harness.run(main)
+  harness.run(main, QUICK)

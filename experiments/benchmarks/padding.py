@@ -35,6 +35,8 @@ flags.DEFINE_list('chunk_sizes', ['2', '5', '0'], 'Clients of one vmap; 0 is '
                   'the whole cohort.')
 flags.DEFINE_integer('num_cohorts', 1000, 'Sampled cohorts.', lower_bound=1)
 
+QUICK = {'chunk_sizes': ['2'], 'num_cohorts': 10}
+
 
 def _settings() -> list[tuple[str, dict[str, int], float, str]]:
   """(name, batch sizes, labeled fraction, streams) of each line."""
@@ -133,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  harness.run(main)
+  harness.run(main, QUICK)

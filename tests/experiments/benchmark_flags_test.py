@@ -25,12 +25,29 @@ def call(bench, capsys, monkeypatch, tmp_path):
     (['--num_devices=0'], 'num_devices=0'), (['--nonsense'], 'nonsense'),
     (['--repeats=x'], 'repeats=x'), (['word'], "'word' is no flag"),
     (['--study=some'], 'study=some'),
-    (['--out=/dev/null/x'], '--out=/dev/null/x cannot be written')])
+    (['--out=/dev/null/x'], '--out=/dev/null/x cannot be written'),
+    # Nobody can write there, though rights say that root can.
+    (['--out=/proc/x'], '--out=/proc/x cannot be written')])
 def test_bad_flags_are_one_line(call, words, text):
   def main():
     raise AssertionError('it ran')
   code, said = call(main, *words)
   assert code == 2 and text in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize('name', [
+    'conv_layers', 'fedavg_cnn', 'feddure_round', 'feddure_step', 'growth',
+    'memory', 'padding', 'profile_round', 'resnet9'])
+def test_quick_sizes_are_flags(bench, name):
+  """And none overrides what is on the command line."""
+  made, harness = bench(name), bench('harness')
+  first, *others = made.QUICK
+  flags.FLAGS(['', '--quick', f'--{first}={flags.FLAGS[first].default}'])
+  before = flags.FLAGS[first].value
+  harness.shrink(made.QUICK)
+  assert flags.FLAGS[first].value == before
+  for other in others:
+    assert flags.FLAGS[other].value == made.QUICK[other]
 
 
 @pytest.mark.parametrize('error', [MemoryError('no room'), OSError('no room')])

@@ -154,6 +154,16 @@ def test_the_report_ends_with_the_ratio(bench, tmp_path, capsys):
   assert {'machine', 'jax', 'torch'} <= set(saved['environment'])
 
 
+def test_what_is_measured_quickly_replaces_nothing(bench, tmp_path):
+  harness = bench('harness')
+  flags.FLAGS(['', f'--out={tmp_path}'])
+  whole = harness.save('x', [['s']], {'seconds': [1.5]})
+  before = whole.read_text()
+  flags.FLAGS['quick'].value = True
+  assert harness.save('x', [['s']], {'seconds': [0.1]}) != whole
+  assert whole.read_text() == before
+
+
 def test_repetitions_take_turns(bench):
   harness = bench('harness')
   calls = []

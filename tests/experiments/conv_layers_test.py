@@ -108,10 +108,10 @@ def test_direct_convolutions_are_counted_for_all_clients(script):
   assert inner['second'] > 2 * inner['first']
 
 
-def test_one_program_is_one_form(script):
+def test_one_program_is_one_form(script, bench):
   layer = layer_of(script, (4, 4, 2), 3, 1)
   groups = script.forms(layer, *script.arguments(layer))
-  assert [script.label(names) for names in groups] == [
+  assert [bench('conv_table').label(names) for names in groups] == [
       'gemm=reordered=winograd', 'lax']
   assert 'auto' in next(iter(groups))
 
@@ -127,8 +127,9 @@ def test_what_fails_is_a_row(script, monkeypatch, tmp_path, capsys):
     return plain(layer, order, impl)
   monkeypatch.setattr(script, 'round_of', round_of)
   script.main()
-  saved = json.loads(
-      (tmp_path / 'conv_layers_cnn_map_float32.json').read_text())
+  (path,) = tmp_path.iterdir()
+  assert path.name == 'conv_layers_cnn_map_float32_quick.json'
+  saved = json.loads(path.read_text())
   measured = saved['measured']['layers']
   assert list(measured) == ['Conv_0', 'Conv_1']
   for name, found in measured.items():
@@ -185,6 +186,22 @@ def test_a_form_that_is_coarse_is_seen(script, pixels, pool):
   assert 1e-3 < error('gemm', 'bfloat16') < 2e-2
 
 
+def test_a_run_of_some_layers_or_forms_has_a_name_of_its_own(bench):
+  conv_table = bench('conv_table')
+  every = ('lax', 'gemm', 'reordered', 'winograd')
+  def name(layers=(), forms=every):
+    return conv_table.file_name(['cnn', 'map'], layers, forms)
+  names = [name(), name(['Conv_0']), name(['Conv_0', 'Conv_1']),
+           name(forms=['lax']), name(['Conv_0'], ['lax']), name(forms=[]),
+           name(['Block_0/Conv_0'])]
+  assert len(set(names)) == len(names)
+  assert not any('/' in name for name in names)
+  assert name(forms=every[::-1]) == names[0] == 'conv_layers_cnn_map'
+  many = [f'BasicBlock_{i}/Conv_0' for i in range(40)]
+  assert name(many) == name(many[::-1]) != name(many[1:])
+  assert len(name(many)) < 100
+
+
 def test_layers_that_were_timed_are_kept(script, monkeypatch, tmp_path):
   plain = script.measure
   seen: list[object] = []
@@ -194,10 +211,15 @@ def test_layers_that_were_timed_are_kept(script, monkeypatch, tmp_path):
     seen.append(layer)
     return plain(layer, products)
   monkeypatch.setattr(script, 'measure', measure)
+  before = [tmp_path / f'conv_layers_cnn_map_float32{part}_quick.json'
+            for part in ('', '_lax')]
+  for path in before:
+    path.write_text('of a run before')
   flags.FLAGS['forms'].value = ['lax']
   with pytest.raises(KeyboardInterrupt):
     script.main()
-  (path,) = tmp_path.iterdir()
+  (path,) = {*tmp_path.iterdir()} - {*before}
+  assert {b.read_text() for b in before} == {'of a run before'}
   saved = json.loads(path.read_text())
   assert list(saved['measured']['layers']) == ['Conv_0']
   assert {row[0] for row in saved['table'][1:]} == {'Conv_0'}

@@ -41,7 +41,7 @@ def test_every_study_has_a_value_for_each_size_and_a_plot(growth, tmp_path):
   growth.main()
   for name, sizes in (('cohort', [2]), ('clients', [10, 100]),
                       ('alpha', [100]), ('seeds', [2])):
-    saved = json.loads((tmp_path / f'growth_{name}.json').read_text())
+    saved = json.loads((tmp_path / f'growth_{name}_quick.json').read_text())
     assert {'machine', 'jax'} <= set(saved['environment'])
     assert saved['command']
     measured = saved['measured']
@@ -50,7 +50,7 @@ def test_every_study_has_a_value_for_each_size_and_a_plot(growth, tmp_path):
       assert len(values) == len(sizes)
       assert np.isfinite(values).all(), line
       assert line.startswith(('masked', '%')) or min(values) > 0, line
-    picture = (tmp_path / f'growth_{name}.png').read_bytes()
+    picture = (tmp_path / f'growth_{name}_quick.png').read_bytes()
     assert picture.startswith(b'\x89PNG')
 
 

@@ -162,7 +162,8 @@ def test_the_shares_of_a_round_are_one_together(bench, monkeypatch, tmp_path,
   harness.shrink(script.QUICK)
   monkeypatch.setattr(harness, 'make_mesh', lambda: None)
   script.main()
-  saved = json.loads((tmp_path / 'profile_cnn_fedavg_float32.json').read_text())
+  saved = json.loads(
+      (tmp_path / 'profile_cnn_fedavg_float32_quick.json').read_text())
   header, *rows, others = saved['table']
   assert len(rows) == 3 and others[0].endswith(' others')
   for found in (saved['measured']['operations'], saved['measured']['layers']):
