@@ -85,7 +85,12 @@ _give.defvjp(lambda y, choice: (_give(y, choice), choice),
 
 @jax.custom_vjp
 def max_of(parts: Four) -> jax.Array:
-  """Maximum of four arrays; of equal ones the first takes the gradient."""
+  """Maximum of four arrays; of equal ones the first takes the gradient.
+
+  Where one is NaN so is the maximum, and the last takes the gradient, whichever
+  is NaN: to find that one, as PyTorch does, would cost all entries three
+  comparisons more.
+  """
   a, b, c, d = parts
   return jnp.maximum(jnp.maximum(a, b), jnp.maximum(c, d))
 
@@ -106,7 +111,7 @@ def max_pool(x: jax.Array) -> jax.Array:
   """Maximum of every 2x2 window: float[B, H, W, C] -> [B, H//2, W//2, C].
 
   An odd last row or column is dropped. Of equal maxima the first, in row-major
-  order, takes the gradient.
+  order, takes the gradient; for NaN see `max_of`.
 
   Raises:
     ValueError: if H or W is below 2.

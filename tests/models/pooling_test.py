@@ -37,6 +37,18 @@ def test_one_of_equal_maxima_takes_the_gradient():
   assert grad.sum() == 2 * 4
 
 
+@pytest.mark.parametrize('place', range(4))
+def test_nan_is_the_maximum_and_the_last_takes_its_gradient(place):
+  x = _maps(2, 2).at[0, place // 2, place % 2, 0].set(jnp.nan)
+  y, vjp = jax.vjp(pooling.max_pool, x)
+  assert jnp.isnan(y[0, 0, 0, 0]) and jnp.isnan(y).sum() == 1
+  grad, = vjp(jnp.ones_like(y))
+  np.testing.assert_array_equal(grad[0, :, :, 0], [[0, 0], [0, 1]])
+  # Other windows do not notice.
+  np.testing.assert_array_equal(
+      grad[1], jax.grad(lambda x: _reduced(x).sum())(x)[1])
+
+
 def test_max_pool_needs_a_window():
   with pytest.raises(ValueError, match='1x4'):
     pooling.max_pool(jnp.zeros((1, 1, 4, 2)))
