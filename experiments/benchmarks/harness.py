@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import importlib.util
 import json
 import os
@@ -75,9 +76,12 @@ def _refuse(error: Exception) -> NoReturn:
 def _try_out() -> None:
   """Raises ValueError if --out cannot be written, before all is measured.
 
-  Rights do not tell: the system's own folders refuse even who has all.
+  Rights do not tell: the system's own folders refuse even who has all. Folders
+  made for the trial are removed again.
   """
-  folder = pathlib.Path(FLAGS.out)
+  folder = pathlib.Path(FLAGS.out).absolute()
+  new = [place for place in (folder, *folder.parents)
+         if not os.path.lexists(place)]
   try:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
@@ -85,6 +89,10 @@ def _try_out() -> None:
   except OSError as error:
     raise ValueError(f'--out={FLAGS.out} cannot be written: '
                      f'{error.strerror or error}.') from None
+  finally:
+    for place in new:
+      with contextlib.suppress(OSError):
+        place.rmdir()
 
 
 def define_seconds(name: str, default: float, text: str) -> None:

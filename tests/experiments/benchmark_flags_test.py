@@ -35,6 +35,17 @@ def test_bad_flags_are_one_line(call, words, text):
   assert code == 2 and text in said and len(said.splitlines()) == 1
 
 
+def test_a_trial_of_out_leaves_nothing(call, tmp_path):
+  """Not even folders; but those that were there, empty or not, stay."""
+  (tmp_path / 'old').mkdir()
+  def main():
+    assert not any((tmp_path / 'old').iterdir())
+    raise ValueError('it ran')
+  code, said = call(main, f'--out={tmp_path}/old/new/newer')
+  assert code == 2 and said == 'error: it ran\n'
+  assert [path.name for path in tmp_path.iterdir()] == ['old']
+
+
 @pytest.mark.parametrize('name', [
     'conv_layers', 'fedavg_cnn', 'feddure_round', 'feddure_step', 'growth',
     'memory', 'padding', 'profile_round', 'resnet9'])
