@@ -79,8 +79,8 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
                       impl: str = 'auto') -> jax.Array:
   """`pooling.max_pool` of `conv2d`, cheaper where the form allows.
 
-  Tiles and patches give the four pixels of every 2x2 window as four arrays, so
-  the convolution's own map is never laid out.
+  Tiles, and patches of few channels, give the four pixels of every 2x2 window
+  as four arrays, so the convolution's own map is never laid out.
 
   Args:
     x: float[B, H, W, I].
@@ -98,9 +98,8 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
   pooling.check_size(window.out)
   if impl == 'winograd':
     (a, b), (c, d) = _tile_conv(x, w, window, 2)
-  elif impl == 'gemm':
-    a, b, c, d = (gemm.conv(x, w, window.phase(2, i, j))
-                  for i in (0, 1) for j in (0, 1))
+  elif impl == 'gemm' and w.shape[2] <= _MAX_PATCH_CHANNELS:
+    a, b, c, d = gemm.quarters(x, w, window)
   else:
     return pooling.max_pool(conv2d(x, w, padding=padding, impl=impl))
   return pooling.max_of((a, b, c, d))

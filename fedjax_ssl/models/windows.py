@@ -27,17 +27,14 @@ class Window(NamedTuple):
             self.size, self.kernel, self.pads, strict=True))
     return height, width
 
-  def phase(self, fold: int, row: int, column: int) -> Window:
-    """The window of output pixels (fold i + row, fold j + column) alone.
+  @property
+  def paired(self) -> Window:
+    """Of stride 1: what 2x2 neighboring outputs see, as one output.
 
-    It may have negative pads.
+    An odd last row or column of the outputs is dropped.
     """
-    step, pads = self.stride * fold, []
-    for n, m, k, (lo, _), at in zip(self.size, self.out, self.kernel,
-                                    self.pads, (row, column), strict=True):
-      start = lo - at * self.stride
-      pads.append((start, (m // fold - 1) * step + k - n - start))
-    return Window(self.size, self.kernel, step, (pads[0], pads[1]))
+    height, width = self.kernel
+    return Window(self.size, (height + 1, width + 1), 2, self.pads)
 
 
 def window(size: tuple[int, int], kernel: tuple[int, int], stride: int,
