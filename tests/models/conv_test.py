@@ -87,6 +87,7 @@ def test_equals_lax_to_second_order(shape):
 @pytest.mark.parametrize('impl,shape', [
     ('gemm', (7, 3, 4, 5, 'SAME')), ('gemm', (8, 2, 4, 4, 'SAME')),
     ('gemm', (9, 2, 4, 3, 'VALID')), ('gemm', (6, 3, 4, 1, 'SAME')),
+    ('gemm', (7, 6, 4, 3, 'SAME')),
     ('reordered', (7, 6, 4, 3, 'SAME')), ('winograd', (6, 4, 3, 3, 'SAME')),
     ('winograd', (7, 4, 3, 5, 'SAME')), ('winograd', (9, 4, 3, 5, 'SAME'))],
     ids=str)
