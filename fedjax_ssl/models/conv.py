@@ -30,12 +30,14 @@ _MIN_TILE_CHANNELS = 16
 # Up to this many input channels patches are small and a convolution wasteful.
 _MAX_PATCH_CHANNELS = 4
 _TILE_KERNELS = ((3, 3), (5, 5))
-# Sides below this take 2x2 output tiles: there the products read more weights
-# than pixels, and 3x3 kernels need 16 transformed weights instead of 36.
+# The rest is from `experiments/benchmarks/conv_tiles.py`. Sides below this take
+# 2x2 output tiles: there the products read more weights than pixels.
 _MIN_LARGE_TILE_MAP = 7
-# Tiled maps this many times the weights are cut row by row: a loop reads the
-# weights anew for each part of a batch.
-_MAPS_OVER_WEIGHTS = 7
+# 3x3 layers whose tiled maps are this many times the weights are cut row by
+# row: a loop reads the weights anew for each part of a batch.
+_MAPS_OVER_WEIGHTS = 5
+# With fewer channels the loop's transforms cost more than they save.
+_MIN_ROW_CHANNELS = 32
 
 
 def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
@@ -151,19 +153,43 @@ def _tileable(window: windows.Window) -> bool:
           and window.size == window.out)
 
 
+def tile_form(window: windows.Window, rows: int, inputs: int, outputs: int
+              ) -> tuple[str, int]:
+  """How a convolution is tiled, by what is fastest on CPU.
+
+  Args:
+    window: of stride 1, 3x3 or 5x5.
+    rows: of the batch.
+    inputs: channels of x.
+    outputs: channels of y.
+
+  Returns:
+    'rowwise' or 'winograd', the module; and m, the side of an output tile.
+  """
+  large = min(window.out) >= _MIN_LARGE_TILE_MAP
+  if window.kernel == (5, 5):
+    return 'rowwise', 4 if large else 2
+  tiles = rows * math.prod(winograd.Tiling(4, window).tiles)
+  if (large and min(inputs, outputs) >= _MIN_ROW_CHANNELS
+      and tiles * (inputs + outputs) > _MAPS_OVER_WEIGHTS * inputs * outputs):
+    return 'rowwise', 4
+  # Ragged tiles waste work, and filling them up costs passes over the map.
+  whole = large and not any(n % 4 for n in window.out)
+  return 'winograd', 4 if whole else 2
+
+
+_FORMS = {'rowwise': rowwise.conv, 'winograd': winograd.conv}
+
+
 def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window, fold: int
                ) -> winograd.Phases:
   """Tiles of a fitting form and side, in float32 at least.
 
   The transforms lose two digits, which 16-bit floats do not have.
   """
-  tiling = winograd.Tiling(
-      4 if min(window.out) >= _MIN_LARGE_TILE_MAP else 2, window, fold)
-  tiles = x.shape[0] * math.prod(tiling.tiles)
-  maps_outweigh = (tiles * (w.shape[2] + w.shape[3])
-                   > _MAPS_OVER_WEIGHTS * w.shape[2] * w.shape[3])
-  form = rowwise if window.kernel == (5, 5) or maps_outweigh else winograd
+  form, side = tile_form(window, x.shape[0], w.shape[2], w.shape[3])
+  tiling = winograd.Tiling(side, window, fold)
   if x.dtype.itemsize >= 4:
-    return form.conv(x, w, tiling)
-  y = form.conv(x.astype(jnp.float32), w.astype(jnp.float32), tiling)
+    return _FORMS[form](x, w, tiling)
+  y = _FORMS[form](x.astype(jnp.float32), w.astype(jnp.float32), tiling)
   return jax.tree.map(lambda phase: phase.astype(x.dtype), y)
