@@ -178,7 +178,7 @@ def tile_form(window: windows.Window, rows: int, inputs: int, outputs: int
   return 'winograd', 4 if whole else 2
 
 
-_FORMS = {'rowwise': rowwise.conv, 'winograd': winograd.conv}
+_FORMS = {'rowwise': rowwise, 'winograd': winograd}
 
 
 def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window, fold: int
@@ -190,6 +190,6 @@ def _tile_conv(x: jax.Array, w: jax.Array, window: windows.Window, fold: int
   form, side = tile_form(window, x.shape[0], w.shape[2], w.shape[3])
   tiling = winograd.Tiling(side, window, fold)
   if x.dtype.itemsize >= 4:
-    return _FORMS[form](x, w, tiling)
-  y = _FORMS[form](x.astype(jnp.float32), w.astype(jnp.float32), tiling)
+    return _FORMS[form].conv(x, w, tiling)
+  y = _FORMS[form].conv(x.astype(jnp.float32), w.astype(jnp.float32), tiling)
   return jax.tree.map(lambda phase: phase.astype(x.dtype), y)
