@@ -1,9 +1,11 @@
 r"""Milliseconds of tiled convolutions: side of the tiles, and how they are cut.
 
 `conv.tile_form` chooses, for each layer, output tiles of 2x2 or 4x4 and whether
-their transforms are kept (`winograd`) or made row by row (`rowwise`). Here one
-client takes steps of plain gradients (y, dx, dw) in a loop, on one device, with
-all four. The last column is the time of what is chosen over the fastest.
+their transforms are kept (`winograd`) or made row by row (`rowwise`). Here a
+client on every device takes steps of plain gradients (y, dx, dw) in a loop, all
+devices at once as in a round, with all four. The last column is the time of
+what is chosen over the fastest. On a CPU --num_devices=1 is another case: one
+device with all the threads, which does the products of kept tiles side by side.
 
 python experiments/benchmarks/conv_tiles.py
 python experiments/benchmarks/conv_tiles.py --kernel=5 --channels=16,32,64
@@ -54,12 +56,13 @@ def numbers(name: str) -> list[int]:
   return [int(t) for t in texts]
 
 
-def call_of(form: str, window: windows.Window, batch: int, channels: int
-            ) -> Callable[[], Any]:
-  """--steps steps of a layer in a form, compiled."""
+def call_of(form: str, window: windows.Window, batch: int, channels: int,
+            mesh: jax.sharding.Mesh | None) -> Callable[[], Any]:
+  """--steps steps of a layer in a form on every device, compiled."""
   keys = jax.random.split(jax.random.key(0))
-  x = jax.random.normal(keys[0], (batch, *window.size, channels))
-  w = jax.random.normal(keys[1], (*window.kernel, channels, channels))
+  count = 1 if mesh is None else mesh.size
+  x = jax.random.normal(keys[0], (count, batch, *window.size, channels))
+  w = jax.random.normal(keys[1], (count, *window.kernel, channels, channels))
   w = w / (math.prod(window.kernel) * channels)**0.5
   function, side = _FORMS[form]
   made = functools.partial(function, tiling=winograd.Tiling(side, window))
@@ -70,16 +73,24 @@ def call_of(form: str, window: windows.Window, batch: int, channels: int
   def step(_, both):
     grads = jax.grad(loss, (0, 1))(*both)
     return tuple(a - _RATE * g for a, g in zip(both, grads, strict=True))
-  run = jax.jit(lambda x, w: lax.fori_loop(
-      0, FLAGS.steps, step, (x, w))).lower(x, w).compile()
+
+  def client(x, w):
+    return lax.map(lambda both: lax.fori_loop(0, FLAGS.steps, step, both),
+                   (x, w))
+  if mesh is not None:
+    split = jax.sharding.PartitionSpec('clients')
+    x, w = jax.device_put((x, w), jax.sharding.NamedSharding(mesh, split))
+    client = jax.shard_map(client, mesh=mesh, in_specs=split, out_specs=split,
+                           check_vma=False)
+  run = jax.jit(client).lower(x, w).compile()
   return lambda: jax.block_until_ready(run(x, w))
 
 
-def measure(window: windows.Window, batch: int, channels: int
-            ) -> dict[str, Any]:
+def measure(window: windows.Window, batch: int, channels: int,
+            mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
   """Seconds of a step in every form, the one that is chosen, and its ratio."""
   timed = harness.interleave(
-      {form: call_of(form, window, batch, channels) for form in _FORMS},
+      {form: call_of(form, window, batch, channels, mesh) for form in _FORMS},
       FLAGS.repeats)
   middle = {form: seconds / FLAGS.steps
             for form, seconds in harness.medians(timed).items()}
@@ -93,7 +104,7 @@ def measure(window: windows.Window, batch: int, channels: int
 
 def main() -> None:
   """Times all layers and reports."""
-  kernel = int(FLAGS.kernel)
+  kernel, mesh = int(FLAGS.kernel), harness.make_mesh()
   table: list[list[Any]] = [
       ['batch', 'map', 'channels', 'maps/weights',
        *(f'{form}, ms' for form in _FORMS), 'taken', 'over fastest']]
@@ -107,7 +118,7 @@ def main() -> None:
         if batch * side**2 * channels > FLAGS.most_entries:
           continue
         window = windows.window((side, side), (kernel, kernel), 1, 'SAME')
-        one = measure(window, batch, channels)
+        one = measure(window, batch, channels, mesh)
         found.append(one)
         table.append([batch, f'{side}x{side}', channels,
                       one['maps_over_weights'],
