@@ -97,10 +97,12 @@ def file_name() -> str:
     flag = FLAGS[name]
     if not flag.present:  # Sizes of --quick: `harness.save` names those.
       continue
+    these: list[Any]
+    whole: list[Any]
     if name == 'most_entries':
       these, whole = [flag.value], [flag.default]
     else:
-      these, whole = sorted(numbers(name)), sorted(map(int, flag.default))
+      these, whole = sorted(numbers(name)), sorted(map(int, flag.default or []))
     if these != whole:
       picked += [name, *map(str, these)]
   side = FLAGS.kernel

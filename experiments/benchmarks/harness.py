@@ -50,7 +50,7 @@ def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None
     shrink(quick or {})
     for name in ('out', 'peers_dir'):  # A shell leaves the ~ of --out=~/x.
       if name in FLAGS:
-        FLAGS[name].value = os.path.expanduser(FLAGS[name].value)
+        FLAGS[name].value = os.path.expanduser(str(FLAGS[name].value))
     _try_out()
     main()
   app.run(lambda argv: _in_a_line(checked, argv),

@@ -65,7 +65,7 @@ def test_a_run_of_some_layers_has_a_name_of_its_own(script):
 
 def test_what_is_cut_off_keeps_layers_and_results(
     script, monkeypatch, tmp_path):
-  seen = []
+  seen: list[object] = []
   def measure(window, batch, channels):
     if len(seen) == 2:
       raise KeyboardInterrupt
