@@ -12,7 +12,7 @@ from fedjax_ssl.models import conv
 ORDERS = ('first', 'second')
 HEADER = ['layer', 'form', 'ms 1st', 'ms 2nd', 'GFLOP/s 1st', 'of limit',
           'GFLOP/s 2nd', 'of limit', 'error', '']
-_LONGEST = 100  # Letters of the layers in a file's name.
+_LONGEST = 100  # Letters of what is picked, in a file's name.
 
 
 def file_name(words: Sequence[str], layers: Collection[str],
@@ -31,10 +31,16 @@ def file_name(words: Sequence[str], layers: Collection[str],
   beside = set(forms) - {'auto'}
   if beside != set(conv.IMPLS) - {'auto'}:
     parts += sorted(beside) or ['auto']
-  picked = '-'.join(sorted(set(layers))).replace('/', '.')
-  if len(picked) > _LONGEST:
-    picked = f'{len(set(layers))}-layers-{zlib.crc32(picked.encode()):08x}'
+  picked = brief(sorted(set(layers)), 'layers')
   return '_'.join([*parts, picked] if picked else parts)
+
+
+def brief(texts: Sequence[str], things: str) -> str:
+  """Texts as a part of a file's name: joined, or if long their checksum."""
+  joined = '-'.join(texts).replace('/', '.')
+  if len(joined) <= _LONGEST:
+    return joined
+  return f'{len(texts)}-{things}-{zlib.crc32(joined.encode()):08x}'
 
 
 def label(same: Sequence[str]) -> str:

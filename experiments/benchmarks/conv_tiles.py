@@ -7,6 +7,10 @@ devices at once as in a round, with all four. The last column is the time of
 what is chosen over the fastest. On a CPU --num_devices=1 is another case: one
 device with all the threads, which does the products of kept tiles side by side.
 
+A run of other layers than all has a file of its own, named by them; until the
+last layer is timed its name ends in `_unfinished`. So neither replaces a whole
+one.
+
 python experiments/benchmarks/conv_tiles.py
 python experiments/benchmarks/conv_tiles.py --kernel=5 --channels=16,32,64
 """
@@ -14,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
+import conv_table
 import harness
 import jax
 from jax import lax
@@ -28,9 +34,9 @@ from fedjax_ssl.models import conv, rowwise, windows, winograd
 FLAGS = flags.FLAGS
 
 flags.DEFINE_enum('kernel', '3', ['3', '5'], 'Side of the kernels.')
-flags.DEFINE_list('channels', ['16', '32', '64', '128', '256'],
+flags.DEFINE_list('channels', ['16', '32', '64', '128'],
                   'Channels of the layers, in and out.')
-flags.DEFINE_list('sides', ['4', '6', '7', '8', '14', '16', '28', '32'],
+flags.DEFINE_list('sides', ['4', '6', '7', '8', '14', '16'],
                   'Sides of the maps.')
 flags.DEFINE_list('batches', ['20', '90'], 'Rows of a step.')
 flags.DEFINE_integer('steps', 3, 'Local steps of one call.', lower_bound=1)
@@ -43,8 +49,21 @@ _FORMS = {f'{module.__name__.rpartition(".")[2]} {side}': (module.conv, side)
 _RATE = 0.1
 
 
+class Layer(NamedTuple):
+  """A step's rows, the channels in and out, and the side of the map."""
+
+  batch: int
+  channels: int
+  side: int
+
+  @property
+  def entries(self) -> int:
+    """Of the map."""
+    return self.batch * self.side**2 * self.channels
+
+
 def numbers(name: str) -> list[int]:
-  """The positive integers of a list flag.
+  """The positive integers of a list flag, each once.
 
   Raises:
     ValueError: if there is none, or something else among them.
@@ -53,7 +72,44 @@ def numbers(name: str) -> list[int]:
   if not texts or not all(t.isdecimal() and int(t) for t in texts):
     raise ValueError(f'--{name}={",".join(texts)} must be positive integers, '
                      'with commas between them.')
-  return [int(t) for t in texts]
+  return list(dict.fromkeys(map(int, texts)))
+
+
+def layers() -> list[Layer]:
+  """What to time.
+
+  Raises:
+    ValueError: if --most_entries leaves nothing.
+  """
+  every = [Layer(*sizes) for sizes in itertools.product(
+      *map(numbers, ('batches', 'channels', 'sides')))]
+  found = [layer for layer in every if layer.entries <= FLAGS.most_entries]
+  if not found:
+    raise ValueError(
+        f'--most_entries={FLAGS.most_entries} leaves no layer; the smallest '
+        'of --batches, --channels and --sides has '
+        f'{min(layer.entries for layer in every)} entries.')
+  return found
+
+
+def file_name() -> str:
+  """The name of a run's results: a whole run's, or by what it has of one."""
+  picked: list[str] = []
+  for name in ('batches', 'channels', 'sides', 'most_entries'):
+    flag = FLAGS[name]
+    if not flag.present:  # Sizes of --quick: `harness.save` names those.
+      continue
+    these: list[Any]
+    whole: list[Any]
+    if name == 'most_entries':
+      these, whole = [flag.value], [flag.default]
+    else:
+      these, whole = sorted(numbers(name)), sorted(map(int, flag.default or []))
+    if these != whole:
+      picked += [name, *map(str, these)]
+  side = FLAGS.kernel
+  return '_'.join([f'conv_tiles_{side}x{side}'] + [
+      conv_table.brief(picked, 'sizes')] * bool(picked))
 
 
 def call_of(form: str, window: windows.Window, batch: int, channels: int,
@@ -104,28 +160,27 @@ def measure(window: windows.Window, batch: int, channels: int,
 
 def main() -> None:
   """Times all layers and reports."""
-  kernel, mesh = int(FLAGS.kernel), harness.make_mesh()
+  kernel, wanted, mesh = int(FLAGS.kernel), layers(), harness.make_mesh()
   table: list[list[Any]] = [
       ['batch', 'map', 'channels', 'maps/weights',
        *(f'{form}, ms' for form in _FORMS), 'taken', 'over fastest']]
   found: list[dict[str, Any]] = []
-  saved = (f'conv_tiles_{kernel}x{kernel}', table, {
+  name, saved = file_name(), (table, {
       'data': 'random numbers', 'backend': jax.default_backend(),
       'steps': FLAGS.steps, 'layers': found})
-  for batch in numbers('batches'):
-    for channels in numbers('channels'):
-      for side in numbers('sides'):
-        if batch * side**2 * channels > FLAGS.most_entries:
-          continue
-        window = windows.window((side, side), (kernel, kernel), 1, 'SAME')
-        one = measure(window, batch, channels, mesh)
-        found.append(one)
-        table.append([batch, f'{side}x{side}', channels,
-                      one['maps_over_weights'],
-                      *(1e3 * s for s in one['seconds'].values()),
-                      one['taken'], one['over_fastest']])
-        harness.save(*saved)  # What is cut off keeps the layers before.
-  harness.report(*saved)
+  for layer in wanted:
+    window = windows.window(
+        (layer.side, layer.side), (kernel, kernel), 1, 'SAME')
+    one = measure(window, layer.batch, layer.channels, mesh)
+    found.append(one)
+    table.append([layer.batch, f'{layer.side}x{layer.side}', layer.channels,
+                  one['maps_over_weights'],
+                  *(1e3 * s for s in one['seconds'].values()),
+                  one['taken'], one['over_fastest']])
+    # What is cut off keeps the layers before, and leaves what was there.
+    unfinished = harness.save(f'{name}_unfinished', *saved)
+  harness.report(name, *saved)
+  unfinished.unlink()
 
 
 if __name__ == '__main__':

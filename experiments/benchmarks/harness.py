@@ -48,6 +48,9 @@ def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None
     if len(argv) > 1:
       raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
     shrink(quick or {})
+    for name in ('out', 'peers_dir'):  # A shell leaves the ~ of --out=~/x.
+      if name in FLAGS:
+        FLAGS[name].value = os.path.expanduser(str(FLAGS[name].value))
     _try_out()
     main()
   app.run(lambda argv: _in_a_line(checked, argv),

@@ -61,7 +61,7 @@ def make(folder: pathlib.Path, name: str) -> None:
 
 def main() -> None:
   """Makes what is missing."""
-  folder = pathlib.Path(FLAGS.peers_dir).expanduser().absolute()
+  folder = pathlib.Path(FLAGS.peers_dir).absolute()
   for name in dict.fromkeys(FLAGS.peers):
     if peer_envs.complaint(folder, name) is None:
       print(f'{name}: there already')

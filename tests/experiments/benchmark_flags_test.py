@@ -47,8 +47,9 @@ def test_a_trial_of_out_leaves_nothing(call, tmp_path):
 
 
 @pytest.mark.parametrize('name', [
-    'conv_layers', 'fedavg_cnn', 'feddure_round', 'feddure_step', 'growth',
-    'memory', 'padding', 'profile_round', 'resnet9'])
+    'conv_layers', 'conv_tiles', 'fedavg_cnn', 'feddure_round',
+    'feddure_step', 'growth', 'memory', 'padding', 'profile_round',
+    'resnet9'])
 def test_quick_sizes_are_flags(bench, name):
   """And none overrides what is on the command line."""
   made, harness = bench(name), bench('harness')
@@ -67,6 +68,16 @@ def test_what_a_machine_lacks_is_one_line(call, error):
     raise error
   code, said = call(main)
   assert code == 2 and said == 'error: no room\n'
+
+
+def test_a_home_is_found_in_folders(call, bench, monkeypatch, tmp_path):
+  """A shell leaves the ~ of --out=~/x alone."""
+  bench('make_peers')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  def main():
+    raise ValueError(f'{flags.FLAGS.out} {flags.FLAGS.peers_dir}')
+  code, said = call(main, '--out=~/a', '--peers_dir=~/b')
+  assert code == 2 and said == f'error: {tmp_path}/a {tmp_path}/b\n'
 
 
 def test_environments_of_others_are_left_alone(bench, tmp_path):

@@ -30,21 +30,46 @@ def fleet(bench):
   return made
 
 
+def peers_dir(envs) -> pathlib.Path:
+  """The folder that FEDJAX_SSL_PEERS names, with one environment at least."""
+  text = os.environ.get('FEDJAX_SSL_PEERS')
+  if not text:
+    pytest.skip('FEDJAX_SSL_PEERS names no folder of make_peers.py')
+  folder = pathlib.Path(text).absolute()
+  if all(envs.complaint(folder, name) == 'missing'
+         for name in envs.ENVIRONMENTS):
+    pytest.fail(f'FEDJAX_SSL_PEERS={text} has no environment of '
+                'make_peers.py; name a folder that has, or leave it out.')
+  return folder
+
+
 @pytest.mark.parametrize('name', [
     'PyTorch, contiguous', 'PyTorch, channels_last', 'pfl-research', 'FedJAX',
     'Flower', 'Flower, as documented'])
 def test_a_system_ends_a_round_at_our_weights(fleet, bench, name):
-  folder = os.environ.get('FEDJAX_SSL_PEERS')
-  if not folder:
-    pytest.skip('FEDJAX_SSL_PEERS names no folder of make_peers.py')
+  envs = bench('peer_envs')
+  folder = peers_dir(envs)
   system = fleet.SYSTEMS[name]
-  missing = bench('peer_envs').complaint(
-      pathlib.Path(folder), system.environment)
+  missing = envs.complaint(folder, system.environment)
   if missing:
-    pytest.skip(f'{system.environment} in FEDJAX_SSL_PEERS is {missing}')
-  flags.FLAGS['peers_dir'].value = folder
+    pytest.skip(f'{folder / system.environment} is {missing}')
+  flags.FLAGS['peers_dir'].value = str(folder)
   gaps, failed = fleet.agreement({name: system}, None)
   assert not failed and gaps[name] < 1e-3
+
+
+def test_a_folder_without_any_system_is_no_reason_to_skip(
+    bench, monkeypatch, tmp_path):
+  envs = bench('peer_envs')
+  (tmp_path / 'file').write_text('')
+  for text in (tmp_path, tmp_path / 'file', tmp_path / 'none'):
+    monkeypatch.setenv('FEDJAX_SSL_PEERS', str(text))
+    with pytest.raises(pytest.fail.Exception,
+                       match=f'FEDJAX_SSL_PEERS={text} has no environment'):
+      peers_dir(envs)
+  envs.begin(tmp_path, 'pfl')
+  monkeypatch.setenv('FEDJAX_SSL_PEERS', str(tmp_path))
+  assert peers_dir(envs) == tmp_path
 
 
 def test_every_system_is_tried(fleet):
