@@ -3,13 +3,8 @@ from __future__ import annotations
 
 import jax
 from jax import lax
-import jax.numpy as jnp
 
 from fedjax_ssl.models import closed
-
-# Where few rows meet weights of this size, reading these is what takes time.
-_WIDE_BYTES = 1 << 20
-_FEW_ROWS = 40
 
 
 def contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int,
@@ -44,18 +39,3 @@ def product(a: jax.Array, b: jax.Array, precision: str | None = None
 def gram(a: jax.Array, g: jax.Array) -> jax.Array:
   """float[T, I] and float[T, O] summed over T -> float[I, O]."""
   return _PRODUCT.right(a, g, None)
-
-
-def dense(x: jax.Array, w: jax.Array) -> jax.Array:
-  """float[..., I] times float[I, O] -> float[..., O], for layers.
-
-  On CPU another library takes a product whose left operand is transposed, and
-  reads wide weights faster: a few rows and their gradients take a tenth to a
-  sixth less time. Forward-mode derivatives exist.
-  """
-  if (jax.default_backend() != 'cpu' or x.ndim != 2
-      or not 1 < x.shape[0] <= _FEW_ROWS
-      or w.size * w.dtype.itemsize < _WIDE_BYTES):
-    return jnp.dot(x, w)
-  # Without the barrier XLA would undo the transposition.
-  return contract(lax.optimization_barrier(x.T), w, 0, 0)

@@ -99,3 +99,27 @@ def test_runs_differ(results):
   """Equal hashes mean something: other runs have others."""
   states = [str(runs[0]) for runs in results.values()]
   assert len(set(states)) == len(states)
+
+
+_DENSE = """
+import hashlib
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fedjax_ssl.models import layers
+x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 3136)), 'float32')
+layer = layers.Dense(512, layers.Choices())
+params = layer.init(jax.random.key(0), x)
+def both(params, x):
+  y, pull = jax.vjp(layer.apply, params, x)
+  return y, pull(jnp.sin(y))
+for leaf in jax.tree.leaves(jax.jit(both)(params, x)):
+  print(hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest())
+"""
+
+
+def test_a_wide_layer_does_not_see_the_threads(run_python):
+  """Which are as many as devices, where these are more than processors."""
+  one, many = (run_python(_DENSE, devices=n, env={'XLA_FLAGS': ''})
+               for n in (1, 16))
+  assert one == many and len(one.split()) == 4
