@@ -1,9 +1,13 @@
-r"""Milliseconds of tiled convolutions: side of the tiles, and how they are cut.
+"""Milliseconds of tiled convolutions: side of the tiles, and how they are cut.
 
 `conv.tile_form` chooses, for each layer, output tiles of 2x2 or 4x4 and whether
 their transforms are kept (`winograd`) or made row by row (`rowwise`). Here one
 client takes steps of plain gradients (y, dx, dw) in a loop, on one device, with
 all four. The last column is the time of what is chosen over the fastest.
+
+Until the last layer is timed the file's name ends in `_unfinished`, and a run
+of other layers than the default ones is named by them: neither replaces a
+whole one.
 
 python experiments/benchmarks/conv_tiles.py
 python experiments/benchmarks/conv_tiles.py --kernel=5 --channels=16,32,64
@@ -54,6 +58,15 @@ def numbers(name: str) -> list[int]:
   return [int(t) for t in texts]
 
 
+def file_name(kernel: int) -> str:
+  """The name of a run's results: by what it has, if not by default."""
+  parts = [f'conv_tiles_{kernel}x{kernel}']
+  for name in ('channels', 'sides', 'batches'):
+    if sorted(numbers(name)) != sorted(map(int, FLAGS[name].default)):
+      parts.append(name + '-' + '-'.join(map(str, numbers(name))))
+  return '_'.join(parts)
+
+
 def call_of(form: str, window: windows.Window, batch: int, channels: int
             ) -> Callable[[], Any]:
   """--steps steps of a layer in a form, compiled."""
@@ -98,7 +111,8 @@ def main() -> None:
       ['batch', 'map', 'channels', 'maps/weights',
        *(f'{form}, ms' for form in _FORMS), 'taken', 'over fastest']]
   found: list[dict[str, Any]] = []
-  saved = (f'conv_tiles_{kernel}x{kernel}', table, {
+  name, unfinished = file_name(kernel), None
+  saved = (table, {
       'data': 'random numbers', 'backend': jax.default_backend(),
       'steps': FLAGS.steps, 'layers': found})
   for batch in numbers('batches'):
@@ -113,8 +127,12 @@ def main() -> None:
                       one['maps_over_weights'],
                       *(1e3 * s for s in one['seconds'].values()),
                       one['taken'], one['over_fastest']])
-        harness.save(*saved)  # What is cut off keeps the layers before.
-  harness.report(*saved)
+        # What is cut off keeps the layers before.
+        unfinished = harness.save(f'{name}_unfinished', *saved)
+  if unfinished is None:
+    raise ValueError(f'--most_entries={FLAGS.most_entries} leaves no layer.')
+  harness.report(name, *saved)
+  unfinished.unlink()
 
 
 if __name__ == '__main__':
