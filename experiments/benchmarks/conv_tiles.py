@@ -62,7 +62,7 @@ def file_name(kernel: int) -> str:
   """The name of a run's results: by what it has, if not by default."""
   parts = [f'conv_tiles_{kernel}x{kernel}']
   for name in ('channels', 'sides', 'batches'):
-    if sorted(numbers(name)) != sorted(map(int, FLAGS[name].default)):
+    if sorted(numbers(name)) != sorted(map(int, FLAGS[name].default or [])):
       parts.append(name + '-' + '-'.join(map(str, numbers(name))))
   return '_'.join(parts)
 

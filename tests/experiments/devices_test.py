@@ -55,7 +55,7 @@ def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
     task = toy.task('linear' if model == 'layers' else model, mesh=mesh,
                     labels_at=labels_at, **changes)
     if model == 'layers':
-      task = dataclasses.replace(task, model=networks.layers_of_each_form())
+      task = dataclasses.replace(task, model=networks.layers_of_most_forms())
     method = methods.make(method_name, task)
     runs = seeds.Sequential(method, [toy.federation(labels_at)[0]], [0], mesh)
     runs.start(None)
