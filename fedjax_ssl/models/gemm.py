@@ -46,7 +46,7 @@ unfold, fold = closed.adjoint_pair(_unfold, _fold)
 
 def conv(x: jax.Array, w: jax.Array, window: windows.Window) -> jax.Array:
   """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
-  y = matmul.product(unfold(x, window), w.reshape(-1, w.shape[3]))
+  y = matmul.tall(unfold(x, window), w.reshape(-1, w.shape[3]))
   return y.reshape(x.shape[0], *window.out, w.shape[3])
 
 
@@ -71,7 +71,7 @@ def quarters(x: jax.Array, w: jax.Array, window: windows.Window
 
   def pixel(i: int, j: int) -> jax.Array:
     kernel = jnp.pad(w, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0)))
-    y = matmul.product(patches, kernel.reshape(-1, w.shape[3]))
+    y = matmul.tall(patches, kernel.reshape(-1, w.shape[3]))
     return y.reshape(x.shape[0], *wider.out, w.shape[3])
   return pixel(0, 0), pixel(0, 1), pixel(1, 0), pixel(1, 1)
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.models import conv, matmul, pooling
+from fedjax_ssl.models import conv, pooling
 
 NORMS = ('batch', 'group', 'none', 'static')
 
@@ -148,7 +148,7 @@ class Dense(nn.Module):
     made, dtype = self.choices.param_dtype, self.choices.dtype
     kernel = self.param(
         'kernel', self.kernel_init, (x.shape[-1], self.features), made)
-    y = matmul.dense(x.astype(dtype), kernel.astype(dtype))
+    y = jnp.dot(x.astype(dtype), kernel.astype(dtype))
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,), made)
       y = y + bias.astype(dtype)

@@ -1,15 +1,18 @@
 """The matrix product whose derivatives never transpose an operand."""
 from __future__ import annotations
 
+import functools
+
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.models import closed
 
-# Where few rows meet weights of this size, reading these is what takes time.
-_WIDE_BYTES = 1 << 20
-_FEW_ROWS = 40
+# Multiplications of a sum that XLA:CPU leaves to one thread, and entries of a
+# result of which it splits longer ones.
+_PART = 1 << 19
+_ENTRIES = 1 << 11
 
 
 def contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int,
@@ -41,21 +44,50 @@ def product(a: jax.Array, b: jax.Array, precision: str | None = None
   return _PRODUCT.out(a, b, precision)
 
 
-def gram(a: jax.Array, g: jax.Array) -> jax.Array:
-  """float[T, I] and float[T, O] summed over T -> float[I, O]."""
-  return _PRODUCT.right(a, g, None)
+def _transposed(a: jax.Array, g: jax.Array, precision: str | None
+                ) -> jax.Array:
+  """float[T, I] and float[T, O] summed over T -> float[I, O].
 
-
-def dense(x: jax.Array, w: jax.Array) -> jax.Array:
-  """float[..., I] times float[I, O] -> float[..., O], for layers.
-
-  On CPU another library takes a product whose left operand is transposed, and
-  reads wide weights faster: a few rows and their gradients take a tenth to a
-  sixth less time. Forward-mode derivatives exist.
+  On CPU XLA splits a long sum of a product whose left operand is transposed
+  into one part a thread, so that its bits depend on cores and devices. Behind
+  a barrier the operand lies as the other library wants it, which does not.
   """
-  if (jax.default_backend() != 'cpu' or x.ndim != 2
-      or not 1 < x.shape[0] <= _FEW_ROWS
-      or w.size * w.dtype.itemsize < _WIDE_BYTES):
-    return jnp.dot(x, w)
-  # Without the barrier XLA would undo the transposition.
-  return contract(lax.optimization_barrier(x.T), w, 0, 0)
+  if jax.default_backend() != 'cpu':
+    return contract(a, g, 0, 0, precision)
+  return contract(lax.optimization_barrier(a.T), g, 1, 0, precision)
+
+
+def _in_parts(a: jax.Array, g: jax.Array, precision: str | None) -> jax.Array:
+  """The same with parts of its own, too small for XLA to split again.
+
+  It splits no sums of many entries: those go to the threads entry by entry.
+  """
+  rows, entries = a.shape[0], a.shape[1] * g.shape[1]
+  step = max(_PART // max(entries, 1), 1)
+  if jax.default_backend() != 'cpu' or entries > _ENTRIES or rows <= step:
+    return contract(a, g, 0, 0, precision)
+  return functools.reduce(jnp.add, (
+      contract(a[at:at + step], g[at:at + step], 0, 0, precision)
+      for at in range(0, rows, step)))
+
+
+_TALL, _GRAM = (closed.trilinear(
+    lambda a, b, precision: contract(a, b, 1, 0, precision),
+    lambda g, b, precision: contract(g, b, 1, 1, precision), right)
+                for right in (_transposed, _in_parts))
+
+
+def tall(a: jax.Array, b: jax.Array) -> jax.Array:
+  """`product` where T is far above I and O.
+
+  More devices than cores change no bit of its gradients.
+  """
+  return _TALL.out(a, b, None)
+
+
+def gram(a: jax.Array, g: jax.Array) -> jax.Array:
+  """float[T, I] and float[T, O] summed over T -> float[I, O].
+
+  More devices than cores change no bit.
+  """
+  return _GRAM.right(a, g, None)

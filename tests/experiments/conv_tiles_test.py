@@ -10,9 +10,10 @@ from fedjax_ssl.models import windows
 
 
 @pytest.fixture
-def script(bench, tmp_path):
+def script(bench, monkeypatch, tmp_path):
   """The script, with a folder for its results."""
   made = bench('conv_tiles')
+  monkeypatch.setattr(made.harness, 'make_mesh', lambda: None)
   flags.FLAGS(['', f'--out={tmp_path}'])
   return made
 
@@ -66,7 +67,8 @@ def test_a_run_of_some_layers_has_a_name_of_its_own(script):
 def test_what_is_cut_off_keeps_layers_and_results(
     script, monkeypatch, tmp_path):
   seen: list[object] = []
-  def measure(window, batch, channels):
+  def measure(window, batch, channels, mesh):
+    assert mesh is None
     if len(seen) == 2:
       raise KeyboardInterrupt
     seen.append((window.size[0], batch, channels))
@@ -91,7 +93,8 @@ def test_what_is_cut_off_keeps_layers_and_results(
 
 def test_every_form_is_timed_and_one_is_taken(script):
   give('--repeats=2', '--steps=1')
-  found = script.measure(windows.window((4, 4), (5, 5), 1, 'SAME'), 2, 1)
+  found = script.measure(windows.window((4, 4), (5, 5), 1, 'SAME'), 2, 1,
+                         None)
   assert set(found['seconds']) == {
       'winograd 2', 'winograd 4', 'rowwise 2', 'rowwise 4'}
   assert found['taken'] == 'rowwise 2' and found['over_fastest'] > 0

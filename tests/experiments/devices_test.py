@@ -55,7 +55,7 @@ def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
     task = toy.task('linear' if model == 'layers' else model, mesh=mesh,
                     labels_at=labels_at, **changes)
     if model == 'layers':
-      task = dataclasses.replace(task, model=networks.layers_of_each_form())
+      task = dataclasses.replace(task, model=networks.layers_of_most_forms())
     method = methods.make(method_name, task)
     runs = seeds.Sequential(method, [toy.federation(labels_at)[0]], [0], mesh)
     runs.start(None)
@@ -99,3 +99,41 @@ def test_runs_differ(results):
   """Equal hashes mean something: other runs have others."""
   states = [str(runs[0]) for runs in results.values()]
   assert len(set(states)) == len(states)
+
+
+_WIDE = """
+import hashlib
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fedjax_ssl.models import conv, layers
+
+def normal(*shape):
+  return jnp.asarray(np.random.default_rng(0).standard_normal(shape), 'float32')
+
+def dense(kernel, x):
+  layer = layers.Dense(kernel.shape[1], layers.Choices(), use_bias=False)
+  return layer.apply({'params': {'kernel': kernel}}, x)
+
+def form(impl):
+  return lambda kernel, x: conv.max_pooled_conv2d(x, kernel, impl=impl)
+
+for function, kernel, x in (
+    (dense, (3136, 512), (5, 3136)),
+    (form('auto'), (5, 5, 1, 32), (20, 28, 28, 1)),
+    (form('gemm'), (3, 3, 6, 16), (20, 14, 14, 6)),
+    (form('reordered'), (3, 3, 8, 32), (20, 14, 14, 8)),
+    (form('auto'), (5, 5, 32, 64), (20, 14, 14, 32))):
+  def both(kernel, x):
+    y, pull = jax.vjp(function, kernel, x)
+    return y, pull(jnp.sin(y))
+  for leaf in jax.tree.leaves(jax.jit(both)(normal(*kernel), normal(*x))):
+    print(kernel, hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest())
+"""
+
+
+def test_layers_of_real_size_do_not_see_the_threads(run_python):
+  """Which are as many as devices, where these are more than processors."""
+  one, many = (run_python(_WIDE, devices=n, env={'XLA_FLAGS': ''}).splitlines()
+               for n in (1, 8))
+  assert one == many and len(one) == 3 * 5

@@ -66,9 +66,8 @@ def _errors(got, want):
 def test_equals_lax_to_second_order(shape):
   side, channels, features, kernel, stride, padding = shape
   forms = ['gemm', 'reordered']
-  # Tiles of 4 compile slowly for 3x3 kernels; one side, with ragged tiles,
-  # stands for them.
-  if stride == 1 and (kernel == 3 and side <= 7
+  # Tiles of 4 compile slowly for 3x3 kernels; one side stands for them.
+  if stride == 1 and (kernel == 3 and side <= 8
                       or kernel == 5 and padding == 'SAME' and channels > 1):
     forms.append('winograd')
   with jax.enable_x64(True):
@@ -191,6 +190,22 @@ def test_choice_on_cpu():
   assert choice(32, 3, 1, 8) == 'reordered'
   assert conv.choose(windows.window((8, 8), (3, 3), 1, 'SAME'), 64,
                      'gpu') == 'lax'
+
+
+def test_tiles_by_size():
+  def form(side, rows, inputs, outputs=None, kernel=3):
+    window = windows.window((side, side), (kernel, kernel), 1, 'SAME')
+    return conv.tile_form(window, rows, inputs, outputs or inputs)
+  assert form(14, 1, 32, kernel=5) == form(7, 1, 16, kernel=5) == ('rowwise', 4)
+  assert form(6, 99, 64, kernel=5) == ('rowwise', 2)
+  # Maps over weights: 16 tiles a row, 2 / 32 of the weights each.
+  assert form(16, 5, 32) == ('winograd', 4)  # 5 times.
+  assert form(16, 6, 32) == form(14, 6, 32) == ('rowwise', 4)
+  assert form(14, 5, 32) == ('winograd', 2)  # Ragged.
+  assert form(16, 99, 31, 64) == form(16, 99, 64, 31) == ('winograd', 4)
+  assert form(6, 999, 64) == form(4, 999, 64) == ('winograd', 2)
+  narrow = windows.window((16, 6), (3, 3), 1, 'SAME')
+  assert conv.tile_form(narrow, 99, 64, 64) == ('winograd', 2)
 
 
 @pytest.mark.parametrize('change,word', [

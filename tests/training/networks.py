@@ -78,6 +78,9 @@ class _Layers(nn.Module):
     return layers.Dense(toy.NUM_CLASSES, choices)(x.mean((1, 2)))
 
 
-def layers_of_each_form() -> Model:
-  """A network of the library's own layers, with batch norm."""
+def layers_of_most_forms() -> Model:
+  """A network of the library's own layers, with batch norm.
+
+  Of the forms, tiles cut row by row are not among them.
+  """
   return models._pure(_Layers('batch'), (toy.SIDE, toy.SIDE, 1), 'batch', False)

@@ -70,8 +70,8 @@ class _Unpinned(seeds.Sequential):
     self._run = jax.jit(self._program, donate_argnums=(0, 1))
 
 
-def _start(method, federation, mesh, kind=seeds.Sequential) -> Any:
-  runs = kind(method, [federation], [0], mesh)
+def _start(method, federation, mesh, kind=seeds.Sequential, count=1) -> Any:
+  runs = kind(method, [federation] * count, list(range(count)), mesh)
   runs.start(None)
   return runs
 
@@ -162,11 +162,12 @@ def _grouped() -> dict[str, Any]:
 
 
 def _together() -> list[int]:
-  """`_programs` of seeds under one vmap."""
+  """`_programs` of two seeds under one vmap."""
   mesh = _mesh()
   method = methods.make('fedprox(mu=0.1, keep_local=True)',
                         toy.task('linear', mesh=mesh))
-  return _programs(_start(method, toy.federation()[0], mesh, seeds.Together))
+  return _programs(
+      _start(method, toy.federation()[0], mesh, seeds.Together, count=2))
 
 
 def _toy_run(record, round_, mesh, kind=seeds.Sequential) -> Any:
