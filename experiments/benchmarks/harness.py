@@ -79,16 +79,14 @@ def _refuse(error: Exception) -> NoReturn:
 def _try_out() -> None:
   """Raises ValueError if --out cannot be written, before all is measured.
 
-  Rights do not tell: the system's own folders refuse even who has all. Folders
-  made for the trial are removed again.
+  Rights do not tell: system folders refuse even root. Made ones are removed.
   """
   folder = pathlib.Path(FLAGS.out).absolute()
   new = [place for place in (folder, *folder.parents)
          if not os.path.lexists(place)]
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-      pass
+    tempfile.TemporaryFile(dir=folder).close()
   except OSError as error:
     raise ValueError(f'--out={FLAGS.out} cannot be written: '
                      f'{error.strerror or error}.') from None
