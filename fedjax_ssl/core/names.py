@@ -71,7 +71,7 @@ def _near(name: str, allowed: Iterable[str]) -> str:
 
 # Of float32, in which knobs are computed with: its largest number, and the
 # smallest one that keeps all its digits.
-_MOST, _LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
+MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 _WHOLE = 2**31 - 1
 
 
@@ -81,7 +81,7 @@ def finite(least: float, **knobs: float | None) -> None:
   None is no value and passes.
   """
   for knob, value in knobs.items():
-    if value is not None and not least <= value <= _MOST:
+    if value is not None and not least <= value <= MOST:
       raise ValueError(f'{knob} must be at least {least:g} and finite in '
                        f'float32, not {value}.')
 
@@ -89,7 +89,7 @@ def finite(least: float, **knobs: float | None) -> None:
 def positive(**knobs: float | None) -> None:
   """As `finite`, for knobs that must be above 0."""
   for knob, value in knobs.items():
-    if value is not None and not _LEAST <= value <= _MOST:
+    if value is not None and not LEAST <= value <= MOST:
       raise ValueError(
           f'{knob} must be above 0 and finite in float32, not {value}.')
 

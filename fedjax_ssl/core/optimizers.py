@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import knobs, names
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -22,9 +22,8 @@ def _share(round_: jax.Array, horizon: int) -> jax.Array:
   return jnp.clip(round_ / max(horizon, 1), 0, 1)
 
 
+@knobs.checked()
 def _cosine(horizon: int, *, final: float = 0.0) -> Schedule:
-  if not 0 <= final <= 1:
-    raise ValueError(f'final must be in [0, 1], not {final}.')
   def factor(round_):
     wave = 0.5 * (1 + jnp.cos(jnp.pi * _share(round_, horizon)))
     return final + (1 - final) * wave
@@ -36,15 +35,18 @@ def _fixmatch_cosine(horizon: int) -> Schedule:
   return lambda round_: jnp.cos(7 / 16 * jnp.pi * _share(round_, horizon))
 
 
+@knobs.checked()
 def _linear(horizon: int, *, final: float = 0.0) -> Schedule:
   return lambda round_: 1 - (1 - final) * _share(round_, horizon)
 
 
+@knobs.checked(decay=knobs.Bound(0, 1, above=True))
 def _exponential(horizon: int, *, decay: float = 0.99) -> Schedule:
   del horizon
   return lambda round_: jnp.float32(decay) ** round_
 
 
+@knobs.checked()
 def _warmup_cosine(horizon: int, *, rounds: int = 5) -> Schedule:
   def factor(round_):
     rising = (round_ + 1) / rounds

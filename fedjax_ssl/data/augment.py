@@ -12,14 +12,16 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import knobs, names
 from fedjax_ssl.core.types import Array
 from fedjax_ssl.data import augment_ops as ops
 from fedjax_ssl.data import augment_pools as pools
 from fedjax_ssl.data.augment_pools import Params, Pool
 from fedjax_ssl.data.augment_weak import (
   check,
+  naming,
   none,
+  square_side,
   token_dropout,
   View,
   WEAK,
@@ -39,7 +41,8 @@ def make_weak(text: str, *, flip: bool = True) -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return names.build('weak view', text, WEAK, flip=flip)
+  return naming('weak view', text,
+                names.build('weak view', text, WEAK, flip=flip))
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
@@ -55,9 +58,11 @@ def make_strong(text: str, *, flip: bool = True) -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return names.build('strong view', text, STRONG, flip=flip)
+  return naming('strong view', text,
+                names.build('strong view', text, STRONG, flip=flip))
 
 
+@knobs.checked()
 def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
           cutout: int | None = None, weak: str = 'flip_crop',
           flip: bool = True) -> View:
@@ -67,8 +72,8 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
     num_ops: operations drawn an image, with replacement; 0 is none.
     magnitude: each draws its level from 1 to magnitude - 1, of 10.
     probability: that a drawn operation is applied; 0 is never.
-    cutout: side of the gray square; None is half of the shorter side (16 of
-      32), 0 is off. The PyTorch port's square is a pixel larger than the 16
+    cutout: side of the gray square, at most the image's shorter side; None is
+      half of that (16 of 32), 0 is off. The PyTorch port's square is a pixel larger than the 16
       that it asks for.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
@@ -83,6 +88,7 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
   return strong(pool, cutout=cutout, weak=weak, flip=flip)
 
 
+@knobs.checked()
 def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
           weak: str = 'flip_crop', flip: bool = True) -> View:
   """RandAugment of SemiFL: 15 operations, all at one, by default top, level.
@@ -107,6 +113,7 @@ def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
                 flip=flip)
 
 
+@knobs.checked()
 def ra_heart(*, num_ops: int = 6, tops: Sequence[int] = (2, 3, 4, 5),
              cutout: int | None = 0, weak: str = 'none', flip: bool = True
              ) -> View:
@@ -129,6 +136,7 @@ def ra_heart(*, num_ops: int = 6, tops: Sequence[int] = (2, 3, 4, 5),
                 flip=flip)
 
 
+@knobs.checked()
 def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
              cutout: int | None = 0, weak: str = 'flip_crop',
              flip: bool = True) -> View:
@@ -155,6 +163,7 @@ def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
                 weak=weak, flip=flip)
 
 
+@knobs.checked()
 def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
                 cutout: int | None = 0, weak: str = 'flip_crop',
                 flip: bool = True) -> View:
@@ -193,6 +202,7 @@ STRONG = {
 }
 
 
+@knobs.checked()
 def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
            flip: bool = True) -> View:
   """The engine of all pools: weak view, a scan over slots, cutout.
@@ -211,8 +221,6 @@ def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
     ValueError: for an unknown weak view or a negative side.
   """
   first = make_weak(weak, flip=flip)
-  if cutout is not None and cutout < 0:
-    raise ValueError(f'cutout={cutout} must not be negative.')
 
   def view(key: jax.Array, images: Array) -> jax.Array:
     check(images, (1, 3))
@@ -234,7 +242,7 @@ def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
 
     if pool.num_ops:
       words, _ = lax.scan(slot, words, slots)
-    side = min(height, width) // 2 if cutout is None else cutout
+    side = square_side('cutout', cutout, height, width)
     if side:
       box = _box(draws[:, 1:3], jnp.int32(side), height, width)
       words = ops.cut(words, box, ops.constant(pools.GRAY, channels), width)

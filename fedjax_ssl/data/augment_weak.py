@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.core import knobs, names
 from fedjax_ssl.core.types import Array
 from fedjax_ssl.data import augment_ops as ops
 from fedjax_ssl.data.augment_pools import GRAY
 
 View = Callable[[jax.Array, Array], jax.Array]
+_LARGEST = 4  # Times the side: images are enlarged to that before a crop.
 
 
 def check(images: Array, channels: tuple[int, ...]) -> None:
@@ -38,6 +40,7 @@ def none(*, flip: bool = True) -> View:
   return view
 
 
+@knobs.checked()
 def flip_crop(*, pad: int | None = None, flip: bool = True) -> View:
   """Mirror with probability 1/2, reflect the border, crop to the old size.
 
@@ -55,6 +58,7 @@ def flip_crop(*, pad: int | None = None, flip: bool = True) -> View:
   return _flip_crop(pad, 'reflect', flip)
 
 
+@knobs.checked()
 def flip_crop_zero(*, pad: int | None = None, flip: bool = True) -> View:
   """As `flip_crop`, with a black border.
 
@@ -68,6 +72,7 @@ def flip_crop_zero(*, pad: int | None = None, flip: bool = True) -> View:
   return _flip_crop(pad, 'zero', flip)
 
 
+@knobs.checked()
 def cutout(*, pad: int | None = None, padding: str = 'zero',
            side: int | None = None, fill: int | tuple[int, ...] = GRAY,
            flip: bool = True) -> View:
@@ -80,7 +85,8 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
   Args:
     pad: as in `flip_crop`.
     padding: 'zero' or 'reflect'.
-    side: of the square; None is half of the shorter side (16 of 32), 0 is off.
+    side: of the square, at most the image's shorter side; None is half of it
+      (16 of 32), 0 is off.
     fill: level, or one for each channel.
     flip: whether to mirror at all.
 
@@ -98,8 +104,6 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
   levels = fill if isinstance(fill, tuple) else (fill,)
   if any(not 0 <= level <= 255 for level in levels):
     raise ValueError(f'fill={fill!r} must lie in [0, 255].')
-  if side is not None and side < 0:
-    raise ValueError(f'side={side} must not be negative.')
 
   def view(key: jax.Array, images: Array) -> jax.Array:
     moved = first(jax.random.fold_in(key, 0), images)
@@ -108,7 +112,7 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
       raise ValueError(f'fill={fill!r} must be one level or {channels}.')
     color = np.broadcast_to(np.array(levels), (channels,))
     word = sum(int(level) << 8 * c for c, level in enumerate(color))
-    length = min(height, width) // 2 if side is None else side
+    length = square_side('side', side, height, width)
     draws = jax.random.uniform(jax.random.fold_in(key, 1), (batch, 2))
     y = (draws[:, 0] * height).astype(jnp.int32) - length // 2
     x = (draws[:, 1] * width).astype(jnp.int32) - length // 2
@@ -119,12 +123,13 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
   return view
 
 
+@knobs.checked()
 def resize_crop(*, size: int | None = None, flip: bool = True) -> View:
   """Enlarge bilinearly, crop to the old size, mirror with probability 1/2.
 
   Args:
-    size: of the enlarged shorter side, at least the old one; None is 5/4 of
-      it: 40 of 32, as in RSCFed.
+    size: of the enlarged shorter side, 1 to 4 times the old one; None is 5/4
+      of it: 40 of 32, as in RSCFed.
     flip: whether to mirror at all.
 
   Returns:
@@ -139,8 +144,9 @@ def resize_crop(*, size: int | None = None, flip: bool = True) -> View:
     height, width = images.shape[1:3]
     short = min(height, width)
     goal = short * 5 // 4 if size is None else size
-    if goal < short:
-      raise ValueError(f'size={goal} must be at least the side, {short}.')
+    if not short <= goal <= _LARGEST * short:
+      raise ValueError(f'size={goal} must be at least the side, {short}, and at '
+                       f'most {_LARGEST} times as much.')
     tall, wide = height * goal // short, width * goal // short
     large = _enlarge(_enlarge(jnp.asarray(images), 2, wide), 1, tall)
     draws = jax.random.uniform(key, (images.shape[0], 3))
@@ -152,6 +158,7 @@ def resize_crop(*, size: int | None = None, flip: bool = True) -> View:
   return view
 
 
+@knobs.checked()
 def flip_shift(*, shift: int = 2, vertical: float = .25, flip: bool = True
                ) -> View:
   """Mirror, sometimes upside down as well, and shift: FedMatch v1.
@@ -174,8 +181,6 @@ def flip_shift(*, shift: int = 2, vertical: float = .25, flip: bool = True
   References:
     Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1.
   """
-  if not 0 <= vertical <= 1:
-    raise ValueError(f'vertical={vertical} must lie in [0, 1].')
 
   def view(key: jax.Array, images: Array) -> jax.Array:
     check(images, (1, 2, 3, 4))
@@ -194,22 +199,21 @@ def flip_shift(*, shift: int = 2, vertical: float = .25, flip: bool = True
   return view
 
 
+@knobs.checked(rate=knobs.Bound(0, 1, below=True))
 def token_dropout(*, rate: float = 0.15, flip: bool = True) -> View:
   """Turns words into padding, each with its own chance.
 
   Args:
-    rate: the chance, in [0, 1]; 0 leaves texts as they are.
+    rate: the chance, in [0, 1); 0 leaves texts as they are.
     flip: not used; texts are not mirrored.
 
   Returns:
     The view, of token ids int32[B, T] or word vectors float[B, T, E].
 
   Raises:
-    ValueError: if the rate is not in [0, 1].
+    ValueError: if the rate is not in [0, 1).
   """
   del flip
-  if not 0 <= rate <= 1:
-    raise ValueError(f'rate={rate} must lie in [0, 1].')
 
   def view(key: jax.Array, texts: Array) -> jax.Array:
     texts = jnp.asarray(texts)
@@ -257,6 +261,38 @@ def _flip_crop(pad: int | None, padding: str, flip: bool) -> View:
 def _check_pad(name: str, pad: int, side: int) -> None:
   if not 0 <= pad < side:
     raise ValueError(f'{name}={pad} must lie in [0, {side}), below the side.')
+
+
+def square_side(name: str, side: int | None, height: int, width: int) -> int:
+  """The side of a square that is cut out of an image.
+
+  Args:
+    name: of the knob, for messages.
+    side: pixels, or None for half of the shorter side.
+    height: of the image.
+    width: of the image.
+
+  Returns:
+    Pixels.
+
+  Raises:
+    ValueError: if the square is larger than the image.
+  """
+  short = min(height, width)
+  if side is not None and side > short:
+    raise ValueError(f'{name}={side} must be at most {short}, the shorter side '
+                     'of the images; a larger square hides all of them.')
+  return short // 2 if side is None else side
+
+
+def naming(kind: str, text: str, view: View) -> View:
+  """The view, whose refusals of images name the text that asked for it."""
+  def named(key: jax.Array, images: Array) -> jax.Array:
+    try:
+      return view(key, images)
+    except ValueError as error:
+      raise names.ChoiceError(kind, text.strip(), str(error)) from error
+  return named
 
 
 def _whole(draw: jax.Array, high: int) -> jax.Array:

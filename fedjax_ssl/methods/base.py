@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import local, names, rounds, sampling, tree
+from fedjax_ssl.core import knobs, local, names, rounds, sampling, tree
 from fedjax_ssl.core.types import (
   Array,
   Batch,
@@ -244,6 +244,7 @@ class _Memory(NamedTuple):
   model: PyTree  # None if local models are not kept.
 
 
+@knobs.checked()
 def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               server: str = 'fedavg', mu: float = 0.0,
               weighting: str = 'examples', labeled_say: float = 1.0,
@@ -283,7 +284,6 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   """
   names.check('server', server, SERVERS)
   say.check(weighting, labeled_say)
-  names.finite(0, mu=mu)
   alone = server == 'local'
   if alone and task.labels_at == 'server':
     raise ValueError("server='local' needs labels_at='clients': clients that "

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import names, rounds, tree
+from fedjax_ssl.core import knobs, rounds, tree
 from fedjax_ssl.core.types import (
   Client,
   Federation,
@@ -23,6 +23,7 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.methods import base, roles, say
 
 
+@knobs.checked()
 def fed_consist(task: Task, *, threshold: float = 0.9,
                 unlabeled_weight: float = 1.0, unlabeled_rate: float = 0.05,
                 labeled_weight: float = 1.0, warmup: float = 0.0) -> Method:
@@ -35,7 +36,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
   Args:
     task: the static choices; its learning rate is that of labeled clients.
     threshold: confidence from which on a prediction counts; 0 keeps all,
-      above 1 none.
+      1.1 none.
     unlabeled_weight: of the unlabeled loss; 0 leaves the labeled part.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; the paper's are 5e-6 and 1e-4.
@@ -50,10 +51,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  roles.check(task, 'fed_consist', warmup=warmup)
-  names.finite(
-      0, threshold=threshold, unlabeled_weight=unlabeled_weight,
-      unlabeled_rate=unlabeled_rate, labeled_weight=labeled_weight)
+  roles.check(task, 'fed_consist')
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import local, names, rounds, tree
+from fedjax_ssl.core import knobs, local, names, rounds, tree
 from fedjax_ssl.core.types import (
   Client,
   Federation,
@@ -63,6 +63,18 @@ class _Memory(NamedTuple):
   model: PyTree  # Its last model; () where local models are not kept.
 
 
+def _only(profile: str, bound: knobs.Bound) -> knobs.Bound:
+  return bound._replace(needs=knobs.Needs('profile', (profile,)))
+
+
+@knobs.checked(**{
+    **{knob: _only('official', knobs.BOUNDS[knob])
+       for knob in ('fine_tune_steps', 'main_steps', 'warmup_steps',
+                    'wait_steps')},
+    **{knob: _only('paper', knobs.BOUNDS[knob])
+       for knob in ('virtual_rate', 'hidden')},
+    **{knob: knobs.Word(knobs.Needs('profile', ('paper',)))
+       for knob in ('detach', 'fine_input', 'keep_fine')}})
 def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
             averaged: str = 'no', virtual_rate: float = 5e-4,
             threshold: float | None = None, detach: bool = False,
@@ -114,10 +126,6 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
   names.check('averaged', averaged, ('no', 'last', 'all'))
   names.check('fine_input', fine_input, regulation.FORMS)
   names.check('weighting', weighting, say.WEIGHTINGS)
-  names.finite(0, virtual_rate=virtual_rate, threshold=threshold)
-  names.whole(0, fine_tune_steps=fine_tune_steps, warmup_steps=warmup_steps,
-              wait_steps=wait_steps)
-  names.whole(1, hidden=hidden, main_steps=main_steps)
   if task.labels_at == 'server':
     raise ValueError("feddure needs labels_at='clients': its regulators learn "
                      "from each client's labels.")
@@ -125,6 +133,9 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
   if official and (regulators, averaged) != ('both', 'no'):
     raise ValueError("profile='official' has no ablations; give "
                      "profile='paper' with regulators and averaged.")
+  if official and wait_steps >= main_steps:
+    raise ValueError(f'wait_steps={wait_steps} leaves C-reg at rest in all '
+                     f'main_steps={main_steps}; give fewer.')
   if averaged != 'no' and regulators in ('maml', 'none'):
     raise ValueError(f'regulators={regulators!r} has none to average; give '
                      "averaged='no'.")

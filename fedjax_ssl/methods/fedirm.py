@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import names, rounds, tree
+from fedjax_ssl.core import knobs, rounds, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -65,6 +65,11 @@ def certain(logits: Array, mean_logits: Array, *, confidence: Number = 0.3,
   return (sure & (entropy < max_entropy)).astype(jnp.float32)
 
 
+@knobs.checked(temperature=knobs.Bound(above=True),
+               confidence=knobs.CONFIDENCE._replace(cases=(
+                   knobs.over(1, 'relations are not matched'),)),
+               max_entropy=knobs.Bound(cases=(
+                   knobs.at(0, 'relations are not matched'),)))
 def fedirm(task: Task, *, relation_weight: float = 1.0,
            consistency_weight: float = 1.0, scale: float = 15.0,
            confidence: float = 0.3, max_entropy: float = 2.0,
@@ -87,12 +92,12 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     consistency_weight: of the mean teacher.
     scale: of both.
     confidence: least probability h of a row's class for it to enter a relation
-      matrix; 0 accepts all, above 1 none.
+      matrix; 0 accepts all, 1.1 none.
     max_entropy: h_e in nats, below which the mean over the passes must stay.
       The authors' 2 rejects nothing with their 5 classes; 0.87 log C is the
       same share of the largest entropy as 1.4 there. At log C or above the
       passes are not run.
-    passes: stochastic passes of the mean, at least 1, which is the training
+    passes: stochastic passes of the mean, 1 to 1000; 1 is the training
       view alone. The authors' differ by dropout, ours by fresh weak views too,
       as most networks here have no dropout.
     temperature: T of the relation matrices.
@@ -112,15 +117,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  roles.check(task, 'fedirm', decay=decay, warmup=warmup, ramp=ramp,
-              label_smoothing=label_smoothing)
-  names.finite(
-      0, relation_weight=relation_weight,
-      consistency_weight=consistency_weight, scale=scale,
-      confidence=confidence, max_entropy=max_entropy,
-      labeled_rate=labeled_rate, labeled_weight=labeled_weight)
-  names.positive(temperature=temperature)
-  names.whole(1, passes=passes)
+  roles.check(task, 'fedirm')
   warm = roles.warmup_rounds(task, warmup)
   inert = max_entropy >= math.log(task.num_classes)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import names, rounds, tree
+from fedjax_ssl.core import knobs, names, rounds, tree
 from fedjax_ssl.core.types import (
   Batch,
   Client,
@@ -86,6 +86,8 @@ def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
   return metrics
 
 
+@knobs.checked(
+    threshold=knobs.STRICT, warmup=knobs.Bound(0, 2**31 - 1, whole=True))
 def fedlabel(task: Task, *, profile: str = 'paper', threshold: float = 0.4,
              consistency: float = 0.1, confidence: str = 'variance',
              labeler: str = 'both', divergence: str | None = None,
@@ -153,11 +155,6 @@ def fedlabel(task: Task, *, profile: str = 'paper', threshold: float = 0.4,
   apart = names.check('combine', chosen['combine'], COMBINATIONS) == 'apart'
   names.check('server', server, ('fedavg', 'fedprox'))
   names.check('weighting', weighting, ('used', 'examples', 'uniform'))
-  if not 0 <= threshold <= 1:
-    raise ValueError(f'threshold must be in [0, 1], not {threshold}.')
-  names.finite(0, consistency=consistency, mu=mu)
-  names.whole(0, labeled_steps=labeled_steps, unlabeled_steps=unlabeled_steps,
-              warmup=chosen['warmup'])
   if labeled_steps == unlabeled_steps == 0:
     raise ValueError('labeled_steps=0 and unlabeled_steps=0 leave nothing to '
                      'train; give one of them 1 or more, or None.')

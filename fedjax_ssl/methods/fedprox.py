@@ -5,10 +5,12 @@ https://arxiv.org/abs/1812.06127.
 """
 from __future__ import annotations
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import base, plateau
 
 
+@knobs.checked()
 def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
             keep_local: bool = False,
             lr_decay: str = 'none') -> Method:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import local, names, rounds, tree
+from fedjax_ssl.core import knobs, local, names, rounds, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -113,6 +113,23 @@ def step(costs: gmixup.Costs,
   return one
 
 
+_PRIVATE = knobs.Needs(
+    'dp_scope', private_agents.SCOPES, "write dp_scope='all' for training that "
+    "is private, or dp_scope='generator', which guarantees nothing")
+
+
+# A network without a finite norm would get no noise.
+@knobs.checked(
+    epsilon=knobs.Bound(above=True, needs=_PRIVATE, advice='a budget is above '
+                        '0; without privacy leave epsilon and dp_scope out'),
+    delta=knobs.Bound(0, 1, above=True, below=True, needs=_PRIVATE),
+    clip_norm=knobs.Bound(above=True, needs=_PRIVATE),
+    noise_multiplier=knobs.Bound(needs=_PRIVATE, cases=(
+        knobs.at(0, 'no noise, no privacy'),)),
+    microbatch=knobs.Bound(0, 2**31 - 1, whole=True, needs=_PRIVATE),
+    private_steps=knobs.Bound(0, 2**31 - 1, whole=True, needs=_PRIVATE),
+    accountant=knobs.Word(_PRIVATE),
+    alpha=knobs.Bound(0, 1e6, above=True))
 def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
            delta: float = 1e-5, clip_norm: float = 1.0,
            noise_multiplier: float | None = None, microbatch: int = 0,
@@ -139,7 +156,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       epsilon is nominal and guarantees nothing; or 'all', noise on F, G and
       D: the networks are (epsilon, delta)-private in the labeled rows.
     epsilon: the budget, above 0; the paper has 4, 8 and 16. Labels rest once
-      a round would exceed it.
+      a round would exceed it. Refused without `dp_scope`, as are the six that
+      follow: they would do nothing.
     delta: of the budget, in (0, 1).
     clip_norm: C, to which a labeled row's gradient is clipped; above 0.
     noise_multiplier: sigma; None solves it from the budget, the sampling rate
@@ -161,7 +179,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     rec_over: squared error as a 'sum' over pixels, as printed, or their
       'mean'.
     generator_loss: 'non_saturating', or 'saturating' as printed, or 'hinge'.
-    num_views: K weak views behind a pseudo-label, at least 1.
+    num_views: K weak views behind a pseudo-label, 1 to 64.
     sharpening: Z of equation 2; 1 leaves predictions as they are.
     alpha: of Beta(alpha, alpha), above 0; the paper has it in (0, 1).
     noise_size: numbers of noise, at least 1.
@@ -191,10 +209,6 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   names.check('rec_over', rec_over, ('sum', 'mean'))
   names.check('generator_loss', generator_loss,
               ('non_saturating', 'saturating', 'hinge'))
-  names.whole(1, num_views=num_views, noise_size=noise_size,
-              gan_width=gan_width)
-  names.positive(sharpening=sharpening, alpha=alpha, gan_rate=gan_rate)
-  names.finite(0, ramp=ramp)
   plan = None
   if dp_scope is not None:
     plan = private_agents.Plan(dp_scope, epsilon, delta, clip_norm,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import local, names, rounds, tree
+from fedjax_ssl.core import knobs, local, names, rounds, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -107,6 +107,8 @@ def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
           (total.max(-1) >= threshold).astype(jnp.float32))
 
 
+@knobs.checked(scale=knobs.Bound(0, 6, cases=(
+    knobs.at(0, 'every unlabeled row gets a label'),)))
 def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
               num_shared: int = 1, scale: float = 2.8,
               protected: bool = True, final_weight: float = 0.15,
@@ -136,7 +138,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
     num_shared: first layers that the third network takes from the server:
       convolutions, or dense layers in networks without. The authors share 1,
       or 2 of their network for digits.
-    scale: threshold over the mean largest probability at the end of phase 1.
+    scale: threshold over the mean largest probability at the end of phase 1,
+      0 to 6; 0 accepts every row.
     protected: whether the falling threshold stops at half.
     final_weight: of accepted labels, the last value of a; the code has .5 in a
       routine that it does not call.
@@ -155,10 +158,6 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   if task.labels_at == 'server':
     raise ValueError("fedtrinet needs labels_at='clients', as clients tune "
                      'and train on labels of their own.')
-  if not 0 <= pretrain <= 1:
-    raise ValueError(f'pretrain must be in [0, 1], not {pretrain}.')
-  names.finite(0, scale=scale, final_weight=final_weight)
-  names.whole(0, num_shared=num_shared)
   first_phase = max(1, round(pretrain * task.num_rounds))
   once = dataclasses.replace(task, local_epochs=1, local_steps=0)
   supervised = base.with_server_rule(task, base.supervised(task), 'fedavg', 0)

@@ -7,11 +7,12 @@ from __future__ import annotations
 import jax
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import names
+from fedjax_ssl.core import knobs, names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import base, objective, plateau
 
 
+@knobs.checked()
 def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
              labeler: str = 'local',
@@ -25,7 +26,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
   Args:
     task: the static choices.
     threshold: confidence tau from which on a row counts; 0 keeps all rows,
-      above 1 none, which leaves the supervised part.
+      1.1 none, which leaves the supervised part.
     unlabeled_weight: lambda_u; 0 leaves the supervised part.
     over: L_u is averaged over the real rows of the 'batch', as in the paper,
       or over the 'confident' ones, as in FedMatch's code.
@@ -44,7 +45,6 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
   """
   names.check('labeler', labeler, ('local', 'global'))
   names.check('over', over, ('batch', 'confident'))
-  names.finite(0, threshold=threshold, unlabeled_weight=unlabeled_weight)
   if labeler == 'global' and server == 'local':
     raise ValueError("labeler='global' needs a server that sends a model, not "
                      "server='local'.")

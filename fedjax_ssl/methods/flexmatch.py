@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import names
+from fedjax_ssl.core import knobs, names
 from fedjax_ssl.core.types import Federation, Method, Task
 from fedjax_ssl.methods import base, objective
 
 
+@knobs.checked(threshold=knobs.CONFIDENCE._replace(cases=(
+    knobs.at(0, 'every row counts'), knobs.over(1, 'every row counts')),
+    advice='a probability; above 1 every row counts'))
 def flexmatch(task: Task, *, threshold: float = 0.95,
               mapping: str = 'convex', unlabeled_weight: float = 1.0,
               server: str = 'fedavg', mu: float = 0.01,
@@ -30,7 +33,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     task: the static choices.
     threshold: tau, the bar of the class learnt best. While no row has reached
       it, all bars are 0 and every row counts, as in the paper's warm-up; so
-      above 1 it is self-training on all rows.
+      at 1.1 it is self-training on all rows.
     mapping: M, 'convex' b / (2 - b), or 'linear'.
     unlabeled_weight: lambda_u; 0 leaves the supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
@@ -42,7 +45,6 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     The method.
   """
   names.check('mapping', mapping, ('convex', 'linear'))
-  names.finite(0, threshold=threshold, unlabeled_weight=unlabeled_weight)
 
   def remember(federation: Federation):
     if federation.stream is not None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import names
+from fedjax_ssl.core import knobs, names
 from fedjax_ssl.core.types import Batch, Method, Task, Variables
 from fedjax_ssl.methods import base, objective
 
@@ -92,6 +92,7 @@ def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
   return batch._replace(inputs=embed(model, ready) if is_ids else ready)
 
 
+@knobs.checked()
 def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              temperature: float = 0.5, alpha: float = 0.75,
              unlabeled_weight: float | None = None,
@@ -111,7 +112,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       kinds and all K views are mixed, the ratio is at least a half, squared
       error on unlabeled blends, weight 75 after a ramp over 1/64 of the run
       (the share of the authors' schedule).
-    num_views: K weak views behind a pseudo-label, at least 1.
+    num_views: K weak views behind a pseudo-label, 1 to 64.
     temperature: of the sharpening; 1 does not sharpen. FedSSL's exponent Z is
       1 / temperature.
     alpha: of Beta(alpha, alpha); 0 turns mixing off. Towards 0 every blend is
@@ -134,9 +135,6 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     ValueError: for an unknown profile or a number out of range.
   """
   chosen = _PROFILES[names.check('profile', profile, _PROFILES)]
-  names.finite(1, num_views=num_views)
-  names.finite(0, temperature=temperature, ramp=ramp,
-               unlabeled_weight=unlabeled_weight)
   # Draws of a Beta below this are 0 / 0.
   names.finite(1e-30 if alpha else 0, alpha=alpha)
   weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from fedjax_ssl import privacy
-from fedjax_ssl.core import names, sampling, tree
+from fedjax_ssl.core import sampling, tree
 from fedjax_ssl.core.types import Cohort, Federation, PyTree, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods import gmixup
@@ -74,12 +74,6 @@ class Plan(NamedTuple):
     if self.scope not in SCOPES:
       raise ValueError(f'dp_scope is {self.scope!r}; allowed are None, '
                        f'{", ".join(map(repr, SCOPES))}.')
-    # A network without a finite norm would get no noise.
-    names.positive(epsilon=self.epsilon, clip_norm=self.clip_norm)
-    names.finite(0, noise_multiplier=self.noise_multiplier)
-    names.whole(0, microbatch=self.microbatch, private_steps=self.steps)
-    if not 0 < self.delta < 1:
-      raise ValueError(f'delta must be in (0, 1), not {self.delta}.')
     if self.accountant not in privacy.ACCOUNTANTS:
       raise ValueError(f'accountant is {self.accountant!r}; allowed are '
                        f'{", ".join(privacy.ACCOUNTANTS)}.')

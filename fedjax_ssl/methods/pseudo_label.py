@@ -8,11 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import names
+from fedjax_ssl.core import knobs, names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import base, objective
 
 
+def _only(form: str, bound: knobs.Bound) -> knobs.Bound:
+  return bound._replace(needs=knobs.Needs('form', (form,)))
+
+
+@knobs.checked(**{
+    **{knob: _only('soft', knobs.BOUNDS[knob])
+       for knob in ('num_views', 'temperature')},
+    **{knob: _only('hard', knobs.BOUNDS[knob])
+       for knob in ('threshold', 'ramp')}})
 def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                  temperature: float = 0.5, threshold: float = 0.95,
                  unlabeled_weight: float = 1.0, ramp: float = 0.4,
@@ -27,11 +36,11 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       every row; or 'hard': the likeliest class of confident rows, whose
       weight rises over the run. Lee's has no threshold and one view; here the
       label and the loss see two weak views.
-    num_views: K weak views behind a soft label, at least 1; hard labels
+    num_views: K weak views behind a soft label, 1 to 64; hard labels
       ignore it.
     temperature: of the sharpening of soft labels; 1 does not sharpen, 0 is
       one-hot. FedSSL's exponent Z is 1 / temperature.
-    threshold: confidence for hard labels; 0 keeps all, above 1 none; soft
+    threshold: confidence for hard labels; 0 keeps all, 1.1 none; soft
       labels ignore it.
     unlabeled_weight: final weight of the unlabeled loss.
     ramp: share of the run over which the weight of hard labels rises; 0 is
@@ -51,9 +60,6 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     ValueError: for an unknown form or a number out of range.
   """
   names.check('form', form, ('soft', 'hard'))
-  names.finite(1, num_views=num_views)
-  names.finite(0, temperature=temperature, threshold=threshold,
-               unlabeled_weight=unlabeled_weight, ramp=ramp)
   soft = form == 'soft'
 
   def loss_fn(model, anchor, batch, key):

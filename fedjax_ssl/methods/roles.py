@@ -133,14 +133,11 @@ def supervised(task: Task) -> LossFn:
   return labeled_loss
 
 
-def check(task: Task, name: str, **shares: float) -> None:
-  """Refuses labels at the server, and shares outside [0, 1]."""
+def check(task: Task, name: str) -> None:
+  """Refuses labels at the server."""
   if task.labels_at == 'server':
     raise ValueError(f"{name} needs labels_at='clients': its clients with "
                      'labels lead the others.')
-  for knob, value in shares.items():
-    if not 0 <= value <= 1:
-      raise ValueError(f'{knob} must be in [0, 1], not {value}.')
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:

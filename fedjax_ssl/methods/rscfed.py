@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import names, rounds, tree
+from fedjax_ssl.core import knobs, names, rounds, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -102,6 +102,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
   return tree.scale(mean, groups / jnp.maximum(filled, 1))
 
 
+@knobs.checked()
 def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            unlabeled_weight: float = 0.02, temperature: float = 0.5,
            decay: float = 0.999, max_norm: float = 5.0,
@@ -126,7 +127,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
       method without the code's additions: one beta of 1e4 for all groups, one
       norm over all numbers, no multiplier, and a teacher with its student's
       normalization statistics. The code keeps those of its first round.
-    groups: M, at least 1.
+    groups: M, 1 to 1000.
     unlabeled_weight: lambda_u; 0 leaves unlabeled clients where they start,
       but for weight decay.
     temperature: of the sharpening; 1 does not sharpen.
@@ -151,21 +152,12 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     ValueError: for labels at the server, an unknown name or a number out of
       range.
   """
-  roles.check(task, 'rscfed', decay=decay, warmup=warmup)
+  roles.check(task, 'rscfed')
   chosen = dict(_PROFILES[names.check('profile', profile, _PROFILES)])
   given = {'beta': beta, 'labeled_beta': labeled_beta, 'distance': distance,
            'multiplier': labeled_multiplier, 'rate': unlabeled_rate}
   chosen.update({k: v for k, v in given.items() if v is not None})
   names.check('distance', chosen['distance'], aggregation.DISTANCES)
-  names.finite(
-      0, unlabeled_weight=unlabeled_weight, temperature=temperature,
-      labeled_multiplier=chosen['multiplier'], unlabeled_rate=chosen['rate'])
-  for knob in ('beta', 'labeled_beta'):
-    if not chosen[knob] >= 0:
-      raise ValueError(f'{knob} must be at least 0, not {chosen[knob]}.')
-  names.whole(1, groups=groups)
-  if max_norm != float('inf'):
-    names.positive(max_norm=max_norm)
   warm = roles.warmup_rounds(task, warmup)
 
   def unlabeled_loss(model, teacher, batch, key):

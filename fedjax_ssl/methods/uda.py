@@ -8,11 +8,13 @@ from __future__ import annotations
 import jax
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import names
+from fedjax_ssl.core import knobs, names
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods import base, objective, plateau
 
 
+# Below this temperature a sharpened target can be 0 / 0.
+@knobs.checked(threshold=knobs.STRICT, temperature=knobs.Bound(1e-30))
 def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         threshold: float = 0.0, temperature: float = 1.0,
         server: str = 'fedavg', mu: float = 0.01,
@@ -47,9 +49,6 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     ValueError: for an unknown choice or a number out of range.
   """
   names.check('tsa', tsa, ('exp', 'linear', 'log', 'none'))
-  names.finite(0, threshold=threshold, unlabeled_weight=unlabeled_weight)
-  # Below this a sharpened target can be 0 / 0.
-  names.finite(1e-30, temperature=temperature)
 
   def labeled_loss(logits, batch):
     rows = batch.labeled

@@ -4,6 +4,7 @@ from __future__ import annotations
 from flax import linen as nn
 import jax
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.models import layers, pooling
 
 
@@ -96,6 +97,7 @@ def fedavg_cnn(*, num_classes: int, choices: layers.Choices) -> nn.Module:
   return Classic(num_classes, choices, ((5, 32), (5, 64)), (512,))
 
 
+@knobs.checked()
 def alexnet(*, num_classes: int, choices: layers.Choices, convs: int = 3
             ) -> nn.Module:
   """FedMatch's network (https://arxiv.org/abs/2006.12097), after HAT.
@@ -113,8 +115,6 @@ def alexnet(*, num_classes: int, choices: layers.Choices, convs: int = 3
   Raises:
     ValueError: if convs is neither 2 nor 3.
   """
-  if convs not in (2, 3):
-    raise ValueError(f'convs is {convs}; allowed: 2, 3.')
   return Classic(num_classes, choices, ((4, 64), (3, 128), (2, 256))[:convs],
                  (2048, 2048), kernel_init=layers.LECUN)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 from flax import linen as nn
 import jax
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.models import layers, pooling
 
 
@@ -90,18 +91,15 @@ def linear(*, num_classes: int, choices: layers.Choices) -> nn.Module:
   return Linear(num_classes, choices)
 
 
+@knobs.checked()
 def mlp(*, num_classes: int, choices: layers.Choices, width: int = 200,
         depth: int = 2) -> nn.Module:
-  """See `MLP`. Raises ValueError if width is below 1 or depth below 0."""
-  if width < 1 or depth < 0:
-    raise ValueError(f'width is {width} and depth is {depth}; they must be at '
-                     'least 1 and 0.')
+  """See `MLP`. Raises ValueError for a width or depth out of bounds."""
   return MLP(num_classes, choices, width, depth)
 
 
+@knobs.checked()
 def cnn(*, num_classes: int, choices: layers.Choices, width: int = 16
         ) -> nn.Module:
-  """See `CNN`. Raises ValueError if width is below 1."""
-  if width < 1:
-    raise ValueError(f'width is {width}; it must be at least 1.')
+  """See `CNN`. Raises ValueError for a width out of bounds."""
   return CNN(num_classes, choices, width)

@@ -13,6 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.models import gan, layers, pooling
 
 UNKNOWN = 1
@@ -66,6 +67,7 @@ class Text(nn.Module):
     return self.last(x)
 
 
+@knobs.checked()
 def text_mean(*, num_classes: int, choices: layers.Choices,
               vocabulary: int = 10_000, size: int = 50) -> nn.Module:
   """A linear classifier of the sum of the word vectors.
@@ -84,10 +86,10 @@ def text_mean(*, num_classes: int, choices: layers.Choices,
   Raises:
     ValueError: if a number is too small.
   """
-  _check(vocabulary, size, 1)
   return Text(num_classes, choices, vocabulary, size, 0)
 
 
+@knobs.checked()
 def text_cnn(*, num_classes: int, choices: layers.Choices,
              vocabulary: int = 10_000, size: int = 50, width: int = 64
              ) -> nn.Module:
@@ -108,11 +110,4 @@ def text_cnn(*, num_classes: int, choices: layers.Choices,
   Raises:
     ValueError: if a number is too small.
   """
-  _check(vocabulary, size, width)
   return Text(num_classes, choices, vocabulary, size, width)
-
-
-def _check(vocabulary: int, size: int, width: int) -> None:
-  if vocabulary < 2 or size < 1 or width < 1:
-    raise ValueError(f'vocabulary is {vocabulary}, size is {size} and width is '
-                     f'{width}; they must be at least 2, 1 and 1.')

@@ -10,7 +10,7 @@ import functools
 
 from jax import lax
 
-from fedjax_ssl.core import rounds
+from fedjax_ssl.core import knobs, rounds
 from fedjax_ssl.core.types import Federation, Method, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.losses import agreement_vote, pseudo_label
@@ -18,6 +18,7 @@ from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
 from fedjax_ssl.methods.fedmatch.settings import Settings, settle
 
 
+@knobs.checked()
 def fedmatch(
     task: Task, *, profile: str = 'v1', num_helpers: int = 2,
     helper_choice: str | None = None, helper_interval: int | None = None,
@@ -48,7 +49,7 @@ def fedmatch(
       validation row right), or 'uniform'.
     labeled_say: a client that holds labels counts so many times what it would
       without; 1 is no difference.
-    threshold: confidence tau of the own model; above 1 no row counts. The
+    threshold: confidence tau of the own model; at 1.1 no row counts. The
       third version's text has 0.85.
     tie: classes with equally many votes: the 'lowest' one wins, or the own
       model's, 'local'.

@@ -7,7 +7,6 @@ from typing import Any
 
 from fedjax_ssl.core import names
 from fedjax_ssl.core.types import Task
-from fedjax_ssl.methods import say
 from fedjax_ssl.methods.fedmatch.losses import Weights
 
 # Values for labels at the clients; what differs at the server is below. The
@@ -42,9 +41,6 @@ _CHOICES = {
     'learn': ('both', 'sigma', 'psi', 'undivided'),
     'sending': ('values', 'differences'),
     'lr_decay': ('clients', 'server', 'none')}
-_NOT_NEGATIVE = (
-    'threshold', 'labeled_weight', 'agreement_weight', 'consistency_weight',
-    'l2', 'l1', 'psi_init', 'psi_threshold', 'delta_threshold', 'max_gib')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,14 +136,6 @@ def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
   v = {**chosen, **{k: x for k, x in knobs.items() if x is not None}}
   for name, allowed in _CHOICES.items():
     names.check(name, v[name], allowed)
-  for name in _NOT_NEGATIVE:
-    names.finite(0, **{name: v[name]})
-  for name, least in (('num_helpers', 0), ('helper_interval', 1),
-                      ('patience', 1)):
-    names.whole(least, **{name: v[name]})
-  say.check('uniform', v['labeled_say'])
-  if not 0 <= v['density'] <= 1:
-    raise ValueError(f'density must be in [0, 1], not {v["density"]}.')
   if at_server and v['learn'] == 'sigma':
     raise ValueError("learn='sigma' with labels_at='server' leaves the clients "
                      "nothing to learn; give 'both' or 'psi'.")

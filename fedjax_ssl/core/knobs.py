@@ -1,0 +1,315 @@
+"""What a knob may be, and what its extremes do: one bound for each name.
+
+`checked` holds a builder's numbers to the bounds of this module, whether they
+come from a text or from Python. A value that switches something off is either
+refused, or it has words that `notes` returns, to be printed when a run starts.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import functools
+import inspect
+import math
+import numbers
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from fedjax_ssl.core import names
+
+P = ParamSpec('P')
+T = TypeVar('T')
+
+
+class Case(NamedTuple):
+  """Values from `least` to `most`, and what they do."""
+
+  least: float
+  most: float
+  words: str
+
+
+class Needs(NamedTuple):
+  """Another knob without which this one does nothing.
+
+  Attributes:
+    knob: the other one.
+    values: those of its values with which this one acts.
+    advice: what to write instead; a knob that does nothing is then refused.
+      Without advice it is only said.
+  """
+
+  knob: str
+  values: tuple[Any, ...]
+  advice: str = ''
+
+
+class Bound(NamedTuple):
+  """What a number may be.
+
+  Attributes:
+    least: the smallest value.
+    most: the largest value; by default any that float32 holds.
+    above: whether it must be above `least`.
+    below: whether it must be below `most`.
+    whole: whether it must be a whole number.
+    infinite: whether infinity is a value too.
+    cases: values that switch something off, and what is then left.
+    needs: another knob without which it does nothing.
+    advice: what to write instead of a refused value.
+  """
+
+  least: float = 0
+  most: float = names.MOST
+  above: bool = False
+  below: bool = False
+  whole: bool = False
+  infinite: bool = False
+  cases: tuple[Case, ...] = ()
+  needs: Needs | None = None
+  advice: str = ''
+
+
+class Word(NamedTuple):
+  """A knob that is no number; only what it needs is checked."""
+
+  needs: Needs
+
+
+def at(value: float, words: str) -> Case:
+  """The case of one value."""
+  return Case(value, value, words)
+
+
+def over(value: float, words: str) -> Case:
+  """The case of all larger values."""
+  return Case(math.nextafter(value, math.inf), math.inf, words)
+
+
+def _weight(what: str) -> Bound:
+  return Bound(cases=(at(0, f'{what} is off'),))
+
+
+def _whole(least: int, most: int, *cases: Case) -> Bound:
+  return Bound(least, most, whole=True, cases=cases)
+
+
+def _share(*cases: Case) -> Bound:
+  return Bound(0, 1, cases=cases)
+
+
+def _factor(what: str) -> Bound:
+  return Bound(cases=(at(0, f'{what} stay where they start'),))
+
+
+# Loops are unrolled over views and layers: a program of thousands never ends
+# compiling. Steps beyond this many overflow counts of rows.
+_UNROLLED = 64
+_STEPS = 1_000_000
+
+# A probability is at most 1, so 1.1 says "none"; 2 or 95 is a slip.
+CONFIDENCE = Bound(0, 1.1, cases=(
+    at(0, 'every unlabeled row counts'), over(1, 'no unlabeled row counts')),
+    advice='a probability; above 1 no row counts')
+# Where a row must be surer than that.
+STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
+PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
+                 needs=Needs('server', ('fedprox',)))
+
+BOUNDS: dict[str, Bound] = {
+    'agreement_weight': _weight('the vote of the helpers'),
+    'alpha': Bound(0, 1e6, cases=(at(0, 'rows are not mixed'),)),
+    'beta': Bound(infinite=True, cases=(
+        at(0, 'groups are averaged as in FedAvg'),)),
+    'confidence': Bound(0, 1.1, cases=(
+        over(1, 'no row enters a relation matrix'),)),
+    'consistency': _weight('consistency'),
+    'consistency_weight': _weight('consistency'),
+    'convs': _whole(2, 3),
+    'cutout': _whole(0, 2**31 - 1, at(0, 'nothing is cut out')),
+    'decay': _share(at(0, 'the teacher is its student'),
+                    at(1, 'the teacher never moves')),
+    'delta_threshold': Bound(),
+    'density': _share(at(0, 'clients send nothing of psi')),
+    'depth': _whole(0, _UNROLLED),
+    'final': _share(),
+    'final_weight': _weight('learning from accepted labels'),
+    'fine_tune_steps': _whole(0, _STEPS),
+    'gan_rate': Bound(above=True),
+    'gan_width': _whole(1, 4096),
+    'groups': _whole(1, 1000),
+    'helper_interval': _whole(1, 2**31 - 1),
+    'hidden': _whole(1, 65536),
+    'l1': Bound(),
+    'l2': Bound(),
+    'label_smoothing': Bound(0, 1, below=True),
+    'labeled_beta': Bound(infinite=True, cases=(
+        at(0, 'groups with labels are averaged as in FedAvg'),)),
+    'labeled_multiplier': Bound(cases=(
+        at(0, 'clients with labels do not count in their groups'),)),
+    'labeled_rate': _factor('clients with labels'),
+    'labeled_say': Bound(above=True),
+    'labeled_steps': _whole(0, _STEPS),
+    'labeled_weight': Bound(cases=(at(0, 'labels do not count'),)),
+    'levels': _whole(1, 1000),
+    'magnitude': _whole(0, 1000),
+    'main_steps': _whole(1, _STEPS),
+    'max_entropy': Bound(cases=(at(0, 'no row enters a relation matrix'),)),
+    'max_gib': Bound(),
+    'max_norm': Bound(above=True, infinite=True),
+    'mu': PROXIMAL,
+    'noise_size': _whole(1, 65536),
+    'num_helpers': _whole(0, _UNROLLED, at(0, 'clients help nobody')),
+    'num_ops': _whole(0, 1000, at(0, 'no operation is drawn')),
+    'num_shared': _whole(0, 2**31 - 1),
+    'num_views': _whole(1, _UNROLLED),
+    'pad': _whole(0, 2**31 - 1, at(0, 'images are not moved')),
+    'passes': _whole(1, 1000),
+    'patience': _whole(1, 2**31 - 1),
+    'pretrain': _share(at(1, 'only labels are learnt, in the first phase')),
+    'probability': _share(at(0, 'no operation is applied')),
+    'psi_init': Bound(),
+    'psi_threshold': Bound(),
+    'ramp': _share(),
+    'relation_weight': _weight('relation matching'),
+    'rounds': _whole(1, 2**31 - 1),
+    'scale': Bound(cases=(at(0, 'what unlabeled rows teach is off'),)),
+    'sharpening': Bound(above=True),
+    'shift': _whole(0, 2**31 - 1, at(0, 'images are not moved')),
+    'side': _whole(0, 2**31 - 1, at(0, 'nothing is cut out')),
+    'size': _whole(1, 65536),
+    'temperature': Bound(),
+    'threshold': CONFIDENCE,
+    'unlabeled_rate': _factor('clients without labels'),
+    'unlabeled_steps': _whole(0, _STEPS),
+    'unlabeled_weight': _weight('what unlabeled rows teach'),
+    'vertical': _share(),
+    'virtual_rate': Bound(cases=(at(0, 'the virtual step is none'),)),
+    'vocabulary': _whole(2, 10_000_000),
+    'wait_steps': _whole(0, _STEPS),
+    'warmup': _share(at(1, 'only clients with labels train')),
+    'warmup_steps': _whole(0, _STEPS),
+    'width': _whole(1, 65536),
+}
+
+
+def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
+  """Decorates a builder: numbers out of bounds are refused with a ValueError.
+
+  Args:
+    **own: bounds of the builder's keyword-only parameters that differ from
+      `BOUNDS`.
+
+  Returns:
+    The decorator. The builder keeps its name, signature and docstring.
+  """
+  def wrap(function: Callable[P, T]) -> Callable[P, T]:
+    parameters = _knobs(function)
+    if lost := sorted(set(own) - set(parameters)):
+      raise TypeError(f'{function.__name__} has no knob {", ".join(lost)}.')
+    bounds: dict[str, Bound | Word] = {
+        name: own.get(name) or BOUNDS[name] for name in parameters
+        if name in own or name in BOUNDS}
+
+    @functools.wraps(function)
+    def build(*args: P.args, **kwargs: P.kwargs) -> T:
+      _check(function, bounds, kwargs)
+      return function(*args, **kwargs)
+
+    build.knob_bounds = bounds  # type: ignore[attr-defined]
+    return build
+  return wrap
+
+
+def bounds_of(function: Callable[..., Any]) -> Mapping[str, Bound | Word]:
+  """The bounds of a decorated builder, by knob; none of another function."""
+  return getattr(function, 'knob_bounds', {})
+
+
+def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
+  """What a `name(knob=value)` switches off, a line for each knob.
+
+  Only knobs that the text gives are spoken of, not defaults.
+
+  Args:
+    text: as `names.build` takes it, and has accepted it.
+    registry: name to builder.
+
+  Returns:
+    Lines such as 'fixmatch(threshold=0): every unlabeled row counts'.
+  """
+  name, given = names.parse(text)
+  function = registry[name]
+  lines = []
+  for knob, bound in bounds_of(function).items():
+    if knob not in given or given[knob] is None:
+      continue
+    value, words = given[knob], []
+    if idle := _idle(function, bound, given):
+      words.append(f'does nothing with {idle}')
+    elif isinstance(bound, Bound):
+      words += [c.words for c in bound.cases if c.least <= value <= c.most]
+    lines += [f'{name}({knob}={value!r}): {word}' for word in words]
+  return lines
+
+
+def _knobs(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+  return {p.name: p for p in inspect.signature(function).parameters.values()
+          if p.kind is p.KEYWORD_ONLY}
+
+
+def _check(function: Callable[..., Any], bounds: Mapping[str, Bound | Word],
+           given: Mapping[str, Any]) -> None:
+  parameters = _knobs(function)
+  for knob, bound in bounds.items():
+    if knob not in given or given[knob] is None and (
+        'None' in str(parameters[knob].annotation)):
+      continue
+    if isinstance(bound, Bound):
+      require(knob, given[knob], bound)
+    idle = _idle(function, bound, given)
+    if idle and bound.needs is not None and bound.needs.advice:
+      raise ValueError(f'{knob}={given[knob]!r} does nothing with {idle}; '
+                       f'{bound.needs.advice}, or leave {knob} out.')
+
+
+def _idle(function: Callable[..., Any], bound: Bound | Word,
+          given: Mapping[str, Any]) -> str:
+  """The setting with which a knob does nothing; '' if it acts."""
+  needs = bound.needs
+  other = None if needs is None else _knobs(function).get(needs.knob)
+  if needs is None or other is None:
+    return ''
+  value = given.get(needs.knob, other.default)
+  return '' if value in needs.values else f'{needs.knob}={value!r}'
+
+
+def require(knob: str, value: Any, bound: Bound) -> None:
+  """Raises ValueError, naming the knob, for a number out of bounds."""
+  if isinstance(value, bool) or not (isinstance(value, numbers.Real)
+                                     or hasattr(value, 'dtype')):
+    raise ValueError(f'{knob} must be a number, not {value!r}.')
+  if hasattr(value, 'aval'):  # A number that JAX holds, perhaps a traced one.
+    return
+  inside = (bound.least < value if bound.above else bound.least <= value) and (
+      value < bound.most if bound.below else value <= bound.most)
+  inside = inside or bound.infinite and value == math.inf
+  # Of float32 the smallest number that keeps all its digits.
+  inside = inside and not (bound.above and bound.least == 0
+                           and value < names.LEAST)
+  if inside and not (bound.whole and value != int(value)):
+    return
+  advice = f' ({bound.advice})' if bound.advice else ''
+  raise ValueError(f'{knob} must be {_words(bound)}, not {value}{advice}.')
+
+
+def _words(bound: Bound) -> str:
+  """What a bound allows, in words."""
+  least, most = bound.least, bound.most
+  if bound.whole and most >= 2**31 - 1:
+    return f'a whole number of at least {least:g} and below 2**31'
+  if bound.whole:
+    return f'a whole number of at least {least:g} and at most {most:.0f}'
+  if most < names.MOST:
+    return (f'in {"(" if bound.above else "["}{least:g}, {most:g}'
+            f'{")" if bound.below else "]"}')
+  return (f'{"above" if bound.above else "at least"} {least:g}'
+          + ('' if bound.infinite else ' and finite in float32'))
