@@ -62,6 +62,31 @@ def _visible(logits, mask):
   return at_least_float32(jnp.where(mask[..., None] > 0, logits, 0))
 
 
+def _check_rows(logits: Array, mask: Array, **others: Array) -> None:
+  """Raises ValueError for shapes that would broadcast to a wrong loss.
+
+  Args:
+    logits: must be [B, C].
+    mask: must be [B].
+    **others: by name; whole numbers must be classes [B], all else [B, C].
+  """
+  shape = jnp.shape(logits)
+  if len(shape) != 2:
+    raise ValueError(f'logits have shape {shape}; allowed is [B, C].')
+  if jnp.shape(mask) != shape[:1]:
+    raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
+                     f'{shape[:1]}, one entry per row.')
+  for name, value in others.items():
+    is_class = jnp.issubdtype(jnp.result_type(value), jnp.integer)
+    wanted = shape[:1] if is_class else shape
+    if jnp.shape(value) != wanted:
+      raise ValueError(
+          f'{name} have shape {jnp.shape(value)} and type '
+          f'{jnp.result_type(value)}; beside logits of shape {shape} whole '
+          f'numbers are classes of shape {shape[:1]}, and all else has the '
+          'shape of the logits.')
+
+
 def cross_entropy(logits: Array, targets: Array, mask: Array, *,
                   label_smoothing: float = 0.0, total: Scalar | None = None
                   ) -> jax.Array:
@@ -77,7 +102,13 @@ def cross_entropy(logits: Array, targets: Array, mask: Array, *,
 
   Returns:
     float32[].
+
+  Raises:
+    ValueError: if the shapes do not go together, as for one-hot rows of whole
+      numbers: make them floats, or give the classes.
   """
+  _check_rows(logits, mask, targets=targets)
+  targets = jnp.asarray(targets)
   if jnp.issubdtype(targets.dtype, jnp.integer):
     mask = jnp.where(targets >= 0, mask, 0)
     targets = jax.nn.one_hot(targets, logits.shape[-1])
@@ -100,6 +131,7 @@ def accuracy(logits: Array, labels: Array, mask: Array) -> jax.Array:
   Returns:
     float32[] in [0, 1].
   """
+  _check_rows(logits, mask, labels=labels)
   return masked_mean((logits.argmax(-1) == labels).astype(jnp.float32),
                      jnp.where(labels >= 0, mask, 0))
 
@@ -114,6 +146,9 @@ def kl_rows(logits: Array, other_logits: Array) -> jax.Array:
   Returns:
     float32[...]; 0 where the two agree.
   """
+  if jnp.shape(logits)[-1] != jnp.shape(other_logits)[-1]:
+    raise ValueError(f'logits have shapes {jnp.shape(logits)} and '
+                     f'{jnp.shape(other_logits)}; both need the same classes.')
   log_p = jax.nn.log_softmax(at_least_float32(logits))
   log_q = jax.nn.log_softmax(at_least_float32(other_logits))
   return jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
@@ -139,13 +174,14 @@ def fixmatch(weak_logits: Array, strong_logits: Array, mask: Array,
     float32[] and the metric `mask_rate`, the share of rows accepted.
 
   Raises:
-    ValueError: for another `over`.
+    ValueError: for another `over`, or views of different shapes.
 
   References:
     Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, eq. 4.
   """
   if over not in ('batch', 'confident'):
     raise ValueError(f'over is {over!r}; allowed are batch, confident.')
+  _check_rows(weak_logits, mask, strong_logits=strong_logits)
   labels, accepted = pseudo_label(weak_logits, threshold=threshold)
   total = jnp.sum(mask) if over == 'batch' else None
   loss = cross_entropy(strong_logits, labels, mask * accepted, total=total)
@@ -169,6 +205,7 @@ def uda(logits: Array, strong_logits: Array, mask: Array, *,
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
+  _check_rows(logits, mask, strong_logits=strong_logits)
   clean = jax.lax.stop_gradient(_visible(logits, mask))
   kept = (jax.nn.softmax(clean).max(-1) > threshold).astype(clean.dtype)
   rows = kl_rows(clean / temperature, _visible(strong_logits, mask))
@@ -192,6 +229,7 @@ def tsa_cross_entropy(logits: Array, labels: Array, mask: Array, *,
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
+  _check_rows(logits, mask, labels=labels)
   mask = jnp.where(labels >= 0, mask, 0)
   p = jax.nn.softmax(jax.lax.stop_gradient(_visible(logits, mask)))
   chosen = jnp.take_along_axis(p, jnp.maximum(labels, 0)[:, None], -1)[:, 0]
@@ -220,6 +258,7 @@ def consistency(logits: Array, targets: Array, mask: Array, *,
     Tarvainen and Valpola, Mean teachers, https://arxiv.org/abs/1703.01780;
     Liang et al., RSCFed, https://arxiv.org/abs/2203.13993.
   """
+  _check_rows(logits, mask, targets=targets)
   gap = jax.nn.softmax(_visible(logits, mask)) - jax.lax.stop_gradient(targets)
   gap = jnp.where(mask[:, None] > 0, gap, 0)
   return masked_mean(jnp.sum(jnp.square(gap), -1), mask, total=total)
@@ -267,6 +306,10 @@ def inter_client_kl(logits: Array, helper_logits: Array,
   if over_helpers not in ('sum', 'mean'):
     raise ValueError(
         f'over_helpers is {over_helpers!r}; allowed are sum, mean.')
+  _check_rows(logits, mask)
+  if jnp.shape(helper_logits)[1:] != jnp.shape(logits):
+    raise ValueError(f'helper_logits have shape {jnp.shape(helper_logits)}; '
+                     f'allowed is (H, *{jnp.shape(logits)}).')
   helpers = _visible(jax.lax.stop_gradient(helper_logits), mask[None])
   rows = kl_rows(helpers, _visible(logits, mask)[None]).sum(0)
   if over_helpers == 'mean':
@@ -290,6 +333,7 @@ def relation_matrix(logits: Array, labels: Array, mask: Array, *,
   References:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.
   """
+  _check_rows(logits, mask, labels=labels)
   logits = _visible(logits, mask)
   member = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   sums = jnp.matmul(member.T, logits, precision=jax.lax.Precision.HIGHEST)
@@ -311,6 +355,9 @@ def relation_matching(matrix: Array, target: Array) -> jax.Array:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.
   """
   target = jax.lax.stop_gradient(target)
+  if jnp.shape(matrix) != jnp.shape(target):
+    raise ValueError(f'matrix has shape {jnp.shape(matrix)} and target '
+                     f'{jnp.shape(target)}; both are [C, C].')
   # Derivatives stay finite at a probability of 0.
   log_target, log_matrix = (
       jnp.log(jnp.maximum(x, 1e-8)) for x in (target, matrix))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.core import names, optimizers
+from fedjax_ssl.core import knobs, names, optimizers
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -31,6 +31,10 @@ class TaskSpec:
   See `core.types.Task` and the flags of the experiments for the meaning of
   the fields. `norm` None is the model's own, `labeled_view`
   None the weak view. `max_update_norm` 0 is off.
+
+  `schedule_rounds` is how many rounds schedules and ramps span, whatever number
+  of rounds `train` is asked for; normally it is the same. None, the default, is
+  not known: a method or schedule that spans the run is then refused.
   """
 
   num_classes: int
@@ -51,7 +55,7 @@ class TaskSpec:
   momentum: float = 0.0
   weight_decay: float = 0.0
   lr_schedule: str = 'constant'
-  schedule_rounds: int = 100
+  schedule_rounds: int | None = None
   labeled_batch: int = 10
   unlabeled_batch: int = 50
   unlabeled_capacity: int = 0
@@ -65,22 +69,56 @@ class TaskSpec:
   max_update_norm: float = 0.0
 
 
-_AT_LEAST = {
-    'labeled_batch': 1, 'unlabeled_batch': 0, 'local_epochs': 1,
-    'local_steps': 0, 'cohort_size': 1, 'chunk_size': 0, 'schedule_rounds': 1}
+_WHOLE = 2**31 - 1
+# Every batch of a round is of its nominal size, real rows or not; steps of a
+# client, and the rows that they use, are counted in 32 bits.
+_BOUNDS = {
+    name: knobs.Bound(least, most, whole=True) for name, least, most in (
+        ('num_classes', 2, 2**20), ('labeled_batch', 1, 2**16),
+        ('unlabeled_batch', 0, 2**16), ('unlabeled_capacity', 0, _WHOLE),
+        ('local_epochs', 1, 10_000), ('local_steps', 0, 1_000_000),
+        ('cohort_size', 1, _WHOLE), ('chunk_size', 0, _WHOLE),
+        ('schedule_rounds', 1, _WHOLE))}
 
 
 def _check(spec: TaskSpec) -> None:
-  for name, least in _AT_LEAST.items():
-    if getattr(spec, name) < least:
-      raise ValueError(f'{name} must be at least {least}, not '
-                       f'{getattr(spec, name)}.')
+  if not isinstance(spec, TaskSpec):
+    raise TypeError(f'make_task takes a TaskSpec, not {_kind(spec)}.')
+  for name, bound in _BOUNDS.items():
+    if name != 'schedule_rounds' or spec.schedule_rounds is not None:
+      knobs.require(name, getattr(spec, name), bound)
+  shape = spec.input_shape
+  if not isinstance(shape, tuple) or len(shape) not in (1, 2, 3) or not all(
+      isinstance(side, int) and side > 0 for side in shape):
+    raise ValueError(f'input_shape must be (height, width, channels) of images '
+                     'as stored, or (tokens,) or (tokens, numbers) of texts, '
+                     f'not {shape!r}.')
+  for name in ('method', 'model', 'weak', 'strong', 'lr_schedule'):
+    if not isinstance(getattr(spec, name), str):
+      raise TypeError(f'{name} must be a name, with knobs if any, not '
+                      f'{_kind(getattr(spec, name))}.')
   names.check('labels_at', spec.labels_at, ('clients', 'server'))
   names.check('client_map', spec.client_map, ('auto', 'map', 'vmap'))
   names.check('aggregation_order', spec.aggregation_order, ('fixed', 'fast'))
   if not spec.max_update_norm >= 0:
     raise ValueError('max_update_norm must be at least 0 (0 is off), not '
                      f'{spec.max_update_norm}.')
+
+
+def _kind(value: Any) -> str:
+  return f'{value!r}' if isinstance(value, str) else type(value).__name__
+
+
+def notes(spec: TaskSpec) -> list[str]:
+  """What the choices of a spec switch off, one line each; see `core.knobs`.
+
+  Only knobs that are given are spoken of, not defaults.
+  """
+  return [line for text, registry in (
+      (spec.method, methods.METHODS), (spec.model, models.MODELS),
+      (spec.weak, augment.WEAK), (spec.labeled_view, augment.WEAK),
+      (spec.strong, augment.STRONG), (spec.lr_schedule, optimizers.SCHEDULES))
+          if text is not None for line in knobs.notes(text, registry)]
 
 
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
@@ -138,7 +176,8 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
       chunk_size=spec.chunk_size,
       aggregation_order=spec.aggregation_order,
       max_update_norm=spec.max_update_norm or float('inf'),
-      mesh=mesh)
+      mesh=mesh,
+      input_shape=tuple(spec.input_shape))
 
 
 def spec_to_json(spec: TaskSpec, federation: Federation) -> dict[str, Any]:

@@ -69,3 +69,29 @@ def test_the_rule_trains(root):
       observer=loop.Observer(rows.append))
   chex.assert_tree_all_finite(result.states[0])
   assert rows[-1].values['accuracy'] > 0.6  # Of three classes.
+
+
+def test_the_rule_keeps_the_servers_own_training(root):
+  """Labels at the server: it trains on them first, whatever the rule."""
+  federation, _ = toy.federation('server')
+  made = _rule(root)['median_fixmatch'](
+      toy.task(labels_at='server'), threshold=0.4)
+  rows: list = []
+  fedjax_ssl.train(made, [federation], num_rounds=8, eval_every=8,
+                   observer=loop.Observer(rows.append))
+  assert rows[-1].values['accuracy'] > 0.6  # Nobody else sees a label.
+  assert rows[-1].values['server_loss'] > 0
+
+
+def test_the_python_example_runs(root, monkeypatch):
+  text = (root / 'README.md').read_text('utf-8')
+  block, = re.findall(r'```python\n(import numpy as np\n\nimport fedjax_ssl.*?)'
+                      r'```', text, re.DOTALL)
+  rounds = []
+  monkeypatch.setattr(fedjax_ssl, 'train', lambda method, federations, *,
+                      num_rounds: rounds.append((federations, num_rounds)))
+  scope: dict = {}
+  exec(block, scope)  # The repository's own text.
+  (federations, num_rounds), = rounds
+  assert scope['task'].num_rounds == num_rounds
+  scope['method'].init(jax.random.key(0), federations[0])

@@ -13,9 +13,17 @@ from fedjax_ssl.core import knobs, names
 Schedule = Callable[[jax.Array], jax.Array]
 
 
-def _constant(horizon: int) -> Schedule:
+def _constant(horizon: int | None) -> Schedule:
   del horizon
   return lambda round_: jnp.float32(1)
+
+
+def _needed(horizon: int | None) -> int:
+  if horizon is None:
+    raise ValueError('it spans the run, and nobody said how long that is; give '
+                     'TaskSpec(schedule_rounds=R), R being the num_rounds of '
+                     'train.')
+  return horizon
 
 
 def _share(round_: jax.Array, horizon: int) -> jax.Array:
@@ -23,34 +31,38 @@ def _share(round_: jax.Array, horizon: int) -> jax.Array:
 
 
 @knobs.checked()
-def _cosine(horizon: int, *, final: float = 0.0) -> Schedule:
+def _cosine(horizon: int | None, *, final: float = 0.0) -> Schedule:
+  span = _needed(horizon)
   def factor(round_):
-    wave = 0.5 * (1 + jnp.cos(jnp.pi * _share(round_, horizon)))
+    wave = 0.5 * (1 + jnp.cos(jnp.pi * _share(round_, span)))
     return final + (1 - final) * wave
   return factor
 
 
-def _fixmatch_cosine(horizon: int) -> Schedule:
+def _fixmatch_cosine(horizon: int | None) -> Schedule:
   """cos(7 pi t / 16), which ends at 0.195 (arXiv 2001.07685, section 2.3)."""
-  return lambda round_: jnp.cos(7 / 16 * jnp.pi * _share(round_, horizon))
+  span = _needed(horizon)
+  return lambda round_: jnp.cos(7 / 16 * jnp.pi * _share(round_, span))
 
 
 @knobs.checked()
-def _linear(horizon: int, *, final: float = 0.0) -> Schedule:
-  return lambda round_: 1 - (1 - final) * _share(round_, horizon)
+def _linear(horizon: int | None, *, final: float = 0.0) -> Schedule:
+  span = _needed(horizon)
+  return lambda round_: 1 - (1 - final) * _share(round_, span)
 
 
 @knobs.checked(decay=knobs.Bound(0, 1, above=True))
-def _exponential(horizon: int, *, decay: float = 0.99) -> Schedule:
+def _exponential(horizon: int | None, *, decay: float = 0.99) -> Schedule:
   del horizon
   return lambda round_: jnp.float32(decay) ** round_
 
 
 @knobs.checked()
-def _warmup_cosine(horizon: int, *, rounds: int = 5) -> Schedule:
+def _warmup_cosine(horizon: int | None, *, rounds: int = 5) -> Schedule:
+  span = _needed(horizon)
   def factor(round_):
     rising = (round_ + 1) / rounds
-    rest = _cosine(max(horizon - rounds, 1))(jnp.maximum(round_ - rounds, 0))
+    rest = _cosine(max(span - rounds, 1))(jnp.maximum(round_ - rounds, 0))
     return jnp.where(round_ < rounds, rising, rest)
   return factor
 
@@ -69,7 +81,7 @@ OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 
 def make(name: str, *, learning_rate: float, momentum: float = 0.0,
          weight_decay: float = 0.0, schedule: str = 'constant',
-         horizon: int = 1) -> Callable[[jax.Array],
+         horizon: int | None = None) -> Callable[[jax.Array],
                                        optax.GradientTransformation]:
   """A client's optimizer as a function of the round.
 
@@ -81,7 +93,8 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     weight_decay: L2 term added to the gradient, as PyTorch's optimizers do;
       decoupled for adamw; 0 is off.
     schedule: one of `SCHEDULES`, with knobs if any, as 'cosine(final=0.1)'.
-    horizon: rounds that the schedule spans.
+    horizon: rounds that the schedule spans; None is unknown, which 'constant'
+      and 'exponential' take.
 
   Returns:
     (round int32[]) -> GradientTransformation.

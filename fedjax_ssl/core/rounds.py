@@ -60,6 +60,26 @@ def chain(*passes: Pass) -> Pass:
   return round_fn
 
 
+def check_fit(task: Task, federation: Federation) -> None:
+  """Raises ValueError unless a task is made for what a federation holds."""
+  if task.num_classes != federation.num_classes:
+    raise ValueError(
+        f'The task has num_classes={task.num_classes}, but the federation '
+        f'{federation.num_classes}; give both the same number.')
+  if task.input_shape is None:
+    return
+  inputs = federation.train.inputs
+  found, wanted = tuple(inputs.shape[1:]), tuple(task.input_shape)
+  if found != wanted:
+    raise ValueError(f'The task has input_shape={wanted}, but an input of the '
+                     f'federation has shape {found}.')
+  kind = {1: 'integer', 2: 'floating', 3: 'uint8'}[len(wanted)]
+  if not jnp.issubdtype(inputs.dtype, getattr(jnp, kind)):
+    raise ValueError(f'The inputs of the federation are {inputs.dtype}; with '
+                     f'input_shape={wanted} they must be {kind}'
+                     f'{", 0 to 255" if kind == "uint8" else ""}.')
+
+
 def server_pass(update: Callable[..., tuple[PyTree, Metrics]]) -> Pass:
   """A pass in which only the server works.
 
@@ -286,6 +306,7 @@ def client_pass(
     return aggregate(server, updates, cohort, context, key)
 
   def round_fn(state, federation, round_, key):
+    check_fit(task, federation)
     cohort = sample(state, federation, jax.random.fold_in(key, 0))
     num_groups = cohort.ids.shape[0]
     context = _context(federation, round_)

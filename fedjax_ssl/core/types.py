@@ -236,12 +236,16 @@ class Task:
     local_steps: if positive, this many steps a round instead of epochs.
     cohort_size: clients a round.
     labels_at: 'clients' or 'server'.
-    num_rounds: the horizon of schedules (`--schedule_rounds`).
+    num_rounds: rounds that schedules and ramps span (`--schedule_rounds`),
+      whatever number of rounds is run; None where nothing may span the run,
+      see `horizon`.
     client_map: 'map' or 'vmap'.
     chunk_size: clients of one vmap; 0 is as many as a device gets.
     aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
     max_update_norm: updates beyond this global norm are left out; inf is off.
     mesh: mesh with the one axis 'clients', or None for one device.
+    input_shape: of one stored input, which federations must have; None takes
+      any.
   """
 
   model: Model
@@ -258,12 +262,25 @@ class Task:
   local_steps: int = 0
   cohort_size: int = 10
   labels_at: str = 'clients'
-  num_rounds: int = 100
+  num_rounds: int | None = None
   client_map: str = 'map'
   chunk_size: int = 0
   aggregation_order: str = 'fixed'
   max_update_norm: float = float('inf')
   mesh: jax.sharding.Mesh | None = None
+  input_shape: tuple[int, ...] | None = None
+
+  def horizon(self, what: str) -> int:
+    """Returns the rounds that `what` spans.
+
+    Raises:
+      ValueError: if the task does not say how long the run is.
+    """
+    if self.num_rounds is None:
+      raise ValueError(f'{what} spans the run, and the task does not say how '
+                       'long it is; give TaskSpec(schedule_rounds=R), R being '
+                       'the num_rounds of train.')
+    return self.num_rounds
 
   def apply(self, variables: Variables, inputs: Array) -> jax.Array:
     """Logits float32[B, C] of raw inputs, with running statistics."""

@@ -73,8 +73,8 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
     magnitude: each draws its level from 1 to magnitude - 1, of 10.
     probability: that a drawn operation is applied; 0 is never.
     cutout: side of the gray square, at most the image's shorter side; None is
-      half of that (16 of 32), 0 is off. The PyTorch port's square is a pixel larger than the 16
-      that it asks for.
+      half of that (16 of 32), 0 is off. The PyTorch port's square is a pixel
+      larger than the 16 that it asks for.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 

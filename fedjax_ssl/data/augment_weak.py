@@ -145,8 +145,8 @@ def resize_crop(*, size: int | None = None, flip: bool = True) -> View:
     short = min(height, width)
     goal = short * 5 // 4 if size is None else size
     if not short <= goal <= _LARGEST * short:
-      raise ValueError(f'size={goal} must be at least the side, {short}, and at '
-                       f'most {_LARGEST} times as much.')
+      raise ValueError(f'size={goal} must be at least the side, {short}, and '
+                       f'at most {_LARGEST} times as much.')
     tall, wide = height * goal // short, width * goal // short
     large = _enlarge(_enlarge(jnp.asarray(images), 2, wide), 1, tall)
     draws = jax.random.uniform(key, (images.shape[0], 3))

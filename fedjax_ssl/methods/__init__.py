@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import jax
 
-from fedjax_ssl.core import names
-from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.core import names, rounds
+from fedjax_ssl.core.types import Federation, Method, State, Task
 from fedjax_ssl.methods import (
   fed_consist,
   fedavg,
@@ -58,8 +58,18 @@ def make(text: str, task: Task) -> Method:
 
   Raises:
     ValueError: for unknown names or knobs; the message lists the known ones.
+    TypeError: for anything but a text and a task, in this order.
   """
+  if not isinstance(text, str) or not isinstance(task, Task):
+    raise TypeError("make_method takes a name and a task, as in "
+                    "make_method('fixmatch', make_task(spec)), not "
+                    f'{type(text).__name__} and {type(task).__name__}.')
   made: Method = names.build('method', text, METHODS, task)
   # Traced once for all who ask: for the shapes of its metrics, for each seed,
   # and in the loop over rounds, where inlining leaves no trace of it.
-  return made._replace(round=jax.jit(made.round, inline=True))
+  def init(key: jax.Array, federation: Federation) -> State:
+    rounds.check_fit(task, federation)
+    return made.init(key, federation)
+
+  return made._replace(
+      init=init, round=jax.jit(made.round, inline=True))

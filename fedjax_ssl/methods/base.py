@@ -41,6 +41,8 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods import say
 
 LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
+# (updates with a leading axis of clients, float32[S] weights) -> one update.
+Aggregator = Callable[[PyTree, jax.Array], PyTree]
 
 SERVERS = ('fedavg', 'fedprox', 'local')
 # Norms whose statistics couple the rows of a batch: all views go through the
@@ -237,6 +239,25 @@ def confident_labels(task: Task, threshold: float, *, strict: bool = False
   return pseudo_label
 
 
+def by_rule(rule: Aggregator, finish: Callable[..., Any]
+            ) -> Callable[..., Any]:
+  """What the server does with updates, by a rule of the user's.
+
+  Args:
+    rule: see `averaging`.
+    finish: (server, update, cohort, context, key) -> (server, metrics).
+
+  Returns:
+    `aggregate` of `core.rounds.client_pass`, for updates of all groups.
+  """
+  def aggregate(server, updates: Update, cohort, context, key):
+    stacked = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:]), updates.message)
+    return finish(server, rule(stacked, updates.weight.reshape(-1)), cohort,
+                  context, key)
+  return aggregate
+
+
 class _Memory(NamedTuple):
   """A client's memory: what its loss keeps, and its last model."""
 
@@ -251,7 +272,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               keep_local: bool = False,
               remember: Callable[[Federation], PyTree] | None = None,
               server_loss: LossFn | None = None,
-              pseudo_label: Callable[..., Any] | None = None) -> Method:
+              pseudo_label: Callable[..., Any] | None = None,
+              aggregator: Aggregator | None = None) -> Method:
   """FedAvg or FedProx over a client loss, or every client for itself.
 
   With labels at the server a round first trains the server's model on them;
@@ -274,6 +296,10 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       entropy.
     pseudo_label: (server, memory_row, inputs) -> (label, weight), for
       evaluation.
+    aggregator: the rule in place of the weighted mean: (updates [S, ...],
+      float32[S] weights) -> one update. A client that is left out has weight 0
+      and an update of zeros. All else of a round stays: the server's training
+      on its labels, and the statistics of norm='static'.
 
   Returns:
     The method; its server record is `Server`.
@@ -291,6 +317,9 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   if alone and task.model.norm == 'static':
     raise ValueError("server='local' has nobody to recompute the statistics "
                      "of norm='static'; give another norm.")
+  if alone and aggregator is not None:
+    raise ValueError("server='local' has nothing to aggregate; leave "
+                     'aggregator out.')
   keep_local = keep_local or alone
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
@@ -324,8 +353,9 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
         optax.apply_updates(record.model.params, mean.params),
         tree.add(record.model.stats, mean.stats))), {}
 
+  aggregate = finish if aggregator is None else by_rule(aggregator, finish)
   passes = [rounds.client_pass(
-      task, client_update, None if alone else finish,
+      task, client_update, None if alone else aggregate,
       broadcast=(lambda record, client_id: ()) if alone else None,
       work=lambda shard: batching.num_steps(task, shard, streams))]
   if task.labels_at == 'server':
@@ -338,4 +368,4 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       local_predict=(lambda s, row, x: task.apply(row.model, x))
       if keep_local else None,
       pseudo_label=None if alone else pseudo_label,
-      client_update=client_update, aggregate=None if alone else finish)
+      client_update=client_update, aggregate=None if alone else aggregate)

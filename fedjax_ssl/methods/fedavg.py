@@ -14,7 +14,8 @@ from fedjax_ssl.methods import base, plateau
 
 def fedavg(task: Task, *, weighting: str = 'examples',
            keep_local: bool = False,
-           lr_decay: str = 'none') -> Method:
+           lr_decay: str = 'none',
+           aggregator: base.Aggregator | None = None) -> Method:
   """Cross entropy on labeled rows, updates averaged.
 
   Args:
@@ -24,10 +25,11 @@ def fedavg(task: Task, *, weighting: str = 'examples',
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
+    aggregator: rule in place of the weighted mean, see `base.averaging`.
 
   Returns:
     The method.
   """
   return plateau.averaging(
       task, base.supervised(task), streams='labeled', weighting=weighting,
-      keep_local=keep_local, lr_decay=lr_decay)
+      aggregator=aggregator, keep_local=keep_local, lr_decay=lr_decay)

@@ -119,6 +119,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   """
   roles.check(task, 'fedirm')
   warm = roles.warmup_rounds(task, warmup)
+  rising = ramp * task.horizon(f'ramp={ramp}') if ramp else 0.0
   inert = max_entropy >= math.log(task.num_classes)
 
   def labeled_loss(model, batch, key):
@@ -151,7 +152,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   def unlabeled_loss_of(relation, round_):
     known = (relation.sum() > 0).astype(jnp.float32)
     weight = scale * losses.ramp_up(
-        jnp.asarray(round_, jnp.float32), ramp * task.num_rounds)
+        jnp.asarray(round_, jnp.float32), rising)
 
     def unlabeled_loss(model, teacher, batch, key):
       keys = jax.random.split(key, 3)

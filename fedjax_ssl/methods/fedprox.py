@@ -13,7 +13,8 @@ from fedjax_ssl.methods import base, plateau
 @knobs.checked()
 def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
             keep_local: bool = False,
-            lr_decay: str = 'none') -> Method:
+            lr_decay: str = 'none',
+            aggregator: base.Aggregator | None = None) -> Method:
   r"""Minimises :math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2` at each client.
 
   Args:
@@ -24,11 +25,12 @@ def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
+    aggregator: rule in place of the weighted mean, see `base.averaging`.
 
   Returns:
     The method.
   """
   return plateau.averaging(
       task, base.supervised(task), streams='labeled', server='fedprox', mu=mu,
-      weighting=weighting, keep_local=keep_local,
+      weighting=weighting, aggregator=aggregator, keep_local=keep_local,
       lr_decay=lr_decay)

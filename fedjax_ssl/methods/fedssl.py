@@ -203,6 +203,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     ValueError: for a number or name out of range, or a setting that privacy
       cannot have.
   """
+  if ramp:
+    task.horizon(f'ramp={ramp}')
   say.check(weighting, labeled_say)
   names.check('condition', condition, ('mixed', 'target'))
   names.check('real_data', real_data, ('labeled', 'all', 'none'))

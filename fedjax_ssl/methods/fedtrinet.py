@@ -158,7 +158,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   if task.labels_at == 'server':
     raise ValueError("fedtrinet needs labels_at='clients', as clients tune "
                      'and train on labels of their own.')
-  first_phase = max(1, round(pretrain * task.num_rounds))
+  first_phase = max(1, round(
+      pretrain * task.horizon(f'pretrain={pretrain}')))
   once = dataclasses.replace(task, local_epochs=1, local_steps=0)
   supervised = base.with_server_rule(task, base.supervised(task), 'fedavg', 0)
 

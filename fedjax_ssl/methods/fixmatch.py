@@ -18,7 +18,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
              labeler: str = 'local',
              server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False,
-             lr_decay: str = 'none') -> Method:
+             lr_decay: str = 'none',
+             aggregator: base.Aggregator | None = None) -> Method:
   """Learns confident predictions of weak views on strong views.
 
   The loss is L_s + unlabeled_weight L_u with L_u of equation 4.
@@ -39,6 +40,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
+    aggregator: rule in place of the weighted mean, see `base.averaging`.
 
   Returns:
     The method.
@@ -72,4 +74,5 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
   return plateau.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, keep_local=keep_local, lr_decay=lr_decay,
+      aggregator=aggregator,
       pseudo_label=base.confident_labels(task, threshold))

@@ -19,8 +19,8 @@ from fedjax_ssl.methods import base, objective
 def flexmatch(task: Task, *, threshold: float = 0.95,
               mapping: str = 'convex', unlabeled_weight: float = 1.0,
               server: str = 'fedavg', mu: float = 0.01,
-              weighting: str = 'examples', keep_local: bool = False
-              ) -> Method:
+              weighting: str = 'examples', keep_local: bool = False,
+              aggregator: base.Aggregator | None = None) -> Method:
   """FixMatch whose bar for class c is threshold * M(beta_c).
 
   A client remembers, from round to round, the last class that each of its
@@ -40,6 +40,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
+    aggregator: rule in place of the weighted mean, see `base.averaging`.
 
   Returns:
     The method.
@@ -88,4 +89,5 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, keep_local=keep_local, remember=remember,
+      aggregator=aggregator,
       pseudo_label=pseudo_label)

@@ -94,7 +94,8 @@ def merge(pair: Pair, size: int | None = None) -> Rows:
   rows = Rows(*(jnp.concatenate(x) for x in (
       [b.inputs for b in parts], [b.labels for b in parts], known,
       [b.mask for b in parts],
-      [jnp.full(b.mask.shape, pair.progress) for b in parts])))
+      [jnp.full(b.mask.shape, 1.0 if pair.progress is None else pair.progress)
+       for b in parts])))
   if size is None or rows.mask.shape[0] <= size:
     return rows
   order = jnp.argsort(-rows.mask, stable=True)[:size]

@@ -98,7 +98,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              unlabeled_weight: float | None = None,
              ramp: float | None = None, server: str = 'fedavg',
              mu: float = 0.01, weighting: str = 'examples',
-             labeled_say: float = 1.0, keep_local: bool = False) -> Method:
+             labeled_say: float = 1.0, keep_local: bool = False,
+             aggregator: base.Aggregator | None = None) -> Method:
   """Trains on blends of rows and of their labels or pseudo-labels.
 
   With labels at the server it trains on blends of its labeled rows, and each
@@ -127,6 +128,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
       its equation 1; 1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
+    aggregator: rule in place of the weighted mean, see `base.averaging`.
 
   Returns:
     The method.
@@ -139,6 +141,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   names.finite(1e-30 if alpha else 0, alpha=alpha)
   weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
   ramp = chosen['ramp'] if ramp is None else ramp
+  if ramp:
+    task.horizon(f'ramp={ramp}')
   # Word vectors need no more preprocessing.
   reader = task if task.model.embed is None else dataclasses.replace(
       task, preprocess=lambda x: x)
@@ -193,7 +197,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       error = (losses.squared_error if chosen['squared']
                else losses.cross_entropy)
       on_unlabeled = error(logits[-1], mixed[-1][1], views[-1].mask)
-    rising = losses.ramp_up(batch.progress, ramp, shape='linear')
+    rising = (losses.ramp_up(batch.progress, ramp, shape='linear') if ramp
+              else 1.0)
     loss, metrics = objective.total(batch, on_unlabeled, on_labeled,
                                     weight=weight * rising,
                                     labelings=num_views,
@@ -204,4 +209,5 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, labeled_say=labeled_say, keep_local=keep_local,
+      aggregator=aggregator,
       server_loss=loss_fn, pseudo_label=base.confident_labels(task, 0.0))

@@ -74,6 +74,7 @@ class Plan(NamedTuple):
     if self.scope not in SCOPES:
       raise ValueError(f'dp_scope is {self.scope!r}; allowed are None, '
                        f'{", ".join(map(repr, SCOPES))}.')
+    task.horizon(f'dp_scope={self.scope!r}')
     if self.accountant not in privacy.ACCOUNTANTS:
       raise ValueError(f'accountant is {self.accountant!r}; allowed are '
                        f'{", ".join(privacy.ACCOUNTANTS)}.')
@@ -119,14 +120,15 @@ class Plan(NamedTuple):
       with jax.ensure_compile_time_eval():  # Also where shapes are traced.
         steps = int(np.max(jax.vmap(lambda shard: batching.num_steps(
             task, shard, 'labeled'))(shards)))
-    total = task.num_rounds * steps
+    planned = task.horizon(f'dp_scope={self.scope!r}')
+    total = planned * steps
     sigma = self.noise_multiplier
     if sigma is None:
       sigma = privacy.noise_multiplier(
           self.epsilon, rate, total, delta=self.delta,
           accountant=self.accountant)
     table = privacy.spending(
-        sigma, rate, steps, task.num_rounds, delta=self.delta,
+        sigma, rate, steps, planned, delta=self.delta,
         accountant=self.accountant)
     within = np.flatnonzero(table <= np.float32(self.epsilon))
     return Budget(jnp.int32(0), jnp.int32(within[-1]), jnp.int32(steps),

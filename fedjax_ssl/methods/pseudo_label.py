@@ -27,7 +27,8 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                  unlabeled_weight: float = 1.0, ramp: float = 0.4,
                  server: str = 'fedavg', mu: float = 0.01,
                  weighting: str = 'examples', labeled_say: float = 1.0,
-                 keep_local: bool = False) -> Method:
+                 keep_local: bool = False,
+                 aggregator: base.Aggregator | None = None) -> Method:
   """Trains on what the model itself predicts for unlabeled rows.
 
   Args:
@@ -52,6 +53,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
       its equation 1; 1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
+    aggregator: rule in place of the weighted mean, see `base.averaging`.
 
   Returns:
     The method.
@@ -61,6 +63,8 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
   """
   names.check('form', form, ('soft', 'hard'))
   soft = form == 'soft'
+  if ramp and not soft:
+    task.horizon(f'ramp={ramp}')
 
   def loss_fn(model, anchor, batch, key):
     del anchor
@@ -78,8 +82,9 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     else:
       labels, sure = losses.pseudo_label(targets, threshold=threshold)
       labels = jax.nn.one_hot(labels, task.num_classes)
-      weight, used = losses.ramp_up(
-          batch.progress, ramp, shape='linear'), rows.mask * sure
+      weight = (losses.ramp_up(batch.progress, ramp, shape='linear') if ramp
+                else jnp.float32(1))
+      used = rows.mask * sure
     loss = losses.cross_entropy(logits, labels, used, total=rows.mask.sum())
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
@@ -91,4 +96,5 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
   return base.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, labeled_say=labeled_say, keep_local=keep_local,
+      aggregator=aggregator,
       pseudo_label=base.confident_labels(task, 0.0 if soft else threshold))

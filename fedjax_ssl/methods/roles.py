@@ -82,7 +82,9 @@ def has_labels(shard: Shard) -> jax.Array:
 
 def warmup_rounds(task: Task, warmup: float) -> int:
   """Rounds of a warm-up over a share of the run, any begun one counted."""
-  return math.ceil(round(warmup * task.num_rounds, 6))
+  if not warmup:
+    return 0
+  return math.ceil(round(warmup * task.horizon(f'warmup={warmup}'), 6))
 
 
 def after_warmup(sampler: sampling.Sampler, num_rounds: int

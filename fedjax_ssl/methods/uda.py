@@ -19,7 +19,8 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         threshold: float = 0.0, temperature: float = 1.0,
         server: str = 'fedavg', mu: float = 0.01,
         weighting: str = 'examples', keep_local: bool = False,
-        lr_decay: str = 'none') -> Method:
+        lr_decay: str = 'none',
+        aggregator: base.Aggregator | None = None) -> Method:
   """Keeps the prediction of a clean view on a strong view.
 
   The labeled loss leaves out rows that are already predicted better than a
@@ -41,6 +42,7 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
+    aggregator: rule in place of the weighted mean, see `base.averaging`.
 
   Returns:
     The method.
@@ -49,6 +51,8 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     ValueError: for an unknown choice or a number out of range.
   """
   names.check('tsa', tsa, ('exp', 'linear', 'log', 'none'))
+  if tsa != 'none':
+    task.horizon(f'tsa={tsa!r}')
 
   def labeled_loss(logits, batch):
     rows = batch.labeled
@@ -86,5 +90,6 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
   return plateau.averaging(
       task, loss_fn, streams='both', server=server, mu=mu,
       weighting=weighting, keep_local=keep_local, lr_decay=lr_decay,
+      aggregator=aggregator,
       server_loss=supervised_fn,
       pseudo_label=base.confident_labels(task, threshold, strict=True))

@@ -113,7 +113,8 @@ def train(method: Method, federations: Sequence[Federation], *,
   Args:
     method: any method.
     federations: one a seed, with tables of equal widths.
-    num_rounds: rounds in all, those before a resume included.
+    num_rounds: rounds in all, those before a resume included. Schedules and
+      ramps span the task's rounds instead, `TaskSpec.schedule_rounds`.
     seeds: integers; each fixes the initial values and all draws of a run.
     eval_every: rounds between rows; the last round always gets one; 0 is the
       last round only.
@@ -130,7 +131,9 @@ def train(method: Method, federations: Sequence[Federation], *,
   Raises:
     ValueError: for a number out of range, or seeds that do not go with the
       federations.
+    TypeError: for something that is no method or no list of federations.
   """
+  _check_kinds(method, federations, num_rounds)
   if min(eval_every, checkpoint_every) < 0:
     raise ValueError(f'eval_every={eval_every} and checkpoint_every='
                      f'{checkpoint_every} must be at least 0.')
@@ -168,6 +171,27 @@ def train(method: Method, federations: Sequence[Federation], *,
       if ends:
         break
   return Result(runs.states, done, ends)
+
+
+def _check_kinds(method: Method, federations: Sequence[Federation],
+                 num_rounds: int) -> None:
+  """Raises, with what to write, for arguments that are something else."""
+  if not isinstance(method, Method):
+    raise TypeError("train takes a Method, such as make_method('fixmatch', "
+                    f'task), not {type(method).__name__} '
+                    f'{method if isinstance(method, str) else ""}'.rstrip()
+                    + '.')
+  if isinstance(federations, Federation):
+    raise TypeError('federations is a list, one for each seed: give '
+                    'train(method, [federation], num_rounds=...).')
+  if not isinstance(federations, Sequence) or not federations or not all(
+      isinstance(one, Federation) for one in federations):
+    raise TypeError('federations must be a list of Federation, one for each '
+                    'seed, as data.federate makes them.')
+  if isinstance(num_rounds, bool) or not isinstance(num_rounds, int) or (
+      num_rounds < 0):
+    raise ValueError(f'num_rounds must be a whole number of at least 0, not '
+                     f'{num_rounds!r}.')
 
 
 def _agree(heard: threading.Event, pace: float) -> tuple[bool, int]:

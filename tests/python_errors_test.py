@@ -1,0 +1,183 @@
+"""What Python users get wrong, and what they are told."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import losses
+from tests import toy
+
+LOGITS, MASK = jnp.eye(4) * 9, jnp.ones(4)
+
+
+def _spec(**changes: Any) -> Any:
+  return fedjax_ssl.TaskSpec(**{
+      'num_classes': toy.NUM_CLASSES, 'input_shape': (toy.SIDE, toy.SIDE, 1),
+      'model': 'linear', 'cohort_size': 4, **changes})
+
+
+def _method(text='fedavg', **changes: Any) -> Any:
+  return fedjax_ssl.make_method(text, fedjax_ssl.make_task(_spec(**changes)))
+
+
+def _two_colors(federation):
+  train = federation.train._replace(
+      inputs=jnp.concatenate([federation.train.inputs] * 3, -1))
+  return dataclasses.replace(federation, train=train)
+
+
+def _floats(federation):
+  return dataclasses.replace(federation, train=federation.train._replace(
+      inputs=federation.train.inputs / 255))
+
+
+@pytest.mark.parametrize('changes, broken, words', [
+    ({'num_classes': 2}, None, 'num_classes=2, but the federation 3'),
+    ({'num_classes': 5}, None, 'num_classes=5, but the federation 3'),
+    ({'input_shape': (9, 9, 1)}, None, r'input_shape=\(9, 9, 1\).*\(8, 8, 1\)'),
+    ({}, _two_colors, r'input_shape=\(8, 8, 1\).*\(8, 8, 3\)'),
+    ({}, _floats, 'float32.*uint8, 0 to 255')])
+def test_a_federation_must_fit_the_task(changes, broken, words):
+  federation, _ = toy.federation()
+  federation = broken(federation) if broken else federation
+  method = _method(**changes)
+  with pytest.raises(ValueError, match=words):
+    fedjax_ssl.train(method, [federation], num_rounds=1)
+  # Of a method that was made without the registry, too.
+  own = fedjax_ssl.methods.fedavg.fedavg(fedjax_ssl.make_task(_spec(**changes)))
+  with pytest.raises(ValueError, match=words):
+    fedjax_ssl.train(own, [federation], num_rounds=1)
+
+
+def test_arguments_of_train():
+  federation, _ = toy.federation()
+  method, train = _method(), fedjax_ssl.train
+  wrong: Any
+  for wrong, words in (
+      ((method, federation), r'train\(method, \[federation\]'),
+      ((method, []), 'list of Federation'), ((method, [3]), 'list of Fed'),
+      (('fixmatch', [federation]), r"make_method\('fixmatch', task\), not str"),
+      ((federation, [method]), 'not Federation')):
+    with pytest.raises(TypeError, match=words) as error:
+      train(*wrong, num_rounds=1)
+    assert '\n' not in str(error.value)
+  for wrong in (-1, 2.5, '3', True):
+    with pytest.raises(ValueError, match='num_rounds must be a whole number'):
+      train(method, [federation], num_rounds=wrong)
+
+
+def test_arguments_of_make():
+  task, make = fedjax_ssl.make_task(_spec()), fedjax_ssl.make_method
+  wrong: Any
+  for wrong in ((task, 'fixmatch'), ('fixmatch', _spec()), ('fixmatch', None)):
+    with pytest.raises(TypeError, match=r"make_method\('fixmatch', make_task"):
+      make(*wrong)
+  wrong = 'fixmatch'
+  with pytest.raises(TypeError, match="takes a TaskSpec, not 'fixmatch'"):
+    fedjax_ssl.make_task(wrong)
+
+
+@pytest.mark.parametrize('changes, words', [
+    ({'num_classes': 1}, 'num_classes must be .* at least 2'),
+    ({'num_classes': 2.5}, 'num_classes must be a whole number'),
+    ({'num_classes': '3'}, 'num_classes must be a number'),
+    ({'input_shape': [8, 8, 1]}, 'input_shape must be'),
+    ({'input_shape': (8, 8, 1, 1)}, 'input_shape must be'),
+    ({'input_shape': (8, 0, 1)}, 'input_shape must be'),
+    ({'input_shape': 64}, 'input_shape must be'),
+    ({'unlabeled_batch': 10**9}, 'unlabeled_batch .* at most 65536'),
+    ({'labeled_batch': 10**9}, 'labeled_batch .* at most 65536'),
+    ({'local_epochs': 10**9}, 'local_epochs .* at most 10000'),
+    ({'model': None}, 'model must be a name'),
+    ({'schedule_rounds': 0}, 'schedule_rounds must be')])
+def test_fields_of_a_spec(changes, words):
+  with pytest.raises((ValueError, TypeError), match=words) as error:
+    fedjax_ssl.make_task(_spec(**changes))
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('changes', [
+    {'method': 'uda'}, {'method': "mixmatch(profile='original')"},
+    {'method': "pseudo_label(form='hard')"}, {'method': 'rscfed'},
+    {'method': 'fedirm'}, {'method': 'fedtrinet'},
+    {'method': 'fedssl(ramp=0.5)'}, {'method': "fedssl(dp_scope='all')"},
+    {'method': 'fed_consist(warmup=0.1)'}, {'lr_schedule': 'cosine'},
+    {'lr_schedule': 'linear'}, {'lr_schedule': 'warmup_cosine'},
+    {'lr_schedule': 'fixmatch_cosine'}])
+def test_what_spans_the_run_asks_for_its_length(changes):
+  """A length nobody gave would be anybody's guess."""
+  method = changes.pop('method', 'fedavg')
+  with pytest.raises(ValueError, match=r'TaskSpec\(schedule_rounds=R\)'):
+    _method(method, **changes)
+  _method(method, schedule_rounds=7, **changes)
+
+
+@pytest.mark.parametrize('text', [
+    'fixmatch', 'flexmatch', 'mixmatch', 'pseudo_label', 'fedssl(gan_width=4)',
+    "uda(tsa='none')", 'fedirm(ramp=0.0, warmup=0.0)'])
+def test_others_train_without(text):
+  federation, _ = toy.federation()
+  method = _method(text, strong='none', weak='none')
+  state = fedjax_ssl.task.template(method, federation)
+  jax.eval_shape(method.round, state, federation, jnp.int32(0),
+                 jax.random.key(0))
+
+
+def test_notes_of_a_spec_name_every_choice():
+  spec = _spec(method='fixmatch(threshold=0)', strong='ra_mc(cutout=0)',
+               weak='flip_crop(pad=0)', lr_schedule='cosine(final=0.5)')
+  assert fedjax_ssl.task.notes(spec) == [
+      'fixmatch(threshold=0): every unlabeled row counts',
+      'flip_crop(pad=0): images are not moved',
+      'ra_mc(cutout=0): nothing is cut out']
+  assert fedjax_ssl.task.notes(_spec()) == []
+
+
+def test_a_square_larger_than_the_image_names_its_view():
+  federation, _ = toy.federation()
+  for text in ('ra_mc(cutout=999)', 'ra_mc(cutout=9)'):
+    method = _method('fixmatch', strong=text)
+    with pytest.raises(ValueError, match=r'strong view ra_mc\(cutout=\d+\): '
+                       'cutout=.*at most 8'):
+      fedjax_ssl.train(method, [federation], num_rounds=1)
+  jax.eval_shape(_method('fixmatch', strong='ra_mc(cutout=8)').round,
+                 fedjax_ssl.task.template(method, federation), federation,
+                 jnp.int32(0), jax.random.key(0))
+
+
+@pytest.mark.parametrize('call', [
+    lambda: losses.cross_entropy(LOGITS, np.eye(4, dtype=int), MASK),
+    lambda: losses.cross_entropy(LOGITS, jnp.ones((4, 1)), MASK),
+    lambda: losses.cross_entropy(LOGITS, jnp.ones(4), MASK),
+    lambda: losses.cross_entropy(LOGITS, jnp.zeros(3, int), MASK),
+    lambda: losses.cross_entropy(LOGITS[0], jnp.zeros(4, int), MASK),
+    lambda: losses.fixmatch(LOGITS, LOGITS[:, :3], MASK),
+    lambda: losses.fixmatch(LOGITS, LOGITS[:3], MASK),
+    lambda: losses.fixmatch(LOGITS[:, :1], LOGITS, MASK),
+    lambda: losses.uda(LOGITS, LOGITS[:1], MASK),
+    lambda: losses.uda(LOGITS, LOGITS[:, :1], MASK),
+    lambda: losses.kl_rows(LOGITS, LOGITS[:, :1]),
+    lambda: losses.consistency(LOGITS, MASK[:, None], MASK),
+    lambda: losses.squared_error(LOGITS, np.eye(4, dtype=int), MASK),
+    lambda: losses.accuracy(LOGITS, np.eye(4, dtype=int), MASK),
+    lambda: losses.tsa_cross_entropy(LOGITS, np.eye(4, dtype=int), MASK,
+                                     threshold=1.0),
+    lambda: losses.inter_client_kl(LOGITS, LOGITS, MASK),
+    lambda: losses.relation_matrix(LOGITS, np.eye(4, dtype=int), MASK),
+    lambda: losses.relation_matching(LOGITS, LOGITS[:1])])
+def test_losses_refuse_shapes_that_would_broadcast(call):
+  with pytest.raises(ValueError, match='shape') as error:
+    call()
+  assert '\n' not in str(error.value)
+
+
+def test_one_hot_floats_are_the_classes():
+  classes = losses.cross_entropy(LOGITS, jnp.arange(4), MASK)
+  np.testing.assert_allclose(
+      losses.cross_entropy(LOGITS, np.eye(4), MASK), classes, rtol=1e-6)
