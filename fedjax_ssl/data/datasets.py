@@ -15,7 +15,7 @@ from fedjax_ssl.data import (
   partition_labels,
   text,
 )
-from fedjax_ssl.data.datasets_files import DataError
+from fedjax_ssl.data.files import DataError
 
 __all__ = ('DATA_DIR', 'DataError', 'Dataset', 'load', 'split_validation')
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import pathlib
-import zipfile
-import zlib
 
 import numpy as np
 
 from fedjax_ssl.core.types import Examples
+from fedjax_ssl.data import files
+from fedjax_ssl.data.files import DataError as DataError
 
 # Key names: Keras' mnist.npz, and MedMNIST.
 _LAYOUTS = (
@@ -18,10 +18,6 @@ _LAYOUTS = (
      'validation': ('val_images', 'val_labels'),
      'test': ('test_images', 'test_labels')},
 )
-
-
-class DataError(ValueError):
-  """The data are missing or broken; the message names file and fault."""
 
 
 def read_npz(path: pathlib.Path) -> dict[str, Examples]:
@@ -40,48 +36,32 @@ def read_npz(path: pathlib.Path) -> dict[str, Examples]:
   Raises:
     DataError: if the file is broken or the arrays do not make a data set.
   """
-  arrays = _read(path)
   try:
-    return check_parts(arrays)
+    return check_parts(_read(path))
   except DataError as error:
     raise DataError(f'{path}: {error}') from None
 
 
 def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """The arrays of the layout whose training keys the file has."""
-  if not zipfile.is_zipfile(path):
-    raise DataError(f'{path}: truncated, or no .npz (zip) file')
-  try:
-    with np.load(path, allow_pickle=False) as archive:
-      layout = next((keys for keys in _LAYOUTS
-                     if set(keys['train']) & set(archive.files)), _LAYOUTS[0])
-      parts = {}
-      for part, keys in layout.items():
-        absent = [key for key in keys if key not in archive.files]
-        if part == 'validation' and len(absent) == len(keys):
-          continue
-        if absent:
-          raise DataError(f'no key {absent[0]!r}; it has '
-                          f'{", ".join(sorted(archive.files)) or "none"}')
-        parts[part] = (_member(archive, keys[0]), _member(archive, keys[1]))
-      return parts
-  except DataError as error:
-    raise DataError(f'{path}: {error}') from None
-  except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile,
-          zlib.error, SyntaxError, RuntimeError) as error:
-    reason = ' '.join(str(error).split())
-    raise DataError(f'{path}: cannot be read ({reason})') from None
+  layout: dict[str, tuple[str, str]] = {}
 
+  def choose(names: list[str]) -> list[str]:
+    known = next((keys for keys in _LAYOUTS if set(keys['train']) & set(names)),
+                 _LAYOUTS[0])
+    for part, keys in known.items():
+      absent = [key for key in keys if key not in names]
+      if part == 'validation' and len(absent) == len(keys):
+        continue
+      if absent:
+        raise DataError(f'no key {absent[0]!r}; it has '
+                        f'{", ".join(sorted(names)) or "none"}')
+      layout[part] = keys
+    return [key for keys in layout.values() for key in keys]
 
-def _member(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
-  """Reads one array; says what is wrong with one of Python objects."""
-  try:
-    return archive[key]
-  except ValueError as error:
-    if 'allow_pickle' not in str(error):
-      raise
-    raise DataError(f'{key!r} is an array of Python objects, which are not '
-                    'read; save it with a number dtype') from None
+  arrays = files.read_arrays(path, choose)
+  return {part: (arrays[inputs], arrays[labels])
+          for part, (inputs, labels) in layout.items()}
 
 
 def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -100,6 +80,9 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
     if labels[part].max() >= num_classes:
       raise DataError(f'{part} has label {labels[part].max()}, train has only '
                       f'0 to {num_classes - 1}')
+  if num_classes < 2:
+    raise DataError('train has one class only, all labels are 0; there is '
+                    'nothing to tell apart')
   absent = np.flatnonzero(np.bincount(labels['train']) == 0)
   if absent.size:
     raise DataError(f'labels must be 0 to C-1: the largest is '

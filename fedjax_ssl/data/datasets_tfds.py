@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.data.datasets_files import check_parts, DataError
+from fedjax_ssl.data.datasets_files import check_parts
+from fedjax_ssl.data.files import DataError
 
 # Our names where TensorFlow Datasets has others.
 _NAMES = {

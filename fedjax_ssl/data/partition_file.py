@@ -6,10 +6,10 @@ import os
 import pathlib
 import tempfile
 from typing import NamedTuple
-import zipfile
-import zlib
 
 import numpy as np
+
+from fedjax_ssl.data import files
 
 _FORMAT = 1
 _DTYPES = {'labeled': 'int32', 'unlabeled': 'int32', 'validation': 'bool',
@@ -141,10 +141,7 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
       another data set or number of clients; the message names the file.
   """
   try:
-    if not zipfile.is_zipfile(path):
-      raise ValueError('missing, truncated, or no .npz')
-    with np.load(path, allow_pickle=False) as archive:
-      arrays = {name: archive[name] for name in archive.files}
+    arrays = files.read_arrays(path)
     absent = {'labeled', 'unlabeled', 'validation', 'format', 'hash',
               'num_clients', 'data'}
     absent -= set(arrays)
@@ -163,7 +160,6 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
     made_of = arrays['data'].item()
     if made_of and labels is not None and made_of != _fingerprint(labels):
       raise ValueError('made for a data set with other labels')
-  except (ValueError, OSError, EOFError, KeyError, SyntaxError, RuntimeError,
-          zipfile.BadZipFile, zlib.error) as error:
+  except (ValueError, OSError) as error:
     raise ValueError(f'partition file {os.fspath(path)}: {error}') from None
   return partition

@@ -7,7 +7,7 @@ together. Token 0 is padding, 1 a word outside the vocabulary.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import csv
 import hashlib
 import os
@@ -17,7 +17,8 @@ import re
 import numpy as np
 
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.data.datasets_files import DataError
+from fedjax_ssl.data import files
+from fedjax_ssl.data.files import DataError
 
 MAX_TOKENS = 40  # FedSSL, IJCAI 2022, section 5.1.
 VOCABULARY = 10_000
@@ -60,24 +61,69 @@ def encode(texts: Sequence[str], known: dict[str, int]) -> np.ndarray:
 def read_rows(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
   """Texts and labels int32[D] of a CSV file with columns `text`, `label`.
 
+  A byte order mark is passed over.
+
   Raises:
-    DataError: for another form, or labels that are not 0 to C-1.
+    DataError: for another form, which names the line, or labels that are not
+      0 to C-1 with at least two classes.
   """
   try:
-    with open(path, encoding='utf-8', newline='') as file:
-      rows = list(csv.DictReader(file))
-  except (OSError, UnicodeDecodeError, csv.Error) as error:
-    raise DataError(f'{path}: cannot be read ({error})') from None
-  absent = [c for c in ('label', 'text') if not rows or rows[0].get(c) is None]
-  if absent:
-    raise DataError(f'{path}: no column {absent[0]!r}')
-  try:
-    labels = np.array([int(row['label']) for row in rows], np.int32)
-  except (TypeError, ValueError):
-    raise DataError(f'{path}: labels must be whole numbers') from None
-  if labels.min() < 0 or len(np.unique(labels)) <= labels.max():
+    files.check_regular(path)
+    rows = list(_records(path))
+  except DataError as error:
+    raise DataError(f'{path}: {error}') from None
+  texts, labels = [text for _, text, _ in rows], []
+  for line, _, label in rows:
+    try:
+      labels.append(np.int32(int(label)))
+    except (ValueError, OverflowError):
+      raise DataError(f'{path}, line {line}: labels must be whole numbers '
+                      f'below 2**31, not {label[:40]!r}') from None
+  found = np.array(labels, np.int32)
+  if found.min() < 0 or len(np.unique(found)) <= found.max():
     raise DataError(f'{path}: labels must be 0 to C-1, each present')
-  return [row['text'] for row in rows], labels
+  if not found.any():
+    raise DataError(f'{path}: all labels are 0; one class is nothing to tell '
+                    'apart')
+  return texts, found
+
+
+def _records(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
+  """The line, text and label of each row."""
+  begins = 1
+  try:
+    with open(path, encoding='utf-8-sig', newline='') as file:
+      # Strict: a quote that nobody closes would take in all rows after it.
+      reader = csv.reader(file, strict=True)
+      header: list[str] = []
+      empty = True
+      for row in reader:
+        if not header and row:
+          header = row
+          places = [_place(header, name) for name in ('label', 'text')]
+        elif row:
+          empty = False
+          if len(row) != len(header):
+            raise DataError(f'line {begins} has {len(row)} columns, and the '
+                            f'first line {len(header)}; a text with commas '
+                            'stands in quotes')
+          yield begins, row[places[1]], row[places[0]]
+        begins = reader.line_num + 1
+  except csv.Error as error:
+    raise DataError(f'line {begins} cannot be read ({error}); a quote that is '
+                    'not closed begins there, or one that is not doubled'
+                    ) from None
+  except (OSError, UnicodeDecodeError) as error:
+    raise DataError(f'cannot be read ({error})') from None
+  if empty:
+    raise DataError("no column 'label' with a row below it")
+
+
+def _place(header: Sequence[str], name: str) -> int:
+  if header.count(name) != 1:
+    count = 'no' if name not in header else f'{header.count(name)} times the'
+    raise DataError(f'{count} column {name!r}')
+  return header.index(name)
 
 
 def read_csv(path: pathlib.Path,
@@ -119,33 +165,45 @@ def fingerprint(texts: Sequence[str]) -> str:
 def _vectors(path: pathlib.Path, texts: Sequence[str]) -> np.ndarray:
   """float16[D, T, E]; see `read_csv`."""
   try:
-    with np.load(path, allow_pickle=False) as archive:
-      arrays = {name: archive[name] for name in archive.files}
-  except (OSError, ValueError) as error:
-    raise DataError(f'{path}: cannot be read ({error})') from None
+    arrays = files.read_arrays(path, _choose)
+  except DataError as error:
+    raise DataError(f'{path}: {error}') from None
   if 'texts' in arrays:
-    if str(arrays.get('sha256')) != fingerprint(texts):
+    if str(arrays['sha256']) != fingerprint(texts):
       raise DataError(f'{path}: made for other texts, or in another order')
     return _finite(path, arrays['texts'], len(texts), 3)
-  if not {'words', 'vectors'} <= set(arrays):
-    raise DataError(f"{path}: needs 'words' and 'vectors', or 'texts' and "
-                    f"'sha256'; it has {', '.join(sorted(arrays))}")
-  table = _finite(path, arrays['vectors'], len(arrays['words']), 2)
-  row = {str(word): i + 1 for i, word in enumerate(arrays['words'])}
+  spelled = arrays['words']
+  if spelled.ndim != 1 or spelled.dtype.kind != 'U' or not spelled.size:
+    raise DataError(f"{path}: 'words' is {spelled.dtype}"
+                    f'{list(spelled.shape)}; it should be one list of words')
+  table = _finite(path, arrays['vectors'], len(spelled), 2)
+  row = {str(word): i + 1 for i, word in enumerate(spelled)}
   table = np.concatenate([np.zeros_like(table[:1]), table])
   ids = np.zeros((len(texts), MAX_TOKENS), np.int64)
   for i, text in enumerate(texts):
     found = [row.get(word, 0) for word in words(text)]
     ids[i, :len(found)] = found
+  if not ids.any():
+    raise DataError(f'{path}: has no vector for any word of the texts')
   return table[ids]
+
+
+def _choose(names: list[str]) -> list[str]:
+  """The arrays to read: of whole texts, or of words."""
+  for wanted in (['texts', 'sha256'], ['words', 'vectors']):
+    if set(wanted) <= set(names):
+      return wanted
+  raise DataError("needs 'words' and 'vectors', or 'texts' and 'sha256'; it "
+                  f'has {", ".join(sorted(names)) or "nothing"}')
 
 
 def _finite(path: pathlib.Path, array: np.ndarray, rows: int, ndim: int
             ) -> np.ndarray:
   if (array.ndim != ndim or len(array) != rows or array.dtype.kind != 'f'
-      or not np.isfinite(array).all()):
+      or not array.size or not np.isfinite(array).all()):
     raise DataError(f'{path}: {array.dtype}{list(array.shape)} should be '
-                    f'finite floats with {rows} rows and {ndim} axes')
+                    f'finite floats with {rows} rows and {ndim} axes, none of '
+                    'them empty')
   with np.errstate(over='ignore'):
     small = array.astype(np.float16)
   if not np.isfinite(small).all():

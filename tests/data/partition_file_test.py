@@ -131,13 +131,13 @@ def test_tampered_files(tmp_path):
   refuses("no key 'hash'", hash=None)
   refuses('format 9', format=np.int64(9))
   refuses('int32', labeled=arrays['labeled'].astype(float))
-  refuses('pickle', labeled=np.array([None] * 1000))
+  refuses('Python objects', labeled=np.array([None] * 1000))
   refuses('size 1', hash=np.array(['a', 'b']))
 
 
 def test_broken_files(tmp_path):
   path = tmp_path / 'p.npz'
-  with pytest.raises(ValueError, match='missing, truncated'):
+  with pytest.raises(ValueError, match='No such file|truncated'):
     partition.load_partition(path, 1000, 5)
   _saved_arrays(path)
   whole = path.read_bytes()

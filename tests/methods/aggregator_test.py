@@ -31,7 +31,6 @@ def nothing(stacked, weights):
 
 
 def test_all_methods_that_average_take_one():
-
   takers = {name for name, make in methods.METHODS.items()
             if 'aggregator' in inspect.signature(make).parameters}
   assert takers == set(TAKERS)

@@ -1,0 +1,99 @@
+"""Files of other people: read without trust, refused in one line."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+import os
+import pathlib
+import stat
+import zipfile
+
+import numpy as np
+
+_KINDS = ((stat.S_ISDIR, 'a folder'), (stat.S_ISFIFO, 'a pipe'),
+          (stat.S_ISCHR, 'a device'), (stat.S_ISBLK, 'a device'),
+          (stat.S_ISSOCK, 'a socket'))
+
+
+class DataError(ValueError):
+  """The data are missing or broken; the message names file and fault."""
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+  """Raises DataError for what is no plain file: a pipe would be waited for."""
+  try:
+    mode = os.stat(path).st_mode
+  except (OSError, ValueError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise DataError(f'cannot be read ({reason})') from None
+  if not stat.S_ISREG(mode):
+    kind = next((words for test, words in _KINDS if test(mode)), 'none')
+    raise DataError(f'must be a file, and is {kind}')
+
+
+def read_arrays(path: str | os.PathLike[str],
+                choose: Callable[[list[str]], Iterable[str]] = list
+                ) -> dict[str, np.ndarray]:
+  """Arrays of an .npz file; nothing is unpickled.
+
+  Args:
+    path: the file.
+    choose: names of all arrays -> those to read.
+
+  Returns:
+    The arrays by name.
+
+  Raises:
+    DataError: whatever is wrong with the file; the message does not name it.
+  """
+  check_regular(path)
+  if not zipfile.is_zipfile(path):
+    raise DataError('truncated, or no .npz (zip) file')
+  try:
+    with np.load(path, allow_pickle=False) as archive:
+      wanted = list(choose(list(archive.files)))
+      _check_size(archive, wanted)
+      return {name: _member(archive, name) for name in wanted}
+  except DataError:
+    raise
+  # Damaged bytes make the readers of zip and .npy raise nearly anything:
+  # errors of syntax, tokens, recursion, memory, types, compression.
+  except Exception as error:
+    reason = ' '.join(str(error).split())[:200] or type(error).__name__
+    raise DataError(f'cannot be read ({reason})') from None
+
+
+def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+  """One array; says what is wrong with one that is no array of numbers."""
+  try:
+    array = archive[name]
+  except ValueError as error:
+    if 'allow_pickle' not in str(error):
+      raise
+    raise DataError(f'{name!r} is an array of Python objects, which are not '
+                    'read; save it with a number dtype') from None
+  if not isinstance(array, np.ndarray):  # Bytes of a member of another kind.
+    raise DataError(f'{name!r} is no .npy array')
+  return array
+
+
+def _check_size(archive: np.lib.npyio.NpzFile, wanted: list[str]) -> None:
+  """Refuses by the directory what would not fit, before it is unpacked."""
+  total = sum(info.file_size for info in archive.zip.infolist()
+              if info.filename.removesuffix('.npy') in wanted)
+  most = memory()
+  if total > most:
+    raise DataError(f'its arrays need {total / 2**30:.1f} GiB, and this '
+                    f'machine has {most / 2**30:.1f} GiB of memory')
+
+
+def memory() -> int:
+  """Bytes of memory that this process may have at most."""
+  try:
+    most = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  except (ValueError, OSError, AttributeError):
+    most = 2**63 - 1
+  try:  # Of a container.
+    most = min(most, int(pathlib.Path('/sys/fs/cgroup/memory.max').read_text()))
+  except (OSError, ValueError):
+    pass
+  return most

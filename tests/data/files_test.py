@@ -1,0 +1,218 @@
+"""Hostile files: each is refused in one line that names it."""
+from __future__ import annotations
+
+import io
+import os
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import data
+from fedjax_ssl.data import files, text
+
+TEXTS = [f'word is number {i} digit !' for i in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  lines = [f'{i % 2},{t}' for i, t in enumerate(TEXTS)]
+  (tmp_path / 'small.csv').write_text('label,text\n' + '\n'.join(lines) + '\n')
+  return tmp_path
+
+
+def _npy(array) -> bytes:
+  out = io.BytesIO()
+  np.save(out, array)
+  return out.getvalue()
+
+
+def _zip(path, **members: bytes) -> None:
+  with zipfile.ZipFile(path, 'w') as archive:
+    for name, content in members.items():
+      archive.writestr(f'{name}.npy', content)
+
+
+def _good() -> dict[str, bytes]:
+  return {'words': _npy(np.array(['is', 'number'])),
+          'vectors': _npy(np.ones((2, 3), np.float32))}
+
+
+def _deep() -> bytes:
+  """An array whose header nests 9,000 brackets."""
+  head = ("{'descr': " + '[' * 4500 + ']' * 4500 + ", 'fortran_order': False, "
+          "'shape': (2, 3), }\n").encode()
+  return b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head
+
+
+def _flipped(path, member: str) -> None:
+  raw = bytearray(path.read_bytes())
+  at = raw.index(f'{member}.npy'.encode()) + 140
+  raw[at] ^= 255
+  path.write_bytes(raw)
+
+
+def _refused(call, *words: str) -> None:
+  with pytest.raises(ValueError) as error:
+    call()
+  message = str(error.value)
+  assert '\n' not in message and len(message) < 600
+  for word in words:
+    assert word in message, message
+
+
+@pytest.mark.parametrize('members, words', [
+    ({'words': b'no array at all'}, "'words' is no .npy array"),
+    ({'vectors': b''}, 'v.npz'),
+    ({'vectors': _deep()}, 'cannot be read'),
+    ({'vectors': _npy(np.ones((2, 3)))[:-9]}, 'cannot be read'),
+    ({'vectors': b'\x93NUMPY\x01\x00\x09\x00{(((((((\n'}, 'cannot be read'),
+    ({'vectors': _npy(np.array([{}, None]))}, 'Python objects'),
+    ({'vectors': _npy(np.float32(3))}, 'float32[]'),
+    ({'vectors': _npy(np.ones((2, 0), np.float32))}, 'empty'),
+    ({'vectors': _npy(np.ones((2, 3), complex))}, 'complex128'),
+    ({'words': _npy(np.array('is'))}, 'one list of words'),
+    ({'words': _npy(np.array([], 'U1')),
+      'vectors': _npy(np.ones((0, 3)))}, 'one list of words'),
+    ({'words': _npy(np.array([[1, 2]]))}, 'one list of words'),
+    ({'words': _npy(np.array([b'is', b'number']))}, 'one list of words'),
+    ({'words': _npy(np.array(['x', 'y']))}, 'no vector for any word')])
+def test_embeddings(folder, members, words):
+  made = folder / 'v.npz'
+  _zip(made, **{**_good(), **members})
+  _refused(lambda: data.load('small', folder, embeddings=made), 'v.npz', words)
+
+
+def test_embeddings_that_are_no_zip(folder):
+  made = folder / 'v.npz'
+  _zip(made, **_good())
+  whole = made.read_bytes()
+  def load():
+    return data.load('small', folder, embeddings=made)
+  assert load().train.inputs.shape[1:] == (40, 3)
+  for size in (0, 1, 40, len(whole) // 2, len(whole) - 1):
+    made.write_bytes(whole[:size])
+    _refused(load, 'v.npz')
+  made.write_bytes(whole)
+  _flipped(made, 'vectors')
+  _refused(load, 'v.npz', 'cannot be read')
+  made.write_bytes(_npy(np.ones((2, 3))))
+  _refused(load, 'v.npz', 'no .npz')
+  _zip(made)
+  _refused(load, 'v.npz', 'nothing')
+  made.unlink()
+  _refused(load, 'v.npz', 'No such file')
+
+
+@pytest.mark.parametrize('bad', [_deep(), b'no array', b'', _npy(3)[:20]])
+def test_images_with_a_bad_member(tmp_path, bad):
+  parts = {f'{k}_{part}': _npy(v) for part in ('train', 'test') for k, v in (
+      ('x', np.zeros((4, 4, 4), np.uint8)), ('y', np.arange(4) % 2))}
+  _zip(tmp_path / 'toy.npz', **parts)
+  assert data.load('toy', tmp_path).num_classes == 2
+  _zip(tmp_path / 'toy.npz', **{**parts, 'x_test': bad})
+  _refused(lambda: data.load('toy', tmp_path), 'toy.npz')
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+  images = np.zeros((40, 4, 4), np.uint8)
+  np.savez(tmp_path / 'toy.npz', x_train=images, y_train=np.zeros(40, int),
+           x_test=images, y_test=np.zeros(40, int))
+  _refused(lambda: data.load('toy', tmp_path), 'toy.npz', 'one class only')
+  (tmp_path / 'same.csv').write_text(
+      'text,label\n' + ''.join(f'{t},0\n' for t in TEXTS))
+  _refused(lambda: data.load('same', tmp_path), 'same.csv', 'one class')
+
+
+def test_more_than_memory_holds_is_not_unpacked(tmp_path, monkeypatch):
+  bomb = tmp_path / 'toy.npz'
+  zeros = _npy(np.zeros(2**20, np.uint8))
+  with zipfile.ZipFile(bomb, 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name in ('x_train', 'y_train', 'x_test', 'y_test', 'other'):
+      archive.writestr(f'{name}.npy', zeros)
+  monkeypatch.setattr(files, 'memory', lambda: 4 * len(zeros) - 1)
+  opened = []
+  monkeypatch.setattr(np.lib.npyio.NpzFile, '__getitem__',
+                      lambda self, key: opened.append(key))
+  _refused(lambda: data.load('toy', tmp_path), 'toy.npz', 'of memory')
+  assert not opened
+  assert files.memory() > 0
+
+
+def test_memory_is_that_of_the_machine():
+  assert 2**28 < files.memory() < 2**60
+
+
+def test_a_directory_that_lies_is_refused(tmp_path):
+  """Says that an array has 2**50 bytes, and holds a few."""
+  head = ("{'descr': '|u1', 'fortran_order': False, 'shape': "
+          f"({2**50},), }}\n").encode()
+  raw = b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head
+  _zip(tmp_path / 'toy.npz', x_train=raw, y_train=raw, x_test=raw, y_test=raw)
+  _refused(lambda: data.load('toy', tmp_path), 'toy.npz', 'cannot be read')
+
+
+@pytest.mark.parametrize('name', ['toy.npz', 'toy.csv'])
+def test_pipes_and_devices_are_not_waited_for(folder, name):
+  os.mkfifo(folder / name)
+  done = threading.Event()
+  def unblock():  # Lets a reader that waits go on, and the test fail.
+    if not done.wait(10):
+      with open(folder / name, 'wb'):
+        pass
+  watch = threading.Thread(target=unblock)
+  watch.start()
+  try:
+    _refused(lambda: data.load('toy', folder), name, 'must be a file',
+             'a pipe')
+    _refused(lambda: data.load('small', folder, embeddings=folder / name),
+             'a pipe')
+    _refused(lambda: data.load('small', folder, embeddings='/dev/zero'),
+             '/dev/zero', 'a device')
+    _refused(lambda: data.load_partition(folder / name, 3, 2), 'a pipe')
+    _refused(lambda: data.load_partition(folder, 3, 2), 'a folder')
+  finally:
+    done.set()
+    watch.join()
+
+
+def test_a_byte_order_mark_changes_nothing(folder):
+  plain = data.load('small', folder)
+  raw = (folder / 'small.csv').read_bytes()
+  (folder / 'marked.csv').write_bytes(b'\xef\xbb\xbf' + raw)
+  marked = data.load('marked', folder)
+  np.testing.assert_array_equal(plain.train.inputs, marked.train.inputs)
+  np.testing.assert_array_equal(plain.test.labels, marked.test.labels)
+
+
+@pytest.mark.parametrize('content, words', [
+    ('text,label\na,0\n"b,1\nc,0\nd,1\n', ('line 3', 'not closed')),
+    ('text,label\na,0\n"b,1\nc,0\n"d",1\n', ('line 3',)),
+    ('text,label\n"a\nb",0\n"c,1\n', ('line 4', 'not closed')),
+    ('text,label\n"a" b,0\n', ('line 2',)),
+    ('label,text\n0,a\n1\n', ('line 3', '1 columns')),
+    ('text,label\na, b,0\n', ('line 2', '3 columns', 'quotes')),
+    ('text,label\na,0\nb,one\n', ('line 3', "'one'")),
+    ('text,label\na,0\nb,99999999999\n', ('line 3', '2**31')),
+    ('text,label\na,0\nb,\n', ('line 3', 'whole')),
+    ('text,label,text\na,0,b\n', ("2 times the column 'text'",)),
+    ('', ("'label'",)), ('\n\n', ("'label'",)),
+    ('"', ('line 1',)), ('text;label\na;0\n', ("no column 'text'",))])
+def test_tables_of_texts(tmp_path, content, words):
+  (tmp_path / 'bad.csv').write_text(content)
+  _refused(lambda: text.read_rows(tmp_path / 'bad.csv'), 'bad.csv', *words)
+
+
+@pytest.mark.parametrize('raw', [
+    b'text,label\n\xff\xfe,0\n', 'text,label\na,0\n'.encode('utf-16')])
+def test_other_encodings(tmp_path, raw):
+  (tmp_path / 'bad.csv').write_bytes(raw)
+  _refused(lambda: text.read_rows(tmp_path / 'bad.csv'), 'bad.csv')
+
+
+def test_quotes_commas_and_lines_within_texts(tmp_path):
+  path = tmp_path / 'good.csv'
+  path.write_text('label,text\n0,"a, ""b""\nc"\n\n1,say "hi"\n')
+  found, labels = text.read_rows(path)
+  assert found == ['a, "b"\nc', 'say "hi"'] and labels.tolist() == [0, 1]
