@@ -22,6 +22,7 @@ import dataclasses
 import glob
 import hashlib
 import itertools
+import math
 import os
 import pathlib
 import re
@@ -36,6 +37,8 @@ _OURS = {'workdir': 'the sweep chooses the folders',
          'flagfile': 'use a line `flagfile:`',
          **dict.fromkeys(('dry_run', 'status', 'slots', 'retries', 'shard',
                           'out', 'python', 'env'), _OPTION)}
+# Of cells: each has a command, a name and files, all held in memory.
+_MOST = 100_000
 _LONGEST = 120  # Bytes of a folder's name; file systems end at 255.
 _LARGEST_SEED = 2**32 - 1  # Of a run's --seeds.
 
@@ -96,6 +99,10 @@ def parse(text: str, source: str = 'grid') -> list[Cell]:
       blocks.append(_Block(where))
     else:
       _read(blocks[-1], line, where)
+  total = sum(_size(block) for block in blocks)
+  if total > _MOST:
+    raise GridError(f'{source}: has {total} cells; {_MOST} is the most. Give '
+                    'fewer alternatives, or several grids.')
   cells = [c for b in blocks if b.script or b.flagfiles or b.axes or b.seeds
            for c in _product(b)]
   if not cells:
@@ -234,6 +241,12 @@ def _axis(line: str, where: str) -> tuple[str, list[str]]:
   if len(set(values)) < len(values):
     raise GridError(f'{where}: --{name} has the same value twice.')
   return name, values
+
+
+def _size(block: _Block) -> int:
+  """Cells of a block, without making them."""
+  return math.prod([len(block.seeds) or 1, len(block.flagfiles) or 1,
+                    *map(len, block.axes.values())])
 
 
 def _product(block: _Block) -> Iterator[Cell]:

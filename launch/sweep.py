@@ -59,10 +59,11 @@ def read_cells(words: Sequence[str]) -> list[grid.Cell]:
   """
   if len(words) == 1 and ':' not in words[0] and not words[0].startswith('--'):
     try:
-      return grid.parse(pathlib.Path(words[0]).read_text(), words[0])
-    except (OSError, UnicodeDecodeError) as error:
+      text = pathlib.Path(words[0]).read_text()
+    except (OSError, ValueError) as error:
       reason = getattr(error, 'strerror', None) or 'it is no text'
       raise grid.GridError(f'{words[0]} cannot be read: {reason}.') from error
+    return grid.parse(text, words[0])
   return grid.parse('\n'.join(words), 'line')
 
 
@@ -70,8 +71,9 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
   found = {}
   for pair in pairs:
     name, equals, value = pair.partition('=')
-    if not name or not equals:
-      raise grid.GridError(f'--env={pair} must be NAME=VALUE.')
+    if not name or not equals or '\0' in pair:
+      shown = pair.replace('\0', r'\0')
+      raise grid.GridError(f'--env={shown} must be NAME=VALUE.')
     found[name] = value
   return found
 
@@ -113,6 +115,10 @@ def main(argv: Sequence[str]) -> int:
   try:
     if not args.out:
       raise grid.GridError('--out= is empty; name a folder.')
+    for name in ('out', 'python'):
+      if '\0' in getattr(args, name):
+        raise grid.GridError(f'--{name}={getattr(args, name)!r} holds a zero '
+                             'byte, which no file has.')
     if args.slots < 1 or args.retries < 0:
       raise grid.GridError(f'--slots={args.slots} must be at least 1 and '
                            f'--retries={args.retries} at least 0.')

@@ -235,7 +235,8 @@ def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
           len(runs[name]) > 1 for name in order) else 'final accuracy, %',
       title_fontsize='small', alignment='left')
   if title:
-    chart.suptitle(title, fontsize='medium')
+    chart.suptitle(title, fontsize='medium', parse_math=False)
+  as_they_are(chart)
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   chart.savefig(path, dpi=150)
 
@@ -284,3 +285,14 @@ def _curve(seeds: Sequence[Sequence[Row]], name: str
   if not rounds:
     return None
   return np.array(rounds), np.array([[s[r] for r in rounds] for s in series])
+
+
+def as_they_are(chart: Any) -> None:
+  """Has the names in a chart's legends drawn as text: `$` begins no formula.
+
+  Args:
+    chart: a figure of matplotlib.
+  """
+  for legend in chart.legends:
+    for text in legend.get_texts():
+      text.set_parse_math(False)

@@ -71,6 +71,7 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   axes.spines[['top', 'right']].set_visible(False)
   chart.legend(loc='outside right upper', frameon=False, fontsize='small')
   if title:
-    chart.suptitle(title, fontsize='medium')
+    chart.suptitle(title, fontsize='medium', parse_math=False)
+  report.as_they_are(chart)
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   chart.savefig(path, dpi=150)

@@ -142,7 +142,7 @@ def test_broken_files(tmp_path):
   _saved_arrays(path)
   whole = path.read_bytes()
   path.write_bytes(whole[:-100])
-  with pytest.raises(ValueError, match='missing, truncated'):
+  with pytest.raises(ValueError, match='truncated'):
     partition.load_partition(path, 1000, 5)
   path.write_bytes(whole[:200] + b'\xff' * 9 + whole[209:])
   with pytest.raises(ValueError, match='partition file'):

@@ -30,6 +30,9 @@ BAD = {
     'flagfile_comma': (f'{DIGITS}\nflagfile: ,', 'names no file'),
     'null': (f'{DIGITS}\n--a=x\0y', "g.txt:2: '--a=x\\x00y' is no text"),
     'bytes': (f'{DIGITS}\n--a=\udcff', 'is no text'),
+    'too_many': (DIGITS + ''.join(
+        f'\n--{chr(97 + i)}=' + ' | '.join(map(str, range(16)))
+        for i in range(6)), 'has 16777216 cells; 100000 is the most'),
     'flag': (f'{DIGITS}\n--=3', "'--=3' is not of the form"),
     'flag_spaces': (f'{DIGITS}\n--a b=3', 'not of the form'),
     'flag_twice': (f'{DIGITS}\n--a=1\n--a=2', 'g.txt:3: --a comes twice'),

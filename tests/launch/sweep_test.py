@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import sweep
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SWEEP = ROOT / 'launch' / 'sweep.py'
@@ -302,3 +303,15 @@ seeds: 3
   config = json.loads(
       (tmp_path / 'out' / 'digits_dirdir__seed=3' / 'config.json').read_text())
   assert config['flags']['seeds'] == [3]
+
+
+@pytest.mark.parametrize('argv, words', [
+    (['GRID', '--out=a\0b'], '--out='), (['GRID\0', '--out=a'], 'GRID'),
+    (['GRID', '--out=a', '--python=a\0b'], '--python='),
+    (['GRID', '--out=a', '--env=A=\0'], '--env=A=')])
+def test_zero_bytes_are_refused(argv, words, capsys):
+  """No shell can give one, but Python can."""
+  assert sweep.main(argv) == 2
+  said = capsys.readouterr().err
+  assert said.startswith('error: ') and words in said
+  assert len(said.splitlines()) == 1

@@ -144,3 +144,13 @@ def test_plot_of_nothing_is_refused(tmp_path):
   with pytest.raises(ValueError, match='epsilon'):
     report.plot_curves({'m': [rows([0.5])]}, tmp_path / 'c.png',
                        panels=('epsilon',))
+
+
+def test_names_are_no_formulas(tmp_path):
+  """A folder may be called so; its legend says it, letter by letter."""
+  rows = [{'round': r, 'accuracy': .5, 'epsilon': float(r)} for r in (1, 2)]
+  runs = {'$x^{$': [rows], 'a $\\frac{1}$ b': [rows]}
+  report.plot_curves(runs, tmp_path / 'a.png', title='$x^{$')
+  tradeoff.plot(runs, tmp_path / 'b.png', title='$x^{$')
+  for name in 'ab':
+    assert (tmp_path / f'{name}.png').stat().st_size > 1000
