@@ -107,7 +107,8 @@ def make(mesh: jax.sharding.Mesh | None) -> Rounds:
       mean=(0.5,) * shape[2], std=(0.25,) * shape[2], optimizer=optimizer,
       learning_rate=5e-4, labeled_batch=FLAGS.labeled,
       unlabeled_batch=FLAGS.unlabeled, cohort_size=FLAGS.num_clients,
-      compute_dtype=FLAGS.compute_dtype, client_map=FLAGS.client_map, **views)
+      schedule_rounds=100, compute_dtype=FLAGS.compute_dtype,
+      client_map=FLAGS.client_map, **views)
   return Rounds(spec, harness.two_pools(
       FLAGS.num_clients, FLAGS.steps * FLAGS.labeled,
       FLAGS.steps * FLAGS.unlabeled, shape), mesh)

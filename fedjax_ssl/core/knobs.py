@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import numbers
+import re
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedjax_ssl.core import names
@@ -206,8 +207,9 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
     if lost := sorted(set(own) - set(parameters)):
       raise TypeError(f'{function.__name__} has no knob {", ".join(lost)}.')
     bounds: dict[str, Bound | Word] = {
-        name: own.get(name) or BOUNDS[name] for name in parameters
-        if name in own or name in BOUNDS}
+        name: own.get(name) or BOUNDS[name]
+        for name, parameter in parameters.items()
+        if name in own or name in BOUNDS and _is_number(parameter)}
 
     @functools.wraps(function)
     def build(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -254,6 +256,12 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
 def _knobs(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
   return {p.name: p for p in inspect.signature(function).parameters.values()
           if p.kind is p.KEYWORD_ONLY}
+
+
+def _is_number(parameter: inspect.Parameter) -> bool:
+  """Whether it is annotated so; another method's knob may be a word."""
+  words = re.findall(r'\w+', str(parameter.annotation))
+  return bool({'int', 'float'} & set(words))
 
 
 def _check(function: Callable[..., Any], bounds: Mapping[str, Bound | Word],

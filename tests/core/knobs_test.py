@@ -143,6 +143,12 @@ def test_a_bound_of_no_knob_is_a_mistake():
       return size
 
 
+def test_a_word_may_have_the_name_of_a_number():
+  methods.make("fedlabel(confidence='entropy')", toy.task())
+  with pytest.raises(ValueError, match='confidence'):
+    methods.make("fedirm(confidence='entropy')", toy.task())
+
+
 def test_builders_keep_their_names():
   assert pseudo_label.pseudo_label.__name__ == 'pseudo_label'
   assert 'threshold' in inspect.signature(fixmatch.fixmatch).parameters
