@@ -13,8 +13,7 @@ from absl.testing import absltest, parameterized
 import fedjax_ssl
 
 PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
-LEAVES = ('adversarial', 'aggregation', 'losses', 'privacy', 'sparse',
-          'targets')
+LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')
 # Loaded by what needs them, and by nothing else.
 HEAVY = ('flax', 'orbax', 'tensorflow', 'tensorflow_datasets', 'matplotlib',
          'sklearn', 'PIL', 'tqdm', 'tensorboardX', 'dp_accounting')
@@ -58,6 +57,12 @@ def public(path: pathlib.Path) -> Iterator[Function]:
         yield Function(f'{module}:{node.name}.{child.name}', child)
 
 
+def leaf(name: str) -> list[Function]:
+  """What a module, or the modules of a package, have that is public."""
+  paths = sorted((PACKAGE / name).glob('*.py')) or [PACKAGE / f'{name}.py']
+  return [f for path in paths for f in public(path)]
+
+
 def everything() -> list[Function]:
   return [f for path in sorted(PACKAGE.rglob('*.py')) for f in public(path)]
 
@@ -95,18 +100,20 @@ class HabitsTest(parameterized.TestCase):
   @parameterized.parameters(*LEAVES)
   def test_hyperparameters_are_keyword_only(self, name):
     loose = []
-    for f in public(PACKAGE / f'{name}.py'):
+    for f in leaf(name):
       if isinstance(f.node, ast.FunctionDef):
         optional = f.node.args.args[
             len(f.node.args.args) - len(f.node.args.defaults):]
-        # A shape to draw is no hyperparameter, and positional in jax.random.
-        loose += [f'{f.where}({a.arg})' for a in optional if a.arg != 'shape']
+        # A shape to draw is no hyperparameter, and positional in jax.random;
+        # the mask is an array.
+        loose += [f'{f.where}({a.arg})' for a in optional
+                  if a.arg not in ('shape', 'mask')]
     self.assertEmpty(loose)
 
   @parameterized.parameters(*LEAVES)
   def test_arguments_are_explained(self, name):
     silent = []
-    for f in public(PACKAGE / f'{name}.py'):
+    for f in leaf(name):
       text = ast.get_docstring(f.node) or ''
       if 'Args:' in text:
         silent += [f'{f.where}({a.arg})' for a in f.args

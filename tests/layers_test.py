@@ -20,16 +20,13 @@ LIGHT = {'jax', 'numpy', 'optax'}
 HEAVY = {'PIL', 'array_record', 'dp_accounting', 'matplotlib', 'orbax',
          'sklearn', 'tensorboardX', 'tensorflow_datasets', 'tqdm',
          'transformers'}
-LEAVES = ('adversarial', 'aggregation', 'losses', 'privacy', 'sparse',
-          'targets')
+LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')
 
 # Longest prefix that fits a module says what it may import of the package. A
 # package may import itself unless its name ends with '!'.
 LAYERS = {
     'aggregation': (),
-    'targets': (),
-    'losses': ('targets',),
-    'adversarial': ('losses', 'targets'),
+    'losses': (),
     'privacy': (),
     'sparse': (),
     'core': (),
@@ -199,7 +196,7 @@ class TheCheckItselfTest(parameterized.TestCase):
       ('data.federation', 'from fedjax_ssl import models'),
       ('models.cnn', 'from fedjax_ssl.core import rounds'),
       ('losses', 'from fedjax_ssl.core import types'),
-      ('targets', 'from fedjax_ssl import losses'),
+      ('losses.targets', 'from fedjax_ssl import aggregation'),
       ('aggregation', 'import optax'),
       ('aggregation', 'from fedjax_ssl import losses'),
       ('core.local', 'import flax'),

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import adversarial, losses
+from fedjax_ssl import losses
+from fedjax_ssl.losses import adversarial
 
 B, C = 6, 4
 MASK = np.array([1, 1, 0, 1, 0, 1], np.float32)
@@ -36,27 +37,72 @@ def kl(p, q):
 
 # Each as (logits, mask) -> loss, the rest fixed.
 LOSSES = (
-    ('hard', lambda x, m: losses.cross_entropy(x, LABELS, m)),
-    ('soft', lambda x, m: losses.cross_entropy(x, SOFT, m)),
+    ('hard', lambda x, m: losses.cross_entropy(x, LABELS, m)[0]),
+    ('soft', lambda x, m: losses.cross_entropy(x, SOFT, m)[0]),
     ('smooth', lambda x, m: losses.cross_entropy(
-        x, LABELS, m, label_smoothing=0.1)),
-    ('fixmatch', lambda x, m: losses.fixmatch(LOGITS, x, m, threshold=0.5)[0]),
+        x, LABELS, m, label_smoothing=0.1)[0]),
+    ('fixmatch', lambda x, m: losses.fixmatch(x, LOGITS, m, threshold=0.5)[0]),
     ('confident', lambda x, m: losses.fixmatch(
-        LOGITS, x, m, threshold=0.5, over='confident')[0]),
+        x, LOGITS, m, threshold=0.5, over='confident')[0]),
     ('uda', lambda x, m: losses.uda(
-        LOGITS, x, m, threshold=0.5, temperature=0.4)[0]),
+        x, LOGITS, m, threshold=0.5, temperature=0.4)[0]),
     ('tsa', lambda x, m: losses.tsa_cross_entropy(
         x, LABELS, m, threshold=0.9)[0]),
-    ('consistency', lambda x, m: losses.consistency(x, SOFT, m, total=8)),
-    ('squared_error', lambda x, m: losses.squared_error(x, SOFT, m)),
-    ('helpers', lambda x, m: losses.inter_client_kl(x, HELPERS, m)),
+    ('consistency', lambda x, m: losses.consistency(x, SOFT, m, total=8)[0]),
+    ('squared_error', lambda x, m: losses.squared_error(x, SOFT, m)[0]),
+    ('helpers', lambda x, m: losses.inter_client_kl(x, HELPERS, m)[0]),
     ('relation', lambda x, m: losses.relation_matching(
-        losses.relation_matrix(x, LABELS, m), softmax(draw(C, C, seed=4)))),
+        losses.relation_matrix(x, LABELS, m), softmax(draw(C, C, seed=4)))[0]),
     ('discriminator', lambda x, m: adversarial.discriminator_loss(
-        x[:, 0], x[:, 1], m, fake_weight=0.7)),
-    ('generator', lambda x, m: adversarial.generator_loss(x[:, 0], m)),
-    ('reconstruction', lambda x, m: adversarial.reconstruction(x, LOGITS, m)),
+        x[:, 0], x[:, 1], m, fake_weight=0.7)[0]),
+    ('generator', lambda x, m: adversarial.generator_loss(x[:, 0], m)[0]),
+    ('reconstruction',
+     lambda x, m: adversarial.reconstruction(x, LOGITS, m)[0]),
 )
+
+
+# Each as (mask, reduction) -> loss.
+REDUCED = (
+    ('cross_entropy', lambda m, r: losses.cross_entropy(
+        STRONG, LABELS, m, reduction=r)),
+    ('fixmatch', lambda m, r: losses.fixmatch(
+        STRONG, LOGITS, m, threshold=0.5, reduction=r)),
+    ('uda', lambda m, r: losses.uda(STRONG, LOGITS, m, reduction=r)),
+    ('consistency', lambda m, r: losses.consistency(
+        STRONG, SOFT, m, reduction=r)),
+    ('squared_error', lambda m, r: losses.squared_error(
+        STRONG, SOFT, m, reduction=r)),
+    ('helpers', lambda m, r: losses.inter_client_kl(
+        STRONG, HELPERS, m, reduction=r)),
+    ('discriminator', lambda m, r: adversarial.discriminator_loss(
+        STRONG[:, 0], STRONG[:, 1], m, reduction=r)),
+    ('generator', lambda m, r: adversarial.generator_loss(
+        STRONG[:, 0], m, reduction=r)),
+    ('reconstruction', lambda m, r: adversarial.reconstruction(
+        STRONG, LOGITS, m, reduction=r)),
+)
+
+
+class ReductionTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(*REDUCED)
+  def test_rows_average_to_the_mean_and_masked_ones_are_zero(self, loss):
+    real = MASK * (LABELS >= 0)  # The same rows, for hidden labels.
+    rows, _ = loss(real, 'none')
+    self.assertEqual(rows.shape, (B,))
+    np.testing.assert_array_equal(np.asarray(rows)[real == 0], 0)
+    mean, _ = loss(real, 'mean')
+    np.testing.assert_allclose(rows.sum() / real.sum(), mean, rtol=1e-5)
+
+  @parameterized.named_parameters(*REDUCED)
+  def test_without_a_mask_all_rows_count(self, loss):
+    chex.assert_trees_all_equal(
+        loss(None, 'mean')[0], loss(np.ones(B, np.float32), 'mean')[0])
+
+  @parameterized.named_parameters(*REDUCED)
+  def test_other_reductions_are_refused(self, loss):
+    with self.assertRaisesRegex(ValueError, "'sum'.*mean, none"):
+      loss(MASK, 'sum')
 
 
 class EveryLossTest(parameterized.TestCase):
@@ -92,16 +138,16 @@ class SupervisedTest(parameterized.TestCase):
     rows = -np.log(softmax(LOGITS))[np.arange(B), LABELS]
     want = rows[[0, 1, 3, 5]].mean()
     np.testing.assert_allclose(
-        losses.cross_entropy(LOGITS, LABELS, MASK), want, rtol=1e-6)
+        losses.cross_entropy(LOGITS, LABELS, MASK)[0], want, rtol=1e-6)
     np.testing.assert_allclose(
         losses.cross_entropy(np.log([[0.5, 0.25, 0.25]]), np.array([1]),
-                             np.ones(1)), np.log(4), rtol=1e-6)
+                             np.ones(1))[0], np.log(4), rtol=1e-6)
 
   def test_one_hot_targets_are_labels(self):
     one_hot = np.eye(C, dtype=np.float32)[LABELS]
     np.testing.assert_allclose(
-        losses.cross_entropy(LOGITS, one_hot, MASK),
-        losses.cross_entropy(LOGITS, LABELS, MASK), rtol=1e-6)
+        losses.cross_entropy(LOGITS, one_hot, MASK)[0],
+        losses.cross_entropy(LOGITS, LABELS, MASK)[0], rtol=1e-6)
 
   def test_hidden_labels_count_as_masked(self):
     everything = np.ones(B, np.float32)
@@ -113,18 +159,19 @@ class SupervisedTest(parameterized.TestCase):
 
   def test_smoothing_of_one_forgets_the_label(self):
     one, other = (
-        losses.cross_entropy(LOGITS, labels, np.ones(B), label_smoothing=1.0)
+        losses.cross_entropy(LOGITS, labels, np.ones(B), label_smoothing=1.0)[0]
         for labels in (np.zeros(B, np.int32), np.ones(B, np.int32)))
     np.testing.assert_allclose(one, other)
 
   def test_soft_targets_are_constants(self):
-    slope = jax.grad(losses.cross_entropy, 1)(LOGITS, SOFT, MASK)
+    slope = jax.grad(losses.cross_entropy, 1, has_aux=True)(
+        LOGITS, SOFT, MASK)[0]
     np.testing.assert_array_equal(slope, 0)
 
   def test_total_divides(self):
     np.testing.assert_allclose(
-        losses.cross_entropy(LOGITS, LABELS, MASK, total=8) * 8,
-        losses.cross_entropy(LOGITS, LABELS, MASK) * 4, rtol=1e-6)
+        losses.cross_entropy(LOGITS, LABELS, MASK, total=8)[0] * 8,
+        losses.cross_entropy(LOGITS, LABELS, MASK)[0] * 4, rtol=1e-6)
 
   def test_accuracy_by_hand(self):
     logits = np.eye(C, dtype=np.float32)[[0, 3, 1, 0, 2, 1]]
@@ -138,16 +185,16 @@ class SupervisedTest(parameterized.TestCase):
 class SelfTrainingTest(parameterized.TestCase):
 
   def test_threshold_zero_is_self_training(self):
-    loss, metrics = losses.fixmatch(LOGITS, STRONG, MASK, threshold=0.0)
+    loss, metrics = losses.fixmatch(STRONG, LOGITS, MASK, threshold=0.0)
     want = losses.cross_entropy(
-        STRONG, LOGITS.argmax(-1).astype(np.int32), MASK)
+        STRONG, LOGITS.argmax(-1).astype(np.int32), MASK)[0]
     np.testing.assert_allclose(loss, want, rtol=1e-6)
     self.assertEqual(metrics['mask_rate'], 1)
 
   @parameterized.parameters('batch', 'confident')
   def test_threshold_above_one_is_no_loss(self, over):
     loss, metrics = losses.fixmatch(
-        100 * LOGITS, STRONG, MASK, threshold=1.01, over=over)
+        STRONG, 100 * LOGITS, MASK, threshold=1.01, over=over)
     self.assertEqual(loss, 0)
     self.assertEqual(metrics['mask_rate'], 0)
 
@@ -158,7 +205,7 @@ class SelfTrainingTest(parameterized.TestCase):
     rows = -np.log(softmax(STRONG))[np.arange(B), p.argmax(-1)]
     for over, total in (('batch', MASK.sum()), ('confident', kept.sum())):
       loss, metrics = losses.fixmatch(
-          LOGITS, STRONG, MASK, threshold=0.7, over=over)
+          STRONG, LOGITS, MASK, threshold=0.7, over=over)
       np.testing.assert_allclose(loss, (kept * rows).sum() / total, rtol=1e-5)
       np.testing.assert_allclose(
           metrics['mask_rate'], kept.sum() / MASK.sum(), rtol=1e-6)
@@ -170,22 +217,22 @@ class SelfTrainingTest(parameterized.TestCase):
     np.testing.assert_array_equal(kept, [1, 0])
 
   @parameterized.named_parameters(
-      ('fixmatch', lambda w: losses.fixmatch(w, STRONG, MASK, threshold=0)[0]),
-      ('uda', lambda w: losses.uda(w, STRONG, MASK)[0]),
-      ('consistency', lambda w: losses.consistency(STRONG, w, MASK)),
-      ('helpers', lambda w: losses.inter_client_kl(STRONG, w[None], MASK)),
+      ('fixmatch', lambda w: losses.fixmatch(STRONG, w, MASK, threshold=0)[0]),
+      ('uda', lambda w: losses.uda(STRONG, w, MASK)[0]),
+      ('consistency', lambda w: losses.consistency(STRONG, w, MASK)[0]),
+      ('helpers', lambda w: losses.inter_client_kl(STRONG, w[None], MASK)[0]),
       ('soft', lambda w: losses.soft_pseudo_label(w[None]).max()),
       ('relation', lambda w: losses.relation_matching(
-          softmax(STRONG[:C]), jax.nn.softmax(w[:C]))),
+          softmax(STRONG[:C]), jax.nn.softmax(w[:C]))[0]),
       ('proximal', lambda w: losses.proximal(STRONG, w, mu=1.0)),
       ('reconstruction', lambda w: adversarial.reconstruction(
-          STRONG, w, MASK)))
+          STRONG, w, MASK)[0]))
   def test_targets_are_constants(self, loss):
     np.testing.assert_array_equal(jax.jit(jax.grad(loss))(LOGITS), 0)
 
   def test_unknown_reduction_is_refused(self):
     with self.assertRaisesRegex(ValueError, "over is 'all'.*batch"):
-      losses.fixmatch(LOGITS, STRONG, MASK, over='all')
+      losses.fixmatch(STRONG, LOGITS, MASK, over='all')
 
 
 class UdaTest(parameterized.TestCase):
@@ -198,7 +245,7 @@ class UdaTest(parameterized.TestCase):
     kept = (softmax(LOGITS).max(-1) > 0.7) * MASK
     rows = kl(softmax(LOGITS / 0.4), softmax(STRONG))
     loss, metrics = losses.uda(
-        LOGITS, STRONG, MASK, threshold=0.7, temperature=0.4)
+        STRONG, LOGITS, MASK, threshold=0.7, temperature=0.4)
     np.testing.assert_allclose(loss, (kept * rows).sum() / 4, rtol=1e-4)
     np.testing.assert_allclose(metrics['mask_rate'], kept.sum() / 4)
 
@@ -214,7 +261,7 @@ class UdaTest(parameterized.TestCase):
   def test_annealing_of_one_is_cross_entropy(self):
     loss, _ = losses.tsa_cross_entropy(LOGITS, LABELS, MASK, threshold=1.0)
     np.testing.assert_allclose(
-        loss, losses.cross_entropy(LOGITS, LABELS, MASK), rtol=1e-6)
+        loss, losses.cross_entropy(LOGITS, LABELS, MASK)[0], rtol=1e-6)
 
   def test_learnt_labels_are_left_out_of_sum_and_count(self):
     logits = np.log(np.array([[0.9, 0.1], [0.6, 0.4]], np.float32))
@@ -229,26 +276,26 @@ class ConsistencyTest(parameterized.TestCase):
   def test_by_hand_with_the_nominal_batch(self):
     rows = ((softmax(LOGITS) - SOFT) ** 2).sum(-1)
     np.testing.assert_allclose(
-        losses.consistency(LOGITS, SOFT, MASK, total=64),
+        losses.consistency(LOGITS, SOFT, MASK, total=64)[0],
         (MASK * rows).sum() / 64, rtol=1e-5)
     np.testing.assert_allclose(
-        losses.squared_error(LOGITS, SOFT, MASK),
+        losses.squared_error(LOGITS, SOFT, MASK)[0],
         (MASK * rows).sum() / 4 / C, rtol=1e-5)
 
   def test_helpers_by_hand(self):
     rows = kl(softmax(HELPERS), softmax(LOGITS)).sum(0)
     want = (MASK * rows).sum() / 4
     np.testing.assert_allclose(
-        losses.inter_client_kl(LOGITS, HELPERS, MASK), want, rtol=1e-5)
+        losses.inter_client_kl(LOGITS, HELPERS, MASK)[0], want, rtol=1e-5)
     np.testing.assert_allclose(
-        losses.inter_client_kl(LOGITS, HELPERS, MASK, over_helpers='mean'),
+        losses.inter_client_kl(LOGITS, HELPERS, MASK, over_helpers='mean')[0],
         want / 3, rtol=1e-5)
 
   def test_helpers_that_agree_or_are_absent_cost_nothing(self):
     same = np.stack([LOGITS, LOGITS + 1])
     for helpers in (same, same[:0]):
       got = losses.inter_client_kl(
-          LOGITS, helpers, MASK, over_helpers='mean')
+          LOGITS, helpers, MASK, over_helpers='mean')[0]
       np.testing.assert_allclose(got, 0, atol=1e-6)
 
   def test_relation_matrix_by_hand(self):
@@ -262,11 +309,13 @@ class ConsistencyTest(parameterized.TestCase):
   def test_relation_matching(self):
     a, b = softmax(LOGITS[:C]), softmax(STRONG[:C])
     want = (kl(a, b) + kl(b, a)).mean() / 2
-    np.testing.assert_allclose(losses.relation_matching(a, b), want, rtol=1e-4)
-    self.assertEqual(losses.relation_matching(a, a), 0)
+    np.testing.assert_allclose(
+        losses.relation_matching(a, b)[0], want, rtol=1e-4)
+    self.assertEqual(losses.relation_matching(a, a)[0], 0)
     hard = np.eye(C, dtype=np.float32)
     chex.assert_tree_all_finite(
-        jax.value_and_grad(losses.relation_matching)(hard, hard[::-1]))
+        jax.value_and_grad(losses.relation_matching, has_aux=True)(
+            hard, hard[::-1]))
 
 
 class PenaltyTest(absltest.TestCase):

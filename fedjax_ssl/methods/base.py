@@ -139,7 +139,7 @@ def supervised(task: Task) -> LossFn:
     (logits,), stats = forward(
         task, model, labeled_view(task, batch.labeled, key), key=key)
     loss = losses.cross_entropy(logits, batch.labeled.labels,
-                                batch.labeled.mask)
+                                batch.labeled.mask)[0]
     return loss, (stats, {})
   return loss_fn
 

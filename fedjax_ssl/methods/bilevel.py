@@ -129,7 +129,7 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
 
   def labeled_loss(params):
     return losses.cross_entropy(
-        logits_of(params, labeled), labeled.labels, labeled.mask)
+        logits_of(params, labeled), labeled.labels, labeled.mask)[0]
 
   def passes(params):
     seen = (weak, labeled, strong) if joint else (labeled, strong)
@@ -169,9 +169,9 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
       if which in ('both', 'fine') else accepted)
 
   def parts(known, bold):
-    return (losses.cross_entropy(known, labeled.labels, labeled.mask),
-            regulation.weighted_loss(bold, labels, strong.mask, weights),
-            losses.cross_entropy(bold, labels, strong.mask))
+    return (losses.cross_entropy(known, labeled.labels, labeled.mask)[0],
+            regulation.weighted_loss(bold, labels, strong.mask, weights)[0],
+            losses.cross_entropy(bold, labels, strong.mask)[0])
 
   def total(logits):
     supervised, weighted, plain = parts(*logits)

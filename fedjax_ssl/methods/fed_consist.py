@@ -57,7 +57,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
     del teacher
     plain, (strong,), stats = base.forward_with_targets(
         task, model, batch, base.strongly(task, batch, key), key=key)
-    loss, used = losses.fixmatch(plain, strong, batch.mask,
+    loss, used = losses.fixmatch(strong, plain, batch.mask,
                                  threshold=threshold)
     return unlabeled_weight * loss, (stats, {
         'unlabeled_loss': base.over_rows(loss, batch),

@@ -129,7 +129,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     (second,), stats = base.forward(
         task, model._replace(stats=stats), views[1], key=keys[1])
     loss, other = (losses.cross_entropy(
-        logits, batch.labels, batch.mask, label_smoothing=label_smoothing)
+        logits, batch.labels, batch.mask, label_smoothing=label_smoothing)[0]
         for logits in (first, second))
     loss += other
     relation = losses.relation_matrix(
@@ -163,7 +163,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
           task, teacher, base.weakly(task, batch, keys[1]), key=keys[1])
       consistency = losses.consistency(
           logits, jax.nn.softmax(target), batch.mask,
-          total=task.unlabeled_batch or None)
+          total=task.unlabeled_batch or None)[0]
       accepted = certain(
           logits, mean_logits(lax.stop_gradient(model), logits, batch,
                               keys[2]),
@@ -171,7 +171,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
       own = losses.relation_matrix(
           logits, logits.argmax(-1), batch.mask * accepted,
           temperature=temperature)
-      matching = known * losses.relation_matching(own, relation)
+      matching = known * losses.relation_matching(own, relation)[0]
       loss = weight * (consistency_weight * consistency
                        + relation_weight * matching)
       rate = losses.masked_mean(accepted, batch.mask)

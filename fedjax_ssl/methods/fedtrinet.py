@@ -246,8 +246,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
       known = base.labeled_view(task, batch.labeled, keys[0])
       given = base.weakly(task, batch.unlabeled, keys[1])
       (ours, theirs), stats = base.forward(task, now, known, given, key=key)
-      on_known = losses.cross_entropy(ours, known.labels, known.mask)
-      on_given = losses.cross_entropy(theirs, given.labels, given.mask)
+      on_known = losses.cross_entropy(ours, known.labels, known.mask)[0]
+      on_given = losses.cross_entropy(theirs, given.labels, given.mask)[0]
       n, m = known.mask.sum(), given.mask.sum()
       together = (n * on_known + m * on_given) / jnp.maximum(n + m, 1)
       epoch = step * task.local_epochs // jnp.maximum(made.num_steps, 1)

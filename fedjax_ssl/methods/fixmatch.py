@@ -65,7 +65,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
       weak, (labeled, strong), stats = base.forward_with_targets(
           task, model, target, *views, key=key)
     loss, used = losses.fixmatch(
-        weak, strong, unlabeled.mask, threshold=threshold, over=over)
+        strong, weak, unlabeled.mask, threshold=threshold, over=over)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight, mask_rate=used['mask_rate'])

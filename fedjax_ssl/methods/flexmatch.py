@@ -75,7 +75,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
         task, model, base.weakly(task, rows, keys[0]),
         base.labeled_view(task, batch.labeled, keys[1]),
         base.strongly(task, rows, keys[2]), key=key)
-    loss, used = losses.fixmatch(weak, strong, rows.mask,
+    loss, used = losses.fixmatch(strong, weak, rows.mask,
                                  threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)
     # Out of range drops: masked rows, and rows that are not sure.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl import adversarial, losses
+from fedjax_ssl import losses
 from fedjax_ssl.core.types import (
   Array,
   Batch,
@@ -25,6 +25,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.losses import adversarial
 from fedjax_ssl.models import gan
 
 
@@ -212,7 +213,7 @@ class Costs:
         discriminator, jnp.concatenate([made.real, fake]),
         jnp.concatenate([made.labels, self._condition(made)])), 2)
     return adversarial.discriminator_loss(
-        real, judged, made.mask, fake_weight=losses.realism_weight(made.lam))
+        real, judged, made.mask, fake_weight=losses.realism_weight(made.lam))[0]
 
   def joint(self, trained: tuple[PyTree, PyTree], nets: Nets, made: Material
             ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
@@ -243,13 +244,13 @@ class Costs:
     known, unknown = made.known * made.mask, (1 - made.known) * made.mask
     # An untrained F would teach itself its first prejudice.
     rising = losses.ramp_up(made.progress.max(), options.ramp, shape='linear')
-    value = losses.cross_entropy(logits[0], blend, known) + (
-        rising * losses.cross_entropy(logits[0], blend, unknown))
+    value = losses.cross_entropy(logits[0], blend, known)[0] + (
+        rising * losses.cross_entropy(logits[0], blend, unknown)[0])
     loss = add('mixup_loss', value, made.mask)
     terms = {'none': {}, 'labeled': {'labeled_loss': known}, 'all': {
         'labeled_loss': known, 'unlabeled_loss': unknown}}
     for name, rows in terms[options.real_data].items():
-      value = losses.cross_entropy(logits[1], made.labels, rows)
+      value = losses.cross_entropy(logits[1], made.labels, rows)[0]
       loss = add(name, value if name == 'labeled_loss' else rising * value,
                  rows)
     if options.use_real:
@@ -257,10 +258,10 @@ class Costs:
           nets.discriminator, fake, self._condition(made))
       loss = add('realism_loss', adversarial.generator_loss(
           judged, made.mask, weight=losses.realism_weight(made.lam),
-          kind=options.generator_kind), made.mask)
+          kind=options.generator_kind)[0], made.mask)
     if options.use_rec:
       loss = add('reconstruction', adversarial.reconstruction(
-          again[0], made.real, made.mask, over_pixels=options.rec_over),
+          again[0], made.real, made.mask, over_pixels=options.rec_over)[0],
                  made.mask)
     return loss, (stats, metrics)
 

@@ -128,7 +128,8 @@ def fine_tune_step(task: Task, schedule: Schedule,
       _, (logits, _), stats = base.forward_with_targets(
           task, learner.teacher._replace(params=params), weak, labeled, strong,
           key=key)
-      return losses.cross_entropy(logits, labeled.labels, labeled.mask), stats
+      loss, _ = losses.cross_entropy(logits, labeled.labels, labeled.mask)
+      return loss, stats
 
     grads, stats = jax.grad(loss_of, has_aux=True)(learner.teacher.params)
     params, state = _scaled(
@@ -166,9 +167,9 @@ def main_step(task: Task, schedule: Schedule,
           jax.random.fold_in(key, 0xd1))[0]
     def known(params):
       return losses.cross_entropy(
-          run(params, labeled), labeled.labels, labeled.mask)
+          run(params, labeled), labeled.labels, labeled.mask)[0]
     grads = jax.grad(lambda params: losses.cross_entropy(
-        run(params, weak), labels, weak.mask))(learner.student)
+        run(params, weak), labels, weak.mask)[0])(learner.student)
     rate = factor(learner.done - schedule.fine_tune, schedule,
                   wait=schedule.wait)
     params, state = _scaled(
@@ -187,11 +188,11 @@ def main_step(task: Task, schedule: Schedule,
       labels, sure = losses.pseudo_label(target, threshold=threshold)
       student, state, dot = jax.lax.stop_gradient(
           student_step(learner, labels, weak, labeled, key))
-      supervised = losses.cross_entropy(known, labeled.labels, labeled.mask)
+      supervised = losses.cross_entropy(known, labeled.labels, labeled.mask)[0]
       consistent = losses.cross_entropy(
           bold, jax.nn.softmax(target), strong.mask * sure,
-          total=strong.mask.sum())
-      own = losses.cross_entropy(bold, bold.argmax(-1), strong.mask)
+          total=strong.mask.sum())[0]
+      own = losses.cross_entropy(bold, bold.argmax(-1), strong.mask)[0]
       rows = labeled.mask.sum(), strong.mask.sum()
       metrics = {
           'forward_passes': 3 * rows[0] + 3 * rows[1],

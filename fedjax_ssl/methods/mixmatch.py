@@ -192,11 +192,12 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     logits, stats = base.forward(reader, model, *views, key=key)
     on_labeled = on_unlabeled = None
     if batch.labeled is not None:
-      on_labeled = losses.cross_entropy(logits[0], mixed[0][1], views[0].mask)
+      on_labeled, _ = losses.cross_entropy(
+          logits[0], mixed[0][1], views[0].mask)
     if batch.unlabeled is not None:
       error = (losses.squared_error if chosen['squared']
                else losses.cross_entropy)
-      on_unlabeled = error(logits[-1], mixed[-1][1], views[-1].mask)
+      on_unlabeled, _ = error(logits[-1], mixed[-1][1], views[-1].mask)
     rising = (losses.ramp_up(batch.progress, ramp, shape='linear') if ramp
               else 1.0)
     loss, metrics = objective.total(batch, on_unlabeled, on_labeled,

@@ -16,7 +16,7 @@ def labeled(logits: jax.Array | None, rows: Batch | None
   """float32[]: cross entropy of the labeled rows, the usual L_s, if any."""
   if logits is None or rows is None:
     return None
-  return losses.cross_entropy(logits, rows.labels, rows.mask)
+  return losses.cross_entropy(logits, rows.labels, rows.mask)[0]
 
 
 def total(batch: Pair, unlabeled_loss: jax.Array | None,

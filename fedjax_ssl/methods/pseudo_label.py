@@ -85,7 +85,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       weight = (losses.ramp_up(batch.progress, ramp, shape='linear') if ramp
                 else jnp.float32(1))
       used = rows.mask * sure
-    loss = losses.cross_entropy(logits, labels, used, total=rows.mask.sum())
+    loss = losses.cross_entropy(logits, labels, used, total=rows.mask.sum())[0]
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight * weight,

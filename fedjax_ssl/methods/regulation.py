@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Array, Number, PyTree
+from fedjax_ssl.core.types import Array, Metrics, Number, PyTree
 
 FORMS = ('probabilities', 'logits')
 # (params) -> logits float[B, C] of fixed rows.
@@ -71,8 +71,8 @@ def row_weights(fine: Fine, logits: Array, *, form: str = 'probabilities'
 
 
 def weighted_loss(logits: Array, labels: Array, mask: Array, weights: Array
-                  ) -> jax.Array:
-  r"""Mean :math:`w_i\, CE(\hat y_i, p_i)` over the real rows, float[].
+                  ) -> tuple[jax.Array, Metrics]:
+  r"""Computes the mean of :math:`w_i\, CE(\hat y_i, p_i)` over the real rows.
 
   Args:
     logits: float[B, C].
@@ -123,7 +123,7 @@ class Lookahead(NamedTuple):
     """
     def loss(logits):
       seen = jax.lax.stop_gradient(logits) if self.detach else logits
-      return weighted_loss(logits, self.labels, self.mask, weigh(seen))
+      return weighted_loss(logits, self.labels, self.mask, weigh(seen))[0]
     return self.pull(jax.grad(loss)(self.logits))
 
   def fine_gradient(self, fine: Fine) -> PyTree:

@@ -130,7 +130,7 @@ def supervised(task: Task) -> LossFn:
   def labeled_loss(model, batch, key):
     (logits,), stats = base.forward(
         task, model, base.labeled_view(task, batch, key), key=key)
-    loss = losses.cross_entropy(logits, batch.labels, batch.mask)
+    loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
     return loss, (stats, {'labeled_loss': base.over_rows(loss, batch)})
   return labeled_loss
 

@@ -17,6 +17,7 @@ from fedjax_ssl.core.types import (
   Client,
   Federation,
   Method,
+  Metrics,
   Number,
   PyTree,
   State,
@@ -41,8 +42,8 @@ _PROFILES: dict[str, dict[str, Any]] = {
 
 def mean_teacher_loss(logits: Array, teacher_logits: Array, mask: Array, *,
                       temperature: Number = 0.5, total: Number | None = None
-                      ) -> jax.Array:
-  r"""Squared distance to a sharpened teacher.
+                      ) -> tuple[jax.Array, Metrics]:
+  r"""Computes the squared distance to a sharpened teacher.
 
   :math:`\frac1B \sum_i \sum_c (p_{ic} - q_{ic}^{1/T} / \sum_v q_{iv}^{1/T})^2`.
 
@@ -167,7 +168,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
         task, model, base.weakly(task, batch, keys[1]), key=key)
     loss = mean_teacher_loss(
         logits, target, batch.mask, temperature=temperature,
-        total=task.unlabeled_batch or None)
+        total=task.unlabeled_batch or None)[0]
     return unlabeled_weight * loss, (
         stats, {'unlabeled_loss': base.over_rows(loss, batch)})
 

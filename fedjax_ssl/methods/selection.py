@@ -151,7 +151,7 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
   total = real.sum()
   used = real * choice.accepted
   rows = total if over == 'batch' else None
-  hard = losses.cross_entropy(strong_logits, choice.labels, used, total=rows)
+  hard = losses.cross_entropy(strong_logits, choice.labels, used, total=rows)[0]
   shared = used * choice.agreed
   # Rows that do not count are replaced: their derivative must not be NaN.
   student, other = (jnp.where(shared[:, None] > 0, x, 0)

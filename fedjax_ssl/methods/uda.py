@@ -79,7 +79,7 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         task, model, base.weakly(task, unlabeled, keys[0]),
         base.labeled_view(task, batch.labeled, keys[1]),
         base.strongly(task, unlabeled, keys[2]), key=key)
-    loss, used = losses.uda(clean, strong, unlabeled.mask,
+    loss, used = losses.uda(strong, clean, unlabeled.mask,
                             threshold=threshold, temperature=temperature)
     known, more = labeled_loss(labeled, batch)
     loss, metrics = objective.total(

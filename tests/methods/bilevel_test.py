@@ -45,7 +45,7 @@ def plain_lookahead(apply, model, rows, fine, *, rate, detach, form):
   moved = jax.tree.map(lambda p, g: p - rate * g, model.params,
                        jax.grad(unlabeled)(model.params))
   logits, _ = apply(model._replace(params=moved), labeled.inputs, labeled.mask)
-  return losses.cross_entropy(logits, labeled.labels, labeled.mask)
+  return losses.cross_entropy(logits, labeled.labels, labeled.mask)[0]
 
 
 @pytest.mark.parametrize('kind, detach, form', [
@@ -78,7 +78,7 @@ def test_meta_gradient_against_central_differences(kind, detach, form):
           strong.mask, detach=detach, form=form)
       return regulation.meta_gradient(
           ahead, unravel(w), lambda p: losses.cross_entropy(
-              logits_of(p, labeled), labeled.labels, labeled.mask), rate=0.7)
+              logits_of(p, labeled), labeled.labels, labeled.mask)[0], rate=0.7)
 
     loss, grads = exact(flat)
     np.testing.assert_allclose(loss, value(flat), rtol=1e-10)
@@ -166,9 +166,9 @@ def test_without_regulation_a_step_is_fixmatch_without_threshold(kind):
     weak, (known, strong), stats = base.forward_with_targets(
         task, model._replace(params=params), views.weak, views.labeled,
         views.strong)
-    loss, _ = losses.fixmatch(weak, strong, views.strong.mask, threshold=0.0)
+    loss, _ = losses.fixmatch(strong, weak, views.strong.mask, threshold=0.0)
     return loss + losses.cross_entropy(
-        known, views.labeled.labels, views.labeled.mask), stats
+        known, views.labeled.labels, views.labeled.mask)[0], stats
   grads, stats = fixmatch(model.params)
   want = jax.tree.map(lambda p, g: p - RATE * g, model.params, grads)
   chex.assert_trees_all_close(after.model, Variables(want, stats), rtol=1e-5,

@@ -77,7 +77,7 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   model = whole(sigma, lax.stop_gradient(psi), stats)
   (logits,), stats = base.forward(
       task, model, base.labeled_view(task, batch, key), key=key)
-  loss = losses.cross_entropy(logits, batch.labels, batch.mask)
+  loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
   return weight * loss, (stats, {'labeled_loss': base.over_rows(loss, batch)})
 
 
@@ -142,12 +142,12 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   chosen = batch.mask * accepted
   total = batch.mask.sum() if weights.over == 'batch' else None
   loss = weights.agreement * losses.cross_entropy(
-      logits, labels, chosen, total=total)
+      logits, labels, chosen, total=total)[0]
   if panel is not None and weights.consistency:
     if present is not None:  # A copy of oneself teaches exactly nothing.
       advice = jnp.where(present[:, None, None] > 0, advice,
                          lax.stop_gradient(own))
-    gap = losses.inter_client_kl(own, advice, chosen, total=total)
+    gap = losses.inter_client_kl(own, advice, chosen, total=total)[0]
     if weights.over_helpers == 'mean':
       count = len(advice) if present is None else present.sum()
       gap /= jnp.maximum(count, 1)

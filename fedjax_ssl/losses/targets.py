@@ -5,21 +5,10 @@ a prediction in logits is turned into here is a constant for derivatives.
 """
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-PyTree = Any
-Array = jax.Array | np.ndarray
-Scalar = Array | float
-
-
-def at_least_float32(x: Array) -> jax.Array:
-  """The array in float32, or in its own type if that is wider."""
-  x = jnp.asarray(x)
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+from fedjax_ssl.losses.rows import Array, at_least_float32, PyTree, Scalar
 
 
 def sharpen(probabilities: Array, *, temperature: Scalar | None = None,

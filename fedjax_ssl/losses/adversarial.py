@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedjax_ssl import losses
-
-Array = jax.Array | np.ndarray
-Scalar = Array | float
+from fedjax_ssl.losses.rows import all_rows, Array, Loss, reduced, Scalar
+from fedjax_ssl.losses.targets import mixup
 
 
 def _check(name, value, allowed):
@@ -23,9 +20,10 @@ def _check(name, value, allowed):
 
 
 def discriminator_loss(real_logits: Array, fake_logits: Array,
-                       mask: Array, *, fake_weight: Scalar = 1.0,
-                       kind: str = 'logistic') -> jax.Array:
-  r"""What the discriminator minimises.
+                       mask: Array | None = None, *, fake_weight: Scalar = 1.0,
+                       kind: str = 'logistic', reduction: str = 'mean'
+                       ) -> Loss:
+  r"""Computes what the discriminator minimises.
 
   'logistic': :math:`-\log D(x) - g \log(1 - D(\hat x))`, FedSSL's objective.
   'hinge': :math:`\max(0, 1 - d(x)) + g \max(0, 1 + d(\hat x))`, on logits d.
@@ -34,12 +32,13 @@ def discriminator_loss(real_logits: Array, fake_logits: Array,
     real_logits: float[B].
     fake_logits: float[B], of generated examples; stop their derivative at the
       generator.
-    mask: float32[B].
+    mask: float32[B]; None is all rows.
     fake_weight: g, float32[] or float32[B], see `losses.realism_weight`.
     kind: 'logistic' or 'hinge'.
+    reduction: 'mean', or 'none' for the rows.
 
   Returns:
-    float32[].
+    float32[], and no metrics.
 
   Raises:
     ValueError: for another kind.
@@ -50,15 +49,17 @@ def discriminator_loss(real_logits: Array, fake_logits: Array,
     https://arxiv.org/abs/1705.02894.
   """
   _check('kind', kind, ('logistic', 'hinge'))
+  mask = all_rows(mask, real_logits)
   cost = jax.nn.softplus if kind == 'logistic' else lambda d: jax.nn.relu(1 + d)
   real, fake = _visible(real_logits, mask), _visible(fake_logits, mask)
-  return losses.masked_mean(cost(-real) + fake_weight * cost(fake), mask)
+  return reduced(cost(-real) + fake_weight * cost(fake), mask,
+                 reduction=reduction), {}
 
 
-def generator_loss(fake_logits: Array, mask: Array, *,
-                   weight: Scalar = 1.0, kind: str = 'non_saturating'
-                   ) -> jax.Array:
-  r"""What the generator minimises.
+def generator_loss(fake_logits: Array, mask: Array | None = None, *,
+                   weight: Scalar = 1.0, kind: str = 'non_saturating',
+                   reduction: str = 'mean') -> Loss:
+  r"""Computes what the generator minimises.
 
   'non_saturating': :math:`-g \log D(\hat x)`; 'saturating', FedSSL as printed:
   :math:`g \log(1 - D(\hat x))`, whose derivative fades where the generator is
@@ -66,12 +67,13 @@ def generator_loss(fake_logits: Array, mask: Array, *,
 
   Args:
     fake_logits: float[B].
-    mask: float32[B].
+    mask: float32[B]; None is all rows.
     weight: g, float32[] or float32[B], see `losses.realism_weight`.
     kind: one of the three.
+    reduction: 'mean', or 'none' for the rows.
 
   Returns:
-    float32[].
+    float32[], and no metrics.
 
   Raises:
     ValueError: for another kind.
@@ -81,26 +83,29 @@ def generator_loss(fake_logits: Array, mask: Array, *,
     https://arxiv.org/abs/1406.2661.
   """
   _check('kind', kind, ('non_saturating', 'saturating', 'hinge'))
+  mask = all_rows(mask, fake_logits)
   fake = _visible(fake_logits, mask)
   cost = {'non_saturating': lambda d: jax.nn.softplus(-d),
           'saturating': lambda d: -jax.nn.softplus(d),
           'hinge': lambda d: -d}[kind](fake)
-  return losses.masked_mean(weight * cost, mask)
+  return reduced(weight * cost, mask, reduction=reduction), {}
 
 
-def reconstruction(generated: Array, images: Array, mask: Array, *,
-                   over_pixels: str = 'sum') -> jax.Array:
-  r"""Distance :math:`\|\hat x - x\|^2` of an unmixed example from its source.
+def reconstruction(generated: Array, images: Array, mask: Array | None = None,
+                   *, over_pixels: str = 'sum', reduction: str = 'mean'
+                   ) -> Loss:
+  r"""Computes :math:`\|\hat x - x\|^2`, an unmixed example from its source.
 
   Args:
     generated: float[B, ...], made with a blend of 1.
     images: float[B, ...], constants for derivatives.
-    mask: float32[B].
+    mask: float32[B]; None is all rows.
     over_pixels: 'sum', the norm as printed; or 'mean', which does not outgrow
       the other terms on large images.
+    reduction: 'mean', or 'none' for the rows.
 
   Returns:
-    float32[].
+    float32[], and no metrics.
 
   Raises:
     ValueError: for another `over_pixels`.
@@ -109,12 +114,13 @@ def reconstruction(generated: Array, images: Array, mask: Array, *,
     Fan et al., FedSSL, IJCAI 2022, eq. 7.
   """
   _check('over_pixels', over_pixels, ('sum', 'mean'))
+  mask = all_rows(mask, generated)
   rows = mask.reshape(mask.shape + (1,) * (generated.ndim - 1)) > 0
   gap = jnp.where(rows, generated - jax.lax.stop_gradient(images), 0)
   reduce = jnp.sum if over_pixels == 'sum' else jnp.mean
-  return losses.masked_mean(
-      reduce(jnp.square(gap.astype(jnp.float32)).reshape(len(mask), -1), -1),
-      mask)
+  distance = reduce(
+      jnp.square(gap.astype(jnp.float32)).reshape(len(mask), -1), -1)
+  return reduced(distance, mask, reduction=reduction), {}
 
 
 def fake_condition(lam: Scalar, source: Array, target: Array, *,
@@ -140,7 +146,7 @@ def fake_condition(lam: Scalar, source: Array, target: Array, *,
   """
   _check('label', label, ('mixed', 'target'))
   share = lam if label == 'mixed' else jnp.zeros_like(lam)
-  return jax.lax.stop_gradient(losses.mixup(share, source, target))
+  return jax.lax.stop_gradient(mixup(share, source, target))
 
 
 def _visible(logits, mask):

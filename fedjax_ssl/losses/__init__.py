@@ -1,0 +1,44 @@
+"""Losses, what they are trained towards, and distances between models.
+
+Every loss is `(student, target, mask, *, ...) -> (loss, metrics)`, over the
+real rows of a batch; see `supervised`. These modules import JAX and nothing
+else, so that they can be used in other code.
+"""
+from fedjax_ssl.losses import adversarial
+from fedjax_ssl.losses.distances import l1_norm, proximal, squared_distance
+from fedjax_ssl.losses.rows import kl_rows, masked_mean, reduced
+from fedjax_ssl.losses.semi_supervised import (
+  consistency,
+  fixmatch,
+  inter_client_kl,
+  relation_matching,
+  relation_matrix,
+  squared_error,
+  uda,
+)
+from fedjax_ssl.losses.supervised import (
+  accuracy,
+  cross_entropy,
+  tsa_cross_entropy,
+)
+from fedjax_ssl.losses.targets import (
+  agreement_vote,
+  flexmatch_thresholds,
+  mixup,
+  mixup_ratio,
+  pseudo_label,
+  ramp_up,
+  realism_weight,
+  sharpen,
+  soft_pseudo_label,
+  tsa_threshold,
+)
+
+__all__ = [
+    'accuracy', 'adversarial', 'agreement_vote', 'consistency',
+    'cross_entropy', 'fixmatch', 'flexmatch_thresholds', 'inter_client_kl',
+    'kl_rows', 'l1_norm', 'masked_mean', 'mixup', 'mixup_ratio', 'proximal',
+    'pseudo_label', 'ramp_up', 'realism_weight', 'reduced',
+    'relation_matching', 'relation_matrix', 'sharpen', 'soft_pseudo_label',
+    'squared_distance', 'squared_error', 'tsa_cross_entropy',
+    'tsa_threshold', 'uda']

@@ -1,0 +1,38 @@
+"""Distances between models, as penalties of a loss."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.losses.rows import at_least_float32, PyTree, Scalar
+
+
+def squared_distance(a: PyTree, b: PyTree) -> jax.Array:
+  r"""Computes the sum :math:`\|a - b\|^2` over all leaves, float32[]."""
+  gaps = jax.tree.map(
+      lambda x, y: jnp.sum(jnp.square(at_least_float32(x)
+                                      - at_least_float32(y))), a, b)
+  return sum(jax.tree.leaves(gaps), jnp.zeros((), jnp.float32))
+
+
+def l1_norm(tree: PyTree) -> jax.Array:
+  """Computes the sum of absolute values over all leaves, float32[]."""
+  norms = [jnp.sum(jnp.abs(at_least_float32(x))) for x in jax.tree.leaves(tree)]
+  return sum(norms, jnp.zeros((), jnp.float32))
+
+
+def proximal(params: PyTree, anchor: PyTree, *, mu: Scalar) -> jax.Array:
+  r"""Computes FedProx's pull to the start, :math:`\frac\mu2 \|w - w_t\|^2`.
+
+  Args:
+    params: pytree of arrays.
+    anchor: pytree of the same structure, a constant for derivatives.
+    mu: 0 is FedAvg. Some codes leave the half out: their mu is twice ours.
+
+  Returns:
+    float32[].
+
+  References:
+    Li et al., FedProx, https://arxiv.org/abs/1812.06127, eq. 2.
+  """
+  return squared_distance(params, jax.lax.stop_gradient(anchor)) * (mu / 2)

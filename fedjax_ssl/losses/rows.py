@@ -1,0 +1,129 @@
+"""Means over the real rows of a batch, and what every loss checks.
+
+B rows, C classes. A mask holds 1 for a real row and 0 for padding; None means
+that all rows are real.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Array = jax.Array | np.ndarray
+Scalar = Array | float
+Loss = tuple[jax.Array, dict[str, jax.Array]]
+
+REDUCTIONS = ('mean', 'none')
+
+
+def at_least_float32(x: Array) -> jax.Array:
+  """Returns the array in float32, or in its own type if that is wider."""
+  x = jnp.asarray(x)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def masked_mean(values: Array, mask: Array, *,
+                total: Scalar | None = None) -> jax.Array:
+  r"""Computes :math:`\sum_i m_i v_i / \max(\text{total}, 1)` over real rows.
+
+  Args:
+    values: float[B]; a masked value may be NaN.
+    mask: float32[B].
+    total: rows to divide by, such as the nominal size of the batch; None is
+      the sum of the mask.
+
+  Returns:
+    float32[].
+
+  Raises:
+    ValueError: if the shapes differ, which would broadcast to a wrong mean.
+  """
+  if jnp.shape(values) != jnp.shape(mask):
+    raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
+                     f'{jnp.shape(values)}, one entry per row.')
+  values = at_least_float32(jnp.where(mask > 0, values, 0))
+  mask = jnp.asarray(mask, values.dtype)
+  total = jnp.sum(mask) if total is None else total
+  return jnp.sum(mask * values) / jnp.maximum(total, 1)
+
+
+def reduced(values: Array, mask: Array, *, reduction: str = 'mean',
+            total: Scalar | None = None) -> jax.Array:
+  """Reduces the losses of rows as a loss's `reduction` says.
+
+  Args:
+    values: float[B]; a masked value may be NaN.
+    mask: float32[B].
+    reduction: 'mean', see `masked_mean`; or 'none', the value of every row
+      times its mask.
+    total: rows to divide by under 'mean'.
+
+  Returns:
+    float32[], or float32[B] under 'none', 0 for a masked row.
+
+  Raises:
+    ValueError: for another reduction, or if the shapes differ.
+  """
+  if reduction == 'mean':
+    return masked_mean(values, mask, total=total)
+  if reduction != 'none':
+    raise ValueError(f'reduction is {reduction!r}; allowed are '
+                     f'{", ".join(REDUCTIONS)}.')
+  values = at_least_float32(jnp.where(mask > 0, values, 0))
+  return values * jnp.asarray(mask, values.dtype)
+
+
+def all_rows(mask: Array | None, like: Array) -> Array:
+  """Returns the mask, or float32[B] of ones for None; `like` has B rows."""
+  if mask is not None:
+    return mask
+  return jnp.ones(jnp.shape(like)[:1], jnp.float32)
+
+
+def visible(logits: Array, mask: Array) -> jax.Array:
+  """Zeroes the logits of masked rows: their derivative must not be NaN."""
+  return at_least_float32(jnp.where(mask[..., None] > 0, logits, 0))
+
+
+def check_rows(logits: Array, mask: Array, **others: Array) -> None:
+  """Raises ValueError for shapes that would broadcast to a wrong loss.
+
+  `logits` must be [B, C] and `mask` [B]; of `others`, whole numbers are
+  classes [B] and all else is [B, C].
+  """
+  shape = jnp.shape(logits)
+  if len(shape) != 2:
+    raise ValueError(f'logits have shape {shape}; allowed is [B, C].')
+  if jnp.shape(mask) != shape[:1]:
+    raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
+                     f'{shape[:1]}, one entry per row.')
+  for name, value in others.items():
+    is_class = jnp.issubdtype(jnp.result_type(value), jnp.integer)
+    wanted = shape[:1] if is_class else shape
+    if jnp.shape(value) != wanted:
+      raise ValueError(
+          f'{name} have shape {jnp.shape(value)} and type '
+          f'{jnp.result_type(value)}; beside logits of shape {shape} whole '
+          f'numbers are classes of shape {shape[:1]}, and all else has the '
+          'shape of the logits.')
+
+
+def kl_rows(logits: Array, other_logits: Array) -> jax.Array:
+  r"""Computes :math:`KL[p \| q] = \sum_c p_c (\log p_c - \log q_c)` by row.
+
+  Args:
+    logits: float[..., C] of p; wrap in `stop_gradient` if it is a target.
+    other_logits: float[..., C] of q.
+
+  Returns:
+    float32[...]; 0 where the two agree.
+  """
+  if jnp.shape(logits)[-1] != jnp.shape(other_logits)[-1]:
+    raise ValueError(f'logits have shapes {jnp.shape(logits)} and '
+                     f'{jnp.shape(other_logits)}; both need the same classes.')
+  log_p = jax.nn.log_softmax(at_least_float32(logits))
+  log_q = jax.nn.log_softmax(at_least_float32(other_logits))
+  return jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
