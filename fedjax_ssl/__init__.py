@@ -13,7 +13,7 @@ __version__ = '0.1.0'
 
 _MODULES = (
     'adversarial', 'aggregation', 'core', 'data', 'losses', 'methods', 'models',
-    'privacy', 'sparse', 'targets', 'task', 'training')
+    'papers', 'privacy', 'sparse', 'targets', 'task', 'training')
 
 # Public name to its module and its name there.
 _NAMES = {
