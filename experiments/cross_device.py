@@ -7,7 +7,7 @@ rows labeled at random.
 python experiments/cross_device.py \
     --flagfile=experiments/flagfiles/fedlabel/cross_device.fedlabel_cifar10.flags \
     --data_dir=DIR
-"""
+"""  # noqa: E501
 import common
 
 if __name__ == '__main__':

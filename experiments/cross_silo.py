@@ -6,7 +6,7 @@ BloodMNIST are MedMNIST's own files `organamnist.npz` and `bloodmnist.npz`.
 python experiments/cross_silo.py \
     --flagfile=experiments/flagfiles/fedlabel/cross_silo.fedlabel_organamnist.flags \
     --data_dir=DIR
-"""
+"""  # noqa: E501
 import common
 
 if __name__ == '__main__':

@@ -86,12 +86,11 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
       value, std = table.value(i, j)
       text = table.text(value) + ('' if std is None else
                                   f' ± {table.text(std)}')
-      cell, ours = stored.get(table.place(i, j).name, (None, {}))
-      if cell and stored_results.is_stale(cell, ours):
-        places.append(f'{text} / stale')
-        continue
-      places.append(f'{text} / ' + _ours(ours, column.get('metric', 'accuracy'),
-                                         column.get('scale', 100)))
+      cell, ours = stored.get(table.place(i, j).name, (table.place(i, j), {}))
+      places.append(f'{text} / ' + (
+          'stale' if stored_results.is_stale(cell, ours) else
+          _ours(ours, column.get('metric', 'accuracy'),
+                column.get('scale', 100))))
     lines.append(f'| {row["title"]} | ' + ' | '.join(places) + ' |')
   return '\n'.join(lines)
 

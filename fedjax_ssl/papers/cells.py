@@ -43,12 +43,13 @@ import difflib
 import fnmatch
 import pathlib
 import tomllib
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fedjax_ssl.papers import schema
 
 TABLES = pathlib.Path(__file__).resolve().parent / 'tables'
-NONE, UNPRINTED = '-', 'unprinted'  # Of `values`.
+NONE: Final = '-'  # Of `values`.
+UNPRINTED: Final = 'unprinted'
 Value = float | Literal['-', 'diverged', 'unprinted']
 _LISTS = ('differs', 'open', 'notes')
 

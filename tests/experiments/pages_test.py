@@ -20,10 +20,16 @@ def copy(root, tmp_path):
   return tmp_path
 
 
+def flags_of(name):
+  found = papers.find(name)
+  assert found
+  return found.flags
+
+
 def cell(final, **values):
   return {'table': 'feddure1', 'variant': '', 'row': 'FedAvg*',
           'columns': ['CIFAR-10 (DIR, DIR)'], 'extra_flags': [],
-          'flags': papers.find('cifar_dirdir.fedavg_few').flags,
+          'flags': flags_of('cifar_dirdir.fedavg_few'),
           'cell': 'cifar_dirdir.fedavg_few',
           'seeds': {str(i): {'final': f, 'metrics': {}, 'environment': {
               'commit': 'abcdef0123', 'devices': '1 x gpu'}}
@@ -68,7 +74,7 @@ def test_a_variant_is_named_and_is_not_the_table(copy):
 def test_numbers_that_are_no_accuracy(copy):
   name = 'cross_device.fedlabel_cifar10'
   result = cell([.4], table='fedlabel3', cell=name,
-                flags=papers.find(name).flags)
+                flags=flags_of(name))
   result['seeds']['0']['metrics'] = {'models_sent': 1.5}
   file = (copy / 'experiments' / 'results' / 'tables' / 'fedlabel3'
           / f'{name}.json')

@@ -48,7 +48,7 @@ rows = [
   {title = "Ours", method = "ours", flags = {}, values = ["-", "diverged"]},
   {title = "Later", method = "later", values = [30.0, "-"]},
 ]
-"""
+"""  # noqa: E501
 
 
 class Place:

@@ -57,15 +57,15 @@ rows = [
   {title = "Even", method = "base", use = ["even"], words = {hard = "_even"}, only = ["easy"]},
   {title = "Again", method = "base", values_of = "one: Ours", words = {hard = "_again"}, only = ["easy"]},
 ]
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def book(tmp_path):
   """Writes a changed paper; returns its folder."""
-  def write(*change: str):
-    text = BOOK.replace(*change, 1) if change else BOOK
-    assert not change or text != BOOK
+  def write(old: str = '', new: str = ''):
+    text = BOOK.replace(old, new, 1)
+    assert not old or text != BOOK
     (tmp_path / 'paper.toml').write_text(text)
     return tmp_path
   return write
@@ -171,27 +171,22 @@ def _defaults(setting: str) -> dict[str, object]:
 def test_every_cell_can_be_run(paper):
   """The program takes its flags, and they name what there is."""
   task, made = toy.task(), set()
-  saved = flagsaver.save_flag_values()
-  try:
-    for name, table in TABLES.items():
-      for cell in CELLS[name] if table.paper == paper else ():
-        if cell.missing:
-          continue
-        flagsaver.restore_flag_values(saved)
+  for name, table in TABLES.items():
+    for cell in CELLS[name] if table.paper == paper else ():
+      if cell.missing:
+        continue
+      with flagsaver.flagsaver():
         for flag, value in _defaults(cell.setting).items():
           FLAGS.set_default(flag, value)
         FLAGS(['script', *cell.flags])
         settings.check()
         assert FLAGS.cohort_size <= FLAGS.num_clients, cell.name
         assert settings.seeds() == cell.seeds() == [*range(len(cell.seeds()))]
-        method = settings.method()
-        if method not in made:
-          made.add(method)
-          methods.make(method, task)
+        assert FLAGS.model in models.MODELS and FLAGS['dataset'].present
+        if settings.method() not in made:
+          made.add(settings.method())
+          methods.make(settings.method(), task)
           augment.make_weak(FLAGS.weak)
           augment.make_weak(FLAGS.labeled_view or FLAGS.weak)
           augment.make_strong(FLAGS.strong)
-        assert FLAGS.model in models.MODELS and FLAGS['dataset'].present
-  finally:
-    flagsaver.restore_flag_values(saved)
   assert made
