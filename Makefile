@@ -1,7 +1,8 @@
 # make quickstart   installs and runs the first experiment
 # make test         installs and runs the whole test suite
-# make lint         ruff and mypy
-# make pages        brings the generated parts of the READMEs up to date
+# make lint         ruff, mypy, and whether generated files are up to date
+# make pages        brings the generated parts of the READMEs and the stored
+#                   flagfiles up to date
 # make lock         writes requirements.lock anew
 # make dist         builds the source archive and the wheel into dist/
 # make clean        removes what these made, runs/ excepted
@@ -48,9 +49,13 @@ test: $(call stamp,test)
 lint: $(call stamp,dev)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
+	@$(RUN) experiments/paper_tables.py \
+	  --write_flagfiles=experiments/flagfiles --check
+	@$(RUN) experiments/pages.py --check
 	@for script in .ci/run launch/*.sh; do bash -n "$$script"; done
 
 pages: $(call stamp,)
+	@$(RUN) experiments/paper_tables.py --write_flagfiles=experiments/flagfiles
 	@$(RUN) experiments/pages.py
 
 # Meant for Linux on x86-64 with Python 3.11, the oldest one supported.

@@ -80,6 +80,7 @@ if __name__ == '__main__':
       license='Apache-2.0',
       license_files=['LICENSE'],
       packages=setuptools.find_packages(include=['fedjax_ssl', 'fedjax_ssl.*']),
+      package_data={'fedjax_ssl.papers': ['tables/*.toml']},
       python_requires='>=3.11',
       install_requires=REQUIRES,
       extras_require=EXTRAS,

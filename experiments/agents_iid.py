@@ -4,7 +4,7 @@ The setting of FedSSL's Tables 1 to 3 (Fan et al., IJCAI 2022): of N agents the
 first --num_labeled_clients share the labels, the others all rows without.
 
 python experiments/agents_iid.py --data_dir=DIR \
-    --flagfile=experiments/flagfiles/agents_iid.fedssl_mnist_2s6q_10.flags
+    --flagfile=experiments/flagfiles/fedssl/agents_iid.fedssl_mnist_2s6q_10.flags
 """
 import common
 from fedjax_ssl import data

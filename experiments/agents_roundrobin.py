@@ -4,7 +4,7 @@ The non-IID setting of FedSSL's Tables 4 and 5 (Fan et al., IJCAI 2022): class c
 is at labeled agent c mod N_S, and without labels at agent c mod N_Q.
 
 python experiments/agents_roundrobin.py --data_dir=DIR \
-    --flagfile=experiments/flagfiles/agents_roundrobin.fedssl_mnist_1s3q_10.flags
+    --flagfile=experiments/flagfiles/fedssl/agents_roundrobin.fedssl_mnist_1s3q_10.flags
 """
 import common
 from fedjax_ssl import data

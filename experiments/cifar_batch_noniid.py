@@ -4,7 +4,7 @@ Table 1 of FedMatch (ICLR 2021, https://arxiv.org/abs/2006.12097): 100 clients,
 5 labels a class and client, 5 clients a round; unlabeled rows by `bimb`.
 
 python experiments/cifar_batch_noniid.py --data_dir=DIR \
-    --flagfile=experiments/flagfiles/cifar_batch_noniid.fedmatch_v3.flags
+    --flagfile=experiments/flagfiles/fedmatch_iclr/cifar_batch_noniid.fedmatch_v3.flags
 """
 import common
 from fedjax_ssl import data

@@ -4,7 +4,7 @@ The hardest setting of FedDure (AAAI 2024, https://arxiv.org/abs/2307.05358):
 100 clients, 5 a round, 5 labels a class and client on average.
 
 python experiments/cifar_dirdir.py \
-    --flagfile=experiments/flagfiles/cifar_dirdir.fixmatch.flags \
+    --flagfile=experiments/flagfiles/feddure/cifar_dirdir.fixmatch.flags \
     --data_dir=DIR
 """
 import common

@@ -3,7 +3,8 @@ r"""(IID, IID): labels and unlabeled images dealt at random.
 The easiest setting of FedDure; see `cifar_dirdir.py`.
 
 python experiments/cifar_iid.py \
-    --flagfile=experiments/flagfiles/cifar_iid.fixmatch.flags --data_dir=DIR
+    --flagfile=experiments/flagfiles/feddure/cifar_iid.fixmatch.flags \
+    --data_dir=DIR
 """
 import common
 from fedjax_ssl import data

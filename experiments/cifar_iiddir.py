@@ -3,7 +3,7 @@ r"""(IID, DIR): labels dealt at random, unlabeled images Dirichlet.
 The middle setting of FedDure; see `cifar_dirdir.py`.
 
 python experiments/cifar_iiddir.py \
-    --flagfile=experiments/flagfiles/cifar_iiddir.fixmatch.flags \
+    --flagfile=experiments/flagfiles/feddure/cifar_iiddir.fixmatch.flags \
     --data_dir=DIR
 """
 import common

@@ -5,9 +5,9 @@ data cut 80/5/15 into train, validation and test, 20 % or 50 % of each client's
 rows labeled at random.
 
 python experiments/cross_device.py \
-    --flagfile=experiments/flagfiles/cross_device.fedlabel_cifar10.flags \
+    --flagfile=experiments/flagfiles/fedlabel/cross_device.fedlabel_cifar10.flags \
     --data_dir=DIR
-"""
+"""  # noqa: E501
 import common
 
 if __name__ == '__main__':

@@ -4,9 +4,9 @@ The second setting of FedLabel; see `cross_device.py`. OrganAMNIST and
 BloodMNIST are MedMNIST's own files `organamnist.npz` and `bloodmnist.npz`.
 
 python experiments/cross_silo.py \
-    --flagfile=experiments/flagfiles/cross_silo.fedlabel_organamnist.flags \
+    --flagfile=experiments/flagfiles/fedlabel/cross_silo.fedlabel_organamnist.flags \
     --data_dir=DIR
-"""
+"""  # noqa: E501
 import common
 
 if __name__ == '__main__':

@@ -5,7 +5,7 @@ clients, all of them in every round, 5 labels a class and client, or with
 --labels_at=server 50 a class there; 10 rounds a task.
 
 python experiments/fmnist_streaming.py --data_dir=DIR \
-    --flagfile=experiments/flagfiles/fmnist_streaming.fedmatch_dense.flags
+    --flagfile=experiments/flagfiles/fedmatch/fmnist_streaming.fedmatch_dense.flags
 """
 import common
 from fedjax_ssl import data

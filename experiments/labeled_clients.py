@@ -6,7 +6,7 @@ first --num_labeled_clients clients know all their labels and the others none.
 With --num_labeled_clients=-1 every client knows --labeled_fraction of its own.
 
 python experiments/labeled_clients.py --data_dir=DIR \
-    --flagfile=experiments/flagfiles/labeled_clients.rscfed_fmnist.flags
+    --flagfile=experiments/flagfiles/rscfed/labeled_clients.rscfed_fmnist.flags
 """
 import common
 from fedjax_ssl import data

@@ -1,24 +1,24 @@
 """Writes the generated parts of README.md and experiments/README.md.
 
-python experiments/pages.py           # after new results, flagfiles, settings
+python experiments/pages.py           # after new results or settings
 python experiments/pages.py --check   # exit code 1 if that was forgotten
 
 Numbers come from `experiments/results/*.json` (studies of `results.py`) and
 `experiments/results/tables/*/*.json` (cells of `paper_tables.py`), pages of
-settings from the scripts' docstrings and the flagfiles' first lines.
+settings from the scripts' docstrings and the papers' tables.
 """
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import json
 import pathlib
 import re
 import sys
 from typing import Any
 
-import paper_cells
-import paper_flags
+from fedjax_ssl.papers import cells as papers
+from fedjax_ssl.papers import results as stored_results
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
@@ -46,13 +46,6 @@ def results(root: pathlib.Path = ROOT) -> str:
            if folder.is_dir()]
   parts += [_study_part(root, file)
             for file in sorted((here / 'results').glob('*.json'))]
-  rest = [f'`{name}` ({len(table.cells())} cells)'
-          for name in paper_cells.names(here / 'tables')
-          for table in [paper_cells.load(name, here / 'tables')]
-          if not any((here / 'results' / 'tables' / name).glob('*.json'))]
-  if rest:
-    parts.append('Tables of which no cell has been run as the paper has it: '
-                 + ', '.join(rest) + '.')
   return '\n\n'.join(part for part in parts if part)
 
 
@@ -68,42 +61,37 @@ def _mean_std(values: Sequence[float | None], scale: float = 100) -> str:
   return f'{mean:.2f} ± {std:.2f}'
 
 
-def _printed(value: float | str, std: float | None) -> str:
-  """A paper's number."""
-  if isinstance(value, str):
-    return value
-  return f'{value:.2f}' + (f' ± {std:.2f}' if std is not None else '')
-
-
 def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
   """One table, the paper's numbers before ours; '' without results."""
   name, _, variant = folder.name.partition('.')
-  table = paper_cells.load(name, here / 'tables')
-  stored = {cell.name: paper_cells.read_result(paper_cells.result_file(
-      name, cell, variant, here / 'results' / 'tables'))
-            for cell in table.cells()}
-  known = [s for s in stored.values() if s]
-  if not known:
+  table = papers.load(name)
+  stored = {}
+  for cell in table.cells():
+    found = stored_results.read(stored_results.file_of(
+        cell, here / 'results' / 'tables', variant))
+    if found:
+      stored[cell.name] = cell, found
+  if not stored:
     return ''
+  known = [found for _, found in stored.values()]
   lines = [f'### {table.title}' + (f', variant `{variant}`' if variant else ''),
-           '', f'Paper / ours, {table.unit}. {table.paper}; {table.runs}. '
+           '', f'Paper / ours, {table.unit}. {table.citation}; {table.runs}. '
            'Ours: the last round, mean ± standard deviation over seeds. '
            + _how(name, variant, known), '',
            '| | ' + ' | '.join(c['title'] for c in table.columns) + ' |',
            '|---' * (len(table.columns) + 1) + '|']
   for i, row in enumerate(table.rows):
-    cells = []
+    places = []
     for j, column in enumerate(table.columns):
-      cell = table.cell_of(i, j)
-      ours = stored.get(cell.name, {})
-      if paper_cells.is_stale(cell, ours, ours.get('extra_flags', ()),
-                              here / 'flagfiles'):
-        cells.append(f'{_printed(*table.value(i, j))} / stale')
-        continue
-      cells.append(f'{_printed(*table.value(i, j))} / '
-                   + _ours(ours, column.get('metric', 'accuracy'),
-                           column.get('scale', 100)))
-    lines.append(f'| {row["title"]} | ' + ' | '.join(cells) + ' |')
+      value, std = table.value(i, j)
+      text = table.text(value) + ('' if std is None else
+                                  f' ± {table.text(std)}')
+      cell, ours = stored.get(table.place(i, j).name, (table.place(i, j), {}))
+      places.append(f'{text} / ' + (
+          'stale' if stored_results.is_stale(cell, ours) else
+          _ours(ours, column.get('metric', 'accuracy'),
+                column.get('scale', 100))))
+    lines.append(f'| {row["title"]} | ' + ' | '.join(places) + ' |')
   return '\n'.join(lines)
 
 
@@ -189,43 +177,17 @@ def _literal(node: ast.expr) -> str:
 
 
 def _results_of(root: pathlib.Path, setting: str) -> str:
-  """Flagfiles with the papers' numbers and ours, and studies that used it."""
-  here = root / 'experiments'
-  lines = []
+  """The papers' tables and our studies that use a setting."""
   studies = [f'[{file.stem}](results/{file.stem}.md)'
-             for file in sorted((here / 'results').glob('*.json'))
-             if re.search(rf'\b{setting}\.py\b', file.read_text())]
-  if studies:
-    lines += [f'Studies: {", ".join(studies)}.', '']
-  files = sorted((here / 'flagfiles').glob(f'{setting}.*.flags'))
-  if not files:
-    return '\n'.join(lines or ['No flagfile: its defaults are the setting. Its '
-                               'result is in the main README.'])
-  lines += ['| flagfile | what | paper, % | ours, % |', '|---|---|---:|---:|']
-  found = dict(_ours_by_flagfile(here))
-  for file in files:
-    comments = [x.lstrip('# ') for x in file.read_text().splitlines()
-                if x.startswith('#')]
-    paper = paper_flags.printed(comments)
-    # What stands before the paper's number, over several lines.
-    what = re.split(r'(?:^| )(?:Paper|Ours): ', ' '.join(comments))[0]
-    lines.append(f'| `{file.name}` | {what.rstrip(". ")} | '
-                 f'{paper.text() if paper else "-"} | '
-                 f'{found.get(file.name, "not run yet")} |')
-  return '\n'.join(lines)
-
-
-def _ours_by_flagfile(here: pathlib.Path) -> Iterator[tuple[str, str]]:
-  """Final accuracies of cells run without any change."""
-  for file in sorted((here / 'results' / 'tables').glob('*/*.json')):
-    stored = paper_cells.read_result(file)
-    if not stored['extra_flags'] and not stored['flags']:
-      cell = paper_cells.Cell(file.stem, '', (), stored['flagfile'], ())
-      if paper_cells.is_stale(cell, stored, (), here / 'flagfiles'):
-        yield stored['flagfile'], 'stale'
-        continue
-      yield stored['flagfile'], _mean_std(
-          [s['final'] for s in stored['seeds'].values()])
+             for file in sorted((root / 'experiments' / 'results').glob(
+                 '*.json')) if re.search(rf'\b{setting}\.py\b',
+                                         file.read_text())]
+  tables = [f'`{name}`' for name, table in papers.tables().items()
+            if any(c['setting'] == setting for c in table.columns)]
+  lines = [f'{kind}: {", ".join(found)}.' for kind, found in (
+      ('Tables of papers', tables), ('Studies', studies)) if found]
+  return '\n\n'.join(lines or ['No paper has it. Its result is in the main '
+                               'README.'])
 
 
 def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:

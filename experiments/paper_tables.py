@@ -1,16 +1,24 @@
-r"""Runs a paper's table cell by cell, within a budget of time.
+r"""Lists, prints, writes and runs the cells of the papers' tables.
 
+python experiments/paper_tables.py --list
+python experiments/paper_tables.py --table=feddure1 --list
+python experiments/paper_tables.py --table=feddure1 --row=FedDure \
+    --column='CIFAR-10 (DIR, DIR)' --print_flags
+python experiments/paper_tables.py --table=feddure1 --write_flagfiles=DIR
 python experiments/paper_tables.py --table=feddure1 --budget_minutes=120
 python experiments/paper_tables.py --table=feddure1 --budget_minutes=30 \
     --variant=short -- --num_rounds=60 --model=cnn --norm=auto
-python experiments/paper_tables.py --table=feddure1 --list
-python experiments/paper_tables.py --table=fedssl3 --row=Supervise --row=Pseudo
 
-The cells that tell most come first, one seed of each before the next seed of
-any. The same command again goes on where the budget ended; what is finished is
-not run again. A run that meets the end of the budget saves and is continued
-next time. Flags after `--` change every cell and need a `--variant` of the
-results' folder, so that they are never taken for the table itself.
+The tables are `fedjax_ssl/papers/tables/`, a file a paper. Without --table,
+--write_flagfiles writes the headline cells of all papers, a folder a paper, and
+with --check only says which of those are not as the tables have them.
+
+Of a run within a budget: the cells that tell most come first, one seed of each
+before the next seed of any. The same command again goes on where the budget
+ended; what is finished is not run again. A run that meets the end of the budget
+saves and is continued next time. Flags after `--` change every cell and need a
+`--variant` of the results' folder, so that they are never taken for the table
+itself.
 """
 from __future__ import annotations
 
@@ -29,86 +37,88 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-import paper_cells
 import paper_runs
 import printing
 import report_data
 
 from fedjax_ssl import methods
+from fedjax_ssl.papers import cells, flagfiles, results
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE / 'results' / 'tables'
 
 
 class Settings(NamedTuple):
   """Where things are and what is changed."""
 
-  table: paper_cells.Table
+  table: cells.Table
   variant: str
   flags: tuple[str, ...]
   runs: pathlib.Path
   results: pathlib.Path
-  flagfiles: pathlib.Path
-  rows: tuple[str, ...] = ()  # Titles; none is all.
-  columns: tuple[str, ...] = ()
-
-  def cells(self) -> list[paper_cells.Cell]:
-    """Of the chosen rows and columns, in the order of running."""
-    return [cell for cell in self.table.cells()
-            if (not self.rows or cell.row in self.rows)
-            and (not self.columns or {*cell.columns} & {*self.columns})]
+  scripts: pathlib.Path
+  chosen: tuple[cells.Cell, ...]  # In the order of running.
 
   def folder(self) -> pathlib.Path:
     """Of all runs of the table."""
     name = self.table.name + (f'.{self.variant}' if self.variant else '')
     return self.runs / name
 
-  def result(self, cell: paper_cells.Cell) -> pathlib.Path:
+  def result(self, cell: cells.Cell) -> pathlib.Path:
     """The file of a cell's numbers."""
-    return paper_cells.result_file(
-        self.table.name, cell, self.variant, self.results)
+    return results.file_of(cell, self.results, self.variant)
+
+  def lacks(self, cell: cells.Cell) -> str:
+    """Why a cell cannot be run yet; '' if it can."""
+    if cell.missing:
+      return cell.missing
+    if not (self.scripts / f'{cell.setting}.py').exists():
+      return f'{cell.setting}.py does not exist yet'
+    name = cell.flag('method').partition('(')[0]
+    # A dotted name is a method of the user's own.
+    return '' if not name or name in methods.METHODS or '.' in name else (
+        f'method {name} does not exist yet')
 
 
 class Step(NamedTuple):
   """One seed of a cell."""
 
-  cell: paper_cells.Cell
+  cell: cells.Cell
   seed: int
 
 
 def steps(chosen: Settings) -> list[Step]:
   """What is left to run: every cell's first seed, then every second one."""
   wanted: list[tuple[int, Step]] = []
-  for cell in chosen.cells():
-    if paper_cells.lacks(cell, [*methods.METHODS], chosen.flagfiles):
+  for cell in chosen.chosen:
+    if chosen.lacks(cell):
       continue
-    stored = paper_cells.read_result(chosen.result(cell))
+    stored = results.read(chosen.result(cell))
     if stored and stored['extra_flags'] != [*chosen.flags]:
       raise ValueError(
           f'{chosen.result(cell)} was made with {stored["extra_flags"]}, not '
           f'{[*chosen.flags]}; give another --variant.')
-    if paper_cells.is_stale(cell, stored, chosen.flags, chosen.flagfiles):
+    if results.is_stale(cell, stored):
       continue
     done = stored.get('seeds', {})
-    wanted += [(i, Step(cell, seed)) for i, seed in enumerate(
-        paper_cells.seeds_of(cell, chosen.flagfiles)) if str(seed) not in done]
+    wanted += [(i, Step(cell, seed)) for i, seed in enumerate(cell.seeds())
+               if str(seed) not in done]
   return [step for _, step in sorted(wanted, key=lambda pair: pair[0])]
 
 
 def missing(chosen: Settings) -> list[str]:
   """A line for each cell that cannot be run yet."""
   return [f'missing: {cell.row} | {", ".join(cell.columns)}: {why}'
-          for cell in chosen.cells()
-          if (why := paper_cells.lacks(
-              cell, [*methods.METHODS], chosen.flagfiles))]
+          for cell in chosen.chosen if (why := chosen.lacks(cell))]
 
 
 def stale(chosen: Settings) -> list[str]:
   """A line for each cell whose flags changed since its numbers were made."""
-  return [f'stale: {cell.row} | {", ".join(cell.columns)}: {cell.flagfile} has '
+  return [f'stale: {cell.row} | {", ".join(cell.columns)}: its flags have '
           f'changed since {file} was made; to run it again remove that file '
           f'and {chosen.folder() / cell.name}'
-          for cell in chosen.cells()
-          if (file := chosen.result(cell)).exists() and paper_cells.is_stale(
-              cell, paper_cells.read_result(file), chosen.flags,
-              chosen.flagfiles)]
+          for cell in chosen.chosen if (file := chosen.result(cell)).exists()
+          and results.is_stale(cell, results.read(file))]
 
 
 def run_step(chosen: Settings, step: Step, deadline: float) -> str:
@@ -116,18 +126,18 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   workdir = chosen.folder() / step.cell.name / f'seed_{step.seed}'
   workdir.parent.mkdir(parents=True, exist_ok=True)
   log = workdir.with_suffix('.log')
-  flagfile = chosen.flagfiles / step.cell.flagfile
-  digest = paper_cells.digest(step.cell, chosen.flags, chosen.flagfiles)
-  command = [sys.executable,
-             str(paper_cells.script_of(step.cell, chosen.flagfiles)),
-             f'--flagfile={flagfile}', *step.cell.flags, *chosen.flags,
+  flagfile = workdir.with_name(f'{step.cell.name}{flagfiles.ENDING}')
+  flagfile.write_text(
+      flagfiles.text(step.cell, workdir.parent.as_posix()), 'utf-8')
+  command = [sys.executable, str(chosen.scripts / f'{step.cell.setting}.py'),
+             f'--flagfile={flagfile}', *chosen.flags,
              f'--seeds={step.seed}', f'--workdir={workdir}']
   with open(log, 'ab') as file:
     code = paper_runs.run(command, file, deadline)
   if code is None:
     return 'stopped'
   try:
-    good = not code and _store(chosen, step, workdir, digest)
+    good = not code and _store(chosen, step, workdir)
   except ValueError as error:  # Of this cell; the others go on.
     printing.say(f'    {error}')
     good = False
@@ -139,22 +149,17 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   return 'done'
 
 
-def _store(chosen: Settings, step: Step, workdir: pathlib.Path, digest: str
-           ) -> bool:
+def _store(chosen: Settings, step: Step, workdir: pathlib.Path) -> bool:
   """Adds a seed's numbers to the cell's file; whether it was finished."""
   run = report_data.read(workdir)
   if run.rounds < run.config['flags']['num_rounds']:
     return False
   file = chosen.result(step.cell)
-  stored = paper_cells.read_result(file) or {
-      'table': chosen.table.name, 'variant': chosen.variant,
-      'row': step.cell.row, 'columns': step.cell.columns,
-      'flagfile': step.cell.flagfile, 'flags': step.cell.flags,
-      'extra_flags': chosen.flags, 'digest': digest, 'seeds': {}}
-  if stored.get('digest', digest) != digest:
-    printing.say(f'    {step.cell.flagfile} has changed since {file.name} was '
-                 'made')
-    return False
+  cell = step.cell
+  stored = results.read(file) or {
+      'table': chosen.table.name, 'variant': chosen.variant, 'row': cell.row,
+      'columns': cell.columns, 'cell': cell.name, 'flags': cell.flags,
+      'extra_flags': chosen.flags, 'seeds': {}}
   rows, = run.seeds
   stored['seeds'][str(step.seed)] = {
       'rounds': run.rounds, 'seconds': run.seconds,
@@ -164,12 +169,13 @@ def _store(chosen: Settings, step: Step, workdir: pathlib.Path, digest: str
   stored['run_flags'] = {
       k: v for k, v in run.config['flags'].items()
       if k not in ('workdir', 'data_dir', 'seeds', 'seed')}
-  paper_cells.write_result(file, stored)
+  results.write(file, stored)
   return True
 
 
 @contextlib.contextmanager
-def _alone(folder: pathlib.Path, results: pathlib.Path) -> Iterator[None]:
+def _alone(folder: pathlib.Path, results_folder: pathlib.Path
+           ) -> Iterator[None]:
   """Holds the table's folders, so that two processes do not share cells.
 
   Raises:
@@ -177,7 +183,8 @@ def _alone(folder: pathlib.Path, results: pathlib.Path) -> Iterator[None]:
       should show before hours of work.
   """
   with contextlib.ExitStack() as stack:
-    for flag, place in (('runs', folder), ('results', results)):
+    for flag, place in (
+        ('runs', folder), ('results', results_folder)):
       try:
         place.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=place).close()
@@ -214,8 +221,8 @@ def run(chosen: Settings, budget: float, began: float) -> int:
   # The rest is for saving and for the table's own end.
   deadline = began + budget - min(1.0, 0.05 * budget)
   counts = {'done': 0, 'stopped': 0, 'failed': 0}
-  results = chosen.results / chosen.folder().name
-  with _alone(chosen.folder(), results):
+  stored = chosen.results / chosen.folder().name
+  with _alone(chosen.folder(), stored):
     left = steps(chosen)
     failed: set[str] = set()
     while left and deadline - time.monotonic() > 2 * paper_runs.grace(budget):
@@ -240,17 +247,16 @@ def run(chosen: Settings, budget: float, began: float) -> int:
 def listing(chosen: Settings) -> str:
   """Every cell in the order of running, with its state."""
   lines = []
-  for cell in chosen.cells():
-    why = paper_cells.lacks(cell, [*methods.METHODS], chosen.flagfiles)
-    stored = paper_cells.read_result(chosen.result(cell))
+  for cell in chosen.chosen:
+    why = chosen.lacks(cell)
+    stored = results.read(chosen.result(cell))
     done = stored.get('seeds', {})
-    all_done = not why and done and all(
-        str(s) in done for s in paper_cells.seeds_of(cell, chosen.flagfiles))
-    state = ('missing' if why else 'stale' if paper_cells.is_stale(
-        cell, stored, chosen.flags, chosen.flagfiles)
-             else 'done' if all_done else 'to do')
+    all_done = not why and done and all(str(s) in done for s in cell.seeds())
+    state = ('missing' if why else
+             'stale' if results.is_stale(cell, stored) else
+             'done' if all_done else 'to do')
     lines.append(f'{state:8} {cell.row} | {", ".join(cell.columns)}: '
-                 + (why or ' '.join([cell.flagfile, *cell.flags]))
+                 + (why or f'{cell.name}; paper: {flagfiles.published(cell)}')
                  + (f' (seeds {", ".join(done)})' if done else ''))
   return '\n'.join(lines)
 
@@ -268,17 +274,50 @@ def _settings(args: argparse.Namespace) -> Settings:
              'seed', 'seeds', 'workdir', 'flagfile', 'eval_only')]
   if bad:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
-  table = paper_cells.load(args.table, pathlib.Path(args.tables))
-  for flag, titles, parts in (('row', args.row, table.rows),
-                              ('column', args.column, table.columns)):
-    known = [part['title'] for part in parts]
-    for title in titles:
-      if title not in known:
-        raise ValueError(f'--{flag}={title} is not in {table.name}; it has '
-                         f'{", ".join(map(repr, known))}.')
+  table = cells.load(args.table, pathlib.Path(args.tables))
   return Settings(table, args.variant, flags, pathlib.Path(args.runs),
-                  pathlib.Path(args.results), pathlib.Path(args.flagfiles),
-                  tuple(args.row), tuple(args.column))
+                  pathlib.Path(args.results), pathlib.Path(args.scripts),
+                  tuple(table.choose(args.row, args.column)))
+
+
+def _all_tables(args: argparse.Namespace) -> int:
+  """Does what needs no --table; returns an exit code."""
+  folder = pathlib.Path(args.tables)
+  found = cells.tables(folder)
+  if not found:
+    raise ValueError(f'--tables={folder} holds no tables.')
+  if args.write_flagfiles:
+    target = pathlib.Path(args.write_flagfiles)
+    if args.check:
+      lines = [*flagfiles.faults(target, folder)]
+      for line in lines:
+        print(f'error: {line}.', file=sys.stderr)
+      return 1 if lines else 0
+    printing.say(f'wrote {flagfiles.write_headline(target, folder)} flagfiles '
+                 f'below {target}')
+    return 0
+  if not args.list:
+    raise ValueError('name a --table, or give --list.')
+  for name, table in found.items():
+    printing.say(f'{name:22} {len(table.cells()):3} cells  {table.title}')
+  return 0
+
+
+def _show(chosen: Settings, args: argparse.Namespace) -> bool:
+  """Prints or writes cells, if that was asked for."""
+  if args.list:
+    printing.say(listing(chosen))
+  elif args.print_flags:
+    for cell in chosen.chosen:
+      if cell.missing:
+        raise ValueError(f'{cell.row} | {cell.columns[0]}: {cell.missing}.')
+      printing.say(flagfiles.text(cell), end='')
+  elif args.write_flagfiles:
+    names = flagfiles.write(chosen.chosen, pathlib.Path(args.write_flagfiles))
+    printing.say(f'wrote {len(names)} flagfiles into {args.write_flagfiles}')
+  else:
+    return False
+  return True
 
 
 def _since_start() -> float:
@@ -292,41 +331,43 @@ def main(argv: Sequence[str]) -> int:
   parser = argparse.ArgumentParser(
       description=__doc__, allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--table', help='a file of experiments/tables')
+  parser.add_argument('--table', help='one of those that --list names')
   parser.add_argument('--row', action='append', default=[], metavar='TITLE',
-                      help='run these rows only; may be repeated')
+                      help='these rows only; may be repeated')
   parser.add_argument('--column', action='append', default=[], metavar='TITLE',
-                      help='run these columns only; may be repeated')
+                      help='these columns only; may be repeated')
+  parser.add_argument('--list', action='store_true',
+                      help='show the cells, or without --table the tables')
+  parser.add_argument('--print_flags', action='store_true',
+                      help="print the cells' flags, as flagfiles")
+  parser.add_argument('--write_flagfiles', metavar='DIR',
+                      help='write a flagfile for each cell into this folder')
+  parser.add_argument('--check', action='store_true',
+                      help='with --write_flagfiles: compare, write nothing')
   parser.add_argument('--budget_minutes', type=float, default=60.0,
                       metavar='N', help='time for all runs (default: 60)')
   parser.add_argument('--variant', default='', metavar='NAME',
                       help='name of the results with the flags after --')
-  parser.add_argument('--list', action='store_true',
-                      help='show the cells, or without --table the tables')
   parser.add_argument('--runs', default='runs/tables', help='folder of runs')
-  parser.add_argument('--results', default=str(paper_cells.RESULTS),
+  parser.add_argument('--results', default=str(RESULTS),
                       help='folder of results, a file a cell')
-  parser.add_argument('--tables', default=str(paper_cells.TABLES),
-                      help='folder of tables')
-  parser.add_argument('--flagfiles', default=str(paper_cells.FLAGFILES),
-                      help='folder of flagfiles, below that of the scripts')
+  parser.add_argument('--tables', default=str(cells.TABLES),
+                      help="folder of the papers' tables")
+  parser.add_argument('--scripts', default=str(HERE),
+                      help='folder of the settings')
   parser.add_argument('flags', nargs=argparse.REMAINDER,
                       help='flags of all cells, after --')
   args = parser.parse_args(argv)
   try:
+    if sum(map(bool, (args.list, args.print_flags, args.write_flagfiles))) > 1:
+      raise ValueError('give one of --list, --print_flags and '
+                       '--write_flagfiles.')
+    if args.check and (args.table or not args.write_flagfiles):
+      raise ValueError('--check goes with --write_flagfiles, without --table.')
     if args.table is None:
-      if not args.list:
-        raise ValueError('name a --table, or give --list.')
-      found = paper_cells.names(pathlib.Path(args.tables))
-      if not found:
-        raise ValueError(f'--tables={args.tables} holds no tables.')
-      for name in found:
-        table = paper_cells.load(name, pathlib.Path(args.tables))
-        printing.say(f'{name:18} {len(table.cells()):3} cells  {table.title}')
-      return 0
+      return _all_tables(args)
     chosen = _settings(args)
-    if args.list:
-      printing.say(listing(chosen))
+    if _show(chosen, args):
       return 0
     if not args.budget_minutes > 0:
       raise ValueError(f'--budget_minutes={args.budget_minutes} must be '

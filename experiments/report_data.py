@@ -1,21 +1,24 @@
 """Finished runs as values: their files read, grouped over seeds, summed up."""
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import os
 import pathlib
 import re
 from typing import Any
 
 import numpy as np
-import paper_flags
 
+from fedjax_ssl.papers import cells as papers
+from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.training import metrics, report
 from fedjax_ssl.training import workdir as workdir_lib
 
 Row = Mapping[str, Any]
-FLAGFILES = pathlib.Path(__file__).resolve().parent / 'flagfiles'
+HERE = pathlib.Path(__file__).resolve().parent
 TAIL_ROUNDS = 10
 _LARGEST = 1e39  # Beyond float32, in which all is measured.
 _MOST_ROUNDS = 2**31
@@ -139,19 +142,45 @@ def _check(flags: Mapping[str, Any], seeds: Sequence[Sequence[Row]]) -> None:
 
 def _changed(flags: Mapping[str, Any], made: Mapping[str, Any]
              ) -> tuple[str, ...] | None:
-  """Flags that are not as the flagfiles and the script say.
+  """Flags that are not as the papers' cells and the script say.
 
-  None if one of the flagfiles is not here; nothing if there are none.
+  None if one of the flagfiles is no cell's; nothing if there are none.
   """
-  files = [FLAGFILES / name for name in made.get('flagfiles', [])]
-  if not files:
+  names = [pathlib.Path(name).stem for name in made.get('flagfiles', [])]
+  if not names:
     return ()
-  if not all(file.is_file() for file in files):
+  cells = _cells()
+  if not all(name in cells for name in names):
     return None
-  lines = [line for file in files for line in paper_flags.lines_of(file)]
-  script = FLAGFILES.parent / pathlib.Path(made.get('script', '')).name
+  script = HERE / pathlib.Path(made.get('script', '')).name
   return tuple(paper_flags.differences(
-      flags, lines, paper_flags.defaults_of(script)))
+      flags, [line for name in names for line in cells[name]],
+      defaults_of(script)))
+
+
+@functools.cache
+def _cells() -> dict[str, tuple[str, ...]]:
+  """Flags of all cells of the papers' tables by name."""
+  return {cell.name: cell.flags for table in papers.tables().values()
+          for cell in table.cells() if not cell.missing}
+
+
+def defaults_of(script: pathlib.Path) -> dict[str, Any]:
+  """Values of all flags where none is given to an experiment's script.
+
+  {} if the script is not there or has a default that is no plain value.
+  """
+  import settings  # Loads JAX, which most users of this module do not need.
+  found = {name: row[0] for kind in settings.KINDS
+           for name, row in kind.items()}
+  try:
+    for node in ast.walk(ast.parse(script.read_text())):
+      if isinstance(node, ast.Call) and ast.unparse(node.func) == 'common.main':
+        found |= {k.arg: ast.literal_eval(k.value)
+                  for k in node.keywords if k.arg}
+  except (OSError, SyntaxError, ValueError):
+    return {}
+  return found
 
 
 def load(folders: Sequence[str | os.PathLike[str]],

@@ -1,7 +1,7 @@
 """Grids: flagfiles x overrides x seeds, as a small text.
 
     # Blank lines and comments are passed over.
-    flagfile: experiments/flagfiles/cifar_dirdir.*.flags
+    flagfile: experiments/flagfiles/feddure/cifar_dirdir.*.flags
     seeds: 0 1 2
     --num_rounds=20
     --learning_rate=0.1 | 0.03
@@ -11,9 +11,9 @@
 
 A block is the product of its lines; `---` begins another block. `flagfile:`
 takes several names and patterns; names with spaces or commas are quoted as for
-a shell. The script of a flagfile `a.b.flags` is `a.py` in the folder above,
-unless `script:` names one. Alternatives are separated by ` | `. Without
-`seeds:` a run has the seeds of its flagfile or script.
+a shell. The script of a flagfile `a.b.flags` is `a.py` one or two folders above
+or else in experiments/, unless `script:` names one. Alternatives are separated
+by ` | `. Without `seeds:` a run has the seeds of its flagfile or script.
 """
 from __future__ import annotations
 
@@ -269,11 +269,13 @@ def _product(block: _Block) -> Iterator[Cell]:
 
 def _script_of(flagfile: str, where: str) -> str:
   path = pathlib.Path(flagfile)
-  script = path.parent.parent / f'{path.name.split(".")[0]}.py'
-  if not script.exists():
-    raise GridError(f'{where}: {flagfile} belongs to {script}, which does not '
-                    'exist; name one with `script:`.')
-  return str(script)
+  name = f'{path.name.split(".")[0]}.py'
+  above = path.parent.parent
+  for folder in (above, above.parent, ROOT / 'experiments'):
+    if (folder / name).exists():
+      return str(folder / name)
+  raise GridError(f'{where}: {flagfile} belongs to {above / name}, which does '
+                  'not exist; name one with `script:`.')
 
 
 def _name(base: str, varied: Iterable[str]) -> str:

@@ -46,6 +46,7 @@ LAYERS = {
     'training': ('core', 'data.batching', 'data.federation', '__version__'),
     'task': ('core', 'data', 'methods', 'models', 'training', *LEAVES),
     'catalog': ('data', 'methods', 'models'),
+    'papers': (),
     '__main__': ('catalog',),
     '__init__': ('core', 'data', 'methods', 'models', 'task', 'training',
                  *LEAVES),

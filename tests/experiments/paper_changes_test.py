@@ -1,4 +1,4 @@
-"""Tables whose flagfiles change, that are ended, or that are ill-typed."""
+"""Tables whose cells change, that are ended, or whose files are damaged."""
 from __future__ import annotations
 
 import fcntl
@@ -10,35 +10,35 @@ import subprocess
 import sys
 import time
 
-import paper_cells
-import paper_flags
 import paper_tables
 import pytest
 
+from fedjax_ssl.papers import flags as paper_flags
+from fedjax_ssl.papers import results
 from tests.experiments import paper_tables_test
 
 place = paper_tables_test.place
 
 
-def test_a_changed_flagfile_makes_its_numbers_stale(place):
-  (place.root / 'flagfiles' / 'exp.other.flags').unlink()
+def test_changed_flags_make_numbers_stale(place):
+  place.change('other', 'method = "fedavg"')
   place.call()
   before = place.results()
-  place.flagfile('exp.base', '--method=fedavg', '# A remark.')
   assert 'stale' not in place.call('--list')
-  place.flagfile('exp.base', '--method=fedavg', '--alpha=0.1')
+  place.change('base', 'alpha = 0.1')
   listed = place.call('--list')
-  assert listed.count('stale ') == 1 and 'stale    Base | easy' in listed
-  place.flagfile('exp.base', '--method=fedavg', '--alpha=0.1', '--seeds=0,9')
-  assert 'stale: Base | easy: exp.base.flags has changed' in place.call()
+  assert listed.count('stale ') == 2 and 'stale    Base | easy' in listed
+  place.change('base', 'alpha = 0.1, seeds = "0,9"')
+  assert 'stale: Base | easy: its flags have changed since' in place.call()
   assert place.results() == before
+  place.change('base', 'seeds = "0,1,9"')  # More seeds are no other cell.
+  assert 'stale' not in place.call('--list')
 
 
 @pytest.mark.parametrize('number, code', [
     (signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_its_run_ends_with_it(place, number, code):
-  place.flagfile('exp.ours_hard', '--method=fedavg', '--seconds=0.2',
-                 '--num_rounds=500')
+  place.change('ours', 'seconds = 0.2, num_rounds = 500')
   process = subprocess.Popen(
       [sys.executable, str(paper_tables_test.SCRIPT), *place.command()],
       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -56,31 +56,15 @@ def test_its_run_ends_with_it(place, number, code):
   assert kept and rows.read_text() == kept
 
 
-@pytest.mark.parametrize('old, new, words', [
-    ('setting = "exp"\ndata = ""', 'data = ""', "lacks the key 'setting'"),
-    ('method = "other"', '', "lacks the key 'method'"),
-    ('title = "A table"', 'title = 3', 'title = 3 must be a text'),
-    ('values = [10.0, "-"]', 'values = 50.0', 'values = 50.0 must be a list'),
-    ('{method}', '{method.x}', 'only names may stand in braces'),
-    ('values = [10.0, "-"]', 'values = [true, "-"]', 'True in values'),
-    ('std = [1.0, "-"]', 'sdt = [1.0, "-"]', "'sdt' is no key of a row")])
-def test_ill_typed_tables_are_one_line(place, old, new, words):
-  text = paper_tables_test.TOML
-  assert old in text
-  (place.root / 'tables' / 'one.toml').write_text(text.replace(old, new, 1))
-  said = place.call('--list', code=2)
-  assert words in said and len(said.splitlines()) == 1 and 'one.toml' in said
-
-
 @pytest.mark.parametrize('text', [
     '{"seeds": {}}', '[]', '{"seeds": 3}', '{', 100_000 * '[',
-    json.dumps({'flagfile': '', 'flags': [], 'extra_flags': [], 'seeds': {}}),
-    json.dumps({'flagfile': '', 'flags': [], 'extra_flags': [],
+    json.dumps({'cell': '', 'flags': [], 'extra_flags': [], 'seeds': {}}),
+    json.dumps({'cell': '', 'flags': [], 'extra_flags': [],
                 'seeds': {'0': {}}})])
 def test_damaged_results_are_one_line(tmp_path, text):
   (tmp_path / 'a.json').write_text(text)
   with pytest.raises(ValueError, match='a.json is damaged: .') as caught:
-    paper_cells.read_result(tmp_path / 'a.json')
+    results.read(tmp_path / 'a.json')
   assert len(str(caught.value).splitlines()) == 1
 
 
@@ -102,8 +86,8 @@ def test_a_cell_without_rows_stops_no_other(place):
   script = place.root / 'exp.py'
   script.write_text(script.read_text().replace(
       'signal.signal(', "if 'quiet' in flags: return\n  signal.signal(", 1))
-  place.flagfile('exp.ours_hard', '--quiet=1')
-  place.flagfile('exp.other', '--method=fedavg')
+  place.change('ours', 'quiet = 1')
+  place.change('other', 'method = "fedavg"')
   said = place.call(code=1)
   assert 'failed exp.ours_hard, seed 0' in said
   assert 'seed_0 holds no run' in said and '6 runs done, 1 failed' in said
@@ -123,12 +107,10 @@ def test_results_are_locked_and_tried_before_hours_of_work(place):
   assert len(said.splitlines()) == 1 and not place.starts()
 
 
-def test_damaged_flagfiles_and_no_tables_are_named(place):
-  file = place.root / 'flagfiles' / 'exp.base.flags'
-  file.write_text('--seeds=a,b\n')
-  assert 'exp.base.flags has seeds a,b' in place.call('--row=Base', code=2)
-  file.write_bytes(b'\xff')
-  assert 'exp.base.flags is no text' in place.call('--list', code=2)
+def test_seeds_that_are_none_and_no_tables_are_named(place):
+  place.change('base', 'seeds = "a,b"')
+  assert 'exp.base has seeds a,b' in place.call(
+      '--row=Base', '--column=easy', code=2)
   assert paper_tables.main(['--list', f'--tables={place.root}/runs']) == 2
 
 

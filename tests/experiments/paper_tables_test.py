@@ -1,4 +1,4 @@
-"""Tables of papers: sound data, cells by information, inside the budget."""
+"""Cells of papers run by information, inside the budget, and go on."""
 from __future__ import annotations
 
 import json
@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 
-import paper_cells
-import paper_flags
 import paper_runs
 import paper_tables
 import pytest
@@ -18,63 +16,65 @@ from tests.experiments import launcher
 
 SCRIPT = launcher.EXPERIMENTS / 'paper_tables.py'
 FAKE = pathlib.Path(__file__).parent / 'fake.py'
-TOML = """
-title = "A table"
-paper = "A paper"
-unit = "%"
+BOOK = """
+title = "A paper"
+paper = "Somebody"
 runs = "3 runs"
-flagfile = "{setting}.{method}{data}.flags"
+cells = "{setting}.{method}{hard}"
+words = {hard = ""}
+
+[flags]
+seeds = "0,1"
+
+[methods]
+other = "fixmatch"
+base = "fedavg"
+ours = "fedavg"
+later = {missing = "it has yet to be written"}
+
+[[tables]]
+name = "one"
+title = "A table"
+source = "Table 1"
 first = ["Ours", "Base"]
 first_columns = ["hard"]
-
-[[columns]]
-title = "easy"
-setting = "exp"
-data = ""
-
-[[columns]]
-title = "hard"
-setting = "exp"
-data = "_hard"
-
-[[rows]]
-title = "Other"
-method = "other"
-values = [10.0, "-"]
-
-[[rows]]
-title = "Base"
-method = "base"
-values = [20.0, 21.5]
-std = [1.0, "-"]
-
-[[rows]]
-title = "Ours"
-method = "ours"
-values = [30.0, "diverged"]
-"""
+columns = [
+  {title = "easy", setting = "exp"},
+  {title = "hard", setting = "exp", words = {hard = "_hard"}},
+]
+rows = [
+  {title = "Other", method = "other", flags = {}, values = [10.0, "-"]},
+  {title = "Base", method = "base", flags = {}, values = [20.0, 21.5], std = [1.0, "-"]},
+  {title = "Ours", method = "ours", flags = {}, values = ["-", "diverged"]},
+  {title = "Later", method = "later", values = [30.0, "-"]},
+]
+"""  # noqa: E501
 
 
 class Place:
-  """A folder with a table, flagfiles and a fake experiment."""
+  """A folder with a table and a fake experiment."""
 
   def __init__(self, root: pathlib.Path, capsys):
     self.root, self._capsys = root, capsys
+    self._rows: dict[str, str] = {}
     (root / 'tables').mkdir()
-    (root / 'tables' / 'one.toml').write_text(TOML)
-    (root / 'flagfiles').mkdir()
     (root / 'exp.py').write_text(FAKE.read_text())
+    self.change()
 
-  def flagfile(self, name, *lines):
-    (self.root / 'flagfiles' / f'{name}.flags').write_text(
-        '\n'.join(['# Cell.', '--seeds=0,1', *lines]) + '\n')
+  def change(self, method='', flags='', text=BOOK):
+    """Gives a row, by its method, these flags; writes the table."""
+    self._rows[method] = flags
+    for name, value in self._rows.items():
+      text = text.replace(f'method = "{name}", flags = {{}}',
+                          f'method = "{name}", flags = {{{value}}}')
+    (self.root / 'tables' / 'paper.toml').write_text(text)
 
   def command(self, *words, budget=1.0, table='one'):
     at = self.root
     return [f'--table={table}',
             f'--budget_minutes={budget}', f'--runs={at}/runs',
             f'--results={at}/results', f'--tables={at}/tables',
-            f'--flagfiles={at}/flagfiles', *words]
+            f'--scripts={at}', *words]
 
   def call(self, *words, code=0, **kwargs):
     got = paper_tables.main(self.command(*words, **kwargs))
@@ -93,84 +93,12 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path, capsys):
-  made = Place(tmp_path, capsys)
-  for name in ('base', 'base_hard', 'ours_hard'):
-    made.flagfile(f'exp.{name}', '--method=fedavg')
-  made.flagfile('exp.other', '--method=fixmatch')  # Which falls over.
-  return made
-
-
-@pytest.mark.parametrize('name', paper_cells.names())
-def test_tables_are_sound(name):
-  table = paper_cells.load(name)
-  cells = table.cells()
-  filled = sum(len(cell.columns) for cell in cells)
-  assert filled == sum(v != '-' for row in table.rows for v in row['values'])
-  assert cells[0].row == table.first[0]
-  for row in table.rows:
-    for value in row['values']:
-      assert isinstance(value, str) or 0 < value <= 200
-  for i in range(len(table.rows)):
-    for j, column in enumerate(table.columns):
-      value, std = table.value(i, j)
-      assert std is None or (value != '-' and 0 <= std < 5), column
-
-
-@pytest.mark.parametrize('table, row, column, number', [
-    ('feddure1', 'FedDure', 'CIFAR-10 (DIR, DIR)', (57.73, None)),
-    ('fedmatch1', 'FedMatch-Dense', 'standard, G.Acc', (63.84, .01)),
-    ('fedmatch2', 'FedAvg-FixMatch', 'F=.05', (32.33, .02)),
-    ('fedssl1', 'FedSSL', '(3, 9), 1 %', (65.3, None)),
-    ('fedssl4', 'Supervise', '(3, 9), .25 %', ('diverged', None)),
-    ('twinsight', 'RSCFed', 'Fashion-MNIST', (76.58, None)),
-    ('fedlabel2', 'FedLabel', 'CIFAR-100', (18.42, 1.46))])
-def test_numbers_of_the_papers(table, row, column, number):
-  found = paper_cells.load(table)
-  i = [r['title'] for r in found.rows].index(row)
-  j = [c['title'] for c in found.columns].index(column)
-  assert found.value(i, j) == number
-
-
-def test_flagfiles_of_a_table_name_the_papers_number():
-  """Where flagfile and table both exist, they say the same."""
-  compared = 0
-  for name in paper_cells.names():
-    table = paper_cells.load(name)
-    for i in range(len(table.rows)):
-      for j, column in enumerate(table.columns):
-        cell = table.cell_of(i, j)
-        file = paper_cells.FLAGFILES / cell.flagfile
-        value, std = table.value(i, j)
-        if value == '-' or cell.flags or not file.exists() or (
-            column.get('metric', 'accuracy') != 'accuracy'):
-          continue
-        if (name, cell.row) == ('feddure2', 'Baseline') and j > 0:
-          continue  # Table 1 has other numbers for the same runs.
-        said = paper_flags.printed(file.read_text().splitlines())
-        assert said, file
-        assert (said.kind if said.value is None else said.value) == value, file
-        assert said.std in (None, std), file
-        compared += 1
-  assert compared >= 300
-
-
-def test_what_tells_most_comes_first():
-  table = paper_cells.load('feddure1')
-  rows = [(c.row, c.columns[0]) for c in table.cells()]
-  assert rows[:4] == [(row, 'CIFAR-10 (DIR, DIR)') for row in table.first]
-  assert rows[4][1] == 'Fashion-MNIST (DIR, DIR)'
-  assert len(set(rows)) == len(rows) == 81
-
-
-def test_a_run_fills_all_its_columns():
-  cells = paper_cells.load('fedmatch1').cells()
-  dense, = [c for c in cells if c.name == 'fmnist_streaming.fedmatch_dense']
-  assert dense.columns == ('standard, L.Acc', 'standard, G.Acc', 'standard, C')
+  return Place(tmp_path, capsys)  # Its row Other falls over.
 
 
 def test_cells_run_in_order_and_once(place):
   printed = place.call(code=1)
-  assert 'missing: Ours | easy: exp.ours.flags does not exist yet' in printed
+  assert 'missing: Later | easy: it has yet to be written' in printed
   done = [line.split()[1:4] for line in printed.splitlines()
           if line.startswith('done ')]
   assert done == [['exp.ours_hard,', 'seed', '0,'],
@@ -184,35 +112,35 @@ def test_cells_run_in_order_and_once(place):
   assert stored['seeds']['1']['final'] == 0.6
   assert stored['columns'] == ['easy'] and stored['run_flags']['alpha'] == 0.5
   assert stored['seeds']['0']['environment']['commit'] == 'abc'
+  assert stored['cell'] == 'exp.base' and stored['flags'] == [
+      '--method=fedavg', '--seeds=0,1']
   assert str(place.root) not in json.dumps(stored)
   before = place.starts()
   place.call(code=1)
   assert {k: v for k, v in place.starts().items() if 'other' not in k} == before
   listed = place.call('--list')
   assert listed.splitlines()[0] == (
-      'done     Ours | hard: exp.ours_hard.flags (seeds 0, 1)')
+      'done     Ours | hard: exp.ours_hard; paper: diverged (seeds 0, 1)')
   assert listed.count('to do ') == 1 and listed.count('missing ') == 1
 
 
 def test_the_budget_holds_and_the_rest_follows(place):
-  (place.root / 'flagfiles' / 'exp.other.flags').unlink()
-  place.flagfile('exp.ours_hard', '--method=fedavg', '--num_rounds=1')
-  slow = ('--method=fedavg', '--seconds=0.3', '--num_rounds=9')
-  for name in ('base', 'base_hard'):
-    place.flagfile(f'exp.{name}', *slow)
+  place.change('ours', 'num_rounds = 1')
+  place.change('base', 'seconds = 0.3, num_rounds = 9')
+  rows = ('--row=Ours', '--row=Base')
   began = time.monotonic()
-  printed = place.call(budget=0.03)
+  printed = place.call(*rows, budget=0.03)
   assert time.monotonic() - began < 1.9
   assert 'stopped exp.base_hard, seed 0' in printed
   assert '5 left; the same command continues.' in printed
   assert [*place.results()] == ['exp.ours_hard']
-  rows = place.root / 'runs/one/exp.base_hard/seed_0/metrics.jsonl'
-  kept = rows.read_text()
+  lines = place.root / 'runs/one/exp.base_hard/seed_0/metrics.jsonl'
+  kept = lines.read_text()
   assert 0 < kept.count('\n') < 9
-  for name in ('base', 'base_hard'):
-    place.flagfile(f'exp.{name}', '--method=fedavg', '--num_rounds=9')
-  assert ' 0 left.' in place.call()
-  assert rows.read_text().startswith(kept) and rows.read_text().count('\n') == 9
+  place.change('base', 'num_rounds = 9')
+  assert ' 0 left.' in place.call(*rows)
+  now = lines.read_text()
+  assert now.startswith(kept) and now.count('\n') == 9
   assert place.starts()['exp.ours_hard/seed_0'] == 1
   assert place.starts()['exp.base_hard/seed_0'] == 2
 
@@ -237,8 +165,8 @@ time.sleep(60)
 
 
 def test_killed_in_the_middle_it_continues(place):
-  for name in ('base', 'base_hard', 'ours_hard', 'other'):
-    place.flagfile(f'exp.{name}', '--method=fedavg', '--seconds=0.1')
+  for name in ('base', 'ours', 'other'):
+    place.change(name, 'method = "fedavg", seconds = 0.1')
   process = subprocess.Popen([sys.executable, str(SCRIPT), *place.command()],
                              stdout=subprocess.DEVNULL)
   while not place.results():
@@ -265,7 +193,7 @@ def test_a_reader_that_closes_early_is_no_error(place):
 
 
 def test_a_variant_is_never_taken_for_the_table(place):
-  (place.root / 'flagfiles' / 'exp.other.flags').unlink()
+  place.change('other', 'method = "fedavg"')
   assert '--variant' in place.call('--', '--num_rounds=2', code=2)
   assert '--variant' in place.call('--variant=short', code=2)
   assert 'cannot be given' in place.call('--variant=a', '--', '--seeds=1',
@@ -279,24 +207,11 @@ def test_a_variant_is_never_taken_for_the_table(place):
                                        '--num_rounds=1', code=2)
 
 
-@pytest.mark.parametrize('change, words', [
-    (('title = "A table"\n', ''), "key 'title' is missing"),
-    (('values = [10.0, "-"]', 'values = [10.0]'), '1 values for 2 columns'),
-    (('"Ours", "Base"', '"Mine"'), "'Mine' is first"),
-    (('"diverged"', '"?"'), "'?' is no number"),
-    (('title = "Other"', 'title = "Base"'), 'a row comes twice'),
-    (('unit =', 'units ='), "'units' is no key"),
-    (('[[rows]]', '[[rows'), 'one.toml')])
-def test_bad_tables_are_named(place, change, words):
-  (place.root / 'tables' / 'one.toml').write_text(TOML.replace(*change))
-  said = place.call('--list', code=2)
-  assert words in said and 'one.toml' in said and len(said.splitlines()) == 1
-
-
 def test_unknown_tables_and_budgets(place):
-  assert 'Tables: one.' in place.call(table='two', code=2)
+  assert "--table=two does not exist; there are 'one'." in place.call(
+      table='two', code=2)
   assert 'must be positive' in place.call(budget=0, code=2)
-  place.flagfile('exp.base', '--method=unheard_of')
+  place.change('base', 'method = "unheard_of"')
   assert 'Base | easy: method unheard_of does not exist yet' in place.call(
       '--list')
 
@@ -308,4 +223,32 @@ def test_rows_and_columns_can_be_chosen(place):
       '--list', '--row=Ours', '--row=Base', '--column=hard').splitlines()
           ] == ['Ours', 'Base']
   said = place.call('--column=Hard', code=2)
-  assert "--column=Hard is not in one; it has 'easy', 'hard'." in said
+  assert "--column=Hard is not in one; near: 'hard'." in said
+
+
+def test_a_cell_is_printed_as_a_flagfile(place):
+  place.change('ours', 'alpha = 0.1')
+  printed = place.call('--row=Ours', '--print_flags')
+  assert '# Paper: diverged; 3 runs.' in printed
+  assert [x for x in printed.splitlines() if not x.startswith('#')] == [
+      '--method=fedavg', '--seeds=0,1', '--alpha=0.1']
+  said = place.call('--row=Later', '--print_flags', code=2)
+  assert 'Later | easy: it has yet to be written' in said
+  assert 'give one of' in place.call('--print_flags', '--list', code=2)
+
+
+def test_a_table_is_written_to_a_folder(place):
+  target = place.root / 'flags'
+  assert 'wrote 4 flagfiles' in place.call(f'--write_flagfiles={target}')
+  assert {f.stem for f in target.iterdir()} == {
+      'exp.other', 'exp.base', 'exp.base_hard', 'exp.ours_hard'}
+
+
+def test_the_headline_is_written_and_compared(place, capsys):
+  place.change(text='headline = ["exp.base*"]\n' + BOOK)
+  target = place.root / 'flags'
+  words = [f'--tables={place.root}/tables', f'--write_flagfiles={target}']
+  assert paper_tables.main([*words, '--check']) == 1
+  assert 'exp.base.flags is missing' in capsys.readouterr().err
+  assert paper_tables.main(words) == paper_tables.main([*words, '--check']) == 0
+  assert len([*target.glob('paper/*.flags')]) == 2

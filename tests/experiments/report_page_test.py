@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 
-import paper_flags
 import pytest
 import report
 import report_data
 import report_tables
 
+from fedjax_ssl.papers import flags as paper_flags
 from tests.experiments import fake
 
 CHROMIUM = next(filter(None, map(shutil.which, (

@@ -14,10 +14,10 @@ from tests.experiments import fake
 
 
 def flagged(root: pathlib.Path, monkeypatch, *, paper=True, **flags) -> str:
-  """A run of a flagfile that asks for 20 rounds of alpha=0.5."""
-  (root / 'x.flags').write_text(
-      '# Paper: 57.73 %.\n--num_rounds=20\n--alpha=.5\n--seeds=0,1,2\n')
-  monkeypatch.setattr(report_data, 'FLAGFILES', root)
+  """A run of a paper's cell that asks for 20 rounds of alpha=0.5."""
+  monkeypatch.setattr(report_data, '_cells', lambda: {
+      'x': ('--num_rounds=20', '--alpha=.5', '--seeds=0,1,2')})
+  monkeypatch.setattr(report_data, 'HERE', root.parent)
   made = fake.config([0], **flags)
   made['origin'] |= {'flagfiles': ['x.flags'],
                      'comments': ['Paper: 57.73 %.'] if paper else []}

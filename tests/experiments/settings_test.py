@@ -1,7 +1,6 @@
-"""The flags by name, the scripts' help, and the flagfiles."""
+"""The flags by name, and the scripts' help."""
 from __future__ import annotations
 
-import pathlib
 import re
 
 from absl.testing import flagsaver
@@ -9,9 +8,6 @@ import pytest
 import settings
 
 import common
-from fedjax_ssl import methods
-from fedjax_ssl.data import augment
-from tests import toy
 from tests.experiments import launcher
 
 FLAGS = common.FLAGS
@@ -27,7 +23,6 @@ aggregation_order max_update_norm compute_dtype workdir eval_only
 """.split()
 SCRIPTS = [p for p in sorted(launcher.EXPERIMENTS.glob('*.py'))
            if re.search(r'^  common\.main\(', p.read_text(), re.MULTILINE)]
-FLAGFILES = sorted((launcher.EXPERIMENTS / 'flagfiles').glob('*.flags'))
 
 
 @pytest.fixture(autouse=True)
@@ -102,58 +97,3 @@ def test_help(script, tmp_path):
   for name in NAMES:
     assert f'--{name}:' in output or f'--[no]{name}:' in output
   assert not (tmp_path / 'run').exists()
-
-
-def defaults(script: pathlib.Path) -> str:
-  return script.read_text().split('common.main(')[1]
-
-
-@pytest.mark.parametrize('file', FLAGFILES, ids=lambda p: p.name)
-def test_flagfiles_parse_against_their_scripts(file):
-  script = launcher.EXPERIMENTS / f'{file.name.split(".")[0]}.py'
-  assert script in SCRIPTS
-  for name, value in re.findall(
-      r'(labels_per_class|num_clients|cohort_size)=(\d+)', defaults(script)):
-    FLAGS.set_default(name, int(value))
-  parse(f'--flagfile={file}')
-  lines = [line for line in file.read_text().splitlines()
-           if line.startswith('--')]
-  for line in lines:
-    name, value = line[2:].split('=', 1)
-    assert FLAGS[name].present, line
-  assert FLAGS.cohort_size <= FLAGS.num_clients
-  assert settings.seeds()
-  methods.make(settings.method(), toy.task())
-  augment.make_weak(FLAGS.weak)
-  augment.make_weak(FLAGS.labeled_view or FLAGS.weak)
-  augment.make_strong(FLAGS.strong)
-
-
-@pytest.mark.parametrize('setting', ['iid', 'iiddir', 'dirdir'])
-def test_feddure_has_every_cell_of_its_paper(setting):
-  """Table 1 in two profiles, Table 2, and the grids of its figures."""
-  found = {}
-  for file in FLAGFILES:
-    if file.name.startswith(f'cifar_{setting}.feddure'):
-      FLAGS.unparse_flags()
-      for name in ('method', 'alpha', 'labels_per_class', 'cohort_size'):
-        FLAGS[name].present = 0
-      parse(f'--flagfile={file}')
-      found[file.name] = (FLAGS.dataset, FLAGS.method, FLAGS.alpha,
-                          FLAGS.labels_per_class, FLAGS.cohort_size)
-  cells = set(found.values())
-  assert len(cells) == len(found)
-  names = {'cifar10', 'fashion_mnist', 'cinic10'}
-  plain = {c[0] for c in cells if c[1:] == ('feddure', 0.5, 500, 5)}
-  official = {c[0] for c in cells if 'official' in c[1]}
-  assert plain == official == names
-  for row in ('fine', 'coarse', 'maml'):
-    assert any(f"regulators='{row}'" in c[1] for c in cells)
-  assert sum('averaged' in c[1] for c in cells) == 2
-  mine = {c[2:] for c in cells if c[:2] == ('cifar10', 'feddure')}
-  if setting != 'iid':
-    assert {c[0] for c in mine} == {.3, .5, .7, 1}
-    assert {c[1] for c in mine} == {100, 200, 500, 750, 1000}
-  if setting == 'dirdir':
-    for name in ('cifar10', 'fashion_mnist'):
-      assert {c[4] for c in cells if c[0] == name} == {2, 5, 10, 20}

@@ -118,7 +118,7 @@ def test_the_product_in_order():
 
 
 def test_a_cell_is_the_same_from_every_folder(tmp_path, monkeypatch):
-  text = """flagfile: experiments/flagfiles/cifar_dirdir.uda.flags
+  text = """flagfile: experiments/flagfiles/feddure/cifar_dirdir.uda.flags
     --method=uda(threshold=0.9) | fedavg
     seeds: 3
     --num_rounds="""
@@ -135,12 +135,20 @@ def test_a_cell_is_the_same_from_every_folder(tmp_path, monkeypatch):
 
 
 def test_every_flagfile_finds_its_script():
-  cells = grid.parse('flagfile: experiments/flagfiles/*.flags\n---\n' + DIGITS)
-  files = sorted((ROOT / 'experiments' / 'flagfiles').glob('*.flags'))
+  cells = grid.parse(
+      'flagfile: experiments/flagfiles/*/*.flags\n---\n' + DIGITS)
+  files = sorted((ROOT / 'experiments' / 'flagfiles').glob('*/*.flags'))
   assert len(cells) == len(files) + 1
   assert [c.name for c in cells[:-1]] == [f.stem for f in files]
   for cell in cells[:-1]:
     assert pathlib.Path(cell.script).stem == cell.name.split('.')[0]
+
+
+def test_a_flagfile_elsewhere_belongs_to_a_script_of_experiments(tmp_path):
+  file = tmp_path / 'cifar_dirdir.mine.flags'
+  file.touch()
+  cell, = grid.parse(f'flagfile: {file}')
+  assert cell.script == str(ROOT / 'experiments' / 'cifar_dirdir.py')
 
 
 def test_a_flagfile_without_its_script(tmp_path):

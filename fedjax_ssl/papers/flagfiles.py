@@ -1,0 +1,109 @@
+"""Flagfiles of cells: their text, and those that are stored."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import pathlib
+import textwrap
+
+from fedjax_ssl.papers import cells
+
+ENDING = '.flags'
+_TEMPLATES = {'cost_up': '{} % sent up', 'cost_down': '{} % sent down',
+              'models_sent': '{} models sent'}
+
+
+def published(cell: cells.Cell) -> str:
+  """Says what the paper has: `57.73 % test accuracy`, or that it prints none.
+
+  The global model's number follows `global`, that of the clients' own models
+  `local`, as `flags.printed` reads them.
+  """
+  known = [n for n in cell.numbers if n.value != cells.UNPRINTED]
+  if not known:
+    return cell.unprinted
+  if any(n.value == 'diverged' for n in known):
+    return 'diverged'
+  accuracies = [n for n in known if n.metric.endswith('accuracy')]
+  texts = []
+  for number in known:
+    value = cell.table.text(number.value)
+    if number in accuracies:
+      value += '' if number.std is None else (
+          f' +- {cell.table.text(number.std)}')
+      local = number.metric != 'accuracy'
+      texts.append(f'{"local" if local else "global"} {value} %'
+                   if len(accuracies) > 1 else
+                   f'{value} % {"local" if local else "test"} accuracy')
+    else:
+      texts.append(_TEMPLATES[number.metric].format(f'{number.value:g}'))
+  return ', '.join(texts)
+
+
+def text(cell: cells.Cell, folder: str = '') -> str:
+  """Returns a cell as a flagfile, with what is known of it as comments.
+
+  Args:
+    cell: the cell.
+    folder: where the file will be, for the command that its comments show.
+  """
+  table = cell.table
+  path = f'{folder}/{cell.name}' if folder else cell.name
+  # Reports show the first line, so it is not broken.
+  head = f'# {table.title}: {cell.row} | {cell.columns[0]}.'
+  remarks = [
+      f'{table.citation}.',
+      f'Paper: {published(cell)}; {table.runs}.',
+      *([f'Not as in the paper: {"; ".join(cell.differs)}.']
+        if cell.differs else []),
+      *([f'Not stated in the paper, ours: {"; ".join(cell.open)}.']
+        if cell.open else []),
+      *cell.notes]
+  lines = [head, *(line for remark in remarks for line in textwrap.wrap(
+      remark, 78, initial_indent='# ', subsequent_indent='# ',
+      break_long_words=False, break_on_hyphens=False))]
+  lines += [f'# python experiments/{cell.setting}.py --data_dir=DIR \\',
+            f'#     --flagfile={path}{ENDING}', *cell.flags]
+  return '\n'.join(lines) + '\n'
+
+
+def write(chosen: Iterable[cells.Cell], folder: pathlib.Path) -> list[str]:
+  """Writes a flagfile for each cell that can be run; returns their names."""
+  folder.mkdir(parents=True, exist_ok=True)
+  names = []
+  for cell in chosen:
+    if not cell.missing and cell.name not in names:
+      names.append(cell.name)
+      (folder / f'{cell.name}{ENDING}').write_text(
+          text(cell, folder.as_posix()), 'utf-8')
+  return names
+
+
+def _stored(folder: pathlib.Path, tables: pathlib.Path
+            ) -> dict[pathlib.Path, str]:
+  """What the folder of the headline cells should hold."""
+  return {folder / cell.table.paper / f'{cell.name}{ENDING}': text(
+      cell, f'{folder.as_posix()}/{cell.table.paper}')
+          for cell in cells.headline(tables)}
+
+
+def write_headline(folder: pathlib.Path, tables: pathlib.Path = cells.TABLES
+                   ) -> int:
+  """Writes the headline cells, a folder a paper; returns how many."""
+  wanted = _stored(folder, tables)
+  for file, content in wanted.items():
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content, 'utf-8')
+  return len(wanted)
+
+
+def faults(folder: pathlib.Path, tables: pathlib.Path = cells.TABLES
+           ) -> Iterator[str]:
+  """Yields a line for each stored file that is not as the tables say."""
+  wanted = _stored(folder, tables)
+  for file, content in wanted.items():
+    if not file.is_file():
+      yield f'{file} is missing'
+    elif file.read_bytes() != content.encode():
+      yield f'{file} is not as the tables have it'
+  for file in sorted({*folder.rglob(f'*{ENDING}')} - {*wanted}):
+    yield f'{file} is no headline cell'

@@ -1,0 +1,127 @@
+"""What flagfiles ask for and say, compared with what a run was given."""
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+# Say where, how often or how long to look, and not what is run.
+_FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
+         'bounds', 'tensorboard', 'num_devices', 'seed_map', 'eval_every',
+         'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds',
+         'client_map', 'conv_impl', 'aggregation_order', 'distributed',
+         'coordinator_address', 'num_processes', 'process_id'}
+
+_PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
+# The global model's number where a line has several.
+_PRINTED = (('', rf'\bPaper: .*?\bglobal {_PERCENT}'),
+            ('local', rf'\bPaper: local {_PERCENT}'),
+            ('local', rf'\bPaper: {_PERCENT} local\b'),
+            ('', rf'\bPaper: {_PERCENT}'),
+            ('diverged', r'\bPaper: diverged\b()()'))
+
+
+class Printed(NamedTuple):
+  """A paper's number, in percent.
+
+  Attributes:
+    value: None if the paper has a run there that diverged.
+    std: its deviation over runs, if it is given.
+    kind: 'local' for the mean over the clients' own models, 'diverged', or ''.
+    digits: that the paper prints behind the point.
+  """
+
+  value: float | None
+  std: float | None = None
+  kind: str = ''
+  digits: int = 2
+
+  def text(self) -> str:
+    """As people read it."""
+    if self.value is None:
+      return self.kind
+    std = '' if self.std is None else f' ± {self.std:.{self.digits}f}'
+    return f'{self.value:.{self.digits}f}{std} {self.kind}'.rstrip()
+
+
+def printed(comments: Sequence[str]) -> Printed | None:
+  """The number of a flagfile's line `Paper: 39.95 % ...`; None without one."""
+  for line in comments:
+    for kind, pattern in _PRINTED:
+      if match := re.search(pattern, line):
+        value, std = (float(x) if x else None for x in match.groups())
+        digits = len((match[1] or '').partition('.')[2])
+        return Printed(value, std, kind, digits)
+  return None
+
+
+def lines_of(file: pathlib.Path) -> list[str]:
+  """A flagfile's flags without comments and blank lines."""
+  try:
+    lines = [line.strip() for line in file.read_text().splitlines()]
+  except UnicodeDecodeError:
+    raise ValueError(f'{file} is no text.') from None
+  return [line for line in lines if line and not line.startswith(('#', '//'))]
+
+
+def differences(flags: Mapping[str, Any], lines: Sequence[str],
+                defaults: Mapping[str, Any] | None = None) -> list[str]:
+  """Flags of a run that are not as the lines say, as `name=value`.
+
+  Args:
+    flags: of `config.json`; names that it lacks are not compared.
+    lines: of a flagfile and what follows it; the last of a name counts.
+    defaults: what flags are that the lines do not name; a flag that neither
+      names is not compared.
+  """
+  wanted: dict[str, Any] = dict(defaults or {})
+  if any(line.startswith('--labeled_fraction=') for line in lines):
+    wanted['labels_per_class'] = None  # It replaces a script's default.
+  for line in lines:
+    name, equals, value = line.lstrip('-').partition('=')
+    if equals:
+      wanted[name] = value
+    elif name.startswith('no') and name not in flags:
+      wanted[name[2:]] = False
+    else:
+      wanted[name] = True
+  profile = wanted.pop('profile', None)
+  if profile and 'method' in wanted:
+    name, _, knobs = wanted['method'].partition('(')
+    knobs = knobs.rstrip(')')
+    wanted['method'] = (f'{name}({knobs}{", " if knobs else ""}'
+                        f'profile={profile!r})')
+  return [f'{name}={flags[name]}' for name, value in wanted.items()
+          if name in flags and name not in _FREE
+          and not _equal(flags[name], value)]
+
+
+def _equal(stored: Any, wanted: Any) -> bool:
+  """Whether a value of `config.json` is what the text asks for."""
+  if wanted is None:
+    return stored is None
+  if isinstance(stored, list):
+    stored = ','.join(map(str, stored))
+  if isinstance(stored, bool):
+    return str(stored).lower() == {'1': 'true', '0': 'false'}.get(
+        str(wanted), str(wanted)).lower()
+  if isinstance(stored, int | float):
+    try:
+      return float(stored) == float(wanted)
+    except ValueError:
+      return False
+  return _call(str(stored or '')) == _call(str(wanted))
+
+
+def _call(text: str) -> Any:
+  """`name(a=1, b=2)` so that spaces, quotes and order do not matter."""
+  try:
+    tree = ast.parse(text, mode='eval').body
+    if isinstance(tree, ast.Call):
+      return (ast.unparse(tree.func), [ast.dump(a) for a in tree.args],
+              sorted((str(k.arg), ast.dump(k.value)) for k in tree.keywords))
+  except SyntaxError:
+    pass
+  return text

@@ -1,0 +1,59 @@
+"""Our numbers of the tables' cells, one JSON file a cell."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+from typing import Any
+
+from fedjax_ssl.papers import cells
+
+
+def file_of(cell: cells.Cell, folder: pathlib.Path, variant: str = ''
+            ) -> pathlib.Path:
+  """Returns where a cell's numbers go below the folder of all results."""
+  name = cell.table.name + (f'.{variant}' if variant else '')
+  return folder / name / f'{cell.name}.json'
+
+
+def is_stale(cell: cells.Cell, stored: dict[str, Any]) -> bool:
+  """Whether a cell's flags changed since its numbers were made.
+
+  More seeds may be added at any time, and the order says nothing.
+  """
+  def kept(flags: Sequence[str]) -> list[str]:
+    return sorted(flag for flag in flags
+                  if not flag.startswith(('--seed=', '--seeds=')))
+  return bool(stored) and kept(stored['flags']) != kept(cell.flags)
+
+
+def read(file: pathlib.Path) -> dict[str, Any]:
+  """Reads a cell's numbers; {} if it has none.
+
+  Raises:
+    ValueError: if the file is damaged.
+  """
+  if not file.exists():
+    return {}
+  try:
+    stored = json.loads(file.read_text())
+    for key in ('cell', 'flags', 'extra_flags', 'seeds'):
+      stored[key]
+    if not stored['seeds']:
+      raise ValueError('it holds no seeds')
+    for seed in dict(stored['seeds']).values():
+      dict(seed['metrics']), dict(seed['environment']), seed['final']
+    return stored
+  except KeyError as error:
+    raise ValueError(f'{file} is damaged: {error} is missing.') from error
+  except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    raise ValueError(f'{file} is damaged: {error}.') from error
+
+
+def write(file: pathlib.Path, stored: dict[str, Any]) -> None:
+  """Replaces a cell's file whole."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  partial = file.with_suffix('.partial')
+  partial.write_text(json.dumps(stored, indent=1, sort_keys=True) + '\n')
+  os.replace(partial, file)
