@@ -6,8 +6,9 @@ A folder of runs, such as a sweep's, stands for all of them. Runs that differ in
 their seeds only are one line. OUT gets `table.md`,
 `table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
 and `index.html`, which is a single file and needs no network. Folders that hold
-no run are passed over when others do; runs that cannot be read are named on
-stderr and on the page.
+no run are passed over when others do; runs that cannot be read, or whose rows
+are not those that their checkpoints were saved with, are named on stderr and on
+the page. A run that goes on is shown up to its newest checkpoint.
 """
 from __future__ import annotations
 

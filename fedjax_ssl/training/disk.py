@@ -23,8 +23,8 @@ def flush(step: pathlib.Path) -> None:
   """Has the disk confirm every file and folder of a step."""
   for folder, _, files in os.walk(step):
     for path in [*(os.path.join(folder, f) for f in files), folder]:
-      _flush_one(path)
-  _flush_one(step.parent)
+      flush_one(path)
+  flush_one(step.parent)
 
 
 def replace(file: pathlib.Path, data: bytes | bytearray) -> None:
@@ -56,10 +56,10 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
       with contextlib.suppress(OSError):
         partial.unlink()
     raise
-  _flush_one(folder)
+  flush_one(folder)
 
 
-def _flush_one(path: str | os.PathLike[str]) -> None:
+def flush_one(path: str | os.PathLike[str]) -> None:
   """fsync of one file or folder, by name."""
   descriptor = os.open(path, os.O_RDONLY)
   try:

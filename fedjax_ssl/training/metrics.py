@@ -124,6 +124,8 @@ class _Lines:
     elif data:
       disk.replace(file, data)
     self._open()
+    if there is None:  # A checkpoint must not outlast the file's name.
+      disk.flush_one(file.parent)
 
   def _open(self) -> None:
     # Unbuffered: a line that fails leaves nothing for `close` to write.

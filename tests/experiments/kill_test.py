@@ -36,6 +36,13 @@ def content(folder: pathlib.Path, round_: int) -> dict[str, Any]:
           'metrics': (folder / 'metrics.jsonl').read_text()}
 
 
+def but_for_run(found: dict[str, Any]) -> dict[str, Any]:
+  """The same of runs that began with other rounds: their schedules differ."""
+  found = copy.deepcopy(found)
+  del found['checkpoint']['metadata']['run']
+  return found
+
+
 @pytest.fixture(scope='module')
 def straight(tmp_path_factory) -> pathlib.Path:
   """A run that nothing disturbed."""
@@ -119,10 +126,7 @@ def test_more_rounds_continue(tmp_path, expected):
   first = (folder / 'metrics.jsonl').read_text()
   launcher.run(folder, *args())
   assert (folder / 'metrics.jsonl').read_text().startswith(first)
-  found, wanted = content(folder, ROUNDS), copy.deepcopy(expected)
-  for said in (found, wanted):  # Its schedules span 4 rounds: another run.
-    del said['checkpoint']['metadata']['run']
-  assert found == wanted
+  assert but_for_run(content(folder, ROUNDS)) == but_for_run(expected)
   assert workdir.read_config(folder)['flags']['schedule_rounds'] == 4
 
 
@@ -170,4 +174,4 @@ def test_a_full_disk_and_damage_are_mended(tmp_path, expected):
   (folder / 'checkpoints' / '5.orbax-checkpoint-tmp').mkdir()
   output = launcher.run(folder, *args())
   assert 'checkpoints/4 is damaged' in output
-  assert content(folder, ROUNDS) == expected
+  assert but_for_run(content(folder, ROUNDS)) == but_for_run(expected)

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import shutil
+import signal
 
 import pytest
 import report_data
@@ -12,7 +14,7 @@ import report_data
 import fedjax_ssl
 from fedjax_ssl.training import manifest, metrics
 from tests.experiments import launcher
-from tests.experiments.kill_test import until
+from tests.experiments.kill_test import newest, until
 
 ROUNDS = 6
 ARGS = (*launcher.SMALL, '--checkpoint_every=1', '--eval_every=2')
@@ -110,7 +112,12 @@ def test_a_file_removed_under_a_running_job(finished, tmp_path, name):
   folder = tmp_path / 'run'
   started = launcher.start(folder, *args())
   until(started, folder, 2)
+  pid = started.process.pid
+  assert pid is not None
+  os.kill(pid, signal.SIGSTOP)  # A short run would be over meanwhile.
+  assert newest(folder) < ROUNDS
   (folder / name).unlink()
+  os.kill(pid, signal.SIGCONT)
   assert started.wait() == 0, started.output()
   want = (finished / metrics.METRICS).read_bytes()
   assert (folder / metrics.METRICS).read_bytes() == want

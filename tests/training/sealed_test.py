@@ -255,8 +255,9 @@ def test_hashes_of_what_makes_a_run():
   facts = {'task': {'shape': (2, 3), 'rates': {1: .5}}, 'data': 'a'}
   flags = {'alpha': .5, 'num_rounds': 3, 'list': (1,)}
   one = sealed.identity(facts, flags, ('num_rounds',))
-  stored = json.loads(json.dumps([facts, flags | {'num_rounds': 9}]))
-  assert one == sealed.identity(*stored, ['num_rounds'])
+  facts_read, flags_read = json.loads(
+      json.dumps([facts, flags | {'num_rounds': 9}]))
+  assert one == sealed.identity(facts_read, flags_read, ['num_rounds'])
   said = {sealed.RUN: one}
   assert sealed.strange(said, one) == ''
   assert sealed.strange(said, sealed.identity(facts)) == ''
