@@ -6,13 +6,14 @@ A folder of runs, such as a sweep's, stands for all of them. Runs that differ in
 their seeds only are one line. OUT gets `table.md`,
 `table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
 and `index.html`, which is a single file and needs no network. Folders that hold
-no run are passed over when others do; runs that cannot be read are named on
-stderr and on the page.
+no run are passed over when others do; runs that cannot be read, or whose rows
+are not those that their checkpoints were saved with, are named on stderr and on
+the page. A run that goes on is shown up to its newest checkpoint.
 """
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import html
 import pathlib
 import re
@@ -24,6 +25,8 @@ import repeat
 import report_charts
 import report_data
 import report_tables
+
+from fedjax_ssl.training import disk
 
 # Curves, in this order, of those that some run has.
 PANELS = ('accuracy', 'loss', 'val_accuracy', 'local_accuracy', 'train_loss',
@@ -164,22 +167,50 @@ def _partitions(runs: Sequence[report_data.Run]):
     yield ', '.join(run.name for run in same), drawing
 
 
-def write(runs: Sequence[report_data.Run], out: pathlib.Path,
-          targets: Sequence[float], title: str,
-          left_out: Sequence[str] = ()) -> None:
-  """Writes all files of a report into a folder."""
+def texts_of(runs: Sequence[report_data.Run], targets: str | None, title: str,
+             left_out: Sequence[str] = ()) -> dict[str, str]:
+  """All files of a report, by name."""
+  marks = _targets(targets, runs)
   grids = {'table': report_tables.main_table(runs)}
-  if targets:
-    grids['targets'] = report_tables.target_table(runs, targets)
-  texts = {'index.html': page(runs, targets, title, left_out)}
+  if marks:
+    grids['targets'] = report_tables.target_table(runs, marks)
+  texts = {'index.html': page(runs, marks, title, left_out)}
   for name, grid in grids.items():
     texts[f'{name}.md'] = report_tables.markdown(grid)
     texts[f'{name}.csv'] = report_tables.comma_separated(grid)
     texts[f'{name}.tex'] = report_tables.latex(grid)
+  return texts
+
+
+def _without_bad(runs: Sequence[report_data.Run], targets: str | None,
+                 title: str, left_out: list[str]) -> dict[str, str]:
+  """The files of a report of all runs that can be shown.
+
+  Raises:
+    ValueError: for bad targets, or if no run can be shown.
+  """
+  _targets(targets, runs)
+  try:
+    return texts_of(runs, targets, title, left_out)
+  except Exception as error:  # Damaged runs fail in many ways.
+    good = []
+    for run in runs:
+      try:
+        texts_of([run], None, title)
+        good.append(run)
+      except Exception as fault:
+        left_out.append(f'{run.folders[0]} cannot be shown: {fault!r}.')
+    if not good or len(good) == len(runs):
+      raise ValueError(' '.join(left_out) or repr(error)) from error
+  return texts_of(good, targets, title, left_out)
+
+
+def write(texts: Mapping[str, str], out: pathlib.Path) -> None:
+  """Writes all files of a report into a folder, or leaves it as it is."""
   try:
     out.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-      (out / file).write_text(text, encoding='utf-8')
+    disk.replace_all(out, {name: printing.plain(text).encode()
+                           for name, text in texts.items()})
   except (FileExistsError, NotADirectoryError):
     raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
                      'file.') from None
@@ -227,16 +258,18 @@ def main(argv: Sequence[str]) -> int:
   parser.add_argument('--title', default='Report', help='above everything')
   args = parser.parse_args(argv)
   try:
+    if not args.out:
+      raise ValueError('--out= is empty; name a folder.')
     left_out: list[str] = []
     runs = report_data.load(_runs_in(args.workdirs), left_out)
-    write(runs, pathlib.Path(args.out), _targets(args.target, runs),
-          args.title, left_out)
+    texts = _without_bad(runs, args.target, args.title, left_out)
+    write(texts, pathlib.Path(args.out))
   except (ValueError, OSError) as error:
     print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
     return 2
   for line in left_out:
     print(f'left out: {line}', file=sys.stderr)
-  printing.say(report_tables.markdown(report_tables.main_table(runs)))
+  printing.say(texts['table.md'])
   printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
   return 0
 

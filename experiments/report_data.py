@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import numpy as np
+import printing
 
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
@@ -36,7 +37,8 @@ class Run:
     folders: where its seeds are.
     config: `config.json` of the first folder.
     seeds: rows of each seed, oldest first.
-    seconds: of the whole run, by the clock; the sum over folders.
+    seconds: of the whole run, by the clock; the sum over folders; None if
+      the times of a part of it are lost.
     paper: the paper's number, if a flagfile names one.
     source: first comment line of that flagfile.
     numbers: the seeds themselves, in the order of `seeds`.
@@ -49,7 +51,7 @@ class Run:
   folders: list[pathlib.Path]
   config: dict[str, Any]
   seeds: list[list[Row]]
-  seconds: float
+  seconds: float | None
   paper: paper_flags.Printed | None = None
   source: str = ''
   numbers: tuple[int, ...] = ()
@@ -117,8 +119,9 @@ def read(folder: str | os.PathLike[str], name: str = '') -> Run:
     _check(flags, seeds)
     for seed in seeds:
       outcome(seed)  # Rows that cannot be summed up show here.
-    return Run(name or path.name, [path], config, seeds, _elapsed(times),
-               paper_flags.printed(comments), comments[0] if comments else '',
+    return Run(name or printing.plain(path.name), [path], config, seeds,
+               _elapsed(times), paper_flags.printed(comments),
+               comments[0] if comments else '',
                tuple(s[0].get('seed', planned[0]) for s in seeds),
                tuple(planned), _changed(flags, made))
   except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -131,8 +134,9 @@ def _check(flags: Mapping[str, Any], seeds: Sequence[Sequence[Row]]) -> None:
   for name, kind in (('num_rounds', int), ('method', str)):
     if not isinstance(flags.get(name, kind()), kind):
       raise ValueError(f'{name}={flags[name]!r} in its configuration')
+  for rows in seeds:
+    metrics.validate_all(rows)
   for row in (row for rows in seeds for row in rows):
-    metrics.validate(row)
     for name, value in row.items():
       most = _MOST_ROUNDS if name == 'round' else _LARGEST
       for item in value if isinstance(value, list) else [value]:
@@ -189,8 +193,8 @@ def load(folders: Sequence[str | os.PathLike[str]],
 
   Args:
     folders: the workdirs.
-    left_out: gets a line for each that cannot be read, and the others are
-      reported; without it the first of them raises.
+    left_out: gets a line for each that cannot be read or brings a seed once
+      more, and the others are reported; without it the first of them raises.
 
   Raises:
     ValueError: see `read`; if none can be read; or if a seed comes twice.
@@ -211,9 +215,27 @@ def load(folders: Sequence[str | os.PathLike[str]],
     groups.setdefault(key, []).append(run)
   if not groups:
     raise ValueError(' '.join(faults) or 'No folder is named.')
+  joined = [_joined(_once(runs, left_out)) for runs in groups.values()]
   if left_out is not None:
     left_out += faults
-  return _named([_joined(runs) for runs in groups.values()])
+  return _named(joined)
+
+
+def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
+  """Runs no two of which have a seed in common; see `load`."""
+  owners: dict[int, pathlib.Path] = {}
+  kept = []
+  for run in runs:
+    if common := [s for s in seeds_of(run) if s in owners]:
+      fault = (f'{owners[common[0]]} and {run.folders[0]} are the same run, '
+               'seeds included; name one of them.')
+      if left_out is None:
+        raise ValueError(fault)
+      left_out.append(fault)
+      continue
+    owners |= dict.fromkeys(seeds_of(run), run.folders[0])
+    kept.append(run)
+  return kept
 
 
 def _joined(runs: list[Run]) -> Run:
@@ -221,13 +243,6 @@ def _joined(runs: list[Run]) -> Run:
   if len(runs) == 1:
     return first
   seeds = [s for run in runs for s in seeds_of(run)]
-  owners: dict[int, pathlib.Path] = {}
-  for run in runs:
-    for seed in seeds_of(run):
-      if seed in owners:
-        raise ValueError(f'{owners[seed]} and {run.folders[0]} are the same '
-                         'run, seeds included; name one of them.')
-      owners[seed] = run.folders[0]
   name = re.sub(r'[-_.]*seeds?[=_]?\d*$', '', os.path.commonprefix(
       [run.name for run in runs])).rstrip('-_.') or first.name
   parent = first.folders[0].parent.name
@@ -237,7 +252,8 @@ def _joined(runs: list[Run]) -> Run:
   rows = [r for run in runs for r in run.seeds]
   return dataclasses.replace(
       first, name=name, folders=[f for run in runs for f in run.folders],
-      seeds=[rows[i] for i in order], seconds=sum(r.seconds for r in runs),
+      seeds=[rows[i] for i in order],
+      seconds=_total([r.seconds for r in runs]),
       numbers=tuple(seeds[i] for i in order),
       planned=tuple(sorted({s for run in runs for s in run.planned})),
       changed=_united([run.changed for run in runs]))
@@ -272,10 +288,22 @@ def _named(runs: list[Run]) -> list[Run]:
   return named
 
 
-def _elapsed(seconds: Sequence[float]) -> float:
-  """Clock time over restarts: the clock begins anew with each process."""
+def _total(seconds: Sequence[float | None]) -> float | None:
+  known = [s for s in seconds if s is not None]
+  return sum(known) if len(known) == len(seconds) else None
+
+
+def _elapsed(seconds: Sequence[float | None]) -> float | None:
+  """Clock time over restarts: the clock begins anew with each process.
+
+  None without times, or where a row says that the earlier ones are lost.
+  """
+  if not seconds:
+    return None
   total = last = 0.0
   for now in seconds:
+    if now is None:
+      return None
     if now < last:
       total += last
     last = now

@@ -74,7 +74,8 @@ def main_table(runs: Sequence[report_data.Run]) -> Grid:
         _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
         _paper(run),
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
-        Value(run.seconds / 60, None, 1)])
+        Value(None if run.seconds is None else run.seconds / 60,
+              None, 1)])
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
                f'mean of last {report_data.TAIL_ROUNDS} rounds, %',
                'validation-selected, %', *['local models, %'] * local,

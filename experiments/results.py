@@ -18,7 +18,7 @@ from absl import app, flags
 import printing
 
 from fedjax_ssl.core import names
-from fedjax_ssl.training import metrics, report, tradeoff
+from fedjax_ssl.training import disk, metrics, report, tradeoff
 from fedjax_ssl.training import workdir as workdir_lib
 
 _OUT = flags.DEFINE_string('out', None, 'Path of the table without ending; '
@@ -47,6 +47,8 @@ def read(folder: str) -> dict[str, Any]:
     return _read(folder)
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f'{folder} is damaged: {error!r}.') from error
+  except metrics.MetricsError as error:
+    raise ValueError(f'{folder} is damaged: {error}') from error
 
 
 def _read(folder: str) -> dict[str, Any]:
@@ -54,18 +56,17 @@ def _read(folder: str) -> dict[str, Any]:
   seeds = report.by_seed(metrics.read(folder))
   if not seeds:
     raise ValueError(f'{folder} has no rows; let it finish first.')
-  for row in (row for rows in seeds for row in rows):
-    metrics.validate(row)
+  for rows in seeds:
+    metrics.validate_all(rows)
   times = metrics.read(folder, metrics.TIMINGS)
   summaries = [report.summary(rows) for rows in seeds]
   return {
-      'run': pathlib.Path(folder).name,
+      'run': printing.plain(pathlib.Path(folder).name),
       'method': config['flags']['method'],
       'labels': config['flags']['labels'],
       'seeds': config['flags']['seeds'],
       'rounds': summaries[0]['round'],
-      'seconds': round(max((t.get('seconds') or 0.0 for t in times),
-                           default=0.0), 1),
+      'seconds': _longest([t.get('seconds') for t in times]),
       **{name: [s.get(name) for s in summaries]
          for name in (*_SHOWN, *_MORE)},
       **{name: [rows[-1].get(name) for rows in seeds]
@@ -75,6 +76,14 @@ def _read(folder: str) -> dict[str, Any]:
       'environment': config['environment'],
       'restarts': len(config['restarts']),
   }
+
+
+def _longest(seconds: Sequence[float | None]) -> float | None:
+  """The last time; None without times, or where some are lost."""
+  known = [s for s in seconds if s is not None]
+  if not known or len(known) < len(seconds):
+    return None
+  return round(max(known), 1)
 
 
 def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -166,7 +175,8 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
              str(len(row['seeds'])), str(row['rounds']),
              *('-' if all(row['diverged']) else _percent(row[name])
                for name in _SHOWN),
-             f'{row["seconds"]:.0f}', *(_mean(row[name]) for name in _COSTS),
+             '-' if row['seconds'] is None else f'{row["seconds"]:.0f}',
+             *(_mean(row[name]) for name in _COSTS),
              *(_more(row, name) for name in extra)]
     lines.append('| ' + ' | '.join(cells) + ' |')
   flags_text = ' '.join(
@@ -215,6 +225,8 @@ def main(argv: Sequence[str]) -> None:
   """Reads the runs named on the command line."""
   if len(argv) < 2:
     _refuse('name at least one finished run.')
+  if _OUT.value == '':
+    _refuse('--out= is empty; name a table, or leave it out.')
   if _EPSILON.value and not _OUT.value:
     _refuse('--epsilon draws to <out>_epsilon.png; give --out.')
   try:
@@ -238,8 +250,9 @@ def _write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
   stored = json.dumps({'note': _NOTE.value, 'runs': rows}, indent=1) + '\n'
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_name(out.name + '.json').write_text(stored)
-    out.with_name(out.name + '.md').write_text(text, encoding='utf-8')
+    disk.replace_all(out.parent, {
+        f'{out.name}.json': stored.encode(),
+        f'{out.name}.md': printing.plain(text).encode()})
   except OSError as error:
     raise ValueError(f'--out={out} cannot be written: '
                      f'{error.strerror}.') from error

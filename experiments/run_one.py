@@ -31,6 +31,7 @@ from fedjax_ssl.training import (
   processes,
   progress,
   report,
+  sealed,
 )
 from fedjax_ssl.training import seeds as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
@@ -235,22 +236,33 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
   Returns:
     The rows, one list a seed.
   """
-  steps = checkpoint.Checkpoints(place.checkpoints)
+  steps = _steps(job)
   saved = _restore(job, steps)
   done = saved[0] if saved else 0
+  seals = processes.once(
+      lambda: steps.metadata(done).get(sealed.FILES)) if saved else None
   if done < FLAGS.num_rounds:
     with contextlib.ExitStack() as stack:
       files: list[metrics.MetricsWriter] = []  # Of the first process.
       processes.once(lambda: files.append(stack.enter_context(
-          metrics.MetricsWriter(place.path, done,
+          metrics.MetricsWriter(place.path, done, seals=seals,
                                 tensorboard=FLAGS.tensorboard))))
       _train(job, steps, files, saved)
+  elif seals:
+    processes.once(lambda: metrics.settle(place.path, done, seals))
   rows = processes.once(lambda: report.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
                      f'{metrics.METRICS} holds no rows; remove the folder and '
                      'run again.')
   return rows
+
+
+def _steps(job: Job) -> checkpoint.Checkpoints:
+  """The checkpoints of a job, which know whose they are."""
+  return checkpoint.Checkpoints(
+      job.folder / 'checkpoints', run=sealed.identity(
+          job.facts, job.config, settings.FREE))
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
@@ -297,7 +309,8 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
   def on_save(round_: int, saved: Any) -> None:
     if FLAGS.pictures:
       processes.once(lambda: _draw(job, round_, saved))
-    steps.save(round_, saved, {'seeds': job.seeds})
+    seals = processes.once(lambda: files[0].seals())
+    steps.save(round_, saved, {'seeds': job.seeds, sealed.FILES: seals})
 
   def on_report(row: loop.Row) -> None:
     processes.once(lambda: write(row))
@@ -335,7 +348,7 @@ def _draw(job: Job, round_: int, saved: Any) -> None:
 def evaluate(job: Job) -> None:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
   _check_folder(job)
-  found = _restore(job, checkpoint.Checkpoints(job.folder / 'checkpoints'))
+  found = _restore(job, _steps(job))
   if found is None:
     raise ValueError(f'--workdir={job.folder} holds no checkpoint to '
                      'evaluate.')

@@ -294,10 +294,10 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     The run at its newest checkpoint.
 
   Raises:
-    ValueError: if the folder holds no run, or none of its checkpoints can be
-      read.
+    ValueError: if the folder holds no run, none of its checkpoints can be
+      read, or the newest is of another run.
   """
-  from fedjax_ssl.training import checkpoint, evaluate, seeds
+  from fedjax_ssl.training import checkpoint, evaluate, sealed, seeds
   from fedjax_ssl.training import workdir as workdir_lib
   facts = workdir_lib.read_config(workdir)['facts']
   try:
@@ -314,7 +314,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   shape = seeds.checkpoint_template(
       method, struct, template(method, struct), run_seeds)
   found = checkpoint.Checkpoints(
-      os.path.join(os.fspath(workdir), 'checkpoints')).restore(shape)
+      os.path.join(os.fspath(workdir), 'checkpoints'),
+      run=sealed.identity(facts)).restore(shape)
   if found is None:
     raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
                      'read.')

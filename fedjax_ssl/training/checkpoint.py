@@ -26,12 +26,11 @@ from absl import logging
 import jax
 import numpy as np
 
-from fedjax_ssl.training import disk, manifest, processes
+from fedjax_ssl.training import disk, manifest, processes, sealed
 
 PyTree = Any
 CheckpointError = manifest.CheckpointError
 _STATE = 'state'
-_HEADER = 'header'
 # Orbax's suffix for a step that is being written.
 _PARTIAL = '.orbax-checkpoint-tmp'
 
@@ -49,13 +48,16 @@ class Checkpoints:
   wrote it, and any number may continue from it.
   """
 
-  def __init__(self, directory: str | os.PathLike[str], *, keep: int = 2):
+  def __init__(self, directory: str | os.PathLike[str], *, keep: int = 2,
+               run: Mapping[str, str] | None = None):
     """Names the folder; it is created by the first save.
 
     Args:
       directory: local folder of the steps.
       keep: number of newest steps that survive a save. 1 leaves nothing to
         fall back on when the newest step is damaged.
+      run: `sealed.identity` of the run. It goes into every step that is
+        saved, and steps of another run are refused. None: any is welcome.
 
     Raises:
       ValueError: if `keep` is below 1.
@@ -64,16 +66,12 @@ class Checkpoints:
       raise ValueError(f'keep={keep} must be at least 1.')
     self._directory = pathlib.Path(directory).absolute()
     self._keep = keep
+    self._run = dict(run) if run else None
     self._orbax: Any = None
 
   def rounds(self) -> list[int]:
     """Rounds with a whole step, oldest first; damage is not looked for."""
-    try:
-      names = os.listdir(self._directory)
-    except (FileNotFoundError, NotADirectoryError):
-      return []
-    return sorted(int(n) for n in names if n.isascii() and n.isdigit()
-                  and n == str(int(n)) and (self._directory / n).is_dir())
+    return manifest.rounds(self._directory)
 
   def latest(self) -> int | None:
     """The newest round that has a whole step, or None."""
@@ -102,7 +100,10 @@ class Checkpoints:
       host = manifest.to_host(name, leaf)
       if processes.is_first():
         leaves[name] = host
-    processes.once(lambda: self._save(int(round_), leaves, metadata or {}))
+    said = dict(metadata or {})
+    if self._run is not None:
+      said[sealed.RUN] = self._run
+    processes.once(lambda: self._save(int(round_), leaves, said))
 
   def _save(self, round_: int, leaves: dict[str, np.ndarray],
             metadata: Mapping[str, Any]) -> None:
@@ -136,7 +137,8 @@ class Checkpoints:
 
     Raises:
       CheckpointError: if the step is sound but has other leaves, shapes or
-        dtypes than the template; the message names the first that differs.
+        dtypes than the template, the first of which the message names, or if
+        it is of another run.
     """
     wanted = dict(manifest.named(template))
     read: dict[str, np.ndarray] = {}
@@ -164,6 +166,7 @@ class Checkpoints:
       try:
         header = self._read_header(step)
         manifest.check(step, header, wanted)
+        self._check_run(step, header['metadata'])
         return round_, self._read_leaves(step, header)
       except _StepError as error:
         logging.warning('Checkpoint %s is damaged (%s); using the one before '
@@ -172,6 +175,21 @@ class Checkpoints:
       logging.warning('No checkpoint in %s can be read; starting at round 0.',
                       self._directory)
     return None
+
+  def _check_run(self, step: pathlib.Path, metadata: Mapping[str, Any]
+                 ) -> None:
+    """Raises CheckpointError for a step of another run."""
+    if self._run is None:
+      return
+    if sealed.RUN not in metadata:
+      logging.warning(
+          'Checkpoint %s is of an earlier version: it does not say of which '
+          'run it is, nor what metrics.jsonl held. It is believed.', step)
+    elif names := sealed.strange(metadata, self._run):
+      raise CheckpointError(
+          f'Checkpoint {step} is of another run: it differs in {names}. '
+          f'Remove it to use the one before it, or remove {self._directory} '
+          'to start over.')
 
   def metadata(self, round_: int) -> dict[str, Any]:
     """The metadata stored with a round.
@@ -211,7 +229,7 @@ class Checkpoints:
     """Writes one step under its final name, flushed to the disk."""
     self._directory.mkdir(parents=True, exist_ok=True)
     ocp, checkpointer = self._checkpointer()
-    items = {_HEADER: ocp.args.JsonSave(header)}
+    items = {manifest.HEADER: ocp.args.JsonSave(header)}
     state = manifest.nest({k: v for k, v in leaves.items() if v.size})
     if state:  # Orbax refuses arrays without elements, and empty trees.
       items[_STATE] = ocp.args.PyTreeSave(state)
@@ -238,15 +256,8 @@ class Checkpoints:
 
   def _read_header(self, step: pathlib.Path) -> dict[str, Any]:
     """The header of a step, if it is exactly what was written."""
-    ocp, checkpointer = self._checkpointer()
     with _one_line_if_it_fails():
-      header = checkpointer.restore(step, args=ocp.args.Composite(
-          **{_HEADER: ocp.args.JsonRestore()}))[_HEADER]
-      if header['sha256'] != manifest.header_hash(header):
-        raise ValueError('the header does not match its hash')
-      found = f'format {header["format"]}, round {header["round"]}'
-      if found != f'format {manifest.FORMAT}, round {step.name}':
-        raise ValueError(f'the header is of {found}')
+      header = manifest.read_header(step)
     return header
 
   def _read_leaves(self, step: pathlib.Path, header: dict[str, Any]

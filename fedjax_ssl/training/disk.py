@@ -1,6 +1,9 @@
 """What was written is on the disk, or gone."""
 from __future__ import annotations
 
+from collections.abc import Mapping
+import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -20,11 +23,43 @@ def flush(step: pathlib.Path) -> None:
   """Has the disk confirm every file and folder of a step."""
   for folder, _, files in os.walk(step):
     for path in [*(os.path.join(folder, f) for f in files), folder]:
-      _flush_one(path)
-  _flush_one(step.parent)
+      flush_one(path)
+  flush_one(step.parent)
 
 
-def _flush_one(path: str | os.PathLike[str]) -> None:
+def replace(file: pathlib.Path, data: bytes | bytearray) -> None:
+  """Writes a file whole, or leaves what is there."""
+  replace_all(file.parent, {file.name: data})
+
+
+def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
+                ) -> None:
+  """Writes several files beside their places, and moves them when all are.
+
+  Raises:
+    OSError: if one cannot be written; the old ones are as they were.
+  """
+  partials = {name: folder / f'{name}.partial' for name in files}
+  try:
+    for name, data in files.items():
+      if (folder / name).is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR),
+                                str(folder / name))
+      with open(partials[name], 'wb') as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    for name, partial in partials.items():
+      os.replace(partial, folder / name)
+  except BaseException:
+    for partial in partials.values():
+      with contextlib.suppress(OSError):
+        partial.unlink()
+    raise
+  flush_one(folder)
+
+
+def flush_one(path: str | os.PathLike[str]) -> None:
   """fsync of one file or folder, by name."""
   descriptor = os.open(path, os.O_RDONLY)
   try:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import hashlib
 import json
 import os
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 PyTree = Any
 FORMAT = 1
+HEADER = 'header'  # The item of a step that holds it.
 
 
 class CheckpointError(ValueError):
@@ -111,6 +113,38 @@ def header_hash(header: Mapping[str, Any]) -> str:
   """SHA-256 of a header, apart from the entry that holds it."""
   rest = {k: v for k, v in header.items() if k != 'sha256'}
   return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_header(step: pathlib.Path) -> dict[str, Any]:
+  """The header of a step, if it is exactly what was written.
+
+  Raises:
+    ValueError: if it is not.
+    OSError: if it cannot be read.
+  """
+  # Where Orbax puts the JSON of an item; its reader takes a second to import.
+  text = (step / HEADER / 'metadata').read_bytes()
+  try:
+    header = json.loads(text)
+    good = header['sha256'] == header_hash(header)
+    found = f'format {header["format"]}, round {header["round"]}'
+  except (KeyError, TypeError, RecursionError) as error:
+    raise ValueError(f'the header is none: {error!r}') from None
+  if not good:
+    raise ValueError('the header does not match its hash')
+  if found != f'format {FORMAT}, round {step.name}':
+    raise ValueError(f'the header is of {found}')
+  return header
+
+
+def rounds(directory: pathlib.Path) -> list[int]:
+  """Rounds with a whole step, oldest first; damage is not looked for."""
+  try:
+    names = os.listdir(directory)
+  except (FileNotFoundError, NotADirectoryError):
+    return []
+  return sorted(int(n) for n in names if n.isascii() and n.isdigit()
+                and n == str(int(n)) and (directory / n).is_dir())
 
 
 def content_hash(leaves: Mapping[str, np.ndarray]) -> str:

@@ -66,8 +66,10 @@ over rounds cover the rounds since the previous row.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -75,6 +77,8 @@ from typing import Any
 
 from absl import logging
 import numpy as np
+
+from fedjax_ssl.training import disk, sealed
 
 METRICS = 'metrics.jsonl'
 TIMINGS = 'timings.jsonl'
@@ -106,11 +110,71 @@ class MetricsError(ValueError):
   """A row that does not fit the schema, or a file that cannot be written."""
 
 
+class _Lines:
+  """A file that only grows, and what it should hold."""
+
+  def __init__(self, file: pathlib.Path, data: bytes):
+    """Makes the file hold `data`."""
+    self._file = file
+    self.data = bytearray(data)
+    self._digest = hashlib.sha256(data)
+    there = sealed.content(file)
+    if there is not None and there.startswith(data):
+      os.truncate(file, len(data))
+    elif data:
+      disk.replace(file, data)
+    self._open()
+    if there is None:  # A checkpoint must not outlast the file's name.
+      disk.flush_one(file.parent)
+
+  def _open(self) -> None:
+    # Unbuffered: a line that fails leaves nothing for `close` to write.
+    self._stream = open(self._file, 'ab', buffering=0)
+    self._known = _look(os.fstat(self._stream.fileno()))
+
+  def append(self, line: bytes) -> None:
+    """Adds a line, which is on the disk when this returns."""
+    self._mend()
+    if self._stream.write(line) != len(line):
+      raise OSError(errno.ENOSPC, 'the disk is full')
+    os.fsync(self._stream.fileno())
+    self.data += line
+    self._digest.update(line)
+    self._known = _look(os.fstat(self._stream.fileno()))
+
+  def seal(self) -> dict[str, Any]:
+    """What a checkpoint says of the file, which holds just that."""
+    self._mend()
+    return {'bytes': len(self.data), 'sha256': self._digest.hexdigest()}
+
+  def _mend(self) -> None:
+    """Writes the file anew if others removed or changed it."""
+    with contextlib.suppress(FileNotFoundError):
+      if _look(os.stat(self._file)) == self._known:
+        return
+    if sealed.content(self._file) != self.data:
+      logging.warning('%s was removed or changed while the run went on; it is '
+                      'written anew.', self._file)
+      disk.replace(self._file, self.data)
+    self.close()
+    self._open()
+
+  def close(self) -> None:
+    self._stream.close()
+
+
+def _look(stat: os.stat_result) -> tuple[int, ...]:
+  """What changes when somebody else replaces or writes a file."""
+  return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 class MetricsWriter:
   """Appends rows; each is on the disk when `write` returns."""
 
   def __init__(self, workdir: str | os.PathLike[str],
-               resume_round: int | None = None, *, tensorboard: bool = False):
+               resume_round: int | None = None, *,
+               seals: Mapping[str, sealed.Seal] | None = None,
+               tensorboard: bool = False):
     """Cuts both files back to the restored round.
 
     Rows of later rounds will be measured again, and a last line that a kill
@@ -120,27 +184,37 @@ class MetricsWriter:
       workdir: folder of the two files.
       resume_round: round of the restored checkpoint, whose own row is kept;
         None drops all rows, because the run starts over.
+      seals: by name, what that checkpoint says of the files; see `seals`.
       tensorboard: whether to mirror numbers to `<workdir>/tensorboard`.
 
     Raises:
-      MetricsError: if the files cannot be written, or tensorboardX is asked
-        for and not installed.
+      MetricsError: if the files cannot be written, are not what their seals
+        say, or tensorboardX is asked for and not installed.
     """
     folder = pathlib.Path(workdir)
     last = -1 if resume_round is None else int(resume_round)
-    self._board = _board(folder, last) if tensorboard else None
-    self._files = {}
+    self._folder = folder
     self._learnt: dict[Any, float] = {}  # By seed, the best so far.
-    try:
-      for name in (METRICS, TIMINGS):
-        _cut(folder / name, last)
-        # Unbuffered: a line that fails leaves nothing for `close` to write.
-        self._files[name] = open(folder / name, 'ab', buffering=0)
-    except OSError as error:
-      raise MetricsError(f'Metrics cannot be written to {folder}: '
-                         f'{error.strerror}.') from error
-    for row in read(folder):  # Of the run that is continued.
+    self._board = None
+    with _one_line(folder):
+      whole = _whole(folder, last, seals)  # Both, before one is changed.
+      self._files = {name: _Lines(folder / name, data)
+                     for name, data in whole.items()}
+    if tensorboard:
+      self._board = _board(folder, last)
+    for row in _rows(self._files[METRICS].data):  # Of the run that goes on.
       self._forgetting(row)
+
+  def seals(self) -> dict[str, dict[str, Any]]:
+    """What the next checkpoint should say of the two files.
+
+    A file that was removed or changed meanwhile is written anew first.
+
+    Raises:
+      MetricsError: if that is impossible.
+    """
+    with _one_line(self._folder):
+      return {name: file.seal() for name, file in self._files.items()}
 
   def _forgetting(self, row: Row) -> Row:
     """What the row adds: how far below its best the model has fallen.
@@ -181,15 +255,11 @@ class MetricsWriter:
     return plain
 
   def _append(self, name: str, row: Row) -> None:
-    file = self._files[name]
-    line = to_line(row).encode()
     try:
-      if file.write(line) != len(line):
-        raise OSError(errno.ENOSPC, 'the disk is full')
-      os.fsync(file.fileno())
+      self._files[name].append(to_line(row).encode())
     except OSError as error:
-      raise MetricsError(
-          f'{file.name} cannot be written: {error.strerror}.') from error
+      raise MetricsError(f'{self._folder / name} cannot be written: '
+                         f'{error.strerror}.') from error
 
   def close(self) -> None:
     """Closes the files."""
@@ -209,19 +279,52 @@ def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
   """The rows of a run, oldest first.
 
   Args:
-    path: a workdir, or the file itself.
+    path: a workdir, whose checkpoints vouch for the rows, or the file itself,
+      which is believed.
     name: METRICS or TIMINGS, if `path` is a folder.
 
   Returns:
-    All rows, short ones included; lines that are none, as a kill may leave at
-    the end, are left out. Empty if there is no file.
+    All rows, short ones included, of a workdir with sealed checkpoints those
+    up to the newest; lines that are none, as a kill may leave at the end, are
+    left out. Empty if there is no file.
+
+  Raises:
+    SealError: if a row is not what the newest checkpoint was saved with; see
+      `sealed.believed`.
   """
   file = pathlib.Path(path)
   if file.is_dir():
-    file = file / name
-  if not file.exists():
-    return []
-  return [row for _, row in _lines(file.read_bytes()) if row is not None]
+    return _rows(sealed.believed(file, name))
+  return _rows(sealed.content(file) or b'')
+
+
+def settle(workdir: str | os.PathLike[str], round_: int,
+           seals: Mapping[str, sealed.Seal]) -> None:
+  """Cuts the files of a run that is finished back to its last checkpoint.
+
+  Raises:
+    MetricsError: if they are not what the checkpoint says, or one cannot be
+      written.
+  """
+  folder = pathlib.Path(workdir)
+  with _one_line(folder):
+    for name, data in _whole(folder, round_, seals).items():
+      if (sealed.content(folder / name) or b'') != data:
+        disk.replace(folder / name, data)
+
+
+def _rows(data: bytes | bytearray) -> list[Row]:
+  return [row for _, row in _lines(data) if row is not None]
+
+
+@contextlib.contextmanager
+def _one_line(folder: pathlib.Path) -> Iterator[None]:
+  """Turns what the system refuses into a MetricsError."""
+  try:
+    yield
+  except OSError as error:
+    raise MetricsError(f'Metrics cannot be written to {folder}: '
+                       f'{error.strerror}.') from error
 
 
 def is_short(row: Mapping[str, Any]) -> bool:
@@ -241,6 +344,21 @@ def validate(row: Mapping[str, Any]) -> None:
   for name, value in row.items():
     for item in value if isinstance(value, list) else [value]:
       _check(name, item)
+
+
+def validate_all(rows: Sequence[Mapping[str, Any]]) -> None:
+  """Checks the rows of one seed: each, and that their rounds rise.
+
+  Raises:
+    MetricsError: that names the first that breaks a rule.
+  """
+  before = -1
+  for row in rows:
+    validate(row)
+    if row['round'] <= before:
+      raise MetricsError(f'A row of round {row["round"]} stands behind the one '
+                         f'of round {before}.')
+    before = row['round']
 
 
 def to_plain(row: Mapping[str, Any]) -> Row:
@@ -291,7 +409,7 @@ def _check(name: str, value: Any) -> None:
     raise MetricsError(f'{name}={value!r} must be in [0, 1].')
 
 
-def _lines(data: bytes) -> Iterator[tuple[bytes, Row | None]]:
+def _lines(data: bytes | bytearray) -> Iterator[tuple[bytes, Row | None]]:
   """All lines, each with its row, or None where it holds no whole row."""
   for line in data.splitlines(keepends=True):
     try:
@@ -300,27 +418,40 @@ def _lines(data: bytes) -> Iterator[tuple[bytes, Row | None]]:
       row = None
     whole = line.endswith(b'\n') and isinstance(row, dict) and isinstance(
         row.get('round'), int) and isinstance(row.get('seed', 0), int)
-    yield line, row if whole else None
+    yield bytes(line), row if whole else None
 
 
-def _cut(file: pathlib.Path, last: int) -> None:
-  """Keeps the rows of rounds up to `last`."""
-  if not file.exists():
-    return
-  data = file.read_bytes()
-  kept = []
-  for number, (line, row) in enumerate(_lines(data), 1):
+def _whole(folder: pathlib.Path, last: int,
+           seals: Mapping[str, sealed.Seal] | None) -> dict[str, bytes]:
+  """What both files hold of the rounds up to `last`; changes nothing."""
+  return {name: _kept(folder, name, last, (seals or {}).get(name))
+          for name in (METRICS, TIMINGS)}
+
+
+def _kept(folder: pathlib.Path, name: str, last: int,
+          wanted: sealed.Seal | None) -> bytes:
+  """The bytes of a file up to round `last`."""
+  data, reason = sealed.content(folder / name), ''
+  if wanted is not None:
+    held, reason = sealed.vouched(name, wanted, data, last)
+    if data is None and held:
+      logging.warning('%s is missing; the times up to round %d are unknown.',
+                      folder / name, last)
+    if not reason:
+      return held
+  kept, dropped = [], []
+  for number, (line, row) in enumerate(_lines(data or b''), 1):
     if row is None:
-      logging.warning('Line %d of %s is no row and is dropped.', number, file)
+      dropped.append(number)
     elif row['round'] <= last:
       kept.append(line)
   rest = b''.join(kept)
-  if data.startswith(rest):
-    os.truncate(file, len(rest))
-    return
-  partial = file.with_name(file.name + '.partial')
-  partial.write_bytes(rest)
-  os.replace(partial, file)
+  if wanted is not None and sealed.seal(rest) != wanted:
+    raise MetricsError(sealed.refusal(folder, name, last, reason))
+  for number in dropped:
+    logging.warning('Line %d of %s is no row and is dropped.', number,
+                    folder / name)
+  return rest
 
 
 def _board(folder: pathlib.Path, last: int) -> Any:

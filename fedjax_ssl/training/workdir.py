@@ -24,7 +24,7 @@ from typing import Any
 from absl import logging
 
 from fedjax_ssl.training import changes as changes_lib
-from fedjax_ssl.training import environment, processes
+from fedjax_ssl.training import disk, environment, processes
 
 CONFIG = 'config.json'
 LOCK = 'lock'
@@ -77,7 +77,7 @@ class Workdir:
       if merged == self._stored['facts']:
         return self._stored
       stored = self._stored | {'facts': merged}
-      _write(self.path / CONFIG, _text(stored))
+      disk.replace(self.path / CONFIG, _text(stored))
       return stored
 
     self._stored = processes.once(update)
@@ -209,7 +209,15 @@ def _take(folder: pathlib.Path, asked: str) -> int:
   if (folder / CONFIG).exists():
     read_config(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+  try:
+    # What a link of that name leads to is nobody's lock, and is not emptied.
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW,
+                   0o666)
+  except OSError as error:
+    if error.errno != errno.ELOOP:
+      raise
+    raise WorkdirError(f'{folder / LOCK} is a symbolic link, which no run '
+                       'makes; remove it.') from None
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -241,7 +249,7 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
           flags['schedule_rounds'] or flags.get('num_rounds'))
     fresh = {'flags': flags, 'facts': facts, 'origin': origin,
              'environment': now, 'restarts': []}
-    _write(folder / CONFIG, _text(fresh))
+    disk.replace(folder / CONFIG, _text(fresh))
     return {'stored': fresh, 'resumed': False}
   stored = {'origin': origin, **read_config(folder)}
   if not flags.get('schedule_rounds', True):
@@ -262,8 +270,8 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
     stored['restarts'] = [*stored['restarts'], {
         'flags': {k: new for k, (_, new) in changes.items()},
         'environment': differs}]
-  if _text(stored) != (folder / CONFIG).read_text():
-    _write(folder / CONFIG, _text(stored))
+  if _text(stored) != (folder / CONFIG).read_bytes():
+    disk.replace(folder / CONFIG, _text(stored))
   return {'stored': stored, 'resumed': True}
 
 
@@ -306,18 +314,8 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     raise WorkdirError(f'config={config!r} is no JSON: {error}.') from None
 
 
-def _text(stored: Mapping[str, Any]) -> str:
-  return json.dumps(stored, indent=2, sort_keys=True) + '\n'
-
-
-def _write(file: pathlib.Path, text: str) -> None:
-  """Replaces a file whole, or not at all."""
-  partial = file.with_name(file.name + '.partial')
-  with open(partial, 'w') as stream:
-    stream.write(text)
-    stream.flush()
-    os.fsync(stream.fileno())
-  os.replace(partial, file)
+def _text(stored: Mapping[str, Any]) -> bytes:
+  return (json.dumps(stored, indent=2, sort_keys=True) + '\n').encode()
 
 
 def _reason(error: OSError) -> str:

@@ -6,6 +6,7 @@ import json
 import pathlib
 import socket
 import time
+from typing import Any
 
 from absl.testing import flagsaver
 import cluster
@@ -61,15 +62,14 @@ def elsewhere(folder: pathlib.Path) -> pathlib.Path:
   return folder.with_name(f'{folder.name}_elsewhere')
 
 
-def content(folder: pathlib.Path) -> dict[str, str]:
+def content(folder: pathlib.Path) -> dict[str, Any]:
   """The hash of every leaf of the newest step, and the rows."""
   run = fedjax_ssl.load(folder)
   assert run.round == ROUNDS
   leaves = {name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()
             for name, leaf in manifest.named(run.states)}
   assert any('memory' in name for name in leaves)
-  header = folder / 'checkpoints' / str(ROUNDS) / 'header' / 'metadata'
-  return {**leaves, 'checkpoint': header.read_text(),
+  return {**leaves, 'checkpoint': launcher.header(folder, ROUNDS),
           'metrics': (folder / 'metrics.jsonl').read_text()}
 
 
@@ -78,7 +78,7 @@ def newest(folder: pathlib.Path) -> int:
 
 
 @pytest.fixture(scope='module')
-def expected(tmp_path_factory) -> dict[str, str]:
+def expected(tmp_path_factory) -> dict[str, Any]:
   """What one process with one device leaves."""
   folder = tmp_path_factory.mktemp('alone') / 'run'
   launcher.run(folder, *ARGS, '--num_devices=1', f'--num_rounds={ROUNDS}')

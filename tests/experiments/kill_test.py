@@ -1,11 +1,13 @@
 """Runs that are killed or damaged end in the bytes of those that are not."""
 from __future__ import annotations
 
+import copy
 import hashlib
 import pathlib
 import random
 import signal
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,21 +25,22 @@ def args(num_rounds: int = ROUNDS) -> tuple[str, ...]:
   return (*ARGS, f'--num_rounds={num_rounds}')
 
 
-def header(folder: pathlib.Path, round_: int) -> str:
-  """What a step says it holds: every leaf's name and the hash of all bytes."""
-  return (folder / 'checkpoints' / str(round_) / 'header'
-          / 'metadata').read_text()
-
-
-def content(folder: pathlib.Path, round_: int) -> dict[str, str]:
+def content(folder: pathlib.Path, round_: int) -> dict[str, Any]:
   """The hash of every leaf of every seed's state, and of the metrics."""
   run = fedjax_ssl.load(folder)
   assert run.round == round_
   leaves = {name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()
             for name, leaf in manifest.named(run.states)}
   assert any('memory' in name for name in leaves)
-  return {**leaves, 'checkpoint': header(folder, round_),
+  return {**leaves, 'checkpoint': launcher.header(folder, round_),
           'metrics': (folder / 'metrics.jsonl').read_text()}
+
+
+def but_for_run(found: dict[str, Any]) -> dict[str, Any]:
+  """The same of runs that began with other rounds: their schedules differ."""
+  found = copy.deepcopy(found)
+  del found['checkpoint']['metadata']['run']
+  return found
 
 
 @pytest.fixture(scope='module')
@@ -49,7 +52,7 @@ def straight(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope='module')
-def expected(straight) -> dict[str, str]:
+def expected(straight) -> dict[str, Any]:
   return content(straight, ROUNDS)
 
 
@@ -123,7 +126,7 @@ def test_more_rounds_continue(tmp_path, expected):
   first = (folder / 'metrics.jsonl').read_text()
   launcher.run(folder, *args())
   assert (folder / 'metrics.jsonl').read_text().startswith(first)
-  assert content(folder, ROUNDS) == expected
+  assert but_for_run(content(folder, ROUNDS)) == but_for_run(expected)
   assert workdir.read_config(folder)['flags']['schedule_rounds'] == 4
 
 
@@ -171,4 +174,4 @@ def test_a_full_disk_and_damage_are_mended(tmp_path, expected):
   (folder / 'checkpoints' / '5.orbax-checkpoint-tmp').mkdir()
   output = launcher.run(folder, *args())
   assert 'checkpoints/4 is damaged' in output
-  assert content(folder, ROUNDS) == expected
+  assert but_for_run(content(folder, ROUNDS)) == but_for_run(expected)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -131,6 +132,18 @@ def call(script: pathlib.Path, *args: str) -> subprocess.CompletedProcess[str]:
     code = Started(logs, [*args], script).wait()
     return subprocess.CompletedProcess(
         [str(script), *args], code, *(log.read_text() for log in logs))
+
+
+def header(folder: pathlib.Path, round_: int) -> dict[str, Any]:
+  """What a step says it holds, apart from the times that went before it.
+
+  Every leaf's name, the hash of all bytes, the run's hashes, and those of
+  metrics.jsonl.
+  """
+  said = json.loads((folder / 'checkpoints' / str(round_) / 'header'
+                     / 'metadata').read_text())
+  del said['sha256'], said['metadata']['files']['timings.jsonl']
+  return said
 
 
 def fingerprints(folder: pathlib.Path) -> dict[str, str]:

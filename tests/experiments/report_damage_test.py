@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import pytest
@@ -105,3 +106,66 @@ def test_nothing_is_written_where_not_all_can_be(tmp_path, capsys):
   assert 'out cannot be written: Is a directory' in said
   assert len(said.splitlines()) == 1
   assert [p.name for p in (tmp_path / 'out').iterdir()] == ['index.html']
+
+
+def test_an_old_report_stays_until_the_new_one_is_whole(tmp_path, capsys):
+  run, out = fake.write(tmp_path / 'run', [fake.row(20, .5)]), tmp_path / 'out'
+  assert report.main([run, f'--out={out}']) == 0
+  before = (out / 'index.html').read_bytes()
+  (out / 'table.tex').unlink()
+  (out / 'table.tex').mkdir()  # The last file to be written.
+  capsys.readouterr()
+  assert report.main([run, f'--out={out}', '--title=New']) == 2
+  assert len(capsys.readouterr().err.splitlines()) == 1
+  assert (out / 'index.html').read_bytes() == before
+  assert not list(out.glob('*.partial'))
+
+
+def test_a_name_that_is_no_text_is_shown_with_a_mark(tmp_path, capsys):
+  name = os.fsdecode(b'run\xff')
+  run = fake.write(tmp_path / name, [fake.row(20, .5)], fake.config(
+      data_dir=name, split=name))
+  out = tmp_path / 'out'
+  assert report.main([run, f'--out={out}', f'--title={name}']) == 0
+  assert 'run?' in capsys.readouterr().out
+  for file in out.iterdir():
+    assert 'run?' in file.read_text(encoding='utf-8')
+
+
+def test_a_run_that_cannot_be_shown_stops_no_report(tmp_path, capsys):
+  good = fake.write(tmp_path / 'good', [fake.row(20, .5)])
+  made = fake.config(alpha=.1)
+  made['origin']['script'] = 5
+  bad = fake.write(tmp_path / 'bad', [fake.row(20, .5)], made)
+  out = tmp_path / 'out'
+  assert report.main([good, bad, f'--out={out}']) == 0
+  said = capsys.readouterr()
+  assert said.err.startswith(f'left out: {bad} ')
+  assert len(said.err.splitlines()) == 1 and '| good |' in said.out
+  page = (out / 'index.html').read_text()
+  assert f'left out: {bad} ' in page
+  assert report.main([bad, f'--out={out}']) == 2
+  assert (out / 'index.html').read_text() == page
+
+
+def test_a_seed_that_comes_twice_stops_no_report(tmp_path, capsys):
+  runs = [fake.write(tmp_path / name, [fake.row(20, .5)]) for name in 'ab']
+  assert report.main([*runs, f'--out={tmp_path / "out"}']) == 0
+  said = capsys.readouterr()
+  assert said.err.startswith(f'left out: {runs[0]} and {runs[1]} are the same')
+  assert '| a |' in said.out and '| b |' not in said.out
+
+
+def test_a_report_needs_a_folder(tmp_path, capsys, monkeypatch):
+  run = fake.write(tmp_path / 'run', [fake.row(20, .5)])
+  monkeypatch.chdir(tmp_path)
+  assert report.main([run, '--out=']) == 2
+  assert capsys.readouterr().err == 'error: --out= is empty; name a folder.\n'
+  assert [p.name for p in tmp_path.iterdir()] == ['run']
+
+
+@pytest.mark.parametrize('rounds', [(5, 20, 20), (5, 5, 20), (20, 5)])
+def test_rows_that_are_doubled_or_out_of_order(tmp_path, rounds):
+  bad = fake.write(tmp_path / 'bad', [fake.row(r, .5) for r in rounds])
+  with pytest.raises(ValueError, match='bad is damaged: A row of round'):
+    report_data.read(bad)

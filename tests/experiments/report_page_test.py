@@ -136,7 +136,8 @@ def test_the_papers_number_is_the_global_models(tmp_path, line, text):
 
 def test_restarted_clocks_add_up():
   assert report_data._elapsed([1, 5, 2, 4]) == 9
-  assert report_data._elapsed([]) == 0
+  assert report_data._elapsed([]) is None
+  assert report_data._elapsed([None, 2, 4]) is None
 
 
 def test_files_agree(tmp_path):

@@ -32,3 +32,22 @@ def test_a_damaged_run_is_named(tmp_path):
   done = _call(run)
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
   assert f"{run} is damaged: KeyError('labels')" in done.stderr
+
+
+def test_a_doubled_row_is_refused_with_the_name_of_the_run(tmp_path):
+  run = fake.write(tmp_path / 'a', [fake.row(20, .5), fake.row(20, .5)])
+  done = _call(run)
+  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+  assert f'{run} is damaged: A row of round 20' in done.stderr
+
+
+def test_a_table_needs_a_name_and_old_ones_stay(tmp_path):
+  run = fake.write(tmp_path / 'a', [fake.row(20, .5)])
+  done = _call(run, '--out=')
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr.splitlines() == [
+      'error: --out= is empty; name a table, or leave it out.']
+  (tmp_path / 'table.json').write_text('old')
+  (tmp_path / 'table.md').mkdir()
+  assert _call(run, f'--out={tmp_path}/table').returncode == 2
+  assert (tmp_path / 'table.json').read_text() == 'old'

@@ -196,6 +196,22 @@ def test_results_without_configuration_are_refused(tmp_path, trace):
   assert [p.name for p in tmp_path.iterdir()] == [trace]
 
 
+@pytest.mark.parametrize('exists', [True, False])
+def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path, exists):
+  target, folder = tmp_path / 'target', tmp_path / 'run'
+  if exists:
+    target.write_text('mine')
+  folder.mkdir()
+  (folder / workdir.LOCK).symlink_to(target)
+  with pytest.raises(workdir.WorkdirError, match='lock is a symbolic link'
+                     ) as info:
+    start(folder)
+  assert '\n' not in str(info.value)
+  assert target.exists() == exists
+  assert not exists or target.read_text() == 'mine'
+  assert [p.name for p in folder.iterdir()] == [workdir.LOCK]
+
+
 def test_other_files_do_not_matter(tmp_path):
   (tmp_path / 'notes.txt').write_text('mine')
   assert not start(tmp_path)['resumed']
