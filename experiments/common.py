@@ -6,13 +6,14 @@ in `pool` bool[D]; see `fedjax_ssl.data.partition`.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import stopping  # isort: split
+
+from collections.abc import Callable, Sequence
 import contextlib
 import os
 import pathlib
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
@@ -151,8 +152,9 @@ def main(deal: Deal, **defaults: Any) -> None:
     FLAGS.set_default(name, value)
   for name in settings.all_names():  # For --help.
     FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[name])
-  app.run(lambda argv: _report_errors(_run, deal, argv),
-          flags_parser=lambda argv: _report_errors(FLAGS, argv))
+  with stopping.listening():
+    app.run(lambda argv: _report_errors(_run, deal, argv),
+            flags_parser=lambda argv: _report_errors(FLAGS, argv))
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
@@ -166,28 +168,8 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
     print(f'error: {messages.line(error)}', file=sys.stderr)
     sys.exit(2)
   except KeyboardInterrupt:
-    print('Interrupted; the same command with the same --workdir continues.',
-          file=sys.stderr)
+    stopping.end(signal.SIGINT)
     sys.exit(130)
-
-
-@contextlib.contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-  """A SIGTERM ends the process with code 0; in training it saves first.
-
-  Every file is replaced whole or can be cut back, so any moment will do.
-  """
-  def end(number, frame):
-    del number, frame
-    raise SystemExit(0)
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-  old = signal.signal(signal.SIGTERM, end)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, old)
 
 
 def _run(deal: Deal, argv: Sequence[str]) -> None:
@@ -195,12 +177,11 @@ def _run(deal: Deal, argv: Sequence[str]) -> None:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   settings.check()
   cluster.place()
-  with _ending_on_sigterm():
-    _prepare_jax()
-    environment.devices()  # Starts JAX, or says why not.
-    with cluster.ending():
-      processes.together(cluster.devices)
-      _run_jobs(deal)
+  _prepare_jax()
+  environment.devices()  # Starts JAX, or says why not.
+  with cluster.ending():
+    processes.together(cluster.devices)
+    _run_jobs(deal)
 
 
 def _run_jobs(deal: Deal) -> None:

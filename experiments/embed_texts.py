@@ -136,8 +136,8 @@ def main(argv: Sequence[str]) -> None:
     np.savez_compressed(asked.out, texts=vectors,
                         sha256=np.array(data.text.fingerprint(texts)))
   except ImportError as error:
-    print(f'error: {error.name} is missing: pip install "fedjax_ssl[text]".',
-          file=sys.stderr)
+    print(f"error: {error.name} is missing: pip install -e '.[text]' in this "
+          "repository's folder.", file=sys.stderr)
     sys.exit(2)
   except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import pathlib
 import sys
 from typing import Any, NamedTuple
@@ -19,9 +20,12 @@ import numpy as np
 import printing
 import repeat
 import settings
+import start_line
+import stopping
 
 import fedjax_ssl as fssl
 from fedjax_ssl import data
+from fedjax_ssl.core import rounds
 from fedjax_ssl.data import batching
 from fedjax_ssl.training import (
   checkpoint,
@@ -53,6 +57,8 @@ class Job(NamedTuple):
   partitions: list[data.Partition]
   labels: np.ndarray
   mesh: jax.sharding.Mesh | None
+  num_parameters: int  # Of the model.
+  works: list[rounds.Work]  # Of the passes of a round: a client's steps.
 
 
 def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
@@ -90,7 +96,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = cluster.mesh()
   try:
     task = fssl.make_task(spec, mesh)
-    with messages.of_method(method):
+    with messages.of_method(method), rounds.noting_work() as works:
       made = fssl.methods.make(method, task)
       # A round is traced without being run: impossible settings show here.
       state = fssl.task.template(made, federations[0])
@@ -110,7 +116,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'task': {**fssl.task.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   return Job(name, folder, config, facts, spec, made, federations, seeds,
-             partitions, np.asarray(dataset.train.labels), mesh)
+             partitions, np.asarray(dataset.train.labels), mesh,
+             _num_parameters(task), works)
+
+
+def _num_parameters(task: fssl.Task) -> int:
+  shapes = jax.eval_shape(task.model.init, jax.random.key(0)).params
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def _data_hash(dataset: data.Dataset) -> str:
@@ -242,6 +254,8 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
   seals = processes.once(
       lambda: steps.metadata(done).get(sealed.FILES)) if saved else None
   if done < FLAGS.num_rounds:
+    if processes.is_first():
+      print(start_line.text(job, done), file=sys.stderr)
     with contextlib.ExitStack() as stack:
       files: list[metrics.MetricsWriter] = []  # Of the first process.
       processes.once(lambda: files.append(stack.enter_context(
@@ -274,9 +288,11 @@ def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
 def _train(job: Job, steps: checkpoint.Checkpoints,
            files: list[metrics.MetricsWriter], saved: Any) -> None:
   several = len(job.seeds) > 1
+  compilation = progress.Compilation()
   bar = progress.Progress(
       job.name, FLAGS.num_rounds, start=saved[0] if saved else 0,
-      stream=None if processes.is_first() else io.StringIO())
+      stream=None if processes.is_first() else io.StringIO(),
+      compiled=compilation.seconds)
   seconds = {'now': 0.0}
   left_out = {'now': 0, 'said': 0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
@@ -302,6 +318,7 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     processes.once(lambda: record(row))
 
   def on_progress(round_: int, now: float) -> None:
+    trained()
     seconds['now'] = now
     if round_ < FLAGS.num_rounds:  # The last one comes with its accuracy.
       bar.update(round_)
@@ -316,20 +333,23 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     processes.once(lambda: write(row))
 
   observer = loop.Observer(on_row, on_save, on_progress, on_report)
-  with bar:
+  with stopping.saving() as trained, compilation.listening(), bar:
+    if processes.count() > 1:  # They end together, so from the first round on.
+      trained()
     result = loop.train(
         job.method, job.federations, num_rounds=FLAGS.num_rounds,
         seeds=job.seeds, eval_every=FLAGS.eval_every,
         checkpoint_every=FLAGS.checkpoint_every, seed_map=FLAGS.seed_map,
         mesh=job.mesh, saved=saved, observer=observer)
-  if left_out['said']:
-    print(f'{job.name}: {left_out["now"]} updates were left out in all.',
-          file=sys.stderr)
-  if result.interrupted and result.round < FLAGS.num_rounds:
-    if processes.is_first():
-      print(f'Stopped at round {result.round}; the same command with '
-            f'--workdir={FLAGS.workdir} continues.')
-    raise processes.AgreedExit(0)
+    bar.close()
+    if left_out['said']:
+      print(f'{job.name}: {left_out["now"]} updates were left out in all.',
+            file=sys.stderr)
+    if result.interrupted:
+      if processes.is_first():
+        printing.say(f'Stopped at round {result.round}; the same command with '
+                     f'--workdir={FLAGS.workdir} continues.')
+      raise processes.AgreedExit(0)
 
 
 def _draw(job: Job, round_: int, saved: Any) -> None:

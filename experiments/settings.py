@@ -220,7 +220,8 @@ def check() -> None:
                      'first.')
   if FLAGS.tensorboard and importlib.util.find_spec('tensorboardX') is None:
     raise ValueError('--tensorboard needs the package tensorboardX: '
-                     'pip install "fedjax_ssl[tensorboard]".')
+                     "pip install -e '.[tensorboard]' in this repository's "
+                     'folder.')
   seeds()
 
 

@@ -293,7 +293,7 @@ def _accounting() -> Any:
     from dp_accounting import pld, rdp
   except ImportError:
     raise ValueError('Accounting for privacy needs the package '
-                     'dp-accounting: pip install "fedjax_ssl[privacy]".'
-                     ) from None
+                     "dp-accounting: pip install -e '.[privacy]' in this "
+                     "repository's folder.") from None
   del pld, rdp
   return dp_accounting

@@ -10,19 +10,22 @@ lock behind, and a run that outlives its sweep keeps its own.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import subprocess
 from typing import Any
 
 import grid
 
 # Of bounds that a run makes below its own folder.
 _BOUNDS = ('labels_few', 'labels_all')
+_MOST_FLAGS = 1000  # Of one command line.
 
 
 def folder(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
@@ -39,6 +42,44 @@ def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
   """The command line of a cell."""
   # The last one counts: a flagfile may hold a --workdir of its own.
   return [python, cell.script, *cell.args, f'--workdir={folder(out, cell)}']
+
+
+def check_flags(python: str, cells: Sequence[grid.Cell],
+                env: Mapping[str, str]) -> None:
+  """Asks every script about all flags that it will get; it runs nothing.
+
+  Only experiments of this repository's kind can be asked. An interpreter that
+  cannot start them is no fault of the grid, which may be for another machine.
+
+  Raises:
+    grid.GridError: for a flag that is unknown, or a value that is none.
+  """
+  asked: dict[str, dict[str, None]] = {}
+  for cell in cells:
+    asked.setdefault(cell.script, {}).update(dict.fromkeys(cell.args))
+  for script, known in asked.items():
+    args = list(known)
+    for start in range(0, len(args) if _is_experiment(script) else 0,
+                       _MOST_FLAGS):
+      with contextlib.suppress(OSError):
+        done = subprocess.run(
+            [python, script, *args[start:start + _MOST_FLAGS],
+             '--only_check_args'],
+            env=os.environ | env, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors='replace', check=False)
+        said = tail(done.stderr, 1)
+        if done.returncode == 2 and said and said[0].startswith('error: '):
+          raise grid.GridError(f'{script}: {said[0].removeprefix("error: ")}')
+
+
+def _is_experiment(script: str) -> bool:
+  """Whether a script has the flags of `experiments/common.py`, and checks."""
+  try:
+    code = ast.parse(pathlib.Path(script).read_bytes())
+  except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+    return False
+  return any(isinstance(node, ast.Import) and any(
+      alias.name == 'common' for alias in node.names) for node in code.body)
 
 
 def fingerprint(cell: grid.Cell) -> str:

@@ -9,11 +9,12 @@
     script: experiments/digits_dirdir.py
     --bounds | --nobounds
 
-A block is the product of its lines; `---` begins another block. `flagfile:`
+A block is the product of its lines; `---` begins another block. Alternatives
+are separated by ` | `; a line without any may hold several flags. `flagfile:`
 takes several names and patterns; names with spaces or commas are quoted as for
 a shell. The script of a flagfile `a.b.flags` is `a.py` one or two folders above
-or else in experiments/, unless `script:` names one. Alternatives are separated
-by ` | `. Without `seeds:` a run has the seeds of its flagfile or script.
+or else in experiments/, unless `script:` names one. Without `seeds:` a run has
+the seeds of its flagfile or script.
 """
 from __future__ import annotations
 
@@ -134,10 +135,11 @@ def shard(cells: list[Cell], text: str) -> list[Cell]:
 
 def _read(block: _Block, line: str, where: str) -> None:
   if line.startswith('--'):
-    name, values = _axis(line, where)
-    if name in block.axes:
-      raise GridError(f'{where}: --{name} comes twice.')
-    block.axes[name] = values
+    for flag in _flags(line, where):
+      name, values = _axis(flag, where)
+      if name in block.axes:
+        raise GridError(f'{where}: --{name} comes twice.')
+      block.axes[name] = values
     return
   key, colon, value = (part.strip() for part in line.partition(':'))
   if key not in ('script', 'flagfile', 'seeds') or not colon:
@@ -209,6 +211,24 @@ def _seeds(text: str, where: str) -> list[int]:
   if len(set(seeds)) < len(seeds):
     raise GridError(f'{where}: seeds: {text} has a seed twice.')
   return seeds
+
+
+def _flags(line: str, where: str) -> list[str]:
+  """The flags of a line, each with its value or its alternatives."""
+  begins, ends = [0], []
+  for match in re.finditer(r'\s+(?=--[A-Za-z_]\w*(?:[=\s]|$))', line):
+    before = line[:match.start()]
+    # In quotes or brackets it belongs to a value; behind a bar it is another
+    # alternative of a flag without one.
+    if not before.endswith('|') and before.count('(') == before.count(
+        ')') and not any(before.count(quote) % 2 for quote in '\'"'):
+      begins.append(match.end())
+      ends.append(match.start())
+  flags = [line[i:j] for i, j in zip(begins, [*ends, len(line)])]
+  if ends and any(re.search(r'\s\|(\s|$)', flag) for flag in flags):
+    raise GridError(f'{where}: {line!r} has several flags and alternatives; '
+                    'give every flag a line of its own.')
+  return flags
 
 
 def _axis(line: str, where: str) -> tuple[str, list[str]]:

@@ -23,6 +23,11 @@ _LOOK = 3.0  # Seconds between two looks at cells of another sweep.
 _LINE = 60.0  # Seconds between two lines of status, where there is no terminal.
 _GRACE = 60.0  # Seconds that a run has to save, once told to end.
 _TAIL = 1 << 16  # Bytes at the end of a log that are looked at.
+# Exit code of a run that refuses what it was given: it would do so again.
+_REFUSED = 2
+# Codes of a run that was told to end: in training it saves first.
+_TOLD = (0, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM,
+         -signal.SIGINT)
 
 
 def _end_with_parent() -> None:
@@ -164,10 +169,12 @@ class Sweep:
     good = code == 0 and cells_lib.is_complete(
         cells_lib.folder(self._out, cell))
     attempts = self._attempts[cell.name]
-    again = attempts <= self._retries and not self._heard
-    # Stopped: not by a fault of its own, or not for good.
-    state = ('done' if good else 'stopped' if again or self._heard
-             else 'failed')
+    again = (attempts <= self._retries and not self._heard
+             and code != _REFUSED)
+    # Stopped: not by a fault of its own, and not for good.
+    stopped = (self._heard and code in (*_TOLD, -signal.SIGKILL)
+               or again and code in _TOLD)
+    state = 'done' if good else 'stopped' if stopped else 'failed'
     result = {'state': state, 'exit': code, 'fingerprint': asked,
               'attempts': attempts, 'seconds': round(seconds, 1),
               'tail': [] if good else cells_lib.tail(text)}
@@ -179,11 +186,13 @@ class Sweep:
       return
     if again:
       self._queue.append(cell)
-    elif not self._heard:
+    elif state == 'failed':
       self._failed[cell.name] = result
-    self._say(f'stopped {cell.name}' if self._heard else
+    last = ''.join(f': {line}' for line in result['tail'][-1:])
+    self._say(f'stopped {cell.name}' if self._heard and stopped else
               f'{reason(code)}: {cell.name}'
-              + (', trying again' if again else ''))
+              + (', trying again' if again else '')
+              + f'{last} [{cells_lib.log(self._out, cell)}]')
 
   def _return_to_others(self) -> None:
     """Looks again at cells that another sweep had."""
@@ -247,8 +256,9 @@ class Sweep:
              f'{len(self._failed)}{rest} of {len(self._cells)} in '
              f'{_duration(time.monotonic() - self._began)}']
     for name, result in self._failed.items():
-      lines.append(f'FAILED {name} ({reason(result["exit"])}, '
-                   f'{result["attempts"]} attempts; {self._out / name}.log)')
+      count = result['attempts']
+      lines.append(f'FAILED {name} ({reason(result["exit"])}, {count} '
+                   f'attempt{"s" * (count > 1)}; {self._out / name}.log)')
       lines += [f'    {line}' for line in result['tail']]
     say('\n'.join(lines), sys.stdout)
 
@@ -277,6 +287,8 @@ def reason(code: int) -> str:
   """How a run ended that is not done."""
   if code == 0:
     return 'ended before its last round'
+  if code in _TOLD and code > 0:
+    return f'ended by {signal.Signals(code - 128).name}'
   return f'killed by signal {-code}' if code < 0 else f'exit {code}'
 
 

@@ -9,8 +9,9 @@ python launch/sweep.py --out=runs/study --slots=2 -- \
 interruption of any kind and passes over what is finished; several sweeps may
 share a folder, and a cell is then run by one of them. `--status` looks,
 `--dry_run` prints the commands, `--shard=i/n` takes every n-th cell, for n
-machines. Exit code 1: some cell failed; 2: the grid is wrong, or the folder
-cannot be used; 130: interrupted.
+machines. A run that fails is tried again, but not if it refuses its flags or
+data (its exit code 2). Exit code 1: some cell failed; 2: the grid is wrong, a
+script does not know a flag, or the folder cannot be used; 130: interrupted.
 """
 from __future__ import annotations
 
@@ -124,6 +125,8 @@ def main(argv: Sequence[str]) -> int:
                            f'--retries={args.retries} at least 0.')
     env = _environment(args.env)
     cells = grid.shard(read_cells(args.grid), args.shard)
+    if not args.status:
+      cells_lib.check_flags(args.python, cells, env)
     if args.dry_run:
       for cell in cells:
         slots.say(shlex.join(cells_lib.command(args.python, out, cell)),

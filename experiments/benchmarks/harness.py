@@ -224,7 +224,7 @@ def need_torch() -> None:
   """Raises ValueError where PyTorch is missing."""
   if not has_torch():
     raise ValueError('The comparison needs PyTorch: '
-                     'pip install "fedjax_ssl[bench]".')
+                     "pip install -e '.[bench]' in this repository's folder.")
 
 
 def has_torch() -> bool:
@@ -239,7 +239,7 @@ def without_torch() -> str:
   """
   if jax.default_backend() != 'cpu':
     return 'not timed: its loop is on the CPU'
-  return '' if has_torch() else 'missing: pip install "fedjax_ssl[bench]"'
+  return '' if has_torch() else "missing: pip install -e '.[bench]'"
 
 
 def usable_cpus() -> int:

@@ -4,7 +4,8 @@ A pass is (state, federation, round, key) -> (state, metrics).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 from typing import Any, NamedTuple
 
 import jax
@@ -29,8 +30,24 @@ from fedjax_ssl.core.types import (
 )
 
 Pass = Callable[..., tuple[State, Metrics]]
+Work = Callable[[Shard], jax.Array]
 
+_noted: list[list[Work]] = []  # Lists that `noting_work` fills now.
 _LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+@contextlib.contextmanager
+def noting_work() -> Iterator[list[Work]]:
+  """Lists the `work` of each `client_pass` that is built within, if it has one.
+
+  A method is built of passes, and does not say how many steps they take.
+  """
+  works: list[Work] = []
+  _noted.append(works)
+  try:
+    yield works
+  finally:
+    _noted.remove(works)
 
 
 def _default_work(shard: Shard) -> jax.Array:
@@ -218,7 +235,7 @@ def client_pass(
     sample: sampling.Sampler | None = None,
     broadcast: Callable[[PyTree, jax.Array], PyTree] | None = None,
     relay: bool = False,
-    work: Callable[[Shard], jax.Array] | None = None,
+    work: Work | None = None,
 ) -> Pass:
   """The pass in which clients train.
 
@@ -257,6 +274,8 @@ def client_pass(
   """
   sample = sample or sampling.uniform(task.cohort_size)
   broadcast = broadcast or _identity_broadcast
+  for works in _noted if work else ():
+    works.append(work)
   work = work or _default_work
   summing = aggregate is None or getattr(aggregate, 'is_linear', False)
 

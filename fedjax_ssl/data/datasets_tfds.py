@@ -43,7 +43,8 @@ def read_tfds(name: str, data_dir: str | os.PathLike[str] | None,
     import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
   except ImportError:
     raise DataError(
-        f"{advice}, or pip install 'fedjax_ssl[tfds]' and run "
+        f"{advice}, or pip install -e '.[tfds]' in this repository's folder "
+        'and run '
         f'{_command(tfds_name, data_dir)}') from None
   where = None if data_dir is None else os.fspath(data_dir)
   prepare = f'{advice}, or run {_command(tfds_name, data_dir)}'

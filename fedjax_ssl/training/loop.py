@@ -38,7 +38,8 @@ class Result(NamedTuple):
     states: one State a seed, in the order of the seeds.
     round: rounds done.
     interrupted: a SIGTERM or SIGINT was heard, by any process: the run ended
-      at `round`, which is saved, and the caller should end too.
+      at `round`, which is saved and may be the last, and the caller should end
+      too.
   """
 
   states: list[State]
@@ -170,6 +171,8 @@ def train(method: Method, federations: Sequence[Federation], *,
         kept = done
       if ends:
         break
+    # One that came with the last rounds must not be lost.
+    ends = ends or _agree(heard, pace)[0]
   return Result(runs.states, done, ends)
 
 

@@ -459,7 +459,8 @@ def _board(folder: pathlib.Path, last: int) -> Any:
     import tensorboardX
   except ImportError:
     raise MetricsError('tensorboard=True needs the package tensorboardX: '
-                       'pip install "fedjax_ssl[tensorboard]".') from None
+                       "pip install -e '.[tensorboard]' in this repository's "
+                       'folder.') from None
   return tensorboardX.SummaryWriter(
       str(folder / 'tensorboard'), purge_step=last + 1)
 

@@ -1,10 +1,51 @@
 """Progress: a bar on a terminal, a log line now and then elsewhere."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import sys
 import time
 from typing import Any, TextIO
+
+import jax
+
+# What JAX does once for a program, before it runs: traces, lowers, compiles.
+_ONCE = '/jax/core/compile/'
+
+
+class Compilation:
+  """Seconds that compilation has taken so far, whenever it happened.
+
+  A run compiles in its first round, but also at its first evaluation, its
+  first checkpoint, and where a bound begins.
+  """
+
+  def __init__(self) -> None:
+    """Starts at 0; see `listening`."""
+    self._spans: list[tuple[float, float]] = []
+
+  def hear(self, event: str, start_time: float, end_time: float,
+           **unused: str | int) -> None:
+    """Takes in what JAX tells of a stretch of time, at the end of it."""
+    if not event.startswith(_ONCE):
+      return
+    # A function that is traced within another one is told of first.
+    while self._spans and self._spans[-1][1] > start_time:
+      start_time = min(start_time, self._spans.pop()[0])
+    self._spans.append((start_time, end_time))
+
+  def seconds(self) -> float:
+    """The length of all stretches together, what overlaps counted once."""
+    return sum(end - start for start, end in self._spans)
+
+  @contextlib.contextmanager
+  def listening(self) -> Iterator[Compilation]:
+    """Hears of all that is compiled within."""
+    jax.monitoring.register_event_time_span_listener(self.hear)
+    try:
+      yield self
+    finally:
+      jax.monitoring.unregister_event_time_span_listener(self.hear)
 
 
 class Progress:
@@ -12,7 +53,8 @@ class Progress:
 
   def __init__(self, name: str, total: int, *, start: int = 0,
                interval: float = 10.0, stream: TextIO | None = None,
-               clock: Callable[[], float] = time.monotonic):
+               clock: Callable[[], float] = time.monotonic,
+               compiled: Callable[[], float] = lambda: 0.0):
     """Starts the clock.
 
     Args:
@@ -23,12 +65,15 @@ class Progress:
       stream: standard error by default. A terminal gets a bar, anything else
         lines.
       clock: seconds, from any origin.
+      compiled: seconds of these that went into compilation, which the speed
+        leaves out.
     """
     self._name = name
     self._total = total
     self._round = start
     self._interval = interval
     self._clock = clock
+    self._compiled = compiled
     self._first: tuple[int, float] | None = None
     self._rate: float | None = None
     self._logged: float | None = None
@@ -38,7 +83,7 @@ class Progress:
 
   @property
   def seconds_per_round(self) -> float | None:
-    """Speed after the first update, before which the program compiles."""
+    """Speed after the first update, but for what is compiled later."""
     return self._rate
 
   def update(self, round_: int, accuracy: float | None = None) -> None:
@@ -49,10 +94,11 @@ class Progress:
       accuracy: newest test accuracy in [0, 1]; None keeps the last.
     """
     now = self._clock()
+    worked = now - self._compiled()
     if self._first is None:
-      self._first = round_, now
+      self._first = round_, worked
     elif round_ > self._first[0]:
-      self._rate = (now - self._first[1]) / (round_ - self._first[0])
+      self._rate = max(worked - self._first[1], 0.0) / (round_ - self._first[0])
     if accuracy is not None:
       self._accuracy = float(accuracy)
     done, self._round = round_ - self._round, round_
@@ -100,7 +146,7 @@ def _bar(name: str, total: int, start: int, stream: TextIO) -> Any:
   if not stream.isatty():
     return None
   import tqdm
-  # tqdm's own rate would count the compilation.
+  # tqdm's own rate counts the compilation.
   return tqdm.tqdm(
       desc=name, total=total, initial=start, file=stream,
       dynamic_ncols=True,

@@ -191,7 +191,7 @@ def test_missing_file_says_what_to_do_without_tfds(tmp_path, monkeypatch):
       raise ImportError(name)
     return real(name, *args, **kwargs)
   monkeypatch.setattr(builtins, '__import__', fake)
-  _fails(tmp_path, 'x_train', "pip install 'fedjax_ssl[tfds]'",
+  _fails(tmp_path, 'x_train', "pip install -e '.[tfds]'",
          'tfds build svhn_cropped --file_format=array_record '
          f'--data_dir={tmp_path}', name='svhn')
   monkeypatch.delenv(datasets.DATA_DIR, raising=False)

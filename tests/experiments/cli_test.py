@@ -131,7 +131,7 @@ def test_tensorboard_needs_its_package(refuse, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'tensorboardX', None)
   folder = tmp_path / 'run'
   line = refuse('--tensorboard', f'--workdir={folder}')
-  assert 'fedjax_ssl[tensorboard]' in line
+  assert "pip install -e '.[tensorboard]' in this repository's folder" in line
   assert not folder.exists()
 
 

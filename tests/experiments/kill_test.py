@@ -102,14 +102,14 @@ def test_sigterm_saves_and_exits_0(tmp_path, expected):
   assert content(folder, ROUNDS) == expected
 
 
-def test_sigterm_before_the_first_round_exits_0(tmp_path):
+def test_sigterm_before_the_first_round_exits_143(tmp_path):
   folder = tmp_path / 'run'
   started = launcher.start(folder, *args())
   while started.running and not (folder / workdir.CONFIG).exists():
     time.sleep(0.002)
   started.process.terminate()
-  assert started.wait() == 0, started.output()
-  assert 'Traceback' not in started.output()
+  assert started.wait() == 143, started.output()
+  assert 'Traceback' not in started.output() and newest(folder) == 0
 
 
 def test_a_finished_run_is_left_alone(straight, expected):

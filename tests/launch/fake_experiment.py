@@ -13,7 +13,7 @@ import time
 
 def main() -> None:
   flags = {'num_rounds': '2', 'seconds': '0', 'fail': '0', 'seeds': '0',
-           'bounds': ''}
+           'bounds': '', 'code': '3'}
   for arg in sys.argv[1:]:
     name, _, value = arg.removeprefix('--').partition('=')
     if name == 'flagfile':
@@ -41,7 +41,7 @@ def main() -> None:
     if starts <= int(flags['fail']):
       print('a first line')
       print(f'error: fell over in round {round_}', file=sys.stderr)
-      sys.exit(3)
+      sys.exit(int(flags['code']))
     with open(rows, 'a') as file:
       for seed in seeds:
         file.write(json.dumps({'round': round_, 'seed': seed}) + '\n')

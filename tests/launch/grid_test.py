@@ -44,6 +44,11 @@ BAD = {
     'value_flag': (f'{DIGITS}\n--a=1 | --b=2', 'g.txt:2: --a has the value '
                    '--b=2, which looks like a flag'),
     'value_flag_first': (f'{DIGITS}\n--a=--b', 'looks like a flag'),
+    'several_and_bars': (f'{DIGITS}\n--a=1 | 2 --b=3', 'has several flags and '
+                         'alternatives; give every flag a line of its own'),
+    'several_and_bars_behind': (f'{DIGITS}\n--a=1 --b=3 | 4', 'several flags'),
+    'several_twice': (f'{DIGITS}\n--a=1 --b=2 --a=3', '--a comes twice'),
+    'several_ours': (f'{DIGITS}\n--a=1 --seed=2', 'use a line `seeds:`'),
     'bare_ours': (f'{DIGITS}\n--a | --status', '--status is not for the grid'),
     'quote': ('flagfile: "a b', 'No closing quotation'),
     'scripts': ('script: experiments/*_dirdir.py', 'a block has one script, '
@@ -76,6 +81,21 @@ def test_options_of_the_sweep_are_not_flags_of_a_run(option):
 def test_a_bar_inside_a_value_is_no_alternative():
   cell, = grid.parse(f'{DIGITS}\n--method=a(x=1|2)')
   assert cell.args == ('--method=a(x=1|2)',)
+
+
+@pytest.mark.parametrize('line, args', [
+    ('--a=1 --b=2', ['--a=1', '--b=2']),
+    ('--a   --nob --c=x y', ['--a', '--nob', '--c=x y']),
+    ("--a=f(x='1 --b=2', y=3) --c=4", ["--a=f(x='1 --b=2', y=3)", '--c=4']),
+    ('--a=f(x=1, --b=2) --c', ['--a=f(x=1, --b=2)', '--c']),
+    ('--a=-1 -b', ['--a=-1 -b'])])
+def test_flags_on_one_line_are_arguments_of_their_own(line, args):
+  cell, = grid.parse(f'{DIGITS}\n{line}')
+  assert cell.args == tuple(args)
+  # They are as if each had a line of its own, name and all.
+  apart = '\n'.join(args)
+  assert grid.parse(f'{DIGITS}\n{apart}\n--z=1 | 2') == grid.parse(
+      f'{DIGITS}\n{line}\n--z=1 | 2')
 
 
 @pytest.mark.parametrize('folder', ['a b', 'a,b', '[ab]', '*', "it's"])

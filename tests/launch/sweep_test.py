@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -94,15 +95,86 @@ def test_a_failed_run_is_tried_again_and_stops_nobody(tmp_path):
   assert 'done 2, failed 1 of 3' in printed
   assert f'FAILED {name}9 (exit 3, 2 attempts' in printed
   assert '    error: fell over in round 1' in printed
-  assert f'exit 3: {name}1, trying again' in said
+  log = tmp_path / f'{name}1.log'
+  assert (f'exit 3: {name}1, trying again: error: fell over in round 1 '
+          f'[{log}] (done') in said
   state, _ = run(tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--status'])
   assert 'done 2, failed 1 of 3' in state
   assert '    error: fell over in round 1' in state
-  assert f'exit 3: {name}9 (done' in said and 'failed 1 of 3' in (
-      said[said.index(f'exit 3: {name}9 (done'):].splitlines()[0])
+  assert f'exit 3: {name}9: error: fell' in said and 'failed 1 of 3' in (
+      said[said.index(f'exit 3: {name}9: error: fell'):].splitlines()[0])
   # A later sweep tries it anew.
   run(tmp_path, FAKE, '--fail=0 | 1 | 9', options=['--retries=0'], code=1)
   assert starts(tmp_path)[f'{name}9'] == 3 and starts(tmp_path)[f'{name}0'] == 1
+
+
+def test_a_run_that_refuses_is_not_tried_again(tmp_path):
+  lines = (FAKE, '--fail=9', '--code=2')
+  printed, said = run(tmp_path, *lines, options=['--retries=3'], code=1)
+  name, log = 'fake_experiment', tmp_path / 'fake_experiment.log'
+  assert starts(tmp_path) == {name: 1} and 'trying again' not in said
+  assert f'exit 2: {name}: error: fell over in round 1 [{log}]' in said
+  assert f'FAILED {name} (exit 2, 1 attempt; {log})' in printed
+  state, _ = run(tmp_path, *lines, options=['--status'])
+  assert state.startswith('failed ') and 'failed 1 of 1' in state
+  assert f'exit 2, {log}' in state and 'error: fell over in round 1' in state
+
+
+def test_a_failed_run_is_failed_before_it_is_tried_again(tmp_path):
+  lines = (FAKE, 'seeds: 0 1', '--fail=1', '--seconds=0.3')
+  process = start(tmp_path, *lines)
+  until(lambda: (tmp_path / '.sweep' / 'fake_experiment__seed=0.json').exists())
+  process.kill()
+  process.communicate(timeout=60)
+  until(lambda: 'running' not in run(tmp_path, *lines, options=['--status'])[0])
+  state, _ = run(tmp_path, *lines, options=['--status'])
+  assert re.search(r'^failed +\S+ +fake_experiment__seed=0$', state, re.M)
+  assert 'exit 3' in state
+
+
+@pytest.mark.parametrize('code, words', [
+    (143, 'ended by SIGTERM'), (130, 'ended by SIGINT')])
+def test_a_run_that_a_signal_ended_is_not_failed(tmp_path, code, words):
+  printed, said = run(tmp_path, FAKE, '--fail=1', f'--code={code}',
+                      options=['--retries=1'])
+  assert 'done 1, failed 0 of 1' in printed
+  assert f'{words}: fake_experiment, trying again' in said
+
+
+# As experiments do; one that takes no such flags is left alone.
+COMMON = """import sys
+if '--only_check_args' not in sys.argv: sys.exit('it ran')
+bad = [arg for arg in sys.argv if arg.startswith('--bad')]
+if bad: sys.exit(print('a warning\\nerror: ' + bad[0] + ' is no flag.',
+                       file=sys.stderr) or 2)
+"""
+
+
+@pytest.mark.parametrize('options', [['--dry_run'], []])
+def test_unknown_flags_are_refused_before_anything_runs(tmp_path, options):
+  (tmp_path / 'common.py').write_text(COMMON)
+  script = tmp_path / 'mine.py'
+  script.write_text('import common\n')
+  _, said = run(tmp_path / 'out', f'script: {script}', '--good=1 | 2',
+                '--bad=1 | 2', options=options, code=2)
+  assert said == f'error: {script}: --bad=1 is no flag.\n'
+  assert not (tmp_path / 'out').exists()
+  if options:  # Known flags are printed, and nothing has run.
+    printed, said = run(tmp_path / 'out', f'script: {script}', '--good=1 | 2',
+                        options=options)
+    assert len(printed.splitlines()) == 2 and not said
+    # Where the runs' interpreter is not at hand, nobody can be asked.
+    run(tmp_path / 'out', f'script: {script}', '--bad=1',
+        options=[*options, '--python=/nowhere/python'])
+
+
+def test_experiments_know_their_flags(tmp_path):
+  _, said = run(tmp_path / 'out', 'script: experiments/digits_dirdir.py',
+                '--num_rounds=1 --learning_rat=0.1', options=['--dry_run'],
+                code=2)
+  assert said == ('error: experiments/digits_dirdir.py: --learning_rat=0.1 is '
+                  'no flag. Did you mean --learning_rate?\n')
+  assert not (tmp_path / 'out').exists()
 
 
 def test_exit_code_0_before_the_last_round_is_not_the_end(tmp_path):

@@ -145,6 +145,17 @@ def test_a_signal_saves_and_the_rest_is_equal(number, monkeypatch):
   assert signal.getsignal(number) is not None
 
 
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_with_the_last_round_is_told(number):
+  def on_row(row):
+    if row.round == 2:
+      os.kill(os.getpid(), number)
+  ended = loop.train(method(), [toy.federation()[0]], num_rounds=2,
+                     observer=loop.Observer(on_row))
+  assert ended.interrupted and ended.round == 2
+  assert not train(2)[0].interrupted
+
+
 def test_unknown_seed_map_is_refused():
   with pytest.raises(ValueError, match='seed_map'):
     train(seed_map='pmap')

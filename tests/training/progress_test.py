@@ -1,6 +1,9 @@
 """The speed shown is that after compilation."""
 import io
+import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl.training import progress
@@ -31,6 +34,44 @@ def test_rate_leaves_out_the_first_stretch():
   assert messages[0].startswith('run: round 10/100')
   assert messages[1] == (
       'run: round 30/100, 0.2 s/round, 14s left, accuracy 0.5000')
+
+
+def test_rate_leaves_out_what_is_compiled_later():
+  clock, lines, compiled = Clock(), io.StringIO(), [60.0]
+  shown = progress.Progress('run', 100, interval=0, stream=lines, clock=clock,
+                            compiled=lambda: compiled[0])
+  clock.now = 60.0
+  shown.update(1)
+  clock.now = 70.0  # The first evaluation: 9.5 s are its compilation.
+  compiled[0] += 9.5
+  shown.update(11)
+  assert lines.getvalue().splitlines()[1] == (
+      'run: round 11/100, 0.05 s/round, 4s left')
+
+
+def test_compilation_is_counted_once_whenever_it_happens():
+  compilation = progress.Compilation()
+  for name, start, end in (
+      ('jaxpr_trace_duration', 3, 4), ('jaxpr_trace_duration', 5, 6),
+      ('jaxpr_trace_duration', 2, 7), ('backend_compile_duration', 7, 9)):
+    compilation.hear(f'/jax/core/compile/{name}', start, end, fun_name='f')
+  compilation.hear('/jax/checkpoint/write', 9, 100)
+  assert compilation.seconds() == 7
+
+
+def test_jax_tells_what_it_compiles():
+  compilation = progress.Compilation()
+  function = jax.jit(lambda x: jax.lax.fori_loop(
+      0, 3, lambda i, y: jnp.tanh(y @ y) + i, x))
+  with compilation.listening():
+    began = time.monotonic()
+    function(jnp.eye(3))
+    took, first = time.monotonic() - began, compilation.seconds()
+    assert 0.2 * took < first < took + 0.1
+    function(jnp.eye(3))
+    assert compilation.seconds() == first
+  jax.jit(lambda x: x - 5)(jnp.eye(2))
+  assert compilation.seconds() == first
 
 
 def test_a_resumed_run_counts_its_own_rounds_only():

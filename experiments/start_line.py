@@ -1,0 +1,91 @@
+"""The line with which every run starts: what learns from what, and on what.
+
+A value that switches something off is said here too: by a function in `NOTES`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from absl import flags
+import jax
+import numpy as np
+
+from fedjax_ssl import data
+from fedjax_ssl.core import rounds
+from fedjax_ssl.core.types import Shard
+
+FLAGS = flags.FLAGS
+
+
+def text(job: Any, done: int) -> str:
+  """The line.
+
+  Args:
+    job: a `run_one.Job`.
+    done: rounds that an earlier start has done.
+  """
+  dealt = [data.describe(federation) for federation in job.federations]
+  total = dealt[0]['num_clients']
+  at_server = _span(facts['server_labeled'] for facts in dealt)
+  labeled = at_server if FLAGS.labels_at == 'server' else _span(
+      facts['labeled']['total'] for facts in dealt)
+  unlabeled = _span(facts['unlabeled']['total'] for facts in dealt)
+  place = ' (at the server)' if FLAGS.labels_at == 'server' else ''
+  devices = 1 if job.mesh is None else job.mesh.size
+  parts = [
+      f'{_count(total, "client")}, {FLAGS.cohort_size} a round',
+      f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
+      _count(dealt[0]['num_classes'], 'class', 'classes'),
+      _count(job.num_parameters, 'parameter'), _count(devices, 'device'),
+      f'{_steps(job)} steps a client and round']
+  if len(job.seeds) > 1:
+    parts.append(_count(len(job.seeds), 'seed'))
+  parts += [said for note in NOTES if (said := note(job))]
+  begins = f'continues at round {done}' if done else 'starts'
+  return f'{job.name} {begins}: {"; ".join(parts)}.'
+
+
+def _steps(job: Any) -> str:
+  """Local steps of the clients that have any; of each pass, with a plus."""
+  parts = [f.clients if f.stream is None else f.stream for f in job.federations]
+  return ' + '.join(_span(
+      step for part in parts for step in _of_clients(work, part)) or '0'
+                    for work in job.works)
+
+
+def _of_clients(work: rounds.Work, shards: Shard) -> list[int]:
+  """Steps of every client, of every task where there are several."""
+  lead = np.shape(shards.num_labeled)
+  flat = jax.tree.map(
+      lambda leaf: np.reshape(leaf, (-1, *np.shape(leaf)[len(lead):])), shards)
+  steps = np.asarray(jax.jit(jax.vmap(work))(flat))
+  return [int(step) for step in steps if step > 0]
+
+
+def _span(numbers: Iterable[int]) -> str:
+  """`1,200`, or `3 to 12`; '' of none."""
+  found = sorted(set(numbers))
+  return ' to '.join(f'{n:,}' for n in dict.fromkeys(found[:1] + found[-1:]))
+
+
+def _count(number: int, one: str, many: str = '') -> str:
+  return f'{number:,} {one if number == 1 else many or one + "s"}'
+
+
+def _without_rows(job: Any) -> str:
+  """Clients that were dealt nothing, as small alpha does."""
+  empty = _span(data.describe(f)['clients_without_rows']
+                for f in job.federations)
+  return '' if empty == '0' else f'{empty} clients have no rows'
+
+
+def _schedules(job: Any) -> str:
+  """Schedules that end before the run, or after it."""
+  span = job.spec.schedule_rounds
+  return '' if span == FLAGS.num_rounds else (
+      f'schedules span {span:,} of {FLAGS.num_rounds:,} rounds')
+
+
+# Each takes the job; what it returns is said, if it is not empty.
+NOTES: tuple[Callable[[Any], str], ...] = (_without_rows, _schedules)

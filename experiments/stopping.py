@@ -1,0 +1,174 @@
+"""Ends an experiment that gets SIGTERM or SIGINT, wherever it is.
+
+Nothing is raised for it: Python drops exceptions in callbacks of its garbage
+collector, and runs no handler before a long compilation is over. A thread
+reads the signals' numbers from a pipe, to which the interpreter writes at once,
+and ends the process. Every file is replaced whole or can be cut back, so any
+moment will do. Once there are trained rounds to save, the loop hears the same
+signals, saves, and ends the run with code 0; then a SIGINT after another signal
+ends at once.
+
+`common` imports this module before all others, which take seconds.
+"""
+# ruff: noqa: E402
+from __future__ import annotations
+
+import _signal  # Is there already, as `signal` is not.
+import os
+import sys
+
+_NAMES = {int(_signal.SIGTERM): 'SIGTERM', int(_signal.SIGINT): 'SIGINT'}
+
+
+def _say(number: int) -> None:
+  line = (f'Stopped by {_NAMES[number]}; the same command with the same '
+          '--workdir continues.\n')
+  os.write(2, line.encode())
+
+
+def _end_import(number: int, frame: object) -> None:
+  """Ends the process while this module is imported."""
+  try:
+    _say(number)
+  finally:
+    os._exit(128 + number)
+
+
+def _is_program() -> bool:
+  """Whether the program that runs is a script of this folder."""
+  main = sys.modules.get('__main__')
+  file = getattr(main, '__file__', None)
+  return file is not None and main.__name__ == '__main__' and (
+      os.path.dirname(os.path.abspath(file)) == os.path.dirname(
+          os.path.abspath(__file__)))
+
+
+if _is_program():
+  for _number in _NAMES:
+    _signal.signal(_number, _end_import)
+
+from collections.abc import Callable, Iterator
+import contextlib
+import select
+import signal
+import threading
+import time
+
+# Seconds that an end may wait for a write to be over, and for a reader.
+_GRACE = 1.0
+_heard: list[int] = []  # Since the process began, by the thread alone.
+_ends = threading.Lock()  # Held by whoever ends the process.
+_pipes: list[tuple[int, int]] = []  # Of this process; none if it hears nothing.
+_trained = False  # Whether the loop has rounds that it should save first.
+
+
+def end(number: int) -> None:
+  """Says in one line why, and ends the process with code 128 + `number`.
+
+  Returns only if another thread is about to do so.
+  """
+  if not _ends.acquire(blocking=False):
+    return
+  until = time.monotonic() + _GRACE
+  while _writes_cache() and time.monotonic() < until:
+    time.sleep(0.01)
+  # Not by `sys.stderr`, which the main thread may hold; nor into a full pipe
+  # that nobody reads.
+  with contextlib.suppress(OSError, ValueError):
+    if select.select([], [2], [], _GRACE)[1]:
+      _say(number)
+  os._exit(128 + number)
+
+
+def _writes_cache() -> bool:
+  """Whether JAX writes a program to its cache, which would stay cut short."""
+  frame = sys._current_frames().get(threading.main_thread().ident or 0)
+  while frame is not None:
+    code = frame.f_code
+    if code.co_name == 'put' and code.co_filename.endswith('lru_cache.py'):
+      return True
+    frame = frame.f_back
+  return False
+
+
+def _watch(source: int) -> None:
+  """Ends the process at a signal, unless the loop is to save first."""
+  while (number := os.read(source, 1)[0]):
+    if number in _NAMES:
+      again = bool(_heard)
+      _heard.append(number)
+      if not _trained or (again and number == signal.SIGINT):
+        end(number)
+  os.close(source)
+
+
+def _hear(number: int, frame: object) -> None:
+  """Does nothing: with a handler, the number is written to the pipe."""
+
+
+def _listen() -> None:
+  source, sink = os.pipe()
+  os.set_blocking(sink, False)
+  signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+  for number in _NAMES:
+    signal.signal(number, _hear)
+  _pipes.append((source, sink))
+  threading.Thread(target=_watch, args=(source,), daemon=True).start()
+
+
+def _forget() -> None:
+  """In a forked process: its signals are not its parent's."""
+  if _pipes:
+    _pipes.clear()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+  """Within, signals end the process; nothing new if they do already."""
+  if _pipes or threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  old = {number: signal.getsignal(number) for number in _NAMES}
+  _listen()
+  try:
+    yield
+  finally:
+    for number, handler in old.items():
+      signal.signal(number, handler)
+    signal.set_wakeup_fd(-1)
+    _, sink = _pipes.pop()
+    os.write(sink, b'\0')
+    os.close(sink)
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[Callable[[], None]]:
+  """Within, once the yielded function was called, the loop hears signals.
+
+  One that came too late for the loop ends the process behind it. If the loop
+  has saved for one, and ends the run with `SystemExit`, no other is heard.
+  """
+  global _trained
+  def begin() -> None:
+    global _trained
+    _trained = True
+  try:
+    yield begin
+  except SystemExit:
+    raise
+  except BaseException:
+    _trained = False
+    raise
+  _trained = False
+  if _heard:
+    end(_heard[-1])
+
+
+if _is_program():
+  _listen()
