@@ -60,14 +60,17 @@ pre { overflow-x: auto; background: #f5f5f5; padding: .6rem; }
 
 
 def page(runs: Sequence[report_data.Run], targets: Sequence[float],
-         title: str, left_out: Sequence[str] = ()) -> str:
+         title: str, left_out: Sequence[str] = (),
+         columns: Sequence[str] = ()) -> str:
   """The whole report as one HTML text."""
-  main = report_tables.as_html(report_tables.main_table(runs))
+  main = report_tables.as_html(report_tables.main_table(runs, columns))
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number stands where "
            "the run's flagfile names one; with a * the run has other flags, "
-           '"local" is the mean over the clients\u2019 own models.</p>']
+           '"local" is the mean over the clients\u2019 own models. † marks a '
+           'run that diverged, ‡ one that is not above the largest class; the '
+           'notes say why.</p>']
   parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
             for line in left_out]
   if targets:
@@ -166,12 +169,12 @@ def _partitions(runs: Sequence[report_data.Run]):
 
 def write(runs: Sequence[report_data.Run], out: pathlib.Path,
           targets: Sequence[float], title: str,
-          left_out: Sequence[str] = ()) -> None:
+          left_out: Sequence[str] = (), columns: Sequence[str] = ()) -> None:
   """Writes all files of a report into a folder."""
-  grids = {'table': report_tables.main_table(runs)}
+  grids = {'table': report_tables.main_table(runs, columns)}
   if targets:
     grids['targets'] = report_tables.target_table(runs, targets)
-  texts = {'index.html': page(runs, targets, title, left_out)}
+  texts = {'index.html': page(runs, targets, title, left_out, columns)}
   for name, grid in grids.items():
     texts[f'{name}.md'] = report_tables.markdown(grid)
     texts[f'{name}.csv'] = report_tables.comma_separated(grid)
@@ -224,19 +227,23 @@ def main(argv: Sequence[str]) -> int:
   parser.add_argument('--target', help='test accuracies to reach, as in '
                       '0.7,0.8; default: the highest multiple of 0.05 that '
                       'every run reaches')
+  parser.add_argument('--columns', default='', help='metrics of the last row '
+                      'to show in the table too, as in macro_recall,auc')
   parser.add_argument('--title', default='Report', help='above everything')
   args = parser.parse_args(argv)
   try:
     left_out: list[str] = []
     runs = report_data.load(_runs_in(args.workdirs), left_out)
+    columns = [name for name in args.columns.split(',') if name]
     write(runs, pathlib.Path(args.out), _targets(args.target, runs),
-          args.title, left_out)
+          args.title, left_out, columns)
   except (ValueError, OSError) as error:
     print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
     return 2
   for line in left_out:
     print(f'left out: {line}', file=sys.stderr)
-  printing.say(report_tables.markdown(report_tables.main_table(runs)))
+  printing.say(report_tables.markdown(
+      report_tables.main_table(runs, columns)))
   printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
   return 0
 
