@@ -10,7 +10,7 @@ settings from the scripts' docstrings and the papers' tables.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 import pathlib
 import re
@@ -19,6 +19,7 @@ from typing import Any
 
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
+from fedjax_ssl.training import verdict
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
@@ -92,7 +93,16 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
           _ours(ours, column.get('metric', 'accuracy'),
                 column.get('scale', 100))))
     lines.append(f'| {row["title"]} | ' + ' | '.join(places) + ' |')
-  return '\n'.join(lines)
+  return '\n'.join([*lines, *_footnotes({
+      name: _verdicts(ours) for name, (_, ours) in stored.items() if ours})])
+
+
+def _footnotes(verdicts: Mapping[str, Sequence[verdict.Verdict | None]]
+               ) -> list[str]:
+  """What marks below a table mean, by the name of a run or cell."""
+  said = verdict.footnotes(
+      {f'`{name}`': found for name, found in verdicts.items()})
+  return ['', ' '.join(said)] if said else []
 
 
 def _how(name: str, variant: str, known: Sequence[dict[str, Any]]) -> str:
@@ -111,9 +121,14 @@ def _ours(stored: dict[str, Any], metric: str, scale: float) -> str:
   if not stored:
     return '-'
   seeds = stored['seeds'].values()
-  if metric == 'accuracy':
-    return _mean_std([s['final'] for s in seeds], scale)
-  return _mean_std([s['metrics'].get(metric) for s in seeds], scale)
+  values = ([s['final'] for s in seeds] if metric == 'accuracy'
+            else [s['metrics'].get(metric) for s in seeds])
+  return verdict.marked(_mean_std(values, scale), _verdicts(stored))
+
+
+def _verdicts(stored: Mapping[str, Any]) -> list[verdict.Verdict | None]:
+  """Of a cell's seeds."""
+  return [verdict.of(s['metrics']) for s in stored['seeds'].values()]
 
 
 def _study_part(root: pathlib.Path, file: pathlib.Path) -> str:
@@ -136,8 +151,10 @@ def _study_part(root: pathlib.Path, file: pathlib.Path) -> str:
     lines.append('| ' + ' | '.join([
         run['run'], f'`{run["method"]}`', run['labels'],
         str(len(run['seeds'])), str(run['rounds']),
-        *(_mean_std(run[k]) for k in ('final', 'tail', 'selected'))]) + ' |')
-  return '\n'.join(lines)
+        *(verdict.marked(_mean_std(run[k]), verdict.stored(run))
+          for k in ('final', 'tail', 'selected'))]) + ' |')
+  return '\n'.join([*lines, *_footnotes(
+      {run['run']: verdict.stored(run) for run in runs})])
 
 
 def settings(root: pathlib.Path = ROOT) -> str:

@@ -63,14 +63,17 @@ pre { overflow-x: auto; background: #f5f5f5; padding: .6rem; }
 
 
 def page(runs: Sequence[report_data.Run], targets: Sequence[float],
-         title: str, left_out: Sequence[str] = ()) -> str:
+         title: str, left_out: Sequence[str] = (),
+         columns: Sequence[str] = ()) -> str:
   """The whole report as one HTML text."""
-  main = report_tables.as_html(report_tables.main_table(runs))
+  main = report_tables.as_html(report_tables.main_table(runs, columns))
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number stands where "
            "the run's flagfile names one; with a * the run has other flags, "
-           '"local" is the mean over the clients\u2019 own models.</p>']
+           '"local" is the mean over the clients\u2019 own models. † marks a '
+           'run that diverged, ‡ one that is not above the largest class; the '
+           'notes say why.</p>']
   parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
             for line in left_out]
   if targets:
@@ -168,13 +171,14 @@ def _partitions(runs: Sequence[report_data.Run]):
 
 
 def texts_of(runs: Sequence[report_data.Run], targets: str | None, title: str,
-             left_out: Sequence[str] = ()) -> dict[str, str]:
+             left_out: Sequence[str] = (), columns: Sequence[str] = ()
+             ) -> dict[str, str]:
   """All files of a report, by name."""
   marks = _targets(targets, runs)
-  grids = {'table': report_tables.main_table(runs)}
+  grids = {'table': report_tables.main_table(runs, columns)}
   if marks:
     grids['targets'] = report_tables.target_table(runs, marks)
-  texts = {'index.html': page(runs, marks, title, left_out)}
+  texts = {'index.html': page(runs, marks, title, left_out, columns)}
   for name, grid in grids.items():
     texts[f'{name}.md'] = report_tables.markdown(grid)
     texts[f'{name}.csv'] = report_tables.comma_separated(grid)
@@ -183,7 +187,8 @@ def texts_of(runs: Sequence[report_data.Run], targets: str | None, title: str,
 
 
 def _without_bad(runs: Sequence[report_data.Run], targets: str | None,
-                 title: str, left_out: list[str]) -> dict[str, str]:
+                 title: str, left_out: list[str],
+                 columns: Sequence[str] = ()) -> dict[str, str]:
   """The files of a report of all runs that can be shown.
 
   Raises:
@@ -191,7 +196,7 @@ def _without_bad(runs: Sequence[report_data.Run], targets: str | None,
   """
   _targets(targets, runs)
   try:
-    return texts_of(runs, targets, title, left_out)
+    return texts_of(runs, targets, title, left_out, columns)
   except Exception as error:  # Damaged runs fail in many ways.
     good = []
     for run in runs:
@@ -202,7 +207,7 @@ def _without_bad(runs: Sequence[report_data.Run], targets: str | None,
         left_out.append(f'{run.folders[0]} cannot be shown: {fault!r}.')
     if not good or len(good) == len(runs):
       raise ValueError(' '.join(left_out) or repr(error)) from error
-  return texts_of(good, targets, title, left_out)
+  return texts_of(good, targets, title, left_out, columns)
 
 
 def write(texts: Mapping[str, str], out: pathlib.Path) -> None:
@@ -255,6 +260,8 @@ def main(argv: Sequence[str]) -> int:
   parser.add_argument('--target', help='test accuracies to reach, as in '
                       '0.7,0.8; default: the highest multiple of 0.05 that '
                       'every run reaches')
+  parser.add_argument('--columns', default='', help='metrics of the last row '
+                      'to show in the table too, as in macro_recall,auc')
   parser.add_argument('--title', default='Report', help='above everything')
   args = parser.parse_args(argv)
   try:
@@ -262,7 +269,8 @@ def main(argv: Sequence[str]) -> int:
       raise ValueError('--out= is empty; name a folder.')
     left_out: list[str] = []
     runs = report_data.load(_runs_in(args.workdirs), left_out)
-    texts = _without_bad(runs, args.target, args.title, left_out)
+    columns = [name for name in args.columns.split(',') if name]
+    texts = _without_bad(runs, args.target, args.title, left_out, columns)
     write(texts, pathlib.Path(args.out))
   except (ValueError, OSError) as error:
     print(f'error: {" ".join(str(error).split())}', file=sys.stderr)

@@ -15,7 +15,7 @@ import printing
 
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
-from fedjax_ssl.training import metrics, report
+from fedjax_ssl.training import metrics, report, verdict
 from fedjax_ssl.training import workdir as workdir_lib
 
 Row = Mapping[str, Any]
@@ -73,6 +73,11 @@ class Run:
     """The last round of each seed."""
     return [rows[-1]['round'] for rows in self.seeds]
 
+  @property
+  def verdicts(self) -> list[verdict.Verdict | None]:
+    """What is to be said of each seed's numbers."""
+    return [verdict.of(rows[-1]) for rows in self.seeds]
+
   def notes(self, paper: bool = True) -> list[str]:
     """What a reader of its numbers must know, and of the paper's beside."""
     found = []
@@ -90,6 +95,8 @@ class Run:
                        self.numbers, self.ends)) + ')')
     if not paper:
       return found
+    if said := verdict.note(self.verdicts):
+      found.append(said)
     if self.paper is not None and self.changed is None:
       found.append("* the paper's number is of a flagfile that is not here to "
                    'be compared')

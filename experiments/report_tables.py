@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import report_data
 
+from fedjax_ssl.training import metrics, report, verdict
+
 
 class Value(NamedTuple):
   """Mean and sample deviation over seeds; None is not known."""
@@ -55,8 +57,21 @@ def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
   return Value(float(scaled.mean()), std, digits)
 
 
-def main_table(runs: Sequence[report_data.Run]) -> Grid:
-  """Accuracies in percent, time, and the paper's number beside ours."""
+def main_table(runs: Sequence[report_data.Run],
+               more: Sequence[str] = ()) -> Grid:
+  """Accuracies in percent, time, and the paper's number beside ours.
+
+  Args:
+    runs: a row each. Accuracies of one that diverged or guesses are marked.
+    more: metrics of the last row that get a column too.
+
+  Raises:
+    ValueError: for a metric that no run has.
+  """
+  try:
+    report.check_columns(more, {run.name: run.seeds for run in runs})
+  except ValueError as error:
+    raise ValueError(f'--{error}') from None
   rows: list[list[str | Value]] = []
   all_outcomes = [[report_data.outcome(seed) for seed in run.seeds]
                   for run in runs]
@@ -67,6 +82,10 @@ def main_table(runs: Sequence[report_data.Run]) -> Grid:
     if local:
       columns.append(over_seeds([o['metrics'].get('local_accuracy')
                                  for o in outcomes], scale=100))
+    columns = [c if c.mean is None else c._replace(
+        note=verdict.mark(run.verdicts)) for c in columns]
+    columns += [over_seeds([report.last(rows, name) for rows in run.seeds])
+                for name in more]
     sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
             for o in outcomes]
     rows.append([
@@ -79,6 +98,8 @@ def main_table(runs: Sequence[report_data.Run]) -> Grid:
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
                f'mean of last {report_data.TAIL_ROUNDS} rounds, %',
                'validation-selected, %', *['local models, %'] * local,
+               *(name.replace('_', ' ') + (', %' if name in metrics.SHARES
+                                           else '') for name in more),
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs))
 
 
@@ -181,7 +202,7 @@ def comma_separated(grid: Grid) -> str:
 _ESCAPES = {'\\': r'\textbackslash{}', '&': r'\&', '%': r'\%', '$': r'\$',
             '#': r'\#', '_': r'\_', '{': r'\{', '}': r'\}',
             '~': r'\textasciitilde{}', '^': r'\textasciicircum{}',
-            '±': r'$\pm$'}
+            '±': r'$\pm$', '†': r'$\dagger$', '‡': r'$\ddagger$'}
 
 
 def latex(grid: Grid) -> str:

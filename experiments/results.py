@@ -18,7 +18,7 @@ from absl import app, flags
 import printing
 
 from fedjax_ssl.core import names
-from fedjax_ssl.training import disk, metrics, report, tradeoff
+from fedjax_ssl.training import disk, metrics, report, tradeoff, verdict
 from fedjax_ssl.training import workdir as workdir_lib
 
 _OUT = flags.DEFINE_string('out', None, 'Path of the table without ending; '
@@ -26,13 +26,16 @@ _OUT = flags.DEFINE_string('out', None, 'Path of the table without ending; '
 _EPSILON = flags.DEFINE_bool(
     'epsilon', False, 'Also draw accuracy against epsilon, to '
     '<out>_epsilon.png.')
+_COLUMNS = flags.DEFINE_list(
+    'columns', [], 'Metrics of the last row that get a column too, as in '
+    'macro_recall,auc.')
 _NOTE = flags.DEFINE_string('note', '', 'One line that goes above the table.')
 
 _SHOWN = ('final', 'tail', 'selected')
 # Work and traffic, per client and round.
 _COSTS = ('models_sent', 'forward_passes', 'backward_passes')
 # Also in the file, and in the table where a run has something to say.
-_MORE = ('diverged', 'epsilon')
+_MORE = ('epsilon',)
 _LOCAL = 'local_accuracy'
 _DENSE = ('cost_up', 'cost_down')  # Percent of one dense model, FedMatch's.
 
@@ -68,9 +71,11 @@ def _read(folder: str) -> dict[str, Any]:
       'rounds': summaries[0]['round'],
       'seconds': _longest([t.get('seconds') for t in times]),
       **{name: [s.get(name) for s in summaries]
-         for name in (*_SHOWN, *_MORE)},
+         for name in (*_SHOWN, *_MORE, 'verdict')},
       **{name: [rows[-1].get(name) for rows in seeds]
          for name in (*_COSTS, _LOCAL)},
+      'columns': {name: [report.last(rows, name) for rows in seeds]
+                  for name in _COLUMNS.value},
       **{name: [_average(rows, name) for rows in seeds] for name in _DENSE},
       'flags': config['flags'],
       'environment': config['environment'],
@@ -93,7 +98,11 @@ def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _percent(values: Sequence[float | None]) -> str:
-  known = [100 * v for v in values if v is not None]
+  return _mean_std([None if v is None else 100 * v for v in values])
+
+
+def _mean_std(values: Sequence[float | None]) -> str:
+  known = [v for v in values if v is not None]
   if len(known) < len(values):
     return '-'
   mean = sum(known) / len(known)
@@ -114,14 +123,15 @@ def _more(row: dict[str, Any], name: str) -> str:
     return _percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
-  if name == 'diverged':
-    lost = sum(bool(x) for x in row[name])
-    return f'{lost} of {len(row[name])}' if lost else ''
   if _scope(row) is None:
     return ''
   spent = [x for x in row[name] if x is not None]
   text = f'{max(spent):.2f}' if len(spent) == len(row[name]) else 'unbounded'
   return text + (', nominal' if _scope(row) == 'generator' else '')
+
+
+def _title(name: str) -> str:
+  return name.replace('_', ' ') + (', %' if name in metrics.SHARES else '')
 
 
 def _scope(row: dict[str, Any]) -> str | None:
@@ -166,17 +176,20 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
            if any(any(r[name]) for r in rows)
            or name == 'epsilon' and any(map(_scope, rows))]
+  asked = list(rows[0].get('columns', {}))
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
             '5 | validation-selected | seconds | models sent | forward | '
-            'backward |' + ''.join(f' {name} |' for name in extra),
-            '|---|---|---|' + (9 + len(extra)) * '---:|']
+            'backward |' + ''.join(f' {name} |' for name in (
+                *(_title(name) for name in asked), *extra)),
+            '|---|---|---|' + (9 + len(asked) + len(extra)) * '---:|']
   for row in rows:
     cells = [row['run'], f'`{row["method"]}`', row['labels'],
              str(len(row['seeds'])), str(row['rounds']),
-             *('-' if all(row['diverged']) else _percent(row[name])
+             *(verdict.marked(_percent(row[name]), verdict.stored(row))
                for name in _SHOWN),
              '-' if row['seconds'] is None else f'{row["seconds"]:.0f}',
              *(_mean(row[name]) for name in _COSTS),
+             *(_mean_std(row['columns'][name]) for name in asked),
              *(_more(row, name) for name in extra)]
     lines.append('| ' + ' | '.join(cells) + ' |')
   flags_text = ' '.join(
@@ -189,12 +202,13 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
             'seeds; seconds include compilation and all seeds; models sent '
             '(down and up) and examples through the network are per client '
             'and round.'
-            + (' "-" is a run that ends no better than chance.'
-               if 'diverged' in extra else '')
             + (' A nominal epsilon is no guarantee: only the generator got '
                'noise.' if 'generator' in map(_scope, rows) else '')
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
+            *(text for said in verdict.footnotes(
+                {row['run']: verdict.stored(row) for row in rows})
+              for text in ('', said)),
             '', f'Flags that all runs share: `{flags_text}`']
   flags_not_shared = _other(
       rows, 'flags', ('workdir', 'data_dir', 'method', 'labels', 'profile'))
@@ -231,12 +245,21 @@ def main(argv: Sequence[str]) -> None:
     _refuse('--epsilon draws to <out>_epsilon.png; give --out.')
   try:
     rows = [read(folder) for folder in argv[1:]]
+    _check_columns(rows)
     text = markdown(rows, _NOTE.value)
     if _OUT.value:
       _write(pathlib.Path(_OUT.value), rows, text, argv[1:])
   except (ValueError, OSError) as error:
     _refuse(error)
   printing.say(text)
+
+
+def _check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
+  """Raises ValueError for a column that no run has."""
+  for name in _COLUMNS.value:
+    if all(v is None for row in rows for v in row['columns'][name]):
+      raise ValueError(f'--columns={name}: no run ends with such a number; '
+                       'fedjax_ssl/training/metrics.py lists the metrics.')
 
 
 def _write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,

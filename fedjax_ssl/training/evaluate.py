@@ -74,19 +74,37 @@ def in_batches(predict: Predict, inputs: Array, rows: Array, *,
 def scores(logits: jax.Array, labels: Array) -> Metrics:
   """Scores of logits float32[D, C] by name.
 
-  accuracy, loss, macro_precision, macro_recall, auc float32[] and
-  per_class_accuracy float32[C], which is NaN for a class without examples.
-  See `ranking` for the macro scores.
+  accuracy, loss, macro_precision, macro_recall, auc, most_predicted,
+  largest_class float32[] and per_class_accuracy float32[C], which is NaN for a
+  class without examples. See `ranking` for the macro scores and shares.
   """
   hits = (logits.argmax(-1) == labels).astype(jnp.float32)
   of_class = jax.nn.one_hot(labels, logits.shape[-1])
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   precision, recall = ranking.precision_recall(
       logits.argmax(-1), labels, logits.shape[-1])
+  said, real = ranking.largest_shares(
+      logits.argmax(-1), labels, logits.shape[-1])
   return {'accuracy': hits.mean(), 'loss': loss.mean(),
           'per_class_accuracy': (hits @ of_class) / of_class.sum(0),
           'macro_precision': precision, 'macro_recall': recall,
-          'auc': ranking.one_vs_rest_auc(jax.nn.softmax(logits), labels)}
+          'auc': ranking.one_vs_rest_auc(jax.nn.softmax(logits), labels),
+          'most_predicted': said, 'largest_class': real}
+
+
+def largest_weight(record: PyTree, least_rank: int = 2) -> jax.Array:
+  """float32[]: the largest absolute number in the weights of a record.
+
+  Weights are the arrays of floats with at least `least_rank` axes: kernels of
+  every network in it. Vectors and scalars beside them, such as statistics,
+  budgets and rates, have sizes of their own. NaN if there is one; 0 if there
+  are no weights.
+  """
+  sizes = [jnp.abs(x).max().astype(jnp.float32)
+           for x in jax.tree.leaves(record)
+           if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim >= least_rank
+           and x.size]
+  return jnp.stack(sizes).max() if sizes else jnp.float32(0)
 
 
 class Probe(NamedTuple):
@@ -184,14 +202,14 @@ def evaluation(method: Method, mesh: Mesh | None = None
 
   Returns:
     (state, federation, probe) -> metrics: the `scores` on the test set;
-    val_accuracy, val_loss;
+    largest_weight of the server's record; val_accuracy, val_loss;
     labeled_accuracy on at most about 2048 rows that are learnt from with their
     labels, not augmented; pseudo_label_accuracy
     and pseudo_label_rate on the true labels of the probe rows, where the
     method labels; local_accuracy, the mean over the clients of their own
     models' accuracy on at most 2048 test rows, where the method keeps them;
-    that is `accuracy` too where there is no global model; and what the
-    method's `report` says of its state.
+    that is `accuracy` too where there is no global model, and the weights
+    are the clients'; and what the method's `report` says of its state.
   """
   def over(predict, examples: Examples, rows=None):
     rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows
@@ -218,10 +236,12 @@ def evaluation(method: Method, mesh: Mesh | None = None
       local = of_clients(own_predict, state, federation, test, rows)
       out['local_accuracy'] = local['accuracy']
     if global_predict is None:  # No model but the clients' own.
-      return {**out, **local}
+      return {**out, **local,
+              'largest_weight': largest_weight(state.memory, least_rank=3)}
     def predict(inputs):
       return global_predict(state.server, inputs)
     out.update(scores(over(predict, test), test.labels))
+    out['largest_weight'] = largest_weight(state.server)
     if validation.labels.shape[0]:
       logits = over(predict, validation)
       held = scores(logits, validation.labels)

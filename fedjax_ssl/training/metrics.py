@@ -18,6 +18,11 @@ Under privacy each round between two evaluations has a short row: `round`,
 ones among those predicted and among those of the class, test examples, 0..1 |
 | auc | area under the ROC curve of each class against the rest, mean over the \
 classes, test examples; 0.5 is chance |
+| most_predicted | share of the test examples that get the class predicted \
+most, 0..1; 1: one class for all |
+| largest_class | share of the test examples in the largest class, 0..1 |
+| largest_weight | largest absolute number in the weights of all networks; \
+null: not finite |
 | val_accuracy | share of the server's validation examples, 0..1 |
 | val_loss | mean cross entropy on them, nats |
 | local_accuracy | mean over clients of their own models' test share |
@@ -85,7 +90,8 @@ TIMINGS = 'timings.jsonl'
 # Rows start with these, in this order; other names follow by alphabet.
 ORDER = (
     'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy',
-    'macro_precision', 'macro_recall', 'auc', 'val_accuracy', 'val_loss',
+    'macro_precision', 'macro_recall', 'auc', 'most_predicted',
+    'largest_class', 'largest_weight', 'val_accuracy', 'val_loss',
     'local_accuracy', 'labeled_accuracy', 'forgetting',
     'train_loss', 'labeled_loss', 'unlabeled_loss',
     'server_loss', 'mask_rate', 'tsa_rate',
@@ -94,7 +100,8 @@ ORDER = (
     'num_rejected', 'num_participants', 'forward_passes', 'backward_passes',
     'labeled_share', 'masked_share', 'epsilon')
 SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
-          'macro_precision', 'macro_recall', 'auc', 'labeled_share',
+          'macro_precision', 'macro_recall', 'auc', 'most_predicted',
+          'largest_class', 'labeled_share',
           'labeled_accuracy', 'forgetting', 'psi_density', 'outvoted',
           'client_val_accuracy', 'mask_rate', 'tsa_rate',
           'pseudo_label_accuracy',

@@ -35,6 +35,25 @@ def precision_recall(predicted: Array, labels: Array, num_classes: int
   return precision, recall
 
 
+def largest_shares(predicted: Array, labels: Array, num_classes: int
+                   ) -> tuple[jax.Array, jax.Array]:
+  """Share of rows with the most predicted class, and of the largest class.
+
+  Args:
+    predicted: int32[D].
+    labels: int32[D].
+    num_classes: C.
+
+  Returns:
+    Two float32[] in [1 / C, 1]. A model that says one class for everything has
+    1 for the first, and the second is what the best of such models gets right.
+    NaN without rows.
+  """
+  said, real = (jax.nn.one_hot(x, num_classes).sum(0).max() / x.shape[0]
+                for x in (predicted, jnp.asarray(labels)))
+  return said, real
+
+
 def _area(score: jax.Array, positive: jax.Array) -> jax.Array:
   """float32[]: chance that a positive outranks a negative, ties a half."""
   score, positive = lax.sort((score, positive), num_keys=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.training import metrics
+from fedjax_ssl.training import metrics, verdict
 
 Row = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Sequence[Row]]]
@@ -81,9 +81,9 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
     rows. selected: test accuracy where the validation accuracy was highest,
     the first of equals; None without validation. best: the highest, which
     looks at the test set and flatters. loss: of the last row. bytes_up,
-    bytes_down, num_rejected: sums over the run, where measured. diverged: the
-    final accuracy is below `bar_of_chance`, where classes were measured.
-    epsilon: of the last row, where measured. All that cannot be told is None.
+    bytes_down, num_rejected: sums over the run, where measured. verdict: on
+    the last row, see `training.verdict`. epsilon: of the last row, where
+    measured. All that cannot be told is None.
 
   Raises:
     ValueError: if there are no rows, or `tail` is below 1.
@@ -104,28 +104,41 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
       'best': None if np.isnan(accuracy).all() else _value(
           np.nanmax(accuracy)),
       'loss': rows[-1].get('loss'),
+      'verdict': verdict.of(rows[-1]),
   }
   for name in ('bytes_up', 'bytes_down', 'num_rejected'):
     if any(name in row for row in rows):
       result[name] = sum(row.get(name, 0) for row in rows)
-  if rows[-1].get('per_class_accuracy') and result['final'] is not None:
-    bar = bar_of_chance(len(rows[-1]['per_class_accuracy']))
-    result['diverged'] = result['final'] < bar
   if 'epsilon' in rows[-1]:
     result['epsilon'] = rows[-1]['epsilon']
   return result
 
 
-def bar_of_chance(num_classes: int) -> float:
-  """Accuracy in 0..1 below which a run counts as diverged.
+def last(rows: Sequence[Row], name: str) -> float | None:
+  """A number of a seed's last row, in percent if a share; None if none."""
+  value = rows[-1].get(name)
+  if not isinstance(value, int | float):
+    return None
+  return 100 * value if name in metrics.SHARES else value
 
-  1.5 / C, FedSSL's "-" of runs that guess at random; but at most 0.05 above
-  1 / C, as with 2 classes the former would call .74 diverged.
+
+def check_columns(columns: Sequence[str], runs: Runs) -> None:
+  """Checks that columns asked for are numbers of some run's last row.
+
+  Raises:
+    ValueError: that names the first which is not, and those that are.
   """
-  return min(1.5 / num_classes, 1 / num_classes + 0.05)
+  known = {name for seeds in runs.values() for rows in seeds
+           for name, value in rows[-1].items()
+           if isinstance(value, int | float)} - {'round', 'seed'}
+  for name in columns:
+    if name not in known:
+      raise ValueError(f'columns={name}: no run ends with such a number; there '
+                       f'are {", ".join(sorted(known)) or "none"}.')
 
 
-def table(runs: Runs, *, tail: int = TAIL) -> str:
+def table(runs: Runs, *, tail: int = TAIL, columns: Sequence[str] = ()
+          ) -> str:
   """Markdown table of test accuracies in percent: mean ± std over seeds.
 
   The standard deviation is that of a sample (n - 1); one seed has none.
@@ -133,33 +146,41 @@ def table(runs: Runs, *, tail: int = TAIL) -> str:
   Args:
     runs: by name, one list of rows a seed, as `load` gives.
     tail: see `summary`.
+    columns: metrics of the last row that get a column too, such as
+      'macro_recall' and 'auc'.
 
   Returns:
     The table, a line a name in the given order, readable as plain text. A
     name whose seeds stopped at different rounds shows the range of rounds.
-    Two columns more where they have something to say: how many seeds
-    diverged, and the largest epsilon spent; a name all of whose seeds diverged
-    shows "-" instead of accuracies.
+    One column more where it has something to say: the largest epsilon spent.
+    Accuracies of a name with a seed that diverged or guesses have a mark, and
+    a footnote below says what was found.
+
+  Raises:
+    ValueError: for a column that no run has.
   """
+  check_columns(columns, runs)
   head = ['method', 'seeds', 'rounds',
-          *(title.format(tail=tail) for title in COLUMNS.values())]
+          *(title.format(tail=tail) for title in COLUMNS.values()),
+          *(LABELS.get(name, name.replace('_', ' ') + (
+              ', %' if name in metrics.SHARES else '')) for name in columns)]
   body: list[list[str]] = []
-  more: dict[str, list[str]] = {'diverged': [], 'epsilon': []}
+  spent: list[str] = []
+  verdicts: dict[str, list[verdict.Verdict | None]] = {}
   for name, seeds in runs.items():
     results = [summary(rows, tail=tail) for rows in seeds]
     rounds = sorted(r['round'] for r in results)
-    lost = sum(bool(r.get('diverged')) for r in results)
+    found = verdicts[name] = [r['verdict'] for r in results]
     body.append([
         name, str(len(seeds)),
         '-'.join(str(r) for r in sorted({rounds[0], rounds[-1]})),
-        *('-' if lost == len(results) else _mean_std([r[c] for r in results])
-          for c in COLUMNS)])
-    more['diverged'].append(f'{lost} of {len(results)}' if lost else '')
-    more['epsilon'].append(_spent(results))
-  for title, cells in more.items():
-    if any(cells):
-      head.append(title)
-      body = [[*row, cell] for row, cell in zip(body, cells, strict=True)]
+        *(verdict.marked(_mean_std([_percent(r[c]) for r in results]), found)
+          for c in COLUMNS),
+        *(_mean_std([last(rows, c) for rows in seeds]) for c in columns)])
+    spent.append(_spent(results))
+  if any(spent):
+    head.append('epsilon')
+    body = [[*row, cell] for row, cell in zip(body, spent, strict=True)]
   widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
 
   def line(cells: Sequence[str]) -> str:
@@ -168,7 +189,9 @@ def table(runs: Runs, *, tail: int = TAIL) -> str:
     return f'| {" | ".join([first, *rest])} |'
 
   rule = ['-' * widths[0], *('-' * (w - 1) + ':' for w in widths[1:])]
-  return '\n'.join(map(line, [head, rule, *body])) + '\n'
+  notes = verdict.footnotes(verdicts)
+  below = '\n' + '\n\n'.join(notes) + '\n' if notes else ''
+  return '\n'.join(map(line, [head, rule, *body])) + '\n' + below
 
 
 def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
@@ -226,13 +249,17 @@ def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
     axes.margins(x=0.02)
   final = {name: _final(runs[name]) for name in handles}
   order = sorted(handles, key=lambda name: -np.nan_to_num(final[name]))
+  found = {name: [verdict.of(rows[-1]) for rows in runs[name]]
+           for name in order}
   chart.legend(
       handles=[handles[name] for name in order],
-      labels=[name if np.isnan(final[name])
-              else f'{name}  {100 * final[name]:.1f}' for name in order],
+      labels=[name if np.isnan(final[name]) else verdict.marked(
+          f'{name}  {100 * final[name]:.1f}', found[name]) for name in order],
       loc='outside right upper', frameon=False, fontsize='small',
-      title='final accuracy, %\n(bands: 1 std over seeds)' if any(
-          len(runs[name]) > 1 for name in order) else 'final accuracy, %',
+      title='\n'.join([
+          'final accuracy, %', *['(bands: 1 std over seeds)'] * any(
+              len(runs[name]) > 1 for name in order), *verdict.legend(
+                  found.values())]),
       title_fontsize='small', alignment='left')
   if title:
     chart.suptitle(title, fontsize='medium', parse_math=False)
@@ -251,8 +278,12 @@ def _value(number: Any) -> float | None:
   return None if np.isnan(number) else float(number)
 
 
+def _percent(share: float | None) -> float | None:
+  return None if share is None else 100 * share
+
+
 def _mean_std(values: Sequence[float | None]) -> str:
-  numbers = [100 * v for v in values if v is not None]
+  numbers = [v for v in values if v is not None]
   if not numbers or len(numbers) < len(values):
     return '-'
   if len(numbers) == 1:

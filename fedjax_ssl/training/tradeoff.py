@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_ssl.training import report
+from fedjax_ssl.training import report, verdict
 
 _FAR_APART = 50  # Times the smallest budget.
 _STYLES = ('-', '-.', ':')
@@ -27,8 +27,8 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   """Draws every seed's way from its first evaluation to its end.
 
   A run without epsilon is a level line at its mean final accuracy: what it
-  would be without privacy. Where the budgets are far apart the axis of epsilon
-  is logarithmic.
+  would be without privacy. Runs that diverged or guess are marked. Where the
+  budgets are far apart the axis of epsilon is logarithmic.
 
   Args:
     runs: by name, one list of rows a seed, as `report.load` gives.
@@ -44,21 +44,24 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   backend_agg.FigureCanvasAgg(chart)
   axes = chart.subplots()
   ends: list[float] = []
+  found: list[list[verdict.Verdict | None]] = []
   for i, (name, seeds) in enumerate(runs.items()):
     turn, place = divmod(i, len(report.COLOURS))
     colour, style = report.COLOURS[place], _STYLES[turn % len(_STYLES)]
     paths = [path_of(rows) for rows in seeds]
+    found.append([verdict.of(rows[-1]) for rows in seeds])
+    title_of = verdict.marked(name, found[-1])
     if not any(x.size for x, _ in paths):
       level = [r for r in (report.summary(rows)['final'] for rows in seeds)
                if r is not None]
       if level:
         axes.axhline(100 * np.mean(level), color=colour, linestyle='--',
-                     linewidth=1.4, label=name)
+                     linewidth=1.4, label=title_of)
       continue
     ends += [x[-1] for x, _ in paths if x.size]
     for j, (x, y) in enumerate(paths):
       axes.plot(x, 100 * y, style, color=colour, linewidth=1.2, alpha=0.8,
-                label='' if j else name)
+                label='' if j else title_of)
       axes.plot(x[-1:], 100 * y[-1:], 'o', color=colour)
   if not ends:
     raise ValueError(f'None of the runs {", ".join(runs)} has an epsilon.')
@@ -69,7 +72,8 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   axes.grid(color='#dddddd', linewidth=0.6)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
-  chart.legend(loc='outside right upper', frameon=False, fontsize='small')
+  chart.legend(loc='outside right upper', frameon=False, fontsize='small',
+               title='\n'.join(verdict.legend(found)), title_fontsize='small')
   if title:
     chart.suptitle(title, fontsize='medium', parse_math=False)
   report.as_they_are(chart)

@@ -85,6 +85,23 @@ def test_numbers_that_are_no_accuracy(copy):
       copy / 'README.md').read_text()
 
 
+def test_stored_numbers_in_doubt_have_a_mark(copy):
+  result = cell([.4, .5])
+  result['seeds']['1']['metrics'] = {'largest_weight': 3e9}
+  store(copy, 'feddure1', result)
+  file, *_ = sorted((copy / 'experiments' / 'results').glob('*.json'))
+  study = json.loads(file.read_text())
+  study['runs'][0]['verdict'] = [['guesses', 'not above the largest class']]
+  file.write_text(json.dumps(study))
+  pages.main([], copy)
+  text = (copy / 'README.md').read_text()
+  assert '| 40.34 / 45.00 ± 7.07 † |' in text
+  assert ('`cifar_dirdir.fedavg_few`: † diverged in 1 of 2 seeds: largest '
+          'weight 3e+09.') in text
+  name = study['runs'][0]['run']
+  assert f'`{name}`: ‡ not above the largest class.' in text
+
+
 def test_a_new_setting_shows_up_by_itself(copy):
   (copy / 'experiments' / 'moons.py').write_text(
       '"""Two moons.\n\nA paper.\n\npython experiments/moons.py\n"""\n'

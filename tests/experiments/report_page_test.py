@@ -204,7 +204,7 @@ def test_the_page_has_the_command_of_all_seeds(tmp_path):
 def test_runs_without_extras_still_report(tmp_path):
   made = fake.config()
   made['facts'] = {}
-  rows = [{'round': r, 'accuracy': .5, 'loss': None} for r in (1, 2)]
+  rows = [{'round': r, 'accuracy': .5} for r in (1, 2)]
   run = report_data.read(fake.write(tmp_path / 'run', rows, made))
   page = report.page([run], [], 'T')
   assert 'Partitions' not in page and 'traffic' not in page

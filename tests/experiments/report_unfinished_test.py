@@ -106,6 +106,30 @@ def test_the_cost_is_a_mean_over_rounds(tmp_path):
   assert 'cost_up' not in report_data.outcome([fake.row(5, .5)])['metrics']
 
 
+def test_numbers_in_doubt_are_shown_with_a_mark(tmp_path, capsys):
+  bad = fake.write(tmp_path / 'bad', [fake.row(20, .4194, loss=7.6e10)])
+  good = fake.write(tmp_path / 'good', [fake.row(20, .5, macro_recall=.25)],
+                    fake.config(method='uda'))
+  out = tmp_path / 'out'
+  assert report.main([bad, good, f'--out={out}',
+                      '--columns=macro_recall']) == 0
+  for name, mark in (('md', '†'), ('tex', r'$\dagger$')):
+    text = (out / f'table.{name}').read_text()
+    assert f'41.94 {mark}' in text and '25.00' in text
+    assert f'{mark} diverged: loss 7.6e+10' in text
+  assert '41.94 †' in (out / 'index.html').read_text()
+  with open(out / 'table.csv', newline='') as file:
+    first, second = csv.DictReader(file)
+  assert float(first['final, %']) == pytest.approx(41.94)
+  assert 'diverged' in first['note'] and not second['note']
+  assert second['macro recall, %'] == '25.0'
+  capsys.readouterr()
+  assert report.main([bad, f'--out={tmp_path / "new"}', '--columns=no']) == 2
+  said = capsys.readouterr().err
+  assert '--columns=no' in said and len(said.splitlines()) == 1
+  assert not (tmp_path / 'new').exists()
+
+
 def test_a_file_is_no_folder_to_write(tmp_path, capsys):
   (tmp_path / 'file').write_text('')
   run = fake.write(tmp_path / 'run', [fake.row(20, .5)])

@@ -81,6 +81,30 @@ def test_only_noise_on_the_generator_alone_is_called_nominal(tmp_path):
                    'open': ('unbounded |', False)}
 
 
+def test_numbers_in_doubt_are_shown_with_a_mark(tmp_path):
+  """And other metrics of the last row get a column where they are asked for."""
+  runs = [_run_of(tmp_path / 'lost', 'uda', (.4, .5)),
+          _run_of(tmp_path / 'good', 'fedavg', (.5, .6))]
+  file = tmp_path / 'lost' / 'metrics.jsonl'
+  row, other = map(json.loads, file.read_text().splitlines())
+  file.write_text(json.dumps(row | {'loss': 7.6e10, 'auc': .5}) + '\n'
+                  + json.dumps(other | {'auc': .6}) + '\n')
+  done = _call(*runs, '--columns=auc', f'--out={tmp_path}/table')
+  assert done.returncode == 0, done.stderr
+  text = (tmp_path / 'table.md').read_text()
+  head, _, lost, good, *_ = text.splitlines()
+  assert head.endswith('| backward | auc, % |')
+  assert lost.endswith('| 55.00 ± 7.07 |') and good.endswith('| - |')
+  assert '| 45.00 ± 7.07 † |' in lost and '†' not in good
+  assert 'lost: † diverged in 1 of 2 seeds: loss 7.6e+10.' in text
+  first, second = json.loads((tmp_path / 'table.json').read_text())['runs']
+  assert first['verdict'] == [['diverged', 'loss 7.6e+10'], None]
+  assert second['verdict'] == [None, None]
+  done = _call(*runs, '--columns=acu')
+  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+  assert '--columns=acu' in done.stderr
+
+
 def test_without_out_the_table_is_printed_only(tmp_path):
   folder = _run_of(tmp_path / 'a', 'fedavg', (.5, .6))
   done = _call(folder)

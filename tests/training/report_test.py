@@ -21,7 +21,8 @@ def test_summary_of_one_seed():
       rows([0.1, 0.6, 0.4, 0.5], [0.2, 0.3, 0.7, 0.7], bytes_up=5), tail=2)
   assert got == {
       'round': 30, 'final': 0.5, 'tail': pytest.approx(0.45),
-      'selected': 0.4, 'best': 0.6, 'loss': 0.5, 'bytes_up': 20}
+      'selected': 0.4, 'best': 0.6, 'loss': 0.5, 'bytes_up': 20,
+      'verdict': None}
 
 
 def test_tail_of_one_is_final():
@@ -49,22 +50,36 @@ def test_summary_refuses(arguments, knobs):
     report.summary(*arguments, **knobs)
 
 
-def test_a_run_that_guesses_is_reported_as_diverged():
-  assert report.bar_of_chance(10) == pytest.approx(0.15)
-  assert report.bar_of_chance(2) == pytest.approx(0.55)
+def test_every_number_is_shown_and_those_in_doubt_are_marked():
   ten = {'per_class_accuracy': [0.1] * 10}
-  assert report.summary(rows([0.9, 0.14], **ten))['diverged']
-  assert not report.summary(rows([0.1, 0.16], **ten))['diverged']
-  assert 'diverged' not in report.summary(rows([0.1]))
-  text = report.table({'good': [rows([0.9], **ten)],
-                       'half': [rows([0.9], **ten), rows([0.1], **ten)],
-                       'lost': [rows([0.1], **ten)] * 2})
-  head, _, good, half, lost = text.splitlines()
+  text = report.table({
+      'good': [rows([0.9], **ten)], 'look': [rows([0.1, 0.14], **ten)],
+      'half': [rows([0.9], **ten), rows([0.1], **ten)],
+      'lost': [rows([0.4], **ten | {'largest_weight': 3e9})] * 2})
+  _, _, good, look, half, lost, _, *notes = text.splitlines()
   cells = [[c.strip() for c in line.strip('|').split('|')]
-           for line in (head, good, half, lost)]
-  assert [c[-1] for c in cells] == ['diverged', '', '1 of 2', '2 of 2']
-  assert cells[1][3] == '90.00' and cells[2][3].startswith('50.00')
-  assert cells[3][3:-1] == ['-'] * len(cells[3][3:-1])
+           for line in (good, look, half, lost)]
+  assert [c[3] for c in cells] == [
+      '90.00', '14.00 ‡', '50.00 ± 56.57 ‡', '40.00 ± 0.00 †']
+  assert [n for n in notes if n] == [
+      'look: ‡ not above the largest class (10.00 %) by 5.00 points.',
+      'half: ‡ not above the largest class (10.00 %) by 5.00 points in 1 of 2 '
+      'seeds.', 'lost: † diverged in 2 of 2 seeds: largest weight 3e+09.']
+  assert '‡' not in report.table({'good': [rows([0.9], **ten)]})
+
+
+def test_columns_on_request_are_of_the_last_row():
+  runs = {'a': [rows([0.5, 0.6], macro_recall=0.25, loss_of=2.0),
+                rows([0.5, 0.6], macro_recall=0.35, loss_of=4.0)],
+          'b': [rows([0.5])]}
+  head, _, a, b = report.table(
+      runs, columns=('macro_recall', 'loss_of')).splitlines()
+  cells = [[c.strip() for c in line.strip('|').split('|')][-2:]
+           for line in (head, a, b)]
+  assert cells == [['macro recall, %', 'loss of'],
+                   ['30.00 ± 7.07', '3.00 ± 1.41'], ['-', '-']]
+  with pytest.raises(ValueError, match='columns=auc: .*macro_recall'):
+    report.table(runs, columns=['auc'])
 
 
 def test_epsilon_is_in_the_table_where_it_was_spent():

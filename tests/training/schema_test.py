@@ -23,7 +23,8 @@ from tests.methods import contract_test
 
 # Rows hold these whatever the method.
 ALWAYS = {'accuracy', 'loss', 'per_class_accuracy', 'macro_precision',
-          'macro_recall', 'auc', 'bytes_up', 'bytes_down', 'num_rejected',
+          'macro_recall', 'auc', 'most_predicted', 'largest_class',
+          'largest_weight', 'bytes_up', 'bytes_down', 'num_rejected',
           'num_participants', 'masked_share', 'models_sent', 'forward_passes',
           'backward_passes'}
 # Where there is a global model.

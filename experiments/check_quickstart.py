@@ -1,0 +1,106 @@
+"""Compares a finished quickstart with the first table of README.md.
+
+python experiments/check_quickstart.py runs/quickstart
+
+Exit code 1 if a mean or a deviation is not within a point of the table's, if
+FixMatch is not clearly above labels only, or if it is not stable over seeds.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import pathlib
+import re
+import sys
+
+import numpy as np
+import printing
+
+from fedjax_ssl.training import metrics, report
+
+README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
+# Rows of the table, by how they begin, and their folders below the run's.
+ROWS = {'FixMatch': '.', 'labels only': 'labels_few',
+        'all labels': 'labels_all'}
+_TOLERANCE = 1.0  # Points; a machine of another kind rounds otherwise.
+_GAIN = 1.5  # Points that FixMatch must be above labels only.
+_SPREAD = 1.5  # Points below which its deviation must be.
+
+Numbers = Mapping[str, tuple[float, float]]  # By row: mean and deviation, %.
+
+
+def printed(text: str) -> Numbers:
+  """What README's table says.
+
+  Raises:
+    ValueError: if a row is not there once.
+  """
+  found = {}
+  for name in ROWS:
+    cells = re.findall(
+        rf'^\| {name}[^|\n]*\| (\d+\.\d+) ± (\d+\.\d+) % \|$', text,
+        re.MULTILINE)
+    if len(cells) != 1:
+      raise ValueError(f'README.md must have one row {name!r} with a mean and '
+                       f'a deviation; it has {len(cells)}.')
+    found[name] = float(cells[0][0]), float(cells[0][1])
+  return found
+
+
+def measured(folder: pathlib.Path) -> Numbers:
+  """What a run and its bounds came to.
+
+  Raises:
+    ValueError: if one is not there, or has a single seed.
+  """
+  found = {}
+  for name, place in ROWS.items():
+    finals = [report.summary(rows)['final'] for rows in report.by_seed(
+        metrics.read(folder / place))]
+    if len(finals) < 2 or None in finals:
+      raise ValueError(f'{folder / place} holds no accuracies of several '
+                       'seeds.')
+    found[name] = 100 * float(np.mean(finals)), 100 * float(
+        np.std(finals, ddof=1))
+  return found
+
+
+def faults(ours: Numbers, readme: Numbers) -> list[str]:
+  """A line for each thing that is not as it should be."""
+  lines = []
+  for name, numbers in ours.items():
+    for what, mine, theirs in zip(('mean', 'deviation'), numbers, readme[name],
+                                  strict=True):
+      # Not `>`, so that NaN is a fault; README has two digits.
+      if not abs(mine - theirs) <= _TOLERANCE + 0.005:
+        lines.append(f"{name}: the {what} is {mine:.2f}, README's "
+                     f'{theirs:.2f}, more than {_TOLERANCE} apart')
+  gain = ours['FixMatch'][0] - ours['labels only'][0]
+  if not gain >= _GAIN:
+    lines.append(f'FixMatch is {gain:.2f} points above labels only, which '
+                 f'should be {_GAIN} at least')
+  if not ours['FixMatch'][1] < _SPREAD:
+    lines.append(f'FixMatch deviates by {ours["FixMatch"][1]:.2f} points over '
+                 f'seeds, which should be below {_SPREAD}')
+  return lines
+
+
+def main(argv: Sequence[str]) -> int:
+  """Checks one run; returns an exit code."""
+  if len(argv) != 1:
+    print(__doc__, file=sys.stderr)
+    return 2
+  try:
+    found = faults(measured(pathlib.Path(argv[0])),
+                   printed(README.read_text(encoding='utf-8')))
+  except (ValueError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  for line in found:
+    print(line, file=sys.stderr)
+  if not found:
+    printing.say("The quickstart's table is README's, within a point.")
+  return 1 if found else 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""What a reader of a run's numbers must know: it diverged, or it guesses.
+
+A verdict changes no number and hides none: it is a mark beside it and a
+footnote.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+DIVERGED = 'diverged'
+GUESSES = 'guesses'
+MARKS = {DIVERGED: '†', GUESSES: '‡'}
+# In a legend.
+SHORT = {DIVERGED: 'diverged', GUESSES: 'not above the largest class'}
+# Nats, as a mean over the test examples: a model that is sure and wrong each
+# time stays far below.
+MOST_LOSS = 100.0
+# Weights of networks that learn are of the order of 1.
+MOST_WEIGHT = 1e4
+# Nearly all: predictions of other classes are fewer than this share of the
+# examples outside the largest class.
+_FEW = 0.05
+
+
+class Verdict(NamedTuple):
+  """Something to say about the last row of a seed."""
+
+  kind: str  # DIVERGED or GUESSES.
+  reason: str  # Continues the run's name.
+
+
+def bar(largest_class: float) -> float:
+  """Accuracy in 0..1 up to which a model counts as one that guesses.
+
+  What the best constant guess gets right and 5 points, or less where its share
+  of right or of wrong answers is small: half of either.
+  """
+  return largest_class + min(0.05, largest_class / 2, (1 - largest_class) / 2)
+
+
+def of(row: Mapping[str, Any]) -> Verdict | None:
+  """The verdict on an evaluated row; None if there is nothing to say.
+
+  Rows of older files lack some of the names. What there is decides: of the
+  classes, that the largest has at least its equal share.
+  """
+  reason = _absurd(row) or _one_class(row)
+  if reason:
+    return Verdict(DIVERGED, reason)
+  largest, accuracy = _largest_class(row), row.get('accuracy')
+  if largest is None or accuracy is None or accuracy > bar(largest):
+    return None
+  return Verdict(
+      GUESSES, f'not above the largest class ({100 * largest:.2f} %) by '
+      f'{100 * (bar(largest) - largest):.2f} points')
+
+
+def _absurd(row: Mapping[str, Any]) -> str:
+  """Which number is not finite or absurd; '' if none is."""
+  for name, most in (('loss', MOST_LOSS), ('largest_weight', MOST_WEIGHT)):
+    if name not in row:
+      continue
+    title = name.replace('_', ' ')
+    if row[name] is None:
+      return f'{title} not finite'
+    if row[name] > most:
+      return f'{title} {row[name]:.2g}'
+  if row.get('num_rejected') and row.get('train_loss', 0) is None:
+    return 'every update was broken and left out'
+  return ''
+
+
+def _one_class(row: Mapping[str, Any]) -> str:
+  """Says so where nearly all examples get one class; else ''."""
+  said = row.get('most_predicted')
+  largest = _largest_class(row)
+  if said is not None and largest is not None:
+    if 1 - said <= _FEW * (1 - largest):
+      return f'one class predicted for {100 * said:.4g} %'
+    return ''
+  shares = _of_classes(row)
+  if len(shares) > 1 and max(shares) >= 1 - _FEW and (
+      sum(shares) - max(shares) <= _FEW * (len(shares) - 1)):
+    return 'one class predicted for nearly all'
+  return ''
+
+
+def _largest_class(row: Mapping[str, Any]) -> float | None:
+  """Its share of the test examples, or of an older row at least so much."""
+  if row.get('largest_class') is not None:
+    return float(row['largest_class'])
+  classes = row.get('per_class_accuracy')
+  return 1 / len(classes) if classes else None
+
+
+def _of_classes(row: Mapping[str, Any]) -> list[float]:
+  return [v for v in row.get('per_class_accuracy') or [] if v is not None]
+
+
+def stored(run: Mapping[str, Any]) -> list[Verdict | None]:
+  """Of a run's seeds as `experiments/results.py` stored it.
+
+  Older files say only which seeds ended near chance.
+  """
+  if 'verdict' in run:
+    return [v and Verdict(*v) for v in run['verdict']]
+  return [Verdict(GUESSES, 'not above chance') if lost else None
+          for lost in run.get('diverged', ())]
+
+
+def mark(verdicts: Sequence[Verdict | None]) -> str:
+  """The mark of numbers that are means over seeds; '' if all is well."""
+  kinds = {v.kind for v in verdicts if v is not None}
+  return next((m for kind, m in MARKS.items() if kind in kinds), '')
+
+
+def note(verdicts: Sequence[Verdict | None]) -> str:
+  """What is wrong with a run, for its footnote; '' if all is well.
+
+  Args:
+    verdicts: one a seed.
+
+  Returns:
+    As in `† diverged in 2 of 3 seeds: loss 7.6e+10`.
+  """
+  parts = []
+  for kind, sign in MARKS.items():
+    found = [v for v in verdicts if v is not None and v.kind == kind]
+    if not found:
+      continue
+    reasons = list(dict.fromkeys(v.reason for v in found))
+    of_them = (f' in {len(found)} of {len(verdicts)} seeds'
+               if len(verdicts) > 1 else '')
+    more = f', and {len(reasons) - 1} more' if len(reasons) > 1 else ''
+    parts.append(f'{sign} {reasons[0]}{of_them}' if kind == GUESSES else
+                 f'{sign} diverged{of_them}: {reasons[0]}{more}')
+  return '; '.join(parts)
+
+
+def legend(runs: Iterable[Sequence[Verdict | None]]) -> list[str]:
+  """A line for each mark that is seen."""
+  seen = {mark(verdicts) for verdicts in runs}
+  return [f'({sign} {SHORT[kind]})' for kind, sign in MARKS.items()
+          if sign in seen]
+
+
+def footnotes(runs: Mapping[str, Sequence[Verdict | None]]) -> list[str]:
+  """What marks below a table mean: a line for all names with the same note."""
+  said: dict[str, list[str]] = {}
+  for name, verdicts in runs.items():
+    if text := note(verdicts):
+      said.setdefault(text, []).append(name)
+  return [f'{", ".join(names)}: {text}.' for text, names in said.items()]
+
+
+def marked(text: str, verdicts: Sequence[Verdict | None]) -> str:
+  """A number with its mark."""
+  return f'{text} {mark(verdicts)}'.rstrip()
