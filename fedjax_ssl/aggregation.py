@@ -330,7 +330,7 @@ def finite_or_zero(stacked: PyTree, weights: Array, *,
   norms = _row_norms(wide, weights.shape[0], 'global_norm')
   good &= unit * norms <= max_norm
   kept = jax.tree.map(
-      lambda x: jnp.where(_column(good, x), x, jnp.zeros_like(x)), stacked)
+      lambda x: jnp.where(_column(good, x), x, 0), stacked)
   rejected = jnp.sum(~good & (weights != 0), dtype=jnp.int32)
   return kept, jnp.where(good, weights, 0), rejected
 

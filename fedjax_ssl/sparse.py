@@ -45,7 +45,7 @@ def cut(tree: PyTree, bar: Scalar) -> PyTree:
     The same pytree; an entry that is not finite stays, so that it is seen.
   """
   return jax.tree.map(
-      lambda x: jnp.where(jnp.abs(x) <= bar, jnp.zeros_like(x), x), tree)
+      lambda x: jnp.where(jnp.abs(x) <= bar, 0, x), tree)
 
 
 def keep_largest(tree: PyTree, density: float) -> PyTree:
@@ -70,13 +70,12 @@ def keep_largest(tree: PyTree, density: float) -> PyTree:
   if kept == total:
     return tree
   if kept == 0:
-    return jax.tree.map(jnp.zeros_like, tree)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
   sizes = jnp.concatenate(
       [jnp.abs(x).ravel() for x in jax.tree.leaves(tree)])
   least = jnp.sort(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))[total - kept]
   def largest(x):
-    return jnp.where((jnp.abs(x) >= least) | ~jnp.isfinite(x), x,
-                     jnp.zeros_like(x))
+    return jnp.where((jnp.abs(x) >= least) | ~jnp.isfinite(x), x, 0)
   return jax.tree.map(largest, tree)
 
 

@@ -331,5 +331,5 @@ def load(workdir: str | os.PathLike[str]) -> Run:
 
 def _in_batches(evaluate, predict, server, inputs):
   """As evaluation does it: large inputs go through in batches."""
-  return evaluate.in_batches(functools.partial(predict, server), inputs,
-                             jnp.arange(inputs.shape[0]))
+  return evaluate.in_batches(predict, inputs, jnp.arange(inputs.shape[0]),
+                             given=(server,))

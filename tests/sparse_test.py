@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -74,3 +75,19 @@ def test_equals_are_kept_together():
 def test_a_share_outside_its_range_is_refused():
   with pytest.raises(ValueError, match='density is 1.5'):
     sparse.keep_largest(HELD, 1.5)
+
+
+@pytest.mark.parametrize('rule', [
+    lambda x: sparse.cut(x, 1.0), lambda x: sparse.keep_largest(x, 0.5),
+    lambda x: sparse.keep_largest(x, 0.0)])
+def test_a_map_over_devices_may_close_over_the_tree(rule):
+  """What is whole on every device of a mesh stays whole inside the map."""
+  mesh = jax.make_mesh((1,), ('devices',), devices=jax.devices()[:1],
+                       axis_types=(jax.sharding.AxisType.Auto,))
+  everyone = jax.sharding.PartitionSpec()
+  tree = {'a': jnp.array([0.5, 2.0]), 'b': jnp.array([-3.0, 1.0])}
+  def run(tree):
+    return jax.shard_map(lambda _: rule(tree), mesh=mesh, in_specs=everyone,
+                         out_specs=everyone, check_vma=False)(0.0)
+  placed = jax.device_put(tree, jax.sharding.NamedSharding(mesh, everyone))
+  chex.assert_trees_all_equal(jax.jit(run)(placed), rule(tree))

@@ -13,6 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import layout, sampling, tree
+from fedjax_ssl.core.once import once
 from fedjax_ssl.core.types import (
   Client,
   Cohort,
@@ -107,7 +108,7 @@ def server_pass(update: Callable[..., tuple[PyTree, Metrics]]) -> Pass:
     The pass.
   """
   def round_fn(state, federation, round_, key):
-    server, metrics = update(
+    server, metrics = once(update)(
         state.server, _context(federation, round_), key)
     return state._replace(server=server), metrics
   return round_fn
@@ -294,7 +295,7 @@ def client_pass(
           client_update, broadcast, task.max_update_norm, cohort.ids.size,
           server, client, slot.active, key)
 
-    messages, results = plan.run(body, shared, slots, summing=summing)
+    messages, results = plan.run(once(body), shared, slots, summing=summing)
     memory = tree.put(memory, slots.ids, results.memory)
     metrics = _summary(results, plan)
     metrics['models_sent'] = _models_sent(task, results, slots.active)
@@ -305,7 +306,8 @@ def client_pass(
     """Aggregates groups stacked as [G, ...]; keeps the record finite."""
     if aggregate is None:
       return server, metrics
-    after, more = combined(server, messages, results, cohort, context, key)
+    after, more = once(combined)(
+        server, messages, results, cohort, context, key)
     broken = tree.lost(server, after)
     rejected = metrics['num_rejected'] + broken.astype(jnp.float32)
     return (tree.where(broken, server, after),

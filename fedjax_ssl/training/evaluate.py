@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import jax
@@ -27,19 +28,24 @@ BATCH = 256
 # Rows on which pseudo-labels and local models are judged.
 _PROBE = 2048
 
-Predict = Callable[[jax.Array], PyTree]
+# (*given, raw inputs [B, ...]) -> pytree of [B, ...].
+Predict = Callable[..., PyTree]
 
 
 def in_batches(predict: Predict, inputs: Array, rows: Array, *,
-               mesh: Mesh | None = None, batch: int = BATCH) -> PyTree:
-  """predict(inputs[rows]), a batch at a time, split over the devices.
+               given: tuple[PyTree, ...] = (), mesh: Mesh | None = None,
+               batch: int = BATCH) -> PyTree:
+  """predict(*given, inputs[rows]), a batch at a time, over the devices.
 
   Batches are the same whatever the number of devices, and so are the results.
 
   Args:
-    predict: raw inputs [B, ...] -> pytree of [B, ...].
+    predict: (*given, raw inputs [B, ...]) -> pytree of [B, ...].
     inputs: [D, ...].
     rows: int32[M].
+    given: all that predict reads. On several devices it may close over no
+      array: such a one would live on all of them at once, which a map over
+      devices refuses as soon as somebody asks where it lives.
     mesh: mesh with the axis 'clients', or None.
     batch: B.
 
@@ -53,20 +59,21 @@ def in_batches(predict: Predict, inputs: Array, rows: Array, *,
   padded = jnp.minimum(jnp.arange(batches * size), max(count - 1, 0))
   table = jnp.take(jnp.asarray(rows), padded).reshape(batches, size)
 
-  def run(inputs, table):
+  def run(given, inputs, table):
     return lax.map(
-        lambda r: predict(jnp.take(inputs, r, axis=0)), table)
+        lambda r: predict(*given, jnp.take(inputs, r, axis=0)), table)
 
   if mesh is None:
-    out = run(inputs, table)
+    out = run(given, inputs, table)
   else:
     axis = mesh.axis_names[0]
     split, everyone = PartitionSpec(axis), PartitionSpec()
-    def local(inputs, table):
-      return lax.all_gather(run(inputs, table), axis, tiled=True)
-    out = jax.shard_map(local, mesh=mesh, in_specs=(everyone, split),
+    def local(given, inputs, table):
+      return lax.all_gather(run(given, inputs, table), axis, tiled=True)
+    out = jax.shard_map(local, mesh=mesh,
+                        in_specs=(everyone, everyone, split),
                         out_specs=everyone, check_vma=False)(
-                            jnp.asarray(inputs), table)
+                            given, jnp.asarray(inputs), table)
   return jax.tree.map(
       lambda x: x.reshape(batches * size, *x.shape[2:])[:count], out)
 
@@ -211,9 +218,9 @@ def evaluation(method: Method, mesh: Mesh | None = None
     that is `accuracy` too where there is no global model, and the weights
     are the clients'; and what the method's `report` says of its state.
   """
-  def over(predict, examples: Examples, rows=None):
+  def over(predict, given, examples: Examples, rows=None):
     rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows
-    return in_batches(predict, examples.inputs, rows, mesh=mesh)
+    return in_batches(predict, examples.inputs, rows, given=given, mesh=mesh)
 
   global_predict, own_predict = method.predict, method.local_predict
 
@@ -221,8 +228,7 @@ def evaluation(method: Method, mesh: Mesh | None = None
     """Mean over the clients of their own models' scores."""
     def one(i):
       row = tree.take(state.memory, i)
-      logits = over(lambda x: own(state.server, row, x),
-                    examples, rows)
+      logits = over(own, (state.server, row), examples, rows)
       return scores(logits, jnp.asarray(examples.labels)[rows])
     each = lax.map(one, jnp.arange(federation.num_clients))
     return jax.tree.map(lambda x: x.mean(0), each)
@@ -238,16 +244,15 @@ def evaluation(method: Method, mesh: Mesh | None = None
     if global_predict is None:  # No model but the clients' own.
       return {**out, **local,
               'largest_weight': largest_weight(state.memory, least_rank=3)}
-    def predict(inputs):
-      return global_predict(state.server, inputs)
-    out.update(scores(over(predict, test), test.labels))
+    over_all = functools.partial(over, global_predict, (state.server,))
+    out.update(scores(over_all(test), test.labels))
     out['largest_weight'] = largest_weight(state.server)
     if validation.labels.shape[0]:
-      logits = over(predict, validation)
+      logits = over_all(validation)
       held = scores(logits, validation.labels)
       out['val_accuracy'], out['val_loss'] = held['accuracy'], held['loss']
     rows, real = labeled_rows(federation)
-    hits = over(predict, federation.train, rows).argmax(-1) == jnp.take(
+    hits = over_all(federation.train, rows).argmax(-1) == jnp.take(
         jnp.asarray(federation.train.labels), rows)
     out['labeled_accuracy'] = (hits * real).sum() / real.sum()
     if method.pseudo_label is not None and probe.clients.shape[0]:

@@ -21,9 +21,8 @@ RUNS: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {
     'fedprox_linear_vmap': (
         'fedprox(mu=0.5, keep_local=True)', 'linear',
         {**_VMAP, 'cohort_size': 3}, 'clients', (1, 2, 4)),
-    'fixmatch_linear_map': (
-        'fixmatch(threshold=0.4, keep_local=True)', 'linear', {}, 'clients',
-        (1, 2)),
+    'rscfed_linear_map': ('rscfed(warmup=0.0)', 'linear', {}, 'clients',
+                          (1, 2)),
     'fixmatch_conv_vmap_server': (
         'fixmatch(threshold=0.4)', 'conv', _VMAP, 'server', (1, 4)),
 }

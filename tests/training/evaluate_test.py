@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.training import evaluate, seeds
+from fedjax_ssl.training import evaluate, placement, seeds
 from tests import toy
 
 
@@ -38,10 +38,24 @@ def evaluated(method, state, federation, probe=None):
 def test_batches_do_not_change_the_predictions(batch):
   method, state, federation = trained('fedavg')
   rows = jnp.array([5, 0, 3, 3, 19, 7, 2])
-  got = evaluate.in_batches(lambda x: method.predict(state.server, x),
-                            federation.test.inputs, rows, batch=batch)
+  got = evaluate.in_batches(method.predict, federation.test.inputs, rows,
+                            given=(state.server,), batch=batch)
   want = method.predict(state.server, federation.test.inputs[rows])
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_on_a_mesh_may_ask_where_their_arrays_live():
+  """As `zeros_like` does, which takes over an array's placement."""
+  mesh = jax.make_mesh((1,), ('clients',), devices=jax.devices()[:1],
+                       axis_types=(jax.sharding.AxisType.Auto,))
+  kernel = placement.whole({'kernel': jnp.array([2., -3.])}, mesh)
+  def predict(given, x):
+    kernel = given['kernel']
+    return x * jnp.where(kernel > 0, kernel, jnp.zeros_like(kernel))
+  def run(kernel):
+    return evaluate.in_batches(predict, jnp.ones((3, 2)), jnp.arange(3),
+                               given=(kernel,), mesh=mesh, batch=2)
+  np.testing.assert_array_equal(jax.jit(run)(kernel), [[2, 0]] * 3)
 
 
 def test_scores_against_counting_by_hand():

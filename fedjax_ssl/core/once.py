@@ -1,0 +1,130 @@
+"""Traced functions in which nothing is computed twice.
+
+Before XLA simplifies a program for several devices, it merges the expressions
+that are equal; in a program for one device it does so later. Some
+simplifications ask how often a value is used: x / y becomes x * (1 / y) where y
+is broadcast once, and stays where two divisions share the broadcast. So one
+function was rounded in two ways. With the equal expressions merged here, both
+programs begin alike.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.extend.core import primitives
+import jax.numpy as jnp
+import numpy as np
+
+# Calls whose parts join those of the caller, and the parameter that has them.
+# Derivatives have been taken by then: a rule of their own is used no more.
+_CALLS = {'jit': 'jaxpr', 'pjit': 'jaxpr', 'closed_call': 'call_jaxpr',
+          'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
+# Loops and branches, which keep their parts to themselves.
+_CONTROL = {'while': ('cond_jaxpr', 'body_jaxpr'), 'scan': ('jaxpr',),
+            'cond': ('branches',)}
+# Their operands may have sides of 1 where the result has more.
+_ELEMENTWISE = frozenset((
+    'add', 'add_any', 'and', 'atan2', 'clamp', 'div', 'eq', 'ge', 'gt', 'le',
+    'lt', 'max', 'min', 'mul', 'ne', 'nextafter', 'or', 'pow', 'rem',
+    'select_n', 'shift_left', 'shift_right_arithmetic', 'shift_right_logical',
+    'sub', 'xor'))
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The same function, with equal expressions computed once.
+
+  Args:
+    function: pytrees of arrays -> pytree of arrays. It is traced, and its
+      derivatives are no longer those of `jax.custom_vjp`.
+
+  Returns:
+    The function, to be called inside a traced one.
+  """
+  def merged(*args):
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+    out = _run(closed, jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shape), out)
+  return jax.jit(merged, inline=True)  # Traced once for all who ask.
+
+
+def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
+         ) -> list[Any]:
+  """Evaluates a jaxpr; `known` has the results of all expressions so far."""
+  known = {} if known is None else known
+  values = dict(zip(
+      [*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args],
+      strict=True))
+
+  def read(atom):
+    return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+  for eqn in closed.jaxpr.eqns:
+    inputs = [read(atom) for atom in eqn.invars]
+    values.update(zip(eqn.outvars, _result(eqn, inputs, known), strict=True))
+  return [read(atom) for atom in closed.jaxpr.outvars]
+
+
+def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]
+            ) -> list[Any]:
+  """What one equation gives, or gave before to the same inputs."""
+  name, params = eqn.primitive.name, eqn.params
+  if name in _CALLS:
+    return _run(_closed(params[_CALLS[name]]), inputs, known)
+  if name in _CONTROL:
+    params = {**params, **{key: jax.tree.map(
+        _merged, params[key], is_leaf=_is_jaxpr) for key in _CONTROL[name]}}
+    return eqn.primitive.bind(*inputs, **params)
+  if name in _ELEMENTWISE:
+    inputs = [_spread(x, eqn.outvars[0].aval.shape, known) for x in inputs]
+  return _bound(eqn.primitive, inputs, params, known, bool(eqn.effects))
+
+
+def _bound(primitive: Any, inputs: list[Any], params: dict[str, Any],
+           known: dict[Hashable, Any], acts: bool = False) -> list[Any]:
+  """A primitive's results, made anew if they are not known or if it acts."""
+  key = primitive, tuple(map(_name, inputs)), tuple(sorted(params.items()))
+  try:
+    if not acts and key in known:
+      return known[key][0]
+  except TypeError:  # A parameter that cannot be compared.
+    acts = True
+  out = primitive.bind(*inputs, **params)
+  out = out if primitive.multiple_results else [out]
+  if not acts:
+    known[key] = out, inputs  # An id is its owner's as long as that lives.
+  return out
+
+
+def _spread(x: Any, shape: tuple[int, ...], known: dict[Hashable, Any]) -> Any:
+  """An operand in the shape of the result, which XLA would make for each."""
+  if np.shape(x) in (shape, ()):
+    return x
+  out, = _bound(primitives.broadcast_in_dim_p, [x], {
+      'shape': shape, 'broadcast_dimensions': tuple(range(len(shape))),
+      'sharding': None}, known)
+  return out
+
+
+def _name(x: Any) -> Hashable:
+  """A number by its bits, else an array by its identity."""
+  if isinstance(x, jax.Array) or np.ndim(x):
+    return id(x)
+  return type(x).__name__, str(jnp.result_type(x)), np.asarray(x).tobytes()
+
+
+def _is_jaxpr(x: Any) -> bool:
+  return isinstance(x, (core.ClosedJaxpr, core.Jaxpr))
+
+
+def _closed(x: Any) -> Any:
+  """Some calls keep a jaxpr without constants."""
+  return x if isinstance(x, core.ClosedJaxpr) else core.ClosedJaxpr(x, ())
+
+
+def _merged(closed: Any) -> Any:
+  """A jaxpr of the same types, with equal expressions computed once."""
+  return jax.make_jaxpr(lambda *args: _run(closed, list(args)))(
+      *closed.in_avals)
