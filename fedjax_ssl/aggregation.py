@@ -86,14 +86,18 @@ def _row_norms(rows, num_rows, distance):
   return sum(map(_safe_sqrt, squares), zero)
 
 
-def _distance_shares(stacked, num_examples, boost, beta, distance):
-  """float[K], the shares of `distance_reweighted_mean`."""
+def _distance_shares(stacked, num_examples, boost, beta, distance, first=None):
+  """float[K], the shares of `distance_reweighted_mean`.
+
+  `first` is the multiplier in f_k where that is not `boost`.
+  """
   active = num_examples * boost > 0
   count = jnp.where(active, num_examples, 1)
+  first = jnp.where(active, boost if first is None else first, 1)
   boost = jnp.where(active, boost, 1)
   rows = jax.tree.map(
       lambda x: jnp.where(_column(active, x), _wide(x), 0), stacked)
-  mean_shares = _shares(jnp.where(active, count * boost, 0))
+  mean_shares = _shares(jnp.where(active, count * first, 0))
   gaps = jax.tree.map(
       lambda x: x - jnp.sum(_column(mean_shares, x) * x, axis=0), rows)
   largest = jnp.finfo(jnp.float32).max
@@ -103,7 +107,7 @@ def _distance_shares(stacked, num_examples, boost, beta, distance):
   gap = jnp.where(nearest_only, jax.lax.stop_gradient(gap), gap)
   closest = jax.lax.stop_gradient(jnp.min(gap, where=active, initial=largest))
   excess = jnp.where(active, gap - closest, 0)
-  logits = (jnp.log(count) + 2 * jnp.log(boost)
+  logits = (jnp.log(count) + (jnp.log(first) + jnp.log(boost))
             - jnp.where(nearest_only, largest, beta) * excess)
   top = jax.lax.stop_gradient(jnp.max(logits, where=active, initial=-jnp.inf))
   scaled = jnp.exp(jnp.where(active, logits - top, 0))
@@ -238,7 +242,8 @@ def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
 def sub_consensus_mean(
     stacked: PyTree, num_examples: Array, members: Array, *,
     beta: Scalar, labeled: Array | None = None,
-    labeled_multiplier: Scalar = 1.0, distance: str = 'sum_of_norms') -> PyTree:
+    labeled_multiplier: Scalar = 1.0, distance: str = 'sum_of_norms',
+    first_multiplier: Array | None = None) -> PyTree:
   """Plain mean of the groups' distance-reweighted means, as in RSCFed.
 
   Args:
@@ -251,6 +256,8 @@ def sub_consensus_mean(
     labeled: bool[K] or None, as for `distance_reweighted_mean`.
     labeled_multiplier: float32[], as there.
     distance: 'sum_of_norms' or 'global_norm', as there.
+    first_multiplier: float32[groups], what multiplies labeled clients in f_k;
+      None is labeled_multiplier, as in `distance_reweighted_mean`.
 
   Returns:
     The same pytree without the client axis, dtypes kept; a group in which
@@ -261,6 +268,8 @@ def sub_consensus_mean(
   """
   count, boost = _checked(
       stacked, num_examples, labeled, labeled_multiplier, distance)
+  labeled = jnp.zeros(count.shape, bool) if labeled is None else (
+      jnp.asarray(labeled))
   if jnp.ndim(members) != 2:
     raise ValueError(f'members has {jnp.ndim(members)} axes; allowed is 2.')
   groups = members.shape[0]
@@ -268,18 +277,26 @@ def sub_consensus_mean(
     raise ValueError(f'beta has shape {jnp.shape(beta)}; allowed is one number '
                      f'or one for each of the {groups} groups.')
 
+  if first_multiplier is not None and (
+      jnp.shape(first_multiplier) != (groups,)):
+    raise ValueError('first_multiplier has shape '
+                     f'{jnp.shape(first_multiplier)}; allowed is ({groups},).')
+
   def group_shares(group):
-    rows, scale = group
+    rows, scale, first = group
     filled = (rows >= 0) & (rows < count.shape[0])
     rows = jnp.where(filled, rows, 0)
     taken = jax.tree.map(lambda x: x[rows], stacked)
+    if first is not None:
+      first = jnp.where(labeled[rows], first, 1.0)
     shares = _distance_shares(taken, jnp.where(filled, count[rows], 0),
-                              boost[rows], scale, distance)
+                              boost[rows], scale, distance, first)
     return jnp.zeros_like(count).at[rows].add(shares.astype(count.dtype))
 
   # One sum at the end: the groups' means are never rounded to a leaf's dtype.
   shares = jax.lax.map(
-      group_shares, (members, jnp.broadcast_to(beta, (groups,))))
+      group_shares, (members, jnp.broadcast_to(beta, (groups,)),
+                     first_multiplier))
   return _combine(stacked, jnp.mean(shares, axis=0))
 
 

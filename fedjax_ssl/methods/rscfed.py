@@ -24,6 +24,7 @@ from fedjax_ssl.core.types import (
   Task,
   Update,
 )
+from fedjax_ssl.data import batching
 from fedjax_ssl.methods import base, roles, say
 
 # Scales of the distance with and without labels in the group, the multiplier
@@ -65,7 +66,8 @@ def mean_teacher_loss(logits: Array, teacher_logits: Array, mask: Array, *,
 def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
                      beta: Number = 1e4, labeled_beta: Number = 100.0,
                      labeled_multiplier: Number = 6.0,
-                     distance: str = 'sum_of_norms') -> PyTree:
+                     distance: str = 'sum_of_norms',
+                     first_multiplier: Array | None = None) -> PyTree:
   r"""One RSCFed aggregation: the plain mean of the groups' weighted means.
 
   Inside a group the weights are those of
@@ -81,6 +83,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
     labeled_multiplier: on the weight of labeled clients, entering twice; 1 is
       off.
     distance: 'sum_of_norms' or 'global_norm'.
+    first_multiplier: float32[G], the first of the two; None is the second.
 
   Returns:
     The pytree without the two axes; groups in which nobody has examples do
@@ -98,7 +101,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
       jnp.arange(groups * size).reshape(groups, size),
       beta=jnp.where((labeled & present).any(1), labeled_beta, beta),
       labeled=labeled.reshape(-1), labeled_multiplier=labeled_multiplier,
-      distance=distance)
+      distance=distance, first_multiplier=first_multiplier)
   filled = present.any(1).sum()
   return tree.scale(mean, groups / jnp.maximum(filled, 1))
 
@@ -110,7 +113,8 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            unlabeled_rate: float | None = None, beta: float | None = None,
            labeled_beta: float | None = None,
            labeled_multiplier: float | None = None,
-           distance: str | None = None, warmup: float = 0.007) -> Method:
+           distance: str | None = None, warmup: float = 0.007,
+           literal: bool = False) -> Method:
   """Averages models of random groups of clients, near ones counting more.
 
   Clients with labels minimise cross entropy on weak views, the others the
@@ -145,6 +149,15 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     warmup: share of the run, any begun round counted, in which only clients
       with labels train, one group of them, averaged by examples. The authors
       start their 1000 rounds at round 7 from a model trained so.
+    literal: as the released aggregation runs where that seems not meant. The
+      first of the two multiplications is left out in a group without client 0,
+      whoever else has labels; with two labeled clients and multiplier 6 shares
+      differ by up to .33. And under norm='batch' each layer's counter of steps
+      counts in the distance, so that who takes more or fewer steps than the
+      mean is far; then `counted_steps` is reported, a client's own. False
+      multiplies labeled clients twice in every group and measures the model
+      alone; with one labeled client, the first, and other norms it is the
+      same.
 
   Returns:
     The method.
@@ -187,18 +200,30 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     model, memory, metrics = roles.train(
         task, one, payload.model, client, key)
     rows = say.of(client.shard, 'both', weighting='examples')
+    if literal:
+      metrics['counted_steps'] = jnp.float32(
+          batching.num_steps(task, client.shard, 'both'))
     return Update(tree.subtract(model, payload.model), rows, memory,
                   metrics)
 
   def aggregate(server, updates: Update, cohort, context, key):
-    del cohort, key
+    del key
     warming = context.round < warm
-    mean = aggregate_groups(
-        updates.message, updates.weight,
+    counters: list[jax.Array] = []
+    first = None
+    if literal:
+      there = (cohort.ids == 0) & (updates.weight > 0)
+      first = jnp.where(there.any(1), chosen['multiplier'], 1.0)
+      if task.model.norm == 'batch':  # A mean and a variance each.
+        layers = len(jax.tree.leaves(server.model.stats)) // 2
+        counters = [updates.metrics['counted_steps']] * layers
+    mean, _ = aggregate_groups(
+        (updates.message, counters), updates.weight,
         updates.metrics['labeled_share'] > 0,
         beta=jnp.where(warming, 0.0, chosen['beta']),
         labeled_beta=jnp.where(warming, 0.0, chosen['labeled_beta']),
-        labeled_multiplier=chosen['multiplier'], distance=chosen['distance'])
+        labeled_multiplier=chosen['multiplier'], distance=chosen['distance'],
+        first_multiplier=first)
     return server._replace(model=roles.moved(server.model, mean)), {}
 
   one_pass = rounds.client_pass(

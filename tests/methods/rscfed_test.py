@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_ssl import aggregation, methods
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Client, Context, Update
+from fedjax_ssl.core.types import Client, Cohort, Context, Update
 from fedjax_ssl.methods import base, roles, rscfed
 from tests import toy
 from tests.stacked import five_clients
@@ -230,6 +230,63 @@ def test_the_profiles_differ_as_said():
   chex.assert_trees_all_equal(mean(), mean(profile='paper', **official))
   paper = mean(profile='paper')
   assert not np.allclose(paper['dense'].kernel, mean()['dense'].kernel)
+
+
+def shares(models, sizes, labeled, ids, *, beta, multiplier, literal):
+  """Of one group, by the authors' code in loops over plain numbers.
+
+  There the first multiplication asks whether client 0 is in the group.
+  """
+  counts = 0 in ids or not literal
+  first = [multiplier if k in labeled and counts else 1 for k in ids]
+  share = np.array([sizes[k] * x for k, x in zip(ids, first, strict=True)])
+  share = share / share.sum()
+  average = [sum(s * x[k] for s, k in zip(share, ids, strict=True))
+             for x in models]
+  for i, k in enumerate(ids):
+    far = sum(np.linalg.norm(x[k] - a)
+              for x, a in zip(models, average, strict=True))
+    share[i] *= np.exp(-beta * far / sizes[k])
+    share[i] *= multiplier if k in labeled else 1
+  return share / share.sum()
+
+
+@pytest.mark.parametrize('literal', [False, True])
+@pytest.mark.parametrize('ids', [(1, 3, 4), (3, 0, 1)])
+@pytest.mark.parametrize('model', ['linear', 'conv'])
+def test_a_literal_aggregation_is_the_released_one(literal, ids, model):
+  """Clients 0 and 1 have labels; counters are those of batch norm alone."""
+  federation, _ = toy.federation()
+  task = toy.task(model)
+  method = methods.make(
+      f'rscfed(literal={literal}, groups=1, labeled_beta=0.5, warmup=0.0)',
+      task)
+  server = method.init(jax.random.key(0), federation).server
+  zero = base.Server(tree.zeros_like(server.model))
+  _, sizes = five_clients()
+  steps = np.array([2.0, 5.0, 1.0, 3.0, 9.0], np.float32)
+  keys = jax.random.split(jax.random.key(1), 5)
+  stacked = jax.vmap(lambda key: jax.tree.map(
+      lambda x: 0.1 * jax.random.normal(key, x.shape), server.model))(keys)
+  order = np.array(ids)
+  assert method.aggregate is not None
+  got = method.aggregate(
+      zero, Update(
+          tree.take(stacked, order[None]), sizes[order][None], (), {
+              'labeled_share': jnp.asarray(order < 2, jnp.float32)[None],
+              'counted_steps': steps[order][None]}),
+      Cohort(jnp.asarray(order)[None], jnp.ones((1, 3), bool)),
+      Context(jnp.int32(5), federation.train, federation.validation,
+              federation.server), KEY)[0].model
+  layers = [np.asarray(x, np.float64) for x in jax.tree.leaves(stacked)]
+  counters = [steps] * (len(jax.tree.leaves(server.model.stats)) // 2)
+  assert bool(counters) == (task.model.norm == 'batch')
+  share = shares(layers + counters if literal else layers,
+                 sizes.astype(np.float64), {0, 1}, ids, beta=0.5,
+                 multiplier=6.0, literal=literal)
+  chex.assert_trees_all_close(got, jax.tree.map(
+      lambda x: np.einsum('k,k...->...', share, np.asarray(x)[order]),
+      stacked), atol=1e-6)
 
 
 def test_a_warmup_averages_its_one_group_by_examples():
