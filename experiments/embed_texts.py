@@ -31,7 +31,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help='folder of the model and its tokenizer')
   parser.add_argument('--out', type=pathlib.Path, required=True,
                       help='the .npz to write')
-  parser.add_argument('--tokens', type=int, default=data.text.MAX_TOKENS,
+  parser.add_argument('--tokens', type=int,
+                      default=data.datasets.text.MAX_TOKENS,
                       help='positions a text, special ones not counted')
   parser.add_argument('--batch', type=int, default=64, help='texts at a time')
   parser.add_argument('--size', type=int, default=0,
@@ -128,13 +129,13 @@ def main(argv: Sequence[str]) -> None:
   """Reads, embeds and writes."""
   asked = _arguments(argv)
   try:
-    texts, _ = data.text.read_rows(asked.texts)
+    texts, _ = data.datasets.text.read_rows(asked.texts)
     vectors = embed(texts, asked.bert, tokens=asked.tokens, batch=asked.batch,
                     size=asked.size)
     if asked.size:
       vectors = shorten(vectors, asked.size)
     np.savez_compressed(asked.out, texts=vectors,
-                        sha256=np.array(data.text.fingerprint(texts)))
+                        sha256=np.array(data.datasets.text.fingerprint(texts)))
   except ImportError as error:
     print(f"error: {error.name} is missing: pip install -e '.[text]' in this "
           "repository's folder.", file=sys.stderr)

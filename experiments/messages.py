@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.core import names, optimizers
+from fedjax_ssl.core import optimizers, registry
 from fedjax_ssl.data import augment
 
 FLAGS = flags.FLAGS
@@ -39,7 +39,7 @@ def line(error: BaseException) -> str:
     text = _unknown(error)
   elif isinstance(error, flags.CantOpenFlagFileError):
     text = _flagfile(error)
-  elif isinstance(error, names.ChoiceError):
+  elif isinstance(error, registry.ChoiceError):
     text = f'{_flag_of(error)}: {error.reason}'
   return ' '.join(_in_flags(text).split()) or type(error).__name__
 
@@ -51,7 +51,7 @@ def _in_flags(text: str) -> str:
   return re.sub(rf'^({_FIELDS})\b', r'--\1', text)
 
 
-def _flag_of(error: names.ChoiceError) -> str:
+def _flag_of(error: registry.ChoiceError) -> str:
   """The flag that asks for what cannot be made."""
   if error.kind == 'method' and FLAGS.profile is not None:
     return f'--method={FLAGS.method} --profile={FLAGS.profile}'
@@ -82,10 +82,10 @@ def _unknown(error: flags.UnrecognizedFlagError) -> str:
     value = repr(ast.literal_eval(value)) if '=' in given else value
   if re.fullmatch(r'[A-Za-z]\w*', value):
     value = repr(value)
-  for flag, (_, registry) in _CHOICES.items():
+  for flag, (_, known) in _CHOICES.items():
     with contextlib.suppress(ValueError):
-      name, old = names.parse(FLAGS[flag].value or '')
-      if name in registry and knob in _knobs(registry[name]):
+      name, old = registry.parse(FLAGS[flag].value or '')
+      if name in known and knob in _knobs(known[name]):
         words = [f'{k}={v!r}' for k, v in old.items() if k != knob]
         call = f'{name}({", ".join([*words, f"{knob}={value}"])})'
         return f'{given} is no flag but a knob: give --{flag}="{call}".'
@@ -106,10 +106,10 @@ def of_method(text: str) -> Any:
   """Names the method in what its first trace refuses."""
   try:
     yield
-  except names.ChoiceError:
+  except registry.ChoiceError:
     raise
   except ValueError as error:
-    raise names.ChoiceError('method', text, str(error)) from error
+    raise registry.ChoiceError('method', text, str(error)) from error
 
 
 def check_profile(method: str, profile: str) -> None:
@@ -119,7 +119,7 @@ def check_profile(method: str, profile: str) -> None:
     ValueError: if the method has no profiles, or has another as a knob.
   """
   with of_method(method):
-    name, knobs = names.parse(method)
+    name, knobs = registry.parse(method)
   known = [n for n, f in methods.METHODS.items() if 'profile' in _knobs(f)]
   if name in methods.METHODS and name not in known:
     raise ValueError(f'--profile={profile}, but --method={name} has no '

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from absl import app, flags
 import printing
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import registry
 from fedjax_ssl.training import disk, metrics, report, tradeoff, verdict
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -136,7 +136,7 @@ def _title(name: str) -> str:
 
 def _scope(row: dict[str, Any]) -> str | None:
   """Which networks got noise; None is no privacy."""
-  return names.parse(row['method'])[1].get('dp_scope')
+  return registry.parse(row['method'])[1].get('dp_scope')
 
 
 def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:

@@ -35,10 +35,10 @@ from fedjax_ssl.training import (
   processes,
   progress,
   report,
-  sealed,
 )
-from fedjax_ssl.training import seeds as seeds_lib
+from fedjax_ssl.training import runner as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
+from fedjax_ssl.training.checkpoint import sealed
 
 FLAGS = flags.FLAGS
 
@@ -88,7 +88,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     raise ValueError('No client has a labeled example; raise '
                      '--labels_per_class or --labeled_fraction.')
   if labels == 'all' and FLAGS.labels_at == 'server' and (
-      fssl.core.names.parse(method)[0] not in ('fedavg', 'fedprox')):
+      fssl.core.registry.parse(method)[0] not in ('fedavg', 'fedprox')):
     raise ValueError(
         f'--labels=all with --labels_at=server leaves --method={method} no '
         'unlabeled rows at the clients; give --method=fedavg or fedprox.')

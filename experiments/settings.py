@@ -13,7 +13,7 @@ from absl import flags
 import messages
 
 from fedjax_ssl import data
-from fedjax_ssl.core import names, optimizers
+from fedjax_ssl.core import optimizers, registry
 from fedjax_ssl.training import workdir as workdir_lib
 
 FLAGS = flags.FLAGS
@@ -262,7 +262,7 @@ def method() -> str:
   """--method with --profile as one of its knobs."""
   if FLAGS.profile is None:
     return FLAGS.method
-  name, knobs = names.parse(FLAGS.method)
+  name, knobs = registry.parse(FLAGS.method)
   knobs = {**knobs, 'profile': FLAGS.profile}
   return f'{name}({", ".join(f"{k}={v!r}" for k, v in knobs.items())})'
 

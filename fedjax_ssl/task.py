@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.core import knobs, names, optimizers
+from fedjax_ssl.core import checks, knobs, optimizers
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -97,9 +97,9 @@ def _check(spec: TaskSpec) -> None:
     if not isinstance(getattr(spec, name), str):
       raise TypeError(f'{name} must be a name, with knobs if any, not '
                       f'{_kind(getattr(spec, name))}.')
-  names.check('labels_at', spec.labels_at, ('clients', 'server'))
-  names.check('client_map', spec.client_map, ('auto', 'map', 'vmap'))
-  names.check('aggregation_order', spec.aggregation_order, ('fixed', 'fast'))
+  checks.check('labels_at', spec.labels_at, ('clients', 'server'))
+  checks.check('client_map', spec.client_map, ('auto', 'map', 'vmap'))
+  checks.check('aggregation_order', spec.aggregation_order, ('fixed', 'fast'))
   if not spec.max_update_norm >= 0:
     raise ValueError('max_update_norm must be at least 0 (0 is off), not '
                      f'{spec.max_update_norm}.')
@@ -297,8 +297,9 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     ValueError: if the folder holds no run, none of its checkpoints can be
       read, or the newest is of another run.
   """
-  from fedjax_ssl.training import checkpoint, evaluate, sealed, seeds
+  from fedjax_ssl.training import checkpoint, evaluate, runner
   from fedjax_ssl.training import workdir as workdir_lib
+  from fedjax_ssl.training.checkpoint import sealed
   facts = workdir_lib.read_config(workdir)['facts']
   try:
     saved = facts['task']
@@ -311,8 +312,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
                      f'or no task that can be read: {error}.') from None
   task = make_task(spec)
   method = methods.make(spec.method, task)
-  shape = seeds.checkpoint_template(
-      method, struct, template(method, struct), run_seeds)
+  shape = runner.checkpoint_template(method, struct, template(method, struct),
+                                     run_seeds)
   found = checkpoint.Checkpoints(
       os.path.join(os.fspath(workdir), 'checkpoints'),
       run=sealed.identity(facts)).restore(shape)

@@ -14,7 +14,8 @@ from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Examples, Federation, Model, Ratio, Task
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.data import partition
-from fedjax_ssl.models import layers, pooling
+from fedjax_ssl.models import layers
+from fedjax_ssl.ops import pooling
 
 NUM_CLASSES = 3
 NUM_CLIENTS = 6

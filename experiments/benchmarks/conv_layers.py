@@ -39,8 +39,9 @@ import limit
 import numpy as np
 
 import fedjax_ssl as fssl
-from fedjax_ssl.core import names
-from fedjax_ssl.models import conv, layers
+from fedjax_ssl.core import checks
+from fedjax_ssl.models import layers
+from fedjax_ssl.ops import conv
 
 FLAGS = flags.FLAGS
 
@@ -318,7 +319,7 @@ def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
 def main() -> None:
   """Times all layers and reports."""
   for form in FLAGS.forms:
-    names.check('forms', form, conv.IMPLS)
+    checks.check('forms', form, conv.IMPLS)
   shape = harness.image_shape(FLAGS.model, FLAGS.side)
   products = limit.Products(None, FLAGS.compute_dtype, FLAGS.product_size)
   table: list[list[Any]] = [conv_table.HEADER]

@@ -7,7 +7,7 @@ import zlib
 
 import harness
 
-from fedjax_ssl.models import conv
+from fedjax_ssl.ops import conv
 
 ORDERS = ('first', 'second')
 HEADER = ['layer', 'form', 'ms 1st', 'ms 2nd', 'GFLOP/s 1st', 'of limit',

@@ -29,7 +29,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.models import conv, rowwise, windows, winograd
+from fedjax_ssl.ops import conv, conv_geometry, conv_rowwise, conv_winograd
 
 FLAGS = flags.FLAGS
 
@@ -44,8 +44,10 @@ flags.DEFINE_integer('most_entries', 1 << 23, 'Layers with larger maps, in '
                      'entries, are left out.', lower_bound=1)
 
 QUICK = {'channels': ['2'], 'sides': ['4'], 'batches': ['2'], 'steps': 1}
-_FORMS = {f'{module.__name__.rpartition(".")[2]} {side}': (module.conv, side)
-          for module in (winograd, rowwise) for side in (2, 4)}
+_FORMS = {
+    f'{module.__name__.rpartition(".")[2]} {side}': (module.conv, side)
+    for module in (conv_winograd, conv_rowwise) for side in (2, 4)
+}
 _RATE = 0.1
 
 
@@ -112,7 +114,7 @@ def file_name() -> str:
       conv_table.brief(picked, 'sizes')] * bool(picked))
 
 
-def call_of(form: str, window: windows.Window, batch: int, channels: int,
+def call_of(form: str, window: conv_geometry.Window, batch: int, channels: int,
             mesh: jax.sharding.Mesh | None) -> Callable[[], Any]:
   """--steps steps of a layer in a form on every device, compiled."""
   keys = jax.random.split(jax.random.key(0))
@@ -121,7 +123,7 @@ def call_of(form: str, window: windows.Window, batch: int, channels: int,
   w = jax.random.normal(keys[1], (count, *window.kernel, channels, channels))
   w = w / (math.prod(window.kernel) * channels)**0.5
   function, side = _FORMS[form]
-  made = functools.partial(function, tiling=winograd.Tiling(side, window))
+  made = functools.partial(function, tiling=conv_winograd.Tiling(side, window))
 
   def loss(x, w):
     return jnp.square(made(x, w)[0][0]).mean() / 2
@@ -142,7 +144,7 @@ def call_of(form: str, window: windows.Window, batch: int, channels: int,
   return lambda: jax.block_until_ready(run(x, w))
 
 
-def measure(window: windows.Window, batch: int, channels: int,
+def measure(window: conv_geometry.Window, batch: int, channels: int,
             mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
   """Seconds of a step in every form, the one that is chosen, and its ratio."""
   timed = harness.interleave(
@@ -152,7 +154,7 @@ def measure(window: windows.Window, batch: int, channels: int,
             for form, seconds in harness.medians(timed).items()}
   name, side = conv.tile_form(window, batch, channels, channels)
   taken, best = f'{name} {side}', min(middle, key=middle.__getitem__)
-  tiles = batch * math.prod(winograd.Tiling(4, window).tiles)
+  tiles = batch * math.prod(conv_winograd.Tiling(4, window).tiles)
   return {'batch': batch, 'map': window.size[0], 'channels': channels,
           'maps_over_weights': 2 * tiles / channels, 'seconds': middle,
           'taken': taken, 'over_fastest': harness.paired(timed, taken, best)}
@@ -169,8 +171,8 @@ def main() -> None:
       'data': 'random numbers', 'backend': jax.default_backend(),
       'steps': FLAGS.steps, 'layers': found})
   for layer in wanted:
-    window = windows.window(
-        (layer.side, layer.side), (kernel, kernel), 1, 'SAME')
+    window = conv_geometry.window((layer.side, layer.side), (kernel, kernel), 1,
+                                  'SAME')
     one = measure(window, layer.batch, layer.channels, mesh)
     found.append(one)
     table.append([layer.batch, f'{layer.side}x{layer.side}', layer.channels,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_ssl as fssl
-from fedjax_ssl.core import layout
+from fedjax_ssl.core import client_map
 from fedjax_ssl.data import batching
-from fedjax_ssl.training import seeds
+from fedjax_ssl.training import runner
 
 
 class Work(NamedTuple):
@@ -53,7 +53,7 @@ def masked_share(task: fssl.Task, work: Work, cohorts: np.ndarray, *,
 
   A cohort without any rows is left out.
   """
-  plan = layout.plan(task, cohorts.shape[1])
+  plan = client_map.plan(task, cohorts.shape[1])
   shares = []
   for ids in cohorts:
     if ordered:
@@ -82,9 +82,9 @@ def round_memory(spec: fssl.TaskSpec, federation: fssl.Federation
   """Bytes of one compiled round: arguments, results, temporaries."""
   method = fssl.make_method(spec.method, fssl.make_task(spec))
   state = jax.eval_shape(method.init, jax.random.key(0), federation)
-  totals = seeds.totals_shape(method, federation, state)
+  totals = runner.totals_shape(method, federation, state)
   def rounds(*args):
-    return seeds.stretch(method, *args)
+    return runner.stretch(method, *args)
   compiled = jax.jit(rounds, donate_argnums=(0, 1)).lower(
       state, totals, federation, jnp.int32(0), jnp.int32(1),
       jax.random.key(0)).compile()

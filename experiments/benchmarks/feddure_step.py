@@ -31,10 +31,12 @@ import numpy as np
 import optax
 
 import fedjax_ssl as fssl
-from fedjax_ssl.core import local
+from fedjax_ssl.core import local_training
 from fedjax_ssl.core.types import Batch
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.methods import base, feddure, meta_labels, regulation
+from fedjax_ssl.methods import feddure
+from fedjax_ssl.methods.feddure import meta_labels, regulation
+from fedjax_ssl.methods.parts import averaging
 
 FLAGS = flags.FLAGS
 GOAL = 6.0
@@ -84,10 +86,12 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
       loss = optax.softmax_cross_entropy_with_integer_labels(
           logits, batch.labels).mean()
       return loss, (stats, {}, memory)
-    return local.gradient_step(loss_fn, optimizer)(learner, batch, key)[0]
+
+    return local_training.gradient_step(loss_fn, optimizer)(learner, batch,
+                                                            key)[0]
 
   def fedavg_with_views(learner, batch, key):
-    return fedavg(learner, base.weakly(task, batch, key))
+    return fedavg(learner, averaging.weakly(task, batch, key))
 
   def ours(carry, views):
     return feddure.step(task.apply_train, carry, views, rules=rules,
@@ -97,7 +101,7 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
     weak, labeled, strong = meta_labels.views(task, pair, key)
     return ours(carry, feddure.Views(labeled, weak, strong))
 
-  learner = local.start(model, optimizer)
+  learner = local_training.start(model, optimizer)
   carry = feddure.start(model, model.params, regulation.init_fine(
       key, task.num_classes), rules)
   return {

@@ -20,7 +20,7 @@ import numpy as np
 import fedjax_ssl as fssl
 from fedjax_ssl import models
 from fedjax_ssl.core import sampling
-from fedjax_ssl.training import environment, seeds
+from fedjax_ssl.training import environment, runner
 
 FLAGS = flags.FLAGS
 
@@ -185,7 +185,7 @@ class Simulation:
     self.task = fssl.make_task(spec, mesh)
     self.spec, self.federation = spec, federation
     self._method = fssl.make_method(spec.method, self.task)
-    kind = seeds.Together if together else seeds.Sequential
+    kind = runner.Together if together else runner.Sequential
     self._seeds = kind(self._method, [federation] * num_seeds,
                        list(range(num_seeds)), mesh)
     self._seeds.start(None)
@@ -212,7 +212,7 @@ class Simulation:
 
   def cohort(self, round_: int) -> np.ndarray:
     """int32[S]: who takes part in a round."""
-    key = jax.random.fold_in(seeds.root_keys(0)[1], round_)
+    key = jax.random.fold_in(runner.root_keys(0)[1], round_)
     for part in (0, 0):  # The first pass, and its sampler.
       key = jax.random.fold_in(key, part)
     sample = sampling.uniform(self.task.cohort_size)

@@ -28,7 +28,7 @@ import trace_events
 
 import fedjax_ssl as fssl
 from fedjax_ssl.core import tree
-from fedjax_ssl.training import placement, seeds
+from fedjax_ssl.training import runner, sharding
 
 FLAGS = flags.FLAGS
 
@@ -71,15 +71,15 @@ class Rounds:
   def __init__(self, spec: fssl.TaskSpec, federation: fssl.Federation,
                mesh: jax.sharding.Mesh | None):
     method = fssl.make_method(spec.method, fssl.make_task(spec, mesh))
-    key, self._root = seeds.root_keys(0)
+    key, self._root = runner.root_keys(0)
     state = method.init(key, federation)
-    totals = tree.zeros_like(seeds.totals_shape(method, federation, state))
-    self._carry: Any = (placement.state(state, mesh),
-                        placement.whole(totals, mesh))
-    self._federation, = placement.federations([federation], mesh)
+    totals = tree.zeros_like(runner.totals_shape(method, federation, state))
+    self._carry: Any = (sharding.state(state,
+                                       mesh), sharding.whole(totals, mesh))
+    self._federation, = sharding.federations([federation], mesh)
     self._done = 0
     def rounds(*args):
-      return seeds.stretch(method, *args)
+      return runner.stretch(method, *args)
     where = None if mesh is None else jax.tree.map(
         lambda x: x.sharding, self._carry)
     self._program = jax.jit(

@@ -1,8 +1,8 @@
 """FedDure as a plain PyTorch loop over clients, to measure against.
 
-The step of `fedjax_ssl.methods.bilevel` with both regulators, as PyTorch's
-users write it: the virtual step keeps its graph, and the gradient of F-reg goes
-through it, second order.
+The step of `fedjax_ssl.methods.feddure.bilevel` with both regulators, as users
+of PyTorch write it: the virtual step keeps its graph, and the gradient of F-reg
+goes through it, second order.
 """
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import numbers
 import re
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import checks
+from fedjax_ssl.core.registry import parse
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -59,7 +60,7 @@ class Bound(NamedTuple):
   """
 
   least: float = 0
-  most: float = names.MOST
+  most: float = checks.MOST
   above: bool = False
   below: bool = False
   whole: bool = False
@@ -238,7 +239,7 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   Returns:
     Lines such as 'fixmatch(threshold=0): every unlabeled row counts'.
   """
-  name, given = names.parse(text)
+  name, given = parse(text)
   function = registry[name]
   lines = []
   for knob, bound in bounds_of(function).items():
@@ -302,7 +303,7 @@ def require(knob: str, value: Any, bound: Bound) -> None:
   inside = inside or bound.infinite and value == math.inf
   # Of float32 the smallest number that keeps all its digits.
   inside = inside and not (bound.above and bound.least == 0
-                           and value < names.LEAST)
+                           and value < checks.LEAST)
   if inside and not (bound.whole and value != int(value)):
     return
   advice = f' ({bound.advice})' if bound.advice else ''
@@ -316,7 +317,7 @@ def _words(bound: Bound) -> str:
     return f'a whole number of at least {least:g} and below 2**31'
   if bound.whole:
     return f'a whole number of at least {least:g} and at most {most:.0f}'
-  if most < names.MOST:
+  if most < checks.MOST:
     return (f'in {"(" if bound.above else "["}{least:g}, {most:g}'
             f'{")" if bound.below else "]"}')
   return (f'{"above" if bound.above else "at least"} {least:g}'

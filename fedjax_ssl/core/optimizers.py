@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.core import knobs, names
+from fedjax_ssl.core import checks, knobs, registry
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -102,15 +102,15 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
   Raises:
     ValueError: for an unknown name or a number out of range.
   """
-  names.check('optimizer', name, OPTIMIZERS)
-  names.positive(learning_rate=learning_rate)
+  checks.check('optimizer', name, OPTIMIZERS)
+  checks.positive(learning_rate=learning_rate)
   if not 0 <= momentum < 1:
     raise ValueError(f'momentum must be in [0, 1), not {momentum}.')
-  names.finite(0, weight_decay=weight_decay)
+  checks.finite(0, weight_decay=weight_decay)
   if momentum and name in ('adam', 'adamw'):
     raise ValueError(f'momentum is {momentum}, but {name} has its own; give '
                      'momentum=0, or one of sgd, nesterov, rmsprop.')
-  factor = names.build('lr_schedule', schedule, SCHEDULES, horizon)
+  factor = registry.build('lr_schedule', schedule, SCHEDULES, horizon)
 
   def at(round_):
     rate = learning_rate * factor(round_)

@@ -12,8 +12,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import layout, sampling, tree
-from fedjax_ssl.core.once import once
+from fedjax_ssl.core import client_map, sampling, tree
+from fedjax_ssl.core.common_expressions import once
 from fedjax_ssl.core.types import (
   Client,
   Cohort,
@@ -203,7 +203,7 @@ def _models_sent(task: Task, results: _Result, active: jax.Array) -> Ratio:
                active.sum().astype(jnp.float32))
 
 
-def _summary(results: _Result, plan: layout.Plan) -> Metrics:
+def _summary(results: _Result, plan: client_map.Plan) -> Metrics:
   """One group's metrics: means over the clients that took part."""
   metrics = dict(results.metrics)
   if taken := sorted(set(metrics) & set(OWN)):
@@ -282,7 +282,7 @@ def client_pass(
 
   def run_group(server, memory, federation, cohort, round_, group, key):
     ids, active = cohort.ids[group], cohort.active[group]
-    plan = layout.plan(task, ids.shape[0])
+    plan = client_map.plan(task, ids.shape[0])
     slots = _prepare(federation, memory, ids, active, work)
     shared = (server, federation.train, federation.validation, round_, group,
               key)

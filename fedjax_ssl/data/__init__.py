@@ -3,8 +3,14 @@
 Importing this package loads neither scikit-learn, TensorFlow Datasets nor
 Pillow; what needs them loads them when called.
 """
-from fedjax_ssl.data import datasets, federation, partition, streaming, text
-from fedjax_ssl.data.datasets import DataError, Dataset, load, split_validation
+from fedjax_ssl.data import datasets, federation, partition, streaming
+from fedjax_ssl.data.datasets import (
+    DataError,
+    Dataset,
+    load,
+    split_validation,
+    text,
+)
 from fedjax_ssl.data.federation import class_counts, describe, federate
 from fedjax_ssl.data.partition import (
     bimb,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_ssl.core.local import Batches
+from fedjax_ssl.core.local_training import Batches
 from fedjax_ssl.core.types import (
   Array,
   Batch,
@@ -226,7 +226,7 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
       the order of its table, for batches that carry them; None is -1 for all.
 
   Returns:
-    Batches for `core.local.train`.
+    Batches for `core.local_training.train`.
   """
   steps = num_steps(task, shard, streams)
   parts = _streams(task, shard, steps, key, streams)

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Examples, Federation, Shard
-from fedjax_ssl.data import partition_file
-from fedjax_ssl.data.partition_file import Partition
+from fedjax_ssl.data.partition.file import check_partition, Partition
 
 # Larger class-count tables stay out of `describe`.
 _MAX_CELLS = 20_000
@@ -95,10 +94,9 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
   Raises:
     ValueError: if the parts do not fit each other.
   """
-  names.check('labels', labels, ('few', 'all'))
-  names.check('labels_at', labels_at, ('clients', 'server'))
-  partition_file.check_partition(
-      partition, len(train.labels), num_clients)
+  checks.check('labels', labels, ('few', 'all'))
+  checks.check('labels_at', labels_at, ('clients', 'server'))
+  check_partition(partition, len(train.labels), num_clients)
   validation = _validation(train, validation, partition)
   num_classes = _num_classes((train, validation, test), num_classes)
   _check_labeled_clients(partition, labels_at, num_clients,

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedjax_ssl.data import partition
-from fedjax_ssl.data import partition_checks as checks
+from fedjax_ssl.data.partition import checks
 
 
 def deal_tasks(rng: np.random.Generator, labels: np.ndarray,

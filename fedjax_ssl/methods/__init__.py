@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import jax
 
-from fedjax_ssl.core import names, rounds
+from fedjax_ssl.core import registry, rounds
 from fedjax_ssl.core.types import Federation, Method, State, Task
 from fedjax_ssl.methods import (
   fed_consist,
@@ -64,7 +64,7 @@ def make(text: str, task: Task) -> Method:
     raise TypeError("make_method takes a name and a task, as in "
                     "make_method('fixmatch', make_task(spec)), not "
                     f'{type(text).__name__} and {type(task).__name__}.')
-  made: Method = names.build('method', text, METHODS, task)
+  made: Method = registry.build('method', text, METHODS, task)
   # Traced once for all who ask: for the shapes of its metrics, for each seed,
   # and in the loop over rounds, where inlining leaves no trace of it.
   def init(key: jax.Array, federation: Federation) -> State:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import knobs, rounds, tree
+from fedjax_ssl.core import client_weights, knobs, rounds, tree
 from fedjax_ssl.core.types import (
   Client,
   Federation,
@@ -20,7 +20,7 @@ from fedjax_ssl.core.types import (
   Task,
   Update,
 )
-from fedjax_ssl.methods import base, roles, say
+from fedjax_ssl.methods.parts import averaging, mean_teacher
 
 
 @knobs.checked()
@@ -51,42 +51,44 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  roles.check(task, 'fed_consist')
+  mean_teacher.check(task, 'fed_consist')
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher
-    plain, (strong,), stats = base.forward_with_targets(
-        task, model, batch, base.strongly(task, batch, key), key=key)
+    plain, (strong,), stats = averaging.forward_with_targets(
+        task, model, batch, averaging.strongly(task, batch, key), key=key)
     loss, used = losses.fixmatch(strong, plain, batch.mask,
                                  threshold=threshold)
     return unlabeled_weight * loss, (stats, {
-        'unlabeled_loss': base.over_rows(loss, batch),
-        'mask_rate': base.over_rows(used['mask_rate'], batch)})
+        'unlabeled_loss': averaging.over_rows(loss, batch),
+        'mask_rate': averaging.over_rows(used['mask_rate'], batch)
+    })
 
   def init(key: jax.Array, federation: Federation) -> State:
     del federation
-    return State(base.Server(jax.jit(task.model.init)(key)), (), jnp.int32(0))
+    return State(averaging.Server(jax.jit(task.model.init)(key)), (),
+                 jnp.int32(0))
 
-  def client_update(payload: base.Server, client: Client, key) -> Update:
-    one = roles.step(
-        task, roles.supervised(task), unlabeled_loss,
-        task.optimizer(client.round), unlabeled_rate=unlabeled_rate)
-    model, memory, metrics = roles.train(
-        task, one, payload.model, client, key)
-    return Update(tree.subtract(model, payload.model),
-                  say.of(client.shard, 'both', labeled_say=labeled_weight),
-                  memory, metrics)
+  def client_update(payload: averaging.Server, client: Client, key) -> Update:
+    one = mean_teacher.step(task, mean_teacher.supervised(task), unlabeled_loss,
+                            task.optimizer(client.round),
+                            unlabeled_rate=unlabeled_rate)
+    model, memory, metrics = mean_teacher.train(task, one, payload.model,
+                                                client, key)
+    return Update(
+        tree.subtract(model, payload.model),
+        client_weights.of(client.shard, 'both', labeled_say=labeled_weight),
+        memory, metrics)
 
   @aggregation.linear
   def finish(server, mean, cohort, context, key):
     del cohort, context, key
-    return server._replace(model=roles.moved(server.model, mean)), {}
+    return server._replace(model=mean_teacher.moved(server.model, mean)), {}
 
-  one_pass = rounds.client_pass(
-      task, client_update, finish, sample=roles.cohorts(task, 1, warmup),
-      work=roles.work(task))
-  return Method(
-      init, roles.with_statistics(task, one_pass),
-      lambda s, x: task.apply(s.model, x),
-      pseudo_label=base.confident_labels(task, threshold),
-      client_update=client_update, aggregate=finish)
+  one_pass = rounds.client_pass(task, client_update, finish,
+                                sample=mean_teacher.cohorts(task, 1, warmup),
+                                work=mean_teacher.work(task))
+  return Method(init, mean_teacher.with_statistics(task, one_pass),
+                lambda s, x: task.apply(s.model, x),
+                pseudo_label=averaging.confident_labels(task, threshold),
+                client_update=client_update, aggregate=finish)

@@ -9,13 +9,12 @@ Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629.
 from __future__ import annotations
 
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, plateau
+from fedjax_ssl.methods.parts import averaging, plateau
 
 
-def fedavg(task: Task, *, weighting: str = 'examples',
-           keep_local: bool = False,
+def fedavg(task: Task, *, weighting: str = 'examples', keep_local: bool = False,
            lr_decay: str = 'none',
-           aggregator: base.Aggregator | None = None) -> Method:
+           aggregator: averaging.Aggregator | None = None) -> Method:
   """Cross entropy on labeled rows, updates averaged.
 
   Args:
@@ -30,6 +29,6 @@ def fedavg(task: Task, *, weighting: str = 'examples',
   Returns:
     The method.
   """
-  return plateau.averaging(
-      task, base.supervised(task), streams='labeled', weighting=weighting,
-      aggregator=aggregator, keep_local=keep_local, lr_decay=lr_decay)
+  return plateau.averaging(task, averaging.supervised(task), streams='labeled',
+                           weighting=weighting, aggregator=aggregator,
+                           keep_local=keep_local, lr_decay=lr_decay)

@@ -13,7 +13,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import knobs, rounds, tree
+from fedjax_ssl.core import client_weights, knobs, rounds, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -26,7 +26,7 @@ from fedjax_ssl.core.types import (
   Update,
   Variables,
 )
-from fedjax_ssl.methods import base, roles, say
+from fedjax_ssl.methods.parts import averaging, mean_teacher
 
 
 class Server(NamedTuple):
@@ -117,17 +117,17 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  roles.check(task, 'fedirm')
-  warm = roles.warmup_rounds(task, warmup)
+  mean_teacher.check(task, 'fedirm')
+  warm = mean_teacher.warmup_rounds(task, warmup)
   rising = ramp * task.horizon(f'ramp={ramp}') if ramp else 0.0
   inert = max_entropy >= math.log(task.num_classes)
 
   def labeled_loss(model, batch, key):
     keys = jax.random.split(key)
-    views = [base.labeled_view(task, batch, k) for k in keys]
-    (first,), stats = base.forward(task, model, views[0], key=keys[0])
-    (second,), stats = base.forward(
-        task, model._replace(stats=stats), views[1], key=keys[1])
+    views = [averaging.labeled_view(task, batch, k) for k in keys]
+    (first,), stats = averaging.forward(task, model, views[0], key=keys[0])
+    (second,), stats = averaging.forward(task, model._replace(stats=stats),
+                                         views[1], key=keys[1])
     loss, other = (losses.cross_entropy(
         logits, batch.labels, batch.mask, label_smoothing=label_smoothing)[0]
         for logits in (first, second))
@@ -135,16 +135,19 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     relation = losses.relation_matrix(
         lax.stop_gradient(first), batch.labels, batch.mask,
         temperature=temperature)
-    return loss, (stats, {'labeled_loss': base.over_rows(loss, batch),
-                          'relation': Ratio(relation, jnp.float32(1))})
+    return loss, (stats, {
+        'labeled_loss': averaging.over_rows(loss, batch),
+        'relation': Ratio(relation, jnp.float32(1))
+    })
 
   def mean_logits(model, logits, batch, key):
     """Over `passes` passes, of which `logits` is one."""
     if inert or passes == 1:
       return logits
     def one(key):
-      (more,), _ = base.forward(
-          task, model, base.weakly(task, batch, key), key=key)
+      (more,), _ = averaging.forward(task, model,
+                                     averaging.weakly(task, batch, key),
+                                     key=key)
       return more
     more = lax.map(one, jax.random.split(key, passes - 1))
     return (logits + more.sum(0)) / passes
@@ -156,11 +159,12 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
 
     def unlabeled_loss(model, teacher, batch, key):
       keys = jax.random.split(key, 3)
-      (logits,), stats = base.forward(
-          task, model, base.weakly(task, batch, keys[0]), key=keys[0])
+      (logits,), stats = averaging.forward(
+          task, model, averaging.weakly(task, batch, keys[0]), key=keys[0])
       # As the authors' it is never put into evaluation mode.
-      (target,), _ = base.forward(
-          task, teacher, base.weakly(task, batch, keys[1]), key=keys[1])
+      (target,), _ = averaging.forward(task, teacher,
+                                       averaging.weakly(task, batch, keys[1]),
+                                       key=keys[1])
       consistency = losses.consistency(
           logits, jax.nn.softmax(target), batch.mask,
           total=task.unlabeled_batch or None)[0]
@@ -176,33 +180,33 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
                        + relation_weight * matching)
       rate = losses.masked_mean(accepted, batch.mask)
       return loss, (stats, {
-          'unlabeled_loss': base.over_rows(consistency, batch),
-          'relation_loss': base.over_rows(matching, batch),
-          'mask_rate': base.over_rows(rate, batch)})
+          'unlabeled_loss': averaging.over_rows(consistency, batch),
+          'relation_loss': averaging.over_rows(matching, batch),
+          'mask_rate': averaging.over_rows(rate, batch)
+      })
     return unlabeled_loss
 
   def init(key: jax.Array, federation: Federation) -> State:
     model = jax.jit(task.model.init)(key)
     none = jnp.zeros((task.num_classes, task.num_classes), jnp.float32)
     return State(Server(model, none),
-                 roles.remember(task, model, federation.num_clients),
+                 mean_teacher.remember(task, model, federation.num_clients),
                  jnp.int32(0))
 
   def client_update(payload: Server, client: Client, key) -> Update:
-    one = roles.step(
-        task, labeled_loss,
-        unlabeled_loss_of(payload.relation, client.round),
+    one = mean_teacher.step(
+        task, labeled_loss, unlabeled_loss_of(payload.relation, client.round),
         task.optimizer(client.round), decay=decay,
-        labeled_rate=jnp.where(client.round < warm, 1.0, labeled_rate),
-        labelings=1 if inert else passes)
-    model, memory, metrics = roles.train(
-        task, one, payload.model, client, key)
+        labeled_rate=jnp.where(client.round < warm, 1.0,
+                               labeled_rate), labelings=1 if inert else passes)
+    model, memory, metrics = mean_teacher.train(task, one, payload.model,
+                                                client, key)
     told = metrics.pop('relation')
     message = Message(tree.subtract(model, payload.model),
                       told.total / jnp.maximum(told.rows, 1))
     sent = tree.num_scalars(message.model) + jnp.where(
-        roles.has_labels(client.shard), told.total.size, 0)
-    weight = say.of(client.shard, 'both', labeled_say=labeled_weight)
+        mean_teacher.has_labels(client.shard), told.total.size, 0)
+    weight = client_weights.of(client.shard, 'both', labeled_say=labeled_weight)
     return Update(message, weight, memory, metrics,
                   scalars=sent.astype(jnp.float32))
 
@@ -212,14 +216,13 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     # Matrices have rows of sum 1 or 0: this is the mean over those that told.
     total = mean.relation.sum(-1, keepdims=True)
     told = mean.relation / jnp.where(total > 0, total, 1)
-    return Server(roles.moved(server.model, mean.model),
+    return Server(mean_teacher.moved(server.model, mean.model),
                   jnp.where(total > 0, told, server.relation)), {}
 
-  one_pass = rounds.client_pass(
-      task, client_update, finish, sample=roles.cohorts(task, 1, warmup),
-      work=roles.work(task))
-  return Method(
-      init, roles.with_statistics(task, one_pass),
-      lambda s, x: task.apply(s.model, x),
-      pseudo_label=base.confident_labels(task, confidence),
-      client_update=client_update, aggregate=finish)
+  one_pass = rounds.client_pass(task, client_update, finish,
+                                sample=mean_teacher.cohorts(task, 1, warmup),
+                                work=mean_teacher.work(task))
+  return Method(init, mean_teacher.with_statistics(task, one_pass),
+                lambda s, x: task.apply(s.model, x),
+                pseudo_label=averaging.confident_labels(task, confidence),
+                client_update=client_update, aggregate=finish)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from fedjax_ssl.core import knobs
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, plateau
+from fedjax_ssl.methods.parts import averaging, plateau
 
 
 @knobs.checked()
 def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
-            keep_local: bool = False,
-            lr_decay: str = 'none',
-            aggregator: base.Aggregator | None = None) -> Method:
+            keep_local: bool = False, lr_decay: str = 'none',
+            aggregator: averaging.Aggregator | None = None) -> Method:
   r"""Minimises :math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2` at each client.
 
   Args:
@@ -30,7 +29,7 @@ def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
   Returns:
     The method.
   """
-  return plateau.averaging(
-      task, base.supervised(task), streams='labeled', server='fedprox', mu=mu,
-      weighting=weighting, aggregator=aggregator, keep_local=keep_local,
-      lr_decay=lr_decay)
+  return plateau.averaging(task, averaging.supervised(task), streams='labeled',
+                           server='fedprox', mu=mu, weighting=weighting,
+                           aggregator=aggregator, keep_local=keep_local,
+                           lr_decay=lr_decay)

@@ -7,19 +7,18 @@ from __future__ import annotations
 import jax
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs, names
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, objective, plateau
+from fedjax_ssl.methods.parts import averaging, objective, plateau
 
 
 @knobs.checked()
 def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
-             labeler: str = 'local',
-             server: str = 'fedavg', mu: float = 0.01,
+             labeler: str = 'local', server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False,
              lr_decay: str = 'none',
-             aggregator: base.Aggregator | None = None) -> Method:
+             aggregator: averaging.Aggregator | None = None) -> Method:
   """Learns confident predictions of weak views on strong views.
 
   The loss is L_s + unlabeled_weight L_u with L_u of equation 4.
@@ -45,8 +44,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
   Returns:
     The method.
   """
-  names.check('labeler', labeler, ('local', 'global'))
-  names.check('over', over, ('batch', 'confident'))
+  checks.check('labeler', labeler, ('local', 'global'))
+  checks.check('over', over, ('batch', 'confident'))
   if labeler == 'global' and server == 'local':
     raise ValueError("labeler='global' needs a server that sends a model, not "
                      "server='local'.")
@@ -54,15 +53,14 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
   def loss_fn(model, anchor, batch, key):
     keys = jax.random.split(key, 3)
     unlabeled = batch.unlabeled
-    target = base.weakly(task, unlabeled, keys[0])
-    views = (base.labeled_view(task, batch.labeled, keys[1]),
-             base.strongly(task, unlabeled, keys[2]))
+    target = averaging.weakly(task, unlabeled, keys[0])
+    views = (averaging.labeled_view(task, batch.labeled, keys[1]),
+             averaging.strongly(task, unlabeled, keys[2]))
     if labeler == 'global':
       weak = task.apply(anchor, target.inputs)
-      (labeled, strong), stats = base.forward(task, model, *views,
-                                             key=key)
+      (labeled, strong), stats = averaging.forward(task, model, *views, key=key)
     else:
-      weak, (labeled, strong), stats = base.forward_with_targets(
+      weak, (labeled, strong), stats = averaging.forward_with_targets(
           task, model, target, *views, key=key)
     loss, used = losses.fixmatch(
         strong, weak, unlabeled.mask, threshold=threshold, over=over)
@@ -72,7 +70,6 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     return loss, (stats, metrics)
 
   return plateau.averaging(
-      task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local, lr_decay=lr_decay,
-      aggregator=aggregator,
-      pseudo_label=base.confident_labels(task, threshold))
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      keep_local=keep_local, lr_decay=lr_decay, aggregator=aggregator,
+      pseudo_label=averaging.confident_labels(task, threshold))

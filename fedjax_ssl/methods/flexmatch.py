@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs, names
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.types import Federation, Method, Task
-from fedjax_ssl.methods import base, objective
+from fedjax_ssl.methods.parts import averaging, objective
 
 
 @knobs.checked(threshold=knobs.CONFIDENCE._replace(cases=(
     knobs.at(0, 'every row counts'), knobs.over(1, 'every row counts')),
     advice='a probability; above 1 every row counts'))
-def flexmatch(task: Task, *, threshold: float = 0.95,
-              mapping: str = 'convex', unlabeled_weight: float = 1.0,
-              server: str = 'fedavg', mu: float = 0.01,
-              weighting: str = 'examples', keep_local: bool = False,
-              aggregator: base.Aggregator | None = None) -> Method:
+def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
+              unlabeled_weight: float = 1.0, server: str = 'fedavg',
+              mu: float = 0.01, weighting: str = 'examples',
+              keep_local: bool = False,
+              aggregator: averaging.Aggregator | None = None) -> Method:
   """FixMatch whose bar for class c is threshold * M(beta_c).
 
   A client remembers, from round to round, the last class that each of its
@@ -45,7 +45,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
   Returns:
     The method.
   """
-  names.check('mapping', mapping, ('convex', 'linear'))
+  checks.check('mapping', mapping, ('convex', 'linear'))
 
   def remember(federation: Federation):
     if federation.stream is not None:
@@ -71,10 +71,10 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
     del anchor
     keys = jax.random.split(key, 3)
     rows = batch.unlabeled
-    weak, (labeled, strong), stats = base.forward_with_targets(
-        task, model, base.weakly(task, rows, keys[0]),
-        base.labeled_view(task, batch.labeled, keys[1]),
-        base.strongly(task, rows, keys[2]), key=key)
+    weak, (labeled, strong), stats = averaging.forward_with_targets(
+        task, model, averaging.weakly(task, rows, keys[0]),
+        averaging.labeled_view(task, batch.labeled, keys[1]),
+        averaging.strongly(task, rows, keys[2]), key=key)
     loss, used = losses.fixmatch(strong, weak, rows.mask,
                                  threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)
@@ -86,8 +86,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95,
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
     return loss, (stats, metrics, memory)
 
-  return base.averaging(
-      task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local, remember=remember,
-      aggregator=aggregator,
-      pseudo_label=pseudo_label)
+  return averaging.averaging(task, loss_fn, streams='both', server=server,
+                             mu=mu, weighting=weighting, keep_local=keep_local,
+                             remember=remember, aggregator=aggregator,
+                             pseudo_label=pseudo_label)

@@ -6,7 +6,7 @@ The other local-only rows of FedMatch's Table 1 are `uda(server='local')` and
 from __future__ import annotations
 
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, plateau
+from fedjax_ssl.methods.parts import averaging, plateau
 
 
 def local(task: Task, *, lr_decay: str = 'none') -> Method:
@@ -22,5 +22,5 @@ def local(task: Task, *, lr_decay: str = 'none') -> Method:
   Returns:
     The method.
   """
-  return plateau.averaging(task, base.supervised(task), streams='labeled',
+  return plateau.averaging(task, averaging.supervised(task), streams='labeled',
                            server='local', lr_decay=lr_decay)

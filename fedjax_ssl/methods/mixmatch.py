@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs, names
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.types import Batch, Method, Task, Variables
-from fedjax_ssl.methods import base, objective
+from fedjax_ssl.methods.parts import averaging, objective
 
 # What the profiles fix: whether the views behind a pseudo-label are mixed or
 # one fresh view, mixing across the two kinds of rows, a blend nearer to its
@@ -95,11 +95,11 @@ def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
 @knobs.checked()
 def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              temperature: float = 0.5, alpha: float = 0.75,
-             unlabeled_weight: float | None = None,
-             ramp: float | None = None, server: str = 'fedavg',
-             mu: float = 0.01, weighting: str = 'examples',
-             labeled_say: float = 1.0, keep_local: bool = False,
-             aggregator: base.Aggregator | None = None) -> Method:
+             unlabeled_weight: float | None = None, ramp: float | None = None,
+             server: str = 'fedavg', mu: float = 0.01,
+             weighting: str = 'examples', labeled_say: float = 1.0,
+             keep_local: bool = False,
+             aggregator: averaging.Aggregator | None = None) -> Method:
   """Trains on blends of rows and of their labels or pseudo-labels.
 
   With labels at the server it trains on blends of its labeled rows, and each
@@ -136,9 +136,9 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   Raises:
     ValueError: for an unknown profile or a number out of range.
   """
-  chosen = _PROFILES[names.check('profile', profile, _PROFILES)]
+  chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
   # Draws of a Beta below this are 0 / 0.
-  names.finite(1e-30 if alpha else 0, alpha=alpha)
+  checks.finite(1e-30 if alpha else 0, alpha=alpha)
   weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
   ramp = chosen['ramp'] if ramp is None else ramp
   if ramp:
@@ -149,14 +149,15 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
 
   def pseudo(model, rows, keys):
     """The rows that will be mixed and float32[B or K B, C], their labels."""
-    views = base.joined([base.weakly(task, rows, k) for k in keys[1:]])
-    (logits,), _ = base.forward(task, jax.lax.stop_gradient(model), views)
+    views = averaging.joined(
+        [averaging.weakly(task, rows, k) for k in keys[1:]])
+    (logits,), _ = averaging.forward(task, jax.lax.stop_gradient(model), views)
     logits = logits.reshape(num_views, -1, task.num_classes)
     labels = jax.lax.stop_gradient(
         losses.soft_pseudo_label(logits, temperature=temperature))
     if chosen['all_views']:
       return views, jnp.tile(labels, (num_views, 1))
-    return base.weakly(task, rows, keys[0]), labels
+    return averaging.weakly(task, rows, keys[0]), labels
 
   def blended(parts, key):
     """Mixed batches: each kind by itself, or all rows together."""
@@ -164,7 +165,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     out: list[tuple[jax.Array, jax.Array]] = []
     for group, k in zip(groups, jax.random.split(key, len(groups)),
                         strict=True):
-      whole = base.joined([batch for batch, _ in group])
+      whole = averaging.joined([batch for batch, _ in group])
       targets = jnp.concatenate([target for _, target in group])
       inputs, targets = mix(k, whole.inputs, targets, whole.mask, alpha=alpha,
                             dominant=chosen['dominant'])
@@ -179,7 +180,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     label_key, known_key, mix_key = jax.random.split(key, 3)
     parts: list[tuple[Batch, jax.Array]] = []
     if batch.labeled is not None:
-      known = base.labeled_view(task, batch.labeled, known_key)
+      known = averaging.labeled_view(task, batch.labeled, known_key)
       parts.append((known, jax.nn.one_hot(known.labels, task.num_classes)))
     if batch.unlabeled is not None:
       parts.append(pseudo(model, batch.unlabeled,
@@ -189,7 +190,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     mixed = blended(parts, mix_key)
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
              in zip(parts, mixed, strict=True)]
-    logits, stats = base.forward(reader, model, *views, key=key)
+    logits, stats = averaging.forward(reader, model, *views, key=key)
     on_labeled = on_unlabeled = None
     if batch.labeled is not None:
       on_labeled, _ = losses.cross_entropy(
@@ -207,8 +208,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
                                     else 1)
     return loss, (stats, metrics)
 
-  return base.averaging(
-      task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, labeled_say=labeled_say, keep_local=keep_local,
-      aggregator=aggregator,
-      server_loss=loss_fn, pseudo_label=base.confident_labels(task, 0.0))
+  return averaging.averaging(task, loss_fn, streams='both', server=server,
+                             mu=mu, weighting=weighting,
+                             labeled_say=labeled_say, keep_local=keep_local,
+                             aggregator=aggregator, server_loss=loss_fn,
+                             pseudo_label=averaging.confident_labels(task, 0.0))

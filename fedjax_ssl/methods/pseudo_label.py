@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs, names
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, objective
+from fedjax_ssl.methods.parts import averaging, objective
 
 
 def _only(form: str, bound: knobs.Bound) -> knobs.Bound:
@@ -28,7 +28,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                  server: str = 'fedavg', mu: float = 0.01,
                  weighting: str = 'examples', labeled_say: float = 1.0,
                  keep_local: bool = False,
-                 aggregator: base.Aggregator | None = None) -> Method:
+                 aggregator: averaging.Aggregator | None = None) -> Method:
   """Trains on what the model itself predicts for unlabeled rows.
 
   Args:
@@ -61,7 +61,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
   Raises:
     ValueError: for an unknown form or a number out of range.
   """
-  names.check('form', form, ('soft', 'hard'))
+  checks.check('form', form, ('soft', 'hard'))
   soft = form == 'soft'
   if ramp and not soft:
     task.horizon(f'ramp={ramp}')
@@ -70,11 +70,13 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     del anchor
     keys = jax.random.split(key, num_views + 2)
     rows = batch.unlabeled
-    views = base.joined([base.weakly(task, rows, k)
-                         for k in keys[:num_views if soft else 1]])
-    targets, (labeled, logits), stats = base.forward_with_targets(
-        task, model, views, base.labeled_view(task, batch.labeled, keys[-2]),
-        base.weakly(task, rows, keys[-1]), key=key)
+    views = averaging.joined([
+        averaging.weakly(task, rows, k) for k in keys[:num_views if soft else 1]
+    ])
+    targets, (labeled, logits), stats = averaging.forward_with_targets(
+        task, model, views, averaging.labeled_view(task, batch.labeled,
+                                                   keys[-2]),
+        averaging.weakly(task, rows, keys[-1]), key=key)
     if soft:
       targets = targets.reshape(num_views, *logits.shape)
       labels = losses.soft_pseudo_label(targets, temperature=temperature)
@@ -93,8 +95,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
         labelings=num_views if soft else 1)
     return loss, (stats, metrics)
 
-  return base.averaging(
-      task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, labeled_say=labeled_say, keep_local=keep_local,
-      aggregator=aggregator,
-      pseudo_label=base.confident_labels(task, 0.0 if soft else threshold))
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      labeled_say=labeled_say, keep_local=keep_local, aggregator=aggregator,
+      pseudo_label=averaging.confident_labels(task, 0.0 if soft else threshold))

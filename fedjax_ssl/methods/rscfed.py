@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import knobs, names, rounds, tree
+from fedjax_ssl.core import checks, client_weights, knobs, rounds, tree
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -25,7 +25,7 @@ from fedjax_ssl.core.types import (
   Update,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import base, roles, say
+from fedjax_ssl.methods.parts import averaging, mean_teacher
 
 # Scales of the distance with and without labels in the group, the multiplier
 # of labeled clients, the norm, the rate of unlabeled clients over that of
@@ -166,40 +166,41 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     ValueError: for labels at the server, an unknown name or a number out of
       range.
   """
-  roles.check(task, 'rscfed')
-  chosen = dict(_PROFILES[names.check('profile', profile, _PROFILES)])
+  mean_teacher.check(task, 'rscfed')
+  chosen = dict(_PROFILES[checks.check('profile', profile, _PROFILES)])
   given = {'beta': beta, 'labeled_beta': labeled_beta, 'distance': distance,
            'multiplier': labeled_multiplier, 'rate': unlabeled_rate}
   chosen.update({k: v for k, v in given.items() if v is not None})
-  names.check('distance', chosen['distance'], aggregation.DISTANCES)
-  warm = roles.warmup_rounds(task, warmup)
+  checks.check('distance', chosen['distance'], aggregation.DISTANCES)
+  warm = mean_teacher.warmup_rounds(task, warmup)
 
   def unlabeled_loss(model, teacher, batch, key):
     keys = jax.random.split(key)
-    target = task.apply(teacher, base.weakly(task, batch, keys[0]).inputs)
-    (logits,), stats = base.forward(
-        task, model, base.weakly(task, batch, keys[1]), key=key)
+    target = task.apply(teacher, averaging.weakly(task, batch, keys[0]).inputs)
+    (logits,), stats = averaging.forward(task, model,
+                                         averaging.weakly(task, batch, keys[1]),
+                                         key=key)
     loss = mean_teacher_loss(
         logits, target, batch.mask, temperature=temperature,
         total=task.unlabeled_batch or None)[0]
-    return unlabeled_weight * loss, (
-        stats, {'unlabeled_loss': base.over_rows(loss, batch)})
+    return unlabeled_weight * loss, (stats, {
+        'unlabeled_loss': averaging.over_rows(loss, batch)
+    })
 
   def init(key: jax.Array, federation: Federation) -> State:
     model = jax.jit(task.model.init)(key)
-    return State(base.Server(model),
-                 roles.remember(task, model, federation.num_clients),
+    return State(averaging.Server(model),
+                 mean_teacher.remember(task, model, federation.num_clients),
                  jnp.int32(0))
 
-  def client_update(payload: base.Server, client: Client, key) -> Update:
-    one = roles.step(
-        task, roles.supervised(task), unlabeled_loss,
-        task.optimizer(client.round), decay=decay, max_norm=max_norm,
-        unlabeled_rate=chosen['rate'],
-        teacher_stats=chosen['stats'])
-    model, memory, metrics = roles.train(
-        task, one, payload.model, client, key)
-    rows = say.of(client.shard, 'both', weighting='examples')
+  def client_update(payload: averaging.Server, client: Client, key) -> Update:
+    one = mean_teacher.step(task, mean_teacher.supervised(task), unlabeled_loss,
+                            task.optimizer(client.round), decay=decay,
+                            max_norm=max_norm, unlabeled_rate=chosen['rate'],
+                            teacher_stats=chosen['stats'])
+    model, memory, metrics = mean_teacher.train(task, one, payload.model,
+                                                client, key)
+    rows = client_weights.of(client.shard, 'both', weighting='examples')
     if literal:
       metrics['counted_steps'] = jnp.float32(
           batching.num_steps(task, client.shard, 'both'))
@@ -224,13 +225,13 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
         labeled_beta=jnp.where(warming, 0.0, chosen['labeled_beta']),
         labeled_multiplier=chosen['multiplier'], distance=chosen['distance'],
         first_multiplier=first)
-    return server._replace(model=roles.moved(server.model, mean)), {}
+    return server._replace(model=mean_teacher.moved(server.model, mean)), {}
 
   one_pass = rounds.client_pass(
       task, client_update, aggregate,
-      sample=roles.cohorts(task, groups, warmup), work=roles.work(task))
-  return Method(
-      init, roles.with_statistics(task, one_pass),
-      lambda s, x: task.apply(s.model, x),
-      pseudo_label=roles.teacher_labels(task), client_update=client_update,
-      aggregate=aggregate)
+      sample=mean_teacher.cohorts(task, groups,
+                                  warmup), work=mean_teacher.work(task))
+  return Method(init, mean_teacher.with_statistics(task, one_pass),
+                lambda s, x: task.apply(s.model, x),
+                pseudo_label=mean_teacher.teacher_labels(task),
+                client_update=client_update, aggregate=aggregate)

@@ -8,19 +8,18 @@ from __future__ import annotations
 import jax
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs, names
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods import base, objective, plateau
+from fedjax_ssl.methods.parts import averaging, objective, plateau
 
 
 # Below this temperature a sharpened target can be 0 / 0.
 @knobs.checked(threshold=knobs.STRICT, temperature=knobs.Bound(1e-30))
 def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
         threshold: float = 0.0, temperature: float = 1.0,
-        server: str = 'fedavg', mu: float = 0.01,
-        weighting: str = 'examples', keep_local: bool = False,
-        lr_decay: str = 'none',
-        aggregator: base.Aggregator | None = None) -> Method:
+        server: str = 'fedavg', mu: float = 0.01, weighting: str = 'examples',
+        keep_local: bool = False, lr_decay: str = 'none',
+        aggregator: averaging.Aggregator | None = None) -> Method:
   """Keeps the prediction of a clean view on a strong view.
 
   The labeled loss leaves out rows that are already predicted better than a
@@ -50,7 +49,7 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  names.check('tsa', tsa, ('exp', 'linear', 'log', 'none'))
+  checks.check('tsa', tsa, ('exp', 'linear', 'log', 'none'))
   if tsa != 'none':
     task.horizon(f'tsa={tsa!r}')
 
@@ -62,12 +61,12 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
                                num_classes=task.num_classes)
     loss, kept = losses.tsa_cross_entropy(
         logits, rows.labels, rows.mask, threshold=bar)
-    return loss, {'tsa_rate': base.over_rows(kept['tsa_rate'], rows)}
+    return loss, {'tsa_rate': averaging.over_rows(kept['tsa_rate'], rows)}
 
   def supervised_fn(model, anchor, batch, key):
     del anchor
-    (logits,), stats = base.forward(
-        task, model, base.labeled_view(task, batch.labeled, key), key=key)
+    (logits,), stats = averaging.forward(
+        task, model, averaging.labeled_view(task, batch.labeled, key), key=key)
     loss, metrics = labeled_loss(logits, batch)
     return loss, (stats, metrics)
 
@@ -75,10 +74,10 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     del anchor
     keys = jax.random.split(key, 3)
     unlabeled = batch.unlabeled
-    clean, (labeled, strong), stats = base.forward_with_targets(
-        task, model, base.weakly(task, unlabeled, keys[0]),
-        base.labeled_view(task, batch.labeled, keys[1]),
-        base.strongly(task, unlabeled, keys[2]), key=key)
+    clean, (labeled, strong), stats = averaging.forward_with_targets(
+        task, model, averaging.weakly(task, unlabeled, keys[0]),
+        averaging.labeled_view(task, batch.labeled, keys[1]),
+        averaging.strongly(task, unlabeled, keys[2]), key=key)
     loss, used = losses.uda(strong, clean, unlabeled.mask,
                             threshold=threshold, temperature=temperature)
     known, more = labeled_loss(labeled, batch)
@@ -88,8 +87,7 @@ def uda(task: Task, *, unlabeled_weight: float = 1.0, tsa: str = 'exp',
     return loss, (stats, {**metrics, **more})
 
   return plateau.averaging(
-      task, loss_fn, streams='both', server=server, mu=mu,
-      weighting=weighting, keep_local=keep_local, lr_decay=lr_decay,
-      aggregator=aggregator,
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      keep_local=keep_local, lr_decay=lr_decay, aggregator=aggregator,
       server_loss=supervised_fn,
-      pseudo_label=base.confident_labels(task, threshold, strict=True))
+      pseudo_label=averaging.confident_labels(task, threshold, strict=True))

@@ -8,16 +8,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import names, types
-from fedjax_ssl.models import (
-    classic,
-    conv,
-    layers,
-    resnet,
-    resnet9,
-    small,
-    text,
-)
+from fedjax_ssl.core import checks, registry, types
+from fedjax_ssl.models import classic, layers, resnet, resnet9, small, text
+from fedjax_ssl.ops import conv
 
 _DTYPES = ('bfloat16', 'float32', 'float64')
 
@@ -106,10 +99,10 @@ def input_needs(name: str) -> tuple[int | None, int | None]:
 def _known(text: str) -> tuple[str, Facts]:
   """The plain name of a model, and its facts."""
   try:
-    name, _ = names.parse(text)
-    return name, FACTS[names.check('model', name, MODELS)]
+    name, _ = registry.parse(text)
+    return name, FACTS[checks.check('model', name, MODELS)]
   except ValueError as error:
-    raise names.ChoiceError('model', text, str(error)) from None
+    raise registry.ChoiceError('model', text, str(error)) from None
 
 
 def make(name: str, *, num_classes: int, norm: str | None = None,
@@ -137,21 +130,20 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
       that the model has no layers for, or images too small for it.
   """
   plain, facts = _known(name)
-  norm = facts.norm if norm is None else names.check(
-      'norm', norm, layers.NORMS)
+  norm = facts.norm if norm is None else checks.check('norm', norm,
+                                                      layers.NORMS)
   if facts.fixed and norm != 'none':
     raise ValueError(f'norm is {norm!r}, but model {plain!r} has no '
                      "normalization layers; allowed: 'none'.")
-  names.check('conv_impl', conv_impl, conv.IMPLS)
-  names.check('dtype', dtype, _DTYPES)
+  checks.check('conv_impl', conv_impl, conv.IMPLS)
+  checks.check('dtype', dtype, _DTYPES)
   if dtype == 'float64' and not jax.config.read('jax_enable_x64'):
     raise ValueError("dtype is 'float64', which needs jax_enable_x64.")
   if num_classes < 1:
     raise ValueError(f'num_classes is {num_classes}; it must be 1 or more.')
   _check_shape(plain, facts, input_shape)
-  module = names.build(
-      'model', name, MODELS, num_classes=num_classes,
-      choices=layers.Choices(norm, conv_impl, dtype))
+  module = registry.build('model', name, MODELS, num_classes=num_classes,
+                          choices=layers.Choices(norm, conv_impl, dtype))
   has_tokens = facts.text and len(input_shape) == 1
   return _pure(module, tuple(input_shape), norm, has_tokens)
 

@@ -5,7 +5,8 @@ from flax import linen as nn
 import jax
 
 from fedjax_ssl.core import knobs
-from fedjax_ssl.models import layers, pooling
+from fedjax_ssl.models import layers
+from fedjax_ssl.ops import pooling
 
 
 class Classic(nn.Module):

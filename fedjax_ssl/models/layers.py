@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.models import conv, pooling
+from fedjax_ssl.ops import conv, pooling
 
 NORMS = ('batch', 'group', 'none', 'static')
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from flax import linen as nn
 import jax
 
-from fedjax_ssl.models import layers, pooling
+from fedjax_ssl.models import layers
+from fedjax_ssl.ops import pooling
 
 
 class _Block(nn.Module):

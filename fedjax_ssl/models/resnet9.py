@@ -6,7 +6,8 @@ from typing import Any
 from flax import linen as nn
 import jax
 
-from fedjax_ssl.models import layers, pooling
+from fedjax_ssl.models import layers
+from fedjax_ssl.ops import pooling
 
 
 class ResNet9(nn.Module):

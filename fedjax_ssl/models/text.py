@@ -1,9 +1,9 @@
 """Classifiers of short texts: token ids, or word vectors made beforehand.
 
 B texts, T positions, V words, E numbers of a word vector. Token 0 is padding
-and 1 an unknown word; see `fedjax_ssl.data.text`. Where inputs are ids, the
-vectors are trained (`Model.embed` gives them); inputs float[B, T, E] are taken
-as vectors, which is also how generated texts come.
+and 1 an unknown word; see `fedjax_ssl.data.datasets.text`. Where inputs are
+ids, the vectors are trained (`Model.embed` gives them); inputs float[B, T, E]
+are taken as vectors, which is also how generated texts come.
 """
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import knobs
-from fedjax_ssl.models import gan, layers, pooling
+from fedjax_ssl.models import gan, layers
+from fedjax_ssl.ops import pooling
 
 UNKNOWN = 1
 _SPREAD = 0.1  # Standard deviation of untrained word vectors.

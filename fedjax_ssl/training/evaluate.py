@@ -22,7 +22,7 @@ from fedjax_ssl.core.types import (
   PyTree,
   State,
 )
-from fedjax_ssl.training import ranking
+from fedjax_ssl.training import classification_metrics
 
 BATCH = 256
 # Rows on which pseudo-labels and local models are judged.
@@ -88,15 +88,28 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
   hits = (logits.argmax(-1) == labels).astype(jnp.float32)
   of_class = jax.nn.one_hot(labels, logits.shape[-1])
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-  precision, recall = ranking.precision_recall(
+  precision, recall = classification_metrics.precision_recall(
       logits.argmax(-1), labels, logits.shape[-1])
-  said, real = ranking.largest_shares(
-      logits.argmax(-1), labels, logits.shape[-1])
-  return {'accuracy': hits.mean(), 'loss': loss.mean(),
-          'per_class_accuracy': (hits @ of_class) / of_class.sum(0),
-          'macro_precision': precision, 'macro_recall': recall,
-          'auc': ranking.one_vs_rest_auc(jax.nn.softmax(logits), labels),
-          'most_predicted': said, 'largest_class': real}
+  said, real = classification_metrics.largest_shares(logits.argmax(-1), labels,
+                                                     logits.shape[-1])
+  return {
+      'accuracy':
+          hits.mean(),
+      'loss':
+          loss.mean(),
+      'per_class_accuracy': (hits@of_class) / of_class.sum(0),
+      'macro_precision':
+          precision,
+      'macro_recall':
+          recall,
+      'auc':
+          classification_metrics.one_vs_rest_auc(jax.nn.softmax(logits),
+                                                 labels),
+      'most_predicted':
+          said,
+      'largest_class':
+          real
+  }
 
 
 def largest_weight(record: PyTree, least_rank: int = 2) -> jax.Array:
@@ -262,4 +275,3 @@ def evaluation(method: Method, mesh: Mesh | None = None
     return out
 
   return evaluate
-

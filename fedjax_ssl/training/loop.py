@@ -12,11 +12,11 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
 from fedjax_ssl.training import processes
-from fedjax_ssl.training import seeds as programs
-from fedjax_ssl.training.seeds import Row
+from fedjax_ssl.training import runner as programs
+from fedjax_ssl.training.runner import Row
 
 # One call of the compiled loop aims at so many seconds, so that progress shows
 # and a signal is heard. The bits do not depend on where calls end.
@@ -205,7 +205,7 @@ def _agree(heard: threading.Event, pace: float) -> tuple[bool, int]:
 
 
 def _seed_map(seed_map: str, count: int) -> str:
-  names.check('seed_map', seed_map, ('auto', 'map', 'vmap'))
+  checks.check('seed_map', seed_map, ('auto', 'map', 'vmap'))
   if seed_map == 'auto':
     seed_map = 'map' if jax.default_backend() == 'cpu' else 'vmap'
   return 'map' if count == 1 else seed_map

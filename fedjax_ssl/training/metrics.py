@@ -83,7 +83,8 @@ from typing import Any
 from absl import logging
 import numpy as np
 
-from fedjax_ssl.training import disk, sealed
+from fedjax_ssl.training import disk
+from fedjax_ssl.training.checkpoint import sealed
 
 METRICS = 'metrics.jsonl'
 TIMINGS = 'timings.jsonl'

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.core import knobs, names, optimizers
+from fedjax_ssl.core import knobs, optimizers, registry
 from fedjax_ssl.data import augment
-from fedjax_ssl.methods import base, fedssl, fixmatch, pseudo_label
+from fedjax_ssl.methods import fedssl, fixmatch, pseudo_label
+from fedjax_ssl.methods.parts import averaging
 from tests import toy
 
 REGISTRIES = {
@@ -71,7 +72,7 @@ def test_what_would_switch_off_or_never_end_is_refused(text):
      'exponential(decay=5)')])
 def test_so_it_is_of_views_networks_and_schedules(make, text):
   knob = text.partition('(')[2].partition('=')[0]
-  with pytest.raises(names.ChoiceError, match=f'{knob} must be'):
+  with pytest.raises(registry.ChoiceError, match=f'{knob} must be'):
     make(text)
 
 
@@ -82,8 +83,8 @@ def test_bounds_hold_from_python_too():
   with pytest.raises(ValueError, match='threshold must be a number'):
     fixmatch.fixmatch(toy.task(), **wrong)
   with pytest.raises(ValueError, match='mu must be at least 0'):
-    base.averaging(toy.task(), base.supervised(toy.task()), streams='labeled',
-                   mu=-1.0)
+    averaging.averaging(toy.task(), averaging.supervised(toy.task()),
+                        streams='labeled', mu=-1.0)
 
 
 @pytest.mark.parametrize('given, words', [

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import checks, registry
 
 
 def _thing(size: float, *, width: int = 3, rate: float = 0.5,
@@ -16,15 +16,17 @@ def _thing(size: float, *, width: int = 3, rate: float = 0.5,
 
 
 def _build(text):
-  return names.build('thing', text, {'thing': _thing}, 2.0, shared=7)
+  return registry.build('thing', text, {'thing': _thing}, 2.0, shared=7)
 
 
 def test_knobs_arrive_and_defaults_stay():
   assert _build('thing') == (2.0, 3, 0.5, False, 'a', None, 7)
   assert _build(' thing(width=4, rate=1, keep=True, kind="b", seed=2)') == (
       2.0, 4, 1, True, 'b', 2, 7)
-  assert names.parse('a(x=[1, -2.5], y=None)') == (
-      'a', {'x': [1, -2.5], 'y': None})
+  assert registry.parse('a(x=[1, -2.5], y=None)') == ('a', {
+      'x': [1, -2.5],
+      'y': None
+  })
 
 
 @pytest.mark.parametrize('text, words', [
@@ -52,34 +54,35 @@ def test_all_else_is_refused(text, words):
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, 1e39, -1.0])
 def test_numbers_that_float32_does_not_hold_are_refused(value):
-  for check in (functools.partial(names.finite, 0), names.positive):
+  for check in (functools.partial(checks.finite, 0), checks.positive):
     with pytest.raises(ValueError, match='knob must be .* finite in float32'):
       check(knob=value)
-  names.finite(0, knob=3.4e38, other=0, third=None)
-  names.positive(knob=3.4e38, third=None)
+  checks.finite(0, knob=3.4e38, other=0, third=None)
+  checks.positive(knob=3.4e38, third=None)
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, 2.5, 0])
 def test_whole_numbers(value):
   with pytest.raises(ValueError, match=f'knob .*at least 1 .*not {value}'):
-    names.whole(1, knob=value)
-  names.whole(1, knob=1, other=3.0, third=None)
+    checks.whole(1, knob=value)
+  checks.whole(1, knob=1, other=3.0, third=None)
 
 
 @pytest.mark.parametrize('value', [1e-46, 0.0])
 def test_above_0_means_in_float32_too(value):
   with pytest.raises(ValueError, match='above 0'):
-    names.positive(knob=value)
+    checks.positive(knob=value)
 
 
 def test_a_refusal_by_the_thing_itself_names_the_text():
   def picky(*, size: int = 1) -> int:
-    names.finite(1, size=size)
+    checks.finite(1, size=size)
     return size
-  with pytest.raises(names.ChoiceError) as info:
-    names.build('thing', 'picky(size=0)', {'picky': picky})
+
+  with pytest.raises(registry.ChoiceError) as info:
+    registry.build('thing', 'picky(size=0)', {'picky': picky})
   assert (info.value.kind, info.value.text) == ('thing', 'picky(size=0)')
   assert info.value.reason.startswith('size must')
   assert str(info.value).startswith('thing picky(size=0): size must')
   with pytest.raises(ValueError, match="Did you mean 'size'"):
-    names.build('thing', 'picky(siez=0)', {'picky': picky})
+    registry.build('thing', 'picky(siez=0)', {'picky': picky})

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.core.once import once
+from fedjax_ssl.core.common_expressions import once
 
 X = jnp.linspace(0.5, 2, 12).reshape(4, 3)
 

@@ -9,8 +9,7 @@ from PIL import Image, ImageEnhance, ImageOps
 import pytest
 
 from fedjax_ssl.data import augment
-from fedjax_ssl.data import augment_ops as ops
-from fedjax_ssl.data import augment_pools as pools
+from fedjax_ssl.data.augment import ops, pools
 
 
 def _warp(matrix, resample=Image.Resampling.NEAREST):

@@ -11,7 +11,7 @@ from PIL import Image
 import pytest
 
 from fedjax_ssl.data import augment
-from fedjax_ssl.data import augment_pools as pools
+from fedjax_ssl.data.augment import pools
 
 KEY = jax.random.key(7)
 VIEWS = ([(augment.make_weak, name) for name in augment.WEAK]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import data
-from fedjax_ssl.data import files, text
+from fedjax_ssl.data import files
+from fedjax_ssl.data.datasets import text
 
 TEXTS = [f'word is number {i} digit !' for i in range(40)]
 

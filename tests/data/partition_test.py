@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import registry
 from fedjax_ssl.data import partition
 
 C = 10
@@ -73,8 +73,8 @@ def test_arguments_are_checked(name):
 
 
 def test_names_with_knobs_reach_the_functions():
-  got = names.build('partition', 'dirichlet_capped(alpha=0.3)',
-                    partition.PARTITIONS, _rng(), LABELS, 5, where=None)
+  got = registry.build('partition', 'dirichlet_capped(alpha=0.3)',
+                       partition.PARTITIONS, _rng(), LABELS, 5, where=None)
   want = partition.dirichlet_capped(_rng(), LABELS, 5, alpha=.3)
   np.testing.assert_array_equal(got, want)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import data
-from fedjax_ssl.data import augment, text
+from fedjax_ssl.data import augment
+from fedjax_ssl.data.datasets import text
 
 TEXTS = [f'word{i} is number {i % 7}!' for i in range(60)] + ['', "don't @me"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_ssl as fssl
-from fedjax_ssl.core import local, rounds
+from fedjax_ssl.core import local_training, rounds
 from fedjax_ssl.core.types import Cohort, State, Update
 from fedjax_ssl.data import batching
 from tests import toy
@@ -80,8 +80,8 @@ def counted_by_a_round(task, streams):
   """(ids) -> the masked share that the library reports for one cohort."""
   def update(payload, client, key):
     made = batching.batches(task, client.train, client.shard, key, streams)
-    _, metrics = local.train(
-        lambda learner, batch, key: (learner, {}), payload, made, key)
+    _, metrics = local_training.train(lambda learner, batch, key: (learner, {}),
+                                      payload, made, key)
     return Update(payload, jnp.float32(1), client.memory, metrics)
   one = jax.jit(rounds.client_pass(
       task, update, None,

@@ -6,7 +6,7 @@ import json
 from absl import flags
 import pytest
 
-from fedjax_ssl.models import windows
+from fedjax_ssl.ops import conv_geometry
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_what_is_cut_off_keeps_layers_and_results(
 
 def test_every_form_is_timed_and_one_is_taken(script):
   give('--repeats=2', '--steps=1')
-  found = script.measure(windows.window((4, 4), (5, 5), 1, 'SAME'), 2, 1,
+  found = script.measure(conv_geometry.window((4, 4), (5, 5), 1, 'SAME'), 2, 1,
                          None)
   assert set(found['seconds']) == {
       'winograd 2', 'winograd 4', 'rowwise 2', 'rowwise 4'}

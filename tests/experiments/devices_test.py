@@ -42,7 +42,8 @@ def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
   import numpy as np
 
   from fedjax_ssl import methods
-  from fedjax_ssl.training import manifest, seeds
+  from fedjax_ssl.training import runner
+  from fedjax_ssl.training.checkpoint import manifest
   from tests import toy
   from tests.training import networks
 
@@ -56,7 +57,7 @@ def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
     if model == 'layers':
       task = dataclasses.replace(task, model=networks.layers_of_most_forms())
     method = methods.make(method_name, task)
-    runs = seeds.Sequential(method, [toy.federation(labels_at)[0]], [0], mesh)
+    runs = runner.Sequential(method, [toy.federation(labels_at)[0]], [0], mesh)
     runs.start(None)
     for leaf in jax.tree.leaves(runs.states[0].memory):
       split = count > 1 and leaf.shape[0] % count == 0

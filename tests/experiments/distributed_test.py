@@ -16,7 +16,8 @@ import pytest
 
 import common
 import fedjax_ssl
-from fedjax_ssl.training import checkpoint, manifest, processes
+from fedjax_ssl.training import checkpoint, processes
+from fedjax_ssl.training.checkpoint import manifest
 from tests import toy
 from tests.experiments import launcher
 

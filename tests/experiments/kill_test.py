@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
-from fedjax_ssl.training import checkpoint, manifest, workdir
+from fedjax_ssl.training import checkpoint, workdir
+from fedjax_ssl.training.checkpoint import manifest
 from tests.experiments import launcher
 
 ROUNDS = 12

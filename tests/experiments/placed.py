@@ -14,7 +14,7 @@ import numpy as np
 
 import common
 from fedjax_ssl import methods
-from fedjax_ssl.training import placement, seeds
+from fedjax_ssl.training import runner, sharding
 from tests import toy
 
 FLAGS = common.FLAGS
@@ -36,9 +36,8 @@ def main(argv: list[str]) -> None:
   given, _ = toy.federation()
   method = methods.make('fedprox(mu=0.5, keep_local=True)',
                         toy.task('linear', mesh=mesh))
-  state = placement.state(
-      method.init(seeds.root_keys(0)[0], given), mesh)
-  federation, = placement.federations([given], mesh)
+  state = sharding.state(method.init(runner.root_keys(0)[0], given), mesh)
+  federation, = sharding.federations([given], mesh)
   print(json.dumps({
       'memory': rows(jax.tree.leaves(state.memory)[0]),
       'labeled': rows(federation.clients.labeled),

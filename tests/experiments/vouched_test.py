@@ -12,7 +12,8 @@ import pytest
 import report_data
 
 import fedjax_ssl
-from fedjax_ssl.training import manifest, metrics
+from fedjax_ssl.training import metrics
+from fedjax_ssl.training.checkpoint import manifest
 from tests.experiments import launcher
 from tests.experiments.kill_test import newest, until
 

@@ -16,8 +16,9 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.types import Cohort, Ratio, SUMMED
-from fedjax_ssl.methods import roles
-from fedjax_ssl.training import checkpoint, metrics, seeds
+from fedjax_ssl.methods.parts import mean_teacher
+from fedjax_ssl.training import checkpoint, metrics
+from fedjax_ssl.training import runner as runner_lib
 from tests import toy
 
 # One method's other half: helpers by similarity, not in every round, and
@@ -66,11 +67,11 @@ class Runner:
     self.federation, self.hidden = toy.federation(place)
     task = toy.task(model, labels_at=place, **changes)
     self.method = methods.make(text, task)
-    self.run: Any = jax.jit(functools.partial(seeds.stretch, self.method))
-    self.init_key, self.root = seeds.root_keys(3)
+    self.run: Any = jax.jit(functools.partial(runner_lib.stretch, self.method))
+    self.init_key, self.root = runner_lib.root_keys(3)
     state = self.method.init(self.init_key, self.federation)
-    totals = tree.zeros_like(seeds.totals_shape(
-        self.method, self.federation, state))
+    totals = tree.zeros_like(
+        runner_lib.totals_shape(self.method, self.federation, state))
     self.start = jax.tree.map(jnp.asarray, (state, totals))
 
   def rounds(self, count, start=None, first=0, federation=None):
@@ -96,7 +97,8 @@ class CohortRunner(Runner):
       told = federation.test.labels[:2 * self.SIZE].reshape(1, 2, self.SIZE)
       return Cohort(told[:, 0], told[:, 1] > 0)
     with (mock.patch.object(sampling, 'groups', lambda number, size: sample),
-          mock.patch.object(roles, 'after_warmup', lambda told, rounds: told),
+          mock.patch.object(mean_teacher, 'after_warmup',
+                            lambda told, rounds: told),
           mock.patch.object(rounds, 'client_pass', _breakable)):
       super().__init__(text, 'linear', place, **changes)
     # Rows of both kinds, labels alone, others alone, and both again.

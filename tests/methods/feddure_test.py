@@ -14,7 +14,7 @@ from fedjax_ssl import losses, methods
 from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.core.types import Batch, Context
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.methods import meta_labels
+from fedjax_ssl.methods.feddure import meta_labels
 from tests import toy
 from tests.methods.averaging_test import one_round
 

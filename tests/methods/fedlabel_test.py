@@ -13,7 +13,8 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client
-from fedjax_ssl.methods import fedlabel, selection
+from fedjax_ssl.methods import fedlabel
+from fedjax_ssl.methods.fedlabel import selection
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights

@@ -15,8 +15,9 @@ import pytest
 from fedjax_ssl import methods, sparse
 from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.methods import fedmatch, plateau
+from fedjax_ssl.methods import fedmatch
 from fedjax_ssl.methods.fedmatch import client, helpers, settings
+from fedjax_ssl.methods.parts import plateau
 from tests import toy
 from tests.methods import fedmatch_test
 

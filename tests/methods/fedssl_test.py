@@ -15,7 +15,9 @@ from fedjax_ssl import losses, methods, models
 from fedjax_ssl.core.types import Batch
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.losses import adversarial
-from fedjax_ssl.methods import fedssl, gmixup
+from fedjax_ssl.methods import fedssl
+from fedjax_ssl.methods.fedssl import gmixup
+from fedjax_ssl.methods.fedssl import method as fedssl_method
 from fedjax_ssl.models import gan
 from tests import toy
 
@@ -227,7 +229,7 @@ def _trained():
   nets = method.init(jax.random.key(0), federation).server.nets
   params = {'model': nets.model.params, 'generator': nets.generator,
             'discriminator': nets.discriminator}
-  learner = fedssl._Learner(nets, {
+  learner = fedssl_method._Learner(nets, {
       name: optimizers[name].init(p) for name, p in params.items()})
   one = fedssl.step(costs, optimizers)
   def body(i, learner):
@@ -281,7 +283,7 @@ def test_discriminator_rests_without_realism():
   """Traced only: its parameters come out as the variables that went in."""
   rows, nets, _ = _batch()
   optimizers = dict.fromkeys(nets._fields, optax.sgd(0.1))
-  learner = fedssl._Learner(nets, {
+  learner = fedssl_method._Learner(nets, {
       'model': optimizers['model'].init(nets.model.params),
       'generator': optimizers['generator'].init(nets.generator),
       'discriminator': optimizers['discriminator'].init(nets.discriminator)})

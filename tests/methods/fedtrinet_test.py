@@ -14,7 +14,8 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
-from fedjax_ssl.methods import fedtrinet, splice
+from fedjax_ssl.methods import fedtrinet
+from fedjax_ssl.methods.fedtrinet import shared_layers
 from tests import toy
 from tests.methods.averaging_test import one_round
 
@@ -58,21 +59,24 @@ def test_the_vote_adds_probabilities_and_not_votes():
 def test_first_layers_are_convolutions_by_number():
   params = {f'{kind}_{i}': i for kind in ('Conv', 'Dense', 'Norm')
             for i in (10, 2, 0)}
-  assert splice.shared_layers(params, 2) == ('Conv_0', 'Conv_2')
-  assert splice.shared_layers({'Dense_0': 1}, 1) == ('Dense_0',)
+  assert shared_layers.shared_layers(params, 2) == ('Conv_0', 'Conv_2')
+  assert shared_layers.shared_layers({'Dense_0': 1}, 1) == ('Dense_0',)
   with pytest.raises(ValueError, match='num_shared is 4'):
-    splice.shared_layers(params, 4)
+    shared_layers.shared_layers(params, 4)
 
 
 def test_splicing_takes_each_layer_from_its_owner():
   one, other = {'Conv_0': 1, 'Dense_0': 2}, {'Conv_0': 3, 'Dense_0': 4}
-  assert splice.splice(one, other, ('Conv_0',)) == {'Conv_0': 1, 'Dense_0': 4}
+  assert shared_layers.splice(one, other, ('Conv_0',)) == {
+      'Conv_0': 1,
+      'Dense_0': 4
+  }
 
 
 def test_frozen_layers_rest_under_momentum_and_decay():
   params: dict[str, Any] = {
       'Conv_0': {'kernel': jnp.ones(2)}, 'Dense_0': jnp.ones(3)}
-  optimizer = splice.freeze(
+  optimizer = shared_layers.freeze(
       optax.chain(optax.add_decayed_weights(.1), optax.sgd(.1, .9)), params,
       ('Conv_0',))
   state, now = optimizer.init(params), params

@@ -18,7 +18,9 @@ from fedjax_ssl.core.types import Client as ToAgent
 from fedjax_ssl.core.types import Cohort
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.data import partition
-from fedjax_ssl.methods import fedssl, gmixup, private_agents
+from fedjax_ssl.methods import fedssl
+from fedjax_ssl.methods.fedssl import gmixup, private_agents
+from fedjax_ssl.methods.fedssl import method as fedssl_method
 from fedjax_ssl.models import gan
 from fedjax_ssl.training import evaluate, metrics
 from tests import toy
@@ -174,7 +176,7 @@ class Agent:
       rows = shard.labeled[places]
       batch = gmixup.Rows(federation.train.inputs[rows],
                           federation.train.labels[rows], *[mask] * 3)
-      learner = fedssl._Learner(nets, {
+      learner = fedssl_method._Learner(nets, {
           name: optimizers[name].init(p) for name, p in (
               ('model', nets.model.params), ('generator', nets.generator),
               ('discriminator', nets.discriminator))})

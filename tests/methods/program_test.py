@@ -62,7 +62,8 @@ def trained(text: str, place: str) -> list[dict[str, Any]]:
 
   import jax
 
-  from fedjax_ssl.training import loop, manifest
+  from fedjax_ssl.training import loop
+  from fedjax_ssl.training.checkpoint import manifest
 
   def one(count):
     mesh = None if count == 1 else jax.make_mesh(

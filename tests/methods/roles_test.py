@@ -9,9 +9,10 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import sampling, tree
+from fedjax_ssl.core import client_weights, sampling, tree
 from fedjax_ssl.core.types import Client, State
-from fedjax_ssl.methods import fedirm, roles, say
+from fedjax_ssl.methods import fedirm
+from fedjax_ssl.methods.parts import mean_teacher
 from tests import toy
 from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
 
@@ -22,7 +23,7 @@ WITH_LABELS = {i for i, n in enumerate(toy.LABELED) if n}
 @pytest.mark.parametrize('size', [2, 5])
 def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
   federation, _ = toy.federation()
-  sampler = roles.after_warmup(sampling.groups(3, size), 4)
+  sampler = mean_teacher.after_warmup(sampling.groups(3, size), 4)
   drawn = set()
   for seed in range(12):
     key = jax.random.key(seed)
@@ -42,7 +43,8 @@ def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
 def test_rounds_of_a_warmup_are_a_share_of_the_run_rounded_up():
   for share, rounds, want in ((0.007, 1000, 7), (0.105, 200, 21), (0.1, 8, 1),
                               (0.0, 50, 0), (1.0, 9, 9)):
-    assert roles.warmup_rounds(toy.task(num_rounds=rounds), share) == want
+    assert mean_teacher.warmup_rounds(toy.task(num_rounds=rounds),
+                                      share) == want
 
 
 def test_a_warmup_leaves_the_other_clients_as_they_are():
@@ -67,11 +69,12 @@ def test_a_warmup_leaves_the_other_clients_as_they_are():
 
 def test_gradients_are_clipped_to_a_norm():
   grads = {'a': jnp.array([3.0, 0.0]), 'b': jnp.array([[4.0]])}
-  np.testing.assert_allclose(tree.global_norm(roles.clip(grads, 2.5)), 2.5)
-  chex.assert_trees_all_close(roles.clip(grads, 5.0), grads, rtol=1e-6)
-  chex.assert_trees_all_equal(roles.clip(grads, float('inf')), grads)
+  np.testing.assert_allclose(tree.global_norm(mean_teacher.clip(grads, 2.5)),
+                             2.5)
+  chex.assert_trees_all_close(mean_teacher.clip(grads, 5.0), grads, rtol=1e-6)
+  chex.assert_trees_all_equal(mean_teacher.clip(grads, float('inf')), grads)
   zero = tree.zeros_like(grads)
-  chex.assert_trees_all_equal(roles.clip(zero, 2.5), zero)
+  chex.assert_trees_all_equal(mean_teacher.clip(zero, 2.5), zero)
 
 
 def still(round_):
@@ -215,8 +218,9 @@ def test_without_its_loss_an_unlabeled_client_stays(text):
 def test_models_count_alike_but_for_the_weight_of_labels():
   federation, _ = toy.federation()
   for weight in (1.0, 4.0):
-    weights = jax.vmap(lambda s, w=weight: say.of(
-        s, 'both', labeled_say=w))(federation.clients)
+    weights = jax.vmap(
+        lambda s, w=weight: client_weights.of(s, 'both', labeled_say=w))(
+            federation.clients)
     want = [(weight if a else 1.0) if a + b else 0.0
             for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True)]
     np.testing.assert_array_equal(weights, want)

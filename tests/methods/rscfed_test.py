@@ -13,7 +13,8 @@ import pytest
 from fedjax_ssl import aggregation, methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client, Cohort, Context, Update
-from fedjax_ssl.methods import base, roles, rscfed
+from fedjax_ssl.methods import rscfed
+from fedjax_ssl.methods.parts import averaging, mean_teacher
 from tests import toy
 from tests.stacked import five_clients
 
@@ -215,9 +216,9 @@ def test_the_profiles_differ_as_said():
   def mean(**knobs):
     text = ', '.join(f'{k}={v!r}' for k, v in knobs.items())
     aggregate = methods.make(f'rscfed({text})', task).aggregate
-    model = base.Variables(tree.take(stacked, 0), {})
-    zero = base.Server(tree.zeros_like(model))
-    messages = base.Variables(tree.take(stacked, GROUPS), {})
+    model = averaging.Variables(tree.take(stacked, 0), {})
+    zero = averaging.Server(tree.zeros_like(model))
+    messages = averaging.Variables(tree.take(stacked, GROUPS), {})
     updates = Update(messages, jnp.asarray(sizes[GROUPS]), (), {
         'labeled_share': jnp.asarray(LABELED[GROUPS], jnp.float32)})
     context = Context(
@@ -262,7 +263,7 @@ def test_a_literal_aggregation_is_the_released_one(literal, ids, model):
       f'rscfed(literal={literal}, groups=1, labeled_beta=0.5, warmup=0.0)',
       task)
   server = method.init(jax.random.key(0), federation).server
-  zero = base.Server(tree.zeros_like(server.model))
+  zero = averaging.Server(tree.zeros_like(server.model))
   _, sizes = five_clients()
   steps = np.array([2.0, 5.0, 1.0, 3.0, 9.0], np.float32)
   keys = jax.random.split(jax.random.key(1), 5)
@@ -295,15 +296,15 @@ def test_a_warmup_averages_its_one_group_by_examples():
   aggregate = methods.make('rscfed(warmup=0.5)', toy.task()).aggregate
   assert aggregate is not None
   stacked, sizes = five_clients()
-  model = base.Variables(tree.take(stacked, 0), {})
+  model = averaging.Variables(tree.take(stacked, 0), {})
   present = np.array([[1], [0], [0]], np.float32)
-  updates = Update(base.Variables(tree.take(stacked, GROUPS), {}),
+  updates = Update(averaging.Variables(tree.take(stacked, GROUPS), {}),
                    jnp.asarray(sizes[GROUPS] * present), (),
                    {'labeled_share': jnp.ones(GROUPS.shape)})
   def mean(round_):
     context = Context(jnp.int32(round_), federation.train,
                       federation.validation, federation.server)
-    zero = base.Server(tree.zeros_like(model))
+    zero = averaging.Server(tree.zeros_like(model))
     return aggregate(zero, updates, None, context, KEY)[0].model.params
   want = aggregation.weighted_mean(
       tree.take(stacked, GROUPS[0]), sizes[GROUPS[0]])
@@ -330,6 +331,6 @@ def test_labels_at_the_server_are_refused():
 
 
 def test_teacher_decay_follows_its_rule():
-  got = roles.teacher_decay(np.array([0, 1, 3, 998, 999, 5000]))
+  got = mean_teacher.teacher_decay(np.array([0, 1, 3, 998, 999, 5000]))
   np.testing.assert_allclose(
       got, [0, 1 / 2, 3 / 4, 1 - 1 / 999, 0.999, 0.999], rtol=1e-6)

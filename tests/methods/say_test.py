@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import client_weights, tree
 from fedjax_ssl.core.types import Client
-from fedjax_ssl.methods import say
 from fedjax_ssl.methods.fedmatch.client import Payload
 from tests import toy
 
 
 @pytest.mark.parametrize('streams', ['both', 'labeled', 'unlabeled'])
-@pytest.mark.parametrize('weighting', say.WEIGHTINGS)
+@pytest.mark.parametrize('weighting', client_weights.WEIGHTINGS)
 @pytest.mark.parametrize('factor', [1.0, 2.5])
 def test_weights_of_all_clients(streams, weighting, factor):
   federation, _ = toy.federation()
-  got = say.of(federation.clients, streams, weighting=weighting,
-               labeled_say=factor)
+  got = client_weights.of(federation.clients, streams, weighting=weighting,
+                          labeled_say=factor)
   for weight, labeled, unlabeled in zip(
       got, toy.LABELED, toy.UNLABELED, strict=True):
     rows = {'both': labeled + unlabeled, 'labeled': labeled,

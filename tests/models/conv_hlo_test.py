@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_ssl.models import conv
+from fedjax_ssl.ops import conv
 from tests import hlo
 
 

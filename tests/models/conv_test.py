@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import conv, pooling, rowwise, windows, winograd
+from fedjax_ssl.ops import (
+    conv,
+    conv_geometry,
+    conv_rowwise,
+    conv_winograd,
+    pooling,
+)
 
 # Compiling takes longer than running anything here.
 _quick_jit = functools.partial(
@@ -105,13 +111,16 @@ def test_pooled_equals_the_pool_of_lax_to_second_order(impl, shape):
 
 
 def test_row_by_row_equals_whole_tiles_in_every_phase():
-  window = windows.window((7, 6), (3, 3), 1, 'SAME')
+  window = conv_geometry.window((7, 6), (3, 3), 1, 'SAME')
   x, w = _case(7, 3, 4, 3)
   x = x[:, :, :6]
-  for tiling in (winograd.Tiling(2, window), winograd.Tiling(2, window, 2),
-                 winograd.Tiling(4, window, 2)):
-    forms = [functools.partial(form.conv, tiling=tiling)
-             for form in (rowwise, winograd)]
+  for tiling in (conv_winograd.Tiling(2, window),
+                 conv_winograd.Tiling(2, window,
+                                      2), conv_winograd.Tiling(4, window, 2)):
+    forms = [
+        functools.partial(form.conv, tiling=tiling)
+        for form in (conv_rowwise, conv_winograd)
+    ]
     both = [_quick_jit(lambda x, w, f=f: jax.vjp(f, x, w)[1](
         jax.tree.map(jnp.cos, f(x, w))))(x, w) for f in forms]
     assert max(_errors(*both)) < 1e-5
@@ -120,20 +129,22 @@ def test_row_by_row_equals_whole_tiles_in_every_phase():
 @pytest.mark.parametrize('batch,parts', [(0, 1), (5, 2), (6, 2), (7, 4)])
 def test_parts_of_a_batch(batch, parts, monkeypatch):
   """Parts of 3 or 2 rows: the fewest zeros decide."""
-  window = windows.window((4, 4), (5, 5), 1, 'SAME')
-  tiling, channels = winograd.Tiling(2, window), 3 + 2
-  monkeypatch.setattr(
-      rowwise, '_HELD_BYTES', 3 * 2 * 2 * tiling.side * channels * 4)
+  window = conv_geometry.window((4, 4), (5, 5), 1, 'SAME')
+  tiling, channels = conv_winograd.Tiling(2, window), 3 + 2
+  monkeypatch.setattr(conv_rowwise, '_HELD_BYTES',
+                      3 * 2 * 2 * tiling.side * channels * 4)
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.standard_normal((batch, 4, 4, 3)), jnp.float32)
   w = jnp.asarray(rng.standard_normal((5, 5, 3, 2)), jnp.float32)
-  grads = [_quick_jit(jax.grad(lambda x, w, f=f: jnp.sum(jnp.sin(f(x, w))),
-                               (0, 1)))(x, w) for f in (
-      lambda x, w: _reference(x, w, 1, 'SAME'),
-      lambda x, w: rowwise.conv(x, w, tiling)[0][0])]
+  grads = [
+      _quick_jit(jax.grad(lambda x, w, f=f: jnp.sum(jnp.sin(f(x, w))),
+                          (0, 1)))(x, w)
+      for f in (lambda x, w: _reference(x, w, 1, 'SAME'),
+                lambda x, w: conv_rowwise.conv(x, w, tiling)[0][0])
+  ]
   for got, want in zip(grads[1], grads[0], strict=True):
     np.testing.assert_allclose(got, want, atol=1e-4 * jnp.linalg.norm(want))
-  assert rowwise._split(x, tiling, channels).shape[0] == parts
+  assert conv_rowwise._split(x, tiling, channels).shape[0] == parts
 
 
 @pytest.mark.parametrize('impl,side,kernel,bound', [
@@ -181,20 +192,21 @@ def test_own_weights_for_each_client(impl, kernel):
 
 def test_choice_on_cpu():
   def choice(side, kernel, stride, channels):
-    window = windows.window((side, side), (kernel, kernel), stride, 'SAME')
+    window = conv_geometry.window((side, side), (kernel, kernel), stride,
+                                  'SAME')
     return conv.choose(window, channels, 'cpu')
   assert choice(32, 3, 1, 3) == 'gemm'
   assert choice(32, 3, 1, 64) == 'winograd'
   assert choice(14, 5, 1, 32) == 'winograd'
   assert choice(32, 3, 2, 64) == 'reordered'
   assert choice(32, 3, 1, 8) == 'reordered'
-  assert conv.choose(windows.window((8, 8), (3, 3), 1, 'SAME'), 64,
+  assert conv.choose(conv_geometry.window((8, 8), (3, 3), 1, 'SAME'), 64,
                      'gpu') == 'lax'
 
 
 def test_tiles_by_size():
   def form(side, rows, inputs, outputs=None, kernel=3):
-    window = windows.window((side, side), (kernel, kernel), 1, 'SAME')
+    window = conv_geometry.window((side, side), (kernel, kernel), 1, 'SAME')
     return conv.tile_form(window, rows, inputs, outputs or inputs)
   assert form(14, 1, 32, kernel=5) == form(7, 1, 16, kernel=5) == ('rowwise', 4)
   assert form(6, 99, 64, kernel=5) == ('rowwise', 2)
@@ -204,7 +216,7 @@ def test_tiles_by_size():
   assert form(14, 5, 32) == ('winograd', 2)  # Ragged.
   assert form(16, 99, 31, 64) == form(16, 99, 64, 31) == ('winograd', 4)
   assert form(6, 999, 64) == form(4, 999, 64) == ('winograd', 2)
-  narrow = windows.window((16, 6), (3, 3), 1, 'SAME')
+  narrow = conv_geometry.window((16, 6), (3, 3), 1, 'SAME')
   assert conv.tile_form(narrow, 99, 64, 64) == ('winograd', 2)
 
 

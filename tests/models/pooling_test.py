@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import pooling
+from fedjax_ssl.ops import pooling
 
 
 def _maps(height, width):

@@ -13,7 +13,8 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client, Examples
 from fedjax_ssl.data import augment, preprocess
-from fedjax_ssl.methods import base, gmixup
+from fedjax_ssl.methods.fedssl import gmixup
+from fedjax_ssl.methods.parts import averaging
 from fedjax_ssl.models import gan
 from tests import toy
 
@@ -149,10 +150,13 @@ def test_mixmatch_blends_texts_as_their_vectors():
   def moved(task, model, federation):
     update = methods.make('mixmatch', task).client_update
     assert update is not None
-    return jax.jit(update)(base.Server(model), Client(
-        jnp.int32(0), tree.take(federation.clients, 0),
-        base._Memory(None, None), federation.train, federation.validation,
-        jnp.int32(0), jnp.int32(0)), jax.random.key(1)).message.params
+    return jax.jit(update)(averaging.Server(model),
+                           Client(jnp.int32(0),
+                                  tree.take(federation.clients, 0),
+                                  averaging._Memory(None, None),
+                                  federation.train, federation.validation,
+                                  jnp.int32(0), jnp.int32(0)),
+                           jax.random.key(1)).message.params
   one = moved(tokens, model, federation)
   other = moved(vectors, model, embedded)
   table, fixed = (params.pop('embedding') for params in (one, other))

@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fedjax_ssl.training import checkpoint, manifest
+from fedjax_ssl.training import checkpoint
+from fedjax_ssl.training.checkpoint import manifest
 from tests.training.steps import (
   assert_restores,
   assert_same_bits,

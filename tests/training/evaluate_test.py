@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.training import evaluate, placement, seeds
+from fedjax_ssl.training import evaluate, runner, sharding
 from tests import toy
 
 
@@ -48,7 +48,7 @@ def test_predictions_on_a_mesh_may_ask_where_their_arrays_live():
   """As `zeros_like` does, which takes over an array's placement."""
   mesh = jax.make_mesh((1,), ('clients',), devices=jax.devices()[:1],
                        axis_types=(jax.sharding.AxisType.Auto,))
-  kernel = placement.whole({'kernel': jnp.array([2., -3.])}, mesh)
+  kernel = sharding.whole({'kernel': jnp.array([2., -3.])}, mesh)
   def predict(given, x):
     kernel = given['kernel']
     return x * jnp.where(kernel > 0, kernel, jnp.zeros_like(kernel))
@@ -140,9 +140,9 @@ def test_test_labels_are_read_by_evaluation_only():
   method, state, federation = trained('fixmatch')
   other = dataclasses.replace(federation, test=federation.test._replace(
       labels=(federation.test.labels + 1) % toy.NUM_CLASSES))
-  run = jax.jit(functools.partial(seeds.stretch, method))
-  totals = jax.tree.map(lambda x: jnp.zeros(x.shape), seeds.totals_shape(
-      method, federation, state))
+  run = jax.jit(functools.partial(runner.stretch, method))
+  totals = jax.tree.map(lambda x: jnp.zeros(x.shape),
+                        runner.totals_shape(method, federation, state))
   args = jnp.int32(0), jnp.int32(1), jax.random.key(1)
   chex.assert_trees_all_equal(run(state, totals, federation, *args),
                               run(state, totals, other, *args))

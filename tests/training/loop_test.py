@@ -16,7 +16,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Ratio
 from fedjax_ssl.training import loop, metrics, report
-from fedjax_ssl.training import seeds as programs
+from fedjax_ssl.training import runner as programs
 from tests import toy
 
 

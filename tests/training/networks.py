@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl import models
 from fedjax_ssl.core.types import Model, Variables
-from fedjax_ssl.models import conv, layers, pooling
+from fedjax_ssl.models import layers
+from fedjax_ssl.ops import conv, pooling
 from tests import toy
 
 # Channels that are nothing else's size, so that shapes tell what an array is.

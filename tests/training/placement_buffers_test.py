@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core.types import State
-from fedjax_ssl.training import placement
+from fedjax_ssl.training import sharding
 from tests import toy
 
 
@@ -23,7 +23,7 @@ def buffers(state):
 def test_methods_that_begin_with_an_array_twice_can_be_placed(text):
   state = methods.make(text, toy.task()).init(
       jax.random.key(0), toy.federation()[0])
-  placed = placement.state(state, None)
+  placed = sharding.state(state, None)
   found = buffers(placed)
   assert len(set(found)) == len(found)
   chex.assert_trees_all_equal(placed, state)
@@ -33,7 +33,7 @@ def test_methods_that_begin_with_an_array_twice_can_be_placed(text):
 def test_rounds_may_give_away_a_state_that_repeats_an_array(num_devices):
   mesh = jax.make_mesh((1,), ('clients',)) if num_devices else None
   x = jnp.arange(4.0)
-  placed = placement.state(State((x, x), x, jnp.int32(0)), mesh)
+  placed = sharding.state(State((x, x), x, jnp.int32(0)), mesh)
   after = jax.jit(lambda s: jax.tree.map(lambda y: y + 1, s),
                   donate_argnums=0)(placed)
   for leaf in jax.tree.leaves((after.server, after.memory)):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as oracle
 
-from fedjax_ssl.training import evaluate, ranking
+from fedjax_ssl.training import classification_metrics, evaluate
 
 # Rows, classes, and how many values a logit can take: few make many ties.
 CASES = [(60, 3, 1000), (60, 3, 3), (257, 7, 4), (40, 2, 2)]
@@ -41,16 +41,18 @@ def test_scores_are_those_of_scikit_learn(case):
 
 def test_classes_that_do_not_occur_do_not_count():
   labels, guess = jnp.array([0, 0, 1, 1]), jnp.array([0, 3, 1, 0])
-  got = ranking.precision_recall(guess, labels, 6)
+  got = classification_metrics.precision_recall(guess, labels, 6)
   want = (oracle.precision_score(labels, guess, average='macro',
                                  zero_division=0),
           oracle.recall_score(labels, guess, average='macro', zero_division=0))
   np.testing.assert_allclose(got, want, rtol=1e-6)
   scores = jax.nn.one_hot(labels, 6)
-  assert ranking.one_vs_rest_auc(scores, labels) == 1
-  assert ranking.one_vs_rest_auc(-scores, labels) == 0
-  assert ranking.one_vs_rest_auc(jnp.zeros((4, 6)), labels) == 0.5
-  assert np.isnan(ranking.one_vs_rest_auc(scores, jnp.zeros(4, jnp.int32)))
+  assert classification_metrics.one_vs_rest_auc(scores, labels) == 1
+  assert classification_metrics.one_vs_rest_auc(-scores, labels) == 0
+  assert classification_metrics.one_vs_rest_auc(jnp.zeros((4, 6)),
+                                                labels) == 0.5
+  assert np.isnan(
+      classification_metrics.one_vs_rest_auc(scores, jnp.zeros(4, jnp.int32)))
 
 
 def test_the_area_is_exact_beyond_the_integers_of_float32():
@@ -59,6 +61,6 @@ def test_the_area_is_exact_beyond_the_integers_of_float32():
   scores = jnp.stack([-labels, labels], 1) * 3.0 + jax.random.normal(
       jax.random.key(0), (rows, 2))
   want = oracle.roc_auc_score(labels, scores[:, 1])
-  got = ranking.one_vs_rest_auc(scores[:, 1:] * jnp.array([[-1.0, 1.0]]),
-                                labels)
+  got = classification_metrics.one_vs_rest_auc(
+      scores[:, 1:] * jnp.array([[-1.0, 1.0]]), labels)
   np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -21,8 +21,14 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core.types import Method, State
-from fedjax_ssl.models import conv, gemm, pooling, rowwise, winograd
-from fedjax_ssl.training import placement, seeds
+from fedjax_ssl.ops import (
+    conv,
+    conv_im2col,
+    conv_rowwise,
+    conv_winograd,
+    pooling,
+)
+from fedjax_ssl.training import runner, sharding
 from tests import hlo, toy
 from tests.training import networks
 
@@ -63,14 +69,14 @@ def _known(state, federation) -> set[hlo.Shape]:
   return {tuple(x.shape) for x in one}
 
 
-class _Unpinned(seeds.Sequential):
+class _Unpinned(runner.Sequential):
   """A run that leaves to the compiler where its results lie."""
 
   def _compile(self, state, totals):
     self._run = jax.jit(self._program, donate_argnums=(0, 1))
 
 
-def _start(method, federation, mesh, kind=seeds.Sequential, count=1) -> Any:
+def _start(method, federation, mesh, kind=runner.Sequential, count=1) -> Any:
   runs = kind(method, [federation] * count, list(range(count)), mesh)
   runs.start(None)
   return runs
@@ -167,10 +173,11 @@ def _together() -> list[int]:
   method = methods.make('fedprox(mu=0.1, keep_local=True)',
                         toy.task('linear', mesh=mesh))
   return _programs(
-      _start(method, toy.federation()[0], mesh, seeds.Together, count=2))
+      _start(method,
+             toy.federation()[0], mesh, runner.Together, count=2))
 
 
-def _toy_run(record, round_, mesh, kind=seeds.Sequential) -> Any:
+def _toy_run(record, round_, mesh, kind=runner.Sequential) -> Any:
   """A run of a method whose record is one array that no client sees."""
   def one(state, federation, i, key):
     del federation, i, key
@@ -198,20 +205,23 @@ def _weak() -> list[int]:
 def _negative_zeros() -> list[bool]:
   """Whether rows of -0.0 keep their sign: split over devices, by `take`s."""
   from fedjax_ssl.core import tree
-  rows = placement.by_client(-jnp.zeros((4, 3)), _mesh())
+  rows = sharding.by_client(-jnp.zeros((4, 3)), _mesh())
   ids = jnp.array([0, 3])
   return [bool(jnp.signbit(jax.jit(take)(rows, ids)).all())
           for take in (tree.take_bits, tree.take)]
 
 
-COUNTER = {'lax': _naive,
-           'lax_vmap': functools.partial(_naive, client_map='vmap',
-                                         chunk_size=2),
-           'chatty': _chatty, 'grouped': _grouped, 'together': _together,
-           'weak': _weak,
-           'split': functools.partial(_splitting, seeds.Sequential),
-           'split, unpinned': functools.partial(_splitting, _Unpinned),
-           'negative_zeros': _negative_zeros}
+COUNTER = {
+    'lax': _naive,
+    'lax_vmap': functools.partial(_naive, client_map='vmap', chunk_size=2),
+    'chatty': _chatty,
+    'grouped': _grouped,
+    'together': _together,
+    'weak': _weak,
+    'split': functools.partial(_splitting, runner.Sequential),
+    'split, unpinned': functools.partial(_splitting, _Unpinned),
+    'negative_zeros': _negative_zeros
+}
 
 
 def everything() -> dict[str, Any]:
@@ -262,9 +272,12 @@ def test_the_network_of_tiles_takes_every_form(rows):
   """For as few and as many rows as those methods' steps have."""
   model = networks.tiles_and_patches()
   with contextlib.ExitStack() as stack:
-    forms = [stack.enter_context(mock.patch.object(
-        form, name, wraps=getattr(form, name))) for form, name in (
-            (gemm, 'quarters'), (winograd, 'conv'), (rowwise, 'conv'))]
+    forms = [
+        stack.enter_context(
+            mock.patch.object(form, name, wraps=getattr(form, name)))
+        for form, name in ((conv_im2col, 'quarters'), (conv_winograd, 'conv'),
+                           (conv_rowwise, 'conv'))
+    ]
     pool = stack.enter_context(mock.patch.object(
         pooling, 'max_of', wraps=pooling.max_of))
     jax.eval_shape(lambda key: model.apply(

@@ -16,8 +16,9 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core.types import Ratio, SUMMED, Variables
-from fedjax_ssl.methods import fedssl, private_agents
-from fedjax_ssl.training import evaluate, loop, metrics, seeds
+from fedjax_ssl.methods import fedssl
+from fedjax_ssl.methods.fedssl import private_agents
+from fedjax_ssl.training import evaluate, loop, metrics, runner
 from tests import toy
 from tests.methods import contract_test
 
@@ -58,7 +59,7 @@ def form_of(name: str, place: str) -> dict[str, Any]:
   federation, _ = toy.federation(place)
   method = methods.make(name, toy.task(labels_at=place))
   state = method.init(jax.random.key(0), federation)
-  totals = seeds.totals_shape(method, federation, state)
+  totals = runner.totals_shape(method, federation, state)
   scores = jax.eval_shape(evaluate.evaluation(method), state, federation,
                           evaluate.probe_of(federation))
   assert not set(totals.sums) & set(scores)

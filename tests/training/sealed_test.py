@@ -11,7 +11,8 @@ import shutil
 import numpy as np
 import pytest
 
-from fedjax_ssl.training import checkpoint, metrics, sealed
+from fedjax_ssl.training import checkpoint, metrics
+from fedjax_ssl.training.checkpoint import sealed
 
 ROUNDS, SAVES = 10, (3, 6)
 STOPPED = 8

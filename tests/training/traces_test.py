@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.training import seeds
+from fedjax_ssl.training import runner
 from tests import toy
 
 
@@ -31,12 +31,12 @@ def counter():
   return Counter()
 
 
-@pytest.mark.parametrize('kind', [seeds.Sequential, seeds.Together])
+@pytest.mark.parametrize('kind', [runner.Sequential, runner.Together])
 def test_shapes_seeds_and_the_loop_share_one_trace(counter, kind):
   method = methods.make('fixmatch', counter.task)
   federation, _ = toy.federation()
   state = method.init(jax.random.key(0), federation)
-  seeds.totals_shape(method, federation, state)
+  runner.totals_shape(method, federation, state)
   once = counter.count
   assert once > 0
   runs = kind(method, [federation] * 2, [0, 1], None)
@@ -53,7 +53,7 @@ def test_sharing_the_trace_changes_no_bit(counter):
   federation, _ = toy.federation()
   ends = []
   for method in (shared, apart):
-    runs = seeds.Sequential(method, [federation], [3], None)
+    runs = runner.Sequential(method, [federation], [3], None)
     runs.start(None)
     runs.advance(0, 3)
     ends.append(jax.device_get(runs.snapshot()))

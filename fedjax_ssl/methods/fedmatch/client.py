@@ -9,13 +9,13 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import sparse
-from fedjax_ssl.core import local, optimizers, tree
+from fedjax_ssl.core import client_weights, local_training, optimizers, tree
 from fedjax_ssl.core.optimizers import Plateau
 from fedjax_ssl.core.types import Client, PyTree, Task, Update, Variables
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import plateau, say
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.settings import Settings
+from fedjax_ssl.methods.parts import plateau
 
 # The metric by which the server ranks and weighs clients.
 SCORE = 'client_val_accuracy'
@@ -174,7 +174,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
       panel=panel(task, s, held[0], payload.stats, agents, due),
       present=None if agents is None else jnp.where(due, agents.present, 0),
       undivided=s.undivided)
-  learner, metrics = local.train(
+  learner, metrics = local_training.train(
       step, losses.start(*held, payload.stats, optimizer),
       batching.batches(task, client.train, client.shard, order_key, s.streams,
                        client.round), step_key)
@@ -193,7 +193,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}
   after = Memory(rate, sent if s.copies else None,
                  model if s.keep_local else None)
-  weight = say.of(client.shard, s.streams, labeled_say=s.labeled_say)
+  weight = client_weights.of(client.shard, s.streams, labeled_say=s.labeled_say)
   took_part = weight > 0
   sigma, psi = tree.subtract(sent, (payload.sigma, payload.psi))
   message = Message(sigma if s.sends_sigma else None,

@@ -9,7 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, sparse
-from fedjax_ssl.core import local, optimizers, rounds, tree
+from fedjax_ssl.core import local_training, optimizers, rounds, tree
 from fedjax_ssl.core.optimizers import Plateau
 from fedjax_ssl.core.types import (
   Cohort,
@@ -23,10 +23,10 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods import plateau
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
 from fedjax_ssl.methods.fedmatch.settings import Settings
+from fedjax_ssl.methods.parts import plateau
 
 
 class Server(NamedTuple):
@@ -94,12 +94,12 @@ def training(task: Task, s: Settings) -> rounds.Pass:
     step = functools.partial(
         losses.step, task, optimizer=optimizer, weights=s.weights,
         factor=1.0 if rate is None else rate.factor)
-    learner, metrics = local.train(
+    learner, metrics = local_training.train(
         step, losses.start(server.sigma, server.psi, server.stats, optimizer),
         batching.batches(task, context.train, context.shard, order_key,
                          'labeled', context.round), step_key)
     good = tree.all_finite((learner.sigma, learner.stats))
-    told = local.of_server(metrics, good)
+    told = local_training.of_server(metrics, good)
     if rate is not None and s.lr_decay == 'clients':
       after = _judged(task, s, rate, predicted(s, server._replace(
           sigma=learner.sigma, stats=learner.stats)), context)

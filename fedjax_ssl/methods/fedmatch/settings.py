@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-from fedjax_ssl.core import names
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.methods.fedmatch.losses import Weights
 
@@ -130,12 +130,12 @@ def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
   Raises:
     ValueError: that names the first knob that does not fit.
   """
-  profile = names.check('profile', knobs['profile'], PROFILES)
+  profile = checks.check('profile', knobs['profile'], PROFILES)
   at_server = task.labels_at == 'server'
   chosen = {**PROFILES[profile], **(AT_SERVER[profile] if at_server else {})}
   v = {**chosen, **{k: x for k, x in knobs.items() if x is not None}}
   for name, allowed in _CHOICES.items():
-    names.check(name, v[name], allowed)
+    checks.check(name, v[name], allowed)
   if at_server and v['learn'] == 'sigma':
     raise ValueError("learn='sigma' with labels_at='server' leaves the clients "
                      "nothing to learn; give 'both' or 'psi'.")

@@ -1,0 +1,313 @@
+"""Weak and strong views of images, on the device.
+
+A view is a pure function (key, images uint8[B, H, W, C]) -> uint8[B, H, W, C].
+Each image draws for itself: no output depends on another image of the batch.
+All of it runs under `jit`, `vmap` and `scan`, and no operation branches.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import knobs, registry
+from fedjax_ssl.core.types import Array
+from fedjax_ssl.data.augment import ops, pools
+from fedjax_ssl.data.augment.pools import Params, Pool
+from fedjax_ssl.data.augment.weak import (
+    check,
+    naming,
+    none,
+    square_side,
+    token_dropout,
+    View,
+    WEAK,
+)
+
+
+def make_weak(text: str, *, flip: bool = True) -> View:
+  """Builds a weak view by name.
+
+  Args:
+    text: a name of `WEAK`, with knobs if any, as in 'flip_crop(pad=2)'.
+    flip: False where a mirror image may be of another class, as with digits.
+
+  Returns:
+    (key, images uint8[B, H, W, C]) -> the same shape and type; C up to 4.
+
+  Raises:
+    ValueError: for an unknown name, knob or value.
+  """
+  return naming('weak view', text,
+                registry.build('weak view', text, WEAK, flip=flip))
+
+
+def make_strong(text: str, *, flip: bool = True) -> View:
+  """Builds a strong view by name: a weak one, operations, then a cutout.
+
+  Args:
+    text: a name of `STRONG`, with knobs if any, as in 'ra_mc(cutout=0)'.
+    flip: False where a mirror image may be of another class, as with digits.
+
+  Returns:
+    (key, images uint8[B, H, W, C]) -> the same shape and type; C is 1 or 3.
+
+  Raises:
+    ValueError: for an unknown name, knob or value.
+  """
+  return naming('strong view', text,
+                registry.build('strong view', text, STRONG, flip=flip))
+
+
+@knobs.checked()
+def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
+          cutout: int | None = None, weak: str = 'flip_crop',
+          flip: bool = True) -> View:
+  """RandAugment of FixMatch, as FedDure, CBAFed, SAGE and ProxyFL have it.
+
+  Args:
+    num_ops: operations drawn an image, with replacement; 0 is none.
+    magnitude: each draws its level from 1 to magnitude - 1, of 10.
+    probability: that a drawn operation is applied; 0 is never.
+    cutout: side of the gray square, at most the image's shorter side; None is
+      half of that (16 of 32), 0 is off. The PyTorch port's square is a pixel
+      larger than the 16 that it asks for.
+    weak: the weak view that comes first.
+    flip: whether the weak view may mirror.
+
+  Returns:
+    The view.
+
+  References:
+    Sohn et al., FixMatch, 2020, https://arxiv.org/abs/2001.07685, app. E.
+  """
+  pool = pools.fixmatch(num_ops, magnitude, probability)
+  return strong(pool, cutout=cutout, weak=weak, flip=flip)
+
+
+@knobs.checked()
+def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
+          weak: str = 'flip_crop', flip: bool = True) -> View:
+  """RandAugment of SemiFL: 15 operations, all at one, by default top, level.
+
+  Its translations are by 100 pixels at the top level whatever the size, which
+  leaves black of a small image; so the authors have it.
+
+  Args:
+    num_ops: as in `ra_mc`; each is applied with probability 1/2.
+    magnitude: 1 to 10.
+    cutout: as in `ra_mc`; a square of up to 40 pixels is in the pool besides.
+    weak: the weak view that comes first.
+    flip: whether the weak view may mirror.
+
+  Returns:
+    The view.
+
+  References:
+    Diao et al., SemiFL, 2022, https://arxiv.org/abs/2106.01432, code.
+  """
+  return strong(pools.semifl(num_ops, magnitude), cutout=cutout, weak=weak,
+                flip=flip)
+
+
+@knobs.checked()
+def ra_heart(*, num_ops: int = 6, tops: Sequence[int] = (2, 3, 4, 5),
+             cutout: int | None = 0, weak: str = 'none', flip: bool = True
+             ) -> View:
+  """RandAugment of FedMatch's code, on images without a weak view.
+
+  Args:
+    num_ops: as in `ra_mc`; all are applied.
+    tops: an image draws one, and its operations draw levels below it, of 10.
+    cutout: as in `ra_mc`.
+    weak: the weak view that comes first.
+    flip: whether the weak view may mirror.
+
+  Returns:
+    The view.
+
+  References:
+    Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097, code.
+  """
+  return strong(pools.heart(num_ops, tuple(tops)), cutout=cutout, weak=weak,
+                flip=flip)
+
+
+@knobs.checked()
+def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
+             cutout: int | None = 0, weak: str = 'flip_crop',
+             flip: bool = True) -> View:
+  """The original RandAugment(n, m): n operations, all at level m.
+
+  Values grow with the level from the identity, as in torchvision; in the
+  first code those of some operations fell. Factors are 1 plus or minus theirs.
+
+  Args:
+    num_ops: n; all are applied.
+    magnitude: m, 0 to `levels`.
+    levels: the top level, 10 or 30 in print.
+    cutout: as in `ra_mc`.
+    weak: the weak view that comes first.
+    flip: whether the weak view may mirror.
+
+  Returns:
+    The view.
+
+  References:
+    Cubuk et al., RandAugment, 2019, https://arxiv.org/abs/1909.13719.
+  """
+  return strong(pools.cubuk(num_ops, magnitude, levels), cutout=cutout,
+                weak=weak, flip=flip)
+
+
+@knobs.checked()
+def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
+                cutout: int | None = 0, weak: str = 'flip_crop',
+                flip: bool = True) -> View:
+  """RandAugment of FedLabel: ten operations, all at level 1 of 10.
+
+  The paper calls (1, 10) the hyperparameters and describes ten operations of
+  the 14, so the pair is (magnitude, number). The authors' code reads it the
+  other way round, one operation at level 10 of 30: give
+  `ra_cubuk(num_ops=1, magnitude=10, levels=30)`.
+
+  Args:
+    num_ops: as in `ra_cubuk`.
+    magnitude: as in `ra_cubuk`.
+    cutout: as in `ra_mc`.
+    weak: the weak view that comes first.
+    flip: whether the weak view may mirror.
+
+  Returns:
+    The view.
+
+  References:
+    Cho et al., FedLabel, ICCV 2023.
+  """
+  return ra_cubuk(num_ops=num_ops, magnitude=magnitude, cutout=cutout,
+                  weak=weak, flip=flip)
+
+
+STRONG = {
+    'none': none,
+    'token_dropout': token_dropout,
+    'ra_mc': ra_mc,
+    'ra_pc': ra_pc,
+    'ra_heart': ra_heart,
+    'ra_cubuk': ra_cubuk,
+    'ra_fedlabel': ra_fedlabel,
+}
+
+
+@knobs.checked()
+def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
+           flip: bool = True) -> View:
+  """The engine of all pools: weak view, a scan over slots, cutout.
+
+  Args:
+    pool: operations and how they are drawn.
+    cutout: side of the gray square at the end; None is half of the shorter
+      side, 0 is off.
+    weak: name of the weak view that comes first.
+    flip: whether it may mirror.
+
+  Returns:
+    The view.
+
+  Raises:
+    ValueError: for an unknown weak view or a negative side.
+  """
+  first = make_weak(weak, flip=flip)
+
+  def view(key: jax.Array, images: Array) -> jax.Array:
+    check(images, (1, 3))
+    batch, height, width, channels = shape = images.shape
+    words = ops.pack(first(jax.random.fold_in(key, 0), images))
+    draws = jax.random.uniform(
+        jax.random.fold_in(key, 1), (batch, 3 + 6 * pool.num_ops))
+    slots = draws[:, 3:].reshape(batch, pool.num_ops, 6).swapaxes(0, 1)
+    table = pools.rows(pool, height, width)
+
+    def slot(words: jax.Array, draw: jax.Array) -> tuple[jax.Array, None]:
+      index = choose(pool, draws[:, 0], draw[:, :4])
+      params = Params(*(jnp.asarray(leaf)[index] for leaf in table))
+      words = apply(words, params, table, shape, pool.shear)
+      if table.cutout.any():
+        box = _box(draw[:, 4:], params.cutout, height, width)
+        words = ops.cut(words, box, ops.constant(pools.GRAY, channels), width)
+      return words, None
+
+    if pool.num_ops:
+      words, _ = lax.scan(slot, words, slots)
+    side = square_side('cutout', cutout, height, width)
+    if side:
+      box = _box(draws[:, 1:3], jnp.int32(side), height, width)
+      words = ops.cut(words, box, ops.constant(pools.GRAY, channels), width)
+    return ops.unpack(words, shape)
+
+  return view
+
+
+def choose(pool: Pool, top: jax.Array, draw: jax.Array) -> jax.Array:
+  """Which row of `pools.rows` each image gets in a slot.
+
+  Args:
+    pool: operations and how they are drawn.
+    top: float32[B] in [0, 1), the image's draw among `pool.tops`.
+    draw: float32[B, 4] in [0, 1): operation, level, sign, whether at all.
+
+  Returns:
+    int32[B]; the last row is the identity.
+  """
+  tops = jnp.asarray(pool.tops)[_below(top, len(pool.tops))]
+  op = _below(draw[:, 0], len(pool.ops))
+  level = _below(draw[:, 1], tops - pool.low)
+  index = (op * pool.num_levels + level) * 2 + _below(draw[:, 2], 2)
+  return jnp.where(draw[:, 3] < pool.probability, index,
+                   len(pool.ops) * pool.num_levels * 2)
+
+
+def apply(words: jax.Array, params: Params, table: Params,
+          shape: tuple[int, ...], shear: str = 'nearest') -> jax.Array:
+  """One slot: each of the three families once.
+
+  Args:
+    words: int32[B, H * W], packed images.
+    params: what each image gets; `cutout` is not read.
+    table: rows that params are from; a family that none is of is left out.
+    shape: of the images, [B, H, W, C].
+    shear: see `augment_ops.warp`.
+
+  Returns:
+    int32[B, H * W].
+  """
+  width, channels = shape[2:]
+  if (table.affine != table.affine[-1]).any():
+    words = ops.warp(words, params, shape, shear)
+  planes = ops.split(words, channels)
+  if (table.stretch | table.equalize | (table.mask != 255)
+      | (table.threshold != 256)).any():
+    planes = ops.recolor(planes, params,
+                         equalized=bool(table.equalize.any()))
+  if (table.factor != 1).any():
+    planes = ops.blend(planes, params, width)
+  return ops.join(planes)
+
+
+def _below(draw: jax.Array, high: jax.Array | int) -> jax.Array:
+  """int32[B] uniform on 0 to high - 1, of a draw in [0, 1)."""
+  return (draw * high).astype(jnp.int32)
+
+
+def _box(draw: jax.Array, side: Array, height: int, width: int
+         ) -> tuple[jax.Array, ...]:
+  """A square around a uniform point, moved in at the top and left only.
+
+  At the bottom and right it is cut off, as in the FixMatch ports.
+  """
+  point = draw * jnp.array([height, width], jnp.float32)
+  start = jnp.maximum(point - side[..., None] / 2, 0).astype(jnp.int32)
+  stop = start + side[..., None]
+  return start[:, 0], stop[:, 0], start[:, 1], stop[:, 1]

@@ -1,0 +1,205 @@
+"""Data sets by name: embedded digits, `.npz` files, TensorFlow Datasets."""
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.core.types import Examples
+from fedjax_ssl.data.datasets import files, text, tfds
+from fedjax_ssl.data.files import DataError
+from fedjax_ssl.data.partition import labeling
+
+__all__ = ('DATA_DIR', 'DataError', 'Dataset', 'load', 'split_validation')
+
+# Environment variable: the folder of .npz files.
+DATA_DIR = 'FEDJAX_SSL_DATA'
+
+# Mean and standard deviation of each channel, as the papers' codes use them:
+# FedDure for CIFAR-10, RSCFed for CIFAR-100 and ISIC. Others are computed.
+_NORMALIZATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    'cifar10': ((.4914, .4822, .4465), (.2470, .2435, .2616)),
+    'cifar100': ((.5071, .4865, .4409), (.2673, .2564, .2762)),
+    'svhn': ((.4377, .4438, .4728), (.1980, .2010, .1970)),
+    'cinic10': ((.4789, .4723, .4305), (.2421, .2383, .2587)),
+    'isic': ((.7630, .5456, .5700), (.1409, .1526, .1700)),
+}
+_SAME = {'svhn_cropped': 'svhn', 'isic2018': 'isic'}
+# A mirrored digit or letter is another one, or none; a mirrored left kidney a
+# right one.
+_NO_FLIP = frozenset(
+    ('digits', 'mnist', 'svhn', 'emnist', 'kmnist', 'qmnist', 'usps',
+     'organamnist', 'organcmnist', 'organsmnist'))
+
+
+class Dataset(NamedTuple):
+  """A data set in host memory."""
+
+  name: str
+  train: Examples  # inputs uint8[D, H, W, C], labels int32[D].
+  test: Examples
+  num_classes: int  # C.
+  mean: tuple[float, ...]  # Of each channel, of pixels scaled to [0, 1].
+  std: tuple[float, ...]
+  flip: bool  # Whether a mirrored image is still of its class.
+  validation: Examples | None = None  # Where the set or the split has one.
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
+         split: str = 'official', split_seed: int = 0,
+         embeddings: str | os.PathLike[str] | None = None) -> Dataset:
+  """Loads a data set.
+
+  Looked for in this order: 'digits' comes with scikit-learn (1797 images of
+  8x8, every fifth of each class is test: 1437 / 360); `data_dir/<name>.npz`
+  (a '/' in the name is written '_'); `data_dir/<name>.csv`, texts; TensorFlow
+  Datasets, prepared with file format array_record in `data_dir` or in its own
+  folder.
+
+  Args:
+    name: 'digits', 'cifar10', 'emnist/byclass', ...
+    data_dir: folder; None reads the environment variable FEDJAX_SSL_DATA.
+    split: 'official', or 'train/test' or 'train/validation/test': all
+      examples are merged, shuffled and cut, by percent if the numbers sum to
+      100 ('80/5/15'), else by count ('54000/3000/3000', as FedMatch does;
+      what is left over stays unused). Results on a re-split set do not compare
+      with those on the official one.
+    split_seed: seed of that shuffle.
+    embeddings: of texts only, see `text.read_csv`.
+
+  Returns:
+    Dataset. Mean and standard deviation are the papers' constants where
+    there are some, else computed from `train`.
+
+  Raises:
+    DataError: if the set is missing or broken, or `split` cannot be made.
+  """
+  if not re.fullmatch(r'\w[\w.+-]*(/\w[\w.+-]*)?', name):
+    raise DataError(f'name {name!r} is no name of a data set')
+  parts = (_digits() if name == 'digits' else
+           _read(name, data_dir, embeddings))
+  if split != 'official':
+    parts = _resplit(parts, split, split_seed)
+  train = parts['train']
+  if train.inputs.ndim < 4:  # Texts.
+    return Dataset(name, train, parts['test'], int(train.labels.max()) + 1,
+                   (0.0,), (1.0,), False, parts.get('validation'))
+  if embeddings is not None:
+    raise DataError(f'embeddings are of texts; {name!r} has images')
+  base = _SAME.get(name.split('/')[0], name.split('/')[0])
+  mean, std = _NORMALIZATION.get(base, ((), ()))
+  if len(mean) != train.inputs.shape[-1]:
+    mean, std = _moments(np.asarray(train.inputs))
+  return Dataset(name, train, parts['test'], int(train.labels.max()) + 1,
+                 mean, std, base not in _NO_FLIP, parts.get('validation'))
+
+
+def split_validation(rng: np.random.Generator, examples: Examples,
+                     fraction: float) -> tuple[Examples, Examples]:
+  """Splits off round(fraction * D) rows, each class in its share.
+
+  Args:
+    rng: host generator.
+    examples: D rows.
+    fraction: share in [0, 1] of the second part.
+
+  Returns:
+    What remains, and the validation examples, both in their old order.
+  """
+  held = labeling.choose_validation(rng, np.asarray(examples.labels),
+                                    fraction=fraction)
+  return (Examples(examples.inputs[~held], examples.labels[~held]),
+          Examples(examples.inputs[held], examples.labels[held]))
+
+
+def _digits() -> dict[str, Examples]:
+  from sklearn import datasets  # pylint: disable=g-import-not-at-top
+  raw = datasets.load_digits()
+  inputs = np.rint(raw.images * (255 / 16)).astype(np.uint8)[..., None]
+  labels = raw.target.astype(np.int32)
+  is_test = np.zeros(labels.shape, bool)
+  is_test[np.argsort(labels, kind='stable')[::5]] = True
+  return {'train': Examples(inputs[~is_test], labels[~is_test]),
+          'test': Examples(inputs[is_test], labels[is_test])}
+
+
+def _read(name: str, data_dir: str | os.PathLike[str] | None,
+          embeddings: str | os.PathLike[str] | None) -> dict[str, Examples]:
+  """Reads `data_dir/<name>.npz` or .csv, or else TensorFlow Datasets."""
+  if data_dir is None:
+    data_dir = os.environ.get(DATA_DIR) or None
+  file = name.replace('/', '_') + '.npz'
+  if data_dir is None:
+    advice = (f'data set {name!r} not found: set --data_dir (or {DATA_DIR}) '
+              f'to a folder with {file}')
+  else:
+    path = pathlib.Path(data_dir) / file
+    # A bucket is read by TensorFlow Datasets only.
+    if '://' not in os.fspath(data_dir) and not path.parent.is_dir():
+      raise DataError(f'data_dir {os.fspath(data_dir)} is no folder')
+    if path.exists():
+      return files.read_npz(path)
+    if path.with_suffix('.csv').exists():
+      return text.read_csv(path.with_suffix('.csv'), embeddings)
+    advice = f'data set {name!r} not found: put {path} there'
+  advice += ' (keys x_train, y_train, x_test, y_test; uint8 images)'
+  return tfds.read_tfds(name, data_dir, advice)
+
+
+def _resplit(parts: dict[str, Examples], split: str, seed: int
+             ) -> dict[str, Examples]:
+  """Merges all parts and cuts them anew."""
+  merged = Examples(
+      np.concatenate([parts[k].inputs for k in sorted(parts)]),
+      np.concatenate([parts[k].labels for k in sorted(parts)]))
+  total = len(merged.labels)
+  names = {2: ('train', 'test'), 3: ('train', 'validation', 'test')}
+  texts = split.split('/')
+  if len(texts) not in names or not all(
+      re.fullmatch(r'[0-9]+(\.[0-9]+)?', text) for text in texts):
+    raise DataError(f"split {split!r} must be 'official', 'train/test' or "
+                    "'train/validation/test' in percent or counts")
+  numbers = [float(text) for text in texts]
+  if sum(numbers) == 100:
+    ends = [round(total * end / 100) for end in np.cumsum(numbers)]
+  else:
+    ends = [int(end) for end in np.cumsum(numbers)]
+  sizes = np.diff(ends, prepend=0)
+  counts = sum(numbers) != 100
+  if ends[-1] > total or min(sizes) < 1 or counts and (
+      any(n != int(n) for n in numbers)
+      # Hardly a wish to use less than a tenth: percents with a slip.
+      or max(numbers) < 100 and 10 * sum(numbers) < total):
+    raise DataError(f'split {split!r} cannot be made of {total} examples: '
+                    'give percents that sum to 100, or counts')
+  order = np.random.default_rng(seed).permutation(total)
+  cut = {}
+  for part, end, size in zip(names[len(texts)], ends, sizes, strict=True):
+    rows = np.sort(order[end - size:end])
+    cut[part] = Examples(merged.inputs[rows], merged.labels[rows])
+  present = np.bincount(cut['train'].labels,
+                        minlength=int(merged.labels.max()) + 1)
+  if present.min() == 0:
+    raise DataError(f'split {split!r} leaves train without class '
+                    f'{np.argmin(present)}')
+  return cut
+
+
+def _moments(inputs: np.ndarray
+             ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Mean and standard deviation of each channel, exact and in little memory.
+
+  A channel of one value gets a standard deviation of 1, so that it can divide.
+  """
+  values = np.arange(256) / 255
+  means, stds = [], []
+  for channel in range(inputs.shape[-1]):
+    counts = np.bincount(inputs[..., channel].ravel(), minlength=256)
+    mean = counts @ values / counts.sum()
+    variance = counts @ (values - mean)**2 / counts.sum()
+    means.append(float(mean))
+    stds.append(float(np.sqrt(variance)) or 1.0)
+  return tuple(means), tuple(stds)

@@ -1,0 +1,238 @@
+"""Partitions by Dirichlet shares: class by class, or client by client."""
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_ssl.data.partition import checks
+
+# Beyond it shares are equal to six digits, and gamma variates may overflow.
+_NEAR_IID = 1e12
+
+# Gamma variates a redraw loop may spend, about a second; draws at least.
+_DRAW_BUDGET = 10_000_000
+_MIN_DRAWS = 10
+_MAX_DRAWS = 2_000
+
+
+def labeled_min_size(num_labeled: int, num_clients: int) -> int:
+  """The least size to ask of a labeled part: min(10, mean / 5), may be 0.
+
+  10 as for unlabeled parts is never met when labels are scarce (100 labels on
+  20 clients); clients without labels are legal.
+  """
+  return min(10, num_labeled // (5 * num_clients))
+
+
+def _dirichlet(rng: np.random.Generator, alpha: float, num: int,
+               allowed: np.ndarray) -> np.ndarray:
+  """float64[num] shares, 0 outside `allowed`, summing to 1.
+
+  For tiny alpha all shares may underflow, or all mass may fall on parts that
+  are not allowed; then one allowed part takes all: the limit alpha to 0.
+  """
+  with np.errstate(all='ignore'):
+    shares = np.where(allowed, rng.dirichlet(np.full(num, alpha)), 0.0)
+    total = shares.sum()
+  if np.isfinite(total) and total > 0:
+    return shares / total
+  shares = np.zeros(num)
+  shares[rng.choice(np.flatnonzero(allowed))] = 1.0
+  return shares
+
+
+def _capped_bounds(rng: np.random.Generator, class_sizes: np.ndarray,
+                   num_clients: int, alpha: float) -> np.ndarray:
+  """One draw: int64[C, N], client k's part of class c ends at bounds[c, k]."""
+  bounds = np.zeros((class_sizes.size, num_clients), np.int64)
+  cap = class_sizes.sum() / num_clients
+  sizes = np.zeros(num_clients, np.int64)
+  for c in range(class_sizes.size):
+    # Somebody is below the mean while rows are left, so `allowed` has a True.
+    ends = np.cumsum(_dirichlet(rng, alpha, num_clients, sizes < cap))
+    # Dividing by the last end leaves no rounded-off row to a full last client.
+    bounds[c] = np.floor(ends / ends[-1] * class_sizes[c])
+    sizes += np.diff(bounds[c], prepend=0)
+  return bounds
+
+
+def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
+                     num_clients: int, *, alpha: float = 0.5,
+                     where: np.ndarray | None = None, min_size: int = 10
+                     ) -> np.ndarray:
+  r"""Deals each class by Dirichlet shares; full clients get no more of it.
+
+  For each class c in turn, :math:`p \sim Dir(\alpha 1_N)`, :math:`p_k = 0` for
+  clients that already hold the mean number of rows, p renormalised, and the
+  shuffled rows of c are cut at :math:`\lfloor n_c \sum_{j \le k} p_j \rfloor`.
+  Drawn again until every client has `min_size` rows. The scheme of NIID-Bench
+  that RSCFed, FedDure and SemiFL use.
+
+  Args:
+    rng: host generator.
+    labels: int[D].
+    num_clients: N.
+    alpha: concentration; towards 0 a class goes to one client at a time,
+      infinity is near IID.
+    where: bool[D], the pool.
+    min_size: least number of rows a client gets; 0 accepts the first draw.
+      The experiments ask a fifth of the mean of labeled pools, if that is less.
+
+  Returns:
+    int32[D] owners; every row of the pool is dealt.
+
+  Raises:
+    ValueError: if none of a bounded number of draws gives every client
+      `min_size`, or an argument is out of range.
+
+  References:
+    Li et al., Federated learning on non-IID data silos, ICDE 2022,
+    https://arxiv.org/abs/2102.02079.
+  """
+  labels, where = checks.pool(labels, where)
+  num_clients = checks.count('num_clients', num_clients)
+  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
+  min_size = checks.count('min_size', min_size, 0)
+  classes, index, class_sizes = np.unique(
+      labels[where], return_inverse=True, return_counts=True)
+  total = int(class_sizes.sum())
+  message = (f'alpha={alpha:g} gave each of {num_clients} clients {min_size} '
+             f'of {total} examples: lower min_size or num_clients, or raise '
+             'alpha')
+  if total < num_clients * min_size:
+    raise ValueError(f'no draw could have with {message}')
+  draws = int(np.clip(_DRAW_BUDGET // (num_clients * max(classes.size, 1)),
+                      _MIN_DRAWS, _MAX_DRAWS))
+  for _ in range(draws):
+    bounds = _capped_bounds(rng, class_sizes, num_clients, alpha)
+    sizes = np.diff(bounds, axis=1, prepend=0).sum(0)
+    if sizes.min() >= min_size:
+      break
+  else:
+    raise ValueError(f'none of {draws} draws with {message}')
+  return _cut(rng, where, index, bounds)
+
+
+def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
+                      num_clients: int, *, alpha: float = 0.5,
+                      where: np.ndarray | None = None) -> np.ndarray:
+  r"""Deals equal parts whose class mixes are drawn client by client.
+
+  Client k draws a mix :math:`q_k \sim Dir(\alpha p)`, p the class shares of
+  the pool, and takes floor(M / N) rows, each of a class drawn from q_k. When a
+  class has run out, the draws that fell on it are made again from what is left
+  of q_k, and from the rows left when nothing is: the last clients get the
+  mixes that the earlier ones leave over. What does not divide stays at -1.
+
+  Args:
+    rng: host generator.
+    labels: int[D].
+    num_clients: N.
+    alpha: concentration in total, alpha / C for each of C equal classes (codes
+      that draw Dir(alpha 1) have C times as much); towards 0 a client has one
+      class, infinity is near IID.
+    where: bool[D], the pool.
+
+  Returns:
+    int32[D] owners.
+
+  Raises:
+    ValueError: if the pool has fewer than N rows, or alpha is out of range.
+
+  References:
+    Hsu et al., 2019, https://arxiv.org/abs/1909.06335.
+  """
+  labels, where = checks.pool(labels, where)
+  num_clients = checks.count('num_clients', num_clients)
+  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
+  _, index, left = np.unique(
+      labels[where], return_inverse=True, return_counts=True)
+  size = index.size // num_clients
+  if not size:
+    raise ValueError(f'num_clients={num_clients} is more than the '
+                     f'{index.size} examples to deal')
+  concentration = alpha * left / left.sum()
+  taken = np.zeros((num_clients, left.size), np.int64)
+  for k in range(num_clients):
+    mix = _mix(rng, concentration)
+    while (missing := size - taken[k].sum()) > 0:
+      shares = np.where(left > 0, mix, 0.0)
+      if shares.sum() <= 0:
+        shares = left.astype(float)
+      got = rng.multinomial(missing, shares / shares.sum())
+      got = np.minimum(got, left)
+      taken[k] += got
+      left = left - got
+  return _cut(rng, where, index, np.cumsum(taken, axis=0).T)
+
+
+def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
+                     num_clients: int, *, alpha: float = 0.5,
+                     where: np.ndarray | None = None) -> np.ndarray:
+  r"""Cuts each class by the shares that clients' class mixes have in it.
+
+  Client k draws a mix :math:`q_k \sim Dir(\alpha 1_C)`, and the rows of class c
+  are cut in proportion to :math:`q_{kc} / \sum_j q_{jc}`: every row is dealt,
+  and clients differ in size. The scheme of FedLabel's code.
+
+  Args:
+    rng: host generator.
+    labels: int[D].
+    num_clients: N.
+    alpha: concentration for each class; towards 0 a client has one class, or
+      none where more clients want a class than there are; infinity is IID.
+    where: bool[D], the pool.
+
+  Returns:
+    int32[D] owners; a client may get no rows.
+
+  Raises:
+    ValueError: if an argument is out of range.
+
+  References:
+    microsoft/msrflute, experiments/semisupervision.
+  """
+  labels, where = checks.pool(labels, where)
+  num_clients = checks.count('num_clients', num_clients)
+  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
+  classes, index, class_sizes = np.unique(
+      labels[where], return_inverse=True, return_counts=True)
+  bounds = np.zeros((classes.size, num_clients), np.int64)
+  if classes.size:
+    mixes = np.stack([_mix(rng, np.full(classes.size, alpha))
+                      for _ in range(num_clients)])
+    # A class that nobody drew goes to all alike.
+    mixes[:, mixes.sum(0) <= 0] = 1
+    ends = np.cumsum(mixes, axis=0)
+    bounds = np.floor(ends / ends[-1] * class_sizes).astype(np.int64).T
+  return _cut(rng, where, index, bounds)
+
+
+def _cut(rng: np.random.Generator, where: np.ndarray, index: np.ndarray,
+         bounds: np.ndarray) -> np.ndarray:
+  """int32[D] owners: client k's part of class c ends at bounds[c, k].
+
+  Args:
+    rng: shuffles the rows of a class.
+    where: bool[D], the pool.
+    index: int[M], the class of each of its rows, from 0.
+    bounds: int[C, N]; rows from bounds[c, -1] on stay at -1.
+  """
+  local = np.zeros(where.shape, np.int64)
+  local[where] = index
+  rows, ranks = checks.by_class(rng, local, where)
+  owner = np.full(where.shape, -1, np.int32)
+  for c, ends in enumerate(bounds):
+    mine = (local[rows] == c) & (ranks < ends[-1])
+    owner[rows[mine]] = np.searchsorted(ends, ranks[mine], 'right')
+  return owner
+
+
+def _mix(rng: np.random.Generator, concentration: np.ndarray) -> np.ndarray:
+  """float64[C] class mix; one class where a tiny alpha underflows."""
+  with np.errstate(all='ignore'):
+    mix = rng.dirichlet(concentration)
+  if np.isfinite(mix).all() and mix.sum() > 0:
+    return mix
+  mix = np.zeros(concentration.size)
+  mix[rng.choice(mix.size, p=concentration / concentration.sum())] = 1.0
+  return mix

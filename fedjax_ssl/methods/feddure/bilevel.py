@@ -1,0 +1,218 @@
+r"""FedDure's local iteration: a bi-level step of three networks at once.
+
+Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358; equations are
+numbered as there. `regulation` holds the parts.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Batch, COUNTED, Metrics, PyTree, Variables
+from fedjax_ssl.methods.feddure import regulation
+from fedjax_ssl.methods.parts import averaging
+
+# Rows of Table 2: FedDure, F-reg, C-reg, Baseline+MAML, Baseline.
+REGULATORS = ('both', 'fine', 'coarse', 'maml', 'none')
+# Passes of a step through the network, forward and backward, as (times the
+# labeled, times the unlabeled rows). The second derivative's pass counts as
+# forward, for it goes from the inputs to the logits.
+_PASSES = {'both': ((4, 4), (2, 3)), 'fine': ((2, 3), (2, 2)),
+           'coarse': ((3, 3), (1, 2)), 'maml': ((2, 3), (1, 2)),
+           'none': ((1, 2), (1, 1))}
+# (model, inputs, mask[, key]) -> logits float[B, C], statistics:
+# `Task.apply_train`.
+Apply = Callable[..., tuple[jax.Array, PyTree]]
+
+
+class Views(NamedTuple):
+  """The rows of one step, each view made once."""
+
+  labeled: Batch
+  weak: Batch  # A_w(u).
+  strong: Batch  # A_s(u), the same rows.
+
+
+class Rules(NamedTuple):
+  """Optimizers of the local model (10), of C-reg (2) and of F-reg (5)."""
+
+  local: optax.GradientTransformation
+  coarse: optax.GradientTransformation
+  fine: optax.GradientTransformation
+
+
+class Carry(NamedTuple):
+  """What a client's loop carries."""
+
+  model: Variables  # theta, and the running statistics.
+  coarse: PyTree  # phi, or () without C-reg.
+  fine: PyTree  # w, a `regulation.Fine`, or () without F-reg.
+  opt_states: Rules  # Their states, in the places of their rules.
+
+
+def start(model: Variables, coarse: PyTree, fine: PyTree, rules: Rules
+          ) -> Carry:
+  """A carry with fresh optimizers."""
+  return Carry(model, coarse, fine, Rules(
+      rules.local.init(model.params), rules.coarse.init(coarse),
+      rules.fine.init(fine)))
+
+
+def _descend(rule, grads, opt_state, params):
+  updates, opt_state = rule.update(grads, opt_state, params)
+  return optax.apply_updates(params, updates), opt_state
+
+
+def _together(apply: Apply, model: Variables, views: Sequence[Batch],
+              dropping: Sequence[jax.Array]
+              ) -> tuple[list[jax.Array], PyTree]:
+  """One pass over several views: logits of each, and the statistics."""
+  rows = averaging.joined(views)
+  logits, stats = apply(model, rows.inputs, rows.mask, *dropping)
+  ends = [sum(v.mask.shape[0] for v in views[:i + 1])
+          for i in range(len(views) - 1)]
+  return jnp.split(logits, ends), stats
+
+
+def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
+         which: str = 'both', virtual_rate: float = 5e-4,
+         threshold: float = 0.95, detach: bool = False,
+         form: str = 'probabilities', joint: bool = False,
+         key: jax.Array | None = None) -> tuple[Carry, Metrics]:
+  r"""One local iteration of FedDure.
+
+  In this order: pseudo-labels (1); phi^- (4) and w (5) through it; phi (2);
+  the reward d (3); the weights m (6); and
+
+    :math:`\theta \leftarrow \theta - \eta (g_s + g_u + g_d)`
+
+  with the gradients of the labeled loss (9), of the pseudo-labels weighted by
+  m (7), and d times that of all pseudo-labels (8), made in one pullback.
+
+  Args:
+    apply: the network in training, as `Task.apply_train`.
+    carry: theta, phi, w and their optimizers' states.
+    views: batches of raw rows; a masked row changes nothing.
+    rules: the optimizers.
+    which: 'both'; 'fine', without (8) and with theta in place of phi in (4)
+      and (5); 'coarse', whose weights in (2) and (7) are 1 from the threshold
+      on and else 0; 'maml', FixMatch whose labeled loss is taken after one
+      virtual step on its unlabeled one; 'none', FixMatch.
+    virtual_rate: eta_s of (4) and of the step of 'maml'; 0 leaves F-reg as it
+      is and makes 'maml' FixMatch.
+    threshold: of the last three choices; 0 accepts all, above 1 none.
+    detach: H is a constant for phi in (2) and (4).
+    form: what F-reg sees, 'probabilities' or 'logits'.
+    joint: the weak view goes through theta together with the other two, as
+      networks with batch statistics need it.
+    key: for networks with dropout, which drop the same in all passes over the
+      same rows; a weak view that goes apart, and None, drop nothing.
+
+  Returns:
+    The carry, and metrics: `reward`, the d of C-reg, if there is one;
+    `mask_rate`, the mean of m; `labeled_loss`, `unlabeled_loss`, and their sum
+    `train_loss`, without the reward's part; and the passes through the network.
+  """
+  labeled, weak, strong = views
+  model, (_, coarse_state, fine_state) = carry.model, carry.opt_states
+  coarse, fine, reward = carry.coarse, carry.fine, jnp.float32(0)
+  dropping = () if key is None else (key,)
+
+  def logits_of(params, rows):
+    return apply(model._replace(params=params), rows.inputs, rows.mask,
+                 *dropping)[0]
+
+  def labeled_loss(params):
+    return losses.cross_entropy(
+        logits_of(params, labeled), labeled.labels, labeled.mask)[0]
+
+  def passes(params):
+    seen = (weak, labeled, strong) if joint else (labeled, strong)
+    logits, stats = _together(apply, model._replace(params=params), seen,
+                              dropping)
+    return logits[-2:], (logits[0], stats)
+
+  (known, bold), pull, (first, stats) = jax.vjp(
+      passes, model.params, has_aux=True)
+  target = first if joint else apply(
+      jax.lax.stop_gradient(model), weak.inputs, weak.mask)[0]
+  labels, accepted = losses.pseudo_label(
+      target, threshold=0.0 if which in ('both', 'fine') else threshold)
+
+  ahead = None
+  if which in ('both', 'coarse'):
+    ahead = regulation.look_ahead(
+        lambda phi: logits_of(phi, strong), coarse, labels, strong.mask,
+        detach=detach, form=form)
+  elif which == 'fine':
+    ahead = regulation.Lookahead(
+        model.params, bold, lambda g: pull([jnp.zeros_like(known), g])[0],
+        labels, strong.mask, detach=detach, form=form)
+  if ahead is not None and which != 'coarse':
+    _, grads = regulation.meta_gradient(
+        ahead, fine, labeled_loss, rate=virtual_rate)
+    fine, fine_state = _descend(rules.fine, grads, fine_state, fine)
+  if ahead is not None and which != 'fine':
+    grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
+             else ahead.fine_gradient(fine))
+    before = labeled_loss(coarse)
+    coarse, coarse_state = _descend(rules.coarse, grads, coarse_state, coarse)
+    reward = jax.lax.stop_gradient(before - labeled_loss(coarse))
+
+  weights = jax.lax.stop_gradient(
+      regulation.row_weights(fine, bold, form=form)
+      if which in ('both', 'fine') else accepted)
+
+  def parts(known, bold):
+    return (losses.cross_entropy(known, labeled.labels, labeled.mask)[0],
+            regulation.weighted_loss(bold, labels, strong.mask, weights)[0],
+            losses.cross_entropy(bold, labels, strong.mask)[0])
+
+  def total(logits):
+    supervised, weighted, plain = parts(*logits)
+    return supervised + weighted + reward * plain, (supervised, weighted)
+
+  (_, (supervised, weighted)), slopes = jax.value_and_grad(
+      total, has_aux=True)([known, bold])
+  if which == 'maml':
+    grads = _maml_gradient(passes, model.params, labeled_loss,
+                           lambda logits: parts(*logits)[1], virtual_rate)
+  else:
+    grads, = pull(slopes)
+  params, local_state = _descend(
+      rules.local, grads, carry.opt_states.local, model.params)
+  metrics = {
+      'mask_rate':
+          averaging.over_rows(losses.masked_mean(weights, strong.mask), strong),
+      'labeled_loss':
+          averaging.over_rows(supervised, labeled),
+      'unlabeled_loss':
+          averaging.over_rows(weighted, strong),
+      'train_loss':
+          supervised + weighted
+  }
+  for name, (known_times, times) in zip(COUNTED, _PASSES[which], strict=True):
+    metrics[name] = (known_times * labeled.mask.sum()
+                     + times * strong.mask.sum())
+  if which in ('both', 'coarse'):
+    metrics['reward'] = averaging.over_rows(reward, labeled)
+  return Carry(Variables(params, stats), coarse, fine, Rules(
+      local_state, coarse_state, fine_state)), metrics
+
+
+def _maml_gradient(passes, params, labeled_loss, unlabeled_loss, rate):
+  """Gradient of L_u(theta) + L_s(theta - rate grad L_u(theta)), exact."""
+  def inner(params):
+    return unlabeled_loss(passes(params)[0])
+
+  def outer(params):
+    loss, grads = jax.value_and_grad(inner)(params)
+    moved = tree.subtract(params, tree.scale(grads, rate))
+    return loss + labeled_loss(moved)
+  return jax.grad(outer)(params)

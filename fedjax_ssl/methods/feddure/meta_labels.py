@@ -1,0 +1,260 @@
+r"""Meta pseudo-labels with UDA: what FedDure's released code trains.
+
+A teacher, which is sent, learns from labels, from its own confident
+predictions, and from how a student fares: the student learns the teacher's
+pseudo-labels, and the change of its labeled loss weighs the teacher's cross
+entropy with its own hard predictions of the strong view.
+
+Pham et al., Meta Pseudo Labels, https://arxiv.org/abs/2003.10580; Bai et al.,
+FedDure, https://arxiv.org/abs/2307.05358.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import client_weights, local_training, tree
+from fedjax_ssl.core.types import (
+  Array,
+  Client,
+  COUNTED,
+  Metrics,
+  PyTree,
+  Shard,
+  Task,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.methods.parts import averaging
+
+# Final weight of the consistency, and the steps over which it rises; a round
+# has far fewer, and begins anew.
+_WEIGHT, _RAMP = 8.0, 20
+
+
+class Learner(NamedTuple):
+  """What a client's loop carries."""
+
+  teacher: Variables
+  student: PyTree  # Parameters.
+  teacher_state: PyTree  # Of the optimizer.
+  student_state: PyTree
+  done: jax.Array  # int32[], steps of the round so far, for the warm-up.
+
+
+class Schedule(NamedTuple):
+  """Steps of a round, and the warm-up that begins anew in each.
+
+  The defaults are those for CIFAR-10; CINIC-10 has 100, 10, 100 and 0.
+
+  Attributes:
+    fine_tune: supervised steps of the teacher that come first.
+    main: steps of both that follow; 1 or more.
+    warmup: steps until the rate is whole.
+    wait: first of the student's own steps in which its rate is 0, so that the
+      reward is 0 as well.
+  """
+
+  fine_tune: int = 5
+  main: int = 5
+  warmup: int = 10
+  wait: int = 2
+
+
+def factor(step: Array, schedule: Schedule, *, wait: int = 0) -> jax.Array:
+  """Factor on the learning rate: 0, a rise, and half a cosine to 0.
+
+  As in the code: the rise ends at `warmup + wait`, the cosine spans what then
+  is left of the main steps, or 1 where that is less; after a long warm-up it
+  jumps between 1 and 0.
+
+  Args:
+    step: int32[], from 0.
+    schedule: the steps.
+    wait: steps of rate 0.
+
+  Returns:
+    float32[] in [0, 1].
+  """
+  end = schedule.warmup + wait
+  rising = step / max(end, 1)
+  wave = jnp.pi * (step - end) / max(schedule.main - end, 1)
+  after = jnp.where(step < end, rising, 0.5 * (1 + jnp.cos(wave)))
+  return jnp.where(step < wait, 0.0, after).astype(jnp.float32)
+
+
+def num_steps(schedule: Schedule, shard: Shard) -> jax.Array:
+  """int32[]: steps of a client in a round; 0 without rows."""
+  rows = client_weights.rows_used(shard, 'both')
+  steps = schedule.fine_tune + schedule.main
+  return jnp.where(rows > 0, steps, 0).astype(jnp.int32)
+
+
+def start(model: Variables, optimizer: optax.GradientTransformation
+          ) -> Learner:
+  """Teacher and student at the received model, with fresh optimizers."""
+  state = optimizer.init(model.params)
+  return Learner(model, model.params, state, state, jnp.int32(0))
+
+
+def _scaled(optimizer, grads, state, params, factor):
+  updates, state = optimizer.update(grads, state, params)
+  return optax.apply_updates(params, tree.scale(updates, factor)), state
+
+
+def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
+  """Weak, labeled and strong view of a batch."""
+  keys = jax.random.split(key, 3)
+  assert batch.unlabeled is not None
+  return (averaging.weakly(task, batch.unlabeled, keys[0]),
+          averaging.labeled_view(task, batch.labeled, keys[1]),
+          averaging.strongly(task, batch.unlabeled, keys[2]))
+
+
+def fine_tune_step(
+    task: Task, schedule: Schedule,
+    optimizer: optax.GradientTransformation) -> local_training.Step:
+  """A supervised step of the teacher, whose batch statistics see all views."""
+  coupled = task.model.norm in ('batch', 'static')
+
+  def step(learner: Learner, batch: Pair, key: jax.Array):
+    weak, labeled, strong = views(task, batch, key)
+
+    def loss_of(params):
+      _, (logits, _), stats = averaging.forward_with_targets(
+          task, learner.teacher._replace(params=params), weak, labeled, strong,
+          key=key)
+      loss, _ = losses.cross_entropy(logits, labeled.labels, labeled.mask)
+      return loss, stats
+
+    grads, stats = jax.grad(loss_of, has_aux=True)(learner.teacher.params)
+    params, state = _scaled(
+        optimizer, grads, learner.teacher_state, learner.teacher.params,
+        factor(learner.done, schedule))
+    return learner._replace(
+        teacher=Variables(params, stats), teacher_state=state,
+        done=learner.done + 1), batching.passes(batch, 2 * coupled, 0)
+  return step
+
+
+def main_step(task: Task, schedule: Schedule,
+              optimizer: optax.GradientTransformation, *,
+              threshold: float = 0.6) -> local_training.Step:
+  r"""A step of both: :math:`L_s + \lambda L_{uda} + dot\, CE(\arg\max p, p)`.
+
+  :math:`dot` is the student's labeled loss after its step less that before, so
+  labels that help the student push the teacher away from its own strong
+  predictions; in the paper's d the sign is the other.
+
+  Args:
+    task: has the network and the views.
+    schedule: the steps and warm-up.
+    optimizer: of both.
+    threshold: confidence of the weak view from which on a row counts for the
+      teacher; the student learns from all.
+
+  Returns:
+    (learner, batch, key) -> (learner, metrics).
+  """
+  def student_step(learner, labels, weak, labeled, key):
+    def run(params, rows):
+      return task.apply_train(
+          learner.teacher._replace(params=params), rows.inputs, rows.mask,
+          jax.random.fold_in(key, 0xd1))[0]
+    def known(params):
+      return losses.cross_entropy(
+          run(params, labeled), labeled.labels, labeled.mask)[0]
+    grads = jax.grad(lambda params: losses.cross_entropy(
+        run(params, weak), labels, weak.mask)[0])(learner.student)
+    rate = factor(learner.done - schedule.fine_tune, schedule,
+                  wait=schedule.wait)
+    params, state = _scaled(
+        optimizer, grads, learner.student_state, learner.student, rate)
+    return params, state, known(params) - known(learner.student)
+
+  def step(learner: Learner, batch: Pair, key: jax.Array
+           ) -> tuple[Learner, Metrics]:
+    weak, labeled, strong = views(task, batch, key)
+    ramp = jnp.minimum((learner.done - schedule.fine_tune + 1) / _RAMP, 1)
+
+    def loss_of(params):
+      target, (known, bold), stats = averaging.forward_with_targets(
+          task, learner.teacher._replace(params=params), weak, labeled, strong,
+          key=key)
+      labels, sure = losses.pseudo_label(target, threshold=threshold)
+      student, state, dot = jax.lax.stop_gradient(
+          student_step(learner, labels, weak, labeled, key))
+      supervised = losses.cross_entropy(known, labeled.labels, labeled.mask)[0]
+      consistent = losses.cross_entropy(
+          bold, jax.nn.softmax(target), strong.mask * sure,
+          total=strong.mask.sum())[0]
+      own = losses.cross_entropy(bold, bold.argmax(-1), strong.mask)[0]
+      rows = labeled.mask.sum(), strong.mask.sum()
+      metrics = {
+          'forward_passes':
+              3 * rows[0] + 3 * rows[1],
+          'backward_passes':
+              rows[0] + 2 * rows[1],
+          'reward':
+              averaging.over_rows(-dot, labeled),
+          'mask_rate':
+              averaging.over_rows(losses.masked_mean(sure, strong.mask),
+                                  strong),
+          'labeled_loss':
+              averaging.over_rows(supervised, labeled),
+          'unlabeled_loss':
+              averaging.over_rows(consistent, strong)
+      }
+      loss = supervised + _WEIGHT * ramp * consistent
+      return loss + dot * own, (
+          stats, student, state, {**metrics, 'train_loss': loss})
+
+    grads, (stats, student, student_state, metrics) = jax.grad(
+        loss_of, has_aux=True)(learner.teacher.params)
+    params, state = _scaled(
+        optimizer, grads, learner.teacher_state, learner.teacher.params,
+        factor(learner.done, schedule))
+    return Learner(Variables(params, stats), student, state, student_state,
+                   learner.done + 1), metrics
+  return step
+
+
+def train(task: Task, schedule: Schedule, model: Variables, client: Client,
+          key: jax.Array, *, threshold: float = 0.6
+          ) -> tuple[Learner, Metrics]:
+  """A client's round: supervised steps, then those of both networks.
+
+  Args:
+    task: the static choices; its batches are used, for other numbers of steps.
+    schedule: the steps and warm-up.
+    model: as received.
+    client: whose rows.
+    key: draws orders and views, for either part its own.
+    threshold: see `main_step`.
+
+  Returns:
+    The learner after the round, and the metrics of the second part; rows and
+    passes are those of both.
+  """
+  optimizer = task.optimizer(client.round)
+  learner = start(model, optimizer)
+  sums = dict.fromkeys((*COUNTED, 'rows_used', 'rows_processed'),
+                       jnp.float32(0))
+  metrics: Metrics = {}
+  for part, make, steps in (
+      (0, fine_tune_step(task, schedule, optimizer), schedule.fine_tune),
+      (1, main_step(task, schedule, optimizer, threshold=threshold),
+       schedule.main)):
+    order_key, step_key = jax.random.split(jax.random.fold_in(key, part))
+    made = batching.batches(task, client.train, client.shard, order_key,
+                            round_=client.round)
+    made = made._replace(
+        num_steps=jnp.where(made.num_steps > 0, steps, 0).astype(jnp.int32))
+    learner, metrics = local_training.train(make, learner, made, step_key)
+    sums = {name: value + metrics[name] for name, value in sums.items()}
+  return learner, {**metrics, **sums}

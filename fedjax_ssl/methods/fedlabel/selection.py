@@ -1,0 +1,174 @@
+"""Whose label a row gets from two models, and what it costs to learn it.
+
+The equations of FedLabel: Cho, Joshi, Dimitriadis, Local or Global: Selective
+Knowledge Assimilation for Federated Learning with Limited Labels, ICCV 2023,
+https://arxiv.org/abs/2307.08809. Where the authors' code differs, it is
+microsoft/msrflute, `core/trainer.py`.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import checks
+from fedjax_ssl.core.types import Array, Metrics, Number, PyTree, Ratio
+
+CONFIDENCES = ('variance', 'entropy')
+LABELERS = ('both', 'local', 'global')
+DIVERGENCES = ('student_first', 'discarded_first')
+TEACHERS = ('discarded', 'local')
+OVER = ('batch', 'accepted')
+
+
+class Choice(NamedTuple):
+  """Who labels each row, and how. All fields are constants."""
+
+  labels: jax.Array  # int32[B]
+  accepted: jax.Array  # float32[B], 1 where the label is used.
+  from_local: jax.Array  # float32[B], 1 where the local model was chosen.
+  discarded: jax.Array  # float32[B, C], logits of the teacher.
+  agreed: jax.Array  # float32[B], 1 where that one has the same label.
+  ratio: jax.Array  # float32[B], its confidence over that of the chosen one.
+
+
+def confidence_score(logits: Array, kind: str = 'variance') -> jax.Array:
+  r"""How sure a prediction is: 0 if uniform, more if surer.
+
+  With p = softmax, 'variance' is :math:`\frac1C \sum_c (p_c - 1/C)^2` and
+  'entropy' :math:`\log C - H(p)`: the negative entropy, shifted to begin at 0,
+  as a ratio of negative numbers would grow where it has to fall.
+
+  Args:
+    logits: float[..., C].
+    kind: 'variance' or 'entropy'.
+
+  Returns:
+    float32[...], at least 0.
+
+  Raises:
+    ValueError: for another kind.
+
+  References:
+    Cho et al., FedLabel, ICCV 2023, eq. 3 and Figure 11.
+  """
+  checks.check('confidence', kind, CONFIDENCES)
+  log_p = jax.nn.log_softmax(jnp.asarray(logits, jnp.float32))
+  p, size = jnp.exp(log_p), logits.shape[-1]
+  if kind == 'variance':
+    return jnp.mean(jnp.square(p - 1 / size), -1)
+  return jnp.maximum(jnp.sum(p * (log_p + jnp.log(size)), -1), 0)
+
+
+def select(global_logits: Array, local_logits: Array, *,
+           threshold: Number = 0.4, confidence: str = 'variance',
+           labeler: str = 'both', teacher: str = 'discarded') -> Choice:
+  r"""Lets the surer model label each row.
+
+  :math:`s^* = \arg\max_s h(s)`, :math:`\hat y = \arg\max_c s^*_c` where
+  :math:`\max_c s^*_c > \beta`; equal confidence is the global model's.
+
+  Args:
+    global_logits: float[B, C] of the model that the client received.
+    local_logits: float[B, C] of that model after training on its labels.
+    threshold: beta, strict; 0 accepts every row and 1 none.
+    confidence: h, see `confidence_score`.
+    labeler: 'both'; or 'local' or 'global', which labels alone: then nothing
+      is discarded, so no two models agree.
+    teacher: whom the second term keeps the student near where both agree:
+      'discarded', the model not chosen; or always 'local', as in the code.
+
+  Returns:
+    The Choice; its ratio is in [0, 1], and 1 where both are uniform.
+
+  Raises:
+    ValueError: for another confidence, labeler or teacher.
+
+  References:
+    Cho et al., FedLabel, ICCV 2023, eq. 3, 4 and 7 and Figure 2.
+  """
+  checks.check('labeler', labeler, LABELERS)
+  checks.check('teacher', teacher, TEACHERS)
+  logits = [jax.lax.stop_gradient(jnp.asarray(x, jnp.float32))
+            for x in (global_logits, local_logits)]
+  ours, theirs = (confidence_score(x, confidence) for x in logits)
+  local = {'both': theirs > ours, 'local': jnp.ones(ours.shape, bool),
+           'global': jnp.zeros(ours.shape, bool)}[labeler]
+  def pick(chosen, x, y):
+    return jnp.where(chosen[:, None] if x.ndim > 1 else chosen, x, y)
+  best, rest = pick(local, *logits[::-1]), pick(local, *logits)
+  high, low = pick(local, theirs, ours), pick(local, ours, theirs)
+  labels = best.argmax(-1).astype(jnp.int32)
+  # A probability may be rounded to just above 1.
+  accepted = jnp.minimum(jax.nn.softmax(best).max(-1), 1) > threshold
+  agreed = (rest.argmax(-1) == labels) & (labeler == 'both')
+  ratio = jnp.where(high > 0, low / jnp.where(high > 0, high, 1), 1)
+  teaches = rest if teacher == 'discarded' else logits[1]
+  return Choice(labels, accepted.astype(jnp.float32),
+                local.astype(jnp.float32), teaches,
+                agreed.astype(jnp.float32), jnp.clip(ratio, 0, 1))
+
+
+def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
+         mask: Array, *, consistency: Number = 0.1,
+         divergence: str = 'student_first', over: str = 'batch'
+         ) -> tuple[jax.Array, Metrics]:
+  r"""FedLabel's loss on unlabeled rows.
+
+  :math:`1[accepted] (CE(\hat y, p(\psi(x))) + \lambda_k KL(p(x), s^{-*})
+  1[agreed])` with :math:`\lambda_k = \lambda_0 h(s^{-*}) / h(s^*)`.
+
+  Args:
+    choice: what `select` returned.
+    strong_logits: float[B, C] of the model in training, strong view.
+    clean_logits: the same of the rows as they are.
+    mask: float32[B]; a row that is not accepted costs 0.
+    consistency: lambda_0, the largest weight of the second term; 0 leaves the
+      cross entropy.
+    divergence: 'student_first', KL(student || discarded) as printed in
+      equation 6; or 'discarded_first', KL(discarded || student), as in the
+      code.
+    over: both terms are averaged over the real rows of the 'batch', as in
+      equation 8; or over the 'accepted' rows, and the second over those in
+      agreement, as in the code.
+
+  Returns:
+    float32[] and the metrics 'mask_rate' (accepted), 'local_rate' (labeled by
+    the local model, among the accepted), 'agreed_rate' (among the accepted)
+    and 'consistency_loss', its second term.
+
+  Raises:
+    ValueError: for another divergence or mean.
+
+  References:
+    Cho et al., FedLabel, ICCV 2023, eq. 5 to 8.
+  """
+  checks.check('divergence', divergence, DIVERGENCES)
+  checks.check('over', over, OVER)
+  real = jnp.asarray(mask, jnp.float32)
+  total = real.sum()
+  used = real * choice.accepted
+  rows = total if over == 'batch' else None
+  hard = losses.cross_entropy(strong_logits, choice.labels, used, total=rows)[0]
+  shared = used * choice.agreed
+  # Rows that do not count are replaced: their derivative must not be NaN.
+  student, other = (jnp.where(shared[:, None] > 0, x, 0)
+                    for x in (clean_logits, choice.discarded))
+  pair = (student, other) if divergence == 'student_first' else (
+      other, student)
+  soft = jnp.asarray(consistency) * losses.masked_mean(
+      choice.ratio * losses.kl_rows(*pair), shared, total=rows)
+  accepted = used.sum()
+  return hard + soft, {
+      'mask_rate': Ratio(accepted, total),
+      'local_rate': Ratio((used * choice.from_local).sum(), accepted),
+      'agreed_rate': Ratio(shared.sum(), accepted),
+      'consistency_loss': Ratio(soft * total, total)}
+
+
+def mean_square_gaps(params: PyTree, anchor: PyTree) -> jax.Array:
+  """float32[]: the mean squared distance of each array, summed over arrays."""
+  gaps = jax.tree.map(lambda x, y: jnp.mean(jnp.square(x - y)), params, anchor)
+  return sum(jax.tree.leaves(gaps), jnp.float32(0))

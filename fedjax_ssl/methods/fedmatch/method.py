@@ -1,0 +1,137 @@
+"""FedMatch: one part of the weights for labels, one for unlabeled rows.
+
+Jeong et al., Federated Semi-Supervised Learning with Inter-Client Consistency,
+https://arxiv.org/abs/2006.12097: the first version is profile 'v1'; the code,
+of the third version (ICLR 2021), is 'v3code'.
+"""
+from __future__ import annotations
+
+import functools
+
+from jax import lax
+
+from fedjax_ssl.core import knobs, rounds
+from fedjax_ssl.core.types import Federation, Method, State, Task
+from fedjax_ssl.data import batching
+from fedjax_ssl.losses import agreement_vote, pseudo_label
+from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
+from fedjax_ssl.methods.fedmatch.settings import Settings, settle
+
+
+@knobs.checked()
+def fedmatch(
+    task: Task, *, profile: str = 'v1', num_helpers: int = 2,
+    helper_choice: str | None = None, helper_interval: int | None = None,
+    aggregation: str | None = None, labeled_say: float = 1.0,
+    threshold: float = 0.75, tie: str = 'lowest', over: str | None = None,
+    labeled_weight: float = 10.0, agreement_weight: float | None = None,
+    consistency_weight: float | None = None, l2: float | None = None,
+    l1: float | None = None, l2_reduction: str | None = None,
+    learn: str = 'both', psi_init: float | None = None, density: float = 1.0,
+    sending: str | None = None, psi_threshold: float | None = None,
+    delta_threshold: float | None = None, exact_down: bool = True,
+    lr_decay: str = 'clients', patience: int | None = None,
+    max_gib: float = 16.0, keep_local: bool = False) -> Method:
+  """theta = sigma + psi, helpers from other clients, sparse messages.
+
+  With labels at the server it trains sigma, and the clients psi only. A knob
+  that is None takes the profile's value, v1 / v3code below.
+
+  Args:
+    task: the static choices.
+    profile: 'v1' or 'v3code'.
+    num_helpers: H, other clients' psi that a client receives; 0 is none, and
+      labels are then FixMatch's.
+    helper_choice: 'reliability', the best of the last round on the server's
+      validation rows, or 'similarity', the nearest answers to a noise image.
+    helper_interval: rounds between helpers, 1 / 10; none in other rounds.
+    aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
+      validation row right), or 'uniform'.
+    labeled_say: a client that holds labels counts so many times what it would
+      without; 1 is no difference.
+    threshold: confidence tau of the own model; at 1.1 no row counts. The
+      third version's text has 0.85.
+    tie: classes with equally many votes: the 'lowest' one wins, or the own
+      model's, 'local'.
+    over: losses are means over the 'batch' (v1, not stated) or the 'confident'
+      rows.
+    labeled_weight: lambda_s.
+    agreement_weight: of the vote's cross entropy, 1 / .01.
+    consistency_weight: of the helpers' divergence, 1 / .01; 0 leaves
+      inter-client consistency out, the votes stay.
+    l2: of ||sigma - psi||^2, .01 / 10.
+    l2_reduction: l2 weighs the 'mean' over the weights (v1, not stated) or
+      the 'sum'.
+    l1: of ||psi||_1, a sum always, as a mean would move no weight: 0 (v1,
+      'dense'; sparse runs say theirs, of 0 to .01) / 1e-4, with labels at the
+      server 1e-5.
+    learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
+      its initial values); or 'undivided', FedMatch without decomposition: both
+      losses move one set of weights, psi, which starts as the whole model,
+      and sigma is 0. Helpers are then whole models, and what makes psi small
+      or sparse is refused: `l2`, `l1`, `psi_init`, `psi_threshold`, `density`.
+    psi_init: psi starts at this share of sigma, 0 (not stated) / .2.
+    density: largest share of psi that a client sends, 1 is all.
+    sending: 'values', all of sigma and psi above `psi_threshold`, or
+      'differences' to what the receiver holds above `delta_threshold`.
+    psi_threshold: psi up to it is sent up, and predicted with, as 0, and
+      not counted on the way down; what the server holds stays whole. 0 (v1,
+      not stated: a dense psi is sent whole) / 5e-6, with labels at the server
+      1e-5.
+    delta_threshold: 5e-5, with labels at the server 1e-5, for differences.
+    exact_down: what is left out on the way down is only not counted, all
+      arrives, as in the authors' code; False lets the client hold, and ask of
+      helpers, only what was sent.
+    lr_decay: divides the rate by 3 after `patience` epochs without lower
+      validation loss: each of the 'clients' its own, the 'server' everybody's
+      by the loss of the global model, or 'none'. Clients' rates start again
+      with each task of a stream.
+    patience: epochs, 3 / 5, with labels at the server 3 / 20.
+    max_gib: most weights to keep, over all clients and ranked helpers.
+    keep_local: keep each client's last model, as it was sent, to report local
+      accuracy.
+
+  Returns:
+    The method. Its metrics: `cost_up` and `cost_down`, percent of one dense
+    model a client and round; `psi_density`; `outvoted`.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range; or later, in
+      `init`, where validation rows or memory do not suffice.
+  """
+  knobs = dict(locals())
+  del knobs['task']
+  s = settle(task, knobs)
+  update = functools.partial(client.update, task, s)
+  aggregate = functools.partial(server.aggregate, task, s)
+  passes: list[rounds.Pass] = [rounds.client_pass(
+      task, update, aggregate, broadcast=functools.partial(server.broadcast, s),
+      work=lambda shard: batching.num_steps(task, shard, s.streams))]
+  if s.at_server and s.learn != 'psi':
+    passes.insert(0, server.training(task, s))
+  all_passes = rounds.chain(*passes)
+
+  def round_fn(state: State, federation: Federation, round_, key):
+    return all_passes(server.on_tasks(s, state, federation, round_),
+                      federation, round_, key)
+
+  return Method(
+      functools.partial(server.init, task, s), round_fn,
+      lambda record, inputs: task.apply(server.predicted(s, record), inputs),
+      local_predict=(lambda record, row, inputs: task.apply(row.model, inputs))
+      if s.keep_local else None,
+      pseudo_label=functools.partial(_labels, task, s) if s.sends_psi else None,
+      client_update=update, aggregate=aggregate)
+
+
+def _labels(task: Task, s: Settings, record, memory, inputs):
+  """The vote of the global model and the most reliable clients."""
+  del memory
+  own = task.apply(server.predicted(s, record), inputs)
+  if not isinstance(record.agents, helpers.Ranking):
+    return pseudo_label(own, threshold=s.weights.threshold)
+  best = helpers.most_reliable(record.agents, -1)
+  advice = lax.map(lambda psi: task.apply(losses.whole(
+      record.sigma, psi, record.stats), inputs), best.psi)
+  return agreement_vote(own, advice, threshold=s.weights.threshold,
+                        tie=s.weights.tie, present=best.present)

@@ -1,0 +1,365 @@
+r"""FedSSL and FedSSL-DP: MixUp across agents through a shared generator.
+
+Fan, Hu and Huang, Private Semi-Supervised Federated Learning, IJCAI 2022; no
+code was published. Classifier F, conditional generator G and discriminator D
+are trained at every agent and averaged.
+
+See `gmixup` for what they minimise and `private_agents` for the private variant
+and what it guarantees.
+
+The paper does not state, and we chose: the layers of G and D, and that lambda
+blends their features by its own value (`models.gan`); their optimizer, Adam
+with a first moment of 0.5, started anew every round as F's is; K, Z, alpha and
+the size of the noise; one update of G a batch, which joins G-Reg and G-MixUp;
+the blends of equation 6, drawn as in equation 4; and how F meets real rows.
+Where its formulas need a reading, knobs offer both.
+"""
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import aggregation
+from fedjax_ssl.core import (
+    checks,
+    client_weights,
+    knobs,
+    local_training,
+    rounds,
+    tree,
+)
+from fedjax_ssl.core.types import (
+  Array,
+  Client,
+  Context,
+  Examples,
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  Shard,
+  State,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.fedssl import gmixup, private_agents
+from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.models import gan
+
+_PICTURE_BLENDS = (1.0, 0.75, 0.5, 0.25, 0.0)
+
+
+class Server(NamedTuple):
+  """The server's record: three networks and, under privacy, the budget."""
+
+  model: Variables
+  generator: PyTree
+  discriminator: PyTree
+  budget: private_agents.Budget | None = None
+
+  @property
+  def nets(self) -> gmixup.Nets:
+    """What travels."""
+    return gmixup.Nets(self.model, self.generator, self.discriminator)
+
+
+class _Learner(NamedTuple):
+  nets: gmixup.Nets
+  opt_states: dict[str, PyTree]
+
+
+class _ToAgent(NamedTuple):
+  """The payload of an agent with labels under privacy."""
+
+  nets: gmixup.Nets
+  steps: jax.Array  # int32[]
+  noise: jax.Array  # float32[]
+
+
+def step(
+    costs: gmixup.Costs,
+    optimizers: dict[str, optax.GradientTransformation]) -> local_training.Step:
+  """One batch: D against the blends, then F and G together.
+
+  Args:
+    costs: of the three networks.
+    optimizers: 'model', 'generator', 'discriminator'.
+
+  Returns:
+    (learner, rows, key) -> (learner, metrics), for `core.local_training.train`.
+  """
+  def update(name, grads, params, states):
+    change, state = optimizers[name].update(grads, states[name], params)
+    return optax.apply_updates(params, change), {**states, name: state}
+
+  def one(learner: _Learner, rows: gmixup.Rows, key):
+    nets, states = learner
+    made = costs.material(nets.model, rows, key)
+    metrics: Metrics = {}
+    if costs.choices.use_real:
+      loss, grads = jax.value_and_grad(costs.discriminator)(
+          nets.discriminator, nets, made)
+      metrics['discriminator_loss'] = loss
+      params, states = update(
+          'discriminator', grads, nets.discriminator, states)
+      nets = nets._replace(discriminator=params)
+    (loss, (stats, more)), grads = jax.value_and_grad(
+        costs.joint, has_aux=True)(
+            (nets.model.params, nets.generator), nets, made)
+    params, states = update('model', grads[0], nets.model.params, states)
+    generator, states = update('generator', grads[1], nets.generator, states)
+    if costs.task.model.norm == 'static':
+      stats = nets.model.stats
+    nets = nets._replace(model=Variables(params, stats), generator=generator)
+    return _Learner(nets, states), {
+        'train_loss': loss, **metrics, **more, **costs.passes(rows)}
+  return one
+
+
+_PRIVATE = knobs.Needs(
+    'dp_scope', private_agents.SCOPES, "write dp_scope='all' for training that "
+    "is private, or dp_scope='generator', which guarantees nothing")
+
+
+# A network without a finite norm would get no noise.
+@knobs.checked(
+    epsilon=knobs.Bound(above=True, needs=_PRIVATE, advice='a budget is above '
+                        '0; without privacy leave epsilon and dp_scope out'),
+    delta=knobs.Bound(0, 1, above=True, below=True, needs=_PRIVATE),
+    clip_norm=knobs.Bound(above=True, needs=_PRIVATE),
+    noise_multiplier=knobs.Bound(needs=_PRIVATE, cases=(
+        knobs.at(0, 'no noise, no privacy'),)),
+    microbatch=knobs.Bound(0, 2**31 - 1, whole=True, needs=_PRIVATE),
+    private_steps=knobs.Bound(0, 2**31 - 1, whole=True, needs=_PRIVATE),
+    accountant=knobs.Word(_PRIVATE),
+    alpha=knobs.Bound(0, 1e6, above=True))
+def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
+           delta: float = 1e-5, clip_norm: float = 1.0,
+           noise_multiplier: float | None = None, microbatch: int = 0,
+           accountant: str = 'rdp', private_steps: int = 0,
+           use_rec: bool = True, use_real: bool = True,
+           real_data: str = 'labeled', condition: str = 'mixed',
+           rec_over: str = 'sum',
+           generator_loss: str = 'non_saturating', num_views: int = 2,
+           sharpening: float = 2.0, alpha: float = 0.75,
+           noise_size: int = 100, gan_width: int = 32,
+           gan_rate: float = 2e-4, packed: bool = False,
+           ramp: float = 0.0, labeled_say: float = 3.0,
+           weighting: str = 'uniform') -> Method:
+  """Trains on blends that a generator shared by all agents makes.
+
+  Without privacy all agents of a round train at once. With it, those with
+  labels train first, one after another in a drawn order, each from the last
+  one's networks; then all others at once; their mean change is added.
+
+  Args:
+    task: the static choices. Under privacy `labeled_batch` is the expected
+      size of a sampled batch, of rate labeled_batch / rows.
+    dp_scope: None; 'generator', noise on G alone as in the paper, whose
+      epsilon is nominal and guarantees nothing; or 'all', noise on F, G and
+      D: the networks are (epsilon, delta)-private in the labeled rows.
+    epsilon: the budget, above 0; the paper has 4, 8 and 16. Labels rest once
+      a round would exceed it. Refused without `dp_scope`, as are the six that
+      follow: they would do nothing.
+    delta: of the budget, in (0, 1).
+    clip_norm: C, to which a labeled row's gradient is clipped; above 0.
+    noise_multiplier: sigma; None solves it from the budget, the sampling rate
+      and the steps of all planned rounds. 0 is no privacy.
+    microbatch: rows whose gradients are held at a time; 0 is all.
+    accountant: 'rdp', or 'pld', which is tighter and takes longer to start.
+    private_steps: steps with noise of an agent with labels, a round; 0 is as
+      many as without privacy. Fewer need less noise each. With noise on G
+      alone, F and D take all the steps that they take without privacy.
+    use_rec: the reconstruction of equation 7; False is an ablation.
+    use_real: the realism of equation 6; False is an ablation, D stays still.
+    real_data: real rows from which F learns besides the blends: those with
+      'labeled' truth; 'all', the others by their pseudo-labels; or 'none',
+      which is equations 4 and 5 alone and refused for trained word vectors:
+      blends do not train them.
+    condition: D judges a blend beside the 'mixed' label; or the 'target'
+      class, as printed, which contradicts the reconstruction where lambda is
+      near 1.
+    rec_over: squared error as a 'sum' over pixels, as printed, or their
+      'mean'.
+    generator_loss: 'non_saturating', or 'saturating' as printed, or 'hinge'.
+    num_views: K weak views behind a pseudo-label, 1 to 64.
+    sharpening: Z of equation 2; 1 leaves predictions as they are.
+    alpha: of Beta(alpha, alpha), above 0; the paper has it in (0, 1).
+    noise_size: numbers of noise, at least 1.
+    gan_width: channels of the first layers of G and D.
+    gan_rate: learning rate of G and D, above 0.
+    packed: labeled and unlabeled rows share max(labeled_batch,
+      unlabeled_batch) places, labeled ones first. It spares agents that hold
+      one kind the masked half; an agent with both sees fewer unlabeled rows.
+    ramp: share of the run over which what F learns from pseudo-labels rises
+      linearly to its full weight; 0 is the full weight at once.
+    labeled_say: an agent that holds labels counts so many times an agent that
+      holds none. 3 makes both groups equal, as in equation 1, in all settings
+      of the paper, where N_Q = 3 N_S; 1 is one agent, one vote. Above 0.
+    weighting: agents of a group count alike ('uniform'), or by their
+      'examples'.
+
+  Returns:
+    The method; its server record is `Server`.
+
+  Raises:
+    ValueError: for a number or name out of range, or a setting that privacy
+      cannot have.
+  """
+  if ramp:
+    task.horizon(f'ramp={ramp}')
+  client_weights.check(weighting, labeled_say)
+  checks.check('condition', condition, ('mixed', 'target'))
+  checks.check('real_data', real_data, ('labeled', 'all', 'none'))
+  checks.check('rec_over', rec_over, ('sum', 'mean'))
+  checks.check('generator_loss', generator_loss,
+               ('non_saturating', 'saturating', 'hinge'))
+  plan = None
+  if dp_scope is not None:
+    plan = private_agents.Plan(dp_scope, epsilon, delta, clip_norm,
+                               noise_multiplier, microbatch, accountant,
+                               private_steps)
+    plan.check(task)
+  networks = gan.make(width=gan_width)
+  costs = gmixup.Costs(task, networks, gmixup.Choices(
+      num_views, sharpening, alpha, noise_size, use_real, use_rec, real_data,
+      condition, rec_over, generator_loss, ramp))
+  streams = ('unlabeled' if plan or task.labels_at == 'server' else 'both')
+
+  def init(key: jax.Array, federation: Federation) -> State:
+    budget = None if plan is None else plan.budget(task, federation)
+    first = jnp.asarray(federation.train.inputs[:1])
+    costs.check(first)
+
+    def make(key):
+      keys = jax.random.split(key)
+      model = task.model.init(keys[0])
+      return gmixup.Nets(model, *networks.init(
+          keys[1], costs.continuous(model, first), task.num_classes,
+          noise_size))
+    nets = jax.jit(make)(key)
+    return State(Server(nets.model, nets.generator, nets.discriminator,
+                        budget), (), jnp.int32(0))
+
+  def optimizers(round_):
+    return {'model': task.optimizer(round_),
+            **{name: optax.adam(gan_rate, b1=0.5)
+               for name in ('generator', 'discriminator')}}
+
+  def train(nets: gmixup.Nets, examples: Examples, shard: Shard, round_: Array,
+            key: jax.Array, streams: str) -> tuple[gmixup.Nets, Metrics]:
+    order_key, step_key = jax.random.split(key)
+    made = batching.batches(task, examples, shard, order_key, streams, round_)
+    size = max(task.labeled_batch, made.width - task.labeled_batch)
+    size = size if packed and streams == 'both' else made.width
+
+    def following(cursor, t):
+      cursor, pair, _ = made.next(cursor, t)
+      rows = gmixup.merge(pair, size)
+      return cursor, rows, rows.mask.sum()
+    opts = optimizers(round_)
+    learner = _Learner(nets, {
+        'model': opts['model'].init(nets.model.params),
+        'generator': opts['generator'].init(nets.generator),
+        'discriminator': opts['discriminator'].init(nets.discriminator)})
+    learner, metrics = local_training.train(
+        step(costs, opts), learner, made._replace(width=size, next=following),
+        step_key)
+    return learner.nets, metrics
+
+  def client_update(payload: gmixup.Nets, client: Client, key) -> Update:
+    nets, metrics = train(payload, client.train, client.shard, client.round,
+                          key, streams)
+    weight = client_weights.of(client.shard, streams, weighting=weighting,
+                               labeled_say=labeled_say)
+    return Update(tree.subtract(nets, payload), weight, client.memory, metrics)
+
+  def private_update(payload: _ToAgent, client: Client, key) -> Update:
+    assert plan is not None
+    nets = private_agents.train(
+        task, costs, plan, payload.nets, optimizers(client.round), client,
+        payload.steps, payload.noise, key)
+    # No metrics: what a loss says of private rows would carry no noise.
+    return Update(tree.subtract(nets, payload.nets),
+                  jnp.asarray(client.shard.num_labeled > 0, jnp.float32),
+                  client.memory, {})
+
+  @aggregation.linear
+  def finish(server, mean, cohort, context, key):
+    del cohort, context, key
+    return server._replace(**tree.add(server.nets, mean)._asdict()), {}
+
+  def on_server(server, context: Context, key):
+    nets, metrics = train(server.nets, context.train, context.shard,
+                          context.round, key, 'labeled')
+    good = tree.all_finite(nets)
+    nets = tree.where(good, nets, server.nets)
+    return (server._replace(**nets._asdict()),
+            local_training.of_server(metrics, good))
+
+  passes = [rounds.client_pass(
+      task, client_update, finish,
+      sample=private_agents.without_labels if plan else None,
+      broadcast=lambda server, client_id: server.nets,
+      work=lambda shard: batching.num_steps(task, shard, streams))]
+  if plan is not None:
+    def to_agent(server, client_id):
+      del client_id
+      budget = server.budget
+      return _ToAgent(server.nets, budget.steps_now, budget.noise)
+    passes = [
+        rounds.client_pass(task, private_update, finish, relay=True,
+                           sample=private_agents.in_turn, broadcast=to_agent),
+        rounds.server_pass(lambda server, context, key: (
+            server._replace(budget=server.budget.next()), {})), *passes]
+  if task.labels_at == 'server':
+    passes.insert(0, rounds.server_pass(on_server))
+  if task.model.norm == 'static':
+    passes.append(averaging.statistics(task))
+  return Method(
+      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
+      pseudo_label=averaging.confident_labels(task, 0.0),
+      client_update=client_update, aggregate=finish, report=None
+      if plan is None else lambda server: {'epsilon': server.budget.spent},
+      pictures=functools.partial(_pictures, costs))
+
+
+def _pictures(costs: gmixup.Costs, server: Server, examples: Examples,
+              key: jax.Array) -> jax.Array | None:
+  """One image blended towards each class: a row a class, a column a blend.
+
+  Columns: the image itself, then lambda of 1, .75, .5, .25 and 0, which is
+  generated from noise and the class alone. A row's image is the first of the
+  next class, so that column 1 shows all classes.
+  """
+  if examples.inputs.ndim != 4:
+    return None
+  classes, blends = costs.task.num_classes, jnp.array(_PICTURE_BLENDS)
+  first = jnp.argmax(
+      jnp.asarray(examples.labels)[None] == jnp.arange(classes)[:, None], 1)
+  source = jnp.roll(first, -1)
+  inputs = jnp.asarray(examples.inputs)[source]
+  count = classes * blends.size
+  def repeat(x):
+    return jnp.repeat(x, blends.size, axis=0)
+  wide = repeat(inputs)
+  made = gmixup.Material(
+      wide, costs.continuous(server.model, wide),
+      repeat(jax.nn.one_hot(jnp.asarray(examples.labels)[source], classes)),
+      repeat(jnp.eye(classes)),
+      jax.random.uniform(key, (count, costs.choices.noise_size)),
+      jnp.tile(blends, classes), *[jnp.ones(count)] * 3)
+  fakes, = costs.generate(server.generator, made, made.lam)
+  low, high = costs.limits(wide) or (0.0, 1.0)
+  wide_range = jnp.where(high > low, high - low, 1)
+  shown = jnp.concatenate([
+      costs.continuous(server.model, inputs)[:, None],
+      fakes.reshape(classes, blends.size, *fakes.shape[1:])], 1)
+  return jnp.clip(jnp.round(
+      255 * (shown - low) / wide_range), 0, 255).astype(jnp.uint8)

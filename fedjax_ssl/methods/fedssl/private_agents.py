@@ -1,0 +1,250 @@
+r"""FedSSL-DP: agents with labels train one after another, with noise.
+
+Fan et al., Private Semi-Supervised Federated Learning, IJCAI 2022, algorithm
+2. As printed it adds noise to the generator only, while the classifier and the
+discriminator learn from the same labels without, and shape the generator's
+later gradients: then NO network released has a formal guarantee, and the
+epsilon is nominal. With noise on all three networks it is a guarantee for each
+labeled row of each agent, neighbours differing by one row, given that the
+numbers of rows are public. It covers the networks of every round, not what a
+simulation tells besides: its seed, from which the noise can be drawn again, and
+its metrics of the labeled rows, such as `labeled_accuracy`, are to be kept.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_ssl import privacy
+from fedjax_ssl.core import sampling, tree
+from fedjax_ssl.core.types import Cohort, Federation, PyTree, Task
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.fedssl import gmixup
+
+SCOPES = ('generator', 'all')
+PARTS = ('model', 'generator', 'discriminator')
+
+
+class Budget(NamedTuple):
+  """What has been spent, and what may be; all steps are per agent."""
+
+  rounds: jax.Array  # int32[], rounds in which the labels were used.
+  allowed: jax.Array  # int32[], such rounds that stay within the budget.
+  steps: jax.Array  # int32[], private steps of an agent in such a round.
+  noise: jax.Array  # float32[], noise multiplier sigma.
+  epsilons: jax.Array  # float32[T + 1] after each such round.
+
+  @property
+  def steps_now(self) -> jax.Array:
+    """int32[]: private steps of an agent in the coming round."""
+    return jnp.where(self.rounds < self.allowed, self.steps, 0)
+
+  @property
+  def spent(self) -> jax.Array:
+    """float32[]: epsilon so far."""
+    return self.epsilons[jnp.minimum(self.rounds, self.epsilons.shape[0] - 1)]
+
+  def next(self) -> Budget:
+    """After a round."""
+    return self._replace(rounds=jnp.minimum(self.rounds + 1, self.allowed))
+
+
+class Plan(NamedTuple):
+  """The knobs of privacy; see `fedssl.fedssl`."""
+
+  scope: str
+  epsilon: float
+  delta: float
+  clip_norm: float
+  noise_multiplier: float | None
+  microbatch: int
+  accountant: str
+  steps: int
+
+  def check(self, task: Task) -> None:
+    """Raises ValueError, naming the knob, for what cannot be private."""
+    if self.scope not in SCOPES:
+      raise ValueError(f'dp_scope is {self.scope!r}; allowed are None, '
+                       f'{", ".join(map(repr, SCOPES))}.')
+    task.horizon(f'dp_scope={self.scope!r}')
+    if self.accountant not in privacy.ACCOUNTANTS:
+      raise ValueError(f'accountant is {self.accountant!r}; allowed are '
+                       f'{", ".join(privacy.ACCOUNTANTS)}.')
+    if task.labels_at == 'server':
+      raise ValueError("dp_scope needs labels_at='clients': it protects the "
+                       'labels of agents.')
+    if task.model.norm in ('batch', 'static'):
+      raise ValueError(f'dp_scope cannot bound what a row does under norm='
+                       f"{task.model.norm!r}; give norm='none' or 'group'.")
+
+  @property
+  def clip_norms(self) -> dict[str, float]:
+    """C_p of each network; of those with noise the squares sum to C^2."""
+    if self.scope == 'generator':
+      return {**dict.fromkeys(PARTS, math.inf), 'generator': self.clip_norm}
+    return dict.fromkeys(PARTS, self.clip_norm / math.sqrt(len(PARTS)))
+
+  def budget(self, task: Task, federation: Federation) -> Budget:
+    """Solves the noise and tabulates epsilon, on the host.
+
+    Clients hold different rows, so a row's epsilon is that of its own client's
+    steps; the client with the fewest rows, which draws each most often, has
+    the largest. A round's steps are taken only if the budget holds them all.
+    """
+    first = _num_holders(federation)
+    counts = np.asarray(federation.clients.num_labeled)
+    if counts[first:].any():
+      raise ValueError(
+          f"dp_scope takes labels of the first {first} clients, and client "
+          f"{first + int(np.argmax(counts[first:] > 0))} holds some; give "
+          "labels='few'.")
+    if task.cohort_size < federation.num_clients:
+      raise ValueError(f'dp_scope takes all {federation.num_clients} clients '
+                       f'in every round; cohort_size={task.cohort_size} is '
+                       'fewer.')
+    shards = jax.tree.map(np.asarray, federation.clients)
+    holders = counts[counts > 0]
+    fewest = int(holders.min()) if holders.size else 1
+    rate = min(1.0, task.labeled_batch / fewest)
+    # Nobody holds labels where a finished run is read back: shapes only.
+    steps = self.steps if holders.size else 0
+    if holders.size and not steps:
+      with jax.ensure_compile_time_eval():  # Also where shapes are traced.
+        steps = int(np.max(jax.vmap(lambda shard: batching.num_steps(
+            task, shard, 'labeled'))(shards)))
+    planned = task.horizon(f'dp_scope={self.scope!r}')
+    total = planned * steps
+    sigma = self.noise_multiplier
+    if sigma is None:
+      sigma = privacy.noise_multiplier(
+          self.epsilon, rate, total, delta=self.delta,
+          accountant=self.accountant)
+    table = privacy.spending(
+        sigma, rate, steps, planned, delta=self.delta,
+        accountant=self.accountant)
+    within = np.flatnonzero(table <= np.float32(self.epsilon))
+    return Budget(jnp.int32(0), jnp.int32(within[-1]), jnp.int32(steps),
+                  jnp.float32(sigma), jnp.asarray(table))
+
+
+def _num_holders(federation: Federation) -> int:
+  """How many clients, the first ones, hold labels."""
+  size, total = federation.num_labeled_clients, federation.num_clients
+  if not 0 < size < total:
+    raise ValueError(
+        'dp_scope takes clients with all their labels in turn, then those '
+        f'without any: give num_labeled_clients=1 to {total - 1}, not {size}, '
+        'in a setting that has such clients.')
+  return size
+
+
+def in_turn(state: Any, federation: Federation, key: jax.Array) -> Cohort:
+  """The clients with labels, each a group of its own, in a drawn order."""
+  return sampling.one_by_one(sampling.labeled_clients(
+      _num_holders(federation)))(state, federation, key)
+
+
+def without_labels(state: Any, federation: Federation, key: jax.Array
+                   ) -> Cohort:
+  """All other clients at once."""
+  size = federation.num_clients - federation.num_labeled_clients
+  return sampling.unlabeled_clients(size)(state, federation, key)
+
+
+def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
+          optimizers: dict[str, optax.GradientTransformation], client: Any,
+          steps: jax.Array, noise: jax.Array, key: jax.Array) -> gmixup.Nets:
+  """Private steps of one agent on its labeled rows.
+
+  A step samples rows once and makes two updates, of D, then of F and G. Noise
+  of one size on parts clipped to C_p is one Gaussian mechanism of sensitivity
+  C, also where a later part depends on the noisy earlier one. A part without
+  noise follows the mean over the rows, as without privacy; and where only G
+  has noise, F and D go on without it to the usual number of steps.
+
+  Args:
+    task: its labeled batch is the expected size of a step.
+    costs: of the networks.
+    plan: scope and clipping.
+    nets: where to begin.
+    optimizers: by network.
+    client: the agent.
+    steps: int32[]; with 0 no labeled row is read.
+    noise: float32[], sigma.
+    key: PRNG key.
+
+  Returns:
+    The networks after the steps.
+  """
+  shard, width = client.shard, client.shard.labeled.shape[0]
+  rate = jnp.minimum(1, task.labeled_batch / jnp.maximum(shard.num_labeled, 1))
+  capacity = min(width, privacy.poisson_capacity(task.labeled_batch))
+  expected = jnp.maximum(rate * shard.num_labeled, 1)
+  norms = plan.clip_norms
+
+  def gradients(cost: Callable[..., jax.Array], parts: dict[str, PyTree],
+                made: gmixup.Material, key) -> dict[str, PyTree]:
+    """By part: the sum over clipped rows and noise, or the plain mean's."""
+    noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}
+    plain = {k: v for k, v in parts.items() if k not in noisy}
+    out = jax.grad(cost)(plain, made) if plain else {}
+    if not noisy:
+      return out
+    sums = privacy.clipped_sum(
+        lambda row: jax.grad(cost)(noisy, jax.tree.map(lambda x: x[None], row)),
+        made._replace(mask=jnp.ones_like(made.mask)), made.mask,
+        clip_norm={k: norms[k] for k in noisy}, microbatch=plan.microbatch)
+    keys = dict(zip(PARTS, jax.random.split(key, len(PARTS)), strict=True))
+    return out | {k: tree.scale(privacy.gaussian(
+        keys[k], x, noise * plan.clip_norm), 1 / expected)
+                  for k, x in sums.items()}
+
+  def moved(carry, cost, parts, made, key):
+    nets, states = carry
+    held = {'model': nets.model.params, 'generator': nets.generator,
+            'discriminator': nets.discriminator}
+    found = gradients(cost, {k: held[k] for k in parts}, made, key)
+    for name, part in found.items():
+      change, state = optimizers[name].update(part, states[name], held[name])
+      states = {**states, name: state}
+      held[name] = optax.apply_updates(held[name], change)
+    return nets._replace(
+        model=nets.model._replace(params=held['model']),
+        generator=held['generator'],
+        discriminator=held['discriminator']), states
+
+  def body(t, carry, parts=('model', 'generator')):
+    keys = jax.random.split(jax.random.fold_in(key, t), 4)
+    places, mask = privacy.poisson_rows(
+        keys[0], shard.num_labeled, rate, width=width, capacity=capacity)
+    batch = batching.gather(client.train, shard.labeled[places], mask)
+    made = costs.material(carry[0].model, gmixup.Rows(
+        batch.inputs, batch.labels, mask, mask, jnp.ones_like(mask)), keys[1])
+    if costs.choices.use_real:
+      nets = carry[0]
+      carry = moved(carry, lambda some, made: costs.discriminator(
+          some['discriminator'], nets, made), ('discriminator',), made, keys[2])
+    nets = carry[0]
+    return moved(carry, lambda some, made: costs.joint(
+        (some.get('model', nets.model.params),
+         some.get('generator', nets.generator)), nets, made)[0],
+                 parts, made, keys[3])
+
+  states = {'model': optimizers['model'].init(nets.model.params),
+            'generator': optimizers['generator'].init(nets.generator),
+            'discriminator': optimizers['discriminator'].init(
+                nets.discriminator)}
+  carry = lax.fori_loop(0, steps, body, (nets, states))
+  if plan.scope == 'generator':
+    usual = batching.num_steps(task, shard, 'labeled')
+    carry = lax.fori_loop(steps, jnp.where(steps > 0, usual, 0),
+                          functools.partial(body, parts=('model',)), carry)
+  return carry[0]

@@ -1,0 +1,352 @@
+"""FedTriNet: three networks of a client agree on labels that stay.
+
+Che et al., FedTriNet: A Pseudo Labeling Method with Three Players for Federated
+Semi-supervised Learning, IEEE Big Data 2021, https://arxiv.org/abs/2109.05612.
+Details are those of the authors' code, which the profile 'official' follows.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import checks, knobs, local_training, rounds, tree
+from fedjax_ssl.core.types import (
+  Array,
+  Client,
+  COUNTED,
+  Federation,
+  Method,
+  Metrics,
+  Number,
+  Ratio,
+  State,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.fedtrinet import shared_layers
+from fedjax_ssl.methods.parts import averaging
+
+# Whether the shared layers rest while the others are tuned, and whether
+# labeling uses the networks as in training: dropout, statistics of one image.
+_PROFILES: dict[str, dict[str, bool]] = {
+    'paper': {'freezes': True, 'labels_in_training': False},
+    'official': {'freezes': False, 'labels_in_training': True},
+}
+_OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
+_FEW = 10  # Labels accepted at once that make a participation count.
+_RAMP = (50, 150)  # Epochs between which pseudo-labels gain weight.
+# A power of two, so that counts sent beside the model's change keep their bits,
+# and hardly enter its norm, which --max_update_norm bounds.
+_SMALL = 2.0**-20
+_SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
+
+
+class Server(NamedTuple):
+  """The server's record."""
+
+  model: Variables
+  confidence: jax.Array  # float32[], mean largest probability; 0: unknown.
+  threshold: jax.Array  # float32[], of the next round.
+
+
+class Memory(NamedTuple):
+  """What stays on a client."""
+
+  model: Variables  # As it was after its last round.
+  seen: jax.Array  # int32[], rounds it has trained in.
+  labels: jax.Array  # int32[U], accepted for good; -1 none yet.
+  harvests: jax.Array  # int32[], rounds that accepted `_FEW` labels or more.
+
+
+def threshold_at(confidence: Number, phase_round: Number, *,
+                 scale: float = 2.8, protected: bool = True) -> jax.Array:
+  """The sum of three probabilities that a label needs.
+
+  With b = scale * confidence: b in the first 10 rounds of the second phase,
+  b (100 - 2 t) / 100 in rounds 10 to 34, then b / 2.
+
+  Args:
+    confidence: float32[], mean largest probability of the global model; 0 is
+      unknown and accepts nothing.
+    phase_round: t, int32[]; below 0 nothing is accepted.
+    scale: factor on it, 3 being three networks as sure as that.
+    protected: whether it stays at b / 2 from round 35; else it goes on to 0.
+
+  Returns:
+    float32[].
+  """
+  t = jnp.asarray(phase_round, jnp.float32)
+  bar = scale * jnp.asarray(confidence, jnp.float32)
+  falling = bar * jnp.maximum(100 - 2 * t, 0) / 100
+  late = bar / 2 if protected else falling
+  value = jnp.where(t < 10, bar, jnp.where(t < 35, falling, late))
+  return jnp.where((t >= 0) & (jnp.asarray(confidence) > 0), value,
+                   _OUT_OF_REACH)
+
+
+def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
+  """The class with the largest sum of probabilities over the networks.
+
+  Args:
+    logits: float[3, B, C], one prediction per network.
+    threshold: float32[], what that sum must reach; 0 accepts all, above 3
+      none.
+
+  Returns:
+    int32[B] classes and float32[B], 1 for an accepted row.
+  """
+  total = jax.nn.softmax(jnp.asarray(logits, jnp.float32)).sum(0)
+  return (total.argmax(-1).astype(jnp.int32),
+          (total.max(-1) >= threshold).astype(jnp.float32))
+
+
+@knobs.checked(scale=knobs.Bound(0, 6, cases=(
+    knobs.at(0, 'every unlabeled row gets a label'),)))
+def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
+              num_shared: int = 1, scale: float = 2.8,
+              protected: bool = True, final_weight: float = 0.15,
+              keep_local: bool = False) -> Method:
+  """Trains on labels, then also on labels that three networks agree on.
+
+  In the first phase it is FedAvg with equal weights. In the second a client
+  builds the received model, its own last one, and a splice of the received
+  first layers and its own later ones, tuned on its labels. Rows for which the
+  sum of their probabilities reaches a threshold get a label that is never
+  revised. Training starts from the third network: cross entropy on both kinds
+  of rows until the client has once accepted 10 labels in a round, then
+  (CE_labeled + a CE_accepted) / 2 with a rising from 0. Everybody counts alike.
+
+  A client that takes part for the first time has no last model and uses the
+  received one.
+
+  Args:
+    task: the static choices; labels must be at the clients. The authors train
+      5 epochs a round with batches of 50.
+    profile: 'paper'; or 'official', as in the authors' code for color images:
+      nothing is frozen while tuning, and labels come from networks in training
+      mode, image by image. Both take the threshold from the clients' unlabeled
+      images, where the code takes the test images.
+    pretrain: share of the run that is the first phase, at least a round; the
+      authors' is 40 of 100 rounds, 1 is the first phase alone.
+    num_shared: first layers that the third network takes from the server:
+      convolutions, or dense layers in networks without. The authors share 1,
+      or 2 of their network for digits.
+    scale: threshold over the mean largest probability at the end of phase 1,
+      0 to 6; 0 accepts every row.
+    protected: whether the falling threshold stops at half.
+    final_weight: of accepted labels, the last value of a; the code has .5 in a
+      routine that it does not call.
+    keep_local: report the accuracy of the clients' last models, which are kept
+      anyway.
+
+  Returns:
+    The method; evaluation judges the labels that the three networks would
+    give, the third one untuned.
+
+  Raises:
+    ValueError: for an unknown profile, a number out of range, or labels at
+      the server.
+  """
+  chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
+  if task.labels_at == 'server':
+    raise ValueError("fedtrinet needs labels_at='clients', as clients tune "
+                     'and train on labels of their own.')
+  first_phase = max(1, round(
+      pretrain * task.horizon(f'pretrain={pretrain}')))
+  once = dataclasses.replace(task, local_epochs=1, local_steps=0)
+  supervised = averaging.with_server_rule(task, averaging.supervised(task),
+                                          'fedavg', 0)
+
+  def shared_of(model):
+    return shared_layers.shared_layers(model.params, num_shared)
+
+  def init(key: jax.Array, federation: Federation) -> State:
+    if federation.stream is not None:
+      raise ValueError('fedtrinet keeps a label for each unlabeled row of a '
+                       'client, so it cannot run on a stream of tasks.')
+    model = jax.jit(task.model.init)(key)
+    shared_of(model)
+    size = federation.num_clients
+    rows = federation.clients.unlabeled.shape
+    none = jnp.zeros(size, jnp.int32)
+    return State(
+        Server(model, jnp.float32(0), jnp.float32(_OUT_OF_REACH)),
+        Memory(tree.repeat(model, size), none,
+               jnp.full(rows, -1, jnp.int32), none), jnp.int32(0))
+
+  def measure(model: Variables, client: Client, key, wanted) -> jax.Array:
+    """float32[2]: sum of largest probabilities over unlabeled rows, rows."""
+    def step(sums, batch, key):
+      del key
+      rows = batch.unlabeled
+      top = jax.nn.softmax(task.apply(model, rows.inputs)).max(-1)
+      return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]), {}
+    made = batching.batches(once, client.train, client.shard, key,
+                            'unlabeled')
+    made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
+    return local_training.train(step, jnp.zeros(2), made, key)[0]
+
+  def predict_one(model: Variables, inputs: jax.Array, key) -> jax.Array:
+    if not chosen['labels_in_training']:
+      return task.apply(model, inputs)
+    def alone(image, key):
+      return task.apply_train(model, image[None], jnp.ones(1), key)[0][0]
+    return jax.vmap(alone)(inputs, jax.random.split(key, inputs.shape[0]))
+
+  def label_rows(models, client: Client, labels, threshold, key
+                 ) -> tuple[jax.Array, Metrics]:
+    """The client's table with what the three networks accept now."""
+    shard, order = batching.narrowed(client.shard, labels < 0)
+    def step(labels, batch, key):
+      rows = batch.unlabeled
+      found, sure = vote(jnp.stack([
+          predict_one(m, rows.inputs, jax.random.fold_in(key, i))
+          for i, m in enumerate(models)]), threshold)
+      # Out of range drops.
+      place = jnp.where(sure * rows.mask > 0, order[rows.slots],
+                        labels.shape[0])
+      return labels.at[place].set(found, mode='drop'), {
+          'forward_passes': 3 * rows.mask.sum(),
+          'backward_passes': jnp.float32(0)}
+
+    return local_training.train(
+        step, labels,
+        batching.batches(once, client.train, shard, key, 'unlabeled'), key)
+
+  def tune(model: Variables, client: Client, key
+           ) -> tuple[Variables, Metrics]:
+    """The spliced network after the task's epochs on labels."""
+    optimizer = task.optimizer(client.round)
+    if chosen['freezes']:
+      optimizer = shared_layers.freeze(optimizer, model.params,
+                                       shared_of(model))
+    def loss(now, memory, batch, key):
+      value, (stats, _) = supervised(now, model, batch, key)
+      return value, (stats, {}, memory)
+
+    learner, metrics = local_training.train(
+        local_training.gradient_step(loss, optimizer),
+        local_training.start(model, optimizer),
+        batching.batches(task, client.train, client.shard, key, 'labeled'), key)
+    return learner.model, metrics
+
+  def train_on_both(model: Variables, client: Client, labels, harvests, key
+                    ) -> tuple[Variables, Metrics]:
+    shard, order = batching.narrowed(client.shard, labels >= 0)
+    made = batching.batches(task, client.train, shard, key, 'both',
+                            client.round, pseudo_labels=labels[order])
+    t = client.round - first_phase
+    optimizer = task.optimizer(client.round)
+
+    def loss(now, step, batch, key):
+      keys = jax.random.split(key)
+      known = averaging.labeled_view(task, batch.labeled, keys[0])
+      given = averaging.weakly(task, batch.unlabeled, keys[1])
+      (ours, theirs), stats = averaging.forward(task, now, known, given,
+                                                key=key)
+      on_known = losses.cross_entropy(ours, known.labels, known.mask)[0]
+      on_given = losses.cross_entropy(theirs, given.labels, given.mask)[0]
+      n, m = known.mask.sum(), given.mask.sum()
+      together = (n * on_known + m * on_given) / jnp.maximum(n + m, 1)
+      epoch = step * task.local_epochs // jnp.maximum(made.num_steps, 1)
+      clock = jnp.clip((5 * t + epoch - _RAMP[0]) / (_RAMP[1] - _RAMP[0]),
+                       0, 1)
+      apart = (on_known + final_weight * clock * on_given) / 2
+      stats = now.stats if task.model.norm == 'static' else stats
+      return (jnp.where(harvests > 0, apart, together),
+              (stats, {}, step + 1))
+
+    learner, metrics = local_training.train(
+        local_training.gradient_step(loss, optimizer),
+        local_training.start(model, optimizer, jnp.int32(0)), made, key)
+    return learner.model, metrics
+
+  def pretraining(payload: Server, client: Client, key):
+    model, metrics, _ = averaging.train_locally(task, supervised, payload.model,
+                                                client.train, client.shard,
+                                                client.round, key, 'labeled')
+    rows = jnp.asarray(client.shard.num_labeled)
+    return model, rows, client.memory, metrics
+
+  def with_labels(payload: Server, client: Client, key):
+    memory: Memory = client.memory
+    keys = jax.random.split(key, 3)
+    last = tree.where(memory.seen > 0, memory.model, payload.model)
+    third = last._replace(params=shared_layers.splice(
+        payload.model.params, last.params, shared_of(last)))
+    third, tuned = tune(third, client, keys[0])
+    labels, labeled = label_rows((payload.model, last, third), client,
+                                 memory.labels, payload.threshold, keys[1])
+    new = ((labels >= 0) & (memory.labels < 0)).sum()
+    harvests = memory.harvests + (new >= _FEW)
+    model, metrics = train_on_both(third, client, labels, harvests, keys[2])
+    for name in _SUMMED:
+      metrics[name] += tuned[name] + labeled[name]
+    rows = client.shard.num_labeled + (labels >= 0).sum()
+    memory = memory._replace(labels=labels,
+                             harvests=harvests.astype(jnp.int32))
+    return model, rows, memory, metrics
+
+  def client_update(payload: Server, client: Client, key) -> Update:
+    model, rows, memory, metrics = lax.cond(
+        client.round < first_phase, pretraining, with_labels, payload, client,
+        key)
+    # Later if the cohort of that round had no unlabeled rows.
+    top = measure(payload.model, client, key, (
+        client.round >= first_phase - 1) & (payload.confidence == 0))
+    metrics['forward_passes'] += top[1]
+    trained = rows > 0
+    share = trained.astype(jnp.float32)
+    metrics['train_loss'] = Ratio(metrics['train_loss'] * share, share)
+    memory = memory._replace(
+        model=tree.where(trained, model, memory.model),
+        seen=memory.seen + trained)
+    metrics['mask_rate'] = Ratio(
+        (memory.labels >= 0).sum().astype(jnp.float32),
+        jnp.asarray(client.shard.num_unlabeled, jnp.float32))
+    message = (tree.subtract(model, payload.model),
+               _SMALL * jnp.append(top, share))
+    weight = jnp.maximum(share, top[1] > 0)  # Who only measures does not move.
+    return Update(message, weight, memory, metrics)
+
+  @aggregation.linear
+  def finish(record: Server, mean: Any, cohort, context, key):
+    del cohort, key
+    delta, (top, rows, share) = mean
+    confidence = jnp.where(rows > 0, top / jnp.maximum(rows, 1e-30),
+                           record.confidence)
+    delta = tree.scale(delta, _SMALL / jnp.where(share > 0, share, _SMALL))
+    bar = threshold_at(confidence, context.round + 1 - first_phase,
+                       scale=scale, protected=protected)
+    model = Variables(optax.apply_updates(record.model.params, delta.params),
+                      tree.add(record.model.stats, delta.stats))
+    return Server(model, confidence, bar), {}
+
+  def pseudo_label(record: Server, memory: Memory, inputs):
+    last = tree.where(memory.seen > 0, memory.model, record.model)
+    third = last._replace(params=shared_layers.splice(
+        record.model.params, last.params, shared_of(last)))
+    return vote(jnp.stack([task.apply(m, inputs) for m in (
+        record.model, last, third)]), record.threshold)
+
+  def work(shard):
+    return (batching.num_steps(task, shard, 'labeled')
+            + batching.num_steps(once, shard, 'unlabeled'))
+
+  passes = [rounds.client_pass(task, client_update, finish, work=work)]
+  if task.model.norm == 'static':
+    passes.append(averaging.statistics(task))
+  return Method(
+      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
+      local_predict=(lambda s, row, x: task.apply(row.model, x))
+      if keep_local else None,
+      pseudo_label=pseudo_label, client_update=client_update,
+      aggregate=finish)

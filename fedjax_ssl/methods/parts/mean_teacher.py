@@ -1,0 +1,302 @@
+"""Clients of two roles: some hold labels, the others unlabeled rows alone.
+
+What RSCFed, FedIRM and Fed-Consist share: a step that pays only for the kind
+of rows a client has, a teacher and an optimizer that stay on the client, and
+rounds at the start in which only clients with labels train.
+
+A labeled loss is `(model, batch, key) -> (loss, (stats, metrics))`; an
+unlabeled one takes the teacher after the model. Their metrics are `Ratio`s.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import local_training, rounds, sampling, tree
+from fedjax_ssl.core.types import (
+  Array,
+  Batch,
+  Client,
+  Cohort,
+  Federation,
+  Metrics,
+  Number,
+  PyTree,
+  Shard,
+  State,
+  Task,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import averaging
+
+LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
+
+
+class Memory(NamedTuple):
+  """What a client keeps between its rounds, and between groups of one."""
+
+  teacher: Variables | None  # Counts once `steps` is positive.
+  opt_state: PyTree
+  steps: jax.Array  # int32[], steps on unlabeled rows so far.
+
+
+class Learner(NamedTuple):
+  """What a local step carries."""
+
+  model: Variables
+  teacher: Variables | None  # None where the method has no teachers.
+  opt_state: PyTree
+  steps: jax.Array  # int32[], steps on unlabeled rows so far.
+
+
+def teacher_decay(steps: Number, *, most: float = 0.999) -> jax.Array:
+  r"""Decay of a mean teacher, :math:`\min(1 - 1 / (it + 1), \alpha)`.
+
+  Args:
+    steps: it, steps that the client made before; at 0 the teacher becomes the
+      student.
+    most: alpha, the decay in the long run; 0 keeps teacher and student equal.
+
+  Returns:
+    float32[].
+
+  References:
+    Tarvainen and Valpola, Mean teachers, https://arxiv.org/abs/1703.01780.
+  """
+  return jnp.minimum(1 - 1 / (jnp.asarray(steps, jnp.float32) + 1), most)
+
+
+def has_labels(shard: Shard) -> jax.Array:
+  """bool[...]: whether a client holds at least one labeled row."""
+  return jnp.asarray(shard.num_labeled) > 0
+
+
+def warmup_rounds(task: Task, warmup: float) -> int:
+  """Rounds of a warm-up over a share of the run, any begun one counted."""
+  if not warmup:
+    return 0
+  return math.ceil(round(warmup * task.horizon(f'warmup={warmup}'), 6))
+
+
+def after_warmup(sampler: sampling.Sampler, num_rounds: int
+                 ) -> sampling.Sampler:
+  """In the first rounds a cohort of clients with labels, then `sampler`'s.
+
+  Args:
+    sampler: draws the cohorts, whose shape is kept.
+    num_rounds: of the warm-up. In these the first group is made of clients
+      with labels, drawn at random if they are more than its slots, and all
+      other slots stay empty.
+
+  Returns:
+    The sampler.
+  """
+  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
+    cohort = sampler(state, federation, key)
+    groups, size = cohort.ids.shape
+    labeled = has_labels(federation.clients)
+    draw = jax.random.uniform(jax.random.fold_in(key, 1), labeled.shape)
+    first = jnp.argsort(jnp.where(labeled, draw, 2.0))[:size]
+    ids = jnp.broadcast_to(first.astype(jnp.int32), (groups, size))
+    active = labeled[ids] & (jnp.arange(groups) == 0)[:, None]
+    warm = state.round < num_rounds
+    return Cohort(jnp.where(warm, ids, cohort.ids),
+                  jnp.where(warm, active, cohort.active))
+  return sample
+
+
+def cohorts(task: Task, groups: int, warmup: float) -> sampling.Sampler:
+  """`groups` groups of `task.cohort_size` clients, after the warm-up."""
+  return after_warmup(sampling.groups(groups, task.cohort_size),
+                      warmup_rounds(task, warmup))
+
+
+def work(task: Task) -> Callable[[Shard], jax.Array]:
+  """Steps of a client, for `core.rounds.client_pass`."""
+  return functools.partial(batching.num_steps, task)
+
+
+def supervised(task: Task) -> LossFn:
+  """Cross entropy of the labeled view."""
+  def labeled_loss(model, batch, key):
+    (logits,), stats = averaging.forward(
+        task, model, averaging.labeled_view(task, batch, key), key=key)
+    loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
+    return loss, (stats, {'labeled_loss': averaging.over_rows(loss, batch)})
+  return labeled_loss
+
+
+def check(task: Task, name: str) -> None:
+  """Refuses labels at the server."""
+  if task.labels_at == 'server':
+    raise ValueError(f"{name} needs labels_at='clients': its clients with "
+                     'labels lead the others.')
+
+
+def clip(gradients: PyTree, most: float) -> PyTree:
+  """Gradients scaled down to a global norm of at most `most`; inf is off."""
+  if most == float('inf'):
+    return gradients
+  norm = tree.global_norm(gradients)
+  return tree.scale(gradients, most / jnp.maximum(norm, most))
+
+
+def _part(present: Array, loss_fn: Callable[..., Any], model: Variables
+          ) -> tuple[jax.Array, PyTree, PyTree, Metrics]:
+  """Loss, gradients, statistics and metrics; zeros if there are no rows."""
+  def run(model):
+    def of(params):
+      return loss_fn(model._replace(params=params))
+    (loss, (stats, metrics)), grads = jax.value_and_grad(
+        of, has_aux=True)(model.params)
+    return loss, grads, stats, metrics
+
+  shape = jax.eval_shape(run, model)
+  def skip(model):
+    loss, grads, _, metrics = tree.zeros_like(shape)
+    return loss, grads, model.stats, metrics
+  return lax.cond(present, run, skip, model)
+
+
+def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
+         optimizer: optax.GradientTransformation, *, decay: float = 0.999,
+         max_norm: float = float('inf'), labeled_rate: Number = 1.0,
+         unlabeled_rate: Number = 1.0, teacher_stats: str = 'first',
+         labelings: int = 1) -> local_training.Step:
+  """One optimizer step on whatever kinds of rows the batch holds.
+
+  Labeled and unlabeled rows go through the network apart, as on two clients;
+  a client with both adds the gradients. A kind that is absent costs nothing
+  where clients are mapped one by one.
+
+  Args:
+    task: its `model.norm` 'static' freezes the statistics.
+    labeled_loss: see the module's docstring.
+    unlabeled_loss: the same with a teacher.
+    optimizer: of both kinds.
+    decay: see `teacher_decay`; the teacher moves after each step on unlabeled
+      rows.
+    max_norm: gradients are scaled down to this global norm; inf is off.
+    labeled_rate: factor on the step of a client with labels.
+    unlabeled_rate: factor on the step of a client without.
+    teacher_stats: normalization statistics of the teacher: 'first', those it
+      was made with, or 'student', those of the student after each step.
+    labelings: forward passes of an unlabeled row that only label it.
+
+  Returns:
+    (learner, pair, key) -> (learner, metrics), metrics with `train_loss`.
+  """
+  def one(learner: Learner, batch: batching.Pair, key: jax.Array
+          ) -> tuple[Learner, Metrics]:
+    known, other = _real(batch.labeled), _real(batch.unlabeled)
+    keys = jax.random.split(key)
+    model = learner.model
+    loss, grads, stats, metrics = _part(
+        known, lambda m: labeled_loss(m, batch.labeled, keys[0]), model)
+    more, grads_u, stats, metrics_u = _part(
+        other, lambda m: unlabeled_loss(
+            m, learner.teacher, batch.unlabeled, keys[1]),
+        model._replace(stats=stats))
+    if task.model.norm == 'static':
+      stats = model.stats
+    updates, opt_state = optimizer.update(
+        clip(tree.add(grads, grads_u), max_norm), learner.opt_state,
+        model.params)
+    rate = jnp.where(known, labeled_rate, unlabeled_rate)
+    params = optax.apply_updates(model.params, tree.scale(updates, rate))
+    teacher = learner.teacher
+    if teacher is not None:
+      taught = Variables(
+          aggregation.ema(teacher.params, params,
+                          teacher_decay(learner.steps, most=decay)),
+          stats if teacher_stats == 'student' else teacher.stats)
+      teacher = tree.where(other, taught, teacher)
+    return Learner(
+        Variables(params, stats), teacher, opt_state,
+        learner.steps + other.astype(jnp.int32)
+    ), {'train_loss': loss + more, **batching.passes(batch, labelings),
+        **metrics, **metrics_u}
+  return one
+
+
+def _real(batch: Batch | None) -> jax.Array:
+  assert batch is not None  # Both streams are asked for.
+  return batch.mask.sum() > 0
+
+
+def remember(task: Task, model: Variables, num_clients: int) -> Memory:
+  """The memories [N, ...] of clients that have not trained yet."""
+  optimizer = task.optimizer(jnp.int32(0))
+  return tree.repeat(
+      Memory(model, optimizer.init(model.params), jnp.int32(0)), num_clients)
+
+
+def train(task: Task, one: local_training.Step, model: Variables,
+          client: Client, key: jax.Array) -> tuple[Variables, PyTree, Metrics]:
+  """A client's local epochs from `model`, with what it remembers.
+
+  The teacher of a client that never trained on unlabeled rows is `model`. A
+  client without `Memory` has no teacher and a fresh optimizer.
+
+  Returns:
+    The trained model, the client's next memory (the old one if it has no
+    rows), and the metrics, with `labeled_share`, 1 for a client with labels.
+  """
+  order_key, step_key = jax.random.split(key)
+  memory = client.memory
+  if isinstance(memory, Memory):
+    teacher = tree.where(memory.steps > 0, memory.teacher, model)
+    learner = Learner(model, teacher, memory.opt_state, memory.steps)
+  else:
+    optimizer = task.optimizer(client.round)
+    learner = Learner(model, None, optimizer.init(model.params), jnp.int32(0))
+  made = batching.batches(task, client.train, client.shard, order_key, 'both',
+                          client.round)
+  learner, metrics = local_training.train(one, learner, made, step_key)
+  if isinstance(memory, Memory):
+    kept = Memory(learner.teacher, learner.opt_state, learner.steps)
+    memory = tree.where(made.num_steps > 0, kept, memory)
+  metrics['labeled_share'] = has_labels(client.shard).astype(jnp.float32)
+  if task.client_map == 'map':  # A kind of rows that is absent is not run.
+    steps = made.num_steps.astype(jnp.float32)
+    metrics['rows_processed'] = steps * (
+        made.width - _absent(task, client.shard))
+  return learner.model, memory, metrics
+
+
+def _absent(task: Task, shard: Shard) -> jax.Array:
+  """int32[]: rows of a step's batches of which the client has no kind."""
+  unlabeled = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
+  return (jnp.where(shard.num_labeled > 0, 0, task.labeled_batch)
+          + jnp.where(shard.num_unlabeled > 0, 0, unlabeled))
+
+
+def teacher_labels(task: Task) -> Callable[..., Any]:
+  """Labels of a client's teacher, or of the server's model if it has none."""
+  def pseudo_label(record, memory: Memory, inputs):
+    model = tree.where(memory.steps > 0, memory.teacher, record.model)
+    return averaging.confident_labels(task, 0.0)(averaging.Server(model),
+                                                 memory, inputs)
+  return pseudo_label
+
+
+def moved(model: Variables, delta: Variables) -> Variables:
+  """The model after an averaged update of parameters and statistics."""
+  return Variables(optax.apply_updates(model.params, delta.params),
+                   tree.add(model.stats, delta.stats))
+
+
+def with_statistics(task: Task, one: rounds.Pass) -> rounds.Pass:
+  """The pass, and the statistics recomputed after it under norm='static'."""
+  if task.model.norm != 'static':
+    return one
+  return rounds.chain(one, averaging.statistics(task))

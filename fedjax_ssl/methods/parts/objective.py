@@ -1,0 +1,54 @@
+"""L = L_s + weight L_u, with its metrics, as semi-supervised losses end."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core.types import Batch, Metrics, Number
+from fedjax_ssl.data import batching
+from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.methods.parts import averaging
+
+
+def labeled(logits: jax.Array | None, rows: Batch | None
+            ) -> jax.Array | None:
+  """float32[]: cross entropy of the labeled rows, the usual L_s, if any."""
+  if logits is None or rows is None:
+    return None
+  return losses.cross_entropy(logits, rows.labels, rows.mask)[0]
+
+
+def total(batch: Pair, unlabeled_loss: jax.Array | None,
+          labeled_loss: jax.Array | None, *, weight: Number = 1.0,
+          mask_rate: Number = 1.0, labelings: int = 1, views: int = 1
+          ) -> tuple[jax.Array, Metrics]:
+  """The sum of the two parts that a batch has.
+
+  Args:
+    batch: the rows behind the losses.
+    unlabeled_loss: float32[], L_u, a mean over unlabeled rows; None if the
+      batch has none, as in a server's training.
+    labeled_loss: float32[], L_s; None if the batch has no labeled rows, as at
+      clients whose labels are at the server.
+    weight: of L_u; 0 leaves L_s.
+    mask_rate: share of the unlabeled rows that count in L_u.
+    labelings: forward passes of an unlabeled row that only label it.
+    views: passes of an unlabeled row that train.
+
+  Returns:
+    float32[], and the metrics 'labeled_loss', 'unlabeled_loss', 'mask_rate'
+    as far as there are such rows, and the passes through the network.
+  """
+  loss, metrics = jnp.float32(0), batching.passes(
+      batch, labelings, views)
+  rows = batch.unlabeled
+  if rows is not None and unlabeled_loss is not None:
+    metrics['mask_rate'] = averaging.over_rows(jnp.float32(mask_rate), rows)
+    metrics['unlabeled_loss'] = averaging.over_rows(unlabeled_loss, rows)
+    loss += weight * unlabeled_loss
+  rows = batch.labeled
+  if rows is not None and labeled_loss is not None:
+    metrics['labeled_loss'] = averaging.over_rows(labeled_loss, rows)
+    loss += labeled_loss
+  return loss, metrics

@@ -1,0 +1,1 @@
+"""Kernels without weights of their own: convolutions, products, pooling."""

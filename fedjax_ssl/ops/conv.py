@@ -1,0 +1,195 @@
+"""The convolution of every model: fast inside loops, to any order.
+
+`jax.lax` convolutions are slow exactly where a simulator puts them: their
+gradients inside `scan` or `while` miss XLA:CPU's fast kernel, and per-client
+weights under `vmap` make grouped convolutions. See `winograd` and `rowwise`,
+`gemm` and `reordered` for the forms used instead.
+"""
+from __future__ import annotations
+
+import math
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import checks
+from fedjax_ssl.ops import (
+    conv_direct,
+    conv_geometry,
+    conv_im2col,
+    conv_rowwise,
+    conv_winograd,
+    pooling,
+)
+
+IMPLS = ('auto', 'gemm', 'lax', 'reordered', 'winograd')
+
+# Below this many input channels the transforms cost more than they save.
+_MIN_TILE_CHANNELS = 16
+# Up to this many input channels patches are small and a convolution wasteful.
+_MAX_PATCH_CHANNELS = 4
+_TILE_KERNELS = ((3, 3), (5, 5))
+# The rest is from `experiments/benchmarks/conv_tiles.py`. Sides below this take
+# 2x2 output tiles: there the products read more weights than pixels.
+_MIN_LARGE_TILE_MAP = 7
+# 3x3 layers whose tiled maps are this many times the weights are cut row by
+# row: a loop reads the weights anew for each part of a batch.
+_MAPS_OVER_WEIGHTS = 5
+# With fewer channels the loop's transforms cost more than they save.
+_MIN_ROW_CHANNELS = 32
+
+
+def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
+           padding: str = 'SAME', impl: str = 'auto') -> jax.Array:
+  """Convolution (cross-correlation, as in every deep learning library).
+
+  Args:
+    x: float[B, H, W, I].
+    w: float[kh, kw, I, O], of the dtype of x.
+    stride: step between windows on both axes, 1 or more.
+    padding: 'SAME' (H' = ceil(H / stride), zeros around) or 'VALID'.
+    impl: 'lax', 'reordered', 'gemm', 'winograd' or 'auto', which chooses by
+      backend and shape, see `choose`. 'winograd' falls back to 'reordered' for
+      all but 3x3 and 5x5 kernels of stride 1 with padding 'SAME'; the others
+      do every shape. All but 'lax' make a 1x1 convolution one matrix product.
+
+  Returns:
+    float[B, H', W', O]. Reverse-mode derivatives exist to any order;
+    forward-mode ones only with 'lax'.
+
+  Raises:
+    ValueError: for an unknown impl or padding, a bad stride, channels or
+      dtypes that differ between x and w, or a VALID kernel larger than the
+      input.
+  """
+  window, impl = _plan(x, w, stride, padding, impl)
+  if impl == 'lax':
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), window.pads,
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+  if window.kernel == (1, 1):
+    return conv_im2col.pointwise(x, w, window)
+  if impl == 'winograd':
+    return _tile_conv(x, w, window, 1)[0][0]
+  if impl == 'gemm':
+    return conv_im2col.conv(x, w, window)
+  return conv_direct.conv(x, w, window)
+
+
+def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
+                      impl: str = 'auto') -> jax.Array:
+  """`pooling.max_pool` of `conv2d`, cheaper where the form allows.
+
+  Tiles, and patches of few channels, give the four pixels of every 2x2 window
+  as four arrays, so the convolution's own map is never laid out.
+
+  Args:
+    x: float[B, H, W, I].
+    w: float[kh, kw, I, O], of the dtype of x.
+    padding: see `conv2d`.
+    impl: see `conv2d`.
+
+  Returns:
+    float[B, H'//2, W'//2, O].
+
+  Raises:
+    ValueError: as `conv2d` and `pooling.max_pool`.
+  """
+  window, impl = _plan(x, w, 1, padding, impl)
+  pooling.check_size(window.out)
+  if impl == 'winograd':
+    (a, b), (c, d) = _tile_conv(x, w, window, 2)
+  elif impl == 'gemm' and w.shape[2] <= _MAX_PATCH_CHANNELS:
+    a, b, c, d = conv_im2col.quarters(x, w, window)
+  else:
+    return pooling.max_pool(conv2d(x, w, padding=padding, impl=impl))
+  return pooling.max_of((a, b, c, d))
+
+
+def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str,
+          impl: str) -> tuple[conv_geometry.Window, str]:
+  """Checks arguments of `conv2d`: its window and what `impl` comes to."""
+  checks.check('conv_impl', impl, IMPLS)
+  checks.check('padding', padding, ('SAME', 'VALID'))
+  if stride < 1:
+    raise ValueError(f'stride is {stride}; it must be 1 or more.')
+  if x.ndim != 4 or w.ndim != 4 or x.shape[3] != w.shape[2]:
+    raise ValueError(f'x {x.shape} and w {w.shape} must be [B, H, W, I] and '
+                     '[kh, kw, I, O] with the same I.')
+  if x.dtype != w.dtype:
+    raise ValueError(f'x is {x.dtype} and w is {w.dtype}; they must be alike.')
+  window = conv_geometry.window((x.shape[1], x.shape[2]),
+                                (w.shape[0], w.shape[1]), stride, padding)
+  if impl == 'auto':
+    impl = choose(window, w.shape[2], jax.default_backend())
+  if impl == 'winograd' and not _tileable(window):
+    impl = 'reordered'
+  return window, impl
+
+
+def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
+  """The form that `auto` takes for I input channels.
+
+  On CPU: patches for up to 4 channels, tiles for 3x3 and 5x5 kernels of stride
+  1 and padding SAME with 16 channels or more, else patches where the map is
+  smaller than the kernel, and re-ordered gradients where it is not.
+  Elsewhere 'lax', which nobody has measured against the others yet.
+  """
+  if backend != 'cpu':
+    return 'lax'
+  if channels <= _MAX_PATCH_CHANNELS:
+    return 'gemm'
+  if channels >= _MIN_TILE_CHANNELS and _tileable(window):
+    return 'winograd'
+  if min(window.out) < max(window.kernel):
+    return 'gemm'  # XLA would swap map and kernel, to an order that is slow.
+  return 'reordered'
+
+
+def _tileable(window: conv_geometry.Window) -> bool:
+  # Padding SAME: the tiles of the output cover the input.
+  return (window.stride == 1 and window.kernel in _TILE_KERNELS
+          and window.size == window.out)
+
+
+def tile_form(window: conv_geometry.Window, rows: int, inputs: int,
+              outputs: int) -> tuple[str, int]:
+  """How a convolution is tiled, by what is fastest on CPU.
+
+  Args:
+    window: of stride 1, 3x3 or 5x5.
+    rows: of the batch.
+    inputs: channels of x.
+    outputs: channels of y.
+
+  Returns:
+    'rowwise' or 'winograd', the module; and m, the side of an output tile.
+  """
+  large = min(window.out) >= _MIN_LARGE_TILE_MAP
+  if window.kernel == (5, 5):
+    return 'rowwise', 4 if large else 2
+  tiles = rows * math.prod(conv_winograd.Tiling(4, window).tiles)
+  if (large and min(inputs, outputs) >= _MIN_ROW_CHANNELS
+      and tiles * (inputs + outputs) > _MAPS_OVER_WEIGHTS * inputs * outputs):
+    return 'rowwise', 4
+  # Ragged tiles waste work, and filling them up costs passes over the map.
+  whole = large and not any(n % 4 for n in window.out)
+  return 'winograd', 4 if whole else 2
+
+
+_FORMS = {'rowwise': conv_rowwise, 'winograd': conv_winograd}
+
+
+def _tile_conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window,
+               fold: int) -> conv_winograd.Phases:
+  """Tiles of a fitting form and side, in float32 at least.
+
+  The transforms lose two digits, which 16-bit floats do not have.
+  """
+  form, side = tile_form(window, x.shape[0], w.shape[2], w.shape[3])
+  tiling = conv_winograd.Tiling(side, window, fold)
+  if x.dtype.itemsize >= 4:
+    return _FORMS[form].conv(x, w, tiling)
+  y = _FORMS[form].conv(x.astype(jnp.float32), w.astype(jnp.float32), tiling)
+  return jax.tree.map(lambda phase: phase.astype(x.dtype), y)

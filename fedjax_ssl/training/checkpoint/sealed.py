@@ -1,0 +1,199 @@
+"""What a checkpoint vouches for: whose it is, and the rows beside it.
+
+The metadata of a step that a run saves has two entries. `run` is the SHA-256
+of each thing that makes the run: its facts by name, and its flags. `files` is
+the length and SHA-256 of metrics.jsonl and timings.jsonl when it was saved.
+Steps of versions before these entries have neither, and are believed.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+import hashlib
+import json
+import pathlib
+import time
+from typing import Any
+
+from fedjax_ssl.training.checkpoint import manifest
+
+RUN = 'run'
+FILES = 'files'
+_STEPS = 'checkpoints'
+# Looks at steps that a running process may replace at the same time.
+_LOOKS = 3
+
+# Files that may be missing: a run can do without its times.
+_SPARE = ('timings.jsonl',)
+
+Seal = Mapping[str, Any]
+
+
+class SealError(ValueError):
+  """A file is not what its checkpoint was saved with."""
+
+
+def identity(facts: Mapping[str, Any], flags: Mapping[str, Any] | None = None,
+             free: Collection[str] = ()) -> dict[str, str]:
+  """The hashes of what makes a run.
+
+  Args:
+    facts: what follows from flags and data, by name.
+    flags: the flags, or None where they are not at hand.
+    free: flags that another start may change.
+
+  Returns:
+    By the fact's name, and under 'flags', a SHA-256.
+  """
+  parts = dict(facts)
+  if flags is not None:
+    parts['flags'] = {k: v for k, v in flags.items() if k not in free}
+  # As they come back from a file.
+  plain = json.loads(json.dumps(parts))
+  return {name: hashlib.sha256(json.dumps(
+      value, sort_keys=True).encode()).hexdigest()
+          for name, value in sorted(plain.items())}
+
+
+def strange(metadata: Mapping[str, Any], own: Mapping[str, str]) -> str:
+  """Names what a step's run has otherwise; '' for a step of this run.
+
+  A version may know facts that another does not: common ones are compared.
+  """
+  said = metadata.get(RUN) or {}
+  return ', '.join(name for name, value in own.items()
+                   if said.get(name, value) != value)
+
+
+def seal(data: bytes | bytearray) -> dict[str, Any]:
+  """What a checkpoint says of a file."""
+  return {'bytes': len(data), 'sha256': hashlib.sha256(data).hexdigest()}
+
+
+def vouched(name: str, wanted: Seal, data: bytes | None, round_: int
+            ) -> tuple[bytes, str]:
+  """What a file held at a checkpoint.
+
+  Args:
+    name: of the file.
+    wanted: its seal.
+    data: what it holds now, None if it is missing.
+    round_: of the checkpoint.
+
+  Returns:
+    Those bytes, and how the file differs from its seal; '' if it begins as it
+    should. In place of times that are lost stands a row that says so.
+  """
+  length = wanted['bytes']
+  gone = lost(round_)
+  if name in _SPARE and length and (data is None or data.startswith(gone)):
+    return gone, ''
+  data = data or b''
+  sealed = data[:length]
+  if not data and length:
+    return sealed, 'is missing or empty'
+  if len(data) < length:
+    return sealed, f'ends after {len(data)} of {length} bytes'
+  if seal(sealed) != wanted:
+    return sealed, f'has other content in its first {length} bytes'
+  return sealed, ''
+
+
+def lost(round_: int) -> bytes:
+  """The row that stands for the times up to a round, which nobody knows."""
+  return f'{json.dumps({"round": round_, "seconds": None})}\n'.encode()
+
+
+def refusal(folder: pathlib.Path, name: str, round_: int, reason: str) -> str:
+  """One line: what is wrong, and how to go on."""
+  found = f'{folder / name} {reason}: not as checkpoint {round_} left it.'
+  if name in _SPARE:
+    return (f'{found} Bring back a copy of it, or remove it: all goes on, and '
+            'the times are unknown.')
+  return f'{found} Bring back a copy of it, or {_way_on(folder, round_)}'
+
+
+def _way_on(folder: pathlib.Path, round_: int) -> str:
+  """From an older step whose rows are whole; else from the start."""
+  steps = folder / _STEPS
+  for older, metadata in _headers(folder):
+    files = metadata.get(FILES)
+    if older < round_ and files and not any(
+        vouched(name, wanted, content(folder / name), older)[1]
+        for name, wanted in files.items()):
+      later = [str(steps / str(r)) for r in manifest.rounds(steps)
+               if r > older]
+      return (f'remove {" and ".join(later)} and give the same command again: '
+              f'it goes on from round {older}.')
+  return (f'remove {steps} and give the same command again: it starts over '
+          'from round 0.')
+
+
+def content(file: pathlib.Path) -> bytes | None:
+  """The bytes of a file, None if there is none."""
+  try:
+    return file.read_bytes()
+  except FileNotFoundError:
+    return None
+
+
+def believed(folder: pathlib.Path, name: str) -> bytes:
+  """The bytes of a file of rows that may be shown, read without a lock.
+
+  What stands behind the newest checkpoint may be anything, and is cut off at
+  the next start: it is left out. A run that has no checkpoint yet, or has them
+  of a version that sealed nothing, is believed.
+
+  Args:
+    folder: of the run.
+    name: of the file.
+
+  Raises:
+    SealError: if the file is not what the newest checkpoint vouches for, or
+      the checkpoint is of another run.
+  """
+  # In this order: a running process writes rows first.
+  found = _newest(folder)
+  data = content(folder / name)
+  round_, metadata = found or (0, {})
+  wanted = (metadata.get(FILES) or {}).get(name)
+  if wanted is None:
+    return data or b''
+  if names := strange(metadata, identity(_facts(folder))):
+    raise SealError(f'{folder / _STEPS / str(round_)} is a checkpoint of '
+                    f'another run: it differs in {names}.')
+  held, reason = vouched(name, wanted, data, round_)
+  if reason:
+    raise SealError(refusal(folder, name, round_, reason))
+  return held
+
+
+def _newest(folder: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
+  """Round and metadata of the newest step that can be read."""
+  for look in range(_LOOKS):
+    for found in _headers(folder):
+      return found
+    if not manifest.rounds(folder / _STEPS):
+      return None
+    if look + 1 < _LOOKS:
+      time.sleep(0.05)
+  raise SealError(f'None of the checkpoints in {folder / _STEPS} can be read; '
+                  'give the same command again, which starts over.')
+
+
+def _headers(folder: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Rounds and metadata of the steps that can be read, newest first."""
+  for round_ in reversed(manifest.rounds(folder / _STEPS)):
+    try:
+      header = manifest.read_header(folder / _STEPS / str(round_))
+    except (ValueError, OSError):
+      continue
+    yield round_, header['metadata']
+
+
+def _facts(folder: pathlib.Path) -> dict[str, Any]:
+  """The facts that a run's configuration has; {} without one."""
+  from fedjax_ssl.training import workdir
+  try:
+    return workdir.read_config(folder)['facts']
+  except workdir.WorkdirError:
+    return {}

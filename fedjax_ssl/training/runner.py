@@ -1,0 +1,238 @@
+"""The compiled rounds of one seed or several, and what they save."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import numpy as np
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import (
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  Ratio,
+  State,
+  SUMMED,
+)
+from fedjax_ssl.data import federation as federations_lib
+from fedjax_ssl.training import evaluate, sharding
+
+
+class Totals(NamedTuple):
+  """Sums of the rounds' metrics since the last row."""
+
+  sums: Metrics
+  rounds: jax.Array  # float32[]
+
+
+class Row(NamedTuple):
+  """One evaluated round of one seed."""
+
+  round: int
+  seed: int
+  values: dict[str, Any]
+
+
+def root_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+  """The keys of a seed: for initial values, and for the rounds."""
+  root = jax.random.key(seed)
+  return jax.random.fold_in(root, 0), jax.random.fold_in(root, 1)
+
+
+def stretch(method: Method, state: State, totals: Totals,
+            federation: Federation, first: jax.Array, count: jax.Array,
+            root: jax.Array) -> tuple[State, Totals]:
+  """Runs `count` rounds from round `first`; counts are traced."""
+  def body(i, carry):  # Keys depend on the round alone: a resume repeats none.
+    state, totals = carry
+    round_ = first + i
+    state, metrics = method.round(
+        state, federation.at(round_), round_, jax.random.fold_in(root, round_))
+    totals = Totals(tree.add(totals.sums, metrics), totals.rounds + 1)
+    return state._replace(round=jnp.asarray(round_ + 1, jnp.int32)), totals
+  return lax.fori_loop(0, count, body, (state, totals))
+
+
+def totals_shape(method: Method, federation: Any, state: Any) -> Totals:
+  """Shapes of the totals, without running a round."""
+  def one(state, federation, key):
+    return method.round(state, federation.at(jnp.int32(0)), jnp.int32(0), key)
+  _, metrics = jax.eval_shape(one, state, federation, jax.random.key(0))
+  metrics = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), metrics)
+  rounds: Any = jax.ShapeDtypeStruct((), jnp.float32)
+  return Totals(metrics, rounds)
+
+
+def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
+  """Averages the stretch and joins the evaluation."""
+  totals, scores = jax.device_get((totals, scores))
+  rounds = np.maximum(totals.rounds, np.float32(1))
+
+  def mean(name, value):
+    if isinstance(value, Ratio):  # Of nothing: NaN, which becomes null.
+      with np.errstate(invalid='ignore'):
+        return value.total / value.rows
+    return value if name in SUMMED else value / rounds
+  means = {name: mean(name, v) for name, v in totals.sums.items()}
+  return Row(round_, seed, {**means, **scores})
+
+
+def checkpoint_template(method: Method, federation: Any, state: Any,
+                        seeds: Sequence[int]) -> PyTree:
+  """What a run saves: a state and the unfinished totals of every seed."""
+  totals = totals_shape(method, federation, state)
+  return {str(s): {'state': state, 'totals': totals} for s in seeds}
+
+
+class Sequential:
+  """Several seeds, one after another through one compiled program."""
+
+  def __init__(self, method: Method, federations: Sequence[Federation],
+               seeds: Sequence[int], mesh: Mesh | None):
+    self._method, self._mesh, self._seeds = method, mesh, list(seeds)
+    self._roots = [root_keys(s) for s in seeds]
+    self._given = list(federations)  # On the host.
+    self._probes = [evaluate.probe_of(f) for f in federations]
+    self._program = functools.partial(stretch, method)
+    self._place()
+    self.states: list[State] = []
+    self._totals: list[Totals] = []
+
+  def _place(self) -> None:
+    self._federations = sharding.federations(self._given, self._mesh)
+    self._score = jax.jit(evaluate.evaluation(self._method, self._mesh),
+                          out_shardings=sharding.replicated(self._mesh))
+
+  def start(self, saved: PyTree | None) -> None:
+    """Begins at a saved tree, or at the method's initial states."""
+    pairs = [self._first(i, saved) for i in range(len(self._seeds))]
+    self.states = [sharding.state(state, self._mesh) for state, _ in pairs]
+    self._totals = [sharding.whole(totals, self._mesh) for _, totals in pairs]
+    self._compile(self.states[0], self._totals[0])
+
+  def _compile(self, state: State, totals: Totals) -> None:
+    """Pins the outputs where the inputs are: one compilation is enough."""
+    shardings = None if self._mesh is None else jax.tree.map(
+        lambda x: x.sharding, (state, totals))
+    self._run = jax.jit(self._program, donate_argnums=(0, 1),
+                        out_shardings=shardings)
+
+  def _first(self, i: int, saved: PyTree | None) -> tuple[State, Totals]:
+    if saved is not None:
+      one = saved[str(self._seeds[i])]
+      return one['state'], one['totals']
+    state = self._method.init(self._roots[i][0], self._given[i])
+    shape = totals_shape(self._method, self._given[i], state)
+    return state, tree.zeros_like(shape)
+
+  def advance(self, first: int, count: int) -> None:
+    """Runs rounds [first, first + count) of every seed."""
+    for i in range(len(self._seeds)):
+      self.states[i], self._totals[i] = self._run(
+          self.states[i], self._totals[i], self._federations[i],
+          jnp.int32(first), jnp.int32(count), self._roots[i][1])
+    jax.block_until_ready(self.states)
+
+  def rows(self, round_: int) -> list[Row]:
+    """Evaluates every seed and starts new totals."""
+    out = [_to_row(round_, seed, self._totals[i], self._scores(i))
+           for i, seed in enumerate(self._seeds)]
+    self.restart_totals()
+    return out
+
+  def restart_totals(self) -> None:
+    """Starts new sums of metrics."""
+    self._totals = [
+        sharding.whole(tree.zeros_like(t), self._mesh) for t in self._totals
+    ]
+
+  def scores(self, round_: int) -> list[Row]:
+    """Evaluates every seed, without what was measured during training."""
+    return [Row(round_, seed, jax.device_get(self._scores(i)))
+            for i, seed in enumerate(self._seeds)]
+
+  def reports(self, round_: int) -> list[Row]:
+    """What the method says of every seed's record; nothing if it does not."""
+    report = self._method.report
+    if report is None:
+      return []
+    return [Row(round_, seed, jax.device_get(report(self.states[i].server)))
+            for i, seed in enumerate(self._seeds)]
+
+  def _scores(self, i: int) -> Metrics:
+    return self._score(self.states[i], self._federations[i], self._probes[i])
+
+  def snapshot(self) -> PyTree:
+    """What a checkpoint holds; see `checkpoint_template`."""
+    return {str(s): {'state': self.states[i], 'totals': self._totals[i]}
+            for i, s in enumerate(self._seeds)}
+
+
+def _stacked(probes: Sequence[evaluate.Probe]) -> evaluate.Probe:
+  """Probes of several seeds, padded with masked rows to one shape."""
+  shape = np.max([p.rows.shape for p in probes], axis=0)
+  def pad(x):
+    return np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape,
+                                                 strict=False)])
+  return evaluate.Probe(*map(np.stack, zip(
+      *(map(pad, p) for p in probes), strict=True)))
+
+
+class Together(Sequential):
+  """Several seeds under one vmap; states carry a leading axis of seeds."""
+
+  def _place(self):
+    stacked = federations_lib.stack(self._given)
+    axes = federations_lib.seed_axes(stacked)
+    self._stacked, = sharding.federations([stacked], self._mesh, axis=1)
+    self._rounds_keys = jnp.stack([key for _, key in self._roots])
+    self._program = jax.vmap(self._program,
+                             in_axes=(0, 0, axes, None, None, 0))
+    self._score = jax.jit(
+        jax.vmap(evaluate.evaluation(self._method, self._mesh),
+                 in_axes=(0, axes, 0)),
+        out_shardings=sharding.replicated(self._mesh))
+    self._probe = _stacked(self._probes)
+
+  def start(self, saved):
+    """Begins as apart, then stacks."""
+    pairs = [self._first(i, saved) for i in range(len(self._seeds))]
+    state, totals = jax.tree.map(lambda *xs: np.stack(xs), *pairs)
+    self._state = sharding.state(state, self._mesh, axis=1)
+    self._total = sharding.whole(totals, self._mesh)
+    self._compile(self._state, self._total)
+    self._split()
+
+  def advance(self, first, count):
+    """Runs rounds [first, first + count) of all seeds at once."""
+    self._state, self._total = self._run(
+        self._state, self._total, self._stacked, jnp.int32(first),
+        jnp.int32(count), self._rounds_keys)
+    jax.block_until_ready(self._state)
+    self._split()
+
+  def rows(self, round_):
+    """Evaluates all seeds at once and starts new totals."""
+    scores = self._score(self._state, self._stacked, self._probe)
+    out = [_to_row(round_, seed, self._totals[i], tree.take(scores, i))
+           for i, seed in enumerate(self._seeds)]
+    self.restart_totals()
+    return out
+
+  def restart_totals(self):
+    """Starts new sums of metrics."""
+    self._total = sharding.whole(tree.zeros_like(self._total), self._mesh)
+    self._split()
+
+  def _split(self) -> None:
+    count = range(len(self._seeds))
+    self.states = [tree.take(self._state, i) for i in count]
+    self._totals = [tree.take(self._total, i) for i in count]
