@@ -31,7 +31,7 @@ LAYERS = {
     'sparse': (),
     'core': (),
     'data': ('core',),
-    'ops': (),
+    'ops': ('core.checks',),
     'models': ('core.types', 'core.checks', 'core.knobs', 'core.registry',
                'ops'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
