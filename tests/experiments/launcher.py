@@ -6,6 +6,7 @@ each of them: what is tested is what a user starts, but for the imports.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import hashlib
 import json
@@ -144,6 +145,13 @@ def header(folder: pathlib.Path, round_: int) -> dict[str, Any]:
                      / 'metadata').read_text())
   del said['sha256'], said['metadata']['files']['timings.jsonl']
   return said
+
+
+def but_for_run(found: dict[str, Any]) -> dict[str, Any]:
+  """The same of runs that began with other rounds: their schedules differ."""
+  found = copy.deepcopy(found)
+  del found['checkpoint']['metadata']['run']
+  return found
 
 
 def fingerprints(folder: pathlib.Path) -> dict[str, str]:
