@@ -8,12 +8,14 @@ moment will do. Once there are trained rounds to save, the loop hears the same
 signals, saves, and ends the run with code 0; then a SIGINT after another signal
 ends at once.
 
-`common` imports this module before all others, which take seconds.
+`common` imports this module before all others, which take seconds. Until the
+first line of a script, signals are the interpreter's: it ends at a SIGTERM, and
+answers a SIGINT with a traceback or, now and then, not at all.
 """
 # ruff: noqa: E402
 from __future__ import annotations
 
-import _signal  # Is there already, as `signal` is not.
+import _signal  # type: ignore[import-not-found]  # `signal` loads more.
 import os
 import sys
 
@@ -38,7 +40,8 @@ def _is_program() -> bool:
   """Whether the program that runs is a script of this folder."""
   main = sys.modules.get('__main__')
   file = getattr(main, '__file__', None)
-  return file is not None and main.__name__ == '__main__' and (
+  # In a process that was spawned for a pool it has another name.
+  return file is not None and getattr(main, '__name__', '') == '__main__' and (
       os.path.dirname(os.path.abspath(file)) == os.path.dirname(
           os.path.abspath(__file__)))
 

@@ -175,9 +175,10 @@ class Sweep:
     stopped = (self._heard and code in (*_TOLD, -signal.SIGKILL)
                or again and code in _TOLD)
     state = 'done' if good else 'stopped' if stopped else 'failed'
+    said = [] if good else cells_lib.tail(text)
     result = {'state': state, 'exit': code, 'fingerprint': asked,
               'attempts': attempts, 'seconds': round(seconds, 1),
-              'tail': [] if good else cells_lib.tail(text)}
+              'tail': said}
     cells_lib.write_record(self._out, cell, **result)
     if good:
       self._done += 1
@@ -188,7 +189,7 @@ class Sweep:
       self._queue.append(cell)
     elif state == 'failed':
       self._failed[cell.name] = result
-    last = ''.join(f': {line}' for line in result['tail'][-1:])
+    last = ''.join(f': {line}' for line in said[-1:])
     self._say(f'stopped {cell.name}' if self._heard and stopped else
               f'{reason(code)}: {cell.name}'
               + (', trying again' if again else '')

@@ -275,8 +275,9 @@ def client_pass(
   """
   sample = sample or sampling.uniform(task.cohort_size)
   broadcast = broadcast or _identity_broadcast
-  for works in _noted if work else ():
-    works.append(work)
+  if work is not None:
+    for works in _noted:
+      works.append(work)
   work = work or _default_work
   summing = aggregate is None or getattr(aggregate, 'is_linear', False)
 
