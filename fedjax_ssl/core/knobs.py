@@ -135,7 +135,7 @@ BOUNDS: dict[str, Bound] = {
     'final_weight': _weight('learning from accepted labels'),
     'fine_tune_steps': _whole(0, _STEPS),
     'gan_rate': Bound(above=True),
-    'gan_width': _whole(1, 4096),
+    'gan_width': _whole(1, 1024),
     'groups': _whole(1, 1000),
     'helper_interval': _whole(1, 2**31 - 1),
     'hidden': _whole(1, 65536),
@@ -188,7 +188,7 @@ BOUNDS: dict[str, Bound] = {
     'wait_steps': _whole(0, _STEPS),
     'warmup': _share(at(1, 'only clients with labels train')),
     'warmup_steps': _whole(0, _STEPS),
-    'width': _whole(1, 65536),
+    'width': _whole(1, 8192),
 }
 
 

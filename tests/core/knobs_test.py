@@ -57,6 +57,10 @@ def test_what_would_switch_off_or_never_end_is_refused(text):
 
 @pytest.mark.parametrize('make, text', [
     (augment.make_strong, 'ra_mc(num_ops=100000)'),
+    (augment.make_strong, 'ra_heart(tops=(1.5, 2))'),
+    (augment.make_strong, 'ra_heart(tops=("a",))'),
+    (augment.make_weak, 'cutout(fill=(1.5,))'),
+    (augment.make_weak, 'cutout(fill=256)'),
     (augment.make_weak, 'token_dropout(rate=1)'),
     (augment.make_weak, 'flip_shift(shift=-1)'),
     (lambda text: models.make(text, num_classes=3, input_shape=(8, 8, 1)),
