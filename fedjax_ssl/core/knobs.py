@@ -130,7 +130,7 @@ BOUNDS: dict[str, Bound] = {
                     at(1, 'the teacher never moves')),
     'delta_threshold': Bound(),
     'density': _share(at(0, 'clients send nothing of psi')),
-    'depth': _whole(0, _UNROLLED),
+    'depth': _whole(0, 32),
     'final': _share(),
     'final_weight': _weight('learning from accepted labels'),
     'fine_tune_steps': _whole(0, _STEPS),

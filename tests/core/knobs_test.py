@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from fedjax_ssl.data import augment
 from fedjax_ssl.methods import base, fedssl, fixmatch, pseudo_label
 from tests import toy
 
-REGISTRIES = {
+REGISTRIES: dict[str, Any] = {
     'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
     'strong': augment.STRONG, 'schedule': optimizers.SCHEDULES}
 # Checked by their own builders: several numbers, or levels of gray.
