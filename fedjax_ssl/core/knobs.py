@@ -131,12 +131,12 @@ BOUNDS: dict[str, Bound] = {
                     at(1, 'the teacher never moves')),
     'delta_threshold': Bound(),
     'density': _share(at(0, 'clients send nothing of psi')),
-    'depth': _whole(0, _UNROLLED),
+    'depth': _whole(0, 32),
     'final': _share(),
     'final_weight': _weight('learning from accepted labels'),
     'fine_tune_steps': _whole(0, _STEPS),
     'gan_rate': Bound(above=True),
-    'gan_width': _whole(1, 4096),
+    'gan_width': _whole(1, 1024),
     'groups': _whole(1, 1000),
     'helper_interval': _whole(1, 2**31 - 1),
     'hidden': _whole(1, 65536),
@@ -189,7 +189,7 @@ BOUNDS: dict[str, Bound] = {
     'wait_steps': _whole(0, _STEPS),
     'warmup': _share(at(1, 'only clients with labels train')),
     'warmup_steps': _whole(0, _STEPS),
-    'width': _whole(1, 65536),
+    'width': _whole(1, 8192),
 }
 
 

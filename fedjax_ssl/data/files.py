@@ -78,6 +78,7 @@ def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
 
 def _check_size(archive: np.lib.npyio.NpzFile, wanted: list[str]) -> None:
   """Refuses by the directory what would not fit, before it is unpacked."""
+  assert archive.zip is not None  # It is open.
   total = sum(info.file_size for info in archive.zip.infolist()
               if info.filename.removesuffix('.npy') in wanted)
   most = memory()

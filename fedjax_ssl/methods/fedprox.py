@@ -24,7 +24,8 @@ def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
-    aggregator: rule in place of the weighted mean, see `base.averaging`.
+    aggregator: from Python alone, a rule in place of the weighted mean: a
+      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.

@@ -40,7 +40,8 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
-    aggregator: rule in place of the weighted mean, see `base.averaging`.
+    aggregator: from Python alone, a rule in place of the weighted mean: a
+      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.

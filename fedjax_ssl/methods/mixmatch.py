@@ -128,7 +128,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
       its equation 1; 1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
-    aggregator: rule in place of the weighted mean, see `base.averaging`.
+    aggregator: from Python alone, a rule in place of the weighted mean: a
+      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.

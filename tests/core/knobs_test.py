@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from fedjax_ssl.methods import fedssl, fixmatch, pseudo_label
 from fedjax_ssl.methods.parts import averaging
 from tests import toy
 
-REGISTRIES = {
+REGISTRIES: dict[str, Any] = {
     'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
     'strong': augment.STRONG, 'schedule': optimizers.SCHEDULES}
 # Checked by their own builders: several numbers, or levels of gray.
@@ -58,6 +59,10 @@ def test_what_would_switch_off_or_never_end_is_refused(text):
 
 @pytest.mark.parametrize('make, text', [
     (augment.make_strong, 'ra_mc(num_ops=100000)'),
+    (augment.make_strong, 'ra_heart(tops=(1.5, 2))'),
+    (augment.make_strong, 'ra_heart(tops=("a",))'),
+    (augment.make_weak, 'cutout(fill=(1.5,))'),
+    (augment.make_weak, 'cutout(fill=256)'),
     (augment.make_weak, 'token_dropout(rate=1)'),
     (augment.make_weak, 'flip_shift(shift=-1)'),
     (lambda text: models.make(text, num_classes=3, input_shape=(8, 8, 1)),

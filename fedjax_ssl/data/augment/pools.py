@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.types import Array
 
 GRAY = 127  # What the authors of FixMatch cut out.
@@ -180,7 +181,7 @@ def heart(num_ops: int, tops: tuple[int, ...]) -> Pool:
   if not tops:
     raise ValueError(f'tops={tops!r} is empty; levels are drawn below a top.')
   for top in tops:
-    _require('tops', top, 1, 10)
+    knobs.require('tops', top, knobs.Bound(1, 10, whole=True))
   return _checked(Pool(_HEART, num_ops, 1.0, 9, 0, tuple(tops), 'bicubic'))
 
 

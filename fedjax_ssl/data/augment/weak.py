@@ -102,8 +102,8 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
   """
   first = _flip_crop(pad, padding, flip)
   levels = fill if isinstance(fill, tuple) else (fill,)
-  if any(not 0 <= level <= 255 for level in levels):
-    raise ValueError(f'fill={fill!r} must lie in [0, 255].')
+  for level in levels:
+    knobs.require('fill', level, knobs.Bound(0, 255, whole=True))
 
   def view(key: jax.Array, images: Array) -> jax.Array:
     moved = first(jax.random.fold_in(key, 0), images)

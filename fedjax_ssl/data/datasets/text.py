@@ -147,7 +147,8 @@ def read_csv(path: pathlib.Path,
   texts, labels = read_rows(path)
   held = np.array([is_test(text) for text in texts])
   if held.all() or not held.any():
-    raise DataError(f'{path}: {len(texts)} texts are too few to split')
+    raise DataError(f'{path}: its {len(texts)} texts, {len(set(texts))} of '
+                    'them different, are too few to split')
   if embeddings is None:
     known = vocabulary([t for t, h in zip(texts, held, strict=True) if not h])
     inputs = encode(texts, known)

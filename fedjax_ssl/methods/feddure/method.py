@@ -76,14 +76,17 @@ def _only(profile: str, bound: knobs.Bound) -> knobs.Bound:
   return bound._replace(needs=knobs.Needs('profile', (profile,)))
 
 
-@knobs.checked(**{
+_OWN: dict[str, knobs.Bound | knobs.Word] = {
     **{knob: _only('official', knobs.BOUNDS[knob])
        for knob in ('fine_tune_steps', 'main_steps', 'warmup_steps',
                     'wait_steps')},
     **{knob: _only('paper', knobs.BOUNDS[knob])
        for knob in ('virtual_rate', 'hidden')},
     **{knob: knobs.Word(knobs.Needs('profile', ('paper',)))
-       for knob in ('detach', 'fine_input', 'keep_fine')}})
+       for knob in ('detach', 'fine_input', 'keep_fine')}}
+
+
+@knobs.checked(**_OWN)
 def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
             averaged: str = 'no', virtual_rate: float = 5e-4,
             threshold: float | None = None, detach: bool = False,
