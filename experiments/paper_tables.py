@@ -338,9 +338,7 @@ def _since_start() -> float:
   return time.monotonic() - _BEGAN if __name__ == '__main__' else 0.0
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs or lists a table; returns an exit code."""
-  began = time.monotonic() - _since_start()
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
       description=__doc__, allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -370,7 +368,13 @@ def main(argv: Sequence[str]) -> int:
                       help='folder of the settings')
   parser.add_argument('flags', nargs=argparse.REMAINDER,
                       help='flags of all cells, after --')
-  args = parser.parse_args(argv)
+  return parser
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs or lists a table; returns an exit code."""
+  began = time.monotonic() - _since_start()
+  args = _parser().parse_args(argv)
   try:
     if sum(map(bool, (args.list, args.print_flags, args.write_flagfiles))) > 1:
       raise ValueError('give one of --list, --print_flags and '
