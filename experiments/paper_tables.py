@@ -280,6 +280,16 @@ def _settings(args: argparse.Namespace) -> Settings:
                   tuple(table.choose(args.row, args.column)))
 
 
+@contextlib.contextmanager
+def _writing(folder: pathlib.Path) -> Iterator[None]:
+  """Says what cannot be written in the words of its flag."""
+  try:
+    yield
+  except OSError as error:
+    raise ValueError(f'--write_flagfiles={folder} cannot be written: '
+                     f'{error.strerror}.') from error
+
+
 def _all_tables(args: argparse.Namespace) -> int:
   """Does what needs no --table; returns an exit code."""
   folder = pathlib.Path(args.tables)
@@ -293,8 +303,9 @@ def _all_tables(args: argparse.Namespace) -> int:
       for line in lines:
         print(f'error: {line}.', file=sys.stderr)
       return 1 if lines else 0
-    printing.say(f'wrote {flagfiles.write_headline(target, folder)} flagfiles '
-                 f'below {target}')
+    with _writing(target):
+      count = flagfiles.write_headline(target, folder)
+    printing.say(f'wrote {count} flagfiles below {target}')
     return 0
   if not args.list:
     raise ValueError('name a --table, or give --list.')
@@ -313,8 +324,10 @@ def _show(chosen: Settings, args: argparse.Namespace) -> bool:
         raise ValueError(f'{cell.row} | {cell.columns[0]}: {cell.missing}.')
       printing.say(flagfiles.text(cell), end='')
   elif args.write_flagfiles:
-    names = flagfiles.write(chosen.chosen, pathlib.Path(args.write_flagfiles))
-    printing.say(f'wrote {len(names)} flagfiles into {args.write_flagfiles}')
+    target = pathlib.Path(args.write_flagfiles)
+    with _writing(target):
+      names = flagfiles.write(chosen.chosen, target)
+    printing.say(f'wrote {len(names)} flagfiles into {target}')
   else:
     return False
   return True
@@ -325,9 +338,7 @@ def _since_start() -> float:
   return time.monotonic() - _BEGAN if __name__ == '__main__' else 0.0
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs or lists a table; returns an exit code."""
-  began = time.monotonic() - _since_start()
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
       description=__doc__, allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -357,7 +368,13 @@ def main(argv: Sequence[str]) -> int:
                       help='folder of the settings')
   parser.add_argument('flags', nargs=argparse.REMAINDER,
                       help='flags of all cells, after --')
-  args = parser.parse_args(argv)
+  return parser
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs or lists a table; returns an exit code."""
+  began = time.monotonic() - _since_start()
+  args = _parser().parse_args(argv)
   try:
     if sum(map(bool, (args.list, args.print_flags, args.write_flagfiles))) > 1:
       raise ValueError('give one of --list, --print_flags and '

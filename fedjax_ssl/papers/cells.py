@@ -172,10 +172,11 @@ class Table:
       lines = tuple(f'--{name}={str(value).format(**words)}'
                     for name, value in flags.items() if value != '')
       name = _last(layers, 'cells').format(**words)
-    except KeyError as error:
-      raise ValueError(
-          f'{self.name}: {mine["title"]} | {other["title"]} has no word '
-          f'{error}.') from None
+    except (LookupError, AttributeError, ValueError) as error:
+      what = (f'has no word {error}' if isinstance(error, KeyError) else
+              f'has bad braces: {error}')
+      raise ValueError(f'{self.name}: {mine["title"]} | {other["title"]} '
+                       f'{what}.') from None
     return Cell(name, self, mine['title'], other['setting'], lines, (number,),
                 **texts, unprinted=_last(layers, 'unprinted') or
                 'no number is printed', missing=_last(layers, 'missing'))

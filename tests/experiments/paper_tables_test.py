@@ -242,6 +242,9 @@ def test_a_table_is_written_to_a_folder(place):
   assert 'wrote 4 flagfiles' in place.call(f'--write_flagfiles={target}')
   assert {f.stem for f in target.iterdir()} == {
       'exp.other', 'exp.base', 'exp.base_hard', 'exp.ours_hard'}
+  file = target / 'exp.other.flags'
+  said = place.call(f'--write_flagfiles={file}', code=2)
+  assert said.startswith(f'error: --write_flagfiles={file} cannot be written')
 
 
 def test_the_headline_is_written_and_compared(place, capsys):

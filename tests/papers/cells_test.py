@@ -103,6 +103,9 @@ def test_flags_come_from_the_paper_to_the_row(book):
     ('std = [1.0, "-"', 'sdt = [1.0, "-"', "'sdt' is no key"),
     ('setting = "exp", use', 'set = "exp", use', "lacks the key 'setting'"),
     ('alpha = 0.1', 'alpha = "{low}"', "has no word 'low'"),
+    ('fixmatch{knob}', 'fixmatch{0}', 'has bad braces'),
+    ('fixmatch{knob}', 'fixmatch{knob', 'has bad braces'),
+    ('fixmatch{knob}', 'fixmatch{knob.x}', 'has bad braces'),
     ('runs = "3 runs"', 'runs = 3', 'runs = 3 must be a text'),
     ('[[tables]]', '[[tables', 'paper.toml')])
 def test_bad_files_are_named_in_one_line(book, old, new, words):
