@@ -15,6 +15,7 @@ def spec(**changes):
       'num_classes': _CLASSES, 'input_shape': (_SIDE, _SIDE, 1), 'mean': (0.5,),
       'std': (0.25,), 'weak': 'none', 'strong': 'none',
       'labeled_batch': _BATCH, 'unlabeled_batch': _BATCH, 'cohort_size': 2,
+      'schedule_rounds': 100,
       **changes})
 
 
