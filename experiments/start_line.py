@@ -11,7 +11,7 @@ from absl import flags
 import jax
 import numpy as np
 
-from fedjax_ssl import data
+from fedjax_ssl import data, task
 from fedjax_ssl.core import rounds
 from fedjax_ssl.core.types import Shard
 
@@ -87,5 +87,11 @@ def _schedules(job: Any) -> str:
       f'schedules span {span:,} of {FLAGS.num_rounds:,} rounds')
 
 
+def _switched_off(job: Any) -> str:
+  """Knobs whose value switches something off."""
+  return '; '.join(task.notes(job.spec))
+
+
 # Each takes the job; what it returns is said, if it is not empty.
-NOTES: tuple[Callable[[Any], str], ...] = (_without_rows, _schedules)
+NOTES: tuple[Callable[[Any], str], ...] = (
+    _without_rows, _schedules, _switched_off)

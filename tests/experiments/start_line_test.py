@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+import types
 
 import chex
 import jax
@@ -77,3 +78,14 @@ def test_ranges_and_numbers():
   assert start_line._count(1, 'class', 'classes') == '1 class'
   assert start_line._count(2000, 'client') == '2,000 clients'
   chex.assert_equal(start_line._count(0, 'device'), '0 devices')
+
+
+def test_what_a_knob_switches_off_is_said():
+  for method, said in (
+      ('fixmatch(threshold=0)', 'every unlabeled row counts'),
+      ('fixmatch(mu=0.1)', "does nothing with server='fedavg'"),
+      ('fixmatch', '')):
+    spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), method=method)
+    notes = [note(types.SimpleNamespace(spec=spec))
+             for note in start_line.NOTES[-1:]]
+    assert notes == [f'{method}: {said}' if said else '']
