@@ -7,7 +7,7 @@ FixMatch is not clearly above labels only, or if it is not stable over seeds.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import pathlib
 import re
 import sys
@@ -25,7 +25,7 @@ _TOLERANCE = 1.0  # Points; a machine of another kind rounds otherwise.
 _GAIN = 1.5  # Points that FixMatch must be above labels only.
 _SPREAD = 1.5  # Points below which its deviation must be.
 
-Numbers = Mapping[str, tuple[float, float]]  # By row: mean and deviation, %.
+Numbers = dict[str, tuple[float, float]]  # By row: mean and deviation, %.
 
 
 def printed(text: str) -> Numbers:

@@ -29,7 +29,7 @@ def finished(root, **means):
 
 def test_a_run_within_a_point_passes(tmp_path):
   ours = check_quickstart.measured(finished(tmp_path))
-  assert ours['FixMatch'] == (pytest.approx(94), pytest.approx(.5))
+  assert ours['FixMatch'] == pytest.approx((94, .5))
   assert not check_quickstart.faults(ours, check_quickstart.printed(TABLE))
 
 
