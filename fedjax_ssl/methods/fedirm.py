@@ -71,13 +71,13 @@ def certain(logits: Array, mean_logits: Array, *, confidence: Number = 0.3,
                max_entropy=knobs.Bound(cases=(
                    knobs.at(0, 'relations are not matched'),)))
 def fedirm(task: Task, *, relation_weight: float = 1.0,
-           consistency_weight: float = 1.0, scale: float = 15.0,
+           consistency_weight: float = 1.0, scale: float = 0.1,
            confidence: float = 0.3, max_entropy: float = 2.0,
            passes: int = 11, temperature: float = 2.0, decay: float = 0.99,
            label_smoothing: float = 0.1, labeled_rate: float = 1.5,
            labeled_weight: float = 1.0, warmup: float = 0.105,
            ramp: float = 0.15) -> Method:
-  """A mean teacher whose class relations should be those of labeled clients.
+  r"""A mean teacher whose class relations should be those of labeled clients.
 
   Clients with labels minimise the smoothed cross entropy of two weak views
   and send the mean of their batches' `losses.relation_matrix`. The others
@@ -86,11 +86,25 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   the round), with w(r) = `losses.ramp_up` of the round. Teacher and optimizer
   stay on the client. All models count the same.
 
+  The authors' scale is 15, with Adam, to which a factor on all of a client's
+  loss means nothing. To SGD it is a learning rate. With
+
+  python experiments/labeled_clients.py --dataset=digits --norm=none \
+      --num_rounds=100 --method="fedirm(scale=15.0)"
+
+  (SGD .03, momentum .9; 1 of 10 clients has labels, 5 take part in a round; one
+  seed) 15 ends at 12.2 %, 1 at 28.9, .1 at 59.4, 0 at 63.1, labels only at
+  58.6; the means of the last five evaluations are 22.4, 41.5, 56.9, 61.0 and
+  57.9. So .1 does no harm, but the unlabeled terms gain nothing here at any
+  scale. Either term alone fails with 15. With all clients in every round, as
+  the authors', and another partition 15 has 21.1, 1 has 47.2 and labels only
+  48.9; with Adam besides, at .002, 15 has 39.2 and labels only 49.4.
+
   Args:
     task: the static choices.
     relation_weight: of relation matching; 0 leaves the mean teacher.
     consistency_weight: of the mean teacher.
-    scale: of both.
+    scale: of both; the authors' is 15; 0 leaves unlabeled clients in place.
     confidence: least probability h of a row's class for it to enter a relation
       matrix; 0 accepts all, 1.1 none.
     max_entropy: h_e in nats, below which the mean over the passes must stay.

@@ -68,6 +68,38 @@ def test_annealing_holds_back_early_and_nothing_at_the_end(client_map):
   assert after(anneals, 0)[1] < 1
 
 
+def test_by_default_every_labeled_row_counts_from_the_first_step():
+  """A bar that rises from 1/C leaves the rows of one or two classes."""
+  a, b = (weights(one_round(text, weak=same, num_rounds=1000)[1])
+          for text in ('uda(threshold=1.0)', 'fixmatch(threshold=1.1)'))
+  np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('profile, knobs', [
+    ('official', "tsa='none', threshold=0.8, temperature=0.4"),
+    ('fedmatch', "tsa='exp', threshold=0.0, temperature=1.0")])
+def test_a_profile_of_uda_is_its_knobs(profile, knobs):
+  other = {'official': 'fedmatch', 'fedmatch': 'official'}[profile]
+  a, b = (one_round(text)[1].server for text in (
+      f"uda(profile='{profile}')", f"uda(profile='{other}', {knobs})"))
+  chex.assert_trees_all_equal(a, b)
+
+
+@pytest.mark.parametrize('round_, weight', [(0, 75 / 4), (1, 75 / 2), (3, 75)])
+def test_the_original_weight_rises_over_the_whole_run(round_, weight):
+  """Sooner, a network that knows no label yet is held at what it says."""
+  federation, _ = toy.federation()
+  task = toy.task(local_steps=1, num_rounds=4)
+  def after(knobs):
+    method = methods.make(f"mixmatch(profile='original'{knobs})", task)
+    state = method.init(KEY, federation)
+    return weights(jax.jit(method.round)(
+        state, federation, jnp.int32(round_), KEY)[0])
+  np.testing.assert_allclose(
+      after(''), after(f', unlabeled_weight={weight}, ramp=0.0'),
+      rtol=1e-5, atol=1e-7)
+
+
 def test_temperature_one_does_not_sharpen():
   a = one_round('pseudo_label(num_views=1, temperature=1.0)')[1]
   b = one_round('pseudo_label(num_views=1, temperature=0.3)')[1]
@@ -235,7 +267,8 @@ def test_bad_knobs_are_named(text, word):
 
 
 @pytest.mark.parametrize('text', [
-    "fixmatch(server='local', threshold=0.0)", "uda(server='local')"])
+    "fixmatch(server='local', threshold=0.0)",
+    "uda(server='local', threshold=0.0)"])
 def test_semi_supervised_methods_without_communication(text):
   before, after, metrics = one_round(text, cohort_size=toy.NUM_CLIENTS)
   chex.assert_trees_all_equal(before.server, after.server)

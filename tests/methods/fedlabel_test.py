@@ -159,7 +159,8 @@ def test_one_model_alone_labels_whatever_its_confidence(labeler, label):
 
 
 def test_only_global_without_local_steps_or_consistency_equals_both():
-  text = 'fedlabel(labeled_steps=0, consistency=0.0, threshold=0.3{})'
+  text = ('fedlabel(profile="paper", labeled_steps=0, consistency=0.0, '
+          'threshold=0.3{})')
   both = one_round(text.format(''))
   alone = one_round(text.format(', labeler="global"'))
   chex.assert_trees_all_equal(both[1].server, alone[1].server)
@@ -190,13 +191,13 @@ def test_the_codes_loss_is_a_mean_over_what_counts_and_teaches_by_w_l():
 
 
 @functools.lru_cache
-def update_of(text, client=0, **changes):
+def update_of(text, client=0, round_=0, **changes):
   """One client's Update from the initial model."""
   federation, _ = toy.federation()
   method = methods.make(text, toy.task(**changes))
   server = method.init(KEY, federation).server
   one = Client(jnp.int32(client), tree.take(federation.clients, client), (),
-               federation.train, federation.validation, jnp.int32(0),
+               federation.train, federation.validation, jnp.int32(round_),
                jnp.int32(0))
   assert method.client_update is not None
   return jax.jit(method.client_update)(server, one, KEY)
@@ -204,7 +205,7 @@ def update_of(text, client=0, **changes):
 
 def test_the_two_chains_add_up():
   """With the global model as labeler neither chain sees the other."""
-  text = "fedlabel(labeler='global', threshold=0.0{})"
+  text = "fedlabel(profile='paper', labeler='global', threshold=0.0{})"
   whole = update_of(text.format(''))
   labeled = update_of(text.format(', unlabeled_steps=0'))
   unlabeled = update_of(text.format(', labeled_steps=0'))
@@ -217,8 +218,8 @@ def test_the_two_chains_add_up():
 
 
 def test_the_mean_is_half_the_sum():
-  whole = update_of('fedlabel(threshold=0.0)')
-  half = update_of("fedlabel(threshold=0.0, combine='mean')")
+  whole = update_of('fedlabel(profile="paper", threshold=0.0)')
+  half = update_of("fedlabel(profile='paper', threshold=0.0, combine='mean')")
   chex.assert_trees_all_close(
       half.message, tree.scale(whole.message, 0.5), rtol=1e-6)
   assert half.weight == whole.weight
@@ -245,6 +246,22 @@ def test_the_code_averages_both_models_apart_and_takes_the_middle():
       new.model.params, jax.tree.map(
           want, w, *(part[i].params for i in (0, 1) for part in parts)),
       rtol=1e-5, atol=1e-7)
+
+
+def test_the_default_is_the_code_and_its_warmup_a_share_of_the_run():
+  """50 rounds of 2000 there; of 60 rounds, as of 80, these are 2."""
+  def sent(knobs, round_, horizon):
+    return update_of(f'fedlabel{knobs}', round_=round_,
+                     num_rounds=horizon).message
+  for round_ in (1, 2):  # The last of the warm-up and the next.
+    chex.assert_trees_all_equal(
+        sent('', round_, 60),
+        sent("(profile='official', threshold=0.3, consistency=0.05, "
+             "combine='apart', divergence='discarded_first', warmup=2)",
+             round_, 80))
+  for horizon, last in ((60, 1), (2000, 49)):
+    assert tree.global_norm(sent('', last, horizon)[1]) == 0
+    assert tree.global_norm(sent('', last + 1, horizon)[1]) > 0
 
 
 def test_in_the_warmup_w_u_rests():
@@ -276,11 +293,11 @@ def test_the_weight_counts_rows_that_were_used():
   """r_k: labeled visits and accepted rows; discarded ones do not count."""
   n_s, n_u = toy.LABELED[0], toy.UNLABELED[0]
   labeled_visits = n_s  # One epoch.
-  none = update_of('fedlabel(threshold=1.0)')
+  none = update_of('fedlabel(profile="paper", threshold=1.0)')
   assert none.weight == labeled_visits
-  every = update_of('fedlabel(threshold=0.0)')
+  every = update_of('fedlabel(profile="paper", threshold=0.0)')
   assert every.weight == labeled_visits + n_u
-  some = update_of('fedlabel(threshold=0.4)')
+  some = update_of('fedlabel(profile="paper", threshold=0.4)')
   accepted = float(some.metrics['mask_rate'].total)
   assert 0 < accepted < n_u
   assert some.weight == labeled_visits + accepted
@@ -289,8 +306,8 @@ def test_the_weight_counts_rows_that_were_used():
 def test_a_client_whose_rows_are_all_discarded_sends_its_labeled_step():
   changes = {'optimizer': lambda round_: optax.chain(
       optax.add_decayed_weights(0.1), optax.sgd(0.2))}
-  none = update_of('fedlabel(threshold=1.0)', **changes)
-  labeled = update_of('fedlabel(unlabeled_steps=0)', **changes)
+  none = update_of('fedlabel(profile="paper", threshold=1.0)', **changes)
+  labeled = update_of('fedlabel(profile="paper", unlabeled_steps=0)', **changes)
   chex.assert_trees_all_close(none.message, labeled.message,
                               rtol=1e-5, atol=1e-7)
 
@@ -298,14 +315,15 @@ def test_a_client_whose_rows_are_all_discarded_sends_its_labeled_step():
 def test_without_its_unlabeled_chain_it_is_fedavg():
   changes = {'weak': same, 'labeled_batch': 8,
              'cohort_size': toy.NUM_CLIENTS}
-  a = one_round('fedlabel(unlabeled_steps=0)', **changes)[1]
+  a = one_round('fedlabel(profile="paper", unlabeled_steps=0)', **changes)[1]
   b = one_round('fedavg', **changes)[1]
   np.testing.assert_allclose(weights(a), weights(b), rtol=1e-5, atol=1e-7)
 
 
 def test_fedprox_pulls_on_the_labeled_chain_only():
   def sent(steps, mu):
-    text = f"fedlabel(server='fedprox', mu={mu}, {steps}=0, threshold=0.0)"
+    text = (f"fedlabel(profile='paper', server='fedprox', mu={mu}, {steps}=0, "
+            'threshold=0.0)')
     return update_of(text, local_epochs=3).message
   chex.assert_trees_all_equal(sent('labeled_steps', 0.0),
                               sent('labeled_steps', 5.0))
@@ -318,9 +336,10 @@ def test_passes_are_counted():
   """Two labelers forward; strong and clean views forward and backward."""
   n_s, n_u = toy.LABELED[0], toy.UNLABELED[0]
   for text, forward, backward in (
-      ('fedlabel(threshold=0.0)', n_s + 4 * n_u, n_s + 2 * n_u),
-      ('fedlabel(consistency=0.0)', n_s + 3 * n_u, n_s + n_u),
-      ("fedlabel(labeler='local')", n_s + 2 * n_u, n_s + n_u)):
+      ('fedlabel(profile="paper", threshold=0.0)', n_s + 4 * n_u,
+       n_s + 2 * n_u),
+      ('fedlabel(profile="paper", consistency=0.0)', n_s + 3 * n_u, n_s + n_u),
+      ("fedlabel(profile='paper', labeler='local')", n_s + 2 * n_u, n_s + n_u)):
     metrics = update_of(text).metrics
     assert float(metrics['forward_passes']) == forward, text
     assert float(metrics['backward_passes']) == backward, text

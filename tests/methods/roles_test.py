@@ -20,6 +20,11 @@ KEY = jax.random.key(5)
 WITH_LABELS = {i for i, n in enumerate(toy.LABELED) if n}
 
 
+def adam(round_):
+  del round_
+  return optax.adam(1e-2)
+
+
 @pytest.mark.parametrize('size', [2, 5])
 def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
   federation, _ = toy.federation()
@@ -205,6 +210,22 @@ def test_an_unlabeled_step_of_fedirm_against_numpy():
       flat(update.memory.teacher),
       0.75 * flat(teacher) + 0.25 * (start + step), atol=2e-6)
   assert update.memory.steps == 4 and not update.message.relation.any()
+
+
+def test_by_default_fedirm_weighs_its_two_terms_at_most_once():
+  """Under SGD a scale is a rate: with the authors' 15 nothing is learnt."""
+  _, run = updater('fedirm', local_steps=1)
+  metrics = toy.means(run(UNLABELED_CLIENT).metrics)
+  terms = metrics['unlabeled_loss'] + metrics['relation_loss']
+  assert 0 < metrics['train_loss'] <= 1.0001 * terms
+
+
+def test_under_adam_the_scale_of_fedirm_cancels():
+  def sent(scale):
+    _, run = updater(f'fedirm(scale={scale})', local_steps=2, optimizer=adam)
+    return run(UNLABELED_CLIENT).message.model.params
+  chex.assert_trees_all_close(sent(0.1), sent(15.0), atol=1e-4)
+  assert tree.global_norm(sent(0.1)) > 1e-2
 
 
 @pytest.mark.parametrize('text', ['fedirm(scale=0.0, max_entropy=1.0)',
