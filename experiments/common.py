@@ -158,7 +158,11 @@ def main(deal: Deal, **defaults: Any) -> None:
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
-  """Turns what a user can mend into one line and exit code 2."""
+  """Turns what a user can mend into one line and exit code 2.
+
+  Faults that may pass by themselves, such as a full disk, have code 75, so that
+  sweeps try them again.
+  """
   try:
     return function(*args)
   except (ValueError, OSError, MemoryError, OverflowError,
@@ -166,7 +170,7 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
     if FLAGS.is_parsed() and FLAGS.verbosity > 0:
       raise
     print(f'error: {messages.line(error)}', file=sys.stderr)
-    sys.exit(2)
+    sys.exit(75 if messages.may_pass(error) else 2)
   except KeyboardInterrupt:
     stopping.end(signal.SIGINT)
     sys.exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 import contextlib
+import errno
 import inspect
 import re
 from typing import Any
@@ -30,6 +31,27 @@ _FIELDS = '|'.join((
     'num_clients', 'num_labeled_clients', 'learning_rate', 'momentum',
     'weight_decay', 'labeled_batch', 'unlabeled_batch', 'local_epochs',
     'local_steps', 'schedule_rounds', 'max_update_norm'))
+
+
+# What another try may find mended.
+_PASSING = frozenset((
+    errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EFBIG, errno.EIO,
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
+    errno.ETIMEDOUT))
+
+
+def may_pass(error: BaseException) -> bool:
+  """Whether a fault of the system is behind an error, and may pass by itself.
+
+  A full disk, too little memory, a folder that another process holds.
+  """
+  behind: BaseException | None = error
+  while behind is not None:
+    if isinstance(behind, MemoryError) or (
+        isinstance(behind, OSError) and behind.errno in _PASSING):
+      return True
+    behind = behind.__cause__ or behind.__context__
+  return False
 
 
 def line(error: BaseException) -> str:

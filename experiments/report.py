@@ -72,8 +72,8 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
            "count compilation and all seeds. The paper's number stands where "
            "the run's flagfile names one; with a * the run has other flags, "
            '"local" is the mean over the clients\u2019 own models. † marks a '
-           'run that diverged, ‡ one that is not above the largest class; the '
-           'notes say why.</p>']
+           'run that diverged, ‡ one that is hardly above the largest class; '
+           'the notes say why.</p>']
   parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
             for line in left_out]
   if targets:

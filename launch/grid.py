@@ -231,6 +231,15 @@ def _flags(line: str, where: str) -> list[str]:
   return flags
 
 
+def _unquoted(value: str) -> str:
+  """The value without the quotes that a shell would take away."""
+  quote = value[:1]
+  if quote and quote in '"\'' and value.count(quote) == 2 and (
+      value.endswith(quote)):
+    return value[1:-1]
+  return value
+
+
 def _axis(line: str, where: str) -> tuple[str, list[str]]:
   """The flag's name and its alternatives, each a whole argument."""
   # The space behind a bar may be that before the next: `a | | b` has an empty
@@ -249,9 +258,10 @@ def _axis(line: str, where: str) -> tuple[str, list[str]]:
     bad = [v for v in values if not re.fullmatch(r'--\w+', v)]
     name = name.removeprefix('no')
   else:
-    values = [f'--{name}={v}' for v in (match[2][1:].strip(), *rest)]
+    given = [_unquoted(v) for v in (match[2][1:].strip(), *rest)]
+    values = [f'--{name}={v}' for v in given]
     bad = [v for v in values if v.endswith(f'{name}=')]
-    for value in (match[2][1:].strip(), *rest):
+    for value in given:
       if value.startswith('--'):
         raise GridError(f'{where}: --{name} has the value {value}, which looks '
                         'like a flag; give every flag a line of its own.')

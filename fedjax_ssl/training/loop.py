@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import math
+import numbers
 import signal
 import threading
 import time
@@ -191,8 +192,8 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
       isinstance(one, Federation) for one in federations):
     raise TypeError('federations must be a list of Federation, one for each '
                     'seed, as data.federate makes them.')
-  if isinstance(num_rounds, bool) or not isinstance(num_rounds, int) or (
-      num_rounds < 0):
+  if isinstance(num_rounds, bool) or num_rounds < 0 or (
+      not isinstance(num_rounds, numbers.Integral)):
     raise ValueError(f'num_rounds must be a whole number of at least 0, not '
                      f'{num_rounds!r}.')
 

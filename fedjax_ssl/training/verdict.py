@@ -12,7 +12,7 @@ DIVERGED = 'diverged'
 GUESSES = 'guesses'
 MARKS = {DIVERGED: '†', GUESSES: '‡'}
 # In a legend.
-SHORT = {DIVERGED: 'diverged', GUESSES: 'not above the largest class'}
+SHORT = {DIVERGED: 'diverged', GUESSES: 'hardly above the largest class'}
 # Nats, as a mean over the test examples: a model that is sure and wrong each
 # time stays far below.
 MOST_LOSS = 100.0
@@ -52,8 +52,8 @@ def of(row: Mapping[str, Any]) -> Verdict | None:
   if largest is None or accuracy is None or accuracy > bar(largest):
     return None
   return Verdict(
-      GUESSES, f'not above the largest class ({100 * largest:.2f} %) by '
-      f'{100 * (bar(largest) - largest):.2f} points')
+      GUESSES, f'less than {100 * (bar(largest) - largest):.2f} points above '
+      f'the largest class ({100 * largest:.2f} %)')
 
 
 def _absurd(row: Mapping[str, Any]) -> str:
@@ -76,7 +76,7 @@ def _one_class(row: Mapping[str, Any]) -> str:
   said = row.get('most_predicted')
   largest = _largest_class(row)
   if said is not None and largest is not None:
-    if 1 - said <= _FEW * (1 - largest):
+    if largest < 1 and 1 - said <= _FEW * (1 - largest):
       return f'one class predicted for {100 * said:.4g} %'
     return ''
   shares = _of_classes(row)

@@ -293,7 +293,7 @@ def test_a_second_process_is_refused(tmp_path):
   holder = lock(folder)
   config = json.loads((folder / 'config.json').read_text())
   second = launcher.start(tmp_path / 'second', *args, f'--workdir={folder}')
-  assert second.wait() == 2
+  assert second.wait() == 75
   line, = second.output().splitlines()
   assert f'{folder} is in use by {holder.strip()}' in line
   assert lock(folder) == holder

@@ -154,7 +154,7 @@ def test_a_full_disk_and_damage_are_mended(tmp_path, expected):
   rows = (folder / 'metrics.jsonl').read_bytes()
   # No step can be written any more.
   started = launcher.start(folder, *args(), largest=10_000)
-  assert started.wait() == 2, started.output()
+  assert started.wait() == 75, started.output()
   assert started.output().splitlines()[-1].startswith(
       'error: Cannot save round 5 in ')
   assert 'Traceback' not in started.output()

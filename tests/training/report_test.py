@@ -62,9 +62,9 @@ def test_every_number_is_shown_and_those_in_doubt_are_marked():
   assert [c[3] for c in cells] == [
       '90.00', '14.00 ‡', '50.00 ± 56.57 ‡', '40.00 ± 0.00 †']
   assert [n for n in notes if n] == [
-      'look: ‡ not above the largest class (10.00 %) by 5.00 points.',
-      'half: ‡ not above the largest class (10.00 %) by 5.00 points in 1 of 2 '
-      'seeds.', 'lost: † diverged in 2 of 2 seeds: largest weight 3e+09.']
+      'look: ‡ less than 5.00 points above the largest class (10.00 %).',
+      'half: ‡ less than 5.00 points above the largest class (10.00 %) in 1 of '
+      '2 seeds.', 'lost: † diverged in 2 of 2 seeds: largest weight 3e+09.']
   assert '‡' not in report.table({'good': [rows([0.9], **ten)]})
 
 

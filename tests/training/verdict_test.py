@@ -85,9 +85,9 @@ def test_marks_and_notes_cover_all_seeds():
   assert verdict.note([bad]) == '† diverged: loss not finite'
   text = verdict.note([None, bad, poor])
   assert '† diverged in 1 of 3 seeds' in text
-  assert '‡ not above the largest class' in text
+  assert 'points above the largest class' in text
   assert verdict.legend([[None], [poor]]) == [
-      '(‡ not above the largest class)']
+      '(‡ hardly above the largest class)']
 
 
 def test_stored_verdicts_come_back():
