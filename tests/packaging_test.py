@@ -103,8 +103,6 @@ def test_version_is_the_same_everywhere():
 
 def test_extras_have_their_documented_names():
   assert set(SETUP.EXTRAS) == EXTRAS
-  text = (ROOT / 'BUILD.md').read_text('utf-8')
-  assert not [name for name in EXTRAS if f'`[{name}]`' not in text]
 
 
 def test_every_requirement_has_a_range():
