@@ -60,9 +60,8 @@ def faults_of_page(page: pathlib.Path) -> Iterator[str]:
 
 def unnamed() -> Iterator[str]:
   """What a page should name and does not."""
-  import setup
-
   from fedjax_ssl import methods
+  import setup
   looked_up = {
       'BUILD.md': [f'[{name}]' for name in setup.EXTRAS],
       'experiments/README.md': [

@@ -170,7 +170,8 @@ def _study_part(file: pathlib.Path) -> tuple[str, str]:
   """Title and table of a study's runs, as `results.py` stored them."""
   stored = json.loads(file.read_text())
   runs = stored['runs']
-  more = [name for name in _MORE if any(any(run.get(name) or ()) for run in runs)]
+  more = [name for name in _MORE
+          if any(any(run.get(name) or ()) for run in runs)]
   commits = sorted({str(r['environment'].get('commit', 'unknown'))[:7]
                     for r in runs})
   lines = ['| run | method | labels | seeds | rounds | final | tail | '

@@ -61,6 +61,22 @@ def test_a_row_that_is_lost_or_doubled_is_named():
       check_quickstart.printed(broken)
 
 
+def test_a_run_that_passes_is_drawn(tmp_path, monkeypatch, capsys):
+  readme, picture = tmp_path / 'README.md', tmp_path / 'picture.svg'
+  readme.write_text(TABLE)
+  monkeypatch.setattr(check_quickstart, 'README', readme)
+  args = [str(finished(tmp_path)), '--picture']
+  assert check_quickstart.main(args, picture) == 0
+  first = picture.read_bytes()
+  assert b'<svg' in first and len(first) < 60 * 1024
+  assert check_quickstart.main(args, picture) == 0
+  assert picture.read_bytes() == first
+  picture.unlink()
+  readme.write_text(TABLE.replace('94.00', '90.00'))
+  assert check_quickstart.main(args, picture) == 1
+  assert not picture.exists() and 'FixMatch' in capsys.readouterr().err
+
+
 def test_a_folder_without_a_run_is_one_line(tmp_path, capsys):
   assert check_quickstart.main([str(tmp_path)]) == 2
   assert len(capsys.readouterr().err.splitlines()) == 1
