@@ -46,8 +46,8 @@ LAYERS = {
     'catalog': ('data', 'methods', 'models'),
     'papers': (),
     '__main__': ('catalog',),
-    '__init__': ('core', 'data', 'methods', 'models', 'task', 'training',
-                 *LEAVES),
+    '__init__': ('core', 'data', 'methods', 'models', 'ops', 'papers', 'task',
+                 'training', *LEAVES),
 }
 
 
