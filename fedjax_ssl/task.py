@@ -335,8 +335,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   return Run(spec, task, method, states, round_)
 
 
-def _in_batches(evaluate: Any, predict: Callable[..., jax.Array], server: PyTree,
-                inputs: jax.Array) -> jax.Array:
+def _in_batches(evaluate: Any, predict: Callable[..., jax.Array],
+                server: PyTree, inputs: jax.Array) -> jax.Array:
   """As evaluation does it: large inputs go through in batches."""
   logits: jax.Array = evaluate.in_batches(
       predict, inputs, jnp.arange(inputs.shape[0]), given=(server,))
