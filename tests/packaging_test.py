@@ -107,7 +107,7 @@ def test_extras_have_their_documented_names():
 
 
 def test_files_beside_the_sources_are_installed(monkeypatch):
-  given = {}
+  given: dict = {}
   monkeypatch.setattr('setuptools.setup', given.update)
   monkeypatch.chdir(ROOT)
   runpy.run_path(str(ROOT / 'setup.py'), run_name='__main__')

@@ -116,7 +116,7 @@ def global_norm(a: PyTree) -> jax.Array:
   leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(a)]
   leaves = [x for x in leaves if x.size]
   if not leaves:
-    return jnp.float32(0)
+    return jnp.zeros((), jnp.float32)
   top = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in leaves]))
   unit = jnp.where(top > 0, top, 1)
   norm: jax.Array = unit * jnp.sqrt(
