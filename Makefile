@@ -1,8 +1,9 @@
 # make quickstart   installs and runs the first experiment
 # make test         installs and runs the whole test suite
-# make lint         ruff, mypy, and whether generated files are up to date
-# make pages        brings the generated parts of the READMEs and the stored
-#                   flagfiles up to date
+# make test-fast    the library's tests alone, without those of the programs
+# make lint         ruff, mypy, and whether pages and flagfiles are up to date
+# make pages        brings the pages of results, the table of settings and the
+#                   stored flagfiles up to date
 # make lock         writes requirements.lock anew
 # make dist         builds the source archive and the wheel into dist/
 # make clean        removes what these made, runs/ excepted
@@ -35,7 +36,7 @@ space := $(empty) $(empty)
 # The file that says which extras are installed: $(call stamp,extra).
 stamp = $(VENV)/installed-$(subst $(space),$(comma),$(strip core $(1) $(subst $(comma),$(space),$(EXTRAS))))
 
-.PHONY: help quickstart test lint pages lock dist clean
+.PHONY: help quickstart test test-fast lint pages lock dist clean
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
@@ -46,12 +47,16 @@ quickstart: $(call stamp,)
 test: $(call stamp,test)
 	@$(RUN) -m pytest $(PYTEST_FLAGS)
 
+test-fast: $(call stamp,test)
+	@$(RUN) -m pytest $(PYTEST_FLAGS) -m 'not programs'
+
 lint: $(call stamp,dev)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
 	@$(RUN) experiments/paper_tables.py \
 	  --write_flagfiles=experiments/flagfiles --check
 	@$(RUN) experiments/pages.py --check
+	@$(RUN) .ci/check_docs.py
 	@for script in .ci/run launch/*.sh; do bash -n "$$script"; done
 
 pages: $(call stamp,)

@@ -1,9 +1,11 @@
 """Compares a finished quickstart with the first table of README.md.
 
 python experiments/check_quickstart.py runs/quickstart
+python experiments/check_quickstart.py runs/quickstart --picture
 
 Exit code 1 if a mean or a deviation is not within a point of the table's, if
 FixMatch is not clearly above labels only, or if it is not stable over seeds.
+With --picture a run that passes is drawn for README as well.
 """
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ import printing
 
 from fedjax_ssl.training import metrics, report
 
-README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = ROOT / 'README.md'
+PICTURE = ROOT / 'experiments' / 'results' / 'quickstart.svg'
 # Rows of the table, by how they begin, and their folders below the run's.
 ROWS = {'FixMatch': '.', 'labels only': 'labels_few',
         'all labels': 'labels_all'}
@@ -84,9 +88,21 @@ def faults(ours: Numbers, readme: Numbers) -> list[str]:
   return lines
 
 
-def main(argv: Sequence[str]) -> int:
-  """Checks one run; returns an exit code."""
-  if len(argv) != 1:
+def draw(folder: pathlib.Path, picture: pathlib.Path) -> None:
+  """Draws the accuracies of a run and its bounds, as an SVG file."""
+  import matplotlib
+  runs = report.load({name: [folder / place] for name, place in ROWS.items()})
+  # The same run makes the same bytes.
+  with matplotlib.rc_context({'svg.hashsalt': 'fedjax_ssl'}):
+    report.plot_curves(runs, picture, panels=('accuracy',))
+  text = picture.read_text('utf-8')
+  text = re.sub(r'\n *<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
+  picture.write_text(text, 'utf-8')
+
+
+def main(argv: Sequence[str], picture: pathlib.Path = PICTURE) -> int:
+  """Checks one run, and draws it if asked to; returns an exit code."""
+  if not argv or argv[1:] not in ([], ['--picture']):
     print(__doc__, file=sys.stderr)
     return 2
   try:
@@ -99,6 +115,9 @@ def main(argv: Sequence[str]) -> int:
     print(line, file=sys.stderr)
   if not found:
     printing.say("The quickstart's table is README's, within a point.")
+    if argv[1:]:
+      draw(pathlib.Path(argv[0]), picture)
+      printing.say(f'wrote {picture}')
   return 1 if found else 0
 
 

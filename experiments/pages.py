@@ -1,11 +1,13 @@
-"""Writes the generated parts of README.md and experiments/README.md.
+"""Writes the generated parts of the pages below experiments/.
 
 python experiments/pages.py           # after new results or settings
 python experiments/pages.py --check   # exit code 1 if that was forgotten
 
 Numbers come from `experiments/results/*.json` (studies of `results.py`) and
-`experiments/results/tables/*/*.json` (cells of `paper_tables.py`), pages of
-settings from the scripts' docstrings and the papers' tables.
+`experiments/results/tables/*/*.json` (cells of `paper_tables.py`); each study
+and each table has a page beside it. What an experiment asks and shows is
+written by hand, outside of the marks. The table of settings is made from the
+scripts' docstrings and the papers' tables.
 """
 from __future__ import annotations
 
@@ -39,15 +41,43 @@ def replaced(text: str, part: str, body: str) -> str:
   return f'{head}{begin}\n\n{body.strip()}\n\n{end}{rest.partition(end)[2]}'
 
 
-def results(root: pathlib.Path = ROOT) -> str:
-  """All results: the papers' tables first, then our studies."""
-  here = root / 'experiments'
-  parts = [_paper_part(here, folder)
-           for folder in sorted((here / 'results' / 'tables').glob('*'))
-           if folder.is_dir()]
-  parts += [_study_part(root, file)
-            for file in sorted((here / 'results').glob('*.json'))]
-  return '\n\n'.join(part for part in parts if part)
+def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
+  """The page of each study and of each paper's table that has results.
+
+  A page that is not there yet gets its title. A study's page without marks, as
+  `results.py` writes it, stays as it is.
+  """
+  here = root / 'experiments' / 'results'
+  made = {}
+  for folder in sorted((here / 'tables').glob('*')):
+    if folder.is_dir() and (found := _paper_part(here, folder)):
+      page = folder.with_name(folder.name + '.md')
+      made[page] = _on_page(page, *found)
+  for file in sorted(here.glob('*.json')):
+    page = file.with_suffix('.md')
+    if not page.exists() or _BEGIN.format('table') in page.read_text():
+      made[page] = _on_page(page, *_study_part(file))
+  return made
+
+
+def _on_page(page: pathlib.Path, title: str, body: str) -> str:
+  """The page's text with a new table."""
+  text = page.read_text() if page.exists() else (
+      f'# {title}\n\n{_BEGIN.format("table")}\n\n{_END.format("table")}\n')
+  return replaced(text, 'table', body)
+
+
+def index(root: pathlib.Path, made: Mapping[pathlib.Path, str]) -> str:
+  """A line for each page of results, by its title."""
+  here = root / 'experiments' / 'results'
+  texts = {page: page.read_text() for page in here.glob('*.md')
+           if page.name != 'README.md'} | dict(made)
+  lines = ['| page | what was run |', '|---|---|']
+  for page, text in sorted(texts.items()):
+    name = page.relative_to(here).as_posix()
+    title = text.partition('\n')[0].removeprefix('# ').replace('|', '\\|')
+    lines.append(f'| [{name.removesuffix(".md")}]({name}) | {title} |')
+  return '\n'.join(lines)
 
 
 def _mean_std(values: Sequence[float | None], scale: float = 100) -> str:
@@ -62,21 +92,22 @@ def _mean_std(values: Sequence[float | None], scale: float = 100) -> str:
   return f'{mean:.2f} ± {std:.2f}'
 
 
-def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
-  """One table, the paper's numbers before ours; '' without results."""
+def _paper_part(here: pathlib.Path, folder: pathlib.Path
+                ) -> tuple[str, str] | None:
+  """Title and table, the paper's numbers before ours; None without results."""
   name, _, variant = folder.name.partition('.')
   table = papers.load(name)
   stored = {}
   for cell in table.cells():
     found = stored_results.read(stored_results.file_of(
-        cell, here / 'results' / 'tables', variant))
+        cell, here / 'tables', variant))
     if found:
       stored[cell.name] = cell, found
   if not stored:
-    return ''
+    return None
   known = [found for _, found in stored.values()]
-  lines = [f'### {table.title}' + (f', variant `{variant}`' if variant else ''),
-           '', f'Paper / ours, {table.unit}. {table.citation}; {table.runs}. '
+  title = table.title + (f', variant `{variant}`' if variant else '')
+  lines = [f'Paper / ours, {table.unit}. {table.citation}; {table.runs}. '
            'Ours: the last round, mean ± standard deviation over seeds. '
            + _how(name, variant, known), '',
            '| | ' + ' | '.join(c['title'] for c in table.columns) + ' |',
@@ -93,7 +124,7 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path) -> str:
           _ours(ours, column.get('metric', 'accuracy'),
                 column.get('scale', 100))))
     lines.append(f'| {row["title"]} | ' + ' | '.join(places) + ' |')
-  return '\n'.join([*lines, *_footnotes({
+  return title, '\n'.join([*lines, *_footnotes({
       name: _verdicts(ours) for name, (_, ours) in stored.items() if ours})])
 
 
@@ -131,35 +162,67 @@ def _verdicts(stored: Mapping[str, Any]) -> list[verdict.Verdict | None]:
   return [verdict.of(s['metrics']) for s in stored['seeds'].values()]
 
 
-def _study_part(root: pathlib.Path, file: pathlib.Path) -> str:
-  """A study's runs, as `results.py` stored them."""
+# Numbers that only some studies have; all others stand in the JSON file.
+_MORE = ('local_accuracy', 'cost_up', 'cost_down', 'epsilon')
+
+
+def _study_part(file: pathlib.Path) -> tuple[str, str]:
+  """Title and table of a study's runs, as `results.py` stored them."""
   stored = json.loads(file.read_text())
   runs = stored['runs']
-  title, *rest = re.split(r'[:.] ', stored.get('note', '') + ' ', maxsplit=1)
-  note = ''.join(rest).strip()
+  more = [name for name in _MORE
+          if any(any(run.get(name) or ()) for run in runs)]
   commits = sorted({str(r['environment'].get('commit', 'unknown'))[:7]
                     for r in runs})
-  where = file.with_suffix('.md').relative_to(root).as_posix()
-  lines = [f'### {title.strip() or file.stem}', '',
-           *([note[0].upper() + note[1:], ''] if note else []),
-           f'Test accuracy in percent, mean ± standard deviation over seeds; '
-           f'commit {", ".join(commits)}; all flags, seeds and machines: '
-           f'[{file.stem}]({where}).', '',
-           '| run | method | labels | seeds | rounds | final | tail | '
-           'validation-selected |', '|---|---|---|---:|---:|---:|---:|---:|']
+  lines = ['| run | method | labels | seeds | rounds | final | tail | '
+           'validation-selected |' + ''.join(
+               f' {name.replace("_", " ")} |' for name in more),
+           '|---|---|---|---:|---:|---:|---:|---:|' + '---:|' * len(more)]
   for run in runs:
     lines.append('| ' + ' | '.join([
         run['run'], f'`{run["method"]}`', run['labels'],
         str(len(run['seeds'])), str(run['rounds']),
         *(verdict.marked(_mean_std(run[k]), verdict.stored(run))
-          for k in ('final', 'tail', 'selected'))]) + ' |')
-  return '\n'.join([*lines, *_footnotes(
+          for k in ('final', 'tail', 'selected')),
+        *(_extra(run, name) for name in more)]) + ' |')
+  lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
+            'seeds; tail is the mean of the last 5 evaluations'
+            + ('; costs are percent of one dense model' if 'cost_up' in more
+               else '') + f'. Commit {", ".join(commits)}. '
+            f'[{file.name}]({file.name}) has every flag, seed, machine and '
+            'cost.']
+  return (stored.get('note') or file.stem), '\n'.join([*lines, *_footnotes(
       {run['run']: verdict.stored(run) for run in runs})])
 
 
+def _extra(run: Mapping[str, Any], name: str) -> str:
+  """A number of `_MORE`; empty where the run has none."""
+  values = run.get(name) or []
+  if name == 'local_accuracy':
+    return _mean_std(values) if any(values) else ''
+  known = [v for v in values if v is not None]
+  if name == 'epsilon':
+    return (('' if 'dp_scope' not in run['method'] else 'unbounded')
+            if len(known) < len(values) or not known else f'{max(known):.2f}')
+  return f'{sum(known) / len(known):.4g}' if known else ''
+
+
 def settings(root: pathlib.Path = ROOT) -> str:
-  """One page a setting."""
-  return '\n\n'.join(_page(root, script) for script in scripts(root))
+  """A line for each setting."""
+  lines = ['| setting | what it is | tables of papers | our studies |',
+           '|---|---|---|---|']
+  for script in scripts(root):
+    doc = ast.get_docstring(ast.parse(script.read_text())) or script.stem
+    tables = [f'`{name}`' for name, table in papers.tables().items()
+              if any(c['setting'] == script.stem for c in table.columns)]
+    studies = [f'[{file.stem}](results/{file.stem}.md)'
+               for file in sorted((root / 'experiments' / 'results').glob(
+                   '*.md')) if re.search(rf'\b{script.stem}\b',
+                                         file.read_text())
+               and file.name != 'README.md']
+    lines.append(f'| `{script.stem}` | {doc.partition(chr(10))[0]} | '
+                 f'{", ".join(tables)} | {", ".join(studies)} |')
+  return '\n'.join(lines)
 
 
 def scripts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -169,50 +232,15 @@ def scripts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
               'common', 'pages')]
 
 
-def _page(root: pathlib.Path, script: pathlib.Path) -> str:
-  tree = ast.parse(script.read_text())
-  first, *paragraphs = (ast.get_docstring(tree) or script.stem).split('\n\n')
-  parts = [f'## {script.stem}', first]
-  for text in paragraphs:
-    parts.append(f'```\n{text}\n```' if text.startswith('python ') else text)
-  defaults = [f'`--{k.arg}={_literal(k.value)}`' for node in ast.walk(tree)
-              if isinstance(node, ast.Call)
-              and ast.unparse(node.func) == 'common.main'
-              for k in node.keywords if k.arg]
-  if defaults:
-    parts.append(f'Its own defaults: {", ".join(defaults)}.')
-  parts.append(_results_of(root, script.stem))
-  return '\n\n'.join(parts)
-
-
-def _literal(node: ast.expr) -> str:
-  try:
-    value = ast.literal_eval(node)
-  except ValueError:
-    return ast.unparse(node)
-  return ','.join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _results_of(root: pathlib.Path, setting: str) -> str:
-  """The papers' tables and our studies that use a setting."""
-  studies = [f'[{file.stem}](results/{file.stem}.md)'
-             for file in sorted((root / 'experiments' / 'results').glob(
-                 '*.json')) if re.search(rf'\b{setting}\.py\b',
-                                         file.read_text())]
-  tables = [f'`{name}`' for name, table in papers.tables().items()
-            if any(c['setting'] == setting for c in table.columns)]
-  lines = [f'{kind}: {", ".join(found)}.' for kind, found in (
-      ('Tables of papers', tables), ('Studies', studies)) if found]
-  return '\n\n'.join(lines or ['No paper has it. Its result is in the main '
-                               'README.'])
-
-
 def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
   """What each file should hold."""
-  return {file: replaced(file.read_text(), part, body(root))
-          for file, part, body in (
-              (root / 'README.md', 'results', results),
-              (root / 'experiments' / 'README.md', 'settings', settings))}
+  made = results(root)
+  here = root / 'experiments'
+  for file, part, body in (
+      (here / 'results' / 'README.md', 'index', index(root, made)),
+      (here / 'README.md', 'settings', settings(root))):
+    made[file] = replaced(file.read_text(), part, body)
+  return made
 
 
 def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
@@ -222,7 +250,7 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
     return 2
   try:
     stale = {f: text for f, text in pages(root).items()
-             if f.read_text() != text}
+             if not f.exists() or f.read_text() != text}
   except (ValueError, KeyError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2

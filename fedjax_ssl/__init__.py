@@ -7,7 +7,39 @@ checkpoint, data set and plotting libraries.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, TYPE_CHECKING
+
+if TYPE_CHECKING:  # The same names, for editors and type checkers.
+  from fedjax_ssl import (
+    aggregation,
+    core,
+    data,
+    losses,
+    methods,
+    models,
+    ops,
+    papers,
+    privacy,
+    sparse,
+    task,
+    training,
+  )
+  from fedjax_ssl.core.types import (
+    Examples,
+    Federation,
+    Method,
+    Model,
+    Shard,
+    State,
+    Task,
+    Update,
+  )
+  from fedjax_ssl.methods import make as make_method
+  from fedjax_ssl.methods import METHODS
+  from fedjax_ssl.models import make as make_model
+  from fedjax_ssl.models import MODELS
+  from fedjax_ssl.task import load, make_task, TaskSpec
+  from fedjax_ssl.training.loop import train
 
 __version__ = '0.1.0'
 
@@ -35,7 +67,11 @@ _NAMES = {
     'train': ('training.loop', 'train'),
 }
 
-__all__ = sorted((*_MODULES, *_NAMES))
+__all__ = [
+    'Examples', 'Federation', 'METHODS', 'MODELS', 'Method', 'Model', 'Shard',
+    'State', 'Task', 'TaskSpec', 'Update', 'aggregation', 'core', 'data',
+    'load', 'losses', 'make_method', 'make_model', 'make_task', 'methods',
+    'models', 'ops', 'papers', 'privacy', 'sparse', 'task', 'train', 'training']
 
 
 def __getattr__(name: str) -> Any:

@@ -14,20 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-from typing import Any
+from typing import Any, cast, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-PyTree = Any
+# A pytree of arrays: a rule gives back the structure that it gets.
+Tree = TypeVar('Tree')
+Function = TypeVar('Function', bound=Callable[..., Any])
 Array = jax.Array | np.ndarray
 Scalar = Array | float
 
 DISTANCES = ('sum_of_norms', 'global_norm')
 
 
-def _check_rows(stacked, weights, name):
+def _jit(*static: str) -> Callable[[Function], Function]:
+  """`jax.jit` that keeps a signature for editors and type checkers."""
+  return cast('Callable[[Function], Function]',
+              functools.partial(jax.jit, static_argnames=static))
+
+
+def _check_rows(stacked: Any, weights: jax.Array, name: str) -> None:
   if jnp.ndim(weights) != 1:
     raise ValueError(f'{name} has shape {jnp.shape(weights)}; '
                      'allowed is one number per client.')
@@ -39,20 +47,21 @@ def _check_rows(stacked, weights, name):
           f'its leading axis must be {rows}, the length of {name}.')
 
 
-def _column(row, leaf):
+def _column(row: jax.Array, leaf: jax.Array) -> jax.Array:
   return row.reshape(row.shape + (1,) * (leaf.ndim - 1))
 
 
-def _wide(leaf):
+def _wide(leaf: jax.Array) -> jax.Array:
   return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _narrow(value, dtype):
+def _narrow(value: Any, dtype: Any) -> jax.Array:
   exact = not jnp.issubdtype(dtype, jnp.inexact)
-  return (jnp.round(value) if exact else value).astype(dtype)
+  narrow: jax.Array = (jnp.round(value) if exact else value).astype(dtype)
+  return narrow
 
 
-def _shares(weights):
+def _shares(weights: jax.Array) -> jax.Array:
   """Weights over their sum; zeros if all are zero."""
   # Dividing by the largest first keeps the sum from overflowing.
   top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
@@ -61,22 +70,23 @@ def _shares(weights):
   return scaled / jnp.where(total > 0, total, 1)
 
 
-def _combine(stacked, shares):
-  def combine(leaf):
+def _combine(stacked: Tree, shares: jax.Array) -> Tree:
+  def combine(leaf: jax.Array) -> jax.Array:
     share, value = _column(shares, leaf), _wide(leaf)
     # Only broken entries are replaced: the derivative by a zero weight stays.
     value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
     return _narrow(jnp.sum(share * value, axis=0), leaf.dtype)
 
-  return jax.tree.map(combine, stacked)
+  combined: Tree = jax.tree.map(combine, stacked)
+  return combined
 
 
-def _safe_sqrt(square):
+def _safe_sqrt(square: jax.Array) -> jax.Array:
   positive = square > 0  # The derivative at 0 is 0 instead of infinite.
   return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
-def _row_norms(rows, num_rows, distance):
+def _row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
   """float[K], the length of each row over all leaves."""
   squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
              for x in jax.tree.leaves(rows)]
@@ -86,7 +96,9 @@ def _row_norms(rows, num_rows, distance):
   return sum(map(_safe_sqrt, squares), zero)
 
 
-def _distance_shares(stacked, num_examples, boost, beta, distance, first=None):
+def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
+                     beta: Scalar, distance: str,
+                     first: jax.Array | None = None) -> jax.Array:
   """float[K], the shares of `distance_reweighted_mean`.
 
   `first` is the multiplier in f_k where that is not `boost`.
@@ -114,7 +126,9 @@ def _distance_shares(stacked, num_examples, boost, beta, distance, first=None):
   return _shares(jnp.where(active, scaled, 0))
 
 
-def _checked(stacked, num_examples, labeled, labeled_multiplier, distance):
+def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
+             labeled_multiplier: Scalar, distance: str
+             ) -> tuple[jax.Array, jax.Array]:
   """Examples and multiplier of each client, float32[K] both."""
   if distance not in DISTANCES:
     raise ValueError(
@@ -129,8 +143,8 @@ def _checked(stacked, num_examples, labeled, labeled_multiplier, distance):
   return count, jnp.where(labeled, labeled_multiplier, 1.0).astype(jnp.float32)
 
 
-@jax.jit
-def weighted_mean(stacked: PyTree, weights: Array) -> PyTree:
+@_jit()
+def weighted_mean(stacked: Tree, weights: Array) -> Tree:
   r"""Mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
 
   Args:
@@ -148,8 +162,8 @@ def weighted_mean(stacked: PyTree, weights: Array) -> PyTree:
   return _combine(stacked, _shares(weights))
 
 
-@jax.jit
-def reliability_weighted_mean(stacked: PyTree, scores: Array) -> PyTree:
+@_jit()
+def reliability_weighted_mean(stacked: Tree, scores: Array) -> Tree:
   r"""Mean by how well each client's model does: :math:`w_k = s_k / \sum_j s_j`.
 
   The paper prints the ratio outside the sum over its own index; this is the
@@ -169,11 +183,11 @@ def reliability_weighted_mean(stacked: PyTree, scores: Array) -> PyTree:
   return weighted_mean(stacked, scores)
 
 
-@functools.partial(jax.jit, static_argnames=('distance',))
+@_jit('distance')
 def distance_reweighted_mean(
-    stacked: PyTree, num_examples: Array, *, beta: Scalar,
+    stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
-    distance: str = 'sum_of_norms') -> PyTree:
+    distance: str = 'sum_of_norms') -> Tree:
   r"""Mean that trusts clients less the further they are from their average.
 
   With multiplier :math:`m_k` (1 for a client without labels), shares
@@ -212,7 +226,7 @@ def distance_reweighted_mean(
       stacked, _distance_shares(stacked, count, boost, beta, distance))
 
 
-@functools.partial(jax.jit, static_argnames=('num_clients', 'groups', 'size'))
+@_jit('num_clients', 'groups', 'size')
 def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
                          size: int) -> jax.Array:
   """Draws RSCFed's groups, each on its own; the paper's are 3 of 5 of 10.
@@ -238,12 +252,12 @@ def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
   return order[:, :size].astype(jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames=('distance',))
+@_jit('distance')
 def sub_consensus_mean(
-    stacked: PyTree, num_examples: Array, members: Array, *,
+    stacked: Tree, num_examples: Array, members: Array, *,
     beta: Scalar, labeled: Array | None = None,
     labeled_multiplier: Scalar = 1.0, distance: str = 'sum_of_norms',
-    first_multiplier: Array | None = None) -> PyTree:
+    first_multiplier: Array | None = None) -> Tree:
   """Plain mean of the groups' distance-reweighted means, as in RSCFed.
 
   Args:
@@ -282,7 +296,7 @@ def sub_consensus_mean(
     raise ValueError('first_multiplier has shape '
                      f'{jnp.shape(first_multiplier)}; allowed is ({groups},).')
 
-  def group_shares(group):
+  def group_shares(group: Any) -> jax.Array:
     rows, scale, first = group
     filled = (rows >= 0) & (rows < count.shape[0])
     rows = jnp.where(filled, rows, 0)
@@ -300,8 +314,8 @@ def sub_consensus_mean(
   return _combine(stacked, jnp.mean(shares, axis=0))
 
 
-@jax.jit
-def ema(old: PyTree, new: PyTree, decay: Scalar) -> PyTree:
+@_jit()
+def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
   """Exponential moving average: decay * old + (1 - decay) * new.
 
   Args:
@@ -312,15 +326,16 @@ def ema(old: PyTree, new: PyTree, decay: Scalar) -> PyTree:
   Returns:
     A pytree with the dtypes of `old`; integer leaves are rounded.
   """
-  return jax.tree.map(
+  moved: Tree = jax.tree.map(
       lambda x, y: _narrow(decay * _wide(x) + (1 - decay) * _wide(y), x.dtype),
       old, new)
+  return moved
 
 
-@jax.jit
-def finite_or_zero(stacked: PyTree, weights: Array, *,
+@_jit()
+def finite_or_zero(stacked: Tree, weights: Array, *,
                    max_norm: Scalar = jnp.inf
-                   ) -> tuple[PyTree, jax.Array, jax.Array]:
+                   ) -> tuple[Tree, jax.Array, jax.Array]:
   """Leaves out rows that are not finite, too long, or of a broken weight.
 
   Args:
@@ -346,13 +361,15 @@ def finite_or_zero(stacked: PyTree, weights: Array, *,
   wide = jax.tree.map(lambda x: x / _column(unit, x), wide)
   norms = _row_norms(wide, weights.shape[0], 'global_norm')
   good &= unit * norms <= max_norm
+  # Of a bool leaf too: with 0 it would become an integer one.
   kept = jax.tree.map(
-      lambda x: jnp.where(_column(good, x), x, 0), stacked)
+      lambda x: jnp.where(_column(good, x), x, False if x.dtype == bool else 0),
+      stacked)
   rejected = jnp.sum(~good & (weights != 0), dtype=jnp.int32)
   return kept, jnp.where(good, weights, 0), rejected
 
 
-def linear(finish: Callable[..., Any]) -> Callable[..., Any]:
+def linear(finish: Function) -> Function:
   """Marks a rule that needs the weighted mean of the messages, not each one.
 
   A client pass may then sum as it goes and never hold all updates at once.

@@ -132,7 +132,7 @@ def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
     raise ValueError(f'microbatch is {microbatch}; it must be at least 0.')
   chunk = min(microbatch or size, size)
 
-  def of_chunk(rows, mask):
+  def of_chunk(rows: PyTree, mask: Array) -> dict[str, PyTree]:
     parts = jax.vmap(gradient)(rows)
     if set(parts) != set(clip_norm):
       raise ValueError(f'clip_norm has {sorted(clip_norm)}; the parts are '
@@ -147,7 +147,7 @@ def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
   if chunk == size:
     return of_chunk(rows, mask)
   pieces = -(-size // chunk)
-  def cut(x):
+  def cut(x: Array) -> jax.Array:
     wide = jnp.pad(x, [(0, pieces * chunk - size)] + [(0, 0)] * (x.ndim - 1))
     return wide.reshape(pieces, chunk, *x.shape[1:])
   cut_rows, cut_mask = jax.tree.map(cut, (rows, jnp.asarray(mask)))
@@ -155,9 +155,10 @@ def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
       lambda x: jnp.zeros(x.shape, x.dtype),
       jax.eval_shape(of_chunk, *jax.tree.map(
           lambda x: x[0], (cut_rows, cut_mask))))
-  def add(total, piece):
+  def add(total: PyTree, piece: PyTree) -> tuple[PyTree, None]:
     return jax.tree.map(jnp.add, total, of_chunk(*piece)), None
-  return jax.lax.scan(add, zero, (cut_rows, cut_mask))[0]
+  sums: dict[str, PyTree] = jax.lax.scan(add, zero, (cut_rows, cut_mask))[0]
+  return sums
 
 
 def gaussian(key: Array, tree: PyTree, stddev: Scalar) -> PyTree:
@@ -264,7 +265,7 @@ def noise_multiplier(target: float, rate: float, steps: int, *, delta: float,
     raise ValueError(f'target is {target}; it must be above 0.')
   if steps == 0 or rate == 0 or target == math.inf:
     return 0.0
-  def spent(sigma):
+  def spent(sigma: float) -> float:
     return epsilon(sigma, rate, steps, delta=delta, accountant=accountant)
   low, high = 0.0, 1.0
   while spent(high) > target:

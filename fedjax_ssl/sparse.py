@@ -74,7 +74,7 @@ def keep_largest(tree: PyTree, density: float) -> PyTree:
   sizes = jnp.concatenate(
       [jnp.abs(x).ravel() for x in jax.tree.leaves(tree)])
   least = jnp.sort(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))[total - kept]
-  def largest(x):
+  def largest(x: jax.Array) -> jax.Array:
     return jnp.where((jnp.abs(x) >= least) | ~jnp.isfinite(x), x, 0)
   return jax.tree.map(largest, tree)
 

@@ -1,10 +1,11 @@
 """A run's static choices as plain values, and a finished run read back."""
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 import dataclasses
 import functools
 import os
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,14 @@ from fedjax_ssl.core.types import (
   Examples,
   Federation,
   Method,
+  PyTree,
   Shard,
   State,
   Task,
 )
 from fedjax_ssl.data import augment, preprocess
+
+Kind = TypeVar('Kind', Examples, Shard)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +191,7 @@ def spec_to_json(spec: TaskSpec, federation: Federation) -> dict[str, Any]:
 
 
 def _shapes(federation: Federation) -> dict[str, Any]:
-  def of(part):
+  def of(part: Iterable[Any]) -> list[Any]:
     return [[list(np.shape(x)), str(np.asarray(x).dtype if not hasattr(
         x, 'dtype') else x.dtype)] for x in part]
   return {
@@ -201,7 +205,7 @@ def _shapes(federation: Federation) -> dict[str, Any]:
 
 
 def _federation_struct(saved: dict[str, Any]) -> Federation:
-  def part(kind, leaves):
+  def part(kind: type[Kind], leaves: Any) -> Kind:
     return kind(*[np.broadcast_to(np.zeros((), d), s) for s, d in leaves])
   stream = saved['stream']
   return Federation(
@@ -280,8 +284,9 @@ class Run(NamedTuple):
 def template(method: Method, federation: Federation) -> State:
   """The shapes of a method's state, without computing its arrays."""
   # The federation is not traced: an init may make host tables of it.
-  return jax.eval_shape(lambda key: method.init(key, federation),
-                        jax.random.key(0))
+  state: State = jax.eval_shape(
+      lambda key: method.init(key, federation), jax.random.key(0))
+  return state
 
 
 def load(workdir: str | os.PathLike[str]) -> Run:
@@ -330,7 +335,9 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   return Run(spec, task, method, states, round_)
 
 
-def _in_batches(evaluate, predict, server, inputs):
+def _in_batches(evaluate: Any, predict: Callable[..., jax.Array],
+                server: PyTree, inputs: jax.Array) -> jax.Array:
   """As evaluation does it: large inputs go through in batches."""
-  return evaluate.in_batches(predict, inputs, jnp.arange(inputs.shape[0]),
-                             given=(server,))
+  logits: jax.Array = evaluate.in_batches(
+      predict, inputs, jnp.arange(inputs.shape[0]), given=(server,))
+  return logits

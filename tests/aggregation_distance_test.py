@@ -113,9 +113,9 @@ class DistanceReweightedMeanTest(parameterized.TestCase):
     means = [distance_mean(one_leaf, n, beta=5.0, distance=d)
              for d in aggregation.DISTANCES]
     chex.assert_trees_all_close(*means, rtol=1e-6)
-    means = [distance_mean(stacked, n, beta=5.0, distance=d)['scale']
-             for d in aggregation.DISTANCES]
-    self.assertGreater(abs(float(means[0] - means[1])), 1e-4)
+    one, other = (distance_mean(stacked, n, beta=5.0, distance=d)['scale']
+                  for d in aggregation.DISTANCES)
+    self.assertGreater(abs(float(one - other)), 1e-4)
 
   def test_slope_agrees_with_finite_differences(self):
     stacked, n = five_clients()

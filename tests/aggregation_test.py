@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from absl.testing import absltest, parameterized
 import chex
@@ -172,7 +173,8 @@ class WeightedMeanTest(absltest.TestCase):
 class EmaTest(absltest.TestCase):
 
   def test_extremes_and_middle(self):
-    old = {'a': np.array([1.0, 2.0], np.float32), 'n': np.int32(4)}
+    old: dict[str, Any] = {
+        'a': np.array([1.0, 2.0], np.float32), 'n': np.int32(4)}
     new = {'a': np.array([3.0, 8.0], np.float32), 'n': np.int32(9)}
     chex.assert_trees_all_equal(aggregation.ema(old, new, 1.0), old)
     chex.assert_trees_all_equal(aggregation.ema(old, new, 0.0), new)

@@ -131,6 +131,18 @@ class PublicNamesTest(parameterized.TestCase):
     self.assertContainsSubset(fedjax_ssl.__all__, dir(fedjax_ssl))
     self.assertSameElements(fedjax_ssl.METHODS, fedjax_ssl.methods.METHODS)
 
+  def test_editors_see_the_same_names_from_the_same_places(self):
+    tree = ast.parse((PACKAGE / '__init__.py').read_text(encoding='utf-8'))
+    block, = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.asname or alias.name: f'{node.module}.{alias.name}'
+            for node in block.body if isinstance(node, ast.ImportFrom)
+            for alias in node.names}
+    given = {name: f'fedjax_ssl.{name}' for name in fedjax_ssl._MODULES} | {
+        name: f'fedjax_ssl.{module}.{attribute}'
+        for name, (module, attribute) in fedjax_ssl._NAMES.items()}
+    self.assertEqual(seen, given)
+    self.assertSameElements(fedjax_ssl.__all__, given)
+
   def test_unknown_name_is_an_attribute_error(self):
     with self.assertRaisesRegex(AttributeError, 'fedavgg'):
       _ = fedjax_ssl.fedavgg

@@ -93,18 +93,27 @@ def _group(nodeid: str) -> str:
   return file + ' ' + ' '.join(p for p in parts if p not in _PLAIN)
 
 
+# Folders whose tests run programs and tools.
+_PROGRAMS = ('tests/experiments/', 'tests/launch/', 'tests/programs/')
+
+
 # Groups of a minute of processors, or half a minute of waiting; longest first.
 _LONG = ('kill_test', 'devices_test', 'contract_test.py fedssl',
          'round_hlo_test', 'distributed_test', 'checkpoint_crash_test',
          'sweep_test', 'baselines_test', 'private_agents_test', 'contract_test')
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config,
                                   items: list[pytest.Item]) -> None:
   """Workers begin with long groups, then those of many tests.
 
   Else a group of few tests that take long would be the last, and run alone.
+  First of all, tests of programs get their mark, which -m chooses by.
   """
+  for item in items:
+    if item.nodeid.startswith(_PROGRAMS):
+      item.add_marker('programs')
   if not hasattr(config, 'workerinput'):
     return
   groups = [_group(item.nodeid) for item in items]

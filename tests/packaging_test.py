@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -103,8 +104,21 @@ def test_version_is_the_same_everywhere():
 
 def test_extras_have_their_documented_names():
   assert set(SETUP.EXTRAS) == EXTRAS
-  text = (ROOT / 'BUILD.md').read_text('utf-8')
-  assert not [name for name in EXTRAS if f'`[{name}]`' not in text]
+
+
+def test_files_beside_the_sources_are_installed(monkeypatch):
+  given: dict = {}
+  monkeypatch.setattr('setuptools.setup', given.update)
+  monkeypatch.chdir(ROOT)
+  runpy.run_path(str(ROOT / 'setup.py'), run_name='__main__')
+  monkeypatch.undo()
+  installed = {path for package, patterns in given['package_data'].items()
+               for pattern in patterns
+               for path in (ROOT / package.replace('.', '/')).glob(pattern)}
+  others = {path for path in _tracked() if path.is_relative_to(
+      ROOT / 'fedjax_ssl') and path.suffix != '.py'}
+  assert ROOT / 'fedjax_ssl' / 'py.typed' in installed
+  assert not others - installed
 
 
 def test_every_requirement_has_a_range():

@@ -13,7 +13,7 @@ class Layer(NamedTuple):
   bias: Any
 
 
-def five_clients(dtype=np.float32):
+def five_clients(dtype=np.float32) -> tuple[Any, np.ndarray]:
   """Two layers, a scalar and an empty subtree for five clients of any size."""
   rng = np.random.default_rng(0)
 

@@ -51,7 +51,8 @@ def main() -> None:
     network = torch_loop.FedAvgCNN()
     torch_loop.load_flax(network, ours.model.params)
     loop = torch_loop.Loop(
-        network, train.inputs, train.labels, rows, mean=0.5, std=0.25,
+        network, np.asarray(train.inputs), np.asarray(train.labels), rows,
+        mean=0.5, std=0.25,
         batch=FLAGS.batch, learning_rate=0.05, layout=layout)
     rounds = itertools.count()
     def run():

@@ -122,7 +122,7 @@ def make_task(*, batch: int, epochs: int, rounds: int, rows: int, mesh: Any
   ours = harness.Simulation(spec, harness.federate(
       train, owner, num_clients=FLAGS.num_clients), mesh)
   return ours, peer_task.Task(
-      train.inputs, train.labels.astype(np.int64),
+      np.asarray(train.inputs), np.asarray(train.labels, np.int64),
       np.split(np.arange(owner.size), FLAGS.num_clients),
       np.stack([ours.cohort(r) for r in range(rounds)]),
       params_of(ours), _MEAN, _STD, batch, epochs, _RATE, FLAGS.num_devices)

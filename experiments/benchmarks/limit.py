@@ -113,6 +113,7 @@ def _body(method: fssl.Method, federation: fssl.Federation
       train=jax.tree.map(whole, federation.train),
       validation=jax.tree.map(whole, federation.validation),
       round=number, group=number)
+  assert method.client_update is not None
   made = jax.make_jaxpr(method.client_update)(state.server, client, key)
   bodies = list(_bodies(made.jaxpr))
   if len(bodies) != 1 or list(_bodies(bodies[0].jaxpr)):

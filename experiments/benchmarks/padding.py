@@ -75,7 +75,7 @@ def _chunk_sizes() -> list[int]:
                      'whole numbers, separated by commas.') from None
 
 
-def _task(changes: dict[str, int], clients: fssl.Shard, chunk_size: int,
+def _task(changes: dict, clients: fssl.Shard, chunk_size: int,
           client_map: str = 'vmap') -> fssl.Task:
   capacity = batching.unlabeled_capacity(
       float(clients.num_labeled.mean()), float(clients.num_unlabeled.mean()),

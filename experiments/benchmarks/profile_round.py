@@ -100,7 +100,7 @@ class Rounds:
 def make(mesh: jax.sharding.Mesh | None) -> Rounds:
   """The rounds that the flags ask for."""
   shape = harness.image_shape(FLAGS.model, FLAGS.side)
-  views = {} if FLAGS.views else {'weak': 'none', 'strong': 'none'}
+  views: Any = {} if FLAGS.views else {'weak': 'none', 'strong': 'none'}
   optimizer = 'adam' if FLAGS.method.startswith('feddure') else 'sgd'
   spec = fssl.TaskSpec(
       10, shape, method=FLAGS.method, model=FLAGS.model,

@@ -154,8 +154,9 @@ def _compare_fixmatch() -> None:
   def loop(_, layout, network):
     import torch_fixmatch
     return torch_fixmatch.Loop(
-        network, train.inputs, train.labels, clients.labeled,
-        clients.unlabeled, mean=0.5, std=0.25, batch=FLAGS.labeled,
+        network, np.asarray(train.inputs), np.asarray(train.labels),
+        list(np.asarray(clients.labeled)), list(np.asarray(clients.unlabeled)),
+        mean=0.5, std=0.25, batch=FLAGS.labeled,
         unlabeled_batch=FLAGS.unlabeled, learning_rate=0.01, layout=layout)
 
   flops, more = _flops(plain), _flops(full)

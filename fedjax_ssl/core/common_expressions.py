@@ -43,7 +43,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
   Returns:
     The function, to be called inside a traced one.
   """
-  def merged(*args):
+  def merged(*args: Any) -> Any:
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     out = _run(closed, jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(shape), out)
@@ -58,7 +58,7 @@ def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
       [*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args],
       strict=True))
 
-  def read(atom):
+  def read(atom: Any) -> Any:
     return atom.val if isinstance(atom, core.Literal) else values[atom]
 
   for eqn in closed.jaxpr.eqns:
@@ -67,8 +67,7 @@ def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
   return [read(atom) for atom in closed.jaxpr.outvars]
 
 
-def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]
-            ) -> list[Any]:
+def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]) -> Any:
   """What one equation gives, or gave before to the same inputs."""
   name, params = eqn.primitive.name, eqn.params
   if name in _CALLS:
@@ -83,7 +82,7 @@ def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]
 
 
 def _bound(primitive: Any, inputs: list[Any], params: dict[str, Any],
-           known: dict[Hashable, Any], acts: bool = False) -> list[Any]:
+           known: dict[Hashable, Any], acts: bool = False) -> Any:
   """A primitive's results, made anew if they are not known or if it acts."""
   key = primitive, tuple(map(_name, inputs)), tuple(sorted(params.items()))
   try:

@@ -33,7 +33,7 @@ def _share(round_: jax.Array, horizon: int) -> jax.Array:
 @knobs.checked()
 def _cosine(horizon: int | None, *, final: float = 0.0) -> Schedule:
   span = _needed(horizon)
-  def factor(round_):
+  def factor(round_: jax.Array) -> jax.Array:
     wave = 0.5 * (1 + jnp.cos(jnp.pi * _share(round_, span)))
     return final + (1 - final) * wave
   return factor
@@ -60,7 +60,7 @@ def _exponential(horizon: int | None, *, decay: float = 0.99) -> Schedule:
 @knobs.checked()
 def _warmup_cosine(horizon: int | None, *, rounds: int = 5) -> Schedule:
   span = _needed(horizon)
-  def factor(round_):
+  def factor(round_: jax.Array) -> jax.Array:
     rising = (round_ + 1) / rounds
     rest = _cosine(max(span - rounds, 1))(jnp.maximum(round_ - rounds, 0))
     return jnp.where(round_ < rounds, rising, rest)
@@ -112,7 +112,7 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
                      'momentum=0, or one of sgd, nesterov, rmsprop.')
   factor = registry.build('lr_schedule', schedule, SCHEDULES, horizon)
 
-  def at(round_):
+  def at(round_: jax.Array) -> optax.GradientTransformation:
     rate = learning_rate * factor(round_)
     if name == 'adamw':
       return optax.adamw(rate, weight_decay=weight_decay)

@@ -39,14 +39,16 @@ def _few_of_many(key: jax.Array, total: int, size: int) -> jax.Array:
   steps = jnp.arange(size, dtype=jnp.int32)
   places = jax.random.randint(key, (size,), steps, total)
 
-  def swap(i, carry):
+  def swap(i: jax.Array, carry: tuple[jax.Array, jax.Array]
+           ) -> tuple[jax.Array, jax.Array]:
     ids, left = carry
-    def at(place):
+    def at(place: jax.Array) -> jax.Array:
       last = jnp.max(jnp.where((places == place) & (steps < i), steps, -1))
       return jnp.where(last < 0, place, left[last])
     return ids.at[i].set(at(places[i])), left.at[i].set(at(i))
 
-  return jax.lax.fori_loop(0, size, swap, (steps, steps))[0]
+  ids: jax.Array = jax.lax.fori_loop(0, size, swap, (steps, steps))[0]
+  return ids
 
 
 def _cohort(ids: jax.Array) -> Cohort:
@@ -72,7 +74,7 @@ def groups(num_groups: int, size: int) -> Sampler:
   `aggregation.sample_sub_consensus`, which the core, being as low a layer, does
   not import.
   """
-  def sample(state, federation, key):
+  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     del state
     total = federation.num_clients
     _checked(size, total, 'clients')
@@ -83,7 +85,7 @@ def groups(num_groups: int, size: int) -> Sampler:
 
 def everyone() -> Sampler:
   """All clients in the order of their ids."""
-  def sample(state, federation, key):
+  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     del state, key
     return _cohort(jnp.arange(federation.num_clients, dtype=jnp.int32)[None])
   return sample
@@ -105,7 +107,7 @@ def labeled_clients(size: int) -> Sampler:
   Returns:
     A sampler; it raises ValueError if fewer clients hold labels.
   """
-  def sample(state, federation, key):
+  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     del state
     last = _num_labeled(federation)
     return _cohort(_draw(
@@ -115,15 +117,16 @@ def labeled_clients(size: int) -> Sampler:
 
 def one_by_one(sampler: Sampler) -> Sampler:
   """The same clients, each a group of its own: a relay passes them in turn."""
-  def sample(state, federation, key):
-    cohort = sampler(state, federation, key)
-    return jax.tree.map(lambda x: x.reshape(-1, 1), cohort)
+  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
+    cohort: Cohort = jax.tree.map(
+        lambda x: x.reshape(-1, 1), sampler(state, federation, key))
+    return cohort
   return sample
 
 
 def unlabeled_clients(size: int) -> Sampler:
   """Draws among the clients that hold no labels; see `labeled_clients`."""
-  def sample(state, federation, key):
+  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     del state
     first, last = _num_labeled(federation), federation.num_clients
     _checked(size, last - first, 'unlabeled clients')

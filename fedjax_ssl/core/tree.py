@@ -1,6 +1,8 @@
 """Algebra of pytrees, and of pytrees stacked over clients."""
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -46,7 +48,7 @@ def take_bits(stacked: PyTree, rows: Array) -> PyTree:
   There a row is a sum over devices, of which all but one say zero, and as
   floats -0.0 + 0.0 is 0.0.
   """
-  def one(x):
+  def one(x: Array) -> Any:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
       return take(x, rows)
@@ -74,7 +76,7 @@ def repeat(a: PyTree, size: int) -> PyTree:
   Outside a traced function the copies are views on the host that take no
   memory: who places them on devices makes each device's own rows only.
   """
-  def one(x):
+  def one(x: Array) -> Array:
     if isinstance(x, jax.core.Tracer):
       return jnp.broadcast_to(x[None], (size, *x.shape))
     host = np.asarray(jnp.asarray(x))
@@ -114,10 +116,12 @@ def global_norm(a: PyTree) -> jax.Array:
   leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(a)]
   leaves = [x for x in leaves if x.size]
   if not leaves:
-    return jnp.float32(0)
+    return jnp.zeros((), jnp.float32)
   top = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in leaves]))
   unit = jnp.where(top > 0, top, 1)
-  return unit * jnp.sqrt(sum(jnp.sum(jnp.square(x / unit)) for x in leaves))
+  norm: jax.Array = unit * jnp.sqrt(
+      sum(jnp.sum(jnp.square(x / unit)) for x in leaves))
+  return norm
 
 
 def num_scalars(a: PyTree) -> int:

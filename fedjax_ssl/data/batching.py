@@ -123,7 +123,7 @@ def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
     int, at least 1.
   """
   labeled, unlabeled = np.asarray(labeled), np.asarray(unlabeled)
-  def width(n_s, n_u):
+  def width(n_s: Any, n_u: Any) -> Any:
     return n_u / (local_steps or _split_steps(n_s, labeled_batch))
   mean = width(labeled.mean(), unlabeled.mean())
   widest = np.max(width(labeled, unlabeled), initial=1)
@@ -174,7 +174,7 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
              streams: str) -> dict[str, _Stream]:
   keys = jax.random.split(key)
   out = {}
-  def stream(rows, n, size, key):
+  def stream(rows: Array, n: Array, size: int, key: jax.Array) -> _Stream:
     return _Stream(jnp.asarray(rows), jnp.asarray(n), size,
                    jnp.maximum(_ceil_div(n, size), 1), False, key)
   if streams != 'unlabeled':
@@ -231,11 +231,11 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
   steps = num_steps(task, shard, streams)
   parts = _streams(task, shard, steps, key, streams)
 
-  def first():
+  def first() -> dict[str, jax.Array]:
     return {name: jnp.zeros(s.rows.shape, jnp.int32)
             for name, s in parts.items()}
 
-  def following(orders, step):
+  def following(orders: dict[str, jax.Array], step: jax.Array) -> Any:
     made: dict[str, Batch | None] = {'labeled': None, 'unlabeled': None}
     used = jnp.float32(0)
     orders = dict(orders)

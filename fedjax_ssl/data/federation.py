@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.core import checks
-from fedjax_ssl.core.types import Examples, Federation, Shard
+from fedjax_ssl.core.types import Array, Examples, Federation, Shard
 from fedjax_ssl.data.partition.file import check_partition, Partition
 
 # Larger class-count tables stay out of `describe`.
@@ -182,7 +182,7 @@ def _check_labeled_clients(partition: Partition, labels_at: str,
 
 def _widen(shard: Shard, labeled: int, unlabeled: int) -> Shard:
   """Pads the tables with 0 to the given widths."""
-  def pad(rows, width):
+  def pad(rows: Array, width: int) -> np.ndarray:
     extra = width - rows.shape[-1]
     return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, extra)])
   return shard._replace(labeled=pad(shard.labeled, labeled),
@@ -228,7 +228,7 @@ def stack(federations: Sequence[Federation]) -> Federation:
   if not federations:
     raise ValueError('stack needs at least one federation')
   first = federations[0]
-  def kind(f):
+  def kind(f: Federation) -> tuple[Any, ...]:
     return (id(f.train.inputs), id(f.test.inputs), len(f.validation.labels),
             f.num_clients, None if f.stream is None else
             f.stream.num_labeled.shape, f.rounds_per_task,
@@ -258,7 +258,7 @@ def seed_axes(stacked: Federation) -> Federation:
 
 def class_counts(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
   """Rows of each class on each client: int64[N, C] labeled and unlabeled."""
-  def counts(rows, sizes):
+  def counts(rows: Array, sizes: Array) -> np.ndarray:
     client, column = np.nonzero(np.arange(rows.shape[1]) < sizes[:, None])
     cells = client * num_classes + truth[rows[client, column]]
     flat = np.bincount(cells, minlength=sizes.size * num_classes)

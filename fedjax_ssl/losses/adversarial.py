@@ -6,6 +6,8 @@ of a logit. All are masked means as in `losses`.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -13,7 +15,7 @@ from fedjax_ssl.losses.rows import all_rows, Array, Loss, reduced, Scalar
 from fedjax_ssl.losses.targets import mixup
 
 
-def _check(name, value, allowed):
+def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
   if value not in allowed:
     raise ValueError(
         f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
@@ -85,10 +87,11 @@ def generator_loss(fake_logits: Array, mask: Array | None = None, *,
   _check('kind', kind, ('non_saturating', 'saturating', 'hinge'))
   mask = all_rows(mask, fake_logits)
   fake = _visible(fake_logits, mask)
-  cost = {'non_saturating': lambda d: jax.nn.softplus(-d),
-          'saturating': lambda d: -jax.nn.softplus(d),
-          'hinge': lambda d: -d}[kind](fake)
-  return reduced(weight * cost, mask, reduction=reduction), {}
+  costs: dict[str, Callable[[jax.Array], jax.Array]] = {
+      'non_saturating': lambda d: jax.nn.softplus(-d),
+      'saturating': lambda d: -jax.nn.softplus(d),
+      'hinge': lambda d: -d}
+  return reduced(weight * costs[kind](fake), mask, reduction=reduction), {}
 
 
 def reconstruction(generated: Array, images: Array, mask: Array | None = None,
@@ -146,9 +149,10 @@ def fake_condition(lam: Scalar, source: Array, target: Array, *,
   """
   _check('label', label, ('mixed', 'target'))
   share = lam if label == 'mixed' else jnp.zeros_like(lam)
-  return jax.lax.stop_gradient(mixup(share, source, target))
+  mixed: jax.Array = jax.lax.stop_gradient(mixup(share, source, target))
+  return mixed
 
 
-def _visible(logits, mask):
+def _visible(logits: Array, mask: Array) -> jax.Array:
   """Logits [B] with masked rows zeroed, in float32."""
   return jnp.where(mask > 0, logits, 0).astype(jnp.float32)

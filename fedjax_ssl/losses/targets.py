@@ -205,7 +205,7 @@ def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
   References:
     Zhang et al., mixup, https://arxiv.org/abs/1710.09412.
   """
-  def blend(x, y):
+  def blend(x: Array, y: Array) -> jax.Array:
     share = jnp.reshape(lam, jnp.shape(lam) + (1,) * (
         x.ndim - 1 if jnp.ndim(lam) else 0))
     return share * at_least_float32(x) + (1 - share) * at_least_float32(y)

@@ -112,7 +112,7 @@ def _equal(stored: Any, wanted: Any) -> bool:
       return float(stored) == float(wanted)
     except ValueError:
       return False
-  return _call(str(stored or '')) == _call(str(wanted))
+  return bool(_call(str(stored or '')) == _call(str(wanted)))
 
 
 def _call(text: str) -> Any:

@@ -37,7 +37,7 @@ def read(file: pathlib.Path) -> dict[str, Any]:
   if not file.exists():
     return {}
   try:
-    stored = json.loads(file.read_text())
+    stored: dict[str, Any] = json.loads(file.read_text())
     for key in ('cell', 'flags', 'extra_flags', 'seeds'):
       stored[key]
     if not stored['seeds']:

@@ -8,6 +8,7 @@ import numbers
 import signal
 import threading
 import time
+import types
 from typing import NamedTuple
 
 import jax
@@ -92,7 +93,7 @@ def _listening() -> Iterator[threading.Event]:
   if threading.current_thread() is not threading.main_thread():
     yield heard
     return
-  def hear(number, frame):
+  def hear(number: int, frame: types.FrameType | None) -> None:
     del frame
     if heard.is_set() and number == signal.SIGINT:
       raise KeyboardInterrupt

@@ -48,20 +48,34 @@ def test_a_drift_is_found(tmp_path, means, words):
 
 def test_a_run_that_swings_is_found():
   readme = check_quickstart.printed(TABLE)
-  found = check_quickstart.faults(readme | {'FixMatch': (94.0, 1.5)}, readme)
+  found = check_quickstart.faults(
+      {**readme, 'FixMatch': (94.0, 1.5)}, readme)
   assert len(found) == 1 and '1.50 points over seeds' in found[0]
   lost = check_quickstart.faults(
-      readme | {'FixMatch': (float('nan'), 0.5)}, readme)
+      {**readme, 'FixMatch': (float('nan'), 0.5)}, readme)
   assert len(lost) == 2
 
 
-def test_readme_has_the_table(root):
-  text = (root / 'README.md').read_text('utf-8')
-  readme = check_quickstart.printed(text)
-  assert not check_quickstart.faults(readme, readme)
-  for broken in (text.replace('| labels only', '| labels'), text + TABLE):
+def test_a_row_that_is_lost_or_doubled_is_named():
+  for broken in (TABLE.replace('| labels only', '| labels'), TABLE + TABLE):
     with pytest.raises(ValueError, match='one row'):
       check_quickstart.printed(broken)
+
+
+def test_a_run_that_passes_is_drawn(tmp_path, monkeypatch, capsys):
+  readme, picture = tmp_path / 'README.md', tmp_path / 'picture.svg'
+  readme.write_text(TABLE)
+  monkeypatch.setattr(check_quickstart, 'README', readme)
+  args = [str(finished(tmp_path)), '--picture']
+  assert check_quickstart.main(args, picture) == 0
+  first = picture.read_bytes()
+  assert b'<svg' in first and len(first) < 60 * 1024
+  assert check_quickstart.main(args, picture) == 0
+  assert picture.read_bytes() == first
+  picture.unlink()
+  readme.write_text(TABLE.replace('94.00', '90.00'))
+  assert check_quickstart.main(args, picture) == 1
+  assert not picture.exists() and 'FixMatch' in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_one_line(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The generated parts of the READMEs are made from what the files say."""
+"""Pages of results are made from what the files say."""
 from __future__ import annotations
 
 import json
@@ -13,7 +13,6 @@ from fedjax_ssl.papers import cells as papers
 @pytest.fixture
 def copy(root, tmp_path):
   """What the pages are made from, in a folder that may be changed."""
-  shutil.copy(root / 'README.md', tmp_path)
   skip = shutil.ignore_patterns('__pycache__', 'benchmarks')
   shutil.copytree(root / 'experiments', tmp_path / 'experiments', ignore=skip)
   assert pages.main([], tmp_path) == 0
@@ -43,30 +42,62 @@ def store(copy, folder, result):
   file.write_text(json.dumps(result))
 
 
+def page(copy, name='tables/feddure1'):
+  return (copy / 'experiments' / 'results' / f'{name}.md').read_text()
+
+
 def test_a_new_result_shows_beside_the_papers(copy, capsys):
   store(copy, 'feddure1', cell([.4, .5]))
   assert pages.main(['--check'], copy) == 1
   said = capsys.readouterr().err
-  assert 'README.md is not up to date: run python experiments/pages.py' in said
+  assert ('results/tables/feddure1.md is not up to date: run python '
+          'experiments/pages.py') in said
   assert pages.main([], copy) == 0
-  text = (copy / 'README.md').read_text()
+  text = page(copy)
+  assert text.startswith('# FedDure, Table 1\n')
   line, = [x for x in text.splitlines() if x.startswith('| FedAvg* |')]
   assert '| 40.34 / 45.00 ± 7.07 |' in line and line.count('/ -') == 8
   assert 'commit abcdef0, 1 x gpu' in text
+  assert '(tables/feddure1.md)' in page(copy, 'README')
   assert pages.main(['--check'], copy) == 0
+
+
+def test_words_around_a_table_stay(copy):
+  store(copy, 'feddure1', cell([.4]))
+  pages.main([], copy)
+  file = copy / 'experiments' / 'results' / 'tables' / 'feddure1.md'
+  file.write_text(file.read_text().replace('Table 1', 'again') + '\nGood.\n')
+  store(copy, 'feddure1', cell([.5]))
+  pages.main([], copy)
+  text = page(copy)
+  assert '/ 50.00 |' in text and '/ 40.00 |' not in text
+  assert text.startswith('# FedDure, again\n') and text.endswith('\nGood.\n')
+
+
+def test_a_new_study_gets_a_page_unless_it_has_one(copy):
+  here = copy / 'experiments' / 'results'
+  old = next(here.glob('*.json')).read_text()
+  for name in ('new', 'made'):
+    (here / f'{name}.json').write_text(
+        json.dumps(json.loads(old) | {'note': 'Why?'}))
+  (here / 'made.md').write_text('As results.py writes it.\n')
+  pages.main([], copy)
+  assert page(copy, 'new').startswith('# Why?\n')
+  assert '| run | method |' in page(copy, 'new')
+  assert page(copy, 'made') == 'As results.py writes it.\n'
 
 
 def test_a_result_of_other_flags_is_stale(copy):
   store(copy, 'feddure1', cell([.4], flags=['--method=fedavg']))
   assert pages.main([], copy) == 0
-  assert '| 40.34 / stale |' in (copy / 'README.md').read_text()
+  assert '| 40.34 / stale |' in page(copy)
 
 
 def test_a_variant_is_named_and_is_not_the_table(copy):
   store(copy, 'feddure1.short', cell(
       [.4], variant='short', extra_flags=['--num_rounds=9']))
   assert pages.main([], copy) == 0
-  text = (copy / 'README.md').read_text()
+  text = page(copy, 'tables/feddure1.short')
   assert 'FedDure, Table 1, variant `short`' in text
   assert '--variant=short -- --num_rounds=9`' in text
 
@@ -81,8 +112,7 @@ def test_numbers_that_are_no_accuracy(copy):
   file.parent.mkdir(parents=True)
   file.write_text(json.dumps(result))
   pages.main([], copy)
-  assert '| FedLabel | 2.00 / 1.50 |' in (
-      copy / 'README.md').read_text()
+  assert '| FedLabel | 2.00 / 1.50 |' in page(copy, 'tables/fedlabel3')
 
 
 def test_stored_numbers_in_doubt_have_a_mark(copy):
@@ -94,12 +124,12 @@ def test_stored_numbers_in_doubt_have_a_mark(copy):
   study['runs'][0]['verdict'] = [['guesses', 'not above the largest class']]
   file.write_text(json.dumps(study))
   pages.main([], copy)
-  text = (copy / 'README.md').read_text()
+  text = page(copy)
   assert '| 40.34 / 45.00 ± 7.07 † |' in text
   assert ('`cifar_dirdir.fedavg_few`: † diverged in 1 of 2 seeds: largest '
           'weight 3e+09.') in text
   name = study['runs'][0]['run']
-  assert f'`{name}`: ‡ not above the largest class.' in text
+  assert f'`{name}`: ‡ not above the largest class.' in page(copy, file.stem)
 
 
 def test_a_new_setting_shows_up_by_itself(copy):
@@ -109,13 +139,12 @@ def test_a_new_setting_shows_up_by_itself(copy):
   assert pages.main(['--check'], copy) == 1
   pages.main([], copy)
   text = (copy / 'experiments' / 'README.md').read_text()
-  assert '## moons\n\nTwo moons.\n\nA paper.\n\n```\npython' in text
-  assert '`--seeds=0,1`, `--num_clients=3`' in text
+  assert '| `moons` | Two moons. |' in text
 
 
-@pytest.mark.parametrize('text', ['', '<!-- results: made by '
+@pytest.mark.parametrize('text', ['', '<!-- index: made by '
                                   'experiments/pages.py, do not edit -->'])
 def test_lost_marks_are_named(copy, text, capsys):
-  (copy / 'README.md').write_text(text)
+  (copy / 'experiments' / 'results' / 'README.md').write_text(text)
   assert pages.main([], copy) == 2
-  assert "'results'" in capsys.readouterr().err
+  assert "'index'" in capsys.readouterr().err

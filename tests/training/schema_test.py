@@ -73,13 +73,6 @@ def test_the_table_itself():
   assert names >= ALWAYS | GLOBAL
 
 
-def test_the_readme_names_what_is_always_there(root):
-  text = (root / 'experiments' / 'README.md').read_text()
-  sentence = text.split('Always there: ')[1].split(';')[0]
-  assert {*re.findall(r'`(\w+)`', sentence)} == ALWAYS | {
-      'round', 'train_loss'}
-
-
 @pytest.mark.parametrize('name', methods.METHODS)
 def test_rows_fit_the_schema(name):
   place = contract_test._places(name)[-1]

@@ -64,8 +64,9 @@ def lookup(rows: jax.Array, index: jax.Array) -> jax.Array:
   lead, size = rows.shape[:-1], rows.shape[-1]
   starts = np.arange(np.prod(lead), dtype=np.int32).reshape(*lead, 1) * size
   rows, index = lax.optimization_barrier((rows, index))
-  return lax.optimization_barrier(
+  found: jax.Array = lax.optimization_barrier(
       rows.reshape(-1).at[index + starts].get(mode='promise_in_bounds'))
+  return found
 
 
 def cut(words: jax.Array, box: tuple[jax.Array, ...], fill: Array | int,

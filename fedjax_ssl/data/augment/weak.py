@@ -340,7 +340,7 @@ def _enlarge(images: jax.Array, axis: int, size: int) -> jax.Array:
   shape[axis] = size
   # At the ends both neighbors are the same pixel.
   second = np.floor((center - first) * 2**22 + .5).astype(np.int32)
-  total = jnp.int32(2**21)
+  total: jax.Array = jnp.int32(2**21)
   for step, weight in ((0, 2**22 - second), (1, second)):
     index = np.clip(first + step, 0, old - 1).astype(np.int32)
     pixels = jnp.take(images, index, axis=axis).astype(jnp.int32)

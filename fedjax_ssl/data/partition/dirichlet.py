@@ -34,7 +34,7 @@ def _dirichlet(rng: np.random.Generator, alpha: float, num: int,
     shares = np.where(allowed, rng.dirichlet(np.full(num, alpha)), 0.0)
     total = shares.sum()
   if np.isfinite(total) and total > 0:
-    return shares / total
+    return np.asarray(shares / total)
   shares = np.zeros(num)
   shares[rng.choice(np.flatnonzero(allowed))] = 1.0
   return shares
