@@ -13,9 +13,10 @@ import re
 import sys
 
 import numpy as np
-import printing
 
-from fedjax_ssl.training import metrics, report
+from fedjax_ssl.cli import printing
+from fedjax_ssl.report import summary
+from fedjax_ssl.training import metrics
 
 README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
 # Rows of the table, by how they begin, and their folders below the run's.
@@ -54,7 +55,7 @@ def measured(folder: pathlib.Path) -> Numbers:
   """
   found = {}
   for name, place in ROWS.items():
-    finals = [report.summary(rows)['final'] for rows in report.by_seed(
+    finals = [summary.summary(rows)['final'] for rows in summary.by_seed(
         metrics.read(folder / place))]
     if len(finals) < 2 or None in finals:
       raise ValueError(f'{folder / place} holds no accuracies of several '

@@ -17,9 +17,10 @@ import re
 import sys
 from typing import Any
 
+from fedjax_ssl.cli import settings as setting_lib
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
-from fedjax_ssl.training import verdict
+from fedjax_ssl.report import verdict
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
@@ -163,10 +164,9 @@ def settings(root: pathlib.Path = ROOT) -> str:
 
 
 def scripts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
-  """The experiments: files that call `common.main`."""
+  """The experiments: files that train a setting."""
   return [p for p in sorted((root / 'experiments').glob('*.py'))
-          if 'common.main(' in p.read_text() and p.stem not in (
-              'common', 'pages')]
+          if re.search(r'^  cli\.run_setting\(', p.read_text(), re.MULTILINE)]
 
 
 def _page(root: pathlib.Path, script: pathlib.Path) -> str:
@@ -175,21 +175,16 @@ def _page(root: pathlib.Path, script: pathlib.Path) -> str:
   parts = [f'## {script.stem}', first]
   for text in paragraphs:
     parts.append(f'```\n{text}\n```' if text.startswith('python ') else text)
-  defaults = [f'`--{k.arg}={_literal(k.value)}`' for node in ast.walk(tree)
-              if isinstance(node, ast.Call)
-              and ast.unparse(node.func) == 'common.main'
-              for k in node.keywords if k.arg]
+  known = setting_lib.SETTINGS.get(script.stem)
+  defaults = [f'`--{name}={_text(value)}`' for name, value in (
+      known.defaults if known else {}).items()]
   if defaults:
     parts.append(f'Its own defaults: {", ".join(defaults)}.')
   parts.append(_results_of(root, script.stem))
   return '\n\n'.join(parts)
 
 
-def _literal(node: ast.expr) -> str:
-  try:
-    value = ast.literal_eval(node)
-  except ValueError:
-    return ast.unparse(node)
+def _text(value: Any) -> str:
   return ','.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
