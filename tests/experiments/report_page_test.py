@@ -195,7 +195,7 @@ def test_the_page_has_the_command_of_all_seeds(tmp_path):
   page = html.unescape(page_lib.page(stored_runs.load(folders), [], 'T'))
   command = page.split('<pre>')[1].split('</pre>')[0]
   assert shlex.split(command) == [
-      'python', 'experiments/digits_dirdir.py', '--alpha=0.5', '--nobounds',
+      'fedjax-ssl', 'train', 'digits_dirdir', '--alpha=0.5', '--nobounds',
       '--dataset=digits', '--labels=few', '--method=fixmatch(threshold=0.9)',
       '--num_rounds=20', '--seeds=3,4']
   assert "'--method=fixmatch(threshold=0.9)'" in command

@@ -67,8 +67,8 @@ def line(number: int) -> str:
 def test_no_signal_is_swallowed(tmp_path, where, number):
   script = tmp_path / 'held.py'
   script.write_text(SCRIPT.format(number=int(number), hold=HELD[where]))
-  began = time.monotonic()
   started = launcher.start(tmp_path / 'run', *ARGS, script=script)
+  began = time.monotonic()
   code = started.wait(60)  # Else it would go on for ever.
   assert (code, started.output()) == (128 + number, line(number))
   assert time.monotonic() - began < 20

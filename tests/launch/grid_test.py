@@ -15,13 +15,14 @@ from fedjax_ssl.cli.sweep import grid
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DIGITS = 'script: experiments/digits_dirdir.py'
 BAD = {
-    'nothing': ('', 'no flagfile and no script'),
+    'nothing': ('', 'no flagfile and no setting'),
     'only_seeds': ('seeds: 1', 'g.txt:1: the block names no flagfile'),
     'word': (f'{DIGITS}\nhello', "g.txt:2: 'hello' is none of"),
     'key': (f'{DIGITS}\nseed: 1', "'seed: 1' is none of"),
     'no_value': ('script:', 'g.txt:1: nothing after script'),
     'no_script': ('script: nowhere.py', 'there is no nowhere.py'),
-    'two_scripts': (f'{DIGITS}\n{DIGITS}', 'g.txt:2: a block has one script'),
+    'two_scripts': (f'{DIGITS}\n{DIGITS}',
+                    'g.txt:2: a block has one setting or script'),
     'no_flagfile': ('flagfile: no/*.flags', 'no file fits no/*.flags'),
     'seeds_word': (f'{DIGITS}\nseeds: a', 'seeds: a must be whole numbers'),
     'seeds_negative': (f'{DIGITS}\nseeds: -1', 'whole numbers from 0'),
