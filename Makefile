@@ -53,14 +53,14 @@ test-fast: $(call stamp,test)
 lint: $(call stamp,dev)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
-	@$(RUN) experiments/paper_tables.py \
+	@$(RUN) -m fedjax_ssl tables \
 	  --write_flagfiles=experiments/flagfiles --check
 	@$(RUN) experiments/pages.py --check
 	@$(RUN) .ci/check_docs.py
 	@for script in .ci/run launch/*.sh; do bash -n "$$script"; done
 
 pages: $(call stamp,)
-	@$(RUN) experiments/paper_tables.py --write_flagfiles=experiments/flagfiles
+	@$(RUN) -m fedjax_ssl tables --write_flagfiles=experiments/flagfiles
 	@$(RUN) experiments/pages.py
 
 # Meant for Linux on x86-64 with Python 3.11, the oldest one supported.

@@ -82,6 +82,8 @@ if __name__ == '__main__':
       packages=setuptools.find_packages(include=['fedjax_ssl', 'fedjax_ssl.*']),
       package_data={'fedjax_ssl': ['py.typed'],
                     'fedjax_ssl.papers': ['tables/*.toml']},
+      entry_points={
+          'console_scripts': ['fedjax-ssl = fedjax_ssl.cli:main']},
       python_requires='>=3.11',
       install_requires=REQUIRES,
       extras_require=EXTRAS,

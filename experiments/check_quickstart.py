@@ -15,9 +15,10 @@ import re
 import sys
 
 import numpy as np
-import printing
 
-from fedjax_ssl.training import metrics, report
+from fedjax_ssl.cli import printing
+from fedjax_ssl.report import summary
+from fedjax_ssl.training import metrics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / 'README.md'
@@ -58,7 +59,7 @@ def measured(folder: pathlib.Path) -> Numbers:
   """
   found = {}
   for name, place in ROWS.items():
-    finals = [report.summary(rows)['final'] for rows in report.by_seed(
+    finals = [summary.summary(rows)['final'] for rows in summary.by_seed(
         metrics.read(folder / place))]
     if len(finals) < 2 or None in finals:
       raise ValueError(f'{folder / place} holds no accuracies of several '
@@ -91,10 +92,10 @@ def faults(ours: Numbers, readme: Numbers) -> list[str]:
 def draw(folder: pathlib.Path, picture: pathlib.Path) -> None:
   """Draws the accuracies of a run and its bounds, as an SVG file."""
   import matplotlib
-  runs = report.load({name: [folder / place] for name, place in ROWS.items()})
+  runs = summary.load({name: [folder / place] for name, place in ROWS.items()})
   # The same run makes the same bytes.
   with matplotlib.rc_context({'svg.hashsalt': 'fedjax_ssl'}):
-    report.plot_curves(runs, picture, panels=('accuracy',))
+    summary.plot_curves(runs, picture, panels=('accuracy',))
   text = picture.read_text('utf-8')
   text = re.sub(r'\n *<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
   picture.write_text(text, 'utf-8')

@@ -6,13 +6,7 @@ python experiments/cifar_iid.py \
     --flagfile=experiments/flagfiles/feddure/cifar_iid.fixmatch.flags \
     --data_dir=DIR
 """
-import common
-from fedjax_ssl import data
+from fedjax_ssl import cli
 
 if __name__ == '__main__':
-  common.main(
-      common.two_pools(data.iid_random, data.iid_random),
-      dataset='cifar10', model='resnet9', method='fixmatch',
-      optimizer='adam', learning_rate=5e-4, num_clients=100, cohort_size=5,
-      labels_per_class=500, labeled_batch=10, unlabeled_batch=0,
-      num_rounds=200, validation_fraction=0.02)
+  cli.run_setting('cifar_iid')

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
-from fedjax_ssl.training import verdict
+from fedjax_ssl.report import verdict
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
@@ -226,10 +226,9 @@ def settings(root: pathlib.Path = ROOT) -> str:
 
 
 def scripts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
-  """The experiments: files that call `common.main`."""
+  """The experiments: files that train a setting."""
   return [p for p in sorted((root / 'experiments').glob('*.py'))
-          if 'common.main(' in p.read_text() and p.stem not in (
-              'common', 'pages')]
+          if re.search(r'^  cli\.run_setting\(', p.read_text(), re.MULTILINE)]
 
 
 def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:

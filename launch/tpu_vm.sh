@@ -75,22 +75,29 @@ one_run() {
   for word in "$@"; do
     [[ "$word" != *--distributed* ]] || return 0
   done
+  local before=""
   for word in "$@"; do
+    case "${before##*/} $word" in
+      fedjax[-_]ssl\ train | fedjax[-_]ssl\ repeat) pod=(--distributed) ;;
+      fedjax[-_]ssl\ sweep | fedjax[-_]ssl\ tables)
+        fail "--type=$TYPE has several hosts, each of which would run the grid;" \
+          "take one of 8 or fewer, and several machines for more." ;;
+    esac
+    before="$word"
     case "$word" in
-      *\ *experiments/*.py* | *experiments/*.py*\ *)
+      *fedjax[-_]ssl\ train* | *\ *experiments/*.py* | *experiments/*.py*\ *)
         fail "--type=$TYPE has several hosts, each of which would run a copy;" \
           "add --distributed to the experiment's flags." ;;
-      *launch/sweep.py | *experiments/paper_tables.py)
+      *launch/sweep.py)
         fail "--type=$TYPE has several hosts, each of which would run the grid;" \
           "take one of 8 or fewer, and several machines for more." ;;
       *experiments/benchmarks/*.py)
         fail "--type=$TYPE has several hosts, and ${word##*/} measures one;" \
           "take one of 8 or fewer." ;;
-      *experiments/repeat.py) pod=(--distributed) ;;
       *experiments/*.py)
-        # Of our own files, reports and tables know no such flag.
+        # Of our own files, tools know no such flag.
         if [[ ! -f "$repository/experiments/${word##*/}" ]] \
-          || grep -q '^  common\.main(' "$repository/experiments/${word##*/}"
+          || grep -q '^  cli\.run_setting(' "$repository/experiments/${word##*/}"
         then
           pod=(--distributed)
         fi ;;

@@ -1,4 +1,4 @@
-"""`python -m fedjax_ssl` says all that can be chosen, and says it truly."""
+"""`fedjax-ssl list` says all that can be chosen, and says it truly."""
 from __future__ import annotations
 
 import inspect
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedjax_ssl import __main__ as program
-from fedjax_ssl import catalog, data, methods, models
+from fedjax_ssl import data, methods, models
+from fedjax_ssl.cli import catalog
 from fedjax_ssl.data import augment
 
 REGISTRIES: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ each = pytest.mark.parametrize(
 def test_everything_registered_is_listed():
   for group, registry in REGISTRIES.items():
     assert [e.name for e in GROUPS[group].entries] == sorted(registry)
-  assert {*GROUPS} == {*REGISTRIES, 'datasets', 'labels', 'streams'}
+  assert {*GROUPS} == {*REGISTRIES, 'datasets', 'labels', 'settings', 'streams'}
   stream, = GROUPS['streams'].entries
   assert [o.name for o in stream.options] == ['num_tasks']
 
@@ -100,22 +100,23 @@ def test_data_sets_of_the_folder_are_listed(monkeypatch, tmp_path):
 
 
 def test_the_program(capsys):
-  assert program.main([]) == 0
+  assert catalog.main([]) == 0
   printed = capsys.readouterr().out
   for group, entry in ENTRIES:
     assert re.search(rf'^  {entry.name}   ', printed, re.MULTILINE), group
   assert max(map(len, printed.splitlines())) <= 100
-  assert program.main(['methods', 'fixmatch']) == 0
+  assert catalog.main(['methods', 'fixmatch']) == 0
   one = capsys.readouterr().out
   assert "labeler: str = 'local'" in one and 'flexmatch' not in one
-  assert program.main(['models', '--json']) == 0
+  assert catalog.main(['models', '--json']) == 0
   assert {e['name'] for e in json.loads(capsys.readouterr().out)['models']} == {
       *models.MODELS}
-  assert program.main(['models', 'nothing']) == 2
+  assert catalog.main(['models', 'nothing']) == 2
   assert 'resnet9' in capsys.readouterr().err
 
 
 def test_it_is_a_program(run_python):
-  printed = run_python('import runpy, sys; sys.argv = ["x", "partitions"]; '
+  printed = run_python('import runpy, sys; '
+                       'sys.argv = ["x", "list", "partitions"]; '
                        'runpy.run_module("fedjax_ssl", run_name="__main__")')
   assert 'dirichlet_capped' in printed

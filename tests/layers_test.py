@@ -16,8 +16,10 @@ PACKAGE = 'fedjax_ssl'
 # heavier is imported inside the function that needs it.
 LIGHT = {'jax', 'numpy', 'optax'}
 HEAVY = {'PIL', 'array_record', 'dp_accounting', 'matplotlib', 'orbax',
-         'sklearn', 'tensorboardX', 'tensorflow_datasets', 'tqdm',
+         'sklearn', 'tensorboardX', 'tensorflow_datasets', 'torch', 'tqdm',
          'transformers'}
+# Modules of others that are called as one of ours.
+OTHERS: set[str] = set()
 LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')
 
 # Longest prefix that fits a module says what it may import of the package. A
@@ -43,9 +45,11 @@ LAYERS = {
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),
     'task': ('core', 'data', 'methods', 'models', 'training', *LEAVES),
-    'catalog': ('data', 'methods', 'models'),
     'papers': (),
-    '__main__': ('catalog',),
+    'report': ('core.registry', 'papers', 'training'),
+    'cli': ('core', 'data', 'methods', 'models', 'papers', 'report', 'task',
+            'training'),
+    '__main__': ('cli',),
     '__init__': ('core', 'data', 'methods', 'models', 'ops', 'papers', 'task',
                  'training', *LEAVES),
 }
@@ -106,11 +110,12 @@ def violations(source: str, module: str) -> list[str]:
     elif is_under(module, 'aggregation'):
       fine = top in {'jax', 'numpy'} or top in sys.stdlib_module_names
     elif top in HEAVY:
-      fine = lazy
+      fine = lazy or module == 'report.charts' and top == 'matplotlib'
     elif top == 'flax':
       fine = is_under(module, 'models')
-    elif top == 'absl':  # Flags belong to the experiments.
-      fine = name == 'absl.logging' and is_under(module, 'training')
+    elif top == 'absl':  # Flags belong to the programs.
+      fine = is_under(module, 'cli') or (
+          name == 'absl.logging' and is_under(module, 'training'))
     else:
       fine = top in LIGHT or top in sys.stdlib_module_names
     if not fine:
@@ -162,6 +167,16 @@ class LayersTest(parameterized.TestCase):
           path.read_text(encoding='utf-8'), path.stem, public)
     self.assertEmpty(bad, '\n'.join(bad))
 
+  def test_nothing_is_imported_by_bare_name(self):
+    files = [p for folder in ('fedjax_ssl', 'experiments', 'launch', 'tests')
+             for p in (ROOT / folder).rglob('*.py')]
+    ours = {p.stem for p in files} - sys.stdlib_module_names - {
+        'fedjax_ssl', 'experiments', 'launch', 'tests'}
+    bad = [f'{path.relative_to(ROOT)} imports {name}' for path in files
+           for name, _ in imports(path.read_text(encoding='utf-8'), 'a.b.c')
+           if name.split('.')[0] in ours - OTHERS]
+    self.assertEmpty(bad, '\n'.join(bad))
+
 
 class TheCheckItselfTest(parameterized.TestCase):
   """A rule that cannot fail holds nothing."""
@@ -189,7 +204,10 @@ class TheCheckItselfTest(parameterized.TestCase):
       ('task', 'import flax'),
       ('training.loop', 'from absl import flags'),
       ('training.loop', 'import fedjax_ssl'),
-      ('training.report', 'import matplotlib.pyplot as plt'),
+      ('training.progress', 'import matplotlib.pyplot as plt'),
+      ('training.loop', 'from fedjax_ssl.report import summary'),
+      ('report.summary', 'from fedjax_ssl.cli import printing'),
+      ('papers.cells', 'from fedjax_ssl.report import summary'),
       ('data.datasets', 'if True:\n  import tensorflow_datasets'),
       ('data.datasets', 'import torch'),
       ('unknown', 'from fedjax_ssl import losses'))
@@ -209,7 +227,9 @@ class TheCheckItselfTest(parameterized.TestCase):
       ('losses', 'import functools\nimport optax'),
       ('training.progress', 'from absl import logging'),
       ('training.environment', 'from fedjax_ssl import __version__'),
-      ('training.report', 'def f():\n  import matplotlib.pyplot as plt'))
+      ('report.summary', 'def f():\n  import matplotlib.pyplot as plt'),
+      ('report.summary', 'from fedjax_ssl.training import metrics'),
+      ('cli.job', 'from fedjax_ssl.report import summary'))
   def test_allows(self, module, source):
     self.assertEmpty(violations(source, module))
 

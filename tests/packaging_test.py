@@ -70,9 +70,6 @@ def _undeclared(folder, declared):
   """(file, import name) of imports from outside that nothing declares."""
   local = OWN | {path.stem for path in _sources(folder)}
   local |= {path.name for path in (ROOT / folder).rglob('*') if path.is_dir()}
-  # Scripts and their tests import the scripts' neighbours by plain name.
-  local |= {path.stem for part in ('experiments', 'launch')
-            for path in _sources(part)}
   known = local | set(sys.stdlib_module_names)
   return [
       (str(path.relative_to(ROOT)), name)

@@ -25,19 +25,21 @@ python experiments/benchmarks/conv_layers.py --model=resnet9_fedmatch \
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import pathlib
+import sys
 import time
 from typing import Any, NamedTuple
 
 from absl import flags
-import conv_table
 from flax import linen as nn
-import harness
 import jax
 from jax import lax
 import jax.numpy as jnp
-import limit
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import conv_table, harness, limit
 import fedjax_ssl as fssl
 from fedjax_ssl.core import checks
 from fedjax_ssl.models import layers

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 import zlib
 
-import harness
-
+from experiments.benchmarks import harness
 from fedjax_ssl.ops import conv
 
 ORDERS = ('first', 'second')

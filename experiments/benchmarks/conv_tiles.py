@@ -20,15 +20,18 @@ from collections.abc import Callable
 import functools
 import itertools
 import math
+import pathlib
+import sys
 from typing import Any, NamedTuple
 
 from absl import flags
-import conv_table
-import harness
 import jax
 from jax import lax
 import jax.numpy as jnp
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import conv_table, harness
 from fedjax_ssl.ops import conv, conv_geometry, conv_rowwise, conv_winograd
 
 FLAGS = flags.FLAGS

@@ -10,12 +10,15 @@ python experiments/benchmarks/fedavg_cnn.py
 from __future__ import annotations
 
 import itertools
+import pathlib
+import sys
 
 from absl import flags
-import harness
-import limit
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness, limit
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS
@@ -32,7 +35,8 @@ def main() -> None:
   """Times both and reports."""
   harness.need_torch()
   import torch
-  import torch_loop
+
+  from experiments.benchmarks import torch_loop
   mesh = harness.make_mesh()
   torch.set_num_threads(FLAGS.num_devices)
   train = harness.examples(FLAGS.num_clients * FLAGS.rows, (28, 28, 1))

@@ -22,17 +22,17 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import functools
 import pathlib
+import sys
 import tempfile
 from typing import Any, NamedTuple
 
 from absl import flags
-import harness
 import jax
 import numpy as np
-import peer_envs
-import peer_process
-import peer_task
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness, peer_envs, peer_process, peer_task
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS

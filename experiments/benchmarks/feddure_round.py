@@ -11,11 +11,15 @@ python experiments/benchmarks/feddure_round.py --model=resnet9
 from __future__ import annotations
 
 import itertools
+import pathlib
+import sys
 
 from absl import flags
-import harness
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS
@@ -51,8 +55,8 @@ def main() -> None:
   """Times both and reports."""
   harness.need_torch()
   import torch
-  import torch_feddure
-  import torch_loop
+
+  from experiments.benchmarks import torch_feddure, torch_loop
   mesh = harness.make_mesh()
   torch.set_num_threads(FLAGS.num_devices)
   ours = make(mesh)

@@ -20,16 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import pathlib
+import sys
 from typing import Any
 
 from absl import flags
-import harness
 import jax
 import jax.numpy as jnp
-import limit
 import numpy as np
 import optax
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness, limit
 import fedjax_ssl as fssl
 from fedjax_ssl.core import local_training
 from fedjax_ssl.core.types import Batch
@@ -145,8 +148,8 @@ def pytorch_step(program: Program, model: str, learning_rate: float,
     The networks, and a function that makes a step on the program's batches.
   """
   import torch
-  import torch_feddure
-  import torch_loop
+
+  from experiments.benchmarks import torch_feddure, torch_loop
   carry, views = program[1]
   memory = torch_loop.LAYOUTS[layout]
   network = torch_loop.network_of(
@@ -174,7 +177,8 @@ def _pytorch(programs: Mapping[str, Program], rate: float
     print(f'PyTorch: {missing}')
     return {}
   import torch
-  import torch_loop
+
+  from experiments.benchmarks import torch_loop
   if name not in torch_loop.NETWORKS:
     print(f'PyTorch: no {name} there')
     return {}

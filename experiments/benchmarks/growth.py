@@ -19,13 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import pathlib
+import sys
 from typing import Any, NamedTuple
 
 from absl import flags
-import counting
-import harness
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import counting, harness
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 from typing import Any
 
-import counting
 import jax
 from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.benchmarks import counting
 import fedjax_ssl as fssl
 from fedjax_ssl.core.types import Client
 

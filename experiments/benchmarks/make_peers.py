@@ -15,8 +15,10 @@ import subprocess
 import sys
 
 from absl import flags
-import harness
-import peer_envs
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness, peer_envs
 
 FLAGS = flags.FLAGS
 

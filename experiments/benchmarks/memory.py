@@ -11,13 +11,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import pathlib
+import sys
 from typing import Any
 
 from absl import flags
-from counting import round_memory as round_memory
-import harness
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness
+from experiments.benchmarks.counting import round_memory as round_memory
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS

@@ -14,14 +14,19 @@ python experiments/benchmarks/padding.py
 """
 from __future__ import annotations
 
+import pathlib
+import sys
+
 from absl import flags
-from counting import bound as bound
-from counting import count as count
-from counting import masked_share as masked_share
-from counting import Work as Work
-import harness
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness
+from experiments.benchmarks.counting import bound as bound
+from experiments.benchmarks.counting import count as count
+from experiments.benchmarks.counting import masked_share as masked_share
+from experiments.benchmarks.counting import Work as Work
 import fedjax_ssl as fssl
 from fedjax_ssl.data import batching
 

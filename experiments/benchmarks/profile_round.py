@@ -17,15 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import pathlib
+import sys
 import tempfile
 from typing import Any
 
 from absl import flags
-import harness
 import jax
 import jax.numpy as jnp
-import trace_events
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness, trace_events
 import fedjax_ssl as fssl
 from fedjax_ssl.core import tree
 from fedjax_ssl.training import runner, sharding

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 import itertools
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -24,11 +25,12 @@ import time
 from typing import Any
 
 from absl import flags
-import harness
 import jax
-import limit
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness, limit
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS
@@ -120,7 +122,8 @@ def _pytorch(ours: harness.Simulation, make: Callable[[Any, str, Any], Any]
   if missing:
     return {}, [['PyTorch', '-', missing]]
   import torch
-  import torch_loop
+
+  from experiments.benchmarks import torch_loop
   torch.set_num_threads(FLAGS.num_devices)
   def rounds(layout):
     network = torch_loop.ResNet9()
@@ -152,7 +155,7 @@ def _compare_fixmatch() -> None:
   full = _fixmatch(mesh, weak='flip_crop', strong='ra_mc')
   clients, train = plain.federation.clients, plain.federation.train
   def loop(_, layout, network):
-    import torch_fixmatch
+    from experiments.benchmarks import torch_fixmatch
     return torch_fixmatch.Loop(
         network, np.asarray(train.inputs), np.asarray(train.labels),
         list(np.asarray(clients.labeled)), list(np.asarray(clients.unlabeled)),

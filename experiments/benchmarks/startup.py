@@ -17,7 +17,10 @@ import time
 from typing import Any
 
 from absl import flags
-import harness
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from experiments.benchmarks import harness
 
 FLAGS = flags.FLAGS
 

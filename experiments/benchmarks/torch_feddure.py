@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 import torch.nn.functional as F
-import torch_fixmatch
+
+from experiments.benchmarks import torch_fixmatch
 
 _VIRTUAL_RATE = 5e-4
 

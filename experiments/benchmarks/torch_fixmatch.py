@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-import torch_loop
+
+from experiments.benchmarks import torch_loop
 
 
 class Loop(torch_loop.Loop):

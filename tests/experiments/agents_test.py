@@ -2,31 +2,26 @@
 from __future__ import annotations
 
 import functools
+import types
 
-from absl.testing import flagsaver
 import numpy as np
 import pytest
 
-import common
-from fedjax_ssl import data
+from fedjax_ssl.cli import dealing
 
 LABELS = np.repeat(np.arange(10), 30)
 
 
 def _deal(scheme, holders, total, per_class=4):
-  with flagsaver.flagsaver(num_labeled_clients=holders, num_clients=total,
-                           labels_per_class=per_class, labeled_fraction=None):
-    return common.agents(scheme)(
-        np.random.default_rng(0), LABELS, np.ones(LABELS.size, bool))
-
-
-@pytest.fixture(autouse=True)
-def parsed():
-  common.FLAGS(['script'])
+  options = types.SimpleNamespace(
+      num_labeled_clients=holders, num_clients=total,
+      labels_per_class=per_class, labeled_fraction=None)
+  return dealing.agents(scheme)(
+      np.random.default_rng(0), LABELS, np.ones(LABELS.size, bool), options)
 
 
 @pytest.mark.parametrize('holders, others', [(2, 6), (3, 9), (1, 3)])
-@pytest.mark.parametrize('scheme', [data.iid_random, data.round_robin])
+@pytest.mark.parametrize('scheme', ['iid_random', 'round_robin'])
 def test_agents_hold_one_kind_of_rows(scheme, holders, others):
   labeled, unlabeled = _deal(scheme, holders, holders + others)
   assert set(labeled[labeled >= 0]) == set(range(holders))
@@ -37,7 +32,7 @@ def test_agents_hold_one_kind_of_rows(scheme, holders, others):
 
 
 def test_round_robin_is_the_papers_example():
-  labeled, unlabeled = _deal(data.round_robin, 3, 12)
+  labeled, unlabeled = _deal('round_robin', 3, 12)
   classes = functools.partial(_classes, LABELS)
   assert [classes(labeled, k) for k in range(3)] == [
       [0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
@@ -52,4 +47,4 @@ def _classes(labels, owner, client):
 @pytest.mark.parametrize('holders', [-1, 0, 8])
 def test_refuses_a_federation_without_either_kind(holders):
   with pytest.raises(ValueError, match='--num_labeled_clients'):
-    _deal(data.iid_random, holders, 8)
+    _deal('iid_random', holders, 8)

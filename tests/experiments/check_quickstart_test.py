@@ -1,9 +1,9 @@
 """The first table is what a run prints, and a drift is found."""
 from __future__ import annotations
 
-import check_quickstart
 import pytest
 
+from experiments import check_quickstart
 from tests.experiments import fake
 
 TABLE = """

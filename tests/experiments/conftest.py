@@ -9,8 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 import pytest
 
-import common
-from fedjax_ssl import data
+from fedjax_ssl.cli import dealing, settings, train
 
 DEFAULTS: dict[str, Any] = {
     'dataset': 'digits', 'model': 'linear', 'method': 'fedavg',
@@ -21,12 +20,14 @@ DEFAULTS: dict[str, Any] = {
 @pytest.fixture
 def refuse(monkeypatch, capfd):
   """Runs the command; returns its one line of error. Flags come back."""
-  def call(*args: str, scheme=data.dirichlet_capped, deal=None,
+  def call(*args: str, scheme='dirichlet_capped', deal=None,
            **defaults) -> str:
-    monkeypatch.setattr(sys, 'argv', ['experiment.py', *map(str, args)])
+    monkeypatch.setattr(sys, 'argv', ['experiment.py'])
+    setting = settings.Setting(
+        'mine', 'Mine.', '', deal or dealing.two_pools(scheme, scheme),
+        DEFAULTS | defaults)
     with pytest.raises(SystemExit) as ended:
-      common.main(deal or common.two_pools(scheme, scheme),
-                  **DEFAULTS | defaults)
+      train.main(setting, [*map(str, args)])
     assert ended.value.code == 2
     captured = capfd.readouterr()
     assert not captured.out
@@ -40,23 +41,22 @@ def refuse(monkeypatch, capfd):
 
 
 @pytest.fixture
-def bench(root, monkeypatch):
+def bench(monkeypatch):
   """Imports a script of the benchmarks; its flags are forgotten again.
 
   Those of the experiments, some with the same names, are put aside meanwhile.
   """
-  folder = root / 'experiments' / 'benchmarks'
-  names = [path.stem for path in folder.glob('*.py')]
-  monkeypatch.syspath_prepend(str(folder))
+  monkeypatch.setattr(sys, 'path', [*sys.path])
   aside = {name: flags.FLAGS[name] for name in flags.FLAGS
            if not str(flags.FLAGS.find_module_defining_flag(name)).startswith(
                'absl')}
   for name in aside:
     delattr(flags.FLAGS, name)
   before = set(flags.FLAGS)
-  yield importlib.import_module
-  for name in names:
-    sys.modules.pop(name, None)
+  yield lambda name: importlib.import_module(f'experiments.benchmarks.{name}')
+  for name in [*sys.modules]:
+    if name.startswith('experiments.benchmarks'):
+      del sys.modules[name]
   for name in set(flags.FLAGS) - before:
     delattr(flags.FLAGS, name)
   for name, flag in aside.items():

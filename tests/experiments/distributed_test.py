@@ -9,13 +9,12 @@ import time
 from typing import Any
 
 from absl.testing import flagsaver
-import cluster
 import jax
 import numpy as np
 import pytest
 
-import common
 import fedjax_ssl
+from fedjax_ssl.cli import devices, train
 from fedjax_ssl.training import checkpoint, processes
 from fedjax_ssl.training.checkpoint import manifest
 from tests import toy
@@ -156,23 +155,23 @@ ADDRESS = {'coordinator_address': 'localhost:1234'}
       for address in ('here:0', 'here:99999', 'http://here:1', 'a b:1')],
 ])
 def test_what_does_not_go_together_is_refused(flags, words):
-  common.FLAGS.mark_as_parsed()
+  train.FLAGS.mark_as_parsed()
   with flagsaver.flagsaver(**flags):
     with pytest.raises(ValueError) as refused:
-      cluster.place()
+      devices.place()
   assert all(word in str(refused.value) for word in words), refused.value
 
 
 def test_variables_stand_in_for_flags(monkeypatch):
-  common.FLAGS.mark_as_parsed()
+  train.FLAGS.mark_as_parsed()
   monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'host:1')
   monkeypatch.setenv('JAX_NUM_PROCESSES', '3')
   monkeypatch.setenv('JAX_PROCESS_ID', '1')
-  assert cluster.place() is None
+  assert devices.place() is None
   with flagsaver.flagsaver(distributed=True):
-    assert cluster.place() == ('host:1', 3, 1)
+    assert devices.place() == ('host:1', 3, 1)
     with flagsaver.flagsaver(process_id=2):
-      assert cluster.place() == ('host:1', 3, 2)
+      assert devices.place() == ('host:1', 3, 2)
 
 
 def test_one_process_agrees_with_itself():

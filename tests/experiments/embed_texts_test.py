@@ -5,11 +5,11 @@ import pathlib
 import sys
 import types
 
-import embed_texts
 import numpy as np
 import pytest
 
 from fedjax_ssl import data
+from fedjax_ssl.cli import embed_texts
 
 WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'good', 'bad', 'day',
          'so', '##ly', '!']
@@ -66,7 +66,7 @@ def test_what_the_model_cannot_is_said_before_it_runs(
 @pytest.mark.parametrize('name', ['here.csv', 'nowhere/a.npz'])
 def test_a_file_that_cannot_be_written_is_said_at_once(name, tmp_path, capsys):
   with pytest.raises(SystemExit):
-    embed_texts.main(['', f'--texts={tmp_path}', f'--bert={tmp_path}',
+    embed_texts.main([f'--texts={tmp_path}', f'--bert={tmp_path}',
                       f'--out={tmp_path / name}'])
   assert f'{name} must be FOLDER/NAME.npz' in capsys.readouterr().err
 

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from absl.testing import flagsaver
-import labeled_clients
 import numpy as np
 import pytest
 
 from fedjax_ssl import data
+from fedjax_ssl.cli import dealing, flags, train
 
-FLAGS = labeled_clients.FLAGS
+FLAGS = train.FLAGS
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def deal(*args):
   FLAGS(['script', *args])
   labels = np.arange(3000) % 10
   pool = np.arange(3000) % 7 > 0
-  return labels, pool, *labeled_clients.deal(
-      np.random.default_rng(4), labels, pool)
+  return labels, pool, *dealing.whole_clients(
+      np.random.default_rng(4), labels, pool, flags.options())
 
 
 @pytest.mark.parametrize('count', [1, 2, 4, 6, 10])

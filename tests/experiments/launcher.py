@@ -23,6 +23,8 @@ from typing import Any
 
 import jax
 
+from fedjax_ssl import cli
+
 EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / 'experiments'
 DIGITS = EXPERIMENTS / 'digits_dirdir.py'
 # A linear model on 6 clients: a round takes a hundredth of a second.
@@ -33,14 +35,16 @@ SMALL = (
 
 _context = multiprocessing.get_context('forkserver')
 _context.set_forkserver_preload([
-    'tests.experiments.launcher', 'common', 'fedjax_ssl', 'orbax.checkpoint',
+    'tests.experiments.launcher', 'fedjax_ssl.cli.train', 'fedjax_ssl.cli.runs',
+    'orbax.checkpoint',
     'sklearn.datasets', 'matplotlib.figure', 'matplotlib.backends.backend_agg'])
 
 
 def _run(script: str, args: list[str], logs: list[str], largest: int) -> None:
   """Runs a script with its output in `logs`; exits as it does.
 
-  A second log is for what goes to standard error.
+  Without a script it is the command `fedjax-ssl`. A second log is for what goes
+  to standard error.
   """
   if largest:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
@@ -55,7 +59,10 @@ def _run(script: str, args: list[str], logs: list[str], largest: int) -> None:
   sys.argv = [script, *args]
   code: Any = 0
   try:
-    runpy.run_path(script, run_name='__main__')
+    if script:
+      runpy.run_path(script, run_name='__main__')
+    else:
+      code = cli.main()
   except SystemExit as error:
     code = error.code or 0
   except BaseException:
@@ -71,11 +78,11 @@ class Started:
   """A running experiment."""
 
   def __init__(self, logs: list[pathlib.Path], args: list[str],
-               script: pathlib.Path, largest: int = 0):
+               script: pathlib.Path | None, largest: int = 0):
     """Starts it; see `start` and `call`."""
     self._log = logs[0]
     self.process = _context.Process(
-        target=_run, args=(str(script), args, [*map(str, logs)], largest),
+        target=_run, args=(str(script or ''), args, [*map(str, logs)], largest),
         daemon=True)
     self.process.start()
 
@@ -126,13 +133,13 @@ def run(workdir: pathlib.Path, *args: str, script: pathlib.Path = DIGITS
   return started.output()
 
 
-def call(script: pathlib.Path, *args: str) -> subprocess.CompletedProcess[str]:
-  """Runs a script that needs no folder to its end, whatever its exit code."""
+def call(*args: str) -> subprocess.CompletedProcess[str]:
+  """Runs `fedjax-ssl` with these words to its end, whatever its exit code."""
   with tempfile.TemporaryDirectory() as folder:
     logs = [pathlib.Path(folder) / name for name in ('out', 'err')]
-    code = Started(logs, [*args], script).wait()
+    code = Started(logs, [*args], None).wait()
     return subprocess.CompletedProcess(
-        [str(script), *args], code, *(log.read_text() for log in logs))
+        [*args], code, *(log.read_text() for log in logs))
 
 
 def header(folder: pathlib.Path, round_: int) -> dict[str, Any]:

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-import common
-from fedjax_ssl import data
+from fedjax_ssl.cli import dealing
 
 # The flags, and parts of the line.
 LINES = {
@@ -69,10 +68,6 @@ def test_lines(name, refuse):
 
 
 def test_a_stream_needs_rounds_for_its_tasks(refuse):
-  def deal(rng, labels, pool):
-    labeled, unlabeled = common.two_pools(data.iid_random, data.iid_random)(
-        rng, labels, pool)
-    return labeled, unlabeled, data.deal_tasks(
-        rng, labels, unlabeled, num_tasks=2)
-  line = refuse(deal=deal)
+  line = refuse(deal=dealing.in_tasks(
+      dealing.two_pools('iid_random', 'iid_random'), 2))
   assert '--rounds_per_task=0' in line and 'at least 1' in line

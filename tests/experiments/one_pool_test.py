@@ -7,9 +7,9 @@ from absl.testing import flagsaver
 import numpy as np
 import pytest
 
-import common
+from fedjax_ssl.cli import dealing, flags, train
 
-FLAGS: Any = common.FLAGS
+FLAGS: Any = train.FLAGS
 LABELS = np.arange(3000) % 10
 
 
@@ -26,8 +26,8 @@ def flag_values():
 
 def deal(seed=0):
   pool = np.arange(LABELS.size) >= 300  # The others are held out.
-  labeled, unlabeled = common.one_pool(
-      np.random.default_rng(seed), LABELS, pool)
+  labeled, unlabeled = dealing.one_pool(
+      np.random.default_rng(seed), LABELS, pool, flags.options())
   assert (labeled[~pool] == -1).all() and (unlabeled[~pool] == -1).all()
   assert not ((labeled >= 0) & (unlabeled >= 0)).any()
   return labeled, unlabeled

@@ -4,9 +4,10 @@ from __future__ import annotations
 import json
 import shutil
 
-import pages
 import pytest
 
+from experiments import pages
+from fedjax_ssl.cli import dealing, settings
 from fedjax_ssl.papers import cells as papers
 
 
@@ -132,10 +133,15 @@ def test_stored_numbers_in_doubt_have_a_mark(copy):
   assert f'`{name}`: ‡ not above the largest class.' in page(copy, file.stem)
 
 
-def test_a_new_setting_shows_up_by_itself(copy):
+def test_a_new_setting_shows_up_by_itself(copy, monkeypatch):
+  monkeypatch.setattr(settings, 'SETTINGS', {
+      **settings.SETTINGS, 'moons': settings.Setting(
+          'moons', 'Two moons.', 'A paper.', dealing.one_pool,
+          {'seeds': ['0', '1'], 'num_clients': 3})})
   (copy / 'experiments' / 'moons.py').write_text(
       '"""Two moons.\n\nA paper.\n\npython experiments/moons.py\n"""\n'
-      'import common\ncommon.main(None, seeds=["0", "1"], num_clients=3)\n')
+      "from fedjax_ssl import cli\nif __name__ == '__main__':\n"
+      "  cli.run_setting('moons')\n")
   assert pages.main(['--check'], copy) == 1
   pages.main([], copy)
   text = (copy / 'experiments' / 'README.md').read_text()

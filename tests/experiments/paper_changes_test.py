@@ -7,12 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
-import paper_tables
 import pytest
 
+from fedjax_ssl.cli import tables
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.papers import results
 from tests.experiments import paper_tables_test
@@ -40,7 +39,7 @@ def test_changed_flags_make_numbers_stale(place):
 def test_its_run_ends_with_it(place, number, code):
   place.change('ours', 'seconds = 0.2, num_rounds = 500')
   process = subprocess.Popen(
-      [sys.executable, str(paper_tables_test.SCRIPT), *place.command()],
+      [*paper_tables_test.PROGRAM, *place.command()],
       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
   rows = place.root / 'runs/one/exp.ours_hard/seed_0/metrics.jsonl'
   until = time.monotonic() + 30
@@ -111,7 +110,7 @@ def test_seeds_that_are_none_and_no_tables_are_named(place):
   place.change('base', 'seeds = "a,b"')
   assert 'exp.base has seeds a,b' in place.call(
       '--row=Base', '--column=easy', code=2)
-  assert paper_tables.main(['--list', f'--tables={place.root}/runs']) == 2
+  assert tables.main(['--list', f'--tables={place.root}/runs']) == 2
 
 
 def test_only_flags_of_a_cell_alone_are_refused(place):

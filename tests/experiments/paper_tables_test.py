@@ -8,13 +8,11 @@ import subprocess
 import sys
 import time
 
-import paper_runs
-import paper_tables
 import pytest
 
-from tests.experiments import launcher
+from fedjax_ssl.cli import child, tables
 
-SCRIPT = launcher.EXPERIMENTS / 'paper_tables.py'
+PROGRAM = [sys.executable, '-m', 'fedjax_ssl', 'tables']
 FAKE = pathlib.Path(__file__).parent / 'fake.py'
 BOOK = """
 title = "A paper"
@@ -77,7 +75,7 @@ class Place:
             f'--scripts={at}', *words]
 
   def call(self, *words, code=0, **kwargs):
-    got = paper_tables.main(self.command(*words, **kwargs))
+    got = tables.main(self.command(*words, **kwargs))
     printed = self._capsys.readouterr()
     assert got == code, printed
     return printed.out if code != 2 else printed.err
@@ -159,7 +157,7 @@ time.sleep(60)
   with open(tmp_path / 'log', 'ab') as log:
     log.write(b'x: round 9/9, 3e+03 s/round\n')  # Of an earlier start.
     deadline = time.monotonic() + 3
-    assert paper_runs.run([sys.executable, '-c', run], log, deadline) is None
+    assert child.run([sys.executable, '-c', run], log, deadline) is None
   assert time.monotonic() < deadline
   assert (tmp_path / 'saved').exists()
 
@@ -167,7 +165,7 @@ time.sleep(60)
 def test_killed_in_the_middle_it_continues(place):
   for name in ('base', 'ours', 'other'):
     place.change(name, 'method = "fedavg", seconds = 0.1')
-  process = subprocess.Popen([sys.executable, str(SCRIPT), *place.command()],
+  process = subprocess.Popen([*PROGRAM, *place.command()],
                              stdout=subprocess.DEVNULL)
   while not place.results():
     time.sleep(0.02)
@@ -184,7 +182,7 @@ def test_killed_in_the_middle_it_continues(place):
 
 def test_a_reader_that_closes_early_is_no_error(place):
   process = subprocess.Popen(
-      [sys.executable, str(SCRIPT), *place.command('--list')],
+      [*PROGRAM, *place.command('--list')],
       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
   assert process.stdout is not None and process.stderr is not None
   process.stdout.close()
@@ -251,7 +249,7 @@ def test_the_headline_is_written_and_compared(place, capsys):
   place.change(text='headline = ["exp.base*"]\n' + BOOK)
   target = place.root / 'flags'
   words = [f'--tables={place.root}/tables', f'--write_flagfiles={target}']
-  assert paper_tables.main([*words, '--check']) == 1
+  assert tables.main([*words, '--check']) == 1
   assert 'exp.base.flags is missing' in capsys.readouterr().err
-  assert paper_tables.main(words) == paper_tables.main([*words, '--check']) == 0
+  assert tables.main(words) == tables.main([*words, '--check']) == 0
   assert len([*target.glob('paper/*.flags')]) == 2

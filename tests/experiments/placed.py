@@ -8,16 +8,15 @@ import json
 from typing import Any
 
 from absl import app
-import cluster
 import jax
 import numpy as np
 
-import common
 from fedjax_ssl import methods
+from fedjax_ssl.cli import devices, train
 from fedjax_ssl.training import runner, sharding
 from tests import toy
 
-FLAGS = common.FLAGS
+FLAGS = train.FLAGS
 
 
 def rows(array: Any) -> list[int]:
@@ -30,8 +29,8 @@ def rows(array: Any) -> list[int]:
 def main(argv: list[str]) -> None:
   """Joins, places a federation and a method's state, and looks."""
   del argv
-  cluster.join()
-  mesh = jax.make_mesh((len(cluster.devices()),), ('clients',),
+  devices.join()
+  mesh = jax.make_mesh((len(devices.devices()),), ('clients',),
                        axis_types=(jax.sharding.AxisType.Auto,))
   given, _ = toy.federation()
   method = methods.make('fedprox(mu=0.5, keep_local=True)',

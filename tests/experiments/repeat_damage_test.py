@@ -4,7 +4,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import repeat
+
+from fedjax_ssl.cli import repeat
+from fedjax_ssl.report import command
 
 
 @pytest.mark.parametrize('changes, words', [
@@ -18,7 +20,7 @@ def test_a_damaged_configuration_is_one_line(tmp_path, capsys, monkeypatch,
   file = tmp_path / 'mine.json'
   file.write_text(json.dumps({'flags': {}, 'facts': {}, 'environment': {},
                               'restarts': []} | changes))
-  assert repeat.main(['repeat.py', str(file)]) == 2
+  assert repeat.main([str(file)]) == 2
   said = capsys.readouterr().err
   assert words in said and len(said.splitlines()) == 1
 
@@ -29,6 +31,6 @@ def test_every_flag_is_a_line(tmp_path):
       'restarts': [], 'origin': {'script': 'a\nb'}}))
   file = tmp_path / 'run.flags'
   file.write_bytes(b'\xff')  # Damaged: it is written anew.
-  repeat.write(tmp_path)
+  command.write(tmp_path)
   assert file.read_text() == ('# All flags of a run of a b.\n'
                               '--method=fedprox(  mu=1)\n')

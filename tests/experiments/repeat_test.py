@@ -8,14 +8,14 @@ import subprocess
 import sys
 
 import pytest
-import repeat
 
+from fedjax_ssl.cli import repeat
+from fedjax_ssl.report import command
 from tests.experiments import launcher
 
 ARGS = (*launcher.SMALL, '--method=fedavg', '--seeds=3', '--num_rounds=2',
         '--eval_every=1', '--local_steps=1',
         '--labeled_view=cutout(fill=(1,))', '--labeled_fraction=0.1')
-REPEAT = launcher.EXPERIMENTS / 'repeat.py'
 
 
 @pytest.fixture(scope='module')
@@ -43,12 +43,13 @@ def test_the_flagfile_beside_it_makes_the_same_run(finished, tmp_path):
 
 def test_the_configuration_alone_is_enough(finished, tmp_path):
   shutil.copy(finished / 'config.json', tmp_path / 'config.json')
-  done = launcher.call(REPEAT, str(tmp_path / 'config.json'), '--print')
+  done = launcher.call('repeat', str(tmp_path / 'config.json'), '--print')
   assert done.returncode == 0 and not done.stderr
   assert done.stdout == (finished / 'run.flags').read_text()
   subprocess.run(
-      [sys.executable, str(REPEAT), str(tmp_path / 'config.json'),
-       f'--workdir={tmp_path / "again"}', '--num_rounds=1'],
+      [sys.executable, '-m', 'fedjax_ssl', 'repeat',
+       str(tmp_path / 'config.json'), f'--workdir={tmp_path / "again"}',
+       '--num_rounds=1'],
       capture_output=True, check=True)
   rows = (tmp_path / 'again' / 'metrics.jsonl').read_text()
   assert (finished / 'metrics.jsonl').read_text().startswith(rows) and rows
@@ -57,7 +58,7 @@ def test_the_configuration_alone_is_enough(finished, tmp_path):
 def test_it_says_where_it_comes_from(finished):
   stored = json.loads((finished / 'config.json').read_text())
   assert stored['origin'] == {
-      'script': 'experiments/digits_dirdir.py', 'flagfiles': ['mine.flags'],
+      'setting': 'digits_dirdir', 'flagfiles': ['mine.flags'],
       'comments': ['Mine: a paper.', 'Paper: 12.5 % test accuracy.']}
   text = (finished / 'run.flags').read_text()
   assert '#   Paper: 12.5 % test accuracy.\n' in text
@@ -74,7 +75,7 @@ def test_an_older_folder_gains_what_it_lacks(finished, tmp_path):
   launcher.run(folder, *ARGS)
   assert (folder / 'run.flags').exists()
   assert json.loads((folder / 'config.json').read_text())['origin'][
-      'script'] == 'experiments/digits_dirdir.py'
+      'setting'] == 'digits_dirdir'
   assert (folder / 'metrics.jsonl').read_bytes() == (
       finished / 'metrics.jsonl').read_bytes()
 
@@ -83,12 +84,12 @@ def test_an_older_folder_gains_what_it_lacks(finished, tmp_path):
     (['--flagfile=a', '--x=1'], ['a']), (['-flagfile', 'b'], ['b']),
     (['--flagfiles=a', 'flagfile=b'], []), (['--flagfile'], [])])
 def test_flagfiles_of_a_command_line(words, files):
-  assert repeat.origin(['x.py', *words])['flagfiles'] == files
+  assert command.origin(words)['flagfiles'] == files
 
 
 @pytest.mark.parametrize('words', [[], ['--print'], ['nowhere']])
 def test_what_is_no_run_is_refused(words, capsys):
-  assert repeat.main(['repeat.py', *words]) == 2
+  assert repeat.main(words) == 2
   assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -96,8 +97,8 @@ def test_a_configuration_may_have_any_name(finished, tmp_path, capsys):
   file = tmp_path / 'mine.json'
   shutil.copy(finished / 'config.json', file)
   for words in ([str(file), '--print'], ['--print', str(file)]):
-    assert repeat.main(['repeat.py', *words]) == 0
+    assert repeat.main(words) == 0
     assert capsys.readouterr().out == (finished / 'run.flags').read_text()
   file.write_text('{')
-  assert repeat.main(['repeat.py', str(file)]) == 2
+  assert repeat.main([str(file)]) == 2
   assert f'{file} is damaged' in capsys.readouterr().err

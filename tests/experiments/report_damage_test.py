@@ -6,11 +6,9 @@ import os
 from typing import Any
 
 import pytest
-import report
-import report_charts
-import report_data
-import report_tables
 
+from fedjax_ssl.cli import report
+from fedjax_ssl.report import charts, page, stored_runs, tables
 from fedjax_ssl.training import metrics
 from tests.experiments import fake
 
@@ -31,7 +29,7 @@ def test_values_that_no_run_writes(tmp_path, name):
   bad = fake.write(tmp_path / 'bad', [fake.row(5, .5), fake.row(20, .5)
                                       | changes], fake.config(alpha=.1))
   left_out: list[str] = []
-  run, = report_data.load([good, bad], left_out)
+  run, = stored_runs.load([good, bad], left_out)
   assert run.name == 'good'
   assert f'{bad} is damaged: ' in left_out[0] and words in left_out[0]
 
@@ -43,17 +41,17 @@ def test_configurations_that_no_run_writes(tmp_path, flag, value):
   made['flags'][flag] = value
   bad = fake.write(tmp_path / 'bad', [fake.row(20, .5)], made)
   with pytest.raises(ValueError, match=f'bad is damaged: {flag}='):
-    report_data.read(bad)
+    stored_runs.read(bad)
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_not_known(tmp_path, value):
-  run = report_data.read(fake.write(
+  run = stored_runs.read(fake.write(
       tmp_path / 'run', [fake.row(5, .5), fake.row(20, value)]))
-  assert report_data.outcome(run.seeds[0])['final'] is None
-  assert report_data.default_target([run]) == 0.5
-  assert report_tables.main_table([run]).rows[0][4] == (
-      report_tables.Value(None))
+  assert stored_runs.outcome(run.seeds[0])['final'] is None
+  assert stored_runs.default_target([run]) == 0.5
+  assert tables.main_table([run]).rows[0][4] == (
+      tables.Value(None))
 
 
 @pytest.mark.parametrize('line', [
@@ -70,17 +68,17 @@ def test_lines_that_are_no_rows(tmp_path, line):
 def test_a_partition_that_is_none_is_not_drawn(tmp_path, federation):
   made = fake.config()
   made['facts']['federation'] = federation
-  run = report_data.read(
+  run = stored_runs.read(
       fake.write(tmp_path / 'run', [fake.row(20, .5)], made))
-  assert [drawing for _, drawing in report._partitions([run])] == ['']
+  assert [drawing for _, drawing in page._partitions([run])] == ['']
 
 
 def test_seeds_of_other_classes_have_no_bars(tmp_path):
   rows = [fake.row(20, .5, 0), fake.row(20, .5, 1)
           | {'per_class_accuracy': [.5, .5]}]
-  run = report_data.read(
+  run = stored_runs.read(
       fake.write(tmp_path / 'run', rows, fake.config([0, 1])))
-  assert report_charts.per_class(run, 0) == ''
+  assert charts.per_class(run, 0) == ''
 
 
 def test_the_two_folders_of_one_seed_are_named(tmp_path):
@@ -88,13 +86,13 @@ def test_the_two_folders_of_one_seed_are_named(tmp_path):
                         fake.config([seed]))
              for name, seed in (('a', 0), ('b', 1), ('copy_of_b', 1))]
   with pytest.raises(ValueError, match='/b and .*copy_of_b are the same run'):
-    report_data.load(folders)
+    stored_runs.load(folders)
 
 
 def test_a_name_of_two_lines_is_one_row(tmp_path):
-  run = report_data.read(
+  run = stored_runs.read(
       fake.write(tmp_path / 'a\nb', [fake.row(20, .5)]))
-  table = report_tables.markdown(report_tables.main_table([run]))
+  table = tables.markdown(tables.main_table([run]))
   assert table.splitlines()[2].startswith('| a b |')
 
 
@@ -168,4 +166,4 @@ def test_a_report_needs_a_folder(tmp_path, capsys, monkeypatch):
 def test_rows_that_are_doubled_or_out_of_order(tmp_path, rounds):
   bad = fake.write(tmp_path / 'bad', [fake.row(r, .5) for r in rounds])
   with pytest.raises(ValueError, match='bad is damaged: A row of round'):
-    report_data.read(bad)
+    stored_runs.read(bad)

@@ -12,11 +12,11 @@ import subprocess
 import xml.etree.ElementTree as ET
 
 import pytest
-import report
-import report_data
-import report_tables
 
+from fedjax_ssl.cli import report
 from fedjax_ssl.papers import flags as paper_flags
+from fedjax_ssl.report import page as page_lib
+from fedjax_ssl.report import stored_runs, tables
 from tests.experiments import fake
 
 CHROMIUM = next(filter(None, map(shutil.which, (
@@ -41,17 +41,17 @@ def study(root: pathlib.Path, names=('fedavg', 'uda'), seeds=(0, 1)
 
 @pytest.fixture
 def runs(tmp_path):
-  return report_data.load(study(tmp_path))
+  return stored_runs.load(study(tmp_path))
 
 
 @pytest.fixture(scope='module')
 def study_runs(tmp_path_factory):
-  return report_data.load(study(tmp_path_factory.mktemp('study')))
+  return stored_runs.load(study(tmp_path_factory.mktemp('study')))
 
 
 @pytest.fixture(scope='module')
 def page(study_runs) -> str:
-  return report.page(study_runs, [.5], 'A title')
+  return page_lib.page(study_runs, [.5], 'A title')
 
 
 def cells(text: str) -> list[list[str]]:
@@ -61,9 +61,9 @@ def cells(text: str) -> list[list[str]]:
 
 def test_seeds_of_one_cell_are_one_line(runs):
   assert [run.name for run in runs] == ['fedavg', 'uda']
-  assert [report_data.seeds_of(run) for run in runs] == [[0, 1], [0, 1]]
+  assert [stored_runs.seeds_of(run) for run in runs] == [[0, 1], [0, 1]]
   assert all(len(run.seeds) == 2 and run.rounds == 20 for run in runs)
-  _, _, line, _ = cells(report_tables.markdown(report_tables.main_table(runs)))
+  _, _, line, _ = cells(tables.markdown(tables.main_table(runs)))
   # Finals .6 and .7; rounds 15 and 20 of each; the best validation is final.
   assert line == ['fedavg', 'fedavg', '2', '20', '65.00 ± 7.07',
                   '62.50 ± 7.07', '65.00 ± 7.07', '70.25', '0.02 ± 0.00', '0.2']
@@ -72,17 +72,17 @@ def test_seeds_of_one_cell_are_one_line(runs):
 def test_order_of_folders_changes_no_number(tmp_path):
   folders = study(tmp_path)
   def numbers(runs):
-    return {r.name: [report_data.outcome(s) for s in r.seeds] for r in runs}
-  assert numbers(report_data.load(folders)) == numbers(
-      report_data.load(folders[::-1]))
+    return {r.name: [stored_runs.outcome(s) for s in r.seeds] for r in runs}
+  assert numbers(stored_runs.load(folders)) == numbers(
+      stored_runs.load(folders[::-1]))
 
 
 def test_the_same_run_twice_is_refused(tmp_path):
   folder = study(tmp_path)[0]
-  assert len(report_data.load([folder, folder + '/'])) == 1
+  assert len(stored_runs.load([folder, folder + '/'])) == 1
   shutil.copytree(folder, tmp_path / 'copy')
   with pytest.raises(ValueError, match='the same run'):
-    report_data.load([folder, str(tmp_path / 'copy')])
+    stored_runs.load([folder, str(tmp_path / 'copy')])
 
 
 def test_equal_names_are_told_apart(tmp_path):
@@ -90,25 +90,25 @@ def test_equal_names_are_told_apart(tmp_path):
   for part in 'ab':
     made = fake.config([0], alpha=1.0 if part == 'a' else 2.0)
     folders.append(fake.write(tmp_path / part / 'run', [fake.row(1, .5)], made))
-  assert [r.name for r in report_data.load(folders)] == ['a/run', 'b/run']
+  assert [r.name for r in stored_runs.load(folders)] == ['a/run', 'b/run']
 
 
 def test_the_mean_of_the_last_ten_rounds_counts_rounds():
   rows = [fake.row(r, r / 100) for r in (80, 90, 91, 100)]
-  assert report_data.last_rounds(rows) == pytest.approx(.955)
-  assert report_data.last_rounds([fake.row(100, .5)]) == .5
-  assert report_data.last_rounds([fake.row(9, .5) | {'accuracy': None}]) is None
+  assert stored_runs.last_rounds(rows) == pytest.approx(.955)
+  assert stored_runs.last_rounds([fake.row(100, .5)]) == .5
+  assert stored_runs.last_rounds([fake.row(9, .5) | {'accuracy': None}]) is None
 
 
 def test_rounds_and_bytes_to_a_target(runs):
   first, second = runs[0].seeds
-  assert report_data.reached(first, .5) == (10, 8000)
-  assert report_data.reached(first, .61) is None
-  table = report_tables.target_table(runs, [.5, .65, .9])
+  assert stored_runs.reached(first, .5) == (10, 8000)
+  assert stored_runs.reached(first, .61) is None
+  table = tables.target_table(runs, [.5, .65, .9])
   line = [c if isinstance(c, str) else c.text() for c in table.rows[0]]
   assert line == ['fedavg', '7.5 ± 3.5', '0.01 ± 0.00', '1 of 2 seeds',
                   '1 of 2 seeds', 'not reached', 'not reached']
-  assert report_data.default_target(runs) == pytest.approx(.6)
+  assert stored_runs.default_target(runs) == pytest.approx(.6)
 
 
 @pytest.mark.parametrize('line, text', [
@@ -125,19 +125,19 @@ def test_the_papers_number_is_the_global_models(tmp_path, line, text):
   assert (found and found.text()) == text
   made = fake.config()
   made['origin']['comments'] = ['First.', line]
-  run = report_data.read(fake.write(tmp_path / 'run', [
+  run = stored_runs.read(fake.write(tmp_path / 'run', [
       fake.row(20, .5, local_accuracy=.25)], made))
-  head, _, row, *_ = cells(report_tables.markdown(
-      report_tables.main_table([run])))
+  head, _, row, *_ = cells(tables.markdown(
+      tables.main_table([run])))
   ours = dict(zip(head, row))
   assert ours['paper, %'] == (text or '-')
   assert ours['local models, %'] == '25.00'
 
 
 def test_restarted_clocks_add_up():
-  assert report_data._elapsed([1, 5, 2, 4]) == 9
-  assert report_data._elapsed([]) is None
-  assert report_data._elapsed([None, 2, 4]) is None
+  assert stored_runs._elapsed([1, 5, 2, 4]) == 9
+  assert stored_runs._elapsed([]) is None
+  assert stored_runs._elapsed([None, 2, 4]) is None
 
 
 def test_files_agree(tmp_path):
@@ -158,18 +158,18 @@ def test_files_agree(tmp_path):
 
 def test_names_are_escaped_everywhere(tmp_path):
   name = 'a<b>&"c|d_e%'
-  run = report_data.read(fake.write(
+  run = stored_runs.read(fake.write(
       tmp_path / 'run', [fake.row(1, .5)], fake.config(method=name)), name)
-  grid = report_tables.main_table([run])
-  assert cells(report_tables.markdown(grid).replace('\\|', '/'))[2][0] == (
+  grid = tables.main_table([run])
+  assert cells(tables.markdown(grid).replace('\\|', '/'))[2][0] == (
       'a<b>&"c/d_e%')
-  assert r'a<b>\&"c|d\_e\%' in report_tables.latex(grid)
-  page = report.page([run], [], 'T')
+  assert r'a<b>\&"c|d\_e\%' in tables.latex(grid)
+  page = page_lib.page([run], [], 'T')
   assert '<b>' not in page and html.escape(name) in page
 
 
 def test_the_page_is_one_file_of_sound_drawings(page, study_runs):
-  again = report.page(study_runs, [.5], 'A title')
+  again = page_lib.page(study_runs, [.5], 'A title')
   assert page == again
   for wanted in ('accuracy against traffic', 'Accuracy in each class',
                  'Partitions', 'labeled', 'A title'):
@@ -192,10 +192,10 @@ def test_the_page_has_the_command_of_all_seeds(tmp_path):
   folders = [fake.write(tmp_path / f'a_seed={s}', [fake.row(20, .5)],
                         fake.config([s], method='fixmatch(threshold=0.9)'))
              for s in (3, 4)]
-  page = html.unescape(report.page(report_data.load(folders), [], 'T'))
+  page = html.unescape(page_lib.page(stored_runs.load(folders), [], 'T'))
   command = page.split('<pre>')[1].split('</pre>')[0]
   assert shlex.split(command) == [
-      'python', 'experiments/digits_dirdir.py', '--alpha=0.5', '--nobounds',
+      'fedjax-ssl', 'train', 'digits_dirdir', '--alpha=0.5', '--nobounds',
       '--dataset=digits', '--labels=few', '--method=fixmatch(threshold=0.9)',
       '--num_rounds=20', '--seeds=3,4']
   assert "'--method=fixmatch(threshold=0.9)'" in command
@@ -205,8 +205,8 @@ def test_runs_without_extras_still_report(tmp_path):
   made = fake.config()
   made['facts'] = {}
   rows = [{'round': r, 'accuracy': .5} for r in (1, 2)]
-  run = report_data.read(fake.write(tmp_path / 'run', rows, made))
-  page = report.page([run], [], 'T')
+  run = stored_runs.read(fake.write(tmp_path / 'run', rows, made))
+  page = page_lib.page([run], [], 'T')
   assert 'Partitions' not in page and 'traffic' not in page
   assert '<td class=n>50.00</td>' in page
 

@@ -6,18 +6,17 @@ import io
 import pathlib
 
 import pytest
-import report
-import report_data
-import report_tables
 
+from fedjax_ssl.cli import flags as flags_lib
+from fedjax_ssl.cli import report
+from fedjax_ssl.report import stored_runs, tables
 from tests.experiments import fake
 
 
 def flagged(root: pathlib.Path, monkeypatch, *, paper=True, **flags) -> str:
   """A run of a paper's cell that asks for 20 rounds of alpha=0.5."""
-  monkeypatch.setattr(report_data, '_cells', lambda: {
+  monkeypatch.setattr(stored_runs, '_cells', lambda: {
       'x': ('--num_rounds=20', '--alpha=.5', '--seeds=0,1,2')})
-  monkeypatch.setattr(report_data, 'HERE', root.parent)
   made = fake.config([0], **flags)
   made['origin'] |= {'flagfiles': ['x.flags'],
                      'comments': ['Paper: 57.73 %.'] if paper else []}
@@ -42,18 +41,18 @@ def test_one_damaged_run_does_not_block_the_others(tmp_path, capsys):
 
 def test_unfinished_seeds_and_rounds_show_in_all_formats(tmp_path):
   rows = [fake.row(5, .4, 0), fake.row(10, .5, 0), fake.row(5, .4, 2)]
-  run = report_data.read(
+  run = stored_runs.read(
       fake.write(tmp_path / 'run', rows, fake.config([0, 1, 2])))
-  assert report_data.seeds_of(run) == [0, 2]
-  grid = report_tables.main_table([run])
-  for text in (report_tables.markdown(grid), report_tables.latex(grid),
-               report_tables.comma_separated(grid),
-               report_tables.as_html(grid)):
+  assert stored_runs.seeds_of(run) == [0, 2]
+  grid = tables.main_table([run])
+  for text in (tables.markdown(grid), tables.latex(grid),
+               tables.comma_separated(grid),
+               tables.as_html(grid)):
     assert '5 to 10 of 20' in text and '2 of 3' in text
     assert 'not finished, 5 of 20 rounds' in text
     assert 'no rows yet of 1' in text
     assert 'different rounds (seed 0: 10, seed 2: 5)' in text
-  finished = report_data.read(fake.write(tmp_path / 'b', [fake.row(20, .5)]))
+  finished = stored_runs.read(fake.write(tmp_path / 'b', [fake.row(20, .5)]))
   assert not finished.notes()
 
 
@@ -62,48 +61,49 @@ def test_an_unfinished_run_joins_its_other_seeds(tmp_path):
                        fake.config([0, 1]))
   single = fake.write(tmp_path / 'a_seed1', [fake.row(20, .6)],
                       fake.config([1]))
-  run, = report_data.load([single, several])
-  assert report_data.seeds_of(run) == [0, 1]
+  run, = stored_runs.load([single, several])
+  assert stored_runs.seeds_of(run) == [0, 1]
   assert [r[-1]['accuracy'] for r in run.seeds] == [.4, .6]
   assert not run.notes()
 
 
 def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):
-  run = report_data.read(flagged(tmp_path, monkeypatch, alpha=.1))
-  text = report_tables.markdown(report_tables.main_table([run]))
+  run = stored_runs.read(flagged(tmp_path, monkeypatch, alpha=.1))
+  text = tables.markdown(tables.main_table([run]))
   assert '| 57.73 * |' in text and 'this run has alpha=0.1' in text
-  head, row = csv.reader(io.StringIO(report_tables.comma_separated(
-      report_tables.main_table([run]))))
+  head, row = csv.reader(io.StringIO(tables.comma_separated(
+      tables.main_table([run]))))
   assert 'alpha=0.1' in row[head.index('note')]
-  assert not any(report_tables.target_table([run], [.5]).notes)
+  assert not any(tables.target_table([run], [.5]).notes)
 
 
 def test_it_is_not_marked_where_they_agree(tmp_path, monkeypatch):
-  run = report_data.read(flagged(tmp_path, monkeypatch))
+  run = stored_runs.read(flagged(tmp_path, monkeypatch))
   assert run.changed == () and not run.notes()
 
 
-def test_a_flag_that_the_flagfile_does_not_name_is_the_scripts(
+def test_a_flag_that_the_flagfile_does_not_name_is_the_settings(
     tmp_path, monkeypatch):
-  (tmp_path / 'digits_dirdir.py').write_text(
-      'common.main(deal, momentum=0.9, method="fedavg")\n')
+  defaults = {'digits_dirdir': flags_lib.defaults() | {
+      'momentum': 0.9, 'method': 'fedavg'}}
   for name, flags, changed in (
       ('as_it_is', {'client_map': 'vmap', 'local_steps': 0}, ()),
       ('other', {'local_steps': 2}, ('local_steps=2',))):
     (tmp_path / name).mkdir()
-    run = report_data.read(flagged(
-        tmp_path / name, monkeypatch, momentum=0.9, **flags))
+    run = stored_runs.read(flagged(
+        tmp_path / name, monkeypatch, momentum=0.9, **flags),
+                           defaults=defaults.get)
     assert run.changed == changed
 
 
 def test_the_cost_is_a_mean_over_rounds(tmp_path):
   rows = [fake.row(5, .5, cost_up=10.0), fake.row(20, .5, cost_up=90.0)]
-  assert report_data.outcome(rows)['metrics']['cost_up'] == pytest.approx(70)
+  assert stored_runs.outcome(rows)['metrics']['cost_up'] == pytest.approx(70)
   # Of two models a round, 1000 bytes of 4000 go up.
   rows = [fake.row(r, .5, models_sent=2.0) for r in (5, 20)]
-  found = report_data.outcome(rows)['metrics']
+  found = stored_runs.outcome(rows)['metrics']
   assert (found['cost_up'], found['cost_down']) == (50, 150)
-  assert 'cost_up' not in report_data.outcome([fake.row(5, .5)])['metrics']
+  assert 'cost_up' not in stored_runs.outcome([fake.row(5, .5)])['metrics']
 
 
 def test_numbers_in_doubt_are_shown_with_a_mark(tmp_path, capsys):
@@ -139,8 +139,8 @@ def test_a_file_is_no_folder_to_write(tmp_path, capsys):
 
 
 def test_numbers_stand_to_the_right_in_latex_too(tmp_path):
-  run = report_data.read(fake.write(tmp_path / 'run', [fake.row(20, .5)]))
-  grid = report_tables.main_table([run])
-  right = report_tables.markdown(grid).splitlines()[1].count('---:')
-  kinds = report_tables.latex(grid).split('tabular}{')[1].split('}')[0]
+  run = stored_runs.read(fake.write(tmp_path / 'run', [fake.row(20, .5)]))
+  grid = tables.main_table([run])
+  right = tables.markdown(grid).splitlines()[1].count('---:')
+  kinds = tables.latex(grid).split('tabular}{')[1].split('}')[0]
   assert kinds.count('r') == right == 8

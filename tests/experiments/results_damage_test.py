@@ -4,12 +4,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.experiments import fake, launcher
+from tests.experiments import fake
 
 
 def _call(*args):
   return subprocess.run(
-      [sys.executable, str(launcher.EXPERIMENTS / 'results.py'), *args],
+      [sys.executable, '-m', 'fedjax_ssl', 'results', *args],
       capture_output=True, text=True, check=False)
 
 

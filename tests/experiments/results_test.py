@@ -6,8 +6,7 @@ import json
 
 from tests.experiments import launcher
 
-_call = functools.partial(
-    launcher.call, launcher.EXPERIMENTS / 'results.py')
+_call = functools.partial(launcher.call, 'results')
 
 
 def _run_of(folder, method, accuracies, alpha=0.5, commit='abc'):

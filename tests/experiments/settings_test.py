@@ -5,12 +5,11 @@ import re
 
 from absl.testing import flagsaver
 import pytest
-import settings
 
-import common
+from fedjax_ssl.cli import flags, train
 from tests.experiments import launcher
 
-FLAGS = common.FLAGS
+FLAGS = train.FLAGS
 # Shared by every experiment, and relied on by those who script runs.
 NAMES = """
 method profile model dataset data_dir split validation_fraction partition_file
@@ -22,7 +21,7 @@ seeds seed_map eval_every checkpoint_every client_map conv_impl chunk_size
 aggregation_order max_update_norm compute_dtype workdir eval_only
 """.split()
 SCRIPTS = [p for p in sorted(launcher.EXPERIMENTS.glob('*.py'))
-           if re.search(r'^  common\.main\(', p.read_text(), re.MULTILINE)]
+           if re.search(r'^  cli\.run_setting\(', p.read_text(), re.MULTILINE)]
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +32,8 @@ def flag_values():
 
 
 def test_every_name_is_a_flag():
-  assert set(NAMES) <= {*settings.all_names()}
-  for name in settings.all_names():
+  assert set(NAMES) <= {*flags.all_names()}
+  for name in flags.all_names():
     assert FLAGS[name].help
 
 
@@ -51,20 +50,20 @@ def test_choices():
 
 def parse(*args: str) -> None:
   FLAGS(['script', *args])
-  settings.check()
+  flags.check()
 
 
 def test_defaults_of_seeds_yield_to_the_command_line():
   FLAGS.set_default('seeds', ['0', '1'])
   parse()
-  assert settings.seeds() == [0, 1]
+  assert flags.seeds() == [0, 1]
   parse('--seed=7')
-  assert settings.seeds() == [7]
+  assert flags.seeds() == [7]
 
 
 def test_several_seeds():
   parse('--seeds=3,1')
-  assert settings.seeds() == [3, 1]
+  assert flags.seeds() == [3, 1]
 
 
 def test_a_fraction_beats_a_default_number_of_labels():
@@ -75,14 +74,14 @@ def test_a_fraction_beats_a_default_number_of_labels():
 
 def test_profile_becomes_a_knob():
   parse('--method=rscfed(beta=2)', '--profile=paper')
-  assert settings.method() == "rscfed(beta=2, profile='paper')"
-  FLAGS['method'].value = settings.method()  # As a run stores it.
-  assert settings.method() == "rscfed(beta=2, profile='paper')"
+  assert flags.method() == "rscfed(beta=2, profile='paper')"
+  FLAGS['method'].value = flags.method()  # As a run stores it.
+  assert flags.method() == "rscfed(beta=2, profile='paper')"
 
 
 def test_a_run_may_change_only_what_changes_no_bit():
-  assert {*settings.FREE} <= {*settings.all_names()}
-  assert not {*settings.FREE} & {
+  assert {*flags.FREE} <= {*flags.all_names()}
+  assert not {*flags.FREE} & {
       'method', 'model', 'seeds', 'alpha', 'learning_rate', 'chunk_size',
       'client_map', 'aggregation_order', 'conv_impl', 'compute_dtype'}
 

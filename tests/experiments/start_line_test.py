@@ -8,10 +8,10 @@ import chex
 import jax
 import numpy as np
 import pytest
-import start_line
 
 import fedjax_ssl
 from fedjax_ssl import methods
+from fedjax_ssl.cli import start_line
 from fedjax_ssl.core import rounds
 from fedjax_ssl.training import workdir
 from tests import toy

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from fedjax_ssl.cli import settings
 from fedjax_ssl.training import checkpoint
 from tests.experiments import launcher
 
@@ -43,15 +44,16 @@ def hold():
 """}
 SCRIPT = """
 import gc, hashlib, os, threading, weakref
-import common
-from fedjax_ssl import data
+from fedjax_ssl import cli
+from fedjax_ssl.cli import dealing, settings
 NUMBER = {number}
 {hold}
-deal = common.two_pools(data.iid_count, data.iid_count)
-def held(rng, labels, pool):
+deal = dealing.two_pools('iid_count', 'iid_count')
+def held(*args):
   hold()
-  return deal(rng, labels, pool)
-common.main(held, labels_per_class=10)
+  return deal(*args)
+cli.run_setting(settings.Setting('held', '', '', held, dict(
+    labels_per_class=10)))
 """
 
 
@@ -65,8 +67,8 @@ def line(number: int) -> str:
 def test_no_signal_is_swallowed(tmp_path, where, number):
   script = tmp_path / 'held.py'
   script.write_text(SCRIPT.format(number=int(number), hold=HELD[where]))
-  began = time.monotonic()
   started = launcher.start(tmp_path / 'run', *ARGS, script=script)
+  began = time.monotonic()
   code = started.wait(60)  # Else it would go on for ever.
   assert (code, started.output()) == (128 + number, line(number))
   assert time.monotonic() - began < 20
@@ -116,7 +118,7 @@ def test_imports_are_interrupted_in_one_line(tmp_path, number):
 
 def alone(body: str, **options) -> subprocess.CompletedProcess[str]:
   """Runs a few lines that listen, in a process without JAX."""
-  text = ('import os, sys, time\nimport stopping\n'
+  text = ('import os, sys, time\nfrom fedjax_ssl.cli import stopping\n'
           'def send(number):\n'
           '  os.kill(os.getpid(), number)\n'
           '  time.sleep(0.2)\n'
@@ -176,7 +178,7 @@ def test_nobody_has_to_read():
 
 
 def test_what_was_set_before_comes_back():
-  text = ('import signal, stopping\n'
+  text = ('import signal\nfrom fedjax_ssl.cli import stopping\n'
           'with stopping.listening():\n'
           '  assert signal.getsignal(15) != signal.SIG_DFL\n'
           'assert signal.getsignal(15) == signal.SIG_DFL\n'
@@ -188,9 +190,15 @@ def test_what_was_set_before_comes_back():
 
 def test_every_experiment_hears_before_it_imports():
   scripts = [s for s in launcher.EXPERIMENTS.glob('*.py')
-             if re.search(r'^import common$', s.read_text(), re.M)]
-  assert len(scripts) > 10
-  for script in [*scripts, launcher.EXPERIMENTS / 'common.py']:
-    first = re.findall(r'^(?:import|from) (?!__future__)(\w+)',
-                       script.read_text(), re.M)[0]
-    assert first in ('common', 'stopping'), script
+             if 'cli.run_setting(' in s.read_text()
+             and s.stem in settings.SETTINGS]
+  assert {s.stem for s in scripts} == {*settings.SETTINGS}
+  for script in scripts:
+    found = re.findall(r'^(?:import|from) .*', script.read_text(), re.M)
+    assert found == ['from fedjax_ssl import cli'], script
+  loaded = subprocess.run(
+      [sys.executable, '-c', 'import sys\nfrom fedjax_ssl import cli\n'
+       'from fedjax_ssl.cli import stopping\n'
+       'print(*{m.partition(".")[0] for m in sys.modules} & '
+       '{"absl", "numpy", "jax"})'], capture_output=True, text=True, check=True)
+  assert not loaded.stdout.strip()

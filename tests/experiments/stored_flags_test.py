@@ -50,7 +50,8 @@ def test_another_script_is_refused(finished):
                            script=launcher.EXPERIMENTS / 'cifar_iid.py')
   assert started.wait() == 2
   line, = started.output().splitlines()
-  assert str(finished) in line and 'experiments/digits_dirdir.py' in line
+  assert str(finished) in line
+  assert 'a run of digits_dirdir, not of cifar_iid' in line
 
 
 def test_a_changed_partition_is_named(finished):

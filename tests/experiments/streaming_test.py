@@ -1,25 +1,23 @@
 """The settings of FedMatch's tables: who gets what, in which task."""
 from __future__ import annotations
 
-from absl.testing import flagsaver
-import fmnist_streaming
+import types
+
 import numpy as np
 import pytest
 
-import common
 from fedjax_ssl import data
+from fedjax_ssl.cli import settings
 
 
 @pytest.mark.parametrize('place', ['clients', 'server'])
 def test_streaming_shares(place):
   labels = np.repeat(np.arange(10), 1890)
-  with flagsaver.flagsaver():
-    common.FLAGS.mark_as_parsed()
-    for name, value in {'num_clients': 10, 'labels_per_class': 50,
-                        'labels_at': place}.items():
-      common.FLAGS[name].value = value
-    owner, unlabeled, task = fmnist_streaming.deal(
-        np.random.default_rng(0), labels, np.ones(labels.size, bool))
+  options = types.SimpleNamespace(
+      num_clients=10, labels_per_class=50, labeled_fraction=None,
+      labels_at=place)
+  owner, unlabeled, task = settings.SETTINGS['fmnist_streaming'].deal(
+      np.random.default_rng(0), labels, np.ones(labels.size, bool), options)
   mine = np.stack([np.bincount(labels[owner == k], minlength=10)
                    for k in range(11)])
   if place == 'clients':

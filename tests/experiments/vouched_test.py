@@ -9,9 +9,9 @@ import shutil
 import signal
 
 import pytest
-import report_data
 
 import fedjax_ssl
+from fedjax_ssl.report import stored_runs
 from fedjax_ssl.training import metrics
 from fedjax_ssl.training.checkpoint import manifest
 from tests.experiments import launcher
@@ -70,7 +70,7 @@ def test_a_flipped_digit_of_a_finished_run(finished, folder):
   assert f'remove {folder}/checkpoints/6 and give' in line
   assert 'goes on from round 5' in line
   left_out: list[str] = []
-  run, = report_data.load([finished, folder], left_out)
+  run, = stored_runs.load([finished, folder], left_out)
   assert run.folders == [finished]
   assert left_out == [line.removeprefix('error: ')]
   table = launcher.call(launcher.EXPERIMENTS / 'results.py', str(folder))
@@ -87,7 +87,7 @@ def test_what_stands_behind_the_end_is_cut_off(finished, folder):
   file = folder / metrics.METRICS
   want = file.read_bytes()
   file.write_bytes(want + want.splitlines(keepends=True)[-1])
-  assert report_data.read(folder).rounds == ROUNDS
+  assert stored_runs.read(folder).rounds == ROUNDS
   launcher.run(folder, *args())
   assert file.read_bytes() == want
 
@@ -103,7 +103,7 @@ def test_steps_of_another_run_are_refused(finished, tmp_path):
   for more in ((), ('--eval_only',)):
     line = refused(folder, other, *more)
     assert 'checkpoints/6 is of another run: it differs in flags, task' in line
-  for read in (fedjax_ssl.load, report_data.read):
+  for read in (fedjax_ssl.load, stored_runs.read):
     with pytest.raises(ValueError, match='another run: it differs in task'):
       read(folder)
 

@@ -147,12 +147,15 @@ def test_a_pod_takes_one_run_over_all_hosts(cloud):
   call(pod, 'create')
   for words in ('experiments/digits_dirdir.py',), ('-c', 'print()'), (
       'experiments/digits_dirdir.py', '--distributed', '--bounds'), (
-          'experiments/report.py', 'runs/a', '--out=runs/report'):
+          'experiments/check_quickstart.py', 'runs/a'), (
+              '-m', 'fedjax_ssl', 'train', 'digits_dirdir'), (
+                  '-m', 'fedjax_ssl', 'report', 'runs/a', '--out=report'):
     call(pod, 'run', 'python', *words)
   create, *runs = said(cloud)
   assert '--accelerator-type=v5litepod-16' in create
   assert all('--worker=all' in words for words in runs)
-  assert [words[-1].count('--distributed') for words in runs] == [1, 0, 1, 0]
+  assert [words[-1].count('--distributed') for words in runs] == [
+      1, 0, 1, 0, 1, 0]
   call('run', 'python', 'experiments/digits_dirdir.py')  # One host.
   assert '--distributed' not in said(cloud)[-1][-1]
 
@@ -263,7 +266,9 @@ def test_a_deletion_that_fails_is_not_passed_over(cloud):
     (['--tpu=--quiet', 'delete'], '--tpu=--quiet must be'),
     (['--type=a;b', 'create'], '--type=a;b must be'),
     (['run', ''], 'run needs a command'), (['fetch', ''], 'name is empty'),
-    (['--type=v4-16', 'run', 'experiments/paper_tables.py'], 'several hosts'),
+    (['--type=v4-16', 'run', 'fedjax-ssl', 'tables'], 'several hosts'),
+    (['--type=v4-16', 'run', 'bash', '-c', 'fedjax-ssl train x; sync'],
+     'several hosts'),
     (['--type=v4-16', 'run', 'python', 'experiments/benchmarks/growth.py'],
      'growth.py measures one'),
     (['run', '--dry_run', 'python'], '--dry_run: settings go before'),

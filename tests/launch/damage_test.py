@@ -7,11 +7,10 @@ import shlex
 import subprocess
 import sys
 
-import cells
-import grid
 import pytest
-import sweep
 
+from fedjax_ssl.cli import sweep
+from fedjax_ssl.cli.sweep import cells, grid
 from tests.launch import sweep_test
 
 CELL = grid.Cell('one', 'one.py', ('--x=1',))

@@ -1,24 +1,28 @@
 """A grid means the same cells everywhere, and bad text says where it is bad."""
 from __future__ import annotations
 
+import hashlib
 import pathlib
 
-import cells as cells_lib
-import grid
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from fedjax_ssl.cli import places
+from fedjax_ssl.cli.sweep import cells as cells_lib
+from fedjax_ssl.cli.sweep import grid
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DIGITS = 'script: experiments/digits_dirdir.py'
 BAD = {
-    'nothing': ('', 'no flagfile and no script'),
+    'nothing': ('', 'no flagfile and no setting'),
     'only_seeds': ('seeds: 1', 'g.txt:1: the block names no flagfile'),
     'word': (f'{DIGITS}\nhello', "g.txt:2: 'hello' is none of"),
     'key': (f'{DIGITS}\nseed: 1', "'seed: 1' is none of"),
     'no_value': ('script:', 'g.txt:1: nothing after script'),
     'no_script': ('script: nowhere.py', 'there is no nowhere.py'),
-    'two_scripts': (f'{DIGITS}\n{DIGITS}', 'g.txt:2: a block has one script'),
+    'two_scripts': (f'{DIGITS}\n{DIGITS}',
+                    'g.txt:2: a block has one setting or script'),
     'no_flagfile': ('flagfile: no/*.flags', 'no file fits no/*.flags'),
     'seeds_word': (f'{DIGITS}\nseeds: a', 'seeds: a must be whole numbers'),
     'seeds_negative': (f'{DIGITS}\nseeds: -1', 'whole numbers from 0'),
@@ -51,6 +55,9 @@ BAD = {
     'several_ours': (f'{DIGITS}\n--a=1 --seed=2', 'use a line `seeds:`'),
     'bare_ours': (f'{DIGITS}\n--a | --status', '--status is not for the grid'),
     'quote': ('flagfile: "a b', 'No closing quotation'),
+    'setting': ('setting: digit_dirdir', 'g.txt:1: digit_dirdir is no setting; '
+                'there are agents_iid'),
+    'setting_twice': (f'{DIGITS}\nsetting: cifar_iid', 'one setting or script'),
     'scripts': ('script: experiments/*_dirdir.py', 'a block has one script, '
                 'and experiments/*_dirdir.py fits '),
     'value_missing': (f'{DIGITS}\n--a=', 'has no value'),
@@ -113,7 +120,7 @@ def test_files_with_odd_names_are_found(tmp_path, monkeypatch, folder):
   cell, = grid.parse(f'script: {script}')
   assert cell.script == str(script)
   # The same from the repository's root, wherever that is.
-  monkeypatch.setattr(grid, 'ROOT', tmp_path / folder)
+  monkeypatch.setattr(places, 'repository', lambda: tmp_path / folder)
   cell, = grid.parse('flagfile: flagfiles/*.flags')
   assert cell.args == (f'--flagfile={flagfile}',)
 
@@ -161,14 +168,32 @@ def test_every_flagfile_finds_its_script():
   assert len(cells) == len(files) + 1
   assert [c.name for c in cells[:-1]] == [f.stem for f in files]
   for cell in cells[:-1]:
-    assert pathlib.Path(cell.script).stem == cell.name.split('.')[0]
+    assert cell.setting == cell.name.split('.')[0] and not cell.script
 
 
-def test_a_flagfile_elsewhere_belongs_to_a_script_of_experiments(tmp_path):
+def test_a_setting_is_the_cell_that_its_script_was():
+  by_script, = grid.parse(DIGITS + '\n--x=1')
+  by_name, = grid.parse('setting: digits_dirdir\n--x=1')
+  assert by_name.name == by_script.name and not by_name.script
+  # What sweeps stored before there were settings.
+  assert cells_lib.fingerprint(by_name) == cells_lib.fingerprint(
+      by_script) == hashlib.sha256(
+          b'experiments/digits_dirdir.py\0--x=1').hexdigest()
+  command = cells_lib.command('python', pathlib.Path('out'), by_name)
+  assert command[:5] == [
+      'python', '-m', 'fedjax_ssl', 'train', 'digits_dirdir']
+
+
+def test_a_flagfile_elsewhere_belongs_to_a_setting(tmp_path):
   file = tmp_path / 'cifar_dirdir.mine.flags'
   file.touch()
   cell, = grid.parse(f'flagfile: {file}')
-  assert cell.script == str(ROOT / 'experiments' / 'cifar_dirdir.py')
+  assert cell.setting == 'cifar_dirdir' and not cell.script
+  own = tmp_path.parent / 'cifar_dirdir.py'
+  own.touch()
+  cell, = grid.parse(f'flagfile: {file}')
+  own.unlink()
+  assert cell.script == str(own)
 
 
 def test_a_flagfile_without_its_script(tmp_path):

@@ -11,7 +11,8 @@ import sys
 import time
 
 import pytest
-import sweep
+
+from fedjax_ssl.cli import sweep
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SWEEP = ROOT / 'launch' / 'sweep.py'
@@ -142,7 +143,7 @@ def test_a_run_that_a_signal_ended_is_not_failed(tmp_path, code, words):
 
 
 # As experiments do; one that takes no such flags is left alone.
-COMMON = """import sys
+PACKAGE = """import sys
 if '--only_check_args' not in sys.argv: sys.exit('it ran')
 bad = [arg for arg in sys.argv if arg.startswith('--bad')]
 if bad: sys.exit(print('a warning\\nerror: ' + bad[0] + ' is no flag.',
@@ -152,9 +153,11 @@ if bad: sys.exit(print('a warning\\nerror: ' + bad[0] + ' is no flag.',
 
 @pytest.mark.parametrize('options', [['--dry_run'], []])
 def test_unknown_flags_are_refused_before_anything_runs(tmp_path, options):
-  (tmp_path / 'common.py').write_text(COMMON)
+  (tmp_path / 'fedjax_ssl').mkdir()
+  (tmp_path / 'fedjax_ssl' / '__init__.py').write_text('')
+  (tmp_path / 'fedjax_ssl' / 'cli.py').write_text(PACKAGE)
   script = tmp_path / 'mine.py'
-  script.write_text('import common\n')
+  script.write_text('from fedjax_ssl import cli\n')
   _, said = run(tmp_path / 'out', f'script: {script}', '--good=1 | 2',
                 '--bad=1 | 2', options=options, code=2)
   assert said == f'error: {script}: --bad=1 is no flag.\n'
@@ -168,12 +171,13 @@ def test_unknown_flags_are_refused_before_anything_runs(tmp_path, options):
         options=[*options, '--python=/nowhere/python'])
 
 
-def test_experiments_know_their_flags(tmp_path):
-  _, said = run(tmp_path / 'out', 'script: experiments/digits_dirdir.py',
-                '--num_rounds=1 --learning_rat=0.1', options=['--dry_run'],
-                code=2)
-  assert said == ('error: experiments/digits_dirdir.py: --learning_rat=0.1 is '
-                  'no flag. Did you mean --learning_rate?\n')
+@pytest.mark.parametrize('name', ['setting: digits_dirdir',
+                                  'script: experiments/digits_dirdir.py'])
+def test_settings_know_their_flags(tmp_path, name):
+  _, said = run(tmp_path / 'out', name, '--num_rounds=1 --learning_rat=0.1',
+                options=['--dry_run'], code=2)
+  assert said == (f'error: {name.split()[1]}: --learning_rat=0.1 is no flag. '
+                  'Did you mean --learning_rate?\n')
   assert not (tmp_path / 'out').exists()
 
 

@@ -1,21 +1,19 @@
 """Every published cell is a run: its flags are accepted, its numbers sound."""
 from __future__ import annotations
 
-import ast
 import collections
 
 from absl.testing import flagsaver
 import pytest
-import settings
 
-import common
 from fedjax_ssl import methods, models
+from fedjax_ssl.cli import flags as flags_lib
+from fedjax_ssl.cli import settings, train
 from fedjax_ssl.data import augment
 from fedjax_ssl.papers import cells
 from tests import toy
-from tests.experiments import launcher
 
-FLAGS = common.FLAGS
+FLAGS = train.FLAGS
 TABLES = cells.tables()
 CELLS = {name: table.cells() for name, table in TABLES.items()}
 BOOK = """
@@ -162,14 +160,6 @@ def test_the_headline_is_short_and_each_pattern_finds_a_cell():
   assert {'cifar_dirdir.feddure', 'cifar_dirdir.fixmatch'} <= {*names}
 
 
-def _defaults(setting: str) -> dict[str, object]:
-  """What a script gives to `common.main`."""
-  tree = ast.parse((launcher.EXPERIMENTS / f'{setting}.py').read_text())
-  call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call)
-              and ast.unparse(node.func) == 'common.main')
-  return {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-
-
 @pytest.mark.parametrize('paper', cells.papers())
 def test_every_cell_can_be_run(paper):
   """The program takes its flags, and they name what there is."""
@@ -179,16 +169,16 @@ def test_every_cell_can_be_run(paper):
       if cell.missing:
         continue
       with flagsaver.flagsaver():
-        for flag, value in _defaults(cell.setting).items():
+        for flag, value in settings.SETTINGS[cell.setting].defaults.items():
           FLAGS.set_default(flag, value)
         FLAGS(['script', *cell.flags])
-        settings.check()
+        flags_lib.check()
         assert FLAGS.cohort_size <= FLAGS.num_clients, cell.name
-        assert settings.seeds() == cell.seeds() == [*range(len(cell.seeds()))]
+        assert flags_lib.seeds() == cell.seeds() == [*range(len(cell.seeds()))]
         assert FLAGS.model in models.MODELS and FLAGS['dataset'].present
-        if settings.method() not in made:
-          made.add(settings.method())
-          methods.make(settings.method(), task)
+        if flags_lib.method() not in made:
+          made.add(flags_lib.method())
+          methods.make(flags_lib.method(), task)
           augment.make_weak(FLAGS.weak)
           augment.make_weak(FLAGS.labeled_view or FLAGS.weak)
           augment.make_strong(FLAGS.strong)

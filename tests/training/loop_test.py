@@ -15,7 +15,8 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Ratio
-from fedjax_ssl.training import loop, metrics, report
+from fedjax_ssl.report import summary
+from fedjax_ssl.training import loop, metrics
 from fedjax_ssl.training import runner as programs
 from tests import toy
 
@@ -119,7 +120,7 @@ def test_a_report_comes_every_round_and_again_after_a_kill(
     assert len({r['epsilon'] for r in own}) == 7
     assert own[-1]['epsilon'] == pytest.approx(
         float(spent(state.server)['epsilon']), rel=1e-6)
-  kept = report.by_seed(rows)
+  kept = summary.by_seed(rows)
   assert [[r['round'] for r in own] for own in kept] == [[3, 6, 7]] * 2
   assert all('accuracy' in r for own in kept for r in own)
 

@@ -3,7 +3,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedjax_ssl.training import metrics, report, tradeoff
+from fedjax_ssl.report import summary, tradeoff
+from fedjax_ssl.training import metrics
 
 
 def rows(accuracies, validation=None, **more):
@@ -17,7 +18,7 @@ def rows(accuracies, validation=None, **more):
 
 
 def test_summary_of_one_seed():
-  got = report.summary(
+  got = summary.summary(
       rows([0.1, 0.6, 0.4, 0.5], [0.2, 0.3, 0.7, 0.7], bytes_up=5), tail=2)
   assert got == {
       'round': 30, 'final': 0.5, 'tail': pytest.approx(0.45),
@@ -26,20 +27,20 @@ def test_summary_of_one_seed():
 
 
 def test_tail_of_one_is_final():
-  got = report.summary(rows([0.1, 0.7]), tail=1)
+  got = summary.summary(rows([0.1, 0.7]), tail=1)
   assert got['tail'] == got['final'] == 0.7
 
 
 def test_what_was_not_measured_is_none():
-  got = report.summary(rows([None, None]))
+  got = summary.summary(rows([None, None]))
   assert got['final'] is got['best'] is got['selected'] is None
-  assert report.summary(rows([0.5]))['selected'] is None
+  assert summary.summary(rows([0.5]))['selected'] is None
 
 
 def test_selection_never_beats_the_best():
   rng = np.random.default_rng(0)
   for _ in range(20):
-    got = report.summary(rows(rng.random(9), rng.random(9)))
+    got = summary.summary(rows(rng.random(9), rng.random(9)))
     assert got['selected'] <= got['best']
 
 
@@ -47,12 +48,12 @@ def test_selection_never_beats_the_best():
     (([],), {}), ((rows([0.5]),), {'tail': 0})])
 def test_summary_refuses(arguments, knobs):
   with pytest.raises(ValueError, match='rows|tail'):
-    report.summary(*arguments, **knobs)
+    summary.summary(*arguments, **knobs)
 
 
 def test_every_number_is_shown_and_those_in_doubt_are_marked():
   ten = {'per_class_accuracy': [0.1] * 10}
-  text = report.table({
+  text = summary.table({
       'good': [rows([0.9], **ten)], 'look': [rows([0.1, 0.14], **ten)],
       'half': [rows([0.9], **ten), rows([0.1], **ten)],
       'lost': [rows([0.4], **ten | {'largest_weight': 3e9})] * 2})
@@ -65,25 +66,25 @@ def test_every_number_is_shown_and_those_in_doubt_are_marked():
       'look: ‡ less than 5.00 points above the largest class (10.00 %).',
       'half: ‡ less than 5.00 points above the largest class (10.00 %) in 1 of '
       '2 seeds.', 'lost: † diverged in 2 of 2 seeds: largest weight 3e+09.']
-  assert '‡' not in report.table({'good': [rows([0.9], **ten)]})
+  assert '‡' not in summary.table({'good': [rows([0.9], **ten)]})
 
 
 def test_columns_on_request_are_of_the_last_row():
   runs = {'a': [rows([0.5, 0.6], macro_recall=0.25, loss_of=2.0),
                 rows([0.5, 0.6], macro_recall=0.35, loss_of=4.0)],
           'b': [rows([0.5])]}
-  head, _, a, b = report.table(
+  head, _, a, b = summary.table(
       runs, columns=('macro_recall', 'loss_of')).splitlines()
   cells = [[c.strip() for c in line.strip('|').split('|')][-2:]
            for line in (head, a, b)]
   assert cells == [['macro recall, %', 'loss of'],
                    ['30.00 ± 7.07', '3.00 ± 1.41'], ['-', '-']]
   with pytest.raises(ValueError, match='columns=auc: .*macro_recall'):
-    report.table(runs, columns=['auc'])
+    summary.table(runs, columns=['auc'])
 
 
 def test_epsilon_is_in_the_table_where_it_was_spent():
-  text = report.table({'a': [rows([0.5, 0.6], epsilon=3.25)],
+  text = summary.table({'a': [rows([0.5, 0.6], epsilon=3.25)],
                        'b': [rows([0.5])], 'c': [rows([0.5], epsilon=None)]})
   cells = [line.strip('|').split('|')[-1].strip()
            for line in text.splitlines()]
@@ -104,7 +105,7 @@ def test_accuracy_against_epsilon(tmp_path):
 
 
 def test_table_is_mean_and_sample_deviation():
-  text = report.table({'one': [rows([0.5])],
+  text = summary.table({'one': [rows([0.5])],
                        'two seeds': [rows([0.5]), rows([0.6])]})
   head, rule, one, two = text.splitlines()
   assert len({len(line) for line in (head, rule, one, two)}) == 1
@@ -117,11 +118,11 @@ def test_table_is_mean_and_sample_deviation():
 
 def test_table_does_not_depend_on_the_order_of_seeds():
   seeds = [rows([0.1, a]) for a in (0.3, 0.5, 0.8)]
-  assert report.table({'m': seeds}) == report.table({'m': seeds[::-1]})
+  assert summary.table({'m': seeds}) == summary.table({'m': seeds[::-1]})
 
 
 def test_table_shows_unequal_lengths():
-  text = report.table({'m': [rows([0.1]), rows([0.1, 0.2])]})
+  text = summary.table({'m': [rows([0.1]), rows([0.1, 0.2])]})
   assert '0-10' in text
 
 
@@ -130,25 +131,25 @@ def test_load_splits_seeds_of_one_folder(tmp_path):
     for round_ in (0, 1):
       for seed in (4, 2):
         writer.write({'round': round_, 'seed': seed, 'accuracy': seed / 10})
-  runs = report.load({'m': [tmp_path]})
+  runs = summary.load({'m': [tmp_path]})
   assert [[r['seed'] for r in seed] for seed in runs['m']] == [[2, 2], [4, 4]]
   with pytest.raises(ValueError, match="missing.*'m'"):
-    report.load({'m': [tmp_path / 'missing']})
+    summary.load({'m': [tmp_path / 'missing']})
 
 
 def test_curves_use_rounds_that_all_seeds_have():
-  curve = report._curve(
+  curve = summary._curve(
       [rows([0.1, 0.2, 0.3]), rows([0.5, None])], 'accuracy')
   assert curve is not None
   np.testing.assert_array_equal(curve[0], [0])
   np.testing.assert_array_equal(curve[1], [[0.1], [0.5]])
-  assert report._curve([rows([0.1])], 'epsilon') is None
+  assert summary._curve([rows([0.1])], 'epsilon') is None
 
 
 def test_plot_shows_something(tmp_path):
   runs = {f'm{i}': [rows([0.1, 0.2 + i / 20]), rows([0.1, 0.3])]
           for i in range(9)}
-  report.plot_curves(runs, tmp_path / 'new' / 'curves.png', title='Title',
+  summary.plot_curves(runs, tmp_path / 'new' / 'curves.png', title='Title',
                      panels=('accuracy', 'loss', 'epsilon'))
   image = matplotlib.image.imread(tmp_path / 'new' / 'curves.png')
   colours = np.unique(image.reshape(-1, image.shape[-1]), axis=0)
@@ -157,7 +158,7 @@ def test_plot_shows_something(tmp_path):
 
 def test_plot_of_nothing_is_refused(tmp_path):
   with pytest.raises(ValueError, match='epsilon'):
-    report.plot_curves({'m': [rows([0.5])]}, tmp_path / 'c.png',
+    summary.plot_curves({'m': [rows([0.5])]}, tmp_path / 'c.png',
                        panels=('epsilon',))
 
 
@@ -165,7 +166,7 @@ def test_names_are_no_formulas(tmp_path):
   """A folder may be called so; its legend says it, letter by letter."""
   rows = [{'round': r, 'accuracy': .5, 'epsilon': float(r)} for r in (1, 2)]
   runs = {'$x^{$': [rows], 'a $\\frac{1}$ b': [rows]}
-  report.plot_curves(runs, tmp_path / 'a.png', title='$x^{$')
+  summary.plot_curves(runs, tmp_path / 'a.png', title='$x^{$')
   tradeoff.plot(runs, tmp_path / 'b.png', title='$x^{$')
   for name in 'ab':
     assert (tmp_path / f'{name}.png').stat().st_size > 1000

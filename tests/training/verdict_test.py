@@ -9,7 +9,8 @@ import fedjax_ssl
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Variables
-from fedjax_ssl.training import evaluate, loop, metrics, verdict
+from fedjax_ssl.report import verdict
+from fedjax_ssl.training import evaluate, loop, metrics
 from tests import toy
 
 SOUND = {'accuracy': 0.6, 'loss': 1.2, 'train_loss': 0.4, 'num_rejected': 0,

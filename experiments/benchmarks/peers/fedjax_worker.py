@@ -5,7 +5,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
-import peer_task
+
+from experiments.benchmarks import peer_task
 
 # Names that FedJAX and its Haiku expect, and that newer JAX has elsewhere.
 for _name in ('tree_flatten', 'tree_leaves', 'tree_map', 'tree_structure',

@@ -6,11 +6,11 @@ import pathlib
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-import peer_task
 import torch
 from torch import nn
 from torch.utils import data
-import torch_loop
+
+from experiments.benchmarks import peer_task, torch_loop
 
 app = ClientApp()
 

@@ -10,13 +10,13 @@ import pathlib
 import sys
 import time
 
-import flower_client
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-import peer_task
-import torch_loop
+
+from experiments.benchmarks import peer_task, torch_loop
+from experiments.benchmarks.peers import flower_client
 
 _DOCUMENTED = 'documented' in sys.argv[2:]
 

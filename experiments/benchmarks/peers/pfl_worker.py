@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import itertools
 
-import peer_task
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -14,7 +13,8 @@ from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
 import torch
 import torch.nn.functional as F
-import torch_loop
+
+from experiments.benchmarks import peer_task, torch_loop
 
 
 class _Network(torch_loop.FedAvgCNN):

@@ -1,9 +1,9 @@
 """The plain PyTorch loop over clients, see `torch_loop`."""
 from __future__ import annotations
 
-import peer_task
 import torch
-import torch_loop
+
+from experiments.benchmarks import peer_task, torch_loop
 
 
 class Loop:

@@ -7,13 +7,13 @@ import pathlib
 
 import numpy as np
 
-from fedjax_ssl.training import report, verdict
+from fedjax_ssl.report import summary, verdict
 
 _FAR_APART = 50  # Times the smallest budget.
 _STYLES = ('-', '-.', ':')
 
 
-def path_of(rows: Sequence[report.Row]) -> tuple[np.ndarray, np.ndarray]:
+def path_of(rows: Sequence[summary.Row]) -> tuple[np.ndarray, np.ndarray]:
   """Epsilon and accuracy float64[R] at each row of a seed that has both."""
   pairs = [(row['epsilon'], row['accuracy']) for row in rows
            if row.get('epsilon') is not None
@@ -22,7 +22,7 @@ def path_of(rows: Sequence[report.Row]) -> tuple[np.ndarray, np.ndarray]:
   return both[:, 0], both[:, 1]
 
 
-def plot(runs: report.Runs, path: str | os.PathLike[str], *,
+def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
          title: str = '') -> None:
   """Draws every seed's way from its first evaluation to its end.
 
@@ -46,13 +46,13 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
   ends: list[float] = []
   found: list[list[verdict.Verdict | None]] = []
   for i, (name, seeds) in enumerate(runs.items()):
-    turn, place = divmod(i, len(report.COLOURS))
-    colour, style = report.COLOURS[place], _STYLES[turn % len(_STYLES)]
+    turn, place = divmod(i, len(summary.COLOURS))
+    colour, style = summary.COLOURS[place], _STYLES[turn % len(_STYLES)]
     paths = [path_of(rows) for rows in seeds]
     found.append([verdict.of(rows[-1]) for rows in seeds])
     title_of = verdict.marked(name, found[-1])
     if not any(x.size for x, _ in paths):
-      level = [r for r in (report.summary(rows)['final'] for rows in seeds)
+      level = [r for r in (summary.summary(rows)['final'] for rows in seeds)
                if r is not None]
       if level:
         axes.axhline(100 * np.mean(level), color=colour, linestyle='--',
@@ -76,6 +76,6 @@ def plot(runs: report.Runs, path: str | os.PathLike[str], *,
                title='\n'.join(verdict.legend(found)), title_fontsize='small')
   if title:
     chart.suptitle(title, fontsize='medium', parse_math=False)
-  report.as_they_are(chart)
+  summary.as_they_are(chart)
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   chart.savefig(path, dpi=150)

@@ -1,12 +1,12 @@
 r"""Lists, prints, writes and runs the cells of the papers' tables.
 
-python experiments/paper_tables.py --list
-python experiments/paper_tables.py --table=feddure1 --list
-python experiments/paper_tables.py --table=feddure1 --row=FedDure \
+fedjax-ssl tables --list
+fedjax-ssl tables --table=feddure1 --list
+fedjax-ssl tables --table=feddure1 --row=FedDure \
     --column='CIFAR-10 (DIR, DIR)' --print_flags
-python experiments/paper_tables.py --table=feddure1 --write_flagfiles=DIR
-python experiments/paper_tables.py --table=feddure1 --budget_minutes=120
-python experiments/paper_tables.py --table=feddure1 --budget_minutes=30 \
+fedjax-ssl tables --table=feddure1 --write_flagfiles=DIR
+fedjax-ssl tables --table=feddure1 --budget_minutes=120
+fedjax-ssl tables --table=feddure1 --budget_minutes=30 \
     --variant=short -- --num_rounds=60 --model=cnn --norm=auto
 
 The tables are `fedjax_ssl/papers/tables/`, a file a paper. Without --table,
@@ -22,11 +22,6 @@ itself.
 """
 from __future__ import annotations
 
-import time
-
-_BEGAN = time.monotonic()  # The budget counts the imports below.
-
-# ruff: noqa: E402
 import argparse
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -35,20 +30,21 @@ import os
 import pathlib
 import sys
 import tempfile
+import time
 from typing import NamedTuple
 
-import paper_runs
-import printing
-import report_data
-
-from fedjax_ssl import methods
+from fedjax_ssl.cli import arguments, child, places, printing, settings
 from fedjax_ssl.papers import cells, flagfiles, results
 
-HERE = pathlib.Path(__file__).resolve().parent
-RESULTS = HERE / 'results' / 'tables'
+
+def _results() -> pathlib.Path:
+  """Where numbers are kept: in the repository, or else here."""
+  root = places.repository()
+  return pathlib.Path(
+      'results' if root is None else root / 'experiments' / 'results', 'tables')
 
 
-class Settings(NamedTuple):
+class Plan(NamedTuple):
   """Where things are and what is changed."""
 
   table: cells.Table
@@ -56,7 +52,7 @@ class Settings(NamedTuple):
   flags: tuple[str, ...]
   runs: pathlib.Path
   results: pathlib.Path
-  scripts: pathlib.Path
+  scripts: pathlib.Path | None  # Instead of the settings.
   chosen: tuple[cells.Cell, ...]  # In the order of running.
 
   def folder(self) -> pathlib.Path:
@@ -68,12 +64,20 @@ class Settings(NamedTuple):
     """The file of a cell's numbers."""
     return results.file_of(cell, self.results, self.variant)
 
+  def program(self, cell: cells.Cell) -> list[str]:
+    """The command of a cell, without flags."""
+    if self.scripts is None:
+      return settings.program(cell.setting)
+    return [sys.executable, str(self.scripts / f'{cell.setting}.py')]
+
   def lacks(self, cell: cells.Cell) -> str:
     """Why a cell cannot be run yet; '' if it can."""
     if cell.missing:
       return cell.missing
-    if not (self.scripts / f'{cell.setting}.py').exists():
-      return f'{cell.setting}.py does not exist yet'
+    if cell.setting not in settings.SETTINGS if self.scripts is None else not (
+        self.scripts / f'{cell.setting}.py').exists():
+      return f'{cell.setting} does not exist yet'
+    from fedjax_ssl import methods
     name = cell.flag('method').partition('(')[0]
     # A dotted name is a method of the user's own.
     return '' if not name or name in methods.METHODS or '.' in name else (
@@ -87,7 +91,7 @@ class Step(NamedTuple):
   seed: int
 
 
-def steps(chosen: Settings) -> list[Step]:
+def steps(chosen: Plan) -> list[Step]:
   """What is left to run: every cell's first seed, then every second one."""
   wanted: list[tuple[int, Step]] = []
   for cell in chosen.chosen:
@@ -106,13 +110,13 @@ def steps(chosen: Settings) -> list[Step]:
   return [step for _, step in sorted(wanted, key=lambda pair: pair[0])]
 
 
-def missing(chosen: Settings) -> list[str]:
+def missing(chosen: Plan) -> list[str]:
   """A line for each cell that cannot be run yet."""
   return [f'missing: {cell.row} | {", ".join(cell.columns)}: {why}'
           for cell in chosen.chosen if (why := chosen.lacks(cell))]
 
 
-def stale(chosen: Settings) -> list[str]:
+def stale(chosen: Plan) -> list[str]:
   """A line for each cell whose flags changed since its numbers were made."""
   return [f'stale: {cell.row} | {", ".join(cell.columns)}: its flags have '
           f'changed since {file} was made; to run it again remove that file '
@@ -121,7 +125,7 @@ def stale(chosen: Settings) -> list[str]:
           and results.is_stale(cell, results.read(file))]
 
 
-def run_step(chosen: Settings, step: Step, deadline: float) -> str:
+def run_step(chosen: Plan, step: Step, deadline: float) -> str:
   """Runs one seed of a cell; returns 'done', 'stopped' or 'failed'."""
   workdir = chosen.folder() / step.cell.name / f'seed_{step.seed}'
   workdir.parent.mkdir(parents=True, exist_ok=True)
@@ -129,11 +133,10 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   flagfile = workdir.with_name(f'{step.cell.name}{flagfiles.ENDING}')
   flagfile.write_text(
       flagfiles.text(step.cell, workdir.parent.as_posix()), 'utf-8')
-  command = [sys.executable, str(chosen.scripts / f'{step.cell.setting}.py'),
-             f'--flagfile={flagfile}', *chosen.flags,
-             f'--seeds={step.seed}', f'--workdir={workdir}']
+  command = [*chosen.program(step.cell), f'--flagfile={flagfile}',
+             *chosen.flags, f'--seeds={step.seed}', f'--workdir={workdir}']
   with open(log, 'ab') as file:
-    code = paper_runs.run(command, file, deadline)
+    code = child.run(command, file, deadline)
   if code is None:
     return 'stopped'
   try:
@@ -149,9 +152,10 @@ def run_step(chosen: Settings, step: Step, deadline: float) -> str:
   return 'done'
 
 
-def _store(chosen: Settings, step: Step, workdir: pathlib.Path) -> bool:
+def _store(chosen: Plan, step: Step, workdir: pathlib.Path) -> bool:
   """Adds a seed's numbers to the cell's file; whether it was finished."""
-  run = report_data.read(workdir)
+  from fedjax_ssl.report import stored_runs
+  run = stored_runs.read(workdir)
   if run.rounds < run.config['flags']['num_rounds']:
     return False
   file = chosen.result(step.cell)
@@ -163,7 +167,7 @@ def _store(chosen: Settings, step: Step, workdir: pathlib.Path) -> bool:
   rows, = run.seeds
   stored['seeds'][str(step.seed)] = {
       'rounds': run.rounds, 'seconds': run.seconds,
-      **report_data.outcome(rows),
+      **stored_runs.outcome(rows),
       'environment': run.config['environment'],
       'restarts': len(run.config['restarts'])}
   stored['run_flags'] = {
@@ -207,7 +211,7 @@ def _alone(folder: pathlib.Path, results_folder: pathlib.Path
     yield
 
 
-def run(chosen: Settings, budget: float, began: float) -> int:
+def run(chosen: Plan, budget: float, began: float) -> int:
   """Runs steps until all are done or the budget is spent.
 
   Args:
@@ -225,7 +229,7 @@ def run(chosen: Settings, budget: float, began: float) -> int:
   with _alone(chosen.folder(), stored):
     left = steps(chosen)
     failed: set[str] = set()
-    while left and deadline - time.monotonic() > 2 * paper_runs.grace(budget):
+    while left and deadline - time.monotonic() > 2 * child.grace(budget):
       step = left.pop(0)
       if step.cell.name in failed:
         continue
@@ -244,7 +248,7 @@ def run(chosen: Settings, budget: float, began: float) -> int:
   return 1 if counts['failed'] else 0
 
 
-def listing(chosen: Settings) -> str:
+def listing(chosen: Plan) -> str:
   """Every cell in the order of running, with its state."""
   lines = []
   for cell in chosen.chosen:
@@ -261,7 +265,7 @@ def listing(chosen: Settings) -> str:
   return '\n'.join(lines)
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _plan(args: argparse.Namespace) -> Plan:
   flags = tuple(args.flags[1:] if args.flags[:1] == ['--'] else args.flags)
   if bool(flags) != bool(args.variant):
     raise ValueError('Flags after -- need a --variant=NAME, and a variant '
@@ -275,8 +279,9 @@ def _settings(args: argparse.Namespace) -> Settings:
   if bad:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
   table = cells.load(args.table, pathlib.Path(args.tables))
-  return Settings(table, args.variant, flags, pathlib.Path(args.runs),
-                  pathlib.Path(args.results), pathlib.Path(args.scripts),
+  return Plan(table, args.variant, flags, pathlib.Path(args.runs),
+                  pathlib.Path(args.results),
+                  pathlib.Path(args.scripts) if args.scripts else None,
                   tuple(table.choose(args.row, args.column)))
 
 
@@ -314,7 +319,7 @@ def _all_tables(args: argparse.Namespace) -> int:
   return 0
 
 
-def _show(chosen: Settings, args: argparse.Namespace) -> bool:
+def _show(chosen: Plan, args: argparse.Namespace) -> bool:
   """Prints or writes cells, if that was asked for."""
   if args.list:
     printing.say(listing(chosen))
@@ -333,15 +338,8 @@ def _show(chosen: Settings, args: argparse.Namespace) -> bool:
   return True
 
 
-def _since_start() -> float:
-  """Seconds since the imports began, if this is the program."""
-  return time.monotonic() - _BEGAN if __name__ == '__main__' else 0.0
-
-
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-      description=__doc__, allow_abbrev=False,
-      formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = arguments.Parser('tables', __doc__)
   parser.add_argument('--table', help='one of those that --list names')
   parser.add_argument('--row', action='append', default=[], metavar='TITLE',
                       help='these rows only; may be repeated')
@@ -360,12 +358,12 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--variant', default='', metavar='NAME',
                       help='name of the results with the flags after --')
   parser.add_argument('--runs', default='runs/tables', help='folder of runs')
-  parser.add_argument('--results', default=str(RESULTS),
+  parser.add_argument('--results', default=str(_results()),
                       help='folder of results, a file a cell')
   parser.add_argument('--tables', default=str(cells.TABLES),
                       help="folder of the papers' tables")
-  parser.add_argument('--scripts', default=str(HERE),
-                      help='folder of the settings')
+  parser.add_argument('--scripts', help='folder with a script for each '
+                      'setting, instead of those of `fedjax-ssl train`')
   parser.add_argument('flags', nargs=argparse.REMAINDER,
                       help='flags of all cells, after --')
   return parser
@@ -373,7 +371,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
   """Runs or lists a table; returns an exit code."""
-  began = time.monotonic() - _since_start()
+  began = time.monotonic()  # The budget counts what is imported from here on.
   args = _parser().parse_args(argv)
   try:
     if sum(map(bool, (args.list, args.print_flags, args.write_flagfiles))) > 1:
@@ -383,7 +381,7 @@ def main(argv: Sequence[str]) -> int:
       raise ValueError('--check goes with --write_flagfiles, without --table.')
     if args.table is None:
       return _all_tables(args)
-    chosen = _settings(args)
+    chosen = _plan(args)
     if _show(chosen, args):
       return 0
     if not args.budget_minutes > 0:
@@ -391,15 +389,11 @@ def main(argv: Sequence[str]) -> int:
                        'positive.')
     for line in missing(chosen) + stale(chosen):
       printing.say(line)
-    with paper_runs.ending_on_signals():
+    with child.ending_on_signals():
       return run(chosen, 60 * args.budget_minutes, began)
-  except paper_runs.Ended as ended:
+  except child.Ended as ended:
     print(f'Ended by {ended}; the same command continues.', file=sys.stderr)
     return 128 + ended.number
   except (ValueError, OSError) as error:
     print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
     return 2
-
-
-if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,7 @@
 """Finished runs as values: their files read, grouped over seeds, summed up."""
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import os
@@ -11,15 +10,17 @@ import re
 from typing import Any
 
 import numpy as np
-import printing
 
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
-from fedjax_ssl.training import metrics, report, verdict
+from fedjax_ssl.report import command, text, verdict
+from fedjax_ssl.report import summary as summary_lib
+from fedjax_ssl.training import metrics
 from fedjax_ssl.training import workdir as workdir_lib
 
 Row = Mapping[str, Any]
-HERE = pathlib.Path(__file__).resolve().parent
+# Defaults of all flags of a setting, by its name; {} if they are not known.
+Defaults = Callable[[str], Mapping[str, Any]]
 TAIL_ROUNDS = 10
 _LARGEST = 1e39  # Beyond float32, in which all is measured.
 _MOST_ROUNDS = 2**31
@@ -106,31 +107,38 @@ class Run:
     return found
 
 
-def read(folder: str | os.PathLike[str], name: str = '') -> Run:
+def read(folder: str | os.PathLike[str], name: str = '',
+         defaults: Defaults | None = None) -> Run:
   """Reads one workdir.
+
+  Args:
+    folder: the workdir.
+    name: in tables; default: the folder's.
+    defaults: with it a run is compared with its flagfiles in all flags, else
+      in those that they name.
 
   Raises:
     ValueError: if it holds no run, or one without rows; the message names it.
   """
   path = pathlib.Path(folder)
   config = workdir_lib.read_config(path)
-  seeds = report.by_seed(metrics.read(path))
+  seeds = summary_lib.by_seed(metrics.read(path))
   if not seeds:
     raise ValueError(f'{path} has no rows; let it finish first.')
   try:
     times = [t['seconds'] for t in metrics.read(path, metrics.TIMINGS)
              if 'seconds' in t]
-    flags, made = config['flags'], config.get('origin', {})
+    flags, made = config['flags'], command.origin_of(config)
     comments = made.get('comments', [])
     planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
     _check(flags, seeds)
     for seed in seeds:
       outcome(seed)  # Rows that cannot be summed up show here.
-    return Run(name or printing.plain(path.name), [path], config, seeds,
+    return Run(name or text.plain(path.name), [path], config, seeds,
                _elapsed(times), paper_flags.printed(comments),
                comments[0] if comments else '',
                tuple(s[0].get('seed', planned[0]) for s in seeds),
-               tuple(planned), _changed(flags, made))
+               tuple(planned), _changed(config, defaults))
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(
         f'{path} is damaged: {str(error).rstrip(".")}.') from error
@@ -151,22 +159,22 @@ def _check(flags: Mapping[str, Any], seeds: Sequence[Sequence[Row]]) -> None:
           raise ValueError(f'{name} is beyond {most:g}')
 
 
-def _changed(flags: Mapping[str, Any], made: Mapping[str, Any]
+def _changed(config: Mapping[str, Any], defaults: Defaults | None
              ) -> tuple[str, ...] | None:
-  """Flags that are not as the papers' cells and the script say.
+  """Flags that are not as the papers' cells and the setting say.
 
   None if one of the flagfiles is no cell's; nothing if there are none.
   """
-  names = [pathlib.Path(name).stem for name in made.get('flagfiles', [])]
+  names = [pathlib.Path(name).stem
+           for name in command.origin_of(config).get('flagfiles', [])]
   if not names:
     return ()
   cells = _cells()
   if not all(name in cells for name in names):
     return None
-  script = HERE / pathlib.Path(made.get('script', '')).name
   return tuple(paper_flags.differences(
-      flags, [line for name in names for line in cells[name]],
-      defaults_of(script)))
+      config['flags'], [line for name in names for line in cells[name]],
+      defaults(command.setting_of(config)) if defaults else {}))
 
 
 @functools.cache
@@ -176,32 +184,16 @@ def _cells() -> dict[str, tuple[str, ...]]:
           for cell in table.cells() if not cell.missing}
 
 
-def defaults_of(script: pathlib.Path) -> dict[str, Any]:
-  """Values of all flags where none is given to an experiment's script.
-
-  {} if the script is not there or has a default that is no plain value.
-  """
-  import settings  # Loads JAX, which most users of this module do not need.
-  found = {name: row[0] for kind in settings.KINDS
-           for name, row in kind.items()}
-  try:
-    for node in ast.walk(ast.parse(script.read_text())):
-      if isinstance(node, ast.Call) and ast.unparse(node.func) == 'common.main':
-        found |= {k.arg: ast.literal_eval(k.value)
-                  for k in node.keywords if k.arg}
-  except (OSError, SyntaxError, ValueError):
-    return {}
-  return found
-
-
 def load(folders: Sequence[str | os.PathLike[str]],
-         left_out: list[str] | None = None) -> list[Run]:
+         left_out: list[str] | None = None,
+         defaults: Defaults | None = None) -> list[Run]:
   """Reads workdirs; those that differ in their seeds only become one run.
 
   Args:
     folders: the workdirs.
     left_out: gets a line for each that cannot be read or brings a seed once
       more, and the others are reported; without it the first of them raises.
+    defaults: see `read`.
 
   Raises:
     ValueError: see `read`; if none can be read; or if a seed comes twice.
@@ -210,15 +202,15 @@ def load(folders: Sequence[str | os.PathLike[str]],
   faults: list[str] = []
   for folder in dict.fromkeys(os.path.normpath(f) for f in folders):
     try:
-      run = read(folder)
+      run = read(folder, defaults=defaults)
     except (ValueError, OSError) as error:
       if left_out is None:
         raise
       faults.append(' '.join(str(error).split()))
       continue
     key = repr([(k, v) for k, v in sorted(run.config['flags'].items())
-                if k not in _FREE] + [run.config.get('origin', {}).get(
-                    'script'), run.config['facts'].get('data_hash')])
+                if k not in _FREE] + [command.program_of(
+                    run.config), run.config['facts'].get('data_hash')])
     groups.setdefault(key, []).append(run)
   if not groups:
     raise ValueError(' '.join(faults) or 'No folder is named.')
@@ -246,6 +238,7 @@ def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
 
 
 def _joined(runs: list[Run]) -> Run:
+  """One run of all seeds of several."""
   first = runs[0]
   if len(runs) == 1:
     return first
@@ -334,7 +327,7 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
     cost_up and cost_down, in percent of one dense model, are means over the
     run's rounds and known wherever traffic was measured.
   """
-  summary = report.summary(rows)
+  summary = summary_lib.summary(rows)
   last = {k: v for k, v in rows[-1].items()
           if k not in ('round', 'seed') and not isinstance(v, list)}
   last |= {k: summary[k] for k in ('bytes_up', 'bytes_down', 'num_rejected')

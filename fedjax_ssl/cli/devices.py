@@ -8,9 +8,9 @@ import re
 import sys
 import traceback
 
-from absl import flags
 import jax
 
+from fedjax_ssl.cli import flags
 from fedjax_ssl.training import environment, processes
 
 FLAGS = flags.FLAGS

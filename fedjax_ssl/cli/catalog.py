@@ -5,8 +5,10 @@ with its options, their defaults and its papers.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import inspect
+import json
 import os
 import pathlib
 import re
@@ -15,6 +17,7 @@ import textwrap
 from typing import Any, NamedTuple
 
 from fedjax_ssl import data, methods, models
+from fedjax_ssl.cli import arguments, printing, settings
 from fedjax_ssl.data import augment, datasets
 
 # Parameters that the library fills in itself.
@@ -57,17 +60,20 @@ def catalog() -> dict[str, Group]:
       'datasets': Group('--dataset=NAME --data_dir=DIR; options are flags of '
                         'their own', tuple(_datasets())),
       'partitions': Group(
-          "by the experiment's script, fedjax_ssl.data.NAME(rng, labels, "
+          'by the setting, fedjax_ssl.data.NAME(rng, labels, '
           'num_clients, option=value); --alpha sets alpha',
           _of(data.PARTITIONS)),
       'labels': Group(
-          "by the experiment's script, as fedjax_ssl.data.NAME; "
+          'by the setting, as fedjax_ssl.data.NAME; '
           '--labels_per_class, --labeled_fraction and --num_labeled_clients '
           'set how many', _of(labels)),
       'streams': Group(
-          "by the experiment's script, as fedjax_ssl.data.NAME; "
+          'by the setting, as fedjax_ssl.data.NAME; '
           '--rounds_per_task sets how long a task lasts',
           _of({'deal_tasks': data.deal_tasks})),
+      'settings': Group('fedjax-ssl train NAME', tuple(
+          Entry(s.name, s.about, (), (s.source,))
+          for s in settings.SETTINGS.values())),
       'weak': Group('--weak=NAME(option=value), --labeled_view=NAME(...)',
                     _of(augment.WEAK)),
       'strong': Group('--strong=NAME(option=value)', _of(augment.STRONG)),
@@ -193,7 +199,7 @@ def _datasets() -> Iterator[Entry]:
       ('scikit-learn, from UCI, Optical Recognition of Handwritten Digits, '
        '1998',))
   vectors = Option('embeddings', 'str | None', 'None', 'a .npz of word vectors '
-                   'instead of trained ones, see experiments/embed_texts.py')
+                   'instead of trained ones, see `fedjax-ssl embed-texts`')
   folder = os.environ.get(datasets.DATA_DIR)
   # `data.load` takes the file of arrays before that of texts.
   found = {file.stem: file for kind in ('*.csv', '*.npz') if folder
@@ -212,3 +218,40 @@ def _datasets() -> Iterator[Entry]:
   yield Entry('NAME or NAME/CONFIG', 'Any image set of TensorFlow Datasets '
               'that has been prepared as array_record.', (split,),
               ('https://www.tensorflow.org/datasets/catalog',))
+
+
+def _parser(groups: Sequence[str]) -> argparse.ArgumentParser:
+  parser = arguments.Parser('list', 'Lists methods, models, data sets, '
+      'partitions, labels, streams, views and settings, their options, '
+      'defaults and sources.')
+  parser.add_argument('group', nargs='?', choices=sorted(groups),
+                      help='one kind only')
+  parser.add_argument('name', nargs='?', help='one entry only')
+  parser.add_argument('--json', action='store_true', help='for programs')
+  return parser
+
+
+def main(argv: Sequence[str]) -> int:
+  """Prints the catalog, or a part of it; returns the exit code."""
+  groups = catalog()
+  args = _parser([*groups]).parse_args(argv)
+  if args.group:
+    groups = {args.group: groups[args.group]}
+  if args.name:
+    group = groups[args.group]
+    kept = tuple(e for e in group.entries if e.name == args.name)
+    if not kept:
+      names = ', '.join(e.name for e in group.entries)
+      print(f'error: {args.group} has no {args.name!r}. There are: {names}.',
+            file=sys.stderr)
+      return 2
+    groups = {args.group: group._replace(entries=kept)}
+  if args.json:
+    printing.say(json.dumps({
+        name: [{**entry._asdict(),
+                'options': [o._asdict() for o in entry.options]}
+               for entry in group.entries]
+        for name, group in groups.items()}, indent=1))
+  else:
+    printing.say('\n'.join(show(*item) for item in groups.items()), end='')
+  return 0

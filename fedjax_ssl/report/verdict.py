@@ -99,7 +99,7 @@ def _of_classes(row: Mapping[str, Any]) -> list[float]:
 
 
 def stored(run: Mapping[str, Any]) -> list[Verdict | None]:
-  """Of a run's seeds as `experiments/results.py` stored it.
+  """Of a run's seeds as `study.read` made it.
 
   Older files say only which seeds ended near chance.
   """

@@ -9,9 +9,9 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-import report_data
 
-from fedjax_ssl.training import metrics, report, verdict
+from fedjax_ssl.report import stored_runs, summary, verdict
+from fedjax_ssl.training import metrics
 
 
 class Value(NamedTuple):
@@ -57,7 +57,7 @@ def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
   return Value(float(scaled.mean()), std, digits)
 
 
-def main_table(runs: Sequence[report_data.Run],
+def main_table(runs: Sequence[stored_runs.Run],
                more: Sequence[str] = ()) -> Grid:
   """Accuracies in percent, time, and the paper's number beside ours.
 
@@ -69,11 +69,11 @@ def main_table(runs: Sequence[report_data.Run],
     ValueError: for a metric that no run has.
   """
   try:
-    report.check_columns(more, {run.name: run.seeds for run in runs})
+    summary.check_columns(more, {run.name: run.seeds for run in runs})
   except ValueError as error:
     raise ValueError(f'--{error}') from None
   rows: list[list[str | Value]] = []
-  all_outcomes = [[report_data.outcome(seed) for seed in run.seeds]
+  all_outcomes = [[stored_runs.outcome(seed) for seed in run.seeds]
                   for run in runs]
   local = any('local_accuracy' in o['metrics'] for o in sum(all_outcomes, []))
   for run, outcomes in zip(runs, all_outcomes):
@@ -84,7 +84,7 @@ def main_table(runs: Sequence[report_data.Run],
                                  for o in outcomes], scale=100))
     columns = [c if c.mean is None else c._replace(
         note=verdict.mark(run.verdicts)) for c in columns]
-    columns += [over_seeds([report.last(rows, name) for rows in run.seeds])
+    columns += [over_seeds([summary.last(rows, name) for rows in run.seeds])
                 for name in more]
     sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
             for o in outcomes]
@@ -96,14 +96,14 @@ def main_table(runs: Sequence[report_data.Run],
         Value(None if run.seconds is None else run.seconds / 60,
               None, 1)])
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
-               f'mean of last {report_data.TAIL_ROUNDS} rounds, %',
+               f'mean of last {stored_runs.TAIL_ROUNDS} rounds, %',
                'validation-selected, %', *['local models, %'] * local,
                *(name.replace('_', ' ') + (', %' if name in metrics.SHARES
                                            else '') for name in more),
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs))
 
 
-def _paper(run: report_data.Run) -> Value:
+def _paper(run: stored_runs.Run) -> Value:
   """The paper's number; marked where the run has other flags."""
   if run.paper is None:
     return Value(None)
@@ -116,7 +116,7 @@ def _of(done: int, planned: int) -> str:
   return str(done) if done >= planned else f'{done} of {planned}'
 
 
-def _rounds(run: report_data.Run) -> str:
+def _rounds(run: stored_runs.Run) -> str:
   """How far the seeds are: `20`, `1 of 2`, `5 to 20 of 20`."""
   first, last = min(run.ends), max(run.ends)
   if first == last:
@@ -124,11 +124,11 @@ def _rounds(run: report_data.Run) -> str:
   return f'{first} to {last} of {max(last, run.num_rounds)}'
 
 
-def _notes(runs: Sequence[report_data.Run], paper: bool = True) -> list[str]:
+def _notes(runs: Sequence[stored_runs.Run], paper: bool = True) -> list[str]:
   return ['; '.join(run.notes(paper)) for run in runs]
 
 
-def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
+def target_table(runs: Sequence[stored_runs.Run], targets: Sequence[float]
                  ) -> Grid:
   """Rounds and megabytes until a test accuracy was first measured."""
   columns = ['run']
@@ -138,7 +138,7 @@ def target_table(runs: Sequence[report_data.Run], targets: Sequence[float]
   for run in runs:
     row: list[str | Value] = [run.name]
     for target in targets:
-      found = [report_data.reached(seed, target) for seed in run.seeds]
+      found = [stored_runs.reached(seed, target) for seed in run.seeds]
       known = [f for f in found if f is not None]
       if len(known) < len(found):
         note = f'{len(known)} of {len(found)} seeds' if known else 'not reached'

@@ -6,15 +6,15 @@
     --num_rounds=20
     --learning_rate=0.1 | 0.03
     ---
-    script: experiments/digits_dirdir.py
+    setting: digits_dirdir
     --bounds | --nobounds
 
 A block is the product of its lines; `---` begins another block. Alternatives
 are separated by ` | `; a line without any may hold several flags. `flagfile:`
 takes several names and patterns; names with spaces or commas are quoted as for
-a shell. The script of a flagfile `a.b.flags` is `a.py` one or two folders above
-or else in experiments/, unless `script:` names one. Without `seeds:` a run has
-the seeds of its flagfile or script.
+a shell. A flagfile `a.b.flags` is of the setting `a`, or of your own `a.py` one
+or two folders above it, unless `setting: NAME` or `script: PATH` names another.
+Without `seeds:` a run has the seeds of its flagfile or setting.
 """
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ import pathlib
 import re
 import shlex
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from fedjax_ssl.cli import places, settings
+
 # Flags that the sweep itself gives or takes, and where they belong. A run would
 # pass some of them over: `--dry_run` in a grid would run for real.
 _OPTION = 'it is an option of the sweep, not of a run'
@@ -54,13 +55,20 @@ class Cell:
 
   Attributes:
     name: of its folder; made from what differs, the same in every sweep.
-    script: path of the experiment.
+    script: path of a program of the user's own; '' for a setting.
     args: its flags, those of the flagfile first; the folder is not there.
+    setting: what `fedjax-ssl train` knows it by.
   """
 
   name: str
   script: str
   args: tuple[str, ...]
+  setting: str = ''
+
+  def program(self, python: str) -> list[str]:
+    """The command that runs it, without flags."""
+    return (settings.program(self.setting, python) if self.setting
+            else [python, self.script])
 
 
 @dataclasses.dataclass
@@ -68,6 +76,7 @@ class _Block:
   """The lines between two `---`."""
 
   where: str
+  setting: str = ''
   script: str = ''
   flagfiles: list[str] = dataclasses.field(default_factory=list)
   seeds: list[int] = dataclasses.field(default_factory=list)
@@ -104,10 +113,11 @@ def parse(text: str, source: str = 'grid') -> list[Cell]:
   if total > _MOST:
     raise GridError(f'{source}: has {total} cells; {_MOST} is the most. Give '
                     'fewer alternatives, or several grids.')
-  cells = [c for b in blocks if b.script or b.flagfiles or b.axes or b.seeds
+  cells = [c for b in blocks
+           if b.setting or b.script or b.flagfiles or b.axes or b.seeds
            for c in _product(b)]
   if not cells:
-    raise GridError(f'{source}: names no flagfile and no script.')
+    raise GridError(f'{source}: names no flagfile and no setting.')
   seen: set[str] = set()
   for cell in cells:
     if cell.name in seen:
@@ -142,17 +152,26 @@ def _read(block: _Block, line: str, where: str) -> None:
       block.axes[name] = values
     return
   key, colon, value = (part.strip() for part in line.partition(':'))
-  if key not in ('script', 'flagfile', 'seeds') or not colon:
-    raise GridError(f'{where}: {line!r} is none of `script: PATH`, `flagfile: '
-                    'PATH...`, `seeds: NUMBERS`, `--flag=value | value` and '
-                    '`---`.')
+  if key not in ('setting', 'script', 'flagfile', 'seeds') or not colon:
+    raise GridError(f'{where}: {line!r} is none of `setting: NAME`, `script: '
+                    'PATH`, `flagfile: PATH...`, `seeds: NUMBERS`, '
+                    '`--flag=value | value` and `---`.')
   if not value:
     raise GridError(f'{where}: nothing after {key}:')
-  if key == 'script':
-    if block.script:
-      raise GridError(f'{where}: a block has one script, and has '
-                      f'{block.script} already.')
+  if key in ('setting', 'script') and (block.setting or block.script):
+    raise GridError(f'{where}: a block has one setting or script, and has '
+                    f'{block.setting or block.script} already.')
+  if key == 'setting':
+    if value not in settings.SETTINGS:
+      raise GridError(f'{where}: {value} is no setting; there are '
+                      f'{", ".join(settings.SETTINGS)}.')
+    block.setting = value
+  elif key == 'script':
     scripts = _find(value)
+    known = re.fullmatch(r'experiments/(\w+)\.py', value)
+    if not scripts and known and known[1] in settings.SETTINGS:
+      block.setting = known[1]  # Of a repository that is not here.
+      return
     if not scripts:
       raise GridError(f'{where}: there is no {value}.')
     if len(scripts) > 1:
@@ -191,7 +210,7 @@ def _find(pattern: str) -> list[str]:
 
   A file of that very name comes before what the name means as a pattern.
   """
-  for place in ('', str(ROOT)):
+  for place in ('', str(places.repository() or '')):
     literal = os.path.join(place, pattern)
     found = [literal] if os.path.isfile(literal) else sorted(
         file for file in glob.glob(os.path.join(glob.escape(place), pattern))
@@ -280,32 +299,39 @@ def _size(block: _Block) -> int:
 
 
 def _product(block: _Block) -> Iterator[Cell]:
-  if not block.script and not block.flagfiles:
+  if not block.setting and not block.script and not block.flagfiles:
     raise GridError(f'{block.where}: the block names no flagfile and no '
-                    'script.')
+                    'setting.')
   seeds = [[f'--seeds={seed}'] for seed in block.seeds] or [[]]
   files = [[f'--flagfile={file}'] for file in block.flagfiles] or [[]]
   axes: list[str]
   for seed, file, axes in (
       (s, f, [*a]) for s, f in itertools.product(seeds, files)
       for a in itertools.product(*block.axes.values())):
-    script = block.script or _script_of(file[0].partition('=')[2], block.where)
+    setting, script = block.setting, block.script
+    if not setting and not script:
+      setting, script = _owner(file[0].partition('=')[2], block.where)
     varied = [value for value, all_ in zip(axes, block.axes.values())
               if len(all_) > 1]
-    base = pathlib.Path(file[0] if file else script).stem
+    base = pathlib.Path(file[0] if file else setting or script).stem
     args = (*file, *axes, *seed)
-    yield Cell(_name(base, [*varied, *seed]), script, args)
+    yield Cell(_name(base, [*varied, *seed]), script, args, setting)
 
 
-def _script_of(flagfile: str, where: str) -> str:
+def _owner(flagfile: str, where: str) -> tuple[str, str]:
+  """The setting or the script that a flagfile is of; the other is ''."""
   path = pathlib.Path(flagfile)
-  name = f'{path.name.split(".")[0]}.py'
-  above = path.parent.parent
-  for folder in (above, above.parent, ROOT / 'experiments'):
-    if (folder / name).exists():
-      return str(folder / name)
-  raise GridError(f'{where}: {flagfile} belongs to {above / name}, which does '
-                  'not exist; name one with `script:`.')
+  name = path.name.split('.')[0]
+  above, root = path.parent.parent, places.repository()
+  for folder in (above, above.parent):
+    if (folder / f'{name}.py').exists() and not (
+        root and name in settings.SETTINGS
+        and folder.resolve() == root / 'experiments'):
+      return '', str(folder / f'{name}.py')
+  if name in settings.SETTINGS:
+    return name, ''
+  raise GridError(f'{where}: {flagfile} belongs to {above / name}.py, which '
+                  'does not exist; name one with `setting:` or `script:`.')
 
 
 def _name(base: str, varied: Iterable[str]) -> str:

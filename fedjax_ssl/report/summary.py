@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.training import metrics, verdict
+from fedjax_ssl.report import verdict
+from fedjax_ssl.training import metrics
 
 Row = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Sequence[Row]]]
@@ -82,7 +83,7 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
     the first of equals; None without validation. best: the highest, which
     looks at the test set and flatters. loss: of the last row. bytes_up,
     bytes_down, num_rejected: sums over the run, where measured. verdict: on
-    the last row, see `training.verdict`. epsilon: of the last row, where
+    the last row, see `report.verdict`. epsilon: of the last row, where
     measured. All that cannot be told is None.
 
   Raises:

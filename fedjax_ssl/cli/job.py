@@ -12,21 +12,23 @@ import pathlib
 import sys
 from typing import Any, NamedTuple
 
-from absl import flags
-import cluster
 import jax
-import messages
 import numpy as np
-import printing
-import repeat
-import settings
-import start_line
-import stopping
 
-import fedjax_ssl as fssl
-from fedjax_ssl import data
-from fedjax_ssl.core import rounds
+from fedjax_ssl import data, methods
+from fedjax_ssl import task as task_lib
+from fedjax_ssl.cli import (
+  devices,
+  errors,
+  flags,
+  printing,
+  start_line,
+  stopping,
+)
+from fedjax_ssl.core import registry, rounds
+from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
+from fedjax_ssl.report import command, summary
 from fedjax_ssl.training import (
   checkpoint,
   loop,
@@ -34,7 +36,6 @@ from fedjax_ssl.training import (
   pictures,
   processes,
   progress,
-  report,
 )
 from fedjax_ssl.training import runner as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
@@ -50,7 +51,7 @@ class Job(NamedTuple):
   folder: pathlib.Path
   config: dict[str, Any]  # Flags that a later start must bring again.
   facts: dict[str, Any]  # What follows from flags and data.
-  spec: fssl.TaskSpec
+  spec: task_lib.TaskSpec
   method: Any
   federations: list[Any]
   seeds: list[int]
@@ -59,10 +60,12 @@ class Job(NamedTuple):
   mesh: jax.sharding.Mesh | None
   num_parameters: int  # Of the model.
   works: list[rounds.Work]  # Of the passes of a round: a client's steps.
+  origin: Mapping[str, Any]  # What started the run.
 
 
 def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
-          folder: pathlib.Path, labels: str, method: str, horizon: int) -> Job:
+          folder: pathlib.Path, labels: str, method: str, horizon: int,
+          origin: Mapping[str, Any]) -> Job:
   """Builds the federations and the method, and traces a round.
 
   Args:
@@ -73,6 +76,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     labels: 'few' or 'all'.
     method: its name and knobs.
     horizon: rounds that schedules span.
+    origin: what started the run.
 
   Raises:
     ValueError: for whatever does not fit; the message says what.
@@ -88,39 +92,39 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     raise ValueError('No client has a labeled example; raise '
                      '--labels_per_class or --labeled_fraction.')
   if labels == 'all' and FLAGS.labels_at == 'server' and (
-      fssl.core.registry.parse(method)[0] not in ('fedavg', 'fedprox')):
+      registry.parse(method)[0] not in ('fedavg', 'fedprox')):
     raise ValueError(
         f'--labels=all with --labels_at=server leaves --method={method} no '
         'unlabeled rows at the clients; give --method=fedavg or fedprox.')
   spec = _spec(dataset, federations, method, horizon)
-  mesh = cluster.mesh()
+  mesh = devices.mesh()
   try:
-    task = fssl.make_task(spec, mesh)
-    with messages.of_method(method), rounds.noting_work() as works:
-      made = fssl.methods.make(method, task)
+    task = task_lib.make_task(spec, mesh)
+    with errors.of_method(method), rounds.noting_work() as works:
+      made = methods.make(method, task)
       # A round is traced without being run: impossible settings show here.
-      state = fssl.task.template(made, federations[0])
+      state = task_lib.template(made, federations[0])
       seeds_lib.totals_shape(made, federations[0], state)
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
     raise _of_a_knob(error, method) from error
   seeds, partitions = list(dealt), list(dealt.values())
-  config = {**settings.values(), 'labels': labels, 'method': method,
+  config = {**flags.values(), 'labels': labels, 'method': method,
             'schedule_rounds': spec.schedule_rounds, 'seeds': seeds,
             'seed': None}
   facts = {
       'data_hash': _data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
-      'task': {**fssl.task.spec_to_json(spec, federations[0]), 'seeds': seeds},
+      'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   return Job(name, folder, config, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             _num_parameters(task), works)
+             _num_parameters(task), works, origin)
 
 
-def _num_parameters(task: fssl.Task) -> int:
+def _num_parameters(task: Task) -> int:
   shapes = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
@@ -167,7 +171,7 @@ def _federation(dataset: data.Dataset, dealt: data.Partition, labels: str):
 
 
 def _spec(dataset: data.Dataset, federations: list[Any], method: str,
-          horizon: int) -> fssl.TaskSpec:
+          horizon: int) -> task_lib.TaskSpec:
   capacity = 0
   if not FLAGS.unlabeled_batch:
     parts = [f.clients if f.stream is None else f.stream for f in federations]
@@ -175,15 +179,15 @@ def _spec(dataset: data.Dataset, federations: list[Any], method: str,
         np.stack([part.num_labeled for part in parts]),
         np.stack([part.num_unlabeled for part in parts]),
         labeled_batch=FLAGS.labeled_batch, local_steps=FLAGS.local_steps)
-  known = {field.name for field in dataclasses.fields(fssl.TaskSpec)}
-  values = {k: v for k, v in settings.values().items() if k in known}
+  known = {field.name for field in dataclasses.fields(task_lib.TaskSpec)}
+  values = {k: v for k, v in flags.values().items() if k in known}
   values.update(
       method=method, num_classes=dataset.num_classes,
       input_shape=tuple(dataset.train.inputs.shape[1:]),
       norm=None if FLAGS.norm == 'auto' else FLAGS.norm,
       mean=tuple(dataset.mean), std=tuple(dataset.std), flip=dataset.flip,
       schedule_rounds=horizon, unlabeled_capacity=capacity)
-  return fssl.TaskSpec(**values)
+  return task_lib.TaskSpec(**values)
 
 
 def schedule_rounds() -> int:
@@ -200,7 +204,7 @@ def schedule_rounds() -> int:
 def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
   workdir_lib.check_workdir(
-      job.folder, job.config, allow=settings.FREE, facts=job.facts)
+      job.folder, job.config, allow=flags.FREE, facts=job.facts)
   for seed, partition in zip(job.seeds, job.partitions, strict=True):
     file = _partition_file(job.folder, seed)
     if file.exists() and data.partition_hash(partition) != data.partition_hash(
@@ -220,10 +224,10 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   if (job.folder / workdir_lib.CONFIG).exists():
     _check_folder(job)
   place = workdir_lib.open_workdir(
-      job.folder, job.config, allow=settings.FREE, facts=job.facts,
-      origin=repeat.origin(sys.argv))
+      job.folder, job.config, allow=flags.FREE, facts=job.facts,
+      origin=job.origin)
   def describe() -> None:
-    repeat.write(place.path)
+    command.write(place.path)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)
       if not file.exists():
@@ -238,7 +242,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   return place
 
 
-def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
+def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
   """Trains a job to the end, from wherever its folder stands.
 
   Args:
@@ -264,7 +268,7 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[report.Row]]:
       _train(job, steps, files, saved)
   elif seals:
     processes.once(lambda: metrics.settle(place.path, done, seals))
-  rows = processes.once(lambda: report.by_seed(metrics.read(place.path)))
+  rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
                      f'{metrics.METRICS} holds no rows; remove the folder and '
@@ -276,11 +280,11 @@ def _steps(job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of a job, which know whose they are."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, job.config, settings.FREE))
+          job.facts, job.config, flags.FREE))
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
-  state = fssl.task.template(job.method, job.federations[0])
+  state = task_lib.template(job.method, job.federations[0])
   return steps.restore(seeds_lib.checkpoint_template(
       job.method, job.federations[0], state, job.seeds))
 

@@ -1,31 +1,13 @@
-r"""A report of finished runs: tables, curves, bars, partitions, one page.
-
-python experiments/report.py runs/study/* --out=runs/study_report
-
-A folder of runs, such as a sweep's, stands for all of them. Runs that differ in
-their seeds only are one line. OUT gets `table.md`,
-`table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
-and `index.html`, which is a single file and needs no network. Folders that hold
-no run are passed over when others do; runs that cannot be read, or whose rows
-are not those that their checkpoints were saved with, are named on stderr and on
-the page. A run that goes on is shown up to its newest checkpoint.
-"""
+"""A report of finished runs: tables, curves, bars and partitions, one page."""
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 import html
 import pathlib
 import re
-import shlex
-import sys
 
-import printing
-import repeat
-import report_charts
-import report_data
-import report_tables
-
+from fedjax_ssl.report import charts, command, stored_runs, tables
+from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import disk
 
 # Curves, in this order, of those that some run has.
@@ -62,11 +44,11 @@ pre { overflow-x: auto; background: #f5f5f5; padding: .6rem; }
 """
 
 
-def page(runs: Sequence[report_data.Run], targets: Sequence[float],
+def page(runs: Sequence[stored_runs.Run], targets: Sequence[float],
          title: str, left_out: Sequence[str] = (),
          columns: Sequence[str] = ()) -> str:
   """The whole report as one HTML text."""
-  main = report_tables.as_html(report_tables.main_table(runs, columns))
+  main = tables.as_html(tables.main_table(runs, columns))
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number stands where "
@@ -78,23 +60,23 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
             for line in left_out]
   if targets:
     parts += ['<h2>Rounds and traffic to an accuracy</h2>',
-              report_tables.as_html(report_tables.target_table(runs, targets)),
+              tables.as_html(tables.target_table(runs, targets)),
               '<p>The first evaluated round that reached it; MB both ways, all '
               'clients together.</p>']
-  drawings = [(panel.replace('_', ' '), report_charts.curves(runs, panel))
+  drawings = [(panel.replace('_', ' '), charts.curves(runs, panel))
               for panel in PANELS]
   drawings.append(('accuracy against traffic',
-                   report_charts.communication(runs)))
+                   charts.communication(runs)))
   parts += _section('Curves', 'Line: mean over seeds; band: one standard '
                     'deviation to each side.', drawings)
   parts += _section('Accuracy in each class', 'After the last round.', [
-      (run.name, report_charts.per_class(run, i))
+      (run.name, charts.per_class(run, i))
       for i, run in enumerate(runs)])
   parts += _section('Partitions', 'Rows of each class on each client, first '
                     'seed.', list(_partitions(runs)))
   parts += ['<h2>To repeat them</h2>']
   for run in runs:
-    made = run.config.get('origin', {}).get('script', 'an experiment')
+    made = command.program_of(run.config) or 'an experiment'
     facts = ', '.join(f'{k} {v}' for k, v in run.config['environment'].items())
     parts.append(f'<details><summary>{html.escape(run.name)}: '
                  f'{html.escape(made)}</summary><pre>'
@@ -107,19 +89,18 @@ def page(runs: Sequence[report_data.Run], targets: Sequence[float],
           + '\n'.join(parts) + '\n</body>\n</html>\n')
 
 
-def _command(run: report_data.Run) -> str:
+def _command(run: stored_runs.Run) -> str:
   """What makes all seeds of a run again, for a shell; but for its folders."""
   flags = {k: v for k, v in run.config['flags'].items() if k != 'data_dir'}
   flags |= {'seed': None, 'seeds': list(run.planned)}
-  return shlex.join(['python', run.config.get('origin', {}).get(
-      'script', 'SCRIPT'), *repeat.flags_of({'flags': flags})])
+  return command.for_shell(run.config, flags)
 
 
-def _key(runs: Sequence[report_data.Run]) -> str:
+def _key(runs: Sequence[stored_runs.Run]) -> str:
   """The legend, once for all charts."""
   items = ''
   for i, run in enumerate(runs):
-    look = report_charts.style(i)
+    look = charts.style(i)
     dash = look['linestyle']
     dashes = '' if dash == '-' else (
         f' stroke-dasharray="{" ".join(str(2 * d) for d in dash[1])}"')
@@ -156,37 +137,37 @@ def _own_ids(svg: str, prefix: str) -> str:
   return re.sub(r'<!--.*?-->', '', svg, flags=re.DOTALL)
 
 
-def _partitions(runs: Sequence[report_data.Run]):
+def _partitions(runs: Sequence[stored_runs.Run]):
   """(names of the runs, drawing) of each partition, once."""
-  users: dict[str, list[report_data.Run]] = {}
+  users: dict[str, list[stored_runs.Run]] = {}
   for run in runs:
     key = repr((run.config['facts'].get('partition_hash'),
                 run.config['flags'].get('labels')))
     users.setdefault(key, []).append(run)
   for same in users.values():
     federation = same[0].config['facts'].get('federation')
-    drawing = report_charts.heat_map(
+    drawing = charts.heat_map(
         federation if isinstance(federation, dict) else {})
     yield ', '.join(run.name for run in same), drawing
 
 
-def texts_of(runs: Sequence[report_data.Run], targets: str | None, title: str,
+def texts_of(runs: Sequence[stored_runs.Run], targets: str | None, title: str,
              left_out: Sequence[str] = (), columns: Sequence[str] = ()
              ) -> dict[str, str]:
   """All files of a report, by name."""
   marks = _targets(targets, runs)
-  grids = {'table': report_tables.main_table(runs, columns)}
+  grids = {'table': tables.main_table(runs, columns)}
   if marks:
-    grids['targets'] = report_tables.target_table(runs, marks)
+    grids['targets'] = tables.target_table(runs, marks)
   texts = {'index.html': page(runs, marks, title, left_out, columns)}
   for name, grid in grids.items():
-    texts[f'{name}.md'] = report_tables.markdown(grid)
-    texts[f'{name}.csv'] = report_tables.comma_separated(grid)
-    texts[f'{name}.tex'] = report_tables.latex(grid)
+    texts[f'{name}.md'] = tables.markdown(grid)
+    texts[f'{name}.csv'] = tables.comma_separated(grid)
+    texts[f'{name}.tex'] = tables.latex(grid)
   return texts
 
 
-def _without_bad(runs: Sequence[report_data.Run], targets: str | None,
+def texts_of_good(runs: Sequence[stored_runs.Run], targets: str | None,
                  title: str, left_out: list[str],
                  columns: Sequence[str] = ()) -> dict[str, str]:
   """The files of a report of all runs that can be shown.
@@ -214,7 +195,7 @@ def write(texts: Mapping[str, str], out: pathlib.Path) -> None:
   """Writes all files of a report into a folder, or leaves it as it is."""
   try:
     out.mkdir(parents=True, exist_ok=True)
-    disk.replace_all(out, {name: printing.plain(text).encode()
+    disk.replace_all(out, {name: plain(text).encode()
                            for name, text in texts.items()})
   except (FileExistsError, NotADirectoryError):
     raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
@@ -224,21 +205,9 @@ def write(texts: Mapping[str, str], out: pathlib.Path) -> None:
                      f'{error.strerror}.') from error
 
 
-def _runs_in(words: Sequence[str]) -> list[str]:
-  """The folders with runs and those that are not there; or else all."""
-  found: list[str] = []
-  for word in words:
-    path = pathlib.Path(word)
-    if (path / 'config.json').exists() or not path.exists():
-      found.append(word)
-    else:  # Of a sweep, perhaps.
-      found += [str(file.parent) for file in sorted(path.glob('*/config.json'))]
-  return found or list(words)
-
-
-def _targets(text: str | None, runs: Sequence[report_data.Run]) -> list[float]:
+def _targets(text: str | None, runs: Sequence[stored_runs.Run]) -> list[float]:
   if text is None:
-    guess = report_data.default_target(runs)
+    guess = stored_runs.default_target(runs)
     return [guess] if guess > 0 else []
   try:
     targets = [float(word) for word in text.split(',')]
@@ -248,39 +217,3 @@ def _targets(text: str | None, runs: Sequence[report_data.Run]) -> list[float]:
     raise ValueError(f'--target={text} must be accuracies in (0, 1], as in '
                      '0.7,0.8.')
   return targets
-
-
-def main(argv: Sequence[str]) -> int:
-  """Writes a report; returns an exit code."""
-  parser = argparse.ArgumentParser(
-      description=__doc__, allow_abbrev=False,
-      formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('workdirs', nargs='+', help='folders of finished runs')
-  parser.add_argument('--out', required=True, help='folder to write')
-  parser.add_argument('--target', help='test accuracies to reach, as in '
-                      '0.7,0.8; default: the highest multiple of 0.05 that '
-                      'every run reaches')
-  parser.add_argument('--columns', default='', help='metrics of the last row '
-                      'to show in the table too, as in macro_recall,auc')
-  parser.add_argument('--title', default='Report', help='above everything')
-  args = parser.parse_args(argv)
-  try:
-    if not args.out:
-      raise ValueError('--out= is empty; name a folder.')
-    left_out: list[str] = []
-    runs = report_data.load(_runs_in(args.workdirs), left_out)
-    columns = [name for name in args.columns.split(',') if name]
-    texts = _without_bad(runs, args.target, args.title, left_out, columns)
-    write(texts, pathlib.Path(args.out))
-  except (ValueError, OSError) as error:
-    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-    return 2
-  for line in left_out:
-    print(f'left out: {line}', file=sys.stderr)
-  printing.say(texts['table.md'])
-  printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
-  return 0
-
-
-if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))

@@ -13,10 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from typing import IO, TextIO
+from typing import IO
 
-import cells as cells_lib
-import grid
+from fedjax_ssl.cli.printing import say
+from fedjax_ssl.cli.sweep import cells as cells_lib
+from fedjax_ssl.cli.sweep import grid
 
 _TICK = 0.1  # Seconds between two looks at the processes.
 _LOOK = 3.0  # Seconds between two looks at cells of another sweep.
@@ -91,7 +92,7 @@ class Sweep:
     except OSError as error:  # Of the folder: without it nothing can go on.
       self._end_all()
       say(f'error: {error.filename or self._out} cannot be used: '
-             f'{error.strerror or error}.', sys.stderr)
+             f'{error.strerror or error}.', stream=sys.stderr)
       return 2
     finally:
       for number, handler in old.items():
@@ -237,16 +238,16 @@ class Sweep:
   def _show(self) -> None:
     now = time.monotonic()
     if self._live:
-      say(f'\r\033[K{self._line()}', sys.stderr, end='')
+      say(f'\r\033[K{self._line()}', end='', stream=sys.stderr)
     elif now - self._said >= _LINE:
       self._said = now
-      say(self._line(), sys.stderr)
+      say(self._line(), stream=sys.stderr)
 
   def _say(self, text: str) -> None:
     """An event, with the state of everything where there is no live line."""
     head = '\r\033[K' if self._live else ''
     tail = '' if self._live else f' ({self._line()})'
-    say(f'{head}{text}{tail}', sys.stderr)
+    say(f'{head}{text}{tail}', stream=sys.stderr)
 
   def _summary(self) -> None:
     head = '\r\033[K' if self._live else ''
@@ -261,18 +262,7 @@ class Sweep:
       lines.append(f'FAILED {name} ({reason(result["exit"])}, {count} '
                    f'attempt{"s" * (count > 1)}; {self._out / name}.log)')
       lines += [f'    {line}' for line in result['tail']]
-    say('\n'.join(lines), sys.stdout)
-
-
-def say(text: str, stream: TextIO, end: str = '\n') -> None:
-  """Prints; a reader that has gone away does not stop a sweep."""
-  try:
-    print(text, end=end, file=stream, flush=True)
-  except BrokenPipeError:
-    # What is left in the buffer would fail once more at the end.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    say('\n'.join(lines))
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:

@@ -1,35 +1,19 @@
-r"""One table from finished runs, with what is needed to repeat them.
+"""A study: one table of finished runs, with what is needed to repeat them.
 
-python experiments/results.py runs/study/fixmatch runs/study/uda \
-    --out=experiments/results/my_study --note="which question this answers"
-
-Prints the table; with --out writes <out>.json and <out>.md, with --epsilon a
-plot besides. Every number comes from the runs' own files.
+Every number comes from the runs' own files.
 """
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import json
 import pathlib
-import sys
-from typing import Any, NoReturn
-
-from absl import app, flags
-import printing
+from typing import Any
 
 from fedjax_ssl.core import registry
-from fedjax_ssl.training import disk, metrics, report, tradeoff, verdict
+from fedjax_ssl.report import summary, tradeoff, verdict
+from fedjax_ssl.report.text import plain
+from fedjax_ssl.training import disk, metrics
 from fedjax_ssl.training import workdir as workdir_lib
-
-_OUT = flags.DEFINE_string('out', None, 'Path of the table without ending; '
-                           'default: it is printed only.')
-_EPSILON = flags.DEFINE_bool(
-    'epsilon', False, 'Also draw accuracy against epsilon, to '
-    '<out>_epsilon.png.')
-_COLUMNS = flags.DEFINE_list(
-    'columns', [], 'Metrics of the last row that get a column too, as in '
-    'macro_recall,auc.')
-_NOTE = flags.DEFINE_string('note', '', 'One line that goes above the table.')
 
 _SHOWN = ('final', 'tail', 'selected')
 # Work and traffic, per client and round.
@@ -40,31 +24,35 @@ _LOCAL = 'local_accuracy'
 _DENSE = ('cost_up', 'cost_down')  # Percent of one dense model, FedMatch's.
 
 
-def read(folder: str) -> dict[str, Any]:
+def read(folder: str, columns: Sequence[str] = ()) -> dict[str, Any]:
   """A run as a row: its flags, its machine, its accuracies by seed.
+
+  Args:
+    folder: the run's.
+    columns: metrics of the last row that are wanted too.
 
   Raises:
     ValueError: if it cannot be read; the message names it.
   """
   try:
-    return _read(folder)
+    return _read(folder, columns)
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f'{folder} is damaged: {error!r}.') from error
   except metrics.MetricsError as error:
     raise ValueError(f'{folder} is damaged: {error}') from error
 
 
-def _read(folder: str) -> dict[str, Any]:
+def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
   config = workdir_lib.read_config(folder)
-  seeds = report.by_seed(metrics.read(folder))
+  seeds = summary.by_seed(metrics.read(folder))
   if not seeds:
     raise ValueError(f'{folder} has no rows; let it finish first.')
   for rows in seeds:
     metrics.validate_all(rows)
   times = metrics.read(folder, metrics.TIMINGS)
-  summaries = [report.summary(rows) for rows in seeds]
+  summaries = [summary.summary(rows) for rows in seeds]
   return {
-      'run': printing.plain(pathlib.Path(folder).name),
+      'run': plain(pathlib.Path(folder).name),
       'method': config['flags']['method'],
       'labels': config['flags']['labels'],
       'seeds': config['flags']['seeds'],
@@ -74,8 +62,8 @@ def _read(folder: str) -> dict[str, Any]:
          for name in (*_SHOWN, *_MORE, 'verdict')},
       **{name: [rows[-1].get(name) for rows in seeds]
          for name in (*_COSTS, _LOCAL)},
-      'columns': {name: [report.last(rows, name) for rows in seeds]
-                  for name in _COLUMNS.value},
+      'columns': {name: [summary.last(rows, name) for rows in seeds]
+                  for name in columns},
       **{name: [_average(rows, name) for rows in seeds] for name in _DENSE},
       'flags': config['flags'],
       'environment': config['environment'],
@@ -222,68 +210,45 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   return '\n'.join(lines)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-  """Words that are no flags, the script first."""
-  try:
-    return flags.FLAGS(argv)
-  except flags.Error as error:
-    return _refuse(error)
-
-
-def _refuse(reason: object) -> NoReturn:
-  print(f'error: {reason}', file=sys.stderr)
-  sys.exit(2)
-
-
-def main(argv: Sequence[str]) -> None:
-  """Reads the runs named on the command line."""
-  if len(argv) < 2:
-    _refuse('name at least one finished run.')
-  if _OUT.value == '':
-    _refuse('--out= is empty; name a table, or leave it out.')
-  if _EPSILON.value and not _OUT.value:
-    _refuse('--epsilon draws to <out>_epsilon.png; give --out.')
-  try:
-    rows = [read(folder) for folder in argv[1:]]
-    _check_columns(rows)
-    text = markdown(rows, _NOTE.value)
-    if _OUT.value:
-      _write(pathlib.Path(_OUT.value), rows, text, argv[1:])
-  except (ValueError, OSError) as error:
-    _refuse(error)
-  printing.say(text)
-
-
-def _check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
+def check_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+                  ) -> None:
   """Raises ValueError for a column that no run has."""
-  for name in _COLUMNS.value:
+  for name in columns:
     if all(v is None for row in rows for v in row['columns'][name]):
       raise ValueError(f'--columns={name}: no run ends with such a number; '
                        'fedjax_ssl/training/metrics.py lists the metrics.')
 
 
-def _write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
-           folders: Sequence[str]) -> None:
-  if out.suffix in ('.json', '.md'):
-    out = out.with_suffix('')
+def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
+          note: str) -> None:
+  """Stores the study as <out>.json and <out>.md.
+
+  Args:
+    out: path without ending.
+    rows: what `read` made of each run.
+    text: what `markdown` made of them.
+    note: one line above the table.
+
+  Raises:
+    ValueError: if they cannot be written.
+  """
   for row in rows:
     for name in ('workdir', 'data_dir'):  # Paths of one machine.
       row['flags'].pop(name, None)
   # Not `with_suffix`: of `alpha0.1` that would take `.1` away.
-  stored = json.dumps({'note': _NOTE.value, 'runs': rows}, indent=1) + '\n'
+  stored = json.dumps({'note': note, 'runs': rows}, indent=1) + '\n'
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
     disk.replace_all(out.parent, {
         f'{out.name}.json': stored.encode(),
-        f'{out.name}.md': printing.plain(text).encode()})
+        f'{out.name}.md': plain(text).encode()})
   except OSError as error:
     raise ValueError(f'--out={out} cannot be written: '
                      f'{error.strerror}.') from error
-  if _EPSILON.value:
-    tradeoff.plot(report.load({pathlib.Path(folder).name: [folder]
-                               for folder in folders}),
-                  out.with_name(out.name + '_epsilon.png'))
 
 
-if __name__ == '__main__':
-  app.run(main, flags_parser=_parse)
+def draw_epsilon(out: pathlib.Path, folders: Sequence[str]) -> None:
+  """Draws accuracy against epsilon, to <out>_epsilon.png."""
+  tradeoff.plot(summary.load({pathlib.Path(folder).name: [folder]
+                              for folder in folders}),
+                out.with_name(out.name + '_epsilon.png'))

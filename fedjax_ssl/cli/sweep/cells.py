@@ -21,7 +21,8 @@ import pathlib
 import subprocess
 from typing import Any
 
-import grid
+from fedjax_ssl.cli import places
+from fedjax_ssl.cli.sweep import grid
 
 # Of bounds that a run makes below its own folder.
 _BOUNDS = ('labels_few', 'labels_all')
@@ -41,45 +42,47 @@ def log(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
 def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
   """The command line of a cell."""
   # The last one counts: a flagfile may hold a --workdir of its own.
-  return [python, cell.script, *cell.args, f'--workdir={folder(out, cell)}']
+  return [*cell.program(python), *cell.args,
+          f'--workdir={folder(out, cell)}']
 
 
 def check_flags(python: str, cells: Sequence[grid.Cell],
                 env: Mapping[str, str]) -> None:
-  """Asks every script about all flags that it will get; it runs nothing.
+  """Asks every program about all flags that it will get; it runs nothing.
 
-  Only experiments of this repository's kind can be asked. An interpreter that
+  Only settings, and scripts that train one, can be asked. An interpreter that
   cannot start them is no fault of the grid, which may be for another machine.
 
   Raises:
     grid.GridError: for a flag that is unknown, or a value that is none.
   """
-  asked: dict[str, dict[str, None]] = {}
+  asked: dict[tuple[str, ...], dict[str, None]] = {}
   for cell in cells:
-    asked.setdefault(cell.script, {}).update(dict.fromkeys(cell.args))
-  for script, known in asked.items():
+    if cell.setting or _is_experiment(cell.script):
+      asked.setdefault((*cell.program(python), cell.setting or cell.script),
+                       {}).update(dict.fromkeys(cell.args))
+  for (*program, name), known in asked.items():
     args = list(known)
-    for start in range(0, len(args) if _is_experiment(script) else 0,
-                       _MOST_FLAGS):
+    for start in range(0, len(args), _MOST_FLAGS):
       with contextlib.suppress(OSError):
         done = subprocess.run(
-            [python, script, *args[start:start + _MOST_FLAGS],
-             '--only_check_args'],
+            [*program, *args[start:start + _MOST_FLAGS], '--only_check_args'],
             env=os.environ | env, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors='replace', check=False)
         said = tail(done.stderr, 1)
         if done.returncode == 2 and said and said[0].startswith('error: '):
-          raise grid.GridError(f'{script}: {said[0].removeprefix("error: ")}')
+          raise grid.GridError(f'{name}: {said[0].removeprefix("error: ")}')
 
 
 def _is_experiment(script: str) -> bool:
-  """Whether a script has the flags of `experiments/common.py`, and checks."""
+  """Whether a script trains a setting, and so checks its flags."""
   try:
     code = ast.parse(pathlib.Path(script).read_bytes())
   except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
     return False
-  return any(isinstance(node, ast.Import) and any(
-      alias.name == 'common' for alias in node.names) for node in code.body)
+  return any(isinstance(node, ast.ImportFrom) and node.module == 'fedjax_ssl'
+             and any(alias.name == 'cli' for alias in node.names)
+             for node in code.body)
 
 
 def fingerprint(cell: grid.Cell) -> str:
@@ -87,7 +90,10 @@ def fingerprint(cell: grid.Cell) -> str:
 
   The same from every folder and for every place of the repository.
   """
-  words, texts = [_place(cell.script)], []
+  # As sweeps before there were settings called them.
+  name = (f'experiments/{cell.setting}.py' if cell.setting
+          else _place(cell.script))
+  words, texts = [name], []
   for arg in cell.args:
     name, _, file = arg.partition('=')
     if name == '--flagfile':
@@ -101,8 +107,8 @@ def fingerprint(cell: grid.Cell) -> str:
 
 def _place(file: str) -> str:
   """A path from the repository's root, or a whole one outside of it."""
-  path = pathlib.Path(file).resolve()
-  return (path.relative_to(grid.ROOT) if path.is_relative_to(grid.ROOT)
+  path, root = pathlib.Path(file).resolve(), places.repository()
+  return (path.relative_to(root) if root and path.is_relative_to(root)
           else path).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""Ends an experiment that gets SIGTERM or SIGINT, wherever it is.
+"""Ends a program that gets SIGTERM or SIGINT, wherever it is.
 
 Nothing is raised for it: Python drops exceptions in callbacks of its garbage
 collector, and runs no handler before a long compilation is over. A thread
@@ -8,55 +8,22 @@ moment will do. Once there are trained rounds to save, the loop hears the same
 signals, saves, and ends the run with code 0; then a SIGINT after another signal
 ends at once.
 
-`common` imports this module before all others, which take seconds. Until the
-first line of a script, signals are the interpreter's: it ends at a SIGTERM, and
-answers a SIGINT with a traceback or, now and then, not at all.
+`cli.run_setting` listens before it imports what takes seconds. Until then
+signals are the interpreter's: it ends at a SIGTERM, and answers a SIGINT with a
+traceback or, now and then, not at all.
 """
-# ruff: noqa: E402
 from __future__ import annotations
-
-import _signal  # type: ignore[import-not-found]  # `signal` loads more.
-import os
-import sys
-
-_NAMES = {int(_signal.SIGTERM): 'SIGTERM', int(_signal.SIGINT): 'SIGINT'}
-
-
-def _say(number: int) -> None:
-  line = (f'Stopped by {_NAMES[number]}; the same command with the same '
-          '--workdir continues.\n')
-  os.write(2, line.encode())
-
-
-def _end_import(number: int, frame: object) -> None:
-  """Ends the process while this module is imported."""
-  try:
-    _say(number)
-  finally:
-    os._exit(128 + number)
-
-
-def _is_program() -> bool:
-  """Whether the program that runs is a script of this folder."""
-  main = sys.modules.get('__main__')
-  file = getattr(main, '__file__', None)
-  # In a process that was spawned for a pool it has another name.
-  return file is not None and getattr(main, '__name__', '') == '__main__' and (
-      os.path.dirname(os.path.abspath(file)) == os.path.dirname(
-          os.path.abspath(__file__)))
-
-
-if _is_program():
-  for _number in _NAMES:
-    _signal.signal(_number, _end_import)
 
 from collections.abc import Callable, Iterator
 import contextlib
+import os
 import select
 import signal
+import sys
 import threading
 import time
 
+_NAMES = {int(signal.SIGTERM): 'SIGTERM', int(signal.SIGINT): 'SIGINT'}
 # Seconds that an end may wait for a write to be over, and for a reader.
 _GRACE = 1.0
 _heard: list[int] = []  # Since the process began, by the thread alone.
@@ -81,6 +48,12 @@ def end(number: int) -> None:
     if select.select([], [2], [], _GRACE)[1]:
       _say(number)
   os._exit(128 + number)
+
+
+def _say(number: int) -> None:
+  line = (f'Stopped by {_NAMES[number]}; the same command with the same '
+          '--workdir continues.\n')
+  os.write(2, line.encode())
 
 
 def _writes_cache() -> bool:
@@ -109,7 +82,10 @@ def _hear(number: int, frame: object) -> None:
   """Does nothing: with a handler, the number is written to the pipe."""
 
 
-def _listen() -> None:
+def listen() -> None:
+  """From now on signals end the process; nothing new if they do already."""
+  if _pipes or threading.current_thread() is not threading.main_thread():
+    return
   source, sink = os.pipe()
   os.set_blocking(sink, False)
   signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
@@ -133,12 +109,12 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-  """Within, signals end the process; nothing new if they do already."""
+  """Within, signals end the process; see `listen`."""
   if _pipes or threading.current_thread() is not threading.main_thread():
     yield
     return
   old = {number: signal.getsignal(number) for number in _NAMES}
-  _listen()
+  listen()
   try:
     yield
   finally:
@@ -171,7 +147,3 @@ def saving() -> Iterator[Callable[[], None]]:
   _trained = False
   if _heard:
     end(_heard[-1])
-
-
-if _is_program():
-  _listen()

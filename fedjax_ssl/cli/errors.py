@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 import contextlib
+import difflib
 import errno
 import inspect
 import re
@@ -11,20 +12,15 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl import methods, models
-from fedjax_ssl.core import optimizers, registry
-from fedjax_ssl.data import augment
+from fedjax_ssl.core import registry
 
 FLAGS = flags.FLAGS
 
 # Flags whose value is a name with knobs, and what the library calls that.
-_CHOICES: dict[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {
-    'method': ('method', methods.METHODS),
-    'model': ('model', models.MODELS),
-    'strong': ('strong view', augment.STRONG),
-    'weak': ('weak view', augment.WEAK),
-    'labeled_view': ('weak view', augment.WEAK),
-    'lr_schedule': ('lr_schedule', optimizers.SCHEDULES)}
+_CHOICES = {
+    'method': 'method', 'model': 'model', 'strong': 'strong view',
+    'weak': 'weak view', 'labeled_view': 'weak view',
+    'lr_schedule': 'lr_schedule'}
 # Fields of the library that are flags, and no knob of anything.
 _FIELDS = '|'.join((
     'labels_at', 'norm', 'client_map', 'chunk_size', 'cohort_size',
@@ -73,11 +69,21 @@ def _in_flags(text: str) -> str:
   return re.sub(rf'^({_FIELDS})\b', r'--\1', text)
 
 
+def _known() -> dict[str, Mapping[str, Callable[..., Any]]]:
+  """What each of these flags chooses from; loads JAX."""
+  from fedjax_ssl import methods, models
+  from fedjax_ssl.core import optimizers
+  from fedjax_ssl.data import augment
+  return {'method': methods.METHODS, 'model': models.MODELS,
+          'strong': augment.STRONG, 'weak': augment.WEAK,
+          'labeled_view': augment.WEAK, 'lr_schedule': optimizers.SCHEDULES}
+
+
 def _flag_of(error: registry.ChoiceError) -> str:
   """The flag that asks for what cannot be made."""
   if error.kind == 'method' and FLAGS.profile is not None:
     return f'--method={FLAGS.method} --profile={FLAGS.profile}'
-  near = [flag for flag, (kind, _) in _CHOICES.items() if kind == error.kind]
+  near = [flag for flag, kind in _CHOICES.items() if kind == error.kind]
   flag = next((f for f in near if FLAGS[f].value == error.text), near[0])
   return f'--{flag}={error.text}'
 
@@ -104,23 +110,33 @@ def _unknown(error: flags.UnrecognizedFlagError) -> str:
     value = repr(ast.literal_eval(value)) if '=' in given else value
   if re.fullmatch(r'[A-Za-z]\w*', value):
     value = repr(value)
-  for flag, (_, known) in _CHOICES.items():
+  near = re.findall(r'Did you mean: (.*) \?', str(error))
+  if near and _is_typo(error.flagname):  # Said at once, without loading JAX.
+    return (f'{given} is no flag. Did you mean '
+            f'--{near[0].replace(", ", ", --")}?')
+  every = _known()
+  for flag, known in every.items():
     with contextlib.suppress(ValueError):
       name, old = registry.parse(FLAGS[flag].value or '')
       if name in known and knob in _knobs(known[name]):
         words = [f'{k}={v!r}' for k, v in old.items() if k != knob]
         call = f'{name}({", ".join([*words, f"{knob}={value}"])})'
         return f'{given} is no flag but a knob: give --{flag}="{call}".'
-  owners = [name for name, function in methods.METHODS.items()
+  owners = [name for name, function in every['method'].items()
             if knob in _knobs(function)]
   if owners:
     return (f'{given} is no flag but a knob of {", ".join(owners)}, and '
             f'--method={FLAGS["method"].value} has none; it is given as in '
             f'--method="{owners[0]}({knob}={value})".')
-  near = re.findall(r'Did you mean: (.*) \?', str(error))
   return f'{given} is no flag' + (
       f'. Did you mean --{near[0].replace(", ", ", --")}?' if near else
       '; --help lists all.')
+
+
+def _is_typo(name: str) -> bool:
+  """Whether it is so near to a flag that it is no knob's name."""
+  return any(sorted(name) == sorted(flag) or difflib.SequenceMatcher(
+      None, name, flag).ratio() > 0.84 for flag in FLAGS)
 
 
 @contextlib.contextmanager
@@ -140,6 +156,7 @@ def check_profile(method: str, profile: str) -> None:
   Raises:
     ValueError: if the method has no profiles, or has another as a knob.
   """
+  from fedjax_ssl import methods
   with of_method(method):
     name, knobs = registry.parse(method)
   known = [n for n, f in methods.METHODS.items() if 'profile' in _knobs(f)]

@@ -1,6 +1,6 @@
 r"""Precomputes BERT's token vectors of a CSV of texts, for --embeddings.
 
-python experiments/embed_texts.py --texts=DIR/tweets_sentiment140_subset.csv \
+fedjax-ssl embed-texts --texts=DIR/tweets_sentiment140_subset.csv \
     --bert=FOLDER --out=DIR/tweets_bert.npz
 
 FOLDER holds a model and its tokenizer as `save_pretrained` of the package
@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import data
+from fedjax_ssl.cli import arguments
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-      description='Token vectors of texts from a BERT in a local folder.')
+  parser = arguments.Parser('embed-texts', __doc__)
   parser.add_argument('--texts', type=pathlib.Path, required=True,
                       help='CSV with the columns text and label')
   parser.add_argument('--bert', type=pathlib.Path, required=True,
@@ -37,7 +37,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument('--batch', type=int, default=64, help='texts at a time')
   parser.add_argument('--size', type=int, default=0,
                       help='principal components to keep; 0: all numbers')
-  found = parser.parse_args(argv[1:])
+  found = parser.parse_args(argv)
   for name, least in (('tokens', 1), ('batch', 1), ('size', 0)):
     if getattr(found, name) < least:
       parser.error(f'--{name} must be at least {least}')
@@ -125,8 +125,8 @@ def shorten(vectors: np.ndarray, size: int) -> np.ndarray:
                    for x in vectors])
 
 
-def main(argv: Sequence[str]) -> None:
-  """Reads, embeds and writes."""
+def main(argv: Sequence[str]) -> int:
+  """Reads, embeds and writes; returns the exit code."""
   asked = _arguments(argv)
   try:
     texts, _ = data.datasets.text.read_rows(asked.texts)
@@ -139,12 +139,9 @@ def main(argv: Sequence[str]) -> None:
   except ImportError as error:
     print(f"error: {error.name} is missing: pip install -e '.[text]' in this "
           "repository's folder.", file=sys.stderr)
-    sys.exit(2)
+    return 2
   except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
-    sys.exit(2)
+    return 2
   print(f'{asked.out}: {vectors.dtype}{list(vectors.shape)}')
-
-
-if __name__ == '__main__':
-  main(sys.argv)
+  return 0

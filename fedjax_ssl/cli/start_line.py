@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from absl import flags
 import jax
 import numpy as np
 
 from fedjax_ssl import data, task
+from fedjax_ssl.cli import flags
 from fedjax_ssl.core import rounds
 from fedjax_ssl.core.types import Shard
 
@@ -22,7 +22,7 @@ def text(job: Any, done: int) -> str:
   """The line.
 
   Args:
-    job: a `run_one.Job`.
+    job: a `job.Job`.
     done: rounds that an earlier start has done.
   """
   dealt = [data.describe(federation) for federation in job.federations]

@@ -10,9 +10,9 @@ import matplotlib
 from matplotlib import figure, ticker
 from matplotlib.backends import backend_svg
 import numpy as np
-import report_data
 
-from fedjax_ssl.training import metrics, report
+from fedjax_ssl.report import stored_runs, summary
+from fedjax_ssl.training import metrics
 
 # Okabe and Ito's colours: told apart by colour-blind readers and in print.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9',
@@ -34,7 +34,7 @@ def style(index: int) -> dict[str, Any]:
           'linestyle': DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
-def curves(runs: Sequence[report_data.Run], metric: str) -> str:
+def curves(runs: Sequence[stored_runs.Run], metric: str) -> str:
   """Mean over seeds against rounds, one deviation to each side; '' if none."""
   scale = 100 if metric in metrics.SHARES else 1
   lines = []
@@ -48,17 +48,17 @@ def curves(runs: Sequence[report_data.Run], metric: str) -> str:
   for i, rounds, values in lines:
     _band(axes, i, rounds, values)
   axes.set_xlabel('round')
-  axes.set_ylabel(report.LABELS.get(metric, metric.replace('_', ' ')))
+  axes.set_ylabel(summary.LABELS.get(metric, metric.replace('_', ' ')))
   axes.xaxis.get_major_locator().set_params(integer=True)
   return _svg(chart)
 
 
-def communication(runs: Sequence[report_data.Run]) -> str:
+def communication(runs: Sequence[stored_runs.Run]) -> str:
   """Accuracy against megabytes sent both ways so far; '' if none is known."""
   totals = []
   chart, axes = _figure()
   for i, run in enumerate(runs):
-    pairs = [report_data.traffic(rows) for rows in run.seeds]
+    pairs = [stored_runs.traffic(rows) for rows in run.seeds]
     size = min(len(sent) for sent, _ in pairs)
     sent = np.mean([s[:size] for s, _ in pairs], axis=0) / 1e6
     if not sent[-1] > 0:
@@ -71,11 +71,11 @@ def communication(runs: Sequence[report_data.Run]) -> str:
     axes.set_xscale('log')
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
   axes.set_xlabel('MB sent, both ways')
-  axes.set_ylabel(report.LABELS['accuracy'])
+  axes.set_ylabel(summary.LABELS['accuracy'])
   return _svg(chart)
 
 
-def per_class(run: report_data.Run, index: int) -> str:
+def per_class(run: stored_runs.Run, index: int) -> str:
   """Bars of the last row's accuracy in each class; '' if not measured."""
   rows = [seed[-1].get('per_class_accuracy') or [] for seed in run.seeds]
   if any(not row or len(row) != len(rows[0]) for row in rows):
@@ -128,7 +128,7 @@ def heat_map(federation: Mapping[str, Any]) -> str:
   return _svg(chart)
 
 
-def _curve(seeds: Sequence[Sequence[report_data.Row]], name: str
+def _curve(seeds: Sequence[Sequence[stored_runs.Row]], name: str
            ) -> tuple[np.ndarray, np.ndarray] | None:
   """Rounds that all seeds have, and float64[seeds, R] values there."""
   series = [{r['round']: r[name] for r in rows

@@ -1,4 +1,4 @@
-"""The flags that every experiment shares."""
+"""The flags that every setting shares; JAX is not needed to read them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -6,22 +6,25 @@ import importlib.util
 import math
 import os
 import pathlib
-import sys
+import types
 from typing import Any
 
 from absl import flags
-import messages
 
-from fedjax_ssl import data
-from fedjax_ssl.core import optimizers, registry
-from fedjax_ssl.training import workdir as workdir_lib
+from fedjax_ssl.cli import errors
+from fedjax_ssl.core import registry
 
 FLAGS = flags.FLAGS
 
+# Those of `core.optimizers`, which loads JAX.
+OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
+SCHEDULES = ('constant', 'cosine', 'fixmatch_cosine', 'linear', 'exponential',
+             'warmup_cosine')
+
 _STRINGS: dict[str, tuple[Any, str]] = {
     'method': ('fixmatch', 'Name, with overrides of defaults if any, as in '
-               '"fixmatch(threshold=0.9)". `python -m fedjax_ssl methods` '
-               'lists them.'),
+               '"fixmatch(threshold=0.9)". `fedjax-ssl list methods` lists '
+               'them.'),
     'profile': (None, 'Variant of a method that has several, such as "paper" '
                 'or "official"; the same as its knob profile.'),
     'model': ('cnn', 'Network, with knobs if any, as in "cnn(width=16)".'),
@@ -31,7 +34,7 @@ _STRINGS: dict[str, tuple[Any, str]] = {
                  'variable FEDJAX_SSL_DATA.'),
     'embeddings': (None, 'Texts only: .npz of word vectors (words, vectors) or '
                    'of vectors made beforehand (texts, sha256), instead of '
-                   'trained ones; see experiments/embed_texts.py.'),
+                   'trained ones; see `fedjax-ssl embed-texts`.'),
     'split': ('official', 'official, or train/test or train/validation/test '
               'in percent or counts, from all examples merged.'),
     'partition_file': (None, 'Deal the rows as this file says; every run '
@@ -41,7 +44,7 @@ _STRINGS: dict[str, tuple[Any, str]] = {
                      'ones; default: --weak.'),
     'strong': ('ra_mc', 'Strong augmentation.'),
     'lr_schedule': ('constant', 'Factor on the learning rate over the rounds: '
-                    + ', '.join(optimizers.SCHEDULES) + '; knobs as in '
+                    + ', '.join(SCHEDULES) + '; knobs as in '
                     '"cosine(final=0.1)".'),
     'workdir': (None, 'Folder of the run; default: a new one under runs/. An '
                 'old one is continued.'),
@@ -56,7 +59,7 @@ _INTEGERS: dict[str, tuple[Any, str, Any]] = {
                             'where the setting has no such rule.', -1),
     'cohort_size': (5, 'Clients drawn for a round, at most num_clients; of '
                     "rscfed, for each of its groups. 5 is FedDure's number "
-                    'and stands where a script has none of its own.', 1),
+                    'and stands where a setting has none of its own.', 1),
     'num_rounds': (100, 'Rounds.', 1),
     'schedule_rounds': (None, 'Rounds that schedules span; default: '
                         'num_rounds of the first start.', 1),
@@ -105,7 +108,7 @@ _CHOICES: dict[str, tuple[Any, Any, str]] = {
                   'in total, and hold as many rows; they draw one, alpha for '
                   'each class, and classes are cut by its shares; or classes '
                   'are cut up, alpha for each client, capped at the mean.'),
-    'optimizer': ('sgd', optimizers.OPTIMIZERS, 'Optimizer of a client.'),
+    'optimizer': ('sgd', OPTIMIZERS, 'Optimizer of a client.'),
     'norm': ('auto', ('auto', 'none', 'batch', 'group', 'static'),
              "Normalization layers; auto: the model's own."),
     'seed_map': ('auto', ('auto', 'map', 'vmap'), 'Several seeds one after '
@@ -132,7 +135,7 @@ _BOOLEANS: dict[str, tuple[Any, str]] = {
                     'the extra [tensorboard].'),
 }
 # All that have a name and a default of their own; `seeds` has None.
-KINDS: tuple[Mapping[str, tuple[Any, ...]], ...] = (
+_KINDS: tuple[Mapping[str, tuple[Any, ...]], ...] = (
     _STRINGS, _INTEGERS, _FLOATS, _CHOICES, _BOOLEANS)
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 _LARGEST_SEED = 2**32 - 1
@@ -185,10 +188,25 @@ def values() -> dict[str, Any]:
   return {name: FLAGS[name].value for name in all_names()}
 
 
-def check() -> None:
+def options() -> Any:
+  """Returns the shared flags' values as attributes, for ways to deal rows."""
+  return types.SimpleNamespace(**values())
+
+
+def defaults() -> dict[str, Any]:
+  """Returns the shared flags' own defaults."""
+  return {**{name: row[0] for kind in _KINDS for name, row in kind.items()},
+          'seeds': None}
+
+
+def check(setting: str = '', script: str = '') -> None:
   """Settles flags that exclude each other.
 
-  A flag on the command line or in a flagfile beats a script's default.
+  A flag on the command line or in a flagfile beats a setting's default.
+
+  Args:
+    setting: its name, with which --eval_only is compared.
+    script: path of the program, if the setting is a user's own.
 
   Raises:
     ValueError: if they cannot be settled.
@@ -199,9 +217,16 @@ def check() -> None:
   if FLAGS.eval_only:
     if FLAGS.workdir is None:
       raise ValueError('--eval_only needs --workdir.')
-    _take_stored(FLAGS.workdir)
+    _take_stored(FLAGS.workdir, setting, script)
   if FLAGS.profile is not None:
-    messages.check_profile(FLAGS.method, FLAGS.profile)
+    errors.check_profile(FLAGS.method, FLAGS.profile)
+  _check_conflicts()
+  _check_texts()
+  seeds()
+
+
+def _check_conflicts() -> None:
+  """Settles flags of which one is to be given."""
   if FLAGS['seed'].present:
     if FLAGS['seeds'].present and FLAGS.seeds:
       raise ValueError(f'Give one of --seed and --seeds, not {FLAGS.seed} and '
@@ -210,6 +235,10 @@ def check() -> None:
   if FLAGS['labeled_fraction'].present and not (
       FLAGS['labels_per_class'].present):
     FLAGS['labels_per_class'].value = None
+
+
+def _check_texts() -> None:
+  """Refuses texts that no run can take."""
   for name in _STRINGS:  # run.flags has a line for each.
     if name != 'workdir' and len((FLAGS[name].value or '').splitlines()) > 1:
       raise ValueError(f'--{name}={FLAGS[name].value!r} must be one line.')
@@ -222,20 +251,22 @@ def check() -> None:
     raise ValueError('--tensorboard needs the package tensorboardX: '
                      "pip install -e '.[tensorboard]' in this repository's "
                      'folder.')
-  seeds()
 
 
-def _take_stored(workdir: str) -> None:
+def _take_stored(workdir: str, setting: str, script: str) -> None:
   """Flags that are not given become those of the run in the folder.
 
   Those that are given stay, and are compared with the run's like at a restart.
   """
+  from fedjax_ssl.report import command
+  from fedjax_ssl.training import workdir as workdir_lib
   config = workdir_lib.read_config(workdir)
   stored = config['flags']
-  script = config.get('origin', {}).get('script')
-  if script and pathlib.Path(script).name != pathlib.Path(sys.argv[0]).name:
-    raise ValueError(f'--workdir={workdir} is a run of {script}; evaluate it '
-                     'with that script.')
+  was = command.program_of(config)
+  if was and pathlib.Path(was).name != pathlib.Path(script or setting).name:
+    raise ValueError(f'--workdir={workdir} is a run of {was}, not of '
+                     f'{script or setting}; `fedjax-ssl evaluate {workdir}` '
+                     'evaluates it.')
   for name in all_names():
     if name in stored and name not in _OF_PROCESS and not FLAGS[name].present:
       value = stored[name]
@@ -265,17 +296,3 @@ def method() -> str:
   name, knobs = registry.parse(FLAGS.method)
   knobs = {**knobs, 'profile': FLAGS.profile}
   return f'{name}({", ".join(f"{k}={v!r}" for k, v in knobs.items())})'
-
-
-def check_sizes(dataset: data.Dataset) -> None:
-  """Raises ValueError if clients do not fit the data, or their cohort."""
-  num_train = len(dataset.train.labels)
-  if FLAGS.num_clients > num_train:
-    raise ValueError(f'--num_clients={FLAGS.num_clients} is more than the '
-                     f'{num_train} training examples of '
-                     f'--dataset={FLAGS.dataset}.')
-  if FLAGS.cohort_size > FLAGS.num_clients:
-    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
-                     f'--num_clients={FLAGS.num_clients}.')
-  if not len(dataset.test.labels):
-    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')

@@ -1,0 +1,105 @@
+"""The command `fedjax-ssl`, which is also `python -m fedjax_ssl`.
+
+Importing this package loads none of the programs, nor JAX.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from fedjax_ssl.cli.settings import Setting
+
+# Command: its module, whose `main` takes the words behind it, and what it does.
+_COMMANDS = {
+    'train': ('', 'trains a setting, as in `fedjax-ssl train digits_dirdir`'),
+    'evaluate': ('evaluate', "evaluates a run's newest checkpoint"),
+    'repeat': ('repeat', 'runs again what a run or its config.json says'),
+    'sweep': ('sweep', 'runs a grid of settings, flags and seeds'),
+    'report': ('report', 'makes one page of tables and charts from runs'),
+    'results': ('results', 'makes one table of runs, to be stored'),
+    'tables': ('tables', "lists, prints, writes and runs the papers' tables"),
+    'list': ('catalog', 'lists methods, models, data sets, views, settings'),
+    'embed-texts': ('embed_texts', 'precomputes vectors of texts by a BERT'),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs a command of `fedjax-ssl`; returns the exit code.
+
+  Args:
+    argv: the command and what follows it; default: the process's own.
+  """
+  command, *words = [*(sys.argv[1:] if argv is None else argv)] or ['--help']
+  if command in ('--help', '-h', 'help'):
+    _say(_usage())
+    return 0
+  if command == '--version':
+    from fedjax_ssl import __version__
+    _say(f'fedjax_ssl {__version__}')
+    return 0
+  if command not in _COMMANDS:
+    return _refuse('command', command, _COMMANDS)
+  if command == 'train':
+    return _train(words)
+  module = importlib.import_module(f'{__name__}.{_COMMANDS[command][0]}')
+  return module.main(words)
+
+
+def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
+                ) -> int:
+  """Trains a setting: what `experiments/*.py` are.
+
+  Args:
+    setting: a name of `settings.SETTINGS`, or a setting of your own.
+    argv: flags; default: those of the process.
+
+  Returns:
+    The exit code 0; what fails ends the process with another one.
+  """
+  from fedjax_ssl.cli import stopping
+  stopping.listen()  # Before all that takes seconds to import.
+  from fedjax_ssl.cli import settings, train
+  found = settings.SETTINGS[setting] if isinstance(setting, str) else setting
+  train.main(found, sys.argv[1:] if argv is None else argv)
+  return 0
+
+
+def _train(words: list[str]) -> int:
+  from fedjax_ssl.cli import stopping
+  stopping.listen()
+  from fedjax_ssl.cli import settings
+  if not words or words[0] in ('--help', '-h'):
+    _say('fedjax-ssl train SETTING [--FLAG=VALUE ...], where SETTING is one '
+         'of\n')
+    for found in settings.SETTINGS.values():
+      _say(f'  {found.name:18} {found.about}')
+    _say('\n`fedjax-ssl train SETTING --help` lists the flags.')
+    return 0 if words else 2
+  if words[0] not in settings.SETTINGS:
+    return _refuse('setting', words[0], settings.SETTINGS)
+  return run_setting(words[0], words[1:])
+
+
+def _usage() -> str:
+  lines = [f'  {name:12} {text}' for name, (_, text) in _COMMANDS.items()]
+  return '\n'.join(['fedjax-ssl COMMAND [...], where COMMAND', *lines, '',
+                    '`fedjax-ssl COMMAND --help` says more.'])
+
+
+def _refuse(kind: str, name: str, known: Sequence[str] | object) -> int:
+  """Says in one line what there is instead; returns the exit code."""
+  import difflib
+  names = [*known]  # type: ignore[misc]
+  near = difflib.get_close_matches(name, names, 1)
+  said = f'Did you mean {near[0]}? ' if near else ''
+  print(f'error: {name!r} is no {kind}. {said}There are: '
+        f'{", ".join(names)}.', file=sys.stderr)
+  return 2
+
+
+def _say(text: str) -> None:
+  from fedjax_ssl.cli import printing
+  printing.say(text)

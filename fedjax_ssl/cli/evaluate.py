@@ -1,0 +1,41 @@
+r"""Evaluates the newest checkpoint of a run.
+
+fedjax-ssl evaluate runs/study/fixmatch
+fedjax-ssl evaluate runs/study/fixmatch --data_dir=DIR
+
+Prints one line of JSON for each seed and writes nothing. The run's flags are
+those of its `config.json`; others may say where its data is.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import pathlib
+import sys
+
+from fedjax_ssl import cli
+from fedjax_ssl.cli import repeat, settings
+from fedjax_ssl.report import command
+from fedjax_ssl.training import workdir as workdir_lib
+
+
+def main(argv: Sequence[str]) -> int:
+  """Evaluates the run that the first word names; returns an exit code."""
+  if list(argv[:1]) in (['--help'], ['-h']):
+    print(__doc__)
+    return 0
+  if not argv or argv[0].startswith('-'):
+    print("error: name a run's folder first.", file=sys.stderr)
+    return 2
+  folder = argv[0]
+  words = [f'--workdir={folder}', '--eval_only', *argv[1:]]
+  try:
+    config = workdir_lib.read_config(folder)
+    setting = command.setting_of(config)
+    if setting not in settings.SETTINGS:
+      [_, script] = repeat.program(config, pathlib.Path(folder))
+      raise ValueError(f'--workdir={folder} is a run of {script}; evaluate it '
+                       f'with that script and --eval_only.')
+  except (ValueError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  return cli.run_setting(setting, words)

@@ -1,0 +1,78 @@
+r"""Runs again what a `config.json` says.
+
+fedjax-ssl repeat runs/study/fixmatch --workdir=runs/again
+fedjax-ssl repeat any_name.json --print
+
+Flags after the first word beat those of the run. Every run writes the same
+flags to `run.flags` in its folder, for `--flagfile`.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import os
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+from fedjax_ssl.cli import places, printing, settings
+from fedjax_ssl.report import command
+from fedjax_ssl.training import workdir as workdir_lib
+
+
+def _config_of(path: pathlib.Path) -> dict[str, Any]:
+  """The configuration in a run's folder, or in a file of any name."""
+  if path.is_dir() or not path.exists() or path.name == workdir_lib.CONFIG:
+    return workdir_lib.read_config(
+        path.parent if path.name == workdir_lib.CONFIG else path)
+  with tempfile.TemporaryDirectory() as folder:
+    (pathlib.Path(folder) / workdir_lib.CONFIG).write_bytes(path.read_bytes())
+    try:
+      return workdir_lib.read_config(folder)
+    except workdir_lib.WorkdirError as error:
+      raise ValueError(str(error).replace(
+          str(pathlib.Path(folder) / workdir_lib.CONFIG), str(path))) from None
+
+
+def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
+  """Returns the command that a run was started with, without flags.
+
+  Raises:
+    ValueError: if it is not here.
+  """
+  setting = command.setting_of(config)
+  if setting in settings.SETTINGS:
+    return settings.program(setting)
+  script = command.origin_of(config).get('script', '')
+  # Earlier versions named those in the repository from its root.
+  place = (places.repository() or pathlib.Path()) / script
+  if not script or not place.is_file():
+    raise ValueError(f'{path} was made by '
+                     f'{setting or script or "an older version"}, which is '
+                     'not here.')
+  return [sys.executable, str(place)]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Starts the run again, or prints its flags; returns an exit code."""
+  words = [word for word in argv if word != '--print']
+  if words[:1] in (['--help'], ['-h']):
+    print(__doc__)
+    return 0
+  if not words or words[0].startswith('-'):
+    print("error: name a run's folder or its config.json first.",
+          file=sys.stderr)
+    return 2
+  path = pathlib.Path(words[0])
+  try:
+    config = _config_of(path)
+    if '--print' in argv:
+      printing.say(command.text_of(config), end='')
+      return 0
+    line = [*program(config, path), *command.flags_of(config), *words[1:]]
+    if '\0' in ''.join(line):
+      raise ValueError(f'{path} has a flag with a zero byte.')
+  except (ValueError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  os.execv(sys.executable, line)

@@ -1,0 +1,60 @@
+r"""One table from finished runs, with what is needed to repeat them.
+
+fedjax-ssl results runs/study/fixmatch runs/study/uda \
+    --out=experiments/results/my_study --note="which question this answers"
+
+Prints the table; with --out writes <out>.json and <out>.md, with --epsilon a
+plot besides. Every number comes from the runs' own files.
+"""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import pathlib
+import sys
+
+from fedjax_ssl.cli import arguments, printing
+from fedjax_ssl.report import study
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = arguments.Parser('results', __doc__)
+  parser.add_argument('workdirs', nargs='*', help='folders of finished runs')
+  parser.add_argument('--out', help='path of the table without ending; '
+                      'default: it is printed only')
+  parser.add_argument('--epsilon', action=argparse.BooleanOptionalAction,
+                      default=False, help='also draw accuracy against epsilon, '
+                      'to <out>_epsilon.png')
+  parser.add_argument('--columns', default='', help='metrics of the last row '
+                      'that get a column too, as in macro_recall,auc')
+  parser.add_argument('--note', default='',
+                      help='one line that goes above the table')
+  return parser
+
+
+def main(argv: Sequence[str]) -> int:
+  """Makes the table of the runs named on the command line."""
+  args = _parser().parse_args(argv)
+  columns = [name for name in args.columns.split(',') if name]
+  try:
+    if not args.workdirs:
+      raise ValueError('name at least one finished run.')
+    if args.out == '':
+      raise ValueError('--out= is empty; name a table, or leave it out.')
+    if args.epsilon and not args.out:
+      raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
+    rows = [study.read(folder, columns) for folder in args.workdirs]
+    study.check_columns(rows, columns)
+    text = study.markdown(rows, args.note)
+    if args.out:
+      out = pathlib.Path(args.out)
+      if out.suffix in ('.json', '.md'):
+        out = out.with_suffix('')
+      study.write(out, rows, text, args.note)
+      if args.epsilon:
+        study.draw_epsilon(out, args.workdirs)
+  except (ValueError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  printing.say(text)
+  return 0

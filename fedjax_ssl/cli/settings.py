@@ -1,0 +1,194 @@
+"""The twelve settings of the papers, as data.
+
+A setting says how rows are dealt and where the flags have other defaults than
+`fedjax-ssl train` has by itself. `experiments/NAME.py` is the same as
+`fedjax-ssl train NAME`.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+import sys
+from typing import Any, NamedTuple
+
+from fedjax_ssl.cli import dealing
+
+
+class Setting(NamedTuple):
+  """What distinguishes an experiment from others.
+
+  Attributes:
+    name: of the setting, as in `fedjax-ssl train NAME`.
+    about: one sentence.
+    source: where it is from, and its numbers.
+    deal: how rows are dealt; see `dealing`.
+    defaults: of flags, where the setting has its own.
+  """
+
+  name: str
+  about: str
+  source: str
+  deal: dealing.Deal
+  defaults: Mapping[str, Any]
+
+  def text(self) -> str:
+    """What --help says above the flags."""
+    return (f'{self.about}\n\n{self.source}\n\n'
+            f'fedjax-ssl train {self.name} --data_dir=DIR')
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+  """Returns the values of all flags where none is given to a setting."""
+  from fedjax_ssl.cli import flags
+  return {**flags.defaults(), **SETTINGS[name].defaults}
+
+
+def program(name: str, python: str = sys.executable) -> list[str]:
+  """Returns the command that trains a setting, without flags."""
+  return [python, '-m', 'fedjax_ssl', 'train', name]
+
+
+_FEDDURE: dict[str, Any] = dict(
+    dataset='cifar10', model='resnet9', method='fixmatch', optimizer='adam',
+    learning_rate=5e-4, num_clients=100, cohort_size=5, labels_per_class=500,
+    labeled_batch=10, unlabeled_batch=0, num_rounds=200,
+    validation_fraction=0.02)
+_FEDLABEL: dict[str, Any] = dict(
+    norm='group', method='fedlabel', split='80/5/15', alpha=0.1,
+    dirichlet='shares', learning_rate=0.1, local_steps=20, labeled_batch=64,
+    unlabeled_batch=64, strong='ra_fedlabel', num_rounds=200)
+_FEDSSL: dict[str, Any] = dict(
+    dataset='mnist', model='cnn', method='fedssl', optimizer='adam',
+    learning_rate=1e-3, num_clients=8, num_labeled_clients=2, cohort_size=8,
+    labels_per_class=10, labeled_batch=64, unlabeled_batch=64, local_steps=50,
+    num_rounds=100, validation_fraction=0.02)
+# Of FedMatch's first version.
+_FEDMATCH: dict[str, Any] = dict(
+    model='alexnet', weak='flip_shift', strong="ra_mc(weak='flip_shift')",
+    learning_rate=1e-4, momentum=0.9, labeled_batch=10, unlabeled_batch=50)
+
+_ALL = (
+    Setting(
+        'agents_iid',
+        'Agents with labels only and agents without any, dealt at random.',
+        "The setting of FedSSL's Tables 1 to 3 (Fan et al., IJCAI 2022): of N "
+        'agents the first --num_labeled_clients share the labels, the others '
+        'all rows without.',
+        dealing.agents('iid_random'), _FEDSSL),
+    Setting(
+        'agents_roundrobin',
+        'Agents with labels only and agents without any, whole classes in '
+        'turn.',
+        "The non-IID setting of FedSSL's Tables 4 and 5 (Fan et al., IJCAI "
+        '2022): class c is at labeled agent c mod N_S, and without labels at '
+        'agent c mod N_Q.',
+        dealing.agents('round_robin'), _FEDSSL),
+    Setting(
+        'cifar_batch_iid',
+        'Batch IID: every client has as many images of each class.',
+        'Table 2 of FedMatch (first version, https://arxiv.org/abs/2006.12097)'
+        ': 100 clients, 5 labels a class and client, 5 or 10 clients a round.',
+        dealing.two_pools('iid_count', 'iid_count'),
+        dict(_FEDMATCH, dataset='cifar10', split='54000/3000/3000',
+             method='fedmatch', num_clients=100, cohort_size=5,
+             labels_per_class=500, num_rounds=200)),
+    Setting(
+        'cifar_batch_noniid',
+        "Batch non-IID: labels are even, one class dominates a client's other "
+        'images.',
+        'Table 1 of FedMatch (ICLR 2021, https://arxiv.org/abs/2006.12097): '
+        '100 clients, 5 labels a class and client, 5 clients a round; '
+        'unlabeled rows by the partition bimb.',
+        dealing.two_pools('iid_count', 'bimb'),
+        dict(dataset='cifar10', split='54000/3000/3000',
+             model='resnet9_fedmatch',
+             method="fedmatch(profile='v3code', threshold=0.85)", weak='none',
+             labeled_view='none', strong='ra_heart', learning_rate=1e-3,
+             momentum=0.0, num_clients=100, cohort_size=5,
+             labels_per_class=500, labeled_batch=10, unlabeled_batch=100,
+             num_rounds=200)),
+    Setting(
+        'cifar_dirdir',
+        '(DIR, DIR): labels and unlabeled images both Dirichlet over the '
+        'clients.',
+        'The hardest setting of FedDure (AAAI 2024, '
+        'https://arxiv.org/abs/2307.05358): 100 clients, 5 a round, 5 labels a '
+        'class and client on average.',
+        dealing.two_pools('dirichlet_capped', 'dirichlet_capped'), _FEDDURE),
+    Setting(
+        'cifar_iid',
+        '(IID, IID): labels and unlabeled images dealt at random.',
+        'The easiest setting of FedDure; see `cifar_dirdir`.',
+        dealing.two_pools('iid_random', 'iid_random'), _FEDDURE),
+    Setting(
+        'cifar_iiddir',
+        '(IID, DIR): labels dealt at random, unlabeled images Dirichlet.',
+        'The middle setting of FedDure; see `cifar_dirdir`.',
+        dealing.two_pools('iid_random', 'dirichlet_capped'), _FEDDURE),
+    Setting(
+        'cross_device',
+        'Cross-device: 100 clients, 10 a round, all rows dealt by one '
+        'Dirichlet.',
+        'The first setting of FedLabel (ICCV 2023, '
+        'https://arxiv.org/abs/2307.08809): data cut 80/5/15 into train, '
+        "validation and test, 20 % or 50 % of each client's rows labeled at "
+        'random.',
+        dealing.one_pool,
+        dict(_FEDLABEL, dataset='cifar10', model='resnet34', num_clients=100,
+             cohort_size=10, labeled_fraction=0.2)),
+    Setting(
+        'cross_silo',
+        'Cross-silo: 5 or 10 hospitals with medical images, few labels.',
+        'The second setting of FedLabel; see `cross_device`. OrganAMNIST and '
+        "BloodMNIST are MedMNIST's own files organamnist.npz and "
+        'bloodmnist.npz.',
+        dealing.one_pool,
+        dict(_FEDLABEL, dataset='organamnist', model='resnet18',
+             num_clients=10, cohort_size=3, labeled_fraction=0.05)),
+    Setting(
+        'digits_dirdir',
+        'Quickstart: real handwritten digits, labels and images skewed over '
+        'clients.',
+        '20 clients, 10 labels a class in all, Dirichlet(0.5) over labeled and '
+        'over unlabeled rows: FixMatch between the labels-only and the '
+        'all-labels bound.',
+        dealing.two_pools('dirichlet_capped', 'dirichlet_capped'),
+        # Every run takes the same 5 steps a client and round, labels or not,
+        # so that the bounds differ in what they learn from and not in how
+        # long. The rate is the best one of labels only, and falls, so that the
+        # end is no draw.
+        dict(dataset='digits', model='cnn', method='fixmatch(threshold=0.8)',
+             strong='ra_mc(cutout=2)', bounds=True, num_clients=20,
+             cohort_size=10, labels_per_class=10, local_steps=5,
+             learning_rate=0.05, momentum=0.9, lr_schedule='fixmatch_cosine',
+             num_rounds=150, eval_every=10, checkpoint_every=50,
+             seeds=['0', '1', '2'])),
+    Setting(
+        'fmnist_streaming',
+        'Streaming non-IID: clients meet their images in 10 tasks, the mix '
+        'drifts.',
+        'Table 1 of FedMatch (first version, https://arxiv.org/abs/2006.12097)'
+        ': 10 clients, all of them in every round, 5 labels a class and '
+        'client, or with --labels_at=server 50 a class there; 10 rounds a '
+        'task.',
+        dealing.in_tasks(dealing.two_pools('iid_count', 'iid_random'), 10),
+        dict(_FEDMATCH, dataset='fashion_mnist', split='63000/3500/3500',
+             method='fedmatch(keep_local=True)', num_clients=10,
+             cohort_size=10, labels_per_class=50, num_rounds=100,
+             rounds_per_task=10)),
+    Setting(
+        'labeled_clients',
+        'Fully labeled beside fully unlabeled clients, or all partially '
+        'labeled.',
+        'The setting of FedIRM (https://arxiv.org/abs/2106.08600) and RSCFed '
+        '(https://arxiv.org/abs/2203.13993): a capped Dirichlet partition, of '
+        'which the first --num_labeled_clients clients know all their labels '
+        'and the others none. With --num_labeled_clients=-1 every client knows '
+        '--labeled_fraction of its own.',
+        dealing.whole_clients,
+        dict(dataset='fashion_mnist', model='cnn', method='rscfed',
+             optimizer='sgd', learning_rate=0.03, momentum=0.9,
+             weight_decay=5e-4, num_clients=10, num_labeled_clients=1,
+             cohort_size=5, labeled_batch=64, unlabeled_batch=64,
+             num_rounds=1000, validation_fraction=0.02)),
+)
+SETTINGS: Mapping[str, Setting] = {s.name: s for s in _ALL}

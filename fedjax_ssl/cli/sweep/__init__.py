@@ -1,0 +1,146 @@
+r"""Runs a grid of experiments as processes of this machine.
+
+fedjax-ssl sweep GRID.txt --out=runs/study --slots=2
+fedjax-ssl sweep --out=runs/study --slots=2 -- \
+    'setting: digits_dirdir' 'seeds: 0 1 2' \
+    '--method=fixmatch | uda' --num_rounds=50
+
+Grids are explained below. The same command again continues after an
+interruption of any kind and passes over what is finished; several sweeps may
+share a folder, and a cell is then run by one of them. `--status` looks,
+`--dry_run` prints the commands, `--shard=i/n` takes every n-th cell, for n
+machines. A run that fails is tried again, but not if it refuses its flags or
+data (its exit code 2). Exit code 1: some cell failed; 2: the grid is wrong, a
+setting does not know a flag, or the folder cannot be used; 130: interrupted.
+"""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import io
+import pathlib
+import shlex
+import sys
+
+from fedjax_ssl.cli import arguments, printing
+from fedjax_ssl.cli.sweep import cells as cells_lib
+from fedjax_ssl.cli.sweep import grid, slots
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+  parser = arguments.Parser('sweep', __doc__, epilog=grid.__doc__ or '')
+  parser.add_argument('grid', nargs='+', metavar='GRID',
+                      help='a grid file, or after -- the lines of one')
+  parser.add_argument('--out', required=True, help='folder of all runs')
+  parser.add_argument('--slots', type=int, default=1,
+                      help='runs at a time (default: 1)')
+  parser.add_argument('--retries', type=int, default=1,
+                      help='further attempts of a failed run (default: 1)')
+  parser.add_argument('--shard', default='0/1', metavar='I/N',
+                      help='only cells I, I+N, I+2N, ...')
+  parser.add_argument('--env', action='append', default=[],
+                      metavar='NAME=VALUE', help='variable of the runs; {slot} '
+                      'is the slot, as in CUDA_VISIBLE_DEVICES={slot}')
+  parser.add_argument('--python', default=sys.executable,
+                      help='interpreter of the runs (default: this one)')
+  parser.add_argument('--dry_run', action='store_true',
+                      help='print the commands and stop')
+  parser.add_argument('--status', action='store_true',
+                      help='print where each cell stands and stop')
+  return parser.parse_args(argv)
+
+
+def read_cells(words: Sequence[str]) -> list[grid.Cell]:
+  """Cells of a grid file, or of a grid's lines.
+
+  Raises:
+    grid.GridError: if they cannot be read.
+  """
+  if len(words) == 1 and ':' not in words[0] and not words[0].startswith('--'):
+    try:
+      text = pathlib.Path(words[0]).read_text()
+    except (OSError, ValueError) as error:
+      reason = getattr(error, 'strerror', None) or 'it is no text'
+      raise grid.GridError(f'{words[0]} cannot be read: {reason}.') from error
+    return grid.parse(text, words[0])
+  return grid.parse('\n'.join(words), 'line')
+
+
+def _environment(pairs: Sequence[str]) -> dict[str, str]:
+  found = {}
+  for pair in pairs:
+    name, equals, value = pair.partition('=')
+    if not name or not equals or '\0' in pair:
+      shown = pair.replace('\0', r'\0')
+      raise grid.GridError(f'--env={shown} must be NAME=VALUE.')
+    found[name] = value
+  return found
+
+
+def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
+  """A line for each cell: done, running, failed or to do, and its rounds.
+
+  Below a failed cell are the last lines that it printed.
+  """
+  lines = []
+  counts: dict[str, int] = {}
+  for cell in cells:
+    stored = cells_lib.record(out, cell)
+    now = cells_lib.progress(cells_lib.folder(out, cell))
+    if cells_lib.is_done(out, cell):
+      state = 'done'
+    elif cells_lib.is_held(out, cell):
+      state = 'running'
+    elif stored.get('state') == 'failed' and (
+        stored.get('fingerprint') == cells_lib.fingerprint(cell)):
+      state = 'failed'
+    else:
+      state = 'to do'
+    counts[state] = counts.get(state, 0) + 1
+    rounds = '-' if now is None else f'{now[0]}/{now[1]}'
+    lines.append(f'{state:8} {rounds:>11}  {cell.name}')
+    if state == 'failed':
+      lines.append(f'    {slots.reason(int(stored.get("exit", 1)))}, '
+                   f'{cells_lib.log(out, cell)}')
+      lines += [f'    {line}' for line in stored.get('tail', ())]
+  total = ', '.join(f'{state} {n}' for state, n in sorted(counts.items()))
+  return '\n'.join([*lines, f'{total} of {len(cells)}'])
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the sweep; returns the exit code."""
+  if isinstance(sys.stdout, io.TextIOWrapper):  # Names may have any letters.
+    sys.stdout.reconfigure(errors='backslashreplace')
+  args = _arguments(argv)
+  out = pathlib.Path(args.out)
+  try:
+    if not args.out:
+      raise grid.GridError('--out= is empty; name a folder.')
+    for name in ('out', 'python'):
+      if '\0' in getattr(args, name):
+        raise grid.GridError(f'--{name}={getattr(args, name)!r} holds a zero '
+                             'byte, which no file has.')
+    if args.slots < 1 or args.retries < 0:
+      raise grid.GridError(f'--slots={args.slots} must be at least 1 and '
+                           f'--retries={args.retries} at least 0.')
+    env = _environment(args.env)
+    cells = grid.shard(read_cells(args.grid), args.shard)
+    if not args.status:
+      cells_lib.check_flags(args.python, cells, env)
+    if args.dry_run:
+      for cell in cells:
+        printing.say(shlex.join(cells_lib.command(args.python, out, cell)))
+      return 0
+    if args.status:
+      printing.say(status(out, cells))
+      return 0
+    (out / '.sweep').mkdir(parents=True, exist_ok=True)
+  except grid.GridError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  except OSError as error:
+    print(f'error: --out={out} cannot be used: {error.strerror}.',
+          file=sys.stderr)
+    return 2
+  return slots.Sweep(out, cells, num_slots=args.slots, retries=args.retries,
+                     python=args.python, env=env).run()

@@ -1,0 +1,1 @@
+"""Finished runs read, summed up and drawn."""

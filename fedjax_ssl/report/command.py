@@ -1,0 +1,133 @@
+"""What started a run, and the flags that make it again."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import os
+import pathlib
+import re
+import shlex
+from typing import Any
+
+from fedjax_ssl.training import workdir as workdir_lib
+
+FLAGFILE = 'run.flags'
+# Say where a run is and not what it is, or are no flags of a whole run.
+_LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
+             'num_processes', 'process_id')
+_TEXTS = ('setting', 'script')
+
+
+def origin(words: Sequence[str], *, setting: str = '', script: str = ''
+           ) -> dict[str, Any]:
+  """Says what started a run, and what its flagfiles say of themselves.
+
+  Args:
+    words: the flags of the command line.
+    setting: its name, if it is one of this library's.
+    script: path of the program, if the setting is the user's own.
+
+  Returns:
+    setting, or else script: as given, the path a whole one. flagfiles: names.
+    comments: the comment lines of all of them, without `#`.
+  """
+  files = [pathlib.Path(file) for file in _flagfiles(words)]
+  comments = [line.lstrip('# ').rstrip()
+              for file in files if file.is_file()
+              for line in file.read_text().splitlines()
+              if line.startswith('#')]
+  who = {'setting': setting} if setting else {
+      'script': pathlib.Path(script).resolve().as_posix()}
+  return {**who, 'flagfiles': [f.name for f in files], 'comments': comments}
+
+
+def _flagfiles(words: Sequence[str]) -> list[str]:
+  """Values of --flagfile=X and of --flagfile X, with one dash or two."""
+  found: list[str] = []
+  for i, word in enumerate(words):
+    name, equals, value = word.lstrip('-').partition('=')
+    if word.startswith('-') and name == 'flagfile':
+      found += [value] if equals else words[i + 1:i + 2]
+  return found
+
+
+def origin_of(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a configuration says of its start; {} of older ones.
+
+  Raises:
+    ValueError: if it is damaged.
+  """
+  made = config.get('origin', {})
+  if not isinstance(made, dict) or not all(
+      isinstance(made.get(key, ''), str) for key in _TEXTS) or not all(
+          isinstance(made.get(key, []), list)
+          and all(isinstance(x, str) for x in made.get(key, []))
+          for key in ('flagfiles', 'comments')):
+    raise ValueError(f'origin={made!r} of the configuration is damaged.')
+  return made
+
+
+def setting_of(config: Mapping[str, Any]) -> str:
+  """Returns the name of a run's setting; '' if it was a script of a user's.
+
+  Runs of earlier versions name `experiments/NAME.py`.
+  """
+  made = origin_of(config)
+  old = re.fullmatch(r'experiments/(\w+)\.py', made.get('script', ''))
+  return made.get('setting') or (old[1] if old else '')
+
+
+def program_of(config: Mapping[str, Any]) -> str:
+  """Returns what people call the program of a run; '' if nothing says it."""
+  return setting_of(config) or origin_of(config).get('script', '')
+
+
+def flags_of(config: Mapping[str, Any]) -> list[str]:
+  """Returns the command line flags that make a configuration again."""
+  lines = []
+  for name, value in sorted(config['flags'].items()):
+    if name in _LEFT_OUT or value is None:
+      continue
+    if isinstance(value, bool):
+      lines.append(f'--{name}' if value else f'--no{name}')
+    elif isinstance(value, list):
+      lines.append(f'--{name}={",".join(map(str, value))}')
+    else:
+      lines.append(f'--{name}={value}')
+  return lines
+
+
+def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
+  """Returns the command line of a run with these flags."""
+  setting = setting_of(config)
+  script = origin_of(config).get('script', 'SCRIPT')
+  program = ['fedjax-ssl', 'train', setting] if setting else ['python', script]
+  return shlex.join([*program, *flags_of({'flags': flags})])
+
+
+def text_of(config: Mapping[str, Any]) -> str:
+  """Returns a flagfile that repeats a run."""
+  made = origin_of(config)
+  head = [f'All flags of a run of {program_of(config) or "an experiment"}.']
+  if made.get('flagfiles'):
+    head.append(f'From {", ".join(made["flagfiles"])}, which says:')
+    head += [f'  {line}' for line in made.get('comments', [])]
+  # A flag of two lines, which only older runs have, is a method or the like.
+  return '\n'.join([*(' '.join(f'# {line}'.splitlines()).rstrip()
+                      for line in head),
+                    *(' '.join(flag.splitlines())
+                      for flag in flags_of(config))]) + '\n'
+
+
+def write(folder: str | os.PathLike[str]) -> None:
+  """Puts `run.flags` beside a run's `config.json`, if it is not there.
+
+  Raises:
+    WorkdirError: if the folder holds no run.
+  """
+  file = pathlib.Path(folder) / FLAGFILE
+  text = text_of(workdir_lib.read_config(folder))
+  if file.exists() and file.read_bytes() == text.encode():
+    return
+  partial = file.with_name(f'{file.name}.partial')
+  partial.write_text(text, encoding='utf-8')
+  os.replace(partial, file)
