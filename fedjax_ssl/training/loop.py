@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import math
-import numbers
 import signal
 import threading
 import time
@@ -194,7 +193,7 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
     raise TypeError('federations must be a list of Federation, one for each '
                     'seed, as data.federate makes them.')
   if isinstance(num_rounds, bool) or num_rounds < 0 or (
-      not isinstance(num_rounds, numbers.Integral)):
+      not hasattr(num_rounds, '__index__')):
     raise ValueError(f'num_rounds must be a whole number of at least 0, not '
                      f'{num_rounds!r}.')
 
