@@ -103,9 +103,9 @@ def test_fields_of_a_spec(changes, words):
 
 
 @pytest.mark.parametrize('changes', [
-    {'method': 'uda'}, {'method': "mixmatch(profile='original')"},
+    {'method': "uda(tsa='exp')"}, {'method': "mixmatch(profile='original')"},
     {'method': "pseudo_label(form='hard')"}, {'method': 'rscfed'},
-    {'method': 'fedirm'}, {'method': 'fedtrinet'},
+    {'method': 'fedirm'}, {'method': 'fedtrinet'}, {'method': 'fedlabel'},
     {'method': 'fedssl(ramp=0.5)'}, {'method': "fedssl(dp_scope='all')"},
     {'method': 'fed_consist(warmup=0.1)'}, {'lr_schedule': 'cosine'},
     {'lr_schedule': 'linear'}, {'lr_schedule': 'warmup_cosine'},

@@ -48,7 +48,7 @@ flags.DEFINE_integer('most_entries', 1 << 23, 'Layers with larger maps, in '
 
 QUICK = {'channels': ['2'], 'sides': ['4'], 'batches': ['2'], 'steps': 1}
 _FORMS = {
-    f'{module.__name__.rpartition(".")[2]} {side}': (module.conv, side)
+    f'{module.__name__.rpartition("conv_")[2]} {side}': (module.conv, side)
     for module in (conv_winograd, conv_rowwise) for side in (2, 4)
 }
 _RATE = 0.1

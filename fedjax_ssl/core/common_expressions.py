@@ -10,6 +10,7 @@ programs begin alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+import contextlib
 from typing import Any
 
 import jax
@@ -69,6 +70,14 @@ def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
 
 def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]) -> Any:
   """What one equation gives, or gave before to the same inputs."""
+  # Profiles name operations by where they stood.
+  scope = str(eqn.source_info.name_stack)
+  with jax.named_scope(scope) if scope else contextlib.nullcontext():
+    return _of_equation(eqn, inputs, known)
+
+
+def _of_equation(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]
+                 ) -> Any:
   name, params = eqn.primitive.name, eqn.params
   if name in _CALLS:
     return _run(_closed(params[_CALLS[name]]), inputs, known)

@@ -104,7 +104,7 @@ BAD = {
     'split': (['--split=half'], ["'half'", 'train/test']),
     'split_slip': (['--split=80/5/16'], ["'80/5/16'", 'sum to 100']),
     'split_large': (['--split=5000/100'], ["'5000/100'", '1797']),
-    'partition_file': (['--partition_file=/nowhere'], ['/nowhere', 'missing']),
+    'partition_file': (['--partition_file=/nowhere'], ['/nowhere', 'No such file']),
     'eval_only': (['--eval_only'], ['holds no run']),
 }
 
@@ -260,7 +260,7 @@ def test_another_configuration_is_named(finished):
   assert started.wait() == 2
   line, = started.output().splitlines()
   assert line.startswith('error: ') and str(finished) in line
-  assert 'alpha 0.5 -> 0.1' in line and 'learning_rate 0.1 -> 1.0' in line
+  assert 'alpha 0.5 -> 0.1' in line and 'learning_rate 0.05 -> 1.0' in line
   started = launcher.start(finished, *launcher.SMALL, '--alpha=0.1',
                            '--eval_only')
   assert started.wait() == 2 and 'alpha 0.5 -> 0.1' in started.output()

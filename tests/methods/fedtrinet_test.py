@@ -169,7 +169,7 @@ def test_hidden_labels_are_not_read_in_the_second_phase():
 
 def test_nothing_accepted_leaves_tuning_and_training_on_labels():
   """A client without labels then has nothing to train on and sits out."""
-  states = history('fedtrinet(pretrain=0.0, scale=100.0)', rounds=3)
+  states = history('fedtrinet(pretrain=0.0, scale=6.0)', rounds=3)
   assert (accepted(states[-1]) == -1).all()
   unlabeled = toy.LABELED.index(0)
   assert int(states[-1].memory.seen[unlabeled]) == 0

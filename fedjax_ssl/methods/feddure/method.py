@@ -145,9 +145,9 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
   if official and (regulators, averaged) != ('both', 'no'):
     raise ValueError("profile='official' has no ablations; give "
                      "profile='paper' with regulators and averaged.")
-  if official and wait_steps >= main_steps:
-    raise ValueError(f'wait_steps={wait_steps} leaves C-reg at rest in all '
-                     f'main_steps={main_steps}; give fewer.')
+  if official and wait_steps > main_steps:
+    raise ValueError(f'wait_steps={wait_steps} is more than main_steps='
+                     f'{main_steps}; give at most as many.')
   if averaged != 'no' and regulators in ('maml', 'none'):
     raise ValueError(f'regulators={regulators!r} has none to average; give '
                      "averaged='no'.")
