@@ -85,22 +85,26 @@ _PLAIN = ('linear', 'conv', 'clients', 'server')
 
 
 def _group(nodeid: str) -> str:
-  """A test's file; in the contract's, which is the longest, its method."""
+  """A test's file; of the contracts, which are the longest, a part of it."""
   file, _, rest = nodeid.partition('::')
+  if file.endswith('program_test.py'):
+    return file + ' server' * rest.endswith('-server]')
   if not file.endswith('contract_test.py'):
     return file
   parts = rest.partition('[')[2].rstrip(']').partition('(')[0].split('-')
   return file + ' ' + ' '.join(p for p in parts if p not in _PLAIN)
 
 
-# Folders whose tests run programs and tools.
-_PROGRAMS = ('tests/experiments/', 'tests/launch/', 'tests/programs/')
+# Tests that run programs and tools.
+_PROGRAMS = ('tests/experiments/', 'tests/launch/', 'tests/programs/',
+             'tests/methods/program_test.py')
 
 
 # Groups of a minute of processors, or half a minute of waiting; longest first.
-_LONG = ('kill_test', 'devices_test', 'contract_test.py fedssl',
-         'round_hlo_test', 'distributed_test', 'checkpoint_crash_test',
-         'sweep_test', 'baselines_test', 'private_agents_test', 'contract_test')
+_LONG = ('methods/program_test', 'kill_test', 'devices_test',
+         'contract_test.py fedssl', 'round_hlo_test', 'distributed_test',
+         'checkpoint_crash_test', 'sweep_test', 'baselines_test',
+         'private_agents_test', 'contract_test')
 
 
 @pytest.hookimpl(tryfirst=True)

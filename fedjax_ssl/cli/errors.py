@@ -43,7 +43,7 @@ def may_pass(error: BaseException) -> bool:
   """
   behind: BaseException | None = error
   while behind is not None:
-    if isinstance(behind, MemoryError) or (
+    if isinstance(behind, (MemoryError, checkpoint.SaveError)) or (
         isinstance(behind, OSError) and behind.errno in _PASSING):
       return True
     behind = behind.__cause__ or behind.__context__
@@ -74,6 +74,7 @@ def _known() -> dict[str, Mapping[str, Callable[..., Any]]]:
   from fedjax_ssl import methods, models
   from fedjax_ssl.core import optimizers
   from fedjax_ssl.data import augment
+from fedjax_ssl.training import checkpoint
   return {'method': methods.METHODS, 'model': models.MODELS,
           'strong': augment.STRONG, 'weak': augment.WEAK,
           'labeled_view': augment.WEAK, 'lr_schedule': optimizers.SCHEDULES}

@@ -192,8 +192,8 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
       isinstance(one, Federation) for one in federations):
     raise TypeError('federations must be a list of Federation, one for each '
                     'seed, as data.federate makes them.')
-  if isinstance(num_rounds, bool) or num_rounds < 0 or (
-      not hasattr(num_rounds, '__index__')):
+  if isinstance(num_rounds, bool) or not hasattr(
+      num_rounds, '__index__') or num_rounds < 0:
     raise ValueError(f'num_rounds must be a whole number of at least 0, not '
                      f'{num_rounds!r}.')
 

@@ -104,7 +104,8 @@ BAD = {
     'split': (['--split=half'], ["'half'", 'train/test']),
     'split_slip': (['--split=80/5/16'], ["'80/5/16'", 'sum to 100']),
     'split_large': (['--split=5000/100'], ["'5000/100'", '1797']),
-    'partition_file': (['--partition_file=/nowhere'], ['/nowhere', 'No such file']),
+    'partition_file': (['--partition_file=/nowhere'],
+                       ['/nowhere', 'No such file']),
     'eval_only': (['--eval_only'], ['holds no run']),
 }
 

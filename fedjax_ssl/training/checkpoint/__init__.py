@@ -36,6 +36,10 @@ _STATE = 'state'
 _PARTIAL = '.orbax-checkpoint-tmp'
 
 
+class SaveError(CheckpointError):
+  """A step cannot be written now; earlier ones are kept."""
+
+
 class _StepError(Exception):
   """A step cannot be written, or is there but cannot be trusted."""
 
@@ -93,7 +97,7 @@ class Checkpoints:
       metadata: small JSON values to store with it.
 
     Raises:
-      CheckpointError: if the step cannot be written (full disk, no
+      SaveError: if the step cannot be written (full disk, no
         permission) or a leaf is no array of numbers. Earlier steps stay.
     """
     leaves = {}
@@ -118,7 +122,7 @@ class Checkpoints:
         self._write(step, leaves, header)
     except _StepError as error:
       disk.remove(pathlib.Path(f'{step}{_PARTIAL}'))
-      raise CheckpointError(
+      raise SaveError(
           f'Cannot save round {round_} in {self._directory}: {error}. '
           'Earlier steps are kept.') from None
     for old in [r for r in self.rounds() if r <= round_][:-self._keep]:
