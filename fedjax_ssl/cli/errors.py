@@ -41,6 +41,7 @@ def may_pass(error: BaseException) -> bool:
 
   A full disk, too little memory, a folder that another process holds.
   """
+  from fedjax_ssl.training import checkpoint
   behind: BaseException | None = error
   while behind is not None:
     if isinstance(behind, (MemoryError, checkpoint.SaveError)) or (
@@ -74,7 +75,6 @@ def _known() -> dict[str, Mapping[str, Callable[..., Any]]]:
   from fedjax_ssl import methods, models
   from fedjax_ssl.core import optimizers
   from fedjax_ssl.data import augment
-from fedjax_ssl.training import checkpoint
   return {'method': methods.METHODS, 'model': models.MODELS,
           'strong': augment.STRONG, 'weak': augment.WEAK,
           'labeled_view': augment.WEAK, 'lr_schedule': optimizers.SCHEDULES}
