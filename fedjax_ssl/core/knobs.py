@@ -233,7 +233,7 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   Only knobs that the text gives are spoken of, not defaults.
 
   Args:
-    text: as `names.build` takes it, and has accepted it.
+    text: as `registry.build` takes it, and has accepted it.
     registry: name to builder.
 
   Returns:
