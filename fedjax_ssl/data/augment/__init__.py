@@ -278,7 +278,7 @@ def apply(words: jax.Array, params: Params, table: Params,
     params: what each image gets; `cutout` is not read.
     table: rows that params are from; a family that none is of is left out.
     shape: of the images, [B, H, W, C].
-    shear: see `augment_ops.warp`.
+    shear: see `ops.warp`.
 
   Returns:
     int32[B, H * W].

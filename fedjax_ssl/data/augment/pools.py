@@ -2,7 +2,7 @@
 
 A pool is a table: operation, value as a function of the level, sign. `rows`
 turns it once, on the host and in double precision, into the numbers that
-`augment_ops` reads for each image.
+`ops` reads for each image.
 """
 from __future__ import annotations
 
