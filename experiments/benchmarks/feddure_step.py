@@ -39,7 +39,7 @@ from fedjax_ssl.core.types import Batch
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods import feddure
 from fedjax_ssl.methods.feddure import meta_labels, regulation
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import network
 
 FLAGS = flags.FLAGS
 GOAL = 6.0
@@ -94,7 +94,7 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
                                                             key)[0]
 
   def fedavg_with_views(learner, batch, key):
-    return fedavg(learner, averaging.weakly(task, batch, key))
+    return fedavg(learner, network.weakly(task, batch, key))
 
   def ours(carry, views):
     return feddure.step(task.apply_train, carry, views, rules=rules,

@@ -159,15 +159,10 @@ class Plan(NamedTuple):
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
            ) -> PyTree:
     """Adds one tick's weighted messages [per_tick * block, ...]."""
-    # A loop of unknown length keeps the product apart from the sum: contracted
-    # to one rounding where they meet on a device, as compilers like to, the
-    # bits would depend on the number of devices.
     once = 1 + (weights[0] < 0).astype(jnp.int32)
 
     def block_sums(x):
-      w = weights.reshape(-1, *[1] * (x.ndim - 1))
-      x = x.astype(jnp.float32)
-      x = lax.fori_loop(0, once, lambda i, _: x * w, jnp.zeros_like(x))
+      x = _rounded_product(x.astype(jnp.float32), weights, once)
       x = x.reshape(self.per_tick, self.block, *x.shape[1:])
       return _in_order(jnp.moveaxis(x, 1, 0))
 
@@ -180,6 +175,26 @@ class Plan(NamedTuple):
           0, sums.shape[0], lambda i, t: t + sums[i], total)
 
     return jax.tree.map(add, total, messages)
+
+
+def _rounded_product(x: jax.Array, weights: jax.Array, once: jax.Array
+                     ) -> jax.Array:
+  """Rows of `x` times their weights, rounded before anything is added to them.
+
+  Compilers contract a product and a sum that meet on a device to one rounding;
+  where they meet depends on the number of devices, and so would the bits. A
+  loop of unknown length keeps the two apart.
+
+  Args:
+    x: float32[K, ...].
+    weights: float32[K].
+    once: int32[], 1, in a way that no compiler sees.
+
+  Returns:
+    float32[K, ...].
+  """
+  w = weights.reshape(-1, *[1] * (x.ndim - 1))
+  return lax.fori_loop(0, once, lambda i, _: x * w, jnp.zeros_like(x))
 
 
 def _in_order(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A client's say: how much its update counts in the mean."""
+"""A client's weight: how much its update counts in the mean."""
 from __future__ import annotations
 
 import jax

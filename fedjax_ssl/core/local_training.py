@@ -40,15 +40,33 @@ class Learner(NamedTuple):
 
   model: Variables
   opt_state: PyTree
-  memory: PyTree = ()  # The client's own, for losses that keep one.
+  memory: PyTree = None  # The client's own, for losses that keep one.
 
 
-LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics, PyTree]]]
+class Given(NamedTuple):
+  """What a loss may read besides the model in training; constants."""
+
+  anchor: Variables  # The model as the client received it.
+  memory: PyTree = None  # What the loss last kept; None if it keeps nothing.
+
+
+class Aux(NamedTuple):
+  """What a loss tells besides its value."""
+
+  stats: PyTree  # Normalization statistics after the batch.
+  metrics: Metrics
+  memory: PyTree = None  # What it keeps for the client's next step and round.
+
+
+# (model Variables, given, batch, key) -> (loss float32[], Aux): the one form of
+# a loss. `given` is what else it may read, a `Given` unless the caller of the
+# loss says otherwise; the gradient is taken in `model.params`.
+LossFn = Callable[..., tuple[jax.Array, Aux]]
 Step = Callable[[Any, Any, jax.Array], tuple[Any, Metrics]]
 
 
 def start(model: Variables, optimizer: optax.GradientTransformation,
-          memory: PyTree = ()) -> Learner:
+          memory: PyTree = None) -> Learner:
   """A learner at `model` with a fresh optimizer."""
   return Learner(model, optimizer.init(model.params), memory)
 
@@ -58,8 +76,7 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
   """One optimizer step on a loss.
 
   Args:
-    loss_fn: (model Variables, memory, batch, key) -> (loss, (stats, metrics,
-      memory)), where stats are the normalization statistics after the batch.
+    loss_fn: see `LossFn`; it is given the learner's memory.
     optimizer: applied to `model.params`.
 
   Returns:

@@ -159,8 +159,11 @@ def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
 
 def _one_client(client_update, broadcast, limit: float, num_slots: int,
                 server: PyTree, client: Client, active: jax.Array,
-                key: jax.Array) -> tuple[PyTree, _Result]:
-  """Broadcast, train, and judge the update of one of `num_slots` slots."""
+                key: jax.Array) -> tuple[tuple[PyTree, PyTree], _Result]:
+  """Broadcast, train, and judge the update of one of `num_slots` slots.
+
+  Message and counts come back as a pair, zeros if they are not taken.
+  """
   payload = broadcast(server, client.id)
   key = jax.random.fold_in(jax.random.fold_in(key, client.id), client.group)
   update: Update = client_update(payload, client, key)
@@ -168,7 +171,8 @@ def _one_client(client_update, broadcast, limit: float, num_slots: int,
                           update.scalars_down))
   # Weighted sums over all slots then stay finite; half is left for rounding.
   room = _LARGEST / (2 * num_slots)
-  good &= tree.within(update.message, room / jnp.maximum(update.weight, 1))
+  sent = (update.message, update.counts)
+  good &= tree.within(sent, room / jnp.maximum(update.weight, 1))
   if limit < float('inf'):
     good &= tree.global_norm(update.message) <= limit
   good &= (update.weight >= 0) & (update.weight <= room)
@@ -181,10 +185,9 @@ def _one_client(client_update, broadcast, limit: float, num_slots: int,
           lambda x: jnp.where(kept, x, 0).astype(jnp.float32),
           update.metrics),
       rejected=active & ~good,
-      bytes_up=_traffic(update.message, update.scalars, active),
+      bytes_up=_traffic(sent, update.scalars, active),
       bytes_down=_traffic(payload, update.scalars_down, active))
-  nothing = tree.zeros_like(update.message)
-  return tree.where(kept, update.message, nothing), result
+  return tree.where(kept, sent, tree.zeros_like(sent)), result
 
 
 def _traffic(dense: PyTree, scalars: jax.Array | None, active: jax.Array
@@ -247,7 +250,8 @@ def client_pass(
 
   An update is broken if its message, memory or weight is not finite, its
   message is so large that a weighted sum over the cohort could overflow, its
-  weight is negative, or its global norm exceeds `task.max_update_norm`: it
+  weight is negative, or its global norm, in which the message counts and
+  `Update.counts` do not, exceeds `task.max_update_norm`: it
   gets weight 0, its client keeps the old memory, and it is counted in
   `num_rejected`. So is an aggregation after which a number of the server's
   record is no longer finite: the record then stays as it was. What is large
@@ -262,8 +266,8 @@ def client_pass(
     aggregate: (server, updates, cohort, context, key) -> (server, metrics)
       with Update fields [G, S, ...] ([1, S, ...] under relay), in the order of
       the cohort it gets. Marked by `aggregation.linear` it gets the weighted
-      mean of the messages instead of the updates; zeros if all weights are 0.
-      None leaves the server as it is.
+      mean of the messages instead of the updates, or what `paired` makes of
+      it; zeros if all weights are 0. None leaves the server as it is.
     sample: (state, federation, key) -> Cohort; default uniform.
     broadcast: (server, client_id) -> payload; default the server's record.
     relay: aggregate after each group, so that the next starts from it.
@@ -320,11 +324,12 @@ def client_pass(
       sums, like = messages
       weight = _sum_in_order(results.weight.reshape(-1))
       weight = jnp.where(weight > 0, weight, 1)
-      mean = jax.tree.map(
+      mean, counts = jax.tree.map(
           lambda x, y: (_sum_in_order(x) / weight).astype(y.dtype), sums, like)
-      return aggregate(server, mean, cohort, context, key)
-    updates = Update(messages, results.weight, results.memory,
-                     results.metrics)
+      return aggregate(server, paired(mean, counts), cohort, context, key)
+    message, counts = messages
+    updates = Update(message, results.weight, results.memory,
+                     results.metrics, counts=counts)
     return aggregate(server, updates, cohort, context, key)
 
   def round_fn(state, federation, round_, key):
@@ -370,6 +375,19 @@ def _over_groups(metrics: dict[str, Any]) -> Metrics:
     adds = isinstance(value, Ratio) or name in OWN
     return jax.tree.map(lambda x: x.sum(0) if adds else x.mean(0), value)
   return {name: one(name, value) for name, value in metrics.items()}
+
+
+def paired(mean: PyTree, counts: PyTree) -> PyTree:
+  """What a linear rule gets: the mean, and that of the counts if there are any.
+
+  Args:
+    mean: of the messages.
+    counts: of `Update.counts`.
+
+  Returns:
+    `mean` where there are no counts, else (mean, counts).
+  """
+  return (mean, counts) if jax.tree.leaves(counts) else mean
 
 
 def _sum_in_order(x: jax.Array) -> jax.Array:

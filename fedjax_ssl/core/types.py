@@ -144,11 +144,14 @@ class Update(NamedTuple):
   """What one client returns."""
 
   message: PyTree  # Sent to the server.
-  weight: jax.Array  # float32[], the client's say; 0 sits out.
+  weight: jax.Array  # float32[], how much the client counts; 0 sits out.
   memory: PyTree  # Its next row of State.memory.
   metrics: Metrics  # float32[] or Ratio each.
   scalars: jax.Array | None = None  # float32[], numbers sent up if sparse.
   scalars_down: jax.Array | None = None  # float32[], received if sparse.
+  # Sent too, and averaged like the message: numbers that are no part of a
+  # model's change, so that no norm sees them and no other rule averages them.
+  counts: PyTree = ()
 
 
 class Context(NamedTuple):
@@ -243,6 +246,10 @@ class Task:
     chunk_size: clients of one vmap; 0 is as many as a device gets.
     aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
     max_update_norm: updates beyond this global norm are left out; inf is off.
+    aggregator: a rule in place of the mean of the clients' updates: (updates
+      stacked [S, ...], float32[S] weights) -> one update. A client that is left
+      out has weight 0 and an update of zeros. None is the mean. A method with
+      an aggregation of its own refuses one.
     mesh: mesh with the one axis 'clients', or None for one device.
     input_shape: of one stored input, which federations must have; None takes
       any.
@@ -267,6 +274,7 @@ class Task:
   chunk_size: int = 0
   aggregation_order: str = 'fixed'
   max_update_norm: float = float('inf')
+  aggregator: Callable[[PyTree, jax.Array], PyTree] | None = None
   mesh: jax.sharding.Mesh | None = None
   input_shape: tuple[int, ...] | None = None
 

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 
 import jax
 
 from fedjax_ssl.core import registry, rounds
-from fedjax_ssl.core.types import Federation, Method, State, Task
+from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   fed_consist,
   fedavg,
@@ -46,24 +47,31 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-def make(text: str, task: Task) -> Method:
+def make(text: str, task: Task, *,
+         aggregator: Callable[[PyTree, jax.Array], PyTree] | None = None
+         ) -> Method:
   """A method from its name, with knobs if any: 'fixmatch(threshold=0.9)'.
 
   Args:
     text: name or name(knob=value, ...), values being Python literals.
     task: the static choices.
+    aggregator: a rule in place of the mean of the clients' updates, see
+      `Task.aggregator`; None is the task's own.
 
   Returns:
     The method.
 
   Raises:
-    ValueError: for unknown names or knobs; the message lists the known ones.
+    ValueError: for unknown names or knobs, of which the message lists the known
+      ones, or an aggregator where the method has an aggregation of its own.
     TypeError: for anything but a text and a task, in this order.
   """
   if not isinstance(text, str) or not isinstance(task, Task):
     raise TypeError("make_method takes a name and a task, as in "
                     "make_method('fixmatch', make_task(spec)), not "
                     f'{type(text).__name__} and {type(task).__name__}.')
+  if aggregator is not None:
+    task = dataclasses.replace(task, aggregator=aggregator)
   made: Method = registry.build('method', text, METHODS, task)
   # Traced once for all who ask: for the shapes of its metrics, for each seed,
   # and in the loop over rounds, where inlining leaves no trace of it.

@@ -7,20 +7,16 @@ later tables compare with it; their version is not published.
 """
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-
-from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import client_weights, knobs, rounds, tree
+from fedjax_ssl import losses
+from fedjax_ssl.core import client_weights, knobs, tree
+from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import (
   Client,
-  Federation,
   Method,
-  State,
   Task,
   Update,
 )
-from fedjax_ssl.methods.parts import averaging, mean_teacher
+from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 
 
 @knobs.checked()
@@ -55,21 +51,16 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher
-    plain, (strong,), stats = averaging.forward_with_targets(
-        task, model, batch, averaging.strongly(task, batch, key), key=key)
+    plain, (strong,), stats = network.forward_with_targets(
+        task, model, batch, network.strongly(task, batch, key), key=key)
     loss, used = losses.fixmatch(strong, plain, batch.mask,
                                  threshold=threshold)
-    return unlabeled_weight * loss, (stats, {
-        'unlabeled_loss': averaging.over_rows(loss, batch),
-        'mask_rate': averaging.over_rows(used['mask_rate'], batch)
+    return unlabeled_weight * loss, Aux(stats, {
+        'unlabeled_loss': network.over_rows(loss, batch),
+        'mask_rate': network.over_rows(used['mask_rate'], batch)
     })
 
-  def init(key: jax.Array, federation: Federation) -> State:
-    del federation
-    return State(averaging.Server(jax.jit(task.model.init)(key)), (),
-                 jnp.int32(0))
-
-  def client_update(payload: averaging.Server, client: Client, key) -> Update:
+  def client_update(payload: assemble.Server, client: Client, key) -> Update:
     one = mean_teacher.step(task, mean_teacher.supervised(task), unlabeled_loss,
                             task.optimizer(client.round),
                             unlabeled_rate=unlabeled_rate)
@@ -80,15 +71,8 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
         client_weights.of(client.shard, 'both', labeled_say=labeled_weight),
         memory, metrics)
 
-  @aggregation.linear
-  def finish(server, mean, cohort, context, key):
-    del cohort, context, key
-    return server._replace(model=mean_teacher.moved(server.model, mean)), {}
-
-  one_pass = rounds.client_pass(task, client_update, finish,
-                                sample=mean_teacher.cohorts(task, 1, warmup),
-                                work=mean_teacher.work(task))
-  return Method(init, mean_teacher.with_statistics(task, one_pass),
-                lambda s, x: task.apply(s.model, x),
-                pseudo_label=averaging.confident_labels(task, threshold),
-                client_update=client_update, aggregate=finish)
+  return assemble.assemble(
+      task, client_update=client_update,
+      sample=mean_teacher.cohorts(task, 1, warmup),
+      work=mean_teacher.work(task), splits_key=False,
+      pseudo_label=assemble.confident_labels(task, threshold))

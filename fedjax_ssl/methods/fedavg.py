@@ -9,12 +9,11 @@ Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629.
 from __future__ import annotations
 
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods.parts import averaging, plateau
+from fedjax_ssl.methods.parts import averaging
 
 
 def fedavg(task: Task, *, weighting: str = 'examples', keep_local: bool = False,
-           lr_decay: str = 'none',
-           aggregator: averaging.Aggregator | None = None) -> Method:
+           lr_decay: str = 'none') -> Method:
   """Cross entropy on labeled rows, updates averaged.
 
   Args:
@@ -24,12 +23,10 @@ def fedavg(task: Task, *, weighting: str = 'examples', keep_local: bool = False,
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
-    aggregator: from Python alone, a rule in place of the weighted mean: a
-      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.
   """
-  return plateau.averaging(task, averaging.supervised(task), streams='labeled',
-                           weighting=weighting, aggregator=aggregator,
-                           keep_local=keep_local, lr_decay=lr_decay)
+  return averaging.averaging(
+      task, averaging.supervised(task), streams='labeled', weighting=weighting,
+      keep_local=keep_local, lr_decay=lr_decay)

@@ -5,28 +5,31 @@ Inter-client Relation Matching, MICCAI 2021, https://arxiv.org/abs/2106.08600.
 """
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import client_weights, knobs, rounds, tree
+from fedjax_ssl.core import client_weights, knobs, tree
+from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
+  Batch,
   Client,
   Federation,
   Method,
+  Metrics,
   Number,
   Ratio,
-  State,
   Task,
   Update,
   Variables,
 )
-from fedjax_ssl.methods.parts import averaging, mean_teacher
+from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 
 
 class Server(NamedTuple):
@@ -34,13 +37,6 @@ class Server(NamedTuple):
 
   model: Variables
   relation: jax.Array  # float32[C, C]; zeros as long as nobody told.
-
-
-class Message(NamedTuple):
-  """What a client sends."""
-
-  model: Variables  # The update.
-  relation: jax.Array  # float32[C, C]; zeros from a client without labels.
 
 
 def certain(logits: Array, mean_logits: Array, *, confidence: Number = 0.3,
@@ -63,6 +59,28 @@ def certain(logits: Array, mean_logits: Array, *, confidence: Number = 0.3,
   log_p = jax.nn.log_softmax(lax.stop_gradient(mean_logits))
   entropy = -jnp.sum(jnp.exp(log_p) * log_p, -1)
   return (sure & (entropy < max_entropy)).astype(jnp.float32)
+
+
+class _Settings(NamedTuple):
+  """`fedirm`'s knobs, settled."""
+
+  relation_weight: float
+  consistency_weight: float
+  scale: float
+  confidence: float
+  max_entropy: float
+  passes: int
+  temperature: float
+  decay: float
+  label_smoothing: float
+  labeled_rate: float
+  labeled_weight: float
+  warm: int  # Rounds of the warm-up.
+  rising: float  # Rounds over which the unlabeled loss gains weight.
+
+  def inert(self, task: Task) -> bool:
+    """Whether no mean prediction is too uncertain: then none is made."""
+    return self.max_entropy >= math.log(task.num_classes)
 
 
 @knobs.checked(temperature=knobs.Bound(above=True),
@@ -134,109 +152,127 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   mean_teacher.check(task, 'fedirm')
   warm = mean_teacher.warmup_rounds(task, warmup)
   rising = ramp * task.horizon(f'ramp={ramp}') if ramp else 0.0
-  inert = max_entropy >= math.log(task.num_classes)
+  s = _Settings(
+      relation_weight, consistency_weight, scale, confidence, max_entropy,
+      passes, temperature, decay, label_smoothing, labeled_rate,
+      labeled_weight, warm, rising)
+  return assemble.assemble(
+      task, init=functools.partial(_init, task),
+      client_update=functools.partial(_client_update, task, s),
+      aggregate=_finish, sample=mean_teacher.cohorts(task, 1, warmup),
+      work=mean_teacher.work(task), splits_key=False,
+      pseudo_label=assemble.confident_labels(task, confidence))
 
-  def labeled_loss(model, batch, key):
+
+def _init(task: Task, key: jax.Array, federation: Federation
+          ) -> tuple[Server, mean_teacher.Memory]:
+  model = assemble.new_model(task, key)
+  none = jnp.zeros((task.num_classes, task.num_classes), jnp.float32)
+  return (Server(model, none),
+          mean_teacher.remember(task, model, federation.num_clients))
+
+
+def _labeled_loss(task: Task, s: _Settings) -> LossFn:
+  """Smoothed cross entropy of two weak views; tells the batch's relations."""
+  def loss_fn(model, teacher, batch, key):
+    del teacher
     keys = jax.random.split(key)
-    views = [averaging.labeled_view(task, batch, k) for k in keys]
-    (first,), stats = averaging.forward(task, model, views[0], key=keys[0])
-    (second,), stats = averaging.forward(task, model._replace(stats=stats),
-                                         views[1], key=keys[1])
+    views = [network.labeled_view(task, batch, k) for k in keys]
+    (first,), stats = network.forward(task, model, views[0], key=keys[0])
+    (second,), stats = network.forward(task, model._replace(stats=stats),
+                                       views[1], key=keys[1])
     loss, other = (losses.cross_entropy(
-        logits, batch.labels, batch.mask, label_smoothing=label_smoothing)[0]
-        for logits in (first, second))
+        logits, batch.labels, batch.mask,
+        label_smoothing=s.label_smoothing)[0] for logits in (first, second))
     loss += other
     relation = losses.relation_matrix(
         lax.stop_gradient(first), batch.labels, batch.mask,
-        temperature=temperature)
-    return loss, (stats, {
-        'labeled_loss': averaging.over_rows(loss, batch),
+        temperature=s.temperature)
+    return loss, Aux(stats, {
+        'labeled_loss': network.over_rows(loss, batch),
         'relation': Ratio(relation, jnp.float32(1))
     })
+  return loss_fn
 
-  def mean_logits(model, logits, batch, key):
-    """Over `passes` passes, of which `logits` is one."""
-    if inert or passes == 1:
-      return logits
-    def one(key):
-      (more,), _ = averaging.forward(task, model,
-                                     averaging.weakly(task, batch, key),
-                                     key=key)
-      return more
-    more = lax.map(one, jax.random.split(key, passes - 1))
-    return (logits + more.sum(0)) / passes
 
-  def unlabeled_loss_of(relation, round_):
-    known = (relation.sum() > 0).astype(jnp.float32)
-    weight = scale * losses.ramp_up(
-        jnp.asarray(round_, jnp.float32), rising)
+def _mean_logits(task: Task, s: _Settings, model: Variables, logits: jax.Array,
+                 batch: Batch, key: jax.Array) -> jax.Array:
+  """The mean over the stochastic passes, of which `logits` is one."""
+  if s.inert(task) or s.passes == 1:
+    return logits
+  def one(key):
+    (more,), _ = network.forward(
+        task, model, network.weakly(task, batch, key), key=key)
+    return more
+  more = lax.map(one, jax.random.split(key, s.passes - 1))
+  return (logits + more.sum(0)) / s.passes
 
-    def unlabeled_loss(model, teacher, batch, key):
-      keys = jax.random.split(key, 3)
-      (logits,), stats = averaging.forward(
-          task, model, averaging.weakly(task, batch, keys[0]), key=keys[0])
-      # As the authors' it is never put into evaluation mode.
-      (target,), _ = averaging.forward(task, teacher,
-                                       averaging.weakly(task, batch, keys[1]),
-                                       key=keys[1])
-      consistency = losses.consistency(
-          logits, jax.nn.softmax(target), batch.mask,
-          total=task.unlabeled_batch or None)[0]
-      accepted = certain(
-          logits, mean_logits(lax.stop_gradient(model), logits, batch,
-                              keys[2]),
-          confidence=confidence, max_entropy=max_entropy)
-      own = losses.relation_matrix(
-          logits, logits.argmax(-1), batch.mask * accepted,
-          temperature=temperature)
-      matching = known * losses.relation_matching(own, relation)[0]
-      loss = weight * (consistency_weight * consistency
-                       + relation_weight * matching)
-      rate = losses.masked_mean(accepted, batch.mask)
-      return loss, (stats, {
-          'unlabeled_loss': averaging.over_rows(consistency, batch),
-          'relation_loss': averaging.over_rows(matching, batch),
-          'mask_rate': averaging.over_rows(rate, batch)
-      })
-    return unlabeled_loss
 
-  def init(key: jax.Array, federation: Federation) -> State:
-    model = jax.jit(task.model.init)(key)
-    none = jnp.zeros((task.num_classes, task.num_classes), jnp.float32)
-    return State(Server(model, none),
-                 mean_teacher.remember(task, model, federation.num_clients),
-                 jnp.int32(0))
+def _unlabeled_loss(task: Task, s: _Settings, relation: jax.Array,
+                    round_: jax.Array) -> LossFn:
+  """Consistency with the teacher, and of the own relations with `relation`."""
+  known = (relation.sum() > 0).astype(jnp.float32)
+  weight = s.scale * losses.ramp_up(
+      jnp.asarray(round_, jnp.float32), s.rising)
 
-  def client_update(payload: Server, client: Client, key) -> Update:
-    one = mean_teacher.step(
-        task, labeled_loss, unlabeled_loss_of(payload.relation, client.round),
-        task.optimizer(client.round), decay=decay,
-        labeled_rate=jnp.where(client.round < warm, 1.0,
-                               labeled_rate), labelings=1 if inert else passes)
-    model, memory, metrics = mean_teacher.train(task, one, payload.model,
-                                                client, key)
-    told = metrics.pop('relation')
-    message = Message(tree.subtract(model, payload.model),
-                      told.total / jnp.maximum(told.rows, 1))
-    sent = tree.num_scalars(message.model) + jnp.where(
-        mean_teacher.has_labels(client.shard), told.total.size, 0)
-    weight = client_weights.of(client.shard, 'both', labeled_say=labeled_weight)
-    return Update(message, weight, memory, metrics,
-                  scalars=sent.astype(jnp.float32))
+  def loss_fn(model, teacher, batch, key):
+    keys = jax.random.split(key, 3)
+    (logits,), stats = network.forward(
+        task, model, network.weakly(task, batch, keys[0]), key=keys[0])
+    # As the authors' it is never put into evaluation mode.
+    (target,), _ = network.forward(
+        task, teacher, network.weakly(task, batch, keys[1]), key=keys[1])
+    consistency = losses.consistency(
+        logits, jax.nn.softmax(target), batch.mask,
+        total=task.unlabeled_batch or None)[0]
+    accepted = certain(
+        logits, _mean_logits(task, s, lax.stop_gradient(model), logits, batch,
+                             keys[2]),
+        confidence=s.confidence, max_entropy=s.max_entropy)
+    own = losses.relation_matrix(
+        logits, logits.argmax(-1), batch.mask * accepted,
+        temperature=s.temperature)
+    matching = known * losses.relation_matching(own, relation)[0]
+    loss = weight * (s.consistency_weight * consistency
+                     + s.relation_weight * matching)
+    rate = losses.masked_mean(accepted, batch.mask)
+    return loss, Aux(stats, {
+        'unlabeled_loss': network.over_rows(consistency, batch),
+        'relation_loss': network.over_rows(matching, batch),
+        'mask_rate': network.over_rows(rate, batch)
+    })
+  return loss_fn
 
-  @aggregation.linear
-  def finish(server, mean, cohort, context, key):
-    del cohort, context, key
-    # Matrices have rows of sum 1 or 0: this is the mean over those that told.
-    total = mean.relation.sum(-1, keepdims=True)
-    told = mean.relation / jnp.where(total > 0, total, 1)
-    return Server(mean_teacher.moved(server.model, mean.model),
-                  jnp.where(total > 0, told, server.relation)), {}
 
-  one_pass = rounds.client_pass(task, client_update, finish,
-                                sample=mean_teacher.cohorts(task, 1, warmup),
-                                work=mean_teacher.work(task))
-  return Method(init, mean_teacher.with_statistics(task, one_pass),
-                lambda s, x: task.apply(s.model, x),
-                pseudo_label=averaging.confident_labels(task, confidence),
-                client_update=client_update, aggregate=finish)
+def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
+                   key: jax.Array) -> Update:
+  one = mean_teacher.step(
+      task, _labeled_loss(task, s),
+      _unlabeled_loss(task, s, payload.relation, client.round),
+      task.optimizer(client.round), decay=s.decay,
+      labeled_rate=jnp.where(client.round < s.warm, 1.0, s.labeled_rate),
+      labelings=1 if s.inert(task) else s.passes)
+  model, memory, metrics = mean_teacher.train(task, one, payload.model, client,
+                                              key)
+  told = metrics.pop('relation')
+  delta = tree.subtract(model, payload.model)
+  relation = told.total / jnp.maximum(told.rows, 1)
+  sent = tree.num_scalars(delta) + jnp.where(
+      mean_teacher.has_labels(client.shard), told.total.size, 0)
+  weight = client_weights.of(client.shard, 'both',
+                             labeled_say=s.labeled_weight)
+  return Update(delta, weight, memory, metrics, counts=relation,
+                scalars=sent.astype(jnp.float32))
+
+
+@aggregation.linear
+def _finish(server: Server, mean: Any, cohort: Any, context: Any, key: Any
+            ) -> tuple[Server, Metrics]:
+  """The mean change, and the mean relations of those that told some."""
+  del cohort, context, key
+  delta, relation = mean
+  # Matrices have rows of sum 1 or 0: this is the mean over those that told.
+  total = relation.sum(-1, keepdims=True)
+  told = relation / jnp.where(total > 0, total, 1)
+  return Server(assemble.moved(server.model, delta),
+                jnp.where(total > 0, told, server.relation)), {}

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from fedjax_ssl.core import knobs
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods.parts import averaging, plateau
+from fedjax_ssl.methods.parts import averaging
 
 
 @knobs.checked()
 def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
-            keep_local: bool = False, lr_decay: str = 'none',
-            aggregator: averaging.Aggregator | None = None) -> Method:
+            keep_local: bool = False, lr_decay: str = 'none') -> Method:
   r"""Minimises :math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2` at each client.
 
   Args:
@@ -24,13 +23,10 @@ def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
-    aggregator: from Python alone, a rule in place of the weighted mean: a
-      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.
   """
-  return plateau.averaging(task, averaging.supervised(task), streams='labeled',
-                           server='fedprox', mu=mu, weighting=weighting,
-                           aggregator=aggregator, keep_local=keep_local,
-                           lr_decay=lr_decay)
+  return averaging.averaging(
+      task, averaging.supervised(task), streams='labeled', server='fedprox',
+      mu=mu, weighting=weighting, keep_local=keep_local, lr_decay=lr_decay)

@@ -8,8 +8,9 @@ import jax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods.parts import averaging, objective, plateau
+from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
 @knobs.checked()
@@ -17,8 +18,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
              labeler: str = 'local', server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False,
-             lr_decay: str = 'none',
-             aggregator: averaging.Aggregator | None = None) -> Method:
+             lr_decay: str = 'none') -> Method:
   """Learns confident predictions of weak views on strong views.
 
   The loss is L_s + unlabeled_weight L_u with L_u of equation 4.
@@ -39,8 +39,6 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
-    aggregator: from Python alone, a rule in place of the weighted mean: a
-      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.
@@ -51,26 +49,26 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     raise ValueError("labeler='global' needs a server that sends a model, not "
                      "server='local'.")
 
-  def loss_fn(model, anchor, batch, key):
+  def loss_fn(model, given, batch, key):
     keys = jax.random.split(key, 3)
     unlabeled = batch.unlabeled
-    target = averaging.weakly(task, unlabeled, keys[0])
-    views = (averaging.labeled_view(task, batch.labeled, keys[1]),
-             averaging.strongly(task, unlabeled, keys[2]))
+    target = network.weakly(task, unlabeled, keys[0])
+    views = (network.labeled_view(task, batch.labeled, keys[1]),
+             network.strongly(task, unlabeled, keys[2]))
     if labeler == 'global':
-      weak = task.apply(anchor, target.inputs)
-      (labeled, strong), stats = averaging.forward(task, model, *views, key=key)
+      weak = task.apply(given.anchor, target.inputs)
+      (labeled, strong), stats = network.forward(task, model, *views, key=key)
     else:
-      weak, (labeled, strong), stats = averaging.forward_with_targets(
+      weak, (labeled, strong), stats = network.forward_with_targets(
           task, model, target, *views, key=key)
     loss, used = losses.fixmatch(
         strong, weak, unlabeled.mask, threshold=threshold, over=over)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
-    return loss, (stats, metrics)
+    return loss, Aux(stats, metrics)
 
-  return plateau.averaging(
+  return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, lr_decay=lr_decay, aggregator=aggregator,
-      pseudo_label=averaging.confident_labels(task, threshold))
+      keep_local=keep_local, lr_decay=lr_decay,
+      pseudo_label=assemble.confident_labels(task, threshold))

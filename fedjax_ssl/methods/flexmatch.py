@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Federation, Method, Task
-from fedjax_ssl.methods.parts import averaging, objective
+from fedjax_ssl.methods.parts import averaging, network, objective
 
 
 @knobs.checked(threshold=knobs.CONFIDENCE._replace(cases=(
@@ -19,8 +20,7 @@ from fedjax_ssl.methods.parts import averaging, objective
 def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
-              keep_local: bool = False,
-              aggregator: averaging.Aggregator | None = None) -> Method:
+              keep_local: bool = False) -> Method:
   """FixMatch whose bar for class c is threshold * M(beta_c).
 
   A client remembers, from round to round, the last class that each of its
@@ -40,8 +40,6 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
-    aggregator: from Python alone, a rule in place of the weighted mean: a
-      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.
@@ -68,14 +66,14 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     return losses.pseudo_label(task.apply(record.model, inputs),
                                threshold=bars(memory.kept))
 
-  def loss_fn(model, anchor, batch, key, memory):
-    del anchor
+  def loss_fn(model, given, batch, key):
+    memory = given.memory
     keys = jax.random.split(key, 3)
     rows = batch.unlabeled
-    weak, (labeled, strong), stats = averaging.forward_with_targets(
-        task, model, averaging.weakly(task, rows, keys[0]),
-        averaging.labeled_view(task, batch.labeled, keys[1]),
-        averaging.strongly(task, rows, keys[2]), key=key)
+    weak, (labeled, strong), stats = network.forward_with_targets(
+        task, model, network.weakly(task, rows, keys[0]),
+        network.labeled_view(task, batch.labeled, keys[1]),
+        network.strongly(task, rows, keys[2]), key=key)
     loss, used = losses.fixmatch(strong, weak, rows.mask,
                                  threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)
@@ -85,9 +83,8 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
-    return loss, (stats, metrics, memory)
+    return loss, Aux(stats, metrics, memory)
 
-  return averaging.averaging(task, loss_fn, streams='both', server=server,
-                             mu=mu, weighting=weighting, keep_local=keep_local,
-                             remember=remember, aggregator=aggregator,
-                             pseudo_label=pseudo_label)
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      keep_local=keep_local, remember=remember, pseudo_label=pseudo_label)

@@ -6,7 +6,7 @@ The other local-only rows of FedMatch's Table 1 are `uda(server='local')` and
 from __future__ import annotations
 
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods.parts import averaging, plateau
+from fedjax_ssl.methods.parts import averaging
 
 
 def local(task: Task, *, lr_decay: str = 'none') -> Method:
@@ -22,5 +22,6 @@ def local(task: Task, *, lr_decay: str = 'none') -> Method:
   Returns:
     The method.
   """
-  return plateau.averaging(task, averaging.supervised(task), streams='labeled',
-                           server='local', lr_decay=lr_decay)
+  return averaging.averaging(
+      task, averaging.supervised(task), streams='labeled', server='local',
+      lr_decay=lr_decay)

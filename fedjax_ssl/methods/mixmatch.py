@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Batch, Method, Task, Variables
-from fedjax_ssl.methods.parts import averaging, objective
+from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 # What the profiles fix: whether the views behind a pseudo-label are mixed or
 # one fresh view, mixing across the two kinds of rows, a blend nearer to its
@@ -98,8 +99,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              unlabeled_weight: float | None = None, ramp: float | None = None,
              server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', labeled_say: float = 1.0,
-             keep_local: bool = False,
-             aggregator: averaging.Aggregator | None = None) -> Method:
+             keep_local: bool = False) -> Method:
   """Trains on blends of rows and of their labels or pseudo-labels.
 
   With labels at the server it trains on blends of its labeled rows, and each
@@ -134,8 +134,6 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
       its equation 1; 1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
-    aggregator: from Python alone, a rule in place of the weighted mean: a
-      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.
@@ -156,15 +154,15 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
 
   def pseudo(model, rows, keys):
     """The rows that will be mixed and float32[B or K B, C], their labels."""
-    views = averaging.joined(
-        [averaging.weakly(task, rows, k) for k in keys[1:]])
-    (logits,), _ = averaging.forward(task, jax.lax.stop_gradient(model), views)
+    views = network.joined(
+        [network.weakly(task, rows, k) for k in keys[1:]])
+    (logits,), _ = network.forward(task, jax.lax.stop_gradient(model), views)
     logits = logits.reshape(num_views, -1, task.num_classes)
     labels = jax.lax.stop_gradient(
         losses.soft_pseudo_label(logits, temperature=temperature))
     if chosen['all_views']:
       return views, jnp.tile(labels, (num_views, 1))
-    return averaging.weakly(task, rows, keys[0]), labels
+    return network.weakly(task, rows, keys[0]), labels
 
   def blended(parts, key):
     """Mixed batches: each kind by itself, or all rows together."""
@@ -172,7 +170,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     out: list[tuple[jax.Array, jax.Array]] = []
     for group, k in zip(groups, jax.random.split(key, len(groups)),
                         strict=True):
-      whole = averaging.joined([batch for batch, _ in group])
+      whole = network.joined([batch for batch, _ in group])
       targets = jnp.concatenate([target for _, target in group])
       inputs, targets = mix(k, whole.inputs, targets, whole.mask, alpha=alpha,
                             dominant=chosen['dominant'])
@@ -182,12 +180,12 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
                  strict=True)
     return out
 
-  def loss_fn(model, anchor, batch, key):
-    del anchor
+  def loss_fn(model, given, batch, key):
+    del given
     label_key, known_key, mix_key = jax.random.split(key, 3)
     parts: list[tuple[Batch, jax.Array]] = []
     if batch.labeled is not None:
-      known = averaging.labeled_view(task, batch.labeled, known_key)
+      known = network.labeled_view(task, batch.labeled, known_key)
       parts.append((known, jax.nn.one_hot(known.labels, task.num_classes)))
     if batch.unlabeled is not None:
       parts.append(pseudo(model, batch.unlabeled,
@@ -197,7 +195,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     mixed = blended(parts, mix_key)
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
              in zip(parts, mixed, strict=True)]
-    logits, stats = averaging.forward(reader, model, *views, key=key)
+    logits, stats = network.forward(reader, model, *views, key=key)
     on_labeled = on_unlabeled = None
     if batch.labeled is not None:
       on_labeled, _ = losses.cross_entropy(
@@ -213,10 +211,9 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
                                     labelings=num_views,
                                     views=num_views if chosen['all_views']
                                     else 1)
-    return loss, (stats, metrics)
+    return loss, Aux(stats, metrics)
 
-  return averaging.averaging(task, loss_fn, streams='both', server=server,
-                             mu=mu, weighting=weighting,
-                             labeled_say=labeled_say, keep_local=keep_local,
-                             aggregator=aggregator, server_loss=loss_fn,
-                             pseudo_label=averaging.confident_labels(task, 0.0))
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      labeled_say=labeled_say, keep_local=keep_local, server_loss=loss_fn,
+      pseudo_label=assemble.confident_labels(task, 0.0))

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods.parts import averaging, objective
+from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
 def _only(form: str, bound: knobs.Bound) -> knobs.Bound:
@@ -27,8 +28,7 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                  unlabeled_weight: float = 1.0, ramp: float = 0.4,
                  server: str = 'fedavg', mu: float = 0.01,
                  weighting: str = 'examples', labeled_say: float = 1.0,
-                 keep_local: bool = False,
-                 aggregator: averaging.Aggregator | None = None) -> Method:
+                 keep_local: bool = False) -> Method:
   """Trains on what the model itself predicts for unlabeled rows.
 
   Args:
@@ -53,8 +53,6 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
       its equation 1; 1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
-    aggregator: from Python alone, a rule in place of the weighted mean: a
-      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.
@@ -67,17 +65,17 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
   if ramp and not soft:
     task.horizon(f'ramp={ramp}')
 
-  def loss_fn(model, anchor, batch, key):
-    del anchor
+  def loss_fn(model, given, batch, key):
+    del given
     keys = jax.random.split(key, num_views + 2)
     rows = batch.unlabeled
-    views = averaging.joined([
-        averaging.weakly(task, rows, k) for k in keys[:num_views if soft else 1]
+    views = network.joined([
+        network.weakly(task, rows, k) for k in keys[:num_views if soft else 1]
     ])
-    targets, (labeled, logits), stats = averaging.forward_with_targets(
-        task, model, views, averaging.labeled_view(task, batch.labeled,
+    targets, (labeled, logits), stats = network.forward_with_targets(
+        task, model, views, network.labeled_view(task, batch.labeled,
                                                    keys[-2]),
-        averaging.weakly(task, rows, keys[-1]), key=key)
+        network.weakly(task, rows, keys[-1]), key=key)
     if soft:
       targets = targets.reshape(num_views, *logits.shape)
       labels = losses.soft_pseudo_label(targets, temperature=temperature)
@@ -94,9 +92,9 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
         weight=unlabeled_weight * weight,
         mask_rate=used.sum() / jnp.maximum(rows.mask.sum(), 1),
         labelings=num_views if soft else 1)
-    return loss, (stats, metrics)
+    return loss, Aux(stats, metrics)
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      labeled_say=labeled_say, keep_local=keep_local, aggregator=aggregator,
-      pseudo_label=averaging.confident_labels(task, 0.0 if soft else threshold))
+      labeled_say=labeled_say, keep_local=keep_local,
+      pseudo_label=assemble.confident_labels(task, 0.0 if soft else threshold))

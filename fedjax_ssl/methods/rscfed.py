@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import checks, client_weights, knobs, rounds, tree
+from fedjax_ssl.core import checks, client_weights, knobs, tree
+from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -20,12 +21,11 @@ from fedjax_ssl.core.types import (
   Metrics,
   Number,
   PyTree,
-  State,
   Task,
   Update,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import averaging, mean_teacher
+from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 
 # Scales of the distance with and without labels in the group, the multiplier
 # of labeled clients, the norm, the rate of unlabeled clients over that of
@@ -176,24 +176,23 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
 
   def unlabeled_loss(model, teacher, batch, key):
     keys = jax.random.split(key)
-    target = task.apply(teacher, averaging.weakly(task, batch, keys[0]).inputs)
-    (logits,), stats = averaging.forward(task, model,
-                                         averaging.weakly(task, batch, keys[1]),
+    target = task.apply(teacher, network.weakly(task, batch, keys[0]).inputs)
+    (logits,), stats = network.forward(task, model,
+                                         network.weakly(task, batch, keys[1]),
                                          key=key)
     loss = mean_teacher_loss(
         logits, target, batch.mask, temperature=temperature,
         total=task.unlabeled_batch or None)[0]
-    return unlabeled_weight * loss, (stats, {
-        'unlabeled_loss': averaging.over_rows(loss, batch)
+    return unlabeled_weight * loss, Aux(stats, {
+        'unlabeled_loss': network.over_rows(loss, batch)
     })
 
-  def init(key: jax.Array, federation: Federation) -> State:
-    model = jax.jit(task.model.init)(key)
-    return State(averaging.Server(model),
-                 mean_teacher.remember(task, model, federation.num_clients),
-                 jnp.int32(0))
+  def init(key: jax.Array, federation: Federation):
+    model = assemble.new_model(task, key)
+    return (assemble.Server(model),
+            mean_teacher.remember(task, model, federation.num_clients))
 
-  def client_update(payload: averaging.Server, client: Client, key) -> Update:
+  def client_update(payload: assemble.Server, client: Client, key) -> Update:
     one = mean_teacher.step(task, mean_teacher.supervised(task), unlabeled_loss,
                             task.optimizer(client.round), decay=decay,
                             max_norm=max_norm, unlabeled_rate=chosen['rate'],
@@ -225,13 +224,10 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
         labeled_beta=jnp.where(warming, 0.0, chosen['labeled_beta']),
         labeled_multiplier=chosen['multiplier'], distance=chosen['distance'],
         first_multiplier=first)
-    return server._replace(model=mean_teacher.moved(server.model, mean)), {}
+    return server._replace(model=assemble.moved(server.model, mean)), {}
 
-  one_pass = rounds.client_pass(
-      task, client_update, aggregate,
-      sample=mean_teacher.cohorts(task, groups,
-                                  warmup), work=mean_teacher.work(task))
-  return Method(init, mean_teacher.with_statistics(task, one_pass),
-                lambda s, x: task.apply(s.model, x),
-                pseudo_label=mean_teacher.teacher_labels(task),
-                client_update=client_update, aggregate=aggregate)
+  return assemble.assemble(
+      task, init=init, client_update=client_update, aggregate=aggregate,
+      sample=mean_teacher.cohorts(task, groups, warmup),
+      work=mean_teacher.work(task), splits_key=False,
+      pseudo_label=mean_teacher.teacher_labels(task))

@@ -20,8 +20,9 @@ import jax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
-from fedjax_ssl.methods.parts import averaging, objective, plateau
+from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 # Annealing of the labels, confidence of a clean view, and its sharpening.
 _PROFILES: dict[str, dict[str, Any]] = {
@@ -35,8 +36,7 @@ def uda(task: Task, *, profile: str = 'official',
         unlabeled_weight: float = 1.0, tsa: str | None = None,
         threshold: float | None = None, temperature: float | None = None,
         server: str = 'fedavg', mu: float = 0.01, weighting: str = 'examples',
-        keep_local: bool = False, lr_decay: str = 'none',
-        aggregator: averaging.Aggregator | None = None) -> Method:
+        keep_local: bool = False, lr_decay: str = 'none') -> Method:
   """Keeps the prediction of a clean view on a strong view.
 
   With annealing the labeled loss leaves out rows that are already predicted
@@ -73,8 +73,6 @@ def uda(task: Task, *, profile: str = 'official',
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
-    aggregator: from Python alone, a rule in place of the weighted mean: a
-      function of the clients' stacked updates and their weights, float32[S].
 
   Returns:
     The method.
@@ -98,33 +96,33 @@ def uda(task: Task, *, profile: str = 'official',
                                num_classes=task.num_classes)
     loss, kept = losses.tsa_cross_entropy(
         logits, rows.labels, rows.mask, threshold=bar)
-    return loss, {'tsa_rate': averaging.over_rows(kept['tsa_rate'], rows)}
+    return loss, {'tsa_rate': network.over_rows(kept['tsa_rate'], rows)}
 
-  def supervised_fn(model, anchor, batch, key):
-    del anchor
-    (logits,), stats = averaging.forward(
-        task, model, averaging.labeled_view(task, batch.labeled, key), key=key)
+  def supervised_fn(model, given, batch, key):
+    del given
+    (logits,), stats = network.forward(
+        task, model, network.labeled_view(task, batch.labeled, key), key=key)
     loss, metrics = labeled_loss(logits, batch)
-    return loss, (stats, metrics)
+    return loss, Aux(stats, metrics)
 
-  def loss_fn(model, anchor, batch, key):
-    del anchor
+  def loss_fn(model, given, batch, key):
+    del given
     keys = jax.random.split(key, 3)
     unlabeled = batch.unlabeled
-    clean, (labeled, strong), stats = averaging.forward_with_targets(
-        task, model, averaging.weakly(task, unlabeled, keys[0]),
-        averaging.labeled_view(task, batch.labeled, keys[1]),
-        averaging.strongly(task, unlabeled, keys[2]), key=key)
+    clean, (labeled, strong), stats = network.forward_with_targets(
+        task, model, network.weakly(task, unlabeled, keys[0]),
+        network.labeled_view(task, batch.labeled, keys[1]),
+        network.strongly(task, unlabeled, keys[2]), key=key)
     loss, used = losses.uda(strong, clean, unlabeled.mask,
                             threshold=threshold, temperature=temperature)
     known, more = labeled_loss(labeled, batch)
     loss, metrics = objective.total(
         batch, loss, known, weight=unlabeled_weight,
         mask_rate=used['mask_rate'])
-    return loss, (stats, {**metrics, **more})
+    return loss, Aux(stats, {**metrics, **more})
 
-  return plateau.averaging(
+  return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, lr_decay=lr_decay, aggregator=aggregator,
+      keep_local=keep_local, lr_decay=lr_decay,
       server_loss=supervised_fn,
-      pseudo_label=averaging.confident_labels(task, threshold, strict=True))
+      pseudo_label=assemble.confident_labels(task, threshold, strict=True))

@@ -83,7 +83,7 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
 
   accuracy, loss, macro_precision, macro_recall, auc, most_predicted,
   largest_class float32[] and per_class_accuracy float32[C], which is NaN for a
-  class without examples. See `classification_metrics` for the macro scores and shares.
+  class without examples. See `classification_metrics` for scores and shares.
   """
   hits = (logits.argmax(-1) == labels).astype(jnp.float32)
   of_class = jax.nn.one_hot(labels, logits.shape[-1])

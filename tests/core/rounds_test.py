@@ -132,6 +132,40 @@ def test_a_large_finite_update_is_not_called_infinite():
     assert run(one, state())[1]['num_rejected'] == rejected
 
 
+def test_counts_are_averaged_and_in_no_norm():
+  def counting(payload, client, key):
+    update = count(payload, client, key)
+    return update._replace(counts=100 * update.message['id'])
+
+  def spoilt(payload, client, key):
+    update = counting(payload, client, key)
+    return update._replace(
+        counts=jnp.where(client.id == 1, jnp.nan, update.counts))
+
+  @aggregation.linear
+  def linear(server, mean, cohort, context, key):
+    message, counts = mean
+    server, _ = add_mean(server, message, cohort, context, key)
+    return server, {'counted': counts}
+
+  def stacked(server, updates, cohort, context, key):
+    server, _ = stacked_mean(server, updates, cohort, context, key)
+    return server, {'counted': aggregation.weighted_mean(
+        updates.counts[0], updates.weight[0])}
+
+  task = dataclasses.replace(toy.task(), max_update_norm=5.0)
+  for rule in (linear, stacked):
+    for update, ids in ((counting, (1, 3, 5)), (spoilt, (3, 5))):
+      one = rounds.client_pass(task, update, rule, sample=fixed([[1, 3, 5]]))
+      after, metrics = run(one, state())
+      weights = np.array([toy.LABELED[i] for i in ids])
+      want = weights @ ids / weights.sum()
+      np.testing.assert_allclose(after.server, want, rtol=1e-6)
+      np.testing.assert_allclose(metrics['counted'], 100 * want, rtol=1e-6)
+      assert metrics['num_rejected'] == 3 - len(ids)
+      assert metrics['bytes_up'] == 3 * 8
+
+
 @pytest.mark.parametrize('rule', [add_mean, stacked_mean])
 @pytest.mark.parametrize('changes', [
     {}, {'client_map': 'vmap'}, {'client_map': 'vmap', 'chunk_size': 2}])

@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import assemble, network
 from tests import toy
 
 KEY = jax.random.key(2)
@@ -144,8 +144,8 @@ def test_static_statistics_are_those_of_the_averaged_model():
   model = state.server.model
   far = jax.tree.map(lambda x: x + 3, model.stats)
   def recomputed(stats):
-    start = state._replace(server=averaging.Server(model._replace(stats=stats)))
-    after, _ = jax.jit(averaging.statistics(task))(start, federation,
+    start = state._replace(server=assemble.Server(model._replace(stats=stats)))
+    after, _ = jax.jit(assemble.statistics(task))(start, federation,
                                                    jnp.int32(0), KEY)
     return after.server.model.stats
   chex.assert_trees_all_close(recomputed(model.stats), recomputed(far),
@@ -160,7 +160,7 @@ def test_views_go_through_together_exactly_where_norm_couples_them():
     task = toy.task(model)
     variables = task.model.init(KEY)
     other = batch._replace(inputs=255 - batch.inputs)
-    forward = jax.jit(functools.partial(averaging.forward_with_targets, task))
+    forward = jax.jit(functools.partial(network.forward_with_targets, task))
     alone, _, _ = forward(variables, batch, batch)
     mixed, _, _ = forward(variables, batch, other)
     assert np.allclose(alone, mixed, atol=1e-5) != coupled

@@ -16,7 +16,7 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch, Variables
 from fedjax_ssl.methods import feddure
 from fedjax_ssl.methods.feddure import bilevel, regulation
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import network as network_lib
 from tests import toy
 
 KEY = jax.random.key(5)
@@ -165,7 +165,7 @@ def test_without_regulation_a_step_is_fixmatch_without_threshold(kind):
   @jax.jit
   @functools.partial(jax.grad, has_aux=True)
   def fixmatch(params):
-    weak, (known, strong), stats = averaging.forward_with_targets(
+    weak, (known, strong), stats = network_lib.forward_with_targets(
         task, model._replace(params=params), views.weak, views.labeled,
         views.strong)
     loss, _ = losses.fixmatch(strong, weak, views.strong.mask, threshold=0.0)
@@ -229,7 +229,7 @@ def test_batch_statistics_move_once_a_step_and_with_the_local_model_alone():
   task = toy.task('conv')
   _, views = blobs()
   model = task.model.init(KEY)
-  rows = averaging.joined([views.weak, views.labeled, views.strong])
+  rows = network_lib.joined([views.weak, views.labeled, views.strong])
   _, once = task.apply_train(model, rows.inputs, rows.mask)
   # The program of the test above, in which C-reg makes its passes as well.
   _, after, _ = run(model, views, kind='conv', rates=(RATE, 0.0, 0.0),

@@ -231,12 +231,14 @@ OFFICIAL = "fedlabel(profile='official', threshold=0.3, warmup={})"
 def test_the_code_averages_both_models_apart_and_takes_the_middle():
   """w_L evenly, w_U by accepted rows: 1/2 mean + 1/2 weighted mean."""
   text = OFFICIAL.format(0)
-  parts = [update_of(text, client).message for client in (0, 1)]
-  rows = [float(part[2]) for part in parts]
+  updates = [update_of(text, client) for client in (0, 1)]
+  parts = [update.message for update in updates]
+  rows = [float(update.counts) for update in updates]
   assert rows[0] != rows[1]
   method = methods.make(text, toy.task())
   server = method.init(KEY, toy.federation()[0]).server
-  mean = jax.tree.map(lambda x, y: (x + y) / 2, *parts)
+  mean = jax.tree.map(lambda x, y: (x + y) / 2, *(
+      (update.message, update.counts) for update in updates))
   assert method.aggregate is not None
   new, _ = method.aggregate(server, mean, None, None, KEY)
   w = server.model.params
@@ -268,16 +270,17 @@ def test_in_the_warmup_w_u_rests():
   """Then the code takes half of the labeled step."""
   early = update_of(OFFICIAL.format(1))
   assert tree.global_norm(early.message[1]) == 0
-  assert early.message[2] == 1 / 16  # One row; the widest client has 12.
+  assert early.counts == 1 / 16  # One row; the widest client has 12.
   assert tree.global_norm(early.message[0]) > 0
   assert early.metrics['mask_rate'].rows == 0
   assert tree.global_norm(update_of(OFFICIAL.format(0)).message[1]) > 0
 
 
 def test_counts_of_rows_do_not_drown_the_change_in_the_norm():
-  local, _, rows = update_of(OFFICIAL.format(0)).message
-  assert 0 < rows <= 1
-  limit = 1.5 + float(tree.global_norm(local))
+  updates = [update_of(OFFICIAL.format(0), i) for i in range(toy.NUM_CLIENTS)]
+  assert all(0 < update.counts <= 1 for update in updates)
+  limit = 1.001 * max(float(tree.global_norm(update.message))
+                      for update in updates)
   server = [one_round(OFFICIAL.format(0), **more)[1] for more in (
       {}, {'max_update_norm': limit})]
   np.testing.assert_array_equal(*map(weights, server))

@@ -108,7 +108,7 @@ def test_cost_of_differences_against_a_count_of_the_two_leaves():
 
 def settled(**knobs):
   every = inspect.signature(fedmatch.fedmatch).parameters.values()
-  return settings.settle(toy.task(), {
+  return settings.settle(toy.task(), **{
       **{p.name: p.default for p in every if p.name != 'task'}, **knobs})
 
 

@@ -130,7 +130,7 @@ def test_undivided_helpers_are_the_models_that_their_clients_sent():
 
 
 def settled(**knobs):
-  return settings.settle(task(), {
+  return settings.settle(task(), **{
       **settings.PROFILES['v1'], 'profile': 'v1', 'num_helpers': 1,
       'threshold': .75, 'tie': 'lowest', 'labeled_weight': 1.0,
       'learn': 'both', 'density': 1.0, 'exact_down': True,
@@ -143,18 +143,17 @@ def gamma(scores, sizes=None, **knobs):
   count = len(scores)
   federation, _ = toy.federation()
   s = settled(**knobs)
-  state = server.init(task(), s, KEY, federation)
+  first, _ = server.init(task(), s, KEY, federation)
   psi = jax.tree.map(lambda x: jnp.ones((1, count, *x.shape)) * (
       1 + jnp.arange(count).reshape(1, count, *[1] * x.ndim)),
-                     state.server.psi)
+                     first.psi)
   message = client.Message(tree.zeros_like(psi), psi, {})
   weights = jnp.ones((1, count)) if sizes is None else jnp.array([sizes])
   updates = Update(message, weights, (), {client.SCORE: jnp.array([scores])})
   cohort = Cohort(jnp.arange(count)[None], jnp.ones((1, count), bool))
   context = Context(jnp.int32(0), federation.train, federation.validation,
                     federation.server)
-  new, _ = server.aggregate(task(), s, state.server, updates, cohort, context,
-                            KEY)
+  new, _ = server.aggregate(task(), s, first, updates, cohort, context, KEY)
   return jax.tree.leaves(new.psi)[0].ravel()[0], new, s
 
 

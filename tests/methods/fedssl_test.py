@@ -31,13 +31,18 @@ def _choices(**changes):
       generator_kind='non_saturating', ramp=0.0), **changes)
 
 
-def _costs(**changes):
-  return gmixup.Costs(toy.task(), gan.make(width=4), _choices(**changes))
+def _problem(**changes):
+  return gmixup.Problem(toy.task(), gan.make(width=4), _choices(**changes))
+
+
+def jitted(function, problem):
+  """The function of a problem, compiled."""
+  return jax.jit(functools.partial(function, problem))
 
 
 @functools.lru_cache
 def _batch(known=1.0):
-  """Costs' arguments on 6 rows of the toy federation, two of them masked."""
+  """Arguments of the costs on 6 rows of the toy federation, two masked."""
   federation, _ = toy.federation()
   rows = gmixup.Rows(
       jnp.asarray(federation.train.inputs[:6]),
@@ -46,16 +51,17 @@ def _batch(known=1.0):
   state = methods.make(f'fedssl({KNOBS})', toy.task()).init(
       jax.random.key(3), federation)
   nets = state.server.nets
-  made = jax.jit(_costs().material)(nets.model, rows, jax.random.key(4))
+  made = jitted(gmixup.material, _problem())(
+      nets.model, rows, jax.random.key(4))
   return rows, nets, made
 
 
 @functools.lru_cache
 def _joint(**changes):
   """The compiled cost (nets, made) -> (loss, (stats, metrics))."""
-  costs = _costs(**changes)
-  return jax.jit(lambda nets, made: costs.joint(
-      (nets.model.params, nets.generator), nets, made))
+  problem = _problem(**changes)
+  return jax.jit(lambda nets, made: gmixup.joint_cost(
+      problem, (nets.model.params, nets.generator), nets, made))
 
 
 def test_word_vectors_that_nothing_trains_are_refused():
@@ -95,12 +101,12 @@ def test_material_is_what_the_paper_draws():
 
 def test_joint_cost_is_the_sum_of_the_papers_terms():
   _, nets, made = _batch()
-  costs = _costs()
+  problem = _problem()
   got, (_, metrics) = _joint()(nets, made)
-  fake, again = jax.jit(costs.generate)(
+  fake, again = jitted(gmixup.generate, problem)(
       nets.generator, made, made.lam, jnp.ones(6))
   blend = losses.mixup(made.lam, made.labels, made.target)
-  apply, judge = map(jax.jit, (toy.task().model.apply, costs.networks.judge))
+  apply, judge = map(jax.jit, (toy.task().model.apply, problem.networks.judge))
   rows = np.flatnonzero(made.mask)
   def entropy(logits, target):
     return -(target * jax.nn.log_softmax(logits))[rows].sum(-1).mean()
@@ -119,11 +125,12 @@ def test_joint_cost_is_the_sum_of_the_papers_terms():
 
 def test_discriminator_cost_is_equation_6():
   _, nets, made = _batch()
-  costs = _costs(condition='target')
-  got = jax.jit(costs.discriminator)(nets.discriminator, nets, made)
-  fake, = jax.jit(costs.generate)(nets.generator, made, made.lam)
+  problem = _problem(condition='target')
+  got = jitted(gmixup.discriminator_cost, problem)(
+      nets.discriminator, nets, made)
+  fake, = jitted(gmixup.generate, problem)(nets.generator, made, made.lam)
   judge = functools.partial(
-      jax.jit(costs.networks.judge), nets.discriminator)
+      jax.jit(problem.networks.judge), nets.discriminator)
   g = losses.realism_weight(made.lam)
   rows = -(np.log(jax.nn.sigmoid(judge(made.real, made.labels)))
            + g * np.log(1 - jax.nn.sigmoid(judge(fake, made.target))))
@@ -133,14 +140,15 @@ def test_discriminator_cost_is_equation_6():
 
 def test_masked_rows_change_nothing():
   _, nets, made = _batch()
-  costs = _costs()
+  problem = _problem()
   other = made._replace(
       real=made.real.at[2].set(7.0), labels=made.labels.at[5].set(9.0),
       inputs=made.inputs.at[2].set(200))
   @jax.jit
   def both(made):
-    return (jax.grad(costs.discriminator)(nets.discriminator, nets, made),
-            jax.grad(lambda p: costs.joint(p, nets, made)[0])(
+    return (jax.grad(gmixup.discriminator_cost, 1)(
+                problem, nets.discriminator, nets, made),
+            jax.grad(lambda p: gmixup.joint_cost(problem, p, nets, made)[0])(
                 (nets.model.params, nets.generator)))
   chex.assert_trees_all_close(both(made), both(other), rtol=1e-4, atol=1e-5)
 
@@ -165,7 +173,7 @@ def test_each_network_learns_only_from_its_own_terms():
   _, nets, made = _batch()
   def gradient(**changes):
     return jax.jit(jax.grad(
-        lambda p: _costs(**changes).joint(p, nets, made)[0]))(
+        lambda p: gmixup.joint_cost(_problem(**changes), p, nets, made)[0]))(
             (nets.model.params, nets.generator))
   full = gradient()
   # F sees neither realism nor reconstruction.
@@ -182,7 +190,7 @@ def test_passes_of_the_classifier_are_counted(real_data, trained):
   """4 real rows: their blends, themselves, and 3 views of those to label."""
   for known, labelings in ((1.0, 0), (0.0, 3)):
     rows, _, _ = _batch(known)
-    found = _costs(real_data=real_data, num_views=3).passes(rows)
+    found = gmixup.passes(_problem(real_data=real_data, num_views=3), rows)
     assert found['backward_passes'] == 4 * trained
     assert found['forward_passes'] == 4 * (trained + labelings)
 
@@ -222,7 +230,7 @@ def _trained():
   rows = gmixup.Rows(jnp.asarray(federation.train.inputs),
                      jnp.asarray(federation.train.labels),
                      *[jnp.ones(size)] * 3)
-  costs = _costs()
+  problem = _problem()
   optimizers = {'model': optax.adam(1e-2), 'generator': optax.adam(3e-3),
                 'discriminator': optax.adam(1e-3)}
   method = methods.make(f'fedssl({KNOBS})', toy.task())
@@ -231,17 +239,17 @@ def _trained():
             'discriminator': nets.discriminator}
   learner = fedssl_method._Learner(nets, {
       name: optimizers[name].init(p) for name, p in params.items()})
-  one = fedssl.step(costs, optimizers)
+  one = fedssl.step(problem, optimizers)
   def body(i, learner):
     return one(learner, rows, jax.random.fold_in(jax.random.key(1), i))[0]
   after = jax.jit(lambda x: jax.lax.fori_loop(0, 150, body, x))(learner).nets
-  made = jax.jit(costs.material)(nets.model, rows, jax.random.key(2))
-  return costs, nets, after, made
+  made = jitted(gmixup.material, problem)(nets.model, rows, jax.random.key(2))
+  return problem, nets, after, made
 
 
 def test_unmixed_examples_are_reconstructed_better_after_training():
-  costs, before, after, made = _trained()
-  generate = jax.jit(costs.generate)
+  problem, before, after, made = _trained()
+  generate = jitted(gmixup.generate, problem)
   def error(nets):
     again, = generate(nets.generator, made, jnp.ones_like(made.lam))
     return adversarial.reconstruction(
@@ -288,7 +296,7 @@ def test_discriminator_rests_without_realism():
       'generator': optimizers['generator'].init(nets.generator),
       'discriminator': optimizers['discriminator'].init(nets.discriminator)})
   def moved(part, **changes):
-    one = fedssl.step(_costs(**changes), optimizers)
+    one = fedssl.step(_problem(**changes), optimizers)
     traced = jax.make_jaxpr(lambda p: getattr(one(
         learner._replace(nets=nets._replace(**{part: p})), rows,
         jax.random.key(0))[0].nets, part))(getattr(nets, part)).jaxpr

@@ -151,7 +151,7 @@ class Agent:
   def __init__(self, scope: str, clip: float = CLIP, use_real: bool = True):
     task = toy.task(labeled_batch=8, local_steps=USUAL)
     federation = _federation()
-    costs = gmixup.Costs(task, gan.make(width=4), gmixup.Choices(
+    problem = gmixup.Problem(task, gan.make(width=4), gmixup.Choices(
         2, 2.0, .75, 3, use_real, True, 'all', 'mixed', 'mean',
         'non_saturating', 0.0))
     plan = private_agents.Plan(scope, 8.0, 1e-5, clip, None, 3, 'rdp', 0)
@@ -165,7 +165,7 @@ class Agent:
       client = ToAgent(jnp.int32(0), shard, (), federation.train._replace(
           inputs=inputs), federation.validation, jnp.int32(0), jnp.int32(0))
       return private_agents.train(
-          task, costs, plan, self.nets, optimizers, client, jnp.int32(1),
+          task, problem, plan, self.nets, optimizers, client, jnp.int32(1),
           noise, root)
     self._private = jax.jit(private)
 
@@ -180,7 +180,7 @@ class Agent:
           name: optimizers[name].init(p) for name, p in (
               ('model', nets.model.params), ('generator', nets.generator),
               ('discriminator', nets.discriminator))})
-      after = fedssl.step(costs, optimizers)(learner, batch, keys[1])[0].nets
+      after = fedssl.step(problem, optimizers)(learner, batch, keys[1])[0].nets
       return after._replace(generator=tree.where(
           t == 0, after.generator, nets.generator))
     # G moves in the first step only.

@@ -105,10 +105,10 @@ def test_relations_are_those_of_the_labels_and_uniform_for_unseen_classes():
       matrix[c] = row / row.sum()
     unseen += toy.NUM_CLASSES - len(set(labels.tolist()))
     update = run(i)
-    np.testing.assert_allclose(update.message.relation, matrix, atol=1e-5)
-    assert tree.global_norm(update.message.model) == 0
+    np.testing.assert_allclose(update.counts, matrix, atol=1e-5)
+    assert tree.global_norm(update.message) == 0
   assert unseen > 0
-  assert not run(UNLABELED_CLIENT).message.relation.any()
+  assert not run(UNLABELED_CLIENT).counts.any()
 
 
 def test_the_server_keeps_the_mean_of_those_that_told():
@@ -118,8 +118,8 @@ def test_the_server_keeps_the_mean_of_those_that_told():
   told = jax.nn.softmax(jax.random.normal(KEY, (2, 3, 3)))
   first = fedirm.Server(model, jnp.eye(3))
   def after(mean):
-    message = fedirm.Message(tree.zeros_like(model), mean)
-    return aggregate(first, message, None, None, KEY)[0].relation
+    still = tree.zeros_like(model)
+    return aggregate(first, (still, mean), None, None, KEY)[0].relation
   # Two of five clients have labels: the pass averages over all five.
   np.testing.assert_allclose(after(told.sum(0) / 5), told.mean(0), rtol=1e-5)
   np.testing.assert_array_equal(after(jnp.zeros((3, 3))), jnp.eye(3))
@@ -205,11 +205,11 @@ def test_an_unlabeled_step_of_fedirm_against_numpy():
   slope = np.array([loss(start + d) - loss(start - d)
                     for d in 1e-5 * np.eye(start.size)]) / 2e-5
   step = -0.4 * slope
-  np.testing.assert_allclose(flat(update.message.model), step, atol=2e-6)
+  np.testing.assert_allclose(flat(update.message), step, atol=2e-6)
   np.testing.assert_allclose(
       flat(update.memory.teacher),
       0.75 * flat(teacher) + 0.25 * (start + step), atol=2e-6)
-  assert update.memory.steps == 4 and not update.message.relation.any()
+  assert update.memory.steps == 4 and not update.counts.any()
 
 
 def test_by_default_fedirm_weighs_its_two_terms_at_most_once():
@@ -232,7 +232,7 @@ def test_under_adam_the_scale_of_fedirm_cancels():
                                   'fed_consist(threshold=1.1)'])
 def test_without_its_loss_an_unlabeled_client_stays(text):
   update = updater(text)[1](UNLABELED_CLIENT)
-  assert tree.global_norm(update.message.model if text.startswith('fedirm')
+  assert tree.global_norm(update.message if text.startswith('fedirm')
                           else update.message) == 0
 
 

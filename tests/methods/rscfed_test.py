@@ -14,7 +14,7 @@ from fedjax_ssl import aggregation, methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client, Cohort, Context, Update
 from fedjax_ssl.methods import rscfed
-from fedjax_ssl.methods.parts import averaging, mean_teacher
+from fedjax_ssl.methods.parts import assemble, averaging, mean_teacher
 from tests import toy
 from tests.stacked import five_clients
 
@@ -217,7 +217,7 @@ def test_the_profiles_differ_as_said():
     text = ', '.join(f'{k}={v!r}' for k, v in knobs.items())
     aggregate = methods.make(f'rscfed({text})', task).aggregate
     model = averaging.Variables(tree.take(stacked, 0), {})
-    zero = averaging.Server(tree.zeros_like(model))
+    zero = assemble.Server(tree.zeros_like(model))
     messages = averaging.Variables(tree.take(stacked, GROUPS), {})
     updates = Update(messages, jnp.asarray(sizes[GROUPS]), (), {
         'labeled_share': jnp.asarray(LABELED[GROUPS], jnp.float32)})
@@ -263,7 +263,7 @@ def test_a_literal_aggregation_is_the_released_one(literal, ids, model):
       f'rscfed(literal={literal}, groups=1, labeled_beta=0.5, warmup=0.0)',
       task)
   server = method.init(jax.random.key(0), federation).server
-  zero = averaging.Server(tree.zeros_like(server.model))
+  zero = assemble.Server(tree.zeros_like(server.model))
   _, sizes = five_clients()
   steps = np.array([2.0, 5.0, 1.0, 3.0, 9.0], np.float32)
   keys = jax.random.split(jax.random.key(1), 5)
@@ -304,7 +304,7 @@ def test_a_warmup_averages_its_one_group_by_examples():
   def mean(round_):
     context = Context(jnp.int32(round_), federation.train,
                       federation.validation, federation.server)
-    zero = averaging.Server(tree.zeros_like(model))
+    zero = assemble.Server(tree.zeros_like(model))
     return aggregate(zero, updates, None, context, KEY)[0].model.params
   want = aggregation.weighted_mean(
       tree.take(stacked, GROUPS[0]), sizes[GROUPS[0]])

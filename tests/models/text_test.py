@@ -14,7 +14,7 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client, Examples
 from fedjax_ssl.data import augment, preprocess
 from fedjax_ssl.methods.fedssl import gmixup
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import assemble, averaging
 from fedjax_ssl.models import gan
 from tests import toy
 
@@ -123,13 +123,14 @@ def test_only_the_classifier_trains_the_word_vectors():
   choices = gmixup.Choices(2, 2.0, .75, 3, True, True, 'none', 'mixed', 'sum',
                            'non_saturating', 0.0)
   def table_gradient(real_data):
-    costs = gmixup.Costs(task, gan.make(width=4), dataclasses.replace(
+    problem = gmixup.Problem(task, gan.make(width=4), dataclasses.replace(
         choices, real_data=real_data))
     def cost(params):
       model = nets.model._replace(params=params)
-      made = costs.material(model, rows, jax.random.key(1))
-      return costs.joint((params, nets.generator), nets._replace(model=model),
-                         made)[0]
+      made = gmixup.material(problem, model, rows, jax.random.key(1))
+      return gmixup.joint_cost(
+          problem, (params, nets.generator), nets._replace(model=model),
+          made)[0]
     return tree.global_norm(
         jax.jit(jax.grad(cost))(nets.model.params)['embedding'])
   assert table_gradient('none') == 0
@@ -150,7 +151,7 @@ def test_mixmatch_blends_texts_as_their_vectors():
   def moved(task, model, federation):
     update = methods.make('mixmatch', task).client_update
     assert update is not None
-    return jax.jit(update)(averaging.Server(model),
+    return jax.jit(update)(assemble.Server(model),
                            Client(jnp.int32(0),
                                   tree.take(federation.clients, 0),
                                   averaging._Memory(None, None),

@@ -16,7 +16,7 @@ from fedjax_ssl import losses
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch, COUNTED, Metrics, PyTree, Variables
 from fedjax_ssl.methods.feddure import regulation
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import network
 
 # Rows of Table 2: FedDure, F-reg, C-reg, Baseline+MAML, Baseline.
 REGULATORS = ('both', 'fine', 'coarse', 'maml', 'none')
@@ -73,7 +73,7 @@ def _together(apply: Apply, model: Variables, views: Sequence[Batch],
               dropping: Sequence[jax.Array]
               ) -> tuple[list[jax.Array], PyTree]:
   """One pass over several views: logits of each, and the statistics."""
-  rows = averaging.joined(views)
+  rows = network.joined(views)
   logits, stats = apply(model, rows.inputs, rows.mask, *dropping)
   ends = [sum(v.mask.shape[0] for v in views[:i + 1])
           for i in range(len(views) - 1)]
@@ -189,11 +189,11 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
       rules.local, grads, carry.opt_states.local, model.params)
   metrics = {
       'mask_rate':
-          averaging.over_rows(losses.masked_mean(weights, strong.mask), strong),
+          network.over_rows(losses.masked_mean(weights, strong.mask), strong),
       'labeled_loss':
-          averaging.over_rows(supervised, labeled),
+          network.over_rows(supervised, labeled),
       'unlabeled_loss':
-          averaging.over_rows(weighted, strong),
+          network.over_rows(weighted, strong),
       'train_loss':
           supervised + weighted
   }
@@ -201,7 +201,7 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
     metrics[name] = (known_times * labeled.mask.sum()
                      + times * strong.mask.sum())
   if which in ('both', 'coarse'):
-    metrics['reward'] = averaging.over_rows(reward, labeled)
+    metrics['reward'] = network.over_rows(reward, labeled)
   return Carry(Variables(params, stats), coarse, fine, Rules(
       local_state, coarse_state, fine_state)), metrics
 

@@ -20,6 +20,7 @@ from fedjax_ssl import losses
 from fedjax_ssl.core import client_weights, local_training, tree
 from fedjax_ssl.core.types import (
   Array,
+  Batch,
   Client,
   COUNTED,
   Metrics,
@@ -30,7 +31,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import network
 
 # Final weight of the consistency, and the steps over which it rises; a round
 # has far fewer, and begins anew.
@@ -111,9 +112,9 @@ def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
   """Weak, labeled and strong view of a batch."""
   keys = jax.random.split(key, 3)
   assert batch.unlabeled is not None
-  return (averaging.weakly(task, batch.unlabeled, keys[0]),
-          averaging.labeled_view(task, batch.labeled, keys[1]),
-          averaging.strongly(task, batch.unlabeled, keys[2]))
+  return (network.weakly(task, batch.unlabeled, keys[0]),
+          network.labeled_view(task, batch.labeled, keys[1]),
+          network.strongly(task, batch.unlabeled, keys[2]))
 
 
 def fine_tune_step(
@@ -126,7 +127,7 @@ def fine_tune_step(
     weak, labeled, strong = views(task, batch, key)
 
     def loss_of(params):
-      _, (logits, _), stats = averaging.forward_with_targets(
+      _, (logits, _), stats = network.forward_with_targets(
           task, learner.teacher._replace(params=params), weak, labeled, strong,
           key=key)
       loss, _ = losses.cross_entropy(logits, labeled.labels, labeled.mask)
@@ -140,6 +141,42 @@ def fine_tune_step(
         teacher=Variables(params, stats), teacher_state=state,
         done=learner.done + 1), batching.passes(batch, 2 * coupled, 0)
   return step
+
+
+def _student_step(task: Task, schedule: Schedule,
+                  optimizer: optax.GradientTransformation, learner: Learner,
+                  labels: jax.Array, weak: Batch, labeled: Batch,
+                  key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
+  """The student after a step on the teacher's labels, and how it fares.
+
+  Args:
+    task: has the network.
+    schedule: the warm-up.
+    optimizer: the student's.
+    learner: before.
+    labels: int32[B], the teacher's, of the rows `weak`.
+    weak: unlabeled rows.
+    labeled: labeled rows.
+    key: for networks with dropout.
+
+  Returns:
+    Its parameters, its optimizer's state, and float32[], by how much its
+    labeled loss rose.
+  """
+  def run(params, rows):
+    return task.apply_train(
+        learner.teacher._replace(params=params), rows.inputs, rows.mask,
+        jax.random.fold_in(key, 0xd1))[0]
+  def known(params):
+    return losses.cross_entropy(
+        run(params, labeled), labeled.labels, labeled.mask)[0]
+  grads = jax.grad(lambda params: losses.cross_entropy(
+      run(params, weak), labels, weak.mask)[0])(learner.student)
+  rate = factor(learner.done - schedule.fine_tune, schedule,
+                wait=schedule.wait)
+  params, state = _scaled(
+      optimizer, grads, learner.student_state, learner.student, rate)
+  return params, state, known(params) - known(learner.student)
 
 
 def main_step(task: Task, schedule: Schedule,
@@ -161,34 +198,18 @@ def main_step(task: Task, schedule: Schedule,
   Returns:
     (learner, batch, key) -> (learner, metrics).
   """
-  def student_step(learner, labels, weak, labeled, key):
-    def run(params, rows):
-      return task.apply_train(
-          learner.teacher._replace(params=params), rows.inputs, rows.mask,
-          jax.random.fold_in(key, 0xd1))[0]
-    def known(params):
-      return losses.cross_entropy(
-          run(params, labeled), labeled.labels, labeled.mask)[0]
-    grads = jax.grad(lambda params: losses.cross_entropy(
-        run(params, weak), labels, weak.mask)[0])(learner.student)
-    rate = factor(learner.done - schedule.fine_tune, schedule,
-                  wait=schedule.wait)
-    params, state = _scaled(
-        optimizer, grads, learner.student_state, learner.student, rate)
-    return params, state, known(params) - known(learner.student)
-
   def step(learner: Learner, batch: Pair, key: jax.Array
            ) -> tuple[Learner, Metrics]:
     weak, labeled, strong = views(task, batch, key)
     ramp = jnp.minimum((learner.done - schedule.fine_tune + 1) / _RAMP, 1)
 
     def loss_of(params):
-      target, (known, bold), stats = averaging.forward_with_targets(
+      target, (known, bold), stats = network.forward_with_targets(
           task, learner.teacher._replace(params=params), weak, labeled, strong,
           key=key)
       labels, sure = losses.pseudo_label(target, threshold=threshold)
-      student, state, dot = jax.lax.stop_gradient(
-          student_step(learner, labels, weak, labeled, key))
+      student, state, dot = jax.lax.stop_gradient(_student_step(
+          task, schedule, optimizer, learner, labels, weak, labeled, key))
       supervised = losses.cross_entropy(known, labeled.labels, labeled.mask)[0]
       consistent = losses.cross_entropy(
           bold, jax.nn.softmax(target), strong.mask * sure,
@@ -201,14 +222,14 @@ def main_step(task: Task, schedule: Schedule,
           'backward_passes':
               rows[0] + 2 * rows[1],
           'reward':
-              averaging.over_rows(-dot, labeled),
+              network.over_rows(-dot, labeled),
           'mask_rate':
-              averaging.over_rows(losses.masked_mean(sure, strong.mask),
+              network.over_rows(losses.masked_mean(sure, strong.mask),
                                   strong),
           'labeled_loss':
-              averaging.over_rows(supervised, labeled),
+              network.over_rows(supervised, labeled),
           'unlabeled_loss':
-              averaging.over_rows(consistent, strong)
+              network.over_rows(consistent, strong)
       }
       loss = supervised + _WEIGHT * ramp * consistent
       return loss + dot * own, (

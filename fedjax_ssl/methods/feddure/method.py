@@ -23,7 +23,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
 from fedjax_ssl.core import (
@@ -31,16 +30,15 @@ from fedjax_ssl.core import (
   client_weights,
   knobs,
   local_training,
-  rounds,
   tree,
 )
 from fedjax_ssl.core.types import (
   Client,
+  Context,
   Federation,
   Method,
   Metrics,
   PyTree,
-  State,
   Task,
   Update,
   Variables,
@@ -54,7 +52,7 @@ from fedjax_ssl.methods.feddure.bilevel import (
   step,
   Views,
 )
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import assemble
 
 
 class Server(NamedTuple):
@@ -70,6 +68,43 @@ class _Memory(NamedTuple):
 
   fine: PyTree  # () where it is not kept.
   model: PyTree  # Its last model; () where local models are not kept.
+
+
+class _Settings(NamedTuple):
+  """`feddure`'s knobs, settled."""
+
+  official: bool
+  regulators: str
+  averaged: str
+  virtual_rate: float
+  threshold: float
+  detach: bool
+  fine_input: str
+  hidden: int
+  keep_fine: bool
+  schedule: meta_labels.Schedule
+  weighting: str
+  keep_local: bool
+
+  @property
+  def has_fine(self) -> bool:
+    """Whether there is an F-reg."""
+    return not self.official and self.regulators in ('both', 'fine')
+
+  @property
+  def has_coarse(self) -> bool:
+    """Whether there is a C-reg of its own."""
+    return not self.official and self.regulators in ('both', 'coarse')
+
+  @property
+  def travels(self) -> bool:
+    """Whether regulators are sent."""
+    return self.averaged != 'no'
+
+  @property
+  def keeps(self) -> bool:
+    """Whether F-reg stays on its client."""
+    return self.has_fine and self.keep_fine and not self.travels
 
 
 def _only(profile: str, bound: knobs.Bound) -> knobs.Bound:
@@ -134,115 +169,125 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
       exclude each other, or labels at the server.
   """
   checks.check('profile', profile, ('paper', 'official'))
-  checks.check('regulators', regulators, REGULATORS)
-  checks.check('averaged', averaged, ('no', 'last', 'all'))
-  checks.check('fine_input', fine_input, regulation.FORMS)
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
+  official = profile == 'official'
+  if threshold is None:
+    threshold = 0.6 if official else 0.95
+  s = _Settings(
+      official, regulators, averaged, virtual_rate, threshold, detach,
+      fine_input, hidden, keep_fine, meta_labels.Schedule(
+          fine_tune_steps, main_steps, warmup_steps, wait_steps), weighting,
+      keep_local)
+  _check(task, s)
+  return assemble.assemble(
+      task, init=functools.partial(_init, task, s),
+      client_update=functools.partial(_client_update, task, s),
+      aggregate=aggregation.linear(functools.partial(_finish, s)),
+      work=functools.partial(meta_labels.num_steps, s.schedule) if official
+      else functools.partial(batching.num_steps, task),
+      local_model=(lambda row: row.model) if keep_local else None,
+      pseudo_label=functools.partial(_pseudo_label, task, s))
+
+
+def _check(task: Task, s: _Settings) -> None:
+  """Refuses choices that are unknown or exclude each other."""
+  checks.check('regulators', s.regulators, REGULATORS)
+  checks.check('averaged', s.averaged, ('no', 'last', 'all'))
+  checks.check('fine_input', s.fine_input, regulation.FORMS)
+  checks.check('weighting', s.weighting, client_weights.WEIGHTINGS)
   if task.labels_at == 'server':
     raise ValueError("feddure needs labels_at='clients': its regulators learn "
                      "from each client's labels.")
-  official = profile == 'official'
-  if official and (regulators, averaged) != ('both', 'no'):
+  if s.official and (s.regulators, s.averaged) != ('both', 'no'):
     raise ValueError("profile='official' has no ablations; give "
                      "profile='paper' with regulators and averaged.")
-  if official and wait_steps > main_steps:
-    raise ValueError(f'wait_steps={wait_steps} is more than main_steps='
-                     f'{main_steps}; give at most as many.')
-  if averaged != 'no' and regulators in ('maml', 'none'):
-    raise ValueError(f'regulators={regulators!r} has none to average; give '
+  if s.official and s.schedule.wait > s.schedule.main:
+    raise ValueError(f'wait_steps={s.schedule.wait} is more than main_steps='
+                     f'{s.schedule.main}; give at most as many.')
+  if s.travels and s.regulators in ('maml', 'none'):
+    raise ValueError(f'regulators={s.regulators!r} has none to average; give '
                      "averaged='no'.")
-  if threshold is None:
-    threshold = 0.6 if official else 0.95
-  has_fine = not official and regulators in ('both', 'fine')
-  has_coarse = not official and regulators in ('both', 'coarse')
-  travels = averaged != 'no'
-  keeps = has_fine and keep_fine and not travels
-  schedule = meta_labels.Schedule(
-      fine_tune_steps, main_steps, warmup_steps, wait_steps)
-  new_fine = functools.partial(
-      regulation.init_fine, num_classes=task.num_classes, hidden=hidden)
-  knobs: dict[str, Any] = {
-      'which': regulators, 'virtual_rate': virtual_rate,
-      'threshold': threshold, 'detach': detach, 'form': fine_input,
-      'joint': task.model.norm in ('batch', 'static')}
 
-  def init(key: jax.Array, federation: Federation) -> State:
-    model = jax.jit(task.model.init)(key)
-    fine = new_fine(jax.random.fold_in(key, 1))
-    def on_clients(numbers, kept):
-      return tree.repeat(numbers, federation.num_clients) if kept else ()
-    return State(
-        Server(model, model.params if travels and has_coarse else (),
-               fine if travels and has_fine else ()),
-        _Memory(on_clients(fine, keeps), on_clients(model, keep_local)),
-        jnp.int32(0))
 
-  def paper_round(payload: Server, client: Client, key: jax.Array
-                  ) -> tuple[Server, Metrics]:
-    order_key, step_key = jax.random.split(key)
-    fine = (payload.fine if travels else client.memory.fine if keeps
-            else new_fine(jax.random.fold_in(key, 2)) if has_fine else ())
-    coarse = (payload.coarse if travels else payload.model.params
-              if has_coarse else ())
-    rules = Rules(*[task.optimizer(client.round)] * 3)
+def _new_fine(task: Task, s: _Settings, key: jax.Array) -> regulation.Fine:
+  return regulation.init_fine(key, task.num_classes, hidden=s.hidden)
 
-    def one(carry, batch, key):
-      weak, labeled, strong = meta_labels.views(task, batch, key)
-      return step(task.apply_train, carry, Views(labeled, weak, strong),
-                  rules=rules, key=jax.random.fold_in(key, 0xd0), **knobs)
 
-    carry, metrics = local_training.train(
-        one, start(payload.model, coarse, fine, rules),
-        batching.batches(task, client.train, client.shard, order_key,
-                         round_=client.round), step_key)
-    return Server(*carry[:3]), metrics
+def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
+          ) -> tuple[Server, _Memory]:
+  model = assemble.new_model(task, key)
+  fine = _new_fine(task, s, jax.random.fold_in(key, 1))
+  def on_clients(numbers, kept):
+    return tree.repeat(numbers, federation.num_clients) if kept else ()
+  return (Server(model, model.params if s.travels and s.has_coarse else (),
+                 fine if s.travels and s.has_fine else ()),
+          _Memory(on_clients(fine, s.keeps), on_clients(model, s.keep_local)))
 
-  def official_round(payload: Server, client: Client, key: jax.Array
-                     ) -> tuple[Server, Metrics]:
-    learner, metrics = meta_labels.train(
-        task, schedule, payload.model, client, key, threshold=threshold)
-    return Server(learner.teacher), metrics
 
-  def client_update(payload: Server, client: Client, key) -> Update:
-    after, metrics = (official_round if official else paper_round)(
-        payload, client, key)
-    if task.model.norm == 'static':  # A pass of its own renews them.
-      after = after._replace(model=after.model._replace(
-          stats=payload.model.stats))
-    weight = client_weights.of(client.shard, 'both', weighting=weighting)
-    memory = _Memory(
-        after.fine if keeps else (),
-        tree.where(weight > 0, after.model, client.memory.model)
-        if keep_local else ())
-    sent = after if travels else Server(after.model)
-    return Update(tree.subtract(sent, payload), weight, memory, metrics)
+def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
+                   key: jax.Array) -> Update:
+  after, metrics = (_official_round if s.official else _paper_round)(
+      task, s, payload, client, key)
+  if task.model.norm == 'static':  # A pass of its own renews them.
+    after = after._replace(model=after.model._replace(
+        stats=payload.model.stats))
+  weight = client_weights.of(client.shard, 'both', weighting=s.weighting)
+  memory = _Memory(
+      after.fine if s.keeps else (),
+      tree.where(weight > 0, after.model, client.memory.model)
+      if s.keep_local else ())
+  sent = after if s.travels else Server(after.model)
+  return Update(tree.subtract(sent, payload), weight, memory, metrics)
 
-  @aggregation.linear
-  def finish(record, mean, cohort, context, key):
-    del cohort, key
-    share = 1.0 if averaged == 'last' else 1 / (context.round + 1)
-    return Server(tree.add(record.model, mean.model),
-                  tree.add(record.coarse, tree.scale(mean.coarse, share)),
-                  tree.add(record.fine, tree.scale(mean.fine, share))), {}
 
-  def pseudo_label(record, memory, inputs):
-    logits = task.apply(record.model, inputs)
-    labels, weights = losses.pseudo_label(
-        logits, threshold=0.0 if has_fine else threshold)
-    if keeps or (has_fine and travels):
-      weights = regulation.row_weights(
-          memory.fine if keeps else record.fine, logits, form=fine_input)
-    return labels, weights
+def _paper_round(task: Task, s: _Settings, payload: Server, client: Client,
+                 key: jax.Array) -> tuple[Server, Metrics]:
+  """Equations (1) to (10) over the client's batches."""
+  order_key, step_key = jax.random.split(key)
+  fine = (payload.fine if s.travels else client.memory.fine if s.keeps
+          else _new_fine(task, s, jax.random.fold_in(key, 2)) if s.has_fine
+          else ())
+  coarse = (payload.coarse if s.travels else payload.model.params
+            if s.has_coarse else ())
+  rules = Rules(*[task.optimizer(client.round)] * 3)
 
-  passes = [rounds.client_pass(
-      task, client_update, finish,
-      work=functools.partial(meta_labels.num_steps, schedule) if official
-      else functools.partial(batching.num_steps, task))]
-  if task.model.norm == 'static':
-    passes.append(averaging.statistics(task))
-  return Method(
-      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
-      local_predict=(lambda s, row, x: task.apply(row.model, x))
-      if keep_local else None,
-      pseudo_label=pseudo_label, client_update=client_update,
-      aggregate=finish)
+  def one(carry, batch, key):
+    weak, labeled, strong = meta_labels.views(task, batch, key)
+    return step(task.apply_train, carry, Views(labeled, weak, strong),
+                rules=rules, which=s.regulators, virtual_rate=s.virtual_rate,
+                threshold=s.threshold, detach=s.detach, form=s.fine_input,
+                joint=task.model.norm in ('batch', 'static'),
+                key=jax.random.fold_in(key, 0xd0))
+
+  carry, metrics = local_training.train(
+      one, start(payload.model, coarse, fine, rules),
+      batching.batches(task, client.train, client.shard, order_key,
+                       round_=client.round), step_key)
+  return Server(*carry[:3]), metrics
+
+
+def _official_round(task: Task, s: _Settings, payload: Server, client: Client,
+                    key: jax.Array) -> tuple[Server, Metrics]:
+  """What the released code trains."""
+  learner, metrics = meta_labels.train(
+      task, s.schedule, payload.model, client, key, threshold=s.threshold)
+  return Server(learner.teacher), metrics
+
+
+def _finish(s: _Settings, record: Server, mean: Server, cohort: Any,
+            context: Context, key: Any) -> tuple[Server, Metrics]:
+  del cohort, key
+  share = 1.0 if s.averaged == 'last' else 1 / (context.round + 1)
+  return Server(tree.add(record.model, mean.model),
+                tree.add(record.coarse, tree.scale(mean.coarse, share)),
+                tree.add(record.fine, tree.scale(mean.fine, share))), {}
+
+
+def _pseudo_label(task: Task, s: _Settings, record: Server, memory: _Memory,
+                  inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+  logits = task.apply(record.model, inputs)
+  labels, weights = losses.pseudo_label(
+      logits, threshold=0.0 if s.has_fine else s.threshold)
+  if s.keeps or (s.has_fine and s.travels):
+    weights = regulation.row_weights(
+        memory.fine if s.keeps else record.fine, logits, form=s.fine_input)
+  return labels, weights

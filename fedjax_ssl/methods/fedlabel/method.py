@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import checks, client_weights, knobs, rounds, tree
+from fedjax_ssl.core import checks, client_weights, knobs, tree
+from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Batch,
   Client,
@@ -25,7 +25,8 @@ from fedjax_ssl.core.types import (
   Federation,
   Method,
   Metrics,
-  State,
+  PyTree,
+  Shard,
   Task,
   Update,
   Variables,
@@ -33,16 +34,18 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedlabel import selection
 from fedjax_ssl.methods.fedlabel.selection import (
-  confidence_score as confidence_score,
-)
-from fedjax_ssl.methods.fedlabel.selection import (
   CONFIDENCES,
   DIVERGENCES,
   LABELERS,
   loss,
   select,
 )
-from fedjax_ssl.methods.parts import averaging, mean_teacher
+from fedjax_ssl.methods.parts import (
+  assemble,
+  averaging,
+  mean_teacher,
+  network,
+)
 
 COMBINATIONS = ('sum', 'mean', 'apart')
 # What the authors' code does otherwise than the paper: see the knobs for those
@@ -57,6 +60,40 @@ _PROFILES: dict[str, dict[str, Any]] = {
               'teacher': 'discarded', 'pull': 0.0},
 }
 _SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
+
+
+class _Settings(NamedTuple):
+  """`fedlabel`'s knobs, settled, and the two chains of local training."""
+
+  threshold: float
+  consistency: float
+  confidence: str
+  labeler: str
+  divergence: str
+  over: str
+  teacher: str
+  pull: float
+  combine: str
+  warmup: int
+  server: str
+  mu: float
+  weighting: str
+  keep_local: bool
+  labeled_steps: int | None
+  unlabeled_steps: int | None
+
+  @property
+  def apart(self) -> bool:
+    """Whether both models are sent."""
+    return self.combine == 'apart'
+
+  def chain(self, task: Task, streams: str) -> Task | None:
+    """The task with a chain's own number of steps; None if it takes none."""
+    steps = (self.labeled_steps if streams == 'labeled'
+             else self.unlabeled_steps)
+    if steps == 0:
+      return None
+    return dataclasses.replace(task, local_steps=steps) if steps else task
 
 
 def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
@@ -75,8 +112,8 @@ def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
 def _unit(task: Task, width: int) -> float:
   """At most 1 over the rows a client may use in a round, a power of two.
 
-  Rows counted in it are 1 at most, so that they do not drown the model's change
-  in the norm of a message, which --max_update_norm bounds, and no bit is lost.
+  A change times rows counted in it is no longer than the change, whose norm
+  --max_update_norm bounds, and loses no bit.
   """
   size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
   most = task.local_steps * size if task.local_steps else (
@@ -166,135 +203,145 @@ def fedlabel(task: Task, *, profile: str = 'official',
   chosen.update({k: v for k, v in given.items() if v is not None})
   threshold, consistency = chosen['threshold'], chosen['consistency']
   if warmup is None:
-    warmup = mean_teacher.warmup_rounds(task, chosen['share'])
+    warmup = mean_teacher.warmup_rounds(
+        task, chosen['share'], f'the warm-up of profile={profile!r}')
   checks.check('confidence', confidence, CONFIDENCES)
   checks.check('labeler', labeler, LABELERS)
   checks.check('divergence', chosen['divergence'], DIVERGENCES)
-  apart = checks.check('combine', chosen['combine'], COMBINATIONS) == 'apart'
+  checks.check('combine', chosen['combine'], COMBINATIONS)
   checks.check('server', server, ('fedavg', 'fedprox'))
   checks.check('weighting', weighting, ('used', 'examples', 'uniform'))
   if labeled_steps == unlabeled_steps == 0:
     raise ValueError('labeled_steps=0 and unlabeled_steps=0 leave nothing to '
                      'train; give one of them 1 or more, or None.')
-  labelings = 2 if labeler == 'both' else 1
+  s = _Settings(
+      threshold, consistency, confidence, labeler, chosen['divergence'],
+      chosen['over'], chosen['teacher'], chosen['pull'], chosen['combine'],
+      warmup, server, mu, weighting, keep_local, labeled_steps,
+      unlabeled_steps)
+  return assemble.assemble(
+      task, init=functools.partial(_init, task, s),
+      client_update=functools.partial(_client_update, task, s),
+      aggregate=_middle if s.apart else assemble.add_mean,
+      takes_rule=not s.apart, work=functools.partial(_work, task, s),
+      local_model=(lambda row: row) if keep_local else None,
+      pseudo_label=assemble.confident_labels(task, threshold, strict=True))
 
-  def steps_of(steps):
-    """The task with a chain's own number of steps, if it has one."""
-    return dataclasses.replace(task, local_steps=steps) if steps else task
 
-  chains = {'labeled': (steps_of(labeled_steps), labeled_steps != 0),
-            'unlabeled': (steps_of(unlabeled_steps), unlabeled_steps != 0)}
+def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
+          ) -> tuple[assemble.Server, PyTree]:
+  model = assemble.new_model(task, key)
+  return (assemble.Server(model),
+          tree.repeat(model, federation.num_clients) if s.keep_local else ())
 
-  def supervised(model, anchor, batch, key):
-    value, (stats, _) = averaging.supervised(task)(model, anchor, batch, key)
-    return value, (stats, {
-        'labeled_loss': averaging.over_rows(value, batch.labeled)
+
+def _supervised(task: Task) -> LossFn:
+  """Cross entropy on labeled rows, reported."""
+  def loss_fn(model, given, batch, key):
+    value, aux = averaging.supervised(task)(model, given, batch, key)
+    return value, Aux(aux.stats, {
+        'labeled_loss': network.over_rows(value, batch.labeled)
     })
+  return loss_fn
 
-  def on_unlabeled(local, model, anchor, batch, key):
+
+def _on_unlabeled(task: Task, s: _Settings, local: Variables) -> LossFn:
+  """The loss on rows that the received model or `local`, w_L, labels."""
+  def loss_fn(model, given, batch, key):
     rows: Batch = batch.unlabeled
     # One labeler is both of the two, and is computed once.
-    experts = {'both': (anchor, local), 'local': (local,),
-               'global': (anchor,)}[labeler]
+    experts = {'both': (given.anchor, local), 'local': (local,),
+               'global': (given.anchor,)}[s.labeler]
     said = [task.apply(expert, rows.inputs) for expert in experts]
-    choice = select(said[0], said[-1], threshold=threshold,
-                    confidence=confidence, labeler=labeler,
-                    teacher=chosen['teacher'])
+    choice = select(said[0], said[-1], threshold=s.threshold,
+                    confidence=s.confidence, labeler=s.labeler,
+                    teacher=s.teacher)
     # Rows that are not accepted stay out of batch statistics as well.
     kept = rows._replace(mask=rows.mask * choice.accepted)
-    views = [averaging.strongly(task, kept, key)]
-    with_clean = labeler == 'both' and consistency > 0
+    views = [network.strongly(task, kept, key)]
+    with_clean = s.labeler == 'both' and s.consistency > 0
     if with_clean:
       views.append(kept)
-    logits, stats = averaging.forward(task, model, *views, key=key)
+    logits, stats = network.forward(task, model, *views, key=key)
     value, metrics = loss(choice, logits[0], logits[-1], rows.mask,
-                          consistency=consistency if with_clean else 0.0,
-                          divergence=chosen['divergence'],
-                          over=chosen['over'])
-    if chosen['pull']:  # Only where there is something to learn.
-      value += chosen['pull'] * (kept.mask.sum() > 0) * (
-          selection.mean_square_gaps(model.params, anchor.params))
-    return value, (stats, {
+                          consistency=s.consistency if with_clean else 0.0,
+                          divergence=s.divergence, over=s.over)
+    if s.pull:  # Only where there is something to learn.
+      value += s.pull * (kept.mask.sum() > 0) * (
+          selection.mean_square_gaps(model.params, given.anchor.params))
+    return value, Aux(stats, {
         **metrics,
-        **batching.passes(batch, labelings, len(views)), 'unlabeled_loss':
-            averaging.over_rows(value, rows)
+        **batching.passes(batch, 2 if s.labeler == 'both' else 1, len(views)),
+        'unlabeled_loss': network.over_rows(value, rows)
     })
+  return loss_fn
 
-  def init(key: jax.Array, federation: Federation) -> State:
-    model = jax.jit(task.model.init)(key)
-    memory = tree.repeat(model, federation.num_clients) if keep_local else ()
-    return State(averaging.Server(model), memory, jnp.int32(0))
 
-  def chain(name, loss_fn, model, client, key):
-    """A chain's model and metrics; the model as it was without steps."""
-    own_task, trains = chains[name]
-    if not trains:
-      return model, {}
-    if name == 'unlabeled' and warmup:
-      rows = jnp.where(client.round < warmup, 0,
-                       client.shard.num_unlabeled)
-      client = client._replace(shard=client.shard._replace(num_unlabeled=rows))
-    trained, metrics, _ = averaging.train_locally(
-        own_task,
-        averaging.with_server_rule(task, loss_fn,
-                                   server if name == 'labeled' else 'fedavg',
-                                   mu), model, client.train, client.shard,
-        client.round, key, name)
-    return trained, metrics
+def _train(task: Task, s: _Settings, streams: str, loss_fn: LossFn,
+           model: Variables, client: Client, key: jax.Array
+           ) -> tuple[Variables, Metrics]:
+  """A chain's model and metrics; the model as it was without steps."""
+  own_task = s.chain(task, streams)
+  if own_task is None:
+    return model, {}
+  if streams == 'unlabeled' and s.warmup:
+    rows = jnp.where(client.round < s.warmup, 0, client.shard.num_unlabeled)
+    client = client._replace(shard=client.shard._replace(num_unlabeled=rows))
+  rule = s.server if streams == 'labeled' else 'fedavg'
+  trained, metrics, _ = averaging.train_locally(
+      own_task, averaging.with_server_rule(task, loss_fn, rule, s.mu), model,
+      client.train, client.shard, client.round, key, streams)
+  return trained, metrics
 
-  def client_update(payload: averaging.Server, client: Client, key) -> Update:
-    model = payload.model
-    keys = jax.random.split(key)
-    local, known = chain('labeled', supervised, model, client, keys[0])
-    other, unknown = chain(
-        'unlabeled', functools.partial(on_unlabeled, local), model, client,
-        keys[1])
-    zero = jnp.float32(0)
-    uses = (known.get('rows_used', zero),
-            unknown['mask_rate'].total if unknown else zero)
-    # Without accepted rows only momentum or weight decay could move it.
-    other = tree.where(uses[1] > 0, other, model)
-    held = client_weights.rows_used(client.shard, 'both').astype(jnp.float32)
-    weight = {'used': uses[0] + uses[1], 'examples': held,
-              'uniform': (held > 0).astype(jnp.float32)}[weighting]
-    memory = client.memory
-    if keep_local:
-      memory = tree.where(uses[0] > 0, local, memory)
-    metrics = _merge(known, unknown)
-    if apart:
-      # Who accepted nothing counts as one row at w, as in the code.
-      rows = jnp.maximum(uses[1], 1) * _unit(
-          chains['unlabeled'][0], client.shard.unlabeled.shape[0])
-      message = (tree.subtract(local, model),
-                 tree.scale(tree.subtract(other, model), rows), rows)
-      return Update(message, (held > 0).astype(jnp.float32), memory, metrics)
-    step = _add_deltas(model, local, other, uses)
-    if chosen['combine'] == 'mean':
-      step = step._replace(params=tree.scale(step.params, 0.5))
-    return Update(step, weight, memory, metrics)
 
-  @aggregation.linear
-  def finish(record, mean, cohort, context, key):
-    del cohort, context, key
-    if apart:
-      labeled, unlabeled, rows = mean
-      mean = tree.scale(tree.add(labeled, tree.scale(
-          unlabeled, 1 / jnp.where(rows > 0, rows, 1))), 0.5)
-    return record._replace(model=Variables(
-        optax.apply_updates(record.model.params, mean.params),
-        tree.add(record.model.stats, mean.stats))), {}
+def _client_update(task: Task, s: _Settings, payload: assemble.Server,
+                   client: Client, key: jax.Array) -> Update:
+  model = payload.model
+  keys = jax.random.split(key)
+  local, known = _train(task, s, 'labeled', _supervised(task), model, client,
+                        keys[0])
+  other, unknown = _train(task, s, 'unlabeled', _on_unlabeled(task, s, local),
+                          model, client, keys[1])
+  zero = jnp.float32(0)
+  uses = (known.get('rows_used', zero),
+          unknown['mask_rate'].total if unknown else zero)
+  # Without accepted rows only momentum or weight decay could move it.
+  other = tree.where(uses[1] > 0, other, model)
+  held = client_weights.rows_used(client.shard, 'both').astype(jnp.float32)
+  weight = {'used': uses[0] + uses[1], 'examples': held,
+            'uniform': (held > 0).astype(jnp.float32)}[s.weighting]
+  memory = client.memory
+  if s.keep_local:
+    memory = tree.where(uses[0] > 0, local, memory)
+  metrics = _merge(known, unknown)
+  if s.apart:
+    # Who accepted nothing counts as one row at w, as in the code.
+    rows = jnp.maximum(uses[1], 1) * _unit(
+        s.chain(task, 'unlabeled') or task, client.shard.unlabeled.shape[0])
+    message = (tree.subtract(local, model),
+               tree.scale(tree.subtract(other, model), rows))
+    return Update(message, (held > 0).astype(jnp.float32), memory, metrics,
+                  counts=rows)
+  step = _add_deltas(model, local, other, uses)
+  if s.combine == 'mean':
+    step = step._replace(params=tree.scale(step.params, 0.5))
+  return Update(step, weight, memory, metrics)
 
-  def work(shard):
-    return jnp.asarray(sum(
-        batching.num_steps(own_task, shard, name)
-        for name, (own_task, trains) in chains.items() if trains))
 
-  passes = [rounds.client_pass(task, client_update, finish, work=work)]
-  if task.model.norm == 'static':
-    passes.append(averaging.statistics(task))
-  return Method(
-      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
-      local_predict=(lambda s, row, x: task.apply(row, x))
-      if keep_local else None,
-      pseudo_label=averaging.confident_labels(task, threshold, strict=True),
-      client_update=client_update, aggregate=finish)
+@aggregation.linear
+def _middle(record: assemble.Server, mean: Any, cohort: Any, context: Any,
+            key: Any) -> tuple[assemble.Server, Metrics]:
+  """The middle of the mean w_L and the mean w_U of all accepted rows."""
+  (labeled, unlabeled), rows = mean
+  middle = tree.scale(tree.add(labeled, tree.scale(
+      unlabeled, 1 / jnp.where(rows > 0, rows, 1))), 0.5)
+  return assemble.add_mean(record, middle, cohort, context, key)
+
+
+def _work(task: Task, s: _Settings, shard: Shard) -> jax.Array:
+  """int32[]: steps of a client, of both chains."""
+  chains = {streams: s.chain(task, streams)
+            for streams in ('labeled', 'unlabeled')}
+  return jnp.asarray(sum(
+      batching.num_steps(own_task, shard, streams)
+      for streams, own_task in chains.items() if own_task is not None))

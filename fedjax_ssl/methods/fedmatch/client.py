@@ -160,7 +160,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
     key: draws orders and views.
 
   Returns:
-    The update; its weight is its say, 0 without rows that are used.
+    The update; its weight is 0 without rows that are used.
   """
   order_key, step_key = jax.random.split(key)
   memory = client.memory

@@ -19,7 +19,7 @@ from fedjax_ssl import losses, sparse
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch, Metrics, PyTree, Task, Variables
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import network
 
 # Predicts with every helper: raw inputs [B, ...] -> logits float32[H, B, C].
 Panel = Callable[[jax.Array], jax.Array]
@@ -75,12 +75,12 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
     float32[], the statistics after the batch and metrics.
   """
   model = whole(sigma, lax.stop_gradient(psi), stats)
-  (logits,), stats = averaging.forward(task, model,
-                                       averaging.labeled_view(task, batch, key),
+  (logits,), stats = network.forward(task, model,
+                                       network.labeled_view(task, batch, key),
                                        key=key)
   loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
   return weight * loss, (stats, {
-      'labeled_loss': averaging.over_rows(loss, batch)
+      'labeled_loss': network.over_rows(loss, batch)
   })
 
 
@@ -130,13 +130,13 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   """
   weak_key, strong_key = jax.random.split(key)
   model = whole(lax.stop_gradient(sigma), psi, stats)
-  weak = averaging.weakly(task, batch, weak_key)
-  strong = averaging.strongly(task, batch, strong_key)
+  weak = network.weakly(task, batch, weak_key)
+  strong = network.strongly(task, batch, strong_key)
   if panel is None or not weights.consistency:
-    own, (logits,), stats = averaging.forward_with_targets(
+    own, (logits,), stats = network.forward_with_targets(
         task, model, weak, strong, key=key)
   else:  # The weak view learns from the helpers too.
-    (own, logits), stats = averaging.forward(task, model, weak, strong, key=key)
+    (own, logits), stats = network.forward(task, model, weak, strong, key=key)
   advice = (jnp.zeros((0, *own.shape)) if panel is None
             else lax.stop_gradient(panel(weak.inputs)))
   labels, accepted = losses.agreement_vote(
@@ -157,11 +157,11 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
     loss += weights.consistency * gap
   metrics = {
       'mask_rate':
-          averaging.over_rows(losses.masked_mean(accepted, batch.mask), batch),
+          network.over_rows(losses.masked_mean(accepted, batch.mask), batch),
       'unlabeled_loss':
-          averaging.over_rows(loss, batch),
+          network.over_rows(loss, batch),
       'outvoted':
-          averaging.over_rows(
+          network.over_rows(
               losses.masked_mean((labels != own.argmax(-1)).astype(jnp.float32),
                                  chosen), batch._replace(mask=chosen))
   }

@@ -10,12 +10,13 @@ import functools
 
 from jax import lax
 
-from fedjax_ssl.core import knobs, rounds
-from fedjax_ssl.core.types import Federation, Method, State, Task
+from fedjax_ssl.core import knobs
+from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.losses import agreement_vote, pseudo_label
 from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
 from fedjax_ssl.methods.fedmatch.settings import Settings, settle
+from fedjax_ssl.methods.parts import assemble
 
 
 @knobs.checked()
@@ -99,29 +100,29 @@ def fedmatch(
     ValueError: for an unknown choice or a number out of range; or later, in
       `init`, where validation rows or memory do not suffice.
   """
-  knobs = dict(locals())
-  del knobs['task']
-  s = settle(task, knobs)
-  update = functools.partial(client.update, task, s)
-  aggregate = functools.partial(server.aggregate, task, s)
-  passes: list[rounds.Pass] = [rounds.client_pass(
-      task, update, aggregate, broadcast=functools.partial(server.broadcast, s),
-      work=lambda shard: batching.num_steps(task, shard, s.streams))]
-  if s.at_server and s.learn != 'psi':
-    passes.insert(0, server.training(task, s))
-  all_passes = rounds.chain(*passes)
-
-  def round_fn(state: State, federation: Federation, round_, key):
-    return all_passes(server.on_tasks(s, state, federation, round_),
-                      federation, round_, key)
-
-  return Method(
-      functools.partial(server.init, task, s), round_fn,
-      lambda record, inputs: task.apply(server.predicted(s, record), inputs),
-      local_predict=(lambda record, row, inputs: task.apply(row.model, inputs))
-      if s.keep_local else None,
-      pseudo_label=functools.partial(_labels, task, s) if s.sends_psi else None,
-      client_update=update, aggregate=aggregate)
+  s = settle(
+      task, profile=profile, num_helpers=num_helpers,
+      helper_choice=helper_choice, helper_interval=helper_interval,
+      aggregation=aggregation, labeled_say=labeled_say, threshold=threshold,
+      tie=tie, over=over, labeled_weight=labeled_weight,
+      agreement_weight=agreement_weight, consistency_weight=consistency_weight,
+      l2=l2, l1=l1, l2_reduction=l2_reduction, learn=learn, psi_init=psi_init,
+      density=density, sending=sending, psi_threshold=psi_threshold,
+      delta_threshold=delta_threshold, exact_down=exact_down,
+      lr_decay=lr_decay, patience=patience, max_gib=max_gib,
+      keep_local=keep_local)
+  return assemble.assemble(
+      task, init=functools.partial(server.init, task, s),
+      client_update=functools.partial(client.update, task, s),
+      aggregate=functools.partial(server.aggregate, task, s),
+      broadcast=functools.partial(server.broadcast, s),
+      work=lambda shard: batching.num_steps(task, shard, s.streams),
+      on_labels=None if s.learn == 'psi' else functools.partial(
+          server.learn, task, s),
+      begin=functools.partial(server.on_tasks, s),
+      model=functools.partial(server.predicted, s),
+      local_model=(lambda row: row.model) if keep_local else None,
+      pseudo_label=functools.partial(_labels, task, s) if s.sends_psi else None)
 
 
 def _labels(task: Task, s: Settings, record, memory, inputs):

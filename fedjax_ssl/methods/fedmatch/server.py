@@ -9,7 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, sparse
-from fedjax_ssl.core import local_training, optimizers, rounds, tree
+from fedjax_ssl.core import local_training, optimizers, tree
 from fedjax_ssl.core.optimizers import Plateau
 from fedjax_ssl.core.types import (
   Cohort,
@@ -26,7 +26,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedmatch import helpers, losses
 from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
 from fedjax_ssl.methods.fedmatch.settings import Settings
-from fedjax_ssl.methods.parts import plateau
+from fedjax_ssl.methods.parts import assemble, plateau
 
 
 class Server(NamedTuple):
@@ -46,9 +46,9 @@ def predicted(s: Settings, server: Server) -> Variables:
 
 
 def init(task: Task, s: Settings, key: jax.Array, federation: Federation
-         ) -> State:
-  """The first state; refuses what cannot be judged or kept."""
-  sigma, stats = jax.jit(task.model.init)(key)
+         ) -> tuple[Server, Memory]:
+  """The first record and memory; refuses what cannot be judged or kept."""
+  sigma, stats = assemble.new_model(task, key)
   psi = tree.scale(sigma, s.psi_init)
   if s.undivided:
     sigma, psi = tree.zeros_like(sigma), sigma
@@ -82,31 +82,30 @@ def init(task: Task, s: Settings, key: jax.Array, federation: Federation
   rate = s.lr_decay == 'server' or (own_rates and s.at_server)
   server = Server(sigma, psi, stats, agents,
                   optimizers.plateau() if rate else None)
-  return State(server, memory, jnp.int32(0))
+  return server, memory
 
 
-def training(task: Task, s: Settings) -> rounds.Pass:
+def learn(task: Task, s: Settings, server: Server, context: Context,
+          key: jax.Array) -> tuple[Server, Metrics]:
   """The server's epochs on its own labels: sigma learns, psi stays."""
-  def update(server: Server, context: Context, key):
-    order_key, step_key = jax.random.split(key)
-    optimizer = task.optimizer(context.round)
-    rate = server.rate
-    step = functools.partial(
-        losses.step, task, optimizer=optimizer, weights=s.weights,
-        factor=1.0 if rate is None else rate.factor)
-    learner, metrics = local_training.train(
-        step, losses.start(server.sigma, server.psi, server.stats, optimizer),
-        batching.batches(task, context.train, context.shard, order_key,
-                         'labeled', context.round), step_key)
-    good = tree.all_finite((learner.sigma, learner.stats))
-    told = local_training.of_server(metrics, good)
-    if rate is not None and s.lr_decay == 'clients':
-      after = _judged(task, s, rate, predicted(s, server._replace(
-          sigma=learner.sigma, stats=learner.stats)), context)
-      rate = tree.where(told['server_loss'].rows > 0, after, rate)
-    new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
-    return tree.where(good, new, server), told
-  return rounds.server_pass(update)
+  order_key, step_key = jax.random.split(key)
+  optimizer = task.optimizer(context.round)
+  rate = server.rate
+  step = functools.partial(
+      losses.step, task, optimizer=optimizer, weights=s.weights,
+      factor=1.0 if rate is None else rate.factor)
+  learner, metrics = local_training.train(
+      step, losses.start(server.sigma, server.psi, server.stats, optimizer),
+      batching.batches(task, context.train, context.shard, order_key,
+                       'labeled', context.round), step_key)
+  good = tree.all_finite((learner.sigma, learner.stats))
+  told = local_training.of_server(metrics, good)
+  if rate is not None and s.lr_decay == 'clients':
+    after = _judged(task, s, rate, predicted(s, server._replace(
+        sigma=learner.sigma, stats=learner.stats)), context)
+    rate = tree.where(told['server_loss'].rows > 0, after, rate)
+  new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
+  return tree.where(good, new, server), told
 
 
 def on_tasks(s: Settings, state: State, federation: Federation,
@@ -152,8 +151,7 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
     task: the static choices.
     s: settings.
     server: before.
-    updates: [1, S, ...]; weights are the clients' say, 0 of one that sent
-      nothing usable.
+    updates: [1, S, ...]; the weight is 0 of a client that sent nothing usable.
     cohort: who they are.
     context: validation rows.
     key: not used.

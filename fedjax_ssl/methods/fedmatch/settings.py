@@ -1,7 +1,6 @@
 """FedMatch's knobs, settled: which profile says what."""
 from __future__ import annotations
 
-from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -117,12 +116,12 @@ class Settings:
     return self.judges or self.lr_decay == 'server'
 
 
-def settle(task: Task, knobs: Mapping[str, Any]) -> Settings:
+def settle(task: Task, **knobs: Any) -> Settings:
   """Fills in the profile and checks every value.
 
   Args:
     task: tells where the labels are.
-    knobs: those of `fedmatch`, `profile` among them; None is the profile's.
+    **knobs: those of `fedmatch`, `profile` among them; None is the profile's.
 
   Returns:
     The settings.

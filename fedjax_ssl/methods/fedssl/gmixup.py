@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core.types import (
@@ -35,6 +36,15 @@ class Nets(NamedTuple):
   model: Variables  # F.
   generator: PyTree
   discriminator: PyTree
+
+
+def start(nets: Nets, optimizers: dict[str, optax.GradientTransformation]
+          ) -> dict[str, PyTree]:
+  """The first states of the optimizers, by network."""
+  return {'model': optimizers['model'].init(nets.model.params),
+          'generator': optimizers['generator'].init(nets.generator),
+          'discriminator': optimizers['discriminator'].init(
+              nets.discriminator)}
 
 
 class Rows(NamedTuple):
@@ -103,183 +113,200 @@ def merge(pair: Pair, size: int | None = None) -> Rows:
   return jax.tree.map(lambda x: x[order], rows)
 
 
-class Costs:
-  """The costs of D, and of F and G together, for one task and its choices."""
+class Problem(NamedTuple):
+  """What the costs depend on besides numbers."""
 
-  def __init__(self, task: Task, networks: gan.Gan, choices: Choices):
-    """See `fedssl.fedssl`; nothing is computed here."""
-    self.task, self.networks, self.choices = task, networks, choices
+  task: Task
+  networks: gan.Gan
+  choices: Choices
 
-  def continuous(self, model: Variables, inputs: Array) -> jax.Array:
-    """float32[B, ...]: images preprocessed, tokens embedded by the model."""
-    ready = self.task.preprocess(inputs)
-    embed = self.task.model.embed
-    if embed is None or not jnp.issubdtype(ready.dtype, jnp.integer):
-      return ready
-    return embed(model, ready)
 
-  def check(self, inputs: Array) -> None:
-    """Raises ValueError where nothing would train the word vectors."""
-    if (self.choices.real_data == 'none' and self.task.model.embed is not None
-        and jnp.issubdtype(self.task.preprocess(inputs).dtype, jnp.integer)):
-      raise ValueError("real_data='none' would leave word vectors as they were "
-                       "drawn, as only real rows train them; give 'labeled' "
-                       "or 'all', or vectors made beforehand.")
+def continuous(problem: Problem, model: Variables, inputs: Array) -> jax.Array:
+  """float32[B, ...]: images preprocessed, tokens embedded by the model."""
+  ready = problem.task.preprocess(inputs)
+  embed = problem.task.model.embed
+  if embed is None or not jnp.issubdtype(ready.dtype, jnp.integer):
+    return ready
+  return embed(model, ready)
 
-  def limits(self, inputs: Array) -> tuple[jax.Array, jax.Array] | None:
-    """The preprocessed black and white image; None for other inputs."""
-    if inputs.ndim != 4:
-      return None
-    black = jnp.zeros((1, *inputs.shape[1:]), jnp.uint8)
-    return self.task.preprocess(black), self.task.preprocess(black + 255)
 
-  def material(self, model: Variables, rows: Rows, key: jax.Array
-               ) -> Material:
-    """Draws a view, labels, classes, noise and blends for a batch.
+def check(problem: Problem, inputs: Array) -> None:
+  """Raises ValueError where nothing would train the word vectors."""
+  task = problem.task
+  if (problem.choices.real_data == 'none' and task.model.embed is not None
+      and jnp.issubdtype(task.preprocess(inputs).dtype, jnp.integer)):
+    raise ValueError("real_data='none' would leave word vectors as they were "
+                     "drawn, as only real rows train them; give 'labeled' "
+                     "or 'all', or vectors made beforehand.")
 
-    Args:
-      model: F, for pseudo-labels and embeddings.
-      rows: the batch.
-      key: PRNG key.
 
-    Returns:
-      The material.
-    """
-    keys = jax.random.split(key, 5)
-    size, classes = rows.mask.shape[0], self.task.num_classes
-    inputs = self.task.weak(keys[0], rows.inputs)
-    if self.task.labeled_view is not None:
-      known = (rows.known > 0).reshape(-1, *(1,) * (inputs.ndim - 1))
-      inputs = jnp.where(
-          known, self.task.labeled_view(keys[0], rows.inputs), inputs)
-    real = jax.lax.stop_gradient(self.continuous(model, inputs))
-    truth = jax.nn.one_hot(rows.labels, classes)
-    target = jax.random.randint(keys[2], (size,), 0, classes)
-    return Material(
-        inputs, real,
-        jnp.where(rows.known[:, None] > 0, truth,
-                  self._pseudo_labels(model, rows, keys[1])),
-        jax.nn.one_hot(target, classes),
-        jax.random.uniform(keys[3], (size, self.choices.noise_size)),
-        losses.mixup_ratio(keys[4], (size,), alpha=self.choices.alpha),
-        rows.known, rows.mask, rows.progress,
-        jax.random.bits(jax.random.fold_in(key, 0xd0), (size,)))
+def limits(problem: Problem, inputs: Array
+           ) -> tuple[jax.Array, jax.Array] | None:
+  """The preprocessed black and white image; None for other inputs."""
+  if inputs.ndim != 4:
+    return None
+  black = jnp.zeros((1, *inputs.shape[1:]), jnp.uint8)
+  return problem.task.preprocess(black), problem.task.preprocess(black + 255)
 
-  def _pseudo_labels(self, model, rows, key) -> jax.Array:
-    """float32[B, C] of equation 2, without dropout; if a row needs one."""
-    views, classes = self.choices.num_views, self.task.num_classes
 
-    def predict():
-      keys = jax.random.split(key, views)
-      inputs = jnp.concatenate(
-          [self.task.weak(k, rows.inputs) for k in keys])
-      logits, _ = self.task.apply_train(
-          model, inputs, jnp.tile(rows.mask, views))
-      return jax.lax.stop_gradient(losses.sharpen(
-          jax.nn.softmax(logits.reshape(views, -1, classes)).mean(0),
-          exponent=self.choices.exponent))
+def material(problem: Problem, model: Variables, rows: Rows, key: jax.Array
+             ) -> Material:
+  """Draws a view, labels, classes, noise and blends for a batch.
 
-    return jax.lax.cond(
-        jnp.any((rows.mask > 0) & (rows.known == 0)), predict,
-        lambda: jnp.full((rows.mask.shape[0], classes), 1 / classes))
+  Args:
+    problem: what the costs depend on.
+    model: F, for pseudo-labels and embeddings.
+    rows: the batch.
+    key: PRNG key.
 
-  def generate(self, generator: PyTree, made: Material, *lams: jax.Array
-               ) -> list[jax.Array]:
-    """The blends of a batch, float32[B, ...] for each lam float32[B]."""
-    def tile(x):
-      return jnp.concatenate([x] * len(lams))
-    made_of = gan.Conditions(tile(made.labels), tile(made.target),
-                             tile(made.noise), jnp.concatenate(lams))
-    return jnp.split(self.networks.generate(
-        generator, tile(made.real), made_of, self.limits(made.inputs)),
-                     len(lams))
+  Returns:
+    The material.
+  """
+  task, choices, keys = problem.task, problem.choices, jax.random.split(key, 5)
+  size, classes = rows.mask.shape[0], task.num_classes
+  inputs = task.weak(keys[0], rows.inputs)
+  if task.labeled_view is not None:
+    known = (rows.known > 0).reshape(-1, *(1,) * (inputs.ndim - 1))
+    inputs = jnp.where(
+        known, task.labeled_view(keys[0], rows.inputs), inputs)
+  real = jax.lax.stop_gradient(continuous(problem, model, inputs))
+  truth = jax.nn.one_hot(rows.labels, classes)
+  target = jax.random.randint(keys[2], (size,), 0, classes)
+  return Material(
+      inputs, real,
+      jnp.where(rows.known[:, None] > 0, truth,
+                _pseudo_labels(problem, model, rows, keys[1])),
+      jax.nn.one_hot(target, classes),
+      jax.random.uniform(keys[3], (size, choices.noise_size)),
+      losses.mixup_ratio(keys[4], (size,), alpha=choices.alpha),
+      rows.known, rows.mask, rows.progress,
+      jax.random.bits(jax.random.fold_in(key, 0xd0), (size,)))
 
-  def _condition(self, made: Material) -> jax.Array:
-    return adversarial.fake_condition(
-        made.lam, made.labels, made.target, label=self.choices.condition)
 
-  def discriminator(self, discriminator: PyTree, nets: Nets, made: Material
-                    ) -> jax.Array:
-    """float32[]: what D minimises, equation 6.
+def _pseudo_labels(problem: Problem, model: Variables, rows: Rows,
+                   key: jax.Array) -> jax.Array:
+  """float32[B, C] of equation 2, without dropout; if a row needs one."""
+  views, classes = problem.choices.num_views, problem.task.num_classes
 
-    Args:
-      discriminator: D's parameters, in which to differentiate.
-      nets: the others.
-      made: the batch.
-    """
-    fake = jax.lax.stop_gradient(
-        self.generate(nets.generator, made, made.lam)[0])
-    real, judged = jnp.split(self.networks.judge(
-        discriminator, jnp.concatenate([made.real, fake]),
-        jnp.concatenate([made.labels, self._condition(made)])), 2)
-    return adversarial.discriminator_loss(
-        real, judged, made.mask, fake_weight=losses.realism_weight(made.lam))[0]
+  def predict():
+    keys = jax.random.split(key, views)
+    inputs = jnp.concatenate(
+        [problem.task.weak(k, rows.inputs) for k in keys])
+    logits, _ = problem.task.apply_train(
+        model, inputs, jnp.tile(rows.mask, views))
+    return jax.lax.stop_gradient(losses.sharpen(
+        jax.nn.softmax(logits.reshape(views, -1, classes)).mean(0),
+        exponent=problem.choices.exponent))
 
-  def joint(self, trained: tuple[PyTree, PyTree], nets: Nets, made: Material
-            ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-    """What F and G minimise: equations 4 to 7, and F on the real rows.
+  return jax.lax.cond(
+      jnp.any((rows.mask > 0) & (rows.known == 0)), predict,
+      lambda: jnp.full((rows.mask.shape[0], classes), 1 / classes))
 
-    Args:
-      trained: F's and G's parameters, in which to differentiate.
-      nets: D, and F's statistics.
-      made: the batch.
 
-    Returns:
-      float32[], and (F's statistics, metrics).
-    """
-    params, generator = trained
-    model, options = nets.model._replace(params=params), self.choices
-    lams = [made.lam, jnp.ones_like(made.lam)]
-    fake, *again = self.generate(
-        generator, made, *lams[:1 + options.use_rec])
-    blend = jax.lax.stop_gradient(
-        losses.mixup(made.lam, made.labels, made.target))
-    logits, stats = self._logits(model, fake, made)
-    loss, metrics = jnp.float32(0), {}
+def generate(problem: Problem, generator: PyTree, made: Material,
+             *lams: jax.Array) -> list[jax.Array]:
+  """The blends of a batch, float32[B, ...] for each lam float32[B]."""
+  def tile(x):
+    return jnp.concatenate([x] * len(lams))
+  made_of = gan.Conditions(tile(made.labels), tile(made.target),
+                           tile(made.noise), jnp.concatenate(lams))
+  return jnp.split(problem.networks.generate(
+      generator, tile(made.real), made_of, limits(problem, made.inputs)),
+                   len(lams))
 
-    def add(name, value, rows):
-      count = rows.sum()
-      metrics[name] = Ratio(value * count, count)
-      return loss + value
-    known, unknown = made.known * made.mask, (1 - made.known) * made.mask
-    # An untrained F would teach itself its first prejudice.
-    rising = losses.ramp_up(made.progress.max(), options.ramp, shape='linear')
-    value = losses.cross_entropy(logits[0], blend, known)[0] + (
-        rising * losses.cross_entropy(logits[0], blend, unknown)[0])
-    loss = add('mixup_loss', value, made.mask)
-    terms = {'none': {}, 'labeled': {'labeled_loss': known}, 'all': {
-        'labeled_loss': known, 'unlabeled_loss': unknown}}
-    for name, rows in terms[options.real_data].items():
-      value = losses.cross_entropy(logits[1], made.labels, rows)[0]
-      loss = add(name, value if name == 'labeled_loss' else rising * value,
-                 rows)
-    if options.use_real:
-      judged = self.networks.judge(
-          nets.discriminator, fake, self._condition(made))
-      loss = add('realism_loss', adversarial.generator_loss(
-          judged, made.mask, weight=losses.realism_weight(made.lam),
-          kind=options.generator_kind)[0], made.mask)
-    if options.use_rec:
-      loss = add('reconstruction', adversarial.reconstruction(
-          again[0], made.real, made.mask, over_pixels=options.rec_over)[0],
-                 made.mask)
-    return loss, (stats, metrics)
 
-  def passes(self, rows: Rows) -> Metrics:
-    """F's passes over a batch: of its blends, real rows and views to label."""
-    used, unknown = rows.mask.sum(), (rows.mask * (1 - rows.known)).sum()
-    trained = (1 + (self.choices.real_data != 'none')) * used
-    return {'forward_passes': trained + self.choices.num_views * unknown,
-            'backward_passes': trained}
+def _condition(problem: Problem, made: Material) -> jax.Array:
+  return adversarial.fake_condition(
+      made.lam, made.labels, made.target, label=problem.choices.condition)
 
-  def _logits(self, model: Variables, fake: jax.Array, made: Material
-              ) -> tuple[list[Any], PyTree]:
-    """F on the blends and, if it learns from them, on the real rows."""
-    views = [fake]
-    if self.choices.real_data != 'none':
-      # Not `made.real`: an embedding is trained by what F reads.
-      views.append(self.continuous(model, made.inputs))
-    key = None if made.drops is None else jax.random.key(made.drops[0])
-    logits, stats = self.task.model.apply_train(
-        model, jnp.concatenate(views), jnp.tile(made.mask, len(views)), key)
-    return jnp.split(logits, len(views)), stats
+
+def discriminator_cost(problem: Problem, discriminator: PyTree, nets: Nets,
+                       made: Material) -> jax.Array:
+  """float32[]: what D minimises, equation 6.
+
+  Args:
+    problem: what the costs depend on.
+    discriminator: D's parameters, in which to differentiate.
+    nets: the others.
+    made: the batch.
+  """
+  fake = jax.lax.stop_gradient(
+      generate(problem, nets.generator, made, made.lam)[0])
+  real, judged = jnp.split(problem.networks.judge(
+      discriminator, jnp.concatenate([made.real, fake]),
+      jnp.concatenate([made.labels, _condition(problem, made)])), 2)
+  return adversarial.discriminator_loss(
+      real, judged, made.mask, fake_weight=losses.realism_weight(made.lam))[0]
+
+
+def joint_cost(problem: Problem, trained: tuple[PyTree, PyTree], nets: Nets,
+               made: Material) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
+  """What F and G minimise: equations 4 to 7, and F on the real rows.
+
+  Args:
+    problem: what the costs depend on.
+    trained: F's and G's parameters, in which to differentiate.
+    nets: D, and F's statistics.
+    made: the batch.
+
+  Returns:
+    float32[], and (F's statistics, metrics).
+  """
+  params, generator = trained
+  model, options = nets.model._replace(params=params), problem.choices
+  lams = [made.lam, jnp.ones_like(made.lam)]
+  fake, *again = generate(
+      problem, generator, made, *lams[:1 + options.use_rec])
+  blend = jax.lax.stop_gradient(
+      losses.mixup(made.lam, made.labels, made.target))
+  logits, stats = _logits(problem, model, fake, made)
+  loss, metrics = jnp.float32(0), {}
+
+  def add(name, value, rows):
+    count = rows.sum()
+    metrics[name] = Ratio(value * count, count)
+    return loss + value
+  known, unknown = made.known * made.mask, (1 - made.known) * made.mask
+  # An untrained F would teach itself its first prejudice.
+  rising = losses.ramp_up(made.progress.max(), options.ramp, shape='linear')
+  value = losses.cross_entropy(logits[0], blend, known)[0] + (
+      rising * losses.cross_entropy(logits[0], blend, unknown)[0])
+  loss = add('mixup_loss', value, made.mask)
+  terms = {'none': {}, 'labeled': {'labeled_loss': known}, 'all': {
+      'labeled_loss': known, 'unlabeled_loss': unknown}}
+  for name, rows in terms[options.real_data].items():
+    value = losses.cross_entropy(logits[1], made.labels, rows)[0]
+    loss = add(name, value if name == 'labeled_loss' else rising * value,
+               rows)
+  if options.use_real:
+    judged = problem.networks.judge(
+        nets.discriminator, fake, _condition(problem, made))
+    loss = add('realism_loss', adversarial.generator_loss(
+        judged, made.mask, weight=losses.realism_weight(made.lam),
+        kind=options.generator_kind)[0], made.mask)
+  if options.use_rec:
+    loss = add('reconstruction', adversarial.reconstruction(
+        again[0], made.real, made.mask, over_pixels=options.rec_over)[0],
+               made.mask)
+  return loss, (stats, metrics)
+
+
+def passes(problem: Problem, rows: Rows) -> Metrics:
+  """F's passes over a batch: of its blends, real rows and views to label."""
+  used, unknown = rows.mask.sum(), (rows.mask * (1 - rows.known)).sum()
+  trained = (1 + (problem.choices.real_data != 'none')) * used
+  return {'forward_passes': trained + problem.choices.num_views * unknown,
+          'backward_passes': trained}
+
+
+def _logits(problem: Problem, model: Variables, fake: jax.Array, made: Material
+            ) -> tuple[list[Any], PyTree]:
+  """F on the blends and, if it learns from them, on the real rows."""
+  views = [fake]
+  if problem.choices.real_data != 'none':
+    # Not `made.real`: an embedding is trained by what F reads.
+    views.append(continuous(problem, model, made.inputs))
+  key = None if made.drops is None else jax.random.key(made.drops[0])
+  logits, stats = problem.task.model.apply_train(
+      model, jnp.concatenate(views), jnp.tile(made.mask, len(views)), key)
+  return jnp.split(logits, len(views)), stats

@@ -17,7 +17,7 @@ Where its formulas need a reading, knobs offer both.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,14 +42,13 @@ from fedjax_ssl.core.types import (
   Metrics,
   PyTree,
   Shard,
-  State,
   Task,
   Update,
   Variables,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedssl import gmixup, private_agents
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import assemble
 from fedjax_ssl.models import gan
 
 _PICTURE_BLENDS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -82,13 +81,32 @@ class _ToAgent(NamedTuple):
   noise: jax.Array  # float32[]
 
 
+class _Settings(NamedTuple):
+  """`fedssl`'s knobs, settled."""
+
+  problem: gmixup.Problem
+  plan: private_agents.Plan | None  # None without privacy.
+  streams: str  # The rows that clients use in the pass without noise.
+  gan_rate: float
+  packed: bool
+  weighting: str
+  labeled_say: float
+
+  def optimizers(self, round_: Array
+                 ) -> dict[str, optax.GradientTransformation]:
+    """The optimizer of each network in a round."""
+    return {'model': self.problem.task.optimizer(round_),
+            **{name: optax.adam(self.gan_rate, b1=0.5)
+               for name in ('generator', 'discriminator')}}
+
+
 def step(
-    costs: gmixup.Costs,
+    problem: gmixup.Problem,
     optimizers: dict[str, optax.GradientTransformation]) -> local_training.Step:
   """One batch: D against the blends, then F and G together.
 
   Args:
-    costs: of the three networks.
+    problem: what the costs of the three networks depend on.
     optimizers: 'model', 'generator', 'discriminator'.
 
   Returns:
@@ -100,25 +118,26 @@ def step(
 
   def one(learner: _Learner, rows: gmixup.Rows, key):
     nets, states = learner
-    made = costs.material(nets.model, rows, key)
+    made = gmixup.material(problem, nets.model, rows, key)
     metrics: Metrics = {}
-    if costs.choices.use_real:
-      loss, grads = jax.value_and_grad(costs.discriminator)(
-          nets.discriminator, nets, made)
+    if problem.choices.use_real:
+      loss, grads = jax.value_and_grad(gmixup.discriminator_cost, 1)(
+          problem, nets.discriminator, nets, made)
       metrics['discriminator_loss'] = loss
       params, states = update(
           'discriminator', grads, nets.discriminator, states)
       nets = nets._replace(discriminator=params)
     (loss, (stats, more)), grads = jax.value_and_grad(
-        costs.joint, has_aux=True)(
-            (nets.model.params, nets.generator), nets, made)
+        gmixup.joint_cost, 1, has_aux=True)(
+            problem, (nets.model.params, nets.generator), nets, made)
     params, states = update('model', grads[0], nets.model.params, states)
     generator, states = update('generator', grads[1], nets.generator, states)
-    if costs.task.model.norm == 'static':
+    if problem.task.model.norm == 'static':
       stats = nets.model.stats
     nets = nets._replace(model=Variables(params, stats), generator=generator)
     return _Learner(nets, states), {
-        'train_loss': loss, **metrics, **more, **costs.passes(rows)}
+        'train_loss': loss, **metrics, **more,
+        **gmixup.passes(problem, rows)}
   return one
 
 
@@ -226,111 +245,118 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
                                noise_multiplier, microbatch, accountant,
                                private_steps)
     plan.check(task)
-  networks = gan.make(width=gan_width)
-  costs = gmixup.Costs(task, networks, gmixup.Choices(
+  problem = gmixup.Problem(task, gan.make(width=gan_width), gmixup.Choices(
       num_views, sharpening, alpha, noise_size, use_real, use_rec, real_data,
       condition, rec_over, generator_loss, ramp))
-  streams = ('unlabeled' if plan or task.labels_at == 'server' else 'both')
+  streams = 'unlabeled' if plan or task.labels_at == 'server' else 'both'
+  s = _Settings(problem, plan, streams, gan_rate, packed, weighting,
+                labeled_say)
+  return assemble.assemble(
+      task, init=functools.partial(_init, s),
+      client_update=functools.partial(_client_update, s), aggregate=_add_mean,
+      sample=private_agents.without_labels if plan else None,
+      broadcast=lambda server, client_id: server.nets,
+      work=lambda shard: batching.num_steps(task, shard, streams),
+      on_labels=functools.partial(_on_labels, s),
+      before=_private_passes(s) if plan else (), takes_rule=plan is None,
+      pseudo_label=assemble.confident_labels(task, 0.0),
+      report=(lambda server: {'epsilon': server.budget.spent}) if plan
+      else None, pictures=functools.partial(_pictures, problem))
 
-  def init(key: jax.Array, federation: Federation) -> State:
-    budget = None if plan is None else plan.budget(task, federation)
-    first = jnp.asarray(federation.train.inputs[:1])
-    costs.check(first)
 
-    def make(key):
-      keys = jax.random.split(key)
-      model = task.model.init(keys[0])
-      return gmixup.Nets(model, *networks.init(
-          keys[1], costs.continuous(model, first), task.num_classes,
-          noise_size))
-    nets = jax.jit(make)(key)
-    return State(Server(nets.model, nets.generator, nets.discriminator,
-                        budget), (), jnp.int32(0))
+def _init(s: _Settings, key: jax.Array, federation: Federation
+          ) -> tuple[Server, PyTree]:
+  task, networks, choices = s.problem
+  budget = None if s.plan is None else s.plan.budget(task, federation)
+  first = jnp.asarray(federation.train.inputs[:1])
+  gmixup.check(s.problem, first)
 
-  def optimizers(round_):
-    return {'model': task.optimizer(round_),
-            **{name: optax.adam(gan_rate, b1=0.5)
-               for name in ('generator', 'discriminator')}}
+  def make(key):
+    keys = jax.random.split(key)
+    model = task.model.init(keys[0])
+    return gmixup.Nets(model, *networks.init(
+        keys[1], gmixup.continuous(s.problem, model, first), task.num_classes,
+        choices.noise_size))
+  nets = jax.jit(make)(key)
+  return Server(nets.model, nets.generator, nets.discriminator, budget), ()
 
-  def train(nets: gmixup.Nets, examples: Examples, shard: Shard, round_: Array,
-            key: jax.Array, streams: str) -> tuple[gmixup.Nets, Metrics]:
-    order_key, step_key = jax.random.split(key)
-    made = batching.batches(task, examples, shard, order_key, streams, round_)
-    size = max(task.labeled_batch, made.width - task.labeled_batch)
-    size = size if packed and streams == 'both' else made.width
 
-    def following(cursor, t):
-      cursor, pair, _ = made.next(cursor, t)
-      rows = gmixup.merge(pair, size)
-      return cursor, rows, rows.mask.sum()
-    opts = optimizers(round_)
-    learner = _Learner(nets, {
-        'model': opts['model'].init(nets.model.params),
-        'generator': opts['generator'].init(nets.generator),
-        'discriminator': opts['discriminator'].init(nets.discriminator)})
-    learner, metrics = local_training.train(
-        step(costs, opts), learner, made._replace(width=size, next=following),
-        step_key)
-    return learner.nets, metrics
+def _train(s: _Settings, nets: gmixup.Nets, examples: Examples, shard: Shard,
+           round_: Array, key: jax.Array, streams: str
+           ) -> tuple[gmixup.Nets, Metrics]:
+  """An agent's or the server's local epochs, without noise."""
+  task = s.problem.task
+  order_key, step_key = jax.random.split(key)
+  made = batching.batches(task, examples, shard, order_key, streams, round_)
+  size = max(task.labeled_batch, made.width - task.labeled_batch)
+  size = size if s.packed and streams == 'both' else made.width
 
-  def client_update(payload: gmixup.Nets, client: Client, key) -> Update:
-    nets, metrics = train(payload, client.train, client.shard, client.round,
-                          key, streams)
-    weight = client_weights.of(client.shard, streams, weighting=weighting,
-                               labeled_say=labeled_say)
-    return Update(tree.subtract(nets, payload), weight, client.memory, metrics)
+  def following(cursor, t):
+    cursor, pair, _ = made.next(cursor, t)
+    rows = gmixup.merge(pair, size)
+    return cursor, rows, rows.mask.sum()
+  optimizers = s.optimizers(round_)
+  learner, metrics = local_training.train(
+      step(s.problem, optimizers),
+      _Learner(nets, gmixup.start(nets, optimizers)),
+      made._replace(width=size, next=following), step_key)
+  return learner.nets, metrics
 
-  def private_update(payload: _ToAgent, client: Client, key) -> Update:
-    assert plan is not None
+
+def _client_update(s: _Settings, payload: gmixup.Nets, client: Client,
+                   key: jax.Array) -> Update:
+  nets, metrics = _train(s, payload, client.train, client.shard, client.round,
+                         key, s.streams)
+  weight = client_weights.of(client.shard, s.streams, weighting=s.weighting,
+                             labeled_say=s.labeled_say)
+  return Update(tree.subtract(nets, payload), weight, client.memory, metrics)
+
+
+@aggregation.linear
+def _add_mean(server: Server, mean: gmixup.Nets, cohort: Any, context: Any,
+              key: Any) -> tuple[Server, Metrics]:
+  del cohort, context, key
+  return server._replace(**tree.add(server.nets, mean)._asdict()), {}
+
+
+def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
+               ) -> tuple[Server, Metrics]:
+  """The server's epochs on its own labels."""
+  nets, metrics = _train(s, server.nets, context.train, context.shard,
+                         context.round, key, 'labeled')
+  good = tree.all_finite(nets)
+  nets = tree.where(good, nets, server.nets)
+  return (server._replace(**nets._asdict()),
+          local_training.of_server(metrics, good))
+
+
+def _private_passes(s: _Settings) -> list[rounds.Pass]:
+  """Agents with labels, one after another; then the budget counts the round."""
+  task, plan = s.problem.task, s.plan
+  assert plan is not None
+
+  def update(payload: _ToAgent, client: Client, key) -> Update:
     nets = private_agents.train(
-        task, costs, plan, payload.nets, optimizers(client.round), client,
+        task, s.problem, plan, payload.nets, s.optimizers(client.round), client,
         payload.steps, payload.noise, key)
     # No metrics: what a loss says of private rows would carry no noise.
     return Update(tree.subtract(nets, payload.nets),
                   jnp.asarray(client.shard.num_labeled > 0, jnp.float32),
                   client.memory, {})
 
-  @aggregation.linear
-  def finish(server, mean, cohort, context, key):
-    del cohort, context, key
-    return server._replace(**tree.add(server.nets, mean)._asdict()), {}
+  def to_agent(server, client_id):
+    del client_id
+    budget = server.budget
+    return _ToAgent(server.nets, budget.steps_now, budget.noise)
 
-  def on_server(server, context: Context, key):
-    nets, metrics = train(server.nets, context.train, context.shard,
-                          context.round, key, 'labeled')
-    good = tree.all_finite(nets)
-    nets = tree.where(good, nets, server.nets)
-    return (server._replace(**nets._asdict()),
-            local_training.of_server(metrics, good))
-
-  passes = [rounds.client_pass(
-      task, client_update, finish,
-      sample=private_agents.without_labels if plan else None,
-      broadcast=lambda server, client_id: server.nets,
-      work=lambda shard: batching.num_steps(task, shard, streams))]
-  if plan is not None:
-    def to_agent(server, client_id):
-      del client_id
-      budget = server.budget
-      return _ToAgent(server.nets, budget.steps_now, budget.noise)
-    passes = [
-        rounds.client_pass(task, private_update, finish, relay=True,
-                           sample=private_agents.in_turn, broadcast=to_agent),
-        rounds.server_pass(lambda server, context, key: (
-            server._replace(budget=server.budget.next()), {})), *passes]
-  if task.labels_at == 'server':
-    passes.insert(0, rounds.server_pass(on_server))
-  if task.model.norm == 'static':
-    passes.append(averaging.statistics(task))
-  return Method(
-      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
-      pseudo_label=averaging.confident_labels(task, 0.0),
-      client_update=client_update, aggregate=finish, report=None
-      if plan is None else lambda server: {'epsilon': server.budget.spent},
-      pictures=functools.partial(_pictures, costs))
+  return [
+      rounds.client_pass(task, update, _add_mean, relay=True,
+                         sample=private_agents.in_turn, broadcast=to_agent),
+      rounds.server_pass(lambda server, context, key: (
+          server._replace(budget=server.budget.next()), {}))]
 
 
-def _pictures(costs: gmixup.Costs, server: Server, examples: Examples,
+def _pictures(problem: gmixup.Problem, server: Server, examples: Examples,
               key: jax.Array) -> jax.Array | None:
   """One image blended towards each class: a row a class, a column a blend.
 
@@ -340,7 +366,7 @@ def _pictures(costs: gmixup.Costs, server: Server, examples: Examples,
   """
   if examples.inputs.ndim != 4:
     return None
-  classes, blends = costs.task.num_classes, jnp.array(_PICTURE_BLENDS)
+  classes, blends = problem.task.num_classes, jnp.array(_PICTURE_BLENDS)
   first = jnp.argmax(
       jnp.asarray(examples.labels)[None] == jnp.arange(classes)[:, None], 1)
   source = jnp.roll(first, -1)
@@ -350,16 +376,16 @@ def _pictures(costs: gmixup.Costs, server: Server, examples: Examples,
     return jnp.repeat(x, blends.size, axis=0)
   wide = repeat(inputs)
   made = gmixup.Material(
-      wide, costs.continuous(server.model, wide),
+      wide, gmixup.continuous(problem, server.model, wide),
       repeat(jax.nn.one_hot(jnp.asarray(examples.labels)[source], classes)),
       repeat(jnp.eye(classes)),
-      jax.random.uniform(key, (count, costs.choices.noise_size)),
+      jax.random.uniform(key, (count, problem.choices.noise_size)),
       jnp.tile(blends, classes), *[jnp.ones(count)] * 3)
-  fakes, = costs.generate(server.generator, made, made.lam)
-  low, high = costs.limits(wide) or (0.0, 1.0)
+  fakes, = gmixup.generate(problem, server.generator, made, made.lam)
+  low, high = gmixup.limits(problem, wide) or (0.0, 1.0)
   wide_range = jnp.where(high > low, high - low, 1)
   shown = jnp.concatenate([
-      costs.continuous(server.model, inputs)[:, None],
+      gmixup.continuous(problem, server.model, inputs)[:, None],
       fakes.reshape(classes, blends.size, *fakes.shape[1:])], 1)
   return jnp.clip(jnp.round(
       255 * (shown - low) / wide_range), 0, 255).astype(jnp.uint8)

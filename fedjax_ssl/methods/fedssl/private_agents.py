@@ -159,7 +159,7 @@ def without_labels(state: Any, federation: Federation, key: jax.Array
   return sampling.unlabeled_clients(size)(state, federation, key)
 
 
-def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
+def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
           optimizers: dict[str, optax.GradientTransformation], client: Any,
           steps: jax.Array, noise: jax.Array, key: jax.Array) -> gmixup.Nets:
   """Private steps of one agent on its labeled rows.
@@ -172,7 +172,7 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
 
   Args:
     task: its labeled batch is the expected size of a step.
-    costs: of the networks.
+    problem: what the costs of the networks depend on.
     plan: scope and clipping.
     nets: where to begin.
     optimizers: by network.
@@ -226,22 +226,20 @@ def train(task: Task, costs: gmixup.Costs, plan: Plan, nets: gmixup.Nets,
     places, mask = privacy.poisson_rows(
         keys[0], shard.num_labeled, rate, width=width, capacity=capacity)
     batch = batching.gather(client.train, shard.labeled[places], mask)
-    made = costs.material(carry[0].model, gmixup.Rows(
+    made = gmixup.material(problem, carry[0].model, gmixup.Rows(
         batch.inputs, batch.labels, mask, mask, jnp.ones_like(mask)), keys[1])
-    if costs.choices.use_real:
+    if problem.choices.use_real:
       nets = carry[0]
-      carry = moved(carry, lambda some, made: costs.discriminator(
-          some['discriminator'], nets, made), ('discriminator',), made, keys[2])
+      carry = moved(carry, lambda some, made: gmixup.discriminator_cost(
+          problem, some['discriminator'], nets, made),
+                    ('discriminator',), made, keys[2])
     nets = carry[0]
-    return moved(carry, lambda some, made: costs.joint(
-        (some.get('model', nets.model.params),
-         some.get('generator', nets.generator)), nets, made)[0],
+    return moved(carry, lambda some, made: gmixup.joint_cost(
+        problem, (some.get('model', nets.model.params),
+                  some.get('generator', nets.generator)), nets, made)[0],
                  parts, made, keys[3])
 
-  states = {'model': optimizers['model'].init(nets.model.params),
-            'generator': optimizers['generator'].init(nets.generator),
-            'discriminator': optimizers['discriminator'].init(
-                nets.discriminator)}
+  states = gmixup.start(nets, optimizers)
   carry = lax.fori_loop(0, steps, body, (nets, states))
   if plan.scope == 'generator':
     usual = batching.num_steps(task, shard, 'labeled')

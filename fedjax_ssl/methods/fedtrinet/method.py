@@ -6,33 +6,36 @@ Details are those of the authors' code, which the profile 'official' follows.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
-import optax
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import checks, knobs, local_training, rounds, tree
+from fedjax_ssl.core import checks, knobs, local_training, tree
+from fedjax_ssl.core.local_training import Aux, Given, LossFn
 from fedjax_ssl.core.types import (
   Array,
   Client,
+  Context,
   COUNTED,
   Federation,
   Method,
   Metrics,
   Number,
   Ratio,
-  State,
+  Shard,
   Task,
   Update,
   Variables,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedtrinet import shared_layers
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import assemble, averaging, network
 
 # Whether the shared layers rest while the others are tuned, and whether
 # labeling uses the networks as in training: dropout, statistics of one image.
@@ -43,9 +46,6 @@ _PROFILES: dict[str, dict[str, bool]] = {
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
 _FEW = 10  # Labels accepted at once that make a participation count.
 _RAMP = (50, 150)  # Epochs between which pseudo-labels gain weight.
-# A power of two, so that counts sent beside the model's change keep their bits,
-# and hardly enter its norm, which --max_update_norm bounds.
-_SMALL = 2.0**-20
 _SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
 
 
@@ -64,6 +64,27 @@ class Memory(NamedTuple):
   seen: jax.Array  # int32[], rounds it has trained in.
   labels: jax.Array  # int32[U], accepted for good; -1 none yet.
   harvests: jax.Array  # int32[], rounds that accepted `_FEW` labels or more.
+
+
+class _Trained(NamedTuple):
+  """What local training gives in either phase."""
+
+  model: Variables
+  rows: jax.Array  # int32[], rows that it learnt from.
+  memory: Memory
+  metrics: Metrics
+
+
+class _Settings(NamedTuple):
+  """`fedtrinet`'s knobs, settled."""
+
+  freezes: bool
+  labels_in_training: bool
+  first_phase: int  # Rounds.
+  num_shared: int
+  scale: float
+  protected: bool
+  final_weight: float
 
 
 def threshold_at(confidence: Number, phase_round: Number, *,
@@ -161,192 +182,226 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
                      'and train on labels of their own.')
   first_phase = max(1, round(
       pretrain * task.horizon(f'pretrain={pretrain}')))
-  once = dataclasses.replace(task, local_epochs=1, local_steps=0)
-  supervised = averaging.with_server_rule(task, averaging.supervised(task),
-                                          'fedavg', 0)
+  s = _Settings(**chosen, first_phase=first_phase, num_shared=num_shared,
+                scale=scale, protected=protected, final_weight=final_weight)
+  return assemble.assemble(
+      task, init=functools.partial(_init, task, s),
+      client_update=functools.partial(_client_update, task, s),
+      aggregate=aggregation.linear(functools.partial(_finish, s)),
+      takes_rule=False, work=functools.partial(_work, task),
+      local_model=(lambda row: row.model) if keep_local else None,
+      pseudo_label=functools.partial(_pseudo_label, task, s))
 
-  def shared_of(model):
-    return shared_layers.shared_layers(model.params, num_shared)
 
-  def init(key: jax.Array, federation: Federation) -> State:
-    if federation.stream is not None:
-      raise ValueError('fedtrinet keeps a label for each unlabeled row of a '
-                       'client, so it cannot run on a stream of tasks.')
-    model = jax.jit(task.model.init)(key)
-    shared_of(model)
-    size = federation.num_clients
-    rows = federation.clients.unlabeled.shape
-    none = jnp.zeros(size, jnp.int32)
-    return State(
-        Server(model, jnp.float32(0), jnp.float32(_OUT_OF_REACH)),
-        Memory(tree.repeat(model, size), none,
-               jnp.full(rows, -1, jnp.int32), none), jnp.int32(0))
+def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
+          ) -> tuple[Server, Memory]:
+  if federation.stream is not None:
+    raise ValueError('fedtrinet keeps a label for each unlabeled row of a '
+                     'client, so it cannot run on a stream of tasks.')
+  model = assemble.new_model(task, key)
+  shared_layers.shared_layers(model.params, s.num_shared)  # Refuses too many.
+  size = federation.num_clients
+  rows = federation.clients.unlabeled.shape
+  none = jnp.zeros(size, jnp.int32)
+  return (Server(model, jnp.float32(0), jnp.float32(_OUT_OF_REACH)),
+          Memory(tree.repeat(model, size), none,
+                 jnp.full(rows, -1, jnp.int32), none))
 
-  def measure(model: Variables, client: Client, key, wanted) -> jax.Array:
-    """float32[2]: sum of largest probabilities over unlabeled rows, rows."""
-    def step(sums, batch, key):
-      del key
-      rows = batch.unlabeled
-      top = jax.nn.softmax(task.apply(model, rows.inputs)).max(-1)
-      return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]), {}
-    made = batching.batches(once, client.train, client.shard, key,
-                            'unlabeled')
-    made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
-    return local_training.train(step, jnp.zeros(2), made, key)[0]
 
-  def predict_one(model: Variables, inputs: jax.Array, key) -> jax.Array:
-    if not chosen['labels_in_training']:
-      return task.apply(model, inputs)
-    def alone(image, key):
-      return task.apply_train(model, image[None], jnp.ones(1), key)[0][0]
-    return jax.vmap(alone)(inputs, jax.random.split(key, inputs.shape[0]))
+def _one_epoch(task: Task) -> Task:
+  """The task of passes that visit each row once."""
+  return dataclasses.replace(task, local_epochs=1, local_steps=0)
 
-  def label_rows(models, client: Client, labels, threshold, key
-                 ) -> tuple[jax.Array, Metrics]:
-    """The client's table with what the three networks accept now."""
-    shard, order = batching.narrowed(client.shard, labels < 0)
-    def step(labels, batch, key):
-      rows = batch.unlabeled
-      found, sure = vote(jnp.stack([
-          predict_one(m, rows.inputs, jax.random.fold_in(key, i))
-          for i, m in enumerate(models)]), threshold)
-      # Out of range drops.
-      place = jnp.where(sure * rows.mask > 0, order[rows.slots],
-                        labels.shape[0])
-      return labels.at[place].set(found, mode='drop'), {
-          'forward_passes': 3 * rows.mask.sum(),
-          'backward_passes': jnp.float32(0)}
 
-    return local_training.train(
-        step, labels,
-        batching.batches(once, client.train, shard, key, 'unlabeled'), key)
+def _work(task: Task, shard: Shard) -> jax.Array:
+  """int32[]: steps of a client."""
+  return (batching.num_steps(task, shard, 'labeled')
+          + batching.num_steps(_one_epoch(task), shard, 'unlabeled'))
 
-  def tune(model: Variables, client: Client, key
-           ) -> tuple[Variables, Metrics]:
-    """The spliced network after the task's epochs on labels."""
-    optimizer = task.optimizer(client.round)
-    if chosen['freezes']:
-      optimizer = shared_layers.freeze(optimizer, model.params,
-                                       shared_of(model))
-    def loss(now, memory, batch, key):
-      value, (stats, _) = supervised(now, model, batch, key)
-      return value, (stats, {}, memory)
 
-    learner, metrics = local_training.train(
-        local_training.gradient_step(loss, optimizer),
-        local_training.start(model, optimizer),
-        batching.batches(task, client.train, client.shard, key, 'labeled'), key)
-    return learner.model, metrics
+def _supervised(task: Task) -> LossFn:
+  return averaging.with_server_rule(task, averaging.supervised(task),
+                                    'fedavg', 0)
 
-  def train_on_both(model: Variables, client: Client, labels, harvests, key
-                    ) -> tuple[Variables, Metrics]:
-    shard, order = batching.narrowed(client.shard, labels >= 0)
-    made = batching.batches(task, client.train, shard, key, 'both',
-                            client.round, pseudo_labels=labels[order])
-    t = client.round - first_phase
-    optimizer = task.optimizer(client.round)
 
-    def loss(now, step, batch, key):
-      keys = jax.random.split(key)
-      known = averaging.labeled_view(task, batch.labeled, keys[0])
-      given = averaging.weakly(task, batch.unlabeled, keys[1])
-      (ours, theirs), stats = averaging.forward(task, now, known, given,
-                                                key=key)
-      on_known = losses.cross_entropy(ours, known.labels, known.mask)[0]
-      on_given = losses.cross_entropy(theirs, given.labels, given.mask)[0]
-      n, m = known.mask.sum(), given.mask.sum()
-      together = (n * on_known + m * on_given) / jnp.maximum(n + m, 1)
-      epoch = step * task.local_epochs // jnp.maximum(made.num_steps, 1)
-      clock = jnp.clip((5 * t + epoch - _RAMP[0]) / (_RAMP[1] - _RAMP[0]),
-                       0, 1)
-      apart = (on_known + final_weight * clock * on_given) / 2
-      stats = now.stats if task.model.norm == 'static' else stats
-      return (jnp.where(harvests > 0, apart, together),
-              (stats, {}, step + 1))
+def _three(s: _Settings, received: Variables, memory: Memory
+           ) -> tuple[Variables, Variables]:
+  """The client's last model, and the splice of the received one and that."""
+  last = tree.where(memory.seen > 0, memory.model, received)
+  shared = shared_layers.shared_layers(last.params, s.num_shared)
+  return last, last._replace(params=shared_layers.splice(
+      received.params, last.params, shared))
 
-    learner, metrics = local_training.train(
-        local_training.gradient_step(loss, optimizer),
-        local_training.start(model, optimizer, jnp.int32(0)), made, key)
-    return learner.model, metrics
 
-  def pretraining(payload: Server, client: Client, key):
-    model, metrics, _ = averaging.train_locally(task, supervised, payload.model,
-                                                client.train, client.shard,
-                                                client.round, key, 'labeled')
-    rows = jnp.asarray(client.shard.num_labeled)
-    return model, rows, client.memory, metrics
+def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
+                   key: jax.Array) -> Update:
+  """A client's round in either phase, and what it tells of its confidence."""
+  model, rows, memory, metrics = lax.cond(
+      client.round < s.first_phase, functools.partial(_pretraining, task),
+      functools.partial(_with_labels, task, s), payload, client, key)
+  # Later if the cohort of that round had no unlabeled rows.
+  top = _measure(task, payload.model, client, key, (
+      client.round >= s.first_phase - 1) & (payload.confidence == 0))
+  metrics['forward_passes'] += top[1]
+  trained = rows > 0
+  share = trained.astype(jnp.float32)
+  metrics['train_loss'] = Ratio(metrics['train_loss'] * share, share)
+  memory = memory._replace(
+      model=tree.where(trained, model, memory.model),
+      seen=memory.seen + trained)
+  metrics['mask_rate'] = Ratio(
+      (memory.labels >= 0).sum().astype(jnp.float32),
+      jnp.asarray(client.shard.num_unlabeled, jnp.float32))
+  delta, counts = tree.subtract(model, payload.model), jnp.append(top, share)
+  weight = jnp.maximum(share, top[1] > 0)  # Who only measures does not move.
+  return Update(delta, weight, memory, metrics, counts=counts)
 
-  def with_labels(payload: Server, client: Client, key):
-    memory: Memory = client.memory
-    keys = jax.random.split(key, 3)
-    last = tree.where(memory.seen > 0, memory.model, payload.model)
-    third = last._replace(params=shared_layers.splice(
-        payload.model.params, last.params, shared_of(last)))
-    third, tuned = tune(third, client, keys[0])
-    labels, labeled = label_rows((payload.model, last, third), client,
-                                 memory.labels, payload.threshold, keys[1])
-    new = ((labels >= 0) & (memory.labels < 0)).sum()
-    harvests = memory.harvests + (new >= _FEW)
-    model, metrics = train_on_both(third, client, labels, harvests, keys[2])
-    for name in _SUMMED:
-      metrics[name] += tuned[name] + labeled[name]
-    rows = client.shard.num_labeled + (labels >= 0).sum()
-    memory = memory._replace(labels=labels,
-                             harvests=harvests.astype(jnp.int32))
-    return model, rows, memory, metrics
 
-  def client_update(payload: Server, client: Client, key) -> Update:
-    model, rows, memory, metrics = lax.cond(
-        client.round < first_phase, pretraining, with_labels, payload, client,
-        key)
-    # Later if the cohort of that round had no unlabeled rows.
-    top = measure(payload.model, client, key, (
-        client.round >= first_phase - 1) & (payload.confidence == 0))
-    metrics['forward_passes'] += top[1]
-    trained = rows > 0
-    share = trained.astype(jnp.float32)
-    metrics['train_loss'] = Ratio(metrics['train_loss'] * share, share)
-    memory = memory._replace(
-        model=tree.where(trained, model, memory.model),
-        seen=memory.seen + trained)
-    metrics['mask_rate'] = Ratio(
-        (memory.labels >= 0).sum().astype(jnp.float32),
-        jnp.asarray(client.shard.num_unlabeled, jnp.float32))
-    message = (tree.subtract(model, payload.model),
-               _SMALL * jnp.append(top, share))
-    weight = jnp.maximum(share, top[1] > 0)  # Who only measures does not move.
-    return Update(message, weight, memory, metrics)
+def _pretraining(task: Task, payload: Server, client: Client, key: jax.Array
+                 ) -> _Trained:
+  """A client's round in the first phase: FedAvg."""
+  model, metrics, _ = averaging.train_locally(
+      task, _supervised(task), payload.model, client.train, client.shard,
+      client.round, key, 'labeled')
+  rows = jnp.asarray(client.shard.num_labeled)
+  return _Trained(model, rows, client.memory, metrics)
 
-  @aggregation.linear
-  def finish(record: Server, mean: Any, cohort, context, key):
-    del cohort, key
-    delta, (top, rows, share) = mean
-    confidence = jnp.where(rows > 0, top / jnp.maximum(rows, 1e-30),
-                           record.confidence)
-    delta = tree.scale(delta, _SMALL / jnp.where(share > 0, share, _SMALL))
-    bar = threshold_at(confidence, context.round + 1 - first_phase,
-                       scale=scale, protected=protected)
-    model = Variables(optax.apply_updates(record.model.params, delta.params),
-                      tree.add(record.model.stats, delta.stats))
-    return Server(model, confidence, bar), {}
 
-  def pseudo_label(record: Server, memory: Memory, inputs):
-    last = tree.where(memory.seen > 0, memory.model, record.model)
-    third = last._replace(params=shared_layers.splice(
-        record.model.params, last.params, shared_of(last)))
-    return vote(jnp.stack([task.apply(m, inputs) for m in (
-        record.model, last, third)]), record.threshold)
+def _with_labels(task: Task, s: _Settings, payload: Server, client: Client,
+                 key: jax.Array) -> _Trained:
+  """A client's round in the second phase: tune, label, train on both."""
+  memory: Memory = client.memory
+  keys = jax.random.split(key, 3)
+  last, third = _three(s, payload.model, memory)
+  third, tuned = _tune(task, s, third, client, keys[0])
+  labels, labeled = _label_rows(
+      task, s, (payload.model, last, third), client, payload.threshold, keys[1])
+  new = ((labels >= 0) & (memory.labels < 0)).sum()
+  harvests = memory.harvests + (new >= _FEW)
+  model, metrics = _train_on_both(task, s, third, client, labels, harvests,
+                                  keys[2])
+  for name in _SUMMED:
+    metrics[name] += tuned[name] + labeled[name]
+  rows = jnp.asarray(client.shard.num_labeled) + (labels >= 0).sum()
+  memory = memory._replace(labels=labels, harvests=harvests.astype(jnp.int32))
+  return _Trained(model, rows, memory, metrics)
 
-  def work(shard):
-    return (batching.num_steps(task, shard, 'labeled')
-            + batching.num_steps(once, shard, 'unlabeled'))
 
-  passes = [rounds.client_pass(task, client_update, finish, work=work)]
-  if task.model.norm == 'static':
-    passes.append(averaging.statistics(task))
-  return Method(
-      init, rounds.chain(*passes), lambda s, x: task.apply(s.model, x),
-      local_predict=(lambda s, row, x: task.apply(row.model, x))
-      if keep_local else None,
-      pseudo_label=pseudo_label, client_update=client_update,
-      aggregate=finish)
+def _measure(task: Task, model: Variables, client: Client, key: jax.Array,
+             wanted: jax.Array) -> jax.Array:
+  """float32[2]: sum of largest probabilities over unlabeled rows, rows."""
+  def step(sums, batch, key):
+    del key
+    rows = batch.unlabeled
+    top = jax.nn.softmax(task.apply(model, rows.inputs)).max(-1)
+    return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]), {}
+  made = batching.batches(_one_epoch(task), client.train, client.shard, key,
+                          'unlabeled')
+  made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
+  return local_training.train(step, jnp.zeros(2), made, key)[0]
+
+
+def _predict(task: Task, s: _Settings, model: Variables, inputs: jax.Array,
+             key: jax.Array) -> jax.Array:
+  """Logits float32[B, C] by which a network votes."""
+  if not s.labels_in_training:
+    return task.apply(model, inputs)
+  def alone(image, key):
+    return task.apply_train(model, image[None], jnp.ones(1), key)[0][0]
+  return jax.vmap(alone)(inputs, jax.random.split(key, inputs.shape[0]))
+
+
+def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
+                client: Client, threshold: jax.Array, key: jax.Array
+                ) -> tuple[jax.Array, Metrics]:
+  """The client's table with what the three networks accept now."""
+  labels = client.memory.labels
+  shard, order = batching.narrowed(client.shard, labels < 0)
+
+  def step(labels, batch, key):
+    rows = batch.unlabeled
+    found, sure = vote(jnp.stack([
+        _predict(task, s, m, rows.inputs, jax.random.fold_in(key, i))
+        for i, m in enumerate(models)]), threshold)
+    # Out of range drops.
+    place = jnp.where(sure * rows.mask > 0, order[rows.slots],
+                      labels.shape[0])
+    return labels.at[place].set(found, mode='drop'), {
+        'forward_passes': 3 * rows.mask.sum(),
+        'backward_passes': jnp.float32(0)}
+
+  return local_training.train(
+      step, labels, batching.batches(_one_epoch(task), client.train, shard,
+                                     key, 'unlabeled'), key)
+
+
+def _tune(task: Task, s: _Settings, model: Variables, client: Client,
+          key: jax.Array) -> tuple[Variables, Metrics]:
+  """The spliced network after the task's epochs on labels."""
+  optimizer = task.optimizer(client.round)
+  if s.freezes:
+    optimizer = shared_layers.freeze(
+        optimizer, model.params,
+        shared_layers.shared_layers(model.params, s.num_shared))
+  supervised = _supervised(task)
+
+  def loss(now, memory, batch, key):
+    return supervised(now, Given(model, memory), batch, key)
+
+  learner, metrics = local_training.train(
+      local_training.gradient_step(loss, optimizer),
+      local_training.start(model, optimizer),
+      batching.batches(task, client.train, client.shard, key, 'labeled'), key)
+  return learner.model, metrics
+
+
+def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
+                   labels: jax.Array, harvests: jax.Array, key: jax.Array
+                   ) -> tuple[Variables, Metrics]:
+  """The client's epochs on its labels and those that it accepted."""
+  shard, order = batching.narrowed(client.shard, labels >= 0)
+  made = batching.batches(task, client.train, shard, key, 'both',
+                          client.round, pseudo_labels=labels[order])
+  t = client.round - s.first_phase
+  optimizer = task.optimizer(client.round)
+
+  def loss(now, step, batch, key):
+    keys = jax.random.split(key)
+    known = network.labeled_view(task, batch.labeled, keys[0])
+    given = network.weakly(task, batch.unlabeled, keys[1])
+    (ours, theirs), stats = network.forward(task, now, known, given, key=key)
+    on_known = losses.cross_entropy(ours, known.labels, known.mask)[0]
+    on_given = losses.cross_entropy(theirs, given.labels, given.mask)[0]
+    n, m = known.mask.sum(), given.mask.sum()
+    together = (n * on_known + m * on_given) / jnp.maximum(n + m, 1)
+    epoch = step * task.local_epochs // jnp.maximum(made.num_steps, 1)
+    clock = jnp.clip((5 * t + epoch - _RAMP[0]) / (_RAMP[1] - _RAMP[0]), 0, 1)
+    apart = (on_known + s.final_weight * clock * on_given) / 2
+    stats = now.stats if task.model.norm == 'static' else stats
+    return jnp.where(harvests > 0, apart, together), Aux(stats, {}, step + 1)
+
+  learner, metrics = local_training.train(
+      local_training.gradient_step(loss, optimizer),
+      local_training.start(model, optimizer, jnp.int32(0)), made, key)
+  return learner.model, metrics
+
+
+def _finish(s: _Settings, record: Server, mean: Any, cohort: Any,
+            context: Context, key: Any) -> tuple[Server, Metrics]:
+  """The mean over those who trained, and the next round's threshold."""
+  del cohort, key
+  delta, (top, rows, share) = mean
+  confidence = jnp.where(rows > 0, top / jnp.maximum(rows, 1e-30),
+                         record.confidence)
+  delta = tree.scale(delta, 1 / jnp.where(share > 0, share, 1))
+  bar = threshold_at(confidence, context.round + 1 - s.first_phase,
+                     scale=s.scale, protected=s.protected)
+  return Server(assemble.moved(record.model, delta), confidence, bar), {}
+
+
+def _pseudo_label(task: Task, s: _Settings, record: Server, memory: Memory,
+                  inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """What the three networks would say, the third one untuned."""
+  last, third = _three(s, record.model, memory)
+  return vote(jnp.stack([task.apply(m, inputs) for m in (
+      record.model, last, third)]), record.threshold)

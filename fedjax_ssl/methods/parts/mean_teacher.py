@@ -4,8 +4,9 @@ What RSCFed, FedIRM and Fed-Consist share: a step that pays only for the kind
 of rows a client has, a teacher and an optimizer that stay on the client, and
 rounds at the start in which only clients with labels train.
 
-A labeled loss is `(model, batch, key) -> (loss, (stats, metrics))`; an
-unlabeled one takes the teacher after the model. Their metrics are `Ratio`s.
+A loss is `(model, teacher, batch, key) -> (loss, Aux)`, the form of
+`core.local_training.LossFn` given the client's mean teacher, for rows of one
+kind. Its metrics are `Ratio`s.
 """
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import local_training, rounds, sampling, tree
+from fedjax_ssl.core import local_training, sampling, tree
+from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
   Batch,
@@ -36,9 +38,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import averaging
-
-LossFn = Callable[..., tuple[jax.Array, tuple[PyTree, Metrics]]]
+from fedjax_ssl.methods.parts import assemble, network
 
 
 class Memory(NamedTuple):
@@ -80,11 +80,18 @@ def has_labels(shard: Shard) -> jax.Array:
   return jnp.asarray(shard.num_labeled) > 0
 
 
-def warmup_rounds(task: Task, warmup: float) -> int:
-  """Rounds of a warm-up over a share of the run, any begun one counted."""
+def warmup_rounds(task: Task, warmup: float, what: str = '') -> int:
+  """Rounds of a warm-up over a share of the run, any begun one counted.
+
+  Args:
+    task: says how long the run is.
+    warmup: share of the run; 0 is none.
+    what: how messages call it; by default the knob.
+  """
   if not warmup:
     return 0
-  return math.ceil(round(warmup * task.horizon(f'warmup={warmup}'), 6))
+  horizon = task.horizon(what or f'warmup={warmup}')
+  return math.ceil(round(warmup * horizon, 6))
 
 
 def after_warmup(sampler: sampling.Sampler, num_rounds: int
@@ -127,11 +134,12 @@ def work(task: Task) -> Callable[[Shard], jax.Array]:
 
 def supervised(task: Task) -> LossFn:
   """Cross entropy of the labeled view."""
-  def labeled_loss(model, batch, key):
-    (logits,), stats = averaging.forward(
-        task, model, averaging.labeled_view(task, batch, key), key=key)
+  def labeled_loss(model, teacher, batch, key):
+    del teacher
+    (logits,), stats = network.forward(
+        task, model, network.labeled_view(task, batch, key), key=key)
     loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
-    return loss, (stats, {'labeled_loss': averaging.over_rows(loss, batch)})
+    return loss, Aux(stats, {'labeled_loss': network.over_rows(loss, batch)})
   return labeled_loss
 
 
@@ -150,15 +158,14 @@ def clip(gradients: PyTree, most: float) -> PyTree:
   return tree.scale(gradients, most / jnp.maximum(norm, most))
 
 
-def _part(present: Array, loss_fn: Callable[..., Any], model: Variables
-          ) -> tuple[jax.Array, PyTree, PyTree, Metrics]:
+def _part(present: Array, loss_fn: Callable[[Variables], Any],
+          model: Variables) -> tuple[jax.Array, PyTree, PyTree, Metrics]:
   """Loss, gradients, statistics and metrics; zeros if there are no rows."""
   def run(model):
     def of(params):
       return loss_fn(model._replace(params=params))
-    (loss, (stats, metrics)), grads = jax.value_and_grad(
-        of, has_aux=True)(model.params)
-    return loss, grads, stats, metrics
+    (loss, aux), grads = jax.value_and_grad(of, has_aux=True)(model.params)
+    return loss, grads, aux.stats, aux.metrics
 
   shape = jax.eval_shape(run, model)
   def skip(model):
@@ -181,7 +188,7 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
   Args:
     task: its `model.norm` 'static' freezes the statistics.
     labeled_loss: see the module's docstring.
-    unlabeled_loss: the same with a teacher.
+    unlabeled_loss: the same.
     optimizer: of both kinds.
     decay: see `teacher_decay`; the teacher moves after each step on unlabeled
       rows.
@@ -201,7 +208,8 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
     keys = jax.random.split(key)
     model = learner.model
     loss, grads, stats, metrics = _part(
-        known, lambda m: labeled_loss(m, batch.labeled, keys[0]), model)
+        known, lambda m: labeled_loss(
+            m, learner.teacher, batch.labeled, keys[0]), model)
     more, grads_u, stats, metrics_u = _part(
         other, lambda m: unlabeled_loss(
             m, learner.teacher, batch.unlabeled, keys[1]),
@@ -213,19 +221,25 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
         model.params)
     rate = jnp.where(known, labeled_rate, unlabeled_rate)
     params = optax.apply_updates(model.params, tree.scale(updates, rate))
+    student = Variables(params, stats)
     teacher = learner.teacher
     if teacher is not None:
-      taught = Variables(
-          aggregation.ema(teacher.params, params,
-                          teacher_decay(learner.steps, most=decay)),
-          stats if teacher_stats == 'student' else teacher.stats)
-      teacher = tree.where(other, taught, teacher)
+      teacher = tree.where(other, _taught(
+          teacher, student, teacher_decay(learner.steps, most=decay),
+          teacher_stats), teacher)
     return Learner(
-        Variables(params, stats), teacher, opt_state,
-        learner.steps + other.astype(jnp.int32)
+        student, teacher, opt_state, learner.steps + other.astype(jnp.int32)
     ), {'train_loss': loss + more, **batching.passes(batch, labelings),
         **metrics, **metrics_u}
   return one
+
+
+def _taught(teacher: Variables, student: Variables, decay: jax.Array,
+            stats: str) -> Variables:
+  """The teacher after a step; `stats` as `teacher_stats` of `step`."""
+  params = aggregation.ema(teacher.params, student.params, decay)
+  return Variables(params, student.stats if stats == 'student'
+                   else teacher.stats)
 
 
 def _real(batch: Batch | None) -> jax.Array:
@@ -284,7 +298,7 @@ def teacher_labels(task: Task) -> Callable[..., Any]:
   """Labels of a client's teacher, or of the server's model if it has none."""
   def pseudo_label(record, memory: Memory, inputs):
     model = tree.where(memory.steps > 0, memory.teacher, record.model)
-    return averaging.confident_labels(task, 0.0)(averaging.Server(model),
+    return assemble.confident_labels(task, 0.0)(assemble.Server(model),
                                                  memory, inputs)
   return pseudo_label
 
@@ -293,10 +307,3 @@ def moved(model: Variables, delta: Variables) -> Variables:
   """The model after an averaged update of parameters and statistics."""
   return Variables(optax.apply_updates(model.params, delta.params),
                    tree.add(model.stats, delta.stats))
-
-
-def with_statistics(task: Task, one: rounds.Pass) -> rounds.Pass:
-  """The pass, and the statistics recomputed after it under norm='static'."""
-  if task.model.norm != 'static':
-    return one
-  return rounds.chain(one, averaging.statistics(task))

@@ -8,7 +8,7 @@ from fedjax_ssl import losses
 from fedjax_ssl.core.types import Batch, Metrics, Number
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import network
 
 
 def labeled(logits: jax.Array | None, rows: Batch | None
@@ -44,11 +44,11 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
       batch, labelings, views)
   rows = batch.unlabeled
   if rows is not None and unlabeled_loss is not None:
-    metrics['mask_rate'] = averaging.over_rows(jnp.float32(mask_rate), rows)
-    metrics['unlabeled_loss'] = averaging.over_rows(unlabeled_loss, rows)
+    metrics['mask_rate'] = network.over_rows(jnp.float32(mask_rate), rows)
+    metrics['unlabeled_loss'] = network.over_rows(unlabeled_loss, rows)
     loss += weight * unlabeled_loss
   rows = batch.labeled
   if rows is not None and labeled_loss is not None:
-    metrics['labeled_loss'] = averaging.over_rows(labeled_loss, rows)
+    metrics['labeled_loss'] = network.over_rows(labeled_loss, rows)
     loss += labeled_loss
   return loss, metrics

@@ -8,28 +8,21 @@ its owner, client or server, trained and its update was not rejected.
 """
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
-import optax
 
-from fedjax_ssl.core import checks, optimizers, rounds, tree
+from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.core.types import (
-  Client,
   Examples,
   Federation,
-  Method,
   PyTree,
   State,
   Task,
-  Update,
   Variables,
 )
-from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import averaging as averaging_lib
 
 LR_DECAYS = ('none', 'plateau')
 PATIENCE = 3  # Epochs.
@@ -44,10 +37,35 @@ class Server(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """A client's memory."""
+  """A client's memory: the state of its learning rate, and the rest."""
 
   rate: optimizers.Plateau
-  own: PyTree  # What `base.averaging` keeps.
+  own: PyTree  # What the client keeps besides.
+
+
+def start(task: Task, model: Variables, own: PyTree, federation: Federation
+          ) -> tuple[Server, Memory]:
+  """Full rates for the clients, and for the server where it has labels.
+
+  Args:
+    task: tells where the labels are.
+    model: the first one.
+    own: what clients keep besides, [N, ...].
+    federation: has validation rows.
+
+  Returns:
+    The server's record and the clients' memory [N, ...].
+
+  Raises:
+    ValueError: without validation rows.
+  """
+  if not federation.validation.labels.shape[0]:
+    raise ValueError("lr_decay='plateau' needs validation rows; without any, "
+                     "give lr_decay='none'.")
+  rates = tree.repeat(optimizers.plateau(), federation.num_clients)
+  at_server = task.labels_at == 'server'
+  return (Server(model, optimizers.plateau() if at_server else None),
+          Memory(rates, own))
 
 
 def judge(task: Task, model: Variables, examples: Examples
@@ -103,107 +121,27 @@ def renewed(rate: optimizers.Plateau, federation: Federation,
                       optimizers.plateau())
 
 
-def _slower(task: Task, rate: optimizers.Plateau) -> Task:
-  """The task at a share of its learning rate."""
-  return dataclasses.replace(task, optimizer=lambda round_: optax.chain(
-      task.optimizer(round_), optax.scale(rate.factor)))
+def begin(state: State, federation: Federation, round_: jax.Array) -> State:
+  """The state with the clients' rates for this round, see `renewed`."""
+  memory = state.memory
+  rates = renewed(memory.rate, federation, round_)
+  return state._replace(memory=memory._replace(rate=rates))
 
 
-def _after(task: Task, rate: optimizers.Plateau, model: Variables,
-           examples: Examples) -> optimizers.Plateau:
-  _, loss = judge(task, model, examples)
-  return optimizers.after_loss(rate, loss, patience=PATIENCE,
-                               epochs=task.local_epochs)
-
-
-def averaging(task: Task, loss_fn: averaging_lib.LossFn, *, lr_decay: str,
-              streams: str, server: str = 'fedavg',
-              server_loss: averaging_lib.LossFn | None = None,
-              **knobs: Any) -> Method:
-  """`base.averaging`, with learning rates that may fall.
+def after(task: Task, rate: optimizers.Plateau, model: Variables,
+          examples: Examples, trained: jax.Array) -> optimizers.Plateau:
+  """The rate after a round, by the loss of the model that came of it.
 
   Args:
-    task: the static choices.
-    loss_fn: see `base`.
-    lr_decay: 'none', or 'plateau': each client, and the server for its own
-      labels, divides its rate by 3 after 3 epochs without a lower loss of its
-      trained model on the validation rows; a client's starts again with each
-      task of a stream.
-    streams: see `base.averaging`, as for all others.
-    server: see there.
-    server_loss: see there.
-    **knobs: see there.
+    task: has the network and the epochs of a round.
+    rate: of one client or the server.
+    model: its trained model.
+    examples: validation rows.
+    trained: bool[]; without training the rate neither waits nor falls.
 
   Returns:
-    The method.
-
-  Raises:
-    ValueError: for an unknown choice; or in `init` without validation rows.
+    The rate.
   """
-  checks.check('lr_decay', lr_decay, LR_DECAYS)
-  def made(task: Task) -> Any:
-    return averaging_lib.averaging(task, loss_fn, streams=streams,
-                                   server=server, server_loss=server_loss,
-                                   **knobs)
-  plain = made(task)
-  if lr_decay == 'none':
-    return plain
-  alone, at_server = server == 'local', task.labels_at == 'server'
-
-  def init(key: jax.Array, federation: Federation) -> State:
-    if not federation.validation.labels.shape[0]:
-      raise ValueError("lr_decay='plateau' needs validation rows; without any, "
-                       "give lr_decay='none'.")
-    state = plain.init(key, federation)
-    rates = tree.repeat(optimizers.plateau(), federation.num_clients)
-    return State(
-        Server(state.server.model, optimizers.plateau() if at_server else None),
-        Memory(rates, state.memory), state.round)
-
-  def client_update(payload: Any, client: Client, key) -> Update:
-    rate, own = client.memory
-    update = made(_slower(task, rate)).client_update(
-        payload, client._replace(memory=own), key)
-    model = (update.memory.model if alone
-             else tree.add(payload.model, update.message))
-    rate = tree.where(update.weight > 0,
-                      _after(task, rate, model, client.validation), rate)
-    return update._replace(memory=Memory(rate, update.memory))
-
-  def on_labels(state: State, federation: Federation, round_, key):
-    rate = state.server.rate
-    train = averaging_lib.server_training(
-        _slower(task, rate), server_loss or averaging_lib.supervised(task))
-    state, metrics = train(state, federation, round_, key)
-    rate = tree.where(
-        metrics['server_loss'].rows > 0,
-        _after(task, rate, state.server.model, federation.validation), rate)
-    return state._replace(server=state.server._replace(rate=rate)), metrics
-
-  used = 'unlabeled' if at_server and streams == 'both' else streams
-  passes: list[rounds.Pass] = [
-      rounds.client_pass(
-          task, client_update, plain.aggregate,
-          broadcast=lambda record, client_id: (
-              () if alone else averaging_lib.Server(record.model)),
-          work=lambda shard: batching.num_steps(task, shard, used))
-  ]
-  if at_server:
-    passes.insert(0, on_labels)
-  if task.model.norm == 'static':
-    passes.append(averaging_lib.statistics(task))
-  all_passes = rounds.chain(*passes)
-
-  def round_fn(state: State, federation: Federation, round_, key):
-    memory = state.memory
-    rates = renewed(memory.rate, federation, round_)
-    return all_passes(state._replace(memory=memory._replace(rate=rates)),
-                      federation, round_, key)
-
-  local_predict, pseudo_label = plain.local_predict, plain.pseudo_label
-  return plain._replace(
-      init=init, round=round_fn, client_update=client_update,
-      local_predict=None if local_predict is None else (
-          lambda record, row, x: local_predict(record, row.own, x)),
-      pseudo_label=None if pseudo_label is None else (
-          lambda record, row, x: pseudo_label(record, row and row.own, x)))
+  _, loss = judge(task, model, examples)
+  return tree.where(trained, optimizers.after_loss(
+      rate, loss, patience=PATIENCE, epochs=task.local_epochs), rate)

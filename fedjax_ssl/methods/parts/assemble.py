@@ -1,0 +1,232 @@
+"""Puts a method together: all that it needs around its own two functions.
+
+A method says what one client does in a round (`client_update`) and what becomes
+of the updates (`aggregate`). Where the labels live, whether statistics of
+normalization are recomputed, whose models predict and which rule averages is
+the same for all of them, and is said here.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import (
+  client_weights,
+  local_training,
+  rounds,
+  sampling,
+  tree,
+)
+from fedjax_ssl.core.types import (
+  Client,
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  State,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import network
+
+Aggregate = Callable[..., tuple[Any, Metrics]]
+
+
+class Server(NamedTuple):
+  """The server's record of a method that keeps a model and nothing else."""
+
+  model: Variables
+
+
+def new_model(task: Task, key: jax.Array) -> Variables:
+  """Draws the first model."""
+  return jax.jit(task.model.init)(key)
+
+
+def moved(model: Variables, delta: Variables) -> Variables:
+  """The model after an averaged update of parameters and statistics."""
+  return Variables(optax.apply_updates(model.params, delta.params),
+                   tree.add(model.stats, delta.stats))
+
+
+@aggregation.linear
+def add_mean(server: Any, mean: Variables, cohort: Any, context: Any, key: Any
+             ) -> tuple[Any, Metrics]:
+  """Adds the mean of the clients' updates to the server's model."""
+  del cohort, context, key
+  return server._replace(model=moved(server.model, mean)), {}
+
+
+def assemble(
+    task: Task,
+    *,
+    client_update: Callable[..., Update],
+    aggregate: Aggregate | None = add_mean,
+    init: Callable[[jax.Array, Federation], tuple[Any, PyTree]] | None = None,
+    sample: sampling.Sampler | None = None,
+    broadcast: Callable[[Any, jax.Array], PyTree] | None = None,
+    work: rounds.Work | None = None,
+    on_labels: Callable[..., tuple[Any, Metrics]] | None = None,
+    begin: Callable[..., State] | None = None,
+    before: Sequence[rounds.Pass] = (),
+    model: Callable[[Any], Variables] = lambda server: server.model,
+    local_model: Callable[[PyTree], Variables] | None = None,
+    pseudo_label: Callable[..., Any] | None = None,
+    report: Callable[..., Metrics] | None = None,
+    pictures: Callable[..., Any] | None = None,
+    takes_rule: bool = True,
+    splits_key: bool = True,
+) -> Method:
+  """Makes a method of what one client and the server do.
+
+  A round is: the server on its own labels, where these are there; the passes
+  `before`; the clients; and, under norm='static', the statistics at the model
+  that they made. `task.aggregator` replaces the mean of the clients' updates
+  and nothing else.
+
+  Args:
+    task: the static choices.
+    client_update: (payload, client, key) -> Update, for one client.
+    aggregate: see `core.rounds.client_pass`; None where clients send nothing.
+    init: (key, federation) -> the server's record and the clients' memory
+      [N, ...]; default a new model in `Server`, and none.
+    sample: see `core.rounds.client_pass`, as for the next two.
+    broadcast: what a client receives.
+    work: steps of one client.
+    on_labels: (server, context, key) -> (server, metrics), what the server
+      learns from its own labels; not called where labels are at the clients.
+    begin: (state, federation, round) -> state, before anything else.
+    before: passes ahead of the clients'.
+    model: server -> the model that predicts.
+    local_model: a client's row of memory -> its own model; None where clients
+      keep none.
+    pseudo_label: see `Method`, as for the next two.
+    report: metrics of the server's record.
+    pictures: images to look at.
+    takes_rule: whether the mean may be replaced; False where `aggregate` asks
+      more of it than to be some average.
+    splits_key: False hands the round's key as it is to a pass that is alone.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: for a `task.aggregator` that has nothing to replace.
+  """
+  aggregate = _ruled(task, aggregate, takes_rule)
+  passes = [*before, rounds.client_pass(
+      task, client_update, aggregate, sample=sample, broadcast=broadcast,
+      work=work)]
+  if task.labels_at == 'server' and on_labels is not None:
+    passes.insert(0, rounds.server_pass(on_labels))
+  if task.model.norm == 'static':
+    passes.append(statistics(task))
+  one_round = (rounds.chain(*passes) if splits_key or len(passes) > 1
+               else passes[0])
+
+  def start(key, federation):
+    server, memory = (init(key, federation) if init is not None
+                      else (Server(new_model(task, key)), ()))
+    return State(server, memory, jnp.int32(0))
+
+  def begun(state, federation, round_, key):
+    assert begin is not None
+    return one_round(begin(state, federation, round_), federation, round_, key)
+
+  return Method(
+      start, one_round if begin is None else begun,
+      predict=None if aggregate is None else (
+          lambda server, inputs: task.apply(model(server), inputs)),
+      local_predict=None if local_model is None else (
+          lambda server, row, inputs: task.apply(local_model(row), inputs)),
+      pseudo_label=pseudo_label, client_update=client_update,
+      aggregate=aggregate, report=report, pictures=pictures)
+
+
+def _ruled(task: Task, aggregate: Aggregate | None, takes_rule: bool
+           ) -> Aggregate | None:
+  """`aggregate` with the task's rule in place of the mean, if it has one."""
+  if task.aggregator is None:
+    return aggregate
+  if aggregate is None:
+    raise ValueError('clients that send nothing have nothing to aggregate; '
+                     'leave aggregator out.')
+  if not (takes_rule and getattr(aggregate, 'is_linear', False)):
+    raise ValueError('this has an aggregation of its own in place of the mean; '
+                     'leave aggregator out.')
+  return by_rule(task.aggregator, aggregate)
+
+
+def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
+            ) -> Aggregate:
+  """What the server does with updates, by a rule of the user's.
+
+  Counts are averaged all the same.
+
+  Args:
+    rule: see `Task.aggregator`.
+    finish: (server, update, cohort, context, key) -> (server, metrics).
+
+  Returns:
+    `aggregate` of `core.rounds.client_pass`, for updates of all groups.
+  """
+  def aggregate(server, updates: Update, cohort, context, key):
+    message, counts = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:]),
+        (updates.message, updates.counts))
+    weights = updates.weight.reshape(-1)
+    mean = rounds.paired(rule(message, weights),
+                         aggregation.weighted_mean(counts, weights))
+    return finish(server, mean, cohort, context, key)
+  return aggregate
+
+
+def statistics(task: Task) -> rounds.Pass:
+  """Recomputes normalization statistics at the averaged model (SemiFL).
+
+  A cohort of its own averages the batch statistics over one epoch of its rows;
+  rows that the server holds do not enter.
+  """
+  once = dataclasses.replace(task, local_epochs=1, local_steps=0)
+
+  def client_update(payload: Any, client: Client, key) -> Update:
+    def step(sums, batch, key):
+      del key
+      _, stats = network.forward(
+          task, payload.model, batch.labeled, batch.unlabeled)
+      return tree.add(sums, tree.subtract(stats, payload.model.stats)), {}
+    made = batching.batches(once, client.train, client.shard, key)
+    sums, _ = local_training.train(
+        step, tree.zeros_like(payload.model.stats), made, key)
+    steps = jnp.maximum(made.num_steps, 1)
+    weight = client_weights.of(client.shard, 'both', weighting='examples')
+    return Update(tree.scale(sums, 1 / steps), weight, client.memory, {})
+
+  @aggregation.linear
+  def finish(server, mean, cohort, context, key):
+    del cohort, context, key
+    stats = tree.add(server.model.stats, mean)
+    return server._replace(model=server.model._replace(stats=stats)), {}
+
+  return rounds.client_pass(
+      task, client_update, finish, sample=sampling.uniform(task.cohort_size),
+      work=functools.partial(batching.num_steps, once))
+
+
+def confident_labels(task: Task, threshold: float, *, strict: bool = False
+                     ) -> Callable[..., Any]:
+  """The likeliest class of raw inputs, weight 1 from (or above) `threshold`."""
+  bar = jnp.nextafter(jnp.float32(threshold), 2) if strict else threshold
+  def pseudo_label(record, memory, inputs):
+    del memory
+    return losses.pseudo_label(task.apply(record.model, inputs), threshold=bar)
+  return pseudo_label

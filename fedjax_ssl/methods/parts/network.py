@@ -1,0 +1,96 @@
+"""The network in training: views of a batch, and passes through it."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core.types import (
+  Batch,
+  PyTree,
+  Ratio,
+  Task,
+  Variables,
+)
+
+# Norms whose statistics couple the rows of a batch: all views go through the
+# network together, as in the authors' code of most methods.
+_COUPLED = ('batch', 'static')
+
+
+def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
+  """A batch's mean as a metric in which every real row counts the same."""
+  rows = batch.mask.sum()
+  return Ratio(mean * rows, rows)
+
+
+def forward(task: Task, model: Variables, *views: Batch | None,
+            key: jax.Array | None = None) -> tuple[list[Any], PyTree]:
+  """One training pass of the network over several views together.
+
+  Args:
+    task: has the network.
+    model: its variables.
+    *views: raw inputs with masks; None is passed over.
+    key: of the step, for networks with dropout; None drops nothing.
+
+  Returns:
+    Logits float32[B, C] per view (None for None) and the new statistics.
+  """
+  real = [view for view in views if view is not None]
+  inputs = jnp.concatenate([view.inputs for view in real])
+  mask = jnp.concatenate([view.mask for view in real])
+  key = None if key is None else jax.random.fold_in(key, 0xd0)
+  logits, stats = task.apply_train(model, inputs, mask, key)
+  ends = [sum(v.mask.shape[0] for v in real[:i + 1])
+          for i in range(len(real) - 1)]
+  parts = iter(jnp.split(logits, ends))
+  return [None if view is None else next(parts) for view in views], stats
+
+
+def forward_with_targets(task: Task, model: Variables, targets: Batch,
+                         *views: Batch | None, key: jax.Array | None = None
+                         ) -> tuple[jax.Array, list[Any], PyTree]:
+  """As `forward`, with one more view that only serves as a target.
+
+  Without batch statistics the target view needs no gradient and gets its own
+  pass; with them it belongs to the batch.
+
+  Returns:
+    The target's logits with gradients stopped, the views' logits, statistics.
+  """
+  if task.model.norm in _COUPLED:
+    (target, *rest), stats = forward(task, model, targets, *views, key=key)
+    return jax.lax.stop_gradient(target), rest, stats
+  fixed = jax.lax.stop_gradient(model)
+  (target,), _ = forward(task, fixed, targets)
+  rest, stats = forward(task, model, *views, key=key)
+  return jax.lax.stop_gradient(target), rest, stats
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+  """One batch of all rows; places in tables are dropped."""
+  return Batch(jnp.concatenate([b.inputs for b in batches]),
+               jnp.concatenate([b.labels for b in batches]),
+               jnp.concatenate([b.mask for b in batches]))
+
+
+def weakly(task: Task, batch: Any, key: jax.Array) -> Any:
+  """The batch's weak view; None for None."""
+  if batch is None:
+    return None
+  return batch._replace(inputs=task.weak(key, batch.inputs))
+
+
+def labeled_view(task: Task, batch: Any, key: jax.Array) -> Any:
+  """The labeled rows as the loss sees them; None for None."""
+  if batch is None or task.labeled_view is None:
+    return weakly(task, batch, key)
+  return batch._replace(inputs=task.labeled_view(key, batch.inputs))
+
+
+def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:
+  """The batch's strong view."""
+  return batch._replace(inputs=task.strong(key, batch.inputs))
