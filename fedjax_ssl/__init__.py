@@ -12,8 +12,9 @@ from typing import Any
 __version__ = '0.1.0'
 
 _MODULES = (
-    'aggregation', 'cli', 'core', 'data', 'losses', 'methods', 'models', 'ops',
-    'papers', 'privacy', 'report', 'sparse', 'task', 'training')
+    'aggregation', 'cli', 'config', 'core', 'data', 'losses', 'methods',
+    'models', 'ops', 'papers', 'privacy', 'report', 'sparse', 'task',
+    'training')
 
 # Public name to its module and its name there.
 _NAMES = {

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedjax_ssl import cli
+from fedjax_ssl import cli, config
 from fedjax_ssl.cli import flags, settings
 from fedjax_ssl.core import optimizers
 from tests.experiments import launcher
@@ -25,8 +25,8 @@ def test_a_script_and_the_command_make_the_same_run(tmp_path):
     assert (script / name).read_bytes() == (command / name).read_bytes(), name
   first, second = (json.loads((folder / 'config.json').read_text())
                    for folder in (script, command))
-  for config in (first, second):
-    del config['flags']['workdir']
+  for stored in (first, second):
+    del stored['flags']['workdir']
   assert first == second
   # A run of a version in which scripts had no setting goes on, and is known.
   second['origin'] = {**second['origin'],
@@ -75,8 +75,8 @@ def test_help_is_printed(words, capsys):
 
 
 def test_names_that_are_known_without_jax_are_the_librarys():
-  assert flags.OPTIMIZERS == optimizers.OPTIMIZERS
-  assert [*flags.SCHEDULES] == [*optimizers.SCHEDULES]
+  assert config.OPTIMIZERS == optimizers.OPTIMIZERS
+  assert [*config.SCHEDULES] == [*optimizers.SCHEDULES]
 
 
 @pytest.mark.parametrize('name', settings.SETTINGS)
