@@ -44,8 +44,9 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
 __version__ = '0.1.0'
 
 _MODULES = (
-    'aggregation', 'cli', 'core', 'data', 'losses', 'methods', 'models', 'ops',
-    'papers', 'privacy', 'report', 'sparse', 'task', 'training')
+    'aggregation', 'cli', 'config', 'core', 'data', 'losses', 'methods',
+    'models', 'ops', 'papers', 'privacy', 'report', 'sparse', 'task',
+    'training')
 
 # Public name to its module and its name there.
 _NAMES = {

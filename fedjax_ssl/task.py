@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import methods, models
+from fedjax_ssl import config, methods, models
 from fedjax_ssl.core import checks, knobs, optimizers
 from fedjax_ssl.core.types import (
   Array,
@@ -27,14 +27,17 @@ from fedjax_ssl.data import augment, preprocess
 
 Kind = TypeVar('Kind', Examples, Shard)
 
+_DEFAULTS: dict[str, Any] = {
+    name: option.default for name, option in config.OPTIONS.items()}
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
   """Everything that makes a `Task`, as values that JSON can hold.
 
-  See `core.types.Task` and the flags of the experiments for the meaning of
-  the fields. `norm` None is the model's own, `labeled_view`
-  None the weak view. `max_update_norm` 0 is off.
+  See `core.types.Task` and `config` for the meaning of the fields. `norm` None
+  is the model's own, `labeled_view` None the weak view. `max_update_norm` 0 is
+  off.
 
   `schedule_rounds` is how many rounds schedules and ramps span, whatever number
   of rounds `train` is asked for; normally it is the same. None, the default, is
@@ -44,33 +47,33 @@ class TaskSpec:
   num_classes: int
   input_shape: tuple[int, ...]
   method: str = 'fedavg'
-  model: str = 'cnn'
+  model: str = _DEFAULTS['model']
   norm: str | None = None
-  conv_impl: str = 'auto'
-  compute_dtype: str = 'float32'
+  conv_impl: str = _DEFAULTS['conv_impl']
+  compute_dtype: str = _DEFAULTS['compute_dtype']
   mean: tuple[float, ...] = (0.0,)
   std: tuple[float, ...] = (1.0,)
   flip: bool = True
-  weak: str = 'flip_crop'
-  labeled_view: str | None = None
-  strong: str = 'ra_mc'
-  optimizer: str = 'sgd'
-  learning_rate: float = 0.05
-  momentum: float = 0.0
-  weight_decay: float = 0.0
-  lr_schedule: str = 'constant'
-  schedule_rounds: int | None = None
-  labeled_batch: int = 10
-  unlabeled_batch: int = 50
+  weak: str = _DEFAULTS['weak']
+  labeled_view: str | None = _DEFAULTS['labeled_view']
+  strong: str = _DEFAULTS['strong']
+  optimizer: str = _DEFAULTS['optimizer']
+  learning_rate: float = _DEFAULTS['learning_rate']
+  momentum: float = _DEFAULTS['momentum']
+  weight_decay: float = _DEFAULTS['weight_decay']
+  lr_schedule: str = _DEFAULTS['lr_schedule']
+  schedule_rounds: int | None = _DEFAULTS['schedule_rounds']
+  labeled_batch: int = _DEFAULTS['labeled_batch']
+  unlabeled_batch: int = _DEFAULTS['unlabeled_batch']
   unlabeled_capacity: int = 0
-  local_epochs: int = 1
-  local_steps: int = 0
+  local_epochs: int = _DEFAULTS['local_epochs']
+  local_steps: int = _DEFAULTS['local_steps']
   cohort_size: int = 10
-  labels_at: str = 'clients'
-  client_map: str = 'auto'
-  chunk_size: int = 0
-  aggregation_order: str = 'fixed'
-  max_update_norm: float = 0.0
+  labels_at: str = _DEFAULTS['labels_at']
+  client_map: str = _DEFAULTS['client_map']
+  chunk_size: int = _DEFAULTS['chunk_size']
+  aggregation_order: str = _DEFAULTS['aggregation_order']
+  max_update_norm: float = _DEFAULTS['max_update_norm']
 
 
 _WHOLE = 2**31 - 1
@@ -101,9 +104,8 @@ def _check(spec: TaskSpec) -> None:
     if not isinstance(getattr(spec, name), str):
       raise TypeError(f'{name} must be a name, with knobs if any, not '
                       f'{_kind(getattr(spec, name))}.')
-  checks.check('labels_at', spec.labels_at, ('clients', 'server'))
-  checks.check('client_map', spec.client_map, ('auto', 'map', 'vmap'))
-  checks.check('aggregation_order', spec.aggregation_order, ('fixed', 'fast'))
+  for name in ('labels_at', 'client_map', 'aggregation_order'):
+    checks.check(name, getattr(spec, name), config.OPTIONS[name].choices)
   if not spec.max_update_norm >= 0:
     raise ValueError('max_update_norm must be at least 0 (0 is off), not '
                      f'{spec.max_update_norm}.')

@@ -8,12 +8,13 @@ from typing import NoReturn
 class Parser(argparse.ArgumentParser):
   """Refuses wrong words in one line."""
 
-  def __init__(self, command: str, description: str | None, **options: str):
+  def __init__(self, command: str, description: str | None,
+               epilog: str | None = None):
     """For `fedjax-ssl COMMAND`; the description is shown as it is written."""
     super().__init__(
-        prog=f'fedjax-ssl {command}', description=description,
+        prog=f'fedjax-ssl {command}', description=description, epilog=epilog,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        formatter_class=argparse.RawDescriptionHelpFormatter)
 
   def error(self, message: str) -> NoReturn:
     """Ends the program with code 2."""

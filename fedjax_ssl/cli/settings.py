@@ -44,7 +44,8 @@ def defaults_of(name: str) -> dict[str, Any]:
 
 def program(name: str, python: str = sys.executable) -> list[str]:
   """Returns the command that trains a setting, without flags."""
-  return [python, '-m', 'fedjax_ssl', 'train', name]
+  # Files of the user's folder are no modules, as with `fedjax-ssl` itself.
+  return [python, '-P', '-m', 'fedjax_ssl', 'train', name]
 
 
 _FEDDURE: dict[str, Any] = dict(

@@ -92,7 +92,7 @@ def test_a_flag_that_the_flagfile_does_not_name_is_the_settings(
     (tmp_path / name).mkdir()
     run = stored_runs.read(flagged(
         tmp_path / name, monkeypatch, momentum=0.9, **flags),
-                           defaults=defaults.get)
+                           defaults=lambda name: defaults[name])
     assert run.changed == changed
 
 

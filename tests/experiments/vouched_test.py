@@ -73,7 +73,7 @@ def test_a_flipped_digit_of_a_finished_run(finished, folder):
   run, = stored_runs.load([finished, folder], left_out)
   assert run.folders == [finished]
   assert left_out == [line.removeprefix('error: ')]
-  table = launcher.call(launcher.EXPERIMENTS / 'results.py', str(folder))
+  table = launcher.call('results', str(folder))
   assert table.returncode == 2 and not table.stdout
   assert table.stderr.splitlines() == [line]
   # As the line says.

@@ -180,8 +180,8 @@ def test_a_setting_is_the_cell_that_its_script_was():
       by_script) == hashlib.sha256(
           b'experiments/digits_dirdir.py\0--x=1').hexdigest()
   command = cells_lib.command('python', pathlib.Path('out'), by_name)
-  assert command[:5] == [
-      'python', '-m', 'fedjax_ssl', 'train', 'digits_dirdir']
+  assert command[:6] == [
+      'python', '-P', '-m', 'fedjax_ssl', 'train', 'digits_dirdir']
 
 
 def test_a_flagfile_elsewhere_belongs_to_a_setting(tmp_path):

@@ -28,7 +28,7 @@ from fedjax_ssl.cli.sweep import grid, slots
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  parser = arguments.Parser('sweep', __doc__, epilog=grid.__doc__ or '')
+  parser = arguments.Parser('sweep', __doc__, epilog=grid.__doc__)
   parser.add_argument('grid', nargs='+', metavar='GRID',
                       help='a grid file, or after -- the lines of one')
   parser.add_argument('--out', required=True, help='folder of all runs')

@@ -29,6 +29,7 @@ import pathlib
 import re
 import shlex
 
+from fedjax_ssl import config
 from fedjax_ssl.cli import places, settings
 
 # Flags that the sweep itself gives or takes, and where they belong. A run would
@@ -42,7 +43,6 @@ _OURS = {'workdir': 'the sweep chooses the folders',
 # Of cells: each has a command, a name and files, all held in memory.
 _MOST = 100_000
 _LONGEST = 120  # Bytes of a folder's name; file systems end at 255.
-_LARGEST_SEED = 2**32 - 1  # Of a run's --seeds.
 
 
 class GridError(ValueError):
@@ -223,9 +223,10 @@ def _find(pattern: str) -> list[str]:
 def _seeds(text: str, where: str) -> list[int]:
   words = text.replace(',', ' ').split()
   if not words or not all(
-      re.fullmatch(r'\d{1,10}', w) and int(w) <= _LARGEST_SEED for w in words):
+      re.fullmatch(r'\d{1,10}', w) and int(w) <= config.LARGEST_SEED
+      for w in words):
     raise GridError(f'{where}: seeds: {text[:80]} must be whole numbers from 0 '
-                    f'to {_LARGEST_SEED}.')
+                    f'to {config.LARGEST_SEED}.')
   seeds = [int(word) for word in words]
   if len(set(seeds)) < len(seeds):
     raise GridError(f'{where}: seeds: {text} has a seed twice.')
