@@ -41,8 +41,9 @@ def _define(option: config.Option) -> None:
     flags.DEFINE_list(name, default, text)
   elif option.kind is int:
     flags.DEFINE_integer(
-        name, default, text, lower_bound=option.least,
-        upper_bound=2**31 - 1 if option.most is None else option.most)
+        name, default, text,
+        lower_bound=None if option.least is None else int(option.least),
+        upper_bound=2**31 - 1 if option.most is None else int(option.most))
   else:
     flags.DEFINE_float(name, default, text, lower_bound=option.least,
                        upper_bound=option.most)
