@@ -198,7 +198,7 @@ def _run_python(code: str, *args: str, devices: int = 1,
   """
   variables = {
       **os.environ, 'JAX_NUM_CPU_DEVICES': str(devices),
-      'PYTHONPATH': os.pathsep.join([str(ROOT), str(ROOT / 'experiments')]),
+      'PYTHONPATH': str(ROOT),
       **(env or {})}
   done = subprocess.run(
       [sys.executable, '-c', code, *args], cwd=ROOT, env=variables,
