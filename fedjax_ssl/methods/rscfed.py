@@ -154,7 +154,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
       whoever else has labels; with two labeled clients and multiplier 6 shares
       differ by up to .33. And under norm='batch' each layer's counter of steps
       counts in the distance, so that who takes more or fewer steps than the
-      mean is far; then `counted_steps` is reported, a client's own. False
+      mean is far; then counted_steps is reported, a client's own. False
       multiplies labeled clients twice in every group and measures the model
       alone; with one labeled client, the first, and other norms it is the
       same.
