@@ -4,7 +4,7 @@ python experiments/pages.py           # after new results or settings
 python experiments/pages.py --check   # exit code 1 if that was forgotten
 
 Numbers come from `experiments/results/*.json` (studies of `results.py`) and
-`experiments/results/tables/*/*.json` (cells of `paper_tables.py`); each study
+`experiments/results/tables/*/*.json` (cells of `fedjax-ssl tables`); each study
 and each table has a page beside it. What an experiment asks and shows is
 written by hand, outside of the marks. The table of settings is made from the
 scripts' docstrings and the papers' tables.
@@ -139,7 +139,7 @@ def _footnotes(verdicts: Mapping[str, Sequence[verdict.Verdict | None]]
 def _how(name: str, variant: str, known: Sequence[dict[str, Any]]) -> str:
   """Command, commits and machines behind a table's cells."""
   flags = ' '.join(known[0]['extra_flags'])
-  command = (f'`python experiments/paper_tables.py --table={name}'
+  command = (f'`fedjax-ssl tables --table={name}'
              + (f' --variant={variant} -- {flags}' if variant else '') + '`')
   seeds = [s['environment'] for k in known for s in k['seeds'].values()]
   commits = sorted({str(e.get('commit', 'unknown'))[:7] for e in seeds})
