@@ -12,6 +12,8 @@ from typing import Any, TYPE_CHECKING
 if TYPE_CHECKING:  # The same names, for editors and type checkers.
   from fedjax_ssl import (
     aggregation,
+    cli,
+    config,
     core,
     data,
     losses,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     ops,
     papers,
     privacy,
+    report,
     sparse,
     task,
     training,

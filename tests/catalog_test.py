@@ -60,7 +60,8 @@ def test_texts_name_nothing_internal():
       for text in (entry.summary, *entry.sources,
                    *(o.text for o in entry.options)):
         named = {re.sub(r'\(.*', '', x) for x in re.findall(r'`(.*?)`', text)}
-        assert named <= known | options, (entry.name, text)
+        commands = {x for x in named if x.startswith('fedjax-ssl ')}
+        assert named - commands <= known | options, (entry.name, text)
 
 
 @pytest.mark.parametrize('name', methods.METHODS)

@@ -41,10 +41,10 @@ def may_pass(error: BaseException) -> bool:
 
   A full disk, too little memory, a folder that another process holds.
   """
-  from fedjax_ssl.training import checkpoint
   behind: BaseException | None = error
   while behind is not None:
-    if isinstance(behind, (MemoryError, checkpoint.SaveError)) or (
+    if getattr(behind, 'may_pass', False) or (
+        isinstance(behind, MemoryError)) or (
         isinstance(behind, OSError) and behind.errno in _PASSING):
       return True
     behind = behind.__cause__ or behind.__context__

@@ -48,7 +48,7 @@ def test_every_number_has_a_bound_that_its_default_keeps(kind):
     'mixmatch(ramp=5)', 'pseudo_label(form="hard", ramp=1.5)',
     'fedssl(ramp=2)', 'fedirm(label_smoothing=1)', 'fedtrinet(scale=100)',
     'fedmatch(num_helpers=100000)', 'fedlabel(labeled_steps=2000000000)',
-    'feddure(profile="official", wait_steps=5)',
+    'feddure(profile="official", wait_steps=6)',
     'fedssl(gan_width=1000000)', 'fedssl(noise_size=1000000000)'])
 def test_what_would_switch_off_or_never_end_is_refused(text):
   knob = text.rpartition(', ')[2].rpartition('(')[2].partition('=')[0]

@@ -138,7 +138,7 @@ def test_a_peer_obeys_and_its_last_words_are_kept(fleet, bench, tmp_path):
   task_lib.save(tmp_path, task)
   script = tmp_path / 'moves.py'
   script.write_text("""
-import peer_task
+from experiments.benchmarks import peer_task
 class Moves:
   def __init__(self, task, word):
     self.made, self.word = task.params, word
@@ -176,7 +176,7 @@ def test_a_peer_that_ends_while_it_is_timed_is_a_row(
   """The others go on, and what they did is saved."""
   script = tmp_path / 'ends.py'
   script.write_text("""
-import peer_task
+from experiments.benchmarks import peer_task
 class Moves:
   def __init__(self, task, rounds):
     self.made, self.left = task.params, int(rounds)

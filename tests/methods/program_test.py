@@ -117,5 +117,5 @@ def test_any_number_of_devices_trains_and_evaluates_the_same(
 def test_methods_differ(results):
   """Equal hashes mean something: other methods have others."""
   found = results('clients')
-  states = {str(found[text][0]['state']) for text in methods.METHODS}
+  states = {str(first['state']) for first, *_ in found.values()}
   assert len(states) > 1

@@ -223,7 +223,7 @@ def test_by_default_fedirm_weighs_its_two_terms_at_most_once():
 def test_under_adam_the_scale_of_fedirm_cancels():
   def sent(scale):
     _, run = updater(f'fedirm(scale={scale})', local_steps=2, optimizer=adam)
-    return run(UNLABELED_CLIENT).message.model.params
+    return run(UNLABELED_CLIENT).message.params
   chex.assert_trees_all_close(sent(0.1), sent(15.0), atol=1e-4)
   assert tree.global_norm(sent(0.1)) > 1e-2
 
@@ -232,8 +232,7 @@ def test_under_adam_the_scale_of_fedirm_cancels():
                                   'fed_consist(threshold=1.1)'])
 def test_without_its_loss_an_unlabeled_client_stays(text):
   update = updater(text)[1](UNLABELED_CLIENT)
-  assert tree.global_norm(update.message if text.startswith('fedirm')
-                          else update.message) == 0
+  assert tree.global_norm(update.message) == 0
 
 
 def test_models_count_alike_but_for_the_weight_of_labels():

@@ -39,6 +39,8 @@ _PARTIAL = '.orbax-checkpoint-tmp'
 class SaveError(CheckpointError):
   """A step cannot be written now; earlier ones are kept."""
 
+  may_pass = True  # Another try may find room.
+
 
 class _StepError(Exception):
   """A step cannot be written, or is there but cannot be trusted."""
