@@ -73,9 +73,10 @@ _NAMES = {
 
 __all__ = [
     'Examples', 'Federation', 'METHODS', 'MODELS', 'Method', 'Model', 'Shard',
-    'State', 'Task', 'TaskSpec', 'Update', 'aggregation', 'core', 'data',
-    'load', 'losses', 'make_method', 'make_model', 'make_task', 'methods',
-    'models', 'ops', 'papers', 'privacy', 'sparse', 'task', 'train', 'training']
+    'State', 'Task', 'TaskSpec', 'Update', 'aggregation', 'cli', 'config',
+    'core', 'data', 'load', 'losses', 'make_method', 'make_model', 'make_task',
+    'methods', 'models', 'ops', 'papers', 'privacy', 'report', 'sparse',
+    'task', 'train', 'training']
 
 
 def __getattr__(name: str) -> Any:

@@ -52,8 +52,8 @@ LAYERS = {
     'cli': ('config', 'core', 'data', 'methods', 'models', 'papers', 'report',
             'task', 'training'),
     '__main__': ('cli',),
-    '__init__': ('core', 'data', 'methods', 'models', 'ops', 'papers', 'task',
-                 'training', *LEAVES),
+    '__init__': ('cli', 'config', 'core', 'data', 'methods', 'models', 'ops',
+                 'papers', 'report', 'task', 'training', *LEAVES),
 }
 
 

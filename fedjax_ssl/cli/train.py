@@ -55,6 +55,9 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
   """
   try:
     return function(*args)
+  except BrokenPipeError:  # Who reads the output has seen enough.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
   except (ValueError, OSError, MemoryError, OverflowError,
           absl_flags.Error) as error:
     if FLAGS.is_parsed() and FLAGS.verbosity > 0:
