@@ -178,7 +178,8 @@ def test_nobody_has_to_read():
 
 
 def test_what_was_set_before_comes_back():
-  text = ('import signal\nbefore = signal.getsignal(2)\nfrom fedjax_ssl.cli import stopping\n'
+  text = ('import signal\nbefore = signal.getsignal(2)\n'
+          'from fedjax_ssl.cli import stopping\n'
           'with stopping.listening():\n'
           '  assert signal.getsignal(15) != signal.SIG_DFL\n'
           'assert signal.getsignal(15) == signal.SIG_DFL\n'
