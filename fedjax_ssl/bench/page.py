@@ -40,7 +40,8 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       text += [f'## {skew}', '', *table(rows), '', *_notes(rows)]
   text += [
       'Accuracy is on the test set, the mean over the last tenth of the '
-      f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. Gap '
+      f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. '
+      'Gap '
       'closed is the share of the way from labels only to all labels. A rank '
       'has in brackets what the paired seeds leave open at 95 %. The worst '
       'tenth are clients, each on test rows weighed as its own classes. Bytes '
