@@ -33,8 +33,9 @@ class Bed(NamedTuple):
     setting: what `fedjax-ssl train` knows it by.
     flags: that every run has.
     rates: learning rates to choose from, the bed's own first.
-    skews: name and flags of each partition that final seeds are run on;
-      configurations are chosen on the first.
+    skews: name and flags of each partition that final seeds are run on, with
+      a `setting` where it is another one; configurations are chosen on the
+      first.
   """
 
   name: str
@@ -201,11 +202,13 @@ def final_run(entry: Entry, bed: Bed, skew: str, configuration: Configuration
 
 def _run(name: str, entry: Entry, bed: Bed, skew: str,
          configuration: Configuration, seeds: Sequence[int]) -> Run:
-  flags = {**bed.flags, **bed.skews[skew], **entry.flags,
+  special = dict(bed.skews[skew])
+  setting = special.pop('setting', bed.setting)
+  flags = {**bed.flags, **special, **entry.flags,
            'method': method_of(entry, configuration),
            'learning_rate': configuration.learning_rate,
            'seeds': ','.join(map(str, seeds))}
-  return Run(f'{bed.name}__{name}', bed.setting, tuple(
+  return Run(f'{bed.name}__{name}', setting, tuple(
       f'--{flag}={value}' for flag, value in flags.items()))
 
 

@@ -21,7 +21,8 @@ class BedTest(parameterized.TestCase):
     self.assertIn(bed.setting, settings.SETTINGS)
     known = flags.defaults()
     for skew in bed.skews.values():
-      self.assertLessEqual({*bed.flags, *skew}, {*known})
+      self.assertIn(skew.get('setting', bed.setting), settings.SETTINGS)
+      self.assertLessEqual({*bed.flags, *skew} - {'setting'}, {*known})
     self.assertLen(set(bed.rates), len(bed.rates))
 
 
