@@ -48,7 +48,7 @@ LAYERS = {
              *LEAVES),
     'papers': (),
     'report': ('core.registry', 'papers', 'training'),
-    'config': (),
+    'config': ('core.checks', 'core.knobs', 'core.registry', 'methods'),
     'cli': ('config', 'core', 'data', 'methods', 'models', 'papers', 'report',
             'task', 'training'),
     '__main__': ('cli',),

@@ -113,6 +113,10 @@ CONFIDENCE = Bound(0, 1.1, cases=(
     advice='a probability; above 1 no row counts')
 # Where a row must be surer than that.
 STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
+# Of an optimizer.
+RATE = Bound(above=True)
+MOMENTUM = Bound(0, 1, below=True)
+WEIGHT_DECAY = Bound()
 PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
                  needs=Needs('server', ('fedprox',)))
 
@@ -204,7 +208,7 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
     The decorator. The builder keeps its name, signature and docstring.
   """
   def wrap(function: Callable[P, T]) -> Callable[P, T]:
-    parameters = _knobs(function)
+    parameters = names(function)
     if lost := sorted(set(own) - set(parameters)):
       raise TypeError(f'{function.__name__} has no knob {", ".join(lost)}.')
     bounds: dict[str, Bound | Word] = {
@@ -254,7 +258,8 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   return lines
 
 
-def _knobs(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def names(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+  """Returns the knobs of a builder: its keyword-only parameters."""
   return {p.name: p for p in inspect.signature(function).parameters.values()
           if p.kind is p.KEYWORD_ONLY}
 
@@ -267,7 +272,7 @@ def _is_number(parameter: inspect.Parameter) -> bool:
 
 def _check(function: Callable[..., Any], bounds: Mapping[str, Bound | Word],
            given: Mapping[str, Any]) -> None:
-  parameters = _knobs(function)
+  parameters = names(function)
   for knob, bound in bounds.items():
     if knob not in given or given[knob] is None and (
         'None' in str(parameters[knob].annotation)):
@@ -284,7 +289,7 @@ def _idle(function: Callable[..., Any], bound: Bound | Word,
           given: Mapping[str, Any]) -> str:
   """The setting with which a knob does nothing; '' if it acts."""
   needs = bound.needs
-  other = None if needs is None else _knobs(function).get(needs.knob)
+  other = None if needs is None else names(function).get(needs.knob)
   if needs is None or other is None:
     return ''
   value = given.get(needs.knob, other.default)
@@ -293,21 +298,27 @@ def _idle(function: Callable[..., Any], bound: Bound | Word,
 
 def require(knob: str, value: Any, bound: Bound) -> None:
   """Raises ValueError, naming the knob, for a number out of bounds."""
+  if allowed := fault(value, bound):
+    shown = repr(value) if isinstance(value, str) else value
+    advice = f' ({bound.advice})' if bound.advice else ''
+    raise ValueError(f'{knob} must be {allowed}, not {shown}{advice}.')
+
+
+def fault(value: Any, bound: Bound) -> str:
+  """Returns what a value should be and is not; '' if nothing is wrong."""
   if isinstance(value, bool) or not (isinstance(value, numbers.Real)
                                      or hasattr(value, 'dtype')):
-    raise ValueError(f'{knob} must be a number, not {value!r}.')
+    return 'a number'
   if hasattr(value, 'aval'):  # A number that JAX holds, perhaps a traced one.
-    return
+    return ''
   inside = (bound.least < value if bound.above else bound.least <= value) and (
       value < bound.most if bound.below else value <= bound.most)
   inside = inside or bound.infinite and value == math.inf
   # Of float32 the smallest number that keeps all its digits.
   inside = inside and not (bound.above and bound.least == 0
                            and value < checks.LEAST)
-  if inside and not (bound.whole and value != int(value)):
-    return
-  advice = f' ({bound.advice})' if bound.advice else ''
-  raise ValueError(f'{knob} must be {_words(bound)}, not {value}{advice}.')
+  inside = inside and not (bound.whole and value != int(value))
+  return '' if inside else _words(bound)
 
 
 def _words(bound: Bound) -> str:

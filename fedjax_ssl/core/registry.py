@@ -10,21 +10,6 @@ from typing import Any
 from fedjax_ssl.core import checks
 
 
-class ChoiceError(ValueError):
-  """What a `name(knob=value)` asks for cannot be made.
-
-  Attributes:
-    kind: what it is ('method', 'model').
-    text: what was asked for.
-    reason: why not, and what is allowed.
-  """
-
-  def __init__(self, kind: str, text: str, reason: str):
-    """Use `build`."""
-    super().__init__(f'{kind} {text}: {reason}')
-    self.kind, self.text, self.reason = kind, text, reason
-
-
 def parse(text: str) -> tuple[str, dict[str, Any]]:
   """Splits `name(knob=value, ...)` into the name and its literal arguments.
 
@@ -77,7 +62,7 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
   """Calls the registered function that `name(knob=value)` asks for.
 
   Args:
-    kind: what it is, for messages ('method', 'model').
+    kind: the field that holds the text ('method', 'model').
     text: see `parse`.
     registry: name to function; knobs are its keyword-only parameters.
     *args: positional arguments passed on.
@@ -87,14 +72,14 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     What the function returns.
 
   Raises:
-    ChoiceError: a ValueError that names the text: for an unknown name or
-      knob, of which the message lists the known ones, a value of another type
-      than the knob's, or one that the function refuses with a ValueError.
+    FieldError: for an unknown name or knob, of which the message lists the
+      known ones, a value of another type than the knob's, or one that the
+      function refuses with a ValueError.
   """
   try:
     return _built(kind, text, registry, args, shared)
   except ValueError as error:
-    raise ChoiceError(kind, text.strip(), str(error)) from error
+    raise checks.FieldError(kind, text.strip(), str(error)) from error
 
 
 def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],

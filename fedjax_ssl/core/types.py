@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ssl.core import checks, optimizers
+
 PyTree = Any
 Array = jax.Array | np.ndarray
 Number = Array | float  # A scalar from the host or the device.
@@ -179,6 +181,8 @@ class Method(NamedTuple):
     each round; a name in `training.metrics.BETWEEN`.
   pictures: (server, examples, key) -> uint8[rows, columns, H, W, C] to look
     at; None where the examples are no images.
+  spanning: (num_rounds) -> the same method for a run of so many rounds, which
+    `train` asks for; None if its task says how many schedules span.
   """
 
   init: Callable[..., State]
@@ -190,6 +194,7 @@ class Method(NamedTuple):
   aggregate: Callable[..., Any] | None = None
   report: Callable[..., Metrics] | None = None
   pictures: Callable[..., jax.Array | None] | None = None
+  spanning: Callable[[int], Method] | None = None
 
 
 class Variables(NamedTuple):
@@ -239,9 +244,8 @@ class Task:
     local_steps: if positive, this many steps a round instead of epochs.
     cohort_size: clients a round.
     labels_at: 'clients' or 'server'.
-    num_rounds: rounds that schedules and ramps span (`--schedule_rounds`),
-      whatever number of rounds is run; None where nothing may span the run,
-      see `horizon`.
+    schedule_rounds: rounds that schedules and ramps span, whatever number of
+      rounds is run; None is what `train` is asked for, see `spanning`.
     client_map: 'map' or 'vmap'.
     chunk_size: clients of one vmap; 0 is as many as a device gets.
     aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
@@ -269,7 +273,7 @@ class Task:
   local_steps: int = 0
   cohort_size: int = 10
   labels_at: str = 'clients'
-  num_rounds: int | None = None
+  schedule_rounds: int | None = None
   client_map: str = 'map'
   chunk_size: int = 0
   aggregation_order: str = 'fixed'
@@ -282,13 +286,21 @@ class Task:
     """Returns the rounds that `what` spans.
 
     Raises:
-      ValueError: if the task does not say how long the run is.
+      LengthError: if the task does not say how long the run is.
     """
-    if self.num_rounds is None:
-      raise ValueError(f'{what} spans the run, and the task does not say how '
-                       'long it is; give TaskSpec(schedule_rounds=R), R being '
-                       'the num_rounds of train.')
-    return self.num_rounds
+    if self.schedule_rounds is None:
+      raise checks.LengthError(what)
+    return self.schedule_rounds
+
+  def spanning(self, num_rounds: int) -> Task:
+    """Returns the task of a run of so many rounds, if it does not say."""
+    if self.schedule_rounds is not None:
+      return self
+    optimizer = self.optimizer
+    if isinstance(optimizer, optimizers.Scheduled):
+      optimizer = optimizer.spanning(num_rounds)
+    return dataclasses.replace(
+        self, schedule_rounds=num_rounds, optimizer=optimizer)
 
   def apply(self, variables: Variables, inputs: Array) -> jax.Array:
     """Logits float32[B, C] of raw inputs, with running statistics."""

@@ -220,8 +220,8 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
     shard: the client's rows. Labels of unlabeled rows are never read.
     key: draws the orders.
     streams: 'both', 'labeled' or 'unlabeled'.
-    round_: int32[], for the progress over the run's `task.num_rounds`; without
-      such a number there is none.
+    round_: int32[], for the progress over `task.schedule_rounds`; without such
+      a number there is none.
     pseudo_labels: int32[U], labels that the client gave its unlabeled rows, in
       the order of its table, for batches that carry them; None is -1 for all.
 
@@ -249,8 +249,8 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
       given = jnp.asarray(pseudo_labels)[made['unlabeled'].slots]
       made['unlabeled'] = made['unlabeled']._replace(labels=given)
     share = (step + 1) / jnp.maximum(steps, 1)
-    progress = None if task.num_rounds is None else jnp.minimum(
-        (round_ + share) / task.num_rounds, 1)
+    progress = None if task.schedule_rounds is None else jnp.minimum(
+        (round_ + share) / task.schedule_rounds, 1)
     return orders, Pair(**made, progress=progress), used
 
   width = sum(s.capacity for s in parts.values())

@@ -47,7 +47,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  mean_teacher.check(task, 'fed_consist')
+  mean_teacher.check(task)
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher

@@ -149,7 +149,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  mean_teacher.check(task, 'fedirm')
+  mean_teacher.check(task)
   warm = mean_teacher.warmup_rounds(task, warmup)
   rising = ramp * task.horizon(f'ramp={ramp}') if ramp else 0.0
   s = _Settings(

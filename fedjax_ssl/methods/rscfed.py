@@ -166,7 +166,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     ValueError: for labels at the server, an unknown name or a number out of
       range.
   """
-  mean_teacher.check(task, 'rscfed')
+  mean_teacher.check(task)
   chosen = dict(_PROFILES[checks.check('profile', profile, _PROFILES)])
   given = {'beta': beta, 'labeled_beta': labeled_beta, 'distance': distance,
            'multiplier': labeled_multiplier, 'rate': unlabeled_rate}

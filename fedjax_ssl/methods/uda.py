@@ -57,7 +57,7 @@ def uda(task: Task, *, profile: str = 'official',
   for texts, with a pretrained network and 10,000 steps; this run has 1,200.
 
   Args:
-    task: the static choices; `task.num_rounds` is the run that the bar spans.
+    task: the static choices; the bar spans `task.schedule_rounds`.
     profile: 'official', what the authors' scripts run for images: no bar,
       threshold .8, temperature .4; or 'fedmatch', what FedMatch states: the
       bar 'exp', no threshold, no sharpening.

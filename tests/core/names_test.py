@@ -79,10 +79,10 @@ def test_a_refusal_by_the_thing_itself_names_the_text():
     checks.finite(1, size=size)
     return size
 
-  with pytest.raises(registry.ChoiceError) as info:
+  with pytest.raises(checks.FieldError) as info:
     registry.build('thing', 'picky(size=0)', {'picky': picky})
-  assert (info.value.kind, info.value.text) == ('thing', 'picky(size=0)')
+  assert (info.value.field, info.value.value) == ('thing', 'picky(size=0)')
   assert info.value.reason.startswith('size must')
-  assert str(info.value).startswith('thing picky(size=0): size must')
+  assert str(info.value).startswith('thing=picky(size=0): size must')
   with pytest.raises(ValueError, match="Did you mean 'size'"):
     registry.build('thing', 'picky(siez=0)', {'picky': picky})

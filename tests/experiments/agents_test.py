@@ -46,5 +46,5 @@ def _classes(labels, owner, client):
 
 @pytest.mark.parametrize('holders', [-1, 0, 8])
 def test_refuses_a_federation_without_either_kind(holders):
-  with pytest.raises(ValueError, match='--num_labeled_clients'):
+  with pytest.raises(ValueError, match=f'num_labeled_clients={holders}'):
     _deal('iid_random', holders, 8)

@@ -35,7 +35,7 @@ BAD = {
     'model_range': (['--model=cnn(width=0)'], ['width', '0', 'at least 1']),
     'model_type': (["--model=cnn(width='x')"],
                    ['model', 'width of type int', "'x'"]),
-    'norm': (['--norm=batch'], ['norm', "'batch'", "'none'"]),
+    'norm': (['--norm=batch'], ['--norm=batch', 'allowed: none']),
     'norm_name': (['--norm=layer'], ['--norm=layer', 'static']),
     'weak': (['--weak=flop'], ['--weak=flop: ', 'flip_crop']),
     'strong': (['--strong=rand'], ["'rand'", 'ra_mc']),
@@ -56,7 +56,7 @@ BAD = {
     'fraction': (['--labeled_fraction=1.5'], ['labeled_fraction=1.5', '1.0']),
     'fraction_nan': (['--labeled_fraction=nan'], ['labeled_fraction=nan']),
     'server_empty': (['--labels_at=server', '--labeled_fraction=0'],
-                     ['--labels_at=server', '--labeled_fraction']),
+                     ['--labels_at=server', 'raise labels_per_class']),
     'validation': (['--validation_fraction=nan'], ['validation_fraction=nan']),
     'validation_all': (['--validation_fraction=1'],
                        ['validation_fraction=1', '0.9']),
@@ -69,7 +69,7 @@ BAD = {
     'clients_overflow': (['--num_clients=100000000000'],
                          ['--num_clients=100000000000', '2147483647']),
     'nobody_labeled': (['--labeled_fraction=0'],
-                       ['No client', '--labels_per_class']),
+                       ['--labels_at=clients: No client', 'labels_per_class']),
     'all_at_server': (
         ['--labels=all', '--labels_at=server', '--method=fixmatch'],
         ['--labels=all', '--labels_at=server', 'fixmatch']),
@@ -84,9 +84,9 @@ BAD = {
     'local_epochs': (['--local_epochs=0'], ['local_epochs=0']),
     'rounds': (['--num_rounds=0'], ['num_rounds=0']),
     'schedule': (['--schedule_rounds=0'], ['schedule_rounds=0']),
-    'rate_0': (['--learning_rate=0'], ['learning_rate', '0.0', 'above 0']),
+    'rate_0': (['--learning_rate=0'], ['--learning_rate=0.0: ', 'above 0']),
     'rate_nan': (['--learning_rate=nan'], ['learning_rate=nan', 'finite']),
-    'momentum': (['--momentum=1'], ['momentum', '1.0', '[0, 1)']),
+    'momentum': (['--momentum=1'], ['--momentum=1.0: ', '[0, 1)']),
     'weight_decay': (['--weight_decay=-1'], ['weight_decay', '-1.0']),
     'max_update_norm': (['--max_update_norm=-1'], ['max_update_norm=-1']),
     'chunk_size': (['--chunk_size=-1'], ['chunk_size=-1']),
@@ -125,7 +125,7 @@ def test_alpha_is_checked_where_nothing_is_dirichlet(refuse):
 
 
 def test_eval_only_needs_a_workdir(refuse):
-  assert '--workdir' in refuse('--eval_only')
+  assert '--eval_only: needs a workdir' in refuse('--eval_only')
 
 
 def test_tensorboard_needs_its_package(refuse, tmp_path, monkeypatch):

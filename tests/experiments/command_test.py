@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fedjax_ssl import cli, config
-from fedjax_ssl.cli import flags, settings
+from fedjax_ssl.cli import settings
 from fedjax_ssl.core import optimizers
 from tests.experiments import launcher
 
@@ -82,7 +82,7 @@ def test_names_that_are_known_without_jax_are_the_librarys():
 @pytest.mark.parametrize('name', settings.SETTINGS)
 def test_a_setting_has_a_script_that_cites_and_shows_it(name):
   found = settings.SETTINGS[name]
-  assert {*found.defaults} <= {*flags.all_names()}
+  assert {*found.defaults} <= {*config.OPTIONS}
   text = (launcher.EXPERIMENTS / f'{name}.py').read_text()
   assert f"cli.run_setting('{name}')" in text
   assert f'python experiments/{name}.py' in text

@@ -8,13 +8,13 @@ import socket
 import time
 from typing import Any
 
-from absl.testing import flagsaver
 import jax
 import numpy as np
 import pytest
 
 import fedjax_ssl
-from fedjax_ssl.cli import devices, train
+from fedjax_ssl import config
+from fedjax_ssl.cli import devices
 from fedjax_ssl.training import checkpoint, processes
 from fedjax_ssl.training.checkpoint import manifest
 from tests import toy
@@ -143,35 +143,31 @@ ADDRESS = {'coordinator_address': 'localhost:1234'}
 
 
 @pytest.mark.parametrize('flags, words', [
-    ({'process_id': 0}, ['--process_id', '--distributed']),
+    ({'process_id': 0}, ['--process_id=0', 'needs distributed']),
     ({**ADDRESS, 'distributed': True}, ['--coordinator_address',
-                                        '--num_processes']),
+                                        'needs num_processes']),
     ({**ADDRESS, 'distributed': True, 'num_processes': 2, 'process_id': 2},
      ['num_processes=2', 'process_id=2']),
     ({'coordinator_address': 'here', 'distributed': True, 'num_processes': 2,
-      'process_id': 0}, ["'here'", 'HOST:PORT']),
+      'process_id': 0}, ['=here', 'HOST:PORT']),
     *[({'coordinator_address': address, 'distributed': True,
         'num_processes': 1, 'process_id': 0}, [address, 'from 1 to 65535'])
       for address in ('here:0', 'here:99999', 'http://here:1', 'a b:1')],
 ])
 def test_what_does_not_go_together_is_refused(flags, words):
-  train.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(**flags):
-    with pytest.raises(ValueError) as refused:
-      devices.place()
-  assert all(word in str(refused.value) for word in words), refused.value
+  with pytest.raises(config.FieldError) as refused:
+    devices.place(config.resolve(flags))
+  assert all(word in refused.value.text('--') for word in words), refused.value
 
 
 def test_variables_stand_in_for_flags(monkeypatch):
-  train.FLAGS.mark_as_parsed()
   monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'host:1')
   monkeypatch.setenv('JAX_NUM_PROCESSES', '3')
   monkeypatch.setenv('JAX_PROCESS_ID', '1')
-  assert devices.place() is None
-  with flagsaver.flagsaver(distributed=True):
-    assert devices.place() == ('host:1', 3, 1)
-    with flagsaver.flagsaver(process_id=2):
-      assert devices.place() == ('host:1', 3, 2)
+  assert devices.place(config.Config()) is None
+  assert devices.place(config.Config(distributed=True)) == ('host:1', 3, 1)
+  assert devices.place(config.Config(distributed=True, process_id=2)) == (
+      'host:1', 3, 2)
 
 
 def test_one_process_agrees_with_itself():

@@ -29,8 +29,8 @@ def rows(array: Any) -> list[int]:
 def main(argv: list[str]) -> None:
   """Joins, places a federation and a method's state, and looks."""
   del argv
-  devices.join()
-  mesh = jax.make_mesh((len(devices.devices()),), ('clients',),
+  devices.join(train.options())
+  mesh = jax.make_mesh((len(devices.devices(0)),), ('clients',),
                        axis_types=(jax.sharding.AxisType.Auto,))
   given, _ = toy.federation()
   method = methods.make('fedprox(mu=0.5, keep_local=True)',

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import pathlib
 
 import pytest
 
-from fedjax_ssl.cli import flags as flags_lib
+from fedjax_ssl import config
 from fedjax_ssl.cli import report
 from fedjax_ssl.report import stored_runs, tables
 from tests.experiments import fake
@@ -84,7 +85,7 @@ def test_it_is_not_marked_where_they_agree(tmp_path, monkeypatch):
 
 def test_a_flag_that_the_flagfile_does_not_name_is_the_settings(
     tmp_path, monkeypatch):
-  defaults = {'digits_dirdir': flags_lib.defaults() | {
+  defaults = {'digits_dirdir': dataclasses.asdict(config.Config()) | {
       'momentum': 0.9, 'method': 'fedavg'}}
   for name, flags, changed in (
       ('as_it_is', {'client_map': 'vmap', 'local_steps': 0}, ()),

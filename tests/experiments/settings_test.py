@@ -1,12 +1,14 @@
 """The flags by name, and the scripts' help."""
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from absl.testing import flagsaver
 import pytest
 
-from fedjax_ssl.cli import flags, train
+from fedjax_ssl import config
+from fedjax_ssl.cli import train
 from tests.experiments import launcher
 
 FLAGS = train.FLAGS
@@ -32,8 +34,8 @@ def flag_values():
 
 
 def test_every_name_is_a_flag():
-  assert set(NAMES) <= {*flags.all_names()}
-  for name in flags.all_names():
+  assert set(NAMES) <= {*config.OPTIONS}
+  for name in config.OPTIONS:
     assert FLAGS[name].help
 
 
@@ -48,40 +50,37 @@ def test_choices():
     assert [*parser.enum_values] == values  # type: ignore[attr-defined]
 
 
-def parse(*args: str) -> None:
+def parse(*args: str) -> config.Config:
   FLAGS(['script', *args])
-  flags.check()
+  return train.options()
 
 
 def test_defaults_of_seeds_yield_to_the_command_line():
   FLAGS.set_default('seeds', ['0', '1'])
-  parse()
-  assert flags.seeds() == [0, 1]
-  parse('--seed=7')
-  assert flags.seeds() == [7]
+  assert parse().all_seeds == [0, 1]
+  assert parse('--seed=7').all_seeds == [7]
 
 
 def test_several_seeds():
-  parse('--seeds=3,1')
-  assert flags.seeds() == [3, 1]
+  assert parse('--seeds=3,1').all_seeds == [3, 1]
 
 
 def test_a_fraction_beats_a_default_number_of_labels():
   FLAGS.set_default('labels_per_class', 10)
-  parse('--labeled_fraction=0.1')
-  assert FLAGS.labels_per_class is None and FLAGS.labeled_fraction == 0.1
+  told = parse('--labeled_fraction=0.1')
+  assert told.labels_per_class is None and told.labeled_fraction == 0.1
 
 
 def test_profile_becomes_a_knob():
-  parse('--method=rscfed(beta=2)', '--profile=paper')
-  assert flags.method() == "rscfed(beta=2, profile='paper')"
-  FLAGS['method'].value = flags.method()  # As a run stores it.
-  assert flags.method() == "rscfed(beta=2, profile='paper')"
+  told = parse('--method=rscfed(beta=2)', '--profile=paper')
+  assert told.full_method == "rscfed(beta=2, profile='paper')"
+  again = dataclasses.replace(told, method=told.full_method)  # As it is stored.
+  assert again.full_method == "rscfed(beta=2, profile='paper')"
 
 
 def test_a_run_may_change_only_what_changes_no_bit():
-  assert {*flags.FREE} <= {*flags.all_names()}
-  assert not {*flags.FREE} & {
+  assert {*config.FREE} <= {*config.OPTIONS}
+  assert not {*config.FREE} & {
       'method', 'model', 'seeds', 'alpha', 'learning_rate', 'chunk_size',
       'client_map', 'aggregation_order', 'conv_impl', 'compute_dtype'}
 

@@ -54,7 +54,7 @@ def test_silent_methods_share_their_supervised_part():
 def test_annealing_holds_back_early_and_nothing_at_the_end(client_map):
   """At the run's last step the bar is 1, so every labeled row counts."""
   federation, _ = toy.federation()
-  task = toy.task(local_steps=1, num_rounds=3, client_map=client_map)
+  task = toy.task(local_steps=1, schedule_rounds=3, client_map=client_map)
   anneals, plain = (methods.make(f'uda(tsa="{tsa}")', task)
                     for tsa in ('exp', 'none'))
   state = anneals.init(KEY, federation)
@@ -70,7 +70,7 @@ def test_annealing_holds_back_early_and_nothing_at_the_end(client_map):
 
 def test_by_default_every_labeled_row_counts_from_the_first_step():
   """A bar that rises from 1/C leaves the rows of one or two classes."""
-  a, b = (weights(one_round(text, weak=same, num_rounds=1000)[1])
+  a, b = (weights(one_round(text, weak=same, schedule_rounds=1000)[1])
           for text in ('uda(threshold=1.0)', 'fixmatch(threshold=1.1)'))
   np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
@@ -89,7 +89,7 @@ def test_a_profile_of_uda_is_its_knobs(profile, knobs):
 def test_the_original_weight_rises_over_the_whole_run(round_, weight):
   """Sooner, a network that knows no label yet is held at what it says."""
   federation, _ = toy.federation()
-  task = toy.task(local_steps=1, num_rounds=4)
+  task = toy.task(local_steps=1, schedule_rounds=4)
   def after(knobs):
     method = methods.make(f"mixmatch(profile='original'{knobs})", task)
     state = method.init(KEY, federation)
@@ -110,7 +110,7 @@ def test_temperature_one_does_not_sharpen():
 
 def test_hard_labels_gain_weight_over_the_run():
   federation, _ = toy.federation()
-  task = toy.task(num_rounds=10)
+  task = toy.task(schedule_rounds=10)
   def moved(text, round_):
     method = methods.make(text, task)
     state = method.init(KEY, federation)

@@ -48,7 +48,7 @@ def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
 def test_rounds_of_a_warmup_are_a_share_of_the_run_rounded_up():
   for share, rounds, want in ((0.007, 1000, 7), (0.105, 200, 21), (0.1, 8, 1),
                               (0.0, 50, 0), (1.0, 9, 9)):
-    assert mean_teacher.warmup_rounds(toy.task(num_rounds=rounds),
+    assert mean_teacher.warmup_rounds(toy.task(schedule_rounds=rounds),
                                       share) == want
 
 

@@ -27,12 +27,13 @@ from fedjax_ssl.data.augment.weak import (
 )
 
 
-def make_weak(text: str, *, flip: bool = True) -> View:
+def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
   """Builds a weak view by name.
 
   Args:
     text: a name of `WEAK`, with knobs if any, as in 'flip_crop(pad=2)'.
     flip: False where a mirror image may be of another class, as with digits.
+    field: what refusals call it.
 
   Returns:
     (key, images uint8[B, H, W, C]) -> the same shape and type; C up to 4.
@@ -40,8 +41,7 @@ def make_weak(text: str, *, flip: bool = True) -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return naming('weak view', text,
-                registry.build('weak view', text, WEAK, flip=flip))
+  return naming(field, text, registry.build(field, text, WEAK, flip=flip))
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
@@ -57,8 +57,8 @@ def make_strong(text: str, *, flip: bool = True) -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return naming('strong view', text,
-                registry.build('strong view', text, STRONG, flip=flip))
+  return naming('strong', text,
+                registry.build('strong', text, STRONG, flip=flip))
 
 
 @knobs.checked()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.data.partition import checks
 
 # Beyond it shares are equal to six digits, and gamma variates may overflow.
@@ -148,7 +149,7 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
       labels[where], return_inverse=True, return_counts=True)
   size = index.size // num_clients
   if not size:
-    raise ValueError(f'num_clients={num_clients} is more than the '
+    raise FieldError('num_clients', num_clients, 'more than the '
                      f'{index.size} examples to deal')
   concentration = alpha * left / left.sum()
   taken = np.zeros((num_clients, left.size), np.int64)

@@ -195,8 +195,8 @@ def _check(task: Task, s: _Settings) -> None:
   checks.check('fine_input', s.fine_input, regulation.FORMS)
   checks.check('weighting', s.weighting, client_weights.WEIGHTINGS)
   if task.labels_at == 'server':
-    raise ValueError("feddure needs labels_at='clients': its regulators learn "
-                     "from each client's labels.")
+    raise checks.FieldError('labels_at', 'server', 'give clients, from whose '
+                            'labels the regulators learn.')
   if s.official and (s.regulators, s.averaged) != ('both', 'no'):
     raise ValueError("profile='official' has no ablations; give "
                      "profile='paper' with regulators and averaged.")

@@ -195,8 +195,8 @@ def fedlabel(task: Task, *, profile: str = 'official',
       server.
   """
   if task.labels_at == 'server':
-    raise ValueError("fedlabel needs labels_at='clients': without labels a "
-                     'client has no local model to choose.')
+    raise checks.FieldError('labels_at', 'server', 'give clients: without '
+                            'labels one has no local model to choose.')
   chosen = dict(_PROFILES[checks.check('profile', profile, _PROFILES)])
   given = {'threshold': threshold, 'consistency': consistency,
            'divergence': divergence, 'combine': combine}

@@ -136,12 +136,13 @@ def settle(task: Task, **knobs: Any) -> Settings:
   for name, allowed in _CHOICES.items():
     checks.check(name, v[name], allowed)
   if at_server and v['learn'] == 'sigma':
-    raise ValueError("learn='sigma' with labels_at='server' leaves the clients "
-                     "nothing to learn; give 'both' or 'psi'.")
+    raise checks.FieldError('labels_at', 'server', "learn='sigma' leaves the "
+                            "clients nothing to learn; give 'both' or 'psi'.")
   if v['learn'] == 'undivided':
     if at_server:
-      raise ValueError("learn='undivided' needs labels_at='clients': labels at "
-                       'the server divide what learns from them.')
+      raise checks.FieldError(
+          'labels_at', 'server', "with learn='undivided' labels at the server "
+          'divide what learns from them; give clients.')
     # They keep two parts apart, or psi near 0, which is here the whole model.
     for name in ('l2', 'l1', 'psi_init', 'psi_threshold'):
       if knobs.get(name):
@@ -152,8 +153,8 @@ def settle(task: Task, **knobs: Any) -> Settings:
       raise ValueError("learn='undivided' sends its one part whole; leave "
                        f'density={v["density"]} out.')
   if task.model.norm == 'static':
-    raise ValueError('fedmatch does not recompute the statistics of '
-                     "norm='static'; give another norm.")
+    raise checks.FieldError('norm', 'static', 'the statistics are not '
+                            'recomputed here; give another norm.')
   alone = v['learn'] == 'sigma'
   weights = Weights(
       num_helpers=0 if alone else v['num_helpers'], threshold=v['threshold'],

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from fedjax_ssl import privacy
-from fedjax_ssl.core import sampling, tree
+from fedjax_ssl.core import checks, sampling, tree
 from fedjax_ssl.core.types import Cohort, Federation, PyTree, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedssl import gmixup
@@ -79,11 +79,11 @@ class Plan(NamedTuple):
       raise ValueError(f'accountant is {self.accountant!r}; allowed are '
                        f'{", ".join(privacy.ACCOUNTANTS)}.')
     if task.labels_at == 'server':
-      raise ValueError("dp_scope needs labels_at='clients': it protects the "
-                       'labels of agents.')
+      raise checks.FieldError('labels_at', 'server', 'dp_scope protects the '
+                              'labels of agents; give clients.')
     if task.model.norm in ('batch', 'static'):
-      raise ValueError(f'dp_scope cannot bound what a row does under norm='
-                       f"{task.model.norm!r}; give norm='none' or 'group'.")
+      raise checks.FieldError('norm', task.model.norm, 'dp_scope cannot bound '
+                              'what a row does under it; give none or group.')
 
   @property
   def clip_norms(self) -> dict[str, float]:
@@ -107,9 +107,9 @@ class Plan(NamedTuple):
           f"{first + int(np.argmax(counts[first:] > 0))} holds some; give "
           "labels='few'.")
     if task.cohort_size < federation.num_clients:
-      raise ValueError(f'dp_scope takes all {federation.num_clients} clients '
-                       f'in every round; cohort_size={task.cohort_size} is '
-                       'fewer.')
+      raise checks.FieldError(
+          'cohort_size', task.cohort_size, 'dp_scope takes all '
+          f'{federation.num_clients} clients in every round.')
     shards = jax.tree.map(np.asarray, federation.clients)
     holders = counts[counts > 0]
     fewest = int(holders.min()) if holders.size else 1
@@ -139,10 +139,10 @@ def _num_holders(federation: Federation) -> int:
   """How many clients, the first ones, hold labels."""
   size, total = federation.num_labeled_clients, federation.num_clients
   if not 0 < size < total:
-    raise ValueError(
-        'dp_scope takes clients with all their labels in turn, then those '
-        f'without any: give num_labeled_clients=1 to {total - 1}, not {size}, '
-        'in a setting that has such clients.')
+    raise checks.FieldError(
+        'num_labeled_clients', size, 'dp_scope takes clients with all their '
+        f'labels in turn, then those without any: give 1 to {total - 1}, in a '
+        'setting that has such clients.')
   return size
 
 

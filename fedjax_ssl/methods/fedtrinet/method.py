@@ -178,8 +178,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   """
   chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
   if task.labels_at == 'server':
-    raise ValueError("fedtrinet needs labels_at='clients', as clients tune "
-                     'and train on labels of their own.')
+    raise checks.FieldError('labels_at', 'server', 'give clients, which tune '
+                            'and train on labels of their own.')
   first_phase = max(1, round(
       pretrain * task.horizon(f'pretrain={pretrain}')))
   s = _Settings(**chosen, first_phase=first_phase, num_shared=num_shared,

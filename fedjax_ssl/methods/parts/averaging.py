@@ -235,8 +235,8 @@ def _check(task: Task, server: str, lr_decay: str) -> None:
   if server != 'local':
     return
   if task.labels_at == 'server':
-    raise ValueError("server='local' needs labels_at='clients': clients that "
-                     'receive nothing would never see a label.')
+    raise checks.FieldError('labels_at', 'server', "with server='local' "
+                            'clients would never see a label; give clients.')
   if task.model.norm == 'static':
-    raise ValueError("server='local' has nobody to recompute the statistics "
-                     "of norm='static'; give another norm.")
+    raise checks.FieldError('norm', 'static', "with server='local' nobody "
+                            'recomputes the statistics; give another norm.')

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import local_training, sampling, tree
+from fedjax_ssl.core import checks, local_training, sampling, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
@@ -143,11 +143,11 @@ def supervised(task: Task) -> LossFn:
   return labeled_loss
 
 
-def check(task: Task, name: str) -> None:
+def check(task: Task) -> None:
   """Refuses labels at the server."""
   if task.labels_at == 'server':
-    raise ValueError(f"{name} needs labels_at='clients': its clients with "
-                     'labels lead the others.')
+    raise checks.FieldError('labels_at', 'server', 'give clients, of which '
+                            'those with labels lead the others.')
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:
