@@ -292,7 +292,7 @@ def check(name: str, value: Any) -> None:
   elif not isinstance(value, option.kind):
     raise FieldError(name, value, f'must be of type {option.kind.__name__}.')
   elif option.choices and value not in option.choices:
-    raise FieldError(name, value, checks.unknown(value, option.choices))
+    raise FieldError(name, value, checks.unknown(str(value), option.choices))
   # A run's flagfile has a line for each.
   elif isinstance(value, str) and name != 'workdir' and (
       len(value.splitlines()) > 1):

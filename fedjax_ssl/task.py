@@ -81,8 +81,7 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
 
 def _check(spec: TaskSpec) -> None:
   if not isinstance(spec, TaskSpec):
-    shown = repr(spec) if isinstance(spec, str) else type(spec).__name__
-    raise TypeError(f'make_task takes a TaskSpec, not {shown}.')
+    raise TypeError(f'make_task takes a TaskSpec, not {spec!r}.')
   for name, value in vars(spec).items():
     if name not in ('input_shape', 'mean', 'std', 'flip', 'norm'):
       config.check(name, value)

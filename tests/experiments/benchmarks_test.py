@@ -30,7 +30,7 @@ def test_pytorch_and_the_library_do_the_same_rounds(bench):
   spec = fssl.TaskSpec(
       10, (8, 8, 1), model='fedavg_cnn', mean=(0.4,), std=(0.3,), weak='none',
       strong='none', learning_rate=0.1, labeled_batch=8, cohort_size=2,
-      conv_impl='gemm')
+      conv_impl='gemm', method='fedavg')
   ours = harness.Simulation(
       spec, harness.federate(train, owners(sizes), num_clients=4), None)
   network = torch_loop.FedAvgCNN(side=8)
