@@ -13,7 +13,8 @@ _SIDE, _BATCH, _CLASSES = 8, 4, 10
 def spec(**changes):
   return fssl.TaskSpec(**{
       'num_classes': _CLASSES, 'input_shape': (_SIDE, _SIDE, 1),
-      'method': 'fedavg', 'mean': (0.5,), 'std': (0.25,), 'weak': 'none', 'strong': 'none',
+      'method': 'fedavg', 'mean': (0.5,), 'std': (0.25,),
+      'weak': 'none', 'strong': 'none',
       'labeled_batch': _BATCH, 'unlabeled_batch': _BATCH, 'cohort_size': 2,
       'schedule_rounds': 100,
       **changes})

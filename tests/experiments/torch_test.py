@@ -15,7 +15,8 @@ import fedjax_ssl as fssl
 def spec(**changes):
   return fssl.TaskSpec(**{
       'num_classes': 10, 'input_shape': (8, 8, 1), 'method': 'fedavg',
-      'mean': (0.5,), 'std': (0.25,), 'weak': 'none', 'strong': 'none', 'labeled_batch': 4,
+      'mean': (0.5,), 'std': (0.25,), 'weak': 'none', 'strong': 'none',
+      'labeled_batch': 4,
       'conv_impl': 'gemm', 'cohort_size': 2, **changes})
 
 
