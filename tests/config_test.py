@@ -109,7 +109,7 @@ def test_flags_are_read_in_one_place():
 
 
 @pytest.mark.parametrize('text, changes', [
-    ('pseudo_label(threshold=0.0, ramp=1.0)', {}),
+    ("pseudo_label(form='hard', threshold=0.0)", {}),
     ('fedavg', {'lr_schedule': 'cosine'})])
 def test_schedules_follow_train(text, changes):
   """Without a number of their own they span the rounds that are asked for."""
