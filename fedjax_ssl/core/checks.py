@@ -1,8 +1,9 @@
 """Checks of names and numbers, with messages that say what is allowed."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import difflib
+from typing import Any
 
 # Of float32, in which knobs are computed with: its largest number, and the
 # smallest one that keeps all its digits.
@@ -17,6 +18,17 @@ def check(kind: str, name: str, allowed: Iterable[str]) -> str:
     return name
   raise ValueError(f'{kind} {name!r} is unknown.{near(name, allowed)} '
                    f'Allowed: {", ".join(allowed)}.')
+
+
+def profile(profiles: Mapping[str, Mapping[str, Any]], name: str,
+            **given: Any) -> dict[str, Any]:
+  """The values of a profile, those that are given and not None in their place.
+
+  Raises:
+    ValueError: for an unknown profile.
+  """
+  chosen = profiles[check('profile', name, profiles)]
+  return {**chosen, **{k: v for k, v in given.items() if v is not None}}
 
 
 def near(name: str, allowed: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ _ELEMENTWISE = frozenset((
     'sub', 'xor'))
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
+def merge_equal(function: Callable[..., Any]) -> Callable[..., Any]:
   """The same function, with equal expressions computed once.
 
   Args:

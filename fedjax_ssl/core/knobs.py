@@ -15,7 +15,7 @@ import re
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedjax_ssl.core import checks
-from fedjax_ssl.core.registry import parse
+from fedjax_ssl.core.registry import parse, with_new_names
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -116,6 +116,9 @@ STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
 PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
                  needs=Needs('server', ('fedprox',)))
 
+# Where clients with labels may be left out.
+CLIENT_FACTOR = Bound(cases=(at(0, 'clients with labels do not count'),))
+
 BOUNDS: dict[str, Bound] = {
     'agreement_weight': _weight('the vote of the helpers'),
     'alpha': Bound(0, 1e6, cases=(at(0, 'rows are not mixed'),)),
@@ -143,12 +146,12 @@ BOUNDS: dict[str, Bound] = {
     'l1': Bound(),
     'l2': Bound(),
     'label_smoothing': Bound(0, 1, below=True),
+    'labeled_client_weight': Bound(above=True),
     'labeled_beta': Bound(infinite=True, cases=(
         at(0, 'groups with labels are averaged as in FedAvg'),)),
     'labeled_multiplier': Bound(cases=(
         at(0, 'clients with labels do not count in their groups'),)),
     'labeled_rate': _factor('clients with labels'),
-    'labeled_say': Bound(above=True),
     'labeled_steps': _whole(0, _STEPS),
     'labeled_weight': Bound(cases=(at(0, 'labels do not count'),)),
     'levels': _whole(1, 1000),
@@ -241,6 +244,7 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   """
   name, given = parse(text)
   function = registry[name]
+  given = with_new_names(given, _knobs(function))
   lines = []
   for knob, bound in bounds_of(function).items():
     if knob not in given or given[knob] is None:

@@ -136,7 +136,7 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
                    'rows_used': used, 'rows_processed': steps * batches.width}
 
 
-def of_server(metrics: Metrics, good: jax.Array) -> Metrics:
+def server_metrics(metrics: Metrics, good: jax.Array) -> Metrics:
   """What a server that trained reports.
 
   Args:

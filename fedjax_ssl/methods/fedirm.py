@@ -29,6 +29,7 @@ from fedjax_ssl.core.types import (
   Update,
   Variables,
 )
+from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 
 
@@ -74,7 +75,7 @@ class _Settings(NamedTuple):
   decay: float
   label_smoothing: float
   labeled_rate: float
-  labeled_weight: float
+  labeled_client_weight: float
   warm: int  # Rounds of the warm-up.
   rising: float  # Rounds over which the unlabeled loss gains weight.
 
@@ -83,7 +84,8 @@ class _Settings(NamedTuple):
     return self.max_entropy >= math.log(task.num_classes)
 
 
-@knobs.checked(temperature=knobs.Bound(above=True),
+@knobs.checked(labeled_client_weight=knobs.CLIENT_FACTOR,
+               temperature=knobs.Bound(above=True),
                confidence=knobs.CONFIDENCE._replace(cases=(
                    knobs.over(1, 'relations are not matched'),)),
                max_entropy=knobs.Bound(cases=(
@@ -93,7 +95,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
            confidence: float = 0.3, max_entropy: float = 2.0,
            passes: int = 11, temperature: float = 2.0, decay: float = 0.99,
            label_smoothing: float = 0.1, labeled_rate: float = 1.5,
-           labeled_weight: float = 1.0, warmup: float = 0.105,
+           labeled_client_weight: float = 1.0, warmup: float = 0.105,
            ramp: float = 0.15) -> Method:
   r"""A mean teacher whose class relations should be those of labeled clients.
 
@@ -137,7 +139,7 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
     label_smoothing: of the labeled loss.
     labeled_rate: factor on the learning rate of clients with labels after the
       warm-up; the authors' go from 2e-4 to 3e-4.
-    labeled_weight: how often a client with labels counts; above 1 the
+    labeled_client_weight: how often a client with labels counts; above 1 the
       adjusted weights of RSCFed's Figure 2, whose value is not stated.
     warmup: share of the run, any begun round counted, in which only clients
       with labels train; the authors' is 21 of 200 rounds, 0 to 20.
@@ -155,12 +157,12 @@ def fedirm(task: Task, *, relation_weight: float = 1.0,
   s = _Settings(
       relation_weight, consistency_weight, scale, confidence, max_entropy,
       passes, temperature, decay, label_smoothing, labeled_rate,
-      labeled_weight, warm, rising)
+      labeled_client_weight, warm, rising)
   return assemble.assemble(
       task, init=functools.partial(_init, task),
       client_update=functools.partial(_client_update, task, s),
       aggregate=_finish, sample=mean_teacher.cohorts(task, 1, warmup),
-      work=mean_teacher.work(task), splits_key=False,
+      work=lambda shard: batching.num_steps(task, shard), splits_key=False,
       pseudo_label=assemble.confident_labels(task, confidence))
 
 
@@ -259,8 +261,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   relation = told.total / jnp.maximum(told.rows, 1)
   sent = tree.num_scalars(delta) + jnp.where(
       mean_teacher.has_labels(client.shard), told.total.size, 0)
-  weight = client_weights.of(client.shard, 'both',
-                             labeled_say=s.labeled_weight)
+  weight = client_weights.client_weight(
+      client.shard, 'both', labeled_client_weight=s.labeled_client_weight)
   return Update(delta, weight, memory, metrics, counts=relation,
                 scalars=sent.astype(jnp.float32))
 

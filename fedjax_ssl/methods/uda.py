@@ -80,10 +80,10 @@ def uda(task: Task, *, profile: str = 'official',
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  chosen = dict(_PROFILES[checks.check('profile', profile, _PROFILES)])
-  given = {'tsa': tsa, 'threshold': threshold, 'temperature': temperature}
-  chosen.update({k: v for k, v in given.items() if v is not None})
-  tsa, threshold, temperature = (chosen[k] for k in given)
+  chosen = checks.profile(_PROFILES, profile, tsa=tsa, threshold=threshold,
+                          temperature=temperature)
+  tsa, threshold, temperature = (
+      chosen[k] for k in ('tsa', 'threshold', 'temperature'))
   checks.check('tsa', tsa, ('exp', 'linear', 'log', 'none'))
   if tsa != 'none':
     task.horizon(f'tsa={tsa!r}')

@@ -18,8 +18,9 @@ from tests import toy
 @pytest.mark.parametrize('factor', [1.0, 2.5])
 def test_weights_of_all_clients(streams, weighting, factor):
   federation, _ = toy.federation()
-  got = client_weights.of(federation.clients, streams, weighting=weighting,
-                          labeled_say=factor)
+  got = client_weights.client_weight(
+      federation.clients, streams, weighting=weighting,
+      labeled_client_weight=factor)
   for weight, labeled, unlabeled in zip(
       got, toy.LABELED, toy.UNLABELED, strict=True):
     rows = {'both': labeled + unlabeled, 'labeled': labeled,
@@ -29,9 +30,9 @@ def test_weights_of_all_clients(streams, weighting, factor):
 
 
 @pytest.mark.parametrize('text, received', [
-    ("pseudo_label(weighting='uniform', labeled_say=3.0)", None),
-    ("mixmatch(weighting='uniform', labeled_say=3.0)", None),
-    ('fedmatch(num_helpers=0, labeled_say=3.0)', 'broadcast'),
+    ("pseudo_label(weighting='uniform', labeled_client_weight=3.0)", None),
+    ("mixmatch(weighting='uniform', labeled_client_weight=3.0)", None),
+    ('fedmatch(num_helpers=0, labeled_client_weight=3.0)', 'broadcast'),
     ('fedssl(gan_width=4)', 'nets')])
 def test_agents_with_labels_count_three_times(text, received):
   """As FedSSL's groups of agents need to be equal; the work is not done."""
@@ -61,5 +62,5 @@ def test_agents_with_labels_count_three_times(text, received):
                                   'fedssl'])
 @pytest.mark.parametrize('value', ['0.0', '-1.0', '1e999', '1e39'])
 def test_refuses(name, value):
-  with pytest.raises(ValueError, match='labeled_say'):
-    methods.make(f'{name}(labeled_say={value})', toy.task())
+  with pytest.raises(ValueError, match='labeled_client_weight'):
+    methods.make(f'{name}(labeled_client_weight={value})', toy.task())

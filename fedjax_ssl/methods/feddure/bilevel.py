@@ -119,9 +119,7 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
     `mask_rate`, the mean of m; `labeled_loss`, `unlabeled_loss`, and their sum
     `train_loss`, without the reward's part; and the passes through the network.
   """
-  labeled, weak, strong = views
-  model, (_, coarse_state, fine_state) = carry.model, carry.opt_states
-  coarse, fine, reward = carry.coarse, carry.fine, jnp.float32(0)
+  (labeled, weak, strong), model = views, carry.model
   dropping = () if key is None else (key,)
 
   def logits_of(params, rows):
@@ -148,25 +146,19 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
   ahead = None
   if which in ('both', 'coarse'):
     ahead = regulation.look_ahead(
-        lambda phi: logits_of(phi, strong), coarse, labels, strong.mask,
+        lambda phi: logits_of(phi, strong), carry.coarse, labels, strong.mask,
         detach=detach, form=form)
   elif which == 'fine':
     ahead = regulation.Lookahead(
         model.params, bold, lambda g: pull([jnp.zeros_like(known), g])[0],
         labels, strong.mask, detach=detach, form=form)
-  if ahead is not None and which != 'coarse':
-    _, grads = regulation.meta_gradient(
-        ahead, fine, labeled_loss, rate=virtual_rate)
-    fine, fine_state = _descend(rules.fine, grads, fine_state, fine)
-  if ahead is not None and which != 'fine':
-    grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
-             else ahead.fine_gradient(fine))
-    before = labeled_loss(coarse)
-    coarse, coarse_state = _descend(rules.coarse, grads, coarse_state, coarse)
-    reward = jax.lax.stop_gradient(before - labeled_loss(coarse))
+  after, reward = carry, jnp.float32(0)
+  if ahead is not None:
+    after, reward = _regulate(
+        carry, ahead, labeled_loss, accepted, rules, which, virtual_rate)
 
   weights = jax.lax.stop_gradient(
-      regulation.row_weights(fine, bold, form=form)
+      regulation.row_weights(after.fine, bold, form=form)
       if which in ('both', 'fine') else accepted)
 
   def parts(known, bold):
@@ -187,23 +179,65 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
     grads, = pull(slopes)
   params, local_state = _descend(
       rules.local, grads, carry.opt_states.local, model.params)
+  metrics = _metrics(views, which, weights, supervised, weighted, reward)
+  return after._replace(
+      model=Variables(params, stats),
+      opt_states=after.opt_states._replace(local=local_state)), metrics
+
+
+def _regulate(carry: Carry, ahead: regulation.Lookahead,
+              labeled_loss: Callable[[PyTree], jax.Array],
+              accepted: jax.Array, rules: Rules, which: str,
+              virtual_rate: float) -> tuple[Carry, jax.Array]:
+  """The steps (5) of F-reg and (2) of C-reg, as far as there are such.
+
+  Args:
+    carry: before.
+    ahead: the network of the virtual step, with the rows.
+    labeled_loss: parameters -> float32[], cross entropy of the labeled rows.
+    accepted: float32[B], the weights of C-reg alone.
+    rules: the optimizers.
+    which: see `step`.
+    virtual_rate: see `step`.
+
+  Returns:
+    The carry after, and float32[], the reward (3): by how much C-reg's step
+    lowered its labeled loss.
+  """
+  reward = jnp.float32(0)
+  (local_state, coarse_state, fine_state) = carry.opt_states
+  coarse, fine = carry.coarse, carry.fine
+  if which != 'coarse':
+    _, grads = regulation.meta_gradient(
+        ahead, fine, labeled_loss, rate=virtual_rate)
+    fine, fine_state = _descend(rules.fine, grads, fine_state, fine)
+  if which != 'fine':
+    grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
+             else ahead.fine_gradient(fine))
+    before = labeled_loss(coarse)
+    coarse, coarse_state = _descend(rules.coarse, grads, coarse_state, coarse)
+    reward = jax.lax.stop_gradient(before - labeled_loss(coarse))
+  return Carry(carry.model, coarse, fine,
+               Rules(local_state, coarse_state, fine_state)), reward
+
+
+def _metrics(views: Views, which: str, weights: jax.Array,
+             supervised: jax.Array, weighted: jax.Array, reward: jax.Array
+             ) -> Metrics:
+  """What `step` reports."""
+  labeled, _, strong = views
   metrics = {
-      'mask_rate':
-          network.over_rows(losses.masked_mean(weights, strong.mask), strong),
-      'labeled_loss':
-          network.over_rows(supervised, labeled),
-      'unlabeled_loss':
-          network.over_rows(weighted, strong),
-      'train_loss':
-          supervised + weighted
-  }
+      'mask_rate': network.over_rows(
+          losses.masked_mean(weights, strong.mask), strong),
+      'labeled_loss': network.over_rows(supervised, labeled),
+      'unlabeled_loss': network.over_rows(weighted, strong),
+      'train_loss': supervised + weighted}
   for name, (known_times, times) in zip(COUNTED, _PASSES[which], strict=True):
     metrics[name] = (known_times * labeled.mask.sum()
                      + times * strong.mask.sum())
   if which in ('both', 'coarse'):
     metrics['reward'] = network.over_rows(reward, labeled)
-  return Carry(Variables(params, stats), coarse, fine, Rules(
-      local_state, coarse_state, fine_state)), metrics
+  return metrics
 
 
 def _maml_gradient(passes, params, labeled_loss, unlabeled_loss, rate):

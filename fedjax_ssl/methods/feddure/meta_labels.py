@@ -215,22 +215,15 @@ def main_step(task: Task, schedule: Schedule,
           bold, jax.nn.softmax(target), strong.mask * sure,
           total=strong.mask.sum())[0]
       own = losses.cross_entropy(bold, bold.argmax(-1), strong.mask)[0]
-      rows = labeled.mask.sum(), strong.mask.sum()
+      n, m = labeled.mask.sum(), strong.mask.sum()
       metrics = {
-          'forward_passes':
-              3 * rows[0] + 3 * rows[1],
-          'backward_passes':
-              rows[0] + 2 * rows[1],
-          'reward':
-              network.over_rows(-dot, labeled),
-          'mask_rate':
-              network.over_rows(losses.masked_mean(sure, strong.mask),
-                                  strong),
-          'labeled_loss':
-              network.over_rows(supervised, labeled),
-          'unlabeled_loss':
-              network.over_rows(consistent, strong)
-      }
+          'forward_passes': 3 * n + 3 * m,
+          'backward_passes': n + 2 * m,
+          'reward': network.over_rows(-dot, labeled),
+          'mask_rate': network.over_rows(
+              losses.masked_mean(sure, strong.mask), strong),
+          'labeled_loss': network.over_rows(supervised, labeled),
+          'unlabeled_loss': network.over_rows(consistent, strong)}
       loss = supervised + _WEIGHT * ramp * consistent
       return loss + dot * own, (
           stats, student, state, {**metrics, 'train_loss': loss})

@@ -230,7 +230,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   if task.model.norm == 'static':  # A pass of its own renews them.
     after = after._replace(model=after.model._replace(
         stats=payload.model.stats))
-  weight = client_weights.of(client.shard, 'both', weighting=s.weighting)
+  weight = client_weights.client_weight(client.shard, 'both',
+                                        weighting=s.weighting)
   memory = _Memory(
       after.fine if s.keeps else (),
       tree.where(weight > 0, after.model, client.memory.model)

@@ -197,10 +197,9 @@ def fedlabel(task: Task, *, profile: str = 'official',
   if task.labels_at == 'server':
     raise ValueError("fedlabel needs labels_at='clients': without labels a "
                      'client has no local model to choose.')
-  chosen = dict(_PROFILES[checks.check('profile', profile, _PROFILES)])
-  given = {'threshold': threshold, 'consistency': consistency,
-           'divergence': divergence, 'combine': combine}
-  chosen.update({k: v for k, v in given.items() if v is not None})
+  chosen = checks.profile(
+      _PROFILES, profile, threshold=threshold, consistency=consistency,
+      divergence=divergence, combine=combine)
   threshold, consistency = chosen['threshold'], chosen['consistency']
   if warmup is None:
     warmup = mean_teacher.warmup_rounds(

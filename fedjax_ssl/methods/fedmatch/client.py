@@ -49,7 +49,7 @@ class Memory(NamedTuple):
   model: Variables | None  # theta as last sent.
 
 
-def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
+def received(s: Settings, payload: Payload, client: Client, due: jax.Array
             ) -> tuple[Parts, helpers.Helpers | None, jax.Array]:
   """What the client then holds, its helpers, and how many numbers that took.
 
@@ -99,7 +99,7 @@ def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
           jnp.asarray(count, jnp.float32))
 
 
-def departure(s: Settings, held: Parts, trained: Parts
+def sent_to_server(s: Settings, held: Parts, trained: Parts
               ) -> tuple[Parts, jax.Array]:
   """What the server then holds, and how many numbers that took.
 
@@ -165,7 +165,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   order_key, step_key = jax.random.split(key)
   memory = client.memory
   due = (client.round + 1) % s.helper_interval == 0
-  held, agents, down = arrival(s, payload, client, due)
+  held, agents, down = received(s, payload, client, due)
   factor = memory.rate.factor if memory.rate is not None else payload.factor
   optimizer = task.optimizer(client.round)
   step = functools.partial(
@@ -178,7 +178,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
       step, losses.start(*held, payload.stats, optimizer),
       batching.batches(task, client.train, client.shard, order_key, s.streams,
                        client.round), step_key)
-  sent, up = departure(s, held, (learner.sigma, learner.psi))
+  sent, up = sent_to_server(s, held, (learner.sigma, learner.psi))
   up += sparse.size(learner.stats)
   model = losses.whole(*sent, learner.stats)  # As the server will hold it.
   rate = memory.rate
@@ -193,7 +193,8 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}
   after = Memory(rate, sent if s.copies else None,
                  model if s.keep_local else None)
-  weight = client_weights.of(client.shard, s.streams, labeled_say=s.labeled_say)
+  weight = client_weights.client_weight(
+      client.shard, s.streams, labeled_client_weight=s.labeled_client_weight)
   took_part = weight > 0
   sigma, psi = tree.subtract(sent, (payload.sigma, payload.psi))
   message = Message(sigma if s.sends_sigma else None,

@@ -23,7 +23,7 @@ from fedjax_ssl.methods.parts import assemble
 def fedmatch(
     task: Task, *, profile: str = 'v1', num_helpers: int = 2,
     helper_choice: str | None = None, helper_interval: int | None = None,
-    aggregation: str | None = None, labeled_say: float = 1.0,
+    aggregation: str | None = None, labeled_client_weight: float = 1.0,
     threshold: float = 0.75, tie: str = 'lowest', over: str | None = None,
     labeled_weight: float = 10.0, agreement_weight: float | None = None,
     consistency_weight: float | None = None, l2: float | None = None,
@@ -48,8 +48,8 @@ def fedmatch(
     helper_interval: rounds between helpers, 1 / 10; none in other rounds.
     aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
       validation row right), or 'uniform'.
-    labeled_say: a client that holds labels counts so many times what it would
-      without; 1 is no difference.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     threshold: confidence tau of the own model; at 1.1 no row counts. The
       third version's text has 0.85.
     tie: classes with equally many votes: the 'lowest' one wins, or the own
@@ -103,7 +103,8 @@ def fedmatch(
   s = settle(
       task, profile=profile, num_helpers=num_helpers,
       helper_choice=helper_choice, helper_interval=helper_interval,
-      aggregation=aggregation, labeled_say=labeled_say, threshold=threshold,
+      aggregation=aggregation, labeled_client_weight=labeled_client_weight,
+      threshold=threshold,
       tie=tie, over=over, labeled_weight=labeled_weight,
       agreement_weight=agreement_weight, consistency_weight=consistency_weight,
       l2=l2, l1=l1, l2_reduction=l2_reduction, learn=learn, psi_init=psi_init,

@@ -99,7 +99,7 @@ def learn(task: Task, s: Settings, server: Server, context: Context,
       batching.batches(task, context.train, context.shard, order_key,
                        'labeled', context.round), step_key)
   good = tree.all_finite((learner.sigma, learner.stats))
-  told = local_training.of_server(metrics, good)
+  told = local_training.server_metrics(metrics, good)
   if rate is not None and s.lr_decay == 'clients':
     after = _judged(task, s, rate, predicted(s, server._replace(
         sigma=learner.sigma, stats=learner.stats)), context)

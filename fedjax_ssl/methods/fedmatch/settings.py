@@ -56,7 +56,7 @@ class Settings:
   helper_choice: str
   helper_interval: int
   aggregation: str
-  labeled_say: float
+  labeled_client_weight: float
   learn: str
   psi_init: float
   density: float

@@ -188,30 +188,13 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
   rate = jnp.minimum(1, task.labeled_batch / jnp.maximum(shard.num_labeled, 1))
   capacity = min(width, privacy.poisson_capacity(task.labeled_batch))
   expected = jnp.maximum(rate * shard.num_labeled, 1)
-  norms = plan.clip_norms
-
-  def gradients(cost: Callable[..., jax.Array], parts: dict[str, PyTree],
-                made: gmixup.Material, key) -> dict[str, PyTree]:
-    """By part: the sum over clipped rows and noise, or the plain mean's."""
-    noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}
-    plain = {k: v for k, v in parts.items() if k not in noisy}
-    out = jax.grad(cost)(plain, made) if plain else {}
-    if not noisy:
-      return out
-    sums = privacy.clipped_sum(
-        lambda row: jax.grad(cost)(noisy, jax.tree.map(lambda x: x[None], row)),
-        made._replace(mask=jnp.ones_like(made.mask)), made.mask,
-        clip_norm={k: norms[k] for k in noisy}, microbatch=plan.microbatch)
-    keys = dict(zip(PARTS, jax.random.split(key, len(PARTS)), strict=True))
-    return out | {k: tree.scale(privacy.gaussian(
-        keys[k], x, noise * plan.clip_norm), 1 / expected)
-                  for k, x in sums.items()}
 
   def moved(carry, cost, parts, made, key):
     nets, states = carry
     held = {'model': nets.model.params, 'generator': nets.generator,
             'discriminator': nets.discriminator}
-    found = gradients(cost, {k: held[k] for k in parts}, made, key)
+    found = _gradients(plan, cost, {k: held[k] for k in parts}, made, noise,
+                       expected, key)
     for name, part in found.items():
       change, state = optimizers[name].update(part, states[name], held[name])
       states = {**states, name: state}
@@ -246,3 +229,38 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
     carry = lax.fori_loop(steps, jnp.where(steps > 0, usual, 0),
                           functools.partial(body, parts=('model',)), carry)
   return carry[0]
+
+
+def _gradients(plan: Plan, cost: Callable[..., jax.Array],
+               parts: dict[str, PyTree], made: gmixup.Material,
+               noise: jax.Array, expected: jax.Array, key: jax.Array
+               ) -> dict[str, PyTree]:
+  """Gradients of some networks: private ones, or plain means over the rows.
+
+  Args:
+    plan: which networks get noise, and how their rows are clipped.
+    cost: (parts, material) -> float32[].
+    parts: parameters by network.
+    made: the sampled rows.
+    noise: float32[], sigma.
+    expected: float32[], rows of a sample in the mean.
+    key: draws the noise.
+
+  Returns:
+    By network; a private one is the sum over clipped rows and noise, over
+    `expected`.
+  """
+  norms = plan.clip_norms
+  noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}
+  plain = {k: v for k, v in parts.items() if k not in noisy}
+  out = jax.grad(cost)(plain, made) if plain else {}
+  if not noisy:
+    return out
+  sums = privacy.clipped_sum(
+      lambda row: jax.grad(cost)(noisy, jax.tree.map(lambda x: x[None], row)),
+      made._replace(mask=jnp.ones_like(made.mask)), made.mask,
+      clip_norm={k: norms[k] for k in noisy}, microbatch=plan.microbatch)
+  keys = dict(zip(PARTS, jax.random.split(key, len(PARTS)), strict=True))
+  return out | {k: tree.scale(privacy.gaussian(
+      keys[k], x, noise * plan.clip_norm), 1 / expected)
+                for k, x in sums.items()}

@@ -229,7 +229,7 @@ def _three(s: _Settings, received: Variables, memory: Memory
   """The client's last model, and the splice of the received one and that."""
   last = tree.where(memory.seen > 0, memory.model, received)
   shared = shared_layers.shared_layers(last.params, s.num_shared)
-  return last, last._replace(params=shared_layers.splice(
+  return last, last._replace(params=shared_layers.combine(
       received.params, last.params, shared))
 
 

@@ -208,7 +208,8 @@ def statistics(task: Task) -> rounds.Pass:
     sums, _ = local_training.train(
         step, tree.zeros_like(payload.model.stats), made, key)
     steps = jnp.maximum(made.num_steps, 1)
-    weight = client_weights.of(client.shard, 'both', weighting='examples')
+    weight = client_weights.client_weight(client.shard, 'both',
+                                          weighting='examples')
     return Update(tree.scale(sums, 1 / steps), weight, client.memory, {})
 
   @aggregation.linear

@@ -11,7 +11,6 @@ kind. Its metrics are `Ratio`s.
 from __future__ import annotations
 
 from collections.abc import Callable
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -125,11 +124,6 @@ def cohorts(task: Task, groups: int, warmup: float) -> sampling.Sampler:
   """`groups` groups of `task.cohort_size` clients, after the warm-up."""
   return after_warmup(sampling.groups(groups, task.cohort_size),
                       warmup_rounds(task, warmup))
-
-
-def work(task: Task) -> Callable[[Shard], jax.Array]:
-  """Steps of a client, for `core.rounds.client_pass`."""
-  return functools.partial(batching.num_steps, task)
 
 
 def supervised(task: Task) -> LossFn:
@@ -301,9 +295,3 @@ def teacher_labels(task: Task) -> Callable[..., Any]:
     return assemble.confident_labels(task, 0.0)(assemble.Server(model),
                                                  memory, inputs)
   return pseudo_label
-
-
-def moved(model: Variables, delta: Variables) -> Variables:
-  """The model after an averaged update of parameters and statistics."""
-  return Variables(optax.apply_updates(model.params, delta.params),
-                   tree.add(model.stats, delta.stats))
