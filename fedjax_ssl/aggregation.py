@@ -10,9 +10,9 @@ Weights are not negative. If all are zero the mean is zero, so average updates
 rather than models: a round that nobody joins then changes nothing. A row of
 weight zero may hold NaN or infinity.
 
-Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some of
-the clients, give `axis_name`, the mesh axis over which they are spread: the
-devices then exchange sums, and each gets the mean over all clients.
+Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some
+clients, give the means `axis_name`, the mesh axis over which the clients are
+spread: the devices then exchange sums, and each gets the mean over all clients.
 """
 from __future__ import annotations
 

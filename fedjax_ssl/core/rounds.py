@@ -40,9 +40,9 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 @contextlib.contextmanager
 def noting_work() -> Iterator[list[Work]]:
-  """Lists the `work` of each `client_pass` that is built within, if it has one.
+  """Collects the `work` of every `client_pass` that is built inside the block.
 
-  A method is built of passes, and does not say how many steps they take.
+  A `Method` does not say how many steps its clients take; its passes do.
   """
   works: list[Work] = []
   _noted.append(works)
@@ -64,8 +64,8 @@ def _identity_broadcast(server: PyTree, client_id: jax.Array) -> PyTree:
 def chain(*passes: Pass) -> Pass:
   """Runs passes one after another.
 
-  Metrics that both have add up, so a Ratio becomes the mean over both; of a
-  plain number, the last counts.
+  A metric that several passes report is added up if it is a Ratio, which makes
+  it the mean over them, or one of `types.OWN`; else the last pass's counts.
   """
   def round_fn(state, federation, round_, key):
     metrics: Metrics = {}
@@ -169,10 +169,10 @@ class _ClientPass(NamedTuple):
 
 def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
              active: jax.Array, work: Callable[[Shard], jax.Array]) -> _Slots:
-  """Gathers a group, the most work first and inactive slots last.
+  """Gathers a group's clients, most work first, inactive slots last.
 
-  The order depends on the clients alone: it makes chunks of equals, and sums
-  that do not depend on the order in which the sampler named the clients.
+  So clients with about the same work share a chunk, and sums do not depend on
+  the order in which the sampler named the clients.
   """
   shard = tree.take(federation.clients, ids)
   shard = shard._replace(
@@ -277,14 +277,13 @@ def client_pass(
   updates are left out, memories are scattered back; then the server
   aggregates, once or after each group. Memory is carried from group to group.
 
-  An update is broken if its message, memory or weight is not finite, its
-  message is so large that a weighted sum over the cohort could overflow, its
-  weight is negative, or its global norm, in which the message counts and
-  `Update.counts` do not, exceeds `task.max_update_norm`: it
-  gets weight 0, its client keeps the old memory, and it is counted in
-  `num_rejected`. So is an aggregation after which a number of the server's
-  record is no longer finite: the record then stays as it was. What is large
-  but can be summed is taken, as long as `task.max_update_norm` allows it.
+  An update is broken if its message, memory or weight is not finite, if its
+  weight is negative, if its message is so large that a weighted sum over the
+  cohort could overflow, or if the message's global norm, without
+  `Update.counts`, exceeds `task.max_update_norm`. A broken update gets weight
+  0, its client keeps the old memory, and `num_rejected` counts it. An
+  aggregation that makes a finite number of the server's record infinite or NaN
+  is counted there too, and the record stays as it was.
 
   A client's metric that is not finite, or beyond `types.MEASURABLE`, counts as
   not measured.
@@ -300,7 +299,7 @@ def client_pass(
     sample: (state, federation, key) -> Cohort; default uniform.
     broadcast: (server, client_id) -> payload; default the server's record.
     relay: aggregate after each group, so that the next starts from it.
-    work: Shard -> int32[], steps of one client, to chunk equals together;
+    work: Shard -> int32[], steps of one client, by which slots are sorted;
       default its number of rows.
 
   Returns:
@@ -431,11 +430,11 @@ def _over_groups(metrics: dict[str, Any]) -> Metrics:
 
 
 def paired(mean: PyTree, counts: PyTree) -> PyTree:
-  """What a linear rule gets: the mean, and that of the counts if there are any.
+  """What a linear rule gets: the mean message or, with counts, a pair.
 
   Args:
-    mean: of the messages.
-    counts: of `Update.counts`.
+    mean: mean of the messages.
+    counts: mean of `Update.counts`.
 
   Returns:
     `mean` where there are no counts, else (mean, counts).

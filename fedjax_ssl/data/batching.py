@@ -66,9 +66,9 @@ def _ceil_div(n: Number, d: Number) -> jax.Array:
 def _split_steps(labeled: Any, labeled_batch: int) -> Any:
   """Steps of an epoch over which the unlabeled rows are split.
 
-  round(n_labeled / B) as in FedMatch and FedDure, but 4 where that is 2 or
-  less, as in FedDure's code: else a client with few labels would push all its
-  unlabeled rows through one step, and its width would be everybody's.
+  round(n_labeled / B) as in FedMatch and FedDure; but 4 where that is 2 or
+  less, as in FedDure's code. Else a client with few labels would have all its
+  unlabeled rows in one batch, and every client's batches would be as wide.
   """
   steps = (labeled / labeled_batch).round().astype(int)
   return steps + (4 - steps) * (steps <= 2)
@@ -105,13 +105,14 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
 
 def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
                        labeled_batch: int, local_steps: int = 0) -> int:
-  """Widest unlabeled batch when rows are split over the labeled steps.
+  """Computes the width of unlabeled batches that are split over labeled steps.
 
-  Half again as wide as the mean client's, or as the widest client's if that is
-  less. The rare client with many rows for its few steps takes more of them
-  instead, or with fixed steps leaves some for another round: its width would
-  be the padding of everybody else. Where the bound is felt it comes from means,
-  which all seeds of a setting share, so a seed runs alike alone and in company.
+  All clients share one width, and shorter batches are padded to it. It is 1.5
+  times that of the mean client, or that of the widest client if that is less.
+  A client with many unlabeled rows for its few steps therefore takes more
+  steps or, where the number of steps is fixed, leaves rows for another round.
+  Means of a setting are the same for all its seeds, so a seed gets the same
+  width whether it runs alone or together with others.
 
   Args:
     labeled: int[...], rows with labels of each client, of all seeds and tasks.

@@ -67,13 +67,9 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
                                threshold=bars(memory.kept))
 
   def loss_fn(model, given, batch, key):
-    memory = given.memory
-    keys = jax.random.split(key, 3)
-    rows = batch.unlabeled
+    memory, rows = given.memory, batch.unlabeled
     weak, (labeled, strong), stats = network.forward_with_targets(
-        task, model, network.weakly(task, rows, keys[0]),
-        network.labeled_view(task, batch.labeled, keys[1]),
-        network.strongly(task, rows, keys[2]), key=key)
+        task, model, *network.views(task, batch, key), key=key)
     loss, used = losses.fixmatch(strong, weak, rows.mask,
                                  threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)

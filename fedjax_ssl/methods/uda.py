@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.local_training import Aux
@@ -107,13 +105,9 @@ def uda(task: Task, *, profile: str = 'official',
 
   def loss_fn(model, given, batch, key):
     del given
-    keys = jax.random.split(key, 3)
-    unlabeled = batch.unlabeled
     clean, (labeled, strong), stats = network.forward_with_targets(
-        task, model, network.weakly(task, unlabeled, keys[0]),
-        network.labeled_view(task, batch.labeled, keys[1]),
-        network.strongly(task, unlabeled, keys[2]), key=key)
-    loss, used = losses.uda(strong, clean, unlabeled.mask,
+        task, model, *network.views(task, batch, key), key=key)
+    loss, used = losses.uda(strong, clean, batch.unlabeled.mask,
                             threshold=threshold, temperature=temperature)
     known, more = labeled_loss(labeled, batch)
     loss, metrics = objective.total(

@@ -1,9 +1,10 @@
 """The convolution of every model: fast inside loops, to any order.
 
-`jax.lax` convolutions are slow exactly where a simulator puts them: their
-gradients inside `scan` or `while` miss XLA:CPU's fast kernel, and per-client
-weights under `vmap` make grouped convolutions. See `winograd` and `rowwise`,
-`gemm` and `reordered` for the forms used instead.
+`jax.lax` convolutions are slow on a CPU exactly where a simulator puts them:
+inside `scan` or `while` their gradients miss XLA's fast kernel, and weights of
+each client under `vmap` make grouped convolutions. `conv2d` takes other forms
+there: 'winograd' (`conv_winograd`, and `conv_rowwise` for 5x5 kernels), 'gemm'
+(`conv_im2col`) or 'reordered' (`conv_direct`).
 """
 from __future__ import annotations
 
@@ -185,7 +186,7 @@ def _tile_conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window,
                fold: int) -> conv_winograd.Phases:
   """Tiles of a fitting form and side, in float32 at least.
 
-  The transforms lose two digits, which 16-bit floats do not have.
+  The transforms lose two digits, too many for 16-bit floats.
   """
   form, side = tile_form(window, x.shape[0], w.shape[2], w.shape[3])
   tiling = conv_winograd.Tiling(side, window, fold)

@@ -14,6 +14,7 @@ import optax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import tree
+from fedjax_ssl.core.local_training import descend
 from fedjax_ssl.core.types import Batch, COUNTED, Metrics, PyTree, Variables
 from fedjax_ssl.methods.feddure import regulation
 from fedjax_ssl.methods.parts import network
@@ -62,11 +63,6 @@ def start(model: Variables, coarse: PyTree, fine: PyTree, rules: Rules
   return Carry(model, coarse, fine, Rules(
       rules.local.init(model.params), rules.coarse.init(coarse),
       rules.fine.init(fine)))
-
-
-def _descend(rule, grads, opt_state, params):
-  updates, opt_state = rule.update(grads, opt_state, params)
-  return optax.apply_updates(params, updates), opt_state
 
 
 def _together(apply: Apply, model: Variables, views: Sequence[Batch],
@@ -177,7 +173,7 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
                            lambda logits: parts(*logits)[1], virtual_rate)
   else:
     grads, = pull(slopes)
-  params, local_state = _descend(
+  params, local_state = descend(
       rules.local, grads, carry.opt_states.local, model.params)
   metrics = _metrics(views, which, weights, supervised, weighted, reward)
   return after._replace(
@@ -210,12 +206,12 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
   if which != 'coarse':
     _, grads = regulation.meta_gradient(
         ahead, fine, labeled_loss, rate=virtual_rate)
-    fine, fine_state = _descend(rules.fine, grads, fine_state, fine)
+    fine, fine_state = descend(rules.fine, grads, fine_state, fine)
   if which != 'fine':
     grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
              else ahead.fine_gradient(fine))
     before = labeled_loss(coarse)
-    coarse, coarse_state = _descend(rules.coarse, grads, coarse_state, coarse)
+    coarse, coarse_state = descend(rules.coarse, grads, coarse_state, coarse)
     reward = jax.lax.stop_gradient(before - labeled_loss(coarse))
   return Carry(carry.model, coarse, fine,
                Rules(local_state, coarse_state, fine_state)), reward

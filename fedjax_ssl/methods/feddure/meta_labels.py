@@ -10,14 +10,14 @@ FedDure, https://arxiv.org/abs/2307.05358.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import client_weights, local_training, tree
+from fedjax_ssl.core import client_weights, local_training
 from fedjax_ssl.core.types import (
   Array,
   Batch,
@@ -103,20 +103,6 @@ def start(model: Variables, optimizer: optax.GradientTransformation
   return Learner(model, model.params, state, state, jnp.int32(0))
 
 
-def _scaled(optimizer, grads, state, params, factor):
-  updates, state = optimizer.update(grads, state, params)
-  return optax.apply_updates(params, tree.scale(updates, factor)), state
-
-
-def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
-  """Weak, labeled and strong view of a batch."""
-  keys = jax.random.split(key, 3)
-  assert batch.unlabeled is not None
-  return (network.weakly(task, batch.unlabeled, keys[0]),
-          network.labeled_view(task, batch.labeled, keys[1]),
-          network.strongly(task, batch.unlabeled, keys[2]))
-
-
 def fine_tune_step(
     task: Task, schedule: Schedule,
     optimizer: optax.GradientTransformation) -> local_training.Step:
@@ -124,7 +110,7 @@ def fine_tune_step(
   coupled = task.model.norm in ('batch', 'static')
 
   def step(learner: Learner, batch: Pair, key: jax.Array):
-    weak, labeled, strong = views(task, batch, key)
+    weak, labeled, strong = network.views(task, batch, key)
 
     def loss_of(params):
       _, (logits, _), stats = network.forward_with_targets(
@@ -134,7 +120,7 @@ def fine_tune_step(
       return loss, stats
 
     grads, stats = jax.grad(loss_of, has_aux=True)(learner.teacher.params)
-    params, state = _scaled(
+    params, state = local_training.descend(
         optimizer, grads, learner.teacher_state, learner.teacher.params,
         factor(learner.done, schedule))
     return learner._replace(
@@ -174,7 +160,7 @@ def _student_step(task: Task, schedule: Schedule,
       run(params, weak), labels, weak.mask)[0])(learner.student)
   rate = factor(learner.done - schedule.fine_tune, schedule,
                 wait=schedule.wait)
-  params, state = _scaled(
+  params, state = local_training.descend(
       optimizer, grads, learner.student_state, learner.student, rate)
   return params, state, known(params) - known(learner.student)
 
@@ -200,7 +186,7 @@ def main_step(task: Task, schedule: Schedule,
   """
   def step(learner: Learner, batch: Pair, key: jax.Array
            ) -> tuple[Learner, Metrics]:
-    weak, labeled, strong = views(task, batch, key)
+    weak, labeled, strong = network.views(task, batch, key)
     ramp = jnp.minimum((learner.done - schedule.fine_tune + 1) / _RAMP, 1)
 
     def loss_of(params):
@@ -230,7 +216,7 @@ def main_step(task: Task, schedule: Schedule,
 
     grads, (stats, student, student_state, metrics) = jax.grad(
         loss_of, has_aux=True)(learner.teacher.params)
-    params, state = _scaled(
+    params, state = local_training.descend(
         optimizer, grads, learner.teacher_state, learner.teacher.params,
         factor(learner.done, schedule))
     return Learner(Variables(params, stats), student, state, student_state,

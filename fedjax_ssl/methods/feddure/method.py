@@ -52,7 +52,7 @@ from fedjax_ssl.methods.feddure.bilevel import (
   step,
   Views,
 )
-from fedjax_ssl.methods.parts import assemble
+from fedjax_ssl.methods.parts import assemble, network
 
 
 class Server(NamedTuple):
@@ -252,7 +252,7 @@ def _paper_round(task: Task, s: _Settings, payload: Server, client: Client,
   rules = Rules(*[task.optimizer(client.round)] * 3)
 
   def one(carry, batch, key):
-    weak, labeled, strong = meta_labels.views(task, batch, key)
+    weak, labeled, strong = network.views(task, batch, key)
     return step(task.apply_train, carry, Views(labeled, weak, strong),
                 rules=rules, which=s.regulators, virtual_rate=s.virtual_rate,
                 threshold=s.threshold, detach=s.detach, form=s.fine_input,

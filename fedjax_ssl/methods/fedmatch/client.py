@@ -51,22 +51,25 @@ class Memory(NamedTuple):
 
 def received(s: Settings, payload: Payload, client: Client, due: jax.Array
             ) -> tuple[Parts, helpers.Helpers | None, jax.Array]:
-  """What the client then holds, its helpers, and how many numbers that took.
+  """What the client holds after the server has sent, and what that costs.
 
-  As in the authors' accounting the first round counts two dense models, and
-  helpers count in rounds that have some, where their psi is not 0 and, among
-  differences, not as the receiver last sent its own. If only what was sent
-  arrives, an entry of a helper that became 0 is sent as well. A sigma that is
-  0 for good is not counted.
+  Costs are counted as in the authors' code: two dense models in the first
+  round; later, of sigma and psi what `sending` sends; and helpers in rounds
+  that have some. Of a helper's psi those numbers count that are not 0. With
+  sending='differences' they must also differ from what the client itself sent
+  last. If the client holds only what was sent (exact_down=False), a number of
+  a helper that has become 0 is sent, and counts, as well. A sigma that is
+  always 0 does not count.
 
   Args:
     s: settings.
     payload: what the server sends.
-    client: has what it sent last; at first, the common initial values.
+    client: its memory has what it sent last; at first, the initial values.
     due: bool[], whether this round has helpers.
 
   Returns:
-    sigma and psi, the helpers and float32[].
+    sigma and psi as the client holds them, its helpers, and float32[], how
+    many numbers were sent.
   """
   new = (payload.sigma, payload.psi)
   whole = sparse.size(payload.psi if s.undivided else new)
@@ -101,15 +104,16 @@ def received(s: Settings, payload: Payload, client: Client, due: jax.Array
 
 def sent_to_server(s: Settings, held: Parts, trained: Parts
               ) -> tuple[Parts, jax.Array]:
-  """What the server then holds, and how many numbers that took.
+  """What the server holds after the client has sent, and what that costs.
 
   Args:
     s: settings.
-    held: what client and server know both.
+    held: sigma and psi that both client and server have.
     trained: sigma and psi after training.
 
   Returns:
-    sigma and psi, and float32[], statistics of normalization not counted.
+    sigma and psi as the server then has them, and float32[], how many numbers
+    were sent; statistics of normalization are not counted here.
   """
   sigma, psi = trained
   count = jnp.float32(0)
@@ -131,9 +135,10 @@ def sent_to_server(s: Settings, held: Parts, trained: Parts
 def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
           agents: helpers.Helpers | None, due: jax.Array
           ) -> losses.Panel | None:
-  """The helpers' predictions, computed only in rounds that have helpers.
+  """Makes the function that asks the helpers, in rounds that have some.
 
-  A helper is the received sigma plus the other client's psi, and frozen.
+  A helper's model is the received sigma plus another client's psi; it is not
+  trained.
   """
   if agents is None:
     return None
@@ -183,8 +188,8 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   model = losses.whole(*sent, learner.stats)  # As the server will hold it.
   rate = memory.rate
   if s.judges:
-    # It is done here, where clients are spread over the devices; the client
-    # itself reads its loss only.
+    # The server asks for the accuracy and could measure it itself. It is done
+    # here because clients are spread over the devices.
     metrics[SCORE], loss = plateau.judge(task, model, client.validation)
     if rate is not None:
       rate = optimizers.after_loss(

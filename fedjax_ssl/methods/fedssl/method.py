@@ -113,8 +113,9 @@ def step(
     (learner, rows, key) -> (learner, metrics), for `core.local_training.train`.
   """
   def update(name, grads, params, states):
-    change, state = optimizers[name].update(grads, states[name], params)
-    return optax.apply_updates(params, change), {**states, name: state}
+    params, state = local_training.descend(
+        optimizers[name], grads, states[name], params)
+    return params, {**states, name: state}
 
   def one(learner: _Learner, rows: gmixup.Rows, key):
     nets, states = learner

@@ -57,7 +57,10 @@ def supervised(task: Task) -> LossFn:
 
 def with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
                      ) -> LossFn:
-  """Adds the proximal term; freezes statistics where nobody trains them."""
+  """Adds FedProx's term; leaves the statistics of norm='static' as they are.
+
+  Those are recomputed by a pass of their own, `assemble.statistics`.
+  """
   def wrapped(model, given, batch, key):
     loss, aux = loss_fn(model, given, batch, key)
     if server == 'fedprox':
@@ -73,22 +76,23 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
                   key: jax.Array, streams: str, memory: PyTree = None, *,
                   factor: Array | None = None
                   ) -> tuple[Variables, Metrics, PyTree]:
-  """A client's or the server's local epochs from `model`.
+  """Trains a model for the local epochs of a client, or of the server.
 
   Args:
     task: the static choices.
     loss_fn: see the module's docstring.
-    model: where to begin, and the loss's anchor.
-    examples: the rows that the shard indexes.
-    shard: whose rows.
-    round_: int32[].
-    key: draws orders and views.
+    model: the start, which the loss also gets as `given.anchor`.
+    examples: the data that the shard indexes.
+    shard: the rows to train on.
+    round_: int32[], for the learning rate and the loss's progress.
+    key: draws the order of the rows and the views.
     streams: 'both', 'labeled' or 'unlabeled'.
-    memory: what the loss keeps; None if nothing.
-    factor: float32[], on the steps of the optimizer; None is 1.
+    memory: what the loss has kept; None if it keeps nothing.
+    factor: float32[] that multiplies the optimizer's steps; None is 1.
 
   Returns:
-    The model, metrics of `core.local_training.train` and the memory.
+    The trained model, the metrics of `core.local_training.train`, and what
+    the loss keeps now.
   """
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(round_)

@@ -14,6 +14,7 @@ from fedjax_ssl.core.types import (
   Task,
   Variables,
 )
+from fedjax_ssl.data.batching import Pair
 
 # Norms whose statistics couple the rows of a batch: all views go through the
 # network together, as in the authors' code of most methods.
@@ -89,6 +90,15 @@ def labeled_view(task: Task, batch: Any, key: jax.Array) -> Any:
   if batch is None or task.labeled_view is None:
     return weakly(task, batch, key)
   return batch._replace(inputs=task.labeled_view(key, batch.inputs))
+
+
+def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
+  """The weak, the labeled and the strong view of a batch."""
+  keys = jax.random.split(key, 3)
+  assert batch.unlabeled is not None
+  return (weakly(task, batch.unlabeled, keys[0]),
+          labeled_view(task, batch.labeled, keys[1]),
+          strongly(task, batch.unlabeled, keys[2]))
 
 
 def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:
