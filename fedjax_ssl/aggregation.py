@@ -86,7 +86,8 @@ def _combine(stacked: Tree, shares: jax.Array, axis_name: Axis = None
              ) -> Tree:
   def combine(leaf: jax.Array) -> jax.Array:
     share, value = _column(shares, leaf), _wide(leaf)
-    # Only broken entries are replaced: the derivative by a zero weight stays.
+    # Only broken entries are replaced, so that the derivative by a weight of 0
+    # is that of the row's finite entries.
     value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
     total = _over(jax.lax.psum, jnp.sum(share * value, axis=0), axis_name)
     return _narrow(total, leaf.dtype)
@@ -129,7 +130,7 @@ def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
       lambda x: x - _over(jax.lax.psum, jnp.sum(
           _column(mean_shares, x) * x, axis=0), axis_name), rows)
   largest = jnp.finfo(jnp.float32).max
-  # Per example. A norm that overflows still counts as far, and not as NaN.
+  # Distance per example. A norm that overflows counts as far, not as NaN.
   gap = jnp.minimum(_row_norms(gaps, count.shape[0], distance) / count, largest)
   nearest_only = jnp.isinf(beta)
   gap = jnp.where(nearest_only, jax.lax.stop_gradient(gap), gap)
@@ -332,7 +333,8 @@ def sub_consensus_mean(
                               boost[rows], scale, distance, first)
     return jnp.zeros_like(count).at[rows].add(shares.astype(count.dtype))
 
-  # One sum at the end: the groups' means are never rounded to a leaf's dtype.
+  # The groups' shares are averaged, not their means, so that nothing is rounded
+  # to a leaf's dtype before the end.
   shares = jax.lax.map(
       group_shares, (members, jnp.broadcast_to(beta, (groups,)),
                      first_multiplier))
@@ -397,7 +399,8 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
 def linear(finish: Function) -> Function:
   """Marks a rule that needs the weighted mean of the messages, not each one.
 
-  A client pass may then sum as it goes and never hold all updates at once.
+  A client pass then adds up the messages as they come, and need not hold all of
+  them at once.
 
   Args:
     finish: (server, mean_message, cohort, context, key) -> (server, metrics).

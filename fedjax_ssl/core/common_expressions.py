@@ -1,11 +1,11 @@
 """Merges equal expressions of a function, for equal bits on all devices.
 
-XLA does this too (common subexpression elimination), but not always at the same
-time: in a program for several devices it does so before it simplifies, in a
-program for one device after. Simplifying depends on how often a value is used:
-x / y becomes x * (1 / y) if y is broadcast for this division alone, and stays if
-two divisions share the broadcast. So one function was rounded in two ways. When
-the equal expressions are merged here, XLA simplifies both programs alike.
+XLA does this too (common subexpression elimination), but not always at the
+same time: in a program for several devices it does so before it simplifies, in
+a program for one device after. Simplifying depends on how often a value is
+used: x / y becomes x * (1 / y) if y is broadcast for this division alone, and
+stays if two divisions share the broadcast. So one function was rounded in two
+ways. With equal expressions merged here, XLA simplifies both programs alike.
 """
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def scale(a: PyTree, factor: Number) -> PyTree:
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-  """a where the scalar `condition` holds, else b; NaN in the other is no harm."""
+  """a where the scalar `condition` holds, else b, whatever the other holds."""
   return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 

@@ -78,11 +78,12 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
   """Local steps of one client in a round.
 
   Args:
-    task: batch sizes, epochs or steps. `local_steps` rules if positive. With
-      `unlabeled_batch` 0 an epoch has round(n_labeled / B) steps, or 4 if that
-      is 2 or less, whether unlabeled rows are used or not, so that methods and
-      their bounds step alike; or more if the unlabeled batches would get wider
-      than `unlabeled_capacity`. Else it has as many as the longer stream needs.
+    task: batch sizes, epochs or steps. If `local_steps` is positive, it is the
+      number. Else an epoch has as many steps as the longer stream needs. With
+      `unlabeled_batch` 0 it has round(n_labeled / B) steps, or 4 if that is 2
+      or less, also where unlabeled rows are not used, so that methods and their
+      bounds take as many steps; or more, if unlabeled batches would be wider
+      than `unlabeled_capacity`.
     shard: the client's rows.
     streams: 'both', 'labeled' or 'unlabeled': what the loss uses.
 
@@ -132,13 +133,13 @@ def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
 
 
 class _Stream(NamedTuple):
-  """One of a client's two lists of rows, dealt batch by batch."""
+  """A client's labeled or unlabeled rows, taken batch by batch."""
 
   rows: jax.Array  # int32[W], the first n count.
   n: jax.Array  # int32[]
   capacity: int  # Rows of a full batch.
-  pieces: jax.Array  # int32[], batches of one of its own epochs.
-  even: bool  # Whether the pieces are even, or full but for the last.
+  pieces: jax.Array  # int32[], batches of an epoch of this list.
+  even: bool  # Whether batches are about equal; else all but the last are full.
   key: jax.Array
 
   def shuffled(self, epoch: Array) -> jax.Array:
@@ -150,10 +151,10 @@ class _Stream(NamedTuple):
 
   def next(self, order: jax.Array, step: Array
            ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(order, places int32[capacity], mask): its own epochs, endless.
+    """The next batch: (order, places int32[capacity], mask).
 
-    The last batch of an epoch may be short; a stream that is exhausted before
-    the other one starts over in a new order.
+    The last batch of an epoch may be short. After it the list starts again in a
+    new order, whether the other list has come to its end or not.
     """
     position = step % self.pieces
     order = lax.cond(

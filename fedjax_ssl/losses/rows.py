@@ -84,7 +84,7 @@ def all_rows(mask: Array | None, like: Array) -> Array:
 
 
 def visible(logits: Array, mask: Array) -> jax.Array:
-  """Zeroes the logits of masked rows: their derivative must not be NaN."""
+  """Zeroes the logits of masked rows, so that no derivative is NaN."""
   return at_least_float32(jnp.where(mask[..., None] > 0, logits, 0))
 
 

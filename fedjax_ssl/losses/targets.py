@@ -1,4 +1,4 @@
-"""What unlabeled examples are trained towards: labels, blends and thresholds.
+"""Targets of unlabeled examples: pseudo-labels, blends and thresholds.
 
 B rows of a batch, C classes, K views of a row, H helper models. Everything that
 a prediction in logits is turned into here is a constant for derivatives.
@@ -13,7 +13,7 @@ from fedjax_ssl.losses.rows import Array, at_least_float32, PyTree, Scalar
 
 def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
             exponent: Scalar | None = None) -> jax.Array:
-  r"""Sharper distribution: :math:`p_c^Z / \sum_v p_v^Z`, with Z = 1 / T.
+  r"""Sharpens a distribution: :math:`p_c^Z / \sum_v p_v^Z`, with Z = 1 / T.
 
   Args:
     probabilities: float[..., C].
@@ -38,7 +38,7 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
   if exponent is None:
     exponent = 1 / jnp.asarray(temperature, p.dtype)
   tiny = jnp.finfo(p.dtype).tiny
-  # The largest becomes 1, so that no power of a row underflows altogether.
+  # The largest entry becomes 1, so that not all powers of a row underflow.
   power = (p / jnp.maximum(p.max(-1, keepdims=True), tiny)) ** exponent
   return power / jnp.maximum(power.sum(-1, keepdims=True), tiny)
 
@@ -121,7 +121,7 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
   if present is not None:
     helpers *= present[:, None, None]
   helpers = helpers.sum(0)
-  # Half a vote more decides ties and nothing else.
+  # Half a vote more can only decide ties.
   votes = helpers + own_vote * (1.5 if tie == 'local' else 1.0)
   return votes.argmax(-1).astype(jnp.int32), accepted
 
@@ -261,7 +261,7 @@ def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
 
 
 def realism_weight(lam: Scalar) -> jax.Array:
-  r"""FedSSL's say of a generated example: :math:`g = e^{\max(l, 1 - l) - 1}`.
+  r"""FedSSL's weight of a generated row: :math:`g = e^{\max(l, 1 - l) - 1}`.
 
   Args:
     lam: float32[...] in [0, 1], the blend it was generated with.

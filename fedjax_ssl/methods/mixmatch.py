@@ -85,7 +85,7 @@ def mix(key: jax.Array, inputs: jax.Array, targets: jax.Array,
 
 
 def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
-  """The rows as something of which a mean has a meaning.
+  """The rows in a form that can be averaged: pixels or word vectors.
 
   Args:
     task: has the network.
@@ -120,12 +120,12 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   With labels at the server it trains on blends of its labeled rows, and each
   client on blends of its unlabeled ones.
 
-  'original' spreads its ramp over the run. The authors' ends after 16,384 of
-  1,048,576 steps; as a share, ramp=0.015625, that is over before the first
-  round is, and 75 then holds the network at what it says without having
-  learnt: one class for everything, of which its own labels are sure. On the
-  bed of `uda`, 1,200 steps, such a ramp ends at 43.6 %, one over the run at
-  96.4, labels only at 88.9. Counted in steps theirs is longer than the run.
+  'original' spreads its ramp over the run. The authors' ramp ends after 16,384
+  of 1,048,576 steps. The same share here, ramp=0.015625, ends before the first
+  round does; the weight of 75 then keeps the network at what it predicts before
+  it has learnt, one class for everything. In the test setting of `uda`, 1,200
+  steps, such a ramp ends at 43.6 %, one over the run at 96.4, labels alone at
+  88.9. The authors' number of steps is more than the whole run.
 
   Args:
     task: the static choices.

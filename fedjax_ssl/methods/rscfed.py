@@ -153,15 +153,15 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     warmup: share of the run, any begun round counted, in which only clients
       with labels train, one group of them, averaged by examples. The authors
       start their 1000 rounds at round 7 from a model trained so.
-    literal: as the released aggregation runs where that seems not meant. The
-      first of the two multiplications is left out in a group without client 0,
-      whoever else has labels; with two labeled clients and multiplier 6 shares
-      differ by up to .33. And under norm='batch' each layer's counter of steps
-      counts in the distance, so that who takes more or fewer steps than the
-      mean is far; then counted_steps is reported, a client's own. False
-      multiplies labeled clients twice in every group and measures the model
-      alone; with one labeled client, the first, and other norms it is the
-      same.
+    literal: whether to do as the released code does also where that seems to be
+      a slip. It leaves out the first of the two multiplications in a group
+      without client 0, whoever else has labels; with two labeled clients and
+      multiplier 6 shares differ by up to .33. And under norm='batch' each
+      layer's counter of steps enters the distance, so that a client that takes
+      more or fewer steps than the mean counts as far; counted_steps, the steps
+      of a client, is then reported. False multiplies labeled clients twice in
+      every group and measures the model alone. With one labeled client, the
+      first, and another norm both are the same.
 
   Returns:
     The method.

@@ -2,11 +2,12 @@
 
 Models call `conv.conv2d`. On a CPU it takes one of these forms:
 
-  5x5 kernels                          conv_rowwise
-  3x3 kernels                          conv_winograd; conv_rowwise on large maps
-  1x1 kernels                          conv_im2col
-  up to 4 input channels, any kernel   conv_im2col
-  all else, such as strides            conv_direct
+  5x5 kernels, 16 input channels or more   conv_rowwise
+  3x3 kernels, 16 input channels or more   conv_winograd, or conv_rowwise where
+                                           maps are larger than weights
+  1x1 kernels                              conv_im2col
+  4 input channels or fewer                conv_im2col
+  all else, such as strides                conv_direct
 
 On other devices it is XLA's own convolution. `conv_geometry` says where windows
 lie, `matmul` is the matrix product, `pooling` the rectifier and 2x2 pooling,

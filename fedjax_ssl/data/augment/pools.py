@@ -47,7 +47,7 @@ class Op(NamedTuple):
 
 
 class Pool(NamedTuple):
-  """Operations and how many of them are drawn, how strong and how often.
+  """The operations of a RandAugment, and how they are drawn.
 
   ops: the operations; each slot draws one, uniformly, with replacement.
   num_ops: slots.
@@ -74,9 +74,9 @@ class Pool(NamedTuple):
 
 
 class Params(NamedTuple):
-  """What one slot does to each image; leaves [R] over rows or [B] images.
+  """The parameters of one operation; leaves [R] of a table or [B] of images.
 
-  All are the identity but those of the family that the operation is of.
+  All but those that the operation needs are the identity.
   """
 
   affine: Array  # int32[R, 6], from output to input pixel.

@@ -1,9 +1,10 @@
 r"""Meta pseudo-labels with UDA: what FedDure's released code trains.
 
-A teacher, which is sent, learns from labels, from its own confident
-predictions, and from how a student fares: the student learns the teacher's
-pseudo-labels, and the change of its labeled loss weighs the teacher's cross
-entropy with its own hard predictions of the strong view.
+Each client has a teacher, which is sent, and a student. The student learns the
+teacher's pseudo-labels. The teacher learns from labels, from its own confident
+predictions (UDA), and from the student: by how much the student's labeled loss
+changed is the weight of the teacher's cross entropy with its own hard
+predictions of the strong view.
 
 Pham et al., Meta Pseudo Labels, https://arxiv.org/abs/2003.10580; Bai et al.,
 FedDure, https://arxiv.org/abs/2307.05358.
@@ -133,7 +134,7 @@ def _student_step(task: Task, schedule: Schedule,
                   optimizer: optax.GradientTransformation, learner: Learner,
                   labels: jax.Array, weak: Batch, labeled: Batch,
                   key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
-  """The student after a step on the teacher's labels, and how it fares.
+  """Trains the student on the teacher's labels, and measures what that did.
 
   Args:
     task: has the network.
@@ -146,8 +147,8 @@ def _student_step(task: Task, schedule: Schedule,
     key: for networks with dropout.
 
   Returns:
-    Its parameters, its optimizer's state, and float32[], by how much its
-    labeled loss rose.
+    The student's parameters, its optimizer's state, and float32[], by how much
+    its labeled loss rose.
   """
   def run(params, rows):
     return task.apply_train(

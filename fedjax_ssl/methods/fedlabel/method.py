@@ -151,10 +151,10 @@ def fedlabel(task: Task, *, profile: str = 'official',
   their means. By the paper it sends (w_L - w) + (w_U - w) and the number of
   rows used. Metrics of its own are those of `loss`.
 
-  The default is the code's form, as the printed one trains worse: on the bed of
-  `uda` 'official' ends at 92.4 %, 'paper' at 70.3, labels only at 88.9. The sum
-  is the reason: 'paper' with combine='mean', half of it, ends at 95.0. The
-  code's form costs two models up.
+  The default is the code's form, as the printed one trains worse: in the test
+  setting of `uda` 'official' ends at 92.4 %, 'paper' at 70.3, labels alone at
+  88.9. The sum is the reason: 'paper' with combine='mean', half of it, ends at
+  95.0. In the code's form a client sends two models.
 
   Args:
     task: the static choices; labels must be at the clients.

@@ -148,7 +148,7 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   loss = weights.agreement * losses.cross_entropy(
       logits, labels, chosen, total=total)[0]
   if panel is not None and weights.consistency:
-    if present is not None:  # A copy of oneself teaches exactly nothing.
+    if present is not None:  # To agree with one's own prediction costs 0.
       advice = jnp.where(present[:, None, None] > 0, advice,
                          lax.stop_gradient(own))
     gap = losses.inter_client_kl(own, advice, chosen, total=total)[0]

@@ -7,12 +7,13 @@ are trained at every agent and averaged.
 See `gmixup` for what they minimise and `private_agents` for the private variant
 and what it guarantees.
 
-The paper does not state, and we chose: the layers of G and D, and that lambda
-blends their features by its own value (`models.gan`); their optimizer, Adam
-with a first moment of 0.5, started anew every round as F's is; K, Z, alpha and
-the size of the noise; one update of G a batch, which joins G-Reg and G-MixUp;
-the blends of equation 6, drawn as in equation 4; and how F meets real rows.
-Where its formulas need a reading, knobs offer both.
+The paper does not state the following, which we chose. The layers of G and D
+are those of `models.gan`, and lambda blends their features by its own value.
+Their optimizer is Adam with a first moment of 0.5, started anew every round as
+F's is. G has one update a batch, which joins G-Reg and G-MixUp. The blends of
+equation 6 are drawn as in equation 4. K, Z, alpha, the size of the noise, and
+how F learns from real rows are knobs; so are formulas that can be read in two
+ways.
 """
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data.batching import Pair
 
-# Norms whose statistics couple the rows of a batch: all views go through the
+# Norms whose statistics depend on all rows of a batch: all views go through the
 # network together, as in the authors' code of most methods.
 _COUPLED = ('batch', 'static')
 
 
 def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
-  """A batch's mean as a metric in which every real row counts the same."""
+  """A batch's mean as a Ratio, so that in the end all real rows count alike."""
   rows = batch.mask.sum()
   return Ratio(mean * rows, rows)
 
@@ -54,10 +54,10 @@ def forward(task: Task, model: Variables, *views: Batch | None,
 def forward_with_targets(task: Task, model: Variables, targets: Batch,
                          *views: Batch | None, key: jax.Array | None = None
                          ) -> tuple[jax.Array, list[Any], PyTree]:
-  """As `forward`, with one more view that only serves as a target.
+  """As `forward`, with one more view, whose logits are only a target.
 
-  Without batch statistics the target view needs no gradient and gets its own
-  pass; with them it belongs to the batch.
+  With batch statistics the target view is a part of the batch. Without, it has
+  a pass of its own, which needs no gradient.
 
   Returns:
     The target's logits with gradients stopped, the views' logits, statistics.
