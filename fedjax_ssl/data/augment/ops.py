@@ -3,8 +3,8 @@
 An image is a row of words: the channels of a pixel are packed into one int32,
 so that a warp gathers once a pixel. Every image of a batch gets an affine warp,
 a table of 256 entries for each channel, and a blend with a degenerate image;
-all but one of these are the identity. So applying one drawn operation takes three
-passes, however many operations a pool has. Arithmetic follows Pillow.
+all but one of these are the identity. So a drawn operation takes three passes,
+however many operations a pool has. Arithmetic follows Pillow.
 """
 from __future__ import annotations
 
