@@ -380,18 +380,9 @@ def _run_group(parts: _ClientPass, server: PyTree, memory: PyTree,
 
 def _close(parts: _ClientPass, server: PyTree, groups: _Group,
            context: Context, key: jax.Array) -> tuple[PyTree, Metrics]:
-  """The server's record after it has aggregated, if all of it is finite.
+  """The server's record after aggregation, or the old one if it would break.
 
-  Args:
-    parts: of the pass.
-    server: the record before.
-    groups: what the clients sent, leaves [G, ...] but for the metrics, which
-      are those of all groups.
-    context: what else the server holds.
-    key: for the rule.
-
-  Returns:
-    The record after, or `server` if it would be broken, and all metrics.
+  Leaves of `groups` are [G, ...] but for its metrics, those of all groups.
   """
   if parts.aggregate is None:
     return server, groups.metrics

@@ -226,21 +226,10 @@ def _unlabeled_loss(task: Task, weight: float, temperature: float) -> LossFn:
 def _aggregate(task: Task, chosen: Mapping[str, Any], warm: int, literal: bool,
                server: assemble.Server, updates: Update, cohort: Cohort,
                context: Context, key: Any) -> tuple[assemble.Server, Metrics]:
-  """Moves the server's model by the updates of all groups.
+  """Moves the server's model by the updates [G, S, ...] of all groups.
 
-  Args:
-    task: the static choices.
-    chosen: the profile's values, see `_PROFILES`.
-    warm: rounds of the warm-up, in which updates are averaged by examples.
-    literal: see `rscfed`.
-    server: before.
-    updates: [G, S, ...].
-    cohort: whose they are.
-    context: tells the round.
-    key: not used.
-
-  Returns:
-    The server after, and no metrics.
+  `chosen` are the profile's values; in the first `warm` rounds updates are
+  averaged by examples.
   """
   del key
   warming = context.round < warm

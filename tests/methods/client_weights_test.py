@@ -58,6 +58,20 @@ def test_agents_with_labels_count_three_times(text, received):
        zip(toy.LABELED, toy.UNLABELED, strict=True)])
 
 
+@pytest.mark.parametrize('old', [
+    'pseudo_label(labeled_say=-1.0)', 'fedmatch(labeled_say=-1.0)',
+    'fed_consist(labeled_weight=-1.0)', 'fedirm(labeled_weight=-1.0)'])
+def test_stored_texts_may_have_the_old_name(old):
+  with pytest.raises(ValueError, match='labeled_client_weight must be'):
+    methods.make(old, toy.task())
+  methods.make(old.replace('-1.0', '3.0'), toy.task())
+
+
+def test_the_weight_of_fedmatchs_labeled_loss_keeps_its_name():
+  with pytest.raises(ValueError, match='labeled_weight must be'):
+    methods.make('fedmatch(labeled_weight=-1.0)', toy.task())
+
+
 @pytest.mark.parametrize('name', ['pseudo_label', 'mixmatch', 'fedmatch',
                                   'fedssl'])
 @pytest.mark.parametrize('value', ['0.0', '-1.0', '1e999', '1e39'])

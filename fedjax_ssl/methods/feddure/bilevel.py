@@ -185,20 +185,9 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
               labeled_loss: Callable[[PyTree], jax.Array],
               accepted: jax.Array, rules: Rules, which: str,
               virtual_rate: float) -> tuple[Carry, jax.Array]:
-  """The steps (5) of F-reg and (2) of C-reg, as far as there are such.
+  """The steps (5) of F-reg and (2) of C-reg, if there are such; the reward (3).
 
-  Args:
-    carry: before.
-    ahead: the network of the virtual step, with the rows.
-    labeled_loss: parameters -> float32[], cross entropy of the labeled rows.
-    accepted: float32[B], the weights of C-reg alone.
-    rules: the optimizers.
-    which: see `step`.
-    virtual_rate: see `step`.
-
-  Returns:
-    The carry after, and float32[], the reward (3): by how much C-reg's step
-    lowered its labeled loss.
+  `labeled_loss` is that of parameters, `accepted` the weights of C-reg alone.
   """
   reward = jnp.float32(0)
   (local_state, coarse_state, fine_state) = carry.opt_states

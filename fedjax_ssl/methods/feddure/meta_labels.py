@@ -134,21 +134,10 @@ def _student_step(task: Task, schedule: Schedule,
                   optimizer: optax.GradientTransformation, learner: Learner,
                   labels: jax.Array, weak: Batch, labeled: Batch,
                   key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
-  """Trains the student on the teacher's labels, and measures what that did.
+  """Trains the student on the teacher's `labels` of the rows `weak`.
 
-  Args:
-    task: has the network.
-    schedule: the warm-up.
-    optimizer: the student's.
-    learner: before.
-    labels: int32[B], the teacher's, of the rows `weak`.
-    weak: unlabeled rows.
-    labeled: labeled rows.
-    key: for networks with dropout.
-
-  Returns:
-    The student's parameters, its optimizer's state, and float32[], by how much
-    its labeled loss rose.
+  Returns its parameters, its optimizer's state, and float32[], by how much its
+  labeled loss rose.
   """
   def run(params, rows):
     return task.apply_train(

@@ -155,18 +155,7 @@ def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
 
 def update(task: Task, s: Settings, payload: Payload, client: Client,
            key: jax.Array) -> Update:
-  """One client's round.
-
-  Args:
-    task: the static choices.
-    s: settings.
-    payload: from the server.
-    client: its rows and memory.
-    key: draws orders and views.
-
-  Returns:
-    The update; its weight is 0 without rows that are used.
-  """
+  """One client's round; the update weighs 0 if none of its rows are used."""
   order_key, step_key = jax.random.split(key)
   memory = client.memory
   due = (client.round + 1) % s.helper_interval == 0

@@ -147,17 +147,7 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
               ) -> tuple[Server, Metrics]:
   """Equation 4, or the plain mean, of both parts; then new helpers.
 
-  Args:
-    task: the static choices.
-    s: settings.
-    server: before.
-    updates: [1, S, ...]; the weight is 0 of a client that sent nothing usable.
-    cohort: who they are.
-    context: validation rows.
-    key: not used.
-
-  Returns:
-    The server after and `psi_density`; unchanged if nobody took part.
+  The record stays as it is if nobody took part. Reports `psi_density`.
   """
   del key
   message = tree.take(updates.message, 0)

@@ -238,20 +238,10 @@ def _gradients(plan: Plan, cost: Callable[..., jax.Array],
                parts: dict[str, PyTree], made: gmixup.Material,
                noise: jax.Array, expected: jax.Array, key: jax.Array
                ) -> dict[str, PyTree]:
-  """Gradients of some networks: private ones, or plain means over the rows.
+  """Gradients of some networks, by name: private ones, or means over the rows.
 
-  Args:
-    plan: which networks get noise, and how their rows are clipped.
-    cost: (parts, material) -> float32[].
-    parts: parameters by network.
-    made: the sampled rows.
-    noise: float32[], sigma.
-    expected: float32[], rows of a sample in the mean.
-    key: draws the noise.
-
-  Returns:
-    By network; a private one is the sum over clipped rows and noise, over
-    `expected`.
+  A private one is the sum over clipped rows, with noise, over the `expected`
+  number of rows. `cost` is (parts, material) -> float32[].
   """
   norms = plan.clip_norms
   noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}

@@ -104,14 +104,6 @@ def renewed(rate: optimizers.Plateau, federation: Federation,
   """Starts again at the full rate when a stream's next task begins.
 
   The rule comes from a paper on sequences of tasks, which does so too.
-
-  Args:
-    rate: of one client or stacked.
-    federation: tells when a task begins, if it has a stream.
-    round_: int32[].
-
-  Returns:
-    The rate for this round.
   """
   if federation.stream is None:
     return rate
