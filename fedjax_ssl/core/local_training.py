@@ -52,7 +52,7 @@ class Given(NamedTuple):
 
 
 class Aux(NamedTuple):
-  """What a loss tells besides its value."""
+  """What a loss returns besides its value."""
 
   stats: PyTree  # Normalization statistics after the batch.
   metrics: Metrics

@@ -257,15 +257,15 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
       labelings=1 if s.inert(task) else s.passes)
   model, memory, metrics = mean_teacher.train(task, one, payload.model, client,
                                               key)
-  told = metrics.pop('relation')
+  sent_relation = metrics.pop('relation')
   delta = tree.subtract(model, payload.model)
-  relation = told.total / jnp.maximum(told.rows, 1)
-  sent = tree.num_scalars(delta) + jnp.where(
-      mean_teacher.has_labels(client.shard), told.total.size, 0)
+  relation = sent_relation.total / jnp.maximum(sent_relation.rows, 1)
+  num_sent = tree.num_scalars(delta) + jnp.where(
+      mean_teacher.has_labels(client.shard), sent_relation.total.size, 0)
   weight = client_weights.client_weight(
       client.shard, 'both', labeled_client_weight=s.labeled_client_weight)
   return Update(delta, weight, memory, metrics, counts=relation,
-                scalars=sent.astype(jnp.float32))
+                scalars=num_sent.astype(jnp.float32))
 
 
 @aggregation.linear
@@ -277,6 +277,6 @@ def _finish(server: Server, mean: Any, cohort: Any, context: Any, key: Any
   # Each row of a matrix sums to 1, or to 0 where none was sent. Dividing by the
   # sum of the mean gives the mean over those that sent one.
   total = relation.sum(-1, keepdims=True)
-  told = relation / jnp.where(total > 0, total, 1)
+  mean_sent = relation / jnp.where(total > 0, total, 1)
   return Server(assemble.moved(server.model, delta),
-                jnp.where(total > 0, told, server.relation)), {}
+                jnp.where(total > 0, mean_sent, server.relation)), {}

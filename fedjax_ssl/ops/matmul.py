@@ -1,4 +1,4 @@
-"""The matrix product whose derivatives never transpose an operand."""
+"""A matrix product whose derivatives do not transpose its operands."""
 from __future__ import annotations
 
 import functools

@@ -228,7 +228,7 @@ _IDENTITY = Params(
 
 
 def _but(**changes: Any) -> Params:
-  """The identity but for the named leaves."""
+  """The identity with other values in the named leaves."""
   return _IDENTITY._replace(**{
       name: np.asarray(value, getattr(_IDENTITY, name).dtype)
       for name, value in changes.items()})
@@ -279,7 +279,7 @@ def _matrix(op: Op, value: float, height: int, width: int) -> list[float]:
     case 'translate_y':
       return [1, 0, 0, 0, 1, _pixels(op.unit, value, height)]
   angle = -math.radians(value % 360)
-  # Rounded as there: a quarter turn then moves pixels exactly onto pixels.
+  # Rounded as in Pillow: a quarter turn then moves pixels exactly onto pixels.
   cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
   x, y = width / 2, height / 2
   return [cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y]

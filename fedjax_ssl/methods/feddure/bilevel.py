@@ -1,7 +1,7 @@
 r"""FedDure's local iteration: a bi-level step of three networks at once.
 
-Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358; equations are
-numbered as there. `regulation` holds the parts.
+Equations have the numbers of Bai et al., FedDure, AAAI 2024,
+https://arxiv.org/abs/2307.05358. The parts are in `regulation`.
 """
 from __future__ import annotations
 
@@ -83,13 +83,14 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
          key: jax.Array | None = None) -> tuple[Carry, Metrics]:
   r"""One local iteration of FedDure.
 
-  In this order: pseudo-labels (1); phi^- (4) and w (5) through it; phi (2);
-  the reward d (3); the weights m (6); and
+  These come in order: pseudo-labels (1); the virtual step to phi^- (4); F-reg's
+  step (5), whose gradient goes through it; C-reg's step (2); its reward d (3);
+  the row weights m (6); and the local model's step (10),
 
-    :math:`\theta \leftarrow \theta - \eta (g_s + g_u + g_d)`
+    :math:`\theta \leftarrow \theta - \eta (g_s + g_u + g_d)`.
 
-  with the gradients of the labeled loss (9), of the pseudo-labels weighted by
-  m (7), and d times that of all pseudo-labels (8), made in one pullback.
+  g_s is the gradient of the labeled loss (9), g_u that of the pseudo-labels
+  weighted by m (7), and g_d is d times that of all pseudo-labels (8).
 
   Args:
     apply: the network in training, as `Task.apply_train`.

@@ -34,8 +34,8 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods.parts import network
 
-# Final weight of the consistency, and the steps over which it rises; a round
-# has far fewer, and begins anew.
+# Final weight of the consistency, and the steps over which it rises. It starts
+# again in each round, which has far fewer steps.
 _WEIGHT, _RAMP = 8.0, 20
 
 
@@ -50,16 +50,16 @@ class Learner(NamedTuple):
 
 
 class Schedule(NamedTuple):
-  """Steps of a round, and the warm-up that begins anew in each.
+  """Steps of a round, and its warm-up.
 
   The defaults are those for CIFAR-10; CINIC-10 has 100, 10, 100 and 0.
 
   Attributes:
     fine_tune: supervised steps of the teacher that come first.
     main: steps of both that follow; 1 or more.
-    warmup: steps until the rate is whole.
-    wait: first of the student's own steps in which its rate is 0, so that the
-      reward is 0 as well.
+    warmup: steps until the learning rate has its full value.
+    wait: of the student's steps the first ones, in which its rate is 0, so that
+      the reward is 0 as well.
   """
 
   fine_tune: int = 5
@@ -71,9 +71,9 @@ class Schedule(NamedTuple):
 def factor(step: Array, schedule: Schedule, *, wait: int = 0) -> jax.Array:
   """Factor on the learning rate: 0, a rise, and half a cosine to 0.
 
-  As in the code: the rise ends at `warmup + wait`, the cosine spans what then
-  is left of the main steps, or 1 where that is less; after a long warm-up it
-  jumps between 1 and 0.
+  As in the authors' code, the rise ends at `warmup + wait`; the cosine spans
+  the main steps that are then left, at least 1. After a long warm-up the factor
+  therefore jumps between 1 and 0.
 
   Args:
     step: int32[], from 0.
@@ -223,7 +223,7 @@ def train(task: Task, schedule: Schedule, model: Variables, client: Client,
     task: the static choices; its batches are used, for other numbers of steps.
     schedule: the steps and warm-up.
     model: as received.
-    client: whose rows.
+    client: has the rows.
     key: draws orders and views, for either part its own.
     threshold: see `main_step`.
 

@@ -5,8 +5,8 @@ to a weight in (0, 1). The coarse regulator f_d (C-reg) is a second copy of the
 client's network, phi, that learns from the pseudo-labels and is then asked
 whether the labels that the client knows got likelier.
 
-Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358; equations are
-numbered as there. B rows, C classes.
+Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, has the
+equations that are numbered here. B rows, C classes.
 """
 from __future__ import annotations
 

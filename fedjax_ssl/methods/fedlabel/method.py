@@ -255,8 +255,8 @@ def _on_unlabeled(task: Task, s: _Settings, local: Variables) -> LossFn:
     # A labeler that is alone stands for both, so that it is computed once.
     experts = {'both': (given.anchor, local), 'local': (local,),
                'global': (given.anchor,)}[s.labeler]
-    said = [task.apply(expert, rows.inputs) for expert in experts]
-    choice = select(said[0], said[-1], threshold=s.threshold,
+    predicted = [task.apply(expert, rows.inputs) for expert in experts]
+    choice = select(predicted[0], predicted[-1], threshold=s.threshold,
                     confidence=s.confidence, labeler=s.labeler,
                     teacher=s.teacher)
     # Rows that are not accepted stay out of batch statistics as well.

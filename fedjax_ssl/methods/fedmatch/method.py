@@ -56,7 +56,7 @@ def fedmatch(
       model's, 'local'.
     over: losses are means over the 'batch' (v1, not stated) or the 'confident'
       rows.
-    labeled_weight: lambda_s.
+    labeled_weight: lambda_s, of the labeled loss.
     agreement_weight: of the vote's cross entropy, 1 / .01.
     consistency_weight: of the helpers' divergence, 1 / .01; 0 leaves
       inter-client consistency out, the votes stay.
@@ -64,8 +64,8 @@ def fedmatch(
     l2_reduction: l2 weighs the 'mean' over the weights (v1, not stated) or
       the 'sum'.
     l1: of ||psi||_1, a sum always, as a mean would move no weight: 0 (v1,
-      'dense'; sparse runs say theirs, of 0 to .01) / 1e-4, with labels at the
-      server 1e-5.
+      'dense'; the paper's sparse runs have 0 to .01) / 1e-4, with labels at
+      the server 1e-5.
     learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
       its initial values); or 'undivided', FedMatch without decomposition: both
       losses move one set of weights, psi, which starts as the whole model,
@@ -75,18 +75,18 @@ def fedmatch(
     density: largest share of psi that a client sends, 1 is all.
     sending: 'values', all of sigma and psi above `psi_threshold`, or
       'differences' to what the receiver holds above `delta_threshold`.
-    psi_threshold: psi up to it is sent up, and predicted with, as 0, and
-      not counted on the way down; what the server holds stays whole. 0 (v1,
-      not stated: a dense psi is sent whole) / 5e-6, with labels at the server
-      1e-5.
+    psi_threshold: numbers of psi up to it are 0 in what a client sends and in
+      the model that predicts, and do not count as sent by the server, which
+      itself keeps them. 0 (v1, not stated: all of a dense psi is sent) / 5e-6,
+      with labels at the server 1e-5.
     delta_threshold: 5e-5, with labels at the server 1e-5, for differences.
-    exact_down: what is left out on the way down is only not counted, all
-      arrives, as in the authors' code; False lets the client hold, and ask of
-      helpers, only what was sent.
-    lr_decay: divides the rate by 3 after `patience` epochs without lower
-      validation loss: each of the 'clients' its own, the 'server' everybody's
-      by the loss of the global model, or 'none'. Clients' rates start again
-      with each task of a stream.
+    exact_down: whether a client gets all numbers, those that do not count as
+      sent too, as in the authors' code. With False it holds only what was sent,
+      of helpers as well.
+    lr_decay: divides the learning rate by 3 after `patience` epochs without a
+      lower validation loss. 'clients': each client its own rate, by the loss of
+      its model; 'server': one rate for all, by the loss of the global model;
+      or 'none'. Clients' rates start again with each task of a stream.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
     max_gib: most weights to keep, over all clients and ranked helpers.
     keep_local: keep each client's last model, as it was sent, to report local

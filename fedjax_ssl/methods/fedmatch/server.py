@@ -99,13 +99,13 @@ def learn(task: Task, s: Settings, server: Server, context: Context,
       batching.batches(task, context.train, context.shard, order_key,
                        'labeled', context.round), step_key)
   good = tree.all_finite((learner.sigma, learner.stats))
-  told = local_training.server_metrics(metrics, good)
+  reported = local_training.server_metrics(metrics, good)
   if rate is not None and s.lr_decay == 'clients':
     after = _judged(task, s, rate, predicted(s, server._replace(
         sigma=learner.sigma, stats=learner.stats)), context)
-    rate = tree.where(told['server_loss'].rows > 0, after, rate)
+    rate = tree.where(reported['server_loss'].rows > 0, after, rate)
   new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
-  return tree.where(good, new, server), told
+  return tree.where(good, new, server), reported
 
 
 def on_tasks(s: Settings, state: State, federation: Federation,

@@ -37,8 +37,8 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedtrinet import shared_layers
 from fedjax_ssl.methods.parts import assemble, averaging, network
 
-# Whether the shared layers rest while the others are tuned, and whether
-# labeling uses the networks as in training: dropout, statistics of one image.
+# Whether the shared layers are frozen while the others are tuned, and whether
+# networks label as in training: with dropout, and statistics of one image.
 _PROFILES: dict[str, dict[str, bool]] = {
     'paper': {'freezes': True, 'labels_in_training': False},
     'official': {'freezes': False, 'labels_in_training': True},

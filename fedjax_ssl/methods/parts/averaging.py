@@ -246,12 +246,12 @@ def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
       factor=record.rate.factor if s.falls else None)
   good = tree.all_finite(model)
   record = record._replace(model=tree.where(good, model, record.model))
-  told = local_training.server_metrics(metrics, good)
+  reported = local_training.server_metrics(metrics, good)
   if s.falls:
     record = record._replace(rate=plateau.after(
         task, record.rate, record.model, context.validation,
-        told['server_loss'].rows > 0))
-  return record, told
+        reported['server_loss'].rows > 0))
+  return record, reported
 
 
 def _broadcast(s: _Settings, record: Any, client_id: jax.Array) -> PyTree:

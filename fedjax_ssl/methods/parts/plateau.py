@@ -37,7 +37,7 @@ class Server(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """A client's memory: the state of its learning rate, and the rest."""
+  """A client's memory, with the state of its learning rate."""
 
   rate: optimizers.Plateau
   own: PyTree  # What the client keeps besides.
