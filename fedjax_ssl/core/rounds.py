@@ -146,7 +146,7 @@ class _Group(NamedTuple):
   members: Cohort
   metrics: Metrics
   messages: PyTree  # [S, ...], or what `client_map.Plan.run` sums.
-  results: _Result
+  results: Any  # `_Result`; () like the messages once they are aggregated.
 
 
 class _ClientPass(NamedTuple):

@@ -20,8 +20,6 @@ from fedjax_ssl.core.types import (
   Task,
 )
 
-STREAMS = ('both', 'labeled', 'unlabeled')
-
 
 class Pair(NamedTuple):
   """What a semi-supervised step sees; None is a stream that is not used."""
