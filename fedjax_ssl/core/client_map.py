@@ -164,7 +164,7 @@ class Plan(NamedTuple):
     def block_sums(x):
       x = _rounded_product(x.astype(jnp.float32), weights, one)
       x = x.reshape(self.per_tick, self.block, *x.shape[1:])
-      return _in_order(jnp.moveaxis(x, 1, 0))
+      return tree.sum_in_order(jnp.moveaxis(x, 1, 0))
 
     def add(total, x):
       sums = block_sums(x)  # [per_tick, ...]
@@ -196,11 +196,6 @@ def _rounded_product(x: jax.Array, weights: jax.Array, one: jax.Array
   """
   w = weights.reshape(-1, *[1] * (x.ndim - 1))
   return lax.fori_loop(0, one, lambda i, _: x * w, jnp.zeros_like(x))
-
-
-def _in_order(x: jax.Array) -> jax.Array:
-  """Sum over the leading axis from first to last."""
-  return lax.fori_loop(1, x.shape[0], lambda i, s: s + x[i], x[0])
 
 
 def plan(task: Task, size: int) -> Plan:

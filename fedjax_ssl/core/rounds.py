@@ -401,10 +401,11 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
   assert parts.aggregate is not None
   if parts.summing:
     sums, like = messages
-    weight = _sum_in_order(results.weight.reshape(-1))
+    weight = tree.sum_in_order(results.weight.reshape(-1))
     weight = jnp.where(weight > 0, weight, 1)
     mean, counts = jax.tree.map(
-        lambda x, y: (_sum_in_order(x) / weight).astype(y.dtype), sums, like)
+        lambda x, y: (tree.sum_in_order(x) / weight).astype(y.dtype),
+        sums, like)
     return parts.aggregate(server, paired(mean, counts), cohort, context, key)
   message, counts = messages
   updates = Update(message, results.weight, results.memory, results.metrics,
@@ -431,8 +432,3 @@ def paired(mean: PyTree, counts: PyTree) -> PyTree:
     `mean` where there are no counts, else (mean, counts).
   """
   return (mean, counts) if jax.tree.leaves(counts) else mean
-
-
-def _sum_in_order(x: jax.Array) -> jax.Array:
-  """Sum over the leading axis, first to last: the same bits everywhere."""
-  return lax.fori_loop(1, x.shape[0], lambda i, s: s + x[i], x[0])

@@ -65,6 +65,13 @@ def put(stacked: PyTree, rows: Array, values: PyTree) -> PyTree:
       stacked, values)
 
 
+def sum_in_order(x: jax.Array) -> jax.Array:
+  """Sum over the leading axis, first to last: the same bits everywhere."""
+  total: jax.Array = lax.fori_loop(
+      1, x.shape[0], lambda i, s: s + x[i], x[0])
+  return total
+
+
 def stack(trees: list[PyTree]) -> PyTree:
   """One tree with a new leading axis."""
   return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)

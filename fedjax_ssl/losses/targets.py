@@ -8,7 +8,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.losses.rows import Array, at_least_float32, PyTree, Scalar
+from fedjax_ssl.losses.rows import (
+  Array,
+  at_least_float32,
+  check_choice,
+  PyTree,
+  Scalar,
+)
 
 
 def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
@@ -112,8 +118,7 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
   References:
     Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 3.
   """
-  if tie not in ('lowest', 'local'):
-    raise ValueError(f'tie is {tie!r}; allowed are lowest, local.')
+  check_choice('tie', tie, ('lowest', 'local'))
   num_classes = logits.shape[-1]
   own, accepted = pseudo_label(logits, threshold=threshold)
   own_vote = jax.nn.one_hot(own, num_classes)
@@ -150,9 +155,7 @@ def tsa_threshold(step: Scalar, num_steps: Scalar, *, num_classes: int,
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
-  if schedule not in ('linear', 'exp', 'log'):
-    raise ValueError(
-        f'schedule is {schedule!r}; allowed are linear, exp, log.')
+  check_choice('schedule', schedule, ('linear', 'exp', 'log'))
   time = jnp.clip(jnp.asarray(step, jnp.float32) / num_steps, 0, 1)
   missing = {'linear': 1 - time, 'exp': 1 - jnp.exp(5 * (time - 1)),
              'log': jnp.exp(-5 * time)}[schedule]
@@ -183,8 +186,7 @@ def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
   References:
     Zhang et al., FlexMatch, https://arxiv.org/abs/2110.08263.
   """
-  if mapping not in ('convex', 'linear'):
-    raise ValueError(f'mapping is {mapping!r}; allowed are convex, linear.')
+  check_choice('mapping', mapping, ('convex', 'linear'))
   counts = jnp.asarray(counts, jnp.float32)
   most = jnp.maximum(counts.max(), num_unused)
   beta = counts / jnp.where(most > 0, most, 1)
@@ -252,8 +254,7 @@ def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
   References:
     Laine and Aila, Temporal ensembling, https://arxiv.org/abs/1610.02242.
   """
-  if shape not in ('gaussian', 'linear'):
-    raise ValueError(f'shape is {shape!r}; allowed are gaussian, linear.')
+  check_choice('shape', shape, ('gaussian', 'linear'))
   whole = jnp.asarray(num_steps, jnp.float32)
   time = jnp.where(whole > 0, step / jnp.where(whole > 0, whole, 1), 1)
   time = jnp.clip(time, 0, 1)
