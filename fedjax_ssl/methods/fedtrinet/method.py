@@ -257,11 +257,12 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   metrics['mask_rate'] = Ratio(
       (memory.labels >= 0).sum().astype(jnp.float32),
       jnp.asarray(client.shard.num_unlabeled, jnp.float32))
+  delta = tree.subtract(model, payload.model)
+  counts = jnp.append(sureness, share)
   # A client that only measures has a weight, so that its counts arrive;
   # `_finish` divides by the share of those that trained.
   weight = jnp.maximum(share, sureness[1] > 0)
-  return Update(tree.subtract(model, payload.model), weight, memory, metrics,
-                counts=jnp.append(sureness, share))
+  return Update(delta, weight, memory, metrics, counts=counts)
 
 
 def _pretraining(task: Task, payload: Server, client: Client, key: jax.Array
