@@ -1,7 +1,7 @@
 """Checks of names and numbers, with messages that say what is allowed."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import difflib
 from typing import Any
 
@@ -63,6 +63,17 @@ def unknown(name: str, allowed: Iterable[str]) -> str:
   allowed = sorted(allowed)
   return (f'unknown.{near(name, allowed)} Allowed: '
           f'{", ".join(allowed)}.')
+
+
+def profile(profiles: Mapping[str, Mapping[str, Any]], name: str,
+            **given: Any) -> dict[str, Any]:
+  """The values of a profile, those that are given and not None in their place.
+
+  Raises:
+    ValueError: for an unknown profile.
+  """
+  chosen = profiles[check('profile', name, profiles)]
+  return {**chosen, **{k: v for k, v in given.items() if v is not None}}
 
 
 def near(name: str, allowed: Iterable[str]) -> str:

@@ -1,8 +1,9 @@
-"""What a knob may be, and what its extremes do: one bound for each name.
+"""The values that each knob may have: one bound for each name.
 
-`checked` holds a builder's numbers to the bounds of this module, whether they
+A knob is a keyword argument of a method, model or view, as in
+`fixmatch(threshold=0.9)`. `checked` refuses numbers out of bounds, whether they
 come from a text or from Python. A value that switches something off is either
-refused, or it has words that `notes` returns, to be printed when a run starts.
+refused, or `notes` says what it does when a run starts.
 """
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ import re
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedjax_ssl.core import checks
-from fedjax_ssl.core.registry import parse
+from fedjax_ssl.core.registry import parse, with_new_names
 
 P = ParamSpec('P')
 T = TypeVar('T')
 
 
 class Case(NamedTuple):
-  """Values from `least` to `most`, and what they do."""
+  """What values from `least` to `most` switch off, in words."""
 
   least: float
   most: float
@@ -30,13 +31,13 @@ class Case(NamedTuple):
 
 
 class Needs(NamedTuple):
-  """Another knob without which this one does nothing.
+  """A value of another knob without which this knob does nothing.
 
   Attributes:
-    knob: the other one.
-    values: those of its values with which this one acts.
-    advice: what to write instead; a knob that does nothing is then refused.
-      Without advice it is only said.
+    knob: the other knob.
+    values: its values with which this knob does something.
+    advice: what to write instead. With an advice, a knob that does nothing is
+      refused; without, `notes` says so.
   """
 
   knob: str
@@ -71,7 +72,7 @@ class Bound(NamedTuple):
 
 
 class Word(NamedTuple):
-  """A knob that is no number; only what it needs is checked."""
+  """A knob that is not a number; only `needs` is checked."""
 
   needs: Needs
 
@@ -102,16 +103,15 @@ def _factor(what: str) -> Bound:
   return Bound(cases=(at(0, f'{what} stay where they start'),))
 
 
-# Loops are unrolled over views and layers: a program of thousands never ends
-# compiling. Steps beyond this many overflow counts of rows.
+# Loops over views are unrolled, and thousands would compile forever.
 _UNROLLED = 64
-_STEPS = 1_000_000
+_STEPS = 1_000_000  # More would overflow counts of rows.
 
 # A probability is at most 1, so 1.1 says "none"; 2 or 95 is a slip.
 CONFIDENCE = Bound(0, 1.1, cases=(
     at(0, 'every unlabeled row counts'), over(1, 'no unlabeled row counts')),
     advice='a probability; above 1 no row counts')
-# Where a row must be surer than that.
+# Where a row must be surer than the threshold.
 STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
 # Of an optimizer.
 RATE = Bound(above=True)
@@ -119,6 +119,9 @@ MOMENTUM = Bound(0, 1, below=True)
 WEIGHT_DECAY = Bound()
 PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
                  needs=Needs('server', ('fedprox',)))
+
+# Where clients with labels may be left out.
+CLIENT_FACTOR = Bound(cases=(at(0, 'clients with labels do not count'),))
 
 BOUNDS: dict[str, Bound] = {
     'agreement_weight': _weight('the vote of the helpers'),
@@ -147,12 +150,12 @@ BOUNDS: dict[str, Bound] = {
     'l1': Bound(),
     'l2': Bound(),
     'label_smoothing': Bound(0, 1, below=True),
+    'labeled_client_weight': Bound(above=True),
     'labeled_beta': Bound(infinite=True, cases=(
         at(0, 'groups with labels are averaged as in FedAvg'),)),
     'labeled_multiplier': Bound(cases=(
         at(0, 'clients with labels do not count in their groups'),)),
     'labeled_rate': _factor('clients with labels'),
-    'labeled_say': Bound(above=True),
     'labeled_steps': _whole(0, _STEPS),
     'labeled_weight': Bound(cases=(at(0, 'labels do not count'),)),
     'levels': _whole(1, 1000),
@@ -245,6 +248,7 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   """
   name, given = parse(text)
   function = registry[name]
+  given = with_new_names(given, _knobs(function))
   lines = []
   for knob, bound in bounds_of(function).items():
     if knob not in given or given[knob] is None:

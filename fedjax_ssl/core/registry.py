@@ -2,12 +2,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import inspect
 import re
 from typing import Any
 
 from fedjax_ssl.core import checks
+
+# Knobs that had another name: texts that were stored with it are still read.
+RENAMED = {'labeled_say': 'labeled_client_weight',
+           'labeled_weight': 'labeled_client_weight'}
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -39,6 +43,30 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   except (ValueError, TypeError, MemoryError, RecursionError):
     raise ValueError(f'{form}; values must be literals') from None
   return node.func.id, knobs
+
+
+def with_new_names(knobs: Mapping[str, Any], known: Iterable[str]
+                   ) -> dict[str, Any]:
+  """Gives knobs that were renamed the names that they have now.
+
+  Args:
+    knobs: values by name, as a text gives them.
+    known: names that the function takes; those stay as they are.
+
+  Returns:
+    The values by new name.
+
+  Raises:
+    ValueError: for a knob that is given by both names.
+  """
+  known, out = set(known), {}
+  for knob, value in knobs.items():
+    new = knob if knob in known else RENAMED.get(knob, knob)
+    new = new if new in known else knob
+    if new != knob and new in knobs:
+      raise ValueError(f'{knob} is the old name of {new}; give {new} alone.')
+    out[new] = value
+  return out
 
 
 # Type of a literal: words of an annotation under which it may stand.
@@ -89,6 +117,7 @@ def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
   parameters = inspect.signature(function).parameters.values()
   known = {p.name: p for p in parameters
            if p.kind is p.KEYWORD_ONLY and p.name not in shared}
+  knobs = with_new_names(knobs, known)
   for knob, value in knobs.items():
     if knob not in known:
       raise ValueError(f'{kind} {name!r} has no knob {knob!r}.'

@@ -1,4 +1,4 @@
-"""The nouns of the library: what a federation, a client and a method are.
+"""The types of the library: federation, client, update, method, task.
 
 Axis names used in every docstring: D examples, N clients of the federation,
 S slots of a cohort, G groups of a round, T tasks of a stream, B rows of a
@@ -27,12 +27,12 @@ SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 OWN = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
 # Work of a client in a round, in examples: sums over its steps.
 COUNTED = ('forward_passes', 'backward_passes')
-# A metric beyond it counts as not measured: sums of such could overflow.
+# A larger metric counts as not measured: sums of such could overflow.
 MEASURABLE = 1e30
 
 
 class Ratio(NamedTuple):
-  """A mean that is still a sum: over rows or clients, steps and rounds."""
+  """A mean as sum and count, so that means of several steps can be joined."""
 
   total: jax.Array  # float32[]
   rows: jax.Array  # float32[]
@@ -46,7 +46,7 @@ class Examples(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """Rows that enter one step. A masked row must change nothing."""
+  """The rows of one step; nothing may depend on those that are masked."""
 
   inputs: jax.Array  # [B, ...] as in Examples.
   labels: jax.Array  # int32[B]; -1 where the label is hidden.
@@ -55,10 +55,10 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-  """Whose rows are whose: indices into `Examples`, padded with 0.
+  """The rows of one client or of the server: indices into `Examples`.
 
-  Only the first `num_labeled` and `num_unlabeled` entries count. Stacked over
-  clients every field gains a leading axis N.
+  Only the first `num_labeled` and `num_unlabeled` entries count; the rest is
+  padding, 0. Stacked over clients every field gains a leading axis N.
   """
 
   labeled: Array  # int32[L]
@@ -151,8 +151,9 @@ class Update(NamedTuple):
   metrics: Metrics  # float32[] or Ratio each.
   scalars: jax.Array | None = None  # float32[], numbers sent up if sparse.
   scalars_down: jax.Array | None = None  # float32[], received if sparse.
-  # Sent too, and averaged like the message: numbers that are no part of a
-  # model's change, so that no norm sees them and no other rule averages them.
+  # Numbers that are sent beside the model's change. They are averaged by
+  # weight, also where `Task.aggregator` replaces the mean of the messages, and
+  # do not enter the norm that `Task.max_update_norm` limits.
   counts: PyTree = ()
 
 
@@ -249,11 +250,12 @@ class Task:
     client_map: 'map' or 'vmap'.
     chunk_size: clients of one vmap; 0 is as many as a device gets.
     aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
-    max_update_norm: updates beyond this global norm are left out; inf is off.
-    aggregator: a rule in place of the mean of the clients' updates: (updates
-      stacked [S, ...], float32[S] weights) -> one update. A client that is left
-      out has weight 0 and an update of zeros. None is the mean. A method with
-      an aggregation of its own refuses one.
+    max_update_norm: updates with a larger global norm are left out; inf is
+      off.
+    aggregator: replaces the mean of the clients' updates: (updates stacked
+      [S, ...], float32[S] weights) -> one update. A client that is left out
+      has weight 0 and an update of zeros. None is the mean. Methods with an
+      aggregation of their own refuse one.
     mesh: mesh with the one axis 'clients', or None for one device.
     input_shape: of one stored input, which federations must have; None takes
       any.

@@ -270,7 +270,7 @@ def class_counts(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
 
 
 def describe(federation: Federation) -> dict[str, Any]:
-  """Plain numbers that say what was dealt, ready for JSON.
+  """Describes how the data were dealt, in plain numbers ready for JSON.
 
   `labeled_classes` and `unlabeled_classes`, lists [N][C], are left out where
   N * C is above 20000; `class_counts` has them as arrays.

@@ -52,6 +52,18 @@ def test_all_else_is_refused(text, words):
     assert word in str(info.value)
 
 
+def test_old_names_are_read_where_the_new_ones_are_known():
+  new = registry.with_new_names
+  assert new({'labeled_say': 3, 'mu': 0}, ['labeled_client_weight', 'mu']) == {
+      'labeled_client_weight': 3, 'mu': 0}
+  assert new({'labeled_weight': 3}, ['labeled_weight', 'mu']) == {
+      'labeled_weight': 3}
+  assert new({'labeled_say': 3}, ['mu']) == {'labeled_say': 3}
+  with pytest.raises(ValueError, match='old name of labeled_client_weight'):
+    new({'labeled_say': 3, 'labeled_client_weight': 2},
+        ['labeled_client_weight'])
+
+
 @pytest.mark.parametrize('value', [math.nan, math.inf, 1e39, -1.0])
 def test_numbers_that_float32_does_not_hold_are_refused(value):
   for check in (functools.partial(checks.finite, 0), checks.positive):

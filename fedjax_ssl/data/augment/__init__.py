@@ -90,7 +90,7 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
 @knobs.checked()
 def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
           weak: str = 'flip_crop', flip: bool = True) -> View:
-  """RandAugment of SemiFL: 15 operations, all at one, by default top, level.
+  """RandAugment of SemiFL: 15 operations, all at the same level.
 
   Its translations are by 100 pixels at the top level whatever the size, which
   leaves black of a small image; so the authors have it.
@@ -303,9 +303,10 @@ def _below(draw: jax.Array, high: jax.Array | int) -> jax.Array:
 
 def _box(draw: jax.Array, side: Array, height: int, width: int
          ) -> tuple[jax.Array, ...]:
-  """A square around a uniform point, moved in at the top and left only.
+  """A square around a uniform point, as in the ports of FixMatch.
 
-  At the bottom and right it is cut off, as in the FixMatch ports.
+  At the top and left it is moved into the image, at the bottom and right it is
+  cut off.
   """
   point = draw * jnp.array([height, width], jnp.float32)
   start = jnp.maximum(point - side[..., None] / 2, 0).astype(jnp.int32)

@@ -286,7 +286,7 @@ def square_side(name: str, side: int | None, height: int, width: int) -> int:
 
 
 def naming(field: str, text: str, view: View) -> View:
-  """The view, whose refusals of images name the text that asked for it."""
+  """Makes a view's error messages name the text that the view was made of."""
   def named(key: jax.Array, images: Array) -> jax.Array:
     try:
       return view(key, images)

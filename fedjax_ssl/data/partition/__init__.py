@@ -2,10 +2,10 @@
 
 Every function takes a host generator, labels int[D] and the number of clients
 N, and returns the owner of each row, int32[D] in [0, N), or -1 where the row
-is not dealt. Having one owner each, the parts are disjoint by construction.
-`where` bool[D] limits the pool; None is all rows. True labels are read also
-for rows that methods will see as unlabeled: the partition is the simulated
-world, not something a method knows.
+is not dealt. As each row has one owner, the parts are disjoint. `where` bool[D]
+limits the pool; None is all rows. True labels are also read for rows that
+methods will see as unlabeled: a partition describes the simulated world, which
+methods do not know.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedMatch's knobs, settled: which profile says what."""
+"""The values of FedMatch's knobs, those of the two profiles filled in."""
 from __future__ import annotations
 
 import dataclasses
@@ -8,10 +8,10 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.methods.fedmatch.losses import Weights
 
-# Values for labels at the clients; what differs at the server is below. The
-# paper's first version leaves open: over, l2_reduction, psi_init,
-# psi_threshold. Its psi starts at 0 with a small rate, where a threshold above
-# 0 would stop what is slow to learn: dense runs have none.
+# Values for labels at the clients; `AT_SERVER` has those that differ at the
+# server. The paper's first version does not state over, l2_reduction, psi_init
+# and psi_threshold. Its psi starts at 0 and has a small rate, so a threshold
+# above 0 would stop weights that learn slowly: dense runs have none.
 PROFILES: dict[str, dict[str, Any]] = {
     'v1': {
         'helper_choice': 'reliability', 'helper_interval': 1,
@@ -56,7 +56,7 @@ class Settings:
   helper_choice: str
   helper_interval: int
   aggregation: str
-  labeled_say: float
+  labeled_client_weight: float
   learn: str
   psi_init: float
   density: float

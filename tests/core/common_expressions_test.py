@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.core.common_expressions import once
+from fedjax_ssl.core.common_expressions import merge_equal
 
 X = jnp.linspace(0.5, 2, 12).reshape(4, 3)
 
@@ -50,7 +50,7 @@ def curved(x, n):
 @pytest.mark.parametrize('function', [repeated, drawn, curved])
 def test_values_and_types_stay(function):
   want = jax.jit(function)(X, jnp.int32(3))
-  got = jax.jit(once(function))(X, jnp.int32(3))
+  got = jax.jit(merge_equal(function))(X, jnp.int32(3))
   chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
   chex.assert_trees_all_close(got, want, rtol=1e-6)
   assert [leaf.weak_type for leaf in jax.tree.leaves(got)] == [
@@ -74,7 +74,7 @@ def count(function, *args):
 
 def test_nothing_is_computed_twice():
   assert count(shares, X)['div'] == 2
-  got = count(lambda x: once(lambda x: (*shares(x), *shares(x)))(x), X)
+  got = count(lambda x: merge_equal(lambda x: (*shares(x), *shares(x)))(x), X)
   # The column is spread by one expression that both divisions share.
   assert got['div'] == 2 and got['broadcast_in_dim'] == 2
   assert got['reduce_sum'] == got['sin'] == 1
@@ -82,7 +82,7 @@ def test_nothing_is_computed_twice():
 
 def test_nothing_is_computed_twice_in_loops_and_branches():
   before = count(repeated, X, jnp.int32(3))
-  after = count(lambda *args: once(repeated)(*args), X, jnp.int32(3))
+  after = count(lambda *args: merge_equal(repeated)(*args), X, jnp.int32(3))
   assert after['while'] == before['while'] == 1
   assert after['scan'] == after['cond'] == 1
   # Two divisions of each of the three bodies.
@@ -94,7 +94,7 @@ def test_it_is_traced_once_for_all_who_ask():
   def function(x):
     calls.append(1)
     return x + 1
-  one = once(function)
+  one = merge_equal(function)
   def both(x):
     jax.eval_shape(one, x)
     return one(x)
