@@ -1,7 +1,7 @@
 """A run's static choices as plain values, and a finished run read back."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 import os
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import config, methods, models
-from fedjax_ssl.core import checks, knobs, optimizers
+from fedjax_ssl.core import checks, choices, knobs, optimizers
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -76,6 +76,12 @@ class TaskSpec:
   max_update_norm: float = _DEFAULTS['max_update_norm']
 
 
+# Fields whose value is a name with knobs, and what that chooses from.
+_REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
+    'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
+    'labeled_view': augment.WEAK, 'strong': augment.STRONG,
+    'lr_schedule': optimizers.SCHEDULES}
+_NESTED = {'weak': augment.WEAK}  # A strong view's knob.
 _WHOLE = 2**31 - 1
 # Every batch of a round is of its nominal size, real rows or not; steps of a
 # client, and the rows that they use, are counted in 32 bits.
@@ -120,11 +126,30 @@ def notes(spec: TaskSpec) -> list[str]:
 
   Only knobs that are given are spoken of, not defaults.
   """
-  return [line for text, registry in (
-      (spec.method, methods.METHODS), (spec.model, models.MODELS),
-      (spec.weak, augment.WEAK), (spec.labeled_view, augment.WEAK),
-      (spec.strong, augment.STRONG), (spec.lr_schedule, optimizers.SCHEDULES))
-          if text is not None for line in knobs.notes(text, registry)]
+  return [line for name, registry in _REGISTRIES.items()
+          if (text := getattr(spec, name)) is not None
+          for line in knobs.notes(text, registry)]
+
+
+def resolved(spec: TaskSpec) -> dict[str, dict[str, Any]]:
+  """What the texts of a spec stand for: by field, the text and all knobs."""
+  return {name: {'text': text, 'knobs': choices.resolved(
+      text, registry, _NESTED)} for name, registry in _REGISTRIES.items()
+          if (text := getattr(spec, name)) is not None}
+
+
+def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
+  """A text that stands today for what `text` stood for in a stored run.
+
+  Args:
+    field: of `TaskSpec`.
+    text: its value.
+    was: the knobs that `resolved` found then.
+
+  Raises:
+    ValueError: if there is none today.
+  """
+  return choices.renewed(text, was, _REGISTRIES[field], _NESTED)
 
 
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
@@ -312,6 +337,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     saved = facts['task']
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                               for k, v in saved['spec'].items()}
+    for field, chosen in facts.get('choices', {}).items():
+      values[field] = renewed(field, values[field], chosen['knobs'])
     spec = TaskSpec(**values)
     struct, run_seeds = _federation_struct(saved['federation']), saved['seeds']
   except (KeyError, TypeError, ValueError) as error:

@@ -41,6 +41,7 @@ def train(setting: Setting, origin: Mapping[str, Any]) -> None:
   horizon = processes.once(job_lib.schedule_rounds)
   jobs = processes.together(lambda: _build(
       setting, origin, wanted, horizon))
+  jobs = [job_lib.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
         {k: v for k, v in job.config.items() if k not in flags.OWN}, 'flags')

@@ -19,6 +19,8 @@ from fedjax_ssl.core.registry import parse
 
 P = ParamSpec('P')
 T = TypeVar('T')
+# By profile, knobs and what else it fixes.
+Profiles = Mapping[str, Mapping[str, Any]]
 
 
 class Case(NamedTuple):
@@ -193,10 +195,13 @@ BOUNDS: dict[str, Bound] = {
 }
 
 
-def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def checked(profiles: Profiles | None = None, /, **own: Bound | Word
+            ) -> Callable[[Callable[P, T]], Callable[P, T]]:
   """Decorates a builder: numbers out of bounds are refused with a ValueError.
 
   Args:
+    profiles: by the value of its knob `profile`, what that stands for; a knob
+      that is None takes the value of that name.
     **own: bounds of the builder's keyword-only parameters that differ from
       `BOUNDS`.
 
@@ -218,6 +223,7 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
       return function(*args, **kwargs)
 
     build.knob_bounds = bounds  # type: ignore[attr-defined]
+    build.knob_profiles = profiles or {}  # type: ignore[attr-defined]
     return build
   return wrap
 
@@ -225,6 +231,11 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
 def bounds_of(function: Callable[..., Any]) -> Mapping[str, Bound | Word]:
   """The bounds of a decorated builder, by knob; none of another function."""
   return getattr(function, 'knob_bounds', {})
+
+
+def profiles_of(function: Callable[..., Any]) -> Profiles:
+  """What the profiles of a decorated builder stand for, by profile."""
+  return getattr(function, 'knob_profiles', {})
 
 
 def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
