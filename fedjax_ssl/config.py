@@ -161,8 +161,13 @@ _ALL = (
            'Share of the training examples that the server holds out.',
            least=0.0, most=0.9),
     Option('alpha', float, 0.5,
-           'Concentration of Dirichlet partitions: towards 0 one class a '
-           'client, towards infinity equal mixes.', above=0.0),
+           'Concentration of Dirichlet partitions. Where each class is cut up '
+           'over the clients, as in most settings, it is that of each client, '
+           'and 1 makes all cuts equally likely; with --dirichlet=clients a '
+           "client's total over the C classes, alpha / C each; with "
+           '--dirichlet=shares that of each class. Towards 0 a class goes to '
+           'one client and some clients may get no rows; towards infinity all '
+           "have the data's mix.", above=0.0),
     Option('labeled_fraction', float, None,
            "Labeled share of the examples, or of each client's, instead of "
            'labels_per_class.', least=0.0, most=1.0),

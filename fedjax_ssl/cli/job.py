@@ -25,7 +25,7 @@ from fedjax_ssl.cli import (
   start_line,
   stopping,
 )
-from fedjax_ssl.core import choices, registry, rounds
+from fedjax_ssl.core import choices, registry, rounds, sampling
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.report import command, summary
@@ -60,6 +60,7 @@ class Job(NamedTuple):
   mesh: jax.sharding.Mesh | None
   num_parameters: int  # Of the model.
   works: list[rounds.Work]  # Of the passes of a round: a client's steps.
+  cohorts: list[tuple[int, int]]  # Of them: groups, and clients of each.
   origin: Mapping[str, Any]  # What started the run.
 
 
@@ -100,11 +101,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh()
   try:
     task = task_lib.make_task(spec, mesh)
-    with errors.of_method(method), rounds.noting_work() as works:
+    with (errors.of_method(method), rounds.noting_work() as works,
+          rounds.noting_samplers() as samplers):
       made = methods.make(method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
       seeds_lib.totals_shape(made, federations[0], state)
+      cohorts = [_cohort(one, federations[0], state) for one in samplers]
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
@@ -122,7 +125,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'federation': data.describe(federations[0])}
   return Job(name, folder, config, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             _num_parameters(task), works, origin)
+             _num_parameters(task), works, cohorts, origin)
 
 
 def _choices(spec: task_lib.TaskSpec) -> dict[str, dict[str, Any]]:
@@ -135,6 +138,15 @@ def _choices(spec: task_lib.TaskSpec) -> dict[str, dict[str, Any]]:
 def _num_parameters(task: Task) -> int:
   shapes = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def _cohort(sampler: sampling.Sampler, federation: Any, state: Any
+            ) -> tuple[int, int]:
+  """How many groups a round draws, and of how many clients."""
+  def ids(state, federation, key):
+    return sampler(state, federation.at(0), key).ids
+  groups, size = jax.eval_shape(ids, state, federation, jax.random.key(0)).shape
+  return groups, size
 
 
 def _data_hash(dataset: data.Dataset) -> str:
@@ -341,8 +353,12 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
           metrics.MetricsWriter(place.path, done, seals=seals,
                                 tensorboard=FLAGS.tensorboard))))
       _train(job, steps, files, saved)
-  elif seals:
-    processes.once(lambda: metrics.settle(place.path, done, seals))
+  else:
+    if processes.is_first():
+      print(f'{job.name} was finished at round {done}; nothing was run.',
+            file=sys.stderr)
+    if seals:
+      processes.once(lambda: metrics.settle(place.path, done, seals))
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '

@@ -1,4 +1,4 @@
-"""What a text stands for: every knob, and how to say it under other defaults."""
+"""What a text stands for, and how to say it under other defaults."""
 from __future__ import annotations
 
 import inspect
@@ -57,4 +57,5 @@ def test_what_no_knob_says_is_refused(text, was):
 
 def test_a_view_within_a_view_is_resolved_too():
   was = {'weak': 'flip_crop', 'weak.pad': 3}
-  assert task.renewed('strong', 'ra_mc', was) == "ra_mc(weak='flip_crop(pad=3)')"
+  assert task.renewed('strong', 'ra_mc', was) == (
+      "ra_mc(weak='flip_crop(pad=3)')")

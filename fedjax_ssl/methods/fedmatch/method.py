@@ -23,7 +23,6 @@ from fedjax_ssl.methods.fedmatch.settings import (
 )
 from fedjax_ssl.methods.parts import assemble
 
-
 # Which of the two a knob that is None takes depends on where the labels are.
 _PROFILES = {name: {'clients': PROFILES[name], 'server': AT_SERVER[name]}
              for name in PROFILES}
