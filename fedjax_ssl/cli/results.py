@@ -4,8 +4,9 @@ fedjax-ssl results runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
 A folder of runs, such as a sweep's, stands for all of them; files beside them,
-such as their logs, are passed over. Prints the table; with --out writes <out>.json and <out>.md, with --epsilon a
-plot besides. Every number comes from the runs' own files.
+such as their logs, are passed over. Prints the table; with --out writes
+<out>.json and <out>.md, with --epsilon a plot besides. Every number comes from
+the runs' own files.
 """
 from __future__ import annotations
 
