@@ -7,9 +7,13 @@ checkpoint, data set and plotting libraries.
 from __future__ import annotations
 
 import importlib
-from typing import Any, TYPE_CHECKING
 
+# As type checkers know it. Loading `typing` takes a while, in which a program
+# would not listen to signals yet.
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # The same names, for editors and type checkers.
+  from typing import Any
+
   from fedjax_ssl import (
     aggregation,
     cli,
