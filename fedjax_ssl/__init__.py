@@ -12,8 +12,6 @@ import importlib
 # would not listen to signals yet.
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # The same names, for editors and type checkers.
-  from typing import Any
-
   from fedjax_ssl import (
     aggregation,
     cli,
@@ -83,7 +81,7 @@ __all__ = [
     'task', 'train', 'training']
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
   """Imports the module behind a public name, once."""
   if name in _MODULES:
     return importlib.import_module(f'{__name__}.{name}')
