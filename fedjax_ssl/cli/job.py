@@ -24,8 +24,9 @@ from fedjax_ssl.cli import (
   printing,
   start_line,
   stopping,
+  words,
 )
-from fedjax_ssl.core import choices, registry, rounds, sampling
+from fedjax_ssl.core import registry, rounds, sampling
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.report import command, summary
@@ -120,19 +121,12 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'data_hash': _data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
-      'choices': _choices(spec),
+      'choices': words.of(spec, FLAGS.profile),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   return Job(name, folder, config, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
              _num_parameters(task), works, cohorts, origin)
-
-
-def _choices(spec: task_lib.TaskSpec) -> dict[str, dict[str, Any]]:
-  """What the flags that hold texts stand for, and which they were."""
-  found = task_lib.resolved(spec)
-  found['method']['profile'] = FLAGS.profile
-  return found
 
 
 def _num_parameters(task: Task) -> int:
@@ -221,77 +215,10 @@ def schedule_rounds() -> int:
   return stored or FLAGS.num_rounds
 
 
-def begun(job: Job) -> Job:
-  """The job in the words with which its folder's run began.
-
-  A text may be another than the run's first one, if it stands for the same.
-
-  Raises:
-    ValueError: if a text is the run's, but stands for something else today.
-  """
-  stored = processes.once(lambda: _stored(job.folder))
-  known = stored.get('facts', {}).get('choices')
-  if not known:
-    return job
-  try:
-    return job._replace(facts=_begun_facts(job, stored['flags'], known))
-  except (AttributeError, KeyError, TypeError) as error:
-    raise ValueError(f'{job.folder / workdir_lib.CONFIG} is damaged: its '
-                     f'choices are none ({error!r}).') from error
-
-
-def _begun_facts(job: Job, stored: Mapping[str, Any],
-                 known: Mapping[str, Any]) -> dict[str, Any]:
-  """The facts of a job, with the texts that are known of its first start."""
-  facts = {**job.facts, 'choices': dict(job.facts['choices'])}
-  for field, now in job.facts['choices'].items():
-    was = known.get(field, now)
-    if not choices.changed(was['knobs'], now['knobs']):
-      facts['choices'][field] = was
-    elif now['text'] in (was['text'], stored.get(field)):
-      raise ValueError(_other_default(job.folder, field, now, was))
-  task = facts['task']
-  texts = {field: chosen['text'] for field, chosen in facts['choices'].items()}
-  facts['task'] = {**task, 'spec': {**task['spec'], **texts}}
-  return facts
-
-
-def _stored(folder: pathlib.Path) -> dict[str, Any]:
-  """The configuration of a folder; {} if it holds no run yet."""
-  if not (folder / workdir_lib.CONFIG).exists():
-    return {}
-  return workdir_lib.read_config(folder)
-
-
-def _other_default(folder: pathlib.Path, field: str, now: Mapping[str, Any],
-                   was: Mapping[str, Any]) -> str:
-  """One line: what a text stood for, stands for, and how to go on."""
-  differs = choices.changed(was['knobs'], now['knobs'])
-  text = task_lib.renewed(field, now['text'], was['knobs'])
-  return (f'{folder} began when --{field}={now["text"]} stood for '
-          f'{choices.listed(differs, 0)}; today it stands for '
-          f'{choices.listed(differs, 1)}. Go on with --{field}="{text}".')
-
-
-def _texts(facts: Mapping[str, Any]) -> dict[str, Any]:
-  """The flags that hold texts, as they were at the first start."""
-  chosen = facts['choices']
-  return {**{field: chosen[field]['text'] for field in chosen},
-          'profile': chosen['method']['profile']}
-
-
-def _may_differ(job: Job) -> tuple[str, ...]:
-  """Flags that need not be as in the folder."""
-  known = _stored(job.folder).get('facts', {}).get('choices', {})
-  same = [field for field, chosen in job.facts['choices'].items()
-          if known.get(field) == chosen]
-  return (*flags.FREE, *same, *(['profile'] if 'method' in same else []))
-
-
 def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
   workdir_lib.check_workdir(
-      job.folder, job.config, allow=_may_differ(job), facts=job.facts)
+      job.folder, job.config, allow=words.may_differ(job), facts=job.facts)
   for seed, partition in zip(job.seeds, job.partitions, strict=True):
     file = _partition_file(job.folder, seed)
     if file.exists() and data.partition_hash(partition) != data.partition_hash(
@@ -311,7 +238,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   if (job.folder / workdir_lib.CONFIG).exists():
     _check_folder(job)
   place = workdir_lib.open_workdir(
-      job.folder, job.config, allow=_may_differ(job), facts=job.facts,
+      job.folder, job.config, allow=words.may_differ(job), facts=job.facts,
       origin=job.origin)
   def describe() -> None:
     command.write(place.path)
@@ -371,7 +298,7 @@ def _steps(job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of a job, which know whose they are."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, {**job.config, **_texts(job.facts)}, flags.FREE))
+          job.facts, {**job.config, **words.first(job.facts)}, flags.FREE))
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:

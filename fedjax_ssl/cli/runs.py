@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import data
-from fedjax_ssl.cli import flags, printing
+from fedjax_ssl.cli import flags, printing, words
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.training import processes
@@ -41,7 +41,7 @@ def train(setting: Setting, origin: Mapping[str, Any]) -> None:
   horizon = processes.once(job_lib.schedule_rounds)
   jobs = processes.together(lambda: _build(
       setting, origin, wanted, horizon))
-  jobs = [job_lib.begun(job) for job in jobs]
+  jobs = [words.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
         {k: v for k, v in job.config.items() if k not in flags.OWN}, 'flags')
