@@ -74,8 +74,14 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
   if options.num_clients * least > rows:
     raise ValueError(f'--num_clients={options.num_clients} is too many for '
                      f'{rows} rows to deal, at least {least} each.')
-  return partition(rng, labels, options.num_clients, where=where,
-                   alpha=options.alpha, min_size=least)
+  try:
+    return partition(rng, labels, options.num_clients, where=where,
+                     alpha=options.alpha, min_size=least)
+  except ValueError as error:
+    raise ValueError(
+        f'--alpha={options.alpha:g}: no draw gave each of the '
+        f'--num_clients={options.num_clients} {least} of {rows} rows; raise '
+        '--alpha or lower --num_clients.') from error
 
 
 def in_tasks(deal: Deal, num_tasks: int) -> Deal:
@@ -158,8 +164,7 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
           f'--{name}={getattr(options, name)}, but here '
           f'--num_labeled_clients={holders} says which rows are labeled; leave '
           'it out.')
-  owner = data.dirichlet_capped(
-      rng, labels, options.num_clients, alpha=options.alpha, where=pool)
+  owner = _dealt('dirichlet_capped', rng, labels, pool, 10, options)
   if holders > 0:
     return data.label_clients(owner, holders)
   if options.labeled_fraction is None:
