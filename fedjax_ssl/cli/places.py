@@ -25,4 +25,4 @@ def runs_in(words: Sequence[str]) -> list[str]:
       found.append(word)
     else:
       found += [str(file.parent) for file in sorted(path.glob('*/config.json'))]
-  return found or list(words)
+  return [*dict.fromkeys(found or words)]

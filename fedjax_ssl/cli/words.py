@@ -13,6 +13,7 @@ from typing import Any
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.cli import flags
 from fedjax_ssl.core import choices
+from fedjax_ssl.core.registry import parse
 from fedjax_ssl.training import processes
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -55,6 +56,8 @@ def _begun_facts(job: Any, stored: Mapping[str, Any],
   facts = {**job.facts, 'choices': dict(job.facts['choices'])}
   for field, now in job.facts['choices'].items():
     was = known.get(field, now)
+    if parse(now['text'])[0] != parse(was['text'])[0]:
+      continue  # Refused as any other flag that differs.
     if not choices.changed(was['knobs'], now['knobs']):
       facts['choices'][field] = was
     elif now['text'] in (was['text'], stored.get(field)):

@@ -60,11 +60,26 @@ def test_another_default_is_refused_with_the_knob_to_write(folder, tmp_path):
   assert fedjax_ssl.load(folder).round == 4
 
 
-def test_another_text_is_refused_as_ever(folder):
+@pytest.mark.parametrize('method', [
+    'uda(threshold=0.1)', 'fixmatch', 'fedprox', 'flexmatch'])
+def test_another_text_is_refused_as_ever(folder, method):
   done = launcher.call(
-      'train', 'digits_dirdir', *ARGS, '--method=uda(threshold=0.1)',
+      'train', 'digits_dirdir', *ARGS, f'--method={method}',
       '--num_rounds=4', f'--workdir={folder}')
   assert done.returncode == 2 and 'holds a run with other flags' in done.stderr
+
+
+def test_a_method_with_the_knobs_of_another_is_another(tmp_path):
+  """All of FedAvg's knobs are UDA's too, with the same defaults."""
+  place = tmp_path / 'run'
+  small = [word for word in ARGS if not word.startswith('--method')]
+  launcher.run(place, *small, '--method=fedavg', '--num_rounds=1')
+  for words in (['train', 'digits_dirdir', *small, f'--workdir={place}',
+                 '--num_rounds=1', '--method=uda'],
+                ['evaluate', str(place), '--method=uda']):
+    done = launcher.call(*words)
+    assert done.returncode == 2
+    assert 'holds a run with other flags: method fedavg -> uda' in done.stderr
 
 
 def test_a_folder_without_resolved_knobs_goes_on(tmp_path):
