@@ -176,8 +176,13 @@ class Config:
       0.05, 'Share of the training examples that the server holds out.',
       knobs.Bound(0, 0.9))
   alpha: float = _option(
-      0.5, 'Concentration of Dirichlet partitions: towards 0 one class a '
-      'client, towards infinity equal mixes.', knobs.RATE)
+      0.5, 'Concentration of Dirichlet partitions. Where each class is cut up '
+      'over the clients, as in most settings, it is that of each client, and 1 '
+      'makes all cuts equally likely; with --dirichlet=clients a '
+      "client's total over the C classes, alpha / C each; with "
+      '--dirichlet=shares that of each class. Towards 0 a class goes to one '
+      "client and some clients may get no rows; towards infinity all have the "
+      "data's mix.", knobs.RATE)
   labeled_fraction: float | None = _option(
       None, "Labeled share of the examples, or of each client's, instead of "
       'labels_per_class.', knobs.Bound(0, 1))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_ssl import config, methods, models
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, knobs, optimizers
+from fedjax_ssl.core import checks, choices, knobs, optimizers
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -77,6 +77,7 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
     'labeled_view': augment.WEAK, 'strong': augment.STRONG,
     'lr_schedule': optimizers.SCHEDULES}
+_NESTED = {'weak': augment.WEAK}  # A strong view's knob.
 
 
 def _check(spec: TaskSpec) -> None:
@@ -102,6 +103,27 @@ def notes(spec: TaskSpec) -> list[str]:
   return [line for name, registry in REGISTRIES.items()
           if (text := getattr(spec, name)) is not None
           for line in knobs.notes(text, registry)]
+
+
+def resolved(spec: TaskSpec) -> dict[str, dict[str, Any]]:
+  """What the texts of a spec stand for: by field, the text and all knobs."""
+  return {name: {'text': text, 'knobs': choices.resolved(
+      text, registry, _NESTED)} for name, registry in REGISTRIES.items()
+          if (text := getattr(spec, name)) is not None}
+
+
+def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
+  """A text that stands today for what `text` stood for in a stored run.
+
+  Args:
+    field: of `TaskSpec`.
+    text: its value.
+    was: the knobs that `resolved` found then.
+
+  Raises:
+    ValueError: if there is none today.
+  """
+  return choices.renewed(text, was, REGISTRIES[field], _NESTED)
 
 
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
@@ -292,6 +314,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     saved = facts['task']
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                               for k, v in saved['spec'].items()}
+    for field, chosen in facts.get('choices', {}).items():
+      values[field] = renewed(field, values[field], chosen['knobs'])
     spec = TaskSpec(**values)
     struct, run_seeds = _federation_struct(saved['federation']), saved['seeds']
   except (KeyError, TypeError, ValueError) as error:

@@ -72,8 +72,14 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
   if options.num_clients * least > rows:
     raise config.FieldError('num_clients', options.num_clients, 'too many for '
                             f'{rows} rows to deal, at least {least} each.')
-  return partition(rng, labels, options.num_clients, where=where,
-                   alpha=options.alpha, min_size=least)
+  try:
+    return partition(rng, labels, options.num_clients, where=where,
+                     alpha=options.alpha, min_size=least)
+  except ValueError as error:
+    raise config.FieldError(
+        'alpha', options.alpha, 'no draw gave each of the '
+        f'{options.num_clients} clients {least} of {rows} rows; raise alpha or '
+        'lower num_clients.') from error
 
 
 def in_tasks(deal: Deal, num_tasks: int) -> Deal:
@@ -136,8 +142,7 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
   """
   from fedjax_ssl import data
   config.check_labels('clients', options)
-  owner = data.dirichlet_capped(
-      rng, labels, options.num_clients, alpha=options.alpha, where=pool)
+  owner = _dealt('dirichlet_capped', rng, labels, pool, 10, options)
   if options.num_labeled_clients > 0:
     return data.label_clients(owner, options.num_labeled_clients)
   return data.label_within(rng, labels, owner,

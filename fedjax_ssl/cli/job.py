@@ -17,9 +17,9 @@ import numpy as np
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
-from fedjax_ssl.cli import devices, printing, start_line, stopping
+from fedjax_ssl.cli import devices, printing, start_line, stopping, words
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import rounds
+from fedjax_ssl.core import rounds, sampling
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.report import command, summary
@@ -52,6 +52,7 @@ class Job(NamedTuple):
   mesh: jax.sharding.Mesh | None
   num_parameters: int  # Of the model.
   works: list[rounds.Work]  # Of the passes of a round: a client's steps.
+  cohorts: list[tuple[int, int]]  # Of them: groups, and clients of each.
   origin: Mapping[str, Any]  # What started the run.
 
   @property
@@ -89,11 +90,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with _of_method(options.method), rounds.noting_work() as works:
+    with (_of_method(options.method), rounds.noting_work() as works,
+          rounds.noting_samplers() as samplers):
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
       seeds_lib.totals_shape(made, federations[0], state)
+      cohorts = [_cohort(one, federations[0], state) for one in samplers]
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
@@ -103,11 +106,12 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'data_hash': _data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
+      'choices': words.of(spec, options.profile),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             _num_parameters(task), works, origin)
+             _num_parameters(task), works, cohorts, origin)
 
 
 @contextlib.contextmanager
@@ -124,6 +128,15 @@ def _of_method(text: str) -> Iterator[None]:
 def _num_parameters(task: Task) -> int:
   shapes = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def _cohort(sampler: sampling.Sampler, federation: Any, state: Any
+            ) -> tuple[int, int]:
+  """How many groups a round draws, and of how many clients."""
+  def ids(state, federation, key):
+    return sampler(state, federation.at(0), key).ids
+  groups, size = jax.eval_shape(ids, state, federation, jax.random.key(0)).shape
+  return groups, size
 
 
 def _data_hash(dataset: data.Dataset) -> str:
@@ -196,7 +209,7 @@ def schedule_rounds(options: Config) -> int:
 def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
   workdir_lib.check_workdir(
-      job.folder, job.config, allow=config.FREE, facts=job.facts)
+      job.folder, job.config, allow=words.may_differ(job), facts=job.facts)
   for seed, partition in zip(job.seeds, job.partitions, strict=True):
     file = _partition_file(job.folder, seed)
     if file.exists() and data.partition_hash(partition) != data.partition_hash(
@@ -216,7 +229,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   if (job.folder / workdir_lib.CONFIG).exists():
     _check_folder(job)
   place = workdir_lib.open_workdir(
-      job.folder, job.config, allow=config.FREE, facts=job.facts,
+      job.folder, job.config, allow=words.may_differ(job), facts=job.facts,
       origin=job.origin)
   def describe() -> None:
     command.write(place.path)
@@ -259,8 +272,12 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
           metrics.MetricsWriter(place.path, done, seals=seals,
                                 tensorboard=job.options.tensorboard))))
       _train(job, steps, files, saved)
-  elif seals:
-    processes.once(lambda: metrics.settle(place.path, done, seals))
+  else:
+    if processes.is_first():
+      print(f'{job.name} was finished at round {done}; nothing was run.',
+            file=sys.stderr)
+    if seals:
+      processes.once(lambda: metrics.settle(place.path, done, seals))
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
@@ -273,7 +290,7 @@ def _steps(job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of a job, which know whose they are."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, job.config, config.FREE))
+          job.facts, {**job.config, **words.first(job.facts)}, config.FREE))
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl import config, data
 from fedjax_ssl.cli import job as job_lib
-from fedjax_ssl.cli import printing
+from fedjax_ssl.cli import printing, words
 from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.config import Config
 from fedjax_ssl.training import processes
@@ -43,6 +43,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any]) -> None:
   options = dataclasses.replace(options, schedule_rounds=horizon)
   wanted = processes.once(lambda: _wanted(options, workdir))
   jobs = processes.together(lambda: _build(setting, options, wanted, origin))
+  jobs = [words.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
         {k: v for k, v in job.config.items() if k not in config.OWN}, 'flags')

@@ -31,7 +31,7 @@ def text(job: Any, done: int) -> str:
   place = ' (at the server)' if job.options.labels_at == 'server' else ''
   devices = 1 if job.mesh is None else job.mesh.size
   parts = [
-      f'{_count(total, "client")}, {job.options.cohort_size} a round',
+      f'{_count(total, "client")}, {_cohorts(job)} a round',
       f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
       _count(dealt[0]['num_classes'], 'class', 'classes'),
       _count(job.num_parameters, 'parameter'), _count(devices, 'device'),
@@ -41,6 +41,13 @@ def text(job: Any, done: int) -> str:
   parts += [said for note in NOTES if (said := note(job))]
   begins = f'continues at round {done}' if done else 'starts'
   return f'{job.name} {begins}: {"; ".join(parts)}.'
+
+
+def _cohorts(job: Any) -> str:
+  """Who takes part: `5`, or `3 groups of 5`; of each pass that differs."""
+  return ' + '.join(dict.fromkeys(
+      f'{size:,}' if groups == 1 else f'{groups:,} groups of {size:,}'
+      for groups, size in job.cohorts)) or 'none'
 
 
 def _steps(job: Any) -> str:

@@ -68,7 +68,7 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],
-            flags_parser=lambda argv: _report_errors(FLAGS, argv))
+            flags_parser=_read_flags)
 
 
 def options(setting: str = '', script: str = '') -> config.Config:
@@ -116,6 +116,16 @@ def _stored(workdir: str, setting: str, script: str) -> dict[str, Any]:
 
 def _is_ours(setting: Setting) -> bool:
   return settings.SETTINGS.get(setting.name) is setting
+
+
+def _read_flags(argv: Sequence[str]) -> Any:
+  """Reads the flags; ends the process if they are wrong or ask for help."""
+  try:
+    return _report_errors(FLAGS, argv)
+  except SystemExit as ended:
+    if ended.code == 1:  # So absl ends where it has printed the help.
+      sys.exit(0)
+    raise
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:

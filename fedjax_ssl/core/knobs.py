@@ -20,6 +20,8 @@ from fedjax_ssl.core.registry import parse, with_new_names
 
 P = ParamSpec('P')
 T = TypeVar('T')
+# By profile, knobs and what else it fixes.
+Profiles = Mapping[str, Mapping[str, Any]]
 
 
 class Case(NamedTuple):
@@ -200,10 +202,13 @@ BOUNDS: dict[str, Bound] = {
 }
 
 
-def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def checked(profiles: Profiles | None = None, /, **own: Bound | Word
+            ) -> Callable[[Callable[P, T]], Callable[P, T]]:
   """Decorates a builder: numbers out of bounds are refused with a ValueError.
 
   Args:
+    profiles: by the value of its knob `profile`, what that stands for; a knob
+      that is None takes the value of that name.
     **own: bounds of the builder's keyword-only parameters that differ from
       `BOUNDS`.
 
@@ -225,6 +230,7 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
       return function(*args, **kwargs)
 
     build.knob_bounds = bounds  # type: ignore[attr-defined]
+    build.knob_profiles = profiles or {}  # type: ignore[attr-defined]
     return build
   return wrap
 
@@ -232,6 +238,11 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
 def bounds_of(function: Callable[..., Any]) -> Mapping[str, Bound | Word]:
   """The bounds of a decorated builder, by knob; none of another function."""
   return getattr(function, 'knob_bounds', {})
+
+
+def profiles_of(function: Callable[..., Any]) -> Profiles:
+  """What the profiles of a decorated builder stand for, by profile."""
+  return getattr(function, 'knob_profiles', {})
 
 
 def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
@@ -248,7 +259,7 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   """
   name, given = parse(text)
   function = registry[name]
-  given = with_new_names(given, _knobs(function))
+  given = with_new_names(given, names(function))
   lines = []
   for knob, bound in bounds_of(function).items():
     if knob not in given or given[knob] is None:

@@ -35,6 +35,7 @@ Pass = Callable[..., tuple[State, Metrics]]
 Work = Callable[[Shard], jax.Array]
 
 _noted: list[list[Work]] = []  # Lists that `noting_work` fills now.
+_samplers: list[list[sampling.Sampler]] = []  # The same of `noting_samplers`.
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
@@ -50,6 +51,17 @@ def noting_work() -> Iterator[list[Work]]:
     yield works
   finally:
     _noted.remove(works)
+
+
+@contextlib.contextmanager
+def noting_samplers() -> Iterator[list[sampling.Sampler]]:
+  """Lists what draws the cohort of each `client_pass` that is built within."""
+  samplers: list[sampling.Sampler] = []
+  _samplers.append(samplers)
+  try:
+    yield samplers
+  finally:
+    _samplers.remove(samplers)
 
 
 def _default_work(shard: Shard) -> jax.Array:
@@ -305,12 +317,14 @@ def client_pass(
   Returns:
     The pass.
   """
+  sample = sample or sampling.uniform(task.cohort_size)
+  for samplers in _samplers:
+    samplers.append(sample)
   if work is not None:
     for works in _noted:
       works.append(work)
   parts = _ClientPass(
-      task, client_update, aggregate,
-      sample or sampling.uniform(task.cohort_size),
+      task, client_update, aggregate, sample,
       broadcast or _identity_broadcast, relay, work or _default_work)
   return functools.partial(_client_round, parts)
 

@@ -22,9 +22,9 @@ from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 # What the profiles fix; see `_Settings`.
 _PROFILES: dict[str, dict[str, Any]] = {
     'fedssl': {'all_views': False, 'across': False, 'dominant': False,
-               'squared': False, 'weight': 1.0, 'ramp': 0.0},
+               'squared': False, 'unlabeled_weight': 1.0, 'ramp': 0.0},
     'original': {'all_views': True, 'across': True, 'dominant': True,
-                 'squared': True, 'weight': 75.0, 'ramp': 1.0},
+                 'squared': True, 'unlabeled_weight': 75.0, 'ramp': 1.0},
 }
 
 
@@ -108,7 +108,7 @@ def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
   return batch._replace(inputs=embed(model, ready) if is_ids else ready)
 
 
-@knobs.checked()
+@knobs.checked(_PROFILES)
 def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              temperature: float = 0.5, alpha: float = 0.75,
              unlabeled_weight: float | None = None, ramp: float | None = None,
@@ -159,7 +159,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
   # Draws of a Beta below this are 0 / 0.
   checks.finite(1e-30 if alpha else 0, alpha=alpha)
-  weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
+  weight = (chosen['unlabeled_weight'] if unlabeled_weight is None
+            else unlabeled_weight)
   ramp = chosen['ramp'] if ramp is None else ramp
   if ramp:
     task.horizon(f'ramp={ramp}')

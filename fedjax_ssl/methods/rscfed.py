@@ -35,13 +35,15 @@ from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 # of labeled clients, the norm, the rate of unlabeled clients over that of
 # labeled ones, and what becomes of the teacher's normalization statistics.
 _PROFILES: dict[str, dict[str, Any]] = {
-    'official': {'labeled_beta': 100.0, 'beta': 1e4, 'multiplier': 6.0,
-                 'distance': 'sum_of_norms', 'rate': 0.7, 'stats': 'first'},
-    'official_isic': {'labeled_beta': 0.01, 'beta': 0.01, 'multiplier': 200.0,
-                      'distance': 'sum_of_norms', 'rate': 0.5,
-                      'stats': 'first'},
-    'paper': {'labeled_beta': 1e4, 'beta': 1e4, 'multiplier': 1.0,
-              'distance': 'global_norm', 'rate': 0.7, 'stats': 'student'},
+    'official': {
+        'labeled_beta': 100.0, 'beta': 1e4, 'labeled_multiplier': 6.0,
+        'distance': 'sum_of_norms', 'unlabeled_rate': 0.7, 'stats': 'first'},
+    'official_isic': {
+        'labeled_beta': 0.01, 'beta': 0.01, 'labeled_multiplier': 200.0,
+        'distance': 'sum_of_norms', 'unlabeled_rate': 0.5, 'stats': 'first'},
+    'paper': {
+        'labeled_beta': 1e4, 'beta': 1e4, 'labeled_multiplier': 1.0,
+        'distance': 'global_norm', 'unlabeled_rate': 0.7, 'stats': 'student'},
 }
 
 
@@ -110,7 +112,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
   return tree.scale(mean, groups / jnp.maximum(filled, 1))
 
 
-@knobs.checked()
+@knobs.checked(_PROFILES)
 def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            unlabeled_weight: float = 0.02, temperature: float = 0.5,
            decay: float = 0.999, max_norm: float = 5.0,
@@ -173,20 +175,23 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
   mean_teacher.check(task)
   chosen = checks.profile(
       _PROFILES, profile, beta=beta, labeled_beta=labeled_beta,
-      distance=distance, multiplier=labeled_multiplier, rate=unlabeled_rate)
+      distance=distance, labeled_multiplier=labeled_multiplier,
+      unlabeled_rate=unlabeled_rate)
   checks.check('distance', chosen['distance'], aggregation.DISTANCES)
+  counts = literal and task.model.norm == 'batch'
   unlabeled_loss = _unlabeled_loss(task, unlabeled_weight, temperature)
 
   def client_update(payload: assemble.Server, client: Client, key) -> Update:
     one = mean_teacher.step(task, mean_teacher.supervised(task), unlabeled_loss,
                             task.optimizer(client.round), decay=decay,
-                            max_norm=max_norm, unlabeled_rate=chosen['rate'],
+                            max_norm=max_norm,
+                            unlabeled_rate=chosen['unlabeled_rate'],
                             teacher_stats=chosen['stats'])
     model, memory, metrics = mean_teacher.train(task, one, payload.model,
                                                 client, key)
     rows = client_weights.client_weight(client.shard, 'both',
                                         weighting='examples')
-    if literal:
+    if counts:
       metrics['counted_steps'] = jnp.float32(
           batching.num_steps(task, client.shard, 'both'))
     return Update(tree.subtract(model, payload.model), rows, memory, metrics)
@@ -237,7 +242,7 @@ def _aggregate(task: Task, chosen: Mapping[str, Any], warm: int, literal: bool,
   first = None
   if literal:
     there = (cohort.ids == 0) & (updates.weight > 0)
-    first = jnp.where(there.any(1), chosen['multiplier'], 1.0)
+    first = jnp.where(there.any(1), chosen['labeled_multiplier'], 1.0)
     if task.model.norm == 'batch':  # A mean and a variance each.
       layers = len(jax.tree.leaves(server.model.stats)) // 2
       counters = [updates.metrics['counted_steps']] * layers
@@ -246,6 +251,6 @@ def _aggregate(task: Task, chosen: Mapping[str, Any], warm: int, literal: bool,
       updates.metrics['labeled_share'] > 0,
       beta=jnp.where(warming, 0.0, chosen['beta']),
       labeled_beta=jnp.where(warming, 0.0, chosen['labeled_beta']),
-      labeled_multiplier=chosen['multiplier'], distance=chosen['distance'],
-      first_multiplier=first)
+      labeled_multiplier=chosen['labeled_multiplier'],
+      distance=chosen['distance'], first_multiplier=first)
   return server._replace(model=assemble.moved(server.model, mean)), {}

@@ -29,7 +29,8 @@ _PROFILES: dict[str, dict[str, Any]] = {
 }
 
 # Below this temperature a sharpened target can be 0 / 0.
-@knobs.checked(threshold=knobs.STRICT, temperature=knobs.Bound(1e-30))
+@knobs.checked(_PROFILES, threshold=knobs.STRICT,
+               temperature=knobs.Bound(1e-30))
 def uda(task: Task, *, profile: str = 'official',
         unlabeled_weight: float = 1.0, tsa: str | None = None,
         threshold: float | None = None, temperature: float | None = None,

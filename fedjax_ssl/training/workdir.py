@@ -238,8 +238,18 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
              if k not in allow or not _may_become(k, *v)}
   if refused:
     raise WorkdirError(f'{folder} holds a run with other flags: '
-                       f'{changes_lib.listed(refused)}.')
+                       f'{changes_lib.listed(refused)}.'
+                       + _way_on(refused))
   return changes
+
+
+def _way_on(refused: changes_lib.Changes) -> str:
+  """What to do where the number of rounds alone is in the way."""
+  if list(refused) != ['num_rounds']:
+    return ''
+  old, _ = refused['num_rounds']
+  return (f' A run can only get longer: give --num_rounds={old} or more, or '
+          'another --workdir.')
 
 
 def _merged(folder: pathlib.Path, known: Mapping[str, Any],

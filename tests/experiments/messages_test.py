@@ -54,6 +54,8 @@ LINES = {
                     ['--lr_schedule=cosine(final=2): final', '[0, 1]']),
     'labels_many': (['--labels_per_class=500'],
                     ['500 labels a class', '132 examples']),
+    'alpha': (['--alpha=0.001'],
+              ['--alpha=0.001: no draw', '--num_clients=20', 'raise --alpha']),
     'private': (["--method=fedssl(dp_scope='all')"],
                 ['--num_labeled_clients=-1: dp_scope', 'give 1 to 19']),
 }

@@ -72,7 +72,9 @@ def test_an_older_folder_gains_what_it_lacks(finished, tmp_path):
   del stored['origin']
   (folder / 'config.json').write_text(json.dumps(stored))
   (folder / 'run.flags').unlink()
-  launcher.run(folder, *ARGS)
+  # Also of a run that is finished: it says that there was nothing to do.
+  assert 'fedavg was finished at round 2; nothing was run.' in launcher.run(
+      folder, *ARGS)
   assert (folder / 'run.flags').exists()
   assert json.loads((folder / 'config.json').read_text())['origin'][
       'setting'] == 'digits_dirdir'

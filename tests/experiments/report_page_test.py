@@ -16,7 +16,8 @@ import pytest
 from fedjax_ssl.cli import report
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import page as page_lib
-from fedjax_ssl.report import stored_runs, tables
+from fedjax_ssl.report import stored_runs, summary, tables
+from fedjax_ssl.report import study as study_lib
 from tests.experiments import fake
 
 CHROMIUM = next(filter(None, map(shutil.which, (
@@ -64,9 +65,9 @@ def test_seeds_of_one_cell_are_one_line(runs):
   assert [stored_runs.seeds_of(run) for run in runs] == [[0, 1], [0, 1]]
   assert all(len(run.seeds) == 2 and run.rounds == 20 for run in runs)
   _, _, line, _ = cells(tables.markdown(tables.main_table(runs)))
-  # Finals .6 and .7; rounds 15 and 20 of each; the best validation is final.
+  # Finals .6 and .7, and all four rows of each; the best validation is final.
   assert line == ['fedavg', 'fedavg', '2', '20', '65.00 ± 7.07',
-                  '62.50 ± 7.07', '65.00 ± 7.07', '70.25', '0.02 ± 0.00', '0.2']
+                  '57.50 ± 7.07', '65.00 ± 7.07', '70.25', '0.02 ± 0.00', '0.2']
 
 
 def test_order_of_folders_changes_no_number(tmp_path):
@@ -268,3 +269,20 @@ onload = event => {{
     assert seen['title'] == 'A title' and seen['scroll'] <= width
     assert seen['drawings'] >= 7 and seen['rows'] == 4
     assert seen['small'] == seen['outside'] == 0, width
+
+
+def test_every_table_means_over_the_same_rows(tmp_path):
+  rows = [fake.row(r, r / 100) for r in range(10, 100, 10)]
+  folder = fake.write(tmp_path / 'run', rows)
+  tail = f'mean of last {summary.TAIL}'
+  grid = tables.main_table([stored_runs.read(folder)])
+  place = [name.startswith(tail) for name in grid.columns].index(True)
+  value = grid.rows[0][place]
+  assert isinstance(value, tables.Value)
+  want = sum(r['accuracy'] for r in rows[-summary.TAIL:]) / summary.TAIL
+  assert value.mean == pytest.approx(100 * want)
+  study_row = study_lib.read(folder)
+  assert study_row['tail'] == [pytest.approx(want)]
+  for text in (study_lib.markdown([study_row], ''),
+               summary.table({'run': stored_runs.read(folder).seeds})):
+    assert tail in text and f'{100 * want:.2f}' in text

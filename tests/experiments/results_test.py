@@ -3,7 +3,11 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 
+import pytest
+
+from fedjax_ssl.report import study
 from tests.experiments import launcher
 
 _call = functools.partial(launcher.call, 'results')
@@ -120,3 +124,36 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
   done = _call(str(tmp_path), f'--out={tmp_path}/table')
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
   assert not (tmp_path / 'table.md').exists()
+
+
+def test_a_folder_of_runs_stands_for_them(tmp_path):
+  sweep = tmp_path / 'sweep'
+  sweep.mkdir()
+  runs = [_run_of(sweep / name, 'uda', (.5, .6)) for name in 'ab']
+  (sweep / 'a.log').write_text('what a run printed')
+  (sweep / '.sweep').mkdir()
+  one, other, each = (_call(*words).stdout for words in (
+      [str(sweep)], [*runs, str(sweep / 'a.log')], runs))
+  assert one == other == each and '| a |' in one and '| b |' in one
+  done = _call(str(tmp_path / 'nowhere'))
+  assert done.returncode == 2 and 'holds no run' in done.stderr
+
+
+def test_an_epsilon_plot_is_whole_or_the_old_one(tmp_path, monkeypatch):
+  folder = _run_of(tmp_path / 'a', 'fedssl', (.5, .6))
+  rows = [{'round': 5, 'seed': s, 'accuracy': .5, 'epsilon': 2.0}
+          for s in (0, 1)]
+  (tmp_path / 'a' / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(r) + '\n' for r in rows))
+  plot = tmp_path / 'table_epsilon.png'
+  plot.write_bytes(b'old')
+  def fail(*paths):
+    raise OSError(28, 'no space')
+  with monkeypatch.context() as patch:
+    patch.setattr(os, 'replace', fail)
+    with pytest.raises(OSError, match='no space'):
+      study.draw_epsilon(tmp_path / 'table', [folder])
+  assert plot.read_bytes() == b'old'
+  assert not list(tmp_path.glob('*.partial'))
+  study.draw_epsilon(tmp_path / 'table', [folder])
+  assert plot.read_bytes().startswith(b'\x89PNG')

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
-from fedjax_ssl import methods
-from fedjax_ssl.cli import start_line
+from fedjax_ssl import methods, task
+from fedjax_ssl.cli import job, start_line
 from fedjax_ssl.core import rounds
 from fedjax_ssl.training import workdir
 from tests import toy
@@ -89,3 +89,16 @@ def test_what_a_knob_switches_off_is_said():
     notes = [note(types.SimpleNamespace(spec=spec))
              for note in start_line.NOTES[-1:]]
     assert notes == [f'{method}: {said}' if said else '']
+
+
+@pytest.mark.parametrize('text, cohort, said', [
+    ('fedavg', (1, 3), '3'),
+    ('rscfed(groups=2)', (2, 3), '2 groups of 3')])
+def test_it_says_who_takes_part(text, cohort, said):
+  federation, _ = toy.federation()
+  with rounds.noting_samplers() as samplers:
+    made = methods.make(text, toy.task(cohort_size=3))
+  state = task.template(made, federation)
+  cohorts = [job._cohort(one, federation, state) for one in samplers]
+  assert cohorts == [cohort]
+  assert start_line._cohorts(types.SimpleNamespace(cohorts=cohorts)) == said

@@ -311,6 +311,14 @@ def test_a_sweep_becomes_managed_jobs(cloud, grid_file):
   assert [shlex.split(x) for x in printed.splitlines()] == said(cloud)
 
 
+@pytest.mark.parametrize('word', ['--help', '-h'])
+def test_help_of_a_sweep_is_no_error(cloud, word):
+  done = call(word, script=SKY)
+  assert 'launch/sky_sweep.sh [--dry_run] GRID JOBS BUCKET' in done.stdout
+  assert 'error' not in done.stdout + done.stderr and not done.stderr
+  assert not said(cloud)
+
+
 @pytest.mark.parametrize('words', [
     [], ['nowhere', '1', 'name'], ['pyproject.toml', '0', 'name'],
     ['pyproject.toml', '99999999999999999999', 'name'],

@@ -300,3 +300,14 @@ def test_bad_knobs_are_refused_in_one_line(text, message):
   with pytest.raises(ValueError, match=message) as error:
     methods.make(text, toy.task())
   assert '\n' not in str(error.value)
+
+
+def test_the_official_profile_of_fedirm_has_the_released_scale():
+  def moved(text):
+    _, run = updater(text, local_steps=2)
+    return run(UNLABELED_CLIENT).message
+  official = moved("fedirm(profile='official')")
+  chex.assert_trees_all_equal(official, moved('fedirm(scale=15.0)'))
+  chex.assert_trees_all_equal(moved('fedirm'), moved('fedirm(scale=0.1)'))
+  assert float(tree.global_norm(official)) > 2 * float(
+      tree.global_norm(moved('fedirm')))

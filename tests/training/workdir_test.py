@@ -70,7 +70,8 @@ def test_more_rounds_keep_the_horizon_of_the_first_start(tmp_path):
   stored = workdir.read_config(tmp_path)
   assert stored['restarts'] == [
       {'flags': {'num_rounds': 30, 'eval_every': 2}, 'environment': {}}]
-  with pytest.raises(workdir.WorkdirError, match='num_rounds 30 -> 10'):
+  with pytest.raises(workdir.WorkdirError, match='num_rounds 30 -> 10. A run '
+                     'can only get longer: give --num_rounds=30 or more'):
     start(tmp_path)
 
 

@@ -122,7 +122,11 @@ _OWN: dict[str, knobs.Bound | knobs.Word] = {
        for knob in ('detach', 'fine_input', 'keep_fine')}}
 
 
-@knobs.checked(**_OWN)
+# What a knob that is None stands for.
+_PROFILES = {'paper': {'threshold': 0.95}, 'official': {'threshold': 0.6}}
+
+
+@knobs.checked(_PROFILES, **_OWN)
 def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
             averaged: str = 'no', virtual_rate: float = 5e-4,
             threshold: float | None = None, detach: bool = False,
@@ -169,10 +173,10 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
     ValueError: for an unknown choice or a number out of range, choices that
       exclude each other, or labels at the server.
   """
-  checks.check('profile', profile, ('paper', 'official'))
+  checks.check('profile', profile, _PROFILES)
   official = profile == 'official'
   if threshold is None:
-    threshold = 0.6 if official else 0.95
+    threshold = _PROFILES[profile]['threshold']
   s = _Settings(
       official, regulators, averaged, virtual_rate, threshold, detach,
       fine_input, hidden, keep_fine, meta_labels.Schedule(

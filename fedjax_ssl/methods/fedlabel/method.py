@@ -134,7 +134,8 @@ def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
 
 
 @knobs.checked(
-    threshold=knobs.STRICT, warmup=knobs.Bound(0, 2**31 - 1, whole=True))
+    _PROFILES, threshold=knobs.STRICT,
+    warmup=knobs.Bound(0, 2**31 - 1, whole=True))
 def fedlabel(task: Task, *, profile: str = 'official',
              threshold: float | None = None, consistency: float | None = None,
              confidence: str = 'variance', labeler: str = 'both',

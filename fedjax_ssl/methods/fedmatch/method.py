@@ -15,11 +15,20 @@ from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.losses import agreement_vote, pseudo_label
 from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
-from fedjax_ssl.methods.fedmatch.settings import Settings, settle
+from fedjax_ssl.methods.fedmatch.settings import (
+  AT_SERVER,
+  PROFILES,
+  Settings,
+  settle,
+)
 from fedjax_ssl.methods.parts import assemble
 
+# Which of the two a knob that is None takes depends on where the labels are.
+_PROFILES = {name: {'clients': PROFILES[name], 'server': AT_SERVER[name]}
+             for name in PROFILES}
 
-@knobs.checked()
+
+@knobs.checked(_PROFILES)
 def fedmatch(
     task: Task, *, profile: str = 'v1', num_helpers: int = 2,
     helper_choice: str | None = None, helper_interval: int | None = None,

@@ -129,7 +129,7 @@ def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
           (total.max(-1) >= threshold).astype(jnp.float32))
 
 
-@knobs.checked(scale=knobs.Bound(0, 6, cases=(
+@knobs.checked(_PROFILES, scale=knobs.Bound(0, 6, cases=(
     knobs.at(0, 'every unlabeled row gets a label'),)))
 def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
               num_shared: int = 1, scale: float = 2.8,
