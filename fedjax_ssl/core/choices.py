@@ -44,7 +44,7 @@ def resolved(text: str, registry: Registry,
   values = {knob: given.get(knob, p.default) for knob, p in parameters.items()}
   values = {k: _plain(v, parameters[k].annotation) for k, v in values.items()}
   for knob, value in knobs.profiles_of(function).get(
-      values.get('profile'), {}).items():
+      str(values.get('profile')), {}).items():
     if knob not in values:
       values[f'profile.{knob}'] = _plain(value)
     elif values[knob] is None:
