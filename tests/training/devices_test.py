@@ -17,7 +17,7 @@ _VMAP = {'client_map': 'vmap', 'chunk_size': 2}
 # The rows of the six clients' memories divide over 2 devices and not over 4,
 # cohorts of 3 over neither.
 RUNS: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {
-    'fedavg_layers_map': ('fedavg', 'layers', {}, 'clients', (1, 2, 4)),
+    'fedavg_layers_map': ('fedavg', 'layers', {}, 'clients', (1, 4)),
     'fedprox_linear_vmap': (
         'fedprox(mu=0.5, keep_local=True)', 'linear',
         {**_VMAP, 'cohort_size': 3}, 'clients', (1, 2, 4)),
