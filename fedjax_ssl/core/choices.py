@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from fedjax_ssl.core import knobs
-from fedjax_ssl.core.registry import parse
+from fedjax_ssl.core.registry import parse, with_new_names
 
 Registry = Mapping[str, Callable[..., Any]]
 GONE = 'no knob any more'
@@ -41,6 +41,7 @@ def resolved(text: str, registry: Registry,
   parameters = {
       p.name: p for p in inspect.signature(function).parameters.values()
       if p.kind is p.KEYWORD_ONLY and p.name not in _FILLED}
+  given = with_new_names(given, parameters)
   values = {knob: given.get(knob, p.default) for knob, p in parameters.items()}
   values = {k: _plain(v, parameters[k].annotation) for k, v in values.items()}
   for knob, value in knobs.profiles_of(function).get(

@@ -79,8 +79,8 @@ def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
   if title:
     chart.suptitle(title, fontsize='medium', parse_math=False)
   summary.as_they_are(chart)
-  place = pathlib.Path(path)
-  place.parent.mkdir(parents=True, exist_ok=True)
+  file = pathlib.Path(path)
+  file.parent.mkdir(parents=True, exist_ok=True)
   drawn = io.BytesIO()
-  chart.savefig(drawn, dpi=150, format=place.suffix[1:] or 'png')
-  disk.replace(place, drawn.getvalue())  # An older one stays until then.
+  chart.savefig(drawn, dpi=150, format=file.suffix[1:] or 'png')
+  disk.replace(file, drawn.getvalue())  # An older one stays until then.
