@@ -19,6 +19,7 @@ _COMMANDS = {
     'evaluate': ('evaluate', "evaluates a run's newest checkpoint"),
     'repeat': ('repeat', 'runs again what a run or its config.json says'),
     'sweep': ('sweep', 'runs a grid of settings, flags and seeds'),
+    'bench': ('bench', 'compares methods on one bed, each tuned alike'),
     'report': ('report', 'makes one page of tables and charts from runs'),
     'results': ('results', 'makes one table of runs, to be stored'),
     'tables': ('tables', "lists, prints, writes and runs the papers' tables"),
