@@ -7,8 +7,12 @@ count) are averaged and rounded to the nearest integer, exact up to 2**24. Empty
 subtrees and leaves without elements pass through.
 
 Weights are not negative. If all are zero the mean is zero, so average updates
-rather than models: a round that nobody joins then changes nothing. A row of
+rather than models: a round without participants then changes nothing. A row of
 weight zero may hold NaN or infinity.
+
+Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some
+clients, give the means `axis_name`, the mesh axis over which the clients are
+spread: the devices then exchange sums, and each gets the mean over all clients.
 """
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ Tree = TypeVar('Tree')
 Function = TypeVar('Function', bound=Callable[..., Any])
 Array = jax.Array | np.ndarray
 Scalar = Array | float
+Axis = str | tuple[str, ...] | None  # Of a mesh; None is one device.
 
 DISTANCES = ('sum_of_norms', 'global_norm')
 
@@ -61,21 +66,31 @@ def _narrow(value: Any, dtype: Any) -> jax.Array:
   return narrow
 
 
-def _shares(weights: jax.Array) -> jax.Array:
-  """Weights over their sum; zeros if all are zero."""
+def _over(collective: Callable[..., Any], x: jax.Array, axis_name: Axis
+          ) -> jax.Array:
+  """`collective` of all devices' numbers, if there is an axis of them."""
+  return x if axis_name is None else collective(x, axis_name)
+
+
+def _shares(weights: jax.Array, axis_name: Axis = None) -> jax.Array:
+  """Weights over the sum of all clients'; zeros if all are zero."""
   # Dividing by the largest first keeps the sum from overflowing.
   top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
+  top = _over(jax.lax.pmax, top, axis_name)
   scaled = weights / jnp.where(top > 0, top, 1)
-  total = jnp.sum(scaled)
+  total = _over(jax.lax.psum, jnp.sum(scaled), axis_name)
   return scaled / jnp.where(total > 0, total, 1)
 
 
-def _combine(stacked: Tree, shares: jax.Array) -> Tree:
+def _combine(stacked: Tree, shares: jax.Array, axis_name: Axis = None
+             ) -> Tree:
   def combine(leaf: jax.Array) -> jax.Array:
     share, value = _column(shares, leaf), _wide(leaf)
-    # Only broken entries are replaced: the derivative by a zero weight stays.
+    # Only broken entries are replaced, so that the derivative by a weight of 0
+    # is that of the row's finite entries.
     value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
-    return _narrow(jnp.sum(share * value, axis=0), leaf.dtype)
+    total = _over(jax.lax.psum, jnp.sum(share * value, axis=0), axis_name)
+    return _narrow(total, leaf.dtype)
 
   combined: Tree = jax.tree.map(combine, stacked)
   return combined
@@ -98,7 +113,8 @@ def _row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
 
 def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
                      beta: Scalar, distance: str,
-                     first: jax.Array | None = None) -> jax.Array:
+                     first: jax.Array | None = None, axis_name: Axis = None
+                     ) -> jax.Array:
   """float[K], the shares of `distance_reweighted_mean`.
 
   `first` is the multiplier in f_k where that is not `boost`.
@@ -109,21 +125,24 @@ def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
   boost = jnp.where(active, boost, 1)
   rows = jax.tree.map(
       lambda x: jnp.where(_column(active, x), _wide(x), 0), stacked)
-  mean_shares = _shares(jnp.where(active, count * first, 0))
+  mean_shares = _shares(jnp.where(active, count * first, 0), axis_name)
   gaps = jax.tree.map(
-      lambda x: x - jnp.sum(_column(mean_shares, x) * x, axis=0), rows)
+      lambda x: x - _over(jax.lax.psum, jnp.sum(
+          _column(mean_shares, x) * x, axis=0), axis_name), rows)
   largest = jnp.finfo(jnp.float32).max
-  # Per example. A norm that overflows still counts as far, and not as NaN.
+  # Distance per example. A norm that overflows counts as far, not as NaN.
   gap = jnp.minimum(_row_norms(gaps, count.shape[0], distance) / count, largest)
   nearest_only = jnp.isinf(beta)
   gap = jnp.where(nearest_only, jax.lax.stop_gradient(gap), gap)
   closest = jax.lax.stop_gradient(jnp.min(gap, where=active, initial=largest))
+  closest = _over(jax.lax.pmin, closest, axis_name)
   excess = jnp.where(active, gap - closest, 0)
   logits = (jnp.log(count) + (jnp.log(first) + jnp.log(boost))
             - jnp.where(nearest_only, largest, beta) * excess)
   top = jax.lax.stop_gradient(jnp.max(logits, where=active, initial=-jnp.inf))
+  top = _over(jax.lax.pmax, top, axis_name)
   scaled = jnp.exp(jnp.where(active, logits - top, 0))
-  return _shares(jnp.where(active, scaled, 0))
+  return _shares(jnp.where(active, scaled, 0), axis_name)
 
 
 def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
@@ -143,13 +162,16 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
   return count, jnp.where(labeled, labeled_multiplier, 1.0).astype(jnp.float32)
 
 
-@_jit()
-def weighted_mean(stacked: Tree, weights: Array) -> Tree:
+@_jit('axis_name')
+def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
+                  ) -> Tree:
   r"""Mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
     weights: float32[K], for FedAvg the number of examples; 0 leaves a row out.
+    axis_name: mesh axis over which the clients are spread, of which K are here;
+      None if all are.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -159,11 +181,12 @@ def weighted_mean(stacked: Tree, weights: Array) -> Tree:
   """
   weights = jnp.asarray(weights, jnp.float32)
   _check_rows(stacked, weights, 'weights')
-  return _combine(stacked, _shares(weights))
+  return _combine(stacked, _shares(weights, axis_name), axis_name)
 
 
-@_jit()
-def reliability_weighted_mean(stacked: Tree, scores: Array) -> Tree:
+@_jit('axis_name')
+def reliability_weighted_mean(stacked: Tree, scores: Array, *,
+                              axis_name: Axis = None) -> Tree:
   r"""Mean by how well each client's model does: :math:`w_k = s_k / \sum_j s_j`.
 
   The paper prints the ratio outside the sum over its own index; this is the
@@ -173,6 +196,7 @@ def reliability_weighted_mean(stacked: Tree, scores: Array) -> Tree:
     stacked: pytree of [K, ...], one row per client.
     scores: float32[K], accuracies on examples that the server holds; equal
       scores are the plain mean, 0 leaves a row out.
+    axis_name: as for `weighted_mean`.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -180,14 +204,14 @@ def reliability_weighted_mean(stacked: Tree, scores: Array) -> Tree:
   References:
     Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 4.
   """
-  return weighted_mean(stacked, scores)
+  return weighted_mean(stacked, scores, axis_name=axis_name)
 
 
-@_jit('distance')
+@_jit('distance', 'axis_name')
 def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
-    distance: str = 'sum_of_norms') -> Tree:
+    distance: str = 'sum_of_norms', axis_name: Axis = None) -> Tree:
   r"""Mean that trusts clients less the further they are from their average.
 
   With multiplier :math:`m_k` (1 for a client without labels), shares
@@ -210,6 +234,7 @@ def distance_reweighted_mean(
       the n_k of the exponent; 1 is off, 0 leaves labeled clients out.
     distance: 'sum_of_norms' over leaves (authors' code) or 'global_norm', the
       norm of all leaves together. Integer leaves count too.
+    axis_name: as for `weighted_mean`.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -222,8 +247,9 @@ def distance_reweighted_mean(
   """
   count, boost = _checked(
       stacked, num_examples, labeled, labeled_multiplier, distance)
-  return _combine(
-      stacked, _distance_shares(stacked, count, boost, beta, distance))
+  shares = _distance_shares(stacked, count, boost, beta, distance,
+                            axis_name=axis_name)
+  return _combine(stacked, shares, axis_name)
 
 
 @_jit('num_clients', 'groups', 'size')
@@ -307,7 +333,8 @@ def sub_consensus_mean(
                               boost[rows], scale, distance, first)
     return jnp.zeros_like(count).at[rows].add(shares.astype(count.dtype))
 
-  # One sum at the end: the groups' means are never rounded to a leaf's dtype.
+  # The groups' shares are averaged, not their means, so that nothing is rounded
+  # to a leaf's dtype before the end.
   shares = jax.lax.map(
       group_shares, (members, jnp.broadcast_to(beta, (groups,)),
                      first_multiplier))
@@ -372,7 +399,8 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
 def linear(finish: Function) -> Function:
   """Marks a rule that needs the weighted mean of the messages, not each one.
 
-  A client pass may then sum as it goes and never hold all updates at once.
+  A client pass then adds up the messages as they come, and need not hold all of
+  them at once.
 
   Args:
     finish: (server, mean_message, cohort, context, key) -> (server, metrics).

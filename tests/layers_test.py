@@ -49,7 +49,7 @@ LAYERS = {
     'papers': (),
     'report': ('core.registry', 'papers', 'training'),
     'bench': ('core.checks', 'core.registry', 'report'),
-    'config': (),
+    'config': ('core.checks', 'core.knobs', 'core.registry', 'methods'),
     'cli': ('bench', 'config', 'core', 'data', 'methods', 'models', 'papers',
             'report', 'task', 'training'),
     '__main__': ('cli',),

@@ -4,12 +4,13 @@ Importing this package loads none of the programs, nor JAX.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 import importlib
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # See `fedjax_ssl`.
 if TYPE_CHECKING:
+  from collections.abc import Sequence
+
   from fedjax_ssl.cli.settings import Setting
 
 # Command: its module, whose `main` takes the words behind it, and what it does.

@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 
 from fedjax_ssl import config, methods
 from fedjax_ssl.bench import plan
-from fedjax_ssl.cli import flags, settings
+from fedjax_ssl.cli import settings
 from fedjax_ssl.core import registry
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
@@ -19,7 +19,7 @@ class BedTest(parameterized.TestCase):
   @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
   def test_flags(self, bed):
     self.assertIn(bed.setting, settings.SETTINGS)
-    known = flags.defaults()
+    known = config.OPTIONS
     for skew in bed.skews.values():
       self.assertIn(skew.get('setting', bed.setting), settings.SETTINGS)
       self.assertLessEqual({*bed.flags, *skew} - {'setting'}, {*known})
