@@ -273,11 +273,11 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
                                 tensorboard=job.options.tensorboard))))
       _train(job, steps, files, saved)
   else:
+    if seals:
+      processes.once(lambda: metrics.settle(place.path, done, seals))
     if processes.is_first():
       print(f'{job.name} was finished at round {done}; nothing was run.',
             file=sys.stderr)
-    if seals:
-      processes.once(lambda: metrics.settle(place.path, done, seals))
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '

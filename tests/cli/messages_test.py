@@ -55,7 +55,7 @@ LINES = {
     'labels_many': (['--labels_per_class=500'],
                     ['500 labels a class', '132 examples']),
     'alpha': (['--alpha=0.001'],
-              ['--alpha=0.001: no draw', '--num_clients=20', 'raise --alpha']),
+              ['--alpha=0.001: no draw', '20 clients', 'raise alpha']),
     'private': (["--method=fedssl(dp_scope='all')"],
                 ['--num_labeled_clients=-1: dp_scope', 'give 1 to 19']),
 }

@@ -1,21 +1,18 @@
 """The settings of FedMatch's tables: who gets what, in which task."""
 from __future__ import annotations
 
-import types
-
 import numpy as np
 import pytest
 
-from fedjax_ssl import data
+from fedjax_ssl import config, data
 from fedjax_ssl.cli import settings
 
 
 @pytest.mark.parametrize('place', ['clients', 'server'])
 def test_streaming_shares(place):
   labels = np.repeat(np.arange(10), 1890)
-  options = types.SimpleNamespace(
-      num_clients=10, labels_per_class=50, labeled_fraction=None,
-      labels_at=place)
+  options = config.Config(
+      num_clients=10, labels_per_class=50, labels_at=place)
   owner, unlabeled, task = settings.SETTINGS['fmnist_streaming'].deal(
       np.random.default_rng(0), labels, np.ones(labels.size, bool), options)
   mine = np.stack([np.bincount(labels[owner == k], minlength=10)
