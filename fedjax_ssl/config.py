@@ -223,5 +223,20 @@ _ALL = (
            '[tensorboard].', may_change=True, this_start=True),
     Option('seeds', list, None,
            'Several seeds, as in 0,1,2, instead of seed.'),
+    Option('aggregator', str, 'mean',
+           "Rule that makes one update of the clients', of methods that "
+           'average, with knobs if any, as in "trimmed_mean(trim=.3)". '
+           '`fedjax-ssl list aggregators` lists them.'),
+    Option('server_optimizer', str, 'sgd',
+           'Takes the average of the updates as a gradient of the server, '
+           'with knobs if any, as in "adam(tau=0.01)"; of methods that '
+           'average. `fedjax-ssl list server_optimizers` lists them.'),
+    Option('server_learning_rate', float, None,
+           'Of server_optimizer; default: 1 of sgd and momentum, 0.01 of the '
+           'others. sgd with 1 adds the average.', above=0.0),
+    Option('attack', str, 'none',
+           'What a share of the clients does to the others, with knobs if '
+           'any, as in "sign_flip(share=.3)". `fedjax-ssl list attacks` lists '
+           'them.'),
 )
 OPTIONS: dict[str, Option] = {option.name: option for option in _ALL}

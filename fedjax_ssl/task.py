@@ -24,6 +24,7 @@ from fedjax_ssl.core.types import (
   Task,
 )
 from fedjax_ssl.data import augment, preprocess
+from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 Kind = TypeVar('Kind', Examples, Shard)
 
@@ -74,6 +75,10 @@ class TaskSpec:
   chunk_size: int = _DEFAULTS['chunk_size']
   aggregation_order: str = _DEFAULTS['aggregation_order']
   max_update_norm: float = _DEFAULTS['max_update_norm']
+  aggregator: str = _DEFAULTS['aggregator']
+  server_optimizer: str = _DEFAULTS['server_optimizer']
+  server_learning_rate: float | None = _DEFAULTS['server_learning_rate']
+  attack: str = _DEFAULTS['attack']
 
 
 _WHOLE = 2**31 - 1
@@ -100,7 +105,8 @@ def _check(spec: TaskSpec) -> None:
     raise ValueError(f'input_shape must be (height, width, channels) of images '
                      'as stored, or (tokens,) or (tokens, numbers) of texts, '
                      f'not {shape!r}.')
-  for name in ('method', 'model', 'weak', 'strong', 'lr_schedule'):
+  for name in ('method', 'model', 'weak', 'strong', 'lr_schedule',
+               'aggregator', 'server_optimizer', 'attack'):
     if not isinstance(getattr(spec, name), str):
       raise TypeError(f'{name} must be a name, with knobs if any, not '
                       f'{_kind(getattr(spec, name))}.')
@@ -123,7 +129,10 @@ def notes(spec: TaskSpec) -> list[str]:
   return [line for text, registry in (
       (spec.method, methods.METHODS), (spec.model, models.MODELS),
       (spec.weak, augment.WEAK), (spec.labeled_view, augment.WEAK),
-      (spec.strong, augment.STRONG), (spec.lr_schedule, optimizers.SCHEDULES))
+      (spec.strong, augment.STRONG), (spec.lr_schedule, optimizers.SCHEDULES),
+      (spec.aggregator, aggregators.AGGREGATORS),
+      (spec.server_optimizer, server_optimizers.SERVER_OPTIMIZERS),
+      (spec.attack, attacks.ATTACKS))
           if text is not None for line in knobs.notes(text, registry)]
 
 
@@ -182,6 +191,10 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
       chunk_size=spec.chunk_size,
       aggregation_order=spec.aggregation_order,
       max_update_norm=spec.max_update_norm or float('inf'),
+      aggregator=aggregators.make(spec.aggregator),
+      server_optimizer=server_optimizers.make(
+          spec.server_optimizer, spec.server_learning_rate),
+      attack=attacks.make(spec.attack),
       mesh=mesh,
       input_shape=tuple(spec.input_shape))
 

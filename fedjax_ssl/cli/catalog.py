@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import arguments, printing, settings
 from fedjax_ssl.data import augment, datasets
+from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 # Parameters that the library fills in itself.
 _FILLED = ('task', 'num_classes', 'choices', 'flip', 'where')
@@ -77,6 +78,12 @@ def catalog() -> dict[str, Group]:
       'weak': Group('--weak=NAME(option=value), --labeled_view=NAME(...)',
                     _of(augment.WEAK)),
       'strong': Group('--strong=NAME(option=value)', _of(augment.STRONG)),
+      'aggregators': Group('--aggregator=NAME(option=value)',
+                           _of(aggregators.AGGREGATORS)),
+      'server_optimizers': Group(
+          '--server_optimizer=NAME(option=value), --server_learning_rate=RATE',
+          _of(server_optimizers.SERVER_OPTIMIZERS)),
+      'attacks': Group('--attack=NAME(option=value)', _of(attacks.ATTACKS)),
   }
 
 
@@ -222,8 +229,8 @@ def _datasets() -> Iterator[Entry]:
 
 def _parser(groups: Sequence[str]) -> argparse.ArgumentParser:
   parser = arguments.Parser('list', 'Lists methods, models, data sets, '
-      'partitions, labels, streams, views and settings, their options, '
-      'defaults and sources.')
+      'partitions, labels, streams, views, settings, rules, optimizers of the '
+      'server and attacks, their options, defaults and sources.')
   parser.add_argument('group', nargs='?', choices=sorted(groups),
                       help='one kind only')
   parser.add_argument('name', nargs='?', help='one entry only')

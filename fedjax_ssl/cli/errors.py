@@ -20,13 +20,15 @@ FLAGS = flags.FLAGS
 _CHOICES = {
     'method': 'method', 'model': 'model', 'strong': 'strong view',
     'weak': 'weak view', 'labeled_view': 'weak view',
-    'lr_schedule': 'lr_schedule'}
+    'lr_schedule': 'lr_schedule', 'aggregator': 'aggregator',
+    'server_optimizer': 'server_optimizer', 'attack': 'attack'}
 # Fields of the library that are flags, and no knob of anything.
 _FIELDS = '|'.join((
     'labels_at', 'norm', 'client_map', 'chunk_size', 'cohort_size',
     'num_clients', 'num_labeled_clients', 'learning_rate', 'momentum',
     'weight_decay', 'labeled_batch', 'unlabeled_batch', 'local_epochs',
-    'local_steps', 'schedule_rounds', 'max_update_norm'))
+    'local_steps', 'schedule_rounds', 'max_update_norm',
+    'server_learning_rate'))
 
 
 # What another try may find mended.
@@ -75,9 +77,17 @@ def _known() -> dict[str, Mapping[str, Callable[..., Any]]]:
   from fedjax_ssl import methods, models
   from fedjax_ssl.core import optimizers
   from fedjax_ssl.data import augment
+  from fedjax_ssl.methods.parts import (
+    aggregators,
+    attacks,
+    server_optimizers,
+  )
   return {'method': methods.METHODS, 'model': models.MODELS,
           'strong': augment.STRONG, 'weak': augment.WEAK,
-          'labeled_view': augment.WEAK, 'lr_schedule': optimizers.SCHEDULES}
+          'labeled_view': augment.WEAK, 'lr_schedule': optimizers.SCHEDULES,
+          'aggregator': aggregators.AGGREGATORS,
+          'server_optimizer': server_optimizers.SERVER_OPTIMIZERS,
+          'attack': attacks.ATTACKS}
 
 
 def _flag_of(error: registry.ChoiceError) -> str:

@@ -28,6 +28,7 @@ from fedjax_ssl.cli import (
 from fedjax_ssl.core import registry, rounds
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, summary
 from fedjax_ssl.training import (
   checkpoint,
@@ -119,9 +120,19 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
                          for s, p in zip(seeds, partitions, strict=True)},
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
+  if task.attack is not None:
+    facts['hostile_clients'] = {str(s): _hostile(task, s) for s in seeds}
   return Job(name, folder, config, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
              _num_parameters(task), works, origin)
+
+
+def _hostile(task: Task, seed: int) -> list[int]:
+  """Clients that attack in the run of a seed."""
+  assert task.attack is not None
+  found = attacks.hostile(task.attack, seeds_lib.root_keys(seed)[0],
+                          FLAGS.num_clients)
+  return [int(client) for client in np.flatnonzero(found)]
 
 
 def _num_parameters(task: Task) -> int:
@@ -142,7 +153,9 @@ def _of_a_knob(error: TypeError, method: str) -> Exception:
   """Names the knobs given, one of which is of a wrong type; else the bug."""
   given = [f'--{name}={text}' for name, text in {
       'method': method, 'model': FLAGS.model, 'weak': FLAGS.weak,
-      'strong': FLAGS.strong, 'lr_schedule': FLAGS.lr_schedule}.items()
+      'strong': FLAGS.strong, 'lr_schedule': FLAGS.lr_schedule,
+      'aggregator': FLAGS.aggregator, 'attack': FLAGS.attack,
+      'server_optimizer': FLAGS.server_optimizer}.items()
            if '(' in text]
   if not given:
     return error

@@ -87,6 +87,20 @@ def _schedules(job: Any) -> str:
       f'schedules span {span:,} of {FLAGS.num_rounds:,} rounds')
 
 
+def _attacked(job: Any) -> str:
+  """Who attacks, in the run of each seed."""
+  found = job.facts.get('hostile_clients', {})
+  lists = {', '.join(map(str, clients)) or 'none'
+           for clients in found.values()}
+  if not lists:
+    return ''
+  several = len(lists) > 1
+  return f'{job.spec.attack} by clients ' + '; '.join(
+      f'{", ".join(map(str, clients)) or "none"}'
+      + (f' of seed {seed}' if several else '')
+      for seed, clients in [*found.items()][:len(found) if several else 1])
+
+
 def _switched_off(job: Any) -> str:
   """Knobs whose value switches something off."""
   return '; '.join(task.notes(job.spec))
@@ -94,4 +108,4 @@ def _switched_off(job: Any) -> str:
 
 # Each takes the job; what it returns is said, if it is not empty.
 NOTES: tuple[Callable[[Any], str], ...] = (
-    _without_rows, _schedules, _switched_off)
+    _without_rows, _schedules, _attacked, _switched_off)

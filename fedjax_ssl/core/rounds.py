@@ -377,6 +377,13 @@ def _over_groups(metrics: dict[str, Any]) -> Metrics:
   return {name: one(name, value) for name, value in metrics.items()}
 
 
+class Counted(NamedTuple):
+  """The mean of the messages, where clients send counts too."""
+
+  mean: PyTree
+  counts: PyTree  # The mean of `Update.counts`.
+
+
 def paired(mean: PyTree, counts: PyTree) -> PyTree:
   """What a linear rule gets: the mean, and that of the counts if there are any.
 
@@ -385,9 +392,9 @@ def paired(mean: PyTree, counts: PyTree) -> PyTree:
     counts: of `Update.counts`.
 
   Returns:
-    `mean` where there are no counts, else (mean, counts).
+    `mean` where there are no counts, else both as `Counted`.
   """
-  return (mean, counts) if jax.tree.leaves(counts) else mean
+  return Counted(mean, counts) if jax.tree.leaves(counts) else mean
 
 
 def _sum_in_order(x: jax.Array) -> jax.Array:

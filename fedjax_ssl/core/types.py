@@ -219,6 +219,20 @@ class Model(NamedTuple):
   embed: Callable[..., jax.Array] | None = None
 
 
+class Attack(NamedTuple):
+  """What some clients do to the others.
+
+  Attributes:
+    share: of all clients that do it.
+    flips_labels: whether they learn class C - 1 - c in place of c.
+    send: (message, key) -> what they send in its place; None is the message.
+  """
+
+  share: float
+  flips_labels: bool = False
+  send: Callable[..., PyTree] | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
   """The static choices of a run, shared by every method.
@@ -250,6 +264,9 @@ class Task:
       stacked [S, ...], float32[S] weights) -> one update. A client that is left
       out has weight 0 and an update of zeros. None is the mean. A method with
       an aggregation of its own refuses one.
+    server_optimizer: takes the average of the updates as a gradient of the
+      server (an optax.GradientTransformation); None adds it.
+    attack: what a share of the clients does; None: all are honest.
     mesh: mesh with the one axis 'clients', or None for one device.
     input_shape: of one stored input, which federations must have; None takes
       any.
@@ -275,6 +292,8 @@ class Task:
   aggregation_order: str = 'fixed'
   max_update_norm: float = float('inf')
   aggregator: Callable[[PyTree, jax.Array], PyTree] | None = None
+  server_optimizer: Any = None
+  attack: Attack | None = None
   mesh: jax.sharding.Mesh | None = None
   input_shape: tuple[int, ...] | None = None
 

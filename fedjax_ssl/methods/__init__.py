@@ -26,6 +26,7 @@ from fedjax_ssl.methods import (
   rscfed,
   uda,
 )
+from fedjax_ssl.methods.parts import aggregators
 
 METHODS: dict[str, Callable[..., Method]] = {
     'fed_consist': fed_consist.fed_consist,
@@ -48,7 +49,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def make(text: str, task: Task, *,
-         aggregator: Callable[[PyTree, jax.Array], PyTree] | None = None
+         aggregator: str | Callable[[PyTree, jax.Array], PyTree] | None = None
          ) -> Method:
   """A method from its name, with knobs if any: 'fixmatch(threshold=0.9)'.
 
@@ -56,7 +57,8 @@ def make(text: str, task: Task, *,
     text: name or name(knob=value, ...), values being Python literals.
     task: the static choices.
     aggregator: a rule in place of the mean of the clients' updates, see
-      `Task.aggregator`; None is the task's own.
+      `Task.aggregator`, or the name of one, as in 'trimmed_mean(trim=.3)';
+      None is the task's own.
 
   Returns:
     The method.
@@ -70,7 +72,9 @@ def make(text: str, task: Task, *,
     raise TypeError("make_method takes a name and a task, as in "
                     "make_method('fixmatch', make_task(spec)), not "
                     f'{type(text).__name__} and {type(task).__name__}.')
-  if aggregator is not None:
+  if isinstance(aggregator, str):
+    task = dataclasses.replace(task, aggregator=aggregators.make(aggregator))
+  elif aggregator is not None:
     task = dataclasses.replace(task, aggregator=aggregator)
   made: Method = registry.build('method', text, METHODS, task)
   # Traced once for all who ask: for the shapes of its metrics, for each seed,
