@@ -210,6 +210,9 @@ class Model(NamedTuple):
   norm: 'none', 'batch', 'group' or 'static'.
   embed: (variables, tokens int32[B, T]) -> float32[B, T, E], which `apply`
     takes in their place; None where inputs are continuous already.
+  features: (variables, inputs) -> float32[B, F], what the last dense layer
+    reads, with running statistics; None of a network that does not say.
+  features_train: as apply_train, with the features before the logits.
   """
 
   init: Callable[..., Variables]
@@ -217,6 +220,9 @@ class Model(NamedTuple):
   apply_train: Callable[..., tuple[jax.Array, PyTree]]
   norm: str = 'none'
   embed: Callable[..., jax.Array] | None = None
+  features: Callable[..., jax.Array] | None = None
+  features_train: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
+      None)
 
 
 class Attack(NamedTuple):

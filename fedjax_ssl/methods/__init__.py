@@ -22,8 +22,10 @@ from fedjax_ssl.methods import (
   flexmatch,
   local,
   mixmatch,
+  moon,
   pseudo_label,
   rscfed,
+  scaffold,
   uda,
 )
 from fedjax_ssl.methods.parts import aggregators
@@ -42,8 +44,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     'flexmatch': flexmatch.flexmatch,
     'local': local.local,
     'mixmatch': mixmatch.mixmatch,
+    'moon': moon.moon,
     'pseudo_label': pseudo_label.pseudo_label,
     'rscfed': rscfed.rscfed,
+    'scaffold': scaffold.scaffold,
     'uda': uda.uda,
 }
 

@@ -53,7 +53,7 @@ def _places(text: str) -> list[str]:
 CASES = [(text, place) for text in _texts() for place in _places(text)]
 
 
-def trained(text: str, place: str) -> list[dict[str, Any]]:
+def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
   """Trains and evaluates as a run does, on 1, 2 and 4 devices of this process.
 
   Returns:
@@ -71,7 +71,8 @@ def trained(text: str, place: str) -> list[dict[str, Any]]:
     mesh = None if count == 1 else jax.make_mesh(
         (count,), ('clients',), devices=jax.devices()[:count],
         axis_types=(jax.sharding.AxisType.Auto,))
-    method = methods.make(text, toy.task(labels_at=place, mesh=mesh))
+    method = methods.make(text, toy.task(
+        labels_at=place, mesh=mesh, **changes))
     rows: list[loop.Row] = []
     result = loop.train(
         method, [toy.federation(place)[0]], num_rounds=_ROUNDS, mesh=mesh,

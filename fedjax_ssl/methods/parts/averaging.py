@@ -118,6 +118,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               weighting: str = 'examples', labeled_say: float = 1.0,
               keep_local: bool = False, lr_decay: str = 'none',
               remember: Callable[[Federation], PyTree] | None = None,
+              sees_last: bool = False,
               server_loss: LossFn | None = None,
               pseudo_label: Callable[..., Any] | None = None) -> Method:
   """FedAvg or FedProx over a client loss, or every client for itself.
@@ -142,6 +143,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       trained model on the validation rows; a client's starts again with each
       task of a stream.
     remember: federation -> [N, ...], what the loss keeps on the clients.
+    sees_last: the loss is given the client's last model in place of what it
+      keeps; then that is kept.
     server_loss: what the server minimises on its labels; default cross
       entropy.
     pseudo_label: (server, memory_row, inputs) -> (label, weight), for
@@ -158,7 +161,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   _check(task, server, lr_decay)
   client_weights.check(weighting, labeled_say)
   alone, falls = server == 'local', lr_decay == 'plateau'
-  keep_local = keep_local or alone
+  keep_local = keep_local or alone or sees_last
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
   client_loss = with_server_rule(task, loss_fn, server, mu)
@@ -182,14 +185,14 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     first = memory.model if alone else payload.model
     model, metrics, kept = train_locally(
         task, client_loss, first, client.train, client.shard, client.round,
-        key, streams, memory.kept,
+        key, streams, memory.model if sees_last else memory.kept,
         factor=client.memory.rate.factor if falls else None)
     weight = client_weights.of(client.shard, streams, weighting=weighting,
                                labeled_say=labeled_say)
     if keep_local:
       memory = memory._replace(
           model=tree.where(weight > 0, model, memory.model))
-    memory = memory._replace(kept=kept)
+    memory = memory._replace(kept=None if sees_last else kept)
     message = () if alone else tree.subtract(model, first)
     if not falls:
       return Update(message, weight, memory, metrics)
