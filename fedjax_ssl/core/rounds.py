@@ -265,9 +265,10 @@ def client_pass(
     client_update: (payload, client, key) -> Update, for one client.
     aggregate: (server, updates, cohort, context, key) -> (server, metrics)
       with Update fields [G, S, ...] ([1, S, ...] under relay), in the order of
-      the cohort it gets. Marked by `aggregation.linear` it gets the weighted
-      mean of the messages instead of the updates, or what `paired` makes of
-      it; zeros if all weights are 0. None leaves the server as it is.
+      the cohort it gets, of which those with a say are active. Marked by
+      `aggregation.linear` it gets the weighted mean of the messages instead of
+      the updates, or what `paired` makes of it; zeros if all weights are 0.
+      None leaves the server as it is.
     sample: (state, federation, key) -> Cohort; default uniform.
     broadcast: (server, client_id) -> payload; default the server's record.
     relay: aggregate after each group, so that the next starts from it.
@@ -304,7 +305,7 @@ def client_pass(
     memory = tree.put(memory, slots.ids, results.memory)
     metrics = _summary(results, plan)
     metrics['models_sent'] = _models_sent(task, results, slots.active)
-    return (memory, Cohort(slots.ids, slots.active), messages, results,
+    return (memory, Cohort(slots.ids, results.weight > 0), messages, results,
             metrics)
 
   def close(server, metrics, messages, results, cohort, context, key):

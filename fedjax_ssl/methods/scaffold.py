@@ -37,15 +37,15 @@ class Server(NamedTuple):
 
   model: Variables
   control: PyTree  # c, of the form of the model's parameters.
-  num_clients: jax.Array  # float32[], N.
+  num_clients: jax.Array  # float32[], N, those with labels.
 
 
 def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   """Steps along g - c_i + c, g the gradient of cross entropy.
 
-  The server's c moves by |S| / N of the mean change of the c_i, |S| being the
-  clients drawn for the round; those without labels are no part of that mean.
-  The L2 term of an optimizer is no part of g.
+  The server's c moves by |S| / N of the mean change of the c_i, with which it
+  stays their mean. Clients without labels count neither in S, those of a round,
+  nor in N. The L2 term of an optimizer is no part of g.
 
   Args:
     task: the static choices; labels must be at the clients.
@@ -73,7 +73,11 @@ def _init(task: Task, key: jax.Array, federation: Federation
           ) -> tuple[Server, PyTree]:
   model = assemble.new_model(task, key)
   zeros = tree.zeros_like(model.params)
-  return (Server(model, zeros, jnp.float32(federation.num_clients)),
+  tables = (federation.clients if federation.stream is None
+            else federation.stream)
+  has_labels = jnp.asarray(tables.num_labeled) > 0  # [N], of a stream [T, N].
+  count = has_labels.reshape(-1, federation.num_clients).any(0).sum()
+  return (Server(model, zeros, jnp.maximum(count, 1).astype(jnp.float32)),
           tree.repeat(zeros, federation.num_clients))
 
 
