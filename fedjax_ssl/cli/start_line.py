@@ -90,15 +90,11 @@ def _schedules(job: Any) -> str:
 def _attacked(job: Any) -> str:
   """Who attacks, in the run of each seed."""
   found = job.facts.get('hostile_clients', {})
-  lists = {', '.join(map(str, clients)) or 'none'
-           for clients in found.values()}
-  if not lists:
-    return ''
-  several = len(lists) > 1
-  return f'{job.spec.attack} by clients ' + '; '.join(
-      f'{", ".join(map(str, clients)) or "none"}'
-      + (f' of seed {seed}' if several else '')
-      for seed, clients in [*found.items()][:len(found) if several else 1])
+  said = [', '.join(map(str, clients)) or 'none' for clients in found.values()]
+  if len(said) > 1:
+    said = [f'{clients} of seed {seed}'
+            for clients, seed in zip(said, found, strict=True)]
+  return f'{job.spec.attack} by clients {" and ".join(said)}' if said else ''
 
 
 def _switched_off(job: Any) -> str:

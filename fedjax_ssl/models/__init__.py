@@ -220,7 +220,7 @@ def _reading_last_layer() -> Iterator[list[jax.Array]]:
   read: list[jax.Array] = []
 
   def note(call: Callable[..., Any], args: Any, kwargs: Any,
-           context: nn.module.InterceptorContext) -> Any:
+           context: Any) -> Any:
     if isinstance(context.module, (layers.Dense, nn.Dense)) and (
         context.method_name == '__call__'):
       read.append(args[0])

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import chex
 import jax
@@ -16,7 +17,7 @@ from fedjax_ssl import aggregation, data, methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Attack, Variables
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
-from fedjax_ssl.training import checkpoint
+from fedjax_ssl.training import checkpoint, loop
 from tests import toy
 from tests.methods import contract_test, program_test
 
@@ -119,7 +120,8 @@ BETA1, BETA2, TAU, RATE = 0.9, 0.99, 1e-3, 0.1
 
 def _numpy(name, deltas):
   """What the server adds in each round, by hand."""
-  m, v = 0.0, {'adagrad': TAU**2, 'yogi': 1e-6}.get(name, 0.0)
+  m: Any = 0.0
+  v: Any = {'adagrad': TAU**2, 'yogi': 1e-6}.get(name, 0.0)
   for t, d in enumerate(deltas, 1):
     if name == 'momentum':
       m = BETA1 * m + d
@@ -235,17 +237,17 @@ def test_a_rule_withstands_what_the_mean_does_not():
   federation = data.federate(
       digits.train, None, digits.test,
       data.Partition(owner, none, np.zeros(labels.size, bool)), num_clients=20)
-  reached = {}
+  reached: dict[str, float] = {}
   for rule in ('mean', 'median', 'multi_krum'):
     task = fedjax_ssl.make_task(fedjax_ssl.TaskSpec(
         10, digits.train.inputs.shape[1:], model='linear', flip=False,
         weak='none', std=tuple(digits.std), mean=tuple(digits.mean),
         learning_rate=0.2, local_steps=5, cohort_size=20, aggregator=rule,
         attack='sign_flip(share=.2)'))
-    rows = []
+    rows: list[Any] = []
     fedjax_ssl.train(
         methods.make('fedavg', task), [federation], num_rounds=5, eval_every=0,
-        observer=fedjax_ssl.training.loop.Observer(on_row=rows.append))
+        observer=loop.Observer(on_row=rows.append))
     reached[rule] = float(rows[-1].values['accuracy'])
   assert min(reached['median'], reached['multi_krum']) > 0.8, reached
   assert reached['mean'] < 0.5, reached

@@ -61,7 +61,8 @@ def start(task: Task, state: State, update: ClientUpdate,
   Returns:
     The state, whose record and memory are `Beside`.
   """
-  moments, hostile = (), ()
+  moments: PyTree = ()
+  hostile: PyTree = ()
   if task.server_optimizer is not None:
     message = _message(state, update, broadcast, federation, key)
     moments = task.server_optimizer.init(
