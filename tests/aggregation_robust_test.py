@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import chex
 import hypothesis
@@ -17,7 +18,7 @@ from tests.stacked import five_clients, take
 
 SIZE = 11
 HOSTILE = 2
-ROBUST = {
+ROBUST: dict[str, Any] = {
     'median': aggregation.median,
     'trimmed_mean': aggregation.trimmed_mean,
     'krum': aggregation.krum,

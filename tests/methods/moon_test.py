@@ -120,7 +120,8 @@ def test_two_rounds_by_hand():
   made = methods.make(text, task)
   x = numbers(made.init(KEY, federation).server.model)
   last = [x] * toy.NUM_CLIENTS
-  images = np.asarray(toy.preprocess(federation.train.inputs)).reshape(
+  images = np.asarray(toy.preprocess(
+      jnp.asarray(federation.train.inputs))).reshape(
       len(federation.train.labels), -1).astype(np.float64)
   labels = np.asarray(federation.train.labels)
   for _ in range(2):

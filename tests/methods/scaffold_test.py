@@ -64,7 +64,8 @@ def test_two_rounds_by_hand():
   x = [np.array(layer['kernel'], np.float64), np.array(layer['bias'])]
   c = [np.zeros_like(p) for p in x]
   own = [[np.zeros_like(p) for p in x] for _ in range(toy.NUM_CLIENTS)]
-  images = np.asarray(toy.preprocess(federation.train.inputs)).reshape(
+  images = np.asarray(toy.preprocess(
+      jnp.asarray(federation.train.inputs))).reshape(
       len(federation.train.labels), -1).astype(np.float64)
   with_rows = [i for i, n in enumerate(toy.LABELED) if n]
   for _ in range(2):
@@ -73,7 +74,7 @@ def test_two_rounds_by_hand():
       rows = np.asarray(federation.clients.labeled[i][:toy.LABELED[i]])
       y = [p.copy() for p in x]
       for _ in range(EPOCHS):
-        grads = _gradient(*y, images[rows],
+        grads = _gradient(y[0], y[1], images[rows],
                           np.asarray(federation.train.labels)[rows])
         y = [p - RATE * (g - ci + cs)
              for p, g, ci, cs in zip(y, grads, own[i], c)]
