@@ -81,6 +81,7 @@ if __name__ == '__main__':
       license_files=['LICENSE'],
       packages=setuptools.find_packages(include=['fedjax_ssl', 'fedjax_ssl.*']),
       package_data={'fedjax_ssl': ['py.typed'],
+                    'fedjax_ssl.bench': ['*.toml'],
                     'fedjax_ssl.papers': ['tables/*.toml']},
       entry_points={
           'console_scripts': ['fedjax-ssl = fedjax_ssl.cli:main']},

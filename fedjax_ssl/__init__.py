@@ -7,8 +7,10 @@ checkpoint, data set and plotting libraries.
 from __future__ import annotations
 
 import importlib
-from typing import Any, TYPE_CHECKING
 
+# As type checkers know it. Loading `typing` takes a while, in which a program
+# would not listen to signals yet.
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # The same names, for editors and type checkers.
   from fedjax_ssl import (
     aggregation,
@@ -79,7 +81,7 @@ __all__ = [
     'task', 'train', 'training']
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
   """Imports the module behind a public name, once."""
   if name in _MODULES:
     return importlib.import_module(f'{__name__}.{name}')

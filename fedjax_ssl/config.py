@@ -1,13 +1,19 @@
 """Every option of a run, once: name, type, default, range and help.
 
-The flags of `fedjax-ssl train` are made from it, and what `config.json` holds
-of them; JAX is not needed to read it.
+The flags of `fedjax-ssl train`, what `config.json` holds of them, and the
+defaults and ranges of `TaskSpec` are made from `Config`; JAX is not needed to
+read it. What options exclude each other is refused here too.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-import math
+from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+import os
+import re
 from typing import Any, NamedTuple
+
+from fedjax_ssl.core import checks, knobs, registry
+from fedjax_ssl.core.checks import FieldError
 
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 LARGEST_SEED = 2**32 - 1
@@ -17,19 +23,21 @@ SCHEDULES = ('constant', 'cosine', 'fixmatch_cosine', 'linear', 'exponential',
              'warmup_cosine')
 
 
+_ANY = knobs.Bound()
+
+
 class Option(NamedTuple):
   """What a run can be told.
 
   Attributes:
     name: of the flag, and in `config.json`.
-    kind: of its value; a list is one of words.
+    kind: of its value.
     default: where neither the user nor the setting says another; None: no
       value.
     help: for people.
-    least: the smallest number allowed.
-    most: the largest one.
-    above: a number that is too small itself.
+    bound: of a number.
     choices: all words allowed, if they are few.
+    optional: whether None is a value.
     may_change: when a run is continued. Such options change no bit of the
       model, but for seed_map, whose vmap rounds otherwise.
     per_process: may differ between the processes of a run.
@@ -41,202 +49,402 @@ class Option(NamedTuple):
   kind: type
   default: Any
   help: str
-  least: float | None = None
-  most: float | None = None
-  above: float | None = None
-  choices: Sequence[str] = ()
-  may_change: bool = False
-  per_process: bool = False
-  this_start: bool = False
-
-  def fault(self, value: Any) -> str:
-    """Returns what a number must be and is not; '' if nothing is wrong."""
-    if value is None or self.kind is not float:
-      return ''
-    if not math.isfinite(value):
-      return 'must be a finite number'
-    if self.above is not None and not value > self.above:
-      return f'must be above {self.above:g}'
-    return ''
+  bound: knobs.Bound
+  choices: Sequence[str]
+  optional: bool
+  may_change: bool
+  per_process: bool
+  this_start: bool
 
 
-_ALL = (
-    Option('method', str, 'fixmatch',
-           'Name, with overrides of defaults if any, as in '
-           '"fixmatch(threshold=0.9)". `fedjax-ssl list methods` lists them.'),
-    Option('profile', str, None,
-           'Variant of a method that has several, such as "paper" or '
-           '"official"; the same as its knob profile.'),
-    Option('model', str, 'cnn',
-           'Network, with knobs if any, as in "cnn(width=16)".'),
-    Option('dataset', str, 'digits',
-           'Data set: digits, or any name with a <data_dir>/<name>.npz, or a '
-           'TensorFlow Datasets name.'),
-    Option('data_dir', str, None,
-           'Folder of the .npz files; default: the environment variable '
-           'FEDJAX_SSL_DATA.', may_change=True, per_process=True),
-    Option('embeddings', str, None,
-           'Texts only: .npz of word vectors (words, vectors) or of vectors '
-           'made beforehand (texts, sha256), instead of trained ones; see '
-           '`fedjax-ssl embed-texts`.', may_change=True, per_process=True),
-    Option('split', str, 'official',
-           'official, or train/test or train/validation/test in percent or '
-           'counts, from all examples merged.'),
-    Option('partition_file', str, None,
-           'Deal the rows as this file says; every run writes such a file to '
-           'its workdir.', per_process=True),
-    Option('weak', str, 'flip_crop',
-           'Weak augmentation.'),
-    Option('labeled_view', str, None,
-           'Augmentation of labeled rows, one of the weak ones; default: '
-           '--weak.'),
-    Option('strong', str, 'ra_mc',
-           'Strong augmentation.'),
-    Option('lr_schedule', str, 'constant',
-           'Factor on the learning rate over the rounds: '
-           + ', '.join(SCHEDULES) + '; knobs as in "cosine(final=0.1)".'),
-    Option('workdir', str, None,
-           'Folder of the run; default: a new one under runs/. An old one is '
-           'continued.', may_change=True, per_process=True, this_start=True),
-    Option('coordinator_address', str, None,
-           'HOST:PORT of process 0, for --distributed outside of clusters '
-           'that JAX knows.', may_change=True, per_process=True,
-           this_start=True),
-    Option('partition_seed', int, None,
-           'Seed of the partition; default: the seed of the run.',
-           least=0, most=LARGEST_SEED),
-    Option('num_clients', int, 20,
-           'Clients of the federation.', least=1),
-    Option('num_labeled_clients', int, -1,
-           'The first so many clients hold labels; -1 where the setting has '
-           'no such rule.', least=-1),
-    Option('cohort_size', int, 5,
-           'Clients drawn for a round, at most num_clients; of rscfed, for '
-           "each of its groups. 5 is FedDure's number and stands where a "
-           'setting has none of its own.', least=1),
-    Option('num_rounds', int, 100,
-           'Rounds.', least=1, may_change=True),
-    Option('schedule_rounds', int, None,
-           'Rounds that schedules span; default: num_rounds of the first '
-           'start.', least=1),
-    Option('rounds_per_task', int, 0,
-           'Rounds before the next task, where the setting is a stream of '
-           'tasks; else 0.', least=0),
-    Option('labels_per_class', int, None,
-           'Labeled examples of each class over all clients together.',
-           least=1),
-    Option('local_epochs', int, 1,
-           'Passes over its own rows that a client makes a round.',
-           least=1),
-    Option('local_steps', int, 0,
-           'If positive, steps a round instead of epochs.',
-           least=0),
-    Option('labeled_batch', int, 10,
-           'Rows of a labeled batch.', least=1),
-    Option('unlabeled_batch', int, 50,
-           "Rows of an unlabeled batch; 0 divides a client's unlabeled rows "
-           'over its labeled steps.', least=0),
-    Option('seed', int, 0,
-           'Seed of initial values and draws.', least=0, most=LARGEST_SEED),
-    Option('eval_every', int, 5,
-           'Rounds between evaluations; 0: at the end only.',
-           least=0, may_change=True),
-    Option('checkpoint_every', int, 10,
-           'Rounds between checkpoints; 0: at the end only.',
-           least=0, may_change=True),
-    Option('chunk_size', int, 0,
-           "Clients under one vmap; 0: a device's whole share.",
-           least=0),
-    Option('num_devices', int, 0,
-           'Devices to split the clients over, of all processes together; 0: '
-           'every accelerator, or one for each CPU core.',
-           least=0, may_change=True, this_start=True),
-    Option('num_processes', int, None,
-           'Processes of the run, with --coordinator_address.',
-           least=1, may_change=True, per_process=True, this_start=True),
-    Option('process_id', int, None,
-           'Which of them this one is, from 0.',
-           least=0, may_change=True, per_process=True, this_start=True),
-    Option('validation_fraction', float, 0.05,
-           'Share of the training examples that the server holds out.',
-           least=0.0, most=0.9),
-    Option('alpha', float, 0.5,
-           'Concentration of Dirichlet partitions: towards 0 one class a '
-           'client, towards infinity equal mixes.', above=0.0),
-    Option('labeled_fraction', float, None,
-           "Labeled share of the examples, or of each client's, instead of "
-           'labels_per_class.', least=0.0, most=1.0),
-    Option('learning_rate', float, 0.05,
-           "Of a client's optimizer."),
-    Option('momentum', float, 0.0,
-           'Of sgd, nesterov and rmsprop.'),
-    Option('weight_decay', float, 0.0,
-           'L2 term in the gradient; decoupled for adamw.'),
-    Option('max_update_norm', float, 0.0,
-           'Leave out updates beyond this norm; 0: off.', least=0.0),
-    Option('labels', str, 'few',
-           'few, or all: the upper bound.', choices=('few', 'all')),
-    Option('labels_at', str, 'clients',
-           'Who holds the labels.', choices=('clients', 'server')),
-    Option('dirichlet', str, 'clients',
-           'Where all rows are dealt in one pool: clients draw a class mix '
-           'each, alpha in total, and hold as many rows; they draw one, alpha'
-           ' for each class, and classes are cut by its shares; or classes '
-           'are cut up, alpha for each client, capped at the mean.',
-           choices=('clients', 'shares', 'capped')),
-    Option('optimizer', str, 'sgd',
-           'Optimizer of a client.',
-           choices=OPTIMIZERS),
-    Option('norm', str, 'auto',
-           "Normalization layers; auto: the model's own.",
-           choices=('auto', 'none', 'batch', 'group', 'static')),
-    Option('seed_map', str, 'auto',
-           'Several seeds one after another or in one program; auto: map on '
-           'CPU.', choices=('auto', 'map', 'vmap'), may_change=True),
-    Option('client_map', str, 'auto',
-           'Clients one after another or under vmap; auto: map on CPU.',
-           choices=('auto', 'map', 'vmap')),
-    Option('conv_impl', str, 'auto',
-           'Form of the convolutions; auto: by shape and backend.',
-           choices=('auto', 'lax', 'reordered', 'gemm', 'winograd')),
-    Option('aggregation_order', str, 'fixed',
-           'fixed: the same bits on any number of devices.',
-           choices=('fixed', 'fast')),
-    Option('compute_dtype', str, 'float32',
-           "Of the networks' arithmetic; parameters stay float32.",
-           choices=('float32', 'bfloat16')),
-    Option('bounds', bool, False,
-           'Also run fedavg with few and with all labels: the lower and the '
-           'upper bound.', may_change=True),
-    Option('distributed', bool, False,
-           'One run over several processes, on one machine or many; each is '
-           'started with the same flags.', may_change=True, this_start=True),
-    Option('eval_only', bool, False,
-           'Evaluate the newest checkpoint of the workdir, with the flags '
-           'stored there, and stop.', may_change=True, this_start=True),
-    Option('pictures', bool, False,
-           'At every checkpoint draw what the method generates, to '
-           '<workdir>/pictures; of methods that generate images.',
-           may_change=True, this_start=True),
-    Option('tensorboard', bool, False,
-           'Mirror metrics to <workdir>/tensorboard; needs the extra '
-           '[tensorboard].', may_change=True, this_start=True),
-    Option('seeds', list, None,
-           'Several seeds, as in 0,1,2, instead of seed.'),
-    Option('aggregator', str, 'mean',
-           "Rule that makes one update of the clients', of methods that "
-           'average, with knobs if any, as in "trimmed_mean(trim=.3)". '
-           '`fedjax-ssl list aggregators` lists them.'),
-    Option('server_optimizer', str, 'sgd',
-           'Takes the average of the updates as a gradient of the server, '
-           'with knobs if any, as in "adam(tau=0.01)"; of methods that '
-           'average. `fedjax-ssl list server_optimizers` lists them.'),
-    Option('server_learning_rate', float, None,
-           'Of server_optimizer; default: 1 of sgd and momentum, 0.01 of the '
-           'others. sgd with 1 adds the average.', above=0.0),
-    Option('attack', str, 'none',
-           'What a share of the clients does to the others, with knobs if '
-           'any, as in "sign_flip(share=.3)". `fedjax-ssl list attacks` lists '
-           'them.'),
-)
-OPTIONS: dict[str, Option] = {option.name: option for option in _ALL}
+def _option(default: Any, text: str, bound: knobs.Bound = _ANY, *,
+            choices: Sequence[str] = (), may_change: bool = False,
+            per_process: bool = False, this_start: bool = False) -> Any:
+  """A field of `Config`; see `Option`."""
+  return dataclasses.field(default=default, metadata={
+      'help': text, 'bound': bound, 'choices': choices,
+      'may_change': may_change, 'per_process': per_process,
+      'this_start': this_start})
+
+
+def _whole(least: int, most: int = 2**31 - 1) -> knobs.Bound:
+  return knobs.Bound(least, most, whole=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What a run is told; `OPTIONS` says more of each field.
+
+  Raises:
+    FieldError: for a value that its option does not take.
+  """
+
+  method: str = _option(
+      'fixmatch', 'Name, with overrides of defaults if any, as in '
+      '"fixmatch(threshold=0.9)". `fedjax-ssl list methods` lists them.')
+  profile: str | None = _option(
+      None, 'Variant of a method that has several, such as "paper" or '
+      '"official"; the same as its knob profile.')
+  model: str = _option(
+      'cnn', 'Network, with knobs if any, as in "cnn(width=16)".')
+  dataset: str = _option(
+      'digits', 'Data set: digits, or any name with a <data_dir>/<name>.npz, '
+      'or a TensorFlow Datasets name.')
+  data_dir: str | None = _option(
+      None, 'Folder of the .npz files; default: the environment variable '
+      'FEDJAX_SSL_DATA.', may_change=True, per_process=True)
+  embeddings: str | None = _option(
+      None, 'Texts only: .npz of word vectors (words, vectors) or of vectors '
+      'made beforehand (texts, sha256), instead of trained ones; see '
+      '`fedjax-ssl embed-texts`.', may_change=True, per_process=True)
+  split: str = _option(
+      'official', 'official, or train/test or train/validation/test in percent '
+      'or counts, from all examples merged.')
+  partition_file: str | None = _option(
+      None, 'Deal the rows as this file says; every run writes such a file to '
+      'its workdir.', per_process=True)
+  weak: str = _option(
+      'flip_crop', 'Weak augmentation.')
+  labeled_view: str | None = _option(
+      None, 'Augmentation of labeled rows, one of the weak ones; default: '
+      '--weak.')
+  strong: str = _option(
+      'ra_mc', 'Strong augmentation.')
+  lr_schedule: str = _option(
+      'constant', 'Factor on the learning rate over the rounds: '
+      + ', '.join(SCHEDULES) + '; knobs as in "cosine(final=0.1)".')
+  workdir: str | None = _option(
+      None, 'Folder of the run; default: a new one under runs/. An old one is '
+      'continued.', may_change=True, per_process=True, this_start=True)
+  coordinator_address: str | None = _option(
+      None, 'HOST:PORT of process 0, for --distributed outside of clusters '
+      'that JAX knows.', may_change=True, per_process=True, this_start=True)
+  partition_seed: int | None = _option(
+      None, 'Seed of the partition; default: the seed of the run.',
+      _whole(0, LARGEST_SEED))
+  num_clients: int = _option(
+      20, 'Clients of the federation.', _whole(1))
+  num_labeled_clients: int = _option(
+      -1, 'The first so many clients hold labels; -1 where the setting has '
+      'no such rule.', _whole(-1))
+  cohort_size: int = _option(
+      5, 'Clients drawn for a round, at most num_clients; of rscfed, for '
+      "each of its groups. 5 is FedDure's number and stands where a "
+      'setting has none of its own.', _whole(1))
+  num_rounds: int = _option(
+      100, 'Rounds.', _whole(1), may_change=True)
+  schedule_rounds: int | None = _option(
+      None, 'Rounds that schedules span; default: num_rounds of the first '
+      'start.', _whole(1))
+  rounds_per_task: int = _option(
+      0, 'Rounds before the next task, where the setting is a stream of '
+      'tasks; else 0.', _whole(0))
+  labels_per_class: int | None = _option(
+      None, 'Labeled examples of each class over all clients together.',
+      _whole(1))
+  local_epochs: int = _option(
+      1, 'Passes over its own rows that a client makes a round.',
+      _whole(1, 10_000))
+  local_steps: int = _option(
+      0, 'If positive, steps a round instead of epochs.', _whole(0, 1_000_000))
+  labeled_batch: int = _option(
+      10, 'Rows of a labeled batch.', _whole(1, 2**16))
+  unlabeled_batch: int = _option(
+      50, "Rows of an unlabeled batch; 0 divides a client's unlabeled rows "
+      'over its labeled steps.', _whole(0, 2**16))
+  seed: int | None = _option(
+      0, 'Seed of initial values and draws.', _whole(0, LARGEST_SEED))
+  eval_every: int = _option(
+      5, 'Rounds between evaluations; 0: at the end only.', _whole(0),
+      may_change=True)
+  checkpoint_every: int = _option(
+      10, 'Rounds between checkpoints; 0: at the end only.', _whole(0),
+      may_change=True)
+  chunk_size: int = _option(
+      0, "Clients under one vmap; 0: a device's whole share.", _whole(0))
+  num_devices: int = _option(
+      0, 'Devices to split the clients over, of all processes together; 0: '
+      'every accelerator, or one for each CPU core.', _whole(0),
+      may_change=True, this_start=True)
+  num_processes: int | None = _option(
+      None, 'Processes of the run, with --coordinator_address.', _whole(1),
+      may_change=True, per_process=True, this_start=True)
+  process_id: int | None = _option(
+      None, 'Which of them this one is, from 0.', _whole(0), may_change=True,
+      per_process=True, this_start=True)
+  validation_fraction: float = _option(
+      0.05, 'Share of the training examples that the server holds out.',
+      knobs.Bound(0, 0.9))
+  alpha: float = _option(
+      0.5, 'Concentration of Dirichlet partitions. Where each class is cut up '
+      'over the clients, as in most settings, it is that of each client, and 1 '
+      'makes all cuts equally likely; with --dirichlet=clients a '
+      "client's total over the C classes, alpha / C each; with "
+      '--dirichlet=shares that of each class. Towards 0 a class goes to one '
+      "client and some clients may get no rows; towards infinity all have the "
+      "data's mix.", knobs.RATE)
+  labeled_fraction: float | None = _option(
+      None, "Labeled share of the examples, or of each client's, instead of "
+      'labels_per_class.', knobs.Bound(0, 1))
+  learning_rate: float = _option(
+      0.05, "Of a client's optimizer.", knobs.RATE)
+  momentum: float = _option(
+      0.0, 'Of sgd, nesterov and rmsprop.', knobs.MOMENTUM)
+  weight_decay: float = _option(
+      0.0, 'L2 term in the gradient; decoupled for adamw.', knobs.WEIGHT_DECAY)
+  max_update_norm: float = _option(
+      0.0, 'Leave out updates beyond this norm; 0: off.',
+      knobs.Bound())
+  labels: str = _option(
+      'few', 'few, or all: the upper bound.', choices=('few', 'all'))
+  labels_at: str = _option(
+      'clients', 'Who holds the labels.', choices=('clients', 'server'))
+  dirichlet: str = _option(
+      'clients', 'Where all rows are dealt in one pool: clients draw a class '
+      'mix each, alpha in total, and hold as many rows; they draw one, alpha'
+      ' for each class, and classes are cut by its shares; or classes '
+      'are cut up, alpha for each client, capped at the mean.',
+      choices=('clients', 'shares', 'capped'))
+  optimizer: str = _option(
+      'sgd', 'Optimizer of a client.', choices=OPTIMIZERS)
+  norm: str = _option(
+      'auto', "Normalization layers; auto: the model's own.",
+      choices=('auto', 'none', 'batch', 'group', 'static'))
+  seed_map: str = _option(
+      'auto', 'Several seeds one after another or in one program; auto: map on '
+      'CPU.', choices=('auto', 'map', 'vmap'), may_change=True)
+  client_map: str = _option(
+      'auto', 'Clients one after another or under vmap; auto: map on CPU.',
+      choices=('auto', 'map', 'vmap'))
+  conv_impl: str = _option(
+      'auto', 'Form of the convolutions; auto: by shape and backend.',
+      choices=('auto', 'lax', 'reordered', 'gemm', 'winograd'))
+  aggregation_order: str = _option(
+      'fixed', 'fixed: the same bits on any number of devices.',
+      choices=('fixed', 'fast'))
+  compute_dtype: str = _option(
+      'float32', "Of the networks' arithmetic; parameters stay float32.",
+      choices=('float32', 'bfloat16'))
+  bounds: bool = _option(
+      False, 'Also run fedavg with few and with all labels: the lower and the '
+      'upper bound.', may_change=True)
+  distributed: bool = _option(
+      False, 'One run over several processes, on one machine or many; each is '
+      'started with the same flags.', may_change=True, this_start=True)
+  eval_only: bool = _option(
+      False, 'Evaluate the newest checkpoint of the workdir, with the flags '
+      'stored there, and stop.', may_change=True, this_start=True)
+  pictures: bool = _option(
+      False, 'At every checkpoint draw what the method generates, to '
+      '<workdir>/pictures; of methods that generate images.', may_change=True,
+      this_start=True)
+  tensorboard: bool = _option(
+      False, 'Mirror metrics to <workdir>/tensorboard; needs the extra '
+      '[tensorboard].', may_change=True, this_start=True)
+  seeds: tuple[int, ...] | None = _option(
+      None, 'Several seeds, as in 0,1,2, instead of seed.')
+  aggregator: str = _option(
+      'mean', "Rule that makes one update of the clients', of methods that "
+      'average, with knobs if any, as in "trimmed_mean(trim=.3)". '
+      '`fedjax-ssl list aggregators` lists them.')
+  server_optimizer: str = _option(
+      'sgd', 'Takes the average of the updates as a gradient of the server, '
+      'with knobs if any, as in "adam(tau=0.01)"; of methods that average. '
+      '`fedjax-ssl list server_optimizers` lists them.')
+  server_learning_rate: float | None = _option(
+      None, 'Of server_optimizer; default: 1 of sgd and momentum, 0.01 of the '
+      'others. sgd with 1 adds the average.', knobs.RATE)
+  attack: str = _option(
+      'none', 'What a share of the clients does to the others, with knobs if '
+      'any, as in "sign_flip(share=.3)". `fedjax-ssl list attacks` lists them.')
+
+  def __post_init__(self) -> None:
+    for name in OPTIONS:
+      check(name, getattr(self, name))
+
+  @property
+  def all_seeds(self) -> list[int]:
+    """Returns the seeds of the run, one or several."""
+    return [*(self.seeds or (self.seed or 0,))]
+
+  @property
+  def full_method(self) -> str:
+    """Returns the method with the profile as one of its knobs."""
+    if self.profile is None:
+      return self.method
+    name, given = registry.parse(self.method)
+    given = {**given, 'profile': self.profile}
+    return f'{name}({", ".join(f"{k}={v!r}" for k, v in given.items())})'
+
+
+_KINDS = {'str': str, 'int': int, 'float': float, 'bool': bool, 'tuple': tuple}
+OPTIONS: dict[str, Option] = {
+    field.name: Option(
+        name=field.name, kind=_KINDS[re.findall(r'\w+', str(field.type))[0]],
+        default=field.default, optional='None' in str(field.type),
+        **field.metadata)
+    for field in dataclasses.fields(Config)}
+# May differ when a run is continued.
+FREE = tuple(name for name, option in OPTIONS.items() if option.may_change)
+# May differ between the processes of a run.
+OWN = tuple(name for name, option in OPTIONS.items() if option.per_process)
+# Every batch of a round is of its nominal size, real rows or not; steps of a
+# client, and the rows that they use, are counted in 32 bits.
+_OF_DATA = {'num_classes': _whole(2, 2**20), 'unlabeled_capacity': _whole(0)}
+
+
+def check(name: str, value: Any) -> None:
+  """Holds a field, of `Config` or of a `TaskSpec`, to what it may be.
+
+  Raises:
+    FieldError: for a value of another kind or out of range.
+  """
+  option = OPTIONS.get(name)
+  if option is None or option.kind in (int, float):
+    bound = _OF_DATA[name] if option is None else option.bound
+    if value is None and option is not None and option.optional:
+      return
+    if allowed := knobs.fault(value, bound):
+      raise FieldError(name, value, f'must be {allowed}.')
+  elif value is None and option.optional:
+    return
+  elif not isinstance(value, option.kind):
+    raise FieldError(name, value, f'must be of type {option.kind.__name__}.')
+  elif option.choices and value not in option.choices:
+    raise FieldError(name, value, checks.unknown(str(value), option.choices))
+  # A run's flagfile has a line for each.
+  elif isinstance(value, str) and name != 'workdir' and (
+      len(value.splitlines()) > 1):
+    raise FieldError(name, repr(value), 'must be one line.')
+
+
+def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
+  """Returns the options that flags ask for.
+
+  Args:
+    values: by name; seeds as words or numbers. What is missing has its
+      default.
+    given: names that the user gave: they beat defaults that exclude them.
+
+  Raises:
+    FieldError: for a value that an option does not take, or options that
+      exclude each other.
+  """
+  values = {**values}
+  for name in ('workdir', 'data_dir', 'partition_file', 'embeddings'):
+    if values.get(name):  # A shell leaves the ~ of --workdir=~/x alone.
+      values[name] = os.path.expanduser(str(values[name]))
+  if 'seed' in given:
+    if 'seeds' in given and values['seeds']:
+      raise FieldError('seed', values['seed'], 'give one of them.',
+                       seeds=','.join(map(str, values['seeds'])))
+    values['seeds'] = None
+  if values.get('seeds') is not None:
+    values['seeds'] = _numbers(values['seeds']) or None
+  if 'labeled_fraction' in given and 'labels_per_class' not in given:
+    values['labels_per_class'] = None
+  options = Config(**values)
+  _check_together(options)
+  return options
+
+
+def _numbers(words: Sequence[Any]) -> tuple[int, ...]:
+  """Different seeds, from words or numbers."""
+  try:
+    found = tuple(int(word) for word in words)
+  except ValueError:
+    found = (-1,)
+  if len({*found}) < len(found) or found and (
+      min(found) < 0 or max(found) > LARGEST_SEED):
+    raise FieldError('seeds', ','.join(map(str, words)), 'must be different '
+                     f'whole numbers from 0 to {LARGEST_SEED}, separated by '
+                     'commas.')
+  return found
+
+
+def _check_together(options: Config) -> None:
+  """Refuses options that exclude each other, whatever the setting and data."""
+  if options.workdir == '':
+    raise FieldError('workdir', '', 'is empty; name a folder or leave it out.')
+  if '://' in (options.workdir or ''):
+    raise FieldError('workdir', options.workdir,
+                     'is no local folder; mount it first.')
+  if options.eval_only and options.workdir is None:
+    raise FieldError('eval_only', True, 'needs a workdir.')
+  for name in ('coordinator_address', 'num_processes', 'process_id'):
+    if getattr(options, name) is not None and not options.distributed:
+      raise FieldError(name, getattr(options, name), 'needs distributed.')
+  if options.cohort_size > options.num_clients:
+    raise FieldError('cohort_size', options.cohort_size, 'a round has at most '
+                     'all clients.', num_clients=options.num_clients)
+  if options.profile is not None:
+    _check_profile(options.method, options.profile)
+  if options.labels == 'all' and options.labels_at == 'server' and (
+      options.method.partition('(')[0] not in ('fedavg', 'fedprox')):
+    raise FieldError(
+        'labels', 'all', 'no unlabeled rows are left at the clients; give the '
+        'method fedavg or fedprox.', labels_at='server', method=options.method)
+
+
+def _check_profile(method: str, profile: str) -> None:
+  from fedjax_ssl import methods
+  try:
+    name, given = registry.parse(method)
+  except ValueError as error:
+    raise FieldError('method', method, str(error)) from error
+  known = [other for other, build in methods.METHODS.items()
+           if 'profile' in knobs.names(build)]
+  if name in methods.METHODS and name not in known:
+    raise FieldError('profile', profile, 'the method has none; leave it out, '
+                     f'or give one of {", ".join(known)}.', method=name)
+  if given.get('profile', profile) != profile:
+    raise FieldError('profile', profile, 'the method has another; give one of '
+                     'them.', method=method)
+
+
+def check_labels(rule: str, options: Any) -> None:
+  """Refuses options that do not say, or say twice, which rows are labeled.
+
+  Args:
+    rule: how a setting labels rows: of the whole 'pool', a 'share' of each
+      client's, those of the first 'clients' or else a share, or of the pool
+      for the first 'agents'.
+    options: a `Config`, or what has the same attributes.
+
+  Raises:
+    FieldError: if they do not.
+  """
+  counts = {name: getattr(options, name)
+            for name in ('labels_per_class', 'labeled_fraction')}
+  holders = options.num_labeled_clients
+  if rule == 'agents' and not 0 < holders < options.num_clients:
+    raise FieldError('num_labeled_clients', holders, 'must be from 1 to '
+                     f'{options.num_clients - 1}, so that some have none.',
+                     num_clients=options.num_clients)
+  if rule in ('agents', 'pool'):
+    if (counts['labels_per_class'] is None) == (
+        counts['labeled_fraction'] is None):
+      raise FieldError('labels_per_class', counts.pop('labels_per_class'),
+                       'give one of them.', **counts)
+    return
+  if options.labels_at == 'server':
+    raise FieldError('labels_at', 'server',
+                     'here clients hold the labels; give clients.')
+  if rule == 'clients' and not holders:
+    raise FieldError('num_labeled_clients', 0, 'leaves nobody with labels; '
+                     'give at least 1, or -1 and labeled_fraction.')
+  shares = rule == 'share' or holders < 0
+  if not shares:
+    for name, value in counts.items():
+      if value is not None:
+        raise FieldError(name, value, 'the latter says which rows are labeled '
+                         'here; leave the first out.',
+                         num_labeled_clients=holders)
+  elif counts['labels_per_class'] is not None:
+    raise FieldError('labels_per_class', counts['labels_per_class'], 'here '
+                     'labeled_fraction says how many rows of each client are '
+                     'labeled; leave it out.')
+  elif counts['labeled_fraction'] is None:
+    raise FieldError('labeled_fraction', None, 'give the labeled share of each '
+                     "client's rows" + (', or num_labeled_clients.'
+                     if rule == 'clients' else '.'))

@@ -1,4 +1,4 @@
-r"""Differential privacy of training: clipping, noise, and what it spends.
+r"""Differential privacy of training: clipping, noise, and the epsilon spent.
 
 A private step draws each row with probability q (`poisson_rows`), clips every
 row's own gradient to norm C (`clipped_sum`), adds noise of standard deviation
@@ -67,8 +67,8 @@ def poisson_rows(key: Array, num_rows: Array, rate: Scalar, *, width: int,
     num_rows: int32[], at most `width`.
     rate: q in [0, 1], float32[]; 1 takes every row.
     width: columns of the table.
-    capacity: places returned; should more be drawn, a random choice of them
-      stays, which only ever removes rows.
+    capacity: places returned; if more rows are drawn, a random choice of them
+      is kept, so that rows are only ever left out.
 
   Returns:
     int32[capacity] places and float32[capacity], 1 for a drawn one.

@@ -1,4 +1,4 @@
-"""Sparse messages: what is sent, what the receiver then holds, and the count.
+"""Sparse messages: what is sent, what arrives, and how many numbers that is.
 
 Counts are numbers sent; where they stand in the tree is not counted, as in
 FedMatch's tables. Jeong et al., https://arxiv.org/abs/2006.12097.
@@ -39,10 +39,10 @@ def cut(tree: PyTree, bar: Scalar) -> PyTree:
 
   Args:
     tree: pytree of float arrays.
-    bar: at least 0, which changes nothing; infinity leaves zeros.
+    bar: at least 0; 0 changes nothing, infinity leaves only zeros.
 
   Returns:
-    The same pytree; an entry that is not finite stays, so that it is seen.
+    The same pytree; an entry that is not finite stays, so that it is noticed.
   """
   return jax.tree.map(
       lambda x: jnp.where(jnp.abs(x) <= bar, 0, x), tree)
@@ -53,12 +53,12 @@ def keep_largest(tree: PyTree, density: float) -> PyTree:
 
   Args:
     tree: pytree of float arrays.
-    density: in [0, 1]; 1 changes nothing, 0 leaves zeros. Equals of the
-      smallest entry kept are kept too.
+    density: in [0, 1]; 1 changes nothing, 0 leaves zeros. Entries as large as
+      the smallest one kept are kept too.
 
   Returns:
-    The same pytree, all other entries 0 but those that are not finite: they
-    stay, so that they are seen, and take places of the share.
+    The same pytree with all other entries 0. Entries that are not finite stay,
+    so that they are noticed, and count as the largest.
 
   Raises:
     ValueError: for a share outside [0, 1].

@@ -1,7 +1,7 @@
 """A run's static choices as plain values, and a finished run read back."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 import os
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import config, methods, models
-from fedjax_ssl.core import checks, knobs, optimizers
+from fedjax_ssl.config import Config
+from fedjax_ssl.core import checks, choices, knobs, optimizers
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -28,97 +29,78 @@ from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 Kind = TypeVar('Kind', Examples, Shard)
 
-_DEFAULTS: dict[str, Any] = {
-    name: option.default for name, option in config.OPTIONS.items()}
-
-
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
   """Everything that makes a `Task`, as values that JSON can hold.
 
-  See `core.types.Task` and `config` for the meaning of the fields. `norm` None
-  is the model's own, `labeled_view` None the weak view. `max_update_norm` 0 is
-  off.
+  See `core.types.Task` for the meaning of the fields, and `config` for their
+  defaults and ranges. `norm` 'auto', or None, is the model's own,
+  `labeled_view` None the weak view. `max_update_norm` 0 is off.
 
   `schedule_rounds` is how many rounds schedules and ramps span, whatever number
-  of rounds `train` is asked for; normally it is the same. None, the default, is
-  not known: a method or schedule that spans the run is then refused.
+  of rounds `train` is asked for; None is as many as that.
   """
 
   num_classes: int
   input_shape: tuple[int, ...]
-  method: str = 'fedavg'
-  model: str = _DEFAULTS['model']
-  norm: str | None = None
-  conv_impl: str = _DEFAULTS['conv_impl']
-  compute_dtype: str = _DEFAULTS['compute_dtype']
+  method: str = Config.method
+  model: str = Config.model
+  norm: str | None = Config.norm
+  conv_impl: str = Config.conv_impl
+  compute_dtype: str = Config.compute_dtype
   mean: tuple[float, ...] = (0.0,)
   std: tuple[float, ...] = (1.0,)
   flip: bool = True
-  weak: str = _DEFAULTS['weak']
-  labeled_view: str | None = _DEFAULTS['labeled_view']
-  strong: str = _DEFAULTS['strong']
-  optimizer: str = _DEFAULTS['optimizer']
-  learning_rate: float = _DEFAULTS['learning_rate']
-  momentum: float = _DEFAULTS['momentum']
-  weight_decay: float = _DEFAULTS['weight_decay']
-  lr_schedule: str = _DEFAULTS['lr_schedule']
-  schedule_rounds: int | None = _DEFAULTS['schedule_rounds']
-  labeled_batch: int = _DEFAULTS['labeled_batch']
-  unlabeled_batch: int = _DEFAULTS['unlabeled_batch']
+  weak: str = Config.weak
+  labeled_view: str | None = Config.labeled_view
+  strong: str = Config.strong
+  optimizer: str = Config.optimizer
+  learning_rate: float = Config.learning_rate
+  momentum: float = Config.momentum
+  weight_decay: float = Config.weight_decay
+  lr_schedule: str = Config.lr_schedule
+  schedule_rounds: int | None = Config.schedule_rounds
+  labeled_batch: int = Config.labeled_batch
+  unlabeled_batch: int = Config.unlabeled_batch
   unlabeled_capacity: int = 0
-  local_epochs: int = _DEFAULTS['local_epochs']
-  local_steps: int = _DEFAULTS['local_steps']
-  cohort_size: int = 10
-  labels_at: str = _DEFAULTS['labels_at']
-  client_map: str = _DEFAULTS['client_map']
-  chunk_size: int = _DEFAULTS['chunk_size']
-  aggregation_order: str = _DEFAULTS['aggregation_order']
-  max_update_norm: float = _DEFAULTS['max_update_norm']
-  aggregator: str = _DEFAULTS['aggregator']
-  server_optimizer: str = _DEFAULTS['server_optimizer']
-  server_learning_rate: float | None = _DEFAULTS['server_learning_rate']
-  attack: str = _DEFAULTS['attack']
+  local_epochs: int = Config.local_epochs
+  local_steps: int = Config.local_steps
+  cohort_size: int = Config.cohort_size
+  labels_at: str = Config.labels_at
+  client_map: str = Config.client_map
+  chunk_size: int = Config.chunk_size
+  aggregation_order: str = Config.aggregation_order
+  max_update_norm: float = Config.max_update_norm
+  aggregator: str = Config.aggregator
+  server_optimizer: str = Config.server_optimizer
+  server_learning_rate: float | None = Config.server_learning_rate
+  attack: str = Config.attack
 
 
-_WHOLE = 2**31 - 1
-# Every batch of a round is of its nominal size, real rows or not; steps of a
-# client, and the rows that they use, are counted in 32 bits.
-_BOUNDS = {
-    name: knobs.Bound(least, most, whole=True) for name, least, most in (
-        ('num_classes', 2, 2**20), ('labeled_batch', 1, 2**16),
-        ('unlabeled_batch', 0, 2**16), ('unlabeled_capacity', 0, _WHOLE),
-        ('local_epochs', 1, 10_000), ('local_steps', 0, 1_000_000),
-        ('cohort_size', 1, _WHOLE), ('chunk_size', 0, _WHOLE),
-        ('schedule_rounds', 1, _WHOLE))}
+# Fields whose value is a name with knobs, and what that chooses from.
+REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
+    'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
+    'labeled_view': augment.WEAK, 'strong': augment.STRONG,
+    'lr_schedule': optimizers.SCHEDULES,
+    'aggregator': aggregators.AGGREGATORS,
+    'server_optimizer': server_optimizers.SERVER_OPTIMIZERS,
+    'attack': attacks.ATTACKS}
+_NESTED = {'weak': augment.WEAK}  # A strong view's knob.
 
 
 def _check(spec: TaskSpec) -> None:
   if not isinstance(spec, TaskSpec):
-    raise TypeError(f'make_task takes a TaskSpec, not {_kind(spec)}.')
-  for name, bound in _BOUNDS.items():
-    if name != 'schedule_rounds' or spec.schedule_rounds is not None:
-      knobs.require(name, getattr(spec, name), bound)
+    raise TypeError(f'make_task takes a TaskSpec, not {spec!r}.')
+  for name, value in vars(spec).items():
+    if name not in ('input_shape', 'mean', 'std', 'flip', 'norm'):
+      config.check(name, value)
+  config.check('norm', spec.norm or Config.norm)
   shape = spec.input_shape
   if not isinstance(shape, tuple) or len(shape) not in (1, 2, 3) or not all(
       isinstance(side, int) and side > 0 for side in shape):
-    raise ValueError(f'input_shape must be (height, width, channels) of images '
-                     'as stored, or (tokens,) or (tokens, numbers) of texts, '
-                     f'not {shape!r}.')
-  for name in ('method', 'model', 'weak', 'strong', 'lr_schedule',
-               'aggregator', 'server_optimizer', 'attack'):
-    if not isinstance(getattr(spec, name), str):
-      raise TypeError(f'{name} must be a name, with knobs if any, not '
-                      f'{_kind(getattr(spec, name))}.')
-  for name in ('labels_at', 'client_map', 'aggregation_order'):
-    checks.check(name, getattr(spec, name), config.OPTIONS[name].choices)
-  if not spec.max_update_norm >= 0:
-    raise ValueError('max_update_norm must be at least 0 (0 is off), not '
-                     f'{spec.max_update_norm}.')
-
-
-def _kind(value: Any) -> str:
-  return f'{value!r}' if isinstance(value, str) else type(value).__name__
+    raise checks.FieldError(
+        'input_shape', shape, 'must be (height, width, channels) of images as '
+        'stored, or (tokens,) or (tokens, numbers) of texts.')
 
 
 def notes(spec: TaskSpec) -> list[str]:
@@ -126,14 +108,30 @@ def notes(spec: TaskSpec) -> list[str]:
 
   Only knobs that are given are spoken of, not defaults.
   """
-  return [line for text, registry in (
-      (spec.method, methods.METHODS), (spec.model, models.MODELS),
-      (spec.weak, augment.WEAK), (spec.labeled_view, augment.WEAK),
-      (spec.strong, augment.STRONG), (spec.lr_schedule, optimizers.SCHEDULES),
-      (spec.aggregator, aggregators.AGGREGATORS),
-      (spec.server_optimizer, server_optimizers.SERVER_OPTIMIZERS),
-      (spec.attack, attacks.ATTACKS))
-          if text is not None for line in knobs.notes(text, registry)]
+  return [line for name, registry in REGISTRIES.items()
+          if (text := getattr(spec, name)) is not None
+          for line in knobs.notes(text, registry)]
+
+
+def resolved(spec: TaskSpec) -> dict[str, dict[str, Any]]:
+  """What the texts of a spec stand for: by field, the text and all knobs."""
+  return {name: {'text': text, 'knobs': choices.resolved(
+      text, registry, _NESTED)} for name, registry in REGISTRIES.items()
+          if (text := getattr(spec, name)) is not None}
+
+
+def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
+  """A text that stands today for what `text` stood for in a stored run.
+
+  Args:
+    field: of `TaskSpec`.
+    text: its value.
+    was: the knobs that `resolved` found then.
+
+  Raises:
+    ValueError: if there is none today.
+  """
+  return choices.renewed(text, was, REGISTRIES[field], _NESTED)
 
 
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
@@ -158,13 +156,15 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
     shape = (max(height, side or 0), max(width, side or 0), channels or depth)
   model = models.make(
       spec.model, num_classes=spec.num_classes, input_shape=shape,
-      norm=spec.norm, conv_impl=spec.conv_impl, dtype=spec.compute_dtype)
+      norm=None if spec.norm == Config.norm else spec.norm,
+      conv_impl=spec.conv_impl, dtype=spec.compute_dtype)
   client_map = spec.client_map
   if client_map == 'auto':
     client_map = 'map' if jax.default_backend() == 'cpu' else 'vmap'
   if spec.chunk_size and client_map == 'map':
-    raise ValueError(f'chunk_size is {spec.chunk_size}, but client_map=map '
-                     'takes clients one by one; give client_map=vmap.')
+    raise checks.FieldError(
+        'chunk_size', spec.chunk_size, 'clients are taken one by one; give '
+        'vmap for client_map.', client_map='map')
   return Task(
       model=model,
       num_classes=spec.num_classes,
@@ -178,7 +178,7 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
       weak=augment.make_weak(spec.weak, flip=spec.flip),
       strong=augment.make_strong(spec.strong, flip=spec.flip),
       labeled_view=None if spec.labeled_view is None else augment.make_weak(
-          spec.labeled_view, flip=spec.flip),
+          spec.labeled_view, flip=spec.flip, field='labeled_view'),
       labeled_batch=spec.labeled_batch,
       unlabeled_batch=spec.unlabeled_batch,
       unlabeled_capacity=spec.unlabeled_capacity,
@@ -186,7 +186,7 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
       local_steps=spec.local_steps,
       cohort_size=spec.cohort_size,
       labels_at=spec.labels_at,
-      num_rounds=spec.schedule_rounds,
+      schedule_rounds=spec.schedule_rounds,
       client_map=client_map,
       chunk_size=spec.chunk_size,
       aggregation_order=spec.aggregation_order,
@@ -201,7 +201,8 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
 
 def spec_to_json(spec: TaskSpec, federation: Federation) -> dict[str, Any]:
   """What `load` needs to rebuild a run's method: the spec, and shapes."""
-  return {'spec': dataclasses.asdict(spec),
+  norm = None if spec.norm == Config.norm else spec.norm  # As ever stored.
+  return {'spec': {**dataclasses.asdict(spec), 'norm': norm},
           'federation': _shapes(federation)}
 
 
@@ -325,6 +326,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     saved = facts['task']
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                               for k, v in saved['spec'].items()}
+    for field, chosen in facts.get('choices', {}).items():
+      values[field] = renewed(field, values[field], chosen['knobs'])
     spec = TaskSpec(**values)
     struct, run_seeds = _federation_struct(saved['federation']), saved['seeds']
   except (KeyError, TypeError, ValueError) as error:

@@ -11,7 +11,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { printf 'error: %s\n' "$*" >&2; exit 2; }
+usage() { sed -n '2,/^set /s/^# \{0,1\}//p' launch/sky_sweep.sh; }
 
+case "${1-}" in --help|-h) usage; exit 0 ;; esac
 dry_run=no
 if [[ "${1-}" == --dry_run ]]; then
   dry_run=yes

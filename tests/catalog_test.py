@@ -112,6 +112,15 @@ def test_the_program(capsys):
   assert catalog.main(['methods', 'fixmatch']) == 0
   one = capsys.readouterr().out
   assert "labeler: str = 'local'" in one and 'flexmatch' not in one
+  assert catalog.main(['uda']) == 0
+  whole = capsys.readouterr().out
+  assert "profile='fedmatch': tsa='exp'" in whole
+  assert 'a bar, which rises from 1/C to 1' in ' '.join(whole.split())
+  assert 'threshold: float | None' in whole and 'fixmatch' not in whole
+  assert catalog.main(['umda']) == catalog.main(['mehtods', 'uda']) == 2
+  errors = capsys.readouterr().err.splitlines()
+  assert "Did you mean 'uda'?" in errors[0]
+  assert "Did you mean 'methods'?" in errors[1] and len(errors) == 2
   assert catalog.main(['models', '--json']) == 0
   assert {e['name'] for e in json.loads(capsys.readouterr().out)['models']} == {
       *models.MODELS}

@@ -88,7 +88,7 @@ def _group(nodeid: str) -> str:
   """A test's file; of the contracts, which are the longest, a part of it."""
   file, _, rest = nodeid.partition('::')
   if file.endswith('program_test.py'):
-    return file + ' server' * rest.endswith('-server]')
+    return f'{file} {rest[-2:-1]}'  # The process that a test's name ends with.
   if not file.endswith('contract_test.py'):
     return file
   parts = rest.partition('[')[2].rstrip(']').partition('(')[0].split('-')
@@ -96,8 +96,9 @@ def _group(nodeid: str) -> str:
 
 
 # Tests that run programs and tools.
-_PROGRAMS = ('tests/experiments/', 'tests/launch/', 'tests/programs/',
-             'tests/methods/program_test.py')
+_PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
+             'tests/methods/program_test.py',
+             'tests/training/devices_test.py')
 
 
 # Groups of a minute of processors, or half a minute of waiting; longest first.
@@ -130,9 +131,14 @@ def pytest_collection_modifyitems(config: pytest.Config,
 
 
 def pytest_collection_finish() -> None:
-  """What has been imported stays: nobody needs to look for garbage in it."""
+  """What has been imported stays: nobody needs to look for garbage in it.
+
+  Tracing makes many objects that live until their program is compiled; to look
+  through them every 700 takes a tenth of the time.
+  """
   gc.collect()
   gc.freeze()
+  gc.set_threshold(50_000, 10, 50)
 
 
 # Linux ends a process that has more memory maps than this by default; every

@@ -84,18 +84,18 @@ def test_arguments_of_make():
 
 
 @pytest.mark.parametrize('changes, words', [
-    ({'num_classes': 1}, 'num_classes must be .* at least 2'),
-    ({'num_classes': 2.5}, 'num_classes must be a whole number'),
-    ({'num_classes': '3'}, 'num_classes must be a number'),
-    ({'input_shape': [8, 8, 1]}, 'input_shape must be'),
-    ({'input_shape': (8, 8, 1, 1)}, 'input_shape must be'),
-    ({'input_shape': (8, 0, 1)}, 'input_shape must be'),
-    ({'input_shape': 64}, 'input_shape must be'),
-    ({'unlabeled_batch': 10**9}, 'unlabeled_batch .* at most 65536'),
-    ({'labeled_batch': 10**9}, 'labeled_batch .* at most 65536'),
-    ({'local_epochs': 10**9}, 'local_epochs .* at most 10000'),
-    ({'model': None}, 'model must be a name'),
-    ({'schedule_rounds': 0}, 'schedule_rounds must be')])
+    ({'num_classes': 1}, 'num_classes=1: must be .* at least 2'),
+    ({'num_classes': 2.5}, 'num_classes=2.5: must be a whole number'),
+    ({'num_classes': '3'}, 'num_classes=3: must be a number'),
+    ({'input_shape': [8, 8, 1]}, r'input_shape=\[8, 8, 1\]: must be'),
+    ({'input_shape': (8, 8, 1, 1)}, 'input_shape=.*: must be'),
+    ({'input_shape': (8, 0, 1)}, 'input_shape=.*: must be'),
+    ({'input_shape': 64}, 'input_shape=.*: must be'),
+    ({'unlabeled_batch': 10**9}, 'unlabeled_batch=.* at most 65536'),
+    ({'labeled_batch': 10**9}, 'labeled_batch=.* at most 65536'),
+    ({'local_epochs': 10**9}, 'local_epochs=.* at most 10000'),
+    ({'model': None}, 'model=None: must be'),
+    ({'schedule_rounds': 0}, 'schedule_rounds=0: must be')])
 def test_fields_of_a_spec(changes, words):
   with pytest.raises((ValueError, TypeError), match=words) as error:
     fedjax_ssl.make_task(_spec(**changes))
@@ -112,10 +112,19 @@ def test_fields_of_a_spec(changes, words):
     {'lr_schedule': 'fixmatch_cosine'}])
 def test_what_spans_the_run_asks_for_its_length(changes):
   """A length nobody gave would be anybody's guess."""
-  method = changes.pop('method', 'fedavg')
+  text = changes.get('method', 'fedavg')
+  federation, _ = toy.federation()
+  def trace(method):
+    state = fedjax_ssl.task.template(method, federation)
+    jax.eval_shape(method.round, state, federation, jnp.int32(0),
+                   jax.random.key(0))
+  method = _method(text, **changes)  # As `train` will be asked for one.
   with pytest.raises(ValueError, match=r'TaskSpec\(schedule_rounds=R\)'):
-    _method(method, **changes)
-  _method(method, schedule_rounds=7, **changes)
+    trace(method)
+  if 'lr_schedule' in changes:
+    trace(method.spanning(7))
+  else:
+    assert method.spanning(7).spanning is None
 
 
 @pytest.mark.parametrize('text', [
@@ -143,7 +152,7 @@ def test_a_square_larger_than_the_image_names_its_view():
   federation, _ = toy.federation()
   for text in ('ra_mc(cutout=999)', 'ra_mc(cutout=9)'):
     method = _method('fixmatch', strong=text)
-    with pytest.raises(ValueError, match=r'strong view ra_mc\(cutout=\d+\): '
+    with pytest.raises(ValueError, match=r'strong=ra_mc\(cutout=\d+\): '
                        'cutout=.*at most 8'):
       fedjax_ssl.train(method, [federation], num_rounds=1)
   jax.eval_shape(_method('fixmatch', strong='ra_mc(cutout=8)').round,

@@ -105,5 +105,5 @@ def task(model: str = 'linear', **changes) -> Task:
       model=_model(model), num_classes=NUM_CLASSES, preprocess=preprocess,
       optimizer=optimizers.make('sgd', learning_rate=0.1, momentum=0.5),
       weak=shift, strong=lambda key, x: shift(key, 255 - x),
-      labeled_batch=3, unlabeled_batch=4, cohort_size=4, num_rounds=8)
+      labeled_batch=3, unlabeled_batch=4, cohort_size=4, schedule_rounds=8)
   return dataclasses.replace(base, **changes)

@@ -44,7 +44,7 @@ def main() -> None:
   spec = fssl.TaskSpec(
       10, (28, 28, 1), model='fedavg_cnn', mean=(0.5,), std=(0.25,),
       weak='none', strong='none', learning_rate=0.05,
-      labeled_batch=FLAGS.batch)
+      labeled_batch=FLAGS.batch, method='fedavg', cohort_size=10)
   ours = harness.Simulation(
       spec, harness.federate(train, owner, num_clients=FLAGS.num_clients),
       mesh)

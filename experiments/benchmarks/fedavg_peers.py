@@ -118,7 +118,7 @@ def make_task(*, batch: int, epochs: int, rounds: int, rows: int, mesh: Any
   spec = fssl.TaskSpec(
       10, shape, model='fedavg_cnn', mean=(_MEAN,), std=(_STD,), weak='none',
       strong='none', learning_rate=_RATE, labeled_batch=batch,
-      local_epochs=epochs, cohort_size=FLAGS.cohort_size)
+      local_epochs=epochs, cohort_size=FLAGS.cohort_size, method='fedavg')
   ours = harness.Simulation(spec, harness.federate(
       train, owner, num_clients=FLAGS.num_clients), mesh)
   return ours, peer_task.Task(

@@ -38,7 +38,7 @@ from fedjax_ssl.core import local_training
 from fedjax_ssl.core.types import Batch
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods import feddure
-from fedjax_ssl.methods.feddure import meta_labels, regulation
+from fedjax_ssl.methods.feddure import regulation
 from fedjax_ssl.methods.parts import network
 
 FLAGS = flags.FLAGS
@@ -101,7 +101,7 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
                         joint=joint)
 
   def ours_with_views(carry, pair, key):
-    weak, labeled, strong = meta_labels.views(task, pair, key)
+    weak, labeled, strong = network.views(task, pair, key)
     return ours(carry, feddure.Views(labeled, weak, strong))
 
   learner = local_training.start(model, optimizer)

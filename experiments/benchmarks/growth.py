@@ -104,6 +104,7 @@ def spec_of(**changes: Any) -> fssl.TaskSpec:
   """The task of all studies: FedAvg on gray images."""
   return fssl.TaskSpec(**{
       'num_classes': 10, 'input_shape': (FLAGS.side, FLAGS.side, 1),
+      'method': 'fedavg',
       'model': FLAGS.model, 'mean': (0.5,), 'std': (0.25,), 'weak': 'none',
       'strong': 'none', 'labeled_batch': FLAGS.batch,
       'cohort_size': FLAGS.cohort_size, **changes})

@@ -79,7 +79,8 @@ def main() -> None:
   """Measures and reports."""
   mesh = harness.make_mesh()
   spec = fssl.TaskSpec(10, (FLAGS.side, FLAGS.side, 1), model=FLAGS.model,
-                       weak='none', strong='none')
+                       weak='none', strong='none', method='fedavg',
+                       cohort_size=10)
   alive, growth = [], {}
   for num_clients in (100, 200, FLAGS.num_clients):
     made, growth[num_clients] = _grow(num_clients, spec, mesh)

@@ -58,7 +58,7 @@ flags.DEFINE_bool('compile', False, 'Measure how long the round of FixMatch '
 
 def _spec(**changes) -> fssl.TaskSpec:
   return fssl.TaskSpec(**{
-      'num_classes': 10, 'input_shape': (32, 32, 3),
+      'num_classes': 10, 'input_shape': (32, 32, 3), 'method': 'fedavg',
       'model': 'resnet9_fedmatch', 'mean': (0.5,) * 3, 'std': (0.25,) * 3,
       'weak': 'none', 'strong': 'none', 'learning_rate': 0.01,
       'labeled_batch': FLAGS.batch, 'cohort_size': FLAGS.num_clients,

@@ -7,8 +7,12 @@ count) are averaged and rounded to the nearest integer, exact up to 2**24. Empty
 subtrees and leaves without elements pass through.
 
 Weights are not negative. If all are zero the mean is zero, so average updates
-rather than models: a round that nobody joins then changes nothing. A row of
+rather than models: a round without participants then changes nothing. A row of
 weight zero may hold NaN or infinity.
+
+Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some
+clients, give the means `axis_name`, the mesh axis over which the clients are
+spread: the devices then exchange sums, and each gets the mean over all clients.
 """
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ Tree = TypeVar('Tree')
 Function = TypeVar('Function', bound=Callable[..., Any])
 Array = jax.Array | np.ndarray
 Scalar = Array | float
+Axis = str | tuple[str, ...] | None  # Of a mesh; None is one device.
 
 
 def jit(*static: str) -> Callable[[Function], Function]:
@@ -52,22 +53,32 @@ def narrowed(value: Any, dtype: Any) -> jax.Array:
   return result
 
 
-def shares_of(weights: jax.Array) -> jax.Array:
-  """Weights over their sum; zeros if all are zero."""
+def over(collective: Callable[..., Any], x: jax.Array, axis_name: Axis
+         ) -> jax.Array:
+  """`collective` of all devices' numbers, if there is an axis of them."""
+  return x if axis_name is None else collective(x, axis_name)
+
+
+def shares_of(weights: jax.Array, *, axis_name: Axis = None) -> jax.Array:
+  """Weights over the sum of all clients'; zeros if all are zero."""
   # Dividing by the largest first keeps the sum from overflowing.
   top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
+  top = over(jax.lax.pmax, top, axis_name)
   scaled = weights / jnp.where(top > 0, top, 1)
-  total = jnp.sum(scaled)
+  total = over(jax.lax.psum, jnp.sum(scaled), axis_name)
   return scaled / jnp.where(total > 0, total, 1)
 
 
-def combined(stacked: Tree, shares: jax.Array) -> Tree:
-  """The sum of the rows, each times its share float[K]."""
+def combined(stacked: Tree, shares: jax.Array, *, axis_name: Axis = None
+             ) -> Tree:
+  """The sum of all clients' rows, each times its share float[K]."""
   def combine(leaf: jax.Array) -> jax.Array:
     share, value = column(shares, leaf), widened(leaf)
-    # Only broken entries are replaced: the derivative by a zero weight stays.
+    # Only broken entries are replaced, so that the derivative by a weight of 0
+    # is that of the row's finite entries.
     value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
-    return narrowed(jnp.sum(share * value, axis=0), leaf.dtype)
+    total = over(jax.lax.psum, jnp.sum(share * value, axis=0), axis_name)
+    return narrowed(total, leaf.dtype)
 
   result: Tree = jax.tree.map(combine, stacked)
   return result

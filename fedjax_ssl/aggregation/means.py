@@ -8,12 +8,14 @@ import jax.numpy as jnp
 
 from fedjax_ssl.aggregation.algebra import (
   Array,
+  Axis,
   check_rows,
   column,
   combined,
   Function,
   jit,
   narrowed,
+  over,
   row_lengths,
   row_norms,
   Scalar,
@@ -27,7 +29,8 @@ DISTANCES = ('sum_of_norms', 'global_norm')
 
 def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
                      beta: Scalar, distance: str,
-                     first: jax.Array | None = None) -> jax.Array:
+                     first: jax.Array | None = None, axis_name: Axis = None
+                     ) -> jax.Array:
   """float[K], the shares of `distance_reweighted_mean`.
 
   `first` is the multiplier in f_k where that is not `boost`.
@@ -38,21 +41,25 @@ def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
   boost = jnp.where(active, boost, 1)
   rows = jax.tree.map(
       lambda x: jnp.where(column(active, x), widened(x), 0), stacked)
-  mean_shares = shares_of(jnp.where(active, count * first, 0))
+  mean_shares = shares_of(
+      jnp.where(active, count * first, 0), axis_name=axis_name)
   gaps = jax.tree.map(
-      lambda x: x - jnp.sum(column(mean_shares, x) * x, axis=0), rows)
+      lambda x: x - over(jax.lax.psum, jnp.sum(
+          column(mean_shares, x) * x, axis=0), axis_name), rows)
   largest = jnp.finfo(jnp.float32).max
-  # Per example. A norm that overflows still counts as far, and not as NaN.
+  # Distance per example. A norm that overflows counts as far, not as NaN.
   gap = jnp.minimum(row_norms(gaps, count.shape[0], distance) / count, largest)
   nearest_only = jnp.isinf(beta)
   gap = jnp.where(nearest_only, jax.lax.stop_gradient(gap), gap)
   closest = jax.lax.stop_gradient(jnp.min(gap, where=active, initial=largest))
+  closest = over(jax.lax.pmin, closest, axis_name)
   excess = jnp.where(active, gap - closest, 0)
   logits = (jnp.log(count) + (jnp.log(first) + jnp.log(boost))
             - jnp.where(nearest_only, largest, beta) * excess)
   top = jax.lax.stop_gradient(jnp.max(logits, where=active, initial=-jnp.inf))
+  top = over(jax.lax.pmax, top, axis_name)
   scaled = jnp.exp(jnp.where(active, logits - top, 0))
-  return shares_of(jnp.where(active, scaled, 0))
+  return shares_of(jnp.where(active, scaled, 0), axis_name=axis_name)
 
 
 def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
@@ -72,13 +79,16 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
   return count, jnp.where(labeled, labeled_multiplier, 1.0).astype(jnp.float32)
 
 
-@jit()
-def weighted_mean(stacked: Tree, weights: Array) -> Tree:
+@jit('axis_name')
+def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
+                  ) -> Tree:
   r"""Mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
     weights: float32[K], for FedAvg the number of examples; 0 leaves a row out.
+    axis_name: mesh axis over which the clients are spread, of which K are here;
+      None if all are.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -88,11 +98,13 @@ def weighted_mean(stacked: Tree, weights: Array) -> Tree:
   """
   weights = jnp.asarray(weights, jnp.float32)
   check_rows(stacked, weights, 'weights')
-  return combined(stacked, shares_of(weights))
+  return combined(
+      stacked, shares_of(weights, axis_name=axis_name), axis_name=axis_name)
 
 
-@jit()
-def reliability_weighted_mean(stacked: Tree, scores: Array) -> Tree:
+@jit('axis_name')
+def reliability_weighted_mean(stacked: Tree, scores: Array, *,
+                              axis_name: Axis = None) -> Tree:
   r"""Mean by how well each client's model does: :math:`w_k = s_k / \sum_j s_j`.
 
   The paper prints the ratio outside the sum over its own index; this is the
@@ -102,6 +114,7 @@ def reliability_weighted_mean(stacked: Tree, scores: Array) -> Tree:
     stacked: pytree of [K, ...], one row per client.
     scores: float32[K], accuracies on examples that the server holds; equal
       scores are the plain mean, 0 leaves a row out.
+    axis_name: as for `weighted_mean`.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -109,14 +122,14 @@ def reliability_weighted_mean(stacked: Tree, scores: Array) -> Tree:
   References:
     Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 4.
   """
-  return weighted_mean(stacked, scores)
+  return weighted_mean(stacked, scores, axis_name=axis_name)
 
 
-@jit('distance')
+@jit('distance', 'axis_name')
 def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
-    distance: str = 'sum_of_norms') -> Tree:
+    distance: str = 'sum_of_norms', axis_name: Axis = None) -> Tree:
   r"""Mean that trusts clients less the further they are from their average.
 
   With multiplier :math:`m_k` (1 for a client without labels), shares
@@ -139,6 +152,7 @@ def distance_reweighted_mean(
       the n_k of the exponent; 1 is off, 0 leaves labeled clients out.
     distance: 'sum_of_norms' over leaves (authors' code) or 'global_norm', the
       norm of all leaves together. Integer leaves count too.
+    axis_name: as for `weighted_mean`.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -151,8 +165,9 @@ def distance_reweighted_mean(
   """
   count, boost = _checked(
       stacked, num_examples, labeled, labeled_multiplier, distance)
-  return combined(
-      stacked, _distance_shares(stacked, count, boost, beta, distance))
+  shares = _distance_shares(stacked, count, boost, beta, distance,
+                            axis_name=axis_name)
+  return combined(stacked, shares, axis_name=axis_name)
 
 
 @jit('num_clients', 'groups', 'size')
@@ -236,7 +251,8 @@ def sub_consensus_mean(
                               boost[rows], scale, distance, first)
     return jnp.zeros_like(count).at[rows].add(shares.astype(count.dtype))
 
-  # One sum at the end: the groups' means are never rounded to a leaf's dtype.
+  # The groups' shares are averaged, not their means, so that nothing is rounded
+  # to a leaf's dtype before the end.
   shares = jax.lax.map(
       group_shares, (members, jnp.broadcast_to(beta, (groups,)),
                      first_multiplier))
@@ -294,7 +310,8 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
 def linear(finish: Function) -> Function:
   """Marks a rule that needs the weighted mean of the messages, not each one.
 
-  A client pass may then sum as it goes and never hold all updates at once.
+  A client pass then adds up the messages as they come, and need not hold all of
+  them at once.
 
   Args:
     finish: (server, mean_message, cohort, context, key) -> (server, metrics).

@@ -4,12 +4,13 @@ Importing this package loads none of the programs, nor JAX.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 import importlib
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # See `fedjax_ssl`.
 if TYPE_CHECKING:
+  from collections.abc import Sequence
+
   from fedjax_ssl.cli.settings import Setting
 
 # Command: its module, whose `main` takes the words behind it, and what it does.
@@ -18,6 +19,7 @@ _COMMANDS = {
     'evaluate': ('evaluate', "evaluates a run's newest checkpoint"),
     'repeat': ('repeat', 'runs again what a run or its config.json says'),
     'sweep': ('sweep', 'runs a grid of settings, flags and seeds'),
+    'bench': ('bench', 'compares methods on one bed, each tuned alike'),
     'report': ('report', 'makes one page of tables and charts from runs'),
     'results': ('results', 'makes one table of runs, to be stored'),
     'tables': ('tables', "lists, prints, writes and runs the papers' tables"),

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import arguments, printing, settings
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.data import augment, datasets
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
@@ -42,6 +43,8 @@ class Entry(NamedTuple):
   summary: str  # The first sentence of its docstring.
   options: tuple[Option, ...]
   sources: tuple[str, ...]  # Papers, or `this library`.
+  text: str = ''  # What the docstring says between that and its sections.
+  profiles: tuple[str, ...] = ()  # Variants, each with what it stands for.
 
 
 class Group(NamedTuple):
@@ -87,13 +90,19 @@ def catalog() -> dict[str, Group]:
   }
 
 
-def show(group: str, found: Group, width: int = 79) -> str:
-  """A group as text."""
+def show(group: str, found: Group, width: int = 79, whole: bool = False
+         ) -> str:
+  """A group as text; `whole` with all that docstrings say."""
   lines = [*textwrap.wrap(f'{group}   {found.flag}', width,
                           subsequent_indent='    '), '']
   for entry in found.entries:
     lines += textwrap.wrap(f'  {entry.name}   {entry.summary}', width,
                            subsequent_indent='      ')
+    if whole and entry.text:
+      lines += ['', textwrap.indent(entry.text, '      '), '']
+    for profile in entry.profiles if whole else ():
+      lines += textwrap.wrap(f'      {profile}', width,
+                             subsequent_indent='          ')
     for option in entry.options:
       kind = f': {option.kind}' if option.kind else ''
       default = f' = {option.default}' if option.default else ''
@@ -122,7 +131,21 @@ def _entry(name: str, function: Callable[..., Any]) -> Entry:
   return Entry(
       name, _first_sentence(described[-1]),
       tuple(_options(function, described)),
-      tuple(_sources(described, *_docs_above(place.__name__))) or (_OURS,))
+      tuple(_sources(described, *_docs_above(place.__name__))) or (_OURS,),
+      _body(described[-1]), tuple(_profiles(function)))
+
+
+def _body(text: str) -> str:
+  """A docstring's paragraphs behind the first, up to its sections."""
+  body = re.split(r'^(?:Args|Attributes|Returns|Raises|References):$',
+                  text.partition('\n\n')[2], maxsplit=1, flags=re.MULTILINE)[0]
+  return re.sub(r':math:`([^`]*)`', r'\1', body).strip()
+
+
+def _profiles(function: Callable[..., Any]) -> Iterator[str]:
+  for name, values in knobs.profiles_of(function).items():
+    said = ', '.join(f'{knob}={value!r}' for knob, value in values.items())
+    yield f"profile='{name}': {said}"
 
 
 def _docs_above(module: str) -> Iterator[str]:
@@ -227,32 +250,59 @@ def _datasets() -> Iterator[Entry]:
               ('https://www.tensorflow.org/datasets/catalog',))
 
 
-def _parser(groups: Sequence[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
   parser = arguments.Parser('list', 'Lists methods, models, data sets, '
-      'partitions, labels, streams, views, settings, rules, optimizers of the '
-      'server and attacks, their options, defaults and sources.')
-  parser.add_argument('group', nargs='?', choices=sorted(groups),
-                      help='one kind only')
-  parser.add_argument('name', nargs='?', help='one entry only')
+      'partitions, labels, streams, views, settings, aggregators, optimizers '
+      'of the server and attacks, their options, defaults and sources. Of one '
+      'entry it shows all there is to say.')
+  parser.add_argument('group', nargs='?', metavar='GROUP or NAME',
+                      help='one kind only, as in methods; or an entry of any '
+                      'kind, as in fixmatch')
+  parser.add_argument('name', nargs='?', help='one entry of that kind')
   parser.add_argument('--json', action='store_true', help='for programs')
   return parser
 
 
+def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
+            ) -> dict[str, Group]:
+  """The part of the catalog that the words ask for.
+
+  Raises:
+    ValueError: if there is none; the message says what there is instead.
+  """
+  if group is None:
+    return dict(groups)
+  if group in groups and name is None:
+    return {group: groups[group]}
+  if group in groups:
+    among, wanted = {group: groups[group]}, name
+  elif name is None:
+    among, wanted = dict(groups), group
+  else:
+    raise ValueError(f'{group!r} is no group.{checks.near(group, groups)} '
+                     f'There are: {", ".join(groups)}.')
+  found = {key: one._replace(entries=kept) for key, one in among.items()
+           if (kept := tuple(e for e in one.entries if e.name == wanted))}
+  if not found:
+    names = [e.name for one in among.values() for e in one.entries]
+    listed = names if group in groups else [*among]
+    what = f'{group} has no {wanted!r}' if group in groups else (
+        f'{wanted!r} is no group and no entry of any')
+    raise ValueError(
+        f'{what}.{checks.near(str(wanted), {*names, *listed})} There are: '
+        f'{", ".join(listed)}.')
+  return found
+
+
 def main(argv: Sequence[str]) -> int:
   """Prints the catalog, or a part of it; returns the exit code."""
-  groups = catalog()
-  args = _parser([*groups]).parse_args(argv)
-  if args.group:
-    groups = {args.group: groups[args.group]}
-  if args.name:
-    group = groups[args.group]
-    kept = tuple(e for e in group.entries if e.name == args.name)
-    if not kept:
-      names = ', '.join(e.name for e in group.entries)
-      print(f'error: {args.group} has no {args.name!r}. There are: {names}.',
-            file=sys.stderr)
-      return 2
-    groups = {args.group: group._replace(entries=kept)}
+  args = _parser().parse_args(argv)
+  try:
+    groups = _chosen(catalog(), args.group, args.name)
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  whole = all(len(group.entries) == 1 for group in groups.values())
   if args.json:
     printing.say(json.dumps({
         name: [{**entry._asdict(),
@@ -260,5 +310,6 @@ def main(argv: Sequence[str]) -> int:
                for entry in group.entries]
         for name, group in groups.items()}, indent=1))
   else:
-    printing.say('\n'.join(show(*item) for item in groups.items()), end='')
+    printing.say('\n'.join(show(*item, whole=whole)
+                           for item in groups.items()), end='')
   return 0

@@ -47,8 +47,11 @@ def ending_on_signals() -> Iterator[None]:
       signal.signal(number, handler)
 
 
-def _end_with_parent() -> None:
-  """On Linux: the run saves and ends when the parent is killed."""
+def end_with_parent() -> None:
+  """On Linux: the run saves and ends when the parent is killed.
+
+  Elsewhere it goes on, and keeps the locks that it was given.
+  """
   with contextlib.suppress(OSError, AttributeError):
     _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
   # An ignored signal would stay ignored in the child.
@@ -71,7 +74,7 @@ def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
   start, whole = log.tell(), grace(deadline - time.monotonic())
   process = subprocess.Popen(
       command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-      start_new_session=True, preexec_fn=_end_with_parent)
+      start_new_session=True, preexec_fn=end_with_parent)
   try:
     while True:
       left = (deadline - time.monotonic() - whole

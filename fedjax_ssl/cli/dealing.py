@@ -2,9 +2,9 @@
 
 A way is a function `deal(rng, labels, pool, options) -> (labeled, unlabeled)`
 or `(labeled, unlabeled, tasks)`: owners int32[D], -1 for nobody, of the rows
-in `pool` bool[D]; see `fedjax_ssl.data.partition`. `options` has the flags'
-values as attributes. Partitions are named as in `data.PARTITIONS`, so that a
-setting is plain data.
+in `pool` bool[D]; see `fedjax_ssl.data.partition`. `options` is a
+`config.Config`, or has its attributes. Partitions are named as in
+`data.PARTITIONS`, so that a setting is plain data.
 """
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl import config
+
 Deal = Callable[..., tuple[np.ndarray, ...]]
 
 
 def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
                    pool: np.ndarray, options: Any) -> np.ndarray:
-  """Returns bool[D]: the labeled rows that the flags ask for.
+  """Returns bool[D]: the labeled rows that the options ask for.
 
   Raises:
-    ValueError: if not exactly one flag says how many, or there are too few.
+    FieldError: if not exactly one of them says how many, or there are too few.
   """
   from fedjax_ssl import data
-  given = {name: getattr(options, name)
-           for name in ('labels_per_class', 'labeled_fraction')
-           if getattr(options, name) is not None}
-  if len(given) != 1:
-    raise ValueError(
-        'Give one of --labels_per_class and --labeled_fraction, not '
-        f'{options.labels_per_class} and {options.labeled_fraction}.')
-  (name, value), = given.items()
+  config.check_labels('pool', options)
+  name = ('labeled_fraction' if options.labels_per_class is None
+          else 'labels_per_class')
   try:
     return data.choose_labeled(
         rng, labels, per_class=options.labels_per_class,
         fraction=options.labeled_fraction, where=pool)
   except ValueError as error:
-    raise ValueError(f'--{name}={value}: {error}.') from error
+    raise config.FieldError(
+        name, getattr(options, name), f'{error}.') from error
 
 
 def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
@@ -72,10 +70,16 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
     return partition(rng, labels, options.num_clients, where=where)
   rows = int(where.sum())
   if options.num_clients * least > rows:
-    raise ValueError(f'--num_clients={options.num_clients} is too many for '
-                     f'{rows} rows to deal, at least {least} each.')
-  return partition(rng, labels, options.num_clients, where=where,
-                   alpha=options.alpha, min_size=least)
+    raise config.FieldError('num_clients', options.num_clients, 'too many for '
+                            f'{rows} rows to deal, at least {least} each.')
+  try:
+    return partition(rng, labels, options.num_clients, where=where,
+                     alpha=options.alpha, min_size=least)
+  except ValueError as error:
+    raise config.FieldError(
+        'alpha', options.alpha, 'no draw gave each of the '
+        f'{options.num_clients} clients {least} of {rows} rows; raise alpha or '
+        'lower num_clients.') from error
 
 
 def in_tasks(deal: Deal, num_tasks: int) -> Deal:
@@ -95,12 +99,7 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
   FedLabel's setting; --dirichlet names the flavour of the partition.
   """
   from fedjax_ssl import data
-  if options.labeled_fraction is None or options.labels_per_class is not None:
-    raise ValueError('Give --labeled_fraction, the labeled share of each '
-                     "client's rows, and not --labels_per_class.")
-  if options.labels_at == 'server':
-    raise ValueError('This setting labels rows of clients; give '
-                     '--labels_at=clients.')
+  config.check_labels('share', options)
   owner = data.PARTITIONS[f'dirichlet_{options.dirichlet}'](
       rng, labels, options.num_clients, alpha=options.alpha, where=pool)
   return data.label_within(rng, labels, owner,
@@ -118,20 +117,18 @@ def agents(scheme: str) -> Deal:
   """
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
+    config.check_labels('agents', options)
     holders, total = options.num_labeled_clients, options.num_clients
-    if not 0 < holders < total:
-      raise ValueError(f'--num_labeled_clients={holders} must be from 1 to '
-                       f'{total - 1}, below --num_clients={total}.')
     labeled = choose_labeled(rng, labels, pool, options)
     partition = data.PARTITIONS[scheme]
     try:
       return (partition(rng, labels, holders, where=labeled),
               data.shift(partition(rng, labels, total - holders,
                                    where=pool & ~labeled), holders))
-    except ValueError as error:
-      reason = str(error).replace('num_clients=', 'agents=')
-      raise ValueError(f'--num_labeled_clients={holders} of --num_clients='
-                       f'{total}: {reason}.') from error
+    except config.FieldError as error:
+      raise config.FieldError(
+          'num_labeled_clients', holders, f'{error.value} agents are '
+          f'{error.reason}', num_clients=total) from None
   return deal
 
 
@@ -144,26 +141,9 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
   own. The setting of FedIRM and RSCFed.
   """
   from fedjax_ssl import data
-  if options.labels_at == 'server':
-    raise ValueError('--labels_at=server, but here clients hold the labels; '
-                     'give --labels_at=clients.')
-  holders = options.num_labeled_clients
-  if not holders:
-    raise ValueError('--num_labeled_clients=0 leaves nobody with labels; give '
-                     'at least 1, or -1 and --labeled_fraction.')
-  for name in ('labels_per_class', 'labeled_fraction'):
-    if getattr(options, name) is not None and (
-        holders > 0 or name == 'labels_per_class'):
-      raise ValueError(
-          f'--{name}={getattr(options, name)}, but here '
-          f'--num_labeled_clients={holders} says which rows are labeled; leave '
-          'it out.')
-  owner = data.dirichlet_capped(
-      rng, labels, options.num_clients, alpha=options.alpha, where=pool)
-  if holders > 0:
-    return data.label_clients(owner, holders)
-  if options.labeled_fraction is None:
-    raise ValueError('Give --num_labeled_clients, or -1 and the share '
-                     '--labeled_fraction of labels that all clients hold.')
+  config.check_labels('clients', options)
+  owner = _dealt('dirichlet_capped', rng, labels, pool, 10, options)
+  if options.num_labeled_clients > 0:
+    return data.label_clients(owner, options.num_labeled_clients)
   return data.label_within(rng, labels, owner,
                            fraction=options.labeled_fraction)

@@ -10,12 +10,10 @@ import traceback
 
 import jax
 
-from fedjax_ssl.cli import flags
+from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.training import environment, processes
 
-FLAGS = flags.FLAGS
-
-# A flag, and the variable that speaks where it is left out.
+# An option, and the variable that speaks where it is left out.
 _PLACE = {'coordinator_address': 'JAX_COORDINATOR_ADDRESS',
           'num_processes': 'JAX_NUM_PROCESSES',
           'process_id': 'JAX_PROCESS_ID'}
@@ -23,7 +21,7 @@ _PLACE = {'coordinator_address': 'JAX_COORDINATOR_ADDRESS',
 _MOST_CPU_DEVICES = 64
 
 
-def place() -> tuple[str, int, int] | None:
+def place(options: Config) -> tuple[str, int, int] | None:
   """Coordinator, number of processes and this one's id, if they are given.
 
   Returns:
@@ -32,48 +30,41 @@ def place() -> tuple[str, int, int] | None:
   Raises:
     ValueError: for flags or variables that do not go together.
   """
-  given = {name: FLAGS[name].value for name in _PLACE
-           if FLAGS[name].value is not None}
-  if given and not FLAGS.distributed:
-    raise ValueError(f'--{next(iter(given))} needs --distributed.')
-  if not FLAGS.distributed:
+  if not options.distributed:
     return None
+  found = {name: getattr(options, name) for name in _PLACE}
   for name, variable in _PLACE.items():
-    if name not in given and os.environ.get(variable):
-      given[name] = os.environ[variable]
+    if found[name] is None:
+      found[name] = os.environ.get(variable) or None
+  given = {name: value for name, value in found.items() if value is not None}
   if not given:
     return None
   if missing := [name for name in _PLACE if name not in given]:
-    raise ValueError(f'{_said(given)} needs --{missing[0]} or '
-                     f'{_PLACE[missing[0]]} as well.')
+    raise FieldError(*next(iter(given.items())), f'needs {missing[0]}, or the '
+                     f'variable {_PLACE[missing[0]]}, as well.')
   numbers = [str(given[name]) for name in ('num_processes', 'process_id')]
   if not all(n.isascii() and n.isdigit() for n in numbers) or not (
       int(numbers[1]) < int(numbers[0])):
-    raise ValueError(f'num_processes={numbers[0]} and process_id={numbers[1]} '
-                     'must be whole numbers; ids count from 0.')
+    raise FieldError('num_processes', numbers[0], 'they must be whole numbers; '
+                     'ids count from 0.', process_id=numbers[1])
   address = str(given['coordinator_address'])
   # Others make JAX wait for minutes and then end the process itself.
   match = re.fullmatch(r'(?:[\w.-]+|\[[\w:.%]+\]):(\d{1,5})', address)
   if not match or not 0 < int(match[1]) < 65536:
-    raise ValueError(f'coordinator_address={address!r} must be HOST:PORT of '
+    raise FieldError('coordinator_address', address, 'must be HOST:PORT of '
                      'process 0, with a port from 1 to 65535.')
   return address, int(numbers[0]), int(numbers[1])
 
 
-def _said(given: dict[str, object]) -> str:
-  name = next(iter(given))
-  return f'--{name}' if FLAGS[name].value is not None else _PLACE[name]
-
-
-def join() -> None:
+def join(options: Config) -> None:
   """Joins the other processes, before JAX looks for devices.
 
   Raises:
     ValueError: if nothing says where they are, or one does not come.
   """
-  where = place()
-  _count_cpu_devices(1 if where is None else where[1])
-  if not FLAGS.distributed:
+  where = place(options)
+  _count_cpu_devices(options, 1 if where is None else where[1])
+  if not options.distributed:
     return
   # The loop hears signals itself, and agrees on them.
   jax.config.update('jax_enable_preemption_service', False)
@@ -89,32 +80,29 @@ def join() -> None:
         f'--distributed: the processes did not all meet ({error}).') from error
 
 
-def _count_cpu_devices(num_processes: int) -> None:
+def _count_cpu_devices(options: Config, num_processes: int) -> None:
   """Devices that this process makes of its processor, where it computes."""
   cores = len(os.sched_getaffinity(0)) if hasattr(
       os, 'sched_getaffinity') else os.cpu_count() or 1
-  wanted = -(-(FLAGS.num_devices or min(
-      cores * num_processes, FLAGS.cohort_size)) // num_processes)
+  wanted = -(-(options.num_devices or min(
+      cores * num_processes, options.cohort_size)) // num_processes)
   with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests.
     jax.config.update('jax_num_cpu_devices',
                       min(wanted, max(_MOST_CPU_DEVICES, cores)))
 
 
-def devices() -> list[jax.Device]:
-  """The devices of the run: as many of each process.
+def devices(wanted: int) -> list[jax.Device]:
+  """Returns so many devices for a run, as many of each process; 0: all.
 
   Raises:
-    ValueError: if JAX cannot start, there are fewer than --num_devices, or it
-      does not divide.
+    ValueError: if JAX cannot start, there are fewer, or it does not divide.
   """
-  found, wanted = environment.devices(), FLAGS.num_devices
-  count = processes.count()
+  found, count = environment.devices(), processes.count()
   if wanted > len(found):
-    raise ValueError(f'--num_devices={wanted}, but there are {len(found)} '
-                     'devices.')
+    raise FieldError('num_devices', wanted, f'there are {len(found)} devices.')
   if wanted % count:
-    raise ValueError(f'--num_devices={wanted} must be a multiple of the '
-                     f'{count} processes.')
+    raise FieldError('num_devices', wanted,
+                     f'must be a multiple of the {count} processes.')
   if not wanted:
     return found
   return [device for process in range(count) for device in [
@@ -122,7 +110,7 @@ def devices() -> list[jax.Device]:
 
 
 @contextlib.contextmanager
-def ending() -> Iterator[None]:
+def ending(distributed: bool) -> Iterator[None]:
   """Ends this process as the others need it.
 
   Where all end together they say so to each other, lest the first to go be
@@ -132,12 +120,12 @@ def ending() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    if FLAGS.distributed and processes.count() > 1 and not isinstance(
+    if distributed and processes.count() > 1 and not isinstance(
         error, processes.AgreedError | processes.AgreedExit):
       _end_alone(error)
     raise
   finally:
-    if FLAGS.distributed:
+    if distributed:
       jax.distributed.shutdown()
 
 
@@ -160,9 +148,9 @@ def _end_alone(error: BaseException) -> None:
   os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def mesh() -> jax.sharding.Mesh | None:
+def mesh(wanted: int) -> jax.sharding.Mesh | None:
   """The axis of clients over the devices; None of a single one."""
-  found = devices()
+  found = devices(wanted)
   if len(found) == 1:
     return None
   return jax.make_mesh(

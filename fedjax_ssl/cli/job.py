@@ -1,7 +1,7 @@
 """One method on one federation: built, checked, trained, resumed."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import hashlib
@@ -15,17 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ssl import data, methods
+from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
-from fedjax_ssl.cli import (
-  devices,
-  errors,
-  flags,
-  printing,
-  start_line,
-  stopping,
-)
-from fedjax_ssl.core import registry, rounds
+from fedjax_ssl.cli import devices, printing, start_line, stopping, words
+from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core import rounds, sampling
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
@@ -42,15 +36,13 @@ from fedjax_ssl.training import runner as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
-FLAGS = flags.FLAGS
-
 
 class Job(NamedTuple):
   """Everything that can be checked before a folder is touched."""
 
   name: str  # For progress and tables.
   folder: pathlib.Path
-  config: dict[str, Any]  # Flags that a later start must bring again.
+  options: Config  # What a later start must bring again.
   facts: dict[str, Any]  # What follows from flags and data.
   spec: task_lib.TaskSpec
   method: Any
@@ -61,12 +53,18 @@ class Job(NamedTuple):
   mesh: jax.sharding.Mesh | None
   num_parameters: int  # Of the model.
   works: list[rounds.Work]  # Of the passes of a round: a client's steps.
+  cohorts: list[tuple[int, int]]  # Of them: groups, and clients of each.
   origin: Mapping[str, Any]  # What started the run.
+
+  @property
+  def config(self) -> dict[str, Any]:
+    """Returns the options as `config.json` holds them."""
+    return {**vars(self.options), 'seeds': self.seeds}
 
 
 def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
-          folder: pathlib.Path, labels: str, method: str, horizon: int,
-          origin: Mapping[str, Any]) -> Job:
+          folder: pathlib.Path, options: Config, origin: Mapping[str, Any]
+          ) -> Job:
   """Builds the federations and the method, and traces a round.
 
   Args:
@@ -74,70 +72,83 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     dealt: the partition of each seed.
     name: of the run.
     folder: of the run.
-    labels: 'few' or 'all'.
-    method: its name and knobs.
-    horizon: rounds that schedules span.
+    options: what else is asked for, in the words that are stored.
     origin: what started the run.
 
   Raises:
     ValueError: for whatever does not fit; the message says what.
   """
-  federations = [_federation(dataset, one, labels) for one in dealt.values()]
+  federations = [_federation(dataset, one, options) for one in dealt.values()]
   federations = data.federation.pad_widths(federations)
-  if FLAGS.labels_at == 'server' and not federations[0].server.num_labeled:
-    raise ValueError('--labels_at=server, but the server has no labeled '
-                     'examples; raise --labels_per_class or '
-                     '--labeled_fraction.')
-  if FLAGS.labels_at == 'clients' and not all(
-      np.sum(f.clients.num_labeled) for f in federations):
-    raise ValueError('No client has a labeled example; raise '
-                     '--labels_per_class or --labeled_fraction.')
-  if labels == 'all' and FLAGS.labels_at == 'server' and (
-      registry.parse(method)[0] not in ('fedavg', 'fedprox')):
-    raise ValueError(
-        f'--labels=all with --labels_at=server leaves --method={method} no '
-        'unlabeled rows at the clients; give --method=fedavg or fedprox.')
-  spec = _spec(dataset, federations, method, horizon)
-  mesh = devices.mesh()
+  at_server = options.labels_at == 'server'
+  if not all(np.sum((f.server if at_server else f.clients).num_labeled)
+             for f in federations):
+    who = 'The server' if at_server else 'No client'
+    has = 'has no' if at_server else 'has a'
+    raise FieldError('labels_at', options.labels_at, f'{who} {has} labeled '
+                     'example; raise labels_per_class or labeled_fraction.')
+  spec = _spec(dataset, federations, options)
+  mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with errors.of_method(method), rounds.noting_work() as works:
-      made = methods.make(method, task)
+    with (_of_method(options.method), rounds.noting_work() as works,
+          rounds.noting_samplers() as samplers):
+      made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
       seeds_lib.totals_shape(made, federations[0], state)
+      cohorts = [_cohort(one, federations[0], state) for one in samplers]
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
-    raise _of_a_knob(error, method) from error
+    raise _of_a_knob(error, spec) from error
   seeds, partitions = list(dealt), list(dealt.values())
-  config = {**flags.values(), 'labels': labels, 'method': method,
-            'schedule_rounds': spec.schedule_rounds, 'seeds': seeds,
-            'seed': None}
   facts = {
       'data_hash': _data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
+      'choices': words.of(spec, options.profile),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   if task.attack is not None:
-    facts['hostile_clients'] = {str(s): _hostile(task, s) for s in seeds}
-  return Job(name, folder, config, facts, spec, made, federations, seeds,
+    facts['hostile_clients'] = {
+        str(s): _hostile(task, s, options.num_clients) for s in seeds}
+  return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             _num_parameters(task), works, origin)
+             _num_parameters(task), works, cohorts, origin)
 
 
-def _hostile(task: Task, seed: int) -> list[int]:
+@contextlib.contextmanager
+def _of_method(text: str) -> Iterator[None]:
+  """Names the method in what its first trace refuses."""
+  try:
+    yield
+  except FieldError:
+    raise
+  except ValueError as error:
+    raise FieldError('method', text, str(error)) from error
+
+
+def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
   """Clients that attack in the run of a seed."""
   assert task.attack is not None
   found = attacks.hostile(task.attack, seeds_lib.root_keys(seed)[0],
-                          FLAGS.num_clients)
+                          num_clients)
   return [int(client) for client in np.flatnonzero(found)]
 
 
 def _num_parameters(task: Task) -> int:
   shapes = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def _cohort(sampler: sampling.Sampler, federation: Any, state: Any
+            ) -> tuple[int, int]:
+  """How many groups a round draws, and of how many clients."""
+  def ids(state, federation, key):
+    return sampler(state, federation.at(0), key).ids
+  groups, size = jax.eval_shape(ids, state, federation, jax.random.key(0)).shape
+  return groups, size
 
 
 def _data_hash(dataset: data.Dataset) -> str:
@@ -149,79 +160,72 @@ def _data_hash(dataset: data.Dataset) -> str:
   return digest.hexdigest()
 
 
-def _of_a_knob(error: TypeError, method: str) -> Exception:
+def _of_a_knob(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
   """Names the knobs given, one of which is of a wrong type; else the bug."""
-  given = [f'--{name}={text}' for name, text in {
-      'method': method, 'model': FLAGS.model, 'weak': FLAGS.weak,
-      'strong': FLAGS.strong, 'lr_schedule': FLAGS.lr_schedule,
-      'aggregator': FLAGS.aggregator, 'attack': FLAGS.attack,
-      'server_optimizer': FLAGS.server_optimizer}.items()
-           if '(' in text]
+  given = {name: text for name in task_lib.REGISTRIES
+           if '(' in (text := getattr(spec, name) or '')}
   if not given:
     return error
-  reason = str(error).splitlines()[0]
-  return ValueError(f'A knob of {", ".join(given)} has a wrong type: {reason}')
+  field = next(iter(given))
+  return FieldError(field, given.pop(field), 'a knob has a wrong type: '
+                    f'{str(error).splitlines()[0]}', **given)
 
 
-def _federation(dataset: data.Dataset, dealt: data.Partition, labels: str):
-  holders = FLAGS.num_labeled_clients
-  if dealt.tasks is None and FLAGS.rounds_per_task:
-    raise ValueError(f'--rounds_per_task={FLAGS.rounds_per_task}, but this '
-                     'setting is no stream of tasks; leave it at 0.')
-  if dealt.tasks is not None and not FLAGS.rounds_per_task:
-    raise ValueError('--rounds_per_task=0, but this setting is a stream of '
-                     'tasks; give at least 1.')
+def _federation(dataset: data.Dataset, dealt: data.Partition, options: Config):
+  holders, rounds_ = options.num_labeled_clients, options.rounds_per_task
+  if (dealt.tasks is None) != (not rounds_):
+    raise FieldError('rounds_per_task', rounds_, 'this setting is ' + (
+        'no stream of tasks; leave it at 0.' if rounds_ else
+        'a stream of tasks; give at least 1.'))
   last = int(dealt.labeled.max(initial=-1))
-  if FLAGS.labels_at == 'clients' and 0 <= holders <= last:
-    raise ValueError(
-        f'--num_labeled_clients={holders}, but the partition gives labels to '
-        f'client {last} (the first is 0).')
+  if options.labels_at == 'clients' and 0 <= holders <= last:
+    raise FieldError('num_labeled_clients', holders, 'the partition gives '
+                     f'labels to client {last} (the first is 0).')
   return data.federate(
       dataset.train, dataset.validation, dataset.test, dealt,
-      num_clients=FLAGS.num_clients, labels=labels, labels_at=FLAGS.labels_at,
-      num_classes=dataset.num_classes,
-      rounds_per_task=FLAGS.rounds_per_task, num_labeled_clients=holders)
+      num_clients=options.num_clients, labels=options.labels,
+      labels_at=options.labels_at, num_classes=dataset.num_classes,
+      rounds_per_task=rounds_, num_labeled_clients=holders)
 
 
-def _spec(dataset: data.Dataset, federations: list[Any], method: str,
-          horizon: int) -> task_lib.TaskSpec:
+def _spec(dataset: data.Dataset, federations: list[Any], options: Config
+          ) -> task_lib.TaskSpec:
   capacity = 0
-  if not FLAGS.unlabeled_batch:
+  if not options.unlabeled_batch:
     parts = [f.clients if f.stream is None else f.stream for f in federations]
     capacity = batching.unlabeled_capacity(
         np.stack([part.num_labeled for part in parts]),
         np.stack([part.num_unlabeled for part in parts]),
-        labeled_batch=FLAGS.labeled_batch, local_steps=FLAGS.local_steps)
-  known = {field.name for field in dataclasses.fields(task_lib.TaskSpec)}
-  values = {k: v for k, v in flags.values().items() if k in known}
-  values.update(
-      method=method, num_classes=dataset.num_classes,
+        labeled_batch=options.labeled_batch, local_steps=options.local_steps)
+  fields = {field.name for field in dataclasses.fields(task_lib.TaskSpec)}
+  return task_lib.TaskSpec(
+      **{name: value for name, value in vars(options).items()
+         if name in fields},
+      num_classes=dataset.num_classes,
       input_shape=tuple(dataset.train.inputs.shape[1:]),
-      norm=None if FLAGS.norm == 'auto' else FLAGS.norm,
       mean=tuple(dataset.mean), std=tuple(dataset.std), flip=dataset.flip,
-      schedule_rounds=horizon, unlabeled_capacity=capacity)
-  return task_lib.TaskSpec(**values)
+      unlabeled_capacity=capacity)
 
 
-def schedule_rounds() -> int:
-  """The flag; else what the first start of the workdir stored; else rounds."""
-  if FLAGS.schedule_rounds is not None:
-    return FLAGS.schedule_rounds
+def schedule_rounds(options: Config) -> int:
+  """What is given; else what the first start stored; else `num_rounds`."""
+  if options.schedule_rounds is not None:
+    return options.schedule_rounds
   stored = None
-  if FLAGS.workdir and (pathlib.Path(FLAGS.workdir) / 'config.json').exists():
-    stored = workdir_lib.read_config(FLAGS.workdir).get('flags', {}).get(
-        'schedule_rounds')
-  return stored or FLAGS.num_rounds
+  folder = options.workdir or ''
+  if folder and (pathlib.Path(folder) / workdir_lib.CONFIG).exists():
+    stored = workdir_lib.read_config(folder)['flags'].get('schedule_rounds')
+  return stored or options.num_rounds
 
 
 def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
   workdir_lib.check_workdir(
-      job.folder, job.config, allow=flags.FREE, facts=job.facts)
+      job.folder, job.config, allow=words.may_differ(job), facts=job.facts)
   for seed, partition in zip(job.seeds, job.partitions, strict=True):
     file = _partition_file(job.folder, seed)
     if file.exists() and data.partition_hash(partition) != data.partition_hash(
-        data.load_partition(file, len(job.labels), FLAGS.num_clients,
+        data.load_partition(file, len(job.labels), job.options.num_clients,
                             labels=job.labels)):
       raise ValueError(f'{file} is not the partition that this run began '
                        'with. Bring the old file back, or remove it to have '
@@ -237,15 +241,16 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   if (job.folder / workdir_lib.CONFIG).exists():
     _check_folder(job)
   place = workdir_lib.open_workdir(
-      job.folder, job.config, allow=flags.FREE, facts=job.facts,
+      job.folder, job.config, allow=words.may_differ(job), facts=job.facts,
       origin=job.origin)
   def describe() -> None:
     command.write(place.path)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)
       if not file.exists():
-        data.save_partition(file, partition, num_clients=FLAGS.num_clients,
-                            labels=job.labels)
+        data.save_partition(
+            file, partition, num_clients=job.options.num_clients,
+            labels=job.labels)
 
   try:
     processes.once(describe)
@@ -270,17 +275,21 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
   done = saved[0] if saved else 0
   seals = processes.once(
       lambda: steps.metadata(done).get(sealed.FILES)) if saved else None
-  if done < FLAGS.num_rounds:
+  if done < job.options.num_rounds:
     if processes.is_first():
       print(start_line.text(job, done), file=sys.stderr)
     with contextlib.ExitStack() as stack:
       files: list[metrics.MetricsWriter] = []  # Of the first process.
       processes.once(lambda: files.append(stack.enter_context(
           metrics.MetricsWriter(place.path, done, seals=seals,
-                                tensorboard=FLAGS.tensorboard))))
+                                tensorboard=job.options.tensorboard))))
       _train(job, steps, files, saved)
-  elif seals:
-    processes.once(lambda: metrics.settle(place.path, done, seals))
+  else:
+    if processes.is_first():
+      print(f'{job.name} was finished at round {done}; nothing was run.',
+            file=sys.stderr)
+    if seals:
+      processes.once(lambda: metrics.settle(place.path, done, seals))
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
@@ -293,7 +302,7 @@ def _steps(job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of a job, which know whose they are."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, job.config, flags.FREE))
+          job.facts, {**job.config, **words.first(job.facts)}, config.FREE))
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
@@ -304,10 +313,10 @@ def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
 
 def _train(job: Job, steps: checkpoint.Checkpoints,
            files: list[metrics.MetricsWriter], saved: Any) -> None:
-  several = len(job.seeds) > 1
+  options, several = job.options, len(job.seeds) > 1
   compilation = progress.Compilation()
   bar = progress.Progress(
-      job.name, FLAGS.num_rounds, start=saved[0] if saved else 0,
+      job.name, options.num_rounds, start=saved[0] if saved else 0,
       stream=None if processes.is_first() else io.StringIO(),
       compiled=compilation.seconds)
   seconds = {'now': 0.0}
@@ -337,11 +346,11 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
   def on_progress(round_: int, now: float) -> None:
     trained()
     seconds['now'] = now
-    if round_ < FLAGS.num_rounds:  # The last one comes with its accuracy.
+    if round_ < options.num_rounds:  # The last one comes with its accuracy.
       bar.update(round_)
 
   def on_save(round_: int, saved: Any) -> None:
-    if FLAGS.pictures:
+    if options.pictures:
       processes.once(lambda: _draw(job, round_, saved))
     seals = processes.once(lambda: files[0].seals())
     steps.save(round_, saved, {'seeds': job.seeds, sealed.FILES: seals})
@@ -354,9 +363,9 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     if processes.count() > 1:  # They end together, so from the first round on.
       trained()
     result = loop.train(
-        job.method, job.federations, num_rounds=FLAGS.num_rounds,
-        seeds=job.seeds, eval_every=FLAGS.eval_every,
-        checkpoint_every=FLAGS.checkpoint_every, seed_map=FLAGS.seed_map,
+        job.method, job.federations, num_rounds=options.num_rounds,
+        seeds=job.seeds, eval_every=options.eval_every,
+        checkpoint_every=options.checkpoint_every, seed_map=options.seed_map,
         mesh=job.mesh, saved=saved, observer=observer)
     bar.close()
     if left_out['said']:
@@ -365,7 +374,7 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     if result.interrupted:
       if processes.is_first():
         printing.say(f'Stopped at round {result.round}; the same command with '
-                     f'--workdir={FLAGS.workdir} continues.')
+                     f'--workdir={options.workdir} continues.')
       raise processes.AgreedExit(0)
 
 

@@ -34,6 +34,20 @@ def _config_of(path: pathlib.Path) -> dict[str, Any]:
           str(pathlib.Path(folder) / workdir_lib.CONFIG), str(path))) from None
 
 
+def _today(config: dict[str, Any]) -> dict[str, Any]:
+  """The configuration, with knobs written out whose default was another."""
+  choices = config['facts'].get('choices', {})
+  if not choices:
+    return config
+  from fedjax_ssl import task  # Loads JAX.
+  try:
+    texts = {field: task.renewed(field, config['flags'][field], was['knobs'])
+             for field, was in choices.items()}
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(f'Its configuration is damaged: {error!r}.') from error
+  return {**config, 'flags': {**config['flags'], **texts}}
+
+
 def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
   """Returns the command that a run was started with, without flags.
 
@@ -65,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     return 2
   path = pathlib.Path(words[0])
   try:
-    config = _config_of(path)
+    config = _today(_config_of(path))
     if '--print' in argv:
       printing.say(command.text_of(config), end='')
       return 0

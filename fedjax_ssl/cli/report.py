@@ -17,25 +17,13 @@ import pathlib
 import sys
 from typing import Any
 
-from fedjax_ssl.cli import arguments, printing, settings
+from fedjax_ssl.cli import arguments, places, printing, settings
 from fedjax_ssl.report import page, stored_runs
 
 
 def _defaults(name: str) -> Mapping[str, Any]:
   """Defaults of a setting's flags; {} of a user's own."""
   return settings.defaults_of(name) if name in settings.SETTINGS else {}
-
-
-def _runs_in(words: Sequence[str]) -> list[str]:
-  """The folders with runs and those that are not there; or else all."""
-  found: list[str] = []
-  for word in words:
-    path = pathlib.Path(word)
-    if (path / 'config.json').exists() or not path.exists():
-      found.append(word)
-    else:  # Of a sweep, perhaps.
-      found += [str(file.parent) for file in sorted(path.glob('*/config.json'))]
-  return found or list(words)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.out:
       raise ValueError('--out= is empty; name a folder.')
     left_out: list[str] = []
-    runs = stored_runs.load(_runs_in(args.workdirs), left_out,
+    runs = stored_runs.load(places.runs_in(args.workdirs), left_out,
                             _defaults)
     columns = [name for name in args.columns.split(',') if name]
     texts = page.texts_of_good(runs, args.target, args.title, left_out, columns)

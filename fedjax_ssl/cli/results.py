@@ -3,8 +3,10 @@ r"""One table from finished runs, with what is needed to repeat them.
 fedjax-ssl results runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
-Prints the table; with --out writes <out>.json and <out>.md, with --epsilon a
-plot besides. Every number comes from the runs' own files.
+A folder of runs, such as a sweep's, stands for all of them; files beside them,
+such as their logs, are passed over. Prints the table; with --out writes
+<out>.json and <out>.md, with --epsilon a plot besides. Every number comes from
+the runs' own files.
 """
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from collections.abc import Sequence
 import pathlib
 import sys
 
-from fedjax_ssl.cli import arguments, printing
+from fedjax_ssl.cli import arguments, places, printing
 from fedjax_ssl.report import study
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = arguments.Parser('results', __doc__)
-  parser.add_argument('workdirs', nargs='*', help='folders of finished runs')
+  parser.add_argument('workdirs', nargs='*', help='folders of finished runs, '
+                      'or of such folders')
   parser.add_argument('--out', help='path of the table without ending; '
                       'default: it is printed only')
   parser.add_argument('--epsilon', action=argparse.BooleanOptionalAction,
@@ -43,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
       raise ValueError('--out= is empty; name a table, or leave it out.')
     if args.epsilon and not args.out:
       raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
-    rows = [study.read(folder, columns) for folder in args.workdirs]
+    folders = places.runs_in(args.workdirs)
+    rows = [study.read(folder, columns) for folder in folders]
     study.check_columns(rows, columns)
     text = study.markdown(rows, args.note)
     if args.out:
@@ -52,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         out = out.with_suffix('')
       study.write(out, rows, text, args.note)
       if args.epsilon:
-        study.draw_epsilon(out, args.workdirs)
+        study.draw_epsilon(out, folders)
   except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import contextlib
+import dataclasses
 import os
 import pathlib
 import sys
@@ -11,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl import data
-from fedjax_ssl.cli import flags, printing
+from fedjax_ssl import config, data
 from fedjax_ssl.cli import job as job_lib
+from fedjax_ssl.cli import printing, words
 from fedjax_ssl.cli.settings import Setting
+from fedjax_ssl.config import Config
 from fedjax_ssl.training import processes
-
-FLAGS = flags.FLAGS
 
 # Where bounds live below the workdir, by name in tables: (folder, flags).
 BOUNDS = {
@@ -26,26 +26,29 @@ BOUNDS = {
 }
 
 
-def train(setting: Setting, origin: Mapping[str, Any]) -> None:
+def train(setting: Setting, options: Config, origin: Mapping[str, Any]) -> None:
   """Trains, or evaluates, the run and its bounds.
 
   Args:
     setting: how rows are dealt.
+    options: what else is asked for.
     origin: what started the run, to be stored.
   """
-  is_new = FLAGS.workdir is None
+  is_new = options.workdir is None
   if is_new:
-    FLAGS['workdir'].value = processes.once(lambda: _new_workdir(setting.name))
-  workdir = pathlib.Path(FLAGS.workdir)
-  wanted = processes.once(lambda: _wanted(workdir))
-  horizon = processes.once(job_lib.schedule_rounds)
-  jobs = processes.together(lambda: _build(
-      setting, origin, wanted, horizon))
+    options = dataclasses.replace(options, workdir=processes.once(
+        lambda: _new_workdir(setting.name)))
+  workdir = pathlib.Path(options.workdir or '')
+  horizon = processes.once(lambda: job_lib.schedule_rounds(options))
+  options = dataclasses.replace(options, schedule_rounds=horizon)
+  wanted = processes.once(lambda: _wanted(options, workdir))
+  jobs = processes.together(lambda: _build(setting, options, wanted, origin))
+  jobs = [words.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
-        {k: v for k, v in job.config.items() if k not in flags.OWN}, 'flags')
+        {k: v for k, v in job.config.items() if k not in config.OWN}, 'flags')
     processes.check_same(job.facts, 'data')
-  if FLAGS.eval_only:
+  if options.eval_only:
     for job in jobs:
       job_lib.evaluate(job)
     return
@@ -61,27 +64,38 @@ def train(setting: Setting, origin: Mapping[str, Any]) -> None:
     processes.once(lambda: _finish(workdir, runs))
 
 
-def _build(setting: Setting, origin: Mapping[str, Any],
-           wanted: Sequence[Sequence[str]], horizon: int
+def _build(setting: Setting, options: Config,
+           wanted: Sequence[Sequence[str]], origin: Mapping[str, Any]
            ) -> list[job_lib.Job]:
   """The jobs, of which none has touched its folder."""
-  dataset = data.load(FLAGS.dataset, FLAGS.data_dir, split=FLAGS.split,
-                      embeddings=FLAGS.embeddings)
-  _check_sizes(dataset)
-  deals = {seed: _partition(setting, dataset, seed) for seed in flags.seeds()}
-  return [job_lib.build(dataset, deals, name, pathlib.Path(folder), labels,
-                        method, horizon, origin)
+  dataset = data.load(options.dataset, options.data_dir, split=options.split,
+                      embeddings=options.embeddings)
+  num_train = len(dataset.train.labels)
+  if options.num_clients > num_train:
+    raise config.FieldError(
+        'num_clients', options.num_clients, 'there are more clients than the '
+        f'{num_train} training examples.', dataset=options.dataset)
+  if not len(dataset.test.labels):
+    raise config.FieldError('dataset', options.dataset, 'no test examples.')
+  deals = {seed: _partition(setting, options, dataset, seed)
+           for seed in options.all_seeds}
+  return [job_lib.build(
+      dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
+          options, labels=labels, method=method, seed=None,
+          seeds=tuple(deals)), origin)
           for name, folder, labels, method in wanted]
 
 
-def _wanted(workdir: pathlib.Path) -> list[tuple[str, str, str, str]]:
+def _wanted(options: Config, workdir: pathlib.Path
+            ) -> list[tuple[str, str, str, str]]:
   """(name, folder, labels, method) of the run and of the bounds it needs."""
-  name = flags.method() + (', all labels' if FLAGS.labels == 'all' else '')
-  wanted = [(name, str(workdir), FLAGS.labels, flags.method())]
-  if FLAGS.bounds:
+  method = options.full_method
+  name = method + (', all labels' if options.labels == 'all' else '')
+  wanted = [(name, str(workdir), options.labels, method)]
+  if options.bounds:
     wanted += [(name, str(workdir / folder), labels, 'fedavg')
                for name, (folder, labels) in BOUNDS.items()
-               if not FLAGS.eval_only or (workdir / folder).exists()]
+               if not options.eval_only or (workdir / folder).exists()]
   return wanted
 
 
@@ -107,34 +121,19 @@ def _new_workdir(name: str) -> str:
                       f'{os.getpid()}')
 
 
-def _partition(setting: Setting, dataset: data.Dataset, seed: int
-               ) -> data.Partition:
+def _partition(setting: Setting, options: Config, dataset: data.Dataset,
+               seed: int) -> data.Partition:
   """One seed's partition: from a file, or dealt."""
   labels = np.asarray(dataset.train.labels)
-  if FLAGS.partition_file:
-    return data.load_partition(
-        FLAGS.partition_file, labels.size, FLAGS.num_clients, labels=labels)
-  if FLAGS.partition_seed is not None:
-    seed = FLAGS.partition_seed
+  if options.partition_file:
+    return data.load_partition(options.partition_file, labels.size,
+                               options.num_clients, labels=labels)
+  if options.partition_seed is not None:
+    seed = options.partition_seed
   rng = np.random.default_rng([seed, 0x5353])
   validation = np.zeros(labels.size, bool)
   if dataset.validation is None:
     validation = data.choose_validation(
-        rng, labels, fraction=FLAGS.validation_fraction)
-  labeled, unlabeled, *tasks = setting.deal(
-      rng, labels, ~validation, flags.options())
+        rng, labels, fraction=options.validation_fraction)
+  labeled, unlabeled, *tasks = setting.deal(rng, labels, ~validation, options)
   return data.Partition(labeled, unlabeled, validation, *tasks)
-
-
-def _check_sizes(dataset: data.Dataset) -> None:
-  """Raises ValueError if clients do not fit the data, or their cohort."""
-  num_train = len(dataset.train.labels)
-  if FLAGS.num_clients > num_train:
-    raise ValueError(f'--num_clients={FLAGS.num_clients} is more than the '
-                     f'{num_train} training examples of '
-                     f'--dataset={FLAGS.dataset}.')
-  if FLAGS.cohort_size > FLAGS.num_clients:
-    raise ValueError(f'--cohort_size={FLAGS.cohort_size} is more than '
-                     f'--num_clients={FLAGS.num_clients}.')
-  if not len(dataset.test.labels):
-    raise ValueError(f'--dataset={FLAGS.dataset} has no test examples.')

@@ -7,9 +7,11 @@ A setting says how rows are dealt and where the flags have other defaults than
 from __future__ import annotations
 
 from collections.abc import Mapping
+import dataclasses
 import sys
 from typing import Any, NamedTuple
 
+from fedjax_ssl import config
 from fedjax_ssl.cli import dealing
 
 
@@ -38,8 +40,7 @@ class Setting(NamedTuple):
 
 def defaults_of(name: str) -> dict[str, Any]:
   """Returns the values of all flags where none is given to a setting."""
-  from fedjax_ssl.cli import flags
-  return {**flags.defaults(), **SETTINGS[name].defaults}
+  return {**dataclasses.asdict(config.Config()), **SETTINGS[name].defaults}
 
 
 def program(name: str, python: str = sys.executable) -> list[str]:

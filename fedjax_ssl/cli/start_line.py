@@ -11,11 +11,8 @@ import jax
 import numpy as np
 
 from fedjax_ssl import data, task
-from fedjax_ssl.cli import flags
 from fedjax_ssl.core import rounds
 from fedjax_ssl.core.types import Shard
-
-FLAGS = flags.FLAGS
 
 
 def text(job: Any, done: int) -> str:
@@ -28,13 +25,13 @@ def text(job: Any, done: int) -> str:
   dealt = [data.describe(federation) for federation in job.federations]
   total = dealt[0]['num_clients']
   at_server = _span(facts['server_labeled'] for facts in dealt)
-  labeled = at_server if FLAGS.labels_at == 'server' else _span(
+  labeled = at_server if job.options.labels_at == 'server' else _span(
       facts['labeled']['total'] for facts in dealt)
   unlabeled = _span(facts['unlabeled']['total'] for facts in dealt)
-  place = ' (at the server)' if FLAGS.labels_at == 'server' else ''
+  place = ' (at the server)' if job.options.labels_at == 'server' else ''
   devices = 1 if job.mesh is None else job.mesh.size
   parts = [
-      f'{_count(total, "client")}, {FLAGS.cohort_size} a round',
+      f'{_count(total, "client")}, {_cohorts(job)} a round',
       f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
       _count(dealt[0]['num_classes'], 'class', 'classes'),
       _count(job.num_parameters, 'parameter'), _count(devices, 'device'),
@@ -44,6 +41,13 @@ def text(job: Any, done: int) -> str:
   parts += [said for note in NOTES if (said := note(job))]
   begins = f'continues at round {done}' if done else 'starts'
   return f'{job.name} {begins}: {"; ".join(parts)}.'
+
+
+def _cohorts(job: Any) -> str:
+  """Who takes part: `5`, or `3 groups of 5`; of each pass that differs."""
+  return ' + '.join(dict.fromkeys(
+      f'{size:,}' if groups == 1 else f'{groups:,} groups of {size:,}'
+      for groups, size in job.cohorts)) or 'none'
 
 
 def _steps(job: Any) -> str:
@@ -82,9 +86,9 @@ def _without_rows(job: Any) -> str:
 
 def _schedules(job: Any) -> str:
   """Schedules that end before the run, or after it."""
-  span = job.spec.schedule_rounds
-  return '' if span == FLAGS.num_rounds else (
-      f'schedules span {span:,} of {FLAGS.num_rounds:,} rounds')
+  span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
+  return '' if span == rounds_ else (
+      f'schedules span {span:,} of {rounds_:,} rounds')
 
 
 def _attacked(job: Any) -> str:

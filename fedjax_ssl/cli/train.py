@@ -1,26 +1,54 @@
 """`fedjax-ssl train`: flags read and checked, JAX prepared, runs made.
 
-Flags are read before JAX is imported, so that a typo is refused at once.
+Flags are read here and nowhere else, before JAX is imported, so that a typo is
+refused at once. All others take the `config.Config` that they make.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import contextlib
+import importlib.util
 import os
 import pathlib
 import signal
 import sys
 from typing import Any
 
-from absl import app, logging
-from absl import flags as absl_flags
+from absl import app, flags, logging
 
-from fedjax_ssl.cli import errors, flags, settings, stopping
+from fedjax_ssl import config
+from fedjax_ssl.cli import errors, settings, stopping
 from fedjax_ssl.cli.settings import Setting
+from fedjax_ssl.core import checks
 
 FLAGS = flags.FLAGS
 
-flags.define()
+
+def _define(option: config.Option) -> None:
+  """Defines the flag of an option."""
+  name, default, text, bound = (
+      option.name, option.default, option.help, option.bound)
+  if option.choices:
+    flags.DEFINE_enum(name, default, option.choices, text)
+  elif option.kind is bool:
+    flags.DEFINE_bool(name, default, text)
+  elif option.kind is tuple:
+    flags.DEFINE_list(name, default, text)
+  elif option.kind is int:
+    flags.DEFINE_integer(name, default, text, lower_bound=int(bound.least),
+                         upper_bound=int(bound.most))
+  elif option.kind is float:
+    flags.DEFINE_float(
+        name, default, text,
+        lower_bound=None if bound.above else float(bound.least),
+        upper_bound=None if bound.below or bound.most == checks.MOST
+        else float(bound.most))
+  else:
+    flags.DEFINE_string(name, default, text)
+
+
+for _option in config.OPTIONS.values():
+  _define(_option)
 
 
 def main(setting: Setting, words: Sequence[str]) -> None:
@@ -32,7 +60,7 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   """
   for name, value in setting.defaults.items():
     FLAGS.set_default(name, value)
-  for name in flags.all_names():  # For --help.
+  for name in config.OPTIONS:  # For --help.
     FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[name])
   program = sys.modules['__main__']
   if _is_ours(setting) and not program.__doc__:
@@ -40,11 +68,64 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],
-            flags_parser=lambda argv: _report_errors(FLAGS, argv))
+            flags_parser=_read_flags)
+
+
+def options(setting: str = '', script: str = '') -> config.Config:
+  """Returns what the flags say.
+
+  Args:
+    setting: its name, with which --eval_only is compared.
+    script: path of the program, if the setting is a user's own.
+
+  Raises:
+    ValueError: for a value that a flag does not take, or flags that exclude
+      each other.
+  """
+  values = _values()
+  given = {name for name in values if FLAGS[name].present}
+  if FLAGS.eval_only and FLAGS.workdir:
+    # Those that are given are compared with the run's like at a restart.
+    values |= {name: value for name, value in _stored(
+        os.path.expanduser(FLAGS.workdir), setting, script).items()
+               if name in values and name not in given
+               and not config.OPTIONS[name].this_start}
+  if FLAGS.tensorboard and importlib.util.find_spec('tensorboardX') is None:
+    raise ValueError('--tensorboard needs the package tensorboardX: '
+                     "pip install -e '.[tensorboard]' in this repository's "
+                     'folder.')
+  return config.resolve(values, given)
+
+
+def _values() -> dict[str, Any]:
+  return {name: FLAGS[name].value for name in config.OPTIONS}
+
+
+def _stored(workdir: str, setting: str, script: str) -> dict[str, Any]:
+  """The flags of the run in the folder."""
+  from fedjax_ssl.report import command
+  from fedjax_ssl.training import workdir as workdir_lib
+  found = workdir_lib.read_config(workdir)
+  was = command.program_of(found)
+  if was and pathlib.Path(was).name != pathlib.Path(script or setting).name:
+    raise ValueError(f'--workdir={workdir} is a run of {was}, not of '
+                     f'{script or setting}; `fedjax-ssl evaluate {workdir}` '
+                     'evaluates it.')
+  return found['flags']
 
 
 def _is_ours(setting: Setting) -> bool:
   return settings.SETTINGS.get(setting.name) is setting
+
+
+def _read_flags(argv: Sequence[str]) -> Any:
+  """Reads the flags; ends the process if they are wrong or ask for help."""
+  try:
+    return _report_errors(FLAGS, argv)
+  except SystemExit as ended:
+    if ended.code == 1:  # So absl ends where it has printed the help.
+      sys.exit(0)
+    raise
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
@@ -59,10 +140,10 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
   except (ValueError, OSError, MemoryError, OverflowError,
-          absl_flags.Error) as error:
+          flags.Error) as error:
     if FLAGS.is_parsed() and FLAGS.verbosity > 0:
       raise
-    print(f'error: {errors.line(error)}', file=sys.stderr)
+    print(f'error: {errors.line(error, _values())}', file=sys.stderr)
     sys.exit(75 if errors.may_pass(error) else 2)
   except KeyboardInterrupt:
     stopping.end(signal.SIGINT)
@@ -74,32 +155,30 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   if len(argv) > 1:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   script = '' if _is_ours(setting) else sys.argv[0]
-  flags.check(setting.name, script)
+  told = options(setting.name, script)
   from fedjax_ssl.cli import devices, runs
   from fedjax_ssl.report import command
   from fedjax_ssl.training import environment, processes
-  devices.place()
-  _prepare_jax()
-  environment.devices()  # Starts JAX, or says why not.
-  with devices.ending():
-    processes.together(devices.devices)
-    runs.train(setting, command.origin(
-        words, setting='' if script else setting.name, script=script))
-
-
-def _prepare_jax() -> None:
-  """Devices, the compilation cache and a quiet log, before JAX starts."""
-  import jax
-
-  from fedjax_ssl.cli import devices
   logging.use_absl_handler()
   if FLAGS.verbosity <= 0:
     logging.set_verbosity(logging.WARNING)
-  devices.join()
-  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
-    with contextlib.suppress(RuntimeError):  # A user without a home.
-      cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
-                           pathlib.Path.home() / '.cache')
-      jax.config.update('jax_compilation_cache_dir',
-                        str(cache / 'fedjax_ssl' / 'xla'))
-      jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  devices.join(told)
+  _keep_programs()
+  environment.devices()  # Starts JAX, or says why not.
+  with devices.ending(told.distributed):
+    processes.together(lambda: devices.devices(told.num_devices))
+    runs.train(setting, told, command.origin(
+        words, setting='' if script else setting.name, script=script))
+
+
+def _keep_programs() -> None:
+  """Has JAX keep compiled programs, where nobody says otherwise."""
+  import jax
+  if os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    return
+  with contextlib.suppress(RuntimeError):  # A user without a home.
+    cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
+                         pathlib.Path.home() / '.cache')
+    jax.config.update('jax_compilation_cache_dir',
+                      str(cache / 'fedjax_ssl' / 'xla'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)

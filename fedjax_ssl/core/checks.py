@@ -1,8 +1,9 @@
 """Checks of names and numbers, with messages that say what is allowed."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import difflib
+from typing import Any
 
 # Of float32, in which knobs are computed with: its largest number, and the
 # smallest one that keeps all its digits.
@@ -10,13 +11,69 @@ MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 _WHOLE = 2**31 - 1
 
 
+class FieldError(ValueError):
+  """A field has a value that is refused.
+
+  Fields have one name in Python, in `config.json` and as flags.
+
+  Attributes:
+    field: its name.
+    value: what was given.
+    reason: why not, and what is allowed.
+  """
+
+  def __init__(self, field: str, value: Any, reason: str, **beside: Any):
+    """Also takes the values of other fields with which it does not go."""
+    super().__init__(field, value, reason)
+    self.field, self.value, self.reason = field, value, reason
+    self._fields = {field: value, **beside}
+
+  def text(self, mark: str = '') -> str:
+    """Returns one sentence, with a mark such as `--` before each field."""
+    cause = self.__cause__
+    reason = cause.text(mark) if isinstance(cause, FieldError) else self.reason
+    given = ' and '.join(
+        f'{mark}{name}' + ('' if value is True else f'={value}')
+        for name, value in self._fields.items())
+    return f'{given}: {reason}'
+
+  def __str__(self) -> str:
+    return self.text()
+
+
+class LengthError(ValueError):
+  """Something spans the run, and nothing says how long it is."""
+
+  def __init__(self, what: str):
+    """Takes what spans it."""
+    super().__init__(f'{what} spans the run, and the task does not say how '
+                     'long it is; give TaskSpec(schedule_rounds=R), or leave '
+                     'it to train, which makes it its num_rounds.')
+
+
 def check(kind: str, name: str, allowed: Iterable[str]) -> str:
   """Returns `name`, or raises ValueError that lists what is allowed."""
-  allowed = sorted(allowed)
-  if name in allowed:
+  if name in (allowed := sorted(allowed)):
     return name
-  raise ValueError(f'{kind} {name!r} is unknown.{near(name, allowed)} '
-                   f'Allowed: {", ".join(allowed)}.')
+  raise ValueError(f'{kind} {name!r} is {unknown(name, allowed)}')
+
+
+def unknown(name: str, allowed: Iterable[str]) -> str:
+  """Returns 'unknown.' with what there is instead."""
+  allowed = sorted(allowed)
+  return (f'unknown.{near(name, allowed)} Allowed: '
+          f'{", ".join(allowed)}.')
+
+
+def profile(profiles: Mapping[str, Mapping[str, Any]], name: str,
+            **given: Any) -> dict[str, Any]:
+  """The values of a profile, those that are given and not None in their place.
+
+  Raises:
+    ValueError: for an unknown profile.
+  """
+  chosen = profiles[check('profile', name, profiles)]
+  return {**chosen, **{k: v for k, v in given.items() if v is not None}}
 
 
 def near(name: str, allowed: Iterable[str]) -> str:

@@ -1,14 +1,14 @@
 """How the slots of a cohort are laid over chunks, time and devices.
 
-Slots come in canonical order, longest first. They are cut into blocks of
-`block` consecutive slots; block j goes to device j % devices, so that every
-device gets its share of long and short clients. A device works on `per_tick`
-blocks at a time, clients one by one or under one vmap.
+Slots are sorted, the longest first, and cut into blocks of `block` consecutive
+slots. Block j goes to device j % devices, so that every device gets its share
+of long and short clients. In one tick a device works on `per_tick` blocks,
+client by client or under one vmap.
 
-Sums of a linear rule are taken in slot order inside a block, then block by
-block. The devices exchange block sums after each tick, so memory does not grow
-with the cohort, and the same additions happen in the same order on any number
-of devices.
+A linear rule's sums are taken in slot order inside a block, then block by
+block. The devices exchange their block sums after each tick. So memory does not
+grow with the cohort, and the same numbers are added in the same order whatever
+the number of devices.
 """
 from __future__ import annotations
 
@@ -159,12 +159,12 @@ class Plan(NamedTuple):
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
            ) -> PyTree:
     """Adds one tick's weighted messages [per_tick * block, ...]."""
-    once = 1 + (weights[0] < 0).astype(jnp.int32)
+    one = 1 + (weights[0] < 0).astype(jnp.int32)  # Weights are not negative.
 
     def block_sums(x):
-      x = _rounded_product(x.astype(jnp.float32), weights, once)
+      x = _rounded_product(x.astype(jnp.float32), weights, one)
       x = x.reshape(self.per_tick, self.block, *x.shape[1:])
-      return _in_order(jnp.moveaxis(x, 1, 0))
+      return tree.sum_in_order(jnp.moveaxis(x, 1, 0))
 
     def add(total, x):
       sums = block_sums(x)  # [per_tick, ...]
@@ -177,29 +177,25 @@ class Plan(NamedTuple):
     return jax.tree.map(add, total, messages)
 
 
-def _rounded_product(x: jax.Array, weights: jax.Array, once: jax.Array
+def _rounded_product(x: jax.Array, weights: jax.Array, one: jax.Array
                      ) -> jax.Array:
-  """Rows of `x` times their weights, rounded before anything is added to them.
+  """Rows of `x` times their weights, rounded before they are added up.
 
-  Compilers contract a product and a sum that meet on a device to one rounding;
-  where they meet depends on the number of devices, and so would the bits. A
-  loop of unknown length keeps the two apart.
+  A compiler may turn a product and the sum that follows into one instruction
+  that rounds once. Whether it can depends on how many devices share the work,
+  and the bits would too. A loop whose length it does not know keeps product
+  and sum apart.
 
   Args:
     x: float32[K, ...].
     weights: float32[K].
-    once: int32[], 1, in a way that no compiler sees.
+    one: int32[], always 1, but computed so that the compiler cannot know.
 
   Returns:
     float32[K, ...].
   """
   w = weights.reshape(-1, *[1] * (x.ndim - 1))
-  return lax.fori_loop(0, once, lambda i, _: x * w, jnp.zeros_like(x))
-
-
-def _in_order(x: jax.Array) -> jax.Array:
-  """Sum over the leading axis from first to last."""
-  return lax.fori_loop(1, x.shape[0], lambda i, s: s + x[i], x[0])
+  return lax.fori_loop(0, one, lambda i, _: x * w, jnp.zeros_like(x))
 
 
 def plan(task: Task, size: int) -> Plan:

@@ -1,4 +1,7 @@
-"""A client's weight: how much its update counts in the mean."""
+"""A client's weight: how much its update counts in the mean of all updates.
+
+Methods call `client_weight` and put the result into `Update.weight`.
+"""
 from __future__ import annotations
 
 import jax
@@ -10,10 +13,10 @@ from fedjax_ssl.core.types import Number, Shard
 WEIGHTINGS = ('examples', 'uniform')
 
 
-def check(weighting: str, labeled_say: float) -> None:
-  """Raises ValueError, naming the knob, for what `of` cannot weigh."""
+def check(weighting: str, labeled_client_weight: float) -> None:
+  """Raises ValueError, naming the knob, for `client_weight`."""
   checks.check('weighting', weighting, WEIGHTINGS)
-  checks.positive(labeled_say=labeled_say)
+  checks.positive(labeled_client_weight=labeled_client_weight)
 
 
 def rows_used(shard: Shard, streams: str) -> jax.Array:
@@ -23,22 +26,22 @@ def rows_used(shard: Shard, streams: str) -> jax.Array:
   return labeled + unlabeled
 
 
-def of(shard: Shard, streams: str, *, weighting: str = 'uniform',
-       labeled_say: Number = 1.0) -> jax.Array:
-  """A client's weight.
+def client_weight(shard: Shard, streams: str, *, weighting: str = 'uniform',
+                  labeled_client_weight: Number = 1.0) -> jax.Array:
+  """Decides how much a client counts in the mean.
 
   Args:
     shard: its rows.
     streams: 'both', 'labeled' or 'unlabeled', what its loss uses.
     weighting: clients count by their 'examples' used, or 'uniform'.
-    labeled_say: a client that holds labels counts so many times what it would
-      without; 1 is no difference. With N_Q clients without labels to N_S with
-      some, N_Q / N_S makes both groups equal, FedSSL's equation 1.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference. With N_S such clients and N_Q others, N_Q / N_S makes
+      both groups count the same, FedSSL's equation 1.
 
   Returns:
     float32[]; 0 for a client without such rows.
   """
   rows = rows_used(shard, streams)
   count = rows if weighting == 'examples' else rows > 0
-  factor = jnp.where(shard.num_labeled > 0, labeled_say, 1.0)
+  factor = jnp.where(shard.num_labeled > 0, labeled_client_weight, 1.0)
   return (factor * count).astype(jnp.float32)

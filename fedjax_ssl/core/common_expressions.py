@@ -1,11 +1,11 @@
-"""Traced functions in which nothing is computed twice.
+"""Merges equal expressions of a function, for equal bits on all devices.
 
-Before XLA simplifies a program for several devices, it merges the expressions
-that are equal; in a program for one device it does so later. Some
-simplifications ask how often a value is used: x / y becomes x * (1 / y) where y
-is broadcast once, and stays where two divisions share the broadcast. So one
-function was rounded in two ways. With the equal expressions merged here, both
-programs begin alike.
+XLA does this too (common subexpression elimination), but not always at the
+same time: in a program for several devices it does so before it simplifies, in
+a program for one device after. Simplifying depends on how often a value is
+used: x / y becomes x * (1 / y) if y is broadcast for this division alone, and
+stays if two divisions share the broadcast. So one function was rounded in two
+ways. With equal expressions merged here, XLA simplifies both programs alike.
 """
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from jax.extend.core import primitives
 import jax.numpy as jnp
 import numpy as np
 
-# Calls whose parts join those of the caller, and the parameter that has them.
-# Derivatives have been taken by then: a rule of their own is used no more.
+# Calls whose expressions are merged with those of the caller, and the parameter
+# that holds them. A custom derivative is lost: derivatives were taken before.
 _CALLS = {'jit': 'jaxpr', 'pjit': 'jaxpr', 'closed_call': 'call_jaxpr',
           'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
-# Loops and branches, which keep their parts to themselves.
+# Loops and branches, inside of which expressions are merged, each by itself.
 _CONTROL = {'while': ('cond_jaxpr', 'body_jaxpr'), 'scan': ('jaxpr',),
             'cond': ('branches',)}
-# Their operands may have sides of 1 where the result has more.
+# Operations whose operands may be broadcast to the shape of the result.
 _ELEMENTWISE = frozenset((
     'add', 'add_any', 'and', 'atan2', 'clamp', 'div', 'eq', 'ge', 'gt', 'le',
     'lt', 'max', 'min', 'mul', 'ne', 'nextafter', 'or', 'pow', 'rem',
@@ -34,12 +34,12 @@ _ELEMENTWISE = frozenset((
     'sub', 'xor'))
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The same function, with equal expressions computed once.
+def merge_equal(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Makes a function compute equal expressions once.
 
   Args:
-    function: pytrees of arrays -> pytree of arrays. It is traced, and its
-      derivatives are no longer those of `jax.custom_vjp`.
+    function: pytrees of arrays -> pytree of arrays. It is traced. The result
+      must not be differentiated: rules of `jax.custom_vjp` are lost.
 
   Returns:
     The function, to be called inside a traced one.
@@ -69,7 +69,7 @@ def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
 
 
 def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]) -> Any:
-  """What one equation gives, or gave before to the same inputs."""
+  """The results of one equation, computed now or known from an equal one."""
   # Profiles name operations by where they stood.
   scope = str(eqn.source_info.name_stack)
   with jax.named_scope(scope) if scope else contextlib.nullcontext():
@@ -92,7 +92,7 @@ def _of_equation(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]
 
 def _bound(primitive: Any, inputs: list[Any], params: dict[str, Any],
            known: dict[Hashable, Any], acts: bool = False) -> Any:
-  """A primitive's results, made anew if they are not known or if it acts."""
+  """A primitive's results; computed if not known, or if it has effects."""
   key = primitive, tuple(map(_name, inputs)), tuple(sorted(params.items()))
   try:
     if not acts and key in known:
@@ -102,12 +102,12 @@ def _bound(primitive: Any, inputs: list[Any], params: dict[str, Any],
   out = primitive.bind(*inputs, **params)
   out = out if primitive.multiple_results else [out]
   if not acts:
-    known[key] = out, inputs  # An id is its owner's as long as that lives.
+    known[key] = out, inputs  # Kept alive, so that no other gets their ids.
   return out
 
 
 def _spread(x: Any, shape: tuple[int, ...], known: dict[Hashable, Any]) -> Any:
-  """An operand in the shape of the result, which XLA would make for each."""
+  """Broadcasts an operand to the result's shape, once for all that need it."""
   if np.shape(x) in (shape, ()):
     return x
   out, = _bound(primitives.broadcast_in_dim_p, [x], {

@@ -1,8 +1,9 @@
-"""What a knob may be, and what its extremes do: one bound for each name.
+"""The values that each knob may have: one bound for each name.
 
-`checked` holds a builder's numbers to the bounds of this module, whether they
+A knob is a keyword argument of a method, model or view, as in
+`fixmatch(threshold=0.9)`. `checked` refuses numbers out of bounds, whether they
 come from a text or from Python. A value that switches something off is either
-refused, or it has words that `notes` returns, to be printed when a run starts.
+refused, or `notes` says what it does when a run starts.
 """
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ import re
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedjax_ssl.core import checks
-from fedjax_ssl.core.registry import parse
+from fedjax_ssl.core.registry import parse, with_new_names
 
 P = ParamSpec('P')
 T = TypeVar('T')
+# By profile, knobs and what else it fixes.
+Profiles = Mapping[str, Mapping[str, Any]]
 
 
 class Case(NamedTuple):
-  """Values from `least` to `most`, and what they do."""
+  """What values from `least` to `most` switch off, in words."""
 
   least: float
   most: float
@@ -30,13 +33,13 @@ class Case(NamedTuple):
 
 
 class Needs(NamedTuple):
-  """Another knob without which this one does nothing.
+  """A value of another knob without which this knob does nothing.
 
   Attributes:
-    knob: the other one.
-    values: those of its values with which this one acts.
-    advice: what to write instead; a knob that does nothing is then refused.
-      Without advice it is only said.
+    knob: the other knob.
+    values: its values with which this knob does something.
+    advice: what to write instead. With an advice, a knob that does nothing is
+      refused; without, `notes` says so.
   """
 
   knob: str
@@ -71,7 +74,7 @@ class Bound(NamedTuple):
 
 
 class Word(NamedTuple):
-  """A knob that is no number; only what it needs is checked."""
+  """A knob that is not a number; only `needs` is checked."""
 
   needs: Needs
 
@@ -102,19 +105,25 @@ def _factor(what: str) -> Bound:
   return Bound(cases=(at(0, f'{what} stay where they start'),))
 
 
-# Loops are unrolled over views and layers: a program of thousands never ends
-# compiling. Steps beyond this many overflow counts of rows.
+# Loops over views are unrolled, and thousands would compile forever.
 _UNROLLED = 64
-_STEPS = 1_000_000
+_STEPS = 1_000_000  # More would overflow counts of rows.
 
 # A probability is at most 1, so 1.1 says "none"; 2 or 95 is a slip.
 CONFIDENCE = Bound(0, 1.1, cases=(
     at(0, 'every unlabeled row counts'), over(1, 'no unlabeled row counts')),
     advice='a probability; above 1 no row counts')
-# Where a row must be surer than that.
+# Where a row must be surer than the threshold.
 STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
+# Of an optimizer.
+RATE = Bound(above=True)
+MOMENTUM = Bound(0, 1, below=True)
+WEIGHT_DECAY = Bound()
 PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
                  needs=Needs('server', ('fedprox',)))
+
+# Where clients with labels may be left out.
+CLIENT_FACTOR = Bound(cases=(at(0, 'clients with labels do not count'),))
 
 BOUNDS: dict[str, Bound] = {
     'agreement_weight': _weight('the vote of the helpers'),
@@ -143,12 +152,12 @@ BOUNDS: dict[str, Bound] = {
     'l1': Bound(),
     'l2': Bound(),
     'label_smoothing': Bound(0, 1, below=True),
+    'labeled_client_weight': Bound(above=True),
     'labeled_beta': Bound(infinite=True, cases=(
         at(0, 'groups with labels are averaged as in FedAvg'),)),
     'labeled_multiplier': Bound(cases=(
         at(0, 'clients with labels do not count in their groups'),)),
     'labeled_rate': _factor('clients with labels'),
-    'labeled_say': Bound(above=True),
     'labeled_steps': _whole(0, _STEPS),
     'labeled_weight': Bound(cases=(at(0, 'labels do not count'),)),
     'levels': _whole(1, 1000),
@@ -193,10 +202,13 @@ BOUNDS: dict[str, Bound] = {
 }
 
 
-def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def checked(profiles: Profiles | None = None, /, **own: Bound | Word
+            ) -> Callable[[Callable[P, T]], Callable[P, T]]:
   """Decorates a builder: numbers out of bounds are refused with a ValueError.
 
   Args:
+    profiles: by the value of its knob `profile`, what that stands for; a knob
+      that is None takes the value of that name.
     **own: bounds of the builder's keyword-only parameters that differ from
       `BOUNDS`.
 
@@ -204,7 +216,7 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
     The decorator. The builder keeps its name, signature and docstring.
   """
   def wrap(function: Callable[P, T]) -> Callable[P, T]:
-    parameters = _knobs(function)
+    parameters = names(function)
     if lost := sorted(set(own) - set(parameters)):
       raise TypeError(f'{function.__name__} has no knob {", ".join(lost)}.')
     bounds: dict[str, Bound | Word] = {
@@ -218,6 +230,7 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
       return function(*args, **kwargs)
 
     build.knob_bounds = bounds  # type: ignore[attr-defined]
+    build.knob_profiles = profiles or {}  # type: ignore[attr-defined]
     return build
   return wrap
 
@@ -225,6 +238,11 @@ def checked(**own: Bound | Word) -> Callable[[Callable[P, T]], Callable[P, T]]:
 def bounds_of(function: Callable[..., Any]) -> Mapping[str, Bound | Word]:
   """The bounds of a decorated builder, by knob; none of another function."""
   return getattr(function, 'knob_bounds', {})
+
+
+def profiles_of(function: Callable[..., Any]) -> Profiles:
+  """What the profiles of a decorated builder stand for, by profile."""
+  return getattr(function, 'knob_profiles', {})
 
 
 def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
@@ -241,6 +259,7 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   """
   name, given = parse(text)
   function = registry[name]
+  given = with_new_names(given, names(function))
   lines = []
   for knob, bound in bounds_of(function).items():
     if knob not in given or given[knob] is None:
@@ -254,7 +273,8 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
   return lines
 
 
-def _knobs(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def names(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+  """Returns the knobs of a builder: its keyword-only parameters."""
   return {p.name: p for p in inspect.signature(function).parameters.values()
           if p.kind is p.KEYWORD_ONLY}
 
@@ -267,7 +287,7 @@ def _is_number(parameter: inspect.Parameter) -> bool:
 
 def _check(function: Callable[..., Any], bounds: Mapping[str, Bound | Word],
            given: Mapping[str, Any]) -> None:
-  parameters = _knobs(function)
+  parameters = names(function)
   for knob, bound in bounds.items():
     if knob not in given or given[knob] is None and (
         'None' in str(parameters[knob].annotation)):
@@ -284,7 +304,7 @@ def _idle(function: Callable[..., Any], bound: Bound | Word,
           given: Mapping[str, Any]) -> str:
   """The setting with which a knob does nothing; '' if it acts."""
   needs = bound.needs
-  other = None if needs is None else _knobs(function).get(needs.knob)
+  other = None if needs is None else names(function).get(needs.knob)
   if needs is None or other is None:
     return ''
   value = given.get(needs.knob, other.default)
@@ -293,21 +313,27 @@ def _idle(function: Callable[..., Any], bound: Bound | Word,
 
 def require(knob: str, value: Any, bound: Bound) -> None:
   """Raises ValueError, naming the knob, for a number out of bounds."""
+  if allowed := fault(value, bound):
+    shown = repr(value) if isinstance(value, str) else value
+    advice = f' ({bound.advice})' if bound.advice else ''
+    raise ValueError(f'{knob} must be {allowed}, not {shown}{advice}.')
+
+
+def fault(value: Any, bound: Bound) -> str:
+  """Returns what a value should be and is not; '' if nothing is wrong."""
   if isinstance(value, bool) or not (isinstance(value, numbers.Real)
                                      or hasattr(value, 'dtype')):
-    raise ValueError(f'{knob} must be a number, not {value!r}.')
+    return 'a number'
   if hasattr(value, 'aval'):  # A number that JAX holds, perhaps a traced one.
-    return
+    return ''
   inside = (bound.least < value if bound.above else bound.least <= value) and (
       value < bound.most if bound.below else value <= bound.most)
   inside = inside or bound.infinite and value == math.inf
   # Of float32 the smallest number that keeps all its digits.
   inside = inside and not (bound.above and bound.least == 0
                            and value < checks.LEAST)
-  if inside and not (bound.whole and value != int(value)):
-    return
-  advice = f' ({bound.advice})' if bound.advice else ''
-  raise ValueError(f'{knob} must be {_words(bound)}, not {value}{advice}.')
+  inside = inside and not (bound.whole and value != int(value))
+  return '' if inside else _words(bound)
 
 
 def _words(bound: Bound) -> str:

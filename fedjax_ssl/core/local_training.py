@@ -14,6 +14,7 @@ from fedjax_ssl.core.types import (
   COUNTED,
   MEASURABLE,
   Metrics,
+  Number,
   PyTree,
   Ratio,
   Variables,
@@ -51,7 +52,7 @@ class Given(NamedTuple):
 
 
 class Aux(NamedTuple):
-  """What a loss tells besides its value."""
+  """What a loss returns besides its value."""
 
   stats: PyTree  # Normalization statistics after the batch.
   metrics: Metrics
@@ -71,6 +72,16 @@ def start(model: Variables, optimizer: optax.GradientTransformation,
   return Learner(model, optimizer.init(model.params), memory)
 
 
+def descend(optimizer: optax.GradientTransformation, grads: PyTree,
+            opt_state: PyTree, params: PyTree, factor: Number | None = None
+            ) -> tuple[PyTree, PyTree]:
+  """Parameters and optimizer state after a step, `factor` times as long."""
+  updates, opt_state = optimizer.update(grads, opt_state, params)
+  if factor is not None:
+    updates = tree.scale(updates, factor)
+  return optax.apply_updates(params, updates), opt_state
+
+
 def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
                   ) -> Step:
   """One optimizer step on a loss.
@@ -88,9 +99,8 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
                      batch, key)
     (loss, (stats, metrics, memory)), grads = jax.value_and_grad(
         loss_of, has_aux=True)(learner.model.params)
-    updates, opt_state = optimizer.update(
-        grads, learner.opt_state, learner.model.params)
-    params = optax.apply_updates(learner.model.params, updates)
+    params, opt_state = descend(optimizer, grads, learner.opt_state,
+                                learner.model.params)
     return (Learner(Variables(params, stats), opt_state, memory),
             {'train_loss': loss, **metrics})
   return step
@@ -100,9 +110,9 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
           ) -> tuple[PyTree, Metrics]:
   """Runs a client's own number of steps.
 
-  The bound is data, so clients mapped one by one each pay for their own rows;
-  under vmap a chunk runs as long as its longest client, and JAX's batching of
-  the loop masks the whole carry of those that are done.
+  The number of steps is a traced value. Clients that are mapped one by one
+  therefore each take the time of their own steps. Under vmap a chunk takes as
+  long as its longest client, and JAX keeps the results of those that are done.
 
   Args:
     step: (learner, batch, key) -> (learner, metrics).
@@ -111,10 +121,10 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
     key: split by step number.
 
   Returns:
-    The learner, and the mean of the metrics over the steps; a Ratio is summed,
-    and so are `rows_used`, `rows_processed` (padding included) and the passes
-    through the network in `COUNTED`: one forward and one backward for a row,
-    unless the step says otherwise.
+    The learner and the metrics: means over the steps, but sums of a Ratio, of
+    `rows_used`, of `rows_processed` (padding included) and of the passes
+    through the network, `COUNTED`. A row counts as one pass forward and one
+    backward unless the step reports these itself.
   """
   def body(t, carry):
     learner, cursor, sums, used = carry
@@ -136,17 +146,17 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
                    'rows_used': used, 'rows_processed': steps * batches.width}
 
 
-def of_server(metrics: Metrics, good: jax.Array) -> Metrics:
-  """What a server that trained reports.
+def server_metrics(metrics: Metrics, good: jax.Array) -> Metrics:
+  """Makes the metrics of a server that has trained on its own labels.
 
   Args:
     metrics: of `train`.
     good: bool[], whether the trained model is taken.
 
   Returns:
-    `server_loss`, whose `rows` is 1 if the server had rows to train on, its
-    model is taken and the loss finite, else 0 for nothing measured; and
-    `num_rejected`.
+    `server_loss`, a Ratio of `rows` 1 if the server had rows to train on, its
+    model is taken and the loss is finite, else 0 for nothing measured; and
+    `num_rejected`, 1 if the model is not taken.
   """
   loss = metrics['train_loss']
   counts = good & (metrics['rows_used'] > 0) & (jnp.abs(loss) <= MEASURABLE)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -20,9 +21,7 @@ def _constant(horizon: int | None) -> Schedule:
 
 def _needed(horizon: int | None) -> int:
   if horizon is None:
-    raise ValueError('it spans the run, and nobody said how long that is; give '
-                     'TaskSpec(schedule_rounds=R), R being the num_rounds of '
-                     'train.')
+    raise checks.LengthError('it')
   return horizon
 
 
@@ -79,10 +78,47 @@ SCHEDULES = {
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 
 
+@dataclasses.dataclass(frozen=True)
+class Scheduled:
+  """A client's optimizer as a function of the round; see `make`.
+
+  Attributes:
+    of_rate: (rate) -> GradientTransformation.
+    rate: at factor 1.
+    schedule: the factor over the rounds, by name.
+    horizon: rounds that it spans; None is unknown.
+  """
+
+  of_rate: Callable[[jax.Array], optax.GradientTransformation]
+  rate: float
+  schedule: str
+  horizon: int | None
+
+  def __call__(self, round_: jax.Array) -> optax.GradientTransformation:
+    """Returns what a client trains with in a round."""
+    return self.of_rate(self.rate * self.factor(round_))
+
+  @property
+  def factor(self) -> Schedule:
+    """Returns the factor over the rounds.
+
+    Raises:
+      FieldError: if it spans the run and the horizon is unknown.
+    """
+    made: Schedule = registry.build(
+        'lr_schedule', self.schedule, SCHEDULES, self.horizon)
+    return made
+
+  def spanning(self, num_rounds: int) -> Scheduled:
+    """Returns the same optimizer whose schedule spans so many rounds."""
+    return dataclasses.replace(self, horizon=num_rounds)
+
+
+@knobs.checked(learning_rate=knobs.RATE, momentum=knobs.MOMENTUM,
+               weight_decay=knobs.WEIGHT_DECAY)
 def make(name: str, *, learning_rate: float, momentum: float = 0.0,
          weight_decay: float = 0.0, schedule: str = 'constant',
-         horizon: int | None = None) -> Callable[[jax.Array],
-                                       optax.GradientTransformation]:
+         horizon: int | None = None) -> Scheduled:
   """A client's optimizer as a function of the round.
 
   Args:
@@ -93,8 +129,8 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     weight_decay: L2 term added to the gradient, as PyTorch's optimizers do;
       decoupled for adamw; 0 is off.
     schedule: one of `SCHEDULES`, with knobs if any, as 'cosine(final=0.1)'.
-    horizon: rounds that the schedule spans; None is unknown, which 'constant'
-      and 'exponential' take.
+    horizon: rounds that the schedule spans; None is unknown, with which only
+      'constant' and 'exponential' can be asked for a round.
 
   Returns:
     (round int32[]) -> GradientTransformation.
@@ -103,17 +139,12 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     ValueError: for an unknown name or a number out of range.
   """
   checks.check('optimizer', name, OPTIMIZERS)
-  checks.positive(learning_rate=learning_rate)
-  if not 0 <= momentum < 1:
-    raise ValueError(f'momentum must be in [0, 1), not {momentum}.')
-  checks.finite(0, weight_decay=weight_decay)
   if momentum and name in ('adam', 'adamw'):
-    raise ValueError(f'momentum is {momentum}, but {name} has its own; give '
-                     'momentum=0, or one of sgd, nesterov, rmsprop.')
-  factor = registry.build('lr_schedule', schedule, SCHEDULES, horizon)
+    raise checks.FieldError(
+        'momentum', momentum, 'it has its own; give 0, or one of sgd, '
+        'nesterov, rmsprop.', optimizer=name)
 
-  def at(round_: jax.Array) -> optax.GradientTransformation:
-    rate = learning_rate * factor(round_)
+  def of_rate(rate: jax.Array) -> optax.GradientTransformation:
     if name == 'adamw':
       return optax.adamw(rate, weight_decay=weight_decay)
     if name == 'adam':
@@ -127,7 +158,9 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
       return core
     return optax.chain(optax.add_decayed_weights(weight_decay), core)
 
-  return at
+  made = Scheduled(of_rate, learning_rate, schedule, horizon)
+  _ = made.spanning(horizon or 1).factor  # An unknown one is refused at once.
+  return made
 
 
 class Plateau(NamedTuple):

@@ -2,27 +2,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import inspect
 import re
 from typing import Any
 
 from fedjax_ssl.core import checks
 
-
-class ChoiceError(ValueError):
-  """What a `name(knob=value)` asks for cannot be made.
-
-  Attributes:
-    kind: what it is ('method', 'model').
-    text: what was asked for.
-    reason: why not, and what is allowed.
-  """
-
-  def __init__(self, kind: str, text: str, reason: str):
-    """Use `build`."""
-    super().__init__(f'{kind} {text}: {reason}')
-    self.kind, self.text, self.reason = kind, text, reason
+# Knobs that had another name: texts that were stored with it are still read.
+RENAMED = {'labeled_say': 'labeled_client_weight',
+           'labeled_weight': 'labeled_client_weight'}
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -56,6 +45,30 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   return node.func.id, knobs
 
 
+def with_new_names(knobs: Mapping[str, Any], known: Iterable[str]
+                   ) -> dict[str, Any]:
+  """Gives knobs that were renamed the names that they have now.
+
+  Args:
+    knobs: values by name, as a text gives them.
+    known: names that the function takes; those stay as they are.
+
+  Returns:
+    The values by new name.
+
+  Raises:
+    ValueError: for a knob that is given by both names.
+  """
+  known, out = set(known), {}
+  for knob, value in knobs.items():
+    new = knob if knob in known else RENAMED.get(knob, knob)
+    new = new if new in known else knob
+    if new != knob and new in knobs:
+      raise ValueError(f'{knob} is the old name of {new}; give {new} alone.')
+    out[new] = value
+  return out
+
+
 # Type of a literal: words of an annotation under which it may stand.
 _UNDER: dict[type, tuple[str, ...]] = {
     bool: ('bool',), int: ('int', 'float'), float: ('float',), str: ('str',),
@@ -77,7 +90,7 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
   """Calls the registered function that `name(knob=value)` asks for.
 
   Args:
-    kind: what it is, for messages ('method', 'model').
+    kind: the field that holds the text ('method', 'model').
     text: see `parse`.
     registry: name to function; knobs are its keyword-only parameters.
     *args: positional arguments passed on.
@@ -87,14 +100,14 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     What the function returns.
 
   Raises:
-    ChoiceError: a ValueError that names the text: for an unknown name or
-      knob, of which the message lists the known ones, a value of another type
-      than the knob's, or one that the function refuses with a ValueError.
+    FieldError: for an unknown name or knob, of which the message lists the
+      known ones, a value of another type than the knob's, or one that the
+      function refuses with a ValueError.
   """
   try:
     return _built(kind, text, registry, args, shared)
   except ValueError as error:
-    raise ChoiceError(kind, text.strip(), str(error)) from error
+    raise checks.FieldError(kind, text.strip(), str(error)) from error
 
 
 def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
@@ -104,6 +117,7 @@ def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
   parameters = inspect.signature(function).parameters.values()
   known = {p.name: p for p in parameters
            if p.kind is p.KEYWORD_ONLY and p.name not in shared}
+  knobs = with_new_names(knobs, known)
   for knob, value in knobs.items():
     if knob not in known:
       raise ValueError(f'{kind} {name!r} has no knob {knob!r}.'

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import client_map, sampling, tree
-from fedjax_ssl.core.common_expressions import once
+from fedjax_ssl.core.common_expressions import merge_equal
 from fedjax_ssl.core.types import (
   Client,
   Cohort,
@@ -34,14 +35,15 @@ Pass = Callable[..., tuple[State, Metrics]]
 Work = Callable[[Shard], jax.Array]
 
 _noted: list[list[Work]] = []  # Lists that `noting_work` fills now.
+_samplers: list[list[sampling.Sampler]] = []  # The same of `noting_samplers`.
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 @contextlib.contextmanager
 def noting_work() -> Iterator[list[Work]]:
-  """Lists the `work` of each `client_pass` that is built within, if it has one.
+  """Collects the `work` of every `client_pass` that is built inside the block.
 
-  A method is built of passes, and does not say how many steps they take.
+  A `Method` does not say how many steps its clients take; its passes do.
   """
   works: list[Work] = []
   _noted.append(works)
@@ -49,6 +51,17 @@ def noting_work() -> Iterator[list[Work]]:
     yield works
   finally:
     _noted.remove(works)
+
+
+@contextlib.contextmanager
+def noting_samplers() -> Iterator[list[sampling.Sampler]]:
+  """Lists what draws the cohort of each `client_pass` that is built within."""
+  samplers: list[sampling.Sampler] = []
+  _samplers.append(samplers)
+  try:
+    yield samplers
+  finally:
+    _samplers.remove(samplers)
 
 
 def _default_work(shard: Shard) -> jax.Array:
@@ -63,8 +76,8 @@ def _identity_broadcast(server: PyTree, client_id: jax.Array) -> PyTree:
 def chain(*passes: Pass) -> Pass:
   """Runs passes one after another.
 
-  Metrics that both have add up, so a Ratio becomes the mean over both; of a
-  plain number, the last counts.
+  A metric that several passes report is added up if it is a Ratio, which makes
+  it the mean over them, or one of `types.OWN`; else the last pass's counts.
   """
   def round_fn(state, federation, round_, key):
     metrics: Metrics = {}
@@ -108,7 +121,7 @@ def server_pass(update: Callable[..., tuple[PyTree, Metrics]]) -> Pass:
     The pass.
   """
   def round_fn(state, federation, round_, key):
-    server, metrics = once(update)(
+    server, metrics = merge_equal(update)(
         state.server, _context(federation, round_), key)
     return state._replace(server=server), metrics
   return round_fn
@@ -139,12 +152,39 @@ class _Result(NamedTuple):
   bytes_down: jax.Array  # float32[]
 
 
+class _Group(NamedTuple):
+  """What came of a group of clients, or of all: then leaves are [G, ...]."""
+
+  members: Cohort
+  metrics: Metrics
+  messages: PyTree  # [S, ...], or what `client_map.Plan.run` sums.
+  results: Any  # `_Result`; () like the messages once they are aggregated.
+
+
+class _ClientPass(NamedTuple):
+  """The arguments of `client_pass`, with its defaults filled in."""
+
+  task: Task
+  client_update: Callable[..., Update]
+  aggregate: Callable[..., tuple[PyTree, Metrics]] | None
+  sample: sampling.Sampler
+  broadcast: Callable[[PyTree, jax.Array], PyTree]
+  relay: bool
+  work: Work
+
+  @property
+  def summing(self) -> bool:
+    """Whether the weighted sum of the messages is all that is needed."""
+    return (self.aggregate is None
+            or getattr(self.aggregate, 'is_linear', False))
+
+
 def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
              active: jax.Array, work: Callable[[Shard], jax.Array]) -> _Slots:
-  """Gathers a group, the most work first and inactive slots last.
+  """Gathers a group's clients, most work first, inactive slots last.
 
-  The order depends on the clients alone: it makes chunks of equals, and sums
-  that do not depend on the order in which the sampler named the clients.
+  So clients with about the same work share a chunk, and sums do not depend on
+  the order in which the sampler named the clients.
   """
   shard = tree.take(federation.clients, ids)
   shard = shard._replace(
@@ -157,16 +197,17 @@ def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
   return tree.take(slots, order)
 
 
-def _one_client(client_update, broadcast, limit: float, num_slots: int,
-                server: PyTree, client: Client, active: jax.Array,
-                key: jax.Array) -> tuple[tuple[PyTree, PyTree], _Result]:
-  """Broadcast, train, and judge the update of one of `num_slots` slots.
+def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
+                client: Client, active: jax.Array, key: jax.Array
+                ) -> tuple[tuple[PyTree, PyTree], _Result]:
+  """Trains the client of one of `num_slots` slots and judges its update.
 
   Message and counts come back as a pair, zeros if they are not taken.
   """
-  payload = broadcast(server, client.id)
+  payload = parts.broadcast(server, client.id)
   key = jax.random.fold_in(jax.random.fold_in(key, client.id), client.group)
-  update: Update = client_update(payload, client, key)
+  update = parts.client_update(payload, client, key)
+  limit = parts.task.max_update_norm
   good = tree.all_finite((update.memory, update.weight, update.scalars,
                           update.scalars_down))
   # Weighted sums over all slots then stay finite; half is left for rounding.
@@ -248,14 +289,13 @@ def client_pass(
   updates are left out, memories are scattered back; then the server
   aggregates, once or after each group. Memory is carried from group to group.
 
-  An update is broken if its message, memory or weight is not finite, its
-  message is so large that a weighted sum over the cohort could overflow, its
-  weight is negative, or its global norm, in which the message counts and
-  `Update.counts` do not, exceeds `task.max_update_norm`: it
-  gets weight 0, its client keeps the old memory, and it is counted in
-  `num_rejected`. So is an aggregation after which a number of the server's
-  record is no longer finite: the record then stays as it was. What is large
-  but can be summed is taken, as long as `task.max_update_norm` allows it.
+  An update is broken if its message, memory or weight is not finite, if its
+  weight is negative, if its message is so large that a weighted sum over the
+  cohort could overflow, or if the message's global norm, without
+  `Update.counts`, exceeds `task.max_update_norm`. A broken update gets weight
+  0, its client keeps the old memory, and `num_rejected` counts it. An
+  aggregation that makes a finite number of the server's record infinite or NaN
+  is counted there too, and the record stays as it was.
 
   A client's metric that is not finite, or beyond `types.MEASURABLE`, counts as
   not measured.
@@ -265,109 +305,127 @@ def client_pass(
     client_update: (payload, client, key) -> Update, for one client.
     aggregate: (server, updates, cohort, context, key) -> (server, metrics)
       with Update fields [G, S, ...] ([1, S, ...] under relay), in the order of
-      the cohort it gets, of which those with a say are active. Marked by
+      the cohort it gets, of which those with a weight are active. Marked by
       `aggregation.linear` it gets the weighted mean of the messages instead of
       the updates, or what `paired` makes of it; zeros if all weights are 0.
       None leaves the server as it is.
     sample: (state, federation, key) -> Cohort; default uniform.
     broadcast: (server, client_id) -> payload; default the server's record.
     relay: aggregate after each group, so that the next starts from it.
-    work: Shard -> int32[], steps of one client, to chunk equals together;
+    work: Shard -> int32[], steps of one client, by which slots are sorted;
       default its number of rows.
 
   Returns:
     The pass.
   """
   sample = sample or sampling.uniform(task.cohort_size)
-  broadcast = broadcast or _identity_broadcast
+  for samplers in _samplers:
+    samplers.append(sample)
   if work is not None:
     for works in _noted:
       works.append(work)
-  work = work or _default_work
-  summing = aggregate is None or getattr(aggregate, 'is_linear', False)
+  parts = _ClientPass(
+      task, client_update, aggregate, sample,
+      broadcast or _identity_broadcast, relay, work or _default_work)
+  return functools.partial(_client_round, parts)
 
-  def run_group(server, memory, federation, cohort, round_, group, key):
-    ids, active = cohort.ids[group], cohort.active[group]
-    plan = client_map.plan(task, ids.shape[0])
-    slots = _prepare(federation, memory, ids, active, work)
-    shared = (server, federation.train, federation.validation, round_, group,
-              key)
 
-    def body(shared, slot: _Slots):
-      server, train, validation, round_, group, key = shared
-      client = Client(slot.ids, slot.shard, slot.memory, train, validation,
-                      round_, group)
-      return _one_client(
-          client_update, broadcast, task.max_update_norm, cohort.ids.size,
-          server, client, slot.active, key)
+def _client_round(parts: _ClientPass, state: State, federation: Federation,
+                  round_: jax.Array, key: jax.Array) -> tuple[State, Metrics]:
+  """A `client_pass`: all groups one after another, then the aggregation."""
+  check_fit(parts.task, federation)
+  cohort = parts.sample(state, federation, jax.random.fold_in(key, 0))
+  num_groups = cohort.ids.shape[0]
+  context = _context(federation, round_)
+  run_key, close_key = (jax.random.fold_in(key, i) for i in (1, 2))
 
-    messages, results = plan.run(once(body), shared, slots, summing=summing)
-    memory = tree.put(memory, slots.ids, results.memory)
-    metrics = _summary(results, plan)
-    metrics['models_sent'] = _models_sent(task, results, slots.active)
-    return (memory, Cohort(slots.ids, results.weight > 0), messages, results,
-            metrics)
-
-  def close(server, metrics, messages, results, cohort, context, key):
-    """Aggregates groups stacked as [G, ...]; keeps the record finite."""
-    if aggregate is None:
-      return server, metrics
-    after, more = once(combined)(
-        server, messages, results, cohort, context, key)
-    broken = tree.lost(server, after)
-    rejected = metrics['num_rejected'] + broken.astype(jnp.float32)
-    return (tree.where(broken, server, after),
-            {**metrics, **more, 'num_rejected': rejected})
-
-  def combined(server, messages, results, cohort, context, key):
-    assert aggregate is not None
-    if summing:
-      sums, like = messages
-      weight = _sum_in_order(results.weight.reshape(-1))
-      weight = jnp.where(weight > 0, weight, 1)
-      mean, counts = jax.tree.map(
-          lambda x, y: (_sum_in_order(x) / weight).astype(y.dtype), sums, like)
-      return aggregate(server, paired(mean, counts), cohort, context, key)
-    message, counts = messages
-    updates = Update(message, results.weight, results.memory,
-                     results.metrics, counts=counts)
-    return aggregate(server, updates, cohort, context, key)
-
-  def round_fn(state, federation, round_, key):
-    check_fit(task, federation)
-    cohort = sample(state, federation, jax.random.fold_in(key, 0))
-    num_groups = cohort.ids.shape[0]
-    context = _context(federation, round_)
-    run_key, close_key = (jax.random.fold_in(key, i) for i in (1, 2))
-
-    def step(carry, group):
-      server, memory = carry
-      memory, members, messages, results, metrics = run_group(
-          server, memory, federation, cohort, round_, group, run_key)
-      if relay:
-        sent, back, who = jax.tree.map(
-            lambda x: x[None], (messages, results, members))
-        server, metrics = close(server, metrics, sent, back, who, context,
-                                jax.random.fold_in(close_key, group))
-        return (server, memory), (members, metrics)
-      return (server, memory), (members, metrics, messages, results)
-
-    carry = (state.server, state.memory)
-    if num_groups == 1:
-      carry, outputs = step(carry, jnp.int32(0))
-      outputs = jax.tree.map(lambda x: x[None], outputs)
-    else:
-      carry, outputs = lax.scan(
-          step, carry, jnp.arange(num_groups, dtype=jnp.int32))
+  def step(carry, group):
     server, memory = carry
-    metrics = _over_groups(outputs[1])
-    if not relay:
-      members, _, messages, results = outputs
-      server, metrics = close(server, metrics, messages, results, members,
-                              context, close_key)
-    return state._replace(server=server, memory=memory), metrics
+    memory, done = _run_group(parts, server, memory, federation, cohort,
+                              round_, group, run_key)
+    if parts.relay:
+      messages, results, members = jax.tree.map(
+          lambda x: x[None], (done.messages, done.results, done.members))
+      server, metrics = _close(
+          parts, server, _Group(members, done.metrics, messages, results),
+          context, jax.random.fold_in(close_key, group))
+      done = _Group(done.members, metrics, (), ())
+    return (server, memory), done
 
-  return round_fn
+  carry = (state.server, state.memory)
+  if num_groups == 1:
+    carry, groups = step(carry, jnp.int32(0))
+    groups = jax.tree.map(lambda x: x[None], groups)
+  else:
+    carry, groups = lax.scan(
+        step, carry, jnp.arange(num_groups, dtype=jnp.int32))
+  server, memory = carry
+  groups = groups._replace(metrics=_over_groups(groups.metrics))
+  metrics = groups.metrics
+  if not parts.relay:
+    server, metrics = _close(parts, server, groups, context, close_key)
+  return state._replace(server=server, memory=memory), metrics
+
+
+def _run_group(parts: _ClientPass, server: PyTree, memory: PyTree,
+               federation: Federation, cohort: Cohort, round_: jax.Array,
+               group: jax.Array, key: jax.Array) -> tuple[PyTree, _Group]:
+  """Trains one group's clients; the memory after it, and what they sent."""
+  ids, active = cohort.ids[group], cohort.active[group]
+  plan = client_map.plan(parts.task, ids.shape[0])
+  slots = _prepare(federation, memory, ids, active, parts.work)
+  shared = (server, federation.train, federation.validation, round_, group,
+            key)
+
+  def body(shared, slot: _Slots):
+    server, train, validation, round_, group, key = shared
+    client = Client(slot.ids, slot.shard, slot.memory, train, validation,
+                    round_, group)
+    return _one_client(parts, cohort.ids.size, server, client, slot.active,
+                       key)
+
+  messages, results = plan.run(merge_equal(body), shared, slots,
+                               summing=parts.summing)
+  memory = tree.put(memory, slots.ids, results.memory)
+  metrics = _summary(results, plan)
+  metrics['models_sent'] = _models_sent(parts.task, results, slots.active)
+  return memory, _Group(Cohort(slots.ids, results.weight > 0), metrics,
+                        messages, results)
+
+
+def _close(parts: _ClientPass, server: PyTree, groups: _Group,
+           context: Context, key: jax.Array) -> tuple[PyTree, Metrics]:
+  """The server's record after aggregation, or the old one if it would break.
+
+  Leaves of `groups` are [G, ...] but for its metrics, those of all groups.
+  """
+  if parts.aggregate is None:
+    return server, groups.metrics
+  after, more = merge_equal(functools.partial(_aggregated, parts))(
+      server, groups.messages, groups.results, groups.members, context, key)
+  broken = tree.lost(server, after)
+  rejected = groups.metrics['num_rejected'] + broken.astype(jnp.float32)
+  return (tree.where(broken, server, after),
+          {**groups.metrics, **more, 'num_rejected': rejected})
+
+
+def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
+                results: _Result, cohort: Cohort, context: Context,
+                key: jax.Array) -> tuple[PyTree, Metrics]:
+  """Calls the rule with the updates or, if it is linear, with their mean."""
+  assert parts.aggregate is not None
+  if parts.summing:
+    sums, like = messages
+    weight = tree.sum_in_order(results.weight.reshape(-1))
+    weight = jnp.where(weight > 0, weight, 1)
+    mean, counts = jax.tree.map(
+        lambda x, y: (tree.sum_in_order(x) / weight).astype(y.dtype),
+        sums, like)
+    return parts.aggregate(server, paired(mean, counts), cohort, context, key)
+  message, counts = messages
+  updates = Update(message, results.weight, results.memory, results.metrics,
+                   counts=counts)
+  return parts.aggregate(server, updates, cohort, context, key)
 
 
 def _over_groups(metrics: dict[str, Any]) -> Metrics:
@@ -386,18 +444,13 @@ class Counted(NamedTuple):
 
 
 def paired(mean: PyTree, counts: PyTree) -> PyTree:
-  """What a linear rule gets: the mean, and that of the counts if there are any.
+  """What a linear rule gets: the mean message or, with counts, a pair.
 
   Args:
-    mean: of the messages.
-    counts: of `Update.counts`.
+    mean: mean of the messages.
+    counts: mean of `Update.counts`.
 
   Returns:
     `mean` where there are no counts, else both as `Counted`.
   """
   return Counted(mean, counts) if jax.tree.leaves(counts) else mean
-
-
-def _sum_in_order(x: jax.Array) -> jax.Array:
-  """Sum over the leading axis, first to last: the same bits everywhere."""
-  return lax.fori_loop(1, x.shape[0], lambda i, s: s + x[i], x[0])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.core.types import Cohort, Federation, State
 
-# Times the cohort; from so many ids on not all of them are shuffled.
+# From so many ids a slot on, not all ids are shuffled.
 _MANY = 32
 
 Sampler = Callable[[State, Federation, jax.Array], Cohort]
@@ -33,8 +33,8 @@ def _draw(key: jax.Array, first: int, last: int, size: int) -> jax.Array:
 def _few_of_many(key: jax.Array, total: int, size: int) -> jax.Array:
   """int32[size], the first places of a Fisher-Yates shuffle of [0, total).
 
-  It remembers the swaps alone, so that it costs size^2; a permutation sorts
-  all ids, which adds a third to a round where there are 100,000.
+  It stores only the swaps and takes size^2 steps. A permutation sorts all ids,
+  which makes a round with 100,000 clients a third longer.
   """
   steps = jnp.arange(size, dtype=jnp.int32)
   places = jax.random.randint(key, (size,), steps, total)
@@ -70,9 +70,8 @@ def uniform(size: int) -> Sampler:
 def groups(num_groups: int, size: int) -> Sampler:
   """Draws `num_groups` groups, each without replacement inside itself.
 
-  Of fewer than 32 times as many clients they are the draws of
-  `aggregation.sample_sub_consensus`, which the core, being as low a layer, does
-  not import.
+  With fewer than 32 clients for each slot these are the draws of
+  `aggregation.sample_sub_consensus`, which this layer must not import.
   """
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     del state
@@ -116,7 +115,7 @@ def labeled_clients(size: int) -> Sampler:
 
 
 def one_by_one(sampler: Sampler) -> Sampler:
-  """The same clients, each a group of its own: a relay passes them in turn."""
+  """Makes each client a group of its own, for a relay from one to the next."""
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     cohort: Cohort = jax.tree.map(
         lambda x: x.reshape(-1, 1), sampler(state, federation, key))

@@ -27,7 +27,7 @@ def scale(a: PyTree, factor: Number) -> PyTree:
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-  """a where the scalar `condition` holds, else b: a NaN unchosen stays out."""
+  """a where the scalar `condition` holds, else b, whatever the other holds."""
   return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
@@ -43,10 +43,10 @@ def take(stacked: PyTree, rows: Number) -> PyTree:
 
 
 def take_bits(stacked: PyTree, rows: Array) -> PyTree:
-  """`take`, of which every bit arrives when rows live on several devices.
+  """As `take`, bit by bit also where rows are spread over several devices.
 
-  There a row is a sum over devices, of which all but one say zero, and as
-  floats -0.0 + 0.0 is 0.0.
+  There XLA sums what each device has of a row, zeros on all but one. Added as
+  floats, -0.0 would become 0.0; so the bits are added as integers.
   """
   def one(x: Array) -> Any:
     x = jnp.asarray(x)
@@ -65,6 +65,13 @@ def put(stacked: PyTree, rows: Array, values: PyTree) -> PyTree:
       stacked, values)
 
 
+def sum_in_order(x: jax.Array) -> jax.Array:
+  """Sum over the leading axis, first to last: the same bits everywhere."""
+  total: jax.Array = lax.fori_loop(
+      1, x.shape[0], lambda i, s: s + x[i], x[0])
+  return total
+
+
 def stack(trees: list[PyTree]) -> PyTree:
   """One tree with a new leading axis."""
   return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
@@ -74,7 +81,7 @@ def repeat(a: PyTree, size: int) -> PyTree:
   """The same tree `size` times along a new leading axis.
 
   Outside a traced function the copies are views on the host that take no
-  memory: who places them on devices makes each device's own rows only.
+  memory. So a device that is given its rows of them holds no others.
   """
   def one(x: Array) -> Array:
     if isinstance(x, jax.core.Tracer):

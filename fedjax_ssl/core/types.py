@@ -1,4 +1,4 @@
-"""The nouns of the library: what a federation, a client and a method are.
+"""The types of the library: federation, client, update, method, task.
 
 Axis names used in every docstring: D examples, N clients of the federation,
 S slots of a cohort, G groups of a round, T tasks of a stream, B rows of a
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ssl.core import checks, optimizers
+
 PyTree = Any
 Array = jax.Array | np.ndarray
 Number = Array | float  # A scalar from the host or the device.
@@ -25,12 +27,12 @@ SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 OWN = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
 # Work of a client in a round, in examples: sums over its steps.
 COUNTED = ('forward_passes', 'backward_passes')
-# A metric beyond it counts as not measured: sums of such could overflow.
+# A larger metric counts as not measured: sums of such could overflow.
 MEASURABLE = 1e30
 
 
 class Ratio(NamedTuple):
-  """A mean that is still a sum: over rows or clients, steps and rounds."""
+  """A mean as sum and count, so that means of several steps can be joined."""
 
   total: jax.Array  # float32[]
   rows: jax.Array  # float32[]
@@ -44,7 +46,7 @@ class Examples(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """Rows that enter one step. A masked row must change nothing."""
+  """The rows of one step; nothing may depend on those that are masked."""
 
   inputs: jax.Array  # [B, ...] as in Examples.
   labels: jax.Array  # int32[B]; -1 where the label is hidden.
@@ -53,10 +55,10 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-  """Whose rows are whose: indices into `Examples`, padded with 0.
+  """The rows of one client or of the server: indices into `Examples`.
 
-  Only the first `num_labeled` and `num_unlabeled` entries count. Stacked over
-  clients every field gains a leading axis N.
+  Only the first `num_labeled` and `num_unlabeled` entries count; the rest is
+  padding, 0. Stacked over clients every field gains a leading axis N.
   """
 
   labeled: Array  # int32[L]
@@ -149,8 +151,9 @@ class Update(NamedTuple):
   metrics: Metrics  # float32[] or Ratio each.
   scalars: jax.Array | None = None  # float32[], numbers sent up if sparse.
   scalars_down: jax.Array | None = None  # float32[], received if sparse.
-  # Sent too, and averaged like the message: numbers that are no part of a
-  # model's change, so that no norm sees them and no other rule averages them.
+  # Numbers that are sent beside the model's change. They are averaged by
+  # weight, also where `Task.aggregator` replaces the mean of the messages, and
+  # do not enter the norm that `Task.max_update_norm` limits.
   counts: PyTree = ()
 
 
@@ -179,6 +182,8 @@ class Method(NamedTuple):
     each round; a name in `training.metrics.BETWEEN`.
   pictures: (server, examples, key) -> uint8[rows, columns, H, W, C] to look
     at; None where the examples are no images.
+  spanning: (num_rounds) -> the same method for a run of so many rounds, which
+    `train` asks for; None if its task says how many schedules span.
   """
 
   init: Callable[..., State]
@@ -190,6 +195,7 @@ class Method(NamedTuple):
   aggregate: Callable[..., Any] | None = None
   report: Callable[..., Metrics] | None = None
   pictures: Callable[..., jax.Array | None] | None = None
+  spanning: Callable[[int], Method] | None = None
 
 
 class Variables(NamedTuple):
@@ -259,19 +265,19 @@ class Task:
     local_steps: if positive, this many steps a round instead of epochs.
     cohort_size: clients a round.
     labels_at: 'clients' or 'server'.
-    num_rounds: rounds that schedules and ramps span (`--schedule_rounds`),
-      whatever number of rounds is run; None where nothing may span the run,
-      see `horizon`.
+    schedule_rounds: rounds that schedules and ramps span, whatever number of
+      rounds is run; None is what `train` is asked for, see `spanning`.
     client_map: 'map' or 'vmap'.
     chunk_size: clients of one vmap; 0 is as many as a device gets.
     aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
-    max_update_norm: updates beyond this global norm are left out; inf is off.
-    aggregator: a rule in place of the mean of the clients' updates: (updates
-      stacked [S, ...], float32[S] weights) -> one update. A client that is left
-      out has weight 0 and an update of zeros. None is the mean. A method with
-      an aggregation of its own refuses one.
-    server_optimizer: takes the average of the updates as a gradient of the
-      server (an optax.GradientTransformation); None adds it.
+    max_update_norm: updates with a larger global norm are left out; inf is
+      off.
+    aggregator: replaces the mean of the clients' updates: (updates stacked
+      [S, ...], float32[S] weights) -> one update. A client that is left out
+      has weight 0 and an update of zeros. None is the mean. Methods with an
+      aggregation of their own refuse one.
+    server_optimizer: takes the mean of the updates as a gradient of the server
+      (an optax.GradientTransformation); None adds it.
     attack: what a share of the clients does; None: all are honest.
     mesh: mesh with the one axis 'clients', or None for one device.
     input_shape: of one stored input, which federations must have; None takes
@@ -292,7 +298,7 @@ class Task:
   local_steps: int = 0
   cohort_size: int = 10
   labels_at: str = 'clients'
-  num_rounds: int | None = None
+  schedule_rounds: int | None = None
   client_map: str = 'map'
   chunk_size: int = 0
   aggregation_order: str = 'fixed'
@@ -307,13 +313,21 @@ class Task:
     """Returns the rounds that `what` spans.
 
     Raises:
-      ValueError: if the task does not say how long the run is.
+      LengthError: if the task does not say how long the run is.
     """
-    if self.num_rounds is None:
-      raise ValueError(f'{what} spans the run, and the task does not say how '
-                       'long it is; give TaskSpec(schedule_rounds=R), R being '
-                       'the num_rounds of train.')
-    return self.num_rounds
+    if self.schedule_rounds is None:
+      raise checks.LengthError(what)
+    return self.schedule_rounds
+
+  def spanning(self, num_rounds: int) -> Task:
+    """Returns the task of a run of so many rounds, if it does not say."""
+    if self.schedule_rounds is not None:
+      return self
+    optimizer = self.optimizer
+    if isinstance(optimizer, optimizers.Scheduled):
+      optimizer = optimizer.spanning(num_rounds)
+    return dataclasses.replace(
+        self, schedule_rounds=num_rounds, optimizer=optimizer)
 
   def apply(self, variables: Variables, inputs: Array) -> jax.Array:
     """Logits float32[B, C] of raw inputs, with running statistics."""

@@ -20,8 +20,6 @@ from fedjax_ssl.core.types import (
   Task,
 )
 
-STREAMS = ('both', 'labeled', 'unlabeled')
-
 
 class Pair(NamedTuple):
   """What a semi-supervised step sees; None is a stream that is not used."""
@@ -66,9 +64,9 @@ def _ceil_div(n: Number, d: Number) -> jax.Array:
 def _split_steps(labeled: Any, labeled_batch: int) -> Any:
   """Steps of an epoch over which the unlabeled rows are split.
 
-  round(n_labeled / B) as in FedMatch and FedDure, but 4 where that is 2 or
-  less, as in FedDure's code: else a client with few labels would push all its
-  unlabeled rows through one step, and its width would be everybody's.
+  round(n_labeled / B) as in FedMatch and FedDure; but 4 where that is 2 or
+  less, as in FedDure's code. Else a client with few labels would have all its
+  unlabeled rows in one batch, and every client's batches would be as wide.
   """
   steps = (labeled / labeled_batch).round().astype(int)
   return steps + (4 - steps) * (steps <= 2)
@@ -78,11 +76,12 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
   """Local steps of one client in a round.
 
   Args:
-    task: batch sizes, epochs or steps. `local_steps` rules if positive. With
-      `unlabeled_batch` 0 an epoch has round(n_labeled / B) steps, or 4 if that
-      is 2 or less, whether unlabeled rows are used or not, so that methods and
-      their bounds step alike; or more if the unlabeled batches would get wider
-      than `unlabeled_capacity`. Else it has as many as the longer stream needs.
+    task: batch sizes, epochs or steps. If `local_steps` is positive, it is the
+      number. Else an epoch has as many steps as the longer stream needs. With
+      `unlabeled_batch` 0 it has round(n_labeled / B) steps, or 4 if that is 2
+      or less, also where unlabeled rows are not used, so that methods and their
+      bounds take as many steps; or more, if unlabeled batches would be wider
+      than `unlabeled_capacity`.
     shard: the client's rows.
     streams: 'both', 'labeled' or 'unlabeled': what the loss uses.
 
@@ -105,13 +104,14 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
 
 def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
                        labeled_batch: int, local_steps: int = 0) -> int:
-  """Widest unlabeled batch when rows are split over the labeled steps.
+  """Computes the width of unlabeled batches that are split over labeled steps.
 
-  Half again as wide as the mean client's, or as the widest client's if that is
-  less. The rare client with many rows for its few steps takes more of them
-  instead, or with fixed steps leaves some for another round: its width would
-  be the padding of everybody else. Where the bound is felt it comes from means,
-  which all seeds of a setting share, so a seed runs alike alone and in company.
+  All clients share one width, and shorter batches are padded to it. It is 1.5
+  times that of the mean client, or that of the widest client if that is less.
+  A client with many unlabeled rows for its few steps therefore takes more
+  steps or, where the number of steps is fixed, leaves rows for another round.
+  Means of a setting are the same for all its seeds, so a seed gets the same
+  width whether it runs alone or together with others.
 
   Args:
     labeled: int[...], rows with labels of each client, of all seeds and tasks.
@@ -131,13 +131,13 @@ def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
 
 
 class _Stream(NamedTuple):
-  """One of a client's two lists of rows, dealt batch by batch."""
+  """A client's labeled or unlabeled rows, taken batch by batch."""
 
   rows: jax.Array  # int32[W], the first n count.
   n: jax.Array  # int32[]
   capacity: int  # Rows of a full batch.
-  pieces: jax.Array  # int32[], batches of one of its own epochs.
-  even: bool  # Whether the pieces are even, or full but for the last.
+  pieces: jax.Array  # int32[], batches of an epoch of this list.
+  even: bool  # Whether batches are about equal; else all but the last are full.
   key: jax.Array
 
   def shuffled(self, epoch: Array) -> jax.Array:
@@ -149,10 +149,10 @@ class _Stream(NamedTuple):
 
   def next(self, order: jax.Array, step: Array
            ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(order, places int32[capacity], mask): its own epochs, endless.
+    """The next batch: (order, places int32[capacity], mask).
 
-    The last batch of an epoch may be short; a stream that is exhausted before
-    the other one starts over in a new order.
+    The last batch of an epoch may be short. After it the list starts again in a
+    new order, whether the other list has come to its end or not.
     """
     position = step % self.pieces
     order = lax.cond(
@@ -220,8 +220,8 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
     shard: the client's rows. Labels of unlabeled rows are never read.
     key: draws the orders.
     streams: 'both', 'labeled' or 'unlabeled'.
-    round_: int32[], for the progress over the run's `task.num_rounds`; without
-      such a number there is none.
+    round_: int32[], for the progress over `task.schedule_rounds`; without such
+      a number there is none.
     pseudo_labels: int32[U], labels that the client gave its unlabeled rows, in
       the order of its table, for batches that carry them; None is -1 for all.
 
@@ -249,8 +249,8 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
       given = jnp.asarray(pseudo_labels)[made['unlabeled'].slots]
       made['unlabeled'] = made['unlabeled']._replace(labels=given)
     share = (step + 1) / jnp.maximum(steps, 1)
-    progress = None if task.num_rounds is None else jnp.minimum(
-        (round_ + share) / task.num_rounds, 1)
+    progress = None if task.schedule_rounds is None else jnp.minimum(
+        (round_ + share) / task.schedule_rounds, 1)
     return orders, Pair(**made, progress=progress), used
 
   width = sum(s.capacity for s in parts.values())

@@ -168,12 +168,12 @@ def _check_labeled_clients(partition: Partition, labels_at: str,
                            num_clients: int, num_labeled: int) -> None:
   labeled = partition.labeled
   if labels_at == 'clients' and (labeled == num_clients).any():
-    raise ValueError(
-        f'labels_at={labels_at!r}, but the partition gives '
+    raise checks.FieldError(
+        'labels_at', labels_at, 'the partition gives '
         f'{int((labeled == num_clients).sum())} labeled rows to the server')
   if not -1 <= num_labeled <= num_clients:
-    raise ValueError(f'num_labeled_clients={num_labeled} must be -1 or in '
-                     f'[0, {num_clients}]')
+    raise checks.FieldError('num_labeled_clients', num_labeled,
+                            f'must be -1 or in [0, {num_clients}]')
   if labels_at == 'clients' and num_labeled >= 0 and (
       labeled >= num_labeled).any():
     raise ValueError(f'client {labeled.max()} holds labels, but only the '
@@ -270,7 +270,7 @@ def class_counts(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
 
 
 def describe(federation: Federation) -> dict[str, Any]:
-  """Plain numbers that say what was dealt, ready for JSON.
+  """Describes how the data were dealt, in plain numbers ready for JSON.
 
   `labeled_classes` and `unlabeled_classes`, lists [N][C], are left out where
   N * C is above 20000; `class_counts` has them as arrays.

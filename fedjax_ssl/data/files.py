@@ -1,4 +1,4 @@
-"""Files of other people: read without trust, refused in one line."""
+"""Reads files that may be broken or hostile; refuses them in one line."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ class DataError(ValueError):
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-  """Raises DataError for what is no plain file: a pipe would be waited for."""
+  """Raises DataError unless it is a plain file; a pipe would block."""
   try:
     mode = os.stat(path).st_mode
   except (OSError, ValueError) as error:
@@ -55,8 +55,8 @@ def read_arrays(path: str | os.PathLike[str],
       return {name: _member(archive, name) for name in wanted}
   except DataError:
     raise
-  # Damaged bytes make the readers of zip and .npy raise nearly anything:
-  # errors of syntax, tokens, recursion, memory, types, compression.
+  # On damaged bytes the readers of zip and .npy raise nearly anything: errors
+  # of syntax, tokens, recursion, memory, types, compression.
   except Exception as error:
     reason = ' '.join(str(error).split())[:200] or type(error).__name__
     raise DataError(f'cannot be read ({reason})') from None

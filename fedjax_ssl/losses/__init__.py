@@ -1,4 +1,6 @@
-"""Losses, what they are trained towards, and distances between models.
+"""Losses, their targets, and distances between models.
+
+FixMatch's loss is `fixmatch`, in `semi_supervised`.
 
 Every loss is `(student, target, mask, *, ...) -> (loss, metrics)`, over the
 real rows of a batch; see `supervised`. These modules import JAX and nothing

@@ -11,14 +11,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.losses.rows import all_rows, Array, Loss, reduced, Scalar
+from fedjax_ssl.losses.rows import (
+  all_rows,
+  Array,
+  check_choice,
+  Loss,
+  reduced,
+  Scalar,
+)
 from fedjax_ssl.losses.targets import mixup
-
-
-def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
-  if value not in allowed:
-    raise ValueError(
-        f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
 
 
 def discriminator_loss(real_logits: Array, fake_logits: Array,
@@ -50,7 +51,7 @@ def discriminator_loss(real_logits: Array, fake_logits: Array,
     https://arxiv.org/abs/1406.2661; Lim and Ye,
     https://arxiv.org/abs/1705.02894.
   """
-  _check('kind', kind, ('logistic', 'hinge'))
+  check_choice('kind', kind, ('logistic', 'hinge'))
   mask = all_rows(mask, real_logits)
   cost = jax.nn.softplus if kind == 'logistic' else lambda d: jax.nn.relu(1 + d)
   real, fake = _visible(real_logits, mask), _visible(fake_logits, mask)
@@ -84,7 +85,7 @@ def generator_loss(fake_logits: Array, mask: Array | None = None, *,
     Fan et al., FedSSL, IJCAI 2022, eq. 6; Goodfellow et al.,
     https://arxiv.org/abs/1406.2661.
   """
-  _check('kind', kind, ('non_saturating', 'saturating', 'hinge'))
+  check_choice('kind', kind, ('non_saturating', 'saturating', 'hinge'))
   mask = all_rows(mask, fake_logits)
   fake = _visible(fake_logits, mask)
   costs: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -116,7 +117,7 @@ def reconstruction(generated: Array, images: Array, mask: Array | None = None,
   References:
     Fan et al., FedSSL, IJCAI 2022, eq. 7.
   """
-  _check('over_pixels', over_pixels, ('sum', 'mean'))
+  check_choice('over_pixels', over_pixels, ('sum', 'mean'))
   mask = all_rows(mask, generated)
   rows = mask.reshape(mask.shape + (1,) * (generated.ndim - 1)) > 0
   gap = jnp.where(rows, generated - jax.lax.stop_gradient(images), 0)
@@ -147,7 +148,7 @@ def fake_condition(lam: Scalar, source: Array, target: Array, *,
   References:
     Fan et al., FedSSL, IJCAI 2022, eq. 6.
   """
-  _check('label', label, ('mixed', 'target'))
+  check_choice('label', label, ('mixed', 'target'))
   share = lam if label == 'mixed' else jnp.zeros_like(lam)
   mixed: jax.Array = jax.lax.stop_gradient(mixup(share, source, target))
   return mixed

@@ -16,8 +16,6 @@ Array = jax.Array | np.ndarray
 Scalar = Array | float
 Loss = tuple[jax.Array, dict[str, jax.Array]]
 
-REDUCTIONS = ('mean', 'none')
-
 
 def at_least_float32(x: Array) -> jax.Array:
   """Returns the array in float32, or in its own type if that is wider."""
@@ -69,9 +67,7 @@ def reduced(values: Array, mask: Array, *, reduction: str = 'mean',
   """
   if reduction == 'mean':
     return masked_mean(values, mask, total=total)
-  if reduction != 'none':
-    raise ValueError(f'reduction is {reduction!r}; allowed are '
-                     f'{", ".join(REDUCTIONS)}.')
+  check_choice('reduction', reduction, ('mean', 'none'))
   values = at_least_float32(jnp.where(mask > 0, values, 0))
   return values * jnp.asarray(mask, values.dtype)
 
@@ -84,8 +80,15 @@ def all_rows(mask: Array | None, like: Array) -> Array:
 
 
 def visible(logits: Array, mask: Array) -> jax.Array:
-  """Zeroes the logits of masked rows: their derivative must not be NaN."""
+  """Zeroes the logits of masked rows, so that no derivative is NaN."""
   return at_least_float32(jnp.where(mask[..., None] > 0, logits, 0))
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+  """Raises ValueError, naming the argument, for a word that is not allowed."""
+  if value not in allowed:
+    raise ValueError(
+        f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
 
 
 def check_rows(logits: Array, mask: Array, **others: Array) -> None:

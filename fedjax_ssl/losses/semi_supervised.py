@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
+  check_choice,
   check_rows,
   kl_rows,
   Loss,
@@ -49,8 +50,7 @@ def fixmatch(strong_logits: Array, weak_logits: Array,
   References:
     Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, eq. 4.
   """
-  if over not in ('batch', 'confident'):
-    raise ValueError(f'over is {over!r}; allowed are batch, confident.')
+  check_choice('over', over, ('batch', 'confident'))
   mask = all_rows(mask, weak_logits)
   check_rows(weak_logits, mask, strong_logits=strong_logits)
   labels, accepted = pseudo_label(weak_logits, threshold=threshold)
@@ -160,9 +160,7 @@ def inter_client_kl(logits: Array, helper_logits: Array,
   References:
     Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 1.
   """
-  if over_helpers not in ('sum', 'mean'):
-    raise ValueError(
-        f'over_helpers is {over_helpers!r}; allowed are sum, mean.')
+  check_choice('over_helpers', over_helpers, ('sum', 'mean'))
   mask = all_rows(mask, logits)
   check_rows(logits, mask)
   if jnp.shape(helper_logits)[1:] != jnp.shape(logits):

@@ -1,4 +1,4 @@
-"""What unlabeled examples are trained towards: labels, blends and thresholds.
+"""Targets of unlabeled examples: pseudo-labels, blends and thresholds.
 
 B rows of a batch, C classes, K views of a row, H helper models. Everything that
 a prediction in logits is turned into here is a constant for derivatives.
@@ -8,12 +8,18 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.losses.rows import Array, at_least_float32, PyTree, Scalar
+from fedjax_ssl.losses.rows import (
+  Array,
+  at_least_float32,
+  check_choice,
+  PyTree,
+  Scalar,
+)
 
 
 def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
             exponent: Scalar | None = None) -> jax.Array:
-  r"""Sharper distribution: :math:`p_c^Z / \sum_v p_v^Z`, with Z = 1 / T.
+  r"""Sharpens a distribution: :math:`p_c^Z / \sum_v p_v^Z`, with Z = 1 / T.
 
   Args:
     probabilities: float[..., C].
@@ -38,7 +44,7 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
   if exponent is None:
     exponent = 1 / jnp.asarray(temperature, p.dtype)
   tiny = jnp.finfo(p.dtype).tiny
-  # The largest becomes 1, so that no power of a row underflows altogether.
+  # The largest entry becomes 1, so that not all powers of a row underflow.
   power = (p / jnp.maximum(p.max(-1, keepdims=True), tiny)) ** exponent
   return power / jnp.maximum(power.sum(-1, keepdims=True), tiny)
 
@@ -112,8 +118,7 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
   References:
     Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 3.
   """
-  if tie not in ('lowest', 'local'):
-    raise ValueError(f'tie is {tie!r}; allowed are lowest, local.')
+  check_choice('tie', tie, ('lowest', 'local'))
   num_classes = logits.shape[-1]
   own, accepted = pseudo_label(logits, threshold=threshold)
   own_vote = jax.nn.one_hot(own, num_classes)
@@ -121,7 +126,7 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
   if present is not None:
     helpers *= present[:, None, None]
   helpers = helpers.sum(0)
-  # Half a vote more decides ties and nothing else.
+  # Half a vote more can only decide ties.
   votes = helpers + own_vote * (1.5 if tie == 'local' else 1.0)
   return votes.argmax(-1).astype(jnp.int32), accepted
 
@@ -150,9 +155,7 @@ def tsa_threshold(step: Scalar, num_steps: Scalar, *, num_classes: int,
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
-  if schedule not in ('linear', 'exp', 'log'):
-    raise ValueError(
-        f'schedule is {schedule!r}; allowed are linear, exp, log.')
+  check_choice('schedule', schedule, ('linear', 'exp', 'log'))
   time = jnp.clip(jnp.asarray(step, jnp.float32) / num_steps, 0, 1)
   missing = {'linear': 1 - time, 'exp': 1 - jnp.exp(5 * (time - 1)),
              'log': jnp.exp(-5 * time)}[schedule]
@@ -183,8 +186,7 @@ def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
   References:
     Zhang et al., FlexMatch, https://arxiv.org/abs/2110.08263.
   """
-  if mapping not in ('convex', 'linear'):
-    raise ValueError(f'mapping is {mapping!r}; allowed are convex, linear.')
+  check_choice('mapping', mapping, ('convex', 'linear'))
   counts = jnp.asarray(counts, jnp.float32)
   most = jnp.maximum(counts.max(), num_unused)
   beta = counts / jnp.where(most > 0, most, 1)
@@ -252,8 +254,7 @@ def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
   References:
     Laine and Aila, Temporal ensembling, https://arxiv.org/abs/1610.02242.
   """
-  if shape not in ('gaussian', 'linear'):
-    raise ValueError(f'shape is {shape!r}; allowed are gaussian, linear.')
+  check_choice('shape', shape, ('gaussian', 'linear'))
   whole = jnp.asarray(num_steps, jnp.float32)
   time = jnp.where(whole > 0, step / jnp.where(whole > 0, whole, 1), 1)
   time = jnp.clip(time, 0, 1)
@@ -261,7 +262,7 @@ def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
 
 
 def realism_weight(lam: Scalar) -> jax.Array:
-  r"""FedSSL's say of a generated example: :math:`g = e^{\max(l, 1 - l) - 1}`.
+  r"""FedSSL's weight of a generated row: :math:`g = e^{\max(l, 1 - l) - 1}`.
 
   Args:
     lam: float32[...] in [0, 1], the blend it was generated with.

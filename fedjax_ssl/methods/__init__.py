@@ -3,10 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import functools
+from typing import NoReturn
 
 import jax
 
-from fedjax_ssl.core import registry, rounds
+from fedjax_ssl.core import checks, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   fed_consist,
@@ -59,7 +61,8 @@ def make(text: str, task: Task, *,
 
   Args:
     text: name or name(knob=value, ...), values being Python literals.
-    task: the static choices.
+    task: the static choices. If it does not say how many rounds schedules
+      span, `train` does; what needs the number is refused elsewhere.
     aggregator: a rule in place of the mean of the clients' updates, see
       `Task.aggregator`, or the name of one, as in 'trimmed_mean(trim=.3)';
       None is the task's own.
@@ -80,7 +83,10 @@ def make(text: str, task: Task, *,
     task = dataclasses.replace(task, aggregator=aggregators.make(aggregator))
   elif aggregator is not None:
     task = dataclasses.replace(task, aggregator=aggregator)
-  made: Method = registry.build('method', text, METHODS, task)
+  made, spanning = _build(text, task), None
+  if task.schedule_rounds is None:
+    spanning = functools.cache(lambda rounds_: make(
+        text, task.spanning(rounds_)))
   # Traced once for all who ask: for the shapes of its metrics, for each seed,
   # and in the loop over rounds, where inlining leaves no trace of it.
   def init(key: jax.Array, federation: Federation) -> State:
@@ -88,4 +94,21 @@ def make(text: str, task: Task, *,
     return made.init(key, federation)
 
   return made._replace(
-      init=init, round=jax.jit(made.round, inline=True))
+      init=init, round=jax.jit(made.round, inline=True), spanning=spanning)
+
+
+def _build(text: str, task: Task) -> Method:
+  """The method; without its run's length, one that asks for it when run."""
+  made: Method
+  try:
+    made = registry.build('method', text, METHODS, task)
+  except checks.FieldError as error:
+    if not isinstance(error.__cause__, checks.LengthError):
+      raise
+    reason = str(error)
+    # What predicts is the same for any length.
+    made = registry.build('method', text, METHODS, task.spanning(1))
+    def refuse(*unused: object) -> NoReturn:
+      raise ValueError(reason)
+    made = made._replace(init=refuse, round=refuse, client_update=refuse)
+  return made

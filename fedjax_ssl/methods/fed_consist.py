@@ -16,13 +16,15 @@ from fedjax_ssl.core.types import (
   Task,
   Update,
 )
+from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 
 
-@knobs.checked()
+@knobs.checked(labeled_client_weight=knobs.CLIENT_FACTOR)
 def fed_consist(task: Task, *, threshold: float = 0.9,
                 unlabeled_weight: float = 1.0, unlabeled_rate: float = 0.05,
-                labeled_weight: float = 1.0, warmup: float = 0.0) -> Method:
+                labeled_client_weight: float = 1.0,
+                warmup: float = 0.0) -> Method:
   """Confident predictions of plain images train their strong views.
 
   Clients with labels minimise cross entropy on weak views. The others take
@@ -36,7 +38,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
     unlabeled_weight: of the unlabeled loss; 0 leaves the labeled part.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; the paper's are 5e-6 and 1e-4.
-    labeled_weight: how often a client with labels counts; above 1 the
+    labeled_client_weight: how often a client with labels counts; above 1 the
       adjusted weights of RSCFed's Figure 2, whose value is not stated.
     warmup: share of the run, any begun round counted, in which only clients
       with labels train. The paper trains one for half of its schedule.
@@ -47,7 +49,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  mean_teacher.check(task, 'fed_consist')
+  mean_teacher.check(task)
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher
@@ -68,11 +70,12 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
                                                 client, key)
     return Update(
         tree.subtract(model, payload.model),
-        client_weights.of(client.shard, 'both', labeled_say=labeled_weight),
+        client_weights.client_weight(
+            client.shard, 'both', labeled_client_weight=labeled_client_weight),
         memory, metrics)
 
   return assemble.assemble(
       task, client_update=client_update,
       sample=mean_teacher.cohorts(task, 1, warmup),
-      work=mean_teacher.work(task), splits_key=False,
+      work=lambda shard: batching.num_steps(task, shard), splits_key=False,
       pseudo_label=assemble.confident_labels(task, threshold))

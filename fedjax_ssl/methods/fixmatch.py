@@ -4,8 +4,6 @@ Sohn et al., FixMatch, NeurIPS 2020, https://arxiv.org/abs/2001.07685.
 """
 from __future__ import annotations
 
-import jax
-
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.local_training import Aux
@@ -50,11 +48,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
                      "server='local'.")
 
   def loss_fn(model, given, batch, key):
-    keys = jax.random.split(key, 3)
-    unlabeled = batch.unlabeled
-    target = network.weakly(task, unlabeled, keys[0])
-    views = (network.labeled_view(task, batch.labeled, keys[1]),
-             network.strongly(task, unlabeled, keys[2]))
+    target, *views = network.views(task, batch, key)
     if labeler == 'global':
       weak = task.apply(given.anchor, target.inputs)
       (labeled, strong), stats = network.forward(task, model, *views, key=key)
@@ -62,7 +56,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
       weak, (labeled, strong), stats = network.forward_with_targets(
           task, model, target, *views, key=key)
     loss, used = losses.fixmatch(
-        strong, weak, unlabeled.mask, threshold=threshold, over=over)
+        strong, weak, batch.unlabeled.mask, threshold=threshold, over=over)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight, mask_rate=used['mask_rate'])

@@ -23,11 +23,11 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
               keep_local: bool = False) -> Method:
   """FixMatch whose bar for class c is threshold * M(beta_c).
 
-  A client remembers, from round to round, the last class that each of its
-  unlabeled rows was predicted to be with `threshold` or more; beta_c is the
-  number of rows of class c over that of the most frequent class, or over the
-  rows without a class while those are more (equations 5 to 11). A stream, in
-  which a client's rows change, is refused.
+  A client remembers from round to round the last class that each of its
+  unlabeled rows was predicted to have with a confidence of `threshold` or more.
+  beta_c is the number of rows of class c over that of the most frequent class,
+  or over the number of rows without a class while that is larger (equations 5
+  to 11). A stream, in which a client's rows change, is refused.
 
   Args:
     task: the static choices.
@@ -67,17 +67,14 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
                                threshold=bars(memory.kept))
 
   def loss_fn(model, given, batch, key):
-    memory = given.memory
-    keys = jax.random.split(key, 3)
-    rows = batch.unlabeled
+    memory, rows = given.memory, batch.unlabeled
     weak, (labeled, strong), stats = network.forward_with_targets(
-        task, model, network.weakly(task, rows, keys[0]),
-        network.labeled_view(task, batch.labeled, keys[1]),
-        network.strongly(task, rows, keys[2]), key=key)
+        task, model, *network.views(task, batch, key), key=key)
     loss, used = losses.fixmatch(strong, weak, rows.mask,
                                  threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)
-    # Out of range drops: masked rows, and rows that are not sure.
+    # Masked rows and rows that are not sure get a place beyond the table, which
+    # is dropped.
     place = jnp.where(sure * rows.mask > 0, rows.slots, memory.shape[0])
     memory = memory.at[place].set(label, mode='drop')
     loss, metrics = objective.total(

@@ -8,26 +8,41 @@ https://arxiv.org/abs/1905.08941; both rows of a blend train them.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
-from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import Batch, Method, Task, Variables
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
-# What the profiles fix: whether the views behind a pseudo-label are mixed or
-# one fresh view, mixing across the two kinds of rows, a blend nearer to its
-# first row, squared error on unlabeled blends, its weight and ramp.
+# What the profiles fix; see `_Settings`.
 _PROFILES: dict[str, dict[str, Any]] = {
     'fedssl': {'all_views': False, 'across': False, 'dominant': False,
-               'squared': False, 'weight': 1.0, 'ramp': 0.0},
+               'squared': False, 'unlabeled_weight': 1.0, 'ramp': 0.0},
     'original': {'all_views': True, 'across': True, 'dominant': True,
-                 'squared': True, 'weight': 75.0, 'ramp': 1.0},
+                 'squared': True, 'unlabeled_weight': 75.0, 'ramp': 1.0},
 }
+
+
+_Targeted = tuple[Batch, jax.Array]  # Rows and float32[B, C], their targets.
+
+
+class _Settings(NamedTuple):
+  """`mixmatch`'s knobs, settled."""
+
+  num_views: int
+  temperature: float
+  alpha: float
+  weight: float  # Of the unlabeled loss.
+  ramp: float  # Share of the run over which that weight rises.
+  all_views: bool  # Mix all views behind a pseudo-label, or one fresh view.
+  across: bool  # Mix labeled rows with unlabeled ones.
+  dominant: bool  # Keep a blend nearer to its first row.
+  squared: bool  # Squared error on unlabeled blends, not cross entropy.
 
 
 def partners(key: jax.Array, mask: jax.Array) -> jax.Array:
@@ -70,7 +85,7 @@ def mix(key: jax.Array, inputs: jax.Array, targets: jax.Array,
 
 
 def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
-  """The rows as something of which a mean has a meaning.
+  """The rows in a form that can be averaged: pixels or word vectors.
 
   Args:
     task: has the network.
@@ -93,24 +108,24 @@ def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
   return batch._replace(inputs=embed(model, ready) if is_ids else ready)
 
 
-@knobs.checked()
+@knobs.checked(_PROFILES)
 def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
              temperature: float = 0.5, alpha: float = 0.75,
              unlabeled_weight: float | None = None, ramp: float | None = None,
              server: str = 'fedavg', mu: float = 0.01,
-             weighting: str = 'examples', labeled_say: float = 1.0,
+             weighting: str = 'examples', labeled_client_weight: float = 1.0,
              keep_local: bool = False) -> Method:
   """Trains on blends of rows and of their labels or pseudo-labels.
 
   With labels at the server it trains on blends of its labeled rows, and each
   client on blends of its unlabeled ones.
 
-  'original' spreads its ramp over the run. The authors' ends after 16,384 of
-  1,048,576 steps; as a share, ramp=0.015625, that is over before the first
-  round is, and 75 then holds the network at what it says without having
-  learnt: one class for everything, of which its own labels are sure. On the
-  bed of `uda`, 1,200 steps, such a ramp ends at 43.6 %, one over the run at
-  96.4, labels only at 88.9. Counted in steps theirs is longer than the run.
+  'original' spreads its ramp over the run. The authors' ramp ends after 16,384
+  of 1,048,576 steps. The same share here, ramp=0.015625, ends before the first
+  round does; the weight of 75 then keeps the network at what it predicts before
+  it has learnt, one class for everything. In the test setting of `uda`, 1,200
+  steps, such a ramp ends at 43.6 %, one over the run at 96.4, labels alone at
+  88.9. The authors' number of steps is more than the whole run.
 
   Args:
     task: the static choices.
@@ -130,9 +145,9 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows, or 'uniform'.
-    labeled_say: a client that holds labels counts so many times what it would
-      without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
-      its equation 1; 1 is no difference.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference. With weighting='uniform', 3 makes FedSSL's two groups
+      of agents count the same, as in its equation 1.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -144,55 +159,69 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
   # Draws of a Beta below this are 0 / 0.
   checks.finite(1e-30 if alpha else 0, alpha=alpha)
-  weight = chosen['weight'] if unlabeled_weight is None else unlabeled_weight
+  weight = (chosen['unlabeled_weight'] if unlabeled_weight is None
+            else unlabeled_weight)
   ramp = chosen['ramp'] if ramp is None else ramp
   if ramp:
     task.horizon(f'ramp={ramp}')
+  s = _Settings(num_views, temperature, alpha, weight, ramp,
+                chosen['all_views'], chosen['across'], chosen['dominant'],
+                chosen['squared'])
+  loss_fn = _loss_fn(task, s)
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
+      server_loss=loss_fn, pseudo_label=assemble.confident_labels(task, 0.0))
+
+
+def _pseudo_labeled(task: Task, s: _Settings, model: Variables, rows: Batch,
+                    keys: jax.Array) -> _Targeted:
+  """The unlabeled rows that will be mixed, with their pseudo-labels."""
+  views = network.joined([network.weakly(task, rows, k) for k in keys[1:]])
+  (logits,), _ = network.forward(task, jax.lax.stop_gradient(model), views)
+  logits = logits.reshape(s.num_views, -1, task.num_classes)
+  labels = jax.lax.stop_gradient(
+      losses.soft_pseudo_label(logits, temperature=s.temperature))
+  if s.all_views:
+    return views, jnp.tile(labels, (s.num_views, 1))
+  return network.weakly(task, rows, keys[0]), labels
+
+
+def _blended(s: _Settings, parts: list[_Targeted], key: jax.Array
+             ) -> list[tuple[jax.Array, jax.Array]]:
+  """Inputs and targets of each part, mixed within it or across all parts."""
+  groups = [parts] if s.across else [[part] for part in parts]
+  out: list[tuple[jax.Array, jax.Array]] = []
+  for group, k in zip(groups, jax.random.split(key, len(groups)), strict=True):
+    whole = network.joined([batch for batch, _ in group])
+    targets = jnp.concatenate([target for _, target in group])
+    inputs, targets = mix(k, whole.inputs, targets, whole.mask, alpha=s.alpha,
+                          dominant=s.dominant)
+    sizes = [batch.mask.shape[0] for batch, _ in group]
+    cuts = [sum(sizes[:i + 1]) for i in range(len(sizes) - 1)]
+    out += zip(jnp.split(inputs, cuts), jnp.split(targets, cuts), strict=True)
+  return out
+
+
+def _loss_fn(task: Task, s: _Settings) -> LossFn:
+  """The loss on blends of whatever rows a batch has."""
   # Word vectors need no more preprocessing.
   reader = task if task.model.embed is None else dataclasses.replace(
       task, preprocess=lambda x: x)
 
-  def pseudo(model, rows, keys):
-    """The rows that will be mixed and float32[B or K B, C], their labels."""
-    views = network.joined(
-        [network.weakly(task, rows, k) for k in keys[1:]])
-    (logits,), _ = network.forward(task, jax.lax.stop_gradient(model), views)
-    logits = logits.reshape(num_views, -1, task.num_classes)
-    labels = jax.lax.stop_gradient(
-        losses.soft_pseudo_label(logits, temperature=temperature))
-    if chosen['all_views']:
-      return views, jnp.tile(labels, (num_views, 1))
-    return network.weakly(task, rows, keys[0]), labels
-
-  def blended(parts, key):
-    """Mixed batches: each kind by itself, or all rows together."""
-    groups = [parts] if chosen['across'] else [[part] for part in parts]
-    out: list[tuple[jax.Array, jax.Array]] = []
-    for group, k in zip(groups, jax.random.split(key, len(groups)),
-                        strict=True):
-      whole = network.joined([batch for batch, _ in group])
-      targets = jnp.concatenate([target for _, target in group])
-      inputs, targets = mix(k, whole.inputs, targets, whole.mask, alpha=alpha,
-                            dominant=chosen['dominant'])
-      ends = [batch.mask.shape[0] for batch, _ in group]
-      cuts = [sum(ends[:i + 1]) for i in range(len(ends) - 1)]
-      out += zip(jnp.split(inputs, cuts), jnp.split(targets, cuts),
-                 strict=True)
-    return out
-
   def loss_fn(model, given, batch, key):
     del given
     label_key, known_key, mix_key = jax.random.split(key, 3)
-    parts: list[tuple[Batch, jax.Array]] = []
+    parts: list[_Targeted] = []
     if batch.labeled is not None:
       known = network.labeled_view(task, batch.labeled, known_key)
       parts.append((known, jax.nn.one_hot(known.labels, task.num_classes)))
     if batch.unlabeled is not None:
-      parts.append(pseudo(model, batch.unlabeled,
-                          jax.random.split(label_key, num_views + 1)))
-    parts = [(blendable(task, model, part), target)
-             for part, target in parts]
-    mixed = blended(parts, mix_key)
+      parts.append(_pseudo_labeled(
+          task, s, model, batch.unlabeled,
+          jax.random.split(label_key, s.num_views + 1)))
+    parts = [(blendable(task, model, part), target) for part, target in parts]
+    mixed = _blended(s, parts, mix_key)
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
              in zip(parts, mixed, strict=True)]
     logits, stats = network.forward(reader, model, *views, key=key)
@@ -201,19 +230,12 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       on_labeled, _ = losses.cross_entropy(
           logits[0], mixed[0][1], views[0].mask)
     if batch.unlabeled is not None:
-      error = (losses.squared_error if chosen['squared']
-               else losses.cross_entropy)
+      error = losses.squared_error if s.squared else losses.cross_entropy
       on_unlabeled, _ = error(logits[-1], mixed[-1][1], views[-1].mask)
-    rising = (losses.ramp_up(batch.progress, ramp, shape='linear') if ramp
-              else 1.0)
-    loss, metrics = objective.total(batch, on_unlabeled, on_labeled,
-                                    weight=weight * rising,
-                                    labelings=num_views,
-                                    views=num_views if chosen['all_views']
-                                    else 1)
+    rising = (losses.ramp_up(batch.progress, s.ramp, shape='linear')
+              if s.ramp else 1.0)
+    loss, metrics = objective.total(
+        batch, on_unlabeled, on_labeled, weight=s.weight * rising,
+        labelings=s.num_views, views=s.num_views if s.all_views else 1)
     return loss, Aux(stats, metrics)
-
-  return averaging.averaging(
-      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      labeled_say=labeled_say, keep_local=keep_local, server_loss=loss_fn,
-      pseudo_label=assemble.confident_labels(task, 0.0))
+  return loss_fn

@@ -27,8 +27,9 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                  temperature: float = 0.5, threshold: float = 0.95,
                  unlabeled_weight: float = 1.0, ramp: float = 0.4,
                  server: str = 'fedavg', mu: float = 0.01,
-                 weighting: str = 'examples', labeled_say: float = 1.0,
-                 keep_local: bool = False) -> Method:
+                 weighting: str = 'examples',
+                 labeled_client_weight: float = 1.0, keep_local: bool = False
+                 ) -> Method:
   """Trains on what the model itself predicts for unlabeled rows.
 
   Args:
@@ -49,9 +50,9 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows, or 'uniform'.
-    labeled_say: a client that holds labels counts so many times what it would
-      without. 'uniform' and 3 make FedSSL's two groups of agents equal, as in
-      its equation 1; 1 is no difference.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference. With weighting='uniform', 3 makes FedSSL's two groups
+      of agents count the same, as in its equation 1.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -96,5 +97,5 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      labeled_say=labeled_say, keep_local=keep_local,
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
       pseudo_label=assemble.confident_labels(task, 0.0 if soft else threshold))

@@ -5,6 +5,8 @@ Learning, CVPR 2022, https://arxiv.org/abs/2203.13993.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
+import functools
 from typing import Any
 
 import jax
@@ -12,10 +14,12 @@ import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
 from fedjax_ssl.core import checks, client_weights, knobs, tree
-from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
   Client,
+  Cohort,
+  Context,
   Federation,
   Method,
   Metrics,
@@ -31,13 +35,15 @@ from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 # of labeled clients, the norm, the rate of unlabeled clients over that of
 # labeled ones, and what becomes of the teacher's normalization statistics.
 _PROFILES: dict[str, dict[str, Any]] = {
-    'official': {'labeled_beta': 100.0, 'beta': 1e4, 'multiplier': 6.0,
-                 'distance': 'sum_of_norms', 'rate': 0.7, 'stats': 'first'},
-    'official_isic': {'labeled_beta': 0.01, 'beta': 0.01, 'multiplier': 200.0,
-                      'distance': 'sum_of_norms', 'rate': 0.5,
-                      'stats': 'first'},
-    'paper': {'labeled_beta': 1e4, 'beta': 1e4, 'multiplier': 1.0,
-              'distance': 'global_norm', 'rate': 0.7, 'stats': 'student'},
+    'official': {
+        'labeled_beta': 100.0, 'beta': 1e4, 'labeled_multiplier': 6.0,
+        'distance': 'sum_of_norms', 'unlabeled_rate': 0.7, 'stats': 'first'},
+    'official_isic': {
+        'labeled_beta': 0.01, 'beta': 0.01, 'labeled_multiplier': 200.0,
+        'distance': 'sum_of_norms', 'unlabeled_rate': 0.5, 'stats': 'first'},
+    'paper': {
+        'labeled_beta': 1e4, 'beta': 1e4, 'labeled_multiplier': 1.0,
+        'distance': 'global_norm', 'unlabeled_rate': 0.7, 'stats': 'student'},
 }
 
 
@@ -106,7 +112,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
   return tree.scale(mean, groups / jnp.maximum(filled, 1))
 
 
-@knobs.checked()
+@knobs.checked(_PROFILES)
 def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            unlabeled_weight: float = 0.02, temperature: float = 0.5,
            decay: float = 0.999, max_norm: float = 5.0,
@@ -149,15 +155,15 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     warmup: share of the run, any begun round counted, in which only clients
       with labels train, one group of them, averaged by examples. The authors
       start their 1000 rounds at round 7 from a model trained so.
-    literal: as the released aggregation runs where that seems not meant. The
-      first of the two multiplications is left out in a group without client 0,
-      whoever else has labels; with two labeled clients and multiplier 6 shares
-      differ by up to .33. And under norm='batch' each layer's counter of steps
-      counts in the distance, so that who takes more or fewer steps than the
-      mean is far; then counted_steps is reported, a client's own. False
-      multiplies labeled clients twice in every group and measures the model
-      alone; with one labeled client, the first, and other norms it is the
-      same.
+    literal: whether to do as the released code does also where that seems to be
+      a slip. It leaves out the first of the two multiplications in a group
+      without client 0, whoever else has labels; with two labeled clients and
+      multiplier 6 shares differ by up to .33. And under norm='batch' each
+      layer's counter of steps enters the distance, so that a client that takes
+      more or fewer steps than the mean counts as far; counted_steps, the steps
+      of a client, is then reported. False multiplies labeled clients twice in
+      every group and measures the model alone. With one labeled client, the
+      first, and another norm both are the same.
 
   Returns:
     The method.
@@ -166,68 +172,85 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     ValueError: for labels at the server, an unknown name or a number out of
       range.
   """
-  mean_teacher.check(task, 'rscfed')
-  chosen = dict(_PROFILES[checks.check('profile', profile, _PROFILES)])
-  given = {'beta': beta, 'labeled_beta': labeled_beta, 'distance': distance,
-           'multiplier': labeled_multiplier, 'rate': unlabeled_rate}
-  chosen.update({k: v for k, v in given.items() if v is not None})
+  mean_teacher.check(task)
+  chosen = checks.profile(
+      _PROFILES, profile, beta=beta, labeled_beta=labeled_beta,
+      distance=distance, labeled_multiplier=labeled_multiplier,
+      unlabeled_rate=unlabeled_rate)
   checks.check('distance', chosen['distance'], aggregation.DISTANCES)
-  warm = mean_teacher.warmup_rounds(task, warmup)
-
-  def unlabeled_loss(model, teacher, batch, key):
-    keys = jax.random.split(key)
-    target = task.apply(teacher, network.weakly(task, batch, keys[0]).inputs)
-    (logits,), stats = network.forward(task, model,
-                                         network.weakly(task, batch, keys[1]),
-                                         key=key)
-    loss = mean_teacher_loss(
-        logits, target, batch.mask, temperature=temperature,
-        total=task.unlabeled_batch or None)[0]
-    return unlabeled_weight * loss, Aux(stats, {
-        'unlabeled_loss': network.over_rows(loss, batch)
-    })
-
-  def init(key: jax.Array, federation: Federation):
-    model = assemble.new_model(task, key)
-    return (assemble.Server(model),
-            mean_teacher.remember(task, model, federation.num_clients))
+  counts = literal and task.model.norm == 'batch'
+  unlabeled_loss = _unlabeled_loss(task, unlabeled_weight, temperature)
 
   def client_update(payload: assemble.Server, client: Client, key) -> Update:
     one = mean_teacher.step(task, mean_teacher.supervised(task), unlabeled_loss,
                             task.optimizer(client.round), decay=decay,
-                            max_norm=max_norm, unlabeled_rate=chosen['rate'],
+                            max_norm=max_norm,
+                            unlabeled_rate=chosen['unlabeled_rate'],
                             teacher_stats=chosen['stats'])
     model, memory, metrics = mean_teacher.train(task, one, payload.model,
                                                 client, key)
-    rows = client_weights.of(client.shard, 'both', weighting='examples')
-    if literal:
+    rows = client_weights.client_weight(client.shard, 'both',
+                                        weighting='examples')
+    if counts:
       metrics['counted_steps'] = jnp.float32(
           batching.num_steps(task, client.shard, 'both'))
-    return Update(tree.subtract(model, payload.model), rows, memory,
-                  metrics)
-
-  def aggregate(server, updates: Update, cohort, context, key):
-    del key
-    warming = context.round < warm
-    counters: list[jax.Array] = []
-    first = None
-    if literal:
-      there = (cohort.ids == 0) & (updates.weight > 0)
-      first = jnp.where(there.any(1), chosen['multiplier'], 1.0)
-      if task.model.norm == 'batch':  # A mean and a variance each.
-        layers = len(jax.tree.leaves(server.model.stats)) // 2
-        counters = [updates.metrics['counted_steps']] * layers
-    mean, _ = aggregate_groups(
-        (updates.message, counters), updates.weight,
-        updates.metrics['labeled_share'] > 0,
-        beta=jnp.where(warming, 0.0, chosen['beta']),
-        labeled_beta=jnp.where(warming, 0.0, chosen['labeled_beta']),
-        labeled_multiplier=chosen['multiplier'], distance=chosen['distance'],
-        first_multiplier=first)
-    return server._replace(model=assemble.moved(server.model, mean)), {}
+    return Update(tree.subtract(model, payload.model), rows, memory, metrics)
 
   return assemble.assemble(
-      task, init=init, client_update=client_update, aggregate=aggregate,
+      task, init=functools.partial(_init, task), client_update=client_update,
+      aggregate=functools.partial(
+          _aggregate, task, chosen, mean_teacher.warmup_rounds(task, warmup),
+          literal),
       sample=mean_teacher.cohorts(task, groups, warmup),
-      work=mean_teacher.work(task), splits_key=False,
+      work=functools.partial(batching.num_steps, task), splits_key=False,
       pseudo_label=mean_teacher.teacher_labels(task))
+
+
+def _init(task: Task, key: jax.Array, federation: Federation
+          ) -> tuple[assemble.Server, mean_teacher.Memory]:
+  model = assemble.new_model(task, key)
+  return (assemble.Server(model),
+          mean_teacher.remember(task, model, federation.num_clients))
+
+
+def _unlabeled_loss(task: Task, weight: float, temperature: float) -> LossFn:
+  """The distance to the sharpened teacher, each on a weak view of its own."""
+  def loss_fn(model, teacher, batch, key):
+    keys = jax.random.split(key)
+    target = task.apply(teacher, network.weakly(task, batch, keys[0]).inputs)
+    (logits,), stats = network.forward(
+        task, model, network.weakly(task, batch, keys[1]), key=key)
+    loss = mean_teacher_loss(
+        logits, target, batch.mask, temperature=temperature,
+        total=task.unlabeled_batch or None)[0]
+    return weight * loss, Aux(stats, {
+        'unlabeled_loss': network.over_rows(loss, batch)})
+  return loss_fn
+
+
+def _aggregate(task: Task, chosen: Mapping[str, Any], warm: int, literal: bool,
+               server: assemble.Server, updates: Update, cohort: Cohort,
+               context: Context, key: Any) -> tuple[assemble.Server, Metrics]:
+  """Moves the server's model by the updates [G, S, ...] of all groups.
+
+  `chosen` are the profile's values; in the first `warm` rounds updates are
+  averaged by examples.
+  """
+  del key
+  warming = context.round < warm
+  counters: list[jax.Array] = []
+  first = None
+  if literal:
+    there = (cohort.ids == 0) & (updates.weight > 0)
+    first = jnp.where(there.any(1), chosen['labeled_multiplier'], 1.0)
+    if task.model.norm == 'batch':  # A mean and a variance each.
+      layers = len(jax.tree.leaves(server.model.stats)) // 2
+      counters = [updates.metrics['counted_steps']] * layers
+  mean, _ = aggregate_groups(
+      (updates.message, counters), updates.weight,
+      updates.metrics['labeled_share'] > 0,
+      beta=jnp.where(warming, 0.0, chosen['beta']),
+      labeled_beta=jnp.where(warming, 0.0, chosen['labeled_beta']),
+      labeled_multiplier=chosen['labeled_multiplier'],
+      distance=chosen['distance'], first_multiplier=first)
+  return server._replace(model=assemble.moved(server.model, mean)), {}

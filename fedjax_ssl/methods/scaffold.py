@@ -1,10 +1,11 @@
 r"""SCAFFOLD on the labeled rows: control variates against clients' drift.
 
 Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated
-Learning, ICML 2020, https://arxiv.org/abs/1910.06378, option II. There
-:math:`c_i^+ = c_i - c + (x - y_i) / (K \eta)`; with plain gradient descent that
-is the mean of the gradients of a client's steps, and so it is computed here: it
-then means the same with momentum, or a rate that falls.
+Learning, ICML 2020, https://arxiv.org/abs/1910.06378, option II.
+
+There :math:`c_i^+ = c_i - c + (x - y_i) / (K \eta)`; with plain gradient
+descent that is the mean of the gradients of a client's steps, and so it is
+computed here: it then means the same with momentum, or a rate that falls.
 """
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import client_weights, local_training, tree
+from fedjax_ssl.core import (
+  checks,
+  client_weights,
+  knobs,
+  local_training,
+  tree,
+)
 from fedjax_ssl.core.local_training import Given
 from fedjax_ssl.core.types import (
   Client,
@@ -40,6 +47,7 @@ class Server(NamedTuple):
   num_clients: jax.Array  # float32[], N, those with labels.
 
 
+@knobs.checked()
 def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   """Steps along g - c_i + c, g the gradient of cross entropy.
 
@@ -60,8 +68,9 @@ def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   """
   client_weights.check(weighting, 1.0)
   if task.labels_at == 'server':
-    raise ValueError("scaffold needs labels_at='clients': its controls are "
-                     "gradients of the clients' labels.")
+    raise checks.FieldError(
+        'labels_at', 'server', "scaffold's controls are gradients of the "
+        "clients' labels; give clients.")
   return assemble.assemble(
       task, init=functools.partial(_init, task),
       client_update=functools.partial(_client_update, task, weighting),
@@ -107,7 +116,8 @@ def _client_update(task: Task, weighting: str, payload: Any, client: Client,
   learner, metrics = local_training.train(
       local_training.gradient_step(loss, optimizer),
       local_training.start(received, optimizer), batches, step_key)
-  weight = client_weights.of(client.shard, 'labeled', weighting=weighting)
+  weight = client_weights.client_weight(
+      client.shard, 'labeled', weighting=weighting)
   mean = tree.scale(learner.opt_state[0],
                     1 / jnp.maximum(batches.num_steps, 1))
   after = tree.where(weight > 0, mean, own)

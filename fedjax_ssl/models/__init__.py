@@ -103,7 +103,7 @@ def _known(text: str) -> tuple[str, Facts]:
     name, _ = registry.parse(text)
     return name, FACTS[checks.check('model', name, MODELS)]
   except ValueError as error:
-    raise registry.ChoiceError('model', text, str(error)) from None
+    raise checks.FieldError('model', text, str(error)) from None
 
 
 def make(name: str, *, num_classes: int, norm: str | None = None,
@@ -134,8 +134,8 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
   norm = facts.norm if norm is None else checks.check('norm', norm,
                                                       layers.NORMS)
   if facts.fixed and norm != 'none':
-    raise ValueError(f'norm is {norm!r}, but model {plain!r} has no '
-                     "normalization layers; allowed: 'none'.")
+    raise checks.FieldError('norm', norm, 'the model has no normalization '
+                            'layers; allowed: none.', model=plain)
   checks.check('conv_impl', conv_impl, conv.IMPLS)
   checks.check('dtype', dtype, _DTYPES)
   if dtype == 'float64' and not jax.config.read('jax_enable_x64'):

@@ -25,7 +25,7 @@ _PATCH = 4
 
 
 class Conditions(NamedTuple):
-  """What a generated example is made to, beside its source."""
+  """What the generator gets besides the source example."""
 
   source: jax.Array  # float32[B, C], label distribution of the source.
   target: jax.Array  # float32[B, C], one-hot class to blend with.
@@ -180,7 +180,7 @@ class Discriminator(nn.Module):
   def __call__(self, x: jax.Array, labels: jax.Array) -> jax.Array:
     """float[B, H, W, I] or [B, T, E], labels [B, C] -> logits [B]."""
     choices = layers.Choices()
-    if x.ndim == 4:  # Where a stroke is says which class it is of.
+    if x.ndim == 4:  # The class depends on where in the image a feature is.
       x = _features(to_patches(x), self.width).reshape(x.shape[0], -1)
     else:
       x = _features(x, self.width).mean(1)

@@ -91,7 +91,7 @@ class Conv(nn.Module):
         (self.kernel, self.kernel, x.shape[3], self.features), made)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     if self.pool:
-      # The bias follows: adding it keeps the order, and here are fewer pixels.
+      # The bias is added after the maximum: the same sum, of fewer pixels.
       y = conv.max_pooled_conv2d(
           x, kernel, padding=self.padding, impl=self.choices.conv_impl)
     else:
@@ -255,7 +255,7 @@ def _masked_moments(x: jax.Array, mask: jax.Array | None
   real = mask[:, None, None, None] > 0
   count = area * jnp.sum(mask > 0).astype(x.dtype)
   share = 1 / jnp.maximum(count, 1)
-  # Not a product with the mask: padding may hold anything, infinity as well.
+  # Not multiplied by the mask, as padding may hold infinity.
   mean = share * jnp.sum(jnp.where(real, x, 0), (0, 1, 2))
   gap = jnp.where(real, x - mean, 0)
   return (mean, share * jnp.sum(jnp.square(gap), (0, 1, 2))), count

@@ -61,9 +61,9 @@ class Text(nn.Module):
     del mask, train
     if jnp.issubdtype(x.dtype, jnp.integer):
       x = self.embed(x)
-    if self.width:  # A maximum: zeros of padding say no more than the bias.
+    if self.width:  # A window of padding alone gives the bias.
       x = pooling.relu(self.window(gan.neighbours(x))).max(1)
-    else:  # A sum: zeros of padding say nothing.
+    else:  # Padding adds zeros.
       x = x.sum(1) / math.sqrt(x.shape[1])
     return self.last(x)
 

@@ -1,7 +1,15 @@
-"""Kernels without weights of their own: convolutions, products, pooling.
+"""Operations on arrays, without weights of their own.
 
-`conv` is the one that models call, and chooses a form by shape and backend:
-`conv_im2col` where channels are few (first layers) and for 1x1 kernels,
-`conv_winograd` for 3x3 kernels, `conv_rowwise` for 5x5 kernels and large maps,
-`conv_direct` for the rest, such as strides.
+Models call `conv.conv2d`. On a CPU it takes one of these forms:
+
+  5x5 kernels, 16 input channels or more   conv_rowwise
+  3x3 kernels, 16 input channels or more   conv_winograd, or conv_rowwise where
+                                           maps are larger than weights
+  1x1 kernels                              conv_im2col
+  4 input channels or fewer                conv_im2col
+  all else, such as strides                conv_direct
+
+On other devices it is XLA's own convolution. `conv_geometry` says where windows
+lie, `matmul` is the matrix product, `pooling` the rectifier and 2x2 pooling,
+and `custom_vjp` makes functions that name their own derivatives.
 """

@@ -1,9 +1,10 @@
 """The convolution of every model: fast inside loops, to any order.
 
-`jax.lax` convolutions are slow exactly where a simulator puts them: their
-gradients inside `scan` or `while` miss XLA:CPU's fast kernel, and per-client
-weights under `vmap` make grouped convolutions. See `winograd` and `rowwise`,
-`gemm` and `reordered` for the forms used instead.
+`jax.lax` convolutions are slow on a CPU exactly where a simulator puts them:
+inside `scan` or `while` their gradients miss XLA's fast kernel, and weights of
+each client under `vmap` make grouped convolutions. `conv2d` takes other forms
+there: 'winograd' (`conv_winograd`, and `conv_rowwise` for 5x5 kernels), 'gemm'
+(`conv_im2col`) or 'reordered' (`conv_direct`).
 """
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ _MIN_TILE_CHANNELS = 16
 # Up to this many input channels patches are small and a convolution wasteful.
 _MAX_PATCH_CHANNELS = 4
 _TILE_KERNELS = ((3, 3), (5, 5))
-# The rest is from `experiments/benchmarks/conv_tiles.py`. Sides below this take
-# 2x2 output tiles: there the products read more weights than pixels.
+# What follows was measured by `experiments/benchmarks/conv_tiles.py`. Maps with
+# smaller sides take 2x2 output tiles: products read more weights than pixels.
 _MIN_LARGE_TILE_MAP = 7
-# 3x3 layers whose tiled maps are this many times the weights are cut row by
-# row: a loop reads the weights anew for each part of a batch.
+# 3x3 layers take `conv_rowwise` where the tiled maps are more than this many
+# times as large as the weights, which its loop reads for each part of a batch.
 _MAPS_OVER_WEIGHTS = 5
 # With fewer channels the loop's transforms cost more than they save.
 _MIN_ROW_CHANNELS = 32
@@ -134,7 +135,7 @@ def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
   On CPU: patches for up to 4 channels, tiles for 3x3 and 5x5 kernels of stride
   1 and padding SAME with 16 channels or more, else patches where the map is
   smaller than the kernel, and re-ordered gradients where it is not.
-  Elsewhere 'lax', which nobody has measured against the others yet.
+  On other devices 'lax', which was not measured against the others.
   """
   if backend != 'cpu':
     return 'lax'
@@ -185,7 +186,7 @@ def _tile_conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window,
                fold: int) -> conv_winograd.Phases:
   """Tiles of a fitting form and side, in float32 at least.
 
-  The transforms lose two digits, which 16-bit floats do not have.
+  The transforms lose two digits, too many for 16-bit floats.
   """
   form, side = tile_form(window, x.shape[0], w.shape[2], w.shape[3])
   tiling = conv_winograd.Tiling(side, window, fold)

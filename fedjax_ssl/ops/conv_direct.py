@@ -1,9 +1,9 @@
-"""Convolution with gradients in the one order that XLA:CPU runs fast.
+"""XLA's own convolution, with gradients in the order that XLA:CPU runs fast.
 
-XLA:CPU calls its convolution kernel only for NHWC inputs and HWIO kernels, and
-re-orders others in the entry computation alone; inside a loop they run as
-plain nested loops, some 20 times slower. So the gradients are written as
-convolutions in that order, or as matrix products.
+XLA:CPU has a fast kernel for NHWC inputs and HWIO kernels. It brings other
+orders into this one, but not inside a loop: there they run as plain nested
+loops, some 20 times slower. So the gradients are written as convolutions in the
+fast order, or as matrix products.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution as patches and one matrix product."""
+"""Convolution as one matrix product of patches; also the 1x1 convolution."""
 from __future__ import annotations
 
 import functools
@@ -63,9 +63,9 @@ def quarters(x: jax.Array, w: jax.Array,
              window: conv_geometry.Window) -> pooling.Four:
   """The four pixels of every 2x2 window of `conv`, apart.
 
-  They share patches that are one pixel wider, in which the kernel lies in four
-  places. So there are a third as many entries to copy for a 5x5 kernel, and
-  1.4 times the products.
+  All four read one patch, a pixel wider and higher than the kernel, in which
+  the kernel takes four places. For a 5x5 kernel a third as many entries are
+  copied, for 1.4 times the products.
 
   Args:
     x: float[B, H, W, I].

@@ -1,15 +1,16 @@
-"""Convolution between transformed tiles, one row of the tiles at a time.
+"""The 5x5 convolution, and the 3x3 one on large maps.
 
-The algorithm of `winograd`: rows are transformed first, and a loop over their a
-positions does the columns. XLA fuses transforms that follow each other, and
+It is the algorithm of `conv_winograd`, one row of each tile at a time: tiles
+are transformed along rows first, then a loop over the a rows transforms the
+columns and multiplies. XLA fuses two transforms that follow each other, and
 would compute the first again for each output of the second; it fuses nothing
-into a loop. The a^2 products are many times the image, of which the loop holds
-a at a time, of a part of the batch, and nothing is kept for the gradient but x
-and w. So tiles of 4 pay for 5x5 kernels: 64 products for 16 outputs instead of
-400.
+into a loop. All a^2 products together are many times as large as the image. The
+loop holds only a of them at a time, of a part of the batch, and nothing but x
+and w is kept for the gradient. This makes 4x4 output tiles worth while for 5x5
+kernels: 64 products for 16 outputs instead of 400.
 
-Where the weights outweigh the maps, as in deep layers of 3x3 kernels, keeping
-the transformed ones is faster.
+Where the weights are larger than the maps, as in deep layers of 3x3 kernels,
+`conv_winograd`, which keeps the transformed tiles, is faster.
 """
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ from fedjax_ssl.ops.conv_winograd import (
     Tiling,
 )
 
-# Of transformed tiles at a time: half the second cache of a core. Chunking a
-# batch does not pay where all tiles are kept, but here the loop over rows holds
-# so few that a part fits: 90 images of 14x14, 32 to 64 channels, take three
-# quarters of the time in parts of 18.
+# Bytes of transformed tiles at a time: half the second cache of a core. The
+# loop over rows holds so few tiles that those of a part of the batch fit. 90
+# images of 14x14 with 32 to 64 channels take three quarters of the time in
+# parts of 18.
 _HELD_BYTES = 1 << 20
 
 
@@ -85,8 +86,8 @@ def _cut_outputs(phases: Sequence[jax.Array], tiling: Tiling, axis: int
                  ) -> list[jax.Array]:
   """Adjoint of `_join_outputs`: phases -> a arrays."""
   combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0].T)
-  # One zero more than the tiles need: in a loop XLA computes what is padded
-  # once, and what is not again for every slice.
+  # One zero more than the tiles need: what is padded XLA computes once, and
+  # what is not, it computes again for every slice.
   return combine(_pixels(phases, 0, tiling.m, 1, tiling, axis))
 
 
@@ -133,9 +134,9 @@ def _flat(tile: jax.Array) -> jax.Array:
 
 
 def _split(x: jax.Array, tiling: Tiling, channels: int) -> jax.Array:
-  """Parts of a batch, on CPU so small that the tiles of a row fit the cache.
+  """Cuts a batch in parts, on a CPU so small that their tiles fit the cache.
 
-  Clients or rows that are mapped together each count for themselves.
+  Under `vmap` each mapped batch is cut as if it were alone.
 
   Args:
     x: float[B, ...].
@@ -150,8 +151,8 @@ def _split(x: jax.Array, tiling: Tiling, channels: int) -> jax.Array:
     return x[None]
   held = math.prod(tiling.tiles) * tiling.side * channels * x.dtype.itemsize
   most = min(max(_HELD_BYTES // held, 1), batch)
-  # Zero rows cost as much as others: the part, of the largest or half of it,
-  # that leaves the fewest.
+  # Rows that fill up cost as much as others. Of the sizes from half the largest
+  # up, the one is taken that needs the fewest.
   size = min(range((most + 1) // 2, most + 1), key=lambda n: (-batch % n, -n))
   count = -(-batch // size)
   return _pad(x, 0, count * size, 0).reshape(count, size, *x.shape[1:])
@@ -201,8 +202,8 @@ def _out(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
 def _left(g: Phases, w: jax.Array, tiling: Tiling) -> jax.Array:
   """Gradient of x: the same convolution of g, with the turned kernel.
 
-  Contracting its outputs leaves the kernel as it lies in memory: transposing
-  it would cost a pass over it.
+  Summing over the kernel's output channels needs no transposed kernel, which
+  would cost a pass over it.
   """
   return _multiply(g, w[::-1, ::-1], tiling, 1, 1)[0][0]
 
@@ -236,7 +237,7 @@ _FORM = custom_vjp.trilinear(_out, _left, _right)
 
 @functools.partial(jax.jit, static_argnames=('tiling',))
 def conv(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
-  """`winograd.conv`, one row of the tiles at a time, for kernels of odd r.
+  """As `conv_winograd.conv`, for r x r kernels of odd r; best for 5x5.
 
   In float32 the relative error is a few 1e-6, of the gradient of w up to 2e-5.
   """

@@ -1,4 +1,4 @@
-"""Convolution between transformed tiles (Winograd, Toom-Cook).
+"""The 3x3 convolution as products of transformed tiles (Winograd, Toom-Cook).
 
 An m x m tile of the output depends on an a x a tile of the input, with
 a = m + r - 1 for an r x r kernel. Read rows as polynomials: evaluated at a
@@ -127,9 +127,9 @@ def _cut(phases: Phases, matrix: np.ndarray, tiles: tuple[int, int], m: int
         x, start, start + step * (tiles[axis - 1] - 1) + 1, step, axis)
   rows = [combine([pixel(phases[i % fold][b], i, 1) for i in size])
           for b in range(fold)]
-  # Meant to keep XLA from recomputing the first step inside the second. jaxlib
-  # 0.10 drops barriers on CPU before it fuses, other backends need not;
-  # `rowwise` has loops instead.
+  # Meant to keep XLA from recomputing the first step inside the second. On CPU
+  # jaxlib 0.10 drops barriers before it fuses; other backends may keep them.
+  # `conv_rowwise` has loops instead.
   rows = lax.optimization_barrier(rows)
   grid = []
   for row in zip(*rows, strict=True):

@@ -1,4 +1,4 @@
-"""The matrix product whose derivatives never transpose an operand."""
+"""A matrix product whose derivatives do not transpose its operands."""
 from __future__ import annotations
 
 import functools
@@ -9,15 +9,15 @@ import jax.numpy as jnp
 
 from fedjax_ssl.ops import custom_vjp
 
-# Multiplications of a sum that XLA:CPU leaves to one thread, and entries of a
-# result of which it splits longer ones.
+# XLA:CPU leaves a sum of so many multiplications to one thread; it splits
+# longer ones where the result has no more than so many entries.
 _PART = 1 << 19
 _ENTRIES = 1 << 11
 
 
 def contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int,
              precision: str | None = None) -> jax.Array:
-  """Product over one axis of each, the other axes of a first.
+  """Sums over one axis of each operand; the other axis of a comes first.
 
   Args:
     a: float[., .].
@@ -48,9 +48,10 @@ def _transposed(a: jax.Array, g: jax.Array, precision: str | None
                 ) -> jax.Array:
   """float[T, I] and float[T, O] summed over T -> float[I, O].
 
-  On CPU XLA splits a long sum of a product whose left operand is transposed
-  into one part a thread, so that its bits depend on cores and devices. Behind
-  a barrier the operand lies as the other library wants it, which does not.
+  XLA:CPU splits the long sum of a product with a transposed left operand into
+  one part for each thread, so its bits depend on the number of cores and
+  devices. A barrier makes XLA transpose the operand first; it then calls
+  another routine, which does not split.
   """
   if jax.default_backend() != 'cpu':
     return contract(a, g, 0, 0, precision)
@@ -58,9 +59,10 @@ def _transposed(a: jax.Array, g: jax.Array, precision: str | None
 
 
 def _in_parts(a: jax.Array, g: jax.Array, precision: str | None) -> jax.Array:
-  """The same with parts of its own, too small for XLA to split again.
+  """As `_transposed`, by cutting the sum into parts that XLA does not split.
 
-  It splits no sums of many entries: those go to the threads entry by entry.
+  The parts depend on the shapes alone. Results of many entries need no parts:
+  XLA gives different entries to different threads and splits no sum.
   """
   rows, entries = a.shape[0], a.shape[1] * g.shape[1]
   step = max(_PART // max(entries, 1), 1)
@@ -78,9 +80,9 @@ _TALL, _GRAM = (custom_vjp.trilinear(
 
 
 def tall(a: jax.Array, b: jax.Array) -> jax.Array:
-  """`product` where T is far above I and O.
+  """`product` for T far above I and O.
 
-  More devices than cores change no bit of its gradients.
+  The bits of its gradients do not depend on the number of devices or cores.
   """
   return _TALL.out(a, b, None)
 
@@ -88,6 +90,6 @@ def tall(a: jax.Array, b: jax.Array) -> jax.Array:
 def gram(a: jax.Array, g: jax.Array) -> jax.Array:
   """float[T, I] and float[T, O] summed over T -> float[I, O].
 
-  More devices than cores change no bit.
+  Its bits do not depend on the number of devices or cores.
   """
   return _GRAM.right(a, g, None)

@@ -87,9 +87,9 @@ _give.defvjp(lambda y, choice: (_give(y, choice), choice),
 def max_of(parts: Four) -> jax.Array:
   """Maximum of four arrays; of equal ones the first takes the gradient.
 
-  Where one is NaN so is the maximum, and the last takes the gradient, whichever
-  is NaN: to find that one, as PyTorch does, would cost all entries three
-  comparisons more.
+  Where one is NaN, the maximum is NaN too, and the last one takes the gradient.
+  PyTorch gives it to the one that is NaN; to find that one would cost three
+  more comparisons for every entry.
   """
   a, b, c, d = parts
   return jnp.maximum(jnp.maximum(a, b), jnp.maximum(c, d))

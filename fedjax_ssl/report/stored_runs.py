@@ -322,7 +322,8 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
   """What one seed came to, ready for JSON.
 
   Returns:
-    final, last_10_rounds, selected (by validation accuracy): test accuracy.
+    final, tail, selected: see `report.summary`; last_10_rounds: the mean over
+    so many rounds, which the papers' tables are stored with.
     metrics: numbers of the last row; bytes and counts are sums over the run;
     cost_up and cost_down, in percent of one dense model, are means over the
     run's rounds and known wherever traffic was measured.
@@ -334,7 +335,8 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
            if k in summary}
   last |= {k: v for k in ('cost_up', 'cost_down')
            if (v := _cost(rows, k)) is not None}
-  return {'final': summary['final'], 'last_10_rounds': last_rounds(rows),
+  return {'final': summary['final'], 'tail': summary['tail'],
+          'last_10_rounds': last_rounds(rows),
           'selected': summary['selected'], 'metrics': last}
 
 

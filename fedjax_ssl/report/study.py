@@ -166,8 +166,8 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
            or name == 'epsilon' and any(map(_scope, rows))]
   asked = list(rows[0].get('columns', {}))
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
-            '5 | validation-selected | seconds | models sent | forward | '
-            'backward |' + ''.join(f' {name} |' for name in (
+            f'{summary.TAIL} | validation-selected | seconds | models sent | '
+            'forward | backward |' + ''.join(f' {name} |' for name in (
                 *(_title(name) for name in asked), *extra)),
             '|---|---|---|' + (9 + len(asked) + len(extra)) * '---:|']
   for row in rows:

@@ -78,7 +78,7 @@ def main_table(runs: Sequence[stored_runs.Run],
   local = any('local_accuracy' in o['metrics'] for o in sum(all_outcomes, []))
   for run, outcomes in zip(runs, all_outcomes):
     columns = [over_seeds([o[key] for o in outcomes], scale=100)
-               for key in ('final', 'last_10_rounds', 'selected')]
+               for key in ('final', 'tail', 'selected')]
     if local:
       columns.append(over_seeds([o['metrics'].get('local_accuracy')
                                  for o in outcomes], scale=100))
@@ -96,7 +96,7 @@ def main_table(runs: Sequence[stored_runs.Run],
         Value(None if run.seconds is None else run.seconds / 60,
               None, 1)])
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
-               f'mean of last {stored_runs.TAIL_ROUNDS} rounds, %',
+               f'mean of last {summary.TAIL}, %',
                'validation-selected, %', *['local models, %'] * local,
                *(name.replace('_', ' ') + (', %' if name in metrics.SHARES
                                            else '') for name in more),

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import io
 import os
 import pathlib
 
 import numpy as np
 
 from fedjax_ssl.report import summary, verdict
+from fedjax_ssl.training import disk
 
 _FAR_APART = 50  # Times the smallest budget.
 _STYLES = ('-', '-.', ':')
@@ -77,5 +79,8 @@ def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
   if title:
     chart.suptitle(title, fontsize='medium', parse_math=False)
   summary.as_they_are(chart)
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  chart.savefig(path, dpi=150)
+  file = pathlib.Path(path)
+  file.parent.mkdir(parents=True, exist_ok=True)
+  drawn = io.BytesIO()
+  chart.savefig(drawn, dpi=150, format=file.suffix[1:] or 'png')
+  disk.replace(file, drawn.getvalue())  # An older one stays until then.

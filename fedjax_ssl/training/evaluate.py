@@ -93,23 +93,12 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
   said, real = classification_metrics.largest_shares(logits.argmax(-1), labels,
                                                      logits.shape[-1])
   return {
-      'accuracy':
-          hits.mean(),
-      'loss':
-          loss.mean(),
+      'accuracy': hits.mean(), 'loss': loss.mean(),
       'per_class_accuracy': (hits@of_class) / of_class.sum(0),
-      'macro_precision':
-          precision,
-      'macro_recall':
-          recall,
-      'auc':
-          classification_metrics.one_vs_rest_auc(jax.nn.softmax(logits),
-                                                 labels),
-      'most_predicted':
-          said,
-      'largest_class':
-          real
-  }
+      'macro_precision': precision, 'macro_recall': recall,
+      'auc': classification_metrics.one_vs_rest_auc(
+          jax.nn.softmax(logits), labels),
+      'most_predicted': said, 'largest_class': real}
 
 
 def largest_weight(record: PyTree, least_rank: int = 2) -> jax.Array:

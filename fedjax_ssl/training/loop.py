@@ -116,7 +116,8 @@ def train(method: Method, federations: Sequence[Federation], *,
     method: any method.
     federations: one a seed, with tables of equal widths.
     num_rounds: rounds in all, those before a resume included. Schedules and
-      ramps span the task's rounds instead, `TaskSpec.schedule_rounds`.
+      ramps span so many too, unless `TaskSpec.schedule_rounds` says another
+      number, which a run that is continued needs.
     seeds: integers; each fixes the initial values and all draws of a run.
     eval_every: rounds between rows; the last round always gets one; 0 is the
       last round only.
@@ -145,6 +146,8 @@ def train(method: Method, federations: Sequence[Federation], *,
   kind = (programs.Together if _seed_map(seed_map, len(seeds)) == 'vmap'
           else programs.Sequential)
   observer = observer or Observer()
+  if method.spanning is not None:
+    method = method.spanning(max(int(num_rounds), 1))
   runs = kind(method, federations, seeds, mesh)
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)

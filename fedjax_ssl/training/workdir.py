@@ -41,46 +41,12 @@ class Workdir:
 
   Attributes:
     path: the folder, absolute.
-    config: the flags in force, `schedule_rounds` from the first start.
-    resumed: whether an earlier start left its configuration here.
   """
 
-  def __init__(self, path: pathlib.Path, stored: dict[str, Any],
-               resumed: bool, lock: int | None):
+  def __init__(self, path: pathlib.Path, lock: int | None):
     """Use `open_workdir`."""
     self.path = path
-    self.resumed = resumed
-    self._stored = stored
     self._lock = lock
-
-  @property
-  def config(self) -> dict[str, Any]:
-    """The flags in force."""
-    return dict(self._stored['flags'])
-
-  @property
-  def checkpoints(self) -> pathlib.Path:
-    """Where the steps go."""
-    return self.path / 'checkpoints'
-
-  def record(self, **facts: Any) -> None:
-    """Stores what the flags imply but do not say, such as a partition's hash.
-
-    Args:
-      **facts: small JSON values.
-
-    Raises:
-      WorkdirError: if an earlier start recorded another value.
-    """
-    def update() -> dict[str, Any]:
-      merged = _merged(self.path, self._stored['facts'], _plain(facts))
-      if merged == self._stored['facts']:
-        return self._stored
-      stored = self._stored | {'facts': merged}
-      disk.replace(self.path / CONFIG, _text(stored))
-      return stored
-
-    self._stored = processes.once(update)
 
   def close(self) -> None:
     """Frees the lock."""
@@ -96,9 +62,6 @@ class Workdir:
   def __exit__(self, *unused: object) -> None:
     self.close()
 
-  def __fspath__(self) -> str:
-    return str(self.path)
-
 
 def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
                  allow: Collection[str] = ('num_rounds',),
@@ -107,9 +70,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   """Opens the folder of a run for this process alone.
 
   The first start writes `config.json`. A later start must bring the same
-  flags, apart from those in `allow`; `num_rounds` may only grow. A flag
-  `schedule_rounds` that is None or 0 becomes the first start's `num_rounds`
-  and stays so, hence a longer run does not bend its schedules.
+  flags, apart from those in `allow`; `num_rounds` may only grow.
 
   In a run of several processes all of them call this: the first one does the
   work, and all return or raise alike (see `processes.once`). The others need
@@ -119,7 +80,8 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
     path: local folder; created if it is missing.
     config: flag values, anything JSON can hold.
     allow: flags that may differ from the first start.
-    facts: see `Workdir.record`.
+    facts: what the flags imply but do not say, such as a partition's hash;
+      JSON values, which later starts must bring too.
     origin: what started the run, kept from the first start and not compared.
 
   Returns:
@@ -134,14 +96,13 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   folder = pathlib.Path(path).absolute()
   lock: int | None = None
 
-  def start() -> dict[str, Any]:
+  def start() -> None:
     nonlocal lock
     try:
       lock = _take(folder, str(path))
-      outcome = _settle(folder, _plain(config), allow, _plain(facts or {}),
-                        _plain(origin or {}))
+      _settle(folder, _plain(config), allow, _plain(facts or {}),
+              _plain(origin or {}))
       _sign(lock)
-      return outcome
     except BaseException as error:
       if lock is not None:
         os.close(lock)
@@ -150,8 +111,8 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
                            f'{_reason(error)}.') from error
       raise
 
-  outcome = processes.once(start)
-  return Workdir(folder, outcome['stored'], outcome['resumed'], lock)
+  processes.once(start)
+  return Workdir(folder, lock)
 
 
 def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
@@ -239,21 +200,15 @@ def _sign(lock: int) -> None:
 
 def _settle(folder: pathlib.Path, flags: dict[str, Any],
             allow: Collection[str], facts: dict[str, Any],
-            origin: dict[str, Any]) -> dict[str, Any]:
-  """The configuration in force; written if it is new."""
-  resumed = (folder / CONFIG).exists()
+            origin: dict[str, Any]) -> None:
+  """Writes the configuration if it is new; else compares it."""
   now = environment.describe()
-  if not resumed:
-    if 'schedule_rounds' in flags:
-      flags['schedule_rounds'] = (
-          flags['schedule_rounds'] or flags.get('num_rounds'))
-    fresh = {'flags': flags, 'facts': facts, 'origin': origin,
-             'environment': now, 'restarts': []}
-    disk.replace(folder / CONFIG, _text(fresh))
-    return {'stored': fresh, 'resumed': False}
+  if not (folder / CONFIG).exists():
+    disk.replace(folder / CONFIG, _text(
+        {'flags': flags, 'facts': facts, 'origin': origin,
+         'environment': now, 'restarts': []}))
+    return
   stored = {'origin': origin, **read_config(folder)}
-  if not flags.get('schedule_rounds', True):
-    flags['schedule_rounds'] = stored['flags'].get('schedule_rounds')
   changes = _compare(folder, stored, flags, allow)
   merged = _merged(folder, stored['facts'], facts)
   before = stored['environment']
@@ -272,7 +227,6 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
         'environment': differs}]
   if _text(stored) != (folder / CONFIG).read_bytes():
     disk.replace(folder / CONFIG, _text(stored))
-  return {'stored': stored, 'resumed': True}
 
 
 def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
@@ -284,8 +238,18 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
              if k not in allow or not _may_become(k, *v)}
   if refused:
     raise WorkdirError(f'{folder} holds a run with other flags: '
-                       f'{changes_lib.listed(refused)}.')
+                       f'{changes_lib.listed(refused)}.'
+                       + _way_on(refused))
   return changes
+
+
+def _way_on(refused: changes_lib.Changes) -> str:
+  """What to do where the number of rounds alone is in the way."""
+  if list(refused) != ['num_rounds']:
+    return ''
+  old, _ = refused['num_rounds']
+  return (f' A run can only get longer: give --num_rounds={old} or more, or '
+          'another --workdir.')
 
 
 def _merged(folder: pathlib.Path, known: Mapping[str, Any],

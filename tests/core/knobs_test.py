@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.core import knobs, optimizers, registry
+from fedjax_ssl.core import checks, knobs, optimizers
 from fedjax_ssl.data import augment
 from fedjax_ssl.methods import fedssl, fixmatch, pseudo_label
 from fedjax_ssl.methods.parts import (
@@ -84,7 +84,7 @@ def test_what_would_switch_off_or_never_end_is_refused(text):
      'exponential(decay=5)')])
 def test_so_it_is_of_views_networks_and_schedules(make, text):
   knob = text.partition('(')[2].partition('=')[0]
-  with pytest.raises(registry.ChoiceError, match=f'{knob} must be'):
+  with pytest.raises(checks.FieldError, match=f'{knob} must be'):
     make(text)
 
 

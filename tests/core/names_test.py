@@ -52,6 +52,18 @@ def test_all_else_is_refused(text, words):
     assert word in str(info.value)
 
 
+def test_old_names_are_read_where_the_new_ones_are_known():
+  new = registry.with_new_names
+  assert new({'labeled_say': 3, 'mu': 0}, ['labeled_client_weight', 'mu']) == {
+      'labeled_client_weight': 3, 'mu': 0}
+  assert new({'labeled_weight': 3}, ['labeled_weight', 'mu']) == {
+      'labeled_weight': 3}
+  assert new({'labeled_say': 3}, ['mu']) == {'labeled_say': 3}
+  with pytest.raises(ValueError, match='old name of labeled_client_weight'):
+    new({'labeled_say': 3, 'labeled_client_weight': 2},
+        ['labeled_client_weight'])
+
+
 @pytest.mark.parametrize('value', [math.nan, math.inf, 1e39, -1.0])
 def test_numbers_that_float32_does_not_hold_are_refused(value):
   for check in (functools.partial(checks.finite, 0), checks.positive):
@@ -79,10 +91,10 @@ def test_a_refusal_by_the_thing_itself_names_the_text():
     checks.finite(1, size=size)
     return size
 
-  with pytest.raises(registry.ChoiceError) as info:
+  with pytest.raises(checks.FieldError) as info:
     registry.build('thing', 'picky(size=0)', {'picky': picky})
-  assert (info.value.kind, info.value.text) == ('thing', 'picky(size=0)')
+  assert (info.value.field, info.value.value) == ('thing', 'picky(size=0)')
   assert info.value.reason.startswith('size must')
-  assert str(info.value).startswith('thing picky(size=0): size must')
+  assert str(info.value).startswith('thing=picky(size=0): size must')
   with pytest.raises(ValueError, match="Did you mean 'size'"):
     registry.build('thing', 'picky(siez=0)', {'picky': picky})

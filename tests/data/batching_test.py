@@ -168,7 +168,7 @@ def test_each_row_is_first_equally_often():
 
 def test_progress_runs_from_the_first_step_to_the_last_of_the_run():
   federation, _ = toy.federation()
-  task = toy.task(num_rounds=4)
+  task = toy.task(schedule_rounds=4)
   seen = []
   for round_ in range(4):
     made = batching.batches(task, federation.train, shard_of(2), KEY,

@@ -107,10 +107,11 @@ def on_devices(rule: str):
 
 def test_the_number_of_devices_changes_no_bit(run_python):
   rules = ['trimmed_mean(trim=.3)', 'multi_krum', 'geometric_median']
-  found = json.loads(run_python(_CODE, *rules, devices=4, timeout=1200))
-  for first, *others in found:
+  found = json.loads(run_python(_CODE, *rules, devices=2, timeout=1200))
+  for first, *rest in found:
     assert first.get('error') is None, first
-    assert len(others) == 2 and all(other == first for other in others)
+    one_more, _ = rest  # Last the report of the compiled program.
+    assert one_more == first
   assert len({str(first['state']) for first, *_ in found}) == len(rules)
 
 
@@ -161,7 +162,8 @@ def test_only_sgd_with_rate_one_adds_nothing():
   assert server_optimizers.make('sgd', 1.0) is None
   assert server_optimizers.make('sgd', 0.5) is not None
   assert server_optimizers.make('momentum(beta=0)') is not None
-  with pytest.raises(ValueError, match='server_learning_rate must be above 0'):
+  with pytest.raises(
+      ValueError, match='server_learning_rate=0.0: must be above 0'):
     server_optimizers.make('adam', 0.0)
 
 

@@ -50,11 +50,10 @@ def test_silent_methods_share_their_supervised_part():
     np.testing.assert_allclose(got, reference, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize('client_map', ['map', 'vmap'])
-def test_annealing_holds_back_early_and_nothing_at_the_end(client_map):
+def test_annealing_holds_back_early_and_nothing_at_the_end():
   """At the run's last step the bar is 1, so every labeled row counts."""
   federation, _ = toy.federation()
-  task = toy.task(local_steps=1, num_rounds=3, client_map=client_map)
+  task = toy.task(local_steps=1, schedule_rounds=3)
   anneals, plain = (methods.make(f'uda(tsa="{tsa}")', task)
                     for tsa in ('exp', 'none'))
   state = anneals.init(KEY, federation)
@@ -70,7 +69,7 @@ def test_annealing_holds_back_early_and_nothing_at_the_end(client_map):
 
 def test_by_default_every_labeled_row_counts_from_the_first_step():
   """A bar that rises from 1/C leaves the rows of one or two classes."""
-  a, b = (weights(one_round(text, weak=same, num_rounds=1000)[1])
+  a, b = (weights(one_round(text, weak=same, schedule_rounds=1000)[1])
           for text in ('uda(threshold=1.0)', 'fixmatch(threshold=1.1)'))
   np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
@@ -89,7 +88,7 @@ def test_a_profile_of_uda_is_its_knobs(profile, knobs):
 def test_the_original_weight_rises_over_the_whole_run(round_, weight):
   """Sooner, a network that knows no label yet is held at what it says."""
   federation, _ = toy.federation()
-  task = toy.task(local_steps=1, num_rounds=4)
+  task = toy.task(local_steps=1, schedule_rounds=4)
   def after(knobs):
     method = methods.make(f"mixmatch(profile='original'{knobs})", task)
     state = method.init(KEY, federation)
@@ -110,7 +109,7 @@ def test_temperature_one_does_not_sharpen():
 
 def test_hard_labels_gain_weight_over_the_run():
   federation, _ = toy.federation()
-  task = toy.task(num_rounds=10)
+  task = toy.task(schedule_rounds=10)
   def moved(text, round_):
     method = methods.make(text, task)
     state = method.init(KEY, federation)
@@ -139,12 +138,14 @@ def test_small_alpha_tends_to_unmixed():
   np.testing.assert_allclose(labels, targets, atol=1e-3)
 
 
-@pytest.mark.parametrize('client_map', ['map', 'vmap'])
-def test_rounds_of_small_alpha_tend_to_those_of_unmixed_examples(client_map):
-  """With the unlabeled part: guesses and views enter their loss as they are."""
+def test_rounds_of_small_alpha_tend_to_those_of_unmixed_examples():
+  """With the unlabeled part: guesses and views enter their loss as they are.
+
+  Under vmap, which the contract holds for the other profile.
+  """
   text = 'mixmatch(profile="original", alpha={}, unlabeled_weight=2.0)'
   unmixed, nearly, mixed = (
-      weights(one_round(text.format(alpha), client_map=client_map)[1])
+      weights(one_round(text.format(alpha), client_map='vmap')[1])
       for alpha in (0.0, 1e-4, 0.75))
   np.testing.assert_allclose(nearly, unmixed, atol=1e-5)
   assert not np.allclose(mixed, unmixed, atol=1e-4)
@@ -183,13 +184,6 @@ def test_dominant_blends_stay_nearer_to_their_first_row():
   mixed, _ = mixmatch.mix(KEY, inputs, inputs, mask, alpha=0.75, dominant=True)
   other = inputs[mixmatch.partners(jax.random.split(KEY)[0], mask)]
   assert (jnp.abs(mixed - inputs) <= jnp.abs(mixed - other) + 1e-4).all()
-
-
-@pytest.mark.parametrize('profile', ['fedssl', 'original'])
-def test_profiles_of_mixmatch_run_under_vmap(profile):
-  _, after, metrics = one_round(f'mixmatch(profile="{profile}")',
-                                client_map='vmap')
-  chex.assert_tree_all_finite((after, metrics))
 
 
 def test_flexmatch_remembers_confident_rows_of_sampled_clients():
@@ -295,10 +289,9 @@ def test_a_local_client_starts_from_its_own_last_model():
 @pytest.mark.parametrize('name', ['uda', 'pseudo_label', 'mixmatch',
                                   'flexmatch'])
 def test_every_method_runs_on_the_fedprox_server(name):
-  plain, zero, pulled = (weights(one_round(text)[1]) for text in (
-      name, f"{name}(server='fedprox', mu=0.0)",
-      f"{name}(server='fedprox', mu=2.0)"))
-  np.testing.assert_array_equal(plain, zero)
+  """That without its term it is the plain one: `averaging_test`."""
+  plain, pulled = (weights(one_round(text)[1]) for text in (
+      name, f"{name}(server='fedprox', mu=2.0)"))
   assert not np.allclose(plain, pulled, atol=1e-5)
 
 

@@ -18,8 +18,9 @@ from tests import toy
 @pytest.mark.parametrize('factor', [1.0, 2.5])
 def test_weights_of_all_clients(streams, weighting, factor):
   federation, _ = toy.federation()
-  got = client_weights.of(federation.clients, streams, weighting=weighting,
-                          labeled_say=factor)
+  got = client_weights.client_weight(
+      federation.clients, streams, weighting=weighting,
+      labeled_client_weight=factor)
   for weight, labeled, unlabeled in zip(
       got, toy.LABELED, toy.UNLABELED, strict=True):
     rows = {'both': labeled + unlabeled, 'labeled': labeled,
@@ -29,9 +30,9 @@ def test_weights_of_all_clients(streams, weighting, factor):
 
 
 @pytest.mark.parametrize('text, received', [
-    ("pseudo_label(weighting='uniform', labeled_say=3.0)", None),
-    ("mixmatch(weighting='uniform', labeled_say=3.0)", None),
-    ('fedmatch(num_helpers=0, labeled_say=3.0)', 'broadcast'),
+    ("pseudo_label(weighting='uniform', labeled_client_weight=3.0)", None),
+    ("mixmatch(weighting='uniform', labeled_client_weight=3.0)", None),
+    ('fedmatch(num_helpers=0, labeled_client_weight=3.0)', 'broadcast'),
     ('fedssl(gan_width=4)', 'nets')])
 def test_agents_with_labels_count_three_times(text, received):
   """As FedSSL's groups of agents need to be equal; the work is not done."""
@@ -57,9 +58,23 @@ def test_agents_with_labels_count_three_times(text, received):
        zip(toy.LABELED, toy.UNLABELED, strict=True)])
 
 
+@pytest.mark.parametrize('old', [
+    'pseudo_label(labeled_say=-1.0)', 'fedmatch(labeled_say=-1.0)',
+    'fed_consist(labeled_weight=-1.0)', 'fedirm(labeled_weight=-1.0)'])
+def test_stored_texts_may_have_the_old_name(old):
+  with pytest.raises(ValueError, match='labeled_client_weight must be'):
+    methods.make(old, toy.task())
+  methods.make(old.replace('-1.0', '3.0'), toy.task())
+
+
+def test_the_weight_of_fedmatchs_labeled_loss_keeps_its_name():
+  with pytest.raises(ValueError, match='labeled_weight must be'):
+    methods.make('fedmatch(labeled_weight=-1.0)', toy.task())
+
+
 @pytest.mark.parametrize('name', ['pseudo_label', 'mixmatch', 'fedmatch',
                                   'fedssl'])
 @pytest.mark.parametrize('value', ['0.0', '-1.0', '1e999', '1e39'])
 def test_refuses(name, value):
-  with pytest.raises(ValueError, match='labeled_say'):
-    methods.make(f'{name}(labeled_say={value})', toy.task())
+  with pytest.raises(ValueError, match='labeled_client_weight'):
+    methods.make(f'{name}(labeled_client_weight={value})', toy.task())

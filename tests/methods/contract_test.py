@@ -45,14 +45,9 @@ def _places(text: str) -> list[str]:
   return ['clients', 'server']
 
 
-LINEAR = [(text, place) for text in _texts() for place in _places(text)]
-CASES = [(text, model, place) for text in methods.METHODS
-         for model, place in (('linear', 'clients'), ('linear', 'server'),
-                              ('conv', 'clients'))
-         if place in _places(text)]
-CASES += [(OTHER, 'linear', place) for place in ('clients', 'server')]
-cases = pytest.mark.parametrize('text, model, place', CASES)
-linear = pytest.mark.parametrize('text, place', LINEAR)
+CASES = [(text, place) for text in _texts() for place in _places(text)
+         if place == 'clients' or 'keep_local' not in text]
+cases = pytest.mark.parametrize('text, place', CASES)
 
 
 # Colors of clients that break: to NaN, to a huge message, or beyond `NORM`.
@@ -80,9 +75,6 @@ class Runner:
                     jnp.int32(first), jnp.int32(count), self.root)
 
 
-own_runner = functools.lru_cache(Runner)
-
-
 class CohortRunner(Runner):
   """A runner that is told who takes part: one program for every cohort.
 
@@ -91,7 +83,7 @@ class CohortRunner(Runner):
 
   SIZE = 4
 
-  def __init__(self, text: str, place: str, **changes):
+  def __init__(self, text: str, model: str, place: str, **changes):
     def sample(state, federation, key):
       del state, key
       told = federation.test.labels[:2 * self.SIZE].reshape(1, 2, self.SIZE)
@@ -100,7 +92,7 @@ class CohortRunner(Runner):
           mock.patch.object(mean_teacher, 'after_warmup',
                             lambda told, rounds: told),
           mock.patch.object(rounds, 'client_pass', _breakable)):
-      super().__init__(text, 'linear', place, **changes)
+      super().__init__(text, model, place, **changes)
     # Rows of both kinds, labels alone, others alone, and both again.
     self.federation = self.of([0, 1, 2, 5])
 
@@ -116,22 +108,18 @@ class CohortRunner(Runner):
     return dataclasses.replace(out, test=out.test._replace(labels=labels))
 
 
-cohort_runner = functools.lru_cache(CohortRunner)
+_runner = functools.lru_cache(CohortRunner)
 
 
-def runner(text, model, place):
-  """On 'conv' with the method's own cohorts, which change every round.
-
-  On 'linear' with one that is told, in the program of the laws of cohorts.
-  """
-  return (cohort_runner(text, place) if model == 'linear'
-          else own_runner(text, model, place))
+def runner(text, place):
+  """Clients one after another, with networks that normalize by batches."""
+  return _runner(text, 'conv' if place == 'clients' else 'linear', place)
 
 
 def limited(text):
-  """Clients under one vmap, with updates of a norm of at most `NORM`."""
-  return cohort_runner(text, 'clients', client_map='vmap', chunk_size=0,
-                       max_update_norm=NORM)
+  """Under vmap, two at a time, with updates of a norm of at most `NORM`."""
+  return _runner(text, 'conv', 'clients', client_map='vmap', chunk_size=2,
+                 max_update_norm=NORM)
 
 
 _client_pass = rounds.client_pass
@@ -178,8 +166,8 @@ def _record(state):
 
 
 @cases
-def test_state_keeps_its_form_and_metrics_are_finite(text, model, place):
-  one = runner(text, model, place)
+def test_state_keeps_its_form_and_metrics_are_finite(text, place):
+  one = runner(text, place)
   state, totals = one.rounds(3)
   chex.assert_trees_all_equal_shapes_and_dtypes(state, one.start[0])
   chex.assert_tree_all_finite((state, totals))
@@ -201,16 +189,16 @@ def test_state_keeps_its_form_and_metrics_are_finite(text, model, place):
 
 
 @cases
-def test_any_number_of_rounds_is_one_program(text, model, place):
-  one = runner(text, model, place)
+def test_any_number_of_rounds_is_one_program(text, place):
+  one = runner(text, place)
   halfway = one.rounds(2)
   one.rounds(1, halfway, first=2)
   assert one.run._cache_size() == 1
 
 
 @cases
-def test_resume_is_exact(text, model, place, tmp_path):
-  one = runner(text, model, place)
+def test_resume_is_exact(text, place, tmp_path):
+  one = runner(text, place)
   straight = one.rounds(5)
   steps = checkpoint.Checkpoints(tmp_path)
   steps.save(2, one.rounds(2))
@@ -220,8 +208,8 @@ def test_resume_is_exact(text, model, place, tmp_path):
 
 
 @cases
-def test_hidden_labels_are_never_read(text, model, place):
-  one = runner(text, model, place)
+def test_hidden_labels_are_never_read(text, place):
+  one = runner(text, place)
   train = one.federation.train
   wrong = jnp.where(one.hidden, (train.labels + 1) % toy.NUM_CLASSES,
                     train.labels)
@@ -232,24 +220,12 @@ def test_hidden_labels_are_never_read(text, model, place):
       2, federation=corrupted))
 
 
-@pytest.mark.parametrize('text', methods.METHODS)
-def test_map_and_vmap_agree(text):
-  """Chunks of two, and networks that normalize by batches."""
-  mapped = own_runner(text, 'conv', 'clients').rounds(1)
-  together = Runner(text, 'conv', 'clients', client_map='vmap',
-                    chunk_size=2).rounds(1)
-  _assert_agree(mapped, together)
-
-
 @pytest.mark.parametrize('text', _texts())
 def test_map_without_a_norm_and_vmap_within_one_agree(text):
-  """All clients at once; a limit that nobody exceeds changes nothing."""
-  one, other = cohort_runner(text, 'clients'), limited(text)
+  """Chunks of two; a limit that nobody exceeds changes nothing."""
+  one, other = runner(text, 'clients'), limited(text)
   cohort = one.of([0, 2, toy.NOBODY, 5])
-  _assert_agree(*(x.rounds(1, federation=cohort) for x in (one, other)))
-
-
-def _assert_agree(mapped, together):
+  mapped, together = (x.rounds(1, federation=cohort) for x in (one, other))
   alone, padded = (float(share.total / share.rows) for share in (
       totals.sums.pop('masked_share') for _, totals in (mapped, together)))
   chex.assert_trees_all_close(mapped, together, rtol=2e-4, atol=2e-5)
@@ -257,8 +233,8 @@ def _assert_agree(mapped, together):
 
 
 @cases
-def test_predict_gives_logits_of_every_class(text, model, place):
-  one = runner(text, model, place)
+def test_predict_gives_logits_of_every_class(text, place):
+  one = runner(text, place)
   inputs = one.federation.test.inputs[:5]
   state, _ = one.rounds(2)
   def predict(state):
@@ -273,17 +249,17 @@ def test_predict_gives_logits_of_every_class(text, model, place):
     assert not np.allclose(logits, predict(one.start[0]))
 
 
-@linear
+@cases
 def test_slot_order_changes_no_bit(text, place):
-  one = cohort_runner(text, place)
+  one = runner(text, place)
   a = one.rounds(2, federation=one.of([0, 3, 5, 1]))
   b = one.rounds(2, federation=one.of([1, 5, 0, 3]))
   chex.assert_trees_all_equal(a, b)
 
 
-@linear
+@cases
 def test_memory_of_an_unsampled_client_is_unchanged(text, place):
-  one = cohort_runner(text, place)
+  one = runner(text, place)
   before = one.start[0].memory
   if not jax.tree.leaves(before):
     pytest.skip('keeps nothing on the clients')
@@ -295,18 +271,18 @@ def test_memory_of_an_unsampled_client_is_unchanged(text, place):
       chex.assert_trees_all_equal(before, after)
 
 
-@linear
+@cases
 def test_a_client_without_rows_equals_an_absent_one(text, place):
-  one = cohort_runner(text, place)
+  one = runner(text, place)
   ids = [0, toy.NOBODY, 5]
   present = one.rounds(2, federation=one.of(ids))
   absent = one.rounds(2, federation=one.of(ids, [True, False, True]))
   chex.assert_trees_all_equal(present[0], absent[0])
 
 
-@linear
+@cases
 def test_a_broken_client_is_left_out(text, place):
-  one = cohort_runner(text, place)
+  one = runner(text, place)
   state, totals = one.rounds(1, federation=one.of([0, 3, 5], broken=[3]))
   absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
   chex.assert_trees_all_equal(state, absent[0])
@@ -314,10 +290,10 @@ def test_a_broken_client_is_left_out(text, place):
   assert float(totals.sums['num_rejected']) == 1
 
 
-@linear
+@cases
 def test_a_huge_update_is_left_out(text, place):
   """Finite, but no sum over the cohort could hold it."""
-  one = cohort_runner(text, place)
+  one = runner(text, place)
   if one.method.aggregate is None:
     pytest.skip('sends nothing')
   state, totals = one.rounds(1, federation=one.of(
@@ -328,9 +304,9 @@ def test_a_huge_update_is_left_out(text, place):
   assert float(totals.sums['num_rejected']) == 1
 
 
-@linear
+@cases
 def test_a_round_of_broken_clients_changes_nothing(text, place):
-  one = cohort_runner(text, place)
+  one = runner(text, place)
   state, _ = one.rounds(1, federation=one.of([3], broken=[3]))
   nobody, _ = one.rounds(1, federation=one.of([3], [False]))
   chex.assert_trees_all_equal(state, nobody)

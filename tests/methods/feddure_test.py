@@ -157,7 +157,7 @@ def test_networks_with_dropout_drop_in_training(profile, without):
 
 
 def test_labels_must_be_at_the_clients():
-  with pytest.raises(ValueError, match="labels_at='clients'"):
+  with pytest.raises(ValueError, match='labels_at=server: give clients'):
     methods.make('feddure', toy.task(labels_at='server'))
 
 

@@ -254,7 +254,7 @@ def test_the_default_is_the_code_and_its_warmup_a_share_of_the_run():
   """50 rounds of 2000 there; of 60 rounds, as of 80, these are 2."""
   def sent(knobs, round_, horizon):
     return update_of(f'fedlabel{knobs}', round_=round_,
-                     num_rounds=horizon).message
+                     schedule_rounds=horizon).message
   for round_ in (1, 2):  # The last of the warm-up and the next.
     chex.assert_trees_all_equal(
         sent('', round_, 60),

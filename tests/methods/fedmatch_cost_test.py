@@ -125,7 +125,7 @@ def arrived(round_=3, due=False, stale=(0., 0., 0.), **knobs):
   one: Any = SimpleNamespace(
       memory=client.Memory(None, (old, {'w': jnp.array(stale)}), None),
       round=jnp.int32(round_))
-  (sigma, _), held, count = client.arrival(s, payload, one, jnp.bool_(due))
+  (sigma, _), held, count = client.received(s, payload, one, jnp.bool_(due))
   assert held is not None
   return sigma['w'].tolist(), float(count), held.psi['w'][0].tolist()
 
@@ -149,7 +149,7 @@ def test_what_the_server_holds_and_what_it_took():
   held = ({'w': jnp.array([1., 2.])}, {'w': jnp.array([.5, 0., 0., .1])})
   trained = ({'w': jnp.array([1., 3.])}, {'w': jnp.array([.5, .2, 1e-9, .4])})
   def sent(**knobs):
-    (sigma, psi), count = client.departure(
+    (sigma, psi), count = client.sent_to_server(
         settled(**{'psi_threshold': 5e-6, **knobs}), held, trained)
     return sigma['w'].tolist(), psi['w'].tolist(), int(count)
   psi = pytest.approx([.5, .2, 0, .4])

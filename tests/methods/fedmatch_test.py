@@ -135,7 +135,7 @@ def settled(**knobs):
       'threshold': .75, 'tie': 'lowest', 'labeled_weight': 1.0,
       'learn': 'both', 'density': 1.0, 'exact_down': True,
       'lr_decay': 'none', 'max_gib': 1.0, 'keep_local': False,
-      'labeled_say': 1.0, **knobs})
+      'labeled_client_weight': 1.0, **knobs})
 
 
 def gamma(scores, sizes=None, **knobs):

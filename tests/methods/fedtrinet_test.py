@@ -67,7 +67,7 @@ def test_first_layers_are_convolutions_by_number():
 
 def test_splicing_takes_each_layer_from_its_owner():
   one, other = {'Conv_0': 1, 'Dense_0': 2}, {'Conv_0': 3, 'Dense_0': 4}
-  assert shared_layers.splice(one, other, ('Conv_0',)) == {
+  assert shared_layers.combine(one, other, ('Conv_0',)) == {
       'Conv_0': 1,
       'Dense_0': 4
   }

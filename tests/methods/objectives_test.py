@@ -45,12 +45,10 @@ def sgd(round_):
   return SGD
 
 
-@pytest.mark.parametrize('client_map', ['map', 'vmap'])
-def test_threshold_zero_without_augmentation_is_self_training(client_map):
+def test_threshold_zero_without_augmentation_is_self_training():
   """Every client's step in NumPy: its own likeliest classes are the labels."""
   before, after, metrics = one_round(
-      'fixmatch(threshold=0.0, keep_local=True)', optimizer=sgd,
-      client_map=client_map, **WHOLE)
+      'fixmatch(threshold=0.0, keep_local=True)', optimizer=sgd, **WHOLE)
   federation, _ = toy.federation()
   layer, = before.server.model.params.values()
   w, b = (np.asarray(layer[k], np.float64) for k in ('kernel', 'bias'))
@@ -79,16 +77,12 @@ def test_threshold_zero_without_augmentation_is_self_training(client_map):
   np.testing.assert_allclose(metrics['mask_rate'], 1)
 
 
-@pytest.mark.parametrize('client_map', ['map', 'vmap'])
 @pytest.mark.parametrize('text', [
     'fixmatch(threshold=1.1, {})', 'uda(tsa="none", threshold=1.0, {})',
     'pseudo_label(form="hard", threshold=1.1, {})'])
-def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(
-    text, client_map):
-  mine = one_round(text.format('keep_local=True'), client_map=client_map,
-                   **WHOLE)[1]
-  fedavg = one_round('fedavg(keep_local=True)', client_map=client_map,
-                     **WHOLE)[1]
+def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(text):
+  mine = one_round(text.format('keep_local=True'), **WHOLE)[1]
+  fedavg = one_round('fedavg(keep_local=True)', **WHOLE)[1]
   chex.assert_trees_all_close(mine.memory.model, fedavg.memory.model,
                               rtol=1e-5, atol=1e-7)
 

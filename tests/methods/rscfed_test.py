@@ -334,3 +334,14 @@ def test_teacher_decay_follows_its_rule():
   got = mean_teacher.teacher_decay(np.array([0, 1, 3, 998, 999, 5000]))
   np.testing.assert_allclose(
       got, [0, 1 / 2, 3 / 4, 1 - 1 / 999, 0.999, 0.999], rtol=1e-6)
+
+
+def test_steps_are_reported_where_they_count():
+  def reported(model):
+    federation, _ = toy.federation()
+    method = methods.make('rscfed(literal=True)', toy.task(model))
+    state = method.init(jax.random.key(0), federation)
+    return jax.eval_shape(
+        method.round, state, federation, jnp.int32(0), KEY)[1]
+  assert 'counted_steps' in reported('conv')
+  assert 'counted_steps' not in reported('linear')

@@ -7,7 +7,6 @@ from absl.testing import flagsaver
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.cli import flags as flags_lib
 from fedjax_ssl.cli import settings, train
 from fedjax_ssl.data import augment
 from fedjax_ssl.papers import cells
@@ -172,13 +171,13 @@ def test_every_cell_can_be_run(paper):
         for flag, value in settings.SETTINGS[cell.setting].defaults.items():
           FLAGS.set_default(flag, value)
         FLAGS(['script', *cell.flags])
-        flags_lib.check()
+        told = train.options()
         assert FLAGS.cohort_size <= FLAGS.num_clients, cell.name
-        assert flags_lib.seeds() == cell.seeds() == [*range(len(cell.seeds()))]
+        assert told.all_seeds == cell.seeds() == [*range(len(cell.seeds()))]
         assert FLAGS.model in models.MODELS and FLAGS['dataset'].present
-        if flags_lib.method() not in made:
-          made.add(flags_lib.method())
-          methods.make(flags_lib.method(), task)
+        if told.full_method not in made:
+          made.add(told.full_method)
+          methods.make(told.full_method, task)
           augment.make_weak(FLAGS.weak)
           augment.make_weak(FLAGS.labeled_view or FLAGS.weak)
           augment.make_strong(FLAGS.strong)

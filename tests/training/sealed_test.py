@@ -283,3 +283,26 @@ def test_a_step_of_another_run_is_refused(tmp_path, caplog):
   checkpoint.Checkpoints(tmp_path).save(4, tree)  # As by an earlier version.
   assert steps.restore(tree) == (4, tree)
   assert len(caplog.records) == 1 and 'earlier version' in caplog.text
+
+
+def break_leaves(step: pathlib.Path) -> None:
+  """Damages a step's arrays; its header stays as it was."""
+  for file in step.glob('state/**/*'):
+    if file.is_file():
+      file.write_bytes(bytes(255 - b for b in file.read_bytes()))
+
+
+def test_rows_are_those_of_the_newest_sound_step(folder, straight):
+  """A run that finds a step damaged goes on from the one before it."""
+  file = folder / metrics.METRICS
+  older = rows_to(straight, SAVES[0])
+  file.write_bytes(older + rows_to(straight, SAVES[0] + 1)[len(older):])
+  with pytest.raises(sealed.SealError, match='ends after'):
+    metrics.read(folder)  # The newest is sound.
+  break_leaves(folder / 'checkpoints' / str(SAVES[1]))
+  assert metrics.read(folder) == list(map(json.loads, older.splitlines()))
+  assert metrics.read(folder, metrics.TIMINGS)
+  # Rows that agree with no sound step are refused as ever.
+  file.write_bytes(b'x' + older[1:])
+  with pytest.raises(sealed.SealError, match='metrics'):
+    metrics.read(folder)

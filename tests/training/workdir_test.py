@@ -12,7 +12,7 @@ import pytest
 from fedjax_ssl.training import environment, workdir
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-FLAGS = {'method': 'fixmatch', 'num_rounds': 10, 'schedule_rounds': 0,
+FLAGS = {'method': 'fixmatch', 'num_rounds': 10, 'schedule_rounds': 10,
          'eval_every': 5, 'shape': (1, 2)}
 
 
@@ -22,8 +22,9 @@ def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 def start(folder, allow=('num_rounds', 'eval_every'), **changes) -> dict:
+  resumed = (folder / workdir.CONFIG).exists()
   with workdir.open_workdir(folder, FLAGS | changes, allow=allow) as opened:
-    return opened.config | {'resumed': opened.resumed}
+    return workdir.read_config(opened.path)['flags'] | {'resumed': resumed}
 
 
 def test_first_start_writes_the_configuration(tmp_path):
@@ -69,7 +70,8 @@ def test_more_rounds_keep_the_horizon_of_the_first_start(tmp_path):
   stored = workdir.read_config(tmp_path)
   assert stored['restarts'] == [
       {'flags': {'num_rounds': 30, 'eval_every': 2}, 'environment': {}}]
-  with pytest.raises(workdir.WorkdirError, match='num_rounds 30 -> 10'):
+  with pytest.raises(workdir.WorkdirError, match='num_rounds 30 -> 10. A run '
+                     'can only get longer: give --num_rounds=30 or more'):
     start(tmp_path)
 
 
@@ -94,14 +96,14 @@ def test_another_machine_is_noted_not_refused(tmp_path, monkeypatch, caplog):
 
 
 def test_facts_are_recorded_once(tmp_path):
-  with workdir.open_workdir(tmp_path, FLAGS) as opened:
-    opened.record(partition_hash='abc')
-    opened.record(partition_hash='abc', classes=10)
+  def tell(**facts):
+    workdir.open_workdir(tmp_path, FLAGS, facts=facts).close()
+  tell(partition_hash='abc')
+  tell(partition_hash='abc', classes=10)
   before = snapshot(tmp_path)
-  with workdir.open_workdir(tmp_path, FLAGS) as opened:
-    opened.record(classes=10)
-    with pytest.raises(workdir.WorkdirError, match='partition_hash abc -> d'):
-      opened.record(partition_hash='d', new=1)
+  tell(classes=10)
+  with pytest.raises(workdir.WorkdirError, match='partition_hash abc -> d'):
+    tell(partition_hash='d', new=1)
   assert snapshot(tmp_path) == before
   assert workdir.read_config(tmp_path)['facts'] == {
       'partition_hash': 'abc', 'classes': 10}

@@ -4,7 +4,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import contextlib
-import ctypes
 import dataclasses
 import os
 import pathlib
@@ -15,6 +14,7 @@ import sys
 import time
 from typing import IO
 
+from fedjax_ssl.cli import child
 from fedjax_ssl.cli.printing import say
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid
@@ -29,14 +29,6 @@ _REFUSED = 2
 # Codes of a run that was told to end: in training it saves first.
 _TOLD = (0, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM,
          -signal.SIGINT)
-
-
-def _end_with_parent() -> None:
-  """On Linux: the run saves and ends when the sweep is killed."""
-  try:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-  except (OSError, AttributeError):
-    pass  # Elsewhere it goes on, and keeps its lock.
 
 
 @dataclasses.dataclass
@@ -138,7 +130,7 @@ class Sweep:
       process = subprocess.Popen(
           command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
           env=os.environ | env, pass_fds=(handle,), start_new_session=True,
-          preexec_fn=_end_with_parent)
+          preexec_fn=child.end_with_parent)
     except OSError as error:
       log.write(f'{self._python} cannot be started: {error}\n'.encode())
       log.close()

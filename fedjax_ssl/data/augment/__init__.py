@@ -27,12 +27,13 @@ from fedjax_ssl.data.augment.weak import (
 )
 
 
-def make_weak(text: str, *, flip: bool = True) -> View:
+def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
   """Builds a weak view by name.
 
   Args:
     text: a name of `WEAK`, with knobs if any, as in 'flip_crop(pad=2)'.
     flip: False where a mirror image may be of another class, as with digits.
+    field: what refusals call it.
 
   Returns:
     (key, images uint8[B, H, W, C]) -> the same shape and type; C up to 4.
@@ -40,8 +41,7 @@ def make_weak(text: str, *, flip: bool = True) -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return naming('weak view', text,
-                registry.build('weak view', text, WEAK, flip=flip))
+  return naming(field, text, registry.build(field, text, WEAK, flip=flip))
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
@@ -57,8 +57,8 @@ def make_strong(text: str, *, flip: bool = True) -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return naming('strong view', text,
-                registry.build('strong view', text, STRONG, flip=flip))
+  return naming('strong', text,
+                registry.build('strong', text, STRONG, flip=flip))
 
 
 @knobs.checked()
@@ -90,7 +90,7 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
 @knobs.checked()
 def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
           weak: str = 'flip_crop', flip: bool = True) -> View:
-  """RandAugment of SemiFL: 15 operations, all at one, by default top, level.
+  """RandAugment of SemiFL: 15 operations, all at the same level.
 
   Its translations are by 100 pixels at the top level whatever the size, which
   leaves black of a small image; so the authors have it.
@@ -303,9 +303,10 @@ def _below(draw: jax.Array, high: jax.Array | int) -> jax.Array:
 
 def _box(draw: jax.Array, side: Array, height: int, width: int
          ) -> tuple[jax.Array, ...]:
-  """A square around a uniform point, moved in at the top and left only.
+  """A square around a uniform point, as in the ports of FixMatch.
 
-  At the bottom and right it is cut off, as in the FixMatch ports.
+  At the top and left it is moved into the image, at the bottom and right it is
+  cut off.
   """
   point = draw * jnp.array([height, width], jnp.float32)
   start = jnp.maximum(point - side[..., None] / 2, 0).astype(jnp.int32)

@@ -1,10 +1,10 @@
 """The image operations in three families, each computed once for a batch.
 
-An image is a row of words: its channels packed into one int32 a pixel, so that
-a warp gathers once a pixel. A batch gets an affine warp, a table of 256
-entries a channel, and a blend with a degenerate image; each image has identity
-parameters in all but one of them. So a slot costs three passes however many
-operations a pool holds. Arithmetic follows Pillow.
+An image is a row of words: the channels of a pixel are packed into one int32,
+so that a warp gathers once a pixel. Every image of a batch gets an affine warp,
+a table of 256 entries for each channel, and a blend with a degenerate image;
+all but one of these are the identity. So a drawn operation takes three passes,
+however many operations a pool has. Arithmetic follows Pillow.
 """
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def warp(words: jax.Array, params: Params, shape: tuple[int, ...],
     params: affine, smooth, vertical and fill are read.
     shape: of the images, [B, H, W, C].
     shear: 'bilinear' or 'bicubic' is what images with `smooth` get, along one
-      axis, which is all that a shear needs; 'nearest' is for nobody to get it.
+      axis, which is all that a shear needs; with 'nearest' no image does.
 
   Returns:
     int32[B, H * W]; `fill` where the position is outside.
@@ -149,7 +149,7 @@ def recolor(planes: jax.Array, params: Params, *, equalized: bool = True
   high = planes.max(-1, keepdims=True)
   wide = _floor_divide((level - low) * 255, high - low)
   table = jnp.where(stretch & (high > low), wide, table)
-  # The step would be 0, the identity, with fewer pixels.
+  # With fewer pixels the step is 0, and equalizing changes nothing.
   if equalized and planes.shape[-1] > 255:
     table = jnp.where(equalize, _equalizer(planes, high), table)
   else:
@@ -172,10 +172,10 @@ def _equalizer(planes: jax.Array, high: jax.Array) -> jax.Array:
 
 
 def _floor_divide(n: Array, d: jax.Array) -> jax.Array:
-  """n // d for n in [0, 2**22); a processor has no vector integer division.
+  """n // d for n in [0, 2**22), in floats: CPUs have no integer SIMD division.
 
-  Half a unit keeps an exact quotient from being rounded below itself. Anything
-  for d = 0.
+  Half a unit is added so that an exact quotient is not rounded down to the next
+  smaller number. For d = 0 the result has no meaning.
   """
   quotient = (n.astype(jnp.float32) + .5) / jnp.maximum(d, 1)
   return jnp.floor(quotient).astype(jnp.int32)

@@ -47,7 +47,7 @@ class Op(NamedTuple):
 
 
 class Pool(NamedTuple):
-  """Operations and how many of them are drawn, how strong and how often.
+  """The operations of a RandAugment, and how they are drawn.
 
   ops: the operations; each slot draws one, uniformly, with replacement.
   num_ops: slots.
@@ -74,9 +74,9 @@ class Pool(NamedTuple):
 
 
 class Params(NamedTuple):
-  """What one slot does to each image; leaves [R] over rows or [B] images.
+  """The parameters of one operation; leaves [R] of a table or [B] of images.
 
-  All are the identity but those of the family that the operation is of.
+  All but those that the operation needs are the identity.
   """
 
   affine: Array  # int32[R, 6], from output to input pixel.
@@ -228,7 +228,7 @@ _IDENTITY = Params(
 
 
 def _but(**changes: Any) -> Params:
-  """The identity but for the named leaves."""
+  """The identity with other values in the named leaves."""
   return _IDENTITY._replace(**{
       name: np.asarray(value, getattr(_IDENTITY, name).dtype)
       for name, value in changes.items()})
@@ -279,7 +279,7 @@ def _matrix(op: Op, value: float, height: int, width: int) -> list[float]:
     case 'translate_y':
       return [1, 0, 0, 0, 1, _pixels(op.unit, value, height)]
   angle = -math.radians(value % 360)
-  # Rounded as there: a quarter turn then moves pixels exactly onto pixels.
+  # Rounded as in Pillow: a quarter turn then moves pixels exactly onto pixels.
   cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
   x, y = width / 2, height / 2
   return [cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.core import knobs, registry
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.types import Array
 from fedjax_ssl.data.augment import ops
 from fedjax_ssl.data.augment.pools import GRAY
@@ -285,13 +285,13 @@ def square_side(name: str, side: int | None, height: int, width: int) -> int:
   return short // 2 if side is None else side
 
 
-def naming(kind: str, text: str, view: View) -> View:
-  """The view, whose refusals of images name the text that asked for it."""
+def naming(field: str, text: str, view: View) -> View:
+  """Makes a view's error messages name the text that the view was made of."""
   def named(key: jax.Array, images: Array) -> jax.Array:
     try:
       return view(key, images)
     except ValueError as error:
-      raise registry.ChoiceError(kind, text.strip(), str(error)) from error
+      raise checks.FieldError(field, text.strip(), str(error)) from error
   return named
 
 

@@ -2,10 +2,10 @@
 
 Every function takes a host generator, labels int[D] and the number of clients
 N, and returns the owner of each row, int32[D] in [0, N), or -1 where the row
-is not dealt. Having one owner each, the parts are disjoint by construction.
-`where` bool[D] limits the pool; None is all rows. True labels are read also
-for rows that methods will see as unlabeled: the partition is the simulated
-world, not something a method knows.
+is not dealt. As each row has one owner, the parts are disjoint. `where` bool[D]
+limits the pool; None is all rows. True labels are also read for rows that
+methods will see as unlabeled: a partition describes the simulated world, which
+methods do not know.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.data.partition import checks
 from fedjax_ssl.data.partition.dirichlet import (
     dirichlet_capped,
@@ -88,7 +89,7 @@ def iid_count(rng: np.random.Generator, labels: np.ndarray, num_clients: int,
           f'there are {sizes[np.argmax(short)]}')
     quota = np.full_like(quota, wanted)
   elif rows.size and not quota.any():
-    raise ValueError(f'num_clients={num_clients} is more than the '
+    raise FieldError('num_clients', num_clients, 'more than the '
                      f'{sizes.max()} examples of the largest class')
   owner = _nobody(labels)
   client = ranks // np.maximum(quota, 1)[labels[rows]]
@@ -250,7 +251,7 @@ def round_robin(rng: np.random.Generator, labels: np.ndarray,
   num_clients = checks.count('num_clients', num_clients)
   num_classes = int(labels.max(initial=-1)) + 1
   if num_clients > num_classes:
-    raise ValueError(f'num_clients={num_clients} is more than the '
+    raise FieldError('num_clients', num_clients, 'more than the '
                      f'{num_classes} classes that round_robin deals')
   return np.where(where, labels % num_clients, -1).astype(np.int32)
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.data.partition import checks
 
-# Beyond it shares are equal to six digits, and gamma variates may overflow.
+# With a larger alpha shares are equal to six digits, and draws may overflow.
 _NEAR_IID = 1e12
 
-# Gamma variates a redraw loop may spend, about a second; draws at least.
+# Gamma variates that repeated draws may take, about a second of time; and how
+# many draws are made at least and at most.
 _DRAW_BUDGET = 10_000_000
 _MIN_DRAWS = 10
 _MAX_DRAWS = 2_000
@@ -17,8 +19,8 @@ _MAX_DRAWS = 2_000
 def labeled_min_size(num_labeled: int, num_clients: int) -> int:
   """The least size to ask of a labeled part: min(10, mean / 5), may be 0.
 
-  10 as for unlabeled parts is never met when labels are scarce (100 labels on
-  20 clients); clients without labels are legal.
+  The 10 of unlabeled parts cannot be met when labels are scarce, such as 100
+  labels on 20 clients. Clients without labels are allowed.
   """
   return min(10, num_labeled // (5 * num_clients))
 
@@ -27,8 +29,8 @@ def _dirichlet(rng: np.random.Generator, alpha: float, num: int,
                allowed: np.ndarray) -> np.ndarray:
   """float64[num] shares, 0 outside `allowed`, summing to 1.
 
-  For tiny alpha all shares may underflow, or all mass may fall on parts that
-  are not allowed; then one allowed part takes all: the limit alpha to 0.
+  For tiny alpha all shares may underflow, or only parts that are not allowed
+  may get any. Then one allowed part takes all, as in the limit of alpha to 0.
   """
   with np.errstate(all='ignore'):
     shares = np.where(allowed, rng.dirichlet(np.full(num, alpha)), 0.0)
@@ -47,9 +49,10 @@ def _capped_bounds(rng: np.random.Generator, class_sizes: np.ndarray,
   cap = class_sizes.sum() / num_clients
   sizes = np.zeros(num_clients, np.int64)
   for c in range(class_sizes.size):
-    # Somebody is below the mean while rows are left, so `allowed` has a True.
+    # While rows are left some client is below the mean, so one is allowed.
     ends = np.cumsum(_dirichlet(rng, alpha, num_clients, sizes < cap))
-    # Dividing by the last end leaves no rounded-off row to a full last client.
+    # Dividing by the last end keeps rounding from giving a row to a last client
+    # that is full.
     bounds[c] = np.floor(ends / ends[-1] * class_sizes[c])
     sizes += np.diff(bounds[c], prepend=0)
   return bounds
@@ -148,7 +151,7 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
       labels[where], return_inverse=True, return_counts=True)
   size = index.size // num_clients
   if not size:
-    raise ValueError(f'num_clients={num_clients} is more than the '
+    raise FieldError('num_clients', num_clients, 'more than the '
                      f'{index.size} examples to deal')
   concentration = alpha * left / left.sum()
   taken = np.zeros((num_clients, left.size), np.int64)

@@ -1,7 +1,7 @@
 r"""FedDure's local iteration: a bi-level step of three networks at once.
 
-Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358; equations are
-numbered as there. `regulation` holds the parts.
+Equations have the numbers of Bai et al., FedDure, AAAI 2024,
+https://arxiv.org/abs/2307.05358. The parts are in `regulation`.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import optax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import tree
+from fedjax_ssl.core.local_training import descend
 from fedjax_ssl.core.types import Batch, COUNTED, Metrics, PyTree, Variables
 from fedjax_ssl.methods.feddure import regulation
 from fedjax_ssl.methods.parts import network
@@ -64,11 +65,6 @@ def start(model: Variables, coarse: PyTree, fine: PyTree, rules: Rules
       rules.fine.init(fine)))
 
 
-def _descend(rule, grads, opt_state, params):
-  updates, opt_state = rule.update(grads, opt_state, params)
-  return optax.apply_updates(params, updates), opt_state
-
-
 def _together(apply: Apply, model: Variables, views: Sequence[Batch],
               dropping: Sequence[jax.Array]
               ) -> tuple[list[jax.Array], PyTree]:
@@ -87,13 +83,14 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
          key: jax.Array | None = None) -> tuple[Carry, Metrics]:
   r"""One local iteration of FedDure.
 
-  In this order: pseudo-labels (1); phi^- (4) and w (5) through it; phi (2);
-  the reward d (3); the weights m (6); and
+  These come in order: pseudo-labels (1); the virtual step to phi^- (4); F-reg's
+  step (5), whose gradient goes through it; C-reg's step (2); its reward d (3);
+  the row weights m (6); and the local model's step (10),
 
-    :math:`\theta \leftarrow \theta - \eta (g_s + g_u + g_d)`
+    :math:`\theta \leftarrow \theta - \eta (g_s + g_u + g_d)`.
 
-  with the gradients of the labeled loss (9), of the pseudo-labels weighted by
-  m (7), and d times that of all pseudo-labels (8), made in one pullback.
+  g_s is the gradient of the labeled loss (9), g_u that of the pseudo-labels
+  weighted by m (7), and g_d is d times that of all pseudo-labels (8).
 
   Args:
     apply: the network in training, as `Task.apply_train`.
@@ -119,9 +116,7 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
     `mask_rate`, the mean of m; `labeled_loss`, `unlabeled_loss`, and their sum
     `train_loss`, without the reward's part; and the passes through the network.
   """
-  labeled, weak, strong = views
-  model, (_, coarse_state, fine_state) = carry.model, carry.opt_states
-  coarse, fine, reward = carry.coarse, carry.fine, jnp.float32(0)
+  (labeled, weak, strong), model = views, carry.model
   dropping = () if key is None else (key,)
 
   def logits_of(params, rows):
@@ -148,25 +143,19 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
   ahead = None
   if which in ('both', 'coarse'):
     ahead = regulation.look_ahead(
-        lambda phi: logits_of(phi, strong), coarse, labels, strong.mask,
+        lambda phi: logits_of(phi, strong), carry.coarse, labels, strong.mask,
         detach=detach, form=form)
   elif which == 'fine':
     ahead = regulation.Lookahead(
         model.params, bold, lambda g: pull([jnp.zeros_like(known), g])[0],
         labels, strong.mask, detach=detach, form=form)
-  if ahead is not None and which != 'coarse':
-    _, grads = regulation.meta_gradient(
-        ahead, fine, labeled_loss, rate=virtual_rate)
-    fine, fine_state = _descend(rules.fine, grads, fine_state, fine)
-  if ahead is not None and which != 'fine':
-    grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
-             else ahead.fine_gradient(fine))
-    before = labeled_loss(coarse)
-    coarse, coarse_state = _descend(rules.coarse, grads, coarse_state, coarse)
-    reward = jax.lax.stop_gradient(before - labeled_loss(coarse))
+  after, reward = carry, jnp.float32(0)
+  if ahead is not None:
+    after, reward = _regulate(
+        carry, ahead, labeled_loss, accepted, rules, which, virtual_rate)
 
   weights = jax.lax.stop_gradient(
-      regulation.row_weights(fine, bold, form=form)
+      regulation.row_weights(after.fine, bold, form=form)
       if which in ('both', 'fine') else accepted)
 
   def parts(known, bold):
@@ -185,25 +174,56 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
                            lambda logits: parts(*logits)[1], virtual_rate)
   else:
     grads, = pull(slopes)
-  params, local_state = _descend(
+  params, local_state = descend(
       rules.local, grads, carry.opt_states.local, model.params)
+  metrics = _metrics(views, which, weights, supervised, weighted, reward)
+  return after._replace(
+      model=Variables(params, stats),
+      opt_states=after.opt_states._replace(local=local_state)), metrics
+
+
+def _regulate(carry: Carry, ahead: regulation.Lookahead,
+              labeled_loss: Callable[[PyTree], jax.Array],
+              accepted: jax.Array, rules: Rules, which: str,
+              virtual_rate: float) -> tuple[Carry, jax.Array]:
+  """The steps (5) of F-reg and (2) of C-reg, if there are such; the reward (3).
+
+  `labeled_loss` is that of parameters, `accepted` the weights of C-reg alone.
+  """
+  reward = jnp.float32(0)
+  (local_state, coarse_state, fine_state) = carry.opt_states
+  coarse, fine = carry.coarse, carry.fine
+  if which != 'coarse':
+    _, grads = regulation.meta_gradient(
+        ahead, fine, labeled_loss, rate=virtual_rate)
+    fine, fine_state = descend(rules.fine, grads, fine_state, fine)
+  if which != 'fine':
+    grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
+             else ahead.fine_gradient(fine))
+    before = labeled_loss(coarse)
+    coarse, coarse_state = descend(rules.coarse, grads, coarse_state, coarse)
+    reward = jax.lax.stop_gradient(before - labeled_loss(coarse))
+  return Carry(carry.model, coarse, fine,
+               Rules(local_state, coarse_state, fine_state)), reward
+
+
+def _metrics(views: Views, which: str, weights: jax.Array,
+             supervised: jax.Array, weighted: jax.Array, reward: jax.Array
+             ) -> Metrics:
+  """What `step` reports."""
+  labeled, _, strong = views
   metrics = {
-      'mask_rate':
-          network.over_rows(losses.masked_mean(weights, strong.mask), strong),
-      'labeled_loss':
-          network.over_rows(supervised, labeled),
-      'unlabeled_loss':
-          network.over_rows(weighted, strong),
-      'train_loss':
-          supervised + weighted
-  }
+      'mask_rate': network.over_rows(
+          losses.masked_mean(weights, strong.mask), strong),
+      'labeled_loss': network.over_rows(supervised, labeled),
+      'unlabeled_loss': network.over_rows(weighted, strong),
+      'train_loss': supervised + weighted}
   for name, (known_times, times) in zip(COUNTED, _PASSES[which], strict=True):
     metrics[name] = (known_times * labeled.mask.sum()
                      + times * strong.mask.sum())
   if which in ('both', 'coarse'):
     metrics['reward'] = network.over_rows(reward, labeled)
-  return Carry(Variables(params, stats), coarse, fine, Rules(
-      local_state, coarse_state, fine_state)), metrics
+  return metrics
 
 
 def _maml_gradient(passes, params, labeled_loss, unlabeled_loss, rate):

@@ -1,23 +1,24 @@
 r"""Meta pseudo-labels with UDA: what FedDure's released code trains.
 
-A teacher, which is sent, learns from labels, from its own confident
-predictions, and from how a student fares: the student learns the teacher's
-pseudo-labels, and the change of its labeled loss weighs the teacher's cross
-entropy with its own hard predictions of the strong view.
+Each client has a teacher, which is sent, and a student. The student learns the
+teacher's pseudo-labels. The teacher learns from labels, from its own confident
+predictions (UDA), and from the student: by how much the student's labeled loss
+changed is the weight of the teacher's cross entropy with its own hard
+predictions of the strong view.
 
 Pham et al., Meta Pseudo Labels, https://arxiv.org/abs/2003.10580; Bai et al.,
 FedDure, https://arxiv.org/abs/2307.05358.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import client_weights, local_training, tree
+from fedjax_ssl.core import client_weights, local_training
 from fedjax_ssl.core.types import (
   Array,
   Batch,
@@ -33,8 +34,8 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods.parts import network
 
-# Final weight of the consistency, and the steps over which it rises; a round
-# has far fewer, and begins anew.
+# Final weight of the consistency, and the steps over which it rises. It starts
+# again in each round, which has far fewer steps.
 _WEIGHT, _RAMP = 8.0, 20
 
 
@@ -49,16 +50,16 @@ class Learner(NamedTuple):
 
 
 class Schedule(NamedTuple):
-  """Steps of a round, and the warm-up that begins anew in each.
+  """Steps of a round, and its warm-up.
 
   The defaults are those for CIFAR-10; CINIC-10 has 100, 10, 100 and 0.
 
   Attributes:
     fine_tune: supervised steps of the teacher that come first.
     main: steps of both that follow; 1 or more.
-    warmup: steps until the rate is whole.
-    wait: first of the student's own steps in which its rate is 0, so that the
-      reward is 0 as well.
+    warmup: steps until the learning rate has its full value.
+    wait: of the student's steps the first ones, in which its rate is 0, so that
+      the reward is 0 as well.
   """
 
   fine_tune: int = 5
@@ -70,9 +71,9 @@ class Schedule(NamedTuple):
 def factor(step: Array, schedule: Schedule, *, wait: int = 0) -> jax.Array:
   """Factor on the learning rate: 0, a rise, and half a cosine to 0.
 
-  As in the code: the rise ends at `warmup + wait`, the cosine spans what then
-  is left of the main steps, or 1 where that is less; after a long warm-up it
-  jumps between 1 and 0.
+  As in the authors' code, the rise ends at `warmup + wait`; the cosine spans
+  the main steps that are then left, at least 1. After a long warm-up the factor
+  therefore jumps between 1 and 0.
 
   Args:
     step: int32[], from 0.
@@ -103,20 +104,6 @@ def start(model: Variables, optimizer: optax.GradientTransformation
   return Learner(model, model.params, state, state, jnp.int32(0))
 
 
-def _scaled(optimizer, grads, state, params, factor):
-  updates, state = optimizer.update(grads, state, params)
-  return optax.apply_updates(params, tree.scale(updates, factor)), state
-
-
-def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
-  """Weak, labeled and strong view of a batch."""
-  keys = jax.random.split(key, 3)
-  assert batch.unlabeled is not None
-  return (network.weakly(task, batch.unlabeled, keys[0]),
-          network.labeled_view(task, batch.labeled, keys[1]),
-          network.strongly(task, batch.unlabeled, keys[2]))
-
-
 def fine_tune_step(
     task: Task, schedule: Schedule,
     optimizer: optax.GradientTransformation) -> local_training.Step:
@@ -124,7 +111,7 @@ def fine_tune_step(
   coupled = task.model.norm in ('batch', 'static')
 
   def step(learner: Learner, batch: Pair, key: jax.Array):
-    weak, labeled, strong = views(task, batch, key)
+    weak, labeled, strong = network.views(task, batch, key)
 
     def loss_of(params):
       _, (logits, _), stats = network.forward_with_targets(
@@ -134,7 +121,7 @@ def fine_tune_step(
       return loss, stats
 
     grads, stats = jax.grad(loss_of, has_aux=True)(learner.teacher.params)
-    params, state = _scaled(
+    params, state = local_training.descend(
         optimizer, grads, learner.teacher_state, learner.teacher.params,
         factor(learner.done, schedule))
     return learner._replace(
@@ -147,21 +134,10 @@ def _student_step(task: Task, schedule: Schedule,
                   optimizer: optax.GradientTransformation, learner: Learner,
                   labels: jax.Array, weak: Batch, labeled: Batch,
                   key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
-  """The student after a step on the teacher's labels, and how it fares.
+  """Trains the student on the teacher's `labels` of the rows `weak`.
 
-  Args:
-    task: has the network.
-    schedule: the warm-up.
-    optimizer: the student's.
-    learner: before.
-    labels: int32[B], the teacher's, of the rows `weak`.
-    weak: unlabeled rows.
-    labeled: labeled rows.
-    key: for networks with dropout.
-
-  Returns:
-    Its parameters, its optimizer's state, and float32[], by how much its
-    labeled loss rose.
+  Returns its parameters, its optimizer's state, and float32[], by how much its
+  labeled loss rose.
   """
   def run(params, rows):
     return task.apply_train(
@@ -174,7 +150,7 @@ def _student_step(task: Task, schedule: Schedule,
       run(params, weak), labels, weak.mask)[0])(learner.student)
   rate = factor(learner.done - schedule.fine_tune, schedule,
                 wait=schedule.wait)
-  params, state = _scaled(
+  params, state = local_training.descend(
       optimizer, grads, learner.student_state, learner.student, rate)
   return params, state, known(params) - known(learner.student)
 
@@ -200,7 +176,7 @@ def main_step(task: Task, schedule: Schedule,
   """
   def step(learner: Learner, batch: Pair, key: jax.Array
            ) -> tuple[Learner, Metrics]:
-    weak, labeled, strong = views(task, batch, key)
+    weak, labeled, strong = network.views(task, batch, key)
     ramp = jnp.minimum((learner.done - schedule.fine_tune + 1) / _RAMP, 1)
 
     def loss_of(params):
@@ -215,29 +191,22 @@ def main_step(task: Task, schedule: Schedule,
           bold, jax.nn.softmax(target), strong.mask * sure,
           total=strong.mask.sum())[0]
       own = losses.cross_entropy(bold, bold.argmax(-1), strong.mask)[0]
-      rows = labeled.mask.sum(), strong.mask.sum()
+      n, m = labeled.mask.sum(), strong.mask.sum()
       metrics = {
-          'forward_passes':
-              3 * rows[0] + 3 * rows[1],
-          'backward_passes':
-              rows[0] + 2 * rows[1],
-          'reward':
-              network.over_rows(-dot, labeled),
-          'mask_rate':
-              network.over_rows(losses.masked_mean(sure, strong.mask),
-                                  strong),
-          'labeled_loss':
-              network.over_rows(supervised, labeled),
-          'unlabeled_loss':
-              network.over_rows(consistent, strong)
-      }
+          'forward_passes': 3 * n + 3 * m,
+          'backward_passes': n + 2 * m,
+          'reward': network.over_rows(-dot, labeled),
+          'mask_rate': network.over_rows(
+              losses.masked_mean(sure, strong.mask), strong),
+          'labeled_loss': network.over_rows(supervised, labeled),
+          'unlabeled_loss': network.over_rows(consistent, strong)}
       loss = supervised + _WEIGHT * ramp * consistent
       return loss + dot * own, (
           stats, student, state, {**metrics, 'train_loss': loss})
 
     grads, (stats, student, student_state, metrics) = jax.grad(
         loss_of, has_aux=True)(learner.teacher.params)
-    params, state = _scaled(
+    params, state = local_training.descend(
         optimizer, grads, learner.teacher_state, learner.teacher.params,
         factor(learner.done, schedule))
     return Learner(Variables(params, stats), student, state, student_state,
@@ -254,7 +223,7 @@ def train(task: Task, schedule: Schedule, model: Variables, client: Client,
     task: the static choices; its batches are used, for other numbers of steps.
     schedule: the steps and warm-up.
     model: as received.
-    client: whose rows.
+    client: has the rows.
     key: draws orders and views, for either part its own.
     threshold: see `main_step`.
 

@@ -4,18 +4,19 @@ Bai et al., Combating Data Imbalances in Federated Semi-supervised Learning with
 Dual Regulators, AAAI 2024, https://arxiv.org/abs/2307.05358. Equations are
 numbered as there.
 
-`bilevel` holds the step and `regulation` its mathematics.
+The step is in `bilevel`, its mathematics in `regulation`.
 
 Profile 'paper' is equations (1) to (10). Profile 'official' is what the
 released code trains, which is another method (see `meta_labels`): it has no
-fine regulator, and the reward enters with the opposite sign.
+fine regulator (F-reg), and the reward has the opposite sign.
 
-Readings of what the paper leaves open: the virtual step (4) is plain gradient
-descent, the steps (2), (5) and (10) use the client's optimizer, fresh in each
-round; H depends on phi in (2) and (4); F-reg sees probabilities; it stays on
-the client, and is sent nowhere. Networks with batch statistics see the labeled,
-weak and strong rows of the local model together, and those of C-reg apart;
-running statistics move once a step, with the local model's pass.
+The paper leaves some points open. Here the virtual step (4) is plain gradient
+descent; the steps (2), (5) and (10) use the client's optimizer, which starts
+anew in each round; H depends on phi in (2) and (4); F-reg sees probabilities,
+stays on its client and is never sent. In networks with batch statistics the
+labeled, weak and strong rows go through the local model together, and through
+C-reg one kind at a time; running statistics move once a step, with the local
+model's pass.
 """
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ from fedjax_ssl.methods.feddure.bilevel import (
   step,
   Views,
 )
-from fedjax_ssl.methods.parts import assemble
+from fedjax_ssl.methods.parts import assemble, network
 
 
 class Server(NamedTuple):
@@ -121,7 +122,11 @@ _OWN: dict[str, knobs.Bound | knobs.Word] = {
        for knob in ('detach', 'fine_input', 'keep_fine')}}
 
 
-@knobs.checked(**_OWN)
+# What a knob that is None stands for.
+_PROFILES = {'paper': {'threshold': 0.95}, 'official': {'threshold': 0.6}}
+
+
+@knobs.checked(_PROFILES, **_OWN)
 def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
             averaged: str = 'no', virtual_rate: float = 5e-4,
             threshold: float | None = None, detach: bool = False,
@@ -168,10 +173,10 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
     ValueError: for an unknown choice or a number out of range, choices that
       exclude each other, or labels at the server.
   """
-  checks.check('profile', profile, ('paper', 'official'))
+  checks.check('profile', profile, _PROFILES)
   official = profile == 'official'
   if threshold is None:
-    threshold = 0.6 if official else 0.95
+    threshold = _PROFILES[profile]['threshold']
   s = _Settings(
       official, regulators, averaged, virtual_rate, threshold, detach,
       fine_input, hidden, keep_fine, meta_labels.Schedule(
@@ -195,8 +200,8 @@ def _check(task: Task, s: _Settings) -> None:
   checks.check('fine_input', s.fine_input, regulation.FORMS)
   checks.check('weighting', s.weighting, client_weights.WEIGHTINGS)
   if task.labels_at == 'server':
-    raise ValueError("feddure needs labels_at='clients': its regulators learn "
-                     "from each client's labels.")
+    raise checks.FieldError('labels_at', 'server', 'give clients, from whose '
+                            'labels the regulators learn.')
   if s.official and (s.regulators, s.averaged) != ('both', 'no'):
     raise ValueError("profile='official' has no ablations; give "
                      "profile='paper' with regulators and averaged.")
@@ -230,7 +235,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   if task.model.norm == 'static':  # A pass of its own renews them.
     after = after._replace(model=after.model._replace(
         stats=payload.model.stats))
-  weight = client_weights.of(client.shard, 'both', weighting=s.weighting)
+  weight = client_weights.client_weight(client.shard, 'both',
+                                        weighting=s.weighting)
   memory = _Memory(
       after.fine if s.keeps else (),
       tree.where(weight > 0, after.model, client.memory.model)
@@ -251,7 +257,7 @@ def _paper_round(task: Task, s: _Settings, payload: Server, client: Client,
   rules = Rules(*[task.optimizer(client.round)] * 3)
 
   def one(carry, batch, key):
-    weak, labeled, strong = meta_labels.views(task, batch, key)
+    weak, labeled, strong = network.views(task, batch, key)
     return step(task.apply_train, carry, Views(labeled, weak, strong),
                 rules=rules, which=s.regulators, virtual_rate=s.virtual_rate,
                 threshold=s.threshold, detach=s.detach, form=s.fine_input,

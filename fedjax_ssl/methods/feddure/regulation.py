@@ -5,8 +5,8 @@ to a weight in (0, 1). The coarse regulator f_d (C-reg) is a second copy of the
 client's network, phi, that learns from the pseudo-labels and is then asked
 whether the labels that the client knows got likelier.
 
-Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358; equations are
-numbered as there. B rows, C classes.
+Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, has the
+equations that are numbered here. B rows, C classes.
 """
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def weighted_loss(logits: Array, labels: Array, mask: Array, weights: Array
 class Lookahead(NamedTuple):
   """A network at phi on the strong views, ready for several gradients.
 
-  The pass forward is made once. `pull` is its linear pullback, and serves the
-  virtual step (4), the derivative of that step, and the real step (2).
+  The forward pass is run once. `pull`, its linear pullback, is then used by the
+  virtual step (4), by the derivative of that step, and by the real step (2).
 
   Attributes:
     params: phi, where the virtual step starts.
@@ -152,9 +152,9 @@ def meta_gradient(ahead: Lookahead, fine: Fine, labeled_loss: Callable[
     [PyTree], jax.Array], *, rate: Number) -> tuple[jax.Array, Fine]:
   r"""Equation (5): :math:`\nabla_w E\, L_{ce}(y, f_d(x; \phi^-(w)))`.
 
-  The second derivative is exact: w reaches the loss through the pullback
-  alone, which is linear, so its transpose at the gradient of the labeled loss
-  is all it takes, twice a pass forward.
+  The second derivative is exact. w acts on the loss only through the pullback,
+  which is linear; so all it needs is the pullback's transpose at the gradient
+  of the labeled loss, which costs two forward passes.
 
   Args:
     ahead: phi with its rows.

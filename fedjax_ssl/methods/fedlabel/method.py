@@ -48,9 +48,9 @@ from fedjax_ssl.methods.parts import (
 )
 
 COMBINATIONS = ('sum', 'mean', 'apart')
-# What the authors' code does otherwise than the paper: see the knobs for those
-# that a knob may set. `pull` keeps w_U near w; `share` is the warm-up's share
-# of the run.
+# Where the authors' code and the paper differ. Most of these are knobs too, and
+# explained there; `pull` is the weight of the term that keeps w_U near w, and
+# `share` the part of the run that is the warm-up.
 _PROFILES: dict[str, dict[str, Any]] = {
     'official': {'threshold': 0.3, 'consistency': 0.05, 'combine': 'apart',
                  'divergence': 'discarded_first', 'share': 50 / 2000,
@@ -98,9 +98,10 @@ class _Settings(NamedTuple):
 
 def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
                 uses: tuple[jax.Array, jax.Array]) -> Variables:
-  """Both chains' steps added; their statistics averaged by rows used.
+  """Adds both chains' steps; averages their statistics by rows used.
 
-  The sum of two moves of a running variance could make it negative.
+  The statistics are not added: the sum of two moves could make a running
+  variance negative.
   """
   deltas = [tree.subtract(x, model) for x in (local, unlabeled)]
   share = uses[0] / jnp.maximum(uses[0] + uses[1], 1)
@@ -110,10 +111,13 @@ def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
 
 
 def _unit(task: Task, width: int) -> float:
-  """At most 1 over the rows a client may use in a round, a power of two.
+  """A factor that keeps a change times its row count no longer than the change.
 
-  A change times rows counted in it is no longer than the change, whose norm
-  --max_update_norm bounds, and loses no bit.
+  The server needs the sum of change x rows over the clients. Sent as such it
+  would be as many times longer than the change as there are rows, and
+  --max_update_norm, which bounds the change, would refuse it. The factor is at
+  most 1 over the rows that a client can use in a round. It is a power of two,
+  so that multiplying by it rounds nothing.
   """
   size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
   most = task.local_steps * size if task.local_steps else (
@@ -122,7 +126,7 @@ def _unit(task: Task, width: int) -> float:
 
 
 def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
-  """One client's metrics: work adds up, and so do the two losses."""
+  """Joins the metrics of both chains; their work and their losses add up."""
   metrics = {**labeled, **unlabeled}
   for name in (*_SUMMED, 'train_loss'):
     metrics[name] = labeled.get(name, 0) + unlabeled.get(name, 0)
@@ -130,7 +134,8 @@ def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
 
 
 @knobs.checked(
-    threshold=knobs.STRICT, warmup=knobs.Bound(0, 2**31 - 1, whole=True))
+    _PROFILES, threshold=knobs.STRICT,
+    warmup=knobs.Bound(0, 2**31 - 1, whole=True))
 def fedlabel(task: Task, *, profile: str = 'official',
              threshold: float | None = None, consistency: float | None = None,
              confidence: str = 'variance', labeler: str = 'both',
@@ -147,10 +152,10 @@ def fedlabel(task: Task, *, profile: str = 'official',
   their means. By the paper it sends (w_L - w) + (w_U - w) and the number of
   rows used. Metrics of its own are those of `loss`.
 
-  The default is the code's form, as the printed one trains worse: on the bed of
-  `uda` 'official' ends at 92.4 %, 'paper' at 70.3, labels only at 88.9. The sum
-  is the reason: 'paper' with combine='mean', half of it, ends at 95.0. The
-  code's form costs two models up.
+  The default is the code's form, as the printed one trains worse: in the test
+  setting of `uda` 'official' ends at 92.4 %, 'paper' at 70.3, labels alone at
+  88.9. The sum is the reason: 'paper' with combine='mean', half of it, ends at
+  95.0. In the code's form a client sends two models.
 
   Args:
     task: the static choices; labels must be at the clients.
@@ -195,12 +200,11 @@ def fedlabel(task: Task, *, profile: str = 'official',
       server.
   """
   if task.labels_at == 'server':
-    raise ValueError("fedlabel needs labels_at='clients': without labels a "
-                     'client has no local model to choose.')
-  chosen = dict(_PROFILES[checks.check('profile', profile, _PROFILES)])
-  given = {'threshold': threshold, 'consistency': consistency,
-           'divergence': divergence, 'combine': combine}
-  chosen.update({k: v for k, v in given.items() if v is not None})
+    raise checks.FieldError('labels_at', 'server', 'give clients: without '
+                            'labels one has no local model to choose.')
+  chosen = checks.profile(
+      _PROFILES, profile, threshold=threshold, consistency=consistency,
+      divergence=divergence, combine=combine)
   threshold, consistency = chosen['threshold'], chosen['consistency']
   if warmup is None:
     warmup = mean_teacher.warmup_rounds(
@@ -249,11 +253,11 @@ def _on_unlabeled(task: Task, s: _Settings, local: Variables) -> LossFn:
   """The loss on rows that the received model or `local`, w_L, labels."""
   def loss_fn(model, given, batch, key):
     rows: Batch = batch.unlabeled
-    # One labeler is both of the two, and is computed once.
+    # A labeler that is alone stands for both, so that it is computed once.
     experts = {'both': (given.anchor, local), 'local': (local,),
                'global': (given.anchor,)}[s.labeler]
-    said = [task.apply(expert, rows.inputs) for expert in experts]
-    choice = select(said[0], said[-1], threshold=s.threshold,
+    predicted = [task.apply(expert, rows.inputs) for expert in experts]
+    choice = select(predicted[0], predicted[-1], threshold=s.threshold,
                     confidence=s.confidence, labeler=s.labeler,
                     teacher=s.teacher)
     # Rows that are not accepted stay out of batch statistics as well.
@@ -305,7 +309,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
   zero = jnp.float32(0)
   uses = (known.get('rows_used', zero),
           unknown['mask_rate'].total if unknown else zero)
-  # Without accepted rows only momentum or weight decay could move it.
+  # Without accepted rows only momentum or weight decay could have moved w_U.
   other = tree.where(uses[1] > 0, other, model)
   held = client_weights.rows_used(client.shard, 'both').astype(jnp.float32)
   weight = {'used': uses[0] + uses[1], 'examples': held,
@@ -315,7 +319,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
     memory = tree.where(uses[0] > 0, local, memory)
   metrics = _merge(known, unknown)
   if s.apart:
-    # Who accepted nothing counts as one row at w, as in the code.
+    # A client that accepted no row counts as one row at w, as in the code.
     rows = jnp.maximum(uses[1], 1) * _unit(
         s.chain(task, 'unlabeled') or task, client.shard.unlabeled.shape[0])
     message = (tree.subtract(local, model),

@@ -1,4 +1,4 @@
-"""Whose label a row gets from two models, and what it costs to learn it.
+"""Which of two models labels a row, and the loss of learning that label.
 
 The equations of FedLabel: Cho, Joshi, Dimitriadis, Local or Global: Selective
 Knowledge Assimilation for Federated Learning with Limited Labels, ICCV 2023,
@@ -24,22 +24,24 @@ OVER = ('batch', 'accepted')
 
 
 class Choice(NamedTuple):
-  """Who labels each row, and how. All fields are constants."""
+  """Which model labels each row, and how; constants for derivatives."""
 
   labels: jax.Array  # int32[B]
   accepted: jax.Array  # float32[B], 1 where the label is used.
-  from_local: jax.Array  # float32[B], 1 where the local model was chosen.
-  discarded: jax.Array  # float32[B, C], logits of the teacher.
-  agreed: jax.Array  # float32[B], 1 where that one has the same label.
-  ratio: jax.Array  # float32[B], its confidence over that of the chosen one.
+  from_local: jax.Array  # float32[B], 1 where the local model labels.
+  # float32[B, C], logits that the second term of `loss` keeps the student near.
+  discarded: jax.Array
+  agreed: jax.Array  # float32[B], 1 where both models give the same label.
+  # float32[B], confidence of the model not chosen over that of the chosen one.
+  ratio: jax.Array
 
 
 def confidence_score(logits: Array, kind: str = 'variance') -> jax.Array:
-  r"""How sure a prediction is: 0 if uniform, more if surer.
+  r"""Measures how sure a prediction is; 0 if it is uniform.
 
   With p = softmax, 'variance' is :math:`\frac1C \sum_c (p_c - 1/C)^2` and
-  'entropy' :math:`\log C - H(p)`: the negative entropy, shifted to begin at 0,
-  as a ratio of negative numbers would grow where it has to fall.
+  'entropy' is :math:`\log C - H(p)`. The paper has :math:`-H(p)`, which is not
+  positive; a ratio of two such numbers would grow where it should fall.
 
   Args:
     logits: float[..., C].
@@ -75,10 +77,11 @@ def select(global_logits: Array, local_logits: Array, *,
     local_logits: float[B, C] of that model after training on its labels.
     threshold: beta, strict; 0 accepts every row and 1 none.
     confidence: h, see `confidence_score`.
-    labeler: 'both'; or 'local' or 'global', which labels alone: then nothing
-      is discarded, so no two models agree.
-    teacher: whom the second term keeps the student near where both agree:
-      'discarded', the model not chosen; or always 'local', as in the code.
+    labeler: 'both', the surer one; or always the 'local' or the 'global' one.
+      Then no model is left to agree with it, and `agreed` is 0.
+    teacher: the model that the second term of `loss` keeps the student near,
+      where both agree: 'discarded', the one not chosen; or always 'local', as
+      in the code.
 
   Returns:
     The Choice; its ratio is in [0, 1], and 1 where both are uniform.
@@ -93,21 +96,26 @@ def select(global_logits: Array, local_logits: Array, *,
   checks.check('teacher', teacher, TEACHERS)
   logits = [jax.lax.stop_gradient(jnp.asarray(x, jnp.float32))
             for x in (global_logits, local_logits)]
-  ours, theirs = (confidence_score(x, confidence) for x in logits)
-  local = {'both': theirs > ours, 'local': jnp.ones(ours.shape, bool),
-           'global': jnp.zeros(ours.shape, bool)}[labeler]
-  def pick(chosen, x, y):
-    return jnp.where(chosen[:, None] if x.ndim > 1 else chosen, x, y)
-  best, rest = pick(local, *logits[::-1]), pick(local, *logits)
-  high, low = pick(local, theirs, ours), pick(local, ours, theirs)
-  labels = best.argmax(-1).astype(jnp.int32)
+  of_global, of_local = (confidence_score(x, confidence) for x in logits)
+  local = {'both': of_local > of_global,
+           'local': jnp.ones(of_global.shape, bool),
+           'global': jnp.zeros(of_global.shape, bool)}[labeler]
+
+  def where_local(x, y):
+    """Rows of x where the local model labels, of y elsewhere."""
+    return jnp.where(local[:, None] if x.ndim > 1 else local, x, y)
+
+  chosen, other = where_local(*logits[::-1]), where_local(*logits)
+  high = where_local(of_local, of_global)
+  low = where_local(of_global, of_local)
+  labels = chosen.argmax(-1).astype(jnp.int32)
   # A probability may be rounded to just above 1.
-  accepted = jnp.minimum(jax.nn.softmax(best).max(-1), 1) > threshold
-  agreed = (rest.argmax(-1) == labels) & (labeler == 'both')
+  accepted = jnp.minimum(jax.nn.softmax(chosen).max(-1), 1) > threshold
+  agreed = (other.argmax(-1) == labels) & (labeler == 'both')
   ratio = jnp.where(high > 0, low / jnp.where(high > 0, high, 1), 1)
-  teaches = rest if teacher == 'discarded' else logits[1]
   return Choice(labels, accepted.astype(jnp.float32),
-                local.astype(jnp.float32), teaches,
+                local.astype(jnp.float32),
+                other if teacher == 'discarded' else logits[1],
                 agreed.astype(jnp.float32), jnp.clip(ratio, 0, 1))
 
 

@@ -49,24 +49,27 @@ class Memory(NamedTuple):
   model: Variables | None  # theta as last sent.
 
 
-def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
+def received(s: Settings, payload: Payload, client: Client, due: jax.Array
             ) -> tuple[Parts, helpers.Helpers | None, jax.Array]:
-  """What the client then holds, its helpers, and how many numbers that took.
+  """What the client holds after the server has sent, and what that costs.
 
-  As in the authors' accounting the first round counts two dense models, and
-  helpers count in rounds that have some, where their psi is not 0 and, among
-  differences, not as the receiver last sent its own. If only what was sent
-  arrives, an entry of a helper that became 0 is sent as well. A sigma that is
-  0 for good is not counted.
+  Costs are counted as in the authors' code: two dense models in the first
+  round; later, of sigma and psi what `sending` sends; and helpers in rounds
+  that have some. Of a helper's psi those numbers count that are not 0. With
+  sending='differences' they must also differ from what the client itself sent
+  last. If the client holds only what was sent (exact_down=False), a number of
+  a helper that has become 0 is sent, and counts, as well. A sigma that is
+  always 0 does not count.
 
   Args:
     s: settings.
     payload: what the server sends.
-    client: has what it sent last; at first, the common initial values.
+    client: its memory has what it sent last; at first, the initial values.
     due: bool[], whether this round has helpers.
 
   Returns:
-    sigma and psi, the helpers and float32[].
+    sigma and psi as the client holds them, its helpers, and float32[], how
+    many numbers were sent.
   """
   new = (payload.sigma, payload.psi)
   whole = sparse.size(payload.psi if s.undivided else new)
@@ -99,17 +102,18 @@ def arrival(s: Settings, payload: Payload, client: Client, due: jax.Array
           jnp.asarray(count, jnp.float32))
 
 
-def departure(s: Settings, held: Parts, trained: Parts
+def sent_to_server(s: Settings, held: Parts, trained: Parts
               ) -> tuple[Parts, jax.Array]:
-  """What the server then holds, and how many numbers that took.
+  """What the server holds after the client has sent, and what that costs.
 
   Args:
     s: settings.
-    held: what client and server know both.
+    held: sigma and psi that both client and server have.
     trained: sigma and psi after training.
 
   Returns:
-    sigma and psi, and float32[], statistics of normalization not counted.
+    sigma and psi as the server then has them, and float32[], how many numbers
+    were sent; statistics of normalization are not counted here.
   """
   sigma, psi = trained
   count = jnp.float32(0)
@@ -131,9 +135,10 @@ def departure(s: Settings, held: Parts, trained: Parts
 def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
           agents: helpers.Helpers | None, due: jax.Array
           ) -> losses.Panel | None:
-  """The helpers' predictions, computed only in rounds that have helpers.
+  """Makes the function that asks the helpers, in rounds that have some.
 
-  A helper is the received sigma plus the other client's psi, and frozen.
+  A helper's model is the received sigma plus another client's psi; it is not
+  trained.
   """
   if agents is None:
     return None
@@ -150,22 +155,11 @@ def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
 
 def update(task: Task, s: Settings, payload: Payload, client: Client,
            key: jax.Array) -> Update:
-  """One client's round.
-
-  Args:
-    task: the static choices.
-    s: settings.
-    payload: from the server.
-    client: its rows and memory.
-    key: draws orders and views.
-
-  Returns:
-    The update; its weight is 0 without rows that are used.
-  """
+  """One client's round; the update weighs 0 if none of its rows are used."""
   order_key, step_key = jax.random.split(key)
   memory = client.memory
   due = (client.round + 1) % s.helper_interval == 0
-  held, agents, down = arrival(s, payload, client, due)
+  held, agents, down = received(s, payload, client, due)
   factor = memory.rate.factor if memory.rate is not None else payload.factor
   optimizer = task.optimizer(client.round)
   step = functools.partial(
@@ -178,13 +172,13 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
       step, losses.start(*held, payload.stats, optimizer),
       batching.batches(task, client.train, client.shard, order_key, s.streams,
                        client.round), step_key)
-  sent, up = departure(s, held, (learner.sigma, learner.psi))
+  sent, up = sent_to_server(s, held, (learner.sigma, learner.psi))
   up += sparse.size(learner.stats)
   model = losses.whole(*sent, learner.stats)  # As the server will hold it.
   rate = memory.rate
   if s.judges:
-    # It is done here, where clients are spread over the devices; the client
-    # itself reads its loss only.
+    # The server asks for the accuracy and could measure it itself. It is done
+    # here because clients are spread over the devices.
     metrics[SCORE], loss = plateau.judge(task, model, client.validation)
     if rate is not None:
       rate = optimizers.after_loss(
@@ -193,7 +187,8 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}
   after = Memory(rate, sent if s.copies else None,
                  model if s.keep_local else None)
-  weight = client_weights.of(client.shard, s.streams, labeled_say=s.labeled_say)
+  weight = client_weights.client_weight(
+      client.shard, s.streams, labeled_client_weight=s.labeled_client_weight)
   took_part = weight > 0
   sigma, psi = tree.subtract(sent, (payload.sigma, payload.psi))
   message = Message(sigma if s.sends_sigma else None,

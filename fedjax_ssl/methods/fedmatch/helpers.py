@@ -76,7 +76,7 @@ def rank(ranking: Ranking, psi: PyTree, ids: jax.Array, scores: jax.Array,
 
 
 def most_reliable(ranking: Ranking, client_id: Array | int) -> Helpers:
-  """The H best but for the client itself."""
+  """Takes the H best clients, the receiver itself left out."""
   num_helpers = ranking.ids.shape[0] - 1
   usable = (ranking.ids >= 0) & (ranking.ids != client_id)
   slots = jnp.argsort(~usable, stable=True)[:num_helpers]
@@ -93,7 +93,7 @@ def no_bank(psi: PyTree, num_clients: int, num_classes: int) -> Bank:
 
 def report(bank: Bank, psi: PyTree, answers: jax.Array, ids: jax.Array,
            active: jax.Array) -> Bank:
-  """Keeps what the clients that took part have sent, [S, ...] each."""
+  """Stores what the clients that took part have sent, [S, ...] each."""
   rows = jnp.where(active, ids, bank.seen.shape[0])
   return Bank(tree.put(bank.psi, rows, psi),
               tree.put(bank.answers, rows, answers),
@@ -101,9 +101,10 @@ def report(bank: Bank, psi: PyTree, answers: jax.Array, ids: jax.Array,
 
 
 def most_similar(bank: Bank, client_id: Array, num_helpers: int) -> Helpers:
-  """The H whose answers are nearest to the client's own last ones.
+  """Finds the H clients whose answers are nearest to the client's own.
 
-  Nobody helps a client that has not reported yet.
+  Answers are those of the last models that were sent. A client that has sent
+  none yet gets no helpers.
   """
   num_clients = bank.seen.shape[0]
   own = jnp.take(bank.answers, client_id, axis=0, mode='clip')
@@ -119,13 +120,14 @@ def most_similar(bank: Bank, client_id: Array, num_helpers: int) -> Helpers:
 
 
 def noise_image(like: Array) -> jax.Array:
-  """The image on which models are compared: one for all time.
+  """The image on which models are compared, the same in all rounds and runs.
 
   Args:
-    like: uint8[D, H, W, C], for shape and type.
+    like: uint8[D, H, W, C], images of the wanted shape and type.
 
   Returns:
-    [1, H, W, C]: normal with mean and deviation 125, truncated to [0, 255].
+    [1, H, W, C], drawn from a normal law of mean and deviation 125, truncated
+    to [0, 255].
   """
   draw = jax.random.truncated_normal(
       jax.random.key(0), -1.0, (255 - 125) / 125, (1, *like.shape[1:]))

@@ -17,6 +17,7 @@ import optax
 
 from fedjax_ssl import losses, sparse
 from fedjax_ssl.core import tree
+from fedjax_ssl.core.local_training import descend
 from fedjax_ssl.core.types import Batch, Metrics, PyTree, Task, Variables
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import network
@@ -147,7 +148,7 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   loss = weights.agreement * losses.cross_entropy(
       logits, labels, chosen, total=total)[0]
   if panel is not None and weights.consistency:
-    if present is not None:  # A copy of oneself teaches exactly nothing.
+    if present is not None:  # To agree with one's own prediction costs 0.
       advice = jnp.where(present[:, None, None] > 0, advice,
                          lax.stop_gradient(own))
     gap = losses.inter_client_kl(own, advice, chosen, total=total)[0]
@@ -180,8 +181,7 @@ def _move(loss_fn: Callable[..., Any], part: PyTree, opt_state: PyTree,
   """One step of one part: (part, opt_state, loss, stats, metrics)."""
   (loss, (stats, metrics)), grads = jax.value_and_grad(
       loss_fn, has_aux=True)(part)
-  updates, opt_state = optimizer.update(grads, opt_state, part)
-  part = optax.apply_updates(part, tree.scale(updates, factor))
+  part, opt_state = descend(optimizer, grads, opt_state, part, factor)
   return part, opt_state, loss, stats, metrics
 
 

@@ -15,15 +15,24 @@ from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.losses import agreement_vote, pseudo_label
 from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
-from fedjax_ssl.methods.fedmatch.settings import Settings, settle
+from fedjax_ssl.methods.fedmatch.settings import (
+  AT_SERVER,
+  PROFILES,
+  Settings,
+  settle,
+)
 from fedjax_ssl.methods.parts import assemble
 
+# Which of the two a knob that is None takes depends on where the labels are.
+_PROFILES = {name: {'clients': PROFILES[name], 'server': AT_SERVER[name]}
+             for name in PROFILES}
 
-@knobs.checked()
+
+@knobs.checked(_PROFILES)
 def fedmatch(
     task: Task, *, profile: str = 'v1', num_helpers: int = 2,
     helper_choice: str | None = None, helper_interval: int | None = None,
-    aggregation: str | None = None, labeled_say: float = 1.0,
+    aggregation: str | None = None, labeled_client_weight: float = 1.0,
     threshold: float = 0.75, tie: str = 'lowest', over: str | None = None,
     labeled_weight: float = 10.0, agreement_weight: float | None = None,
     consistency_weight: float | None = None, l2: float | None = None,
@@ -48,15 +57,15 @@ def fedmatch(
     helper_interval: rounds between helpers, 1 / 10; none in other rounds.
     aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
       validation row right), or 'uniform'.
-    labeled_say: a client that holds labels counts so many times what it would
-      without; 1 is no difference.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     threshold: confidence tau of the own model; at 1.1 no row counts. The
       third version's text has 0.85.
     tie: classes with equally many votes: the 'lowest' one wins, or the own
       model's, 'local'.
     over: losses are means over the 'batch' (v1, not stated) or the 'confident'
       rows.
-    labeled_weight: lambda_s.
+    labeled_weight: lambda_s, of the labeled loss.
     agreement_weight: of the vote's cross entropy, 1 / .01.
     consistency_weight: of the helpers' divergence, 1 / .01; 0 leaves
       inter-client consistency out, the votes stay.
@@ -64,8 +73,8 @@ def fedmatch(
     l2_reduction: l2 weighs the 'mean' over the weights (v1, not stated) or
       the 'sum'.
     l1: of ||psi||_1, a sum always, as a mean would move no weight: 0 (v1,
-      'dense'; sparse runs say theirs, of 0 to .01) / 1e-4, with labels at the
-      server 1e-5.
+      'dense'; the paper's sparse runs have 0 to .01) / 1e-4, with labels at
+      the server 1e-5.
     learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
       its initial values); or 'undivided', FedMatch without decomposition: both
       losses move one set of weights, psi, which starts as the whole model,
@@ -75,18 +84,18 @@ def fedmatch(
     density: largest share of psi that a client sends, 1 is all.
     sending: 'values', all of sigma and psi above `psi_threshold`, or
       'differences' to what the receiver holds above `delta_threshold`.
-    psi_threshold: psi up to it is sent up, and predicted with, as 0, and
-      not counted on the way down; what the server holds stays whole. 0 (v1,
-      not stated: a dense psi is sent whole) / 5e-6, with labels at the server
-      1e-5.
+    psi_threshold: numbers of psi up to it are 0 in what a client sends and in
+      the model that predicts, and do not count as sent by the server, which
+      itself keeps them. 0 (v1, not stated: all of a dense psi is sent) / 5e-6,
+      with labels at the server 1e-5.
     delta_threshold: 5e-5, with labels at the server 1e-5, for differences.
-    exact_down: what is left out on the way down is only not counted, all
-      arrives, as in the authors' code; False lets the client hold, and ask of
-      helpers, only what was sent.
-    lr_decay: divides the rate by 3 after `patience` epochs without lower
-      validation loss: each of the 'clients' its own, the 'server' everybody's
-      by the loss of the global model, or 'none'. Clients' rates start again
-      with each task of a stream.
+    exact_down: whether a client gets all numbers, those that do not count as
+      sent too, as in the authors' code. With False it holds only what was sent,
+      of helpers as well.
+    lr_decay: divides the learning rate by 3 after `patience` epochs without a
+      lower validation loss. 'clients': each client its own rate, by the loss of
+      its model; 'server': one rate for all, by the loss of the global model;
+      or 'none'. Clients' rates start again with each task of a stream.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
     max_gib: most weights to keep, over all clients and ranked helpers.
     keep_local: keep each client's last model, as it was sent, to report local
@@ -103,7 +112,8 @@ def fedmatch(
   s = settle(
       task, profile=profile, num_helpers=num_helpers,
       helper_choice=helper_choice, helper_interval=helper_interval,
-      aggregation=aggregation, labeled_say=labeled_say, threshold=threshold,
+      aggregation=aggregation, labeled_client_weight=labeled_client_weight,
+      threshold=threshold,
       tie=tie, over=over, labeled_weight=labeled_weight,
       agreement_weight=agreement_weight, consistency_weight=consistency_weight,
       l2=l2, l1=l1, l2_reduction=l2_reduction, learn=learn, psi_init=psi_init,

@@ -99,13 +99,13 @@ def learn(task: Task, s: Settings, server: Server, context: Context,
       batching.batches(task, context.train, context.shard, order_key,
                        'labeled', context.round), step_key)
   good = tree.all_finite((learner.sigma, learner.stats))
-  told = local_training.of_server(metrics, good)
+  reported = local_training.server_metrics(metrics, good)
   if rate is not None and s.lr_decay == 'clients':
     after = _judged(task, s, rate, predicted(s, server._replace(
         sigma=learner.sigma, stats=learner.stats)), context)
-    rate = tree.where(told['server_loss'].rows > 0, after, rate)
+    rate = tree.where(reported['server_loss'].rows > 0, after, rate)
   new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
-  return tree.where(good, new, server), told
+  return tree.where(good, new, server), reported
 
 
 def on_tasks(s: Settings, state: State, federation: Federation,
@@ -147,17 +147,7 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
               ) -> tuple[Server, Metrics]:
   """Equation 4, or the plain mean, of both parts; then new helpers.
 
-  Args:
-    task: the static choices.
-    s: settings.
-    server: before.
-    updates: [1, S, ...]; the weight is 0 of a client that sent nothing usable.
-    cohort: who they are.
-    context: validation rows.
-    key: not used.
-
-  Returns:
-    The server after and `psi_density`; unchanged if nobody took part.
+  The record stays as it is if nobody took part. Reports `psi_density`.
   """
   del key
   message = tree.take(updates.message, 0)

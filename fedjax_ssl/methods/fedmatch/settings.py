@@ -1,4 +1,4 @@
-"""FedMatch's knobs, settled: which profile says what."""
+"""The values of FedMatch's knobs, those of the two profiles filled in."""
 from __future__ import annotations
 
 import dataclasses
@@ -8,10 +8,10 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.methods.fedmatch.losses import Weights
 
-# Values for labels at the clients; what differs at the server is below. The
-# paper's first version leaves open: over, l2_reduction, psi_init,
-# psi_threshold. Its psi starts at 0 with a small rate, where a threshold above
-# 0 would stop what is slow to learn: dense runs have none.
+# Values for labels at the clients; `AT_SERVER` has those that differ at the
+# server. The paper's first version does not state over, l2_reduction, psi_init
+# and psi_threshold. Its psi starts at 0 and has a small rate, so a threshold
+# above 0 would stop weights that learn slowly: dense runs have none.
 PROFILES: dict[str, dict[str, Any]] = {
     'v1': {
         'helper_choice': 'reliability', 'helper_interval': 1,
@@ -56,7 +56,7 @@ class Settings:
   helper_choice: str
   helper_interval: int
   aggregation: str
-  labeled_say: float
+  labeled_client_weight: float
   learn: str
   psi_init: float
   density: float
@@ -136,12 +136,13 @@ def settle(task: Task, **knobs: Any) -> Settings:
   for name, allowed in _CHOICES.items():
     checks.check(name, v[name], allowed)
   if at_server and v['learn'] == 'sigma':
-    raise ValueError("learn='sigma' with labels_at='server' leaves the clients "
-                     "nothing to learn; give 'both' or 'psi'.")
+    raise checks.FieldError('labels_at', 'server', "learn='sigma' leaves the "
+                            "clients nothing to learn; give 'both' or 'psi'.")
   if v['learn'] == 'undivided':
     if at_server:
-      raise ValueError("learn='undivided' needs labels_at='clients': labels at "
-                       'the server divide what learns from them.')
+      raise checks.FieldError(
+          'labels_at', 'server', "with learn='undivided' labels at the server "
+          'divide what learns from them; give clients.')
     # They keep two parts apart, or psi near 0, which is here the whole model.
     for name in ('l2', 'l1', 'psi_init', 'psi_threshold'):
       if knobs.get(name):
@@ -152,8 +153,8 @@ def settle(task: Task, **knobs: Any) -> Settings:
       raise ValueError("learn='undivided' sends its one part whole; leave "
                        f'density={v["density"]} out.')
   if task.model.norm == 'static':
-    raise ValueError('fedmatch does not recompute the statistics of '
-                     "norm='static'; give another norm.")
+    raise checks.FieldError('norm', 'static', 'the statistics are not '
+                            'recomputed here; give another norm.')
   alone = v['learn'] == 'sigma'
   weights = Weights(
       num_helpers=0 if alone else v['num_helpers'], threshold=v['threshold'],

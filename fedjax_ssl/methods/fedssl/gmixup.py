@@ -114,7 +114,7 @@ def merge(pair: Pair, size: int | None = None) -> Rows:
 
 
 class Problem(NamedTuple):
-  """What the costs depend on besides numbers."""
+  """The static choices on which the costs depend."""
 
   task: Task
   networks: gan.Gan
@@ -267,7 +267,7 @@ def joint_cost(problem: Problem, trained: tuple[PyTree, PyTree], nets: Nets,
     metrics[name] = Ratio(value * count, count)
     return loss + value
   known, unknown = made.known * made.mask, (1 - made.known) * made.mask
-  # An untrained F would teach itself its first prejudice.
+  # An untrained F would learn its own first, wrong predictions.
   rising = losses.ramp_up(made.progress.max(), options.ramp, shape='linear')
   value = losses.cross_entropy(logits[0], blend, known)[0] + (
       rising * losses.cross_entropy(logits[0], blend, unknown)[0])
@@ -292,7 +292,7 @@ def joint_cost(problem: Problem, trained: tuple[PyTree, PyTree], nets: Nets,
 
 
 def passes(problem: Problem, rows: Rows) -> Metrics:
-  """F's passes over a batch: of its blends, real rows and views to label."""
+  """Counts F's passes over a batch's blends, real rows and views to label."""
   used, unknown = rows.mask.sum(), (rows.mask * (1 - rows.known)).sum()
   trained = (1 + (problem.choices.real_data != 'none')) * used
   return {'forward_passes': trained + problem.choices.num_views * unknown,

@@ -7,12 +7,13 @@ are trained at every agent and averaged.
 See `gmixup` for what they minimise and `private_agents` for the private variant
 and what it guarantees.
 
-The paper does not state, and we chose: the layers of G and D, and that lambda
-blends their features by its own value (`models.gan`); their optimizer, Adam
-with a first moment of 0.5, started anew every round as F's is; K, Z, alpha and
-the size of the noise; one update of G a batch, which joins G-Reg and G-MixUp;
-the blends of equation 6, drawn as in equation 4; and how F meets real rows.
-Where its formulas need a reading, knobs offer both.
+The paper does not state the following, which we chose. The layers of G and D
+are those of `models.gan`, and lambda blends their features by its own value.
+Their optimizer is Adam with a first moment of 0.5, started anew every round as
+F's is. G has one update a batch, which joins G-Reg and G-MixUp. The blends of
+equation 6 are drawn as in equation 4. K, Z, alpha, the size of the noise, and
+how F learns from real rows are knobs; so are formulas that can be read in two
+ways.
 """
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ class _Settings(NamedTuple):
   gan_rate: float
   packed: bool
   weighting: str
-  labeled_say: float
+  labeled_client_weight: float
 
   def optimizers(self, round_: Array
                  ) -> dict[str, optax.GradientTransformation]:
@@ -113,8 +114,9 @@ def step(
     (learner, rows, key) -> (learner, metrics), for `core.local_training.train`.
   """
   def update(name, grads, params, states):
-    change, state = optimizers[name].update(grads, states[name], params)
-    return optax.apply_updates(params, change), {**states, name: state}
+    params, state = local_training.descend(
+        optimizers[name], grads, states[name], params)
+    return params, {**states, name: state}
 
   def one(learner: _Learner, rows: gmixup.Rows, key):
     nets, states = learner
@@ -169,7 +171,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
            sharpening: float = 2.0, alpha: float = 0.75,
            noise_size: int = 100, gan_width: int = 32,
            gan_rate: float = 2e-4, packed: bool = False,
-           ramp: float = 0.0, labeled_say: float = 3.0,
+           ramp: float = 0.0, labeled_client_weight: float = 3.0,
            weighting: str = 'uniform') -> Method:
   """Trains on blends that a generator shared by all agents makes.
 
@@ -218,9 +220,9 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       one kind the masked half; an agent with both sees fewer unlabeled rows.
     ramp: share of the run over which what F learns from pseudo-labels rises
       linearly to its full weight; 0 is the full weight at once.
-    labeled_say: an agent that holds labels counts so many times an agent that
-      holds none. 3 makes both groups equal, as in equation 1, in all settings
-      of the paper, where N_Q = 3 N_S; 1 is one agent, one vote. Above 0.
+    labeled_client_weight: factor on the weight of an agent that holds labels,
+      above 0. 3 makes both groups count the same, as in equation 1, in all
+      settings of the paper, where N_Q = 3 N_S; 1 is one agent, one vote.
     weighting: agents of a group count alike ('uniform'), or by their
       'examples'.
 
@@ -233,7 +235,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   """
   if ramp:
     task.horizon(f'ramp={ramp}')
-  client_weights.check(weighting, labeled_say)
+  client_weights.check(weighting, labeled_client_weight)
   checks.check('condition', condition, ('mixed', 'target'))
   checks.check('real_data', real_data, ('labeled', 'all', 'none'))
   checks.check('rec_over', rec_over, ('sum', 'mean'))
@@ -250,7 +252,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       condition, rec_over, generator_loss, ramp))
   streams = 'unlabeled' if plan or task.labels_at == 'server' else 'both'
   s = _Settings(problem, plan, streams, gan_rate, packed, weighting,
-                labeled_say)
+                labeled_client_weight)
   return assemble.assemble(
       task, init=functools.partial(_init, s),
       client_update=functools.partial(_client_update, s), aggregate=_add_mean,
@@ -307,8 +309,9 @@ def _client_update(s: _Settings, payload: gmixup.Nets, client: Client,
                    key: jax.Array) -> Update:
   nets, metrics = _train(s, payload, client.train, client.shard, client.round,
                          key, s.streams)
-  weight = client_weights.of(client.shard, s.streams, weighting=s.weighting,
-                             labeled_say=s.labeled_say)
+  weight = client_weights.client_weight(
+      client.shard, s.streams, weighting=s.weighting,
+      labeled_client_weight=s.labeled_client_weight)
   return Update(tree.subtract(nets, payload), weight, client.memory, metrics)
 
 
@@ -327,7 +330,7 @@ def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
   good = tree.all_finite(nets)
   nets = tree.where(good, nets, server.nets)
   return (server._replace(**nets._asdict()),
-          local_training.of_server(metrics, good))
+          local_training.server_metrics(metrics, good))
 
 
 def _private_passes(s: _Settings) -> list[rounds.Pass]:

@@ -4,11 +4,11 @@ Fan et al., Private Semi-Supervised Federated Learning, IJCAI 2022, algorithm
 2. As printed it adds noise to the generator only, while the classifier and the
 discriminator learn from the same labels without, and shape the generator's
 later gradients: then NO network released has a formal guarantee, and the
-epsilon is nominal. With noise on all three networks it is a guarantee for each
-labeled row of each agent, neighbours differing by one row, given that the
-numbers of rows are public. It covers the networks of every round, not what a
-simulation tells besides: its seed, from which the noise can be drawn again, and
-its metrics of the labeled rows, such as `labeled_accuracy`, are to be kept.
+epsilon is nominal. With noise on all three networks, epsilon is a guarantee for
+each labeled row of each agent: neighbours differ by one row, and the numbers of
+rows are public. It covers the networks of every round. It does not cover what
+else a simulation tells, which must stay secret: its seed, from which the noise
+can be drawn again, and metrics of the labeled rows, such as `labeled_accuracy`.
 """
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ import numpy as np
 import optax
 
 from fedjax_ssl import privacy
-from fedjax_ssl.core import sampling, tree
+from fedjax_ssl.core import checks, sampling, tree
+from fedjax_ssl.core.local_training import descend
 from fedjax_ssl.core.types import Cohort, Federation, PyTree, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedssl import gmixup
@@ -79,11 +80,11 @@ class Plan(NamedTuple):
       raise ValueError(f'accountant is {self.accountant!r}; allowed are '
                        f'{", ".join(privacy.ACCOUNTANTS)}.')
     if task.labels_at == 'server':
-      raise ValueError("dp_scope needs labels_at='clients': it protects the "
-                       'labels of agents.')
+      raise checks.FieldError('labels_at', 'server', 'dp_scope protects the '
+                              'labels of agents; give clients.')
     if task.model.norm in ('batch', 'static'):
-      raise ValueError(f'dp_scope cannot bound what a row does under norm='
-                       f"{task.model.norm!r}; give norm='none' or 'group'.")
+      raise checks.FieldError('norm', task.model.norm, 'dp_scope cannot bound '
+                              'what a row does under it; give none or group.')
 
   @property
   def clip_norms(self) -> dict[str, float]:
@@ -93,11 +94,12 @@ class Plan(NamedTuple):
     return dict.fromkeys(PARTS, self.clip_norm / math.sqrt(len(PARTS)))
 
   def budget(self, task: Task, federation: Federation) -> Budget:
-    """Solves the noise and tabulates epsilon, on the host.
+    """Solves for the noise and tabulates epsilon, on the host.
 
-    Clients hold different rows, so a row's epsilon is that of its own client's
-    steps; the client with the fewest rows, which draws each most often, has
-    the largest. A round's steps are taken only if the budget holds them all.
+    A row is on one client, so only that client's steps spend its epsilon. The
+    client with the fewest rows draws each of them most often and has the
+    largest epsilon; it is the one that is tabulated. A round's private steps
+    are taken only if the budget has room for all of them.
     """
     first = _num_holders(federation)
     counts = np.asarray(federation.clients.num_labeled)
@@ -107,9 +109,9 @@ class Plan(NamedTuple):
           f"{first + int(np.argmax(counts[first:] > 0))} holds some; give "
           "labels='few'.")
     if task.cohort_size < federation.num_clients:
-      raise ValueError(f'dp_scope takes all {federation.num_clients} clients '
-                       f'in every round; cohort_size={task.cohort_size} is '
-                       'fewer.')
+      raise checks.FieldError(
+          'cohort_size', task.cohort_size, 'dp_scope takes all '
+          f'{federation.num_clients} clients in every round.')
     shards = jax.tree.map(np.asarray, federation.clients)
     holders = counts[counts > 0]
     fewest = int(holders.min()) if holders.size else 1
@@ -139,10 +141,10 @@ def _num_holders(federation: Federation) -> int:
   """How many clients, the first ones, hold labels."""
   size, total = federation.num_labeled_clients, federation.num_clients
   if not 0 < size < total:
-    raise ValueError(
-        'dp_scope takes clients with all their labels in turn, then those '
-        f'without any: give num_labeled_clients=1 to {total - 1}, not {size}, '
-        'in a setting that has such clients.')
+    raise checks.FieldError(
+        'num_labeled_clients', size, 'dp_scope takes clients with all their '
+        f'labels in turn, then those without any: give 1 to {total - 1}, in a '
+        'setting that has such clients.')
   return size
 
 
@@ -164,11 +166,12 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
           steps: jax.Array, noise: jax.Array, key: jax.Array) -> gmixup.Nets:
   """Private steps of one agent on its labeled rows.
 
-  A step samples rows once and makes two updates, of D, then of F and G. Noise
-  of one size on parts clipped to C_p is one Gaussian mechanism of sensitivity
-  C, also where a later part depends on the noisy earlier one. A part without
-  noise follows the mean over the rows, as without privacy; and where only G
-  has noise, F and D go on without it to the usual number of steps.
+  A step draws its rows once, then updates D, then F and G together. The noise
+  of all three has the same size, and their gradients are clipped to norms
+  whose squares sum to C^2. So the step as a whole is one Gaussian mechanism of
+  sensitivity C, although F and G are trained after D has moved. A network
+  without noise follows the mean over the rows, as without privacy. Where only
+  G has noise, F and D then go on, G at rest, to the usual number of steps.
 
   Args:
     task: its labeled batch is the expected size of a step.
@@ -188,34 +191,17 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
   rate = jnp.minimum(1, task.labeled_batch / jnp.maximum(shard.num_labeled, 1))
   capacity = min(width, privacy.poisson_capacity(task.labeled_batch))
   expected = jnp.maximum(rate * shard.num_labeled, 1)
-  norms = plan.clip_norms
-
-  def gradients(cost: Callable[..., jax.Array], parts: dict[str, PyTree],
-                made: gmixup.Material, key) -> dict[str, PyTree]:
-    """By part: the sum over clipped rows and noise, or the plain mean's."""
-    noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}
-    plain = {k: v for k, v in parts.items() if k not in noisy}
-    out = jax.grad(cost)(plain, made) if plain else {}
-    if not noisy:
-      return out
-    sums = privacy.clipped_sum(
-        lambda row: jax.grad(cost)(noisy, jax.tree.map(lambda x: x[None], row)),
-        made._replace(mask=jnp.ones_like(made.mask)), made.mask,
-        clip_norm={k: norms[k] for k in noisy}, microbatch=plan.microbatch)
-    keys = dict(zip(PARTS, jax.random.split(key, len(PARTS)), strict=True))
-    return out | {k: tree.scale(privacy.gaussian(
-        keys[k], x, noise * plan.clip_norm), 1 / expected)
-                  for k, x in sums.items()}
 
   def moved(carry, cost, parts, made, key):
     nets, states = carry
     held = {'model': nets.model.params, 'generator': nets.generator,
             'discriminator': nets.discriminator}
-    found = gradients(cost, {k: held[k] for k in parts}, made, key)
+    found = _gradients(plan, cost, {k: held[k] for k in parts}, made, noise,
+                       expected, key)
     for name, part in found.items():
-      change, state = optimizers[name].update(part, states[name], held[name])
+      held[name], state = descend(
+          optimizers[name], part, states[name], held[name])
       states = {**states, name: state}
-      held[name] = optax.apply_updates(held[name], change)
     return nets._replace(
         model=nets.model._replace(params=held['model']),
         generator=held['generator'],
@@ -246,3 +232,28 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
     carry = lax.fori_loop(steps, jnp.where(steps > 0, usual, 0),
                           functools.partial(body, parts=('model',)), carry)
   return carry[0]
+
+
+def _gradients(plan: Plan, cost: Callable[..., jax.Array],
+               parts: dict[str, PyTree], made: gmixup.Material,
+               noise: jax.Array, expected: jax.Array, key: jax.Array
+               ) -> dict[str, PyTree]:
+  """Gradients of some networks, by name: private ones, or means over the rows.
+
+  A private one is the sum over clipped rows, with noise, over the `expected`
+  number of rows. `cost` is (parts, material) -> float32[].
+  """
+  norms = plan.clip_norms
+  noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}
+  plain = {k: v for k, v in parts.items() if k not in noisy}
+  out = jax.grad(cost)(plain, made) if plain else {}
+  if not noisy:
+    return out
+  sums = privacy.clipped_sum(
+      lambda row: jax.grad(cost)(noisy, jax.tree.map(lambda x: x[None], row)),
+      made._replace(mask=jnp.ones_like(made.mask)), made.mask,
+      clip_norm={k: norms[k] for k in noisy}, microbatch=plan.microbatch)
+  keys = dict(zip(PARTS, jax.random.split(key, len(PARTS)), strict=True))
+  return out | {k: tree.scale(privacy.gaussian(
+      keys[k], x, noise * plan.clip_norm), 1 / expected)
+                for k, x in sums.items()}

@@ -37,14 +37,14 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedtrinet import shared_layers
 from fedjax_ssl.methods.parts import assemble, averaging, network
 
-# Whether the shared layers rest while the others are tuned, and whether
-# labeling uses the networks as in training: dropout, statistics of one image.
+# Whether the shared layers are frozen while the others are tuned, and whether
+# networks label as in training: with dropout, and statistics of one image.
 _PROFILES: dict[str, dict[str, bool]] = {
     'paper': {'freezes': True, 'labels_in_training': False},
     'official': {'freezes': False, 'labels_in_training': True},
 }
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
-_FEW = 10  # Labels accepted at once that make a participation count.
+_FEW = 10  # New labels that make a round a harvest.
 _RAMP = (50, 150)  # Epochs between which pseudo-labels gain weight.
 _SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
 
@@ -129,7 +129,7 @@ def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
           (total.max(-1) >= threshold).astype(jnp.float32))
 
 
-@knobs.checked(scale=knobs.Bound(0, 6, cases=(
+@knobs.checked(_PROFILES, scale=knobs.Bound(0, 6, cases=(
     knobs.at(0, 'every unlabeled row gets a label'),)))
 def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
               num_shared: int = 1, scale: float = 2.8,
@@ -137,16 +137,15 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
               keep_local: bool = False) -> Method:
   """Trains on labels, then also on labels that three networks agree on.
 
-  In the first phase it is FedAvg with equal weights. In the second a client
-  builds the received model, its own last one, and a splice of the received
-  first layers and its own later ones, tuned on its labels. Rows for which the
-  sum of their probabilities reaches a threshold get a label that is never
-  revised. Training starts from the third network: cross entropy on both kinds
-  of rows until the client has once accepted 10 labels in a round, then
-  (CE_labeled + a CE_accepted) / 2 with a rising from 0. Everybody counts alike.
-
-  A client that takes part for the first time has no last model and uses the
-  received one.
+  The first phase is FedAvg with equal weights. In the second, a client has
+  three networks: the received one, its own last one (the received one in its
+  first round), and a third made of the received first layers and its own later
+  ones, which it tunes on its labels. The three probabilities of a row's class
+  are added; a row whose largest sum reaches a threshold gets that label for
+  good. Then the client trains the third network and sends it. The loss is the
+  cross entropy of labeled and accepted rows together until 10 labels were
+  accepted in one round, then (CE_labeled + a CE_accepted) / 2, with a rising
+  from 0. All clients count the same.
 
   Args:
     task: the static choices; labels must be at the clients. The authors train
@@ -178,8 +177,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   """
   chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
   if task.labels_at == 'server':
-    raise ValueError("fedtrinet needs labels_at='clients', as clients tune "
-                     'and train on labels of their own.')
+    raise checks.FieldError('labels_at', 'server', 'give clients, which tune '
+                            'and train on labels of their own.')
   first_phase = max(1, round(
       pretrain * task.horizon(f'pretrain={pretrain}')))
   s = _Settings(**chosen, first_phase=first_phase, num_shared=num_shared,
@@ -226,23 +225,29 @@ def _supervised(task: Task) -> LossFn:
 
 def _three(s: _Settings, received: Variables, memory: Memory
            ) -> tuple[Variables, Variables]:
-  """The client's last model, and the splice of the received one and that."""
+  """The client's last model, and the third one, with the received layers."""
   last = tree.where(memory.seen > 0, memory.model, received)
   shared = shared_layers.shared_layers(last.params, s.num_shared)
-  return last, last._replace(params=shared_layers.splice(
+  return last, last._replace(params=shared_layers.combine(
       received.params, last.params, shared))
 
 
 def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
                    key: jax.Array) -> Update:
-  """A client's round in either phase, and what it tells of its confidence."""
+  """One client's round.
+
+  In the first phase it trains on its labels (`_pretraining`), in the second
+  also on labels that its three networks agree on (`_with_labels`). From the
+  last round of the first phase on, until the server knows how sure its model
+  is, the client measures that on its unlabeled rows, and sends the sum and the
+  number of rows in `Update.counts`, with 1 if it trained.
+  """
   model, rows, memory, metrics = lax.cond(
       client.round < s.first_phase, functools.partial(_pretraining, task),
       functools.partial(_with_labels, task, s), payload, client, key)
-  # Later if the cohort of that round had no unlabeled rows.
-  top = _measure(task, payload.model, client, key, (
+  sureness = _measure(task, payload.model, client, key, (
       client.round >= s.first_phase - 1) & (payload.confidence == 0))
-  metrics['forward_passes'] += top[1]
+  metrics['forward_passes'] += sureness[1]
   trained = rows > 0
   share = trained.astype(jnp.float32)
   metrics['train_loss'] = Ratio(metrics['train_loss'] * share, share)
@@ -252,8 +257,11 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   metrics['mask_rate'] = Ratio(
       (memory.labels >= 0).sum().astype(jnp.float32),
       jnp.asarray(client.shard.num_unlabeled, jnp.float32))
-  delta, counts = tree.subtract(model, payload.model), jnp.append(top, share)
-  weight = jnp.maximum(share, top[1] > 0)  # Who only measures does not move.
+  delta = tree.subtract(model, payload.model)
+  counts = jnp.append(sureness, share)
+  # A client that only measures has a weight, so that its counts arrive;
+  # `_finish` divides by the share of those that trained.
+  weight = jnp.maximum(share, sureness[1] > 0)
   return Update(delta, weight, memory, metrics, counts=counts)
 
 
@@ -323,7 +331,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
     found, sure = vote(jnp.stack([
         _predict(task, s, m, rows.inputs, jax.random.fold_in(key, i))
         for i, m in enumerate(models)]), threshold)
-    # Out of range drops.
+    # A place beyond the table is dropped.
     place = jnp.where(sure * rows.mask > 0, order[rows.slots],
                       labels.shape[0])
     return labels.at[place].set(found, mode='drop'), {
@@ -337,7 +345,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
 
 def _tune(task: Task, s: _Settings, model: Variables, client: Client,
           key: jax.Array) -> tuple[Variables, Metrics]:
-  """The spliced network after the task's epochs on labels."""
+  """The third network after the task's epochs on labels."""
   optimizer = task.optimizer(client.round)
   if s.freezes:
     optimizer = shared_layers.freeze(
@@ -401,7 +409,7 @@ def _finish(s: _Settings, record: Server, mean: Any, cohort: Any,
 
 def _pseudo_label(task: Task, s: _Settings, record: Server, memory: Memory,
                   inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """What the three networks would say, the third one untuned."""
+  """Labels that the three networks would give, the third one untuned."""
   last, third = _three(s, record.model, memory)
   return vote(jnp.stack([task.apply(m, inputs) for m in (
       record.model, last, third)]), record.threshold)

@@ -28,7 +28,7 @@ def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
   return tuple(found[:count])
 
 
-def splice(first: PyTree, later: PyTree, shared: tuple[str, ...]) -> PyTree:
+def combine(first: PyTree, later: PyTree, shared: tuple[str, ...]) -> PyTree:
   """Parameters with the `shared` layers of `first`, the others of `later`."""
   return {k: first[k] if k in shared else v for k, v in later.items()}
 

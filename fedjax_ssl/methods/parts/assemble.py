@@ -1,9 +1,9 @@
-"""Puts a method together: all that it needs around its own two functions.
+"""Makes a method of two functions, one for a client and one for the server.
 
-A method says what one client does in a round (`client_update`) and what becomes
-of the updates (`aggregate`). Where the labels live, whether statistics of
-normalization are recomputed, whose models predict and which rule averages is
-the same for all of them, and is said here.
+A method defines what one client does in a round (`client_update`) and what the
+server does with the updates (`aggregate`). What all methods have in common is
+here: labels at the server, normalization statistics that are recomputed, the
+model that predicts, and the rule that averages.
 """
 from __future__ import annotations
 
@@ -88,10 +88,11 @@ def assemble(
 ) -> Method:
   """Makes a method of what one client and the server do.
 
-  A round is: the server on its own labels, where these are there; the passes
-  `before`; the clients; and, under norm='static', the statistics at the model
-  that they made. `task.aggregator` replaces the mean of the clients' updates
-  and nothing else; of the others `additions` speaks.
+  A round has these passes: the server trains on its own labels, if it has
+  some; the passes `before`; the clients train; and, under norm='static', the
+  statistics of the new model are computed. `task.aggregator` replaces the mean
+  of the clients' updates and nothing else. What a server's optimizer and an
+  attack do, `additions` says.
 
   Args:
     task: the static choices.
@@ -112,9 +113,9 @@ def assemble(
     pseudo_label: see `Method`, as for the next two.
     report: metrics of the server's record.
     pictures: images to look at.
-    takes_rule: whether the mean may be replaced; False where `aggregate` asks
-      more of it than to be some average.
-    splits_key: False hands the round's key as it is to a pass that is alone.
+    takes_rule: whether `task.aggregator` may replace the mean; False where
+      `aggregate` needs the weighted mean itself.
+    splits_key: False gives the round's key unsplit to a pass that is alone.
 
   Returns:
     The method.
@@ -210,9 +211,9 @@ def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
 
 def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
             ) -> Aggregate:
-  """What the server does with updates, by a rule of the user's.
+  """Replaces the mean of the messages by a rule of the user's.
 
-  Counts are averaged all the same.
+  `Update.counts` are averaged as before.
 
   Args:
     rule: see `Task.aggregator`.
@@ -235,8 +236,8 @@ def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
 def statistics(task: Task) -> rounds.Pass:
   """Recomputes normalization statistics at the averaged model (SemiFL).
 
-  A cohort of its own averages the batch statistics over one epoch of its rows;
-  rows that the server holds do not enter.
+  A cohort is drawn for this, whose clients average the batch statistics over
+  one epoch of their rows. The server's rows are not used.
   """
   once = dataclasses.replace(task, local_epochs=1, local_steps=0)
 
@@ -250,7 +251,8 @@ def statistics(task: Task) -> rounds.Pass:
     sums, _ = local_training.train(
         step, tree.zeros_like(payload.model.stats), made, key)
     steps = jnp.maximum(made.num_steps, 1)
-    weight = client_weights.of(client.shard, 'both', weighting='examples')
+    weight = client_weights.client_weight(client.shard, 'both',
+                                          weighting='examples')
     return Update(tree.scale(sums, 1 / steps), weight, client.memory, {})
 
   @aggregation.linear

@@ -8,6 +8,7 @@ client received, `given.memory` what the loss keeps on it, and `batch` a
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -56,7 +57,10 @@ def supervised(task: Task) -> LossFn:
 
 def with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
                      ) -> LossFn:
-  """Adds the proximal term; freezes statistics where nobody trains them."""
+  """Adds FedProx's term; leaves the statistics of norm='static' as they are.
+
+  Those are recomputed by a pass of their own, `assemble.statistics`.
+  """
   def wrapped(model, given, batch, key):
     loss, aux = loss_fn(model, given, batch, key)
     if server == 'fedprox':
@@ -72,22 +76,23 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
                   key: jax.Array, streams: str, memory: PyTree = None, *,
                   factor: Array | None = None
                   ) -> tuple[Variables, Metrics, PyTree]:
-  """A client's or the server's local epochs from `model`.
+  """Trains a model for the local epochs of a client, or of the server.
 
   Args:
     task: the static choices.
     loss_fn: see the module's docstring.
-    model: where to begin, and the loss's anchor.
-    examples: the rows that the shard indexes.
-    shard: whose rows.
-    round_: int32[].
-    key: draws orders and views.
+    model: the start, which the loss also gets as `given.anchor`.
+    examples: the data that the shard indexes.
+    shard: the rows to train on.
+    round_: int32[], for the learning rate and the loss's progress.
+    key: draws the order of the rows and the views.
     streams: 'both', 'labeled' or 'unlabeled'.
-    memory: what the loss keeps; None if nothing.
-    factor: float32[], on the steps of the optimizer; None is 1.
+    memory: what the loss has kept; None if it keeps nothing.
+    factor: float32[] that multiplies the optimizer's steps; None is 1.
 
   Returns:
-    The model, metrics of `core.local_training.train` and the memory.
+    The trained model, the metrics of `core.local_training.train`, and what
+    the loss keeps now.
   """
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(round_)
@@ -112,10 +117,29 @@ class _Memory(NamedTuple):
   model: PyTree  # None if local models are not kept.
 
 
+class _Settings(NamedTuple):
+  """`averaging`'s arguments, settled."""
+
+  client_loss: LossFn
+  labels_loss: LossFn  # Of the server, where the labels are there.
+  streams: str
+  weighting: str
+  labeled_client_weight: float
+  keep_local: bool
+  alone: bool  # Whether clients send nothing.
+  falls: bool  # Whether learning rates fall with the validation loss.
+  remember: Callable[[Federation], PyTree] | None
+  sees_last: bool  # Whether the loss is given the client's last model.
+
+  def own(self, row: Any) -> _Memory:
+    """A client's memory without the state of its learning rate."""
+    return row.own if self.falls else row
+
+
 @knobs.checked()
 def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               server: str = 'fedavg', mu: float = 0.0,
-              weighting: str = 'examples', labeled_say: float = 1.0,
+              weighting: str = 'examples', labeled_client_weight: float = 1.0,
               keep_local: bool = False, lr_decay: str = 'none',
               remember: Callable[[Federation], PyTree] | None = None,
               sees_last: bool = False,
@@ -136,7 +160,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       the cohort trains in a round: let it be everyone for equal effort.
     mu: weight of FedProx's term; 0 is FedAvg, and the others ignore it.
     weighting: clients count by their 'examples' used, or 'uniform'.
-    labeled_say: see `core.client_weights.of`.
+    labeled_client_weight: see `core.client_weights.client_weight`.
     keep_local: keep each client's last trained model, to evaluate it.
     lr_decay: 'none', or 'plateau': each client, and the server for its own
       labels, divides its rate by 3 after 3 epochs without a lower loss of its
@@ -154,81 +178,89 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     The method; its server record is `assemble.Server` or `plateau.Server`.
 
   Raises:
-    ValueError: for an unknown server, weighting or decay, labeled_say <= 0,
-      mu < 0, or local training with labels at the server or static
+    ValueError: for an unknown server, weighting or decay, a number out of
+      bounds, or local training with labels at the server or static
       normalization; or in `init` for a decay without validation rows.
   """
   _check(task, server, lr_decay)
-  client_weights.check(weighting, labeled_say)
+  client_weights.check(weighting, labeled_client_weight)
   alone, falls = server == 'local', lr_decay == 'plateau'
-  keep_local = keep_local or alone or sees_last
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
-  client_loss = with_server_rule(task, loss_fn, server, mu)
-  labels_loss = with_server_rule(
-      task, server_loss or supervised(task), 'fedavg', 0.0)
-
-  def init(key: jax.Array, federation: Federation):
-    model = assemble.new_model(task, key)
-    memory = _Memory(
-        None if remember is None else remember(federation),
-        tree.repeat(model, federation.num_clients) if keep_local else None)
-    if falls:
-      return plateau.start(task, model, memory, federation)
-    return assemble.Server(model), memory
-
-  def own(row: Any) -> _Memory:
-    return row.own if falls else row
-
-  def client_update(payload: Any, client: Client, key) -> Update:
-    memory = own(client.memory)
-    first = memory.model if alone else payload.model
-    model, metrics, kept = train_locally(
-        task, client_loss, first, client.train, client.shard, client.round,
-        key, streams, memory.model if sees_last else memory.kept,
-        factor=client.memory.rate.factor if falls else None)
-    weight = client_weights.of(client.shard, streams, weighting=weighting,
-                               labeled_say=labeled_say)
-    if keep_local:
-      memory = memory._replace(
-          model=tree.where(weight > 0, model, memory.model))
-    memory = memory._replace(kept=None if sees_last else kept)
-    message = () if alone else tree.subtract(model, first)
-    if not falls:
-      return Update(message, weight, memory, metrics)
-    # Judged by the model as the server would hold it.
-    reached = memory.model if alone else tree.add(payload.model, message)
-    rate = plateau.after(task, client.memory.rate, reached, client.validation,
-                         weight > 0)
-    return Update(message, weight, plateau.Memory(rate, memory), metrics)
-
-  def on_labels(record: Any, context: Context, key):
-    model, metrics, _ = train_locally(
-        task, labels_loss, record.model, context.train, context.shard,
-        context.round, key, 'labeled',
-        factor=record.rate.factor if falls else None)
-    good = tree.all_finite(model)
-    record = record._replace(model=tree.where(good, model, record.model))
-    told = local_training.of_server(metrics, good)
-    if falls:
-      record = record._replace(rate=plateau.after(
-          task, record.rate, record.model, context.validation,
-          told['server_loss'].rows > 0))
-    return record, told
-
-  def broadcast(record, client_id):
-    del client_id
-    return () if alone else assemble.Server(record.model)
-
+  s = _Settings(
+      with_server_rule(task, loss_fn, server, mu),
+      with_server_rule(task, server_loss or supervised(task), 'fedavg', 0.0),
+      streams, weighting, labeled_client_weight,
+      keep_local or alone or sees_last, alone, falls, remember, sees_last)
   return assemble.assemble(
-      task, init=init, client_update=client_update,
-      aggregate=None if alone else assemble.add_mean, on_labels=on_labels,
-      broadcast=broadcast, begin=plateau.begin if falls else None,
+      task, init=functools.partial(_init, task, s),
+      client_update=functools.partial(_client_update, task, s),
+      aggregate=None if alone else assemble.add_mean,
+      on_labels=functools.partial(_on_labels, task, s),
+      broadcast=functools.partial(_broadcast, s),
+      begin=plateau.begin if falls else None,
       work=lambda shard: batching.num_steps(task, shard, streams),
-      local_model=(lambda row: own(row).model) if keep_local else None,
+      local_model=(lambda row: s.own(row).model) if s.keep_local else None,
       pseudo_label=None if alone or pseudo_label is None else (
           lambda record, row, inputs: pseudo_label(
-              record, row and own(row), inputs)))
+              record, row and s.own(row), inputs)))
+
+
+def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
+          ) -> tuple[Any, PyTree]:
+  model = assemble.new_model(task, key)
+  memory = _Memory(
+      None if s.remember is None else s.remember(federation),
+      tree.repeat(model, federation.num_clients) if s.keep_local else None)
+  if s.falls:
+    return plateau.start(task, model, memory, federation)
+  return assemble.Server(model), memory
+
+
+def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
+                   key: jax.Array) -> Update:
+  memory = s.own(client.memory)
+  first = memory.model if s.alone else payload.model
+  model, metrics, kept = train_locally(
+      task, s.client_loss, first, client.train, client.shard, client.round,
+      key, s.streams, memory.model if s.sees_last else memory.kept,
+      factor=client.memory.rate.factor if s.falls else None)
+  weight = client_weights.client_weight(
+      client.shard, s.streams, weighting=s.weighting,
+      labeled_client_weight=s.labeled_client_weight)
+  if s.keep_local:
+    memory = memory._replace(model=tree.where(weight > 0, model, memory.model))
+  memory = memory._replace(kept=None if s.sees_last else kept)
+  message = () if s.alone else tree.subtract(model, first)
+  if not s.falls:
+    return Update(message, weight, memory, metrics)
+  # Judged by the model as the server would hold it.
+  reached = memory.model if s.alone else tree.add(payload.model, message)
+  rate = plateau.after(task, client.memory.rate, reached, client.validation,
+                       weight > 0)
+  return Update(message, weight, plateau.Memory(rate, memory), metrics)
+
+
+def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
+               key: jax.Array) -> tuple[Any, Metrics]:
+  """The server's epochs on its own labels."""
+  model, metrics, _ = train_locally(
+      task, s.labels_loss, record.model, context.train, context.shard,
+      context.round, key, 'labeled',
+      factor=record.rate.factor if s.falls else None)
+  good = tree.all_finite(model)
+  record = record._replace(model=tree.where(good, model, record.model))
+  reported = local_training.server_metrics(metrics, good)
+  if s.falls:
+    record = record._replace(rate=plateau.after(
+        task, record.rate, record.model, context.validation,
+        reported['server_loss'].rows > 0))
+  return record, reported
+
+
+def _broadcast(s: _Settings, record: Any, client_id: jax.Array) -> PyTree:
+  del client_id
+  return () if s.alone else assemble.Server(record.model)
 
 
 def _check(task: Task, server: str, lr_decay: str) -> None:
@@ -238,8 +270,8 @@ def _check(task: Task, server: str, lr_decay: str) -> None:
   if server != 'local':
     return
   if task.labels_at == 'server':
-    raise ValueError("server='local' needs labels_at='clients': clients that "
-                     'receive nothing would never see a label.')
+    raise checks.FieldError('labels_at', 'server', "with server='local' "
+                            'clients would never see a label; give clients.')
   if task.model.norm == 'static':
-    raise ValueError("server='local' has nobody to recompute the statistics "
-                     "of norm='static'; give another norm.")
+    raise checks.FieldError('norm', 'static', "with server='local' nobody "
+                            'recomputes the statistics; give another norm.')

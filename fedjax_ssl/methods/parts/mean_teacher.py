@@ -1,17 +1,16 @@
-"""Clients of two roles: some hold labels, the others unlabeled rows alone.
+"""Mean teachers, for clients of which some hold labels and others do not.
 
-What RSCFed, FedIRM and Fed-Consist share: a step that pays only for the kind
-of rows a client has, a teacher and an optimizer that stay on the client, and
-rounds at the start in which only clients with labels train.
+RSCFed, FedIRM and Fed-Consist share this: a step that spends no time on a kind
+of rows that the client does not have; a teacher and an optimizer that stay on
+the client; and a warm-up in which only clients with labels train.
 
-A loss is `(model, teacher, batch, key) -> (loss, Aux)`, the form of
-`core.local_training.LossFn` given the client's mean teacher, for rows of one
-kind. Its metrics are `Ratio`s.
+A loss here is for rows of one kind. It is `(model, teacher, batch, key) ->
+(loss, Aux)`, the form of `core.local_training.LossFn` with the client's mean
+teacher as `given`. Its metrics are `Ratio`s.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import local_training, sampling, tree
+from fedjax_ssl.core import checks, local_training, sampling, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
@@ -42,7 +41,7 @@ from fedjax_ssl.methods.parts import assemble, network
 
 
 class Memory(NamedTuple):
-  """What a client keeps between its rounds, and between groups of one."""
+  """What a client keeps from round to round, and from group to group."""
 
   teacher: Variables | None  # Counts once `steps` is positive.
   opt_state: PyTree
@@ -81,7 +80,7 @@ def has_labels(shard: Shard) -> jax.Array:
 
 
 def warmup_rounds(task: Task, warmup: float, what: str = '') -> int:
-  """Rounds of a warm-up over a share of the run, any begun one counted.
+  """Rounds of a warm-up over a share of the run, rounded up.
 
   Args:
     task: says how long the run is.
@@ -96,13 +95,13 @@ def warmup_rounds(task: Task, warmup: float, what: str = '') -> int:
 
 def after_warmup(sampler: sampling.Sampler, num_rounds: int
                  ) -> sampling.Sampler:
-  """In the first rounds a cohort of clients with labels, then `sampler`'s.
+  """Samples clients with labels in the first rounds, then as `sampler` does.
 
   Args:
-    sampler: draws the cohorts, whose shape is kept.
-    num_rounds: of the warm-up. In these the first group is made of clients
-      with labels, drawn at random if they are more than its slots, and all
-      other slots stay empty.
+    sampler: draws the cohorts after the warm-up; their shape is kept.
+    num_rounds: rounds of the warm-up. Then the first group has clients with
+      labels, drawn at random if there are more than slots; all other slots are
+      empty.
 
   Returns:
     The sampler.
@@ -127,11 +126,6 @@ def cohorts(task: Task, groups: int, warmup: float) -> sampling.Sampler:
                       warmup_rounds(task, warmup))
 
 
-def work(task: Task) -> Callable[[Shard], jax.Array]:
-  """Steps of a client, for `core.rounds.client_pass`."""
-  return functools.partial(batching.num_steps, task)
-
-
 def supervised(task: Task) -> LossFn:
   """Cross entropy of the labeled view."""
   def labeled_loss(model, teacher, batch, key):
@@ -143,11 +137,11 @@ def supervised(task: Task) -> LossFn:
   return labeled_loss
 
 
-def check(task: Task, name: str) -> None:
+def check(task: Task) -> None:
   """Refuses labels at the server."""
   if task.labels_at == 'server':
-    raise ValueError(f"{name} needs labels_at='clients': its clients with "
-                     'labels lead the others.')
+    raise checks.FieldError('labels_at', 'server', 'give clients, of which '
+                            'those with labels lead the others.')
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:
@@ -179,11 +173,11 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
          max_norm: float = float('inf'), labeled_rate: Number = 1.0,
          unlabeled_rate: Number = 1.0, teacher_stats: str = 'first',
          labelings: int = 1) -> local_training.Step:
-  """One optimizer step on whatever kinds of rows the batch holds.
+  """One optimizer step on the kinds of rows that the batch holds.
 
-  Labeled and unlabeled rows go through the network apart, as on two clients;
-  a client with both adds the gradients. A kind that is absent costs nothing
-  where clients are mapped one by one.
+  Labeled and unlabeled rows go through the network separately; the gradients
+  of a client with both are added. A kind that the client does not have costs
+  no time where clients are mapped one by one.
 
   Args:
     task: its `model.norm` 'static' freezes the statistics.
@@ -256,10 +250,10 @@ def remember(task: Task, model: Variables, num_clients: int) -> Memory:
 
 def train(task: Task, one: local_training.Step, model: Variables,
           client: Client, key: jax.Array) -> tuple[Variables, PyTree, Metrics]:
-  """A client's local epochs from `model`, with what it remembers.
+  """Trains a client for its local epochs from `model`, with its memory.
 
-  The teacher of a client that never trained on unlabeled rows is `model`. A
-  client without `Memory` has no teacher and a fresh optimizer.
+  A client that has not trained on unlabeled rows yet takes `model` as its
+  teacher. A client without `Memory` has no teacher and a fresh optimizer.
 
   Returns:
     The trained model, the client's next memory (the old one if it has no
@@ -280,7 +274,7 @@ def train(task: Task, one: local_training.Step, model: Variables,
     kept = Memory(learner.teacher, learner.opt_state, learner.steps)
     memory = tree.where(made.num_steps > 0, kept, memory)
   metrics['labeled_share'] = has_labels(client.shard).astype(jnp.float32)
-  if task.client_map == 'map':  # A kind of rows that is absent is not run.
+  if task.client_map == 'map':  # Rows that the client lacks are not processed.
     steps = made.num_steps.astype(jnp.float32)
     metrics['rows_processed'] = steps * (
         made.width - _absent(task, client.shard))
@@ -301,9 +295,3 @@ def teacher_labels(task: Task) -> Callable[..., Any]:
     return assemble.confident_labels(task, 0.0)(assemble.Server(model),
                                                  memory, inputs)
   return pseudo_label
-
-
-def moved(model: Variables, delta: Variables) -> Variables:
-  """The model after an averaged update of parameters and statistics."""
-  return Variables(optax.apply_updates(model.params, delta.params),
-                   tree.add(model.stats, delta.stats))

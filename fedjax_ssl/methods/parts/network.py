@@ -14,14 +14,15 @@ from fedjax_ssl.core.types import (
   Task,
   Variables,
 )
+from fedjax_ssl.data.batching import Pair
 
-# Norms whose statistics couple the rows of a batch: all views go through the
+# Norms whose statistics depend on all rows of a batch: all views go through the
 # network together, as in the authors' code of most methods.
 _COUPLED = ('batch', 'static')
 
 
 def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
-  """A batch's mean as a metric in which every real row counts the same."""
+  """A batch's mean as a Ratio, so that in the end all real rows count alike."""
   rows = batch.mask.sum()
   return Ratio(mean * rows, rows)
 
@@ -76,10 +77,10 @@ def features(task: Task, model: Variables, view: Batch) -> jax.Array:
 def forward_with_targets(task: Task, model: Variables, targets: Batch,
                          *views: Batch | None, key: jax.Array | None = None
                          ) -> tuple[jax.Array, list[Any], PyTree]:
-  """As `forward`, with one more view that only serves as a target.
+  """As `forward`, with one more view, whose logits are only a target.
 
-  Without batch statistics the target view needs no gradient and gets its own
-  pass; with them it belongs to the batch.
+  With batch statistics the target view is a part of the batch. Without, it has
+  a pass of its own, which needs no gradient.
 
   Returns:
     The target's logits with gradients stopped, the views' logits, statistics.
@@ -112,6 +113,15 @@ def labeled_view(task: Task, batch: Any, key: jax.Array) -> Any:
   if batch is None or task.labeled_view is None:
     return weakly(task, batch, key)
   return batch._replace(inputs=task.labeled_view(key, batch.inputs))
+
+
+def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
+  """The weak, the labeled and the strong view of a batch."""
+  keys = jax.random.split(key, 3)
+  assert batch.unlabeled is not None
+  return (weakly(task, batch.unlabeled, keys[0]),
+          labeled_view(task, batch.labeled, keys[1]),
+          strongly(task, batch.unlabeled, keys[2]))
 
 
 def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:

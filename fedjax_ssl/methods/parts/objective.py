@@ -1,4 +1,4 @@
-"""L = L_s + weight L_u, with its metrics, as semi-supervised losses end."""
+"""The sum of a labeled and an unlabeled loss, with the metrics of both."""
 from __future__ import annotations
 
 import jax
@@ -23,7 +23,7 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
           labeled_loss: jax.Array | None, *, weight: Number = 1.0,
           mask_rate: Number = 1.0, labelings: int = 1, views: int = 1
           ) -> tuple[jax.Array, Metrics]:
-  """The sum of the two parts that a batch has.
+  """Computes L_s + weight L_u, or the one for which the batch has rows.
 
   Args:
     batch: the rows behind the losses.

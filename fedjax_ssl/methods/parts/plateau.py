@@ -1,10 +1,10 @@
-"""A learning rate that falls where the validation loss no longer does.
+"""A learning rate that falls when the validation loss stops falling.
 
-FedMatch trains its baselines so too: each client divides its own rate by 3
-after 3 epochs without a lower loss. Jeong et al.,
-https://arxiv.org/abs/2006.12097v1, appendix; the rule is that of Serra et al.,
-https://arxiv.org/abs/1801.01423. A rate waits and falls only in rounds in which
-its owner, client or server, trained and its update was not rejected.
+FedMatch trains its baselines this way too: each client divides its own rate by
+3 after 3 epochs without a lower loss (Jeong et al.,
+https://arxiv.org/abs/2006.12097v1, appendix). The rule is that of Serra et al.,
+https://arxiv.org/abs/1801.01423. Only those rounds count in which the owner of
+the rate, a client or the server, trained and its update was not rejected.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Server(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """A client's memory: the state of its learning rate, and the rest."""
+  """A client's memory, with the state of its learning rate."""
 
   rate: optimizers.Plateau
   own: PyTree  # What the client keeps besides.
@@ -45,7 +45,7 @@ class Memory(NamedTuple):
 
 def start(task: Task, model: Variables, own: PyTree, federation: Federation
           ) -> tuple[Server, Memory]:
-  """Full rates for the clients, and for the server where it has labels.
+  """Makes the first record and memory, with all rates at their full value.
 
   Args:
     task: tells where the labels are.
@@ -101,17 +101,9 @@ def judge(task: Task, model: Variables, examples: Examples
 
 def renewed(rate: optimizers.Plateau, federation: Federation,
             round_: jax.Array) -> optimizers.Plateau:
-  """The start again where a stream gives its clients their next task.
+  """Starts again at the full rate when a stream's next task begins.
 
-  As the rule's source trains every task from the full rate.
-
-  Args:
-    rate: of one client or stacked.
-    federation: has the stream, if any.
-    round_: int32[].
-
-  Returns:
-    The rate for this round.
+  The rule comes from a paper on sequences of tasks, which does so too.
   """
   if federation.stream is None:
     return rate
@@ -130,17 +122,18 @@ def begin(state: State, federation: Federation, round_: jax.Array) -> State:
 
 def after(task: Task, rate: optimizers.Plateau, model: Variables,
           examples: Examples, trained: jax.Array) -> optimizers.Plateau:
-  """The rate after a round, by the loss of the model that came of it.
+  """Updates a learning rate by the validation loss of the trained model.
 
   Args:
     task: has the network and the epochs of a round.
-    rate: of one client or the server.
-    model: its trained model.
+    rate: the client's, or the server's, before the round.
+    model: the model after the round.
     examples: validation rows.
-    trained: bool[]; without training the rate neither waits nor falls.
+    trained: bool[], whether it trained in the round; if not, the round does
+      not count as one without a lower loss.
 
   Returns:
-    The rate.
+    The rate for the next round.
   """
   _, loss = judge(task, model, examples)
   return tree.where(trained, optimizers.after_loss(

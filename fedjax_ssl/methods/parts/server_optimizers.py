@@ -108,7 +108,9 @@ def make(text: str, rate: Rate = None) -> optax.GradientTransformation | None:
   Raises:
     ValueError: for an unknown name or knob, or a number out of bounds.
   """
-  checks.positive(server_learning_rate=rate)
+  if rate is not None and (allowed := knobs.fault(rate, knobs.RATE)):
+    raise checks.FieldError(
+        'server_learning_rate', rate, f'must be {allowed}.')
   made: optax.GradientTransformation = registry.build(
       'server_optimizer', text, SERVER_OPTIMIZERS, rate)
   same = registry.parse(text)[0] == 'sgd' and _or(rate, 1.0) == 1

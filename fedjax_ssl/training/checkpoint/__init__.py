@@ -198,6 +198,15 @@ class Checkpoints:
           f'Remove it to use the one before it, or remove {self._directory} '
           'to start over.')
 
+  def is_sound(self, round_: int) -> bool:
+    """Whether a step's bytes are those that were written."""
+    step = self._directory / str(round_)
+    try:
+      self._read_leaves(step, self._read_header(step))
+    except _StepError:
+      return False
+    return True
+
   def metadata(self, round_: int) -> dict[str, Any]:
     """The metadata stored with a round.
 

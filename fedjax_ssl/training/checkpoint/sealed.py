@@ -139,41 +139,61 @@ def content(file: pathlib.Path) -> bytes | None:
 def believed(folder: pathlib.Path, name: str) -> bytes:
   """The bytes of a file of rows that may be shown, read without a lock.
 
-  What stands behind the newest checkpoint may be anything, and is cut off at
-  the next start: it is left out. A run that has no checkpoint yet, or has them
-  of a version that sealed nothing, is believed.
+  What stands behind the newest sound checkpoint may be anything, and is cut off
+  at the next start: it is left out. A run that has no checkpoint yet, or has
+  them of a version that sealed nothing, is believed.
 
   Args:
     folder: of the run.
     name: of the file.
 
   Raises:
-    SealError: if the file is not what the newest checkpoint vouches for, or
-      the checkpoint is of another run.
+    SealError: if the file is not what the newest sound checkpoint vouches for,
+      or that is of another run.
   """
-  # In this order: a running process writes rows first.
-  found = _newest(folder)
-  data = content(folder / name)
-  round_, metadata = found or (0, {})
-  wanted = (metadata.get(FILES) or {}).get(name)
-  if wanted is None:
-    return data or b''
+  first = ''
+  for round_, metadata in _readable(folder):
+    wanted = (metadata.get(FILES) or {}).get(name)
+    if wanted is None:
+      return content(folder / name) or b''
+    try:
+      return _held(folder, name, round_, metadata)
+    except SealError as error:
+      first = first or str(error)
+      # A run that found this one damaged goes on from the one before it. Arrays
+      # take a while to read, so they are looked at in this case alone.
+      if _is_sound(folder, round_):
+        break
+  if first:
+    raise SealError(first)
+  return content(folder / name) or b''
+
+
+def _held(folder: pathlib.Path, name: str, round_: int,
+          metadata: Mapping[str, Any]) -> bytes:
+  """What a file held at a checkpoint, if it and the file are of this run."""
   if names := strange(metadata, identity(_facts(folder))):
     raise SealError(f'{folder / _STEPS / str(round_)} is a checkpoint of '
                     f'another run: it differs in {names}.')
-  held, reason = vouched(name, wanted, data, round_)
+  held, reason = vouched(name, metadata[FILES][name], content(folder / name),
+                         round_)
   if reason:
     raise SealError(refusal(folder, name, round_, reason))
   return held
 
 
-def _newest(folder: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
-  """Round and metadata of the newest step that can be read."""
+def _is_sound(folder: pathlib.Path, round_: int) -> bool:
+  from fedjax_ssl.training import checkpoint
+  return checkpoint.Checkpoints(folder / _STEPS).is_sound(round_)
+
+
+def _readable(folder: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
+  """Rounds and metadata of the steps that can be read, newest first."""
   for look in range(_LOOKS):
-    for found in _headers(folder):
+    if found := list(_headers(folder)):
       return found
     if not manifest.rounds(folder / _STEPS):
-      return None
+      return []
     if look + 1 < _LOOKS:
       time.sleep(0.05)
   raise SealError(f'None of the checkpoints in {folder / _STEPS} can be read; '

@@ -1,0 +1,157 @@
+"""The bench as one page: tables, what was tried, curves."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import json
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.bench import plan, standing
+
+VERSION = 'bench_v1'
+_HEAD = ('rank', 'method', 'accuracy, %', 'gap closed', 'rounds to labels only',
+         'worst tenth, %', 'MB up', 'MB down', 'passes', 'seconds')
+_CURVES = 7  # Rows that are drawn beside the bounds.
+
+
+def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
+             tried: Mapping[str, Mapping[int, float]], command: str,
+             count: int = plan.CONFIGURATIONS, changed: Sequence[str] = ()
+             ) -> str:
+  """Returns the page of a bed.
+
+  Args:
+    bed: the bed.
+    lines: of each skew, as `standing.compare` gives them.
+    tried: by row and number of configuration, its validation accuracy.
+    command: that makes and continues it.
+    count: configurations that each row had at most.
+    changed: flags that were given to all runs besides the bed's; such a page
+      does not count as the bench.
+  """
+  text = [f'# {VERSION}: {bed.name}', '', bed.about, '']
+  if changed or count != plan.CONFIGURATIONS:
+    text += ['**Not the bench itself**: '
+             + (f'all runs have `{" ".join(changed)}` besides.' if changed
+                else 'rows had another number of configurations.'), '']
+  for skew, rows in lines.items():
+    if rows:
+      text += [f'## {skew}', '', *table(rows), '', *_notes(rows)]
+  text += [
+      'Accuracy is on the test set, the mean over the last tenth of the '
+      f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. '
+      'Gap '
+      'closed is the share of the way from labels only to all labels. A rank '
+      'has in brackets what the paired seeds leave open at 95 %. The worst '
+      'tenth are clients, each on test rows weighed as its own classes. Bytes '
+      'are of all clients together; passes are rows through the network '
+      'forward and backward, a client and round; seconds are of one seed by '
+      'the clock.', '',
+      f'Flags of the bed: `fedjax-ssl train {bed.setting} '
+      f'{" ".join(f"--{k}={v}" for k, v in bed.flags.items())}`', '',
+      f'Command: `{command}`', '', '## What was tried', '',
+      f'Up to {count} configurations a row, the default first, '
+      f'on the validation rows of seed {plan.SEARCH_SEED} and on '
+      f'{next(iter(bed.skews))}.', '', *_search(bed, lines, tried)]
+  return '\n'.join(text).rstrip() + '\n'
+
+
+def table(rows: Sequence[standing.Line]) -> list[str]:
+  """Returns the lines of a markdown table, as `standing.compare` orders."""
+  found = [f'| {" | ".join(_HEAD)} |',
+           '|' + '|'.join('---' if h == 'method' else '---:' for h in _HEAD)
+           + '|']
+  return [*found, *(f'| {" | ".join(_cells(row))} |' for row in rows)]
+
+
+def stored(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
+           facts: Mapping[str, Any]) -> str:
+  """Returns the same numbers as JSON, with commit and machine."""
+  return json.dumps({
+      'version': VERSION, 'bed': bed.name, **facts,
+      'rows': {skew: [_plain(line) for line in rows]
+               for skew, rows in lines.items()}}, indent=1) + '\n'
+
+
+def drawn(rows: Sequence[standing.Line]) -> list[standing.Line]:
+  """Returns the rows whose curves are drawn: the bounds and the best."""
+  best = [row for row in rows if row.rank is not None][:_CURVES]
+  return [row for row in rows if row.rank is None or row in best]
+
+
+def _cells(row: standing.Line) -> tuple[str, ...]:
+  m = row.measured
+  name = f'`{m.entry.name}`' + ('†' if m.notes else '')
+  rank = ('' if row.rank is None or row.between is None
+          else f'{row.rank} ({row.between[0]}-{row.between[1]})')
+  return (rank, name, _mean(m.accuracy),
+          '-' if row.gap is None else f'{100 * row.gap:.0f} %',
+          '-' if row.reached is None else str(row.reached), _mean(m.worst),
+          _megabytes(m.bytes_up), _megabytes(m.bytes_down),
+          '-' if m.passes is None else f'{m.passes:.0f}',
+          '-' if m.seconds is None else f'{m.seconds:.0f}')
+
+
+def _notes(rows: Sequence[standing.Line]) -> list[str]:
+  found = [f'† `{row.measured.entry.name}`: {"; ".join(row.measured.notes)}.'
+           for row in rows if row.measured.notes]
+  return [*found, ''] if found else []
+
+
+def _search(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
+            tried: Mapping[str, Mapping[int, float]]) -> list[str]:
+  chosen = {line.measured.entry.name: line.measured
+            for rows in lines.values() for line in rows}
+  text = ['| row | chosen | validation, % | default | tuned |',
+          '|---|---|---:|---:|---|']
+  for name, values in tried.items():
+    if name not in chosen:
+      continue
+    entry, best = chosen[name].entry, chosen[name].configuration
+    spaces = {'learning_rate': bed.rates, **entry.knobs}
+    text.append(
+        f'| `{name}` | `{plan.method_of(entry, best)}`, rate '
+        f'{best.learning_rate:g} | {_percent(values.get(best.number))} | '
+        f'{_percent(values.get(0))} | '
+        + '; '.join(f'{knob} {", ".join(map(_short, choices))}'
+                    for knob, choices in spaces.items()) + ' |')
+  return text
+
+
+def _plain(line: standing.Line) -> dict[str, Any]:
+  m = line.measured
+  return {
+      'row': m.entry.name, 'rank': line.rank, 'between': line.between,
+      'method': plan.method_of(m.entry, m.configuration),
+      'learning_rate': m.configuration.learning_rate,
+      'accuracy': _finite(m.accuracy), 'worst': _finite(m.worst),
+      'gap': line.gap, 'reached': line.reached, 'bytes_up': m.bytes_up,
+      'bytes_down': m.bytes_down, 'passes': m.passes, 'seconds': m.seconds,
+      'curve': m.curve, 'notes': m.notes}
+
+
+def _finite(values: np.ndarray) -> list[float | None]:
+  return [float(v) if np.isfinite(v) else None for v in values]
+
+
+def _mean(shares: np.ndarray) -> str:
+  if not np.isfinite(shares).all():
+    return '-'
+  text = f'{100 * shares.mean():.2f}'
+  return text if len(shares) == 1 else (
+      f'{text} ± {100 * shares.std(ddof=1):.2f}')
+
+
+def _megabytes(count: float | None) -> str:
+  return '-' if count is None else f'{count / 1e6:.0f}'
+
+
+def _percent(share: float | None) -> str:
+  if share is None or not np.isfinite(share):
+    return '-'
+  return f'{100 * share:.2f}'
+
+
+def _short(value: Any) -> str:
+  return f'{value:g}' if isinstance(value, float) else str(value)

@@ -1,0 +1,221 @@
+"""What the bench runs: beds, entries and the configurations of each entry.
+
+`beds.toml` holds the beds, `entries.toml` the methods and what may be tuned.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import hashlib
+import math
+import pathlib
+import re
+import tomllib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.core import checks, registry
+
+# Of every entry, the first one with all knobs as they are by default.
+CONFIGURATIONS = 8
+SEARCH_SEED = 1000  # Its rows choose configurations, and count for nothing.
+SEEDS = (0, 1, 2)
+FEW, ALL = 'labels_only', 'all_labels'  # Entries that are the bounds.
+_HERE = pathlib.Path(__file__).parent
+
+
+class Bed(NamedTuple):
+  """Where all methods are compared.
+
+  Attributes:
+    name: 'clients', 'server', 'mixed' or 'agents'.
+    about: where the labels are, in one sentence.
+    setting: what `fedjax-ssl train` knows it by.
+    flags: that every run has.
+    rates: learning rates to choose from, the bed's own first.
+    skews: name and flags of each partition that final seeds are run on;
+      configurations are chosen on the first.
+  """
+
+  name: str
+  about: str
+  setting: str
+  flags: Mapping[str, Any]
+  rates: tuple[float, ...]
+  skews: Mapping[str, Mapping[str, Any]]
+
+
+class Entry(NamedTuple):
+  """A row of the table.
+
+  Attributes:
+    name: of the row, letters that file names take.
+    method: as --method has it, with what makes this row.
+    knobs: what may be tuned, each with the values to choose from, the default
+      first.
+    flags: that this row has besides the bed's.
+    beds: where it can be run.
+    of: the row that this one is an ablation of; '' for a method.
+  """
+
+  name: str
+  method: str
+  knobs: Mapping[str, tuple[Any, ...]]
+  flags: Mapping[str, Any]
+  beds: tuple[str, ...]
+  of: str
+
+
+class Configuration(NamedTuple):
+  """One choice of all that an entry may tune.
+
+  Attributes:
+    number: 0 is the default.
+    learning_rate: of a client's optimizer.
+    knobs: of the method, besides those of the entry; {} leaves its defaults.
+  """
+
+  number: int
+  learning_rate: float
+  knobs: Mapping[str, Any]
+
+
+class Run(NamedTuple):
+  """One run of the program.
+
+  Attributes:
+    name: of its folder.
+    setting: what `fedjax-ssl train` knows it by.
+    flags: in the order of the command line.
+  """
+
+  name: str
+  setting: str
+  flags: tuple[str, ...]
+
+
+def beds() -> dict[str, Bed]:
+  """Returns the beds of this version, by name."""
+  return {name: Bed(name, raw['about'], raw['setting'], raw['flags'],
+                    tuple(raw['rates']), raw['skews'])
+          for name, raw in _toml('beds.toml').items()}
+
+
+def entries() -> dict[str, Entry]:
+  """Returns the rows, by name, the bounds first."""
+  every = tuple(beds())
+  return {name: Entry(name, raw['method'],
+                      {k: tuple(v) for k, v in raw.get('knobs', {}).items()},
+                      raw.get('flags', {}), tuple(raw.get('beds', every)),
+                      raw.get('of', ''))
+          for name, raw in _toml('entries.toml').items()}
+
+
+def own_entry(text: str) -> Entry:
+  """Makes a row of a method that `entries.toml` does not have.
+
+  Args:
+    text: as --method has it, with any knobs; nothing but the rate is tuned.
+
+  Raises:
+    ValueError: if the text has another form.
+  """
+  registry.parse(text)
+  name = re.sub(r'[^\w.=-]+', '_', text).strip('_')
+  return Entry(name, text, {}, {}, tuple(beds()), '')
+
+
+def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
+  """Returns the rows that are asked for, with both bounds before them.
+
+  Args:
+    names: of rows; or methods with knobs, which get a row of their own; none
+      means all that the bed admits.
+    bed: where they run.
+
+  Raises:
+    ValueError: for a row that there is not, or that the bed does not admit.
+  """
+  known = entries()
+  found = {name: known[name] for name in (FEW, ALL)}
+  for name in names or [n for n, e in known.items() if bed.name in e.beds]:
+    entry = known.get(name)
+    if entry is None:
+      if '(' not in name:
+        checks.check('row', name, known)
+      entry = own_entry(name)
+    if bed.name not in entry.beds:
+      raise ValueError(f'{name} is not for the bed {bed.name}, but for '
+                       f'{", ".join(entry.beds)}.')
+    found[entry.name] = entry
+  return list(found.values())
+
+
+def configurations(entry: Entry, bed: Bed, count: int = CONFIGURATIONS
+                   ) -> list[Configuration]:
+  """Draws what is tried of an entry on a bed; the same in every process.
+
+  Args:
+    entry: whose knobs are drawn. Each value of a knob comes once before any
+      comes again, as cards of a deck do.
+    bed: whose rates are drawn in the same way.
+    count: at most so many; fewer if there are not so many choices.
+
+  Returns:
+    The default first, with the bed's own rate; then random ones, no two equal.
+  """
+  found = [Configuration(0, bed.rates[0], {})]
+  axes = {'learning_rate': bed.rates, **entry.knobs}
+  defaults = {name: values[0] for name, values in axes.items()}
+  # Of names alone: other entries and their order change nothing.
+  digest = hashlib.sha256(f'{bed.name}/{entry.name}'.encode()).digest()
+  rng = np.random.default_rng(list(digest))
+  seen = {tuple(defaults.values())}
+  size = math.prod(len(values) for values in axes.values())
+  decks: dict[str, list[Any]] = {name: [] for name in axes}
+  while len(found) < min(count, size):
+    for name, deck in decks.items():
+      if not deck:
+        deck += [axes[name][i] for i in rng.permutation(len(axes[name]))]
+    drawn = {name: deck.pop() for name, deck in decks.items()}
+    if tuple(drawn.values()) not in seen:
+      seen.add(tuple(drawn.values()))
+      found.append(Configuration(
+          len(found), drawn.pop('learning_rate'), drawn))
+  return found
+
+
+def search_run(entry: Entry, bed: Bed, configuration: Configuration) -> Run:
+  """The run that tries a configuration, on the first skew."""
+  skew = next(iter(bed.skews))
+  return _run(f'{entry.name}__try{configuration.number}', entry, bed, skew,
+              configuration, (SEARCH_SEED,))
+
+
+def final_run(entry: Entry, bed: Bed, skew: str, configuration: Configuration
+              ) -> Run:
+  """The run of the final seeds with the configuration that was chosen."""
+  return _run(f'{entry.name}__{skew}__final{configuration.number}', entry, bed,
+              skew, configuration, SEEDS)
+
+
+def _run(name: str, entry: Entry, bed: Bed, skew: str,
+         configuration: Configuration, seeds: Sequence[int]) -> Run:
+  flags = {**bed.flags, **bed.skews[skew], **entry.flags,
+           'method': method_of(entry, configuration),
+           'learning_rate': configuration.learning_rate,
+           'seeds': ','.join(map(str, seeds))}
+  return Run(f'{bed.name}__{name}', bed.setting, tuple(
+      f'--{flag}={value}' for flag, value in flags.items()))
+
+
+def method_of(entry: Entry, configuration: Configuration) -> str:
+  """The method as --method has it, with all knobs that are not its default."""
+  name, knobs = registry.parse(entry.method)
+  knobs |= configuration.knobs
+  inside = ', '.join(f'{knob}={value!r}' for knob, value in knobs.items())
+  return f'{name}({inside})' if inside else name
+
+
+def _toml(name: str) -> dict[str, Any]:
+  return tomllib.loads((_HERE / name).read_text('utf-8'))

@@ -1,0 +1,251 @@
+"""What the runs of a bench came to: configurations chosen, rows compared."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.bench import plan
+from fedjax_ssl.report import stored_runs
+
+# Two-sided 95 % points of Student's t, by degrees of freedom; beyond, the
+# last one, which is a little too wide.
+_STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
+            2.262, 2.228)
+WORST = 0.1  # Share of clients in the column of the worst.
+
+
+class Measured(NamedTuple):
+  """The final seeds of a row on one skew.
+
+  Attributes:
+    entry: the row.
+    configuration: that was chosen.
+    accuracy: float64[S], of the test set over the last tenth of the run, 0 to
+      1; NaN where it is not finite.
+    curve: (round, accuracy) of each evaluation, mean over seeds.
+    worst: float64[S], mean accuracy of the worst tenth of the clients, each on
+      test rows weighed as its own classes are; NaN where unknown.
+    bytes_up: of one seed, all clients together; None if not measured.
+    bytes_down: the same the other way.
+    passes: rows through the network forward and backward, a client and round;
+      None if not measured.
+    seconds: of one seed, by the clock; None if lost.
+    notes: what a reader must know, such as that a seed diverged.
+  """
+
+  entry: plan.Entry
+  configuration: plan.Configuration
+  accuracy: np.ndarray
+  curve: tuple[tuple[int, float], ...]
+  worst: np.ndarray
+  bytes_up: float | None
+  bytes_down: float | None
+  passes: float | None
+  seconds: float | None
+  notes: tuple[str, ...]
+
+
+class Line(NamedTuple):
+  """A line of the table: a row between the bounds and among the others.
+
+  Attributes:
+    measured: what it is made from.
+    gap: share of the way from labels only to all labels; None without both
+      bounds.
+    reached: first evaluated round at which the mean curve is where labels only
+      ends; None if never.
+    rank: 1 is the best; bounds have none.
+    between: (best, worst) rank that paired seeds leave open at 95 %.
+  """
+
+  measured: Measured
+  gap: float | None
+  reached: int | None
+  rank: int | None
+  between: tuple[int, int] | None
+
+
+def last_tenth(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+  """Mean of a metric over the evaluations of the last tenth of the rounds.
+
+  Returns:
+    The mean; NaN where a value is missing or not finite.
+  """
+  end = rows[-1]['round']
+  recent = [row.get(name) for row in rows if row['round'] > 0.9 * end]
+  return float(np.mean([math.nan if v is None else v for v in recent]))
+
+
+def validation(folder: pathlib.Path) -> float:
+  """What a configuration is chosen by: validation accuracy, -inf if none.
+
+  Raises:
+    ValueError: if the folder holds no run.
+  """
+  run = stored_runs.read(folder)
+  found = np.mean([last_tenth(rows, 'val_accuracy') for rows in run.seeds])
+  return float(found) if np.isfinite(found) else -math.inf
+
+
+def choose(tried: Mapping[plan.Configuration, float] | Sequence[
+    tuple[plan.Configuration, float]]) -> plan.Configuration:
+  """Returns the configuration with the highest value, the first of equals."""
+  pairs = tried.items() if isinstance(tried, Mapping) else tried
+  return max(pairs, key=lambda pair: (pair[1], -pair[0].number))[0]
+
+
+def measure(folder: pathlib.Path, entry: plan.Entry,
+            configuration: plan.Configuration, labels: np.ndarray | None
+            ) -> Measured:
+  """Reads the final seeds of a row.
+
+  Args:
+    folder: of the run.
+    entry: the row.
+    configuration: that the run has.
+    labels: int[D], classes of all training rows; None leaves `worst` unknown.
+
+  Raises:
+    ValueError: if the folder holds no run.
+  """
+  run = stored_runs.read(folder)
+  seeds = run.seeds
+  rounds = sorted(set.intersection(
+      *({row['round'] for row in rows} for rows in seeds)))
+  by_round = [{row['round']: row.get('accuracy') for row in rows}
+              for rows in seeds]
+  curve = tuple((r, float(np.mean([math.nan if b[r] is None else b[r]
+                                   for b in by_round]))) for r in rounds)
+  worst = [_worst(folder, rows, seed, labels)
+           for rows, seed in zip(seeds, run.numbers, strict=True)]
+  passes = [sum(_mean(rows, f'{way}_passes') for way in ('forward', 'backward'))
+            for rows in seeds]
+  return Measured(
+      entry, configuration,
+      np.array([last_tenth(rows, 'accuracy') for rows in seeds]), curve,
+      np.array(worst), _sent(seeds, 'bytes_up'), _sent(seeds, 'bytes_down'),
+      _known(float(np.mean(passes))),
+      None if run.seconds is None else run.seconds / len(seeds),
+      tuple(run.notes()))
+
+
+def compare(measured: Sequence[Measured]) -> list[Line]:
+  """Ranks rows that were run with the same seeds, the best first.
+
+  A row's rank lies between 1 + the rows that are better and the number of
+  rows - those that are worse; better and worse are where the 95 % interval of
+  the mean difference over paired seeds (Student's t, each pair for itself)
+  leaves out 0. The bounds are ranked with nobody.
+  """
+  bounds = {m.entry.name: m for m in measured
+            if m.entry.name in (plan.FEW, plan.ALL)}
+  order = sorted(measured, key=lambda m: -np.nan_to_num(m.accuracy.mean()))
+  ranked = [m for m in order if m.entry.name not in bounds]
+  lines = []
+  for row in order:
+    rank = between = None
+    if row.entry.name not in bounds:
+      others = [m for m in ranked if m is not row]
+      signs = [_sign(row.accuracy, other.accuracy) for other in others]
+      rank = 1 + ranked.index(row)
+      between = (1 + signs.count(-1), len(ranked) - signs.count(1))
+    lines.append(Line(row, _gap(row, bounds), _reached(row, bounds), rank,
+                      between))
+  return lines
+
+
+def _sign(mine: np.ndarray, other: np.ndarray) -> int:
+  """1 if better, -1 if worse, 0 if the seeds leave it open."""
+  if len(mine) != len(other):
+    return 0
+  difference = np.nan_to_num(mine) - np.nan_to_num(other)
+  free = len(difference) - 1
+  width = _STUDENT[min(free, len(_STUDENT) - 1)] if free else math.inf
+  error = difference.std(ddof=1) / math.sqrt(free + 1) if free else 1.0
+  mean = difference.mean()
+  return int(np.sign(mean)) if abs(mean) > width * error else 0
+
+
+def _gap(row: Measured, bounds: Mapping[str, Measured]) -> float | None:
+  if len(bounds) < 2:
+    return None
+  few, most = (bounds[n].accuracy.mean() for n in (plan.FEW, plan.ALL))
+  return (float((row.accuracy.mean() - few) / (most - few))
+          if most > few else None)
+
+
+def _reached(row: Measured, bounds: Mapping[str, Measured]) -> int | None:
+  if plan.FEW not in bounds:
+    return None
+  end = bounds[plan.FEW].accuracy.mean()
+  return next((r for r, value in row.curve if value >= end), None)
+
+
+def _worst(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], seed: int,
+           labels: np.ndarray | None) -> float:
+  """Mean accuracy of the worst tenth of the clients over the last tenth."""
+  file = folder / f'partition_{seed}.npz'
+  recalls = [row.get('per_class_accuracy') or [] for row in rows
+             if row['round'] > 0.9 * rows[-1]['round']]
+  if labels is None or not file.exists() or not all(recalls):
+    return math.nan
+  recall = np.mean([[math.nan if v is None else v for v in r]
+                    for r in recalls], axis=0)
+  return worst_clients(client_mixes(file, labels, len(recall)), recall)
+
+
+def client_mixes(file: pathlib.Path, labels: np.ndarray, num_classes: int
+                 ) -> np.ndarray:
+  """float64[N, C], the share of each class in a client's own rows.
+
+  Args:
+    file: the partition that a run has written.
+    labels: int[D], of all training rows.
+    num_classes: C.
+
+  Raises:
+    ValueError: if the labels are of other data.
+  """
+  with np.load(file) as stored:
+    owners = [stored[kind] for kind in ('labeled', 'unlabeled')]
+    num_clients = int(stored['num_clients'].item())
+  if len(owners[0]) != len(labels):
+    raise ValueError(f'{file} deals {len(owners[0])} rows, and the data set '
+                     f'has {len(labels)}.')
+  counts = np.zeros((num_clients, num_classes))
+  for owner in owners:
+    mine = (owner >= 0) & (owner < num_clients)  # The server is no client.
+    np.add.at(counts, (owner[mine], labels[mine]), 1)
+  counts = counts[counts.sum(axis=1) > 0]
+  return counts / counts.sum(axis=1, keepdims=True)
+
+
+def worst_clients(mixes: np.ndarray, recall: np.ndarray) -> float:
+  """Mean accuracy of the worst tenth of the clients, at least of one.
+
+  Args:
+    mixes: float64[N, C], classes of each client's rows.
+    recall: float64[C], accuracy in each class.
+  """
+  accuracy = np.sort(mixes @ recall)
+  return float(accuracy[:max(1, round(WORST * len(accuracy)))].mean())
+
+
+def _sent(seeds: Sequence[Sequence[Mapping[str, Any]]], name: str
+          ) -> float | None:
+  """Bytes one way over a run, the mean of the seeds."""
+  totals = [sum(row.get(name) or 0 for row in rows) for rows in seeds]
+  return float(np.mean(totals)) if any(totals) else None
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+  values = [row[name] for row in rows if row.get(name) is not None]
+  return float(np.mean(values)) if values else math.nan
+
+
+def _known(value: float) -> float | None:
+  return value if math.isfinite(value) else None

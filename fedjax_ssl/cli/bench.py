@@ -1,0 +1,243 @@
+r"""Compares methods on a bed of the bench: tunes each alike, then other seeds.
+
+fedjax-ssl bench clients --out=runs/bench
+fedjax-ssl bench clients fixmatch feddure --out=runs/bench
+fedjax-ssl bench clients 'fixmatch(threshold=0.9)' --out=runs/bench
+fedjax-ssl bench clients --out=runs/bench --status
+fedjax-ssl bench clients fixmatch --out=runs/look -- --num_rounds=20
+
+Row by row, both bounds first: every configuration of a row is run on one seed,
+the one with the best validation accuracy then on the other seeds. OUT/BED.md
+and OUT/BED.json hold the table and are written anew after each row. The same
+command again continues after an interruption of any kind and passes over what
+is finished; later commands with other rows add to the same table. A method with
+knobs becomes a row of its own, of which the learning rate alone is tuned. Flags
+after `--` change every run; the page then says that it is not the bench, and
+the folder takes no other ones. Exit code 1: some run failed, and its row is
+left out; 2: refused; 130: interrupted.
+"""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+import json
+import pathlib
+import shlex
+import sys
+from typing import Any
+
+from fedjax_ssl.bench import page, plan, standing
+from fedjax_ssl.cli import arguments, printing
+from fedjax_ssl.cli.sweep import cells as cells_lib
+from fedjax_ssl.cli.sweep import grid, slots
+
+_CHANGED = 'changed.json'  # The flags after `--` of a folder.
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the bench; returns the exit code."""
+  words = list(argv)
+  cut = words.index('--') if '--' in words else len(words)
+  args = _arguments(words[:cut])
+  try:
+    bench = _Bench(args, tuple(words[cut + 1:]))
+    if args.dry_run or args.status:
+      printing.say(bench.commands() if args.dry_run else bench.status())
+      return 0
+    bench.keep_changed()
+    return bench.run()
+  except grid.GridError as error:
+    print(f'error: {error}', file=sys.stderr)
+  except ValueError as error:
+    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+  except OSError as error:
+    print(f'error: --out={args.out} cannot be used: {error.strerror}.',
+          file=sys.stderr)
+  return 2
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+  parser = arguments.Parser('bench', __doc__)
+  parser.add_argument('bed', metavar='BED',
+                      help=f'one of {", ".join(plan.beds())}')
+  parser.add_argument('rows', nargs='*', metavar='ROW', help='a row of the '
+                      'bench, or a method with knobs; default: all rows')
+  parser.add_argument('--out', required=True, help='folder of all runs')
+  parser.add_argument('--slots', type=int, default=1,
+                      help='runs at a time (default: 1)')
+  parser.add_argument('--configurations', type=int, metavar='N',
+                      default=plan.CONFIGURATIONS, help='tried of each row '
+                      f'(default: {plan.CONFIGURATIONS})')
+  parser.add_argument('--data_dir', help='as of `fedjax-ssl train`')
+  parser.add_argument('--python', default=sys.executable,
+                      help='interpreter of the runs (default: this one)')
+  parser.add_argument('--dry_run', action='store_true',
+                      help='print the commands of all tries and stop')
+  parser.add_argument('--status', action='store_true',
+                      help='print where each row stands and stop')
+  return parser.parse_args(argv)
+
+
+class _Bench:
+  """A bed, its rows, and the folder where their runs are."""
+
+  def __init__(self, args: argparse.Namespace, changed: tuple[str, ...]):
+    """Raises ValueError for what cannot be run."""
+    beds = plan.beds()
+    if args.bed not in beds:
+      raise ValueError(f'BED={args.bed} must be one of {", ".join(beds)}.')
+    if not args.out:
+      raise ValueError('--out= is empty; name a folder.')
+    if args.slots < 1 or args.configurations < 1:
+      raise ValueError(f'--slots={args.slots} and --configurations='
+                       f'{args.configurations} must be at least 1.')
+    for flag in changed:
+      if not flag.startswith('--') or '=' not in flag:
+        raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
+    self._args, self._changed = args, changed
+    self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
+    self._entries = plan.chosen(args.rows, self._bed)
+    kept = self._out / _CHANGED
+    if kept.exists() and tuple(json.loads(kept.read_text())) != changed:
+      raise ValueError(f'--out={args.out} holds runs with '
+                       f'{" ".join(json.loads(kept.read_text())) or "no flags"}'
+                       ' behind --; give the same, or another folder.')
+    cells_lib.check_flags(args.python, [
+        self._cell(plan.search_run(entry, self._bed, configuration))
+        for entry in self._entries for configuration in self._tries(entry)], {})
+
+  def keep_changed(self) -> None:
+    """Notes in the folder which flags all its runs have besides the bed's."""
+    (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
+    (self._out / _CHANGED).write_text(json.dumps(self._changed) + '\n')
+
+  def commands(self) -> str:
+    """The commands of all tries; what follows depends on their results."""
+    return '\n'.join(
+        shlex.join(cells_lib.command(self._args.python, self._out, self._cell(
+            plan.search_run(entry, self._bed, configuration))))
+        for entry in self._entries for configuration in self._tries(entry))
+
+  def status(self) -> str:
+    """A line for each row: its tries, what was chosen, its final seeds."""
+    lines = []
+    for entry in self._entries:
+      tried = self._tried(entry)
+      wanted = len(self._tries(entry))
+      said = f'{len(tried)}/{wanted} tried'
+      if len(tried) == wanted:
+        best = standing.choose(tried)
+        done = sum(self._done(run) for run in self._finals(entry, best))
+        said += (f', {plan.method_of(entry, best)} rate '
+                 f'{best.learning_rate:g}, final {done}/{len(self._bed.skews)}')
+      lines.append(f'{entry.name:24} {said}')
+    return '\n'.join(lines)
+
+  def run(self) -> int:
+    """Runs all rows; returns the exit code."""
+    worst = 0
+    for entry in self._entries:
+      code = self._sweep(plan.search_run(entry, self._bed, configuration)
+                         for configuration in self._tries(entry))
+      if code == 0:
+        code = self._sweep(self._finals(
+            entry, standing.choose(self._tried(entry))))
+      if code > 1:
+        return code
+      worst = max(worst, code)
+      self._write()
+    printing.say((self._out / f'{self._bed.name}.md').read_text())
+    return worst
+
+  def _tries(self, entry: plan.Entry) -> list[plan.Configuration]:
+    return plan.configurations(entry, self._bed, self._args.configurations)
+
+  def _finals(self, entry: plan.Entry, configuration: plan.Configuration
+              ) -> list[plan.Run]:
+    return [plan.final_run(entry, self._bed, skew, configuration)
+            for skew in self._bed.skews]
+
+  def _cell(self, run: plan.Run) -> grid.Cell:
+    data = ((f'--data_dir={self._args.data_dir}',)
+            if self._args.data_dir else ())
+    return grid.Cell(run.name, '', (*run.flags, *self._changed, *data),
+                     run.setting)
+
+  def _done(self, run: plan.Run) -> bool:
+    return cells_lib.is_done(self._out, self._cell(run))
+
+  def _sweep(self, runs: Iterable[plan.Run]) -> int:
+    cells = [self._cell(run) for run in runs]
+    if all(cells_lib.is_done(self._out, cell) for cell in cells):
+      return 0
+    return slots.Sweep(self._out, cells, num_slots=self._args.slots, retries=1,
+                       python=self._args.python, env={}).run()
+
+  def _tried(self, entry: plan.Entry
+             ) -> list[tuple[plan.Configuration, float]]:
+    """Configurations that are run, with their validation accuracy."""
+    found = []
+    for configuration in self._tries(entry):
+      run = plan.search_run(entry, self._bed, configuration)
+      if self._done(run):
+        found.append((configuration,
+                      standing.validation(self._out / run.name)))
+    return found
+
+  def _write(self) -> None:
+    """Writes the table of all rows that are finished in the folder."""
+    from fedjax_ssl.report import summary
+    from fedjax_ssl.training import disk
+    labels = self._labels()
+    lines: dict[str, list[standing.Line]] = {}
+    tried: dict[str, Mapping[int, float]] = {}
+    known = list({e.name: e for e in (*plan.chosen((), self._bed),
+                                      *self._entries)}.values())
+    for skew in self._bed.skews:
+      measured = []
+      for entry in known:
+        values = self._tried(entry)
+        if len(values) < len(self._tries(entry)):
+          continue
+        tried[entry.name] = {c.number: value for c, value in values}
+        best = standing.choose(values)
+        run = plan.final_run(entry, self._bed, skew, best)
+        if self._done(run):
+          measured.append(standing.measure(
+              self._out / run.name, entry, best, labels))
+      lines[skew] = standing.compare(measured)
+    command = shlex.join(['fedjax-ssl', 'bench', self._bed.name,
+                          *self._args.rows, f'--out={self._args.out}',
+                          *(('--', *self._changed) if self._changed else ())])
+    text = page.markdown(self._bed, lines, tried, command,
+                         self._args.configurations, self._changed)
+    stored = page.stored(self._bed, lines, self._facts(lines))
+    disk.replace_all(self._out, {f'{self._bed.name}.md': text.encode(),
+                                 f'{self._bed.name}.json': stored.encode()})
+    for skew, rows in lines.items():
+      folders = {row.measured.entry.name: [str(self._out / plan.final_run(
+          row.measured.entry, self._bed, skew,
+          row.measured.configuration).name)] for row in page.drawn(rows)}
+      if folders:
+        summary.plot_curves(summary.load(folders),
+                            self._out / f'{self._bed.name}_{skew}.svg')
+
+  def _labels(self) -> Any:
+    """int[D], classes of all training rows of the bed's data set."""
+    from fedjax_ssl import data
+    flags = dict(flag.removeprefix('--').split('=', 1) for flag in (
+        *(f'--{k}={v}' for k, v in self._bed.flags.items()), *self._changed))
+    return data.load(flags['dataset'], self._args.data_dir).train.labels
+
+  def _facts(self, lines: Mapping[str, Sequence[standing.Line]]
+             ) -> dict[str, Any]:
+    """Commits and machines of the final runs, each once."""
+    from fedjax_ssl.training import workdir
+    found: dict[str, None] = {}
+    for skew, rows in lines.items():
+      for row in rows:
+        run = plan.final_run(row.measured.entry, self._bed, skew,
+                             row.measured.configuration)
+        stored = workdir.read_config(self._out / run.name)['environment']
+        found[json.dumps(stored, sort_keys=True)] = None
+    return {'environments': [json.loads(text) for text in found]}

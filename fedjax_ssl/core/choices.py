@@ -1,0 +1,130 @@
+"""What a `name(knob=value)` stands for: every knob, defaults included.
+
+A text alone does not say it: defaults and profiles change between versions.
+A run stores what its texts stood for, and another version can tell whether
+they still do.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import inspect
+import json
+import math
+import re
+from typing import Any
+
+from fedjax_ssl.core import knobs
+from fedjax_ssl.core.registry import parse, with_new_names
+
+Registry = Mapping[str, Callable[..., Any]]
+GONE = 'no knob any more'
+# Parameters that follow from the data or from other options.
+_FILLED = ('num_classes', 'choices', 'flip')
+
+
+def resolved(text: str, registry: Registry,
+             nested: Mapping[str, Registry] | None = None) -> dict[str, Any]:
+  """Returns all knobs of what a text asks for, as JSON can hold them.
+
+  Args:
+    text: a name with knobs if any, which can be built.
+    registry: name to builder.
+    nested: knobs whose value is such a text itself, with their registries.
+
+  Returns:
+    By knob its value: the given one, else the profile's, else the default.
+    What a profile says that no knob does is there as `profile.NAME`. Of a
+    nested text there is the name, and its knobs as `KNOB.NAME`.
+  """
+  name, given = parse(text)
+  function = registry[name]
+  parameters = {
+      p.name: p for p in inspect.signature(function).parameters.values()
+      if p.kind is p.KEYWORD_ONLY and p.name not in _FILLED}
+  given = with_new_names(given, parameters)
+  values = {knob: given.get(knob, p.default) for knob, p in parameters.items()}
+  values = {k: _plain(v, parameters[k].annotation) for k, v in values.items()}
+  for knob, value in knobs.profiles_of(function).get(
+      str(values.get('profile')), {}).items():
+    if knob not in values:
+      values[f'profile.{knob}'] = _plain(value)
+    elif values[knob] is None:
+      values[knob] = _plain(value)
+  for knob, inner in (nested or {}).items():
+    if isinstance(values.get(knob), str):
+      part = values[knob]
+      values |= {knob: parse(part)[0], **{
+          f'{knob}.{k}': v for k, v in resolved(part, inner).items()}}
+  return values
+
+
+def _plain(value: Any, annotation: Any = '') -> Any:
+  """The value as it comes back from a file; 15 for a float is 15.0."""
+  words = re.findall(r'\w+', str(annotation))
+  if 'float' in words and 'int' not in words and type(value) is int:
+    value = float(value)
+  return json.loads(json.dumps(value))
+
+
+def changed(was: Mapping[str, Any], now: Mapping[str, Any]
+            ) -> dict[str, tuple[Any, Any]]:
+  """Returns old and new value of every knob that is not as it was.
+
+  A knob that is new is left out: its default is to do as before.
+  """
+  return {knob: (old, now.get(knob, GONE)) for knob, old in was.items()
+          if knob not in now or now[knob] != old}
+
+
+def written(name: str, values: Mapping[str, Any]) -> str:
+  """Returns the text that gives these knobs."""
+  words = [f'{knob}={_literal(value)}' for knob, value in values.items()]
+  return f'{name}({", ".join(words)})' if words else name
+
+
+def _literal(value: Any) -> str:
+  return '1e999' if value == math.inf else repr(value)
+
+
+def renewed(text: str, was: Mapping[str, Any], registry: Registry,
+            nested: Mapping[str, Registry] | None = None) -> str:
+  """Returns a text that stands today for what `text` stood for.
+
+  Args:
+    text: a name with knobs if any.
+    was: what it stood for, as `resolved` said then.
+    registry: name to builder.
+    nested: see `resolved`.
+
+  Raises:
+    ValueError: if no knob says it today; the message names what is lost.
+  """
+  name, given = parse(text)
+  differs = changed(was, resolved(text, registry, nested))
+  if not differs:
+    return text
+  words = {**given, **{
+      knob: old for knob, (old, new) in differs.items()
+      if new != GONE and '.' not in knob}}
+  for knob, inner in (nested or {}).items():
+    if _below(knob, differs):
+      words[knob] = renewed(given.get(knob, was[knob]), _below(knob, was),
+                            inner)
+  fresh = written(name, words)
+  if lost := changed(was, resolved(fresh, registry, nested)):
+    raise ValueError(f'{text} stood for {listed(lost, 0)}, which no knob says '
+                     'today; use the version that it began with.')
+  return fresh
+
+
+def _below(knob: str, values: Mapping[str, Any]) -> dict[str, Any]:
+  """The entries of a nested text, by its own knobs."""
+  start = f'{knob}.'
+  return {k.removeprefix(start): v for k, v in values.items()
+          if k.startswith(start)}
+
+
+def listed(differs: Mapping[str, tuple[Any, Any]], which: int) -> str:
+  """Returns the old (0) or the new (1) values as `knob=value, ...`."""
+  return ', '.join(f'{knob}={_literal(pair[which])}'
+                   for knob, pair in differs.items())

@@ -1,0 +1,110 @@
+"""Checks what the bench runs: its rows, and what is tried of each."""
+from __future__ import annotations
+
+import inspect
+
+from absl.testing import absltest, parameterized
+
+from fedjax_ssl import config, methods
+from fedjax_ssl.bench import plan
+from fedjax_ssl.cli import settings
+from fedjax_ssl.core import registry
+
+BEDS, ENTRIES = plan.beds(), plan.entries()
+
+
+class BedTest(parameterized.TestCase):
+  """Beds are settings with flags that there are."""
+
+  @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
+  def test_flags(self, bed):
+    self.assertIn(bed.setting, settings.SETTINGS)
+    known = config.OPTIONS
+    for skew in bed.skews.values():
+      self.assertLessEqual({*bed.flags, *skew}, {*known})
+    self.assertLen(set(bed.rates), len(bed.rates))
+
+
+class EntryTest(parameterized.TestCase):
+  """Rows are methods with knobs that there are."""
+
+  def test_every_method(self):
+    """All but the bound itself and a client for itself have a row."""
+    names = {registry.parse(entry.method)[0] for entry in ENTRIES.values()}
+    self.assertEqual(names, {*methods.METHODS} - {'local'})
+
+  @parameterized.named_parameters((n, entry) for n, entry in ENTRIES.items())
+  def test_knobs(self, entry):
+    name, given = registry.parse(entry.method)
+    knobs = inspect.signature(methods.METHODS[name]).parameters
+    self.assertLessEqual({*entry.knobs, *given}, {*knobs})
+    self.assertEmpty({*entry.knobs} & {*given})
+    for knob, values in entry.knobs.items():
+      self.assertLen(set(values), len(values))
+      default = knobs[knob].default
+      if default is not None:  # Else a profile has it.
+        self.assertEqual(values[0], default, knob)
+    self.assertLessEqual({*entry.beds}, {*BEDS})
+    self.assertIn(entry.of, ['', *ENTRIES])
+
+
+class ConfigurationTest(parameterized.TestCase):
+  """Configurations are few, different, and the same everywhere."""
+
+  @parameterized.named_parameters((n, entry) for n, entry in ENTRIES.items())
+  def test_drawn(self, entry):
+    bed = BEDS['clients']
+    found = plan.configurations(entry, bed)
+    self.assertLen(found, plan.CONFIGURATIONS)
+    self.assertEqual(found, plan.configurations(entry, bed))
+    self.assertEqual(found[:3], plan.configurations(entry, bed, 3))
+    self.assertEqual((found[0].learning_rate, found[0].knobs),
+                     (bed.rates[0], {}))
+    defaults = {knob: values[0] for knob, values in entry.knobs.items()}
+    seen = {(c.learning_rate, *{**defaults, **c.knobs}.values()) for c in found}
+    self.assertLen(seen, len(found))
+    for configuration in found:
+      self.assertIn(configuration.learning_rate, bed.rates)
+      for knob, value in configuration.knobs.items():
+        self.assertIn(value, entry.knobs[knob])
+
+  def test_few_choices(self):
+    """Where there are fewer choices than that, each is taken once."""
+    entry = plan.own_entry('fixmatch(threshold=0.9)')
+    bed = BEDS['clients']
+    found = plan.configurations(entry, bed)
+    self.assertCountEqual([c.learning_rate for c in found], bed.rates)
+
+  def test_method_of(self):
+    entry = ENTRIES['uda_annealed']._replace(method="uda(profile='fedmatch')")
+    self.assertEqual(
+        plan.method_of(entry, plan.Configuration(1, .1, {'tsa': 'log'})),
+        "uda(profile='fedmatch', tsa='log')")
+    self.assertEqual(plan.method_of(
+        ENTRIES['fixmatch'], plan.Configuration(0, .1, {})), 'fixmatch')
+
+  def test_seeds_of_search_are_not_counted(self):
+    self.assertNotIn(plan.SEARCH_SEED, plan.SEEDS)
+    self.assertLessEqual(plan.SEARCH_SEED, config.LARGEST_SEED)
+
+
+class ChosenTest(absltest.TestCase):
+  """Rows that are asked for come with both bounds."""
+
+  def test_bounds_first(self):
+    found = [e.name for e in plan.chosen(['uda'], BEDS['clients'])]
+    self.assertEqual(found, [plan.FEW, plan.ALL, 'uda'])
+
+  def test_own(self):
+    found = plan.chosen(['fixmatch(threshold=0.9)'], BEDS['clients'])[-1]
+    self.assertEqual(found.method, 'fixmatch(threshold=0.9)')
+
+  def test_unknown(self):
+    with self.assertRaisesRegex(ValueError, "Did you mean 'fixmatch'"):
+      plan.chosen(['fixmach'], BEDS['clients'])
+    with self.assertRaisesRegex(ValueError, 'not of the form'):
+      plan.chosen(['fixmatch(1'], BEDS['clients'])
+
+
+if __name__ == '__main__':
+  absltest.main()

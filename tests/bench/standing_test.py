@@ -1,0 +1,107 @@
+"""Checks ranks, gaps and the worst clients against values made by hand."""
+from __future__ import annotations
+
+import pathlib
+import tempfile
+
+from absl.testing import absltest
+import numpy as np
+
+from fedjax_ssl.bench import page, plan, standing
+
+BED = plan.beds()['clients']
+
+
+def measured(name, accuracy, curve=((1, .1), (2, .6))):
+  """A row with given accuracies of its seeds."""
+  entry = plan.Entry(name, 'fixmatch', {}, {}, (), '')
+  return standing.Measured(
+      entry, plan.Configuration(0, .1, {}), np.array(accuracy), curve,
+      np.array(accuracy), None, None, None, None, ())
+
+
+class CompareTest(absltest.TestCase):
+  """Rows between the bounds and among each other."""
+
+  def test_gap(self):
+    lines = {line.measured.entry.name: line for line in standing.compare([
+        measured(plan.FEW, [.5, .5]), measured(plan.ALL, [.9, .9]),
+        measured('a', [.6, .8])])}
+    self.assertAlmostEqual(lines['a'].gap or 0, .5)
+    self.assertEqual(lines[plan.FEW].gap, 0)
+    self.assertEqual(lines[plan.ALL].gap, 1)
+    self.assertEqual(lines['a'].reached, 2)
+    self.assertIsNone(lines[plan.ALL].rank)
+
+  def test_no_gap_where_bounds_are_upside_down(self):
+    lines = standing.compare([measured(plan.FEW, [.9]),
+                              measured(plan.ALL, [.5])])
+    self.assertEqual([line.gap for line in lines], [None, None])
+
+  def test_paired(self):
+    """Equal differences decide where the deviation over seeds does not."""
+    lines = {line.measured.entry.name: line for line in standing.compare([
+        measured('a', [.50, .60, .70]), measured('b', [.51, .61, .711]),
+        measured('c', [.70, .50, .60])])}
+    self.assertEqual(lines['b'].rank, 1)
+    self.assertEqual(lines['b'].between, (1, 2))  # Better than a, c is open.
+    self.assertEqual(lines['a'].between, (2, 3))
+    self.assertEqual(lines['c'].between, (1, 3))
+
+  def test_interval_is_students(self):
+    """The 95 % point of 2 degrees of freedom is 4.303."""
+    base = np.array([.5, .6, .7])
+    unit = np.array([-1., 0., 1.])  # Deviation 1, error 1 / sqrt(3).
+    for factor, rank in ((4.29, (1, 2)), (4.31, (1, 1))):
+      better = base + .01 * (unit + factor / np.sqrt(3))
+      lines = standing.compare([measured('a', better), measured('b', base)])
+      self.assertEqual(lines[0].between, rank)
+
+  def test_one_seed_decides_nothing(self):
+    lines = standing.compare([measured('a', [.9]), measured('b', [.1])])
+    self.assertEqual([line.between for line in lines], [(1, 2), (1, 2)])
+
+  def test_broken_row_is_last(self):
+    lines = standing.compare([measured('a', [np.nan, .9]),
+                              measured('b', [.1, .1])])
+    self.assertEqual([line.measured.entry.name for line in lines], ['b', 'a'])
+    self.assertIn('| - |', page.table(lines)[-1])
+
+
+class ReadTest(absltest.TestCase):
+  """Numbers of rows and partitions."""
+
+  def test_last_tenth(self):
+    rows = [{'round': r, 'accuracy': r} for r in range(10, 101, 10)]
+    self.assertEqual(standing.last_tenth(rows, 'accuracy'), 100)
+    rows = [{'round': r, 'accuracy': r} for r in range(5, 101, 5)]
+    self.assertEqual(standing.last_tenth(rows, 'accuracy'), 97.5)
+    self.assertTrue(np.isnan(standing.last_tenth(
+        [*rows[:-1], {'round': 100, 'accuracy': None}], 'accuracy')))
+
+  def test_choose(self):
+    first, second = (plan.Configuration(n, .1, {}) for n in range(2))
+    self.assertEqual(standing.choose([(first, .5), (second, .5)]), first)
+    self.assertEqual(standing.choose([(first, -np.inf), (second, .1)]), second)
+
+  def test_worst_clients(self):
+    """Of 20 clients two are the worst tenth."""
+    mixes = np.tile([1., 0.], (20, 1))
+    mixes[3], mixes[7] = [0, 1], [.5, .5]
+    self.assertAlmostEqual(
+        standing.worst_clients(mixes, np.array([.9, .1])), (.1 + .5) / 2)
+
+  def test_client_mixes(self):
+    file = pathlib.Path(
+        self.enterContext(tempfile.TemporaryDirectory()), 'partition_0.npz')
+    np.savez(file, labeled=np.array([0, -1, 2, -1, -1]),
+             unlabeled=np.array([-1, 0, -1, 1, -1]), num_clients=[2])
+    mixes = standing.client_mixes(file, np.array([0, 1, 1, 1, 0]), 2)
+    # Row 2 is the server's, row 4 nobody's.
+    np.testing.assert_array_equal(mixes, [[.5, .5], [0, 1]])
+    with self.assertRaisesRegex(ValueError, 'deals 5 rows'):
+      standing.client_mixes(file, np.array([0, 1]), 2)
+
+
+if __name__ == '__main__':
+  absltest.main()

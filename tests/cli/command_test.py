@@ -1,0 +1,90 @@
+"""`fedjax-ssl` and the scripts of the settings are one program."""
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_ssl import cli, config
+from fedjax_ssl.cli import settings
+from fedjax_ssl.core import optimizers
+from tests.cli import launcher
+
+ARGS = (*launcher.SMALL, '--method=fedavg', '--num_rounds=2', '--eval_every=1')
+
+
+def test_a_script_and_the_command_make_the_same_run(tmp_path):
+  script, command = tmp_path / 'script', tmp_path / 'command'
+  launcher.run(script, *ARGS)
+  done = launcher.call('train', 'digits_dirdir', *ARGS, f'--workdir={command}')
+  assert done.returncode == 0, done.stderr
+  for name in ('metrics.jsonl', 'run.flags', 'partition_0.npz'):
+    assert (script / name).read_bytes() == (command / name).read_bytes(), name
+  first, second = (json.loads((folder / 'config.json').read_text())
+                   for folder in (script, command))
+  for stored in (first, second):
+    del stored['flags']['workdir']
+  assert first == second
+  # A run of a version in which scripts had no setting goes on, and is known.
+  second['origin'] = {**second['origin'],
+                      'script': 'experiments/digits_dirdir.py'}
+  del second['origin']['setting']
+  second['flags']['workdir'] = str(command)
+  (command / 'config.json').write_text(json.dumps(second))
+  launcher.run(command, *ARGS, '--num_rounds=3')
+  done = launcher.call('evaluate', str(command))
+  assert done.returncode == 0, done.stderr
+  rows = [json.loads(line) for line in done.stdout.splitlines()]
+  kept = [json.loads(line) for line in
+          (command / 'metrics.jsonl').read_text().splitlines()[-2:]]
+  assert [r['accuracy'] for r in rows] == [r['accuracy'] for r in kept]
+  done = launcher.call('evaluate', str(tmp_path))
+  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize('words, said', [
+    (['trian'], "'trian' is no command. Did you mean train?"),
+    (['train', 'digits_dirdri'], 'Did you mean digits_dirdir?'),
+    (['train', 'digits_dirdir', '--alhpa=1'], 'Did you mean --alpha?'),
+    (['train', 'cifar_iid', '--num_rounds=0'], '--num_rounds=0'),
+    (['sweep', '--otu=x'], '--out'), (['list', 'nothing'], 'nothing')])
+def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
+  code = ('import sys\nfrom fedjax_ssl import cli\ncode = None\n'
+          'try: code = cli.main(sys.argv[1:])\n'
+          'except SystemExit as error: code = error.code\n'
+          'assert code == 2, code\n'
+          'assert sys.argv[1] == "list" or "jax" not in sys.modules\n')
+  done = subprocess.run([sys.executable, '-c', code, *words], text=True,
+                        capture_output=True, check=False)
+  assert done.returncode == 0, done.stderr
+  assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize('words', [
+    [], ['--help'], ['train', '--help'], ['evaluate', '--help'],
+    ['repeat', '--help']])
+def test_help_is_printed(words, capsys):
+  assert cli.main(words) == 0
+  text = capsys.readouterr().out
+  assert 'fedjax-ssl' in text
+  assert words != ['train', '--help'] or all(
+      f'  {name} ' in text for name in settings.SETTINGS)
+
+
+def test_names_that_are_known_without_jax_are_the_librarys():
+  assert config.OPTIMIZERS == optimizers.OPTIMIZERS
+  assert [*config.SCHEDULES] == [*optimizers.SCHEDULES]
+
+
+@pytest.mark.parametrize('name', settings.SETTINGS)
+def test_a_setting_has_a_script_that_cites_and_shows_it(name):
+  found = settings.SETTINGS[name]
+  assert {*found.defaults} <= {*config.OPTIONS}
+  text = (launcher.EXPERIMENTS / f'{name}.py').read_text()
+  assert f"cli.run_setting('{name}')" in text
+  assert f'python experiments/{name}.py' in text
+  first = re.sub(r'\s+', ' ', text.split('"""')[1]).strip()
+  assert first.startswith(found.about[:60])

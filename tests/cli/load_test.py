@@ -1,0 +1,127 @@
+"""A finished run predicts as it was evaluated."""
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import data
+from tests.cli import launcher
+
+ARGS = (*launcher.SMALL, '--num_rounds=2', '--eval_every=1',
+        '--checkpoint_every=1')
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory) -> pathlib.Path:
+  folder = tmp_path_factory.mktemp('load') / 'run'
+  launcher.run(folder, *ARGS)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def test_set():
+  return data.load('digits').test
+
+
+def last_rows(folder: pathlib.Path) -> dict[int, dict]:
+  lines = (folder / 'metrics.jsonl').read_text().splitlines()
+  return {row['seed']: row for row in map(json.loads, lines)}
+
+
+def accuracy(logits, labels) -> float:
+  return float(np.mean(np.asarray(logits).argmax(-1) == labels))
+
+
+def test_predictions_have_the_accuracy_of_the_last_row(finished, test_set):
+  run = fedjax_ssl.load(finished)
+  rows = last_rows(finished)
+  assert [*run.states] == [*rows] == [0, 1] and run.round == 2
+  assert rows[0]['accuracy'] != rows[1]['accuracy']
+  for seed, row in rows.items():
+    logits = run.predict(test_set.inputs, seed=seed)
+    assert logits.shape == (360, 10)
+    assert accuracy(logits, test_set.labels) == pytest.approx(
+        row['accuracy'], abs=1e-6)
+  np.testing.assert_array_equal(run.predict(test_set.inputs[:7]),
+                                run.predict(test_set.inputs[:7], seed=0))
+
+
+def test_inputs_may_lack_the_one_channel(finished, test_set):
+  run = fedjax_ssl.load(str(finished))
+  images = test_set.inputs[:5]
+  want = run.predict(images)
+  np.testing.assert_array_equal(run.predict(images[..., 0]), want)
+  np.testing.assert_array_equal(run.predict(images.astype(np.int64)), want)
+  assert run.predict(images[:0]).shape == (0, 10)
+
+
+@pytest.mark.parametrize('change, words', [
+    (lambda x: x[:, :4], '[B, 8, 8, 1]'), (lambda x: x[0], 'uint8[8, 8, 1]'),
+    (lambda x: x / 255, 'float64')])
+def test_other_inputs_are_refused(finished, test_set, change, words):
+  run = fedjax_ssl.load(finished)
+  with pytest.raises(ValueError) as info:
+    run.predict(change(test_set.inputs))
+  assert words in str(info.value) and '\n' not in str(info.value)
+
+
+def test_other_seeds_are_refused(finished, test_set):
+  with pytest.raises(ValueError, match='seed=5 .* 0, 1'):
+    fedjax_ssl.load(finished).predict(test_set.inputs, seed=5)
+
+
+def test_no_run(finished, tmp_path):
+  def message(folder) -> str:
+    with pytest.raises(ValueError) as info:
+      fedjax_ssl.load(folder)
+    assert str(folder) in str(info.value) and '\n' not in str(info.value)
+    return str(info.value)
+
+  assert 'config.json is missing' in message(tmp_path / 'nowhere')
+  assert 'config.json is missing' in message(tmp_path)
+  shutil.copy(finished / 'config.json', tmp_path)
+  assert 'no checkpoint' in message(tmp_path)
+  stored = json.loads((finished / 'config.json').read_text())
+  stored['facts']['task']['spec']['gone'] = 1
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  assert 'another version' in message(tmp_path)
+  del stored['facts']['task']
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  assert "'task'" in message(tmp_path)
+  (tmp_path / 'config.json').write_text('{"flags": {}, "facts": {}}')
+  assert 'damaged' in message(tmp_path)
+  (tmp_path / 'config.json').write_text('{')
+  assert 'damaged' in message(tmp_path)
+
+
+def test_eval_only_prints_the_last_row_and_writes_nothing(finished):
+  before = launcher.fingerprints(finished)
+  times = {p: p.stat().st_mtime_ns for p in finished.rglob('*')}
+  output = launcher.run(finished, *ARGS, '--eval_only')
+  printed = [json.loads(line) for line in output.splitlines()]
+  assert [row['seed'] for row in printed] == [0, 1]
+  for row in printed:
+    assert row.pop('run').startswith('fixmatch')
+    want = last_rows(finished)[row['seed']]
+    names = {'round', 'accuracy', 'loss', 'val_accuracy', 'local_accuracy',
+             'per_class_accuracy', 'pseudo_label_rate'}
+    assert names <= {*row} and {k: row[k] for k in names} == {
+        k: want[k] for k in names}
+  assert launcher.fingerprints(finished) == before
+  assert {p: p.stat().st_mtime_ns for p in finished.rglob('*')} == times
+
+
+def test_eval_only_without_a_checkpoint(finished, tmp_path):
+  folder = tmp_path / 'run'
+  folder.mkdir()
+  shutil.copy(finished / 'config.json', folder)
+  started = launcher.start(folder, *ARGS, '--eval_only')
+  assert started.wait() == 2
+  line, = started.output().splitlines()
+  assert 'no checkpoint to evaluate' in line and str(folder) in line
+  assert [p.name for p in folder.iterdir()] == ['config.json']

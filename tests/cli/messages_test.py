@@ -1,0 +1,94 @@
+"""A refusal names the flag that was given, and what to give instead."""
+from __future__ import annotations
+
+import pytest
+
+from fedjax_ssl.cli import dealing
+
+# The flags, and parts of the line.
+LINES = {
+    'knob_value': (["--method=uda(tsa='cubic')"],
+                   ["--method=uda(tsa='cubic'): tsa", 'exp, linear']),
+    'knob_name': (['--method=fixmatch(treshold=.8)'],
+                  ['--method=fixmatch(treshold=.8): ', "mean 'threshold'"]),
+    'knob_as_flag': (['--method=fixmatch(mu=.5)', '--threshold=0.8'],
+                     ['--threshold=0.8', '"fixmatch(mu=0.5, threshold=0.8)"']),
+    'knob_as_flag_without': (['--threshold=0.8'],
+                             ['fixmatch, flexmatch', '--method=fedavg has']),
+    'knob_of_a_model': (['--model=cnn', '--width=8'], ['"cnn(width=8)"']),
+    'word_as_flag': (['--method=fixmatch', '--labeler=global'],
+                     ["fixmatch(labeler='global')"]),
+    'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
+    'profile_name': (['--method=rscfed', '--profile=papr'],
+                     ['--method=rscfed --profile=papr', 'official_isic']),
+    'profile_empty': (['--profile='], ['--profile= and', 'fedmatch']),
+    'profile_twice': (
+        ["--method=rscfed(profile='paper')", '--profile=official'],
+        ["profile='paper'", '--profile=official', 'one of them']),
+    'labels_at': (['--method=feddure', '--labels_at=server'],
+                  ['--method=feddure: --labels_at=server: give clients']),
+    'view_and_image': (['--method=fixmatch', '--strong=ra_mc(cutout=999)'],
+                       ['--strong=ra_mc(cutout=999): cutout', 'at most 8']),
+    'weak_and_image': (['--weak=flip_crop(pad=8)'],
+                       ['--weak=flip_crop(pad=8): pad=8', '[0, 8)']),
+    'batch': (['--method=fixmatch', '--unlabeled_batch=1000000000'],
+              ['--unlabeled_batch=1000000000', '[0, 65536]']),
+    'epochs': (['--local_epochs=2000000000'],
+               ['--local_epochs=2000000000', '[1, 10000]']),
+    'views': (['--method=mixmatch(num_views=100000)'],
+              ['--method=mixmatch(num_views=100000): num_views', 'most 64']),
+    'threshold': (['--method=fixmatch(threshold=95)'],
+                  ['threshold must be in [0, 1.1], not 95', 'a probability']),
+    'epsilon': (['--method=fedssl(epsilon=8)'],
+                ['epsilon=8 does nothing with dp_scope=None',
+                 "write dp_scope='all'"]),
+    'no_epsilon': (["--method=fedssl(dp_scope='all', epsilon=0)"],
+                   ['epsilon must be above 0', 'leave epsilon and dp_scope out'
+                    ]),
+    'groups': (['--method=rscfed(groups=999999)'],
+               ['groups must be a whole number', 'at most 1000, not 999999']),
+    'norm': (['--model=cnn', '--norm=static', "--method=fixmatch(server='local"
+              "')"], ['--norm=static: ']),
+    'labeled_view': (['--labeled_view=flop'], ['--labeled_view=flop: ']),
+    'lr_schedule': (['--lr_schedule=cosine(final=2)'],
+                    ['--lr_schedule=cosine(final=2): final', '[0, 1]']),
+    'labels_many': (['--labels_per_class=500'],
+                    ['500 labels a class', '132 examples']),
+    'aggregator': (['--aggregator=medan'],
+                   ["--aggregator=medan: aggregator 'medan'", "'median'"]),
+    'aggregator_knob': (['--aggregator=trimmed_mean(trim=.5)'],
+                        ['--aggregator=trimmed_mean(trim=.5): trim must be',
+                         '[0, 0.5), not 0.5']),
+    'aggregator_as_flag': (['--aggregator=krum', '--share=.3'],
+                           ['give --aggregator="krum(share=0.3)"']),
+    'aggregator_for_nothing': (
+        ['--method=rscfed', '--aggregator=median'],
+        ['--method=rscfed: ', 'leave aggregator out']),
+    'server_optimizer': (['--server_optimizer=adam(beta1=1)'],
+                         ['--server_optimizer=adam(beta1=1): beta1', '[0, 1)'
+                          ]),
+    'server_rate': (['--server_learning_rate=0'],
+                    ['--server_learning_rate=0', 'must be above 0']),
+    'attack': (['--attack=noise(share=2)'],
+               ['--attack=noise(share=2): share must be in [0, 1]']),
+    'attack_for_nothing': (['--method=local', '--attack=noise'],
+                           ['--method=local: ', 'leave attack out']),
+    'alpha': (['--alpha=0.001'],
+              ['--alpha=0.001: no draw', '--num_clients=20', 'raise --alpha']),
+    'private': (["--method=fedssl(dp_scope='all')"],
+                ['--num_labeled_clients=-1: dp_scope', 'give 1 to 19']),
+}
+
+
+@pytest.mark.parametrize('name', LINES)
+def test_lines(name, refuse):
+  args, words = LINES[name]
+  line = refuse(*args)
+  for word in words:
+    assert word in line
+
+
+def test_a_stream_needs_rounds_for_its_tasks(refuse):
+  line = refuse(deal=dealing.in_tasks(
+      dealing.two_pools('iid_random', 'iid_random'), 2))
+  assert '--rounds_per_task=0' in line and 'at least 1' in line

@@ -1,0 +1,115 @@
+"""Every run says first what learns from what."""
+from __future__ import annotations
+
+import re
+import types
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import methods, task
+from fedjax_ssl.cli import job, start_line
+from fedjax_ssl.core import rounds
+from fedjax_ssl.training import workdir
+from tests import toy
+from tests.cli import launcher
+
+
+def first(output: str) -> str:
+  line, = re.findall(r'^.* (?:starts|continues at round \d+): .*$', output,
+                     re.M)
+  assert output.index(line) < output.find(': round ')
+  return line
+
+
+def test_a_run_says_what_it_trains(tmp_path):
+  args = (*launcher.SMALL, '--num_devices=1')
+  line = first(launcher.run(tmp_path / 'run', *args, '--num_rounds=1'))
+  facts = workdir.read_config(tmp_path / 'run')['facts']['federation']
+  run = fedjax_ssl.load(tmp_path / 'run')
+  model = run.task.model.init(jax.random.key(0)).params
+  count = sum(np.size(leaf) for leaf in jax.tree.leaves(model))
+  assert line == (
+      'fixmatch(threshold=0.3, keep_local=True) starts: 6 clients, 3 a round; '
+      f'{facts["labeled"]["total"]} labeled and '
+      f'{facts["unlabeled"]["total"]:,} unlabeled rows; 10 classes; '
+      f'{count} parameters; 1 device; 2 steps a client and round; 2 seeds.')
+  # What was done is said, and what is to be minded.
+  again = first(launcher.run(tmp_path / 'run', *args, '--num_rounds=2'))
+  assert again == line.replace('starts', 'continues at round 1').replace(
+      ' seeds.', ' seeds; schedules span 1 of 2 rounds.')
+  assert ' starts: ' not in launcher.run(tmp_path / 'run', *args,
+                                         '--num_rounds=2')
+
+
+def works(name: str, **changes) -> list[rounds.Work]:
+  with rounds.noting_work() as noted:
+    methods.make(name, toy.task(**changes))
+  with rounds.noting_work() as none:
+    pass
+  assert not none
+  return noted
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_every_method_says_how_many_steps_it_takes(name):
+  assert works(name)
+
+
+def test_steps_are_those_of_the_streams_that_are_used():
+  clients = toy.federation()[0].clients
+  sizes = np.asarray(clients.num_labeled), np.asarray(clients.num_unlabeled)
+  changes = {'labeled_batch': 2, 'unlabeled_batch': 3, 'local_epochs': 2,
+             'local_steps': 0}
+  known, unknown = (2 * -(-n // b) for n, b in zip(sizes, (2, 3)))
+  for name, wanted in (('fedavg', known),
+                       ('fixmatch', np.maximum(known, unknown))):
+    work, = works(name, **changes)
+    assert start_line._of_clients(work, clients) == [n for n in wanted if n]
+    assert len({*wanted}) > 1  # Else this shows little.
+
+
+def test_ranges_and_numbers():
+  assert start_line._span([1200, 7, 90]) == '7 to 1,200'
+  assert start_line._span([5, 5]) == '5' and start_line._span([]) == ''
+  assert start_line._count(1, 'class', 'classes') == '1 class'
+  assert start_line._count(2000, 'client') == '2,000 clients'
+  chex.assert_equal(start_line._count(0, 'device'), '0 devices')
+
+
+def test_what_a_knob_switches_off_is_said():
+  for method, said in (
+      ('fixmatch(threshold=0)', 'every unlabeled row counts'),
+      ('fixmatch(mu=0.1)', "does nothing with server='fedavg'"),
+      ('fixmatch', '')):
+    spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), method=method)
+    notes = [note(types.SimpleNamespace(spec=spec))
+             for note in start_line.NOTES[-1:]]
+    assert notes == [f'{method}: {said}' if said else '']
+
+
+def test_who_attacks_is_said():
+  spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), attack='noise(share=.1)')
+  for found, said in (
+      ({}, ''), ({'0': [3, 7]}, 'noise(share=.1) by clients 3, 7'),
+      ({'0': [3], '4': []},
+       'noise(share=.1) by clients 3 of seed 0 and none of seed 4')):
+    facts = {'hostile_clients': found} if found else {}
+    assert start_line._attacked(types.SimpleNamespace(
+        spec=spec, facts=facts)) == said
+
+
+@pytest.mark.parametrize('text, cohort, said', [
+    ('fedavg', (1, 3), '3'),
+    ('rscfed(groups=2)', (2, 3), '2 groups of 3')])
+def test_it_says_who_takes_part(text, cohort, said):
+  federation, _ = toy.federation()
+  with rounds.noting_samplers() as samplers:
+    made = methods.make(text, toy.task(cohort_size=3))
+  state = task.template(made, federation)
+  cohorts = [job._cohort(one, federation, state) for one in samplers]
+  assert cohorts == [cohort]
+  assert start_line._cohorts(types.SimpleNamespace(cohorts=cohorts)) == said

@@ -1,0 +1,205 @@
+"""A signal ends an experiment wherever it is, in one line, with its code."""
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedjax_ssl.cli import settings
+from fedjax_ssl.training import checkpoint
+from tests.cli import launcher
+
+NUMBERS = [signal.SIGTERM, signal.SIGINT]
+# Runs that would not end by themselves.
+ARGS = (*launcher.SMALL, '--num_rounds=1000000', '--eval_every=0')
+# The signal comes while something keeps the interpreter from a handler, or
+# what a handler raises from the program.
+HELD = {
+    'collector': """
+def hold():
+  def callback(phase, info):
+    gc.callbacks.remove(callback)
+    os.kill(os.getpid(), NUMBER)
+  gc.callbacks.append(callback)
+  gc.collect()
+""",
+    'weak reference': """
+def hold():
+  class Thing: pass
+  thing = Thing()
+  watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), NUMBER))
+  del thing
+""",
+    'a long call into C': """
+def hold():
+  threading.Timer(0.3, os.kill, (os.getpid(), NUMBER)).start()
+  hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000_000)
+"""}
+SCRIPT = """
+import gc, hashlib, os, threading, weakref
+from fedjax_ssl import cli
+from fedjax_ssl.cli import dealing, settings
+NUMBER = {number}
+{hold}
+deal = dealing.two_pools('iid_count', 'iid_count')
+def held(*args):
+  hold()
+  return deal(*args)
+cli.run_setting(settings.Setting('held', '', '', held, dict(
+    labels_per_class=10)))
+"""
+
+
+def line(number: int) -> str:
+  return (f'Stopped by {signal.Signals(number).name}; the same command with '
+          'the same --workdir continues.\n')
+
+
+@pytest.mark.parametrize('number', NUMBERS)
+@pytest.mark.parametrize('where', HELD)
+def test_no_signal_is_swallowed(tmp_path, where, number):
+  script = tmp_path / 'held.py'
+  script.write_text(SCRIPT.format(number=int(number), hold=HELD[where]))
+  started = launcher.start(tmp_path / 'run', *ARGS, script=script)
+  began = time.monotonic()
+  code = started.wait(60)  # Else it would go on for ever.
+  assert (code, started.output()) == (128 + number, line(number))
+  assert time.monotonic() - began < 20
+
+
+def listens(started: launcher.Started) -> bool:
+  """Whether a handler of SIGTERM is in place, as the kernel tells."""
+  file = pathlib.Path(f'/proc/{started.process.pid}/status')
+  mask = re.search(r'SigCgt:\s*(\w+)', file.read_text())
+  return mask is not None and bool(int(mask[1], 16) >> signal.SIGTERM - 1 & 1)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='no /proc')
+def test_random_moments(tmp_path):
+  draw = random.Random(3)
+  for i in range(8):
+    number, folder = NUMBERS[i % 2], tmp_path / str(i)
+    started = launcher.start(folder, *ARGS)
+    # The last ones come when the run has said what it trains, or later.
+    while not (started.output() if i > 5 else listens(started)):
+      time.sleep(0.002)
+    time.sleep(draw.uniform(0, 1))
+    assert started.running
+    os.kill(started.process.pid or 0, number)
+    code, said = started.wait(60), started.output()
+    saved = checkpoint.Checkpoints(folder / 'checkpoints').latest()
+    if saved is None:
+      assert code == 128 + number and said.endswith(line(number)), said
+    else:
+      assert code == 0 and f'Stopped at round {saved}; ' in said
+      assert line(number) not in said
+    assert 'Traceback' not in said and 'Results' not in said
+
+
+@pytest.mark.parametrize('number', NUMBERS)
+def test_imports_are_interrupted_in_one_line(tmp_path, number):
+  # A stand-in for a module that takes long to import.
+  (tmp_path / 'absl').mkdir()
+  (tmp_path / 'absl' / '__init__.py').write_text(
+      f'import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\n')
+  done = subprocess.run(
+      [sys.executable, str(launcher.DIGITS)], capture_output=True, text=True,
+      env={'PYTHONPATH': str(tmp_path)}, check=False, timeout=50)
+  assert (done.returncode, done.stdout, done.stderr) == (
+      128 + number, '', line(number))
+
+
+def alone(body: str, **options) -> subprocess.CompletedProcess[str]:
+  """Runs a few lines that listen, in a process without JAX."""
+  text = ('import os, sys, time\nfrom fedjax_ssl.cli import stopping\n'
+          'def send(number):\n'
+          '  os.kill(os.getpid(), number)\n'
+          '  time.sleep(0.2)\n'
+          'with stopping.listening():\n'
+          + ''.join(f'  {x}\n' for x in body.splitlines()))
+  return subprocess.run(
+      [sys.executable, '-c', text], cwd=launcher.EXPERIMENTS, text=True,
+      check=False, timeout=50, stderr=subprocess.PIPE, **options)
+
+
+TRAINING = 'with stopping.saving() as trained:\n  trained()\n  '
+
+
+@pytest.mark.parametrize('body, code, said', [
+    # The loop has saved for the first, and no other one is heard.
+    (f'{TRAINING}send(15); send(15); sys.exit(0)', 0, ''),
+    (f'{TRAINING}sys.exit(0)\nsend(15)', 0, ''),
+    # Nobody waits for a save who asks twice from a keyboard.
+    (f'{TRAINING}send(15); send(2); print("late", file=sys.stderr)', 130,
+     line(2)),
+    # One that came after the loop's last look.
+    (f'{TRAINING}send(2)\nprint("late", file=sys.stderr)', 130, line(2)),
+    (f'{TRAINING}pass\nsend(15)\nprint("late", file=sys.stderr)', 143,
+     line(15)),
+    # What fails in training fails as it would without a signal.
+    (f'try:\n  {TRAINING.replace(chr(10), chr(10) + "  ")}send(15); 1 / 0\n'
+     'except ZeroDivisionError:\n  sys.exit(2)', 2, ''),
+])
+def test_in_training_the_loop_is_left_to_save(body, code, said):
+  done = alone(body)
+  assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_children_have_signals_of_their_own():
+  done = alone(
+      'child = os.fork()\nif not child: time.sleep(60)\ntime.sleep(0.1)\n'
+      'os.kill(child, 15)\n'
+      'code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n'
+      'time.sleep(0.2)\nos._exit(7 if code == -15 else 1)')
+  assert (done.returncode, done.stderr) == (7, '')
+
+
+def test_nobody_has_to_read():
+  source, sink = os.pipe()
+  began = time.monotonic()
+  done = alone('os.set_blocking(1, False)\n'
+               'try:\n'
+               '  while True: os.write(1, bytes(4096))\n'
+               'except BlockingIOError: pass\n'
+               'os.set_blocking(1, True)\n'
+               'os.dup2(1, 2)\n'
+               'send(15)\n'
+               'time.sleep(60)', stdout=sink)
+  os.close(source)
+  os.close(sink)
+  assert done.returncode == 143 and time.monotonic() - began < 20
+
+
+def test_what_was_set_before_comes_back():
+  text = ('import signal\nbefore = signal.getsignal(2)\n'
+          'from fedjax_ssl.cli import stopping\n'
+          'with stopping.listening():\n'
+          '  assert signal.getsignal(15) != signal.SIG_DFL\n'
+          'assert signal.getsignal(15) == signal.SIG_DFL\n'
+          'assert signal.getsignal(2) == before\n'
+          'assert signal.set_wakeup_fd(-1) == -1\n')
+  subprocess.run([sys.executable, '-c', text], cwd=launcher.EXPERIMENTS,
+                 check=True)
+
+
+def test_every_experiment_hears_before_it_imports():
+  scripts = [s for s in launcher.EXPERIMENTS.glob('*.py')
+             if 'cli.run_setting(' in s.read_text()
+             and s.stem in settings.SETTINGS]
+  assert {s.stem for s in scripts} == {*settings.SETTINGS}
+  for script in scripts:
+    found = re.findall(r'^(?:import|from) .*', script.read_text(), re.M)
+    assert found == ['from fedjax_ssl import cli'], script
+  loaded = subprocess.run(
+      [sys.executable, '-c', 'import sys\nfrom fedjax_ssl import cli\n'
+       'from fedjax_ssl.cli import stopping\n'
+       'print(*{m.partition(".")[0] for m in sys.modules} & '
+       '{"absl", "numpy", "jax"})'], capture_output=True, text=True, check=True)
+  assert not loaded.stdout.strip()

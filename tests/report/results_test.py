@@ -1,0 +1,159 @@
+"""The table script: numbers come from the runs' files and nowhere else."""
+from __future__ import annotations
+
+import functools
+import json
+import os
+
+import pytest
+
+from fedjax_ssl.report import study
+from tests.cli import launcher
+
+_call = functools.partial(launcher.call, 'results')
+
+
+def _run_of(folder, method, accuracies, alpha=0.5, commit='abc'):
+  """A finished run's files, for two seeds."""
+  folder.mkdir()
+  (folder / 'config.json').write_text(json.dumps({
+      'flags': {'method': method, 'labels': 'few', 'seeds': [0, 1],
+                'alpha': alpha, 'workdir': str(folder)},
+      'facts': {}, 'environment': {'commit': commit}, 'restarts': []}))
+  rows = [{'round': 5, 'seed': s, 'accuracy': a, 'loss': 1.0,
+           'forward_passes': 30.0 + 2 * s}
+          for s, a in enumerate(accuracies)]
+  (folder / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(r) + '\n' for r in rows))
+  (folder / 'timings.jsonl').write_text(
+      json.dumps({'round': 5, 'seconds': 7.0}) + '\n')
+  return str(folder)
+
+
+def test_table_and_json_hold_the_runs_numbers(tmp_path):
+  runs = [_run_of(tmp_path / 'a', 'fedavg', (.5, .6)),
+          _run_of(tmp_path / 'b', 'uda', (.7, .7))]
+  done = _call(*runs, f'--out={tmp_path}/out/table', '--note=Why.')
+  assert done.returncode == 0, done.stderr
+  text = (tmp_path / 'out' / 'table.md').read_text()
+  assert '55.00 ± 7.07' in text and '70.00 ± 0.00' in text
+  assert 'commit abc' in text and '--alpha=0.5' in text
+  assert '| 7 | - | 31 | - |' in text  # Seconds, then costs.
+  assert str(tmp_path) not in text
+  stored = json.loads((tmp_path / 'out' / 'table.json').read_text())
+  assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
+
+
+def test_what_differs_between_runs_is_said(tmp_path):
+  runs = [_run_of(tmp_path / name, 'uda', (.5, .6)) for name in 'ab']
+  runs.append(_run_of(tmp_path / 'c', 'uda', (.7, .7), .1, 'def'))
+  text = _call(*runs).stdout
+  assert 'Flags that differ: alpha 0.5, 0.1 (c).' in text
+  assert 'Where it differs: commit abc, def (c).' in text
+  assert 'differ' not in _call(*runs[:2]).stdout
+
+
+def test_costs_are_means_over_the_run_and_local_accuracy_is_the_last(tmp_path):
+  folder = _run_of(tmp_path / 'a', 'fedmatch', (.5, .6))
+  rows = [{'round': r, 'seed': s, 'accuracy': .5, 'loss': 1.0,
+           'local_accuracy': r / 10 + s / 100, 'cost_up': 100.0 + r}
+          for r in (2, 4) for s in (0, 1)]
+  (tmp_path / 'a' / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(r) + '\n' for r in rows))
+  assert _call(folder, f'--out={tmp_path}/table').returncode == 0
+  head, _, row, *_ = (tmp_path / 'table.md').read_text().splitlines()
+  assert head.endswith('| backward | local_accuracy | cost_up |')
+  assert row.endswith('| 40.50 ± 0.71 | 103 |')
+
+
+def test_only_noise_on_the_generator_alone_is_called_nominal(tmp_path):
+  cells = {}
+  for scope, epsilon in (('all', 7.5), ('generator', 7.5), ('open', None)):
+    name = 'all' if scope == 'open' else scope
+    folder = _run_of(tmp_path / scope, f'fedssl(dp_scope="{name}")', (.5, .6))
+    whole = [{'round': 4, 'seed': s, 'accuracy': .5, 'epsilon': epsilon}
+             for s in (0, 1)]
+    short = [{'round': 3, 'seed': s, 'epsilon': 1.0} for s in (0, 1)]
+    (tmp_path / scope / 'metrics.jsonl').write_text(
+        ''.join(json.dumps(r) + '\n' for r in short + whole))
+    head, _, row, *rest = _call(folder).stdout.splitlines()
+    assert head.endswith('| epsilon |')
+    cells[scope] = row.split(' | ')[-1], 'no guarantee' in ' '.join(rest)
+  assert cells == {'all': ('7.50 |', False),
+                   'generator': ('7.50, nominal |', True),
+                   'open': ('unbounded |', False)}
+
+
+def test_numbers_in_doubt_are_shown_with_a_mark(tmp_path):
+  """And other metrics of the last row get a column where they are asked for."""
+  runs = [_run_of(tmp_path / 'lost', 'uda', (.4, .5)),
+          _run_of(tmp_path / 'good', 'fedavg', (.5, .6))]
+  file = tmp_path / 'lost' / 'metrics.jsonl'
+  row, other = map(json.loads, file.read_text().splitlines())
+  file.write_text(json.dumps(row | {'loss': 7.6e10, 'auc': .5}) + '\n'
+                  + json.dumps(other | {'auc': .6}) + '\n')
+  done = _call(*runs, '--columns=auc', f'--out={tmp_path}/table')
+  assert done.returncode == 0, done.stderr
+  text = (tmp_path / 'table.md').read_text()
+  head, _, lost, good, *_ = text.splitlines()
+  assert head.endswith('| backward | auc, % |')
+  assert lost.endswith('| 55.00 ± 7.07 |') and good.endswith('| - |')
+  assert '| 45.00 ± 7.07 † |' in lost and '†' not in good
+  assert 'lost: † diverged in 1 of 2 seeds: loss 7.6e+10.' in text
+  first, second = json.loads((tmp_path / 'table.json').read_text())['runs']
+  assert first['verdict'] == [['diverged', 'loss 7.6e+10'], None]
+  assert second['verdict'] == [None, None]
+  done = _call(*runs, '--columns=acu')
+  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+  assert '--columns=acu' in done.stderr
+
+
+def test_without_out_the_table_is_printed_only(tmp_path):
+  folder = _run_of(tmp_path / 'a', 'fedavg', (.5, .6))
+  done = _call(folder)
+  assert done.returncode == 0 and '55.00 ± 7.07' in done.stdout
+  assert [*tmp_path.iterdir()] == [tmp_path / 'a']
+  for args, word in ((['--epsilon', folder], '--out'), (['--otu=x'], 'otu'),
+                     ([], 'run')):
+    done = _call(*args)
+    assert done.returncode == 2 and word in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+  done = _call(str(tmp_path), f'--out={tmp_path}/table')
+  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+  assert not (tmp_path / 'table.md').exists()
+
+
+def test_a_folder_of_runs_stands_for_them(tmp_path):
+  sweep = tmp_path / 'sweep'
+  sweep.mkdir()
+  runs = [_run_of(sweep / name, 'uda', (.5, .6)) for name in 'ab']
+  (sweep / 'a.log').write_text('what a run printed')
+  (sweep / '.sweep').mkdir()
+  one, other, each = (_call(*words).stdout for words in (
+      [str(sweep)], [*runs, str(sweep / 'a.log')], runs))
+  assert one == other == each and '| a |' in one and '| b |' in one
+  done = _call(str(tmp_path / 'nowhere'))
+  assert done.returncode == 2 and 'holds no run' in done.stderr
+
+
+def test_an_epsilon_plot_is_whole_or_the_old_one(tmp_path, monkeypatch):
+  folder = _run_of(tmp_path / 'a', 'fedssl', (.5, .6))
+  rows = [{'round': 5, 'seed': s, 'accuracy': .5, 'epsilon': 2.0}
+          for s in (0, 1)]
+  (tmp_path / 'a' / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(r) + '\n' for r in rows))
+  plot = tmp_path / 'table_epsilon.png'
+  plot.write_bytes(b'old')
+  def fail(*paths):
+    raise OSError(28, 'no space')
+  with monkeypatch.context() as patch:
+    patch.setattr(os, 'replace', fail)
+    with pytest.raises(OSError, match='no space'):
+      study.draw_epsilon(tmp_path / 'table', [folder])
+  assert plot.read_bytes() == b'old'
+  assert not list(tmp_path.glob('*.partial'))
+  study.draw_epsilon(tmp_path / 'table', [folder])
+  assert plot.read_bytes().startswith(b'\x89PNG')

@@ -1,0 +1,147 @@
+"""Reports of runs that are unfinished, damaged, or not the paper's."""
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import pathlib
+
+import pytest
+
+from fedjax_ssl import config
+from fedjax_ssl.cli import report
+from fedjax_ssl.report import stored_runs, tables
+from tests.report import fake
+
+
+def flagged(root: pathlib.Path, monkeypatch, *, paper=True, **flags) -> str:
+  """A run of a paper's cell that asks for 20 rounds of alpha=0.5."""
+  monkeypatch.setattr(stored_runs, '_cells', lambda: {
+      'x': ('--num_rounds=20', '--alpha=.5', '--seeds=0,1,2')})
+  made = fake.config([0], **flags)
+  made['origin'] |= {'flagfiles': ['x.flags'],
+                     'comments': ['Paper: 57.73 %.'] if paper else []}
+  return fake.write(root / 'run', [fake.row(20, .5)], made)
+
+
+def test_one_damaged_run_does_not_block_the_others(tmp_path, capsys):
+  good = fake.write(tmp_path / 'good', [fake.row(20, .5)])
+  empty = fake.write(tmp_path / 'empty', [])
+  torn = fake.write(tmp_path / 'torn', [fake.row(20, .5)])
+  (tmp_path / 'torn' / 'config.json').write_text('{"flags"')
+  out = tmp_path / 'out'
+  assert report.main([good, empty, torn, f'--out={out}']) == 0
+  lines = capsys.readouterr().err.splitlines()
+  assert [x.split(':')[0] for x in lines] == ['left out'] * 2
+  assert 'empty has no rows' in lines[0] and 'torn' in lines[1]
+  page = (out / 'index.html').read_text()
+  assert page.count('left out: ') == 2 and 'empty has no rows' in page
+  assert report.main([empty, torn, f'--out={out}']) == 2
+  assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_unfinished_seeds_and_rounds_show_in_all_formats(tmp_path):
+  rows = [fake.row(5, .4, 0), fake.row(10, .5, 0), fake.row(5, .4, 2)]
+  run = stored_runs.read(
+      fake.write(tmp_path / 'run', rows, fake.config([0, 1, 2])))
+  assert stored_runs.seeds_of(run) == [0, 2]
+  grid = tables.main_table([run])
+  for text in (tables.markdown(grid), tables.latex(grid),
+               tables.comma_separated(grid),
+               tables.as_html(grid)):
+    assert '5 to 10 of 20' in text and '2 of 3' in text
+    assert 'not finished, 5 of 20 rounds' in text
+    assert 'no rows yet of 1' in text
+    assert 'different rounds (seed 0: 10, seed 2: 5)' in text
+  finished = stored_runs.read(fake.write(tmp_path / 'b', [fake.row(20, .5)]))
+  assert not finished.notes()
+
+
+def test_an_unfinished_run_joins_its_other_seeds(tmp_path):
+  several = fake.write(tmp_path / 'a_seeds', [fake.row(20, .4, 0)],
+                       fake.config([0, 1]))
+  single = fake.write(tmp_path / 'a_seed1', [fake.row(20, .6)],
+                      fake.config([1]))
+  run, = stored_runs.load([single, several])
+  assert stored_runs.seeds_of(run) == [0, 1]
+  assert [r[-1]['accuracy'] for r in run.seeds] == [.4, .6]
+  assert not run.notes()
+
+
+def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):
+  run = stored_runs.read(flagged(tmp_path, monkeypatch, alpha=.1))
+  text = tables.markdown(tables.main_table([run]))
+  assert '| 57.73 * |' in text and 'this run has alpha=0.1' in text
+  head, row = csv.reader(io.StringIO(tables.comma_separated(
+      tables.main_table([run]))))
+  assert 'alpha=0.1' in row[head.index('note')]
+  assert not any(tables.target_table([run], [.5]).notes)
+
+
+def test_it_is_not_marked_where_they_agree(tmp_path, monkeypatch):
+  run = stored_runs.read(flagged(tmp_path, monkeypatch))
+  assert run.changed == () and not run.notes()
+
+
+def test_a_flag_that_the_flagfile_does_not_name_is_the_settings(
+    tmp_path, monkeypatch):
+  defaults = {'digits_dirdir': dataclasses.asdict(config.Config()) | {
+      'momentum': 0.9, 'method': 'fedavg'}}
+  for name, flags, changed in (
+      ('as_it_is', {'client_map': 'vmap', 'local_steps': 0}, ()),
+      ('other', {'local_steps': 2}, ('local_steps=2',))):
+    (tmp_path / name).mkdir()
+    run = stored_runs.read(flagged(
+        tmp_path / name, monkeypatch, momentum=0.9, **flags),
+                           defaults=lambda name: defaults[name])
+    assert run.changed == changed
+
+
+def test_the_cost_is_a_mean_over_rounds(tmp_path):
+  rows = [fake.row(5, .5, cost_up=10.0), fake.row(20, .5, cost_up=90.0)]
+  assert stored_runs.outcome(rows)['metrics']['cost_up'] == pytest.approx(70)
+  # Of two models a round, 1000 bytes of 4000 go up.
+  rows = [fake.row(r, .5, models_sent=2.0) for r in (5, 20)]
+  found = stored_runs.outcome(rows)['metrics']
+  assert (found['cost_up'], found['cost_down']) == (50, 150)
+  assert 'cost_up' not in stored_runs.outcome([fake.row(5, .5)])['metrics']
+
+
+def test_numbers_in_doubt_are_shown_with_a_mark(tmp_path, capsys):
+  bad = fake.write(tmp_path / 'bad', [fake.row(20, .4194, loss=7.6e10)])
+  good = fake.write(tmp_path / 'good', [fake.row(20, .5, macro_recall=.25)],
+                    fake.config(method='uda'))
+  out = tmp_path / 'out'
+  assert report.main([bad, good, f'--out={out}',
+                      '--columns=macro_recall']) == 0
+  for name, mark in (('md', '†'), ('tex', r'$\dagger$')):
+    text = (out / f'table.{name}').read_text()
+    assert f'41.94 {mark}' in text and '25.00' in text
+    assert f'{mark} diverged: loss 7.6e+10' in text
+  assert '41.94 †' in (out / 'index.html').read_text()
+  with open(out / 'table.csv', newline='') as file:
+    first, second = csv.DictReader(file)
+  assert float(first['final, %']) == pytest.approx(41.94)
+  assert 'diverged' in first['note'] and not second['note']
+  assert second['macro recall, %'] == '25.0'
+  capsys.readouterr()
+  assert report.main([bad, f'--out={tmp_path / "new"}', '--columns=no']) == 2
+  said = capsys.readouterr().err
+  assert '--columns=no' in said and len(said.splitlines()) == 1
+  assert not (tmp_path / 'new').exists()
+
+
+def test_a_file_is_no_folder_to_write(tmp_path, capsys):
+  (tmp_path / 'file').write_text('')
+  run = fake.write(tmp_path / 'run', [fake.row(20, .5)])
+  assert report.main([run, f'--out={tmp_path / "file"}']) == 2
+  said = capsys.readouterr().err
+  assert 'must be a folder' in said and len(said.splitlines()) == 1
+
+
+def test_numbers_stand_to_the_right_in_latex_too(tmp_path):
+  run = stored_runs.read(fake.write(tmp_path / 'run', [fake.row(20, .5)]))
+  grid = tables.main_table([run])
+  right = tables.markdown(grid).splitlines()[1].count('---:')
+  kinds = tables.latex(grid).split('tabular}{')[1].split('}')[0]
+  assert kinds.count('r') == right == 8

@@ -1,0 +1,62 @@
+"""What there is to say of the program that a run on two devices compiles."""
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tests import hlo
+
+SLOTS = 4
+# One for each client, or each slot of several groups.
+NUMBERS = 24
+# Two programs that exchange could each hold a device that the other waits for.
+_DEVICES = threading.Lock()
+
+
+def mesh() -> jax.sharding.Mesh:
+  return jax.make_mesh((2,), ('clients',), devices=jax.devices()[:2],
+                       axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def _known(state: Any, federation: Any) -> set[hlo.Shape]:
+  """Shapes of one client's and of the server's arrays."""
+  one = [*jax.tree.leaves(state.server),
+         *jax.tree.map(lambda x: x[0], jax.tree.leaves(state.memory)),
+         *jax.tree.map(lambda x: x[0], tuple(federation.clients))]
+  return {tuple(x.shape) for x in one}
+
+
+def programs(runs: Any) -> list[int]:
+  """Programs after the first stretch of a run, and after a longer one."""
+  counts = []
+  with _DEVICES:
+    for first, count in ((0, 1), (1, 2)):
+      runs.advance(first, count)
+      runs.restart_totals()  # As after every evaluation.
+      counts.append(runs._run._cache_size())
+  return counts
+
+
+def report(runs: Any, compiled: bool = True) -> dict[str, Any]:
+  """What there is to say of the program that a run compiles, and calls."""
+  lowered = runs._run.lower(
+      runs.states[0], runs._totals[0], runs._federations[0], jnp.int32(0),
+      jnp.int32(1), runs._roots[0][1])
+  given = lowered.as_text()
+  found = {'given': given.count('stablehlo.convolution'),
+           'products': given.count('stablehlo.dot_general'),
+           'groups': hlo.batch_groups(given)}
+  if not compiled:
+    return found
+  text = lowered.compile().as_text() or ''  # Kept: not compiled once more.
+  assert 'num_partitions=2' in text
+  known = _known(runs.states[0], runs._federations[0])
+  return found | {
+      'convolutions': text.count(' convolution('),
+      'slow': hlo.slow_convolutions(text),
+      'exchanges': len(list(hlo.exchanges(text))),
+      'strange': hlo.strange_exchanges(text, known, SLOTS, NUMBERS),
+      'programs': programs(runs)}

@@ -1,0 +1,139 @@
+"""One, two and four devices train the same bits."""
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+_CODE = """
+import json, sys
+from tests.training import devices_test
+print(json.dumps(devices_test.trained(json.loads(sys.argv[1]))))
+"""
+_ROUNDS = 3
+_VMAP = {'client_map': 'vmap', 'chunk_size': 2}
+# Method, model, changes of the task, where labels live, numbers of devices.
+# The rows of the six clients' memories divide over 2 devices and not over 4,
+# cohorts of 3 over neither.
+RUNS: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {
+    'fedavg_layers_map': ('fedavg', 'layers', {}, 'clients', (1, 4)),
+    'fedprox_linear_vmap': (
+        'fedprox(mu=0.5, keep_local=True)', 'linear',
+        {**_VMAP, 'cohort_size': 3}, 'clients', (1, 2, 4)),
+    'rscfed_linear_map': ('rscfed(warmup=0.0)', 'linear', {}, 'clients',
+                          (1, 2)),
+    'fixmatch_conv_vmap_server': (
+        'fixmatch(threshold=0.4)', 'conv', _VMAP, 'server', (1, 4)),
+}
+
+
+def trained(names: list[str]) -> dict[str, list[dict[str, str]]]:
+  """Trains each run on 1, 2 or 4 devices of this process, as a run does it.
+
+  Returns:
+    By name, for each number of devices the hash of every leaf of the state.
+  """
+  import concurrent.futures
+  import dataclasses
+  import hashlib
+
+  import jax
+  import numpy as np
+
+  from fedjax_ssl import methods
+  from fedjax_ssl.training import runner
+  from fedjax_ssl.training.checkpoint import manifest
+  from tests import toy
+  from tests.training import networks
+
+  def one(name, count):
+    method_name, model, changes, labels_at, _ = RUNS[name]
+    mesh = None if count == 1 else jax.make_mesh(
+        (count,), ('clients',), devices=jax.devices()[:count],
+        axis_types=(jax.sharding.AxisType.Auto,))
+    task = toy.task('linear' if model == 'layers' else model, mesh=mesh,
+                    labels_at=labels_at, **changes)
+    if model == 'layers':
+      task = dataclasses.replace(task, model=networks.layers_of_most_forms())
+    method = methods.make(method_name, task)
+    runs = runner.Sequential(method, [toy.federation(labels_at)[0]], [0], mesh)
+    runs.start(None)
+    for leaf in jax.tree.leaves(runs.states[0].memory):
+      split = count > 1 and leaf.shape[0] % count == 0
+      assert leaf.sharding.is_fully_replicated != split, leaf.sharding
+    runs.advance(0, _ROUNDS)
+    # Sums of losses may be rounded otherwise; the model may not.
+    assert int(runs.states[0].round) == _ROUNDS
+    return {
+        leaf_name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()
+        for leaf_name, leaf in manifest.named({'state': runs.states[0]})}
+
+  for name in names:  # The examples are made once.
+    toy.federation(RUNS[name][3])
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    running = {name: [pool.submit(one, name, count) for count in RUNS[name][4]]
+               for name in names}
+    return {name: [job.result() for job in jobs]
+            for name, jobs in running.items()}
+
+
+@pytest.fixture(scope='module')
+def results(run_python) -> dict[str, list[dict[str, str]]]:
+  # Optimized as users run it: there a compiler may contract products and sums
+  # differently on one device and on several.
+  output = run_python(_CODE, json.dumps([*RUNS]), devices=4,
+                      env={'XLA_FLAGS': ''})
+  return json.loads(output.splitlines()[-1])
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_the_number_of_devices_changes_no_bit(results, name):
+  first, *others = results[name]
+  assert first and others
+  for other in others:
+    assert other == first
+
+
+def test_runs_differ(results):
+  """Equal hashes mean something: other runs have others."""
+  states = [str(runs[0]) for runs in results.values()]
+  assert len(set(states)) == len(states)
+
+
+_WIDE = """
+import hashlib
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fedjax_ssl.models import conv, layers
+
+def normal(*shape):
+  return jnp.asarray(np.random.default_rng(0).standard_normal(shape), 'float32')
+
+def dense(kernel, x):
+  layer = layers.Dense(kernel.shape[1], layers.Choices(), use_bias=False)
+  return layer.apply({'params': {'kernel': kernel}}, x)
+
+def form(impl):
+  return lambda kernel, x: conv.max_pooled_conv2d(x, kernel, impl=impl)
+
+for function, kernel, x in (
+    (dense, (3136, 512), (5, 3136)),
+    (form('auto'), (5, 5, 1, 32), (20, 28, 28, 1)),
+    (form('gemm'), (3, 3, 6, 16), (20, 14, 14, 6)),
+    (form('reordered'), (3, 3, 8, 32), (20, 14, 14, 8)),
+    (form('auto'), (5, 5, 32, 64), (20, 14, 14, 32))):
+  def both(kernel, x):
+    y, pull = jax.vjp(function, kernel, x)
+    return y, pull(jnp.sin(y))
+  for leaf in jax.tree.leaves(jax.jit(both)(normal(*kernel), normal(*x))):
+    print(kernel, hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest())
+"""
+
+
+def test_layers_of_real_size_do_not_see_the_threads(run_python):
+  """Which are as many as devices, where these are more than processors."""
+  one, many = (run_python(_WIDE, devices=n, env={'XLA_FLAGS': ''}).splitlines()
+               for n in (1, 8))
+  assert one == many and len(one) == 3 * 5
