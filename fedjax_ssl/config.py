@@ -243,6 +243,20 @@ class Config:
       '[tensorboard].', may_change=True, this_start=True)
   seeds: tuple[int, ...] | None = _option(
       None, 'Several seeds, as in 0,1,2, instead of seed.')
+  aggregator: str = _option(
+      'mean', "Rule that makes one update of the clients', of methods that "
+      'average, with knobs if any, as in "trimmed_mean(trim=.3)". '
+      '`fedjax-ssl list aggregators` lists them.')
+  server_optimizer: str = _option(
+      'sgd', 'Takes the average of the updates as a gradient of the server, '
+      'with knobs if any, as in "adam(tau=0.01)"; of methods that average. '
+      '`fedjax-ssl list server_optimizers` lists them.')
+  server_learning_rate: float | None = _option(
+      None, 'Of server_optimizer; default: 1 of sgd and momentum, 0.01 of the '
+      'others. sgd with 1 adds the average.', knobs.RATE)
+  attack: str = _option(
+      'none', 'What a share of the clients does to the others, with knobs if '
+      'any, as in "sign_flip(share=.3)". `fedjax-ssl list attacks` lists them.')
 
   def __post_init__(self) -> None:
     for name in OPTIONS:

@@ -25,6 +25,7 @@ from fedjax_ssl.core.types import (
   Task,
 )
 from fedjax_ssl.data import augment, preprocess
+from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 Kind = TypeVar('Kind', Examples, Shard)
 
@@ -70,13 +71,20 @@ class TaskSpec:
   chunk_size: int = Config.chunk_size
   aggregation_order: str = Config.aggregation_order
   max_update_norm: float = Config.max_update_norm
+  aggregator: str = Config.aggregator
+  server_optimizer: str = Config.server_optimizer
+  server_learning_rate: float | None = Config.server_learning_rate
+  attack: str = Config.attack
 
 
 # Fields whose value is a name with knobs, and what that chooses from.
 REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
     'labeled_view': augment.WEAK, 'strong': augment.STRONG,
-    'lr_schedule': optimizers.SCHEDULES}
+    'lr_schedule': optimizers.SCHEDULES,
+    'aggregator': aggregators.AGGREGATORS,
+    'server_optimizer': server_optimizers.SERVER_OPTIMIZERS,
+    'attack': attacks.ATTACKS}
 _NESTED = {'weak': augment.WEAK}  # A strong view's knob.
 
 
@@ -183,6 +191,10 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
       chunk_size=spec.chunk_size,
       aggregation_order=spec.aggregation_order,
       max_update_norm=spec.max_update_norm or float('inf'),
+      aggregator=aggregators.make(spec.aggregator),
+      server_optimizer=server_optimizers.make(
+          spec.server_optimizer, spec.server_learning_rate),
+      attack=attacks.make(spec.attack),
       mesh=mesh,
       input_shape=tuple(spec.input_shape))
 

@@ -24,6 +24,13 @@ RULES = (
     ('nearest', functools.partial(distance_mean, beta=np.inf)),
     ('sub_consensus', functools.partial(
         sub_consensus, members=EVERYBODY, beta=np.array([0.0, 3.0]))),
+    ('median', aggregation.median),
+    ('trimmed', aggregation.trimmed_mean),
+    ('krum', aggregation.krum),
+    ('multi_krum', aggregation.multi_krum),
+    ('geometric_median', aggregation.geometric_median),
+    ('norm_clipped', functools.partial(
+        aggregation.norm_clipped, max_norm=100.0)),
 )
 
 

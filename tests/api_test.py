@@ -151,11 +151,15 @@ class PublicNamesTest(parameterized.TestCase):
     self.assertRegex(fedjax_ssl.__version__, r'^\d+\.\d+\.\d+')
 
   def test_rules_of_aggregation_are_complete(self):
-    names = {f.node.name for f in public(PACKAGE / 'aggregation.py')}
+    names = {f.node.name for module in ('means', 'robust')
+             for f in public(PACKAGE / 'aggregation' / f'{module}.py')}
     self.assertSameElements(names, {
         'distance_reweighted_mean', 'ema', 'finite_or_zero',
-        'linear', 'reliability_weighted_mean', 'sample_sub_consensus',
-        'sub_consensus_mean', 'weighted_mean'})
+        'geometric_median', 'krum', 'linear', 'median', 'multi_krum',
+        'norm_clipped', 'reliability_weighted_mean', 'sample_sub_consensus',
+        'sub_consensus_mean', 'trimmed_mean', 'weighted_mean'})
+    self.assertSameElements(
+        names, {*fedjax_ssl.aggregation.__all__} - {'DISTANCES'})
 
 
 class LazyImportTest(parameterized.TestCase):

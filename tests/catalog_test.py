@@ -11,11 +11,14 @@ import pytest
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import catalog
 from fedjax_ssl.data import augment
+from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 REGISTRIES: dict[str, dict[str, Any]] = {
     'methods': methods.METHODS, 'models': models.MODELS,
     'partitions': data.PARTITIONS, 'weak': augment.WEAK,
-    'strong': augment.STRONG}
+    'strong': augment.STRONG, 'aggregators': aggregators.AGGREGATORS,
+    'server_optimizers': server_optimizers.SERVER_OPTIMIZERS,
+    'attacks': attacks.ATTACKS}
 GROUPS = catalog.catalog()
 ENTRIES = [(group, entry) for group in REGISTRIES
            for entry in GROUPS[group].entries]

@@ -20,6 +20,7 @@ from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import arguments, printing, settings
 from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.data import augment, datasets
+from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 # Parameters that the library fills in itself.
 _FILLED = ('task', 'num_classes', 'choices', 'flip', 'where')
@@ -80,6 +81,12 @@ def catalog() -> dict[str, Group]:
       'weak': Group('--weak=NAME(option=value), --labeled_view=NAME(...)',
                     _of(augment.WEAK)),
       'strong': Group('--strong=NAME(option=value)', _of(augment.STRONG)),
+      'aggregators': Group('--aggregator=NAME(option=value)',
+                           _of(aggregators.AGGREGATORS)),
+      'server_optimizers': Group(
+          '--server_optimizer=NAME(option=value), --server_learning_rate=RATE',
+          _of(server_optimizers.SERVER_OPTIMIZERS)),
+      'attacks': Group('--attack=NAME(option=value)', _of(attacks.ATTACKS)),
   }
 
 
@@ -245,8 +252,9 @@ def _datasets() -> Iterator[Entry]:
 
 def _parser() -> argparse.ArgumentParser:
   parser = arguments.Parser('list', 'Lists methods, models, data sets, '
-      'partitions, labels, streams, views and settings, their options, '
-      'defaults and sources. Of one entry it shows all there is to say.')
+      'partitions, labels, streams, views, settings, aggregators, optimizers '
+      'of the server and attacks, their options, defaults and sources. Of one '
+      'entry it shows all there is to say.')
   parser.add_argument('group', nargs='?', metavar='GROUP or NAME',
                       help='one kind only, as in methods; or an entry of any '
                       'kind, as in fixmatch')

@@ -22,6 +22,7 @@ from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import rounds, sampling
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, summary
 from fedjax_ssl.training import (
   checkpoint,
@@ -109,6 +110,9 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'choices': words.of(spec, options.profile),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
+  if task.attack is not None:
+    facts['hostile_clients'] = {
+        str(s): _hostile(task, s, options.num_clients) for s in seeds}
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
              _num_parameters(task), works, cohorts, origin)
@@ -123,6 +127,14 @@ def _of_method(text: str) -> Iterator[None]:
     raise
   except ValueError as error:
     raise FieldError('method', text, str(error)) from error
+
+
+def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
+  """Clients that attack in the run of a seed."""
+  assert task.attack is not None
+  found = attacks.hostile(task.attack, seeds_lib.root_keys(seed)[0],
+                          num_clients)
+  return [int(client) for client in np.flatnonzero(found)]
 
 
 def _num_parameters(task: Task) -> int:

@@ -91,6 +91,16 @@ def _schedules(job: Any) -> str:
       f'schedules span {span:,} of {rounds_:,} rounds')
 
 
+def _attacked(job: Any) -> str:
+  """Who attacks, in the run of each seed."""
+  found = job.facts.get('hostile_clients', {})
+  said = [', '.join(map(str, clients)) or 'none' for clients in found.values()]
+  if len(said) > 1:
+    said = [f'{clients} of seed {seed}'
+            for clients, seed in zip(said, found, strict=True)]
+  return f'{job.spec.attack} by clients {" and ".join(said)}' if said else ''
+
+
 def _switched_off(job: Any) -> str:
   """Knobs whose value switches something off."""
   return '; '.join(task.notes(job.spec))
@@ -98,4 +108,4 @@ def _switched_off(job: Any) -> str:
 
 # Each takes the job; what it returns is said, if it is not empty.
 NOTES: tuple[Callable[[Any], str], ...] = (
-    _without_rows, _schedules, _switched_off)
+    _without_rows, _schedules, _attacked, _switched_off)

@@ -305,9 +305,10 @@ def client_pass(
     client_update: (payload, client, key) -> Update, for one client.
     aggregate: (server, updates, cohort, context, key) -> (server, metrics)
       with Update fields [G, S, ...] ([1, S, ...] under relay), in the order of
-      the cohort it gets. Marked by `aggregation.linear` it gets the weighted
-      mean of the messages instead of the updates, or what `paired` makes of
-      it; zeros if all weights are 0. None leaves the server as it is.
+      the cohort it gets, of which those with a weight are active. Marked by
+      `aggregation.linear` it gets the weighted mean of the messages instead of
+      the updates, or what `paired` makes of it; zeros if all weights are 0.
+      None leaves the server as it is.
     sample: (state, federation, key) -> Cohort; default uniform.
     broadcast: (server, client_id) -> payload; default the server's record.
     relay: aggregate after each group, so that the next starts from it.
@@ -388,8 +389,8 @@ def _run_group(parts: _ClientPass, server: PyTree, memory: PyTree,
   memory = tree.put(memory, slots.ids, results.memory)
   metrics = _summary(results, plan)
   metrics['models_sent'] = _models_sent(parts.task, results, slots.active)
-  return memory, _Group(Cohort(slots.ids, slots.active), metrics, messages,
-                        results)
+  return memory, _Group(Cohort(slots.ids, results.weight > 0), metrics,
+                        messages, results)
 
 
 def _close(parts: _ClientPass, server: PyTree, groups: _Group,
@@ -435,6 +436,13 @@ def _over_groups(metrics: dict[str, Any]) -> Metrics:
   return {name: one(name, value) for name, value in metrics.items()}
 
 
+class Counted(NamedTuple):
+  """The mean of the messages, where clients send counts too."""
+
+  mean: PyTree
+  counts: PyTree  # The mean of `Update.counts`.
+
+
 def paired(mean: PyTree, counts: PyTree) -> PyTree:
   """What a linear rule gets: the mean message or, with counts, a pair.
 
@@ -443,6 +451,6 @@ def paired(mean: PyTree, counts: PyTree) -> PyTree:
     counts: mean of `Update.counts`.
 
   Returns:
-    `mean` where there are no counts, else (mean, counts).
+    `mean` where there are no counts, else both as `Counted`.
   """
-  return (mean, counts) if jax.tree.leaves(counts) else mean
+  return Counted(mean, counts) if jax.tree.leaves(counts) else mean

@@ -216,6 +216,9 @@ class Model(NamedTuple):
   norm: 'none', 'batch', 'group' or 'static'.
   embed: (variables, tokens int32[B, T]) -> float32[B, T, E], which `apply`
     takes in their place; None where inputs are continuous already.
+  features: (variables, inputs) -> float32[B, F], what the last dense layer
+    reads, with running statistics; None of a network that does not say.
+  features_train: as apply_train, with the features before the logits.
   """
 
   init: Callable[..., Variables]
@@ -223,6 +226,23 @@ class Model(NamedTuple):
   apply_train: Callable[..., tuple[jax.Array, PyTree]]
   norm: str = 'none'
   embed: Callable[..., jax.Array] | None = None
+  features: Callable[..., jax.Array] | None = None
+  features_train: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
+      None)
+
+
+class Attack(NamedTuple):
+  """What some clients do to the others.
+
+  Attributes:
+    share: of all clients that do it.
+    flips_labels: whether they learn class C - 1 - c in place of c.
+    send: (message, key) -> what they send in its place; None is the message.
+  """
+
+  share: float
+  flips_labels: bool = False
+  send: Callable[..., PyTree] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,6 +276,9 @@ class Task:
       [S, ...], float32[S] weights) -> one update. A client that is left out
       has weight 0 and an update of zeros. None is the mean. Methods with an
       aggregation of their own refuse one.
+    server_optimizer: takes the mean of the updates as a gradient of the server
+      (an optax.GradientTransformation); None adds it.
+    attack: what a share of the clients does; None: all are honest.
     mesh: mesh with the one axis 'clients', or None for one device.
     input_shape: of one stored input, which federations must have; None takes
       any.
@@ -281,6 +304,8 @@ class Task:
   aggregation_order: str = 'fixed'
   max_update_norm: float = float('inf')
   aggregator: Callable[[PyTree, jax.Array], PyTree] | None = None
+  server_optimizer: Any = None
+  attack: Attack | None = None
   mesh: jax.sharding.Mesh | None = None
   input_shape: tuple[int, ...] | None = None
 

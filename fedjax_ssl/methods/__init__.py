@@ -24,10 +24,13 @@ from fedjax_ssl.methods import (
   flexmatch,
   local,
   mixmatch,
+  moon,
   pseudo_label,
   rscfed,
+  scaffold,
   uda,
 )
+from fedjax_ssl.methods.parts import aggregators
 
 METHODS: dict[str, Callable[..., Method]] = {
     'fed_consist': fed_consist.fed_consist,
@@ -43,14 +46,16 @@ METHODS: dict[str, Callable[..., Method]] = {
     'flexmatch': flexmatch.flexmatch,
     'local': local.local,
     'mixmatch': mixmatch.mixmatch,
+    'moon': moon.moon,
     'pseudo_label': pseudo_label.pseudo_label,
     'rscfed': rscfed.rscfed,
+    'scaffold': scaffold.scaffold,
     'uda': uda.uda,
 }
 
 
 def make(text: str, task: Task, *,
-         aggregator: Callable[[PyTree, jax.Array], PyTree] | None = None
+         aggregator: str | Callable[[PyTree, jax.Array], PyTree] | None = None
          ) -> Method:
   """A method from its name, with knobs if any: 'fixmatch(threshold=0.9)'.
 
@@ -59,7 +64,8 @@ def make(text: str, task: Task, *,
     task: the static choices. If it does not say how many rounds schedules
       span, `train` does; what needs the number is refused elsewhere.
     aggregator: a rule in place of the mean of the clients' updates, see
-      `Task.aggregator`; None is the task's own.
+      `Task.aggregator`, or the name of one, as in 'trimmed_mean(trim=.3)';
+      None is the task's own.
 
   Returns:
     The method.
@@ -73,7 +79,9 @@ def make(text: str, task: Task, *,
     raise TypeError("make_method takes a name and a task, as in "
                     "make_method('fixmatch', make_task(spec)), not "
                     f'{type(text).__name__} and {type(task).__name__}.')
-  if aggregator is not None:
+  if isinstance(aggregator, str):
+    task = dataclasses.replace(task, aggregator=aggregators.make(aggregator))
+  elif aggregator is not None:
     task = dataclasses.replace(task, aggregator=aggregator)
   made, spanning = _build(text, task), None
   if task.schedule_rounds is None:

@@ -1,7 +1,8 @@
 """Networks by name, as pure functions that are fast inside loops."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -194,5 +195,36 @@ def _pure(module: nn.Module, shape: tuple[int, ...], norm: str,
     vectors: Any = module.apply(tree(variables), tokens, method='embed')
     return vectors
 
+  def features(variables: types.Variables, inputs: jax.Array) -> jax.Array:
+    with _reading_last_layer() as read:
+      apply(variables, inputs)
+    return finish(read[-1])
+
+  def features_train(variables: types.Variables, inputs: jax.Array,
+                     mask: jax.Array | None, key: jax.Array | None = None
+                     ) -> tuple[jax.Array, jax.Array, types.PyTree]:
+    with _reading_last_layer() as read:
+      logits, stats = apply_train(variables, inputs, mask, key)
+    return finish(read[-1]), logits, stats
+
   return types.Model(init, apply, apply_train, norm,
-                     embed if has_tokens else None)
+                     embed if has_tokens else None, features, features_train)
+
+
+@contextlib.contextmanager
+def _reading_last_layer() -> Iterator[list[jax.Array]]:
+  """Lists what every dense layer of a network reads; the last is its head.
+
+  So no network has to give its features away by a path of its own.
+  """
+  read: list[jax.Array] = []
+
+  def note(call: Callable[..., Any], args: Any, kwargs: Any,
+           context: Any) -> Any:
+    if isinstance(context.module, (layers.Dense, nn.Dense)) and (
+        context.method_name == '__call__'):
+      read.append(args[0])
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(note):
+    yield read

@@ -91,6 +91,17 @@ def test_what_a_knob_switches_off_is_said():
     assert notes == [f'{method}: {said}' if said else '']
 
 
+def test_who_attacks_is_said():
+  spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), attack='noise(share=.1)')
+  for found, said in (
+      ({}, ''), ({'0': [3, 7]}, 'noise(share=.1) by clients 3, 7'),
+      ({'0': [3], '4': []},
+       'noise(share=.1) by clients 3 of seed 0 and none of seed 4')):
+    facts = {'hostile_clients': found} if found else {}
+    assert start_line._attacked(types.SimpleNamespace(
+        spec=spec, facts=facts)) == said
+
+
 @pytest.mark.parametrize('text, cohort, said', [
     ('fedavg', (1, 3), '3'),
     ('rscfed(groups=2)', (2, 3), '2 groups of 3')])

@@ -11,12 +11,19 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.core import checks, knobs, optimizers
 from fedjax_ssl.data import augment
 from fedjax_ssl.methods import fedssl, fixmatch, pseudo_label
-from fedjax_ssl.methods.parts import averaging
+from fedjax_ssl.methods.parts import (
+  aggregators,
+  attacks,
+  averaging,
+  server_optimizers,
+)
 from tests import toy
 
 REGISTRIES: dict[str, Any] = {
     'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
-    'strong': augment.STRONG, 'schedule': optimizers.SCHEDULES}
+    'strong': augment.STRONG, 'schedule': optimizers.SCHEDULES,
+    'aggregator': aggregators.AGGREGATORS, 'attack': attacks.ATTACKS,
+    'server_optimizer': server_optimizers.SERVER_OPTIMIZERS}
 # Checked by their own builders: several numbers, or levels of gray.
 _OWN = ('fill', 'tops', 'num_classes')
 

@@ -63,7 +63,7 @@ def _share(text: str, place: str) -> int:
   return CASES.index((text, place)) % _SHARES
 
 
-def trained(text: str, place: str) -> list[dict[str, Any]]:
+def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
   """Trains and evaluates as a run does, on 1 and 2 devices of this process.
 
   Returns:
@@ -88,8 +88,8 @@ def trained(text: str, place: str) -> list[dict[str, Any]]:
 
   def one(count):
     mesh = None if count == 1 else compiled.mesh()
-    task = dataclasses.replace(
-        toy.task(labels_at=place, mesh=mesh), model=networks.reordered())
+    task = dataclasses.replace(toy.task(
+        labels_at=place, mesh=mesh, **changes), model=networks.reordered())
     rows: list[loop.Row] = []
     with mock.patch.object(runner, 'Sequential', Seen):
       result = loop.train(

@@ -36,7 +36,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import network
+from fedjax_ssl.methods.parts import additions, network
 
 Aggregate = Callable[..., tuple[Any, Metrics]]
 
@@ -91,7 +91,8 @@ def assemble(
   A round has these passes: the server trains on its own labels, if it has
   some; the passes `before`; the clients train; and, under norm='static', the
   statistics of the new model are computed. `task.aggregator` replaces the mean
-  of the clients' updates and nothing else.
+  of the clients' updates and nothing else. What a server's optimizer and an
+  attack do, `additions` says.
 
   Args:
     task: the static choices.
@@ -120,50 +121,92 @@ def assemble(
     The method.
 
   Raises:
-    ValueError: for a `task.aggregator` where there is no mean to replace.
+    ValueError: for an aggregator, a server's optimizer or an attack of the task
+      that has nothing to act on.
   """
-  aggregate = _ruled(task, aggregate, takes_rule)
-  passes = [*before, rounds.client_pass(
-      task, client_update, aggregate, sample=sample, broadcast=broadcast,
+  _check(task, aggregate, takes_rule, alone=not before)
+  added = additions.wanted(task)
+  own = additions.own if added else _unchanged
+  within = additions.within if added else _unchanged
+  update, send, finish = client_update, broadcast or _whole, aggregate
+  if added:
+    update = additions.client_update(task, client_update)
+    finish = None if aggregate is None else additions.aggregate(task, aggregate)
+  if task.aggregator is not None and finish is not None:
+    finish = by_rule(task.aggregator, finish)
+  passes = [*map(within, before), rounds.client_pass(
+      task, update, finish, sample=sample,
+      broadcast=lambda server, client_id: send(own(server), client_id),
       work=work)]
   if task.labels_at == 'server' and on_labels is not None:
-    passes.insert(0, rounds.server_pass(on_labels))
+    passes.insert(0, within(rounds.server_pass(on_labels)))
   if task.model.norm == 'static':
-    passes.append(statistics(task))
+    passes.append(within(statistics(task)))
   one_round = (rounds.chain(*passes) if splits_key or len(passes) > 1
                else passes[0])
 
   def start(key, federation):
     server, memory = (init(key, federation) if init is not None
                       else (Server(new_model(task, key)), ()))
-    return State(server, memory, jnp.int32(0))
+    state = State(server, memory, jnp.int32(0))
+    return additions.start(task, state, client_update, send, federation,
+                           key) if added else state
 
   def begun(state, federation, round_, key):
-    assert begin is not None
-    return one_round(begin(state, federation, round_), federation, round_, key)
+    def first(state, federation, round_, key):
+      del key
+      assert begin is not None
+      return begin(state, federation, round_), {}
+    state, _ = within(first)(state, federation, round_, key)
+    return one_round(state, federation, round_, key)
 
   return Method(
       start, one_round if begin is None else begun,
       predict=None if aggregate is None else (
-          lambda server, inputs: task.apply(model(server), inputs)),
+          lambda server, inputs: task.apply(model(own(server)), inputs)),
       local_predict=None if local_model is None else (
-          lambda server, row, inputs: task.apply(local_model(row), inputs)),
-      pseudo_label=pseudo_label, client_update=client_update,
-      aggregate=aggregate, report=report, pictures=pictures)
+          lambda server, row, inputs: task.apply(
+              local_model(own(row)), inputs)),
+      pseudo_label=None if pseudo_label is None else (
+          lambda server, row, inputs: pseudo_label(
+              own(server), own(row), inputs)),
+      client_update=update, aggregate=finish,
+      report=None if report is None else lambda server: report(own(server)),
+      pictures=None if pictures is None else (
+          lambda server, *rest: pictures(own(server), *rest)))
 
 
-def _ruled(task: Task, aggregate: Aggregate | None, takes_rule: bool
-           ) -> Aggregate | None:
-  """`aggregate` with the task's rule in place of the mean, if it has one."""
-  if task.aggregator is None:
-    return aggregate
-  if aggregate is None:
-    raise ValueError('clients that send nothing have nothing to aggregate; '
-                     'leave aggregator out.')
-  if not (takes_rule and getattr(aggregate, 'is_linear', False)):
-    raise ValueError('this has an aggregation of its own in place of the mean; '
-                     'leave aggregator out.')
-  return by_rule(task.aggregator, aggregate)
+def _unchanged(x: Any) -> Any:
+  return x
+
+
+def _whole(server: Any, client_id: jax.Array) -> Any:
+  """A broadcast of all that the server has."""
+  del client_id
+  return server
+
+
+def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
+           alone: bool) -> None:
+  """Refuses what a task adds where there is nothing that it acts on."""
+  names = [name for name in ('aggregator', 'server_optimizer')
+           if getattr(task, name) is not None]
+  linear = takes_rule and getattr(aggregate, 'is_linear', False)
+  for name in names:
+    if aggregate is None:
+      raise ValueError('clients that send nothing have nothing to aggregate; '
+                       f'leave {name} out.')
+    if not linear:
+      raise ValueError('this has an aggregation of its own in place of the '
+                       f'mean; leave {name} out.')
+  if task.attack is None:
+    return
+  if aggregate is None and task.attack.send is not None:
+    raise ValueError('clients that send nothing cannot send anything hostile; '
+                     'leave attack out.')
+  if not alone:
+    raise ValueError('this has passes of its own that nobody can attack; '
+                     'leave attack out.')
 
 
 def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate

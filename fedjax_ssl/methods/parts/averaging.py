@@ -129,6 +129,7 @@ class _Settings(NamedTuple):
   alone: bool  # Whether clients send nothing.
   falls: bool  # Whether learning rates fall with the validation loss.
   remember: Callable[[Federation], PyTree] | None
+  sees_last: bool  # Whether the loss is given the client's last model.
 
   def own(self, row: Any) -> _Memory:
     """A client's memory without the state of its learning rate."""
@@ -141,6 +142,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               weighting: str = 'examples', labeled_client_weight: float = 1.0,
               keep_local: bool = False, lr_decay: str = 'none',
               remember: Callable[[Federation], PyTree] | None = None,
+              sees_last: bool = False,
               server_loss: LossFn | None = None,
               pseudo_label: Callable[..., Any] | None = None) -> Method:
   """FedAvg or FedProx over a client loss, or every client for itself.
@@ -165,6 +167,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       trained model on the validation rows; a client's starts again with each
       task of a stream.
     remember: federation -> [N, ...], what the loss keeps on the clients.
+    sees_last: the loss is given the client's last model in place of what it
+      keeps; then that is kept.
     server_loss: what the server minimises on its labels; default cross
       entropy.
     pseudo_label: (server, memory_row, inputs) -> (label, weight), for
@@ -186,8 +190,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   s = _Settings(
       with_server_rule(task, loss_fn, server, mu),
       with_server_rule(task, server_loss or supervised(task), 'fedavg', 0.0),
-      streams, weighting, labeled_client_weight, keep_local or alone, alone,
-      falls, remember)
+      streams, weighting, labeled_client_weight,
+      keep_local or alone or sees_last, alone, falls, remember, sees_last)
   return assemble.assemble(
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s),
@@ -219,14 +223,14 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
   first = memory.model if s.alone else payload.model
   model, metrics, kept = train_locally(
       task, s.client_loss, first, client.train, client.shard, client.round,
-      key, s.streams, memory.kept,
+      key, s.streams, memory.model if s.sees_last else memory.kept,
       factor=client.memory.rate.factor if s.falls else None)
   weight = client_weights.client_weight(
       client.shard, s.streams, weighting=s.weighting,
       labeled_client_weight=s.labeled_client_weight)
   if s.keep_local:
     memory = memory._replace(model=tree.where(weight > 0, model, memory.model))
-  memory = memory._replace(kept=kept)
+  memory = memory._replace(kept=None if s.sees_last else kept)
   message = () if s.alone else tree.subtract(model, first)
   if not s.falls:
     return Update(message, weight, memory, metrics)

@@ -51,6 +51,29 @@ def forward(task: Task, model: Variables, *views: Batch | None,
   return [None if view is None else next(parts) for view in views], stats
 
 
+def forward_with_features(task: Task, model: Variables, view: Batch, *,
+                          key: jax.Array | None = None
+                          ) -> tuple[jax.Array, jax.Array, PyTree]:
+  """As `forward` of one view: features float32[B, F], logits, statistics.
+
+  Raises:
+    ValueError: if the network gives none.
+  """
+  read = task.model.features_train
+  if read is None:
+    raise ValueError('the model has no features; a Model needs features and '
+                     'features_train.')
+  key = None if key is None else jax.random.fold_in(key, 0xd0)
+  return read(model, task.preprocess(view.inputs), view.mask, key)
+
+
+def features(task: Task, model: Variables, view: Batch) -> jax.Array:
+  """float32[B, F] of a model that does not train; no gradient."""
+  assert task.model.features is not None
+  return jax.lax.stop_gradient(
+      task.model.features(model, task.preprocess(view.inputs)))
+
+
 def forward_with_targets(task: Task, model: Variables, targets: Batch,
                          *views: Batch | None, key: jax.Array | None = None
                          ) -> tuple[jax.Array, list[Any], PyTree]:

@@ -1,114 +1,30 @@
-"""Rules that turn the updates of K clients into one: pure and differentiable.
-
-Every rule takes a pytree whose leaves have a leading axis of K rows, one per
-client, and raises a ValueError that names the leaf if one has not. Sums run in
-float32 and each leaf keeps its dtype; integer leaves (some normalization layers
-count) are averaged and rounded to the nearest integer, exact up to 2**24. Empty
-subtrees and leaves without elements pass through.
-
-Weights are not negative. If all are zero the mean is zero, so average updates
-rather than models: a round without participants then changes nothing. A row of
-weight zero may hold NaN or infinity.
-
-Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some
-clients, give the means `axis_name`, the mesh axis over which the clients are
-spread: the devices then exchange sums, and each gets the mean over all clients.
-"""
+"""Means of the clients' rows: weighted, by distance, over groups."""
 from __future__ import annotations
 
-from collections.abc import Callable
-import functools
-from typing import Any, cast, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-# A pytree of arrays: a rule gives back the structure that it gets.
-Tree = TypeVar('Tree')
-Function = TypeVar('Function', bound=Callable[..., Any])
-Array = jax.Array | np.ndarray
-Scalar = Array | float
-Axis = str | tuple[str, ...] | None  # Of a mesh; None is one device.
+from fedjax_ssl.aggregation.algebra import (
+  Array,
+  Axis,
+  check_rows,
+  column,
+  combined,
+  Function,
+  jit,
+  narrowed,
+  over,
+  row_lengths,
+  row_norms,
+  Scalar,
+  shares_of,
+  Tree,
+  widened,
+)
 
 DISTANCES = ('sum_of_norms', 'global_norm')
-
-
-def _jit(*static: str) -> Callable[[Function], Function]:
-  """`jax.jit` that keeps a signature for editors and type checkers."""
-  return cast('Callable[[Function], Function]',
-              functools.partial(jax.jit, static_argnames=static))
-
-
-def _check_rows(stacked: Any, weights: jax.Array, name: str) -> None:
-  if jnp.ndim(weights) != 1:
-    raise ValueError(f'{name} has shape {jnp.shape(weights)}; '
-                     'allowed is one number per client.')
-  rows = weights.shape[0]
-  for path, leaf in jax.tree_util.tree_leaves_with_path(stacked):
-    if leaf.shape[:1] != (rows,):
-      raise ValueError(
-          f'stacked{jax.tree_util.keystr(path)} has shape {leaf.shape}; '
-          f'its leading axis must be {rows}, the length of {name}.')
-
-
-def _column(row: jax.Array, leaf: jax.Array) -> jax.Array:
-  return row.reshape(row.shape + (1,) * (leaf.ndim - 1))
-
-
-def _wide(leaf: jax.Array) -> jax.Array:
-  return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-
-
-def _narrow(value: Any, dtype: Any) -> jax.Array:
-  exact = not jnp.issubdtype(dtype, jnp.inexact)
-  narrow: jax.Array = (jnp.round(value) if exact else value).astype(dtype)
-  return narrow
-
-
-def _over(collective: Callable[..., Any], x: jax.Array, axis_name: Axis
-          ) -> jax.Array:
-  """`collective` of all devices' numbers, if there is an axis of them."""
-  return x if axis_name is None else collective(x, axis_name)
-
-
-def _shares(weights: jax.Array, axis_name: Axis = None) -> jax.Array:
-  """Weights over the sum of all clients'; zeros if all are zero."""
-  # Dividing by the largest first keeps the sum from overflowing.
-  top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
-  top = _over(jax.lax.pmax, top, axis_name)
-  scaled = weights / jnp.where(top > 0, top, 1)
-  total = _over(jax.lax.psum, jnp.sum(scaled), axis_name)
-  return scaled / jnp.where(total > 0, total, 1)
-
-
-def _combine(stacked: Tree, shares: jax.Array, axis_name: Axis = None
-             ) -> Tree:
-  def combine(leaf: jax.Array) -> jax.Array:
-    share, value = _column(shares, leaf), _wide(leaf)
-    # Only broken entries are replaced, so that the derivative by a weight of 0
-    # is that of the row's finite entries.
-    value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
-    total = _over(jax.lax.psum, jnp.sum(share * value, axis=0), axis_name)
-    return _narrow(total, leaf.dtype)
-
-  combined: Tree = jax.tree.map(combine, stacked)
-  return combined
-
-
-def _safe_sqrt(square: jax.Array) -> jax.Array:
-  positive = square > 0  # The derivative at 0 is 0 instead of infinite.
-  return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
-
-
-def _row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
-  """float[K], the length of each row over all leaves."""
-  squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
-             for x in jax.tree.leaves(rows)]
-  zero = jnp.zeros(num_rows, jnp.float32)
-  if distance == 'global_norm':
-    return _safe_sqrt(sum(squares, zero))
-  return sum(map(_safe_sqrt, squares), zero)
 
 
 def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
@@ -124,25 +40,26 @@ def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
   first = jnp.where(active, boost if first is None else first, 1)
   boost = jnp.where(active, boost, 1)
   rows = jax.tree.map(
-      lambda x: jnp.where(_column(active, x), _wide(x), 0), stacked)
-  mean_shares = _shares(jnp.where(active, count * first, 0), axis_name)
+      lambda x: jnp.where(column(active, x), widened(x), 0), stacked)
+  mean_shares = shares_of(
+      jnp.where(active, count * first, 0), axis_name=axis_name)
   gaps = jax.tree.map(
-      lambda x: x - _over(jax.lax.psum, jnp.sum(
-          _column(mean_shares, x) * x, axis=0), axis_name), rows)
+      lambda x: x - over(jax.lax.psum, jnp.sum(
+          column(mean_shares, x) * x, axis=0), axis_name), rows)
   largest = jnp.finfo(jnp.float32).max
   # Distance per example. A norm that overflows counts as far, not as NaN.
-  gap = jnp.minimum(_row_norms(gaps, count.shape[0], distance) / count, largest)
+  gap = jnp.minimum(row_norms(gaps, count.shape[0], distance) / count, largest)
   nearest_only = jnp.isinf(beta)
   gap = jnp.where(nearest_only, jax.lax.stop_gradient(gap), gap)
   closest = jax.lax.stop_gradient(jnp.min(gap, where=active, initial=largest))
-  closest = _over(jax.lax.pmin, closest, axis_name)
+  closest = over(jax.lax.pmin, closest, axis_name)
   excess = jnp.where(active, gap - closest, 0)
   logits = (jnp.log(count) + (jnp.log(first) + jnp.log(boost))
             - jnp.where(nearest_only, largest, beta) * excess)
   top = jax.lax.stop_gradient(jnp.max(logits, where=active, initial=-jnp.inf))
-  top = _over(jax.lax.pmax, top, axis_name)
+  top = over(jax.lax.pmax, top, axis_name)
   scaled = jnp.exp(jnp.where(active, logits - top, 0))
-  return _shares(jnp.where(active, scaled, 0), axis_name)
+  return shares_of(jnp.where(active, scaled, 0), axis_name=axis_name)
 
 
 def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
@@ -153,7 +70,7 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
     raise ValueError(
         f'distance is {distance!r}; allowed are {", ".join(DISTANCES)}.')
   count = jnp.asarray(num_examples, jnp.float32)
-  _check_rows(stacked, count, 'num_examples')
+  check_rows(stacked, count, 'num_examples')
   if labeled is None:
     labeled = jnp.zeros(count.shape, bool)
   if jnp.shape(labeled) != count.shape:
@@ -162,7 +79,7 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
   return count, jnp.where(labeled, labeled_multiplier, 1.0).astype(jnp.float32)
 
 
-@_jit('axis_name')
+@jit('axis_name')
 def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
                   ) -> Tree:
   r"""Mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
@@ -180,11 +97,12 @@ def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
     McMahan et al., FedAvg, AISTATS 2017, https://arxiv.org/abs/1602.05629.
   """
   weights = jnp.asarray(weights, jnp.float32)
-  _check_rows(stacked, weights, 'weights')
-  return _combine(stacked, _shares(weights, axis_name), axis_name)
+  check_rows(stacked, weights, 'weights')
+  return combined(
+      stacked, shares_of(weights, axis_name=axis_name), axis_name=axis_name)
 
 
-@_jit('axis_name')
+@jit('axis_name')
 def reliability_weighted_mean(stacked: Tree, scores: Array, *,
                               axis_name: Axis = None) -> Tree:
   r"""Mean by how well each client's model does: :math:`w_k = s_k / \sum_j s_j`.
@@ -207,7 +125,7 @@ def reliability_weighted_mean(stacked: Tree, scores: Array, *,
   return weighted_mean(stacked, scores, axis_name=axis_name)
 
 
-@_jit('distance', 'axis_name')
+@jit('distance', 'axis_name')
 def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
@@ -249,10 +167,10 @@ def distance_reweighted_mean(
       stacked, num_examples, labeled, labeled_multiplier, distance)
   shares = _distance_shares(stacked, count, boost, beta, distance,
                             axis_name=axis_name)
-  return _combine(stacked, shares, axis_name)
+  return combined(stacked, shares, axis_name=axis_name)
 
 
-@_jit('num_clients', 'groups', 'size')
+@jit('num_clients', 'groups', 'size')
 def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
                          size: int) -> jax.Array:
   """Draws RSCFed's groups, each on its own; the paper's are 3 of 5 of 10.
@@ -278,7 +196,7 @@ def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
   return order[:, :size].astype(jnp.int32)
 
 
-@_jit('distance')
+@jit('distance')
 def sub_consensus_mean(
     stacked: Tree, num_examples: Array, members: Array, *,
     beta: Scalar, labeled: Array | None = None,
@@ -338,10 +256,10 @@ def sub_consensus_mean(
   shares = jax.lax.map(
       group_shares, (members, jnp.broadcast_to(beta, (groups,)),
                      first_multiplier))
-  return _combine(stacked, jnp.mean(shares, axis=0))
+  return combined(stacked, jnp.mean(shares, axis=0))
 
 
-@_jit()
+@jit()
 def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
   """Exponential moving average: decay * old + (1 - decay) * new.
 
@@ -354,12 +272,12 @@ def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
     A pytree with the dtypes of `old`; integer leaves are rounded.
   """
   moved: Tree = jax.tree.map(
-      lambda x, y: _narrow(decay * _wide(x) + (1 - decay) * _wide(y), x.dtype),
-      old, new)
+      lambda x, y: narrowed(
+          decay * widened(x) + (1 - decay) * widened(y), x.dtype), old, new)
   return moved
 
 
-@_jit()
+@jit()
 def finite_or_zero(stacked: Tree, weights: Array, *,
                    max_norm: Scalar = jnp.inf
                    ) -> tuple[Tree, jax.Array, jax.Array]:
@@ -376,21 +294,14 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
     int32[], how many of these had a nonzero weight.
   """
   weights = jnp.asarray(weights, jnp.float32)
-  _check_rows(stacked, weights, 'weights')
+  check_rows(stacked, weights, 'weights')
   good = jnp.isfinite(weights) & (weights >= 0)
   for leaf in jax.tree.leaves(stacked):
     good &= jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
-  wide = jax.tree.map(_wide, stacked)
-  # In units of the largest entry: squares of entries above 1e19 overflow.
-  top = sum((jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0)
-             for x in jax.tree.leaves(wide)), jnp.zeros(weights.shape))
-  unit = jnp.where((top > 0) & jnp.isfinite(top), top, 1)
-  wide = jax.tree.map(lambda x: x / _column(unit, x), wide)
-  norms = _row_norms(wide, weights.shape[0], 'global_norm')
-  good &= unit * norms <= max_norm
+  good &= row_lengths(stacked, weights.shape[0]) <= max_norm
   # Of a bool leaf too: with 0 it would become an integer one.
   kept = jax.tree.map(
-      lambda x: jnp.where(_column(good, x), x, False if x.dtype == bool else 0),
+      lambda x: jnp.where(column(good, x), x, False if x.dtype == bool else 0),
       stacked)
   rejected = jnp.sum(~good & (weights != 0), dtype=jnp.int32)
   return kept, jnp.where(good, weights, 0), rejected

@@ -1,0 +1,111 @@
+"""Algebra of the clients' rows, of which the rules are made."""
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+from typing import Any, cast, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# A pytree of arrays: a rule gives back the structure that it gets.
+Tree = TypeVar('Tree')
+Function = TypeVar('Function', bound=Callable[..., Any])
+Array = jax.Array | np.ndarray
+Scalar = Array | float
+Axis = str | tuple[str, ...] | None  # Of a mesh; None is one device.
+
+
+def jit(*static: str) -> Callable[[Function], Function]:
+  """`jax.jit` that keeps a signature for editors and type checkers."""
+  return cast('Callable[[Function], Function]',
+              functools.partial(jax.jit, static_argnames=static))
+
+
+def check_rows(stacked: Any, weights: jax.Array, name: str) -> None:
+  """Raises ValueError unless every leaf has a row for every weight."""
+  if jnp.ndim(weights) != 1:
+    raise ValueError(f'{name} has shape {jnp.shape(weights)}; '
+                     'allowed is one number per client.')
+  rows = weights.shape[0]
+  for path, leaf in jax.tree_util.tree_leaves_with_path(stacked):
+    if leaf.shape[:1] != (rows,):
+      raise ValueError(
+          f'stacked{jax.tree_util.keystr(path)} has shape {leaf.shape}; '
+          f'its leading axis must be {rows}, the length of {name}.')
+
+
+def column(row: jax.Array, leaf: jax.Array) -> jax.Array:
+  """[K] in a shape that broadcasts to a leaf [K, ...]."""
+  return row.reshape(row.shape + (1,) * (leaf.ndim - 1))
+
+
+def widened(leaf: jax.Array) -> jax.Array:
+  """A leaf in float32 or better, in which rules compute."""
+  return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+
+def narrowed(value: Any, dtype: Any) -> jax.Array:
+  """A result in the leaf's dtype, rounded if that is one of integers."""
+  exact = not jnp.issubdtype(dtype, jnp.inexact)
+  result: jax.Array = (jnp.round(value) if exact else value).astype(dtype)
+  return result
+
+
+def over(collective: Callable[..., Any], x: jax.Array, axis_name: Axis
+         ) -> jax.Array:
+  """`collective` of all devices' numbers, if there is an axis of them."""
+  return x if axis_name is None else collective(x, axis_name)
+
+
+def shares_of(weights: jax.Array, *, axis_name: Axis = None) -> jax.Array:
+  """Weights over the sum of all clients'; zeros if all are zero."""
+  # Dividing by the largest first keeps the sum from overflowing.
+  top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
+  top = over(jax.lax.pmax, top, axis_name)
+  scaled = weights / jnp.where(top > 0, top, 1)
+  total = over(jax.lax.psum, jnp.sum(scaled), axis_name)
+  return scaled / jnp.where(total > 0, total, 1)
+
+
+def combined(stacked: Tree, shares: jax.Array, *, axis_name: Axis = None
+             ) -> Tree:
+  """The sum of all clients' rows, each times its share float[K]."""
+  def combine(leaf: jax.Array) -> jax.Array:
+    share, value = column(shares, leaf), widened(leaf)
+    # Only broken entries are replaced, so that the derivative by a weight of 0
+    # is that of the row's finite entries.
+    value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
+    total = over(jax.lax.psum, jnp.sum(share * value, axis=0), axis_name)
+    return narrowed(total, leaf.dtype)
+
+  result: Tree = jax.tree.map(combine, stacked)
+  return result
+
+
+def safe_sqrt(square: jax.Array) -> jax.Array:
+  """The square root, whose derivative at 0 is 0."""
+  positive = square > 0
+  return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+
+
+def row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
+  """float[K], the length of each row over all leaves."""
+  squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
+             for x in jax.tree.leaves(rows)]
+  zero = jnp.zeros(num_rows, jnp.float32)
+  if distance == 'global_norm':
+    return safe_sqrt(sum(squares, zero))
+  return sum(map(safe_sqrt, squares), zero)
+
+
+def row_lengths(stacked: Any, num_rows: int) -> jax.Array:
+  """float[K], the norm of each row over all leaves, of large rows too."""
+  wide = jax.tree.map(widened, stacked)
+  # In units of the largest entry: squares of entries above 1e19 overflow.
+  top = sum((jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0)
+             for x in jax.tree.leaves(wide)), jnp.zeros(num_rows))
+  unit = jnp.where((top > 0) & jnp.isfinite(top), top, 1)
+  wide = jax.tree.map(lambda x: x / column(unit, x), wide)
+  return unit * row_norms(wide, num_rows, 'global_norm')

@@ -1,0 +1,287 @@
+r"""Rules that bound what a minority of broken or hostile clients can do.
+
+A weight is a vote: a row of weight 2 is as two equal rows of weight 1, and a
+row of weight 0 is absent. Only Krum counts its rows by heads. A weight is the
+client's own word: where it may lie of its number of examples, let all weigh the
+same. A row is as long as its norm over all leaves.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.aggregation.algebra import (
+  Array,
+  check_rows,
+  column,
+  combined,
+  jit,
+  narrowed,
+  row_lengths,
+  row_norms,
+  Scalar,
+  shares_of,
+  Tree,
+  widened,
+)
+
+_LARGEST = float(jnp.finfo(jnp.float32).max)
+# Share of the total weight below which a difference is one of rounding.
+_ROUNDING = 1e-6
+
+
+def _started(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
+  """Rows in float32, zeros where they are absent, and the weights."""
+  weights = jnp.asarray(weights, jnp.float32)
+  check_rows(stacked, weights, 'weights')
+  wide: Tree = jax.tree.map(
+      lambda x: jnp.where(column(weights > 0, x), widened(x), 0), stacked)
+  return wide, weights
+
+
+def _ended(result: Any, stacked: Tree) -> Tree:
+  """The result in the dtypes of the leaves."""
+  narrow: Tree = jax.tree.map(
+      lambda y, x: narrowed(y, x.dtype), result, stacked)
+  return narrow
+
+
+def _sorted(x: jax.Array, weights: jax.Array
+            ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """A leaf's numbers by size, their weights, and the weight up to each."""
+  order = jnp.argsort(x, axis=0)
+  weight = jnp.take(weights, order)
+  return (jnp.take_along_axis(x, order, axis=0), weight,
+          jnp.cumsum(weight, axis=0))
+
+
+def _middle(x: jax.Array, weights: jax.Array) -> jax.Array:
+  """The weighted median of a leaf."""
+  value, _, upto = _sorted(x, weights)
+  total = weights.sum()
+  margin = _ROUNDING * total
+  def first(reached: jax.Array) -> jax.Array:
+    place = jnp.argmax(reached, axis=0)[None]
+    return jnp.take_along_axis(value, place, axis=0)[0]
+  lower, upper = (first(upto >= total / 2 - margin),
+                  first(upto > total / 2 + margin))
+  return jnp.where(total > 0, lower / 2 + upper / 2, 0)
+
+
+@jit()
+def median(stacked: Tree, weights: Array) -> Tree:
+  """Weighted median, number by number.
+
+  As long as others hold less than half of the weight, each number stays within
+  those of the honest rows.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K]; between two numbers that halve them stands their mean.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  References:
+    Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
+    https://arxiv.org/abs/1803.01498.
+  """
+  wide, weights = _started(stacked, weights)
+  return _ended(jax.tree.map(lambda x: _middle(x, weights), wide), stacked)
+
+
+@jit('trim')
+def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
+  """Mean of each number without its largest and its smallest.
+
+  A row at the border counts with the part of its weight that is left. As long
+  as others hold at most `trim` of the weight, each number stays within those
+  of the honest rows.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K].
+    trim: share of the weight left out at either end, below 0.5; 0 is the mean.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  Raises:
+    ValueError: if `trim` is out of [0, 0.5).
+
+  References:
+    Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
+    https://arxiv.org/abs/1803.01498.
+  """
+  if not 0 <= trim < 0.5:
+    raise ValueError(f'trim must be in [0, 0.5), not {trim}.')
+  wide, weights = _started(stacked, weights)
+  total = weights.sum()
+
+  def one(x: jax.Array) -> jax.Array:
+    value, weight, upto = _sorted(x, weights)
+    left = jnp.minimum(upto, (1 - trim) * total) - jnp.maximum(
+        upto - weight, trim * total)
+    # What rounding leaves of a row may be a small part of a huge number.
+    left = jnp.where(left > _ROUNDING * total, left, 0)
+    kept = left.sum(0)
+    return jnp.sum(left / jnp.where(kept > 0, kept, 1) * value, axis=0)
+
+  return _ended(jax.tree.map(one, wide), stacked)
+
+
+def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
+  """Krum's score of each row, infinite for absent ones."""
+  size = present.shape[0]
+  def squares(i: jax.Array) -> jax.Array:
+    gaps = jax.tree.map(lambda x: x - x[i], rows)
+    square = sum((jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
+                  for x in jax.tree.leaves(gaps)), jnp.zeros(size))
+    square = jnp.minimum(square, _LARGEST / (2 * size))
+    return jnp.where(present & (jnp.arange(size) != i), square, jnp.inf)
+  nearest = jnp.sort(jax.lax.map(squares, jnp.arange(size)), axis=1)
+  count = jnp.maximum(present.sum() - hostile - 2, 1)
+  counts = (jnp.arange(size) < count) & jnp.isfinite(nearest)
+  return jnp.where(present, jnp.where(counts, nearest, 0).sum(1), jnp.inf)
+
+
+def _of_best(stacked: Tree, weights: Array, share: float, several: bool
+             ) -> Tree:
+  """Mean of the rows with the best scores, one or all that may be honest."""
+  if not 0 <= share < 0.5:
+    raise ValueError(f'share must be in [0, 0.5), not {share}.')
+  wide, weights = _started(stacked, weights)
+  present = weights > 0
+  number = present.sum()
+  hostile = jnp.ceil(share * number - 1e-3).astype(jnp.int32)
+  scores = jax.lax.stop_gradient(_scores(wide, present, hostile))
+  last = jnp.maximum(number - hostile, 1) - 1 if several else 0
+  # Equal scores are taken together: the order of the rows decides nothing.
+  chosen = present & (scores <= jnp.sort(scores)[last])
+  return _ended(combined(wide, shares_of(jnp.where(chosen, weights, 0))),
+                stacked)
+
+
+@jit('share')
+def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
+  r"""The row that is nearest to its neighbours.
+
+  Of n rows with a weight f = ceil(share n) are taken for hostile, and a row's
+  score is the sum of its squared distances to the n - f - 2 nearest others. If
+  :math:`n \ge 2f + 3`, at most f are hostile and the others are no further
+  than D from each other, the result is no further than
+  :math:`D \sqrt{(n-f-2)/(n-2f-1)}` from an honest row.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K]; 0 leaves a row out, and all others count the same.
+    share: of the rows that may be hostile, below 0.5.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept; the mean of the rows
+    with the best score, if several have it, as two do that are each other's
+    only neighbour.
+
+  Raises:
+    ValueError: if `share` is out of [0, 0.5).
+
+  References:
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant
+    Gradient Descent, NeurIPS 2017, https://arxiv.org/abs/1703.02757.
+  """
+  return _of_best(stacked, weights, share, several=False)
+
+
+@jit('share')
+def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
+  """Weighted mean of the n - f rows with the best scores of `krum`.
+
+  Each of them is as near to an honest row as the result of `krum`.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K], of the mean; 0 leaves a row out.
+    share: of the rows that may be hostile, below 0.5; 0 is the mean.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  Raises:
+    ValueError: if `share` is out of [0, 0.5).
+
+  References:
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant
+    Gradient Descent, NeurIPS 2017, https://arxiv.org/abs/1703.02757.
+  """
+  return _of_best(stacked, weights, share, several=True)
+
+
+@jit('steps')
+def geometric_median(stacked: Tree, weights: Array, *,
+                     smoothing: Scalar = 1e-6, steps: int = 8) -> Tree:
+  r"""The point whose weighted sum of distances to the rows is least.
+
+  Found by the smoothed Weiszfeld algorithm, from the coordinates' medians. If
+  others hold a share a < 1/2 of the weight and the honest rows are no further
+  than r from a point, the exact one is no further than
+  :math:`2 r (1-a)/(1-2a)` from it.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K].
+    smoothing: distances below it count as it, above 0.
+    steps: of the algorithm, at least 1.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  Raises:
+    ValueError: if `steps` is below 1.
+
+  References:
+    Pillutla et al., Robust Aggregation for Federated Learning,
+    https://arxiv.org/abs/1912.13445.
+  """
+  if steps < 1:
+    raise ValueError(f'steps is {steps}; allowed is 1 or more.')
+  wide, weights = _started(stacked, weights)
+
+  def nearer(_: Any, point: Any) -> Any:
+    gaps = jax.tree.map(lambda x, y: x - y, wide, point)
+    away = row_norms(gaps, weights.shape[0], 'global_norm')
+    away = jnp.where(
+        weights > 0, jnp.clip(away, smoothing, _LARGEST), _LARGEST)
+    nearest = jnp.min(away, initial=_LARGEST)
+    return combined(wide, shares_of(weights * (nearest / away)))
+
+  start = jax.tree.map(lambda x: _middle(x, weights), wide)
+  return _ended(jax.lax.fori_loop(0, steps, nearer, start), stacked)
+
+
+@jit()
+def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
+                 ) -> Tree:
+  """Mean of the rows, those that are too long made shorter.
+
+  Others that hold a share a of the weight move it by at most 2 a max_norm.
+
+  Args:
+    stacked: pytree of [K, ...], one row per client.
+    weights: float32[K].
+    max_norm: float32[], above 0; infinity is the mean.
+
+  Returns:
+    The same pytree without the client axis, dtypes kept.
+
+  References:
+    Sun et al., Can You Really Backdoor Federated Learning?,
+    https://arxiv.org/abs/1911.07963.
+  """
+  wide, weights = _started(stacked, weights)
+  length = row_lengths(wide, weights.shape[0])
+  factor = jnp.where(length > max_norm,
+                     max_norm / jnp.where(length > 0, length, 1), 1)
+  shorter = jax.tree.map(lambda x: x * column(factor, x), wide)
+  return _ended(combined(shorter, shares_of(weights)), stacked)

@@ -1,0 +1,83 @@
+"""MOON on the labeled rows: FedAvg whose features keep to the global model's.
+
+Li et al., Model-Contrastive Federated Learning, CVPR 2021,
+https://arxiv.org/abs/2103.16257. The paper's networks end in a projection head
+of two layers; here features are what the last layer of any network reads.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import knobs
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.methods.parts import averaging, network
+
+_LEAST = 1e-12  # Of a squared length, so that zeros have a cosine.
+
+
+def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
+  """float32[B], row by row."""
+  lengths = (jnp.sum(a * a, -1) + _LEAST) * (jnp.sum(b * b, -1) + _LEAST)
+  return jnp.sum(a * b, -1) * jax.lax.rsqrt(lengths)
+
+
+def contrast(own: jax.Array, received: jax.Array, last: jax.Array, *,
+             temperature: float = 0.5) -> jax.Array:
+  r"""Equation 3: features should resemble the global model's, not the last's.
+
+  :math:`-\log \frac{e^{\cos(z, z_g) / T}}
+  {e^{\cos(z, z_g) / T} + e^{\cos(z, z_l) / T}}`.
+
+  Args:
+    own: float32[B, F], z of the model in training.
+    received: float32[B, F], z_g.
+    last: float32[B, F], z_l of the client's last model.
+    temperature: T.
+
+  Returns:
+    float32[B], nats.
+  """
+  gap = _cosine(own, last) - _cosine(own, received)
+  return jax.nn.softplus(gap / temperature)
+
+
+@knobs.checked(mu=knobs.Bound(cases=(
+    knobs.at(0, 'the contrast of features is off'),)),
+               temperature=knobs.Bound(above=True))
+def moon(task: Task, *, mu: float = 1.0, temperature: float = 0.5,
+         weighting: str = 'examples') -> Method:
+  """Adds mu times a contrast of the models' features to cross entropy.
+
+  A client's first last model is the first global one. Clients keep their last
+  model, so local accuracy is reported. `contrastive_loss` is the mean of the
+  contrast over steps and rows.
+
+  Args:
+    task: the static choices.
+    mu: weight of the contrast; 0 is FedAvg. The paper's are 5 for CIFAR-10 and
+      1 for CIFAR-100 and Tiny ImageNet.
+    temperature: of the cosines; the paper's 0.5.
+    weighting: a client counts by its labeled 'examples', or 'uniform'.
+
+  Returns:
+    The method.
+  """
+  def loss_fn(model, given, batch, key):
+    view = network.labeled_view(task, batch.labeled, key)
+    own, logits, stats = network.forward_with_features(
+        task, model, view, key=key)
+    received, last = (network.features(task, other, view)
+                      for other in (given.anchor, given.memory))
+    apart = losses.masked_mean(
+        contrast(own, received, last, temperature=temperature), view.mask)
+    loss = losses.cross_entropy(logits, view.labels, view.mask)[0]
+    rows = view.mask.sum()
+    return loss + mu * apart, Aux(stats, {
+        'contrastive_loss': network.over_rows(apart, view),
+        'forward_passes': 3 * rows, 'backward_passes': rows}, given.memory)
+
+  return averaging.averaging(
+      task, loss_fn, streams='labeled', weighting=weighting, sees_last=True)

@@ -1,0 +1,130 @@
+"""Aggregation rules by name, with their knobs."""
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+
+import jax
+
+from fedjax_ssl import aggregation
+from fedjax_ssl.core import knobs, registry
+from fedjax_ssl.core.types import PyTree
+
+Rule = Callable[[PyTree, jax.Array], PyTree]
+
+_MEAN = knobs.at(0, 'it is the mean')
+_SHARE = knobs.Bound(0, 0.5, below=True)
+
+
+def mean() -> None:
+  """The weighted mean, as in FedAvg.
+
+  McMahan et al., FedAvg, AISTATS 2017, https://arxiv.org/abs/1602.05629.
+  """
+
+
+def median() -> Rule:
+  """Weighted median, number by number; withstands less than half.
+
+  Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
+  https://arxiv.org/abs/1803.01498.
+  """
+  return aggregation.median
+
+
+@knobs.checked(trim=_SHARE._replace(cases=(_MEAN,)))
+def trimmed_mean(*, trim: float = 0.2) -> Rule:
+  """Mean of each number without its largest and its smallest.
+
+  Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
+  https://arxiv.org/abs/1803.01498.
+
+  Args:
+    trim: share of the weight that is left out at either end; withstands as
+      much. 0 is the mean.
+  """
+  return functools.partial(aggregation.trimmed_mean, trim=trim)
+
+
+@knobs.checked(share=_SHARE)
+def krum(*, share: float = 0.2) -> Rule:
+  """The one update that is nearest to its neighbours.
+
+  Blanchard et al., Byzantine Tolerant Gradient Descent, NeurIPS 2017,
+  https://arxiv.org/abs/1703.02757.
+
+  Args:
+    share: of a cohort's clients that may be hostile; they are rounded up to f,
+      and a cohort should have at least 2 f + 3.
+  """
+  return functools.partial(aggregation.krum, share=share)
+
+
+@knobs.checked(share=_SHARE._replace(cases=(_MEAN,)))
+def multi_krum(*, share: float = 0.2) -> Rule:
+  """Weighted mean of the updates that are nearest to their neighbours.
+
+  Blanchard et al., Byzantine Tolerant Gradient Descent, NeurIPS 2017,
+  https://arxiv.org/abs/1703.02757.
+
+  Args:
+    share: of a cohort's clients that may be hostile: so many, rounded up, are
+      left out. 0 is the mean.
+  """
+  return functools.partial(aggregation.multi_krum, share=share)
+
+
+@knobs.checked(smoothing=knobs.Bound(above=True), steps=knobs.Bound(
+    1, 1000, whole=True))
+def geometric_median(*, smoothing: float = 1e-6, steps: int = 8) -> Rule:
+  """The point with the least sum of distances; withstands less than half.
+
+  Pillutla et al., Robust Aggregation for Federated Learning,
+  https://arxiv.org/abs/1912.13445.
+
+  Args:
+    smoothing: distances below it count as it; a large one gives the mean.
+    steps: of the smoothed Weiszfeld algorithm.
+  """
+  return functools.partial(aggregation.geometric_median, smoothing=smoothing,
+                           steps=steps)
+
+
+@knobs.checked()
+def norm_clipped(*, max_norm: float = 1.0) -> Rule:
+  """Mean of the updates, those that are too long made shorter.
+
+  Sun et al., Can You Really Backdoor Federated Learning?,
+  https://arxiv.org/abs/1911.07963.
+
+  Args:
+    max_norm: to which longer updates are cut.
+  """
+  return functools.partial(aggregation.norm_clipped, max_norm=max_norm)
+
+
+AGGREGATORS: dict[str, Callable[..., Rule | None]] = {
+    'geometric_median': geometric_median,
+    'krum': krum,
+    'mean': mean,
+    'median': median,
+    'multi_krum': multi_krum,
+    'norm_clipped': norm_clipped,
+    'trimmed_mean': trimmed_mean,
+}
+
+
+def make(text: str) -> Rule | None:
+  """The rule of a name, with knobs if any: 'trimmed_mean(trim=.3)'.
+
+  Args:
+    text: name or name(knob=value, ...).
+
+  Returns:
+    The rule; None for the mean.
+
+  Raises:
+    ValueError: for an unknown name or knob, or a value out of bounds.
+  """
+  rule: Rule | None = registry.build('aggregator', text, AGGREGATORS)
+  return rule

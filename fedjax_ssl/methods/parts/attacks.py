@@ -1,0 +1,143 @@
+"""Clients that attack, for studies of robustness.
+
+A fixed share of the clients is hostile from the first round to the last. Who
+they are follows from the seed of the run and is told to nobody.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import knobs, registry, tree
+from fedjax_ssl.core.types import Attack, Client, PyTree, Update
+
+_SHARE = knobs.Bound(0, 1, cases=(knobs.at(0, 'nobody attacks'),))
+_SCALE = knobs.Bound(above=True)
+
+
+def none() -> None:
+  """Nobody attacks."""
+
+
+@knobs.checked(share=_SHARE)
+def label_flip(*, share: float = 0.2) -> Attack:
+  """Hostile clients learn class C - 1 - c where their label says c.
+
+  Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated
+  Learning, USENIX Security 2020, https://arxiv.org/abs/1911.11815.
+
+  Args:
+    share: of all clients, rounded to the nearest number of them.
+  """
+  return Attack(share, flips_labels=True)
+
+
+@knobs.checked(share=_SHARE, scale=_SCALE)
+def sign_flip(*, share: float = 0.2, scale: float = 4.0) -> Attack:
+  """Hostile clients send the opposite of their update, made longer.
+
+  Li et al., RSA: Byzantine-Robust Stochastic Aggregation Methods, AAAI 2019,
+  https://arxiv.org/abs/1811.03761.
+
+  Args:
+    share: of all clients, rounded to the nearest number of them.
+    scale: factor on the update's length; the paper's is 4.
+  """
+  def send(message: PyTree, key: jax.Array) -> PyTree:
+    del key
+    return _floats(lambda x: -scale * x, message)
+  return Attack(share, send=send)
+
+
+@knobs.checked(share=_SHARE, scale=_SCALE)
+def noise(*, share: float = 0.2, scale: float = 10.0) -> Attack:
+  """Hostile clients send normal noise in place of their update.
+
+  Li et al., RSA: Byzantine-Robust Stochastic Aggregation Methods, AAAI 2019,
+  https://arxiv.org/abs/1811.03761.
+
+  Args:
+    share: of all clients, rounded to the nearest number of them.
+    scale: about how many times as long as the update it is.
+  """
+  def send(message: PyTree, key: jax.Array) -> PyTree:
+    count = max(tree.num_scalars(message), 1)
+    spread = scale * tree.global_norm(message) / count ** 0.5
+    leaves, form = jax.tree.flatten(message)
+    keys = jax.tree.unflatten(form, list(jax.random.split(key, len(leaves))))
+    return _floats(
+        lambda x, key: spread * jax.random.normal(key, x.shape), message, keys)
+  return Attack(share, send=send)
+
+
+ATTACKS: dict[str, Callable[..., Attack | None]] = {
+    'label_flip': label_flip,
+    'noise': noise,
+    'none': none,
+    'sign_flip': sign_flip,
+}
+
+
+def _floats(function: Callable[..., jax.Array], message: PyTree, *rest: PyTree
+            ) -> PyTree:
+  """Maps the leaves that are floats, and keeps their dtypes."""
+  return jax.tree.map(
+      lambda x, *more: function(x, *more).astype(x.dtype)
+      if jnp.issubdtype(x.dtype, jnp.floating) else x, message, *rest)
+
+
+def make(text: str) -> Attack | None:
+  """An attack by name, with knobs if any: 'sign_flip(share=.3)'.
+
+  Args:
+    text: name or name(knob=value, ...).
+
+  Returns:
+    The attack; None where nobody attacks.
+
+  Raises:
+    ValueError: for an unknown name or knob, or a number out of bounds.
+  """
+  made: Attack | None = registry.build('attack', text, ATTACKS)
+  return made if made is not None and made.share > 0 else None
+
+
+def hostile(attack: Attack, key: jax.Array, num_clients: int) -> jax.Array:
+  """bool[N]: which clients attack in a run.
+
+  Args:
+    attack: says how many.
+    key: of the initial values of a seed, see `training.runner.root_keys`.
+    num_clients: N.
+  """
+  count = round(attack.share * num_clients)
+  order = jax.random.permutation(jax.random.fold_in(key, 0xbad), num_clients)
+  return order < count
+
+
+def attacked(attack: Attack, update: Callable[..., Update], num_classes: int
+             ) -> Callable[..., Update]:
+  """What a client does that may be hostile.
+
+  Args:
+    attack: what hostile clients do.
+    update: (payload, client, key) -> Update, of an honest one.
+    num_classes: C.
+
+  Returns:
+    (payload, client, hostile bool[], key) -> Update.
+  """
+  def run(payload: PyTree, client: Client, is_hostile: jax.Array,
+          key: jax.Array) -> Update:
+    if attack.flips_labels:
+      labels = jnp.asarray(client.train.labels)
+      client = client._replace(train=client.train._replace(labels=jnp.where(
+          is_hostile, num_classes - 1 - labels, labels)))
+    made = update(payload, client, key)
+    if attack.send is None:
+      return made
+    sent = attack.send(made.message, jax.random.fold_in(key, 0xbad))
+    return made._replace(message=tree.where(is_hostile, sent, made.message))
+  return run

@@ -1,0 +1,153 @@
+"""Optimizers of the server, which take the clients' mean update as a gradient.
+
+Reddi et al., Adaptive Federated Optimization, ICLR 2021,
+https://arxiv.org/abs/2003.00295. They are optax's: first and second moments are
+corrected for their start, which the paper's are not.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.core import checks, knobs, registry, tree
+from fedjax_ssl.core.types import PyTree, Variables
+
+Rate = float | None
+
+_BETA = knobs.Bound(0, 1, below=True)
+_TAU = knobs.Bound(above=True)
+_ADAPTIVE = 0.01  # Default rate of those whose steps have about this size.
+
+
+def _or(rate: Rate, default: float) -> float:
+  return default if rate is None else rate
+
+
+def sgd(rate: Rate) -> optax.GradientTransformation:
+  """Adds the mean update times the rate; with rate 1, the default, FedAvg."""
+  return optax.sgd(_or(rate, 1.0))
+
+
+@knobs.checked(beta=_BETA)
+def momentum(rate: Rate, *, beta: float = 0.9) -> optax.GradientTransformation:
+  """Momentum of the server (FedAvgM); default rate 1.
+
+  Hsu et al., Measuring the Effects of Non-Identical Data Distribution for
+  Federated Visual Classification, https://arxiv.org/abs/1909.06335.
+
+  Args:
+    rate: the learning rate; None is the default.
+    beta: decay of the velocity.
+  """
+  return optax.sgd(_or(rate, 1.0), momentum=beta)
+
+
+@knobs.checked(beta1=_BETA, beta2=_BETA, tau=_TAU)
+def adam(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
+         tau: float = 1e-3) -> optax.GradientTransformation:
+  """FedAdam; default rate 0.01.
+
+  Args:
+    rate: the learning rate; None is the default.
+    beta1: decay of the first moment.
+    beta2: decay of the second moment.
+    tau: added to the root of the second moment.
+  """
+  return optax.adam(_or(rate, _ADAPTIVE), b1=beta1, b2=beta2, eps=tau)
+
+
+@knobs.checked(beta1=_BETA, beta2=_BETA, tau=_TAU)
+def yogi(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
+         tau: float = 1e-3) -> optax.GradientTransformation:
+  """FedYogi; default rate 0.01.
+
+  Args:
+    rate: the learning rate; None is the default.
+    beta1: decay of the first moment.
+    beta2: of the second moment, which moves by (1 - beta2) of a square.
+    tau: added to the root of the second moment.
+  """
+  return optax.yogi(_or(rate, _ADAPTIVE), b1=beta1, b2=beta2, eps=tau)
+
+
+@knobs.checked(tau=_TAU)
+def adagrad(rate: Rate, *, tau: float = 1e-3) -> optax.GradientTransformation:
+  """FedAdagrad without a first moment; default rate 0.01.
+
+  Args:
+    rate: the learning rate; None is the default.
+    tau: root of what the sum of squares begins with.
+  """
+  return optax.adagrad(_or(rate, _ADAPTIVE), initial_accumulator_value=tau**2,
+                       eps=0.0)
+
+
+SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    'adagrad': adagrad,
+    'adam': adam,
+    'momentum': momentum,
+    'sgd': sgd,
+    'yogi': yogi,
+}
+
+
+def make(text: str, rate: Rate = None) -> optax.GradientTransformation | None:
+  """A server's optimizer by name, with knobs if any: 'adam(tau=1e-2)'.
+
+  Args:
+    text: name or name(knob=value, ...).
+    rate: its learning rate; None is the optimizer's own.
+
+  Returns:
+    The optimizer; None for sgd with rate 1, which changes nothing.
+
+  Raises:
+    ValueError: for an unknown name or knob, or a number out of bounds.
+  """
+  if rate is not None and (allowed := knobs.fault(rate, knobs.RATE)):
+    raise checks.FieldError(
+        'server_learning_rate', rate, f'must be {allowed}.')
+  made: optax.GradientTransformation = registry.build(
+      'server_optimizer', text, SERVER_OPTIMIZERS, rate)
+  same = registry.parse(text)[0] == 'sgd' and _or(rate, 1.0) == 1
+  return None if same else made
+
+
+def _is_model(x: Any) -> bool:
+  return isinstance(x, Variables)
+
+
+def trained(message: PyTree) -> PyTree:
+  """What an optimizer moves: all but models' running statistics."""
+  return jax.tree.map(lambda x: x.params if _is_model(x) else x, message,
+                      is_leaf=_is_model)
+
+
+def step(optimizer: optax.GradientTransformation, mean: PyTree, moments: PyTree
+         ) -> tuple[PyTree, PyTree]:
+  """What the server adds in place of the mean.
+
+  Running statistics of models are averaged as ever. A mean of nothing but
+  zeros, as of a round that nobody joined, moves nothing and leaves the moments.
+
+  Args:
+    optimizer: of the server.
+    mean: of the clients' messages.
+    moments: its state.
+
+  Returns:
+    What to add, of the form of `mean`, and the state after.
+  """
+  change = trained(mean)
+  steps, after = optimizer.update(tree.scale(change, -1), moments)
+  leaves = jax.tree.leaves(change)
+  moves = jnp.any(jnp.stack([jnp.any(x != 0) for x in leaves]))
+  steps = tree.where(moves, steps, change)
+  added = jax.tree.map(
+      lambda x, y: x._replace(params=y) if _is_model(x) else y, mean, steps,
+      is_leaf=_is_model)
+  return added, tree.where(moves, after, moments)

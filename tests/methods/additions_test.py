@@ -1,0 +1,254 @@
+"""What a task adds to any method: rules by name, server optimizers, attacks."""
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import aggregation, data, methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Attack, Variables
+from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
+from fedjax_ssl.training import checkpoint, loop
+from tests import toy
+from tests.methods import contract_test, program_test
+
+KEY = jax.random.key(3)
+# With the toy's six clients nobody: 0.05 of them is rounded to none.
+NOBODY = Attack(0.05, send=lambda message, key: tree.scale(message, -9))
+EVERYBODY = attacks.make('sign_flip(share=1, scale=1)')
+FLIP = attacks.make('label_flip(share=0.5)')
+
+
+def _rounds(text, place='clients', count=2, federation=None, **changes):
+  """The first state and the one after some rounds."""
+  made = methods.make(text, toy.task(labels_at=place, **changes))
+  federation = federation or toy.federation(place)[0]
+  first = state = made.init(KEY, federation)
+  run = jax.jit(made.round)
+  for i in range(count):
+    state, _ = run(state, federation, jnp.int32(i), jax.random.fold_in(KEY, i))
+  return first, state
+
+
+def _own(state):
+  return state._replace(server=state.server.own, memory=state.memory.own)
+
+
+# Messages of a model alone, with counts beside it, and labels at the server.
+@pytest.mark.parametrize('text, place', [
+    ('fedavg', 'clients'), ('fedirm', 'clients'), ('fixmatch', 'server')])
+@pytest.mark.parametrize('changes', [
+    {'server_optimizer': optax.sgd(1.0)}, {'attack': NOBODY}],
+                         ids=['sgd', 'nobody'])
+def test_what_changes_nothing_changes_no_bit(text, place, changes):
+  _, plain = _rounds(text, place)
+  _, added = _rounds(text, place, **changes)
+  chex.assert_trees_all_equal(plain, _own(added))
+
+
+def test_a_rule_by_name_is_the_rule():
+  federation, _ = toy.federation()
+  states = [made.round(made.init(KEY, federation), federation, jnp.int32(0),
+                       KEY)[0] for made in (
+      methods.make('fedavg', toy.task(), aggregator='trimmed_mean(trim=.3)'),
+      methods.make('fedavg', toy.task(), aggregator=lambda stacked, weights: (
+          aggregation.trimmed_mean(stacked, weights, trim=0.3))))]
+  chex.assert_trees_all_equal(*states)
+
+
+@pytest.mark.parametrize('name', aggregators.AGGREGATORS)
+def test_every_rule_is_made_by_its_name(name):
+  rule = aggregators.make(name)
+  assert (rule is None) == (name == 'mean')
+  if rule is not None:
+    chex.assert_trees_all_close(
+        rule(jnp.ones((3, 2)) / 9, jnp.ones(3)), jnp.ones(2) / 9)
+
+
+def test_resume_is_exact(tmp_path):
+  """Of moments and of who attacks, under a rule that needs all updates."""
+  one = contract_test.Runner(
+      'fixmatch', 'linear', 'clients', aggregator=aggregation.median,
+      server_optimizer=optax.adam(0.01),
+      attack=attacks.make('noise(share=.3)'))
+  straight = one.rounds(4)
+  steps = checkpoint.Checkpoints(tmp_path)
+  steps.save(2, one.rounds(2))
+  round_, saved = steps.restore(one.start) or (0, None)
+  saved = jax.tree.map(jnp.asarray, saved)
+  chex.assert_trees_all_equal(one.rounds(2, saved, first=round_), straight)
+  assert int(straight[0].memory.added.sum()) == 2
+  moments = tree.subtract(straight[0].server.added, one.start[0].server.added)
+  assert tree.global_norm(moments) > 0
+
+
+_CODE = """
+import json, sys
+from tests.methods import additions_test
+print(json.dumps([additions_test.on_devices(x) for x in sys.argv[1:]]))
+"""
+
+
+def on_devices(rule: str):
+  return program_test.trained(
+      'fedavg', 'clients', aggregator=aggregators.make(rule),
+      server_optimizer=server_optimizers.make('adam'),
+      attack=attacks.make('noise'))
+
+
+def test_the_number_of_devices_changes_no_bit(run_python):
+  rules = ['trimmed_mean(trim=.3)', 'multi_krum', 'geometric_median']
+  found = json.loads(run_python(_CODE, *rules, devices=2, timeout=1200))
+  for first, *rest in found:
+    assert first.get('error') is None, first
+    one_more, _ = rest  # Last the report of the compiled program.
+    assert one_more == first
+  assert len({str(first['state']) for first, *_ in found}) == len(rules)
+
+
+BETA1, BETA2, TAU, RATE = 0.9, 0.99, 1e-3, 0.1
+
+
+def _numpy(name, deltas):
+  """What the server adds in each round, by hand."""
+  m: Any = 0.0
+  v: Any = {'adagrad': TAU**2, 'yogi': 1e-6}.get(name, 0.0)
+  for t, d in enumerate(deltas, 1):
+    if name == 'momentum':
+      m = BETA1 * m + d
+      yield RATE * m
+    elif name == 'adagrad':
+      v = v + d**2
+      yield RATE * d / np.sqrt(v)
+    elif name == 'sgd':
+      yield RATE * d
+    else:
+      m = BETA1 * m + (1 - BETA1) * d
+      v = (BETA2 * v + (1 - BETA2) * d**2 if name == 'adam'
+           else v - (1 - BETA2) * np.sign(v - d**2) * d**2)
+      yield RATE * m / (1 - BETA1**t) / (
+          np.sqrt(v / (1 - BETA2**t)) + TAU)
+
+
+@pytest.mark.parametrize('name', server_optimizers.SERVER_OPTIMIZERS)
+def test_optimizers_are_those_of_fedopt(name):
+  optimizer = server_optimizers.make(name, RATE)
+  assert optimizer is not None
+  deltas = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+  stats = {'mean': jnp.full(2, 7.0)}
+  moments = optimizer.init({'w': jnp.zeros(5)})
+  for delta, wanted in zip(deltas, _numpy(name, deltas), strict=True):
+    message = Variables({'w': jnp.asarray(delta)}, stats)
+    before = moments
+    step, moments = server_optimizers.step(optimizer, message, moments)
+    np.testing.assert_allclose(step.params['w'], wanted, rtol=2e-4, atol=1e-5)
+    chex.assert_trees_all_equal(step.stats, stats)  # Averaged as ever.
+    nothing = tree.zeros_like(message)
+    chex.assert_trees_all_equal(
+        server_optimizers.step(optimizer, nothing, before), (nothing, before))
+
+
+def test_only_sgd_with_rate_one_adds_nothing():
+  assert server_optimizers.make('sgd') is None
+  assert server_optimizers.make('sgd', 1.0) is None
+  assert server_optimizers.make('sgd', 0.5) is not None
+  assert server_optimizers.make('momentum(beta=0)') is not None
+  with pytest.raises(
+      ValueError, match='server_learning_rate=0.0: must be above 0'):
+    server_optimizers.make('adam', 0.0)
+
+
+def test_hostile_clients_are_a_fixed_share_drawn_by_the_seed():
+  attack = attacks.make('label_flip(share=.25)')
+  assert attack is not None
+  found = [np.asarray(attacks.hostile(attack, jax.random.key(seed), 20))
+           for seed in (0, 0, 1)]
+  assert [int(x.sum()) for x in found] == [5, 5, 5]
+  assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
+  assert attacks.make('noise(share=0)') is None is attacks.make('none')
+
+
+def test_flipped_labels_are_those_of_a_federation_with_such_labels():
+  federation, _ = toy.federation()
+  first, attacked = _rounds('fixmatch', attack=FLIP)
+  labels = np.array(federation.train.labels)
+  for client in np.flatnonzero(first.memory.added):
+    shard = tree.take(federation.clients, int(client))
+    rows = shard.labeled[:int(shard.num_labeled)]
+    labels[rows] = toy.NUM_CLASSES - 1 - labels[rows]
+  assert (labels != federation.train.labels).any()
+  _, plain = _rounds('fixmatch', federation=dataclasses.replace(
+      federation, train=federation.train._replace(labels=jnp.asarray(labels))))
+  chex.assert_trees_all_equal(plain, _own(attacked))
+
+
+def test_if_all_flip_the_sign_the_model_goes_the_other_way():
+  first, plain = _rounds('fedavg', count=1)
+  _, attacked = _rounds('fedavg', count=1, attack=EVERYBODY)
+  chex.assert_trees_all_close(
+      tree.subtract(first.server.model, attacked.server.own.model),
+      tree.subtract(plain.server.model, first.server.model), atol=1e-6)
+
+
+def test_noise_has_the_length_that_was_asked_for():
+  attack = attacks.make('noise(share=1, scale=5)')
+  assert attack is not None and attack.send is not None
+  message = {'a': jnp.ones((300, 4)), 'count': jnp.arange(3)}
+  sent = attack.send(message, KEY)
+  chex.assert_trees_all_equal(sent['count'], message['count'])
+  ratio = tree.global_norm(sent['a']) / tree.global_norm(message)
+  assert 4.5 < float(ratio) < 5.5
+
+
+@pytest.mark.parametrize('text, changes, word', [
+    ('local', {'attack': EVERYBODY}, 'attack'),
+    ('local', {'server_optimizer': optax.adam(1.0)}, 'server_optimizer'),
+    ('rscfed', {'server_optimizer': optax.adam(1.0)}, 'server_optimizer'),
+    ("fedssl(dp_scope='all')", {
+        'attack': FLIP, 'cohort_size': toy.NUM_CLIENTS}, 'attack')])
+def test_where_nothing_can_be_added_it_is_refused(text, changes, word):
+  with pytest.raises(ValueError, match=f'leave {word} out'):
+    methods.make(text, toy.task(**changes))
+
+
+@pytest.mark.parametrize('text', ['rscfed', 'local'])
+def test_methods_of_their_own_can_be_attacked(text):
+  attack = EVERYBODY if text == 'rscfed' else FLIP
+  _, plain = _rounds(text, count=1)
+  _, attacked = _rounds(text, count=1, attack=attack)
+  with pytest.raises(AssertionError):
+    chex.assert_trees_all_close(plain, _own(attacked))
+
+
+def test_a_rule_withstands_what_the_mean_does_not():
+  """Sign flips by four of twenty clients, on digits."""
+  digits, rng = data.load('digits'), np.random.default_rng(0)
+  labels = digits.train.labels
+  owner = rng.integers(0, 20, labels.size).astype(np.int32)
+  none = np.full(labels.size, -1, np.int32)
+  federation = data.federate(
+      digits.train, None, digits.test,
+      data.Partition(owner, none, np.zeros(labels.size, bool)), num_clients=20)
+  reached: dict[str, float] = {}
+  for rule in ('mean', 'median', 'multi_krum'):
+    task = fedjax_ssl.make_task(fedjax_ssl.TaskSpec(
+        10, digits.train.inputs.shape[1:], model='linear', flip=False,
+        weak='none', std=tuple(digits.std), mean=tuple(digits.mean),
+        learning_rate=0.2, local_steps=5, cohort_size=20, aggregator=rule,
+        attack='sign_flip(share=.2)'))
+    rows: list[Any] = []
+    fedjax_ssl.train(
+        methods.make('fedavg', task), [federation], num_rounds=5, eval_every=0,
+        observer=loop.Observer(on_row=rows.append))
+    reached[rule] = float(rows[-1].values['accuracy'])
+  assert min(reached['median'], reached['multi_krum']) > 0.8, reached
+  assert reached['mean'] < 0.5, reached
