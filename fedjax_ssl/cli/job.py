@@ -55,11 +55,14 @@ class Job(NamedTuple):
   works: list[rounds.Work]  # Of the passes of a round: a client's steps.
   cohorts: list[tuple[int, int]]  # Of them: groups, and clients of each.
   origin: Mapping[str, Any]  # What started the run.
+  # Options that the version which began the run did not have, at defaults.
+  new: frozenset[str] = frozenset()
 
   @property
   def config(self) -> dict[str, Any]:
     """Returns the options as `config.json` holds them."""
-    return {**vars(self.options), 'seeds': self.seeds}
+    return {k: v for k, v in {**vars(self.options), 'seeds': self.seeds}.items()
+            if k not in self.new}
 
 
 def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,

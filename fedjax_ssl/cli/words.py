@@ -6,7 +6,7 @@ today, because a default has changed, is refused.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import pathlib
 from typing import Any
 
@@ -41,6 +41,8 @@ def begun(job: Any) -> Any:
   """
   stored = processes.once(lambda: _stored(job.folder))
   known = stored.get('facts', {}).get('choices')
+  if stored:
+    job = _without_new(job, stored)
   if not known:
     return job
   try:
@@ -48,6 +50,24 @@ def begun(job: Any) -> Any:
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f'{job.folder / workdir_lib.CONFIG} is damaged: its '
                      f'choices are none ({error!r}).') from error
+
+
+def _without_new(job: Any, stored: Mapping[str, Any]) -> Any:
+  """The job without options that the run's version did not know.
+
+  Their defaults do as that version did; another value stays, and is refused.
+  """
+  new = {name for name, option in config.OPTIONS.items()
+         if name not in stored['flags']
+         and job.config.get(name) == option.default}
+  task = job.facts['task']
+  facts = {**job.facts, 'task': {**task, 'spec': _but(new, task['spec'])},
+           'choices': _but(new, job.facts['choices'])}
+  return job._replace(facts=facts, new=frozenset(new))
+
+
+def _but(names: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
+  return {k: v for k, v in values.items() if k not in names}
 
 
 def _begun_facts(job: Any, stored: Mapping[str, Any],

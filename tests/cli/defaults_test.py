@@ -91,3 +91,44 @@ def test_a_folder_without_resolved_knobs_goes_on(tmp_path):
   launcher.run(place, *ARGS, '--num_rounds=2')
   stored = json.loads((place / 'config.json').read_text())
   assert stored['facts']['choices']['method']['knobs']['threshold'] == 0.3
+
+
+NEW = ('aggregator', 'server_optimizer', 'server_learning_rate', 'attack')
+# A version that had none of them.
+YOUNGER = f"""
+import sys
+from fedjax_ssl import cli
+from fedjax_ssl.cli import job
+old_build = job.build
+def build(*args):
+  return old_build(*args)._replace(new=frozenset({NEW!r}))
+def without(made):
+  task = made.facts['task']
+  facts = dict(made.facts)
+  facts['task'] = dict(task, spec={{k: v for k, v in task['spec'].items()
+                                   if k not in {NEW!r}}})
+  facts['choices'] = {{k: v for k, v in facts['choices'].items()
+                      if k not in {NEW!r}}}
+  return made._replace(facts=facts)
+job.build = lambda *args: without(build(*args))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+def test_options_that_are_new_are_at_their_defaults(tmp_path):
+  """A run of a version without them goes on, and stays as it is."""
+  straight, old = tmp_path / 'straight', tmp_path / 'old'
+  launcher.run(straight, *ARGS, '--num_rounds=4')
+  subprocess.run(
+      [sys.executable, '-c', YOUNGER, 'train', 'digits_dirdir', *ARGS,
+       '--num_rounds=2', f'--workdir={old}'], check=True, capture_output=True)
+  stored = json.loads((old / 'config.json').read_text())
+  assert not {*NEW} & {*stored['flags'], *stored['facts']['choices'],
+                       *stored['facts']['task']['spec']}
+  done = launcher.call('train', 'digits_dirdir', *ARGS, '--num_rounds=4',
+                       '--aggregator=median', f'--workdir={old}')
+  assert done.returncode == 2
+  assert 'aggregator absent -> median' in done.stderr
+  for rounds in (3, 4):  # The second finds what the first has stored.
+    launcher.run(old, *ARGS, f'--num_rounds={rounds}')
+  assert metrics.read(old) == metrics.read(straight)
+  assert fedjax_ssl.load(old).round == 4
