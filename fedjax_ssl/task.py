@@ -309,7 +309,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   from fedjax_ssl.training import checkpoint, evaluate, own_code, runner
   from fedjax_ssl.training import workdir as workdir_lib
   from fedjax_ssl.training.checkpoint import sealed
-  stored = own_code.found_again(workdir_lib.read_config(workdir), workdir)
+  began = workdir_lib.read_config(workdir)
+  stored = own_code.found_again(began, workdir)
   facts = stored['facts']
   for place in stored['flags'].get('imports') or ():
     registry.import_place(place)
@@ -330,7 +331,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
                                      run_seeds)
   found = checkpoint.Checkpoints(
       os.path.join(os.fspath(workdir), 'checkpoints'),
-      run=sealed.identity(facts)).restore(shape)
+      run=sealed.identity(began['facts'])).restore(shape)
   if found is None:
     raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
                      'read.')

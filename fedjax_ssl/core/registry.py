@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from fedjax_ssl.core import checks, imports
 
 T = TypeVar('T')
+Given = TypeVar('Given')  # Of which a registry makes its builder.
 
 # Knobs that had another name: texts that were stored with it are still read.
 RENAMED = {'labeled_say': 'labeled_client_weight',
@@ -113,7 +114,7 @@ class Registry(dict[str, T]):
       raise ValueError(f'{given!r} is no function that makes a {self.kind}.')
     return given
 
-  def register(self, name: str) -> Callable[[T], T]:
+  def register(self, name: str) -> Callable[[Given], Given]:
     """As the function `register`, with this registry."""
     return register(self, name)
 
@@ -134,8 +135,8 @@ class Registry(dict[str, T]):
         yield str(error)
 
 
-def register(known: dict[str, T], name: str, kind: str = '') -> Callable[
-    [T], T]:
+def register(known: dict[str, Any], name: str, kind: str = ''
+             ) -> Callable[[Given], Given]:
   """Decorates a builder, which a registry then has by a name.
 
   Args:
@@ -158,8 +159,8 @@ def register(known: dict[str, T], name: str, kind: str = '') -> Callable[
   if not name.isidentifier():
     raise ValueError(f'{kind} {name!r} is no name; give letters, digits and _.')
 
-  def add(given: T) -> T:
-    made = known.adapt(given) if isinstance(known, Registry) else given
+  def add(given: Given) -> Given:
+    made: Any = known.adapt(given) if isinstance(known, Registry) else given
     path = imports.path_of(_module(made))
     if path:
       _OF_FILES.setdefault(path, []).append((known, name, made))
@@ -250,7 +251,8 @@ def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
         f'{kind} {name!r} of the package {package} cannot be loaded from '
         f'{point.value}: {type(error).__name__}: {last}') from error
   # What is loaded may register itself.
-  return known.setdefault(name, made)
+  found: T = known.setdefault(name, made)
+  return found
 
 
 def _of_place(text: str, known: Mapping[str, T]) -> T:
