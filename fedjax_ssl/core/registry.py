@@ -28,7 +28,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   Args:
     text: a name, or a name with keyword arguments whose values are Python
       literals. Nothing is evaluated. A name may have a place before it, as in
-      `/home/me/mine.py:name` or `package.module:name`.
+      `./mine.py:name` or `package.module:name`.
 
   Returns:
     The name and the dict of arguments.
