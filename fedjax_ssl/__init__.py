@@ -27,8 +27,10 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     report,
     sparse,
     task,
+    testing,
     training,
   )
+  from fedjax_ssl.cli.settings import register as register_setting
   from fedjax_ssl.core.types import (
     Examples,
     Federation,
@@ -51,7 +53,7 @@ __version__ = '0.1.0'
 _MODULES = (
     'aggregation', 'cli', 'config', 'core', 'data', 'losses', 'methods',
     'models', 'ops', 'papers', 'privacy', 'report', 'sparse', 'task',
-    'training')
+    'testing', 'training')
 
 # Public name to its module and its name there.
 _NAMES = {
@@ -70,6 +72,7 @@ _NAMES = {
     'make_method': ('methods', 'make'),
     'make_model': ('models', 'make'),
     'make_task': ('task', 'make_task'),
+    'register_setting': ('cli.settings', 'register'),
     'train': ('training.loop', 'train'),
 }
 
@@ -77,8 +80,8 @@ __all__ = [
     'Examples', 'Federation', 'METHODS', 'MODELS', 'Method', 'Model', 'Shard',
     'State', 'Task', 'TaskSpec', 'Update', 'aggregation', 'cli', 'config',
     'core', 'data', 'load', 'losses', 'make_method', 'make_model', 'make_task',
-    'methods', 'models', 'ops', 'papers', 'privacy', 'report', 'sparse',
-    'task', 'train', 'training']
+    'methods', 'models', 'ops', 'papers', 'privacy', 'register_setting',
+    'report', 'sparse', 'task', 'testing', 'train', 'training']
 
 
 def __getattr__(name: str) -> object:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_ssl import config, methods, models
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, choices, knobs, optimizers
+from fedjax_ssl.core import checks, choices, knobs, optimizers, registry
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -318,10 +318,14 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     ValueError: if the folder holds no run, none of its checkpoints can be
       read, or the newest is of another run.
   """
-  from fedjax_ssl.training import checkpoint, evaluate, runner
+  from fedjax_ssl.training import checkpoint, evaluate, own_code, runner
   from fedjax_ssl.training import workdir as workdir_lib
   from fedjax_ssl.training.checkpoint import sealed
-  facts = workdir_lib.read_config(workdir)['facts']
+  began = workdir_lib.read_config(workdir)
+  stored = own_code.found_again(began, workdir)
+  facts = stored['facts']
+  for place in stored['flags'].get('imports') or ():
+    registry.import_place(place)
   try:
     saved = facts['task']
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
@@ -339,7 +343,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
                                      run_seeds)
   found = checkpoint.Checkpoints(
       os.path.join(os.fspath(workdir), 'checkpoints'),
-      run=sealed.identity(facts)).restore(shape)
+      run=sealed.identity(began['facts'])).restore(shape)
   if found is None:
     raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
                      'read.')

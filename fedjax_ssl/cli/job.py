@@ -19,7 +19,7 @@ from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.cli import devices, printing, start_line, stopping, words
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import rounds, sampling
+from fedjax_ssl.core import imports, rounds, sampling
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
@@ -28,6 +28,7 @@ from fedjax_ssl.training import (
   checkpoint,
   loop,
   metrics,
+  own_code,
   pictures,
   processes,
   progress,
@@ -111,6 +112,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
       'choices': words.of(spec, options.profile),
+      **own_code.of(vars(options)),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   if task.attack is not None:
@@ -165,6 +167,8 @@ def _data_hash(dataset: data.Dataset) -> str:
 
 def _of_a_knob(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
   """Names the knobs given, one of which is of a wrong type; else the bug."""
+  if imports.where(error):
+    return error  # Who wrote the code needs all of it.
   given = {name: text for name in task_lib.REGISTRIES
            if '(' in (text := getattr(spec, name) or '')}
   if not given:
@@ -248,6 +252,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
       origin=job.origin)
   def describe() -> None:
     command.write(place.path)
+    own_code.keep(place.path, vars(job.options))
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)
       if not file.exists():

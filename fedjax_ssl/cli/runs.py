@@ -17,6 +17,7 @@ from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.cli import printing, words
 from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.config import Config
+from fedjax_ssl.core import imports
 from fedjax_ssl.training import processes
 
 # Where bounds live below the workdir, by name in tables: (folder, flags).
@@ -90,7 +91,8 @@ def _wanted(options: Config, workdir: pathlib.Path
             ) -> list[tuple[str, str, str, str]]:
   """(name, folder, labels, method) of the run and of the bounds it needs."""
   method = options.full_method
-  name = method + (', all labels' if options.labels == 'all' else '')
+  name = imports.short(method) + (
+      ', all labels' if options.labels == 'all' else '')
   wanted = [(name, str(workdir), options.labels, method)]
   if options.bounds:
     wanted += [(name, str(workdir / folder), labels, 'fedavg')
