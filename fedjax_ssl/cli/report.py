@@ -36,6 +36,9 @@ def main(argv: Sequence[str]) -> int:
                       'every run reaches')
   parser.add_argument('--columns', default='', help='metrics of the last row '
                       'to show in the table too, as in macro_recall,auc')
+  parser.add_argument('--reference', default='', help='row that the others are '
+                      'compared with; default: fedavg with few labels, else '
+                      'the best')
   parser.add_argument('--title', default='Report', help='above everything')
   args = parser.parse_args(argv)
   try:
@@ -45,13 +48,14 @@ def main(argv: Sequence[str]) -> int:
     runs = stored_runs.load(places.runs_in(args.workdirs), left_out,
                             _defaults)
     columns = [name for name in args.columns.split(',') if name]
-    texts = page.texts_of_good(runs, args.target, args.title, left_out, columns)
+    texts = page.texts_of_good(runs, page.Options(
+        args.target, args.title, columns, args.reference), left_out)
     page.write(texts, pathlib.Path(args.out))
   except (ValueError, OSError) as error:
     print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
     return 2
   for line in left_out:
     print(f'left out: {line}', file=sys.stderr)
-  printing.say(texts['table.md'])
+  printing.say(str(texts['table.md']))
   printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
   return 0
