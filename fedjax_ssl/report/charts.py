@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 import matplotlib
-from matplotlib import figure, lines as mlines, patches, ticker
+from matplotlib import figure, patches, ticker
+from matplotlib import lines as mlines
 from matplotlib.backends import backend_pdf, backend_svg
 import numpy as np
 
@@ -170,8 +171,9 @@ def _bars(axes: Any, lines: Sequence[series.Line], looks: Looks) -> None:
   for i, line in enumerate(lines):
     error = None if line.low is None or line.high is None else np.stack(
         [line.mean - line.low, line.high - line.mean])
-    axes.bar(line.x + (i - (len(lines) - 1) / 2) * width, line.mean, width,
-             yerr=error, error_kw={'linewidth': 0.7}, **bar_style(looks[line.run]))
+    left = line.x + (i - (len(lines) - 1) / 2) * width
+    axes.bar(left, line.mean, width, yerr=error, error_kw={'linewidth': 0.7},
+             **bar_style(looks[line.run]))
   places = lines[0].x
   axes.set_xticks(places[::math.ceil(len(places) / _MOST_TICKS)])
   axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))

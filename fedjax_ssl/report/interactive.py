@@ -1,14 +1,15 @@
 """Charts of a report as plotly draws them in the reader's browser.
 
-plotly.js has what a reader of curves wants, hovering, zooming, log scales and
-lines that are switched on and off, has been kept by a company and many others
-since 2015, and comes inside plotly's Python package, so that no network is
-needed to write the page nor to read it. Its full build is 4.8 MB; the smaller
-builds are on no Python index. uPlot (50 kB) and Vega-Lite would have to be
-copied into this repository, and ECharts has no bands of a deviation. The extra
-`[report]` brings plotly; without it a page has the same charts as still
-drawings. Figures are written in plotly's documented JSON, which costs nothing to
-make; its Python objects would take seconds to load.
+plotly.js has what a reader of curves wants: hovering, zooming, log scales,
+lines that are switched on and off. It has been kept by a company and many
+others since 2015, and comes inside plotly's Python package, so that no network
+is needed to write the page nor to read it. Its full build is 4.8 MB; smaller
+builds are on no Python index. uPlot and Vega-Lite would have to be copied into
+this repository. The extra `[report]` brings plotly; without it a page has the
+same charts as still drawings.
+
+Figures are written in plotly's documented JSON: its Python objects would take
+seconds to load.
 """
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def _spread(line: series.Line) -> tuple[str, list[float | None]]:
 def _layout(chart: series.Chart, rows: int) -> dict[str, Any]:
   axis = {'gridcolor': '#ddd', 'zeroline': False, 'automargin': True}
   layout: dict[str, Any] = {
-      'margin': {'l': 50, 'r': 10, 't': 10, 'b': 45}, 'height': 300,
+      'margin': {'l': 50, 'r': 10, 't': 28, 'b': 45}, 'height': 300,
       'showlegend': False, 'hovermode': 'closest',
       'hoverlabel': {'namelength': -1}, 'plot_bgcolor': '#fff',
       'font': {'family': 'system-ui, sans-serif', 'size': 12,

@@ -56,8 +56,10 @@ for (const plot of plots) {
   const still = plot.querySelector('svg');
   plot.first = JSON.parse(JSON.stringify(made.layout));
   Plotly.newPlot(plot, made.data, made.layout, {
-    responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
+    responsive: true, displaylogo: false, plotlyServerURL: '',
+    // Of all buttons those that send nothing anywhere.
+    modeBarButtons: [['zoom2d', 'pan2d', 'zoomIn2d', 'zoomOut2d',
+                      'resetScale2d', 'toImage']],
   }).then(() => look(plot));
   if (still) still.remove();
 }

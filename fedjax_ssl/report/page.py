@@ -11,7 +11,15 @@ import re
 from typing import Any, NamedTuple
 
 from fedjax_ssl.report import (
-    charts, command, interactive, names, pairs, series, stored_runs, tables)
+  charts,
+  command,
+  interactive,
+  names,
+  pairs,
+  series,
+  stored_runs,
+  tables,
+)
 from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import disk
 
@@ -104,7 +112,7 @@ def _tables(grids: Mapping[str, tables.Grid], plan: names.Plan,
   for name, title, note in (
       ('differences', 'Differences over seeds', 'Accuracy after the last round '
        'less that of the run it is compared with, in points, over the seeds '
-       "that both have; with Student\u2019s t interval of 95 %, each row for "
+       'that both have; with Student\u2019s t interval of 95 %, each row for '
        'itself.'),
       ('targets', 'Rounds and traffic to an accuracy', 'The first evaluated '
        'round that reached it; MB both ways, all clients together.'),
@@ -188,7 +196,8 @@ def _figure(caption: str, label: str, prefix: str, svg: str, data: str = ''
   if data:
     image = (f'<div class="plot">{image}<script type="application/json">'
              f'{data}</script></div>')
-  return f'<figure><figcaption>{html.escape(caption)}</figcaption>{image}</figure>'
+  return (f'<figure><figcaption>{html.escape(caption)}</figcaption>{image}'
+          '</figure>')
 
 
 def _stills(title: str, note: str, drawings: Sequence[tuple[str, str]]

@@ -47,10 +47,10 @@ class Grid(NamedTuple):
             for row, note in zip(self.rows, self.notes) if note]
 
   def for_people(self) -> Grid:
-    """The table without columns that hold nothing, or the names once more."""
+    """The table without columns that hold nothing, or what the names say."""
     kept = [i for i in range(len(self.columns)) if not i or not (
         all(_is_empty(row[i]) for row in self.rows)
-        or all(row[i] == row[0] for row in self.rows))]
+        or all(_is_said(row[i], row[0]) for row in self.rows))]
     return self._replace(
         columns=[self.columns[i] for i in kept],
         rows=[[row[i] for i in kept] for row in self.rows])
@@ -210,6 +210,10 @@ def client_table(runs: Sequence[stored_runs.Run], references: Sequence[int]
 
 def _is_empty(cell: str | Value) -> bool:
   return _text(cell) in ('', '-')
+
+
+def _is_said(cell: str | Value, name: str | Value) -> bool:
+  return not _is_number(cell) and _text(cell) in _text(name).split(', ')
 
 
 def _text(cell: str | Value, sign: str = '±') -> str:
