@@ -56,12 +56,13 @@ for (const plot of plots) {
   const still = plot.querySelector('svg');
   plot.first = JSON.parse(JSON.stringify(made.layout));
   Plotly.newPlot(plot, made.data, made.layout, {
-    responsive: true, displaylogo: false, plotlyServerURL: '',
+    displaylogo: false, plotlyServerURL: '',
     // Of all buttons those that send nothing anywhere.
     modeBarButtons: [['zoom2d', 'pan2d', 'zoomIn2d', 'zoomOut2d',
                       'resetScale2d', 'toImage']],
   }).then(() => look(plot));
   if (still) still.remove();
+  new ResizeObserver(() => Plotly.Plots.resize(plot)).observe(plot);
 }
 for (const label of document.querySelectorAll('.key label')) {
   const run = Number(label.dataset.run);

@@ -61,3 +61,13 @@ def bench(monkeypatch):
     delattr(flags.FLAGS, name)
   for name, flag in aside.items():
     flags.FLAGS[name] = flag
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+  """Reports without the files of their charts, which take most of the time."""
+  from fedjax_ssl.report import charts
+  made = {'svg': b'', 'pdf': b''}
+  monkeypatch.setattr(charts, 'files', lambda *unused: made)
+  monkeypatch.setattr(charts, 'inline', lambda *unused: [])
+  monkeypatch.setattr(charts, 'of_heat_map', lambda *unused: ('', made))
