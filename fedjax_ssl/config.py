@@ -226,6 +226,11 @@ _ALL = (
     Option('tensorboard', bool, False,
            'Mirror metrics to <workdir>/tensorboard; needs the extra '
            '[tensorboard].', may_change=True, this_start=True),
+    Option('track', list, None,
+           'Where to mirror metrics to: tensorboard, wandb, mlflow, or '
+           'several, as in wandb,mlflow; each needs the extra of its name and '
+           'reads its own environment variables.', may_change=True,
+           this_start=True),
     Option('seeds', list, None,
            'Several seeds, as in 0,1,2, instead of seed.'),
 )

@@ -1,7 +1,6 @@
 """The flags that every setting shares; JAX is not needed to read them."""
 from __future__ import annotations
 
-import importlib.util
 import os
 import pathlib
 import types
@@ -12,6 +11,7 @@ from absl import flags
 from fedjax_ssl import config
 from fedjax_ssl.cli import errors
 from fedjax_ssl.core import registry
+from fedjax_ssl.training import trackers
 
 FLAGS = flags.FLAGS
 
@@ -130,10 +130,10 @@ def _check_texts() -> None:
   if FLAGS.workdir and '://' in FLAGS.workdir:
     raise ValueError(f'--workdir={FLAGS.workdir} is no local folder; mount it '
                      'first.')
-  if FLAGS.tensorboard and importlib.util.find_spec('tensorboardX') is None:
-    raise ValueError('--tensorboard needs the package tensorboardX: '
-                     "pip install -e '.[tensorboard]' in this repository's "
-                     'folder.')
+  if lacking := trackers.lacking(tracked()):
+    given = ('--tensorboard' if not FLAGS.track
+             else f'--track={",".join(FLAGS.track)}')
+    raise ValueError(f'{given}: {lacking}')
 
 
 def _take_stored(workdir: str, setting: str, script: str) -> None:
@@ -171,6 +171,12 @@ def seeds() -> list[int]:
                      f'whole numbers from 0 to {config.LARGEST_SEED}, '
                      'separated by commas.')
   return found
+
+
+def tracked() -> list[str]:
+  """The trackers of the run, from --track and --tensorboard."""
+  found = ['tensorboard'] * FLAGS.tensorboard + [*(FLAGS.track or ())]
+  return [*dict.fromkeys(found)]
 
 
 def method() -> str:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 # Say where, how often or how long to look, and not what is run.
 FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
-         'bounds', 'tensorboard', 'num_devices', 'seed_map', 'eval_every',
-         'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds',
-         'client_map', 'conv_impl', 'aggregation_order', 'distributed',
-         'coordinator_address', 'num_processes', 'process_id'}
+        'bounds', 'tensorboard', 'track', 'num_devices', 'seed_map',
+        'eval_every', 'checkpoint_every', 'pictures', 'chunk_size',
+        'schedule_rounds', 'client_map', 'conv_impl', 'aggregation_order',
+        'distributed', 'coordinator_address', 'num_processes', 'process_id'}
 
 _PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
 # The global model's number where a line has several.

@@ -26,7 +26,7 @@ _LARGEST = 1e39  # Beyond float32, in which all is measured.
 _MOST_ROUNDS = 2**31
 # Flags in which the seeds of one cell may differ.
 _FREE = ('workdir', 'data_dir', 'seed', 'seeds', 'eval_only', 'bounds',
-         'tensorboard', 'num_devices', 'seed_map')
+         'tensorboard', 'track', 'num_devices', 'seed_map')
 
 
 @dataclasses.dataclass(frozen=True)

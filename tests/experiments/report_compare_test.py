@@ -13,8 +13,16 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.report import (
-    charts, clients, interactive, names, page, pairs, series, stored_runs,
-    tables)
+  charts,
+  clients,
+  interactive,
+  names,
+  page,
+  pairs,
+  series,
+  stored_runs,
+  tables,
+)
 from tests.experiments import fake
 
 _WORDS = strategies.text(max_size=60)

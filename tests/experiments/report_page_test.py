@@ -15,9 +15,8 @@ import pytest
 
 from fedjax_ssl.cli import report
 from fedjax_ssl.papers import flags as paper_flags
-from fedjax_ssl.report import interactive
+from fedjax_ssl.report import interactive, stored_runs, summary, tables
 from fedjax_ssl.report import page as page_lib
-from fedjax_ssl.report import stored_runs, summary, tables
 from fedjax_ssl.report import study as study_lib
 from tests.experiments import fake
 
