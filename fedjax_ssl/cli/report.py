@@ -13,9 +13,9 @@ charts files of their own:
   clients.*      who gains and who loses
   chart_*.*      SVG, PDF, and the numbers as CSV
 With the extra [report] charts answer to the mouse. Folders that hold no run are
-passed over when others do; runs that cannot be read, or whose rows are not those
-that their checkpoints were saved with, are named on stderr and on the page. A
-run that goes on is shown up to its newest checkpoint.
+passed over when others do; runs that cannot be read, or whose rows are not
+those that their checkpoints were saved with, are named on stderr and on the
+page. A run that goes on is shown up to its newest checkpoint.
 """
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def mixes(federation: Any) -> np.ndarray | None:
   if not counts or any(c.ndim != 2 or c.shape != counts[0].shape
                        or not np.isfinite(c).all() for c in counts):
     return None
-  total = sum(counts)
+  total = np.sum(counts, axis=0)
   rows = total.sum(axis=1, keepdims=True)
   return np.divide(total, rows, out=np.full_like(total, np.nan),
                    where=rows > 0)

@@ -93,9 +93,10 @@ def best(runs: Sequence[stored_runs.Run]) -> int | None:
   means = [_mean(run) for run in runs]
   for good in ([not _is_bound(r) and not verdict.mark(r.verdicts)
                 for r in runs], [True] * len(runs)):
-    known = [i for i, mean in enumerate(means) if mean is not None and good[i]]
+    known = [(mean, -i) for i, mean in enumerate(means)
+             if mean is not None and good[i]]
     if known:
-      return max(known, key=lambda i: means[i])  # type: ignore[arg-type]
+      return -max(known)[1]  # The first of equals.
   return None
 
 

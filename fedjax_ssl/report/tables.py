@@ -170,14 +170,18 @@ def difference_table(runs: Sequence[stored_runs.Run],
     references: index of the run that each is compared with.
   """
   rows: list[list[str | Value]] = []
+  notes = []
   for i, (run, other) in enumerate(zip(runs, references, strict=True)):
     if i == other:
       continue
+    notes.append('' if set(run.ends) == set(runs[other].ends) else
+                 f'it ended at round {run.rounds}, the other at '
+                 f'{runs[other].rounds}')
     found = pairs.of_finals(run, runs[other])
     rows.append([run.name, runs[other].name, str(found.pairs),
                  Value(found.mean), Value(found.low), Value(found.high)])
   return Grid(['run', 'against', 'pairs', 'difference, points',
-               '95 % from', '95 % to'], rows)
+               '95 % from', '95 % to'], rows, notes)
 
 
 def client_table(runs: Sequence[stored_runs.Run], references: Sequence[int]

@@ -5,8 +5,8 @@ variables name (WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI,
 MLFLOW_EXPERIMENT_NAME); without them TensorBoard's files, wandb's offline files
 and MLflow's database stand in the workdir.
 
-`tracked_<name>.json` in the workdir says which run it is there and which rows it
-has. A run that was stopped goes on in the same place: rows that it measures
+`tracked_<name>.json` in the workdir says which run it is there and which rows
+it has. A run that was stopped goes on in the same place: rows that it measures
 again are not sent again, and rows that had not arrived are sent first.
 """
 from __future__ import annotations

@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 
 from hypothesis import given, settings, strategies
@@ -25,6 +28,8 @@ from fedjax_ssl.report import (
 )
 from tests.experiments import fake
 
+CHROMIUM = next(filter(None, map(shutil.which, (
+    'chromium', 'chromium-browser', 'google-chrome'))), None)
 _WORDS = strategies.text(max_size=60)
 _CONFIGS = strategies.lists(strategies.fixed_dictionaries({
     'method': strategies.sampled_from(
@@ -103,13 +108,13 @@ def test_equal_flags_are_told_apart_by_folders():
 
 
 def test_colours_are_methods_and_facets_the_second_factor():
-  flags = [{'method': m, 'alpha': a} for m in ('fedavg', 'uda')
-           for a in (10.0, .5, 2.0)]
+  cells = [(m, a) for m in ('fedavg', 'uda') for a in (10.0, .5, 2.0)]
+  flags = [{'method': m, 'alpha': a} for m, a in cells]
   found = plan(*flags)
-  for look, flag in zip(found.looks, flags):
-    assert look.colour == ['fedavg', 'uda'].index(flag['method'])
-    assert look.facet == f'alpha={flag["alpha"]:g}'
-    assert look.dash == [10.0, .5, 2.0].index(flag['alpha'])
+  for look, (method, alpha) in zip(found.looks, cells):
+    assert look.colour == ['fedavg', 'uda'].index(method)
+    assert look.facet == f'alpha={alpha:g}'
+    assert look.dash == [10.0, .5, 2.0].index(alpha)
   assert names.facets(found.looks) == ['alpha=0.5', 'alpha=2', 'alpha=10']
   # One run a value leaves nothing to compare in a facet.
   alone = plan(*flags[:3]).looks
@@ -234,12 +239,14 @@ def test_a_bound_and_a_run_in_doubt_are_not_the_best(tmp_path):
                  fake.config(method='uda')),
       fake.write(tmp_path / 'd', [fake.row(20, .7)],
                  fake.config(method='fixmatch'))])
-  assert found[pairs.best(found)].name == 'fixmatch'
+  best = pairs.best(found)
+  assert best is not None and found[best].name == 'fixmatch'
   assert pairs.best(found[1:2]) == 0
 
 
 def test_the_best_row_is_bold_and_empty_columns_are_gone(runs):
   table = tables.main_table(runs)
+  assert table.best is not None
   best = runs[table.best].name
   assert best.startswith('fixmatch')
   for line in tables.markdown(table).splitlines()[2:]:
@@ -261,7 +268,7 @@ def test_a_client_is_worth_its_own_classes():
                 'unlabeled_classes': [[4, 0], [1, 1], [0, 0]]}
   mixes = clients.mixes(federation)
   assert mixes is not None
-  np.testing.assert_allclose(mixes[:2], [[1, 0], [.25, .75]])
+  np.testing.assert_allclose(mixes[:2], np.array([[1, 0], [.25, .75]]))
   assert np.isnan(mixes[2]).all()
   assert clients.mixes({}) is clients.mixes(None) is None
   assert clients.mixes({'labeled_classes': [[1], [1, 2]]}) is None
@@ -317,6 +324,49 @@ def test_a_page_with_plotly_is_one_small_file_that_loads_nothing(
     assert json.loads(data)['data']
   # Its own buttons would offer to send the chart to a server.
   assert 'modeBarButtons:' in own and 'Cloud' not in own
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed')
+def test_a_browser_switches_runs_and_scales(runs, monkeypatch, tmp_path):
+  """Without a network; charts fit the narrowest screen of the two."""
+  pytest.importorskip('plotly', reason='plotly is not installed')
+  monkeypatch.setattr(charts, 'files', lambda *unused: {})
+  text = str(page.texts_of(runs, page.Options())['index.html'])
+  file = tmp_path / 'index.html'
+  file.write_text(text.replace('</body>', """<pre id="out"></pre><script>
+setTimeout(() => {
+  document.querySelector('.key input').click();
+  document.querySelectorAll('.switches input')[1].click();
+  setTimeout(() => {
+    const seen = plots.map(p => ({
+      stills: p.querySelectorAll(':scope > svg').length,
+      drawn: p.querySelectorAll('.main-svg').length, type: p.layout.yaxis.type,
+      wide: p.querySelector('.main-svg').getBoundingClientRect().width
+            - p.getBoundingClientRect().width,
+      hidden: p.data.filter(t => t.meta === 0).map(t => t.visible),
+      shown: p.data.filter(t => t.meta === 2).map(t => t.visible)}));
+    document.getElementById('out').textContent =
+        'MEASURED ' + JSON.stringify(seen) + ' END';
+  }, 1500);
+}, 1500);
+</script></body>"""))
+  assert CHROMIUM
+  done = subprocess.run(
+      [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu',
+       '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=500,1000',
+       f'--user-data-dir={tmp_path / "profile"}',
+       '--virtual-time-budget=20000', '--dump-dom', file.as_uri()],
+      capture_output=True, text=True, timeout=120, check=False)
+  found = re.search(r'MEASURED (\[.*?\]) END', done.stdout)
+  assert found, done.stderr[-2000:]
+  plots = json.loads(html.unescape(found[1]))
+  assert len(plots) > 8
+  for plot in plots:
+    assert plot['stills'] == 0 and plot['drawn'] and plot['wide'] <= 1
+    assert plot['type'] == 'log'
+    assert set(plot['hidden']) <= {False} and set(plot['shown']) <= {True}
+  assert any(plot['hidden'] for plot in plots)
+  assert any(plot['shown'] for plot in plots)
 
 
 def test_without_plotly_the_page_has_still_drawings(runs, monkeypatch):

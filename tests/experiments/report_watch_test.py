@@ -32,8 +32,11 @@ def test_the_page_follows_the_runs(tmp_path, monkeypatch, capsys):
   fake.write(folder, [])
   written: list[str] = []
   real = page.write
-  monkeypatch.setattr(page, 'write', lambda texts, where: (
-      written.append(str(texts['index.html'])), real(texts, where)))
+
+  def write(texts, where):
+    written.append(str(texts['index.html']))
+    real(texts, where)
+  monkeypatch.setattr(page, 'write', write)
   turns = iter(range(5))
 
   def sleep(seconds):
