@@ -69,7 +69,7 @@ def files(chart: series.Chart, looks: Looks) -> dict[str, bytes]:
       _fill(drawing, axes, chart, lines, looks)
       axes.set_title(facet, fontsize=10)
     if chart.kind != 'heat':
-      seen = {line.run: line.name for line in chart.lines}
+      seen = dict(sorted({x.run: x.name for x in chart.lines}.items()))
       drawing.legend(
           handles=[_handle(chart, looks[run]) for run in seen],
           labels=[*seen.values()], loc='outside right upper', frameon=False,
