@@ -21,6 +21,7 @@ import numpy as np
 
 from fedjax_ssl.report import charts, names, series
 
+_MOST_NUMBERS = 120_000  # In a page, some 8 bytes each.
 _DASH = ('solid', 'dash', 'dot', 'dashdot')
 
 
@@ -33,9 +34,25 @@ def library() -> str:
   return offline.get_plotlyjs()
 
 
+def most_points(all_charts: Sequence[series.Chart]) -> int:
+  """Returns how many points a line may have, so that a page stays small."""
+  lines = sum(len(chart.lines) for chart in all_charts)
+  return max(20, _MOST_NUMBERS // (7 * max(1, lines)))  # Band, mean, label.
+
+
 def figure(chart: series.Chart, lines: Sequence[series.Line],
-           looks: Sequence[names.Look]) -> str:
-  """Returns one small chart as JSON that may stand inside a page's script."""
+           looks: Sequence[names.Look], most: int = 1000) -> str:
+  """Returns one small chart as JSON that may stand inside a page's script.
+
+  Args:
+    chart: to which it belongs.
+    lines: what it shows.
+    looks: of all runs.
+    most: points of a line of curves; of more, this many are shown, evenly,
+      with the first and the last.
+  """
+  if chart.kind == 'lines':
+    lines = [_thinned(line, most) for line in lines]
   if chart.kind == 'heat':
     traces = [_heat(lines)]
   elif chart.kind == 'bars':
@@ -46,6 +63,16 @@ def figure(chart: series.Chart, lines: Sequence[series.Line],
   text = json.dumps({'data': traces, 'layout': _layout(chart, len(lines))},
                     allow_nan=False)
   return text.replace('<', '\\u003c')  # No name may end the script.
+
+
+def _thinned(line: series.Line, most: int) -> series.Line:
+  if len(line.x) <= most:
+    return line
+  kept = np.linspace(0, len(line.x) - 1, most).round().astype(int)
+  return line._replace(
+      x=line.x[kept], values=line.values[:, kept],
+      low=None if line.low is None else line.low[kept],
+      high=None if line.high is None else line.high[kept])
 
 
 def _curve(chart: series.Chart, line: series.Line, look: names.Look

@@ -1,4 +1,4 @@
-// Draws the page's charts with plotly in place of the still drawings.
+// Draws the page's charts with plotly.
 'use strict';
 const plots = [...document.querySelectorAll('.plot')];
 const hidden = new Set();  // Runs that are switched off.
@@ -53,7 +53,6 @@ function box(checked, change) {
 recall();
 for (const plot of plots) {
   const made = JSON.parse(plot.querySelector('script').textContent);
-  const still = plot.querySelector('svg');
   plot.first = JSON.parse(JSON.stringify(made.layout));
   Plotly.newPlot(plot, made.data, made.layout, {
     displaylogo: false, plotlyServerURL: '',
@@ -61,7 +60,6 @@ for (const plot of plots) {
     modeBarButtons: [['zoom2d', 'pan2d', 'zoomIn2d', 'zoomOut2d',
                       'resetScale2d', 'toImage']],
   }).then(() => look(plot));
-  if (still) still.remove();
   new ResizeObserver(() => Plotly.Plots.resize(plot)).observe(plot);
 }
 for (const label of document.querySelectorAll('.key label')) {

@@ -47,23 +47,22 @@ class Options(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-  """A chart and its small drawings: pairs of a title and SVG text."""
+  """A chart and its small drawings: pairs of a title and what stands there."""
 
   chart: series.Chart
-  stills: list[tuple[str, str]]
+  facets: list[tuple[str, str]]
 
 
 def _page(runs: Sequence[stored_runs.Run], plan: names.Plan,
           grids: Mapping[str, tables.Grid], options: Options,
-          left_out: Sequence[str], drawn: Sequence[_Drawn],
+          left_out: Sequence[str], drawn: Sequence[_Drawn], library: str,
           partitions: Sequence[tuple[str, str]]) -> str:
   """The whole report as one HTML text."""
-  library = interactive.library() if drawn else ''
   parts = [f'<h1>{html.escape(options.title)}</h1>',
            *_tables(grids, plan, left_out)]
   if drawn:
     parts += ['<div class="compared">', _key(runs, plan.looks), '<div>',
-              *_charts(drawn, plan.looks, bool(library)), '</div>', '</div>']
+              *_charts(drawn, bool(library)), '</div>', '</div>']
   parts += _stills('Partitions', 'Rows of each class on each client, first '
                    'seed.', partitions)
   parts += ['<h2>To repeat them</h2>']
@@ -150,53 +149,59 @@ def _key(runs: Sequence[stored_runs.Run], looks: Sequence[names.Look]) -> str:
           '<p class="switches"></p></aside>')
 
 
-def _charts(drawn: Sequence[_Drawn], looks: Sequence[names.Look], live: bool
-            ) -> list[str]:
+def _drawn(all_charts: Sequence[series.Chart], looks: Sequence[names.Look],
+           live: bool) -> list[_Drawn]:
+  """Still drawings, or the data of those that the reader's browser makes."""
+  if not live:
+    return [_Drawn(chart, [
+        (facet, _own_ids(svg, f'{chart.name}-{i}-'))
+        for i, (facet, svg) in enumerate(charts.inline(chart, looks))])
+            for chart in all_charts]
+  most = interactive.most_points(all_charts)
+  return [_Drawn(chart, [
+      (facet, '<div class="plot"><script type="application/json">'
+       f'{interactive.figure(chart, lines, looks, most)}</script></div>')
+      for facet, lines in chart.facets.items()]) for chart in all_charts]
+
+
+def _charts(drawn: Sequence[_Drawn], live: bool) -> list[str]:
   """The charts under their headings."""
+  script = ['<noscript>These charts need JavaScript; chart_*.svg beside this '
+            'page are the same ones.</noscript>'] * live
   curves = [d for d in drawn if d.chart.name not in _CURVES]
   parts = _section('Curves', 'Line: mean over seeds; band: one standard '
-                   'deviation to each side, within what can be.', curves, looks,
-                   live)
+                   'deviation to each side, within what can be.', curves)
   for name, title, note in (
       ('classes', 'Accuracy in each class', 'After the last round.'),
       ('clients', 'Accuracy of each client', 'After the last round, from the '
        'client with the least.')):
-    parts += _section(title, note, [d for d in drawn if d.chart.name == name],
-                      looks, live)
-  return parts
+    parts += _section(title, note, [d for d in drawn if d.chart.name == name])
+  return script + parts
 
 
-def _section(title: str, note: str, drawn: Sequence[_Drawn],
-             looks: Sequence[names.Look], live: bool) -> list[str]:
+def _section(title: str, note: str, drawn: Sequence[_Drawn]) -> list[str]:
   """A heading and its charts; nothing if there are none."""
   if not drawn:
     return []
   parts = [f'<h2>{title}</h2>', f'<p>{note}</p>', '<div class="charts">']
-  for chart, stills in drawn:
-    divided = len(stills) > 1
+  for chart, facets in drawn:
+    divided = len(facets) > 1
     if divided:
       parts.append(f'<div class="facets"><h3>{html.escape(chart.title)}</h3>'
                    '<div class="charts">')
-    for i, (facet, svg) in enumerate(stills):
-      data = interactive.figure(
-          chart, chart.facets[facet], looks) if live else ''
+    for facet, body in facets:
       parts.append(_figure(
           facet if divided else chart.title,
-          ' '.join(filter(None, (title, chart.title, facet))),
-          f'{chart.name}-{i}-', svg, data))
+          ' '.join(filter(None, (title, chart.title, facet))), body))
     parts += ['</div></div>'] * divided
   return [*parts, '</div>']
 
 
-def _figure(caption: str, label: str, prefix: str, svg: str, data: str = ''
-            ) -> str:
-  """One drawing, with the data of the one that takes its place."""
-  image = _own_ids(svg, prefix).replace(
-      '<svg', f'<svg role="img" aria-label="{html.escape(label)}"', 1)
-  if data:
-    image = (f'<div class="plot">{image}<script type="application/json">'
-             f'{data}</script></div>')
-  return (f'<figure><figcaption>{html.escape(caption)}</figcaption>{image}'
+def _figure(caption: str, label: str, body: str) -> str:
+  """One drawing, which says what it is to those who do not see it."""
+  label = f' role="img" aria-label="{html.escape(label)}"'
+  body = re.sub('^<(svg|div)', lambda found: found[0] + label, body)
+  return (f'<figure><figcaption>{html.escape(caption)}</figcaption>{body}'
           '</figure>')
 
 
@@ -206,7 +211,8 @@ def _stills(title: str, note: str, drawings: Sequence[tuple[str, str]]
   if not drawings:
     return []
   return [f'<h2>{title}</h2>', f'<p>{note}</p>', '<div class="charts">',
-          *(_figure(name, f'{title}: {name}', f'{title.lower()}-{i}-', svg)
+          *(_figure(name, f'{title}: {name}',
+                    _own_ids(svg, f'{title.lower()}-{i}-'))
             for i, (name, svg) in enumerate(drawings)), '</div>']
 
 
@@ -275,18 +281,19 @@ def texts_of(runs: Sequence[stored_runs.Run], options: Options,
     ValueError: see `grids_of`.
   """
   grids, plan = grids_of(runs, options), stored_runs.compared(runs)
-  drawn, partitions = [], []
+  library = interactive.library()
+  all_charts, partitions = series.all_charts(runs, plan), []
   texts: dict[str, str | bytes] = {'index.html': ''}  # To be written first.
-  for chart in series.all_charts(runs, plan):
-    drawn.append(_Drawn(chart, charts.inline(chart, plan.looks)))
+  for chart in all_charts:
     texts |= _files(f'chart_{chart.name}', charts.files(chart, plan.looks),
                     series.comma_separated(chart))
   for i, (title, drawing, kinds) in enumerate(_partitions(runs), 1):
     still, made = charts.of_heat_map(drawing)
     partitions.append((title, still))
     texts |= _files(f'chart_partition_{i}', made, _counts(kinds))
-  texts['index.html'] = _page(runs, plan, grids, options, left_out, drawn,
-                              partitions)
+  texts['index.html'] = _page(
+      runs, plan, grids, options, left_out,
+      _drawn(all_charts, plan.looks, bool(library)), library, partitions)
   for name, grid in grids.items():
     texts[f'{name}.md'] = tables.markdown(grid)
     texts[f'{name}.csv'] = tables.comma_separated(grid)

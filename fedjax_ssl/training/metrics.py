@@ -477,5 +477,6 @@ def _mirror(name: str, folder: pathlib.Path, config: Mapping[str, Any],
   try:
     return trackers.Mirror(name, folder, config, last, rows)
   except Exception as error:  # Each client has errors of its own.
+    hint = ' Or set WANDB_MODE=offline.' if name == 'wandb' else ''
     raise MetricsError(f'track: {name} cannot be opened: '
-                       f'{" ".join(str(error).split())}') from error
+                       f'{" ".join(str(error).split())}{hint}') from error

@@ -1,9 +1,9 @@
 """Mirrors rows to TensorBoard, Weights & Biases or MLflow, each row once.
 
 Each is written by its own client, to the place that its own environment
-variables name (WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI,
-MLFLOW_EXPERIMENT_NAME); without them TensorBoard's files, wandb's offline files
-and MLflow's database stand in the workdir.
+variables name: WANDB_MODE and WANDB_PROJECT, MLFLOW_TRACKING_URI and
+MLFLOW_EXPERIMENT_NAME. TensorBoard's files stand in the workdir, and so do
+wandb's under WANDB_MODE=offline and, without a server, MLflow's database.
 
 `tracked_<name>.json` in the workdir says which run it is there and which rows
 it has. A run that was stopped goes on in the same place: rows that it measures
@@ -25,8 +25,11 @@ from absl import logging
 from fedjax_ssl.training import disk
 
 Row = Mapping[str, Any]
-# Name: the package that it needs, which is an extra of the same name.
+# Name: the package that it needs.
 PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb', 'mlflow': 'mlflow'}
+_INSTALL = {'tensorboard': "pip install -e '.[tensorboard]'",
+            'wandb': "pip install -e '.[wandb]'",
+            'mlflow': "pip install -e '.[mlflow]'"}
 _PROJECT = 'fedjax_ssl'
 _MOST_PARAMS = 100  # In one message to MLflow.
 _LONGEST_PARAM = 500  # Characters; its limit on older servers.
@@ -73,8 +76,8 @@ def lacking(names: Sequence[str]) -> str:
     except ValueError:  # Of a module that was put there by hand.
       found = True
     if not found:
-      return (f'{name} needs the package {package}: '
-              f"pip install -e '.[{name}]' in this repository's folder.")
+      return (f'{name} needs the package {package}: {_INSTALL[name]} in this '
+              "repository's folder.")
   return ''
 
 
