@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_ssl.cli import report
 from fedjax_ssl.papers import flags as paper_flags
-from fedjax_ssl.report import interactive, stored_runs, summary, tables
+from fedjax_ssl.report import charts, interactive, stored_runs, summary, tables
 from fedjax_ssl.report import page as page_lib
 from fedjax_ssl.report import study as study_lib
 from tests.experiments import fake
@@ -52,14 +52,16 @@ def study_runs(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def page(study_runs) -> str:
-  """Without plotly."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(interactive, 'library', lambda: '')
-    return page_of(study_runs, targets='.5', title='A title')
+  return page_of(study_runs, targets='.5', title='A title')
 
 
 def page_of(runs, **options) -> str:
-  return str(page_lib.texts_of(runs, page_lib.Options(**options))['index.html'])
+  """The page that is written without plotly."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(interactive, 'library', lambda: '')
+    patch.setattr(charts, 'files', lambda *unused: {})
+    return str(page_lib.texts_of(
+        runs, page_lib.Options(**options))['index.html'])
 
 
 def cells(text: str) -> list[list[str]]:
