@@ -247,6 +247,10 @@ class Config:
   tensorboard: bool = _option(
       False, 'Mirror metrics to <workdir>/tensorboard; needs the extra '
       '[tensorboard].', may_change=True, this_start=True)
+  track: tuple[str, ...] | None = _option(
+      None, 'Where to mirror metrics to: tensorboard, wandb, mlflow, or '
+      'several, as in wandb,mlflow; each needs the extra of its name and reads '
+      'its own environment variables.', may_change=True, this_start=True)
   seeds: tuple[int, ...] | None = _option(
       None, 'Several seeds, as in 0,1,2, instead of seed.')
   aggregator: str = _option(
@@ -272,6 +276,12 @@ class Config:
   def all_seeds(self) -> list[int]:
     """Returns the seeds of the run, one or several."""
     return [*(self.seeds or (self.seed or 0,))]
+
+  @property
+  def trackers(self) -> list[str]:
+    """Returns where metrics are mirrored to, each once."""
+    return [*dict.fromkeys([*['tensorboard'] * self.tensorboard,
+                            *(self.track or ())])]
 
   @property
   def full_method(self) -> str:
@@ -348,6 +358,8 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     values['seeds'] = None
   if values.get('seeds') is not None:
     values['seeds'] = _numbers(values['seeds']) or None
+  if values.get('track') is not None:
+    values['track'] = tuple(values['track']) or None
   if 'labeled_fraction' in given and 'labels_per_class' not in given:
     values['labels_per_class'] = None
   options = Config(**values)

@@ -15,9 +15,9 @@ PACKAGE = 'fedjax_ssl'
 # What may be imported from elsewhere when a module is loaded; all that is
 # heavier is imported inside the function that needs it.
 LIGHT = {'jax', 'numpy', 'optax'}
-HEAVY = {'PIL', 'array_record', 'dp_accounting', 'matplotlib', 'orbax',
-         'sklearn', 'tensorboardX', 'tensorflow_datasets', 'torch', 'tqdm',
-         'transformers'}
+HEAVY = {'PIL', 'array_record', 'dp_accounting', 'matplotlib', 'mlflow',
+         'orbax', 'plotly', 'scipy', 'sklearn', 'tensorboardX',
+         'tensorflow_datasets', 'torch', 'tqdm', 'transformers', 'wandb'}
 # Modules of others that are called as one of ours.
 OTHERS: set[str] = set()
 LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')

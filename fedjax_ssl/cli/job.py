@@ -290,7 +290,8 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
       files: list[metrics.MetricsWriter] = []  # Of the first process.
       processes.once(lambda: files.append(stack.enter_context(
           metrics.MetricsWriter(place.path, done, seals=seals,
-                                tensorboard=job.options.tensorboard))))
+                                track=job.options.trackers,
+                                config=job.config))))
       _train(job, steps, files, saved)
   else:
     if seals:

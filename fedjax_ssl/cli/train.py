@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import contextlib
-import importlib.util
 import os
 import pathlib
 import signal
@@ -92,11 +91,14 @@ def options(setting: str = '', script: str = '') -> config.Config:
         os.path.expanduser(FLAGS.workdir), setting, script).items()
                if name in values and name not in given
                and not config.OPTIONS[name].this_start}
-  if FLAGS.tensorboard and importlib.util.find_spec('tensorboardX') is None:
-    raise ValueError('--tensorboard needs the package tensorboardX: '
-                     "pip install -e '.[tensorboard]' in this repository's "
-                     'folder.')
-  return config.resolve(values, given)
+  found = config.resolve(values, given)
+  if found.trackers:
+    from fedjax_ssl.training import trackers
+    if lacking := trackers.lacking(found.trackers):
+      told = f'--track={",".join(found.track)}' if found.track else (
+          '--tensorboard')
+      raise ValueError(f'{told}: {lacking}')
+  return found
 
 
 def _values() -> dict[str, Any]:
