@@ -301,13 +301,18 @@ def seed_axes(stacked: Federation) -> Federation:
 
 
 def class_counts(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of each class on each client: int64[N, C] labeled and unlabeled."""
+  """Rows of each class on each client: int64[N, C] labeled and unlabeled.
+
+  Rows whose class nobody knows, label -1, are left out.
+  """
   def counts(rows: Array, sizes: Array) -> np.ndarray:
     client, column = np.nonzero(np.arange(rows.shape[1]) < sizes[:, None])
-    cells = client * num_classes + truth[rows[client, column]]
+    found = truth[rows[client, column]]
+    cells = (client * num_classes + found)[found >= 0]
     flat = np.bincount(cells, minlength=sizes.size * num_classes)
     return flat.reshape(sizes.size, num_classes)
-  truth, num_classes = federation.train.labels, federation.num_classes
+  truth = np.asarray(federation.train.labels)
+  num_classes = federation.num_classes
   clients = federation.clients
   return (counts(clients.labeled, clients.num_labeled),
           counts(clients.unlabeled, clients.num_unlabeled))
