@@ -259,13 +259,18 @@ class Run(NamedTuple):
       raise ValueError(f'seed={seed} is not among the seeds '
                        f'{", ".join(map(str, self.states))}.')
 
-  def check_global(self, seed: int | None) -> None:
-    """Raises ValueError if there is no global model, or no such seed."""
+  def global_model(self, seed: int | None) -> Callable[..., jax.Array]:
+    """Returns what predicts, unless there is none, or no such seed.
+
+    Raises:
+      ValueError: if so.
+    """
     self.check_seed(seed)
     if self.method.predict is None:
       raise ValueError(f'{self.spec.method} has no global model; '
                        'method.local_predict(state.server, row, inputs) takes '
                        "a client's row of state.memory.")
+    return self.method.predict
 
   def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
     """Logits of raw inputs.
@@ -295,10 +300,10 @@ class Run(NamedTuple):
       raise ValueError(f'inputs must be {words} of shape [{sizes}] as stored, '
                        f'0 to 255 for images, not {given.dtype}'
                        f'{list(given.shape)}.')
-    self.check_global(seed)
+    predict = self.global_model(seed)
     if not len(inputs):
       return jnp.zeros((0, self.spec.num_classes))
-    return self.method.predict(state.server, jnp.asarray(inputs))
+    return predict(state.server, jnp.asarray(inputs))
 
 
 def template(method: Method, federation: Federation) -> State:
@@ -390,13 +395,13 @@ def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
     ValueError: if the run has no global model, or no such seed.
   """
   seed = next(iter(run.states)) if seed is None else seed
-  run.check_global(seed)
+  run.global_model(seed)
   about = {'task': {**facts['task'], 'seeds': [seed]},
            'choices': facts['choices'], 'round': run.round}
   with open(path, 'wb') as file:
-    np.savez(file, about=np.array(json.dumps(about)), **{
-        name: np.asarray(leaf) for name, leaf in _named(
-            run.states[seed].server)})
+    arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
+        run.states[seed].server)}
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
 
 
 def _named(record: PyTree) -> list[tuple[str, Any]]:

@@ -27,9 +27,11 @@ def _method(text='fedavg', **changes: Any) -> Any:
 
 
 def _two_colors(federation):
-  train = federation.train._replace(
-      inputs=jnp.concatenate([federation.train.inputs] * 3, -1))
-  return dataclasses.replace(federation, train=train)
+  parts = {name: getattr(federation, name)
+           for name in ('train', 'validation', 'test')}
+  return dataclasses.replace(federation, **{
+      name: part._replace(inputs=jnp.concatenate([part.inputs] * 3, -1))
+      for name, part in parts.items()})
 
 
 def _floats(federation):

@@ -109,7 +109,8 @@ class Federation:
     return self.clients.num_labeled.shape[-1]
 
   def __repr__(self) -> str:
-    if not isinstance(self.train, Examples):  # Axes, as `vmap` takes them.
+    train: Any = self.train
+    if not isinstance(train, Examples):  # Axes, as `vmap` takes them.
       return f'Federation({vars(self)})'
     parts = {name: shown.examples(getattr(self, name))
              for name in ('train', 'validation', 'test')}

@@ -132,7 +132,8 @@ def _text(method: str | Callable[..., Method]) -> str:
   """The text of a method; a function is made known by its name."""
   if isinstance(method, str):
     return method
-  knobs, function = {}, method
+  knobs: dict[str, Any] = {}
+  function = method
   while isinstance(function, functools.partial) and not function.args:
     knobs, function = {**function.keywords, **knobs}, function.func
   name = getattr(function, '__name__', '')
@@ -155,7 +156,7 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
               setting: settings.Setting, source: inputs.Source, *, saves: bool
               ) -> config.Config:
   """The options: as given, or else as stored, or else of the setting."""
-  values = {'bounds': False, 'seeds': None, 'seed': config.Config.seed}
+  values: dict[str, Any] = {'bounds': False, 'seeds': None, 'seed': 0}
   if not saves:
     values['checkpoint_every'] = 0
   values = {**setting.defaults, **values, **source.options}
