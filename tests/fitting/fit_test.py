@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
+from fedjax_ssl.training import progress
 from tests.cli import launcher
 
 # What `launcher.SMALL` says, of one seed, and rounds of a few steps.
@@ -83,6 +85,18 @@ def test_a_fit_continues_a_program(straight, tmp_path):
       path.name for path in straight.workdir.iterdir()}
   with pytest.raises(ValueError, match='alpha'):
     fedjax_ssl.fit(METHOD, workdir=folder, alpha=0.1)
+
+
+def test_a_signal_saves(straight, tmp_path, monkeypatch):
+  def update(self, round_, accuracy=None):
+    if round_ == 2:
+      signal.raise_signal(signal.SIGTERM)
+  with monkeypatch.context() as patch:
+    patch.setattr(progress.Progress, 'update', update)
+    with pytest.raises(KeyboardInterrupt, match='stopped at round 2; .*/run'):
+      fit(rounds=4, workdir=tmp_path / 'run')
+  fit(rounds=4, workdir=tmp_path / 'run')
+  assert rows(tmp_path / 'run') == rows(straight.workdir)
 
 
 def test_a_saved_model_predicts_the_same(straight, images, tmp_path):
