@@ -54,9 +54,13 @@ LAYERS = {
                'methods'),
     'cli': ('bench', 'config', 'core', 'data', 'methods', 'models', 'papers',
             'report', 'task', 'training'),
+    # One call from Python does what the programs do.
+    'fitting': ('cli', 'config', 'core', 'data', 'methods', 'report', 'task',
+                'training'),
     '__main__': ('cli',),
-    '__init__': ('cli', 'config', 'core', 'data', 'methods', 'models', 'ops',
-                 'papers', 'report', 'task', 'testing', 'training', *LEAVES),
+    '__init__': ('cli', 'config', 'core', 'data', 'fitting', 'methods',
+                 'models', 'ops', 'papers', 'report', 'task', 'testing',
+                 'training', *LEAVES),
 }
 
 
@@ -214,6 +218,7 @@ class TheCheckItselfTest(parameterized.TestCase):
       ('training.progress', 'import matplotlib.pyplot as plt'),
       ('training.loop', 'from fedjax_ssl.report import summary'),
       ('report.summary', 'from fedjax_ssl.cli import printing'),
+      ('cli.job', 'from fedjax_ssl import fitting'),
       ('papers.cells', 'from fedjax_ssl.report import summary'),
       ('data.datasets', 'if True:\n  import tensorflow_datasets'),
       ('data.datasets', 'import torch'),

@@ -95,10 +95,10 @@ def test_the_python_example_runs(root, monkeypatch):
   block, = re.findall(r'```python\n(import numpy as np\n\nimport fedjax_ssl.*?)'
                       r'```', text, re.DOTALL)
   rounds = []
-  monkeypatch.setattr(fedjax_ssl, 'train', lambda method, federations, *,
-                      num_rounds: rounds.append((federations, num_rounds)))
+  monkeypatch.setattr(fedjax_ssl, 'train', lambda method, federation, *,
+                      num_rounds: rounds.append((federation, num_rounds)))
   scope: dict = {}
   exec(block, scope)  # The repository's own text.
-  (federations, num_rounds), = rounds
+  (federation, num_rounds), = rounds
   assert num_rounds and scope['task'].schedule_rounds is None
-  scope['method'].init(jax.random.key(0), federations[0])
+  scope['method'].init(jax.random.key(0), federation)

@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.cli import devices, printing, start_line, stopping, words
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import imports, rounds, sampling
-from fedjax_ssl.core.types import Task
+from fedjax_ssl.core.types import State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, summary
@@ -36,6 +36,15 @@ from fedjax_ssl.training import (
 from fedjax_ssl.training import runner as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
+
+
+class Stopped(processes.AgreedExit):
+  """A signal ended the run; `round` is saved."""
+
+  def __init__(self, round_: int):
+    """Takes the round reached."""
+    super().__init__(0)
+    self.round = round_
 
 
 class Job(NamedTuple):
@@ -268,16 +277,22 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   return place
 
 
-def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
+def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
+        ) -> list[list[summary.Row]]:
   """Trains a job to the end, from wherever its folder stands.
 
   Args:
     job: what `build` made.
     place: what `open_folder` opened.
+    stream: where to say how it goes; default: standard error.
 
   Returns:
     The rows, one list a seed.
+
+  Raises:
+    Stopped: if a signal was heard; what is done is saved.
   """
+  stream = (stream or sys.stderr) if processes.is_first() else io.StringIO()
   steps = _steps(job)
   saved = _restore(job, steps)
   done = saved[0] if saved else 0
@@ -285,20 +300,19 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
       lambda: steps.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:
     if processes.is_first():
-      print(start_line.text(job, done), file=sys.stderr)
+      print(start_line.text(job, done), file=stream)
     with contextlib.ExitStack() as stack:
       files: list[metrics.MetricsWriter] = []  # Of the first process.
       processes.once(lambda: files.append(stack.enter_context(
           metrics.MetricsWriter(place.path, done, seals=seals,
                                 track=job.options.trackers,
                                 config=job.config))))
-      _train(job, steps, files, saved)
+      _train(job, steps, files, saved, stream)
   else:
     if seals:
       processes.once(lambda: metrics.settle(place.path, done, seals))
-    if processes.is_first():
-      print(f'{job.name} was finished at round {done}; nothing was run.',
-            file=sys.stderr)
+    print(f'{job.name} was finished at round {done}; nothing was run.',
+          file=stream)
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
@@ -321,13 +335,13 @@ def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
 
 
 def _train(job: Job, steps: checkpoint.Checkpoints,
-           files: list[metrics.MetricsWriter], saved: Any) -> None:
+           files: list[metrics.MetricsWriter], saved: Any, stream: TextIO
+           ) -> None:
   options, several = job.options, len(job.seeds) > 1
   compilation = progress.Compilation()
   bar = progress.Progress(
       job.name, options.num_rounds, start=saved[0] if saved else 0,
-      stream=None if processes.is_first() else io.StringIO(),
-      compiled=compilation.seconds)
+      stream=stream, compiled=compilation.seconds)
   seconds = {'now': 0.0}
   left_out = {'now': 0, 'said': 0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
@@ -343,7 +357,7 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
       left_out['said'] = 1
       print(f'{job.name}: {left_out["now"]} updates left out up to round '
             f'{row.round}: NaN, infinite, or beyond --max_update_norm.',
-            file=sys.stderr)
+            file=stream)
     accuracies.append(float(row.values['accuracy']))
     if row.seed == job.seeds[-1]:
       bar.update(row.round, float(np.mean(accuracies)))
@@ -379,12 +393,9 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     bar.close()
     if left_out['said']:
       print(f'{job.name}: {left_out["now"]} updates were left out in all.',
-            file=sys.stderr)
+            file=stream)
     if result.interrupted:
-      if processes.is_first():
-        printing.say(f'Stopped at round {result.round}; the same command with '
-                     f'--workdir={options.workdir} continues.')
-      raise processes.AgreedExit(0)
+      raise Stopped(result.round)
 
 
 def _draw(job: Job, round_: int, saved: Any) -> None:
@@ -398,6 +409,18 @@ def _draw(job: Job, round_: int, saved: Any) -> None:
       server, examples, jax.random.key(0))
   if made is not None:
     pictures.write(job.folder / 'pictures' / f'round_{round_:05d}.png', made)
+
+
+def newest(job: Job) -> tuple[int, dict[int, State]]:
+  """Returns the round of the newest checkpoint, and its states by seed.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  found = _restore(job, _steps(job))
+  if found is None:
+    raise ValueError(f'{job.folder} holds no checkpoint.')
+  return found[0], {seed: found[1][str(seed)]['state'] for seed in job.seeds}
 
 
 def evaluate(job: Job) -> None:

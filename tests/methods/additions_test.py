@@ -79,7 +79,8 @@ def test_every_rule_is_made_by_its_name(name):
 def test_resume_is_exact(tmp_path):
   """Of moments and of who attacks, under a rule that needs all updates."""
   one = contract.Runner(
-      functools.partial(methods.make, 'fixmatch'), 'linear', 'clients', aggregator=aggregation.median,
+      functools.partial(methods.make, 'fixmatch'), 'linear', 'clients',
+      aggregator=aggregation.median,
       server_optimizer=optax.adam(0.01),
       attack=attacks.make('noise(share=.3)'))
   straight = one.rounds(4)

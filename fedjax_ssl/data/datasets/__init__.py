@@ -140,7 +140,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   base = _SAME.get(name.split('/')[0], name.split('/')[0])
   mean, std = _NORMALIZATION.get(base, ((), ()))
   if len(mean) != train.inputs.shape[-1]:
-    mean, std = _moments(np.asarray(train.inputs))
+    mean, std = moments(np.asarray(train.inputs))
   return Dataset(name, train, parts['test'], int(train.labels.max()) + 1,
                  mean, std, base not in _NO_FLIP and name not in _UNFLIPPED,
                  parts.get('validation'))
@@ -253,7 +253,7 @@ def _resplit(parts: dict[str, Examples], split: str, seed: int
   return cut
 
 
-def _moments(inputs: np.ndarray
+def moments(inputs: np.ndarray
              ) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Mean and standard deviation of each channel, exact and in little memory.
 
