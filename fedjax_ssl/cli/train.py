@@ -83,7 +83,7 @@ def options(setting: str = '', script: str = '') -> config.Config:
       each other.
   """
   values = _values()
-  given = {name for name in values if FLAGS[name].present}
+  given = _given()
   if FLAGS.eval_only and FLAGS.workdir:
     # Those that are given are compared with the run's like at a restart.
     values |= {name: value for name, value in _stored(
@@ -95,6 +95,11 @@ def options(setting: str = '', script: str = '') -> config.Config:
                      "pip install -e '.[tensorboard]' in this repository's "
                      'folder.')
   return config.resolve(values, given)
+
+
+def _given() -> set[str]:
+  """Names of the flags that stand in the command or its flagfile."""
+  return {name for name in config.OPTIONS if FLAGS[name].present}
 
 
 def _values() -> dict[str, Any]:
@@ -168,7 +173,8 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   with devices.ending(told.distributed):
     processes.together(lambda: devices.devices(told.num_devices))
     runs.train(setting, told, command.origin(
-        words, setting='' if script else setting.name, script=script))
+        words, setting='' if script else setting.name, script=script),
+        given=_given())
 
 
 def _keep_programs() -> None:
