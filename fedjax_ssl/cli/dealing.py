@@ -216,10 +216,10 @@ def _labeled(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
     return data.label_clients(owner, options.num_labeled_clients)
   if options.labels_at == 'server':
     chosen = choose_labeled(rng, labels, owner >= 0, options)
-    labeled, unlabeled = data.split_owner(owner, chosen)
+    labeled, unlabeled = data.partition.split_owner(owner, chosen)
     return np.where(chosen, np.int32(options.num_clients), labeled), unlabeled
   if options.labels_per_class is not None:
-    return data.split_owner(
+    return data.partition.split_owner(
         owner, choose_labeled(rng, labels, owner >= 0, options))
   config.check_labels('share', options)
   return data.label_within(rng, labels, owner,

@@ -109,6 +109,10 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'choices': words.of(spec, options.profile),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
+  if dataset.class_names is not None:  # Absent in runs that know none.
+    facts['class_names'] = list(dataset.class_names)
+  if options.partition == 'natural' and dataset.client_names is not None:
+    facts['client_names'] = list(dataset.client_names)
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
              _num_parameters(task), works, cohorts, origin)

@@ -26,6 +26,7 @@ _STYLE: Any = {
 _WIDTH = 4.6
 _MANY = 10  # Times the traffic, from which on a scale is logarithmic.
 _MAX_CLASSES = 30  # Bars of more would be thinner than a pixel.
+_NAME = 16  # Characters of the name of a class that are shown.
 
 
 def style(index: int) -> dict[str, Any]:
@@ -95,6 +96,10 @@ def per_class(run: stored_runs.Run, index: int) -> str:
     axes.set_xticks(places)
     axes.tick_params(axis='x', labelsize=8)
     axes.set_xlabel('class')
+    names = run.config['facts'].get('class_names') or ()
+    if len(names) == len(places):
+      axes.set_xticklabels([str(name)[:_NAME] for name in names], rotation=30,
+                           ha='right', parse_math=False)
   axes.set_ylim(0, 100)
   axes.set_ylabel('right, %')
   return _svg(chart)

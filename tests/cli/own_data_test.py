@@ -133,6 +133,9 @@ def test_min_size_where_no_partition_has_one(refuse):
 def test_a_file_and_the_data_cannot_both_say_it(refuse, tmp_path):
   line = refuse('--partition=natural', f'--partition_file={tmp_path / "p.npz"}')
   assert '--partition=natural' in line and '--partition_file' in line
+
+
+def test_data_that_name_no_clients(refuse):
   line = refuse('--partition=natural')
   assert 'client_train' in line and '--dataset=digits' in line
 
@@ -146,8 +149,8 @@ def test_own_data_ends_with_both_bounds_and_a_page(tmp_path):
            y_train=names[labels[:180]], x_test=images[180:].astype(np.uint8),
            y_test=names[labels[180:]],
            client_train=np.array(['ann', 'bob', 'eve'])[np.arange(180) % 3])
-  done = launcher.run(
-      'own_data', f'--data_dir={tmp_path}', '--dataset=pets',
+  done = launcher.call(
+      'train', 'own_data', f'--data_dir={tmp_path}', '--dataset=pets',
       '--model=linear', '--weak=none', '--strong=none', '--num_rounds=2',
       '--local_steps=2', f'--workdir={tmp_path / "run"}')
   assert done.returncode == 0, done.stderr
