@@ -44,7 +44,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   wanted = processes.once(lambda: _wanted(options, workdir))
-  jobs = processes.together(lambda: _build(setting, options, given, wanted, origin))
+  jobs = processes.together(
+      lambda: _build(setting, options, given, wanted, origin))
   jobs = [words.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(

@@ -196,7 +196,7 @@ _ALL = (
         'own_data',
         'Your own images or texts: modest defaults, with both bounds and a '
         'report.',
-        "20 clients, 8 a round, all rows dealt by Dirichlet(0.3), or left with "
+        '20 clients, 8 a round, all rows dealt by Dirichlet(0.3), or left with '
         'the clients that the data name; a tenth of the rows of each is '
         'labeled. Network and views are chosen by the data.',
         dealing.own,

@@ -11,10 +11,10 @@ WORDS = np.array(['emu', 'cat', 'dog'])
 
 def arrays(**change):
   labels = np.arange(12) % 3
-  made = dict(
-      x_train=np.arange(12 * 16, dtype=np.uint8).reshape(12, 4, 4),
-      y_train=labels, x_test=np.zeros((3, 4, 4), np.uint8),
-      y_test=np.arange(3), client_train=np.arange(12) % 4)
+  made = {
+      'x_train': np.arange(12 * 16, dtype=np.uint8).reshape(12, 4, 4),
+      'y_train': labels, 'x_test': np.zeros((3, 4, 4), np.uint8),
+      'y_test': np.arange(3), 'client_train': np.arange(12) % 4}
   made.update(change)
   return {k: v for k, v in made.items() if v is not None}
 
@@ -58,21 +58,21 @@ def test_class_names_give_the_order(tmp_path):
 
 
 @pytest.mark.parametrize('change, words', [
-    (dict(client_train=np.arange(11)), '11 entries, and train 12 rows'),
-    (dict(client_train=np.zeros((), int)), 'client_train has'),
-    (dict(client_train=np.arange(12) % 4 * 2), 'client 1 has no row'),
-    (dict(client_train=np.arange(12) - 1), 'client_train holds -1'),
-    (dict(client_train=np.arange(12) / 2), 'float64'),
-    (dict(client_train=np.array(['a', ''] * 6)), 'no word in row 1'),
-    (dict(class_names=np.array(['a', 'b'])), '2 names, and train 3'),
-    (dict(class_names=np.array(['a', 'b', 'a'])), 'more than once'),
-    (dict(class_names=np.arange(3)), 'class_names is int64'),
-    (dict(y_train=np.array(['a', 'b', ''] * 4), y_test=np.array(['a'] * 3)),
+    ({'client_train': np.arange(11)}, '11 entries, and train 12 rows'),
+    ({'client_train': np.zeros((), int)}, 'client_train has'),
+    ({'client_train': np.arange(12) % 4 * 2}, 'client 1 has no row'),
+    ({'client_train': np.arange(12) - 1}, 'client_train holds -1'),
+    ({'client_train': np.arange(12) / 2}, 'float64'),
+    ({'client_train': np.array(['a', ''] * 6)}, 'no word in row 1'),
+    ({'class_names': np.array(['a', 'b'])}, '2 names, and train 3'),
+    ({'class_names': np.array(['a', 'b', 'a'])}, 'more than once'),
+    ({'class_names': np.arange(3)}, 'class_names is int64'),
+    ({'y_train': np.array(['a', 'b', ''] * 4), 'y_test': np.array(['a'] * 3)},
      'no word in row 2'),
-    (dict(y_train=WORDS[np.arange(12) % 3]), 'labels of test'),
-    (dict(y_train=WORDS[np.arange(12) % 3], y_test=np.array(['cow'] * 3)),
+    ({'y_train': WORDS[np.arange(12) % 3]}, 'labels of test'),
+    ({'y_train': WORDS[np.arange(12) % 3], 'y_test': np.array(['cow'] * 3)},
      "'cow', which train has not"),
-    (dict(y_train=np.arange(12) / 2), 'float64')])
+    ({'y_train': np.arange(12) / 2}, 'float64')])
 def test_wrong_arrays_get_one_line(tmp_path, change, words):
   with pytest.raises(data.DataError, match='toy.npz') as caught:
     load(tmp_path, **change)
@@ -115,9 +115,10 @@ def test_a_new_split_keeps_rows_with_their_clients(tmp_path):
 
 
 @pytest.mark.parametrize('rows, words', [
-    (['a,good,ann,trane', *ROWS], "line 2: split 'trane' must be train, validation"),
+    (['a,good,ann,trane', *ROWS],
+     "line 2: split 'trane' must be train, validation"),
     ([*ROWS, 'x,good,,train'], 'line 7: a row to train on has no client'),
-    (['a,0.0,ann,train', 'b,1.0,ann,test'], "line 2: labels must be whole"),
+    (['a,0.0,ann,train', 'b,1.0,ann,test'], 'line 2: labels must be whole'),
     (['a,0,ann,train', 'b,good,ann,test'], "words all of them, not 'good'"),
     (['a,good,ann,train', 'b,,ann,test'], 'line 3: no label'),
     (ROWS[:3], "no row's split is test"),

@@ -20,6 +20,10 @@ _COUNTS = {
     ('resnet50', 32, 3): 23_520_842,
     ('wrn28_2', 32, 3): 1_467_610,
     ('resnet8', 32, 3): 1_227_594,
+    # Stem 5x5, then blocks of 2, 4 and 8 channels, batch normalization.
+    ('resnet8(width=2, stride=3)', 32, 3): (
+        25 * 6 + 4 + 2 * 36 + 8 + 72 + 144 + 8 + 24 + 288 + 576 + 32 + 48
+        + 90),
     # 5x5 convolutions to 10 and 20 channels, dense 500, 50, 10.
     ('fedtrinet_mnist', 32, 1): 260 + 5_020 + 25_050 + 510,
     ('fedtrinet_cifar', 32, 3): (
@@ -187,3 +191,17 @@ def test_bad_requests_are_named(name, choices, word):
 
 def test_every_model_has_facts():
   assert set(models.FACTS) == set(models.MODELS)
+
+
+@pytest.mark.parametrize('name', ['cnn(groups={})',
+                                  'resnet8(width=8, groups={})'])
+def test_groups_are_of_the_group_norm(name):
+  """Fewer groups give other values; 32 is what was always done."""
+  images = 1 + 3 * _images(2, 32, 3)
+  def values(text, norm='group'):
+    model = _make(text, 32, 3, norm=norm)
+    return np.asarray(model.apply(model.init(jax.random.key(0)), images))
+  plain = name.format(32)
+  bare = plain.replace(', groups=32', '').replace('(groups=32)', '')
+  np.testing.assert_array_equal(values(plain), values(bare))
+  assert np.abs(values(name.format(2)) - values(bare)).max() > 1e-3

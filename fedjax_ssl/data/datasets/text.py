@@ -2,8 +2,8 @@
 
 A text is in the test part if a hash of it says so, so that the split depends
 neither on the order of the file nor on a seed, and copies of one text stay
-together. Token 0 is padding, 1 a word outside the vocabulary. A column `split` says the
-part instead, and a column `client` whose row is whose.
+together. Token 0 is padding, 1 a word outside the vocabulary. A
+column `split` says the part instead, and a column `client` whose row is whose.
 """
 from __future__ import annotations
 
