@@ -286,6 +286,9 @@ OPTIONS: dict[str, Option] = {
     for field in dataclasses.fields(Config)}
 # May differ when a run is continued.
 FREE = tuple(name for name, option in OPTIONS.items() if option.may_change)
+# Came when runs were stored already: at its default each does as before, and is
+# no part of what a run is known by.
+LATER = ('min_size', 'partition')
 # May differ between the processes of a run.
 OWN = tuple(name for name, option in OPTIONS.items() if option.per_process)
 # Every batch of a round is of its nominal size, real rows or not; steps of a

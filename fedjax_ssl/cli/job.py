@@ -292,9 +292,10 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
 
 def _steps(job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of a job, which know whose they are."""
+  flags = {**job.config, **words.first(job.facts)}
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, {**job.config, **words.first(job.facts)}, config.FREE))
+          job.facts, flags, (*config.FREE, *words.as_before(flags))))
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:

@@ -92,13 +92,22 @@ def first(facts: Mapping[str, Any]) -> dict[str, Any]:
           'profile': chosen['method']['profile']}
 
 
+def as_before(flags: Mapping[str, Any]) -> list[str]:
+  """Returns the flags that do as before there were such flags."""
+  return [name for name in config.LATER
+          if flags[name] == config.OPTIONS[name].default]
+
+
 def may_differ(job: Any) -> tuple[str, ...]:
   """Returns the flags that need not be as in the folder of a job.
 
   Args:
     job: what `begun` returned.
   """
-  known = _stored(job.folder).get('facts', {}).get('choices', {})
+  stored = _stored(job.folder)
+  known = stored.get('facts', {}).get('choices', {})
+  new = [name for name in as_before(job.config)
+         if name not in stored.get('flags', {})]
   same = [field for field, chosen in job.facts['choices'].items()
           if known.get(field) == chosen]
-  return (*config.FREE, *same, *(['profile'] if 'method' in same else []))
+  return (*config.FREE, *new, *same, *(['profile'] if 'method' in same else []))

@@ -100,4 +100,4 @@ def test_the_file_is_read_back(bert, tmp_path):
            sha256=np.array(data.datasets.text.fingerprint(texts)))
   found = data.datasets.text.read_csv(tmp_path / 'few.csv',
                                       tmp_path / 'few.npz')
-  assert found['train'].inputs.shape[1:] == (6, 8)
+  assert found.parts['train'].inputs.shape[1:] == (6, 8)

@@ -110,8 +110,8 @@ def test_a_new_split_keeps_rows_with_their_clients(tmp_path):
   rows = [f'w{i} x,{"ab"[i % 2]},{"ab"[i % 2]},train' for i in range(30)]
   table(tmp_path, [*rows, 'z,a,a,test'])
   found = data.load('toy', tmp_path, split='20/5')
-  assert found.client_names == ('a', 'b') and len(found.owner) == 20
-  assert found.owner.tolist() == found.train.labels.tolist()
+  assert found.client_names == ('a', 'b') and len(found.train.labels) == 20
+  assert np.asarray(found.owner).tolist() == found.train.labels.tolist()
 
 
 @pytest.mark.parametrize('rows, words', [

@@ -147,7 +147,7 @@ def test_files_made_by_hand(tmp_path):
   np.savez(path, labeled=labeled, unlabeled=unlabeled,
            validation=np.zeros(5, bool), tasks=[-1, 0, 1, -1, -1])
   loaded = partition.load_partition(path, 5, 2)
-  assert loaded.tasks.tolist() == [-1, 0, 1, -1, -1]
+  assert np.asarray(loaded.tasks).tolist() == [-1, 0, 1, -1, -1]
   def refuses(match, **arrays):
     _save(path, {'labeled': labeled, 'unlabeled': unlabeled, **arrays})
     with pytest.raises(ValueError, match=match):

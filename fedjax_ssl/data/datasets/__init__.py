@@ -91,7 +91,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   owner, client_names = None, None
   if 'train' in source.clients:
     owner, client_names = names.owners(source.clients['train'])
-  mean, std, flip = (0.0,), (1.0,), False
+  mean: tuple[float, ...] = (0.0,)
+  std: tuple[float, ...] = (1.0,)
+  flip = False
   if train.inputs.ndim >= 4:
     if embeddings is not None:
       raise DataError(f'embeddings are of texts; {name!r} has images')
