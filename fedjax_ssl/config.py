@@ -87,7 +87,7 @@ class Config:
       '"official"; the same as its knob profile.')
   model: str = _option(
       'cnn', 'Network, with knobs if any, as in "cnn(width=16)". auto: for '
-      'images below 32x32 cnn, for others a small resnet8, both with group '
+      'images below 32x32 cnn, for others a small resnet8 with group '
       'normalization where --norm=auto; for texts text_mean.')
   dataset: str = _option(
       'digits', 'Data set: digits, or any name with a <data_dir>/<name>.npz, '

@@ -40,8 +40,7 @@ def _words(options: Config, shape: tuple[int, ...]) -> dict[str, Any]:
              if getattr(options, name) == 'auto'}
   if options.model == 'auto':
     changed['model'] = _network(shape)
-    if changed['model'].startswith(('cnn', 'resnet')) and (
-        options.norm == 'auto'):
+    if changed['model'].startswith('resnet') and options.norm == 'auto':
       changed['norm'] = 'group'
   return changed
 
@@ -52,11 +51,11 @@ def _network(shape: tuple[int, ...]) -> str:
     return 'text_mean'
   side = min(shape[:2])
   if side < _LARGE:
-    return 'cnn(groups=4)' if side >= 4 else 'linear'
+    return 'cnn' if side >= 4 else 'linear'
   stride = 1
   while side // (2 * stride) >= _LARGE:
     stride *= 2
-  return f'resnet8(width=16, stride={stride}, groups=4)'
+  return f'resnet8(width=16, stride={stride})'
 
 
 def _clients(options: Config, given: Collection[str], dataset: data.Dataset

@@ -27,6 +27,7 @@ TORCH: Initializer = nn.initializers.variance_scaling(
 
 _EPSILON = 1e-5
 _MOMENTUM = .1
+_GROUPS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +39,11 @@ class Choices:
     conv_impl: see `conv.conv2d`.
     dtype: of the arithmetic: 'float32', 'bfloat16' or 'float64'. Parameters
       and statistics are float32, or float64 with 'float64'.
-    groups: of channels, for norm 'group': gcd(groups, channels) of them. With
-      as many as channels each is normalized alone, which takes its mean over
-      the image away; a narrow network learns better with few.
   """
 
   norm: str = 'none'
   conv_impl: str = 'auto'
   dtype: str = 'float32'
-  groups: int = 32
 
   @property
   def param_dtype(self) -> str:
@@ -184,8 +181,7 @@ class Norm(nn.Module):
   """Normalization of channels, by the run's policy, with scale and bias.
 
   'none': the identity, without parameters.
-  'group': per row, over 32 groups of channels, or gcd(32, C); some networks
-    have a knob `groups`.
+  'group': per row, over 32 groups of channels, or gcd(32, C).
   'batch': training normalizes by the mean and the biased variance of the rows
     with mask 1, and moves the running statistics a tenth of the way to that
     mean and the unbiased variance, as PyTorch does; otherwise the running
@@ -213,7 +209,7 @@ class Norm(nn.Module):
     bias = self.param('bias', nn.initializers.zeros, shape, made)
     wide = x.astype(made)
     if policy == 'group':
-      mean, variance = _group_moments(wide, self.choices.groups)
+      mean, variance = _group_moments(wide)
     else:
       old = (self.variable('stats', 'mean', jnp.zeros, shape, made),
              self.variable('stats', 'variance', jnp.ones, shape, made))
@@ -265,10 +261,10 @@ def _masked_moments(x: jax.Array, mask: jax.Array | None
   return (mean, share * jnp.sum(jnp.square(gap), (0, 1, 2))), count
 
 
-def _group_moments(x: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def _group_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Mean and variance of each row and group: float[B, 1, 1, C] each."""
   batch, height, width, channels = x.shape
-  groups = math.gcd(most, channels)
+  groups = math.gcd(_GROUPS, channels)
   grouped = x.reshape(batch, height * width, groups, channels // groups)
   mean = jnp.mean(grouped, (1, 3), keepdims=True)
   variance = jnp.mean(jnp.square(grouped - mean), (1, 3), keepdims=True)

@@ -6,8 +6,6 @@ is 'SAME', so windows lie half a pixel off PyTorch's.
 """
 from __future__ import annotations
 
-import dataclasses
-
 from flax import linen as nn
 import jax
 
@@ -148,7 +146,7 @@ class WideResNet(nn.Module):
 
 @knobs.checked()
 def resnet8(*, num_classes: int, choices: layers.Choices, width: int = 64,
-            stride: int = 1, groups: int = 32) -> nn.Module:
+            stride: int = 1) -> nn.Module:
   """SAGE's, one block in each of three stages: 1,227,594 parameters.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385, widths of
@@ -160,13 +158,11 @@ def resnet8(*, num_classes: int, choices: layers.Choices, width: int = 64,
     width: channels of the first stage, 64 in SAGE's; the last has four times
       as many.
     stride: of the first convolution, for images larger than 32x32.
-    groups: of norm 'group', see `layers.Choices`.
 
   Returns:
     The network.
   """
-  return ResNet(num_classes, dataclasses.replace(choices, groups=groups),
-                (1, 1, 1), width=width, stride=stride)
+  return ResNet(num_classes, choices, (1, 1, 1), width=width, stride=stride)
 
 
 def resnet18(*, num_classes: int, choices: layers.Choices) -> nn.Module:

@@ -1,8 +1,6 @@
 """Small networks: linear, dense and a convolutional one for every image."""
 from __future__ import annotations
 
-import dataclasses
-
 from flax import linen as nn
 import jax
 
@@ -102,11 +100,7 @@ def mlp(*, num_classes: int, choices: layers.Choices, width: int = 200,
 
 
 @knobs.checked()
-def cnn(*, num_classes: int, choices: layers.Choices, width: int = 16,
-        groups: int = 32) -> nn.Module:
-  """See `CNN`, and `layers.Choices` for the groups of norm 'group'.
-
-  Raises:
-    ValueError: for a width or groups out of bounds.
-  """
-  return CNN(num_classes, dataclasses.replace(choices, groups=groups), width)
+def cnn(*, num_classes: int, choices: layers.Choices, width: int = 16
+        ) -> nn.Module:
+  """See `CNN`. Raises ValueError for a width out of bounds."""
+  return CNN(num_classes, choices, width)

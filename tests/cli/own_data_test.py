@@ -31,12 +31,12 @@ def auto(**change) -> config.Config:
 
 @pytest.mark.parametrize('shape, model, norm', [
     ((3, 9, 1), 'linear', 'auto'),
-    ((8, 8, 1), 'cnn(groups=4)', 'group'),
-    ((28, 28, 1), 'cnn(groups=4)', 'group'),
-    ((32, 32, 3), 'resnet8(width=16, stride=1, groups=4)', 'group'),
-    ((63, 80, 3), 'resnet8(width=16, stride=1, groups=4)', 'group'),
-    ((64, 64, 3), 'resnet8(width=16, stride=2, groups=4)', 'group'),
-    ((224, 224, 3), 'resnet8(width=16, stride=4, groups=4)', 'group')])
+    ((8, 8, 1), 'cnn', 'auto'),
+    ((28, 28, 1), 'cnn', 'auto'),
+    ((32, 32, 3), 'resnet8(width=16, stride=1)', 'group'),
+    ((63, 80, 3), 'resnet8(width=16, stride=1)', 'group'),
+    ((64, 64, 3), 'resnet8(width=16, stride=2)', 'group'),
+    ((224, 224, 3), 'resnet8(width=16, stride=4)', 'group')])
 def test_a_network_for_the_size(shape, model, norm):
   found = fitting.fit(auto(), (), toy(shape))
   assert (found.model, found.norm) == (model, norm)
