@@ -64,7 +64,8 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
 
 def _least(options: Any) -> int:
   """Rows that a client gets at least."""
-  return 10 if options.min_size is None else options.min_size
+  given = getattr(options, 'min_size', None)
+  return 10 if given is None else given
 
 
 def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
@@ -93,8 +94,8 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
 
 def _refuse_min_size(scheme: str, options: Any) -> None:
   """Only one partition has a least size."""
-  if options.min_size is not None:
-    raise config.FieldError('min_size', options.min_size, 'rows are dealt by '
+  if (given := getattr(options, 'min_size', None)) is not None:
+    raise config.FieldError('min_size', given, 'rows are dealt by '
                             f'{scheme} here, which has none; leave it out.')
 
 
