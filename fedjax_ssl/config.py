@@ -88,7 +88,9 @@ class Config:
       '"official"; the same as its knob profile.')
   model: str = _option(
       'cnn', 'Network, with knobs if any, as in "cnn(width=16)"; a Flax module '
-      'of your own as FILE.py:Net(...) or package.module:Net(...).')
+      'of your own as FILE.py:Net(...) or package.module:Net(...). auto: for '
+      'images below 32x32 cnn, for others a small resnet8 with group '
+      'normalization where --norm=auto; for texts text_mean.')
   imports: tuple[str, ...] = _option(
       (), 'Files or modules to import first, for what they register; '
       'several with commas, or the flag again.', may_change=True,
@@ -109,13 +111,18 @@ class Config:
   partition_file: str | None = _option(
       None, 'Deal the rows as this file says; every run writes such a file to '
       'its workdir.', per_process=True)
+  partition: str = _option(
+      'setting', 'Whose row is whose: as the setting deals; or natural, as '
+      'the data say by an array client_train or a column client, which also '
+      'gives num_clients; or auto: natural where they do.',
+      choices=('setting', 'natural', 'auto'))
   weak: str = _option(
-      'flip_crop', 'Weak augmentation.')
+      'flip_crop', 'Weak augmentation. auto: flip_crop, none of texts.')
   labeled_view: str | None = _option(
       None, 'Augmentation of labeled rows, one of the weak ones; default: '
       '--weak.')
   strong: str = _option(
-      'ra_mc', 'Strong augmentation.')
+      'ra_mc', 'Strong augmentation. auto: ra_mc, token_dropout of texts.')
   lr_schedule: str = _option(
       'constant', 'Factor on the learning rate over the rounds: '
       + ', '.join(SCHEDULES) + '; knobs as in "cosine(final=0.1)".')
@@ -133,6 +140,10 @@ class Config:
   num_labeled_clients: int = _option(
       -1, 'The first so many clients hold labels; -1 where the setting has '
       'no such rule.', _whole(-1))
+  min_size: int | None = _option(
+      None, 'Least rows that a capped Dirichlet partition deals to a client; '
+      'default: 10. Of labeled rows dealt apart a fifth of the mean, if that '
+      'is less.', _whole(0))
   cohort_size: int = _option(
       5, 'Clients drawn for a round, at most num_clients; of rscfed, for '
       "each of its groups. 5 is FedDure's number and stands where a "
@@ -234,6 +245,9 @@ class Config:
   bounds: bool = _option(
       False, 'Also run fedavg with few and with all labels: the lower and the '
       'upper bound.', may_change=True)
+  report: bool = _option(
+      False, 'At the end write the page of a report on the run and its bounds '
+      'to <workdir>/report.', may_change=True, this_start=True)
   distributed: bool = _option(
       False, 'One run over several processes, on one machine or many; each is '
       'started with the same flags.', may_change=True, this_start=True)
@@ -362,6 +376,10 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     values['track'] = tuple(values['track']) or None
   if 'labeled_fraction' in given and 'labels_per_class' not in given:
     values['labels_per_class'] = None
+  if 'labels_per_class' in given and 'labeled_fraction' not in given:
+    values['labeled_fraction'] = None
+  if values.get('partition_file') and 'partition' not in given:
+    values['partition'] = 'setting'
   options = Config(**values)
   _check_together(options)
   return options
@@ -414,9 +432,12 @@ def _check_together(options: Config) -> None:
   for name in ('coordinator_address', 'num_processes', 'process_id'):
     if getattr(options, name) is not None and not options.distributed:
       raise FieldError(name, getattr(options, name), 'needs distributed.')
-  if options.cohort_size > options.num_clients:
-    raise FieldError('cohort_size', options.cohort_size, 'a round has at most '
-                     'all clients.', num_clients=options.num_clients)
+  if options.partition == 'setting':  # Others get num_clients from the data.
+    check_cohort(options)
+  elif options.partition_file:
+    raise FieldError('partition', options.partition, 'the file says whose row '
+                     'is whose; give one of them.',
+                     partition_file=options.partition_file)
   if options.profile is not None:
     _check_profile(options.method, options.profile)
   if options.labels == 'all' and options.labels_at == 'server' and (
@@ -424,6 +445,17 @@ def _check_together(options: Config) -> None:
     raise FieldError(
         'labels', 'all', 'no unlabeled rows are left at the clients; give the '
         'method fedavg or fedprox.', labels_at='server', method=options.method)
+
+
+def check_cohort(options: Config) -> None:
+  """Refuses a round with more clients than there are.
+
+  Raises:
+    FieldError: if it has.
+  """
+  if options.cohort_size > options.num_clients:
+    raise FieldError('cohort_size', options.cohort_size, 'a round has at most '
+                     'all clients.', num_clients=options.num_clients)
 
 
 def _check_profile(method: str, profile: str) -> None:

@@ -54,11 +54,18 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
     if options.labels_at == 'server':
       owner = np.where(labeled, options.num_clients, -1).astype(np.int32)
     else:
-      least = data.labeled_min_size(int(labeled.sum()), options.num_clients)
+      least = min(_least(options), data.labeled_min_size(
+          int(labeled.sum()), options.num_clients))
       owner = _dealt(labeled_scheme, rng, labels, labeled, least, options)
-    return owner, _dealt(unlabeled_scheme, rng, labels, pool & ~labeled, 10,
-                         options)
+    return owner, _dealt(unlabeled_scheme, rng, labels, pool & ~labeled,
+                         _least(options), options)
   return deal
+
+
+def _least(options: Any) -> int:
+  """Rows that a client gets at least."""
+  given = getattr(options, 'min_size', None)
+  return 10 if given is None else given
 
 
 def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
@@ -67,19 +74,29 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
   from fedjax_ssl import data
   partition = data.PARTITIONS[scheme]
   if scheme != 'dirichlet_capped':
+    _refuse_min_size(scheme, options)
     return partition(rng, labels, options.num_clients, where=where)
   rows = int(where.sum())
   if options.num_clients * least > rows:
-    raise config.FieldError('num_clients', options.num_clients, 'too many for '
-                            f'{rows} rows to deal, at least {least} each.')
+    raise config.FieldError(
+        'num_clients', options.num_clients, f'too many for {rows} rows to '
+        f'deal, at least {least} each: give {max(rows // max(least, 1), 1)} or '
+        'less, or a lower --min_size.')
   try:
     return partition(rng, labels, options.num_clients, where=where,
                      alpha=options.alpha, min_size=least)
   except ValueError as error:
     raise config.FieldError(
         'alpha', options.alpha, 'no draw gave each of the '
-        f'{options.num_clients} clients {least} of {rows} rows; raise alpha or '
-        'lower num_clients.') from error
+        f'{options.num_clients} clients {least} of {rows} rows; raise --alpha, '
+        'or lower --num_clients or --min_size.') from error
+
+
+def _refuse_min_size(scheme: str, options: Any) -> None:
+  """Only one partition has a least size."""
+  if (given := getattr(options, 'min_size', None)) is not None:
+    raise config.FieldError('min_size', given, 'rows are dealt by '
+                            f'{scheme} here, which has none; leave it out.')
 
 
 def in_tasks(deal: Deal, num_tasks: int) -> Deal:
@@ -100,8 +117,13 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
   """
   from fedjax_ssl import data
   config.check_labels('share', options)
-  owner = data.PARTITIONS[f'dirichlet_{options.dirichlet}'](
-      rng, labels, options.num_clients, alpha=options.alpha, where=pool)
+  if options.dirichlet == 'capped':
+    owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
+                   options)
+  else:
+    _refuse_min_size(f'dirichlet_{options.dirichlet}', options)
+    owner = data.PARTITIONS[f'dirichlet_{options.dirichlet}'](
+        rng, labels, options.num_clients, alpha=options.alpha, where=pool)
   return data.label_within(rng, labels, owner,
                            fraction=options.labeled_fraction)
 
@@ -118,6 +140,7 @@ def agents(scheme: str) -> Deal:
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
     config.check_labels('agents', options)
+    _refuse_min_size(scheme, options)
     holders, total = options.num_labeled_clients, options.num_clients
     labeled = choose_labeled(rng, labels, pool, options)
     partition = data.PARTITIONS[scheme]
@@ -142,8 +165,63 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
   """
   from fedjax_ssl import data
   config.check_labels('clients', options)
-  owner = _dealt('dirichlet_capped', rng, labels, pool, 10, options)
+  owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
+                 options)
   if options.num_labeled_clients > 0:
     return data.label_clients(owner, options.num_labeled_clients)
+  return data.label_within(rng, labels, owner,
+                           fraction=options.labeled_fraction)
+
+
+def own(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
+        options: Any) -> tuple[np.ndarray, np.ndarray]:
+  """Deals all rows by a capped Dirichlet partition, then labels some.
+
+  See `natural` for which.
+  """
+  owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
+                 options)
+  return _labeled(rng, labels, owner, options)
+
+
+def natural(owner: np.ndarray) -> Deal:
+  """Leaves the rows with the clients that the data name.
+
+  Which rows are labeled: all of the first --num_labeled_clients clients;
+  or --labels_per_class over all clients together; or else
+  --labeled_fraction of each client's own, or of all rows where the server
+  holds the labels.
+
+  Args:
+    owner: int32[D] whose a row is.
+
+  Returns:
+    The way.
+  """
+  def deal(rng, labels, pool, options):
+    if options.rounds_per_task:
+      raise config.FieldError(
+          'partition', 'natural', 'the data have no tasks; leave the latter at '
+          '0.', rounds_per_task=options.rounds_per_task)
+    _refuse_min_size('the data', options)
+    return _labeled(rng, labels, np.where(pool, owner, -1), options)
+  return deal
+
+
+def _labeled(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
+             options: Any) -> tuple[np.ndarray, np.ndarray]:
+  """Owners of the labeled and of the other rows; see `natural`."""
+  from fedjax_ssl import data
+  if options.num_labeled_clients >= 0 and options.labels_at == 'clients':
+    config.check_labels('clients', options)
+    return data.label_clients(owner, options.num_labeled_clients)
+  if options.labels_at == 'server':
+    chosen = choose_labeled(rng, labels, owner >= 0, options)
+    labeled, unlabeled = data.partition.split_owner(owner, chosen)
+    return np.where(chosen, np.int32(options.num_clients), labeled), unlabeled
+  if options.labels_per_class is not None:
+    return data.partition.split_owner(
+        owner, choose_labeled(rng, labels, owner >= 0, options))
+  config.check_labels('share', options)
   return data.label_within(rng, labels, owner,
                            fraction=options.labeled_fraction)

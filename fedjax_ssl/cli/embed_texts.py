@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
   """Reads, embeds and writes; returns the exit code."""
   asked = _arguments(argv)
   try:
-    texts, _ = data.datasets.text.read_rows(asked.texts)
+    texts = data.datasets.text.read_rows(asked.texts).texts
     vectors = embed(texts, asked.bert, tokens=asked.tokens, batch=asked.batch,
                     size=asked.size)
     if asked.size:

@@ -127,6 +127,10 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   if task.attack is not None:
     facts['hostile_clients'] = {
         str(s): _hostile(task, s, options.num_clients) for s in seeds}
+  if dataset.class_names is not None:  # Absent in runs that know none.
+    facts['class_names'] = list(dataset.class_names)
+  if options.partition == 'natural' and dataset.client_names is not None:
+    facts['client_names'] = list(dataset.client_names)
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
              _num_parameters(task), works, cohorts, origin)

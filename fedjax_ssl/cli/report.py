@@ -40,6 +40,16 @@ def _defaults(name: str) -> Mapping[str, Any]:
   return settings.defaults_of(name) if name in settings.SETTINGS else {}
 
 
+def write(folders: Sequence[pathlib.Path], out: pathlib.Path, title: str
+          ) -> pathlib.Path:
+  """Writes a report on runs, and returns its page."""
+  left_out: list[str] = []
+  runs = stored_runs.load([str(folder) for folder in folders], left_out,
+                          _defaults)
+  page.write(page.texts_of_good(runs, None, title, left_out, []), out)
+  return out / 'index.html'
+
+
 def main(argv: Sequence[str]) -> int:
   """Writes a report; returns an exit code."""
   args = _parser().parse_args(argv)

@@ -1,7 +1,7 @@
 """The run that the flags ask for, and its bounds: built, trained, shown."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data
+from fedjax_ssl.cli import auto, dealing, printing, words
 from fedjax_ssl.cli import job as job_lib
-from fedjax_ssl.cli import printing, words
 from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import imports
@@ -27,13 +27,15 @@ BOUNDS = {
 }
 
 
-def train(setting: Setting, options: Config, origin: Mapping[str, Any]) -> None:
+def train(setting: Setting, options: Config, origin: Mapping[str, Any],
+          given: Collection[str] = ()) -> None:
   """Trains, or evaluates, the run and its bounds.
 
   Args:
     setting: how rows are dealt.
     options: what else is asked for.
     origin: what started the run, to be stored.
+    given: names of options that the user gave.
   """
   is_new = options.workdir is None
   if is_new:
@@ -43,7 +45,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any]) -> None:
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   names = processes.once(lambda: wanted(options, workdir))
-  jobs = processes.together(lambda: _build(setting, options, names, origin))
+  jobs = processes.together(
+      lambda: _build(setting, options, given, names, origin))
   jobs = [words.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -69,14 +72,20 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any]) -> None:
                        f'with --workdir={options.workdir} continues.')
         raise
     processes.once(lambda: _finish(workdir, runs))
+  if options.report and processes.is_first():
+    from fedjax_ssl.cli import report
+    page = report.write([job.folder for job in jobs], workdir / 'report',
+                        title=f'{setting.name}: {options.dataset}')
+    printing.say(f'Report: {page}')
 
 
-def _build(setting: Setting, options: Config,
+def _build(setting: Setting, options: Config, given: Collection[str],
            names: Sequence[Sequence[str]], origin: Mapping[str, Any]
            ) -> list[job_lib.Job]:
   """The jobs, of which none has touched its folder."""
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
+  options = auto.decided(options, given, dataset)
   deals = deal(setting, options, dataset)
   return build(dataset, deals, options, names, origin)
 
@@ -169,10 +178,13 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
                                options.num_clients, labels=labels)
   if options.partition_seed is not None:
     seed = options.partition_seed
+  deal = setting.deal
+  if options.partition == 'natural' and dataset.owner is not None:
+    deal = dealing.natural(dataset.owner)
   rng = np.random.default_rng([seed, 0x5353])
   validation = np.zeros(labels.size, bool)
   if dataset.validation is None:
     validation = data.choose_validation(
         rng, labels, fraction=options.validation_fraction)
-  labeled, unlabeled, *tasks = setting.deal(rng, labels, ~validation, options)
+  labeled, unlabeled, *tasks = deal(rng, labels, ~validation, options)
   return data.Partition(labeled, unlabeled, validation, *tasks)

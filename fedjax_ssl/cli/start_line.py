@@ -84,6 +84,12 @@ def _without_rows(job: Any) -> str:
   return '' if empty == '0' else f'{empty} clients have no rows'
 
 
+def _natural(job: Any) -> str:
+  """Clients that the data name, in place of the setting's."""
+  return ('rows are with the clients that the data name'
+          if job.options.partition == 'natural' else '')
+
+
 def _schedules(job: Any) -> str:
   """Schedules that end before the run, or after it."""
   span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
@@ -108,4 +114,4 @@ def _switched_off(job: Any) -> str:
 
 # Each takes the job; what it returns is said, if it is not empty.
 NOTES: tuple[Callable[[Any], str], ...] = (
-    _without_rows, _schedules, _attacked, _switched_off)
+    _natural, _without_rows, _schedules, _attacked, _switched_off)

@@ -84,7 +84,7 @@ def options(setting: str = '', script: str = '') -> config.Config:
       each other.
   """
   values = _values()
-  given = {name for name in values if FLAGS[checks.flag(name)].present}
+  given = _given()
   if FLAGS.eval_only and FLAGS.workdir:
     # Those that are given are compared with the run's like at a restart.
     values |= {name: value for name, value in _stored(
@@ -99,6 +99,12 @@ def options(setting: str = '', script: str = '') -> config.Config:
           '--tensorboard')
       raise ValueError(f'{told}: {lacking}')
   return found
+
+
+def _given() -> set[str]:
+  """Names of the flags that stand in the command or its flagfile."""
+  return {name for name in config.OPTIONS
+          if FLAGS[checks.flag(name)].present}
 
 
 def _values() -> dict[str, Any]:
@@ -175,7 +181,8 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
     for place in told.imports:
       _import(place)
     runs.train(setting, told, command.origin(
-        words, setting='' if script else setting.name, script=script))
+        words, setting='' if script else setting.name, script=script),
+        given=_given())
 
 
 def _import(place: str) -> None:

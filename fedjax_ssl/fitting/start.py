@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data, methods
-from fedjax_ssl.cli import devices, runs, settings, words
+from fedjax_ssl.cli import auto, devices, runs, settings, words
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks
@@ -179,6 +179,7 @@ def _jobs(told: config.Config, setting: settings.Setting,
   told = dataclasses.replace(
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
+  told = auto.decided(told, (), dataset)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))

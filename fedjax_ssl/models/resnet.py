@@ -9,6 +9,7 @@ from __future__ import annotations
 from flax import linen as nn
 import jax
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.models import layers
 from fedjax_ssl.ops import pooling
 
@@ -64,6 +65,8 @@ class ResNet(nn.Module):
     bottleneck: kind of block.
     head: widths of dense layers before the last; the first is followed by a
       rectifier.
+    width: channels of the stem and of the first stage.
+    stride: of the stem, whose windows grow with it.
   """
 
   num_classes: int
@@ -71,19 +74,22 @@ class ResNet(nn.Module):
   blocks: tuple[int, ...]
   bottleneck: bool = False
   head: tuple[int, ...] = ()
+  width: int = 64
+  stride: int = 1
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array | None = None,
                train: bool = False) -> jax.Array:
     """float[B, H, W, I] -> logits [B, C]."""
-    x = layers.Conv(64, self.choices, use_bias=False,
-                    kernel_init=layers.HE_FAN_OUT)(x)
+    x = layers.Conv(self.width, self.choices,
+                    kernel=max(3, 2 * self.stride - 1), stride=self.stride,
+                    use_bias=False, kernel_init=layers.HE_FAN_OUT)(x)
     x = pooling.relu(layers.Norm(self.choices)(x, mask, train))
     for stage, count in enumerate(self.blocks):
       for block in range(count):
         stride = 2 if stage and not block else 1
-        x = _Block(64 * 2**stage, self.choices, stride, self.bottleneck)(
-            x, mask, train)
+        x = _Block(self.width * 2**stage, self.choices, stride,
+                   self.bottleneck)(x, mask, train)
     x = pooling.mean_pool(x)
     for i, width in enumerate(self.head):
       x = layers.Dense(width, self.choices)(x)
@@ -138,13 +144,25 @@ class WideResNet(nn.Module):
                         kernel_init=layers.LECUN)(x)
 
 
-def resnet8(*, num_classes: int, choices: layers.Choices) -> nn.Module:
+@knobs.checked()
+def resnet8(*, num_classes: int, choices: layers.Choices, width: int = 64,
+            stride: int = 1) -> nn.Module:
   """SAGE's, one block in each of three stages: 1,227,594 parameters.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385, widths of
   SAGE's code.
+
+  Args:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    width: channels of the first stage, 64 in SAGE's; the last has four times
+      as many.
+    stride: of the first convolution, for images larger than 32x32.
+
+  Returns:
+    The network.
   """
-  return ResNet(num_classes, choices, (1, 1, 1))
+  return ResNet(num_classes, choices, (1, 1, 1), width=width, stride=stride)
 
 
 def resnet18(*, num_classes: int, choices: layers.Choices) -> nn.Module:

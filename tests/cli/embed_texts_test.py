@@ -94,10 +94,10 @@ def test_principal_directions_keep_what_they_can():
 def test_the_file_is_read_back(bert, tmp_path):
   (tmp_path / 'few.csv').write_text('label,text\n' + '\n'.join(
       f'{i % 2},{"so " * (i % 3)}good day' + ' !' * i for i in range(30)))
-  texts, _ = data.datasets.text.read_rows(tmp_path / 'few.csv')
+  texts = data.datasets.text.read_rows(tmp_path / 'few.csv').texts
   vectors = embed_texts.embed(texts, bert, tokens=6, batch=8)
   np.savez(tmp_path / 'few.npz', texts=vectors,
            sha256=np.array(data.datasets.text.fingerprint(texts)))
   found = data.datasets.text.read_csv(tmp_path / 'few.csv',
                                       tmp_path / 'few.npz')
-  assert found['train'].inputs.shape[1:] == (6, 8)
+  assert found.parts['train'].inputs.shape[1:] == (6, 8)

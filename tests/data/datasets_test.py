@@ -130,7 +130,7 @@ def test_a_mirrored_organ_is_another_class(tmp_path):
     ({'y_test': np.array([0, 1, 3])}, 'label 3'),
     ({'y_train': np.arange(12) % 3 / 1.0}, 'float64'),
     ({'y_train': np.eye(12, 3, dtype=int)}, '(12, 3)'),
-    ({'y_train': np.array(['a'] * 12)}, '<U1'),
+    ({'y_train': np.array(['a'] * 12)}, 'labels of test'),
     ({'x_train': np.full((12, 4, 5, 3), np.nan)}, 'NaN'),
     ({'x_train': np.full((12, 4, 5, 3), np.inf)}, 'infinity'),
     ({'x_train': np.full((12, 4, 5, 3), -1)}, '-1'),

@@ -215,5 +215,5 @@ def test_other_encodings(tmp_path, raw):
 def test_quotes_commas_and_lines_within_texts(tmp_path):
   path = tmp_path / 'good.csv'
   path.write_text('label,text\n0,"a, ""b""\nc"\n\n1,say "hi"\n')
-  found, labels = text.read_rows(path)
+  found, labels, *_ = text.read_rows(path)
   assert found == ['a, "b"\nc', 'say "hi"'] and labels.tolist() == [0, 1]

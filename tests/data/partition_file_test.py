@@ -135,6 +135,35 @@ def test_tampered_files(tmp_path):
   refuses('size 1', hash=np.array(['a', 'b']))
 
 
+def test_files_made_by_hand(tmp_path):
+  path = tmp_path / 'p.npz'
+  labeled = [0, -1, -1, 1, 2]
+  unlabeled = [-1, 0, 1, -1, -1]
+  np.savez(path, labeled=labeled, unlabeled=unlabeled)
+  loaded = partition.load_partition(path, 5, 2, labels=LABELS[:5])
+  assert loaded.labeled.tolist() == labeled  # 2 is the server.
+  assert loaded.unlabeled.tolist() == unlabeled
+  assert not loaded.validation.any() and loaded.tasks is None
+  np.savez(path, labeled=labeled, unlabeled=unlabeled,
+           validation=np.zeros(5, bool), tasks=[-1, 0, 1, -1, -1])
+  loaded = partition.load_partition(path, 5, 2)
+  assert np.asarray(loaded.tasks).tolist() == [-1, 0, 1, -1, -1]
+  def refuses(match, **arrays):
+    _save(path, {'labeled': labeled, 'unlabeled': unlabeled, **arrays})
+    with pytest.raises(ValueError, match=match):
+      partition.load_partition(path, 5, 2)
+  refuses('int32', labeled=np.array(labeled, float))
+  refuses('names client 3', labeled=np.array([3, -1, -1, 1, 2]))
+  refuses(r'int32\[5\]', unlabeled=unlabeled[:4])
+  refuses('rows twice', unlabeled=[0, *unlabeled[1:]])
+  refuses('bool', validation=[0] * 5)
+  refuses("'lables' is none of", lables=labeled)
+  refuses('32 bits', labeled=np.array(labeled) + 2**40)
+  _save(path, {'labeled': labeled})
+  with pytest.raises(ValueError, match="no key 'unlabeled'"):
+    partition.load_partition(path, 5, 2)
+
+
 def test_broken_files(tmp_path):
   path = tmp_path / 'p.npz'
   with pytest.raises(ValueError, match='No such file|truncated'):

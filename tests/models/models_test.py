@@ -20,6 +20,10 @@ _COUNTS = {
     ('resnet50', 32, 3): 23_520_842,
     ('wrn28_2', 32, 3): 1_467_610,
     ('resnet8', 32, 3): 1_227_594,
+    # Stem 5x5, then blocks of 2, 4 and 8 channels, batch normalization.
+    ('resnet8(width=2, stride=3)', 32, 3): (
+        25 * 6 + 4 + 2 * 36 + 8 + 72 + 144 + 8 + 24 + 288 + 576 + 32 + 48
+        + 90),
     # 5x5 convolutions to 10 and 20 channels, dense 500, 50, 10.
     ('fedtrinet_mnist', 32, 1): 260 + 5_020 + 25_050 + 510,
     ('fedtrinet_cifar', 32, 3): (

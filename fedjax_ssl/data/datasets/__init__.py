@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_ssl.core import registry
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.data.datasets import files, text, tfds
+from fedjax_ssl.data.datasets import files, names, text, tfds
 from fedjax_ssl.data.files import DataError
 from fedjax_ssl.data.partition import labeling
 
@@ -49,6 +49,9 @@ class Dataset(NamedTuple):
   std: tuple[float, ...]
   flip: bool  # Whether a mirrored image is still of its class.
   validation: Examples | None = None  # Where the set or the split has one.
+  owner: np.ndarray | None = None  # int32[D] whose a row of train is, if said.
+  client_names: tuple[str, ...] | None = None  # Of the N owners.
+  class_names: tuple[str, ...] | None = None  # Of the C classes, if said.
 
 
 DATASETS: registry.Registry[Callable[..., Any]] = registry.Registry(
@@ -127,23 +130,31 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   """
   if not re.fullmatch(r'\w[\w.+-]*(/\w[\w.+-]*)?', name):
     raise DataError(f'name {name!r} is no name of a data set')
-  parts = (_digits() if name == 'digits' else
-           _registered(name) or _read(name, data_dir, embeddings))
+  registered = {} if name == 'digits' else _registered(name)
+  source = (files.Source(_digits()) if name == 'digits' else
+            files.Source(registered) if registered else
+            _read(name, data_dir, embeddings))
   if split != 'official':
-    parts = _resplit(parts, split, split_seed)
+    source = _resplit(source, split, split_seed)
+  parts = source.parts
   train = parts['train']
-  if train.inputs.ndim < 4:  # Texts.
-    return Dataset(name, train, parts['test'], int(train.labels.max()) + 1,
-                   (0.0,), (1.0,), False, parts.get('validation'))
-  if embeddings is not None:
-    raise DataError(f'embeddings are of texts; {name!r} has images')
-  base = _SAME.get(name.split('/')[0], name.split('/')[0])
-  mean, std = _NORMALIZATION.get(base, ((), ()))
-  if len(mean) != train.inputs.shape[-1]:
-    mean, std = moments(np.asarray(train.inputs))
-  return Dataset(name, train, parts['test'], int(train.labels.max()) + 1,
-                 mean, std, base not in _NO_FLIP and name not in _UNFLIPPED,
-                 parts.get('validation'))
+  owner, client_names = None, None
+  if 'train' in source.clients:
+    owner, client_names = names.owners(source.clients['train'])
+  mean: tuple[float, ...] = (0.0,)
+  std: tuple[float, ...] = (1.0,)
+  flip = False
+  if train.inputs.ndim >= 4:
+    if embeddings is not None:
+      raise DataError(f'embeddings are of texts; {name!r} has images')
+    base = _SAME.get(name.split('/')[0], name.split('/')[0])
+    mean, std = _NORMALIZATION.get(base, ((), ()))
+    if len(mean) != train.inputs.shape[-1]:
+      mean, std = moments(np.asarray(train.inputs))
+    flip = base not in _NO_FLIP and name not in _UNFLIPPED
+  return Dataset(
+      name, train, parts['test'], int(train.labels.max()) + 1, mean, std, flip,
+      parts.get('validation'), owner, client_names, source.class_names)
 
 
 def split_validation(rng: np.random.Generator, examples: Examples,
@@ -192,7 +203,7 @@ def _registered(name: str) -> dict[str, Examples]:
 
 
 def _read(name: str, data_dir: str | os.PathLike[str] | None,
-          embeddings: str | os.PathLike[str] | None) -> dict[str, Examples]:
+          embeddings: str | os.PathLike[str] | None) -> files.Source:
   """Reads `data_dir/<name>.npz` or .csv, or else TensorFlow Datasets."""
   if data_dir is None:
     data_dir = os.environ.get(DATA_DIR) or None
@@ -211,12 +222,18 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
       return text.read_csv(path.with_suffix('.csv'), embeddings)
     advice = f'data set {name!r} not found: put {path} there'
   advice += ' (keys x_train, y_train, x_test, y_test; uint8 images)'
-  return tfds.read_tfds(name, data_dir, advice)
+  return files.Source(tfds.read_tfds(name, data_dir, advice))
 
 
-def _resplit(parts: dict[str, Examples], split: str, seed: int
-             ) -> dict[str, Examples]:
+def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
   """Merges all parts and cuts them anew."""
+  parts, clients = source.parts, source.clients
+  nobodys = any(part not in clients or clients[part].dtype.kind == 'U'
+                and (clients[part] == '').any() for part in parts)
+  if clients and nobodys:
+    raise DataError(f'split {split!r} would have rows to train on of no '
+                    'client: those of the other parts name none; leave it '
+                    'official')
   merged = Examples(
       np.concatenate([parts[k].inputs for k in sorted(parts)]),
       np.concatenate([parts[k].labels for k in sorted(parts)]))
@@ -241,16 +258,20 @@ def _resplit(parts: dict[str, Examples], split: str, seed: int
     raise DataError(f'split {split!r} cannot be made of {total} examples: '
                     'give percents that sum to 100, or counts')
   order = np.random.default_rng(seed).permutation(total)
-  cut = {}
+  owners = (np.concatenate([clients[k] for k in sorted(parts)])
+            if clients else None)
+  cut, cut_clients = {}, {}
   for part, end, size in zip(names[len(texts)], ends, sizes, strict=True):
     rows = np.sort(order[end - size:end])
     cut[part] = Examples(merged.inputs[rows], merged.labels[rows])
+    if owners is not None:
+      cut_clients[part] = owners[rows]
   present = np.bincount(cut['train'].labels,
                         minlength=int(merged.labels.max()) + 1)
   if present.min() == 0:
     raise DataError(f'split {split!r} leaves train without class '
                     f'{np.argmin(present)}')
-  return cut
+  return files.Source(cut, cut_clients, source.class_names)
 
 
 def moments(inputs: np.ndarray

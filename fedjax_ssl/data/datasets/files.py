@@ -1,14 +1,18 @@
-"""Images from `.npz` files, checked before use."""
+"""Images from `.npz` files, checked before use; what every file gives."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data import files
+from fedjax_ssl.data.datasets import names as names_lib
 from fedjax_ssl.data.files import DataError as DataError
+
+_CLIENTS, _CLASSES = 'client_train', 'class_names'
 
 # Key names: Keras' mnist.npz, and MedMNIST.
 _LAYOUTS = (
@@ -20,30 +24,77 @@ _LAYOUTS = (
 )
 
 
-def read_npz(path: pathlib.Path) -> dict[str, Examples]:
+class Source(NamedTuple):
+  """What a file holds.
+
+  Attributes:
+    parts: 'train', 'test' and, where the file has it, 'validation'.
+    clients: integers or words, whose row is whose; of some parts, or of none.
+    class_names: of the C classes; None where they have numbers only.
+  """
+
+  parts: dict[str, Examples]
+  clients: Mapping[str, np.ndarray] = {}
+  class_names: tuple[str, ...] | None = None
+
+
+def read_npz(path: pathlib.Path) -> Source:
   """Reads 'train', 'test' and, where the file has it, 'validation'.
 
   Args:
     path: .npz with keys x_train, y_train, x_test, y_test (and x_val, y_val),
       or train_images, train_labels, ... as MedMNIST names them. Images [D, H,
       W], [D, H, W, 1] or [D, H, W, 3]: uint8, other integers in 0..255, or
-      floats in [0, 1] or whole in 0..255. Labels [D] or [D, 1], integers.
-      Nothing is unpickled.
+      floats in [0, 1] or whole in 0..255. Labels [D] or [D, 1], integers or
+      words. Two keys may be there besides: `class_names`, words [C], and
+      `client_train`, which says whose each training row is: integers 0 to
+      N-1, or words. Nothing is unpickled.
 
   Returns:
-    Examples with inputs uint8[D, H, W, C] and labels int32[D].
+    Examples with inputs uint8[D, H, W, C] and labels int32[D], and the rest.
 
   Raises:
     DataError: if the file is broken or the arrays do not make a data set.
   """
   try:
-    return check_parts(_read(path))
+    arrays, beside = _read(path)
+    arrays, names = _numbered(arrays, beside.get(_CLASSES))
+    parts = check_parts(arrays)
+    num_classes = int(parts['train'].labels.max()) + 1
+    if names is not None and len(names) != num_classes:
+      raise DataError(f'{_CLASSES} has {len(names)} names, and train '
+                      f'{num_classes} classes')
+    clients = {}
+    if _CLIENTS in beside:
+      clients = {'train': beside[_CLIENTS]}
+      if len(np.atleast_1d(beside[_CLIENTS])) != len(parts['train'].labels):
+        raise DataError(
+            f'{_CLIENTS} has {np.atleast_1d(beside[_CLIENTS]).shape[0]} '
+            f'entries, and train {len(parts["train"].labels)} rows')
+      names_lib.owners(beside[_CLIENTS])
+    return Source(parts, clients, names)
   except DataError as error:
     raise DataError(f'{path}: {error}') from None
 
 
-def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """The arrays of the layout whose training keys the file has."""
+Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def _numbered(arrays: Arrays, given: np.ndarray | None
+              ) -> tuple[Arrays, tuple[str, ...] | None]:
+  """The arrays with numbers for words, and the names of the classes."""
+  names = None if given is None else names_lib.check_names(given)
+  if arrays['train'][1].dtype.kind not in 'US':
+    return arrays, names
+  words = {part: names_lib.as_words(f'labels of {part}', labels)
+           for part, (_, labels) in arrays.items()}
+  numbers, names = names_lib.number(words, names)
+  return {part: (inputs, numbers[part])
+          for part, (inputs, _) in arrays.items()}, names
+
+
+def _read(path: pathlib.Path) -> tuple[Arrays, dict[str, np.ndarray]]:
+  """The arrays of the layout whose training keys it has, and those beside."""
   layout: dict[str, tuple[str, str]] = {}
 
   def choose(names: list[str]) -> list[str]:
@@ -57,11 +108,14 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         raise DataError(f'no key {absent[0]!r}; it has '
                         f'{", ".join(sorted(names)) or "none"}')
       layout[part] = keys
-    return [key for keys in layout.values() for key in keys]
+    return [*(key for keys in layout.values() for key in keys),
+            *(key for key in (_CLIENTS, _CLASSES) if key in names)]
 
   arrays = files.read_arrays(path, choose)
   return {part: (arrays[inputs], arrays[labels])
-          for part, (inputs, labels) in layout.items()}
+          for part, (inputs, labels) in layout.items()}, {
+              key: arrays[key] for key in (_CLIENTS, _CLASSES)
+              if key in arrays}
 
 
 def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -131,7 +185,7 @@ def _labels(part: str, labels: np.ndarray) -> np.ndarray:
                     '[D] and [D, 1], one class each')
   if labels.dtype.kind not in 'iu':
     raise DataError(f'{part} labels have dtype {labels.dtype}; allowed are '
-                    'integers')
+                    'integers and words')
   if not labels.size:
     raise DataError(f'{part} labels are empty')
   if labels.min() < 0 or labels.max() >= 2**31 - 1:

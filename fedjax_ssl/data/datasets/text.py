@@ -2,7 +2,8 @@
 
 A text is in the test part if a hash of it says so, so that the split depends
 neither on the order of the file nor on a seed, and copies of one text stay
-together. Token 0 is padding, 1 a word outside the vocabulary.
+together. Token 0 is padding, 1 a word outside the vocabulary. A
+column `split` says the part instead, and a column `client` whose row is whose.
 """
 from __future__ import annotations
 
@@ -13,17 +14,23 @@ import hashlib
 import os
 import pathlib
 import re
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data import files
+from fedjax_ssl.data.datasets import names as names_lib
+from fedjax_ssl.data.datasets.files import Source
 from fedjax_ssl.data.files import DataError
 
 MAX_TOKENS = 40  # FedSSL, IJCAI 2022, section 5.1.
 VOCABULARY = 10_000
 PADDING, UNKNOWN = 0, 1
 _TEST_PERCENT = 20
+_COLUMNS = ('label', 'text', 'split', 'client')
+_PARTS = ('train', 'validation', 'test')
+_NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|nan|inf)', re.IGNORECASE)
 _WORD = re.compile(r"[#@]?\w+(?:'\w+)?|[!?]+")
 
 
@@ -58,38 +65,105 @@ def encode(texts: Sequence[str], known: dict[str, int]) -> np.ndarray:
   return out
 
 
-def read_rows(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
-  """Texts and labels int32[D] of a CSV file with columns `text`, `label`.
+class Rows(NamedTuple):
+  """The rows of a CSV file in their order.
+
+  Attributes:
+    texts: D of them.
+    labels: int32[D].
+    class_names: where labels are words.
+    splits: 'train', 'validation' or 'test' of each row, if a column says so.
+    clients: words [D], if a column says so; '' of a row of nobody.
+  """
+
+  texts: list[str]
+  labels: np.ndarray
+  class_names: tuple[str, ...] | None
+  splits: np.ndarray | None
+  clients: np.ndarray | None
+
+
+def read_rows(path: pathlib.Path) -> Rows:
+  """Reads a CSV file with columns `text`, `label`, perhaps `split`, `client`.
 
   A byte order mark is passed over.
 
   Raises:
-    DataError: for another form, which names the line, or labels that are not
-      0 to C-1 with at least two classes.
+    DataError: for another form, which names the line, or labels that are
+      neither words nor 0 to C-1, with at least two classes.
   """
   try:
     files.check_regular(path)
     rows = list(_records(path))
+    labels, names = _labels(rows)
+    splits, clients = _splits(rows), _clients(rows)
   except DataError as error:
-    raise DataError(f'{path}: {error}') from None
-  texts, labels = [text for _, text, _ in rows], []
-  for line, _, label in rows:
+    text = str(error)
+    mark = '' if text.startswith(', line') else ': '
+    raise DataError(f'{path}{mark}{text}') from None
+  return Rows([cells['text'] for _, cells in rows], labels, names, splits,
+              clients)
+
+
+Records = Sequence[tuple[int, dict[str, str]]]
+
+
+def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
+  """int32[D], and the names where labels are words."""
+  words = [cells['label'].strip() for _, cells in rows]
+  if not any(_NUMBER.fullmatch(word) for word in words):
+    for (line, _), word in zip(rows, words, strict=True):
+      if not word:
+        raise DataError(f', line {line}: no label')
+    numbers, names = names_lib.number({'train': np.array(words)})
+    if len(names) < 2:
+      raise DataError(f'all labels are {names[0][:40]!r}; one class is nothing '
+                      'to tell apart')
+    return numbers['train'].astype(np.int32), names
+  labels = []
+  for (line, _), word in zip(rows, words, strict=True):
     try:
-      labels.append(np.int32(int(label)))
+      labels.append(np.int32(int(word)))
     except (ValueError, OverflowError):
-      raise DataError(f'{path}, line {line}: labels must be whole numbers '
-                      f'below 2**31, not {label[:40]!r}') from None
+      raise DataError(f', line {line}: labels must be whole numbers below '
+                      f'2**31, or words all of them, not {word[:40]!r}'
+                      ) from None
   found = np.array(labels, np.int32)
   if found.min() < 0 or len(np.unique(found)) <= found.max():
-    raise DataError(f'{path}: labels must be 0 to C-1, each present')
+    raise DataError('labels must be 0 to C-1, each present')
   if not found.any():
-    raise DataError(f'{path}: all labels are 0; one class is nothing to tell '
-                    'apart')
-  return texts, found
+    raise DataError('all labels are 0; one class is nothing to tell apart')
+  return found, None
 
 
-def _records(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
-  """The line, text and label of each row."""
+def _splits(rows: Records) -> np.ndarray | None:
+  """The part of each row."""
+  if 'split' not in rows[0][1]:
+    return None
+  words = [cells['split'].strip() for _, cells in rows]
+  for (line, _), word in zip(rows, words, strict=True):
+    if word not in _PARTS:
+      raise DataError(f', line {line}: split {word[:40]!r} must be '
+                      f'{", ".join(_PARTS[:-1])} or {_PARTS[-1]}')
+  for part in ('train', 'test'):
+    if part not in words:
+      raise DataError(f"no row's split is {part}")
+  return np.array(words)
+
+
+def _clients(rows: Records) -> np.ndarray | None:
+  """Whose each row is; rows to test and validate need be nobody's."""
+  if 'client' not in rows[0][1]:
+    return None
+  words = [cells['client'].strip() for _, cells in rows]
+  for (line, cells), word in zip(rows, words, strict=True):
+    if not word and cells.get('split', 'train').strip() == 'train':
+      raise DataError(f', line {line}: a row to train on has no client')
+  return np.array(words)
+
+
+def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
+  """The line of each row, and its cells by column."""
   begins = 1
   try:
     with open(path, encoding='utf-8-sig', newline='') as file:
@@ -100,14 +174,15 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
       for row in reader:
         if not header and row:
           header = row
-          places = [_place(header, name) for name in ('label', 'text')]
+          places = {name: _place(header, name) for name in _COLUMNS
+                    if name in header or name in _COLUMNS[:2]}
         elif row:
           empty = False
           if len(row) != len(header):
             raise DataError(f'line {begins} has {len(row)} columns, and the '
                             f'first line {len(header)}; a text with commas '
                             'stands in quotes')
-          yield begins, row[places[1]], row[places[0]]
+          yield begins, {name: row[at] for name, at in places.items()}
         begins = reader.line_num + 1
   except csv.Error as error:
     raise DataError(f'line {begins} cannot be read ({error}); a quote that is '
@@ -127,35 +202,52 @@ def _place(header: Sequence[str], name: str) -> int:
 
 
 def read_csv(path: pathlib.Path,
-             embeddings: str | os.PathLike[str] | None = None
-             ) -> dict[str, Examples]:
-  """Reads 'train' and 'test'.
+             embeddings: str | os.PathLike[str] | None = None) -> Source:
+  """Reads 'train' and 'test', and 'validation' where a column says so.
 
   Args:
-    path: CSV with the columns `text` and `label`.
+    path: CSV with the columns `text` and `label`, classes 0 to C-1 or words.
+      A column `split` with the words train, validation and test is taken in
+      place of the hash; a column `client` names whose row it is.
     embeddings: .npz with either `words` [V] and `vectors` float[V, E]; or
       `texts` float[D, T, E], one entry for each line of the CSV in its order,
       and `sha256`, the `fingerprint` of those texts. None gives token ids.
 
   Returns:
     Examples with inputs int32[D, 40] or float16[D, T, E], zeros where a text
-    is shorter or, with `words`, where a word has no vector.
+    is shorter or, with `words`, where a word has no vector; and the rest.
 
   Raises:
     DataError: if a file is missing or broken, or they do not fit each other.
   """
-  texts, labels = read_rows(path)
+  rows = read_rows(path)
+  texts = rows.texts
   held = np.array([is_test(text) for text in texts])
-  if held.all() or not held.any():
-    raise DataError(f'{path}: its {len(texts)} texts, {len(set(texts))} of '
-                    'them different, are too few to split')
+  splits = rows.splits
+  if splits is None:
+    splits = np.where(held, 'test', 'train')
+    if held.all() or not held.any():
+      raise DataError(f'{path}: its {len(texts)} texts, {len(set(texts))} of '
+                      'them different, are too few to split')
+  train = splits == 'train'
+  absent = np.setdiff1d(rows.labels, rows.labels[train])
+  if rows.splits is not None and absent.size:
+    name = rows.class_names[absent[0]] if rows.class_names else absent[0]
+    raise DataError(f'{path}: no row with label {str(name)[:40]!r} is one to '
+                    'train on')
   if embeddings is None:
-    known = vocabulary([t for t, h in zip(texts, held, strict=True) if not h])
+    known = vocabulary([t for t, own in zip(texts, train, strict=True) if own])
     inputs = encode(texts, known)
   else:
     inputs = _vectors(pathlib.Path(embeddings), texts)
-  return {name: Examples(inputs[rows], labels[rows])
-          for name, rows in (('train', ~held), ('test', held))}
+  parts = {part: splits == part for part in _PARTS if (splits == part).any()}
+  clients = rows.clients
+  return Source(
+      {part: Examples(inputs[where], rows.labels[where])
+       for part, where in parts.items()},
+      {} if clients is None else {
+          part: clients[where] for part, where in parts.items()},
+      rows.class_names)
 
 
 def fingerprint(texts: Sequence[str]) -> str:

@@ -14,6 +14,8 @@ from fedjax_ssl.data import files
 _FORMAT = 1
 _DTYPES = {'labeled': 'int32', 'unlabeled': 'int32', 'validation': 'bool',
            'tasks': 'int32'}
+# What runs write besides; a file with none of it is made by hand.
+_OF_RUNS = {'format', 'hash', 'num_clients', 'data'}
 
 
 class Partition(NamedTuple):
@@ -122,13 +124,42 @@ def save_partition(path: str | os.PathLike[str], partition: Partition, *,
     raise
 
 
+def _by_hand(arrays: dict[str, np.ndarray], num_examples: int,
+             num_clients: int) -> Partition:
+  """The partition of a file that no run has written; see `load_partition`."""
+  for name in ('labeled', 'unlabeled'):
+    if name not in arrays:
+      raise ValueError(f'no key {name!r}; it has '
+                       f'{", ".join(sorted(arrays)) or "none"}')
+  strange = sorted(set(arrays) - set(_DTYPES))
+  if strange:
+    raise ValueError(f'key {strange[0]!r} is none of {", ".join(_DTYPES)}')
+  for name, array in arrays.items():
+    if _DTYPES[name] == 'int32' and array.dtype.kind in 'iu':
+      if array.size and not -2**31 <= int(array.min()) <= int(
+          array.max()) < 2**31:
+        raise ValueError(f'partition field {name!r} has numbers beyond 32 bits')
+      arrays[name] = array.astype(np.int32)
+  made = Partition(arrays['labeled'], arrays['unlabeled'],
+                   arrays.get('validation', np.zeros(num_examples, bool)),
+                   arrays.get('tasks'))
+  check_partition(made, num_examples, num_clients)
+  return made
+
+
 def load_partition(path: str | os.PathLike[str], num_examples: int,
                    num_clients: int, *, labels: np.ndarray | None = None
                    ) -> Partition:
   """Reads and checks a partition.
 
+  A file made by hand needs two arrays: `labeled` and `unlabeled`, integers [D],
+  the client 0 to N-1 of each training row or -1; of `labeled` also N, the
+  server. It may have `validation`, bool [D], the rows that the server keeps to
+  validate; and `tasks`, integers [D], the task of each unlabeled row and -1
+  elsewhere. A row is used once at most.
+
   Args:
-    path: file made by `save_partition`.
+    path: file made by `save_partition`, or by hand with `numpy.savez`.
     num_examples: D.
     num_clients: N.
     labels: int[D], compared with the fingerprint if the file holds one.
@@ -142,6 +173,8 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
   """
   try:
     arrays = files.read_arrays(path)
+    if not _OF_RUNS & set(arrays):
+      return _by_hand(arrays, num_examples, num_clients)
     absent = {'labeled', 'unlabeled', 'validation', 'format', 'hash',
               'num_clients', 'data'}
     absent -= set(arrays)

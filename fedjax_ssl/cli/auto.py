@@ -1,0 +1,82 @@
+"""What the data decide: words `auto`, and clients that the data name."""
+from __future__ import annotations
+
+from collections.abc import Collection
+import dataclasses
+from typing import Any
+
+from fedjax_ssl import config, data
+from fedjax_ssl.config import Config
+
+# Images from this side on are for a residual network.
+_LARGE = 32
+
+
+def decided(options: Config, given: Collection[str], dataset: data.Dataset
+        ) -> Config:
+  """Returns the options with what the data decide in its place.
+
+  Args:
+    options: what is asked for.
+    given: names that the user gave, with which the data may not differ.
+    dataset: the examples.
+
+  Raises:
+    FieldError: for clients that the data do not name, or another number.
+  """
+  shape = dataset.train.inputs.shape[1:]
+  changed = {**_words(options, shape), **_clients(options, given, dataset)}
+  options = dataclasses.replace(options, **changed)
+  config.check_cohort(options)
+  return options
+
+
+def _words(options: Config, shape: tuple[int, ...]) -> dict[str, Any]:
+  """Network and views in place of `auto`."""
+  images = len(shape) == 3
+  views = {'weak': 'flip_crop' if images else 'none',
+           'strong': 'ra_mc' if images else 'token_dropout'}
+  changed = {name: view for name, view in views.items()
+             if getattr(options, name) == 'auto'}
+  if options.model == 'auto':
+    changed['model'] = _network(shape)
+    if changed['model'].startswith('resnet') and options.norm == 'auto':
+      changed['norm'] = 'group'
+  return changed
+
+
+def _network(shape: tuple[int, ...]) -> str:
+  """A small network; large images are first cut to sides of 32 to 63."""
+  if len(shape) < 3:
+    return 'text_mean'
+  side = min(shape[:2])
+  if side < _LARGE:
+    return 'cnn' if side >= 4 else 'linear'
+  stride = 1
+  while side // (2 * stride) >= _LARGE:
+    stride *= 2
+  return f'resnet8(width=16, stride={stride})'
+
+
+def _clients(options: Config, given: Collection[str], dataset: data.Dataset
+             ) -> dict[str, Any]:
+  """Whose row is whose, and how many clients there are."""
+  if options.partition == 'setting':
+    return {}
+  if dataset.owner is None or dataset.client_names is None:
+    if options.partition == 'natural':
+      raise config.FieldError(
+          'partition', 'natural', 'the data do not say whose row is whose: '
+          'they have neither an array client_train nor a column client.',
+          dataset=options.dataset)
+    return {'partition': 'setting'}
+  number = len(dataset.client_names)
+  if 'num_clients' in given and options.num_clients != number:
+    raise config.FieldError(
+        'num_clients', options.num_clients, f'the data name {number} clients; '
+        'leave it out, or give --partition=setting to have the rows dealt.',
+        dataset=options.dataset)
+  changed = {'partition': 'natural', 'num_clients': number}
+  if 'cohort_size' not in given:
+    changed['cohort_size'] = min(options.cohort_size, number)
+  return changed

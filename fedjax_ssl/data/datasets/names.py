@@ -1,0 +1,113 @@
+"""Classes and clients that a file calls by name: as numbers from 0 on."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import re
+
+import numpy as np
+
+from fedjax_ssl.data.files import DataError
+
+
+def as_words(kind: str, values: np.ndarray) -> np.ndarray:
+  """str[D] of an array of strings, UTF-8 where they are bytes.
+
+  Raises:
+    DataError: for other arrays, and for empty words.
+  """
+  if values.ndim == 2 and values.shape[1] == 1:
+    values = values[:, 0]
+  if values.ndim != 1 or values.dtype.kind not in 'US':
+    raise DataError(f'{kind} is {values.dtype}{list(values.shape)}; allowed '
+                    'is one list of words')
+  if values.dtype.kind == 'S':
+    try:
+      values = np.char.decode(values, 'utf-8')
+    except UnicodeDecodeError:
+      raise DataError(f'{kind} holds words that are no UTF-8') from None
+  empty = np.flatnonzero(np.char.strip(values) == '')
+  if empty.size:
+    raise DataError(f'{kind} has no word in row {empty[0]}')
+  return values
+
+
+def number(words: Mapping[str, np.ndarray],
+           known: Sequence[str] | None = None
+           ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+  """Numbers the classes of all parts.
+
+  Args:
+    words: str[D] of each part, 'train' among them.
+    known: names of the classes in their order; None: those of train by
+      alphabet.
+
+  Returns:
+    int64[D] of each part, and the names.
+
+  Raises:
+    DataError: if a part has a class that is not known.
+  """
+  names = np.unique(words['train']) if known is None else np.array(known)
+  order = np.argsort(names)
+  numbered = {}
+  for part, values in words.items():
+    place = np.searchsorted(names, values, sorter=order)
+    found = order[np.minimum(place, len(names) - 1)]
+    strange = np.flatnonzero(names[found] != values)
+    if strange.size:
+      where = 'class_names' if known is not None else 'train'
+      raise DataError(f'{part} has label {str(values[strange[0]])[:40]!r}, '
+                      f'which {where} has not')
+    numbered[part] = found
+  return numbered, tuple(map(str, names))
+
+
+def check_names(names: np.ndarray) -> tuple[str, ...]:
+  """The names of classes, each once.
+
+  Raises:
+    DataError: for other arrays.
+  """
+  words = as_words('class_names', names)
+  twice, counts = np.unique(words, return_counts=True)
+  if counts.max(initial=1) > 1:
+    raise DataError(f'class_names has {str(twice[np.argmax(counts)])!r} more '
+                    'than once')
+  return tuple(map(str, words))
+
+
+def owners(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+  """Numbers the clients that training rows belong to.
+
+  Args:
+    values: integers [D], 0 to N-1, or words [D]. Words are taken by alphabet,
+      or by size where all of them are whole numbers.
+
+  Returns:
+    int32[D] owners, and the names of the N clients.
+
+  Raises:
+    DataError: for other arrays, and for a number that has no row.
+  """
+  if values.ndim == 2 and values.shape[1] == 1:
+    values = values[:, 0]
+  if values.dtype.kind in 'iu' and values.ndim == 1:
+    least, most = int(values.min()), int(values.max())
+    if least < 0:
+      raise DataError(f'client_train holds {least}; clients are 0 to N-1')
+    ids = np.unique(values)
+    if len(ids) <= most:
+      absent = next(i for i, found in enumerate(ids) if i != found)
+      raise DataError(f'client_train goes up to {most}, and client {absent} '
+                      'has no row; number them 0 to N-1, or give names')
+    return values.astype(np.int32), tuple(map(str, ids))
+  if values.dtype.kind not in 'USiu':
+    raise DataError(f'client_train is {values.dtype}{list(values.shape)}; '
+                    'allowed are [D] integers or words')
+  words = as_words('client_train', values)
+  names = np.unique(words)
+  if all(re.fullmatch('[0-9]{1,18}', name) for name in names):
+    names = np.array(sorted(names, key=lambda name: (int(name), name)))
+  order = np.argsort(names)
+  place = order[np.searchsorted(names, words, sorter=order)]
+  return place.astype(np.int32), tuple(map(str, names))

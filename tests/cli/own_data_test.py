@@ -1,0 +1,185 @@
+"""One's own data: what the data decide, and the setting for them."""
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import config, data
+from fedjax_ssl.cli import auto as auto_lib
+from fedjax_ssl.cli import dealing, settings
+from tests.cli import launcher
+
+LABELS = np.arange(400) % 4
+OWNER = (np.arange(400) // 100).astype(np.int32)
+
+
+def toy(shape=(28, 28, 1), owner=None, kind=np.uint8):
+  def part(rows):
+    return data.datasets.Examples(np.zeros((rows, *shape), kind),
+                                  np.arange(rows) % 2)
+  names = None if owner is None else tuple(map(str, range(max(owner) + 1)))
+  return data.Dataset('toy', part(6), part(2), 2, (0.,), (1.,), True,
+                      owner=owner, client_names=names)
+
+
+def auto(**change) -> config.Config:
+  return config.resolve({**settings.defaults_of('own_data'), **change})
+
+
+@pytest.mark.parametrize('shape, model, norm', [
+    ((3, 9, 1), 'linear', 'auto'),
+    ((8, 8, 1), 'cnn', 'auto'),
+    ((28, 28, 1), 'cnn', 'auto'),
+    ((32, 32, 3), 'resnet8(width=16, stride=1)', 'group'),
+    ((63, 80, 3), 'resnet8(width=16, stride=1)', 'group'),
+    ((64, 64, 3), 'resnet8(width=16, stride=2)', 'group'),
+    ((224, 224, 3), 'resnet8(width=16, stride=4)', 'group')])
+def test_a_network_for_the_size(shape, model, norm):
+  found = auto_lib.decided(auto(), (), toy(shape))
+  assert (found.model, found.norm) == (model, norm)
+  assert (found.weak, found.strong) == ('flip_crop', 'ra_mc')
+  kept = auto_lib.decided(auto(model='resnet18', weak='none'), (), toy(shape))
+  assert (kept.model, kept.norm, kept.weak) == ('resnet18', 'auto', 'none')
+
+
+def test_texts_have_views_and_a_network_of_their_own():
+  found = auto_lib.decided(auto(), (), toy((40,), kind=np.int32))
+  assert (found.model, found.norm, found.weak, found.strong) == (
+      'text_mean', 'auto', 'none', 'token_dropout')
+
+
+def test_clients_that_the_data_name():
+  named = toy(owner=np.array([0, 1, 2, 0, 1, 2], np.int32))
+  found = auto_lib.decided(auto(), (), named)
+  assert (found.partition, found.num_clients, found.cohort_size) == (
+      'natural', 3, 3)
+  assert auto_lib.decided(auto(), (), toy()).partition == 'setting'
+  dealt = auto_lib.decided(auto(partition='setting', num_clients=8), (), named)
+  assert (dealt.partition, dealt.num_clients) == ('setting', 8)
+  assert auto_lib.decided(auto(num_clients=3), ['num_clients'], named) == found
+  with pytest.raises(config.FieldError, match='the data name 3 clients'):
+    auto_lib.decided(auto(num_clients=20), ['num_clients'], named)
+  with pytest.raises(config.FieldError, match='at most all clients'):
+    auto_lib.decided(auto(), ['cohort_size'], named)
+  with pytest.raises(config.FieldError, match='client_train'):
+    auto_lib.decided(auto(partition='natural'), (), toy())
+
+
+def deal(**change):
+  options = SimpleNamespace(**{
+      'num_clients': 4, 'num_labeled_clients': -1, 'labels_per_class': None,
+      'labeled_fraction': 0.1, 'labels_at': 'clients', 'rounds_per_task': 0,
+      'min_size': None, 'alpha': 0.3, **change})
+  pool = np.arange(400) >= 40
+  return pool, dealing.natural(OWNER)(
+      np.random.default_rng(0), LABELS, pool, options)
+
+
+@pytest.mark.parametrize('change, labeled', [
+    ({}, [6, 10, 10, 10]),
+    ({'num_labeled_clients': 2, 'labeled_fraction': None}, [60, 100, 0, 0]),
+    ({'labels_at': 'server'}, [0, 0, 0, 0, 36])])
+def test_rows_stay_with_the_clients_that_the_data_name(change, labeled):
+  pool, (known, unknown) = deal(**change)
+  assert np.bincount(known[known >= 0],
+                     minlength=len(labeled)).tolist() == labeled
+  owner = np.maximum(known, unknown)
+  np.testing.assert_array_equal((known >= 0) ^ (unknown >= 0), pool)
+  kept = pool & (owner < 4)
+  np.testing.assert_array_equal(owner[kept], OWNER[kept])
+
+
+def test_labels_of_each_class_where_the_data_name_clients():
+  _, (known, _) = deal(labels_per_class=3, labeled_fraction=None)
+  assert np.bincount(LABELS[known >= 0]).tolist() == [3] * 4
+  for refused in ({'rounds_per_task': 2}, {'min_size': 3}):
+    with pytest.raises(config.FieldError, match=next(iter(refused))):
+      deal(**refused)
+
+
+@pytest.mark.parametrize('name, change', [
+    ('own_data', {}), ('labeled_clients', {'num_labeled_clients': 2}),
+    ('cifar_dirdir', {'labels_per_class': 20}),
+    ('cross_device', {'dirichlet': 'capped', 'labeled_fraction': 0.1})])
+def test_the_least_rows_of_a_client(name, change):
+  values = {**settings.defaults_of(name), 'num_clients': 8, 'alpha': 0.5,
+            'cohort_size': 2, **change}
+  options = config.resolve(values)
+  def owners(**other):
+    return settings.SETTINGS[name].deal(
+        np.random.default_rng(3), LABELS, np.ones(400, bool),
+        dataclasses.replace(options, **other))
+  plain = owners()
+  for one, other in zip(plain, owners(min_size=10), strict=True):
+    np.testing.assert_array_equal(one, other)  # 10 is the default.
+  _, unlabeled = owners(min_size=25)
+  least = np.bincount(np.maximum(*owners(min_size=25)), minlength=8).min()
+  assert least >= 25 or np.bincount(
+      unlabeled[unlabeled >= 0], minlength=8).min() >= 25
+  with pytest.raises(config.FieldError, match='--min_size') as caught:
+    owners(min_size=51)
+  assert caught.value.field == 'num_clients'
+  with pytest.raises(config.FieldError, match='--min_size') as caught:
+    owners(num_clients=100)
+  assert 'num_clients=100: too many for' in str(caught.value)
+
+
+def test_min_size_where_no_partition_has_one(refuse):
+  line = refuse('--min_size=3', scheme='iid_random')
+  assert '--min_size=3' in line and 'iid_random' in line
+
+
+def test_a_file_and_the_data_cannot_both_say_it(refuse, tmp_path):
+  line = refuse('--partition=natural', f'--partition_file={tmp_path / "p.npz"}')
+  assert '--partition=natural' in line and '--partition_file' in line
+
+
+def test_data_that_name_no_clients(refuse):
+  line = refuse('--partition=natural')
+  assert 'client_train' in line and '--dataset=digits' in line
+
+
+def test_own_data_ends_with_both_bounds_and_a_page(tmp_path):
+  rng = np.random.default_rng(0)
+  names = np.array(['cat', 'dog', 'emu'])
+  labels = rng.integers(0, 3, 240)
+  images = (rng.integers(0, 60, (240, 8, 8)) + 70 * labels[:, None, None])
+  np.savez(tmp_path / 'pets.npz', x_train=images[:180].astype(np.uint8),
+           y_train=names[labels[:180]], x_test=images[180:].astype(np.uint8),
+           y_test=names[labels[180:]],
+           client_train=np.array(['ann', 'bob', 'eve'])[np.arange(180) % 3])
+  done = launcher.call(
+      'train', 'own_data', f'--data_dir={tmp_path}', '--dataset=pets',
+      '--model=linear', '--weak=none', '--strong=none', '--num_rounds=2',
+      '--local_steps=2', f'--workdir={tmp_path / "run"}')
+  assert done.returncode == 0, done.stderr
+  assert '3 clients, 3 a round' in done.stderr
+  assert 'rows are with the clients that the data name' in done.stderr
+  for name in ('fixmatch', 'labels only', 'all labels'):
+    assert name in done.stdout
+  page = (tmp_path / 'run' / 'report' / 'index.html').read_text()
+  assert 'own_data: pets' in page and 'emu' in page
+  stored = json.loads((tmp_path / 'run' / 'config.json').read_text())
+  assert stored['flags']['partition'] == 'natural'
+  assert stored['flags']['num_clients'] == 3
+  assert stored['facts']['class_names'] == ['cat', 'dog', 'emu']
+
+
+def test_runs_from_before_these_options_go_on(tmp_path):
+  folder = tmp_path / 'run'
+  flags = ('--model=linear', '--nobounds', '--seed=0', '--num_clients=4',
+           '--cohort_size=2', '--method=fedavg')
+  launcher.run(folder, *flags, '--num_rounds=1')
+  file = folder / 'config.json'
+  stored = json.loads(file.read_text())
+  for name in ('partition', 'min_size', 'report'):
+    del stored['flags'][name]
+  file.write_text(json.dumps(stored))
+  said = launcher.run(folder, *flags, '--num_rounds=2')
+  assert 'continues at round 1' in said and 'warning' not in said.lower()
+  refused = launcher.start(folder, *flags, '--num_rounds=2', '--min_size=1')
+  assert refused.wait() == 2 and 'min_size' in refused.output()
