@@ -17,8 +17,10 @@ from fedjax_ssl import methods
 from tests import toy
 
 _CODE = """
-import json, sys
+import gc, json, sys
 from tests.methods import program_test
+gc.freeze()  # As in the workers; see `pytest_collection_finish`.
+gc.set_threshold(50_000, 10, 50)
 for text, place in json.loads(sys.argv[1]):
   print(json.dumps(program_test.trained(text, place)), flush=True)
 """
