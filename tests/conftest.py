@@ -102,7 +102,7 @@ _PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
 
 
 # Groups of a minute of processors, or half a minute of waiting; longest first.
-_LONG = ('methods/program_test', 'kill_test', 'devices_test',
+_LONG = ('methods/program_test', 'devices_test', 'kill_test',
          'contract_test.py fedssl', 'round_hlo_test', 'distributed_test',
          'checkpoint_crash_test', 'sweep_test', 'baselines_test',
          'private_agents_test', 'contract_test')
@@ -201,7 +201,7 @@ def run_python() -> Iterator[Callable[..., str]]:
 
 def _run_python(code: str, *args: str, devices: int = 1,
                 env: dict[str, str] | None = None,
-                timeout: float = 300) -> str:
+                timeout: float = 1200) -> str:
   """Runs `code` with `devices` CPU devices; returns its standard output.
 
   The number of devices is fixed when JAX starts, so that another number needs

@@ -46,7 +46,8 @@ def write(folders: Sequence[pathlib.Path], out: pathlib.Path, title: str
   left_out: list[str] = []
   runs = stored_runs.load([str(folder) for folder in folders], left_out,
                           _defaults)
-  page.write(page.texts_of_good(runs, None, title, left_out, []), out)
+  page.write(page.texts_of_good(runs, page.Options(title=title), left_out),
+             out)
   return out / 'index.html'
 
 

@@ -33,29 +33,8 @@ def nothing(stacked, weights):
   return tree.zeros_like(jax.tree.map(lambda x: x[0], stacked))
 
 
-@pytest.mark.parametrize('text', TAKERS)
-def test_every_mean_asks_the_rule(text):
-  """With what the clients send, by their weights; traced, not run."""
-  task, asked = toy.task(), []
-  def rule(stacked, weights):
-    asked.append((stacked, weights.shape))
-    return aggregation.weighted_mean(stacked, weights)
-  plain, ruled = (methods.make(text, task, **more)
-                  for more in ({}, {'aggregator': rule}))
-  federation, _ = toy.federation()
-  state = jax.eval_shape(lambda: plain.init(KEY, federation))
-  found, wanted = (jax.eval_shape(
-      lambda state, one=one: one.round(state, federation, jnp.int32(0), KEY),
-      state) for one in (ruled, plain))
-  chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
-  (stacked, weights), *_ = asked
-  assert weights == (4,) and all(
-      x.shape[0] == 4 for x in jax.tree.leaves(stacked))
-
-
 @pytest.mark.parametrize('text, place, model', [
-    ('fedavg', 'clients', 'linear'), ('fedirm', 'clients', 'linear'),
-    ("fedlabel(combine='mean')", 'clients', 'linear'),
+    *[(name, 'clients', 'linear') for name in TAKERS],
     ('fixmatch', 'server', 'linear'), ('fixmatch', 'clients', 'static'),
     ('fedavg(keep_local=True)', 'clients', 'linear')])
 def test_the_mean_as_a_rule_is_the_mean(text, place, model):

@@ -289,9 +289,11 @@ def test_a_local_client_starts_from_its_own_last_model():
 @pytest.mark.parametrize('name', ['uda', 'pseudo_label', 'mixmatch',
                                   'flexmatch'])
 def test_every_method_runs_on_the_fedprox_server(name):
-  """That without its term it is the plain one: `averaging_test`."""
-  plain, pulled = (weights(one_round(text)[1]) for text in (
-      name, f"{name}(server='fedprox', mu=2.0)"))
+  """Without its term it is the plain one."""
+  plain, zero, pulled = (weights(one_round(text)[1]) for text in (
+      name, f"{name}(server='fedprox', mu=0.0)",
+      f"{name}(server='fedprox', mu=2.0)"))
+  np.testing.assert_array_equal(plain, zero)
   assert not np.allclose(plain, pulled, atol=1e-5)
 
 

@@ -28,8 +28,7 @@ def _places(text: str) -> list[str]:
   return testing.places_of(functools.partial(methods.make, text))
 
 
-CASES = [(text, place) for text in _texts() for place in _places(text)
-         if place == 'clients' or 'keep_local' not in text]
+CASES = [(text, place) for text in _texts() for place in _places(text)]
 cases = pytest.mark.parametrize('text, place', CASES)
 
 

@@ -1,4 +1,4 @@
-"""Every method through the program, on one device and on two."""
+"""Every method through the program, on one, two and four devices."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,23 +17,22 @@ from fedjax_ssl import methods
 from tests import toy
 
 _CODE = """
-import json, sys
+import gc, json, sys
 from tests.methods import program_test
+gc.freeze()  # As in the workers; see `pytest_collection_finish`.
+gc.set_threshold(50_000, 10, 50)
 for text, place in json.loads(sys.argv[1]):
   print(json.dumps(program_test.trained(text, place)), flush=True)
 """
 _ROUNDS = 2
-# More than one slot on each device; the rows of the six clients' memories are
-# divided too. `devices_test` takes four devices.
-_DEVICES = (1, 2)
+# On two devices each has more than one slot, and its rows of the six clients'
+# memories; on four one slot, and all rows. Profiles take the four.
+_DEVICES = (1, 4)
+_DEFAULT_DEVICES = (1, 2, 4)
 # Processes, so that several processors have work.
 _SHARES = 2
-# Other numbers than another profile's, or another loss of a client's batch:
-# their own tests run them.
-_ALIKE = ("rscfed(profile='official_isic')", "uda(profile='fedmatch')",
-          "mixmatch(profile='original')")
-# Others have the same server pass, which `parts.assemble` puts before a round.
-_AT_SERVER = ('fedavg', 'fixmatch', "fedmatch(profile='v1')")
+# Evaluations of most methods are one program, worth keeping for the others.
+_KEPT = {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.05'}
 
 
 def _texts() -> list[str]:
@@ -49,13 +48,32 @@ def _texts() -> list[str]:
                   for profile in re.findall(r'\w+', listed)]
       assert profiles
     out += [name + profile for profile in profiles]
-  return [*(text for text in out if text not in _ALIKE),
-          'fixmatch(keep_local=True)']
+  return [*out, 'fixmatch(keep_local=True)']
 
 
-CASES = [(text, 'clients') for text in _texts()] + [
-    (text, 'server') for text in _texts() if text.startswith(_AT_SERVER)
-    and 'keep_local' not in text]
+def _places(text: str) -> list[str]:
+  """Where labels may live."""
+  try:
+    methods.make(text, toy.task(labels_at='server'))
+  except ValueError as error:
+    assert 'labels_at' in str(error)
+    return ['clients']
+  return ['clients', 'server']
+
+
+CASES = [(text, place) for text in _texts() for place in _places(text)]
+
+
+def _is_default(text: str, place: str) -> bool:
+  """Whether this is what a method does where nothing is said."""
+  name, _, profile = text.partition("(profile='")
+  if place != 'clients' or 'keep_local' in text:
+    return False
+  knob = inspect.signature(methods.METHODS[name]).parameters.get('profile')
+  return knob is None or profile == f"{knob.default}')"
+
+
+DEFAULTS = [case for case in CASES if _is_default(*case)]
 
 
 def _share(text: str, place: str) -> int:
@@ -64,12 +82,12 @@ def _share(text: str, place: str) -> int:
 
 
 def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
-  """Trains and evaluates as a run does, on 1 and 2 devices of this process.
+  """Trains and evaluates as a run does, on devices of this process.
 
   Returns:
     For each number of devices the hash of every leaf of the state by name, the
-    evaluated rounds, and their accuracies; last a report of the compiled
-    program on several. What went wrong in place of all.
+    evaluated rounds, and their accuracies; last, of a method as it is by
+    default, a report of the program on two. What went wrong in place of all.
   """
   import hashlib
 
@@ -87,7 +105,7 @@ def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
       runs.append(self)
 
   def one(count):
-    mesh = None if count == 1 else compiled.mesh()
+    mesh = None if count == 1 else compiled.mesh(count)
     task = dataclasses.replace(toy.task(
         labels_at=place, mesh=mesh, **changes), model=networks.reordered())
     rows: list[loop.Row] = []
@@ -104,7 +122,10 @@ def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
             for name, leaf in manifest.named({'state': result.states[0]})}}
 
   try:
-    return [*(one(count) for count in _DEVICES), compiled.report(runs[-1])]
+    if not _is_default(text, place):
+      return [one(count) for count in _DEVICES]
+    found = [one(count) for count in _DEFAULT_DEVICES]
+    return [*found, compiled.report(runs[_DEFAULT_DEVICES.index(2)])]
   except Exception as error:  # The other methods are run all the same.
     return [{'error': f'{type(error).__name__}: {error}'}]
 
@@ -116,31 +137,39 @@ def results(run_python) -> Callable[[int], dict[str, list[dict[str, Any]]]]:
   def of(share: int) -> dict[str, list[dict[str, Any]]]:
     cases = [case for case in CASES if _share(*case) == share]
     output = run_python(_CODE, json.dumps(cases), devices=max(_DEVICES),
-                        timeout=3600)
+                        env=_KEPT, timeout=3600)
     return dict(zip(map('-'.join, cases),
                     map(json.loads, output.splitlines()), strict=True))
   return of
 
 
-# A test's name ends with its process; see `_group` in conftest.py.
-cases = pytest.mark.parametrize('text, place, share', [
-    (*case, _share(*case)) for case in CASES])
+def _of(cases: list[tuple[str, str]]) -> Any:
+  """The test of cases; its name ends with its process, as `_group` reads it."""
+  return pytest.mark.parametrize('text, place, share', [
+      (*case, _share(*case)) for case in cases])
 
 
-@cases
+def test_every_method_is_one_of_the_defaults():
+  assert [re.sub(r'\(.*', '', text) for text, _ in DEFAULTS] == [
+      *methods.METHODS]
+
+
+@_of(CASES)
 def test_any_number_of_devices_trains_and_evaluates_the_same(
     results, text, place, share):
   first, *others = results(share)[f'{text}-{place}']
   assert first.get('error') is None
-  *others, _ = others
+  if (text, place) in DEFAULTS:
+    *others, _ = others
   assert first['rounds'] == [*range(1, _ROUNDS + 1)]
   assert all(0 <= value <= 1 for value in first['accuracy'])
-  assert len(others) == len(_DEVICES) - 1
+  assert len(others) + 1 == len(
+      _DEFAULT_DEVICES if (text, place) in DEFAULTS else _DEVICES)
   for other in others:
     assert other == first
 
 
-@cases
+@_of(DEFAULTS)
 def test_nothing_slow_in_a_round(results, text, place, share):
   """No clock is read. What is looked for costs a factor of 2 to 60.
 

@@ -16,8 +16,8 @@ NUMBERS = 24
 _DEVICES = threading.Lock()
 
 
-def mesh() -> jax.sharding.Mesh:
-  return jax.make_mesh((2,), ('clients',), devices=jax.devices()[:2],
+def mesh(count: int = 2) -> jax.sharding.Mesh:
+  return jax.make_mesh((count,), ('clients',), devices=jax.devices()[:count],
                        axis_types=(jax.sharding.AxisType.Auto,))
 
 
