@@ -1,10 +1,10 @@
 """How the rows of a data set are dealt to clients, in the ways of the papers.
 
-A way is a function `deal(rng, labels, pool, options) -> (labeled, unlabeled)`
-or `(labeled, unlabeled, tasks)`: owners int32[D], -1 for nobody, of the rows
-in `pool` bool[D]; see `fedjax_ssl.data.partition`. `options` is a
-`config.Config`, or has its attributes. Partitions are named as in
-`data.PARTITIONS`, so that a setting is plain data.
+A `Deal` is a function `deal(rng, labels, pool, options)` that returns
+`(labeled, unlabeled)` or `(labeled, unlabeled, tasks)`: owners int32[D], -1 for
+nobody, of the rows in `pool` bool[D]; see `fedjax_ssl.data.partition`.
+`options` is a `config.Config`, or has its attributes. Partitions are named as
+in `data.PARTITIONS`, so that a setting is plain data.
 """
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
     unlabeled_scheme: the same for all other rows.
 
   Returns:
-    The way.
+    The `Deal`.
   """
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
@@ -63,7 +63,10 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
 
 def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
            where: np.ndarray, least: int, options: Any) -> np.ndarray:
-  """Owners by one partition; the capped one gives clients `least` rows."""
+  """Owners by one partition.
+
+  dirichlet_capped gives each client at least `least` rows.
+  """
   from fedjax_ssl import data
   partition = data.PARTITIONS[scheme]
   if scheme != 'dirichlet_capped':
@@ -113,7 +116,7 @@ def agents(scheme: str) -> Deal:
     scheme: name of a partition, for either kind of rows.
 
   Returns:
-    The way; --num_labeled_clients says how many hold labels.
+    The `Deal`; --num_labeled_clients says how many hold labels.
   """
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data

@@ -51,9 +51,10 @@ def page(runs: Sequence[stored_runs.Run], targets: Sequence[float],
   main = tables.as_html(tables.main_table(runs, columns))
   parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
-           "count compilation and all seeds. The paper's number stands where "
-           "the run's flagfile names one; with a * the run has other flags, "
-           '"local" is the mean over the clients\u2019 own models. † marks a '
+           "count compilation and all seeds. The paper's number is shown where "
+           "the run's flagfile names one. * means that the run's flags differ "
+           'from that flagfile, or that it is not here to be compared. "local" '
+           'is the mean over the clients\u2019 own models. † marks a '
            'run that diverged, ‡ one that is hardly above the largest class; '
            'the notes say why.</p>']
   parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
