@@ -21,6 +21,7 @@ REQUIRES = [
     'orbax-checkpoint>=0.12.8,<0.13',
     'pillow>=11',
     'scikit-learn>=1.6,<2',
+    'scipy>=1.13,<2',
     'tensorflow-datasets>=4.9.9,<5',
     'tqdm>=4.66,<5',
 ]
@@ -45,12 +46,17 @@ TEST = [
 PRIVACY = ['dp-accounting>=0.6,<0.7']
 TEST += PRIVACY
 TENSORBOARD = ['tensorboardX>=2.6.4,<3']
+# Its light build; what it needs for a database in one file comes along.
+MLFLOW = ['mlflow-skinny>=3.1,<4', 'alembic>=1.13,<2', 'sqlalchemy>=2,<3']
 TORCH = ['torch==2.13.0']
 
 EXTRAS = {
     'test': TEST,
     'tfds': TFDS,
     'tensorboard': TENSORBOARD,
+    'wandb': ['wandb>=0.19,<1'],
+    'mlflow': MLFLOW,
+    'report': ['plotly>=6,<8'],
     'bench': TORCH,
     'privacy': PRIVACY,
     'text': ['transformers>=5.20,<6', *TORCH],
@@ -82,7 +88,8 @@ if __name__ == '__main__':
       packages=setuptools.find_packages(include=['fedjax_ssl', 'fedjax_ssl.*']),
       package_data={'fedjax_ssl': ['py.typed'],
                     'fedjax_ssl.bench': ['*.toml'],
-                    'fedjax_ssl.papers': ['tables/*.toml']},
+                    'fedjax_ssl.papers': ['tables/*.toml'],
+                    'fedjax_ssl.report': ['page.css', 'page.js']},
       entry_points={
           'console_scripts': ['fedjax-ssl = fedjax_ssl.cli:main']},
       python_requires='>=3.11',

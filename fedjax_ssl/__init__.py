@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     config,
     core,
     data,
+    fitting,
     losses,
     methods,
     models,
@@ -27,9 +28,14 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     report,
     sparse,
     task,
+    testing,
     training,
   )
+  from fedjax_ssl.cli.settings import register as register_setting
+  from fedjax_ssl.core.rounds import client_pass
   from fedjax_ssl.core.types import (
+    Batch,
+    Client,
     Examples,
     Federation,
     Method,
@@ -39,46 +45,59 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     Task,
     Update,
   )
+  from fedjax_ssl.fitting.run import Run
+  from fedjax_ssl.fitting.start import fit
   from fedjax_ssl.methods import make as make_method
   from fedjax_ssl.methods import METHODS
   from fedjax_ssl.models import make as make_model
   from fedjax_ssl.models import MODELS
   from fedjax_ssl.task import load, make_task, TaskSpec
-  from fedjax_ssl.training.loop import train
+  from fedjax_ssl.training.loop import Observer, train
+  from fedjax_ssl.training.runner import Row
 
 __version__ = '0.1.0'
 
 _MODULES = (
-    'aggregation', 'cli', 'config', 'core', 'data', 'losses', 'methods',
-    'models', 'ops', 'papers', 'privacy', 'report', 'sparse', 'task',
-    'training')
+    'aggregation', 'cli', 'config', 'core', 'data', 'fitting', 'losses',
+    'methods', 'models', 'ops', 'papers', 'privacy', 'report', 'sparse',
+    'task', 'testing', 'training')
 
 # Public name to its module and its name there.
 _NAMES = {
+    'Batch': ('core.types', 'Batch'),
+    'Client': ('core.types', 'Client'),
     'Examples': ('core.types', 'Examples'),
     'Federation': ('core.types', 'Federation'),
     'METHODS': ('methods', 'METHODS'),
     'MODELS': ('models', 'MODELS'),
     'Method': ('core.types', 'Method'),
     'Model': ('core.types', 'Model'),
+    'Observer': ('training.loop', 'Observer'),
+    'Row': ('training.runner', 'Row'),
+    'Run': ('fitting.run', 'Run'),
     'Shard': ('core.types', 'Shard'),
     'State': ('core.types', 'State'),
     'Task': ('core.types', 'Task'),
     'TaskSpec': ('task', 'TaskSpec'),
     'Update': ('core.types', 'Update'),
+    'client_pass': ('core.rounds', 'client_pass'),
+    'fit': ('fitting.start', 'fit'),
     'load': ('task', 'load'),
     'make_method': ('methods', 'make'),
     'make_model': ('models', 'make'),
     'make_task': ('task', 'make_task'),
+    'register_setting': ('cli.settings', 'register'),
     'train': ('training.loop', 'train'),
 }
 
 __all__ = [
-    'Examples', 'Federation', 'METHODS', 'MODELS', 'Method', 'Model', 'Shard',
-    'State', 'Task', 'TaskSpec', 'Update', 'aggregation', 'cli', 'config',
-    'core', 'data', 'load', 'losses', 'make_method', 'make_model', 'make_task',
-    'methods', 'models', 'ops', 'papers', 'privacy', 'report', 'sparse',
-    'task', 'train', 'training']
+    'Batch', 'Client', 'Examples', 'Federation', 'METHODS', 'MODELS', 'Method',
+    'Model', 'Observer', 'Row', 'Run', 'Shard', 'State', 'Task', 'TaskSpec',
+    'Update', 'aggregation', 'cli', 'client_pass', 'config', 'core', 'data',
+    'fit', 'fitting', 'load', 'losses', 'make_method', 'make_model',
+    'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
+    'register_setting', 'report', 'sparse', 'task', 'testing', 'train',
+    'training']
 
 
 def __getattr__(name: str) -> object:

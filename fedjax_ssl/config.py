@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from fedjax_ssl.core import checks, knobs, registry
+from fedjax_ssl.core import checks, imports, knobs, registry
 from fedjax_ssl.core.checks import FieldError
 
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
@@ -82,12 +82,18 @@ class Config:
 
   method: str = _option(
       'fixmatch', 'Name, with overrides of defaults if any, as in '
-      '"fixmatch(threshold=0.9)". `fedjax-ssl list methods` lists them.')
+      '"fixmatch(threshold=0.9)". `fedjax-ssl list methods` lists them. One of '
+      'your own as FILE.py:NAME(...) or package.module:NAME(...).')
   profile: str | None = _option(
       None, 'Variant of a method that has several, such as "paper" or '
       '"official"; the same as its knob profile.')
   model: str = _option(
-      'cnn', 'Network, with knobs if any, as in "cnn(width=16)".')
+      'cnn', 'Network, with knobs if any, as in "cnn(width=16)"; a Flax module '
+      'of your own as FILE.py:Net(...) or package.module:Net(...).')
+  imports: tuple[str, ...] = _option(
+      (), 'Files or modules to import first, for what they register; '
+      'several with commas, or the flag again.', may_change=True,
+      per_process=True)
   dataset: str = _option(
       'digits', 'Data set: digits, or any name with a <data_dir>/<name>.npz, '
       'or a TensorFlow Datasets name.')
@@ -242,6 +248,10 @@ class Config:
   tensorboard: bool = _option(
       False, 'Mirror metrics to <workdir>/tensorboard; needs the extra '
       '[tensorboard].', may_change=True, this_start=True)
+  track: tuple[str, ...] | None = _option(
+      None, 'Where to mirror metrics to: tensorboard, wandb, mlflow, or '
+      'several, as in wandb,mlflow; each needs the extra of its name and reads '
+      'its own environment variables.', may_change=True, this_start=True)
   seeds: tuple[int, ...] | None = _option(
       None, 'Several seeds, as in 0,1,2, instead of seed.')
   aggregator: str = _option(
@@ -267,6 +277,12 @@ class Config:
   def all_seeds(self) -> list[int]:
     """Returns the seeds of the run, one or several."""
     return [*(self.seeds or (self.seed or 0,))]
+
+  @property
+  def trackers(self) -> list[str]:
+    """Returns where metrics are mirrored to, each once."""
+    return [*dict.fromkeys([*['tensorboard'] * self.tensorboard,
+                            *(self.track or ())])]
 
   @property
   def full_method(self) -> str:
@@ -335,6 +351,7 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   for name in ('workdir', 'data_dir', 'partition_file', 'embeddings'):
     if values.get(name):  # A shell leaves the ~ of --workdir=~/x alone.
       values[name] = os.path.expanduser(str(values[name]))
+  values = _placed(values)
   if 'seed' in given:
     if 'seeds' in given and values['seeds']:
       raise FieldError('seed', values['seed'], 'give one of them.',
@@ -342,11 +359,34 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     values['seeds'] = None
   if values.get('seeds') is not None:
     values['seeds'] = _numbers(values['seeds']) or None
+  if values.get('track') is not None:
+    values['track'] = tuple(values['track']) or None
   if 'labeled_fraction' in given and 'labels_per_class' not in given:
     values['labels_per_class'] = None
   options = Config(**values)
   _check_together(options)
   return options
+
+
+def _placed(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The values, with whole paths where texts or --import name files."""
+  placed = {**values}
+  for name in imports.TEXTS:
+    if found := imports.split(str(values.get(name) or '')):
+      placed[name] = found._replace(
+          place=_whole_place(name, values[name], found.place)).text
+  words = [word.strip() for several in values.get('imports') or ()
+           for word in several.split(',')]
+  placed['imports'] = tuple(dict.fromkeys(
+      _whole_place('imports', word, word) for word in words if word))
+  return placed
+
+
+def _whole_place(name: str, value: str, place: str) -> str:
+  try:
+    return imports.absolute(place)
+  except ValueError as error:
+    raise FieldError(name, value, str(error)) from error
 
 
 def _numbers(words: Sequence[Any]) -> tuple[int, ...]:

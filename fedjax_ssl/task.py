@@ -4,8 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
+import json
 import os
 from typing import Any, NamedTuple, TypeVar
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import numpy as np
 
 from fedjax_ssl import config, methods, models
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, choices, knobs, optimizers
+from fedjax_ssl.core import checks, choices, knobs, optimizers, registry
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -258,6 +260,30 @@ class Run(NamedTuple):
     """The state of the first seed."""
     return next(iter(self.states.values()))
 
+  def __repr__(self) -> str:
+    return (f'Run({self.spec.method}, round {self.round:,}, seeds '
+            f'{", ".join(map(str, self.states))}, {self.spec.num_classes} '
+            f'classes, inputs {self.spec.input_shape})')
+
+  def check_seed(self, seed: int | None) -> None:
+    """Raises ValueError if the run has no such seed; None is the first."""
+    if seed is not None and seed not in self.states:
+      raise ValueError(f'seed={seed} is not among the seeds '
+                       f'{", ".join(map(str, self.states))}.')
+
+  def global_model(self, seed: int | None) -> Callable[..., jax.Array]:
+    """Returns what predicts, unless there is none, or no such seed.
+
+    Raises:
+      ValueError: if so.
+    """
+    self.check_seed(seed)
+    if self.method.predict is None:
+      raise ValueError(f'{self.spec.method} has no global model; '
+                       'method.local_predict(state.server, row, inputs) takes '
+                       "a client's row of state.memory.")
+    return self.method.predict
+
   def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
     """Logits of raw inputs.
 
@@ -273,9 +299,7 @@ class Run(NamedTuple):
       ValueError: if the inputs have another shape or dtype, or the run has no
         such seed.
     """
-    if seed is not None and seed not in self.states:
-      raise ValueError(f'seed={seed} is not among the seeds '
-                       f'{", ".join(map(str, self.states))}.')
+    self.check_seed(seed)
     state = self.state if seed is None else self.states[seed]
     shape = tuple(self.spec.input_shape)
     inputs = given = np.asarray(inputs)
@@ -288,13 +312,10 @@ class Run(NamedTuple):
       raise ValueError(f'inputs must be {words} of shape [{sizes}] as stored, '
                        f'0 to 255 for images, not {given.dtype}'
                        f'{list(given.shape)}.')
-    if self.method.predict is None:
-      raise ValueError(f'{self.spec.method} has no global model; '
-                       'method.local_predict(state.server, row, inputs) takes '
-                       "a client's row of state.memory.")
+    predict = self.global_model(seed)
     if not len(inputs):
       return jnp.zeros((0, self.spec.num_classes))
-    return self.method.predict(state.server, jnp.asarray(inputs))
+    return predict(state.server, jnp.asarray(inputs))
 
 
 def template(method: Method, federation: Federation) -> State:
@@ -309,7 +330,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   """Reads a run back to predict with, or to look at.
 
   Args:
-    workdir: the folder of a run that has saved a checkpoint.
+    workdir: the folder of a run that has saved a checkpoint, or a file of
+      `save`.
 
   Returns:
     The run at its newest checkpoint.
@@ -318,28 +340,25 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     ValueError: if the folder holds no run, none of its checkpoints can be
       read, or the newest is of another run.
   """
-  from fedjax_ssl.training import checkpoint, evaluate, runner
+  from fedjax_ssl.training import checkpoint, own_code, runner
   from fedjax_ssl.training import workdir as workdir_lib
   from fedjax_ssl.training.checkpoint import sealed
-  facts = workdir_lib.read_config(workdir)['facts']
-  try:
-    saved = facts['task']
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
-                              for k, v in saved['spec'].items()}
-    for field, chosen in facts.get('choices', {}).items():
-      values[field] = renewed(field, values[field], chosen['knobs'])
-    spec = TaskSpec(**values)
-    struct, run_seeds = _federation_struct(saved['federation']), saved['seeds']
-  except (KeyError, TypeError, ValueError) as error:
-    raise ValueError(f'{os.fspath(workdir)} holds a run of another version, '
-                     f'or no task that can be read: {error}.') from None
+  if os.path.isfile(workdir):
+    return _load_file(workdir)
+  began = workdir_lib.read_config(workdir)
+  stored = own_code.found_again(began, workdir)
+  facts = stored['facts']
+  for place in stored['flags'].get('imports') or ():
+    registry.import_place(place)
+  spec, struct = _described(workdir, facts)
+  run_seeds = facts['task'].get('seeds')
   task = make_task(spec)
   method = methods.make(spec.method, task)
   shape = runner.checkpoint_template(method, struct, template(method, struct),
                                      run_seeds)
   found = checkpoint.Checkpoints(
       os.path.join(os.fspath(workdir), 'checkpoints'),
-      run=sealed.identity(facts)).restore(shape)
+      run=sealed.identity(began['facts'])).restore(shape)
   if found is None:
     raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
                      'read.')
@@ -347,10 +366,92 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   states = {int(k): jax.tree.map(jnp.asarray, v['state'])
             for k, v in tree.items()}
 
+  return finished(spec, task, method, states, round_)
+
+
+def _described(where: str | os.PathLike[str], facts: Mapping[str, Any]
+               ) -> tuple[TaskSpec, Federation]:
+  """The spec of a stored run, and a federation of its shapes."""
+  try:
+    saved = facts['task']
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                              for k, v in saved['spec'].items()}
+    for field, chosen in facts.get('choices', {}).items():
+      values[field] = renewed(field, values[field], chosen['knobs'])
+    if 'seeds' not in saved:
+      raise KeyError('seeds')
+    return TaskSpec(**values), _federation_struct(saved['federation'])
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{os.fspath(where)} holds a run of another version, '
+                     f'or no task that can be read: {error}.') from None
+
+
+def finished(spec: TaskSpec, task: Task, method: Method,
+             states: dict[int, State], round_: int) -> Run:
+  """Returns the run of these parts, which predicts in batches."""
+  from fedjax_ssl.training import evaluate
   if method.predict is not None:
     predict = functools.partial(_in_batches, evaluate, method.predict)
     method = method._replace(predict=jax.jit(predict))
   return Run(spec, task, method, states, round_)
+
+
+def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
+         seed: int | None = None) -> None:
+  """Writes a run's global model as one .npz, which `load` reads.
+
+  Args:
+    path: of the file. Its arrays are those of the server's record by name, and
+      `about`: JSON of what the model is made of.
+    run: what is finished.
+    facts: of its `config.json`: `task` and `choices`.
+    seed: which of its seeds; the first by default.
+
+  Raises:
+    ValueError: if the run has no global model, or no such seed.
+  """
+  seed = next(iter(run.states)) if seed is None else seed
+  run.global_model(seed)
+  about = {'task': {**facts['task'], 'seeds': [seed]},
+           'choices': facts['choices'], 'round': run.round}
+  with open(path, 'wb') as file:
+    arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
+        run.states[seed].server)}
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+
+
+def _named(record: PyTree) -> list[tuple[str, Any]]:
+  """The leaves of a server's record, with names."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(record)
+  return [(jax.tree_util.keystr(path, simple=True, separator='.')
+           or 'server', leaf) for path, leaf in leaves]
+
+
+def _load_file(path: str | os.PathLike[str]) -> Run:
+  """Reads what `save` wrote."""
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      arrays = dict(file)
+    facts = json.loads(str(arrays.pop('about')))
+    round_ = int(facts['round'])
+  except (OSError, KeyError, TypeError, ValueError, EOFError,
+          zipfile.BadZipFile) as error:
+    raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote: '
+                     f'{error}.') from None
+  spec, struct = _described(path, facts)
+  task = make_task(spec)
+  method = methods.make(spec.method, task)
+  shapes = template(method, struct).server
+  wanted = _named(shapes)
+  if {name: (leaf.shape, leaf.dtype) for name, leaf in wanted} != {
+      name: (array.shape, array.dtype) for name, array in arrays.items()}:
+    raise ValueError(f'{os.fspath(path)} holds other arrays than '
+                     f'{spec.method} with the model {spec.model} has.')
+  server = jax.tree.unflatten(jax.tree.structure(shapes), [
+      jnp.asarray(arrays[name]) for name, _ in wanted])
+  state = State(server, (), jnp.int32(round_))
+  return finished(spec, task, method, {facts['task']['seeds'][0]: state},
+                  round_)
 
 
 def _in_batches(evaluate: Any, predict: Callable[..., jax.Array],

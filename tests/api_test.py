@@ -16,7 +16,8 @@ PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
 LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')
 # Loaded by what needs them, and by nothing else.
 HEAVY = ('flax', 'orbax', 'tensorflow', 'tensorflow_datasets', 'matplotlib',
-         'sklearn', 'PIL', 'tqdm', 'tensorboardX', 'dp_accounting')
+         'sklearn', 'PIL', 'tqdm', 'tensorboardX', 'dp_accounting',
+         'wandb', 'mlflow', 'plotly')
 OTHER_KEY_NAMES = {'rng', 'rngs', 'prng', 'prng_key', 'rng_key', 'random_key',
                    'prngkey', 'rngkey', 'random_state'}
 

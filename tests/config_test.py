@@ -14,6 +14,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import config
 from fedjax_ssl.cli import train
+from fedjax_ssl.core import checks
 from tests import toy
 
 SHARED = [field.name for field in dataclasses.fields(fedjax_ssl.TaskSpec)
@@ -35,7 +36,7 @@ def test_defaults_are_the_same_everywhere():
   for name in SHARED:
     assert getattr(spec, name) == getattr(told, name)
   for name in config.OPTIONS:
-    assert train.FLAGS.find_module_defining_flag(name)
+    assert train.FLAGS.find_module_defining_flag(checks.flag(name))
   assert vars(told) == {name: option.default
                         for name, option in config.OPTIONS.items()}
 

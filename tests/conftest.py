@@ -163,6 +163,21 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     gc.collect()
 
 
+@pytest.fixture
+def as_registered() -> Iterator[None]:
+  """Takes away again what a test registers, which others would find."""
+  from fedjax_ssl import methods, models
+  from fedjax_ssl.cli import settings
+  from fedjax_ssl.data import datasets
+  known: tuple[dict[str, Any], ...] = (
+      methods.METHODS, models.MODELS, settings.SETTINGS, datasets.DATASETS)
+  before = [{*one} for one in known]
+  yield
+  for one, names in zip(known, before, strict=True):
+    for name in {*one} - names:
+      del one[name]
+
+
 @pytest.fixture(scope='session')
 def root() -> pathlib.Path:
   """The repository's root."""

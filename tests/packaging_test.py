@@ -15,11 +15,12 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXTRAS = {'test', 'tfds', 'tensorboard', 'bench', 'text', 'tpu', 'cuda', 'dev',
-          'privacy'}
+          'privacy', 'wandb', 'mlflow', 'report'}
 # Import names that differ from the name of the distribution that brings them.
 DISTRIBUTIONS = {
     'PIL': 'pillow', 'absl': 'absl-py', 'array_record': 'array-record',
-    'jaxlib': 'jax', 'ml_dtypes': 'jax', 'orbax': 'orbax-checkpoint',
+    'jaxlib': 'jax', 'ml_dtypes': 'jax', 'mlflow': 'mlflow-skinny',
+    'orbax': 'orbax-checkpoint',
     'sklearn': 'scikit-learn',
     'xdist': 'pytest-xdist',
     'tensorflow_datasets': 'tensorflow-datasets', 'yaml': 'pyyaml'}

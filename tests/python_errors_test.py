@@ -27,9 +27,11 @@ def _method(text='fedavg', **changes: Any) -> Any:
 
 
 def _two_colors(federation):
-  train = federation.train._replace(
-      inputs=jnp.concatenate([federation.train.inputs] * 3, -1))
-  return dataclasses.replace(federation, train=train)
+  parts = {name: getattr(federation, name)
+           for name in ('train', 'validation', 'test')}
+  return dataclasses.replace(federation, **{
+      name: part._replace(inputs=jnp.concatenate([part.inputs] * 3, -1))
+      for name, part in parts.items()})
 
 
 def _floats(federation):
@@ -60,8 +62,8 @@ def test_arguments_of_train():
   method, train = _method(), fedjax_ssl.train
   wrong: Any
   for wrong, words in (
-      ((method, federation), r'train\(method, \[federation\]'),
-      ((method, []), 'list of Federation'), ((method, [3]), 'list of Fed'),
+      ((method, []), 'takes a Federation'), ((method, 3), 'takes a Federation'),
+      ((method, [3]), 'list of them, one for each seed'),
       (('fixmatch', [federation]), r"make_method\('fixmatch', task\), not str"),
       ((federation, [method]), 'not Federation')):
     with pytest.raises(TypeError, match=words) as error:
@@ -70,6 +72,36 @@ def test_arguments_of_train():
   for wrong in (-1, 2.5, '3', True):
     with pytest.raises(ValueError, match='num_rounds must be a whole number'):
       train(method, [federation], num_rounds=wrong)
+
+
+def _with(part: str, **changes: Any) -> Any:
+  federation, _ = toy.federation()
+  return dataclasses.replace(federation, **{
+      part: getattr(federation, part)._replace(**changes)})
+
+
+@pytest.mark.parametrize('part, changes, words', [
+    ('train', {'labels': jnp.zeros(7, int)}, 'train has 52 inputs and 7 lab'),
+    ('train', {'labels': jnp.full(52, 3)}, 'label 3 is not below num_cl'),
+    ('train', {'labels': jnp.full(52, -1)}, 'train has label -1; .* 0 to 2'),
+    ('test', {'labels': jnp.zeros(20)}, r'test has labels float32\[20\]'),
+    ('test', {'labels': jnp.full(20, -1)}, 'test has label -1'),
+    ('test', {'inputs': jnp.zeros((20, 9, 9, 1))}, r'test has .*\(9, 9, 1\)'),
+    ('test', {'inputs': jnp.zeros((0, 8, 8, 1)), 'labels': jnp.zeros(0, int)},
+     'test has no examples'),
+    ('clients', {'labeled': jnp.full((6, 7), 52)}, 'labeled names row 52'),
+    ('clients', {'unlabeled': jnp.full((6, 12), -1)}, 'unlabeled names row -1'),
+    ('clients', {'unlabeled': jnp.zeros((6, 3), int)}, 'shape .6, 3.')])
+def test_the_parts_of_a_federation_must_fit_each_other(part, changes, words):
+  with pytest.raises(ValueError, match=words) as error:
+    fedjax_ssl.train(_method(), _with(part, **changes), num_rounds=1)
+  assert '\n' not in str(error.value)
+
+
+def test_labels_that_nobody_holds_may_be_unknown():
+  federation, hidden = toy.federation()
+  labels = jnp.where(hidden, -1, federation.train.labels)
+  fedjax_ssl.train(_method(), _with('train', labels=labels), num_rounds=0)
 
 
 def test_arguments_of_make():

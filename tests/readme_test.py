@@ -15,13 +15,14 @@ from tests import toy
 
 def _example(root):
   text = (root / 'README.md').read_text('utf-8')
-  block, = re.findall(r'```python\n("""fedjax_ssl/methods/entropy.*?)```', text,
+  block, = re.findall(r'```python\n("""entropy.py: .*?)```', text,
                       re.DOTALL)
-  scope: dict = {}
+  scope: dict = {'__name__': '__main__'}
   exec(block, scope)  # The repository's own text.
   return scope['entropy']
 
 
+@pytest.mark.usefixtures('as_registered')
 @pytest.mark.parametrize('place', ['clients', 'server'])
 def test_the_example_trains(root, place):
   federation, _ = toy.federation(place)
@@ -30,7 +31,8 @@ def test_the_example_trains(root, place):
   after, metrics = jax.jit(method.round)(
       state, federation, jnp.int32(0), jax.random.key(1))
   chex.assert_tree_all_finite((after, toy.means(metrics)))
-  assert toy.means(metrics)['doubt'] > 0
+  assert toy.means(metrics)['unlabeled_loss'] > 0
+  assert 'entropy' in fedjax_ssl.METHODS
 
 
 def _rule(root):
@@ -93,10 +95,10 @@ def test_the_python_example_runs(root, monkeypatch):
   block, = re.findall(r'```python\n(import numpy as np\n\nimport fedjax_ssl.*?)'
                       r'```', text, re.DOTALL)
   rounds = []
-  monkeypatch.setattr(fedjax_ssl, 'train', lambda method, federations, *,
-                      num_rounds: rounds.append((federations, num_rounds)))
+  monkeypatch.setattr(fedjax_ssl, 'train', lambda method, federation, *,
+                      num_rounds: rounds.append((federation, num_rounds)))
   scope: dict = {}
   exec(block, scope)  # The repository's own text.
-  (federations, num_rounds), = rounds
+  (federation, num_rounds), = rounds
   assert num_rounds and scope['task'].schedule_rounds is None
-  scope['method'].init(jax.random.key(0), federations[0])
+  scope['method'].init(jax.random.key(0), federation)

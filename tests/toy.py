@@ -1,109 +1,21 @@
-"""A federation of 6 clients and two small models, for tests in seconds."""
+"""The toy federation of `fedjax_ssl.testing`, by the name that tests use."""
 from __future__ import annotations
 
-import dataclasses
-import functools
+from fedjax_ssl.testing.toy import (
+  examples,
+  federation,
+  LABELED,
+  means,
+  NOBODY,
+  NUM_CLASSES,
+  NUM_CLIENTS,
+  preprocess,
+  shift,
+  SIDE,
+  task,
+  UNLABELED,
+)
 
-from flax import linen as nn
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from fedjax_ssl import models
-from fedjax_ssl.core import optimizers
-from fedjax_ssl.core.types import Examples, Federation, Model, Ratio, Task
-from fedjax_ssl.data import federation as federation_lib
-from fedjax_ssl.data import partition
-from fedjax_ssl.models import layers
-from fedjax_ssl.ops import pooling
-
-NUM_CLASSES = 3
-NUM_CLIENTS = 6
-SIDE = 8
-# Rows of each client; one has no labels, one no unlabeled rows, one nothing.
-LABELED = (4, 7, 0, 3, 0, 5)
-UNLABELED = (9, 0, 12, 5, 0, 7)
-NOBODY = 4
-
-
-def _examples(rng: np.random.Generator, size: int) -> Examples:
-  """Blobs: the class is the bright third of the image."""
-  labels = rng.integers(0, NUM_CLASSES, size).astype(np.int32)
-  images = rng.integers(0, 90, (size, SIDE, SIDE, 1))
-  for row, label in enumerate(labels):
-    images[row, 3 * label:3 * label + 3] += 120
-  return Examples(images.astype(np.uint8), labels)
-
-
-@functools.lru_cache
-def federation(labels_at: str = 'clients', labels: str = 'few'
-               ) -> tuple[Federation, np.ndarray]:
-  """The federation, and bool[D]: rows whose labels the setting hides."""
-  rng = np.random.default_rng(7)
-  owner_l = np.repeat(np.arange(NUM_CLIENTS), LABELED)
-  owner_u = np.repeat(np.arange(NUM_CLIENTS), UNLABELED)
-  none_l, none_u = np.full(owner_l.size, -1), np.full(owner_u.size, -1)
-  order = rng.permutation(owner_l.size + owner_u.size)
-  dealt = partition.Partition(
-      np.concatenate([owner_l, none_u]).astype(np.int32)[order],
-      np.concatenate([none_l, owner_u]).astype(np.int32)[order],
-      np.zeros(order.size, bool))
-  if labels_at == 'server':
-    dealt = dealt._replace(labeled=np.where(
-        dealt.labeled >= 0, NUM_CLIENTS, -1).astype(np.int32))
-  made = federation_lib.federate(
-      _examples(rng, order.size), _examples(rng, 6), _examples(rng, 20),
-      dealt, num_clients=NUM_CLIENTS, labels_at=labels_at, labels=labels,
-      num_classes=NUM_CLASSES)
-  hidden = dealt.unlabeled >= 0 if labels == 'few' else np.zeros(
-      order.size, bool)
-  return jax.tree.map(jnp.asarray, made), hidden
-
-
-def means(metrics):
-  """Metrics of one round as numbers; of nothing, NaN."""
-  return {name: value.total / value.rows if isinstance(value, Ratio)
-          else value for name, value in metrics.items()}
-
-
-def shift(key: jax.Array, images: jax.Array) -> jax.Array:
-  """An augmentation whose draws can be seen in the result."""
-  steps = jax.random.randint(key, (images.shape[0],), -1, 2)
-  return jax.vmap(lambda x, s: jnp.roll(x, s, axis=1))(images, steps)
-
-
-def preprocess(images: jax.Array) -> jax.Array:
-  """Centers."""
-  return images.astype(jnp.float32) / 255 - 0.4
-
-
-class _Network(nn.Module):
-  """A layer of each kind: as little to compile as there can be."""
-
-  norm: str
-
-  @nn.compact
-  def __call__(self, x, mask=None, train=False):
-    choices = layers.Choices(self.norm)
-    x = layers.Conv(4, choices, stride=2)(x)
-    x = pooling.relu(layers.Norm(choices)(x, mask, train))
-    return layers.Dense(NUM_CLASSES, choices)(x.reshape(x.shape[0], -1))
-
-
-def _model(name: str) -> Model:
-  shape = (SIDE, SIDE, 1)
-  if name == 'linear':
-    return models.make(name, num_classes=NUM_CLASSES, input_shape=shape)
-  norm = {'conv': 'batch', 'static': 'static'}[name]
-  return models._pure(_Network(norm), shape, norm, False)
-
-
-@functools.lru_cache
-def task(model: str = 'linear', **changes) -> Task:
-  """A task on the linear model, or 'conv', a small one with batch norm."""
-  base = Task(
-      model=_model(model), num_classes=NUM_CLASSES, preprocess=preprocess,
-      optimizer=optimizers.make('sgd', learning_rate=0.1, momentum=0.5),
-      weak=shift, strong=lambda key, x: shift(key, 255 - x),
-      labeled_batch=3, unlabeled_batch=4, cohort_size=4, schedule_rounds=8)
-  return dataclasses.replace(base, **changes)
+__all__ = ('LABELED', 'NOBODY', 'NUM_CLASSES', 'NUM_CLIENTS', 'SIDE',
+           'UNLABELED', 'examples', 'federation', 'means', 'preprocess',
+           'shift', 'task')

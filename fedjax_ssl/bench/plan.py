@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.core import checks, registry
+from fedjax_ssl.core import checks, imports, registry
 
 # Of every entry, the first one with all knobs as they are by default.
 CONFIGURATIONS = 8
@@ -122,7 +122,11 @@ def own_entry(text: str) -> Entry:
     ValueError: if the text has another form.
   """
   registry.parse(text)
-  name = re.sub(r'[^\w.=-]+', '_', text).strip('_')
+  short = text
+  if placed := imports.split(text):  # Where a file lies is nobody's name.
+    text = placed._replace(place=imports.absolute(placed.place)).text
+    short = placed.name + placed.rest
+  name = re.sub(r'[^\w.=-]+', '_', short).strip('_')
   return Entry(name, text, {}, {}, tuple(beds()), '')
 
 
@@ -142,7 +146,7 @@ def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
   for name in names or [n for n, e in known.items() if bed.name in e.beds]:
     entry = known.get(name)
     if entry is None:
-      if '(' not in name:
+      if '(' not in name and imports.split(name) is None:
         checks.check('row', name, known)
       entry = own_entry(name)
     if bed.name not in entry.beds:

@@ -64,8 +64,10 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   from fedjax_ssl.cli import stopping
   stopping.listen()  # Before all that takes seconds to import.
   from fedjax_ssl.cli import settings, train
-  found = settings.SETTINGS[setting] if isinstance(setting, str) else setting
-  train.main(found, sys.argv[1:] if argv is None else argv)
+  words = sys.argv[1:] if argv is None else argv
+  found = (settings.find(setting, settings.imported(words))
+           if isinstance(setting, str) else setting)
+  train.main(found, words)
   return 0
 
 
@@ -73,6 +75,7 @@ def _train(words: list[str]) -> int:
   from fedjax_ssl.cli import stopping
   stopping.listen()
   from fedjax_ssl.cli import settings
+  from fedjax_ssl.core.checks import FieldError
   if not words or words[0] in ('--help', '-h'):
     _say('fedjax-ssl train SETTING [--FLAG=VALUE ...], where SETTING is one '
          'of\n')
@@ -80,8 +83,15 @@ def _train(words: list[str]) -> int:
       _say(f'  {found.name:18} {found.about}')
     _say('\n`fedjax-ssl train SETTING --help` lists the flags.')
     return 0 if words else 2
-  if words[0] not in settings.SETTINGS:
-    return _refuse('setting', words[0], settings.SETTINGS)
+  try:
+    settings.find(words[0], settings.imported(words))
+  except ValueError as error:
+    known = [*settings.SETTINGS, *settings.SETTINGS.entry_points()]
+    text = error.text('--') if isinstance(error, FieldError) else str(error)
+    if words[0] not in known and not isinstance(error, FieldError):
+      return _refuse('setting', words[0], known)
+    print(f'error: {text}', file=sys.stderr)
+    return 2
   return run_setting(words[0], words[1:])
 
 

@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import arguments, printing, settings
-from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core import checks, knobs, registry
 from fedjax_ssl.data import augment, datasets
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 # Parameters that the library fills in itself.
-_FILLED = ('task', 'num_classes', 'choices', 'flip', 'where')
+_FILLED = ('task', 'num_classes', 'choices', 'dtype', 'flip', 'where')
 _OURS = 'this library'
+# Those to which installed packages add.
+_REGISTRIES: tuple[registry.Registry[Any], ...] = (
+    methods.METHODS, models.MODELS, datasets.DATASETS, settings.SETTINGS)
 
 
 class Option(NamedTuple):
@@ -117,13 +120,13 @@ def show(group: str, found: Group, width: int = 79, whole: bool = False
   return '\n'.join(lines)
 
 
-def _of(registry: Mapping[str, Callable[..., Any]]) -> tuple[Entry, ...]:
-  return tuple(_entry(name, registry[name]) for name in sorted(registry))
+def _of(known: Mapping[str, Callable[..., Any]]) -> tuple[Entry, ...]:
+  return tuple(_entry(name, known[name]) for name in sorted(known))
 
 
 def _entry(name: str, function: Callable[..., Any]) -> Entry:
   text = inspect.getdoc(function) or ''
-  place = sys.modules[function.__module__]
+  place = sys.modules.get(function.__module__, sys.modules[__name__])
   named = re.match(r'See `(\w+)`', text)
   described = [text]
   if named and hasattr(place, named[1]):
@@ -234,6 +237,9 @@ def _datasets() -> Iterator[Entry]:
   # `data.load` takes the file of arrays before that of texts.
   found = {file.stem: file for kind in ('*.csv', '*.npz') if folder
            for file in pathlib.Path(folder).glob(kind)}
+  for name, builder in datasets.DATASETS.items():
+    yield Entry(name, _first_sentence(inspect.getdoc(builder) or ''), (split,),
+                ('registered',))
   for name, file in sorted(found.items()):
     texts = file.suffix == '.csv'
     yield Entry(name, f'{"Texts from" if texts else "From"} '
@@ -259,6 +265,9 @@ def _parser() -> argparse.ArgumentParser:
                       help='one kind only, as in methods; or an entry of any '
                       'kind, as in fixmatch')
   parser.add_argument('name', nargs='?', help='one entry of that kind')
+  parser.add_argument('--import', dest='imports', action='append', default=[],
+                      metavar='FILE or MODULE', help='show what it registers '
+                      'too')
   parser.add_argument('--json', action='store_true', help='for programs')
   return parser
 
@@ -298,6 +307,12 @@ def main(argv: Sequence[str]) -> int:
   """Prints the catalog, or a part of it; returns the exit code."""
   args = _parser().parse_args(argv)
   try:
+    for several in args.imports:
+      for place in several.split(','):
+        registry.import_place(place.strip())
+    for known in _REGISTRIES:
+      for line in known.load_entry_points():
+        print(f'left out: {line}', file=sys.stderr)
     groups = _chosen(catalog(), args.group, args.name)
   except ValueError as error:
     print(f'error: {error}', file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from fedjax_ssl import config
-from fedjax_ssl.core import knobs, registry
+from fedjax_ssl.core import imports, knobs, registry
 
 # What another try may find mended.
 _PASSING = frozenset((
@@ -20,7 +20,7 @@ _PASSING = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
 # Parameters of builders that the library fills in itself.
-_FILLED = ('num_classes', 'choices', 'flip')
+_FILLED = ('num_classes', 'choices', 'dtype', 'flip')
 
 
 def may_pass(error: BaseException) -> bool:
@@ -59,6 +59,9 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
       text = text.replace(
           f'--method={error.value}',
           f'--method={given["method"]} --profile={given["profile"]}', 1)
+  place = imports.where(error)
+  if place and place not in text:
+    text += f' (at {place}; --verbosity=1 shows all)'
   return ' '.join(text.split()) or type(error).__name__
 
 

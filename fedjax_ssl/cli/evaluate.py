@@ -15,6 +15,7 @@ import sys
 from fedjax_ssl import cli
 from fedjax_ssl.cli import repeat, settings
 from fedjax_ssl.report import command
+from fedjax_ssl.training import own_code
 from fedjax_ssl.training import workdir as workdir_lib
 
 
@@ -29,13 +30,15 @@ def main(argv: Sequence[str]) -> int:
   folder = argv[0]
   words = [f'--workdir={folder}', '--eval_only', *argv[1:]]
   try:
-    config = workdir_lib.read_config(folder)
+    config = own_code.found_again(
+        workdir_lib.read_config(folder), folder, say=lambda line: None)
     setting = command.setting_of(config)
-    if setting not in settings.SETTINGS:
+    if not settings.is_known(setting, config):
       [_, script] = repeat.program(config, pathlib.Path(folder))
       raise ValueError(f'--workdir={folder} is a run of {script}; evaluate it '
                        f'with that script and --eval_only.')
   except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  return cli.run_setting(setting, words)
+  # What is known of it is imported before the flags are read.
+  return cli.run_setting(settings.SETTINGS[setting], words)

@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -19,8 +19,8 @@ from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.cli import devices, printing, start_line, stopping, words
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import rounds, sampling
-from fedjax_ssl.core.types import Task
+from fedjax_ssl.core import imports, rounds, sampling
+from fedjax_ssl.core.types import State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, summary
@@ -28,6 +28,7 @@ from fedjax_ssl.training import (
   checkpoint,
   loop,
   metrics,
+  own_code,
   pictures,
   processes,
   progress,
@@ -35,6 +36,15 @@ from fedjax_ssl.training import (
 from fedjax_ssl.training import runner as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
+
+
+class Stopped(processes.AgreedExit):
+  """A signal ended the run; `round` is saved."""
+
+  def __init__(self, round_: int):
+    """Takes the round reached."""
+    super().__init__(0)
+    self.round = round_
 
 
 class Job(NamedTuple):
@@ -114,6 +124,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
       'choices': words.of(spec, options.profile),
+      **own_code.of(vars(options)),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   if task.attack is not None:
@@ -169,8 +180,10 @@ def _data_hash(dataset: data.Dataset) -> str:
 def _of_a_knob(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
   """Turns a TypeError into a FieldError that names the given knobs.
 
-  Returns the error itself if none was given.
+  Returns the error itself if none was given, or if it is of a user's file.
   """
+  if imports.where(error):
+    return error  # Who wrote the code needs all of it.
   given = {name: text for name in task_lib.REGISTRIES
            if '(' in (text := getattr(spec, name) or '')}
   if not given:
@@ -254,6 +267,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
       origin=job.origin)
   def describe() -> None:
     command.write(place.path)
+    own_code.keep(place.path, vars(job.options))
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)
       if not file.exists():
@@ -269,16 +283,22 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   return place
 
 
-def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
+def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
+        ) -> list[list[summary.Row]]:
   """Trains a job to the end, from wherever its folder stands.
 
   Args:
     job: what `build` made.
     place: what `open_folder` opened.
+    stream: where to say how it goes; default: standard error.
 
   Returns:
     The rows, one list a seed.
+
+  Raises:
+    Stopped: if a signal was heard; what is done is saved.
   """
+  stream = (stream or sys.stderr) if processes.is_first() else io.StringIO()
   steps = _steps(job)
   saved = _restore(job, steps)
   done = saved[0] if saved else 0
@@ -286,19 +306,19 @@ def run(job: Job, place: workdir_lib.Workdir) -> list[list[summary.Row]]:
       lambda: steps.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:
     if processes.is_first():
-      print(start_line.text(job, done), file=sys.stderr)
+      print(start_line.text(job, done), file=stream)
     with contextlib.ExitStack() as stack:
       files: list[metrics.MetricsWriter] = []  # Of the first process.
       processes.once(lambda: files.append(stack.enter_context(
           metrics.MetricsWriter(place.path, done, seals=seals,
-                                tensorboard=job.options.tensorboard))))
-      _train(job, steps, files, saved)
+                                track=job.options.trackers,
+                                config=job.config))))
+      _train(job, steps, files, saved, stream)
   else:
     if seals:
       processes.once(lambda: metrics.settle(place.path, done, seals))
-    if processes.is_first():
-      print(f'{job.name} was finished at round {done}; nothing was run.',
-            file=sys.stderr)
+    print(f'{job.name} was finished at round {done}; nothing was run.',
+          file=stream)
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
     raise ValueError(f'{job.folder} is at round {done}, but its '
@@ -321,13 +341,13 @@ def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
 
 
 def _train(job: Job, steps: checkpoint.Checkpoints,
-           files: list[metrics.MetricsWriter], saved: Any) -> None:
+           files: list[metrics.MetricsWriter], saved: Any, stream: TextIO
+           ) -> None:
   options, several = job.options, len(job.seeds) > 1
   compilation = progress.Compilation()
   bar = progress.Progress(
       job.name, options.num_rounds, start=saved[0] if saved else 0,
-      stream=None if processes.is_first() else io.StringIO(),
-      compiled=compilation.seconds)
+      stream=stream, compiled=compilation.seconds)
   seconds = {'now': 0.0}
   left_out = {'now': 0, 'said': 0}
   accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
@@ -343,7 +363,7 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
       left_out['said'] = 1
       print(f'{job.name}: {left_out["now"]} updates left out up to round '
             f'{row.round}: NaN, infinite, or beyond --max_update_norm.',
-            file=sys.stderr)
+            file=stream)
     accuracies.append(float(row.values['accuracy']))
     if row.seed == job.seeds[-1]:
       bar.update(row.round, float(np.mean(accuracies)))
@@ -381,12 +401,9 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
     bar.close()
     if left_out['said']:
       print(f'{job.name}: {left_out["now"]} updates were left out in all.',
-            file=sys.stderr)
+            file=stream)
     if result.interrupted:
-      if processes.is_first():
-        printing.say(f'Stopped at round {result.round}; the same command with '
-                     f'--workdir={options.workdir} continues.')
-      raise processes.AgreedExit(0)
+      raise Stopped(result.round)
 
 
 def _draw(job: Job, round_: int, saved: Any) -> None:
@@ -400,6 +417,18 @@ def _draw(job: Job, round_: int, saved: Any) -> None:
       server, examples, jax.random.key(0))
   if made is not None:
     pictures.write(job.folder / 'pictures' / f'round_{round_:05d}.png', made)
+
+
+def newest(job: Job) -> tuple[int, dict[int, State]]:
+  """Returns the round of the newest checkpoint, and its states by seed.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  found = _restore(job, _steps(job))
+  if found is None:
+    raise ValueError(f'{job.folder} holds no checkpoint.')
+  return found[0], {seed: found[1][str(seed)]['state'] for seed in job.seeds}
 
 
 def evaluate(job: Job) -> None:

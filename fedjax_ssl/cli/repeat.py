@@ -16,7 +16,9 @@ import tempfile
 from typing import Any
 
 from fedjax_ssl.cli import places, printing, settings
+from fedjax_ssl.core import registry
 from fedjax_ssl.report import command
+from fedjax_ssl.training import own_code
 from fedjax_ssl.training import workdir as workdir_lib
 
 
@@ -55,7 +57,7 @@ def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
     ValueError: if it is not here.
   """
   setting = command.setting_of(config)
-  if setting in settings.SETTINGS:
+  if settings.is_known(setting, config):
     return settings.program(setting)
   script = command.origin_of(config).get('script', '')
   # Earlier versions named those in the repository from its root.
@@ -79,7 +81,11 @@ def main(argv: Sequence[str]) -> int:
     return 2
   path = pathlib.Path(words[0])
   try:
-    config = _today(_config_of(path))
+    folder = path if path.is_dir() else path.parent
+    config = own_code.found_again(_config_of(path), folder)
+    for place in config['flags'].get('imports') or ():
+      registry.import_place(place)
+    config = _today(config)
     if '--print' in argv:
       printing.say(command.text_of(config), end='')
       return 0

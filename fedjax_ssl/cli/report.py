@@ -1,24 +1,38 @@
 r"""A report of finished runs: tables, curves, bars, partitions, one page.
 
 fedjax-ssl report runs/study/* --out=runs/study_report
+fedjax-ssl report runs/study --out=runs/study_report --watch
 
 A folder of runs, such as a sweep's, stands for all of them. Runs that differ in
-their seeds only are one line. OUT gets `table.md`,
-`table.csv`, `table.tex`, `targets.*` with rounds and bytes to a test accuracy,
-and `index.html`, which is a single file and needs no network. Folders that hold
-no run are passed over when others do; runs that cannot be read, or whose rows
-are not those that their checkpoints were saved with, are named on stderr and on
-the page. A run that goes on is shown up to its newest checkpoint.
+their seeds only are one line, named by what differs between the lines. OUT gets
+`index.html`, which is a single file and needs no network, and of its tables and
+charts files of their own:
+  table.*        accuracy; the best row is bold
+  differences.*  to the first labels-only run, seed by seed, with intervals
+  targets.*      rounds and bytes to a test accuracy
+  clients.*      who gains and who loses
+  chart_*.*      SVG, PDF, and the numbers as CSV
+With the extra [report] charts answer to the mouse. Folders that hold no run are
+passed over when others do; runs that cannot be read, or whose rows are not
+those that their checkpoints were saved with, are named on stderr and on the
+page. A run that goes on is shown up to its newest checkpoint.
 """
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
+import contextlib
 import pathlib
 import sys
+import time
 from typing import Any
 
 from fedjax_ssl.cli import arguments, places, printing, settings
 from fedjax_ssl.report import page, stored_runs
+from fedjax_ssl.training import metrics
+
+_EVERY = 30  # Seconds between two looks.
+_FILES = (metrics.METRICS, 'config.json', 'checkpoints')
 
 
 def _defaults(name: str) -> Mapping[str, Any]:
@@ -28,6 +42,23 @@ def _defaults(name: str) -> Mapping[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
   """Writes a report; returns an exit code."""
+  args = _parser().parse_args(argv)
+  if args.watch is not None:
+    return _watch(args)
+  try:
+    left_out: list[str] = []
+    texts = _write(args, left_out)
+  except (ValueError, OSError) as error:
+    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+    return 2
+  for line in left_out:
+    print(f'left out: {line}', file=sys.stderr)
+  printing.say(str(texts['table.md']))
+  printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
+  return 0
+
+
+def _parser() -> arguments.Parser:
   parser = arguments.Parser('report', __doc__)
   parser.add_argument('workdirs', nargs='+', help='folders of finished runs')
   parser.add_argument('--out', required=True, help='folder to write')
@@ -36,22 +67,81 @@ def main(argv: Sequence[str]) -> int:
                       'every run reaches')
   parser.add_argument('--columns', default='', help='metrics of the last row '
                       'to show in the table too, as in macro_recall,auc')
+  parser.add_argument('--reference', default='', help='row that the others are '
+                      'compared with; default: fedavg with few labels, else '
+                      'the best')
   parser.add_argument('--title', default='Report', help='above everything')
-  args = parser.parse_args(argv)
-  try:
-    if not args.out:
-      raise ValueError('--out= is empty; name a folder.')
+  parser.add_argument('--watch', nargs='?', type=_seconds, const=_EVERY,
+                      metavar='SECONDS', help='write the report anew every so '
+                      f'many seconds, {_EVERY} if not said, while runs go on; '
+                      'Ctrl-C ends it')
+  return parser
+
+
+def _seconds(text: str) -> int:
+  """A whole number from 1.
+
+  Raises:
+    argparse.ArgumentTypeError: if it is none.
+  """
+  if not text.isdecimal() or not int(text):
+    raise argparse.ArgumentTypeError(
+        f'{text!r} must be a whole number from 1')
+  return int(text)
+
+
+def _write(args: argparse.Namespace, left_out: list[str], refresh: int = 0
+           ) -> Mapping[str, str | bytes]:
+  """Reads the runs and writes their report; returns its files.
+
+  Raises:
+    ValueError: if there is nothing to report, or the words are wrong.
+  """
+  if not args.out:
+    raise ValueError('--out= is empty; name a folder.')
+  runs = stored_runs.load(places.runs_in(args.workdirs), left_out, _defaults)
+  columns = [name for name in args.columns.split(',') if name]
+  texts = page.texts_of_good(runs, page.Options(
+      args.target, args.title, columns, args.reference, refresh), left_out)
+  page.write(texts, pathlib.Path(args.out))
+  return texts
+
+
+def _watch(args: argparse.Namespace) -> int:
+  """Writes the report whenever a run has more rows, until Ctrl-C.
+
+  What is wrong is said once and may pass, as a run without rows does. At the
+  end the page stops reading itself anew.
+  """
+  said, seen = '', None
+  def once(refresh: int) -> str:
     left_out: list[str] = []
-    runs = stored_runs.load(places.runs_in(args.workdirs), left_out,
-                            _defaults)
-    columns = [name for name in args.columns.split(',') if name]
-    texts = page.texts_of_good(runs, args.target, args.title, left_out, columns)
-    page.write(texts, pathlib.Path(args.out))
-  except (ValueError, OSError) as error:
-    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-    return 2
-  for line in left_out:
-    print(f'left out: {line}', file=sys.stderr)
-  printing.say(texts['table.md'])
-  printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
+    try:
+      _write(args, left_out, refresh)
+    except (ValueError, OSError) as error:
+      return f'waiting: {" ".join(str(error).split())}'
+    return '\n'.join([f'Report: {pathlib.Path(args.out) / "index.html"}',
+                      *(f'left out: {line}' for line in left_out)])
+  with contextlib.suppress(KeyboardInterrupt):
+    while True:
+      now = _state(args.workdirs)
+      if now != seen:
+        seen, news = now, once(args.watch)
+        if news != said:
+          said = news
+          printing.say(said, stream=sys.stderr)
+      time.sleep(args.watch)
+  with contextlib.suppress(KeyboardInterrupt):  # One more ends it at once.
+    once(0)
   return 0
+
+
+def _state(words: Sequence[str]) -> list[tuple[str, int, int]]:
+  """What changes when a run goes on: its files' sizes and times."""
+  found = []
+  for folder in places.runs_in(words):
+    for name in _FILES:
+      with contextlib.suppress(OSError):
+        stat = (pathlib.Path(folder) / name).stat()
+        found.append((f'{folder}/{name}', stat.st_size, stat.st_mtime_ns))
+  return found

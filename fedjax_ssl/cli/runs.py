@@ -17,6 +17,7 @@ from fedjax_ssl.cli import dealing, printing, settings, words
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.config import Config
+from fedjax_ssl.core import imports
 from fedjax_ssl.training import processes
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -43,8 +44,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any]) -> None:
   processes.once(lambda: _check_dirichlet(setting, options, workdir))
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
-  wanted = processes.once(lambda: _wanted(options, workdir))
-  jobs = processes.together(lambda: _build(setting, options, wanted, origin))
+  names = processes.once(lambda: wanted(options, workdir))
+  jobs = processes.together(lambda: _build(setting, options, names, origin))
   jobs = [words.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -62,7 +63,13 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any]) -> None:
     if is_new and processes.is_first():
       print(f'Working in {workdir}', file=sys.stderr)
     for job, place in zip(jobs, places, strict=True):
-      runs[job.name] = job_lib.run(job, place)
+      try:
+        runs[job.name] = job_lib.run(job, place)
+      except job_lib.Stopped as stopped:
+        if processes.is_first():
+          printing.say(f'Stopped at round {stopped.round}; the same command '
+                       f'with --workdir={options.workdir} continues.')
+        raise
     processes.once(lambda: _finish(workdir, runs))
 
 
@@ -88,11 +95,22 @@ def _check_dirichlet(setting: Setting, options: Config, workdir: pathlib.Path
 
 
 def _build(setting: Setting, options: Config,
-           wanted: Sequence[Sequence[str]], origin: Mapping[str, Any]
+           names: Sequence[Sequence[str]], origin: Mapping[str, Any]
            ) -> list[job_lib.Job]:
   """The jobs, of which none has touched its folder."""
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
+  deals = deal(setting, options, dataset)
+  return build(dataset, deals, options, names, origin)
+
+
+def deal(setting: Setting, options: Config, dataset: data.Dataset
+         ) -> dict[int, data.Partition]:
+  """Deals the rows of a data set, for each seed.
+
+  Raises:
+    FieldError: if the set has too few examples.
+  """
   num_train = len(dataset.train.labels)
   if options.num_clients > num_train:
     raise config.FieldError(
@@ -100,33 +118,54 @@ def _build(setting: Setting, options: Config,
         f'{num_train} training examples.', dataset=options.dataset)
   if not len(dataset.test.labels):
     raise config.FieldError('dataset', options.dataset, 'no test examples.')
-  deals = {seed: _partition(setting, options, dataset, seed)
-           for seed in options.all_seeds}
+  return {seed: _partition(setting, options, dataset, seed)
+          for seed in options.all_seeds}
+
+
+def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
+          options: Config, names: Sequence[Sequence[str]],
+          origin: Mapping[str, Any]) -> list[job_lib.Job]:
+  """Builds the jobs of a run and its bounds; see `wanted`."""
   return [job_lib.build(
       dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
           options, labels=labels, method=method, seed=None,
           seeds=tuple(deals)), origin)
-          for name, folder, labels, method in wanted]
+          for name, folder, labels, method in names]
 
 
-def _wanted(options: Config, workdir: pathlib.Path
-            ) -> list[tuple[str, str, str, str]]:
+def wanted(options: Config, workdir: pathlib.Path
+           ) -> list[tuple[str, str, str, str]]:
   """(name, folder, labels, method) of the run and of the bounds it needs."""
   method = options.full_method
-  name = method + (', all labels' if options.labels == 'all' else '')
-  wanted = [(name, str(workdir), options.labels, method)]
+  name = imports.short(method) + (
+      ', all labels' if options.labels == 'all' else '')
+  names = [(name, str(workdir), options.labels, method)]
   if options.bounds:
-    wanted += [(name, str(workdir / folder), labels, 'fedavg')
-               for name, (folder, labels) in BOUNDS.items()
-               if not options.eval_only or (workdir / folder).exists()]
-  return wanted
+    names += [(name, str(workdir / folder), labels, 'fedavg')
+              for name, (folder, labels) in BOUNDS.items()
+              if not options.eval_only or (workdir / folder).exists()]
+  return names
 
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
-  """Prints the table and draws the curves, if they are not drawn already."""
+  """Prints the table and draws the curves."""
   from fedjax_ssl.report import summary
   printing.say(summary.table(runs))
   printing.say(f'Results: {workdir}')
+  draw(workdir, runs)
+
+
+def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
+  """Draws the curves of runs to a folder, if they are not drawn already.
+
+  Args:
+    workdir: the folder.
+    runs: by name, the rows of each seed.
+
+  Raises:
+    ValueError: if the file cannot be written.
+  """
+  from fedjax_ssl.report import summary
   chart, drawn = workdir / 'curves.png', workdir / 'curves.partial.png'
   try:
     summary.plot_curves(runs, drawn)

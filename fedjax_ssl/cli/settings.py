@@ -6,13 +6,14 @@ A setting says how rows are dealt and where the flags have other defaults than
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import sys
 from typing import Any, NamedTuple
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import dealing
+from fedjax_ssl.core import checks, registry
 
 
 class Setting(NamedTuple):
@@ -193,4 +194,103 @@ _ALL = (
              cohort_size=5, labeled_batch=64, unlabeled_batch=64,
              num_rounds=1000, validation_fraction=0.02)),
 )
-SETTINGS: Mapping[str, Setting] = {s.name: s for s in _ALL}
+
+
+def _adapt(given: Any) -> Setting:
+  if not isinstance(given, Setting):
+    raise ValueError(f'{given!r} is no Setting; decorate its deal function '
+                     'with register.')
+  return given
+
+
+SETTINGS: registry.Registry[Setting] = registry.Registry(
+    'setting', {s.name: s for s in _ALL}, 'fedjax_ssl.settings', _adapt)
+
+
+def register(name: str, about: str = '', source: str = 'your own',
+             **defaults: Any) -> Callable[[dealing.Deal], dealing.Deal]:
+  """Decorates a way of dealing rows, which is then a setting.
+
+  ```python
+  @register_setting('halves', 'Every second row has a label.', num_clients=10)
+  def halves(rng, labels, pool, options):
+    owner = rng.integers(0, options.num_clients, labels.size)
+    ...
+    return labeled, unlabeled  # Owners int32[D], -1 for nobody.
+  ```
+
+  `fedjax-ssl train halves --import=FILE.py` trains it.
+
+  Args:
+    name: a Python identifier that nobody has taken.
+    about: one sentence.
+    source: where it is from.
+    **defaults: of flags, where the setting has its own.
+
+  Returns:
+    The decorator, which returns the function.
+
+  Raises:
+    ValueError: for a name that is none, or is taken, or an unknown flag.
+  """
+  for flag in defaults:
+    checks.check(f'setting {name!r}: flag', flag, config.OPTIONS)
+
+  def add(deal: dealing.Deal) -> dealing.Deal:
+    SETTINGS.register(name)(Setting(name, about, source, deal, defaults))
+    return deal
+  return add
+
+
+def find(name: str, places: Sequence[str] = ()) -> Setting:
+  """The setting of a name; after files and modules that may register it.
+
+  Args:
+    name: of the setting.
+    places: what --import names. It is imported only if the name is unknown.
+
+  Raises:
+    ValueError: if there is none, or a place cannot be imported.
+  """
+  if name not in SETTINGS:
+    for place in places:
+      try:
+        registry.import_place(place)
+      except ValueError as error:
+        raise config.FieldError('imports', place, str(error)) from error
+  found: Setting = registry.find(SETTINGS, name)
+  return found
+
+
+def is_known(name: str, stored: Mapping[str, Any]) -> bool:
+  """Whether there is a setting of this name, for a stored run that has it.
+
+  Args:
+    name: of the setting; '' if a script of a user's own started the run.
+    stored: of the run: what it imported is imported.
+
+  Raises:
+    ValueError: if something cannot be.
+  """
+  if not name:
+    return False
+  try:
+    find(name, stored['flags'].get('imports') or ())
+  except config.FieldError:
+    raise
+  except ValueError:
+    if name in SETTINGS.entry_points():
+      raise
+    return False
+  return True
+
+
+def imported(words: Sequence[str]) -> list[str]:
+  """The values of --import among words, its lists split."""
+  found = []
+  for i, word in enumerate(words):
+    flag, equals, value = word.partition('=')
+    if flag in ('--import', '-import'):
+      value = value if equals else ''.join(words[i + 1:i + 2])
+      found += [part.strip() for part in value.split(',') if part.strip()]
+  return found

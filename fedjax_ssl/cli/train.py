@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import contextlib
-import importlib.util
 import os
 import pathlib
 import signal
@@ -19,7 +18,7 @@ from absl import app, flags, logging
 from fedjax_ssl import config
 from fedjax_ssl.cli import errors, settings, stopping
 from fedjax_ssl.cli.settings import Setting
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, registry
 
 FLAGS = flags.FLAGS
 
@@ -27,11 +26,13 @@ FLAGS = flags.FLAGS
 def _define(option: config.Option) -> None:
   """Defines the flag of an option."""
   name, default, text, bound = (
-      option.name, option.default, option.help, option.bound)
+      checks.flag(option.name), option.default, option.help, option.bound)
   if option.choices:
     flags.DEFINE_enum(name, default, option.choices, text)
   elif option.kind is bool:
     flags.DEFINE_bool(name, default, text)
+  elif option.name == 'imports':  # The only one that may come twice.
+    flags.DEFINE_multi_string(name, list(default), text)
   elif option.kind is tuple:
     flags.DEFINE_list(name, default, text)
   elif option.kind is int:
@@ -59,9 +60,9 @@ def main(setting: Setting, words: Sequence[str]) -> None:
     words: flags.
   """
   for name, value in setting.defaults.items():
-    FLAGS.set_default(name, value)
+    FLAGS.set_default(checks.flag(name), value)
   for name in config.OPTIONS:  # For --help.
-    FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[name])
+    FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
   program = sys.modules['__main__']
   if _is_ours(setting) and not program.__doc__:
     program.__doc__ = setting.text()  # absl shows it above the flags.
@@ -83,7 +84,7 @@ def options(setting: str = '', script: str = '') -> config.Config:
       each other.
   """
   values = _values()
-  given = {name for name in values if FLAGS[name].present}
+  given = {name for name in values if FLAGS[checks.flag(name)].present}
   if FLAGS.eval_only and FLAGS.workdir:
     # Flags given explicitly are kept here and checked against the run later,
     # as at a restart.
@@ -91,22 +92,26 @@ def options(setting: str = '', script: str = '') -> config.Config:
         os.path.expanduser(FLAGS.workdir), setting, script).items()
                if name in values and name not in given
                and not config.OPTIONS[name].this_start}
-  if FLAGS.tensorboard and importlib.util.find_spec('tensorboardX') is None:
-    raise ValueError('--tensorboard needs the package tensorboardX: '
-                     "pip install -e '.[tensorboard]' in this repository's "
-                     'folder.')
-  return config.resolve(values, given)
+  found = config.resolve(values, given)
+  if found.trackers:
+    from fedjax_ssl.training import trackers
+    if lacking := trackers.lacking(found.trackers):
+      told = f'--track={",".join(found.track)}' if found.track else (
+          '--tensorboard')
+      raise ValueError(f'{told}: {lacking}')
+  return found
 
 
 def _values() -> dict[str, Any]:
-  return {name: FLAGS[name].value for name in config.OPTIONS}
+  return {name: FLAGS[checks.flag(name)].value for name in config.OPTIONS}
 
 
 def _stored(workdir: str, setting: str, script: str) -> dict[str, Any]:
   """The flags of the run in the folder."""
   from fedjax_ssl.report import command
+  from fedjax_ssl.training import own_code
   from fedjax_ssl.training import workdir as workdir_lib
-  found = workdir_lib.read_config(workdir)
+  found = own_code.found_again(workdir_lib.read_config(workdir), workdir)
   was = command.program_of(found)
   if was and pathlib.Path(was).name != pathlib.Path(script or setting).name:
     raise ValueError(f'--workdir={workdir} is a run of {was}, not of '
@@ -168,8 +173,18 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   environment.devices()  # Starts JAX, or says why not.
   with devices.ending(told.distributed):
     processes.together(lambda: devices.devices(told.num_devices))
+    for place in told.imports:
+      _import(place)
     runs.train(setting, told, command.origin(
         words, setting='' if script else setting.name, script=script))
+
+
+def _import(place: str) -> None:
+  """Imports what --import names, once JAX has its devices."""
+  try:
+    registry.import_place(place)
+  except ValueError as error:
+    raise config.FieldError('imports', place, str(error)) from error
 
 
 def _keep_programs() -> None:

@@ -14,7 +14,7 @@ from fedjax_ssl import config
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.core import choices
 from fedjax_ssl.core.registry import parse
-from fedjax_ssl.training import processes
+from fedjax_ssl.training import own_code, processes
 from fedjax_ssl.training import workdir as workdir_lib
 
 
@@ -40,9 +40,14 @@ def begun(job: Any) -> Any:
     ValueError: if the same spelling now means different knobs.
   """
   stored = processes.once(lambda: _stored(job.folder))
-  known = stored.get('facts', {}).get('choices')
+  facts = stored.get('facts', {})
   if stored:
+    own_code.begun(job.folder, job.facts.get('code', {}),
+                   facts.get('code', {}))
     job = _without_new(job, stored)
+  if 'code' in facts and 'code' in job.facts:
+    job = job._replace(facts={**job.facts, 'code': facts['code']})
+  known = facts.get('choices')
   if not known:
     return job
   try:
@@ -76,7 +81,7 @@ def _begun_facts(job: Any, stored: Mapping[str, Any],
   facts = {**job.facts, 'choices': dict(job.facts['choices'])}
   for field, now in job.facts['choices'].items():
     was = known.get(field, now)
-    if parse(now['text'])[0] != parse(was['text'])[0]:
+    if not own_code.same_name(parse(now['text'])[0], parse(was['text'])[0]):
       continue  # Refused as any other flag that differs.
     if not choices.changed(was['knobs'], now['knobs']):
       facts['choices'][field] = was

@@ -11,10 +11,20 @@ MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 _WHOLE = 2**31 - 1
 
 
+# Fields whose flag has a name that Python keeps for itself.
+_FLAGS = {'imports': 'import'}
+
+
+def flag(field: str) -> str:
+  """The name of the flag of a field."""
+  return _FLAGS.get(field, field)
+
+
 class FieldError(ValueError):
   """A field has a value that is refused.
 
-  Fields have one name in Python, in `config.json` and as flags.
+  Fields have one name in Python, in `config.json` and, but for `flag`, as
+  flags.
 
   Attributes:
     field: its name.
@@ -33,7 +43,8 @@ class FieldError(ValueError):
     cause = self.__cause__
     reason = cause.text(mark) if isinstance(cause, FieldError) else self.reason
     given = ' and '.join(
-        f'{mark}{name}' + ('' if value is True else f'={value}')
+        f'{mark}{flag(name) if mark else name}'
+        + ('' if value is True else f'={value}')
         for name, value in self._fields.items())
     return f'{given}: {reason}'
 

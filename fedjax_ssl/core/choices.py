@@ -14,12 +14,12 @@ import re
 from typing import Any
 
 from fedjax_ssl.core import knobs
-from fedjax_ssl.core.registry import parse, with_new_names
+from fedjax_ssl.core.registry import find, parse, with_new_names
 
 Registry = Mapping[str, Callable[..., Any]]
 GONE = 'no knob any more'
 # Parameters that follow from the data or from other options.
-_FILLED = ('num_classes', 'choices', 'flip')
+_FILLED = ('num_classes', 'choices', 'dtype', 'flip')
 
 
 def resolved(text: str, registry: Registry,
@@ -37,7 +37,7 @@ def resolved(text: str, registry: Registry,
     nested text there is the name, and its knobs as `KNOB.NAME`.
   """
   name, given = parse(text)
-  function = registry[name]
+  function = find(registry, name)
   parameters = {
       p.name: p for p in inspect.signature(function).parameters.values()
       if p.kind is p.KEYWORD_ONLY and p.name not in _FILLED}
@@ -63,7 +63,9 @@ def _plain(value: Any, annotation: Any = '') -> Any:
   words = re.findall(r'\w+', str(annotation))
   if 'float' in words and 'int' not in words and type(value) is int:
     value = float(value)
-  return json.loads(json.dumps(value))
+  # Of a user's builder a default may be a function.
+  return json.loads(json.dumps(value, default=lambda x: getattr(
+      x, '__qualname__', type(x).__name__)))
 
 
 def changed(was: Mapping[str, Any], now: Mapping[str, Any]

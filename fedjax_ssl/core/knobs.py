@@ -16,7 +16,7 @@ import re
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedjax_ssl.core import checks
-from fedjax_ssl.core.registry import parse, with_new_names
+from fedjax_ssl.core.registry import find, parse, with_new_names
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -258,7 +258,7 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
     Lines such as 'fixmatch(threshold=0): every unlabeled row counts'.
   """
   name, given = parse(text)
-  function = registry[name]
+  function = find(registry, name)
   given = with_new_names(given, names(function))
   lines = []
   for knob, bound in bounds_of(function).items():

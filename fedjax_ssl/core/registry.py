@@ -1,13 +1,21 @@
-"""Names with arguments, as in `fixmatch(threshold=0.9)`."""
+"""Names with arguments, as in `fixmatch(threshold=0.9)`, and what they name.
+
+A name is one of a registry, which others can add to by `register`, or by entry
+points of an installed package; or it is `PLACE:NAME`, see `core.imports`.
+"""
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import inspect
+import os
 import re
-from typing import Any
+from typing import Any, TypeVar
 
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, imports
+
+T = TypeVar('T')
+Given = TypeVar('Given')  # Of which a registry makes its builder.
 
 # Knobs that had another name: texts that were stored with it are still read.
 RENAMED = {'labeled_say': 'labeled_client_weight',
@@ -19,7 +27,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
   Args:
     text: a name, or a name with keyword arguments whose values are Python
-      literals. Nothing is evaluated.
+      literals. Nothing is evaluated. A name may have a place before it, as in
+      `./mine.py:name` or `package.module:name`.
 
   Returns:
     The name and the dict of arguments.
@@ -28,6 +37,9 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     ValueError: if the text has another form; the message shows it.
   """
   form = f'{text!r} is not of the form name or name(knob=value, ...)'
+  if placed := imports.split(text):
+    name, knobs = parse(placed.name + placed.rest)
+    return f'{placed.place}:{name}', knobs
   try:
     node = ast.parse(text.strip(), mode='eval').body
   except (SyntaxError, MemoryError, RecursionError):
@@ -69,6 +81,209 @@ def with_new_names(knobs: Mapping[str, Any], known: Iterable[str]
   return out
 
 
+class Registry(dict[str, T]):
+  """Builders by name, which others can add to.
+
+  Attributes:
+    kind: what it holds, as messages call it.
+    group: of entry points that add to it; '' if none do.
+  """
+
+  def __init__(self, kind: str, builders: Mapping[str, T], group: str = '',
+               adapt: Callable[[Any], Any] | None = None):
+    """Takes the builders of this library.
+
+    Args:
+      kind: see above.
+      builders: by name.
+      group: see above.
+      adapt: makes a builder of what others give, or raises a ValueError.
+    """
+    super().__init__(builders)
+    self.kind, self.group, self._adapt = kind, group, adapt
+
+  def adapt(self, given: Any) -> Any:
+    """The builder that something stands for.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    if self._adapt is not None:
+      return self._adapt(given)
+    if not callable(given):
+      raise ValueError(f'{given!r} is no function that makes a {self.kind}.')
+    return given
+
+  def register(self, name: str) -> Callable[[Given], Given]:
+    """As the function `register`, with this registry."""
+    return register(self, name)
+
+  def entry_points(self) -> dict[str, Any]:
+    """The entry points of installed packages, by name; not imported yet."""
+    if not self.group:
+      return {}
+    from importlib import metadata  # Reads every installed package's files.
+    return {point.name: point
+            for point in metadata.entry_points(group=self.group)}
+
+  def load_entry_points(self) -> Iterator[str]:
+    """Adds all that installed packages have; yields what cannot be loaded."""
+    for name in self.entry_points():
+      try:
+        find(self, name)
+      except ValueError as error:
+        yield str(error)
+
+
+def register(known: dict[str, Any], name: str, kind: str = ''
+             ) -> Callable[[Given], Given]:
+  """Decorates a builder, which a registry then has by a name.
+
+  Args:
+    known: any registry.
+    name: a Python identifier that nobody has taken. A cell of a notebook that
+      is run again may take its own anew.
+    kind: what the registry holds, for messages; a `Registry` knows it.
+
+  Returns:
+    The decorator, which returns what it is given.
+
+  Raises:
+    ValueError: for a name that is none, or is taken; the message says where.
+    TypeError: for anything but a text, as where the brackets are forgotten.
+  """
+  kind = getattr(known, 'kind', '') or kind or 'name'
+  if not isinstance(name, str):
+    raise TypeError(f"register takes the name of a {kind}, as in "
+                    f"@register('mine'), not {name!r}.")
+  if not name.isidentifier():
+    raise ValueError(f'{kind} {name!r} is no name; give letters, digits and _.')
+
+  def add(given: Given) -> Given:
+    made: Any = known.adapt(given) if isinstance(known, Registry) else given
+    path = imports.path_of(_module(made))
+    if path:
+      _OF_FILES.setdefault(path, []).append((known, name, made))
+      if name in known and _is_version(known[name], path):
+        return given
+    if name in known and not _is_again(known[name], made):
+      raise ValueError(f'{kind} {name!r} is registered already, by '
+                       f'{_place(known[name])}; choose another name.')
+    known[name] = made
+    return given
+  return add
+
+
+# What the user's files registered, by path: the registry, name and builder.
+_OF_FILES: dict[str, list[tuple[Any, str, Any]]] = {}
+
+
+def import_place(place: str) -> None:
+  """Imports what --import names: names of its are what it says they are.
+
+  A process may have read another version of a file, as of an older run.
+
+  Raises:
+    ValueError: if it cannot be imported.
+  """
+  imports.load(place)
+  for known, name, made in _OF_FILES.get(imports.absolute(place), ()):
+    known[name] = made
+
+
+def _module(builder: Any) -> str:
+  """The name of the module that a builder, or a setting's, is from."""
+  return getattr(getattr(builder, 'deal', builder), '__module__', '')
+
+
+def _is_version(old: Any, path: str) -> bool:
+  """Whether a builder is of another file of this file's name."""
+  other = imports.path_of(_module(old))
+  return other != path and bool(other) and (
+      os.path.basename(other) == os.path.basename(path))
+
+
+def _is_again(old: Any, new: Any) -> bool:
+  """Whether a builder of a notebook, or of a file that failed, comes anew."""
+  old, new = (getattr(x, 'deal', x) for x in (old, new))  # Of a setting.
+  return imports.has_failed(_module(old)) or (
+      _module(old) == _module(new) == '__main__') and (
+      getattr(old, '__qualname__', 0) == getattr(new, '__qualname__', 1))
+
+
+def _place(builder: Any) -> str:
+  """FILE:LINE of a builder, or whatever is known of it."""
+  builder = getattr(builder, 'deal', builder)
+  inner = inspect.unwrap(builder) if callable(builder) else builder
+  code = getattr(inner, '__code__', None)
+  if code is not None:
+    return f'{code.co_filename}:{code.co_firstlineno}'
+  return f'{getattr(inner, "__module__", "")}.{inner!r}'.lstrip('.')
+
+
+def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
+  """The builder of a name: registered, of a place, or of a package.
+
+  Args:
+    known: any registry. A `Registry` also has what entry points offer.
+    name: as `parse` returns it.
+    kind: for messages; a `Registry` has its own.
+
+  Raises:
+    ValueError: if there is none, or it cannot be imported.
+  """
+  if name in known:
+    return known[name]
+  if imports.split(name) is not None:
+    return _of_place(name, known)
+  kind = kind or getattr(known, 'kind', 'name')
+  points = known.entry_points() if isinstance(known, Registry) else {}
+  if name not in points:
+    checks.check(kind, name, {*known, *points})
+  assert isinstance(known, Registry)
+  point = points[name]
+  package = point.dist.name if point.dist else 'an installed package'
+  try:
+    made = known.adapt(point.load())
+  except Exception as error:
+    last = (str(error).strip().splitlines() or [''])[-1]
+    raise ValueError(
+        f'{kind} {name!r} of the package {package} cannot be loaded from '
+        f'{point.value}: {type(error).__name__}: {last}') from error
+  # What is loaded may register itself.
+  found: T = known.setdefault(name, made)
+  return found
+
+
+def _of_place(text: str, known: Mapping[str, T]) -> T:
+  """What a place registers by a name, or else what it calls so."""
+  placed = imports.find(text)
+  assert placed is not None
+  module = imports.load(placed.place)
+  own = {name: made for registry, name, made in _OF_FILES.get(
+      placed.place, ()) if registry is known}
+  if placed.name in own:
+    made: T = own[placed.name]
+    return made
+  if not hasattr(module, placed.name):
+    names = [*own] + [n for n, value in vars(module).items()
+              if not n.startswith('_') and n not in own
+              and _module(value) == module.__name__]
+    raise ValueError(f'{placed.place} has no {placed.name!r}.'
+                     f'{checks.near(placed.name, names)} It has: '
+                     f'{", ".join(names) or "nothing"}.')
+  given = getattr(module, placed.name)
+  if isinstance(known, Registry):
+    # One builder for one class, as where a run asks for it again.
+    kept = module.__dict__.setdefault('__fedjax_ssl__', {})
+    key = (known.kind, placed.name)
+    if key not in kept:
+      kept[key] = known.adapt(given)
+    given = kept[key]
+  made = given
+  return made
+
+
 # Type of a literal: words of an annotation under which it may stand.
 _UNDER: dict[type, tuple[str, ...]] = {
     bool: ('bool',), int: ('int', 'float'), float: ('float',), str: ('str',),
@@ -81,6 +296,8 @@ def _fits(value: Any, annotation: Any) -> bool:
   if annotation is inspect.Parameter.empty:
     return True
   text = annotation if isinstance(annotation, str) else str(annotation)
+  if re.search(r'\b(Any|object)\b', text):
+    return True
   return any(re.search(rf'\b{word}\b', text)
              for word in _UNDER.get(type(value), ()))
 
@@ -113,8 +330,11 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
 def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
            args: tuple[Any, ...], shared: Mapping[str, Any]) -> Any:
   name, knobs = parse(text)
-  function = registry[checks.check(kind, name, registry)]
+  function = find(registry, name, kind)
   parameters = inspect.signature(function).parameters.values()
+  if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+    takes = {p.name for p in parameters}  # Others need not take all we give.
+    shared = {k: v for k, v in shared.items() if k in takes}
   known = {p.name: p for p in parameters
            if p.kind is p.KEYWORD_ONLY and p.name not in shared}
   knobs = with_new_names(knobs, known)
@@ -126,4 +346,7 @@ def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     if not _fits(value, known[knob].annotation):
       raise ValueError(f'{kind} {name!r} takes {knob} of type '
                        f'{known[knob].annotation}, not {value!r}.')
+  if lost := [k for k, p in known.items()
+              if p.default is p.empty and k not in knobs]:
+    raise ValueError(f'{kind} {name!r} needs {", ".join(lost)}.')
   return function(*args, **shared, **knobs)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ssl.core import checks, optimizers
+from fedjax_ssl.core import checks, optimizers, shown
 
 PyTree = Any
 Array = jax.Array | np.ndarray
@@ -44,6 +44,9 @@ class Examples(NamedTuple):
   inputs: Array  # uint8[D, H, W, C] images, or int32[D, ...] token ids.
   labels: Array  # int32[D] classes in [0, C).
 
+  def __repr__(self) -> str:
+    return f'Examples({shown.examples(self)})'
+
 
 class Batch(NamedTuple):
   """The rows of one step; nothing may depend on those that are masked."""
@@ -65,6 +68,9 @@ class Shard(NamedTuple):
   num_labeled: Array  # int32[]
   unlabeled: Array  # int32[U]
   num_unlabeled: Array  # int32[]
+
+  def __repr__(self) -> str:
+    return f'Shard({shown.shard(self)})'
 
 
 @jax.tree_util.register_dataclass
@@ -102,6 +108,22 @@ class Federation:
     """N."""
     return self.clients.num_labeled.shape[-1]
 
+  def __repr__(self) -> str:
+    train: Any = self.train
+    if not isinstance(train, Examples):  # Axes, as `vmap` takes them.
+      return f'Federation({vars(self)})'
+    parts = {name: shown.examples(getattr(self, name))
+             for name in ('train', 'validation', 'test')}
+    told = [shown.shard(self.clients),
+            *(f'{name} {text}' for name, text in parts.items()),
+            shown.count(self.num_classes, 'class', 'classes')]
+    if shown.is_known(self.server.num_labeled) and np.any(
+        self.server.num_labeled):
+      told.insert(1, f'server {shown.shard(self.server)}')
+    if self.stream is not None:
+      told.append(f'a stream of {shown.shard(self.stream)}')
+    return f'Federation({"; ".join(told)})'
+
   def at(self, round_: jax.Array) -> Federation:
     """The federation as round `round_` sees it: the stream's current task."""
     if self.stream is None:
@@ -118,6 +140,12 @@ class State(NamedTuple):
   server: PyTree  # The method's own record.
   memory: PyTree  # What stays on the clients, leaves [N, ...]; () if nothing.
   round: jax.Array  # int32[], rounds done so far.
+
+  def __repr__(self) -> str:
+    done = (f'round {np.asarray(self.round)}' if shown.is_known(self.round)
+            else f'round {shown.array(self.round)}')
+    return (f'State({done}; server: {shown.tree(self.server)}; memory: '
+            f'{shown.tree(self.memory)})')
 
 
 class Cohort(NamedTuple):
@@ -197,6 +225,11 @@ class Method(NamedTuple):
   pictures: Callable[..., jax.Array | None] | None = None
   spanning: Callable[[int], Method] | None = None
 
+  def __repr__(self) -> str:
+    has = [name for name, part in zip(self._fields, self, strict=True)
+           if part is not None]
+    return f'Method({", ".join(has)})'
+
 
 class Variables(NamedTuple):
   """A model's numbers: both parts are sent and averaged."""
@@ -229,6 +262,11 @@ class Model(NamedTuple):
   features: Callable[..., jax.Array] | None = None
   features_train: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
       None)
+
+  def __repr__(self) -> str:
+    has = [name for name, part in zip(self._fields, self, strict=True)
+           if callable(part)]
+    return f'Model({", ".join(has)}; norm {self.norm!r})'
 
 
 class Attack(NamedTuple):
@@ -308,6 +346,17 @@ class Task:
   attack: Attack | None = None
   mesh: jax.sharding.Mesh | None = None
   input_shape: tuple[int, ...] | None = None
+
+  def __repr__(self) -> str:
+    steps = (shown.count(self.local_steps, 'step') if self.local_steps else
+             shown.count(self.local_epochs, 'epoch'))
+    told = [shown.count(self.num_classes, 'class', 'classes'),
+            f'inputs {self.input_shape or "of any shape"}',
+            f'{self.cohort_size:,} clients a round, {steps} each',
+            f'batches of {self.labeled_batch:,} labeled and '
+            f'{self.unlabeled_batch or "all"} unlabeled rows',
+            f'labels at {self.labels_at}']
+    return f'Task({"; ".join(told)})'
 
   def horizon(self, what: str) -> int:
     """Returns the rounds that `what` spans.

@@ -11,6 +11,9 @@ from fedjax_ssl.data.datasets import (
     split_validation,
     text,
 )
+from fedjax_ssl.data.datasets import (
+    register as register_dataset,
+)
 from fedjax_ssl.data.federation import class_counts, describe, federate
 from fedjax_ssl.data.partition import (
     bimb,
@@ -41,5 +44,5 @@ __all__ = (
     'dirichlet_capped', 'dirichlet_clients', 'dirichlet_shares', 'federate',
     'federation', 'iid_count', 'iid_random', 'label_clients', 'label_within',
     'labeled_min_size', 'load', 'load_partition', 'partition',
-    'partition_hash', 'round_robin', 'save_partition', 'shards', 'shift',
-    'split_validation', 'streaming', 'text')
+    'partition_hash', 'register_dataset', 'round_robin', 'save_partition',
+    'shards', 'shift', 'split_validation', 'streaming', 'text')

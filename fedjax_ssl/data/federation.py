@@ -180,6 +180,50 @@ def _check_labeled_clients(partition: Partition, labels_at: str,
                      f'first {num_labeled} should')
 
 
+def check(federation: Federation) -> None:
+  """Raises ValueError unless the parts of a federation fit each other.
+
+  Examples that no client and not the server holds with its label may have the
+  label -1: nobody knows it.
+  """
+  classes, train = federation.num_classes, federation.train
+  _num_classes((train, federation.validation, federation.test), classes)
+  if not len(federation.test.labels):
+    raise ValueError('test has no examples; a training is evaluated on them')
+  known = np.zeros(len(train.labels), bool)
+  for name in ('clients', 'server', 'stream'):
+    shard = getattr(federation, name)
+    for kind in ('labeled', 'unlabeled') if shard is not None else ():
+      rows = _real_rows(f'{name}.{kind}', getattr(shard, kind),
+                        getattr(shard, f'num_{kind}'))
+      wrong = rows[(rows < 0) | (rows >= known.size)]
+      if wrong.size:
+        raise ValueError(f'{name}.{kind} names row {wrong[0]}, but train has '
+                         f'rows 0 to {known.size - 1}')
+      known[rows] |= kind == 'labeled'
+  for name, least in (('train', np.where(known, 0, -1)), ('validation', 0),
+                      ('test', 0)):
+    labels = np.asarray(getattr(federation, name).labels)
+    if labels.ndim != 1 or labels.dtype.kind not in 'iu':
+      raise ValueError(f'{name} has labels {labels.dtype}{list(labels.shape)}; '
+                       f'they must be integers, 0 to {classes - 1}, one for '
+                       'each example')
+    if (labels < least).any():
+      raise ValueError(f'{name} has label {labels[labels < least][0]}; labels '
+                       f'must be 0 to {classes - 1}')
+
+
+def _real_rows(name: str, table: Array, sizes: Array) -> np.ndarray:
+  """The entries of a table of rows that count, flat."""
+  table, sizes = np.asarray(table), np.asarray(sizes)
+  if table.ndim < 1 or table.shape[:-1] != sizes.shape or (
+      sizes > table.shape[-1]).any():
+    raise ValueError(f'{name} has shape {table.shape}, which does not hold the '
+                     f'numbers of rows, {sizes.shape} of at most '
+                     f'{sizes.max(initial=0)}')
+  return table[np.arange(table.shape[-1]) < sizes[..., None]]
+
+
 def _widen(shard: Shard, labeled: int, unlabeled: int) -> Shard:
   """Pads the tables with 0 to the given widths."""
   def pad(rows: Array, width: int) -> np.ndarray:
@@ -257,13 +301,18 @@ def seed_axes(stacked: Federation) -> Federation:
 
 
 def class_counts(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of each class on each client: int64[N, C] labeled and unlabeled."""
+  """Rows of each class on each client: int64[N, C] labeled and unlabeled.
+
+  Rows whose class nobody knows, label -1, are left out.
+  """
   def counts(rows: Array, sizes: Array) -> np.ndarray:
     client, column = np.nonzero(np.arange(rows.shape[1]) < sizes[:, None])
-    cells = client * num_classes + truth[rows[client, column]]
+    found = truth[rows[client, column]]
+    cells = (client * num_classes + found)[found >= 0]
     flat = np.bincount(cells, minlength=sizes.size * num_classes)
     return flat.reshape(sizes.size, num_classes)
-  truth, num_classes = federation.train.labels, federation.num_classes
+  truth = np.asarray(federation.train.labels)
+  num_classes = federation.num_classes
   clients = federation.clients
   return (counts(clients.labeled, clients.num_labeled),
           counts(clients.unlabeled, clients.num_unlabeled))

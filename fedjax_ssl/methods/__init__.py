@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jax
 
@@ -32,7 +32,11 @@ from fedjax_ssl.methods import (
 )
 from fedjax_ssl.methods.parts import aggregators
 
-METHODS: dict[str, Callable[..., Method]] = {
+_Builder = TypeVar('_Builder', bound=Callable[..., Method])
+_Any = TypeVar('_Any', bound=Callable[..., Any])
+
+METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
+    'method', {
     'fed_consist': fed_consist.fed_consist,
     'fedavg': fedavg.fedavg,
     'feddure': feddure.feddure,
@@ -51,7 +55,53 @@ METHODS: dict[str, Callable[..., Method]] = {
     'rscfed': rscfed.rscfed,
     'scaffold': scaffold.scaffold,
     'uda': uda.uda,
-}
+}, 'fedjax_ssl.methods')
+
+
+def register(name: str) -> Callable[[_Builder], _Builder]:
+  """Decorates a builder of a method, which then has a name.
+
+  ```python
+  @methods.register('mine')
+  def mine(task, *, weight: float = 0.1) -> Method:
+  ```
+
+  Knobs are its keyword-only parameters, each with a default. `knobs.checked`
+  bounds them; numbers of other builders are free.
+
+  Args:
+    name: a Python identifier that nobody has taken.
+
+  Returns:
+    The decorator, which returns the builder.
+
+  Raises:
+    ValueError: for a name that is none, or is taken.
+  """
+  return METHODS.register(name)
+
+
+def register_aggregator(name: str) -> Callable[[_Any], _Any]:
+  """Decorates a builder of a rule for `--aggregator`, which then has a name.
+
+  ```python
+  @methods.register_aggregator('first')
+  def first(*, weight: float = 1.0):
+    return lambda stacked, weights: jax.tree.map(
+        lambda x: weight * x[0], stacked)
+  ```
+
+  Args:
+    name: a Python identifier that nobody has taken.
+
+  Returns:
+    The decorator, which returns the builder: knobs -> rule, and a rule is
+    (updates stacked [S, ...], float32[S] weights) -> one update.
+
+  Raises:
+    ValueError: for a name that is none, or is taken.
+  """
+  return aggregators.AGGREGATORS.register(name)
 
 
 def make(text: str, task: Task, *,
@@ -101,14 +151,23 @@ def _build(text: str, task: Task) -> Method:
   """The method; without its run's length, one that asks for it when run."""
   made: Method
   try:
-    made = registry.build('method', text, METHODS, task)
+    made = _checked(text, registry.build('method', text, METHODS, task))
   except checks.FieldError as error:
     if not isinstance(error.__cause__, checks.LengthError):
       raise
     reason = str(error)
     # What predicts is the same for any length.
-    made = registry.build('method', text, METHODS, task.spanning(1))
+    made = _checked(text, registry.build(
+        'method', text, METHODS, task.spanning(1)))
     def refuse(*unused: object) -> NoReturn:
       raise ValueError(reason)
     made = made._replace(init=refuse, round=refuse, client_update=refuse)
+  return made
+
+
+def _checked(text: str, made: Any) -> Method:
+  """What a builder made, if it is a method."""
+  if not isinstance(made, Method):
+    raise checks.FieldError('method', text, 'gives no Method but '
+                            f'{type(made).__name__}; does it end with return?')
   return made

@@ -3,14 +3,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
-from typing import Any, NamedTuple
+import inspect
+from typing import Any, NamedTuple, TypeVar
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import checks, registry, types
-from fedjax_ssl.models import classic, layers, resnet, resnet9, small, text
+from fedjax_ssl.models import (
+  classic,
+  layers,
+  own,
+  resnet,
+  resnet9,
+  small,
+  text,
+)
 from fedjax_ssl.ops import conv
 
 _DTYPES = ('bfloat16', 'float32', 'float64')
@@ -37,7 +46,10 @@ class Facts(NamedTuple):
   text: bool = False
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
+_Builder = TypeVar('_Builder', bound=Callable[..., Any])
+
+MODELS: registry.Registry[Callable[..., nn.Module]] = registry.Registry(
+    'model', {
     'alexnet': classic.alexnet,
     'cnn': small.cnn,
     'fedavg_cnn': classic.fedavg_cnn,
@@ -56,7 +68,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     'text_cnn': text.text_cnn,
     'text_mean': text.text_mean,
     'wrn28_2': resnet.wrn28_2,
-}
+}, 'fedjax_ssl.models', own.builder)
 
 _RESNET = Facts('batch', smallest=8, channels=3, side=32)
 FACTS: dict[str, Facts] = {
@@ -81,6 +93,31 @@ FACTS: dict[str, Facts] = {
 }
 
 
+def register(name: str) -> Callable[[_Builder], _Builder]:
+  """Decorates a Flax linen module's class, or a function that makes one.
+
+  ```python
+  @models.register('net')
+  class Net(nn.Module):
+    num_classes: int
+    width: int = 8
+  ```
+
+  Fields are its knobs, as in `net(width=16)`; see `own.model` for how it is
+  called.
+
+  Args:
+    name: a Python identifier that nobody has taken.
+
+  Returns:
+    The decorator, which returns what it is given.
+
+  Raises:
+    ValueError: for a name that is none, or is taken.
+  """
+  return MODELS.register(name)
+
+
 def input_needs(name: str) -> tuple[int | None, int | None]:
   """What preprocessing must deliver to the model.
 
@@ -101,7 +138,8 @@ def _known(text: str) -> tuple[str, Facts]:
   """The plain name of a model, and its facts."""
   try:
     name, _ = registry.parse(text)
-    return name, FACTS[checks.check('model', name, MODELS)]
+    registry.find(MODELS, name)
+    return name, FACTS.get(name, Facts())
   except ValueError as error:
     raise checks.FieldError('model', text, str(error)) from None
 
@@ -131,6 +169,7 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
       that the model has no layers for, or images too small for it.
   """
   plain, facts = _known(name)
+  given = norm
   norm = facts.norm if norm is None else checks.check('norm', norm,
                                                       layers.NORMS)
   if facts.fixed and norm != 'none':
@@ -143,10 +182,33 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
   if num_classes < 1:
     raise ValueError(f'num_classes is {num_classes}; it must be 1 or more.')
   _check_shape(plain, facts, input_shape)
+  if plain not in FACTS:
+    return _own(name, tuple(input_shape), num_classes, given, conv_impl, dtype)
   module = registry.build('model', name, MODELS, num_classes=num_classes,
                           choices=layers.Choices(norm, conv_impl, dtype))
   has_tokens = facts.text and len(input_shape) == 1
   return _pure(module, tuple(input_shape), norm, has_tokens)
+
+
+def _own(text: str, shape: tuple[int, ...], num_classes: int, norm: str | None,
+         conv_impl: str, dtype: str) -> types.Model:
+  """The Model of a user's own network, which may have none of our fields."""
+  takes = inspect.signature(
+      registry.find(MODELS, registry.parse(text)[0])).parameters
+  if 'choices' not in takes:
+    for name, value in (('norm', norm), ('conv_impl', conv_impl)):
+      if value not in (None, 'auto', 'none'):
+        raise checks.FieldError(name, value, 'the model has no field choices '
+                                'and decides that itself; leave it out.',
+                                model=text)
+    if dtype != 'float32' and 'dtype' not in takes:
+      raise checks.FieldError('compute_dtype', dtype, 'the model has no field '
+                              'dtype; allowed: float32.', model=text)
+  module = registry.build(
+      'model', text, MODELS, num_classes=num_classes, dtype=jnp.dtype(dtype),
+      choices=layers.Choices(norm or 'none', conv_impl, dtype))
+  return own.model(text, module, shape, num_classes,
+                   (norm or 'none') if 'choices' in takes else None)
 
 
 def _check_shape(name: str, facts: Facts, shape: tuple[int, ...]) -> None:

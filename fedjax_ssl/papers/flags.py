@@ -8,11 +8,11 @@ import re
 from typing import Any, NamedTuple
 
 # Say where, how often or how long to look, and not what is run.
-_FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
-         'bounds', 'tensorboard', 'num_devices', 'seed_map', 'eval_every',
-         'checkpoint_every', 'pictures', 'chunk_size', 'schedule_rounds',
-         'client_map', 'conv_impl', 'aggregation_order', 'distributed',
-         'coordinator_address', 'num_processes', 'process_id'}
+FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
+        'bounds', 'tensorboard', 'track', 'num_devices', 'seed_map',
+        'eval_every', 'checkpoint_every', 'pictures', 'chunk_size',
+        'schedule_rounds', 'client_map', 'conv_impl', 'aggregation_order',
+        'distributed', 'coordinator_address', 'num_processes', 'process_id'}
 
 _PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
 # The global model's number where a line has several.
@@ -94,7 +94,7 @@ def differences(flags: Mapping[str, Any], lines: Sequence[str],
     wanted['method'] = (f'{name}({knobs}{", " if knobs else ""}'
                         f'profile={profile!r})')
   return [f'{name}={flags[name]}' for name, value in wanted.items()
-          if name in flags and name not in _FREE
+          if name in flags and name not in FREE
           and not _equal(flags[name], value)]
 
 

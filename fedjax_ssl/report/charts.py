@@ -1,18 +1,19 @@
-"""Charts of a report as SVG text that stands inside a page."""
+"""Charts of a report drawn: SVG text inside a page, and files of their own."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import io
+import math
 import re
 from typing import Any
 
 import matplotlib
-from matplotlib import figure, ticker
-from matplotlib.backends import backend_svg
+from matplotlib import figure, patches, ticker
+from matplotlib import lines as mlines
+from matplotlib.backends import backend_pdf, backend_svg
 import numpy as np
 
-from fedjax_ssl.report import stored_runs, summary
-from fedjax_ssl.training import metrics
+from fedjax_ssl.report import names, series
 
 # Okabe and Ito's colours: told apart by colour-blind readers and in print.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9',
@@ -21,155 +22,224 @@ DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
 _STYLE: Any = {
     'svg.fonttype': 'none', 'font.size': 10, 'svg.hashsalt': 'fedjax_ssl',
     'font.family': 'sans-serif', 'axes.spines.top': False,
-    'axes.spines.right': False}
+    'axes.spines.right': False, 'text.parse_math': False}
 # Inches; 360 points fit the narrowest screens unscaled.
-_WIDTH = 4.6
-_MANY = 10  # Times the traffic, from which on a scale is logarithmic.
-_MAX_CLASSES = 30  # Bars of more would be thinner than a pixel.
+_WIDTH, _HEIGHT = 4.6, 3.0
+_ACROSS = 3  # Small charts side by side in a file.
+_MOST_TICKS = 30  # Classes; of more every few get a number.
+_MOST_WORDS = 120  # Cells of a heat map that hold their number.
+Looks = Sequence[names.Look]
 
 
-def style(index: int) -> dict[str, Any]:
-  """Colour and dash of a run, the same in every chart."""
-  return {'color': COLOURS[index % len(COLOURS)],
-          'linestyle': DASHES[index // len(COLOURS) % len(DASHES)]}
+def style(look: names.Look) -> dict[str, Any]:
+  """Returns the colour and the dash of a run, the same in every chart."""
+  turn, place = divmod(look.colour, len(COLOURS))
+  return {'color': COLOURS[place],
+          'linestyle': DASHES[(look.dash + turn) % len(DASHES)]}
 
 
-def curves(runs: Sequence[stored_runs.Run], metric: str) -> str:
-  """Mean over seeds against rounds, one deviation to each side; '' if none."""
-  scale = 100 if metric in metrics.SHARES else 1
-  lines = []
-  for i, run in enumerate(runs):
-    found = _curve(run.seeds, metric)
-    if found is not None:
-      lines.append((i, found[0], found[1] * scale))
-  if not lines:
-    return ''
-  chart, axes = _figure()
-  for i, rounds, values in lines:
-    _band(axes, i, rounds, values)
-  axes.set_xlabel('round')
-  axes.set_ylabel(summary.LABELS.get(metric, metric.replace('_', ' ')))
-  axes.xaxis.get_major_locator().set_params(integer=True)
-  return _svg(chart)
+def inline(chart: series.Chart, looks: Looks) -> list[tuple[str, str]]:
+  """Draws each small chart for itself: pairs of its title and SVG."""
+  found = []
+  for facet, lines in chart.facets.items():
+    height = _HEIGHT
+    if chart.kind == 'heat':
+      height = 1.2 + 0.28 * len(lines)
+    drawing, axes = _figure(_WIDTH, height)
+    _fill(drawing, axes, chart, lines, looks)
+    found.append((facet, _inner(_svg(drawing))))
+  return found
 
 
-def communication(runs: Sequence[stored_runs.Run]) -> str:
-  """Accuracy against megabytes sent both ways so far; '' if none is known."""
-  totals = []
-  chart, axes = _figure()
-  for i, run in enumerate(runs):
-    pairs = [stored_runs.traffic(rows) for rows in run.seeds]
-    size = min(len(sent) for sent, _ in pairs)
-    sent = np.mean([s[:size] for s, _ in pairs], axis=0) / 1e6
-    if not sent[-1] > 0:
-      continue
-    _band(axes, i, sent, 100 * np.stack([a[:size] for _, a in pairs]))
-    totals.append(sent[-1])
-  if not totals:
-    return ''
-  if max(totals) > _MANY * min(totals):
-    axes.set_xscale('log')
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
-  axes.set_xlabel('MB sent, both ways')
-  axes.set_ylabel(summary.LABELS['accuracy'])
-  return _svg(chart)
+def files(chart: series.Chart, looks: Looks) -> dict[str, bytes]:
+  """Draws a chart with its legend as SVG and as PDF, by ending."""
+  count = len(chart.facets)
+  across = min(count, _ACROSS)
+  down = math.ceil(count / across)
+  height = (1.2 + 0.28 * len(chart.lines) if chart.kind == 'heat'
+            else _HEIGHT * down)
+  with matplotlib.rc_context(_STYLE):
+    drawing = figure.Figure(figsize=(_WIDTH * across + 2, height),
+                            layout='constrained')
+    all_axes = drawing.subplots(down, across, squeeze=False).flatten()
+    for axes in all_axes[count:]:
+      axes.set_axis_off()
+    for axes, (facet, lines) in zip(all_axes, chart.facets.items()):
+      _ground(axes)
+      _fill(drawing, axes, chart, lines, looks)
+      axes.set_title(facet, fontsize=10)
+    if chart.kind != 'heat':
+      seen = dict(sorted({x.run: x.name for x in chart.lines}.items()))
+      drawing.legend(
+          handles=[_handle(chart, looks[run]) for run in seen],
+          labels=[*seen.values()], loc='outside right upper', frameon=False,
+          fontsize='small')
+  return _files(drawing, _svg(drawing))
 
 
-def per_class(run: stored_runs.Run, index: int) -> str:
-  """Bars of the last row's accuracy in each class; '' if not measured."""
-  rows = [seed[-1].get('per_class_accuracy') or [] for seed in run.seeds]
-  if any(not row or len(row) != len(rows[0]) for row in rows):
-    return ''
-  values = 100 * np.array([[np.nan if v is None else v for v in row]
-                           for row in rows], np.float64)
-  mean, places = values.mean(axis=0), np.arange(values.shape[1])
-  chart, axes = _figure(height=2.4)
-  colour = COLOURS[index % len(COLOURS)]
-  if len(places) > _MAX_CLASSES:
-    axes.bar(places, np.sort(mean), color=colour, width=1.0)
-    axes.set_xlabel('classes, sorted')
-  else:
-    error = values.std(axis=0, ddof=1) if len(values) > 1 else None
-    axes.bar(places, mean, color=colour, yerr=error, capsize=2,
-             error_kw={'linewidth': 0.8})
-    axes.set_xticks(places)
-    axes.tick_params(axis='x', labelsize=8)
-    axes.set_xlabel('class')
-  axes.set_ylim(0, 100)
-  axes.set_ylabel('right, %')
-  return _svg(chart)
+def heat_map(federation: Mapping[str, Any]) -> Any:
+  """Draws rows of each class on each client; None if they are unknown."""
+  counts = class_counts(federation)
+  if not counts:
+    return None
+  with matplotlib.rc_context(_STYLE):
+    drawing = figure.Figure(figsize=(_WIDTH, 3.4), layout='constrained')
+    all_axes = drawing.subplots(1, len(counts), squeeze=False)[0]
+    for axes, (kind, count) in zip(all_axes, counts.items()):
+      image = axes.imshow(count, aspect='auto', cmap='viridis', vmin=0,
+                          interpolation='nearest')
+      axes.set_title(f'{kind}: {int(count.sum())} rows', fontsize=9)
+      axes.set_xlabel('class')
+      axes.spines[:].set_visible(False)
+      for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+      bar = drawing.colorbar(image, ax=axes, location='bottom', shrink=0.9)
+      bar.ax.tick_params(labelsize=7)
+    all_axes[0].set_ylabel('client')
+  return drawing
 
 
-def heat_map(federation: Mapping[str, Any]) -> str:
-  """Rows of each class on each client, labeled and unlabeled; '' if unknown."""
+def class_counts(federation: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """Returns int64[N, C] of labeled and unlabeled rows; {} if unknown."""
   kinds = [k for k in ('labeled', 'unlabeled')
            if federation.get(f'{k}_classes')]
-  if not kinds:
-    return ''
   try:
-    counts = [np.array(federation[f'{k}_classes'], np.int64) for k in kinds]
+    counts = {k: np.array(federation[f'{k}_classes'], np.int64) for k in kinds}
   except (TypeError, ValueError, OverflowError):
-    return ''
-  if any(count.ndim != 2 or not count.size for count in counts):
-    return ''
-  chart = figure.Figure(figsize=(_WIDTH, 3.4), layout='constrained')
-  all_axes = chart.subplots(1, len(kinds), squeeze=False)[0]
-  for axes, kind, count in zip(all_axes, kinds, counts):
-    image = axes.imshow(count, aspect='auto', cmap='viridis', vmin=0,
-                        interpolation='nearest')
-    axes.set_title(f'{kind}: {int(count.sum())} rows', fontsize=9)
-    axes.set_xlabel('class')
-    axes.spines[:].set_visible(False)
-    for axis in (axes.xaxis, axes.yaxis):
-      axis.get_major_locator().set_params(integer=True)
-    bar = chart.colorbar(image, ax=axes, location='bottom', shrink=0.9)
-    bar.ax.tick_params(labelsize=7)
-  all_axes[0].set_ylabel('client')
-  return _svg(chart)
+    return {}
+  if any(count.ndim != 2 or not count.size for count in counts.values()):
+    return {}
+  return counts
 
 
-def _curve(seeds: Sequence[Sequence[stored_runs.Row]], name: str
-           ) -> tuple[np.ndarray, np.ndarray] | None:
-  """Rounds that all seeds have, and float64[seeds, R] values there."""
-  series = [{r['round']: r[name] for r in rows
-             if isinstance(r.get(name), int | float)} for rows in seeds]
-  rounds = sorted(set.intersection(*map(set, series)))
-  if not rounds:
-    return None
-  return np.array(rounds), np.array([[s[r] for r in rounds] for s in series],
-                                    np.float64)
+def of_heat_map(drawing: Any) -> tuple[str, dict[str, bytes]]:
+  """Returns a drawing for the page, and as files by ending."""
+  text = _svg(drawing)
+  return _inner(text), _files(drawing, text)
 
 
-def _figure(height: float = 3.0) -> tuple[Any, Any]:
+def _files(drawing: Any, svg: str) -> dict[str, bytes]:
+  drawing.set_layout_engine('none')  # The SVG's places will do.
+  return {'svg': svg.encode(), 'pdf': _pdf(drawing)}
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
   with matplotlib.rc_context(_STYLE):
-    chart = figure.Figure(figsize=(_WIDTH, height), layout='constrained')
-    axes = chart.subplots()
-    axes.grid(color='#dddddd', linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.02)
-  return chart, axes
+    drawing = figure.Figure(figsize=(width, height), layout='constrained')
+    axes = drawing.subplots()
+    _ground(axes)
+  return drawing, axes
 
 
-def _band(axes: Any, index: int, x: np.ndarray, values: np.ndarray) -> None:
-  mean = values.mean(axis=0)
-  axes.plot(x, mean, linewidth=1.8, **style(index),
-            marker='o' if len(x) == 1 else '')
-  if len(values) > 1:
-    std = values.std(axis=0, ddof=1)
-    axes.fill_between(x, mean - std, mean + std, linewidth=0, alpha=0.18,
-                      color=style(index)['color'])
+def _ground(axes: Any) -> None:
+  axes.grid(color='#dddddd', linewidth=0.6)
+  axes.set_axisbelow(True)
+  axes.margins(x=0.02)
 
 
-def _svg(chart: Any) -> str:
-  """The drawing without what only a file of its own needs."""
+def _fill(drawing: Any, axes: Any, chart: series.Chart,
+          lines: Sequence[series.Line], looks: Looks) -> None:
+  """Draws one small chart."""
+  axes.set_xlabel(chart.x_label)
+  if chart.kind == 'heat':
+    _heat(drawing, axes, lines)
+    return
+  axes.set_ylabel(chart.y_label)
+  if chart.kind == 'bars':
+    _bars(axes, lines, looks)
+  else:
+    for line in lines:
+      _band(axes, line, looks[line.run])
+    axes.xaxis.get_major_locator().set_params(integer=not chart.log_x)
+  if chart.log_x:
+    axes.set_xscale('log')
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+  axes.set_ylim(*series.limits(chart))
+
+
+def _band(axes: Any, line: series.Line, look: names.Look) -> None:
+  axes.plot(line.x, line.mean, linewidth=1.8, **style(look),
+            marker='o' if len(line.x) == 1 else '')
+  if line.low is not None:
+    axes.fill_between(line.x, line.low, line.high, linewidth=0, alpha=0.18,
+                      color=style(look)['color'])
+
+
+def _bars(axes: Any, lines: Sequence[series.Line], looks: Looks) -> None:
+  """Bars of all runs side by side at each class."""
+  width = 0.84 / len(lines)
+  for i, line in enumerate(lines):
+    error = None if line.low is None or line.high is None else np.stack(
+        [line.mean - line.low, line.high - line.mean])
+    left = line.x + (i - (len(lines) - 1) / 2) * width
+    axes.bar(left, line.mean, width, yerr=error, error_kw={'linewidth': 0.7},
+             **bar_style(looks[line.run]))
+  places = lines[0].x
+  axes.set_xticks(places[::math.ceil(len(places) / _MOST_TICKS)])
+  axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))
+  axes.grid(visible=False, axis='x')
+
+
+def bar_style(look: names.Look) -> dict[str, Any]:
+  """Returns the colour of a bar; other dashes are fainter bars."""
+  turn, place = divmod(look.colour, len(COLOURS))
+  return {'color': COLOURS[place],
+          'alpha': (1.0, .65, .45, .3)[(look.dash + turn) % len(DASHES)]}
+
+
+def _heat(drawing: Any, axes: Any, lines: Sequence[series.Line]) -> None:
+  """A row a run, a column a class."""
+  width = max(len(line.x) for line in lines)
+  cells = np.full((len(lines), width), np.nan)
+  for i, line in enumerate(lines):
+    cells[i, :len(line.x)] = line.mean
+  image = axes.imshow(cells, aspect='auto', cmap='viridis', vmin=0, vmax=100,
+                      interpolation='nearest')
+  axes.set_yticks(range(len(lines)), [line.name for line in lines], fontsize=7)
+  axes.grid(visible=False)
+  axes.spines[:].set_visible(False)
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  if cells.size <= _MOST_WORDS:
+    for (row, column), value in np.ndenumerate(cells):
+      if np.isfinite(value):
+        axes.text(column, row, f'{value:.0f}', ha='center', va='center',
+                  fontsize=7, color='white' if value < 60 else 'black')
+  drawing.colorbar(image, ax=axes, shrink=0.9).ax.tick_params(labelsize=7)
+
+
+def _handle(chart: series.Chart, look: names.Look) -> Any:
+  if chart.kind == 'bars':
+    return patches.Patch(**bar_style(look))
+  return mlines.Line2D([], [], linewidth=1.8, **style(look))
+
+
+def _svg(drawing: Any) -> str:
   stream = io.StringIO()
   with matplotlib.rc_context(_STYLE):
-    backend_svg.FigureCanvasSVG(chart).print_svg(
+    backend_svg.FigureCanvasSVG(drawing).print_svg(
         stream, metadata={'Date': None, 'Creator': None, 'Format': None,
                           'Type': None})
-  text = stream.getvalue()
+  return stream.getvalue()
+
+
+def _pdf(drawing: Any) -> bytes:
+  stream = io.BytesIO()
+  with matplotlib.rc_context({**_STYLE, 'pdf.fonttype': 42}):
+    backend_pdf.FigureCanvasPdf(drawing).print_pdf(
+        stream, metadata={'CreationDate': None, 'Creator': None,
+                          'Producer': None})
+  return stream.getvalue()
+
+
+def _inner(text: str) -> str:
+  """A drawing without what only a file of its own needs.
+
+  The page scales it, so a hundredth of a point is enough; ids are made unique
+  by the page.
+  """
   text = text[text.index('<svg'):]
   text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
-  # The page scales it; ids are made unique by the page.
+  text = re.sub(r'\bd="[^"]*"', lambda found: re.sub(
+      r'\d+\.\d{3,}', lambda n: f'{float(n[0]):.2f}', found[0]), text)
   return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1', re.sub(
       r'(<svg[^>]*?) width="[^"]*"', r'\1', text, count=1), count=1)

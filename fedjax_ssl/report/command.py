@@ -8,6 +8,7 @@ import re
 import shlex
 from typing import Any
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.training import workdir as workdir_lib
 
 FLAGFILE = 'run.flags'
@@ -85,8 +86,9 @@ def flags_of(config: Mapping[str, Any]) -> list[str]:
   """Returns the command line flags that make a configuration again."""
   lines = []
   for name, value in sorted(config['flags'].items()):
-    if name in _LEFT_OUT or value is None:
+    if name in _LEFT_OUT or value is None or value == []:
       continue
+    name = checks.flag(name)
     if isinstance(value, bool):
       lines.append(f'--{name}' if value else f'--no{name}')
     elif isinstance(value, list):

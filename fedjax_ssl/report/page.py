@@ -1,93 +1,130 @@
-"""A report of finished runs: tables, curves, bars and partitions, one page."""
+"""A report of runs: tables that compare, charts and partitions, one page."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import csv
 import html
+from importlib import resources
+import io
 import pathlib
 import re
+from typing import Any, NamedTuple
 
-from fedjax_ssl.report import charts, command, stored_runs, tables
+from fedjax_ssl.report import (
+  charts,
+  command,
+  interactive,
+  names,
+  pairs,
+  series,
+  stored_runs,
+  tables,
+)
 from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import disk
 
-# Curves, in this order, of those that some run has.
-PANELS = ('accuracy', 'loss', 'val_accuracy', 'local_accuracy', 'train_loss',
-          'mask_rate', 'pseudo_label_accuracy', 'epsilon')
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
-  max-width: 70rem; color: #1a1a1a; background: #fff; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
-  vertical-align: top; }
-thead th { border-bottom: 2px solid #888; }
-tbody th, thead th:first-child { position: sticky; left: 0;
-  background: #fff; }
-tbody th { min-width: 8rem; max-width: 18rem; overflow-wrap: anywhere; }
-.notes { font-size: .9rem; }
-@media (max-width: 40rem) { table { font-size: .8rem; }
-  th, td { padding: .25rem .4rem; }
-  tbody th { min-width: 5rem; max-width: 8rem; } }
-th.n { text-align: right; }
-td.n { text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums; }
-.charts { display: grid; gap: 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
-figure { margin: 0; } figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; display: block; }
-ul.key { list-style: none; padding: 0; display: flex; flex-wrap: wrap;
-  gap: .2rem 1.2rem; }
-ul.key svg { display: inline-block; width: 2rem; height: .6rem; }
-pre { overflow-x: auto; background: #f5f5f5; padding: .6rem; }
-"""
+_CURVES = ('classes', 'clients')  # Charts that have a heading of their own.
 
 
-def page(runs: Sequence[stored_runs.Run], targets: Sequence[float],
-         title: str, left_out: Sequence[str] = (),
-         columns: Sequence[str] = ()) -> str:
+class Options(NamedTuple):
+  """What a reader of a report wants to see.
+
+  Attributes:
+    targets: test accuracies to reach, as in `0.7,0.8`; None: the highest
+      multiple of 0.05 that every run reaches.
+    title: above everything.
+    columns: metrics of the last row to show in the table too.
+    reference: name of the run that the others are compared with; '': see
+      `pairs.references`.
+    refresh: seconds after which a browser reads the page anew; 0: never.
+  """
+
+  targets: str | None = None
+  title: str = 'Report'
+  columns: Sequence[str] = ()
+  reference: str = ''
+  refresh: int = 0
+
+
+class _Drawn(NamedTuple):
+  """A chart and its small drawings: pairs of a title and what stands there."""
+
+  chart: series.Chart
+  facets: list[tuple[str, str]]
+
+
+def _page(runs: Sequence[stored_runs.Run], plan: names.Plan,
+          grids: Mapping[str, tables.Grid], options: Options,
+          left_out: Sequence[str], drawn: Sequence[_Drawn], library: str,
+          partitions: Sequence[tuple[str, str]]) -> str:
   """The whole report as one HTML text."""
-  main = tables.as_html(tables.main_table(runs, columns))
-  parts = [f'<h1>{html.escape(title)}</h1>', _key(runs), main,
+  parts = [f'<h1>{html.escape(options.title)}</h1>',
+           *_tables(grids, plan, left_out)]
+  if drawn:
+    parts += ['<div class="compared">', _key(runs, plan.looks), '<div>',
+              *_charts(drawn, bool(library)), '</div>', '</div>']
+  parts += _stills('Partitions', 'Rows of each class on each client, first '
+                   'seed.', partitions)
+  parts += ['<h2>To repeat them</h2>']
+  for run in runs:
+    made = command.program_of(run.config) or 'an experiment'
+    facts = ', '.join(f'{k} {v}' for k, v in run.config['environment'].items())
+    places = ', '.join(folder.name for folder in run.folders)
+    parts.append(f'<details><summary>{html.escape(run.name)}: '
+                 f'{html.escape(made)}</summary><pre>'
+                 f'{html.escape(_command(run))}</pre>'
+                 f'<p>In {html.escape(places)}. {html.escape(facts)}</p>'
+                 '</details>')
+  if library:
+    parts += [f'<script>{library}</script>',
+              f'<script>{_source("page.js")}</script>']
+  again = (f'<meta http-equiv="refresh" content="{options.refresh}">\n'
+           if options.refresh else '')
+  return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+          '<meta name="viewport" content="width=device-width, '
+          f'initial-scale=1">\n{again}'
+          f'<title>{html.escape(options.title)}</title>\n'
+          f'<style>{_source("page.css")}</style>\n</head>\n<body>\n'
+          + '\n'.join(parts) + '\n</body>\n</html>\n')
+
+
+def _source(name: str) -> str:
+  return resources.files('fedjax_ssl.report').joinpath(name).read_text('utf-8')
+
+
+def _tables(grids: Mapping[str, tables.Grid], plan: names.Plan,
+            left_out: Sequence[str]) -> list[str]:
+  """All tables with what they mean."""
+  parts = [tables.as_html(grids['table']),
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number is shown where "
            "the run's flagfile names one. * means that the run's flags differ "
            'from that flagfile, or that it is not here to be compared. "local" '
            'is the mean over the clients\u2019 own models. † marks a '
            'run that diverged, ‡ one that is hardly above the largest class; '
-           'the notes say why.</p>']
+           'the notes say why. Bold: the best final mean, but for runs with '
+           'all labels or a mark.</p>']
+  if plan.others:
+    parts.append('<p>The runs differ too in '
+                 f'{html.escape(", ".join(plan.others))}.</p>')
   parts += [f'<p class="notes">left out: {html.escape(line)}</p>'
             for line in left_out]
-  if targets:
-    parts += ['<h2>Rounds and traffic to an accuracy</h2>',
-              tables.as_html(tables.target_table(runs, targets)),
-              '<p>The first evaluated round that reached it; MB both ways, all '
-              'clients together.</p>']
-  drawings = [(panel.replace('_', ' '), charts.curves(runs, panel))
-              for panel in PANELS]
-  drawings.append(('accuracy against traffic',
-                   charts.communication(runs)))
-  parts += _section('Curves', 'Line: mean over seeds; band: one standard '
-                    'deviation to each side.', drawings)
-  parts += _section('Accuracy in each class', 'After the last round.', [
-      (run.name, charts.per_class(run, i))
-      for i, run in enumerate(runs)])
-  parts += _section('Partitions', 'Rows of each class on each client, first '
-                    'seed.', list(_partitions(runs)))
-  parts += ['<h2>To repeat them</h2>']
-  for run in runs:
-    made = command.program_of(run.config) or 'an experiment'
-    facts = ', '.join(f'{k} {v}' for k, v in run.config['environment'].items())
-    parts.append(f'<details><summary>{html.escape(run.name)}: '
-                 f'{html.escape(made)}</summary><pre>'
-                 f'{html.escape(_command(run))}</pre>'
-                 f'<p>{html.escape(facts)}</p></details>')
-  return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-          '<meta name="viewport" content="width=device-width, '
-          f'initial-scale=1">\n<title>{html.escape(title)}</title>\n'
-          f'<style>{_STYLE}</style>\n</head>\n<body>\n'
-          + '\n'.join(parts) + '\n</body>\n</html>\n')
+  for name, title, note in (
+      ('differences', 'Differences over seeds', 'Accuracy after the last round '
+       'less that of the run it is compared with, in points, over the seeds '
+       'that both have; with Student\u2019s t interval of 95 %, each row for '
+       'itself.'),
+      ('targets', 'Rounds and traffic to an accuracy', 'The first evaluated '
+       'round that reached it; MB both ways, all clients together.'),
+      ('clients', 'Who gains, who loses', "A client's accuracy is that of each "
+       'class after the last round, weighed as the classes are among its own '
+       'rows. Mean over the clients, mean of the worst tenth, and deviation '
+       'over the clients, ± over seeds; then how many have more, or less, than '
+       'with the run it is compared with.')):
+    if name in grids:
+      parts += [f'<h2>{title}</h2>', tables.as_html(grids[name]),
+                f'<p>{note}</p>']
+  return parts
 
 
 def _command(run: stored_runs.Run) -> str:
@@ -97,36 +134,87 @@ def _command(run: stored_runs.Run) -> str:
   return command.for_shell(run.config, flags)
 
 
-def _key(runs: Sequence[stored_runs.Run]) -> str:
-  """The legend, once for all charts."""
+def _key(runs: Sequence[stored_runs.Run], looks: Sequence[names.Look]) -> str:
+  """The legend beside all charts, where runs are switched on and off."""
   items = ''
   for i, run in enumerate(runs):
-    look = charts.style(i)
+    look = charts.style(looks[i])
     dash = look['linestyle']
     dashes = '' if dash == '-' else (
         f' stroke-dasharray="{" ".join(str(2 * d) for d in dash[1])}"')
-    items += (f'<li><svg viewBox="0 0 32 8" aria-hidden="true"><path d="M0 '
-              f'4H32" stroke="{look["color"]}" stroke-width="3"{dashes}/></svg>'
-              f' {html.escape(run.name)}</li>')
-  return f'<ul class="key">{items}</ul>'
+    items += (f'<li><label data-run="{i}"><svg viewBox="0 0 32 8" '
+              f'aria-hidden="true"><path d="M0 4H32" stroke="{look["color"]}" '
+              f'stroke-width="3"{dashes}/></svg>'
+              f'<span>{html.escape(run.name)}</span></label></li>')
+  return (f'<aside class="beside"><ul class="key">{items}</ul>'
+          '<p class="switches"></p></aside>')
 
 
-def _section(title: str, note: str, drawings: Sequence[tuple[str, str]]
-             ) -> list[str]:
+def _drawn(all_charts: Sequence[series.Chart], looks: Sequence[names.Look],
+           live: bool) -> list[_Drawn]:
+  """Still drawings, or the data of those that the reader's browser makes."""
+  if not live:
+    return [_Drawn(chart, [
+        (facet, _own_ids(svg, f'{chart.name}-{i}-'))
+        for i, (facet, svg) in enumerate(charts.inline(chart, looks))])
+            for chart in all_charts]
+  most = interactive.most_points(all_charts)
+  return [_Drawn(chart, [
+      (facet, '<div class="plot"><script type="application/json">'
+       f'{interactive.figure(chart, lines, looks, most)}</script></div>')
+      for facet, lines in chart.facets.items()]) for chart in all_charts]
+
+
+def _charts(drawn: Sequence[_Drawn], live: bool) -> list[str]:
+  """The charts under their headings."""
+  script = ['<noscript>These charts need JavaScript; chart_*.svg beside this '
+            'page are the same ones.</noscript>'] * live
+  curves = [d for d in drawn if d.chart.name not in _CURVES]
+  parts = _section('Curves', 'Line: mean over seeds; band: one standard '
+                   'deviation to each side, within what can be.', curves)
+  for name, title, note in (
+      ('classes', 'Accuracy in each class', 'After the last round.'),
+      ('clients', 'Accuracy of each client', 'After the last round, from the '
+       'client with the least.')):
+    parts += _section(title, note, [d for d in drawn if d.chart.name == name])
+  return script + parts
+
+
+def _section(title: str, note: str, drawn: Sequence[_Drawn]) -> list[str]:
   """A heading and its charts; nothing if there are none."""
-  figures: list[str] = []
-  for name, svg in drawings:
-    if not svg:
-      continue
-    prefix = re.sub(r'\W+', '-', f'{title}-{len(figures)}-').lower()
-    label = f' role="img" aria-label="{html.escape(f"{title}: {name}")}"'
-    figures.append(f'<figure><figcaption>{html.escape(name)}</figcaption>'
-                   + _own_ids(svg, prefix).replace('<svg', f'<svg{label}', 1)
-                   + '</figure>')
-  if not figures:
+  if not drawn:
     return []
-  return [f'<h2>{title}</h2>', f'<p>{note}</p>',
-          '<div class="charts">', *figures, '</div>']
+  parts = [f'<h2>{title}</h2>', f'<p>{note}</p>', '<div class="charts">']
+  for chart, facets in drawn:
+    divided = len(facets) > 1
+    if divided:
+      parts.append(f'<div class="facets"><h3>{html.escape(chart.title)}</h3>'
+                   '<div class="charts">')
+    for facet, body in facets:
+      parts.append(_figure(
+          facet if divided else chart.title,
+          ' '.join(filter(None, (title, chart.title, facet))), body))
+    parts += ['</div></div>'] * divided
+  return [*parts, '</div>']
+
+
+def _figure(caption: str, label: str, body: str) -> str:
+  """One drawing, which says what it is to those who do not see it."""
+  label = f' role="img" aria-label="{html.escape(label)}"'
+  body = re.sub('^<(svg|div)', lambda found: found[0] + label, body)
+  return (f'<figure><figcaption>{html.escape(caption)}</figcaption>{body}'
+          '</figure>')
+
+
+def _stills(title: str, note: str, drawings: Sequence[tuple[str, str]]
+            ) -> list[str]:
+  """A heading and drawings that stay as they are."""
+  if not drawings:
+    return []
+  return [f'<h2>{title}</h2>', f'<p>{note}</p>', '<div class="charts">',
+          *(_figure(name, f'{title}: {name}',
+                    _own_ids(svg, f'{title.lower()}-{i}-'))
+            for i, (name, svg) in enumerate(drawings)), '</div>']
 
 
 def _own_ids(svg: str, prefix: str) -> str:
@@ -138,29 +226,75 @@ def _own_ids(svg: str, prefix: str) -> str:
   return re.sub(r'<!--.*?-->', '', svg, flags=re.DOTALL)
 
 
-def _partitions(runs: Sequence[stored_runs.Run]):
-  """(names of the runs, drawing) of each partition, once."""
+def _partitions(runs: Sequence[stored_runs.Run]
+                ) -> list[tuple[str, Any, dict[str, Any]]]:
+  """(names of the runs, drawing, class counts) of each partition, once."""
   users: dict[str, list[stored_runs.Run]] = {}
   for run in runs:
     key = repr((run.config['facts'].get('partition_hash'),
                 run.config['flags'].get('labels')))
     users.setdefault(key, []).append(run)
+  found = []
   for same in users.values():
     federation = same[0].config['facts'].get('federation')
-    drawing = charts.heat_map(
-        federation if isinstance(federation, dict) else {})
-    yield ', '.join(run.name for run in same), drawing
+    federation = federation if isinstance(federation, dict) else {}
+    drawing = charts.heat_map(federation)
+    if drawing is not None:
+      found.append((', '.join(run.name for run in same), drawing,
+                    charts.class_counts(federation)))
+  return found
 
 
-def texts_of(runs: Sequence[stored_runs.Run], targets: str | None, title: str,
-             left_out: Sequence[str] = (), columns: Sequence[str] = ()
-             ) -> dict[str, str]:
-  """All files of a report, by name."""
-  marks = _targets(targets, runs)
-  grids = {'table': tables.main_table(runs, columns)}
+def _counts(kinds: Mapping[str, Any]) -> str:
+  """The numbers of a partition for programs."""
+  stream = io.StringIO()
+  writer = csv.writer(stream, lineterminator='\n')
+  classes = max(count.shape[1] for count in kinds.values())
+  writer.writerow(['rows', 'client', *(f'class {c}' for c in range(classes))])
+  for kind, count in kinds.items():
+    writer.writerows([kind, i, *row] for i, row in enumerate(count.tolist()))
+  return stream.getvalue()
+
+
+def grids_of(runs: Sequence[stored_runs.Run], options: Options
+             ) -> dict[str, tables.Grid]:
+  """Makes the tables, by name; those without rows are left out.
+
+  Raises:
+    ValueError: for bad targets or columns, or a reference that is no run.
+  """
+  marks = _targets(options.targets, runs)
+  against = pairs.references(runs, stored_runs.compared(runs),
+                             options.reference)
+  grids = {'table': tables.main_table(runs, options.columns),
+           'differences': tables.difference_table(runs, against),
+           'clients': tables.client_table(runs, against)}
   if marks:
     grids['targets'] = tables.target_table(runs, marks)
-  texts = {'index.html': page(runs, marks, title, left_out, columns)}
+  return {name: grid for name, grid in grids.items() if grid.rows}
+
+
+def texts_of(runs: Sequence[stored_runs.Run], options: Options,
+             left_out: Sequence[str] = ()) -> dict[str, str | bytes]:
+  """Makes all files of a report, by name.
+
+  Raises:
+    ValueError: see `grids_of`.
+  """
+  grids, plan = grids_of(runs, options), stored_runs.compared(runs)
+  library = interactive.library()
+  all_charts, partitions = series.all_charts(runs, plan), []
+  texts: dict[str, str | bytes] = {'index.html': ''}  # To be written first.
+  for chart in all_charts:
+    texts |= _files(f'chart_{chart.name}', charts.files(chart, plan.looks),
+                    series.comma_separated(chart))
+  for i, (title, drawing, kinds) in enumerate(_partitions(runs), 1):
+    still, made = charts.of_heat_map(drawing)
+    partitions.append((title, still))
+    texts |= _files(f'chart_partition_{i}', made, _counts(kinds))
+  texts['index.html'] = _page(
+      runs, plan, grids, options, left_out,
+      _drawn(all_charts, plan.looks, bool(library)), library, partitions)
   for name, grid in grids.items():
     texts[f'{name}.md'] = tables.markdown(grid)
     texts[f'{name}.csv'] = tables.comma_separated(grid)
@@ -168,36 +302,43 @@ def texts_of(runs: Sequence[stored_runs.Run], targets: str | None, title: str,
   return texts
 
 
-def texts_of_good(runs: Sequence[stored_runs.Run], targets: str | None,
-                 title: str, left_out: list[str],
-                 columns: Sequence[str] = ()) -> dict[str, str]:
-  """The files of a report of all runs that can be shown.
+def _files(name: str, drawings: Mapping[str, bytes], numbers: str
+           ) -> dict[str, str | bytes]:
+  return {**{f'{name}.{ending}': data for ending, data in drawings.items()},
+          f'{name}.csv': numbers}
+
+
+def texts_of_good(runs: Sequence[stored_runs.Run], options: Options,
+                  left_out: list[str]) -> dict[str, str | bytes]:
+  """Makes the files of a report of all runs that can be shown.
 
   Raises:
-    ValueError: for bad targets, or if no run can be shown.
+    ValueError: for bad options, or if no run can be shown.
   """
-  _targets(targets, runs)
+  _targets(options.targets, runs)
+  pairs.references(runs, stored_runs.compared(runs), options.reference)
   try:
-    return texts_of(runs, targets, title, left_out, columns)
+    return texts_of(runs, options, left_out)
   except Exception as error:  # Damaged runs fail in many ways.
     good = []
     for run in runs:
       try:
-        texts_of([run], None, title)
+        texts_of([run], Options(title=options.title))
         good.append(run)
       except Exception as fault:
         left_out.append(f'{run.folders[0]} cannot be shown: {fault!r}.')
     if not good or len(good) == len(runs):
       raise ValueError(' '.join(left_out) or repr(error)) from error
-  return texts_of(good, targets, title, left_out, columns)
+  return texts_of(stored_runs.named(good), options, left_out)
 
 
-def write(texts: Mapping[str, str], out: pathlib.Path) -> None:
+def write(texts: Mapping[str, str | bytes], out: pathlib.Path) -> None:
   """Writes all files of a report into a folder, or leaves it as it is."""
   try:
     out.mkdir(parents=True, exist_ok=True)
-    disk.replace_all(out, {name: plain(text).encode()
-                           for name, text in texts.items()})
+    disk.replace_all(out, {
+        name: text if isinstance(text, bytes) else plain(text).encode()
+        for name, text in texts.items()})
   except (FileExistsError, NotADirectoryError):
     raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
                      'file.') from None

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
-from fedjax_ssl.report import command, text, verdict
+from fedjax_ssl.report import command, names, text, verdict
 from fedjax_ssl.report import summary as summary_lib
 from fedjax_ssl.training import metrics
 from fedjax_ssl.training import workdir as workdir_lib
@@ -26,7 +26,7 @@ _LARGEST = 1e39  # Beyond float32, in which all is measured.
 _MOST_ROUNDS = 2**31
 # Flags in which the seeds of one cell may differ.
 _FREE = ('workdir', 'data_dir', 'seed', 'seeds', 'eval_only', 'bounds',
-         'tensorboard', 'num_devices', 'seed_map')
+         'tensorboard', 'track', 'num_devices', 'seed_map')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Run:
     planned: all seeds that the configuration asks for.
     changed: flags that are not as that flagfile has them; None if they could
       not be compared.
+    federations: what is stored of each seed's federation; None of a seed whose
+      partition is not the one that is described.
+    folder_name: what its folders are called, without the seeds.
   """
 
   name: str
@@ -58,6 +61,8 @@ class Run:
   numbers: tuple[int, ...] = ()
   planned: tuple[int, ...] = ()
   changed: tuple[str, ...] | None = ()
+  federations: tuple[Any, ...] = ()
+  folder_name: str = ''
 
   @property
   def rounds(self) -> int:
@@ -134,14 +139,28 @@ def read(folder: str | os.PathLike[str], name: str = '',
     _check(flags, seeds)
     for seed in seeds:
       outcome(seed)  # Rows that cannot be summed up show here.
-    return Run(name or text.plain(path.name), [path], config, seeds,
+    title = name or text.plain(path.name)
+    numbers = tuple(s[0].get('seed', planned[0]) for s in seeds)
+    return Run(title, [path], config, seeds,
                _elapsed(times), paper_flags.printed(comments),
-               comments[0] if comments else '',
-               tuple(s[0].get('seed', planned[0]) for s in seeds),
-               tuple(planned), _changed(config, defaults))
+               comments[0] if comments else '', numbers,
+               tuple(planned), _changed(config, defaults),
+               _federations(config['facts'], planned[0], numbers), title)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(
         f'{path} is damaged: {str(error).rstrip(".")}.') from error
+
+
+def _federations(facts: Mapping[str, Any], first: int, seeds: Sequence[int]
+                 ) -> tuple[Any, ...]:
+  """The stored description for each seed of the partition it is of."""
+  hashes = facts.get('partition_hash')
+  hashes = hashes if isinstance(hashes, dict) else {}
+  described = hashes.get(str(first))
+  return tuple(
+      facts.get('federation') if seed == first or (
+          described is not None and hashes.get(str(seed)) == described)
+      else None for seed in seeds)
 
 
 def _check(flags: Mapping[str, Any], seeds: Sequence[Sequence[Row]]) -> None:
@@ -217,7 +236,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
   joined = [_joined(_once(runs, left_out)) for runs in groups.values()]
   if left_out is not None:
     left_out += faults
-  return _named(joined)
+  return named(joined)
 
 
 def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
@@ -250,8 +269,11 @@ def _joined(runs: list[Run]) -> Run:
     name = parent
   order = np.argsort(seeds)
   rows = [r for run in runs for r in run.seeds]
+  known = [f for run in runs for f in run.federations]
   return dataclasses.replace(
-      first, name=name, folders=[f for run in runs for f in run.folders],
+      first, name=name, folder_name=name,
+      federations=tuple(known[i] for i in order),
+      folders=[f for run in runs for f in run.folders],
       seeds=[rows[i] for i in order],
       seconds=_total([r.seconds for r in runs]),
       numbers=tuple(seeds[i] for i in order),
@@ -275,17 +297,19 @@ def seeds_of(run: Run) -> list[int]:
   return list(run.numbers)
 
 
-def _named(runs: list[Run]) -> list[Run]:
-  """Names made different: by the folder above, else by number."""
-  named: list[Run] = []
-  for run in runs:
-    name = run.name
-    if sum(r.name == name for r in runs) > 1:
-      name = f'{run.folders[0].parent.name}/{name}'
-    count = sum(r.name.split(' (')[0] == name for r in named)
-    named.append(dataclasses.replace(
-        run, name=f'{name} ({count + 1})' if count else name))
-  return named
+def compared(runs: Sequence[Run]) -> names.Plan:
+  """Finds what differs between runs: their names and how they are drawn."""
+  return names.plan(
+      [run.config for run in runs],
+      [(title := run.folder_name,
+        f'{text.plain(run.folders[0].parent.name)}/{title}')
+       for run in runs], _FREE)
+
+
+def named(runs: Sequence[Run]) -> list[Run]:
+  """Gives runs short names, each another: what only they have."""
+  return [dataclasses.replace(run, name=name)
+          for run, name in zip(runs, compared(runs).names, strict=True)]
 
 
 def _total(seconds: Sequence[float | None]) -> float | None:

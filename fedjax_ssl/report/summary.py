@@ -202,6 +202,24 @@ def table(runs: Runs, *, tail: int = TAIL, columns: Sequence[str] = ()
 def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
                 panels: Sequence[str] = ('accuracy', 'loss'),
                 title: str = '') -> None:
+  """Draws what `curves` does to a file; its ending chooses the format.
+
+  Args:
+    runs: by name, one list of rows a seed, as `load` gives.
+    path: file to write: png, pdf or svg.
+    panels: metrics to draw, one panel each; those nobody has are left out.
+    title: above the panels.
+
+  Raises:
+    ValueError: if none of the panels has anything to draw.
+  """
+  chart = curves(runs, panels=panels, title=title)
+  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  chart.savefig(path, dpi=150)
+
+
+def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
+           title: str = '') -> Any:
   """Draws metrics against rounds: a line a name, a band over its seeds.
 
   The line is the mean over seeds and the band one standard deviation to each
@@ -210,30 +228,32 @@ def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
 
   Args:
     runs: by name, one list of rows a seed, as `load` gives.
-    path: file to write; its ending chooses the format (png, pdf, svg).
     panels: metrics to draw, one panel each; those nobody has are left out.
     title: above the panels.
+
+  Returns:
+    A figure of matplotlib.
 
   Raises:
     ValueError: if none of the panels has anything to draw.
   """
   from matplotlib import figure
   from matplotlib.backends import backend_agg
-  curves = {panel: {name: curve for name, seeds in runs.items()
-                    if (curve := _curve(seeds, panel)) is not None}
-            for panel in panels}
-  curves = {panel: lines for panel, lines in curves.items() if lines}
-  if not curves:
+  found = {panel: {name: curve for name, seeds in runs.items()
+                   if (curve := _curve(seeds, panel)) is not None}
+           for panel in panels}
+  found = {panel: lines for panel, lines in found.items() if lines}
+  if not found:
     raise ValueError(f'No run has any of panels={list(panels)}.')
   chart = figure.Figure(
-      figsize=(4.6 * len(curves) + 2.2, 3.8), layout='constrained')
+      figsize=(4.6 * len(found) + 2.2, 3.8), layout='constrained')
   backend_agg.FigureCanvasAgg(chart)
   style = {name: {'color': COLOURS[i % len(COLOURS)],
                   'linestyle': _DASHES[i // len(COLOURS) % len(_DASHES)]}
            for i, name in enumerate(runs)}
   handles = {}
-  all_axes = chart.subplots(1, len(curves), squeeze=False)[0]
-  for axes, (panel, lines) in zip(all_axes, curves.items(), strict=True):
+  all_axes = chart.subplots(1, len(found), squeeze=False)[0]
+  for axes, (panel, lines) in zip(all_axes, found.items(), strict=True):
     scale = 100 if panel in metrics.SHARES else 1
     for name, (rounds, values) in lines.items():
       values = values * scale
@@ -254,23 +274,23 @@ def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
     axes.margins(x=0.02)
   final = {name: _final(runs[name]) for name in handles}
   order = sorted(handles, key=lambda name: -np.nan_to_num(final[name]))
-  found = {name: [verdict.of(rows[-1]) for rows in runs[name]]
-           for name in order}
+  verdicts = {name: [verdict.of(rows[-1]) for rows in runs[name]]
+              for name in order}
   chart.legend(
       handles=[handles[name] for name in order],
       labels=[name if np.isnan(final[name]) else verdict.marked(
-          f'{name}  {100 * final[name]:.1f}', found[name]) for name in order],
+          f'{name}  {100 * final[name]:.1f}', verdicts[name])
+              for name in order],
       loc='outside right upper', frameon=False, fontsize='small',
       title='\n'.join([
           'final accuracy, %', *['(bands: 1 std over seeds)'] * any(
               len(runs[name]) > 1 for name in order), *verdict.legend(
-                  found.values())]),
+                  verdicts.values())]),
       title_fontsize='small', alignment='left')
   if title:
     chart.suptitle(title, fontsize='medium', parse_math=False)
   as_they_are(chart)
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  chart.savefig(path, dpi=150)
+  return chart
 
 
 def _column(rows: Sequence[Row], name: str) -> np.ndarray:

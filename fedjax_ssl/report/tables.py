@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.report import stored_runs, summary, verdict
+from fedjax_ssl.report import clients, pairs, stored_runs, summary, verdict
 from fedjax_ssl.training import metrics
 
 
@@ -39,11 +39,21 @@ class Grid(NamedTuple):
   columns: list[str]
   rows: list[list[str | Value]]
   notes: list[str] = []  # One a row, '' where there is nothing to say.
+  best: int | None = None  # The row that people look for.
 
   def lines(self) -> list[str]:
     """The notes with the names of their rows."""
     return [f'{_text(row[0])}: {note}.'
             for row, note in zip(self.rows, self.notes) if note]
+
+  def for_people(self) -> Grid:
+    """The table without columns that hold nothing, or what the names say."""
+    kept = [i for i in range(len(self.columns)) if not i or not (
+        all(_is_empty(row[i]) for row in self.rows)
+        or all(_is_said(row[i], row[0]) for row in self.rows))]
+    return self._replace(
+        columns=[self.columns[i] for i in kept],
+        rows=[[row[i] for i in kept] for row in self.rows])
 
 
 def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
@@ -100,7 +110,8 @@ def main_table(runs: Sequence[stored_runs.Run],
                'validation-selected, %', *['local models, %'] * local,
                *(name.replace('_', ' ') + (', %' if name in metrics.SHARES
                                            else '') for name in more),
-               'paper, %', 'MB sent', 'minutes'], rows, _notes(runs))
+               'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),
+              pairs.best(runs) if len(runs) > 1 else None)
 
 
 def _paper(run: stored_runs.Run) -> Value:
@@ -150,6 +161,65 @@ def target_table(runs: Sequence[stored_runs.Run], targets: Sequence[float]
   return Grid(columns, rows, _notes(runs, paper=False))
 
 
+def difference_table(runs: Sequence[stored_runs.Run],
+                     references: Sequence[int]) -> Grid:
+  """Accuracy after the last round less that of a reference, seed by seed.
+
+  Args:
+    runs: a row each, but for those that are only compared with.
+    references: index of the run that each is compared with.
+  """
+  rows: list[list[str | Value]] = []
+  notes = []
+  for i, (run, other) in enumerate(zip(runs, references, strict=True)):
+    if i == other:
+      continue
+    notes.append('' if set(run.ends) == set(runs[other].ends) else
+                 f'it ended at round {run.rounds}, the other at '
+                 f'{runs[other].rounds}')
+    found = pairs.of_finals(run, runs[other])
+    rows.append([run.name, runs[other].name, str(found.pairs),
+                 Value(found.mean), Value(found.low), Value(found.high)])
+  return Grid(['run', 'against', 'pairs', 'difference, points',
+               '95 % from', '95 % to'], rows, notes)
+
+
+def client_table(runs: Sequence[stored_runs.Run], references: Sequence[int]
+                 ) -> Grid:
+  """How the last accuracy is spread over the clients' class mixes.
+
+  Args:
+    runs: a row each, of those whose clients are known.
+    references: index of the run with which each is compared.
+  """
+  known = [clients.accuracies(run) for run in runs]
+  rows: list[list[str | Value]] = []
+  for run, mine, other in zip(runs, known, references, strict=True):
+    if not mine:
+      continue
+    row: list[str | Value] = [run.name, str(len(mine))]
+    for read in (np.nanmean, clients.worst, np.nanstd):
+      row.append(over_seeds([float(read(a)) for a in mine.values()],
+                            scale=100))
+    gains = clients.against(mine, known[other], clients.same_clients(
+        run, runs[other])) if runs[other] is not run else np.zeros(0)
+    row += [runs[other].name if gains.size else '-',
+            *(Value(100 * float(share.mean()), digits=1) if gains.size
+              else Value(None) for share in (gains > 0, gains < 0))]
+    rows.append(row)
+  return Grid(['run', 'seeds', 'mean of clients, %', 'worst tenth, %',
+               'deviation over clients', 'against', 'clients that gain, %',
+               'clients that lose, %'], rows)
+
+
+def _is_empty(cell: str | Value) -> bool:
+  return _text(cell) in ('', '-')
+
+
+def _is_said(cell: str | Value, name: str | Value) -> bool:
+  return not _is_number(cell) and _text(cell) in _text(name).split(', ')
+
+
 def _text(cell: str | Value, sign: str = '±') -> str:
   return cell if isinstance(cell, str) else cell.text(sign)
 
@@ -166,10 +236,14 @@ def _numeric(grid: Grid) -> list[bool]:
 
 
 def markdown(grid: Grid) -> str:
-  """For a README; numbers to the right, notes below."""
+  """For a README; numbers to the right, the best row bold, notes below."""
+  grid = grid.for_people()
+  def line(number: int, row: Sequence[str | Value]) -> list[str]:
+    cells = [' '.join(_text(c).replace('|', '\\|').split()) for c in row]
+    return cells if number != grid.best else [
+        f"**{c.replace('*', chr(92) + '*')}**" for c in cells]
   lines = [grid.columns, ['---:' if n else '---' for n in _numeric(grid)],
-           *([' '.join(_text(c).replace('|', '\\|').split()) for c in row]
-             for row in grid.rows)]
+           *(line(i, row) for i, row in enumerate(grid.rows))]
   table = '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
   notes = '\n'.join('- ' + line.replace('*', '\\*') for line in grid.lines())
   return table + (f'\n{notes}\n' if notes else '')
@@ -206,14 +280,17 @@ _ESCAPES = {'\\': r'\textbackslash{}', '&': r'\&', '%': r'\%', '$': r'\$',
 
 
 def latex(grid: Grid) -> str:
-  """A tabular without packages, notes below."""
-  def line(cells: Sequence[str]) -> str:
-    return ' & '.join(''.join(_ESCAPES.get(c, c) for c in cell)
-                      for cell in cells) + r' \\'
+  """A tabular without packages, the best row bold, notes below."""
+  grid = grid.for_people()
+  def line(cells: Sequence[str], form: str = '{}') -> str:
+    return ' & '.join(form.replace('{}', ''.join(
+        _ESCAPES.get(c, c) for c in cell)) for cell in cells) + r' \\'
   def note(text: str) -> str:
     return '\n\\par ' + ''.join(_ESCAPES.get(c, c) for c in text)
   kinds = ''.join('r' if n else 'l' for n in _numeric(grid))
-  body = [line([_text(c) for c in row]) for row in grid.rows]
+  body = [line([_text(c) for c in row],
+               r'\textbf{{}}' if i == grid.best else '{}')
+          for i, row in enumerate(grid.rows)]
   return '\n'.join([rf'\begin{{tabular}}{{{kinds}}}', r'\hline',
                     line(grid.columns), r'\hline', *body, r'\hline',
                     r'\end{tabular}']) + ''.join(
@@ -221,18 +298,20 @@ def latex(grid: Grid) -> str:
 
 
 def as_html(grid: Grid) -> str:
-  """A table whose first column names the row."""
+  """A table whose first column names the row; the best row is bold."""
+  grid = grid.for_people()
   head = ''.join(f'<th scope="col"{" class=n" if number else ""}>'
                  f'{html.escape(name)}</th>'
                  for name, number in zip(grid.columns, _numeric(grid)))
   body = ''
-  for row in grid.rows:
+  for i, row in enumerate(grid.rows):
     first, *rest = row
     cells = ''.join(
         f'<td{" class=n" if _is_number(c) else ""}>'
         f'{html.escape(_text(c))}</td>' for c in rest)
-    body += (f'<tr><th scope="row">{html.escape(_text(first))}</th>{cells}'
-             '</tr>\n')
+    kind = ' class=best' if i == grid.best else ''
+    body += (f'<tr{kind}><th scope="row">{html.escape(_text(first))}</th>'
+             f'{cells}</tr>\n')
   notes = ''.join(f'<li>{html.escape(x)}</li>' for x in grid.lines())
   return (f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
           f'<tbody>\n{body}</tbody></table></div>\n'

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
+import numpy as np
 
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
-from fedjax_ssl.training import processes
+from fedjax_ssl.data import federation as federation_lib
+from fedjax_ssl.training import columns, processes
 from fedjax_ssl.training import runner as programs
 from fedjax_ssl.training.runner import Row
 
@@ -41,11 +43,17 @@ class Result(NamedTuple):
     interrupted: a SIGTERM or SIGINT was heard, by any process: the run ended
       at `round`, which is saved and may be the last, and the caller should end
       too.
+    metrics: by name, float64[rows] of the rows that were measured, `round`
+      beside them and `seed` if there are several; see `columns`.
   """
 
   states: list[State]
   round: int
   interrupted: bool
+  metrics: dict[str, np.ndarray]
+
+  def __repr__(self) -> str:
+    return columns.text('Result', self.round, self.states, self.metrics)
 
 
 class Observer(NamedTuple):
@@ -105,7 +113,7 @@ def _listening() -> Iterator[threading.Event]:
       signal.signal(number, handler)
 
 
-def train(method: Method, federations: Sequence[Federation], *,
+def train(method: Method, federations: Federation | Sequence[Federation], *,
           num_rounds: int, seeds: Sequence[int] = (0,), eval_every: int = 1,
           checkpoint_every: int = 0, seed_map: str = 'auto',
           mesh: Mesh | None = None, saved: tuple[int, PyTree] | None = None,
@@ -114,7 +122,7 @@ def train(method: Method, federations: Sequence[Federation], *,
 
   Args:
     method: any method.
-    federations: one a seed, with tables of equal widths.
+    federations: one, or one a seed, with tables of equal widths.
     num_rounds: rounds in all, those before a resume included. Schedules and
       ramps also span this many, unless `TaskSpec.schedule_rounds` is set; set
       it if the run may be extended later.
@@ -129,13 +137,15 @@ def train(method: Method, federations: Sequence[Federation], *,
     observer: hears of rows, saves and progress.
 
   Returns:
-    The states and the round reached.
+    The states, the round reached, and what was measured.
 
   Raises:
-    ValueError: for a number out of range, or seeds that do not go with the
-      federations.
-    TypeError: for something that is no method or no list of federations.
+    ValueError: for a number out of range, seeds that do not go with the
+      federations, or a federation whose parts do not fit each other.
+    TypeError: for something that is no method or no federation.
   """
+  if isinstance(federations, Federation):
+    federations = [federations]
   _check_kinds(method, federations, num_rounds)
   if min(eval_every, checkpoint_every) < 0:
     raise ValueError(f'eval_every={eval_every} and checkpoint_every='
@@ -149,6 +159,7 @@ def train(method: Method, federations: Sequence[Federation], *,
   if method.spanning is not None:
     method = method.spanning(max(int(num_rounds), 1))
   runs = kind(method, federations, seeds, mesh)
+  measured = columns.Columns(several=len(seeds) > 1)
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
   began, pace, kept, ends = time.monotonic(), math.inf, -1, False
@@ -169,6 +180,7 @@ def train(method: Method, federations: Sequence[Federation], *,
             observer.on_report(row)
       if done == stop.round and stop.evaluates:
         for row in runs.rows(done):
+          measured.add(row)
           observer.on_row(row)
       if (stop.saves and done == stop.round) or (ends and done != kept):
         observer.on_save(done, runs.snapshot())
@@ -177,7 +189,7 @@ def train(method: Method, federations: Sequence[Federation], *,
         break
     # One that came with the last rounds must not be lost.
     ends = ends or _agree(heard, pace)[0]
-  return Result(runs.states, done, ends)
+  return Result(runs.states, done, ends, measured.scalars())
 
 
 def _check_kinds(method: Method, federations: Sequence[Federation],
@@ -188,13 +200,12 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
                     f'task), not {type(method).__name__} '
                     f'{method if isinstance(method, str) else ""}'.rstrip()
                     + '.')
-  if isinstance(federations, Federation):
-    raise TypeError('federations is a list, one for each seed: give '
-                    'train(method, [federation], num_rounds=...).')
   if not isinstance(federations, Sequence) or not federations or not all(
       isinstance(one, Federation) for one in federations):
-    raise TypeError('federations must be a list of Federation, one for each '
-                    'seed, as data.federate makes them.')
+    raise TypeError('train takes a Federation, as data.federate makes it, or a '
+                    'list of them, one for each seed.')
+  for federation in federations:
+    federation_lib.check(federation)
   if isinstance(num_rounds, bool) or not hasattr(
       num_rounds, '__index__') or num_rounds < 0:
     raise ValueError(f'num_rounds must be a whole number of at least 0, not '

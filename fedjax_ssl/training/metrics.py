@@ -87,7 +87,7 @@ from typing import Any
 from absl import logging
 import numpy as np
 
-from fedjax_ssl.training import disk
+from fedjax_ssl.training import disk, trackers
 from fedjax_ssl.training.checkpoint import sealed
 
 METRICS = 'metrics.jsonl'
@@ -186,7 +186,8 @@ class MetricsWriter:
   def __init__(self, workdir: str | os.PathLike[str],
                resume_round: int | None = None, *,
                seals: Mapping[str, sealed.Seal] | None = None,
-               tensorboard: bool = False):
+               track: Sequence[str] = (),
+               config: Mapping[str, Any] | None = None):
     """Cuts both files back to the restored round.
 
     Rows of later rounds will be measured again, and a last line that a kill
@@ -197,25 +198,29 @@ class MetricsWriter:
       resume_round: round of the restored checkpoint, whose own row is kept;
         None drops all rows, because the run starts over.
       seals: by name, what that checkpoint says of the files; see `seals`.
-      tensorboard: whether to mirror numbers to `<workdir>/tensorboard`.
+      track: where numbers are mirrored to, names of `trackers.PACKAGES`.
+      config: the run's flags, which trackers show beside them.
 
     Raises:
       MetricsError: if the files cannot be written, are not what their seals
-        say, or tensorboardX is asked for and not installed.
+        say, or a tracker is not installed or cannot be opened.
     """
     folder = pathlib.Path(workdir)
     last = -1 if resume_round is None else int(resume_round)
     self._folder = folder
     self._learnt: dict[Any, float] = {}  # By seed, the best so far.
-    self._board = None
+    self._mirrors: list[trackers.Mirror] = []
+    if lacking := trackers.lacking(track):
+      raise MetricsError(f'track: {lacking}')
     with _one_line(folder):
       whole = _whole(folder, last, seals)  # Both, before one is changed.
       self._files = {name: _Lines(folder / name, data)
                      for name, data in whole.items()}
-    if tensorboard:
-      self._board = _board(folder, last)
-    for row in _rows(self._files[METRICS].data):  # Of the run that goes on.
+    rows = _rows(self._files[METRICS].data)  # Of the run that goes on.
+    for row in rows:
       self._forgetting(row)
+    for name in track:
+      self._mirrors.append(_mirror(name, folder, config or {}, last, rows))
 
   def seals(self) -> dict[str, dict[str, Any]]:
     """What the next checkpoint should say of the two files.
@@ -262,8 +267,8 @@ class MetricsWriter:
     if timings is not None:
       place: Row = {k: plain[k] for k in ('round', 'seed') if k in plain}
       self._append(TIMINGS, to_plain(place | dict(timings)))
-    if self._board is not None:
-      _mirror(self._board, plain)
+    for mirror in self._mirrors:
+      mirror.write(plain)
     return plain
 
   def _append(self, name: str, row: Row) -> None:
@@ -277,8 +282,8 @@ class MetricsWriter:
     """Closes the files."""
     for file in self._files.values():
       file.close()
-    if self._board is not None:
-      self._board.close()
+    for mirror in self._mirrors:
+      mirror.close()
 
   def __enter__(self) -> MetricsWriter:
     return self
@@ -466,21 +471,16 @@ def _kept(folder: pathlib.Path, name: str, last: int,
   return rest
 
 
-def _board(folder: pathlib.Path, last: int) -> Any:
+def _mirror(name: str, folder: pathlib.Path, config: Mapping[str, Any],
+            last: int, rows: Sequence[Row]) -> trackers.Mirror:
+  """Opens a tracker.
+
+  Raises:
+    MetricsError: if that is impossible, as without a network or a login.
+  """
   try:
-    import tensorboardX
-  except ImportError:
-    raise MetricsError('tensorboard=True needs the package tensorboardX: '
-                       "pip install -e '.[tensorboard]' in this repository's "
-                       'folder.') from None
-  return tensorboardX.SummaryWriter(
-      str(folder / 'tensorboard'), purge_step=last + 1)
-
-
-def _mirror(board: Any, row: Row) -> None:
-  group = f'seed_{row["seed"]}/' if 'seed' in row else ''
-  for name, value in row.items():
-    if name in ('round', 'seed') or value is None or isinstance(value, list):
-      continue
-    board.add_scalar(group + name, value, row['round'])
-  board.flush()
+    return trackers.Mirror(name, folder, config, last, rows)
+  except Exception as error:  # Each client has errors of its own.
+    hint = ' Or set WANDB_MODE=offline.' if name == 'wandb' else ''
+    raise MetricsError(f'track: {name} cannot be opened: '
+                       f'{" ".join(str(error).split())}{hint}') from error

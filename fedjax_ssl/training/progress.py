@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, a log line now and then elsewhere."""
+"""Progress: a bar on a terminal or in a notebook, elsewhere lines."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -62,8 +62,8 @@ class Progress:
       total: rounds of the run.
       start: rounds done by an earlier process.
       interval: least seconds between two log lines; 0 logs every update.
-      stream: standard error by default. A terminal gets a bar, anything else
-        lines.
+      stream: standard error by default. A terminal and a notebook get a bar,
+        anything else lines.
       clock: seconds, from any origin.
       compiled: seconds of these that went into compilation, which the speed
         leaves out.
@@ -142,12 +142,18 @@ def duration(seconds: float) -> str:
   return f'{seconds // 3600}h{seconds % 3600 // 60:02d}m'
 
 
+def _in_notebook() -> bool:
+  """Whether a notebook's kernel runs this, which has no terminal."""
+  shell = getattr(sys.modules.get('IPython'), 'get_ipython', lambda: None)()
+  return type(shell).__name__ in ('ZMQInteractiveShell', 'Shell')
+
+
 def _bar(name: str, total: int, start: int, stream: TextIO) -> Any:
-  if not stream.isatty():
+  if not stream.isatty() and not (stream is sys.stderr and _in_notebook()):
     return None
-  import tqdm
+  from tqdm import auto
   # tqdm's own rate counts the compilation.
-  return tqdm.tqdm(
+  return auto.tqdm(
       desc=name, total=total, initial=start, file=stream,
       dynamic_ncols=True,
       bar_format='{desc} {n_fmt}/{total_fmt} |{bar}| {postfix}')

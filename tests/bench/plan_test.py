@@ -1,8 +1,11 @@
 """Checks what the bench runs: its rows, and what is tried of each."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+import pathlib
+import tempfile
 
 from absl.testing import absltest, parameterized
 
@@ -115,6 +118,19 @@ class ChosenTest(absltest.TestCase):
       plan.chosen(['fixmach'], BEDS['clients'])
     with self.assertRaisesRegex(ValueError, 'not of the form'):
       plan.chosen(['fixmatch(1'], BEDS['clients'])
+
+  def test_a_file(self):
+    """Any folder can run it, and no name has its path."""
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / 'mine.py').touch()
+    with contextlib.chdir(folder):
+      entry = plan.chosen(['./mine.py:own(weight=2)'], BEDS['clients'])[-1]
+    self.assertEqual(entry.name, 'own_weight=2')
+    self.assertEqual(
+        plan.method_of(entry, plan.Configuration(0, .1, {})),
+        f'{folder.resolve()}/mine.py:own(weight=2)')
+    with self.assertRaisesRegex(ValueError, 'there is no file'):
+      plan.chosen([f'{folder}/other.py:own'], BEDS['clients'])
 
 
 if __name__ == '__main__':

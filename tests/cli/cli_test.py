@@ -5,6 +5,7 @@ import json
 import pathlib
 import signal
 import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,19 @@ def test_tensorboard_needs_its_package(refuse, tmp_path, monkeypatch):
   folder = tmp_path / 'run'
   line = refuse('--tensorboard', f'--workdir={folder}')
   assert "pip install -e '.[tensorboard]' in this repository's folder" in line
+  assert not folder.exists()
+
+
+@pytest.mark.parametrize('words, text', [
+    (['--track=aim'], "--track=aim: 'aim' is none of tensorboard, wandb, mlf"),
+    (['--track=wandb,mlflow'], "pip install -e '.[mlflow]' in this"),
+    (['--tensorboard', '--track=tensorboard,'], "'' is none of")])
+def test_trackers_are_named_and_installed(
+    refuse, tmp_path, monkeypatch, words, text):
+  monkeypatch.setitem(sys.modules, 'wandb', types.ModuleType('wandb'))
+  monkeypatch.setitem(sys.modules, 'mlflow', None)
+  folder = tmp_path / 'run'
+  assert text in refuse(*words, f'--workdir={folder}')
   assert not folder.exists()
 
 

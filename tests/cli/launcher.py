@@ -42,7 +42,8 @@ _context.set_forkserver_preload([
     'sklearn.datasets', 'matplotlib.figure', 'matplotlib.backends.backend_agg'])
 
 
-def _run(script: str, args: list[str], logs: list[str], largest: int) -> None:
+def _run(script: str, args: list[str], logs: list[str], largest: int,
+         place: str = '') -> None:
   """Runs a script with its output in `logs`; exits as it does.
 
   Without a script it is the command `fedjax-ssl`. A second log is for what goes
@@ -50,6 +51,8 @@ def _run(script: str, args: list[str], logs: list[str], largest: int) -> None:
   """
   if largest:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+  if place:
+    os.chdir(place)
   files = [os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for log in logs]
   os.dup2(files[0], 1)
   os.dup2(files[-1], 2)
@@ -80,11 +83,13 @@ class Started:
   """A running experiment."""
 
   def __init__(self, logs: list[pathlib.Path], args: list[str],
-               script: pathlib.Path | None, largest: int = 0):
+               script: pathlib.Path | None, largest: int = 0,
+               place: str = ''):
     """Starts it; see `start` and `call`."""
     self._log = logs[0]
     self.process = _context.Process(
-        target=_run, args=(str(script or ''), args, [*map(str, logs)], largest),
+        target=_run, args=(str(script or ''), args, [*map(str, logs)], largest,
+                           place),
         daemon=True)
     self.process.start()
 
@@ -135,11 +140,16 @@ def run(workdir: pathlib.Path, *args: str, script: pathlib.Path = DIGITS
   return started.output()
 
 
-def call(*args: str) -> subprocess.CompletedProcess[str]:
-  """Runs `fedjax-ssl` with these words to its end, whatever its exit code."""
+def call(*args: str, place: str = '') -> subprocess.CompletedProcess[str]:
+  """Runs `fedjax-ssl` with these words to its end, whatever its exit code.
+
+  Args:
+    *args: the words.
+    place: the folder that it is started in; '' is this process's.
+  """
   with tempfile.TemporaryDirectory() as folder:
     logs = [pathlib.Path(folder) / name for name in ('out', 'err')]
-    code = Started(logs, [*args], None).wait()
+    code = Started(logs, [*args], None, place=place).wait()
     return subprocess.CompletedProcess(
         [*args], code, *(log.read_text() for log in logs))
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import train
+from fedjax_ssl.core import checks
 from tests.cli import launcher
 
 FLAGS = train.FLAGS
@@ -36,7 +37,7 @@ def flag_values():
 def test_every_name_is_a_flag():
   assert set(NAMES) <= {*config.OPTIONS}
   for name in config.OPTIONS:
-    assert FLAGS[name].help
+    assert FLAGS[checks.flag(name)].help
 
 
 def test_choices():

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -17,9 +18,10 @@ from fedjax_ssl import aggregation, data, methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Attack, Variables
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
+from fedjax_ssl.testing import contract
 from fedjax_ssl.training import checkpoint, loop
 from tests import toy
-from tests.methods import contract_test, program_test
+from tests.methods import program_test
 
 KEY = jax.random.key(3)
 # With the toy's six clients nobody: 0.05 of them is rounded to none.
@@ -76,8 +78,9 @@ def test_every_rule_is_made_by_its_name(name):
 
 def test_resume_is_exact(tmp_path):
   """Of moments and of who attacks, under a rule that needs all updates."""
-  one = contract_test.Runner(
-      'fixmatch', 'linear', 'clients', aggregator=aggregation.median,
+  one = contract.Runner(
+      functools.partial(methods.make, 'fixmatch'), 'linear', 'clients',
+      aggregator=aggregation.median,
       server_optimizer=optax.adam(0.01),
       attack=attacks.make('noise(share=.3)'))
   straight = one.rounds(4)

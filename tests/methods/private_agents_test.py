@@ -40,8 +40,8 @@ def _federation():
                               np.where(owner < 2, -1, owner),
                               np.zeros(owner.size, bool))
   made = federation_lib.federate(
-      toy._examples(rng, owner.size), toy._examples(rng, 6),
-      toy._examples(rng, 9), dealt, num_clients=3,
+      toy.examples(rng, owner.size), toy.examples(rng, 6),
+      toy.examples(rng, 9), dealt, num_clients=3,
       num_classes=toy.NUM_CLASSES, num_labeled_clients=2)
   return jax.tree.map(jnp.asarray, made)
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from fedjax_ssl.cli import report
-from fedjax_ssl.report import charts, page, stored_runs, tables
+from fedjax_ssl.report import page, series, stored_runs, tables
 from fedjax_ssl.training import metrics
 from tests.report import fake
+
+pytestmark = pytest.mark.usefixtures('undrawn')
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     'text': ({'accuracy': 'abc'}, "accuracy='abc' must be a number"),
@@ -70,7 +72,7 @@ def test_a_partition_that_is_none_is_not_drawn(tmp_path, federation):
   made['facts']['federation'] = federation
   run = stored_runs.read(
       fake.write(tmp_path / 'run', [fake.row(20, .5)], made))
-  assert [drawing for _, drawing in page._partitions([run])] == ['']
+  assert not page._partitions([run])
 
 
 def test_seeds_of_other_classes_have_no_bars(tmp_path):
@@ -78,7 +80,9 @@ def test_seeds_of_other_classes_have_no_bars(tmp_path):
           | {'per_class_accuracy': [.5, .5]}]
   run = stored_runs.read(
       fake.write(tmp_path / 'run', rows, fake.config([0, 1])))
-  assert charts.per_class(run, 0) == ''
+  made = series.all_charts([run], stored_runs.compared([run]))
+  assert 'accuracy' in [c.name for c in made]
+  assert 'classes' not in [c.name for c in made]
 
 
 def test_the_two_folders_of_one_seed_are_named(tmp_path):
@@ -127,7 +131,8 @@ def test_a_name_that_is_no_text_is_shown_with_a_mark(tmp_path, capsys):
   assert report.main([run, f'--out={out}', f'--title={name}']) == 0
   assert 'run?' in capsys.readouterr().out
   for file in out.iterdir():
-    assert 'run?' in file.read_text(encoding='utf-8')
+    if file.suffix not in ('.pdf', '.svg') and 'partition' not in file.name:
+      assert 'run?' in file.read_text(encoding='utf-8')
 
 
 def test_a_run_that_cannot_be_shown_stops_no_report(tmp_path, capsys):

@@ -13,6 +13,8 @@ from fedjax_ssl.cli import report
 from fedjax_ssl.report import stored_runs, tables
 from tests.report import fake
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 def flagged(root: pathlib.Path, monkeypatch, *, paper=True, **flags) -> str:
   """A run of a paper's cell that asks for 20 rounds of alpha=0.5."""
@@ -144,4 +146,4 @@ def test_numbers_stand_to_the_right_in_latex_too(tmp_path):
   grid = tables.main_table([run])
   right = tables.markdown(grid).splitlines()[1].count('---:')
   kinds = tables.latex(grid).split('tabular}{')[1].split('}')[0]
-  assert kinds.count('r') == right == 8
+  assert kinds.count('r') == right == 7

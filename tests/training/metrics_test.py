@@ -167,14 +167,14 @@ def test_folder_that_cannot_be_written(tmp_path):
 def test_tensorboard_names_its_extra(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'tensorboardX', None)
   with pytest.raises(metrics.MetricsError, match=r'\[tensorboard\]'):
-    metrics.MetricsWriter(tmp_path, tensorboard=True)
+    metrics.MetricsWriter(tmp_path, track=['tensorboard'])
 
 
 def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
   seen: list[object] = []
 
   class Board:
-    def __init__(self, folder, purge_step):
+    def __init__(self, folder, purge_step, **unused):
       seen.append((os.path.basename(folder), purge_step))
 
     def add_scalar(self, *args):
@@ -189,10 +189,10 @@ def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
   fake = type(sys)('tensorboardX')
   monkeypatch.setattr(fake, 'SummaryWriter', Board, raising=False)
   monkeypatch.setitem(sys.modules, 'tensorboardX', fake)
-  with metrics.MetricsWriter(tmp_path, 4, tensorboard=True) as writer:
+  with metrics.MetricsWriter(tmp_path, 4, track=['tensorboard']) as writer:
     writer.write({'round': 5, 'seed': 3, 'loss': 0.5, 'epsilon': None,
                   'per_class_accuracy': [1.0]})
-  assert seen == [('tensorboard', 5), ('seed_3/loss', 0.5, 5), 'closed']
+  assert seen == [('tensorboard', 0), ('seed_3/loss', 0.5, 5), 'closed']
 
 
 @pytest.mark.parametrize('stopped', [None, 1, 2])

@@ -27,7 +27,7 @@ def events(folder: pathlib.Path) -> list[tuple[str, int, float]]:
 
 
 def test_numbers_arrive_by_seed(tmp_path):
-  with metrics.MetricsWriter(tmp_path, tensorboard=True) as writer:
+  with metrics.MetricsWriter(tmp_path, track=['tensorboard']) as writer:
     for seed in (0, 1):
       writer.write({'round': 5, 'seed': seed, 'accuracy': .25 + seed / 2,
                     'loss': None, 'per_class_accuracy': [.1, .2]})
@@ -39,3 +39,24 @@ def test_without_the_flag_there_is_no_folder(tmp_path):
   with metrics.MetricsWriter(tmp_path) as writer:
     writer.write({'round': 5, 'accuracy': .25})
   assert not (tmp_path / 'tensorboard').exists()
+
+
+def test_a_resume_doubles_no_event(tmp_path):
+  rows = [{'round': r, 'accuracy': r / 8} for r in (1, 2, 3, 4)]
+  with metrics.MetricsWriter(tmp_path, track=['tensorboard']) as writer:
+    for row in rows[:3]:
+      writer.write(row)
+  with metrics.MetricsWriter(tmp_path, 1, track=['tensorboard']) as writer:
+    for row in rows[1:]:
+      writer.write(row)
+  assert events(tmp_path) == [('accuracy', r, r / 8) for r in (1, 2, 3, 4)]
+
+
+def test_a_board_of_an_older_version_goes_on(tmp_path):
+  rows = [{'round': r, 'accuracy': r / 8} for r in (1, 2)]
+  with metrics.MetricsWriter(tmp_path, track=['tensorboard']) as writer:
+    writer.write(rows[0])
+  (tmp_path / 'tracked_tensorboard.json').unlink()
+  with metrics.MetricsWriter(tmp_path, 1, track=['tensorboard']) as writer:
+    writer.write(rows[1])
+  assert events(tmp_path) == [('accuracy', r, r / 8) for r in (1, 2)]

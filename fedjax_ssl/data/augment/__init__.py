@@ -6,7 +6,8 @@ All of it runs under `jit`, `vmap` and `scan`, and no operation branches.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 from jax import lax
@@ -190,7 +191,9 @@ def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
                   weak=weak, flip=flip)
 
 
-STRONG = {
+_Builder = TypeVar('_Builder', bound=Callable[..., View])
+
+STRONG: registry.Registry[Callable[..., View]] = registry.Registry('view', {
     'none': none,
     'token_dropout': token_dropout,
     'ra_mc': ra_mc,
@@ -198,7 +201,34 @@ STRONG = {
     'ra_heart': ra_heart,
     'ra_cubuk': ra_cubuk,
     'ra_fedlabel': ra_fedlabel,
-}
+})
+
+
+def register_weak(name: str) -> Callable[[_Builder], _Builder]:
+  """Decorates a builder of a weak view, which then has a name.
+
+  ```python
+  @augment.register_weak('mine')
+  def mine(*, shift: int = 1, flip: bool = True) -> View:
+  ```
+
+  Knobs are its keyword-only parameters; `flip` is given if it takes it.
+
+  Args:
+    name: a Python identifier that nobody has taken.
+
+  Returns:
+    The decorator, which returns the builder.
+
+  Raises:
+    ValueError: for a name that is none, or is taken.
+  """
+  return WEAK.register(name)
+
+
+def register_strong(name: str) -> Callable[[_Builder], _Builder]:
+  """As `register_weak`, for a strong view; no weak view comes before it."""
+  return STRONG.register(name)
 
 
 @knobs.checked()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core import checks, knobs, registry
 from fedjax_ssl.core.types import Array
 from fedjax_ssl.data.augment import ops
 from fedjax_ssl.data.augment.pools import GRAY
@@ -224,7 +224,7 @@ def token_dropout(*, rate: float = 0.15, flip: bool = True) -> View:
   return view
 
 
-WEAK = {
+WEAK: registry.Registry[Callable[..., View]] = registry.Registry('view', {
     'none': none,
     'token_dropout': token_dropout,
     'flip_crop': flip_crop,
@@ -232,7 +232,7 @@ WEAK = {
     'cutout': cutout,
     'resize_crop': resize_crop,
     'flip_shift': flip_shift,
-}
+})
 
 
 def _flip_crop(pad: int | None, padding: str, flip: bool) -> View:

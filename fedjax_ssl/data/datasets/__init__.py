@@ -1,19 +1,22 @@
 """Data sets by name: embedded digits, `.npz` files, TensorFlow Datasets."""
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 import os
 import pathlib
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fedjax_ssl.core import registry
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data.datasets import files, text, tfds
 from fedjax_ssl.data.files import DataError
 from fedjax_ssl.data.partition import labeling
 
-__all__ = ('DATA_DIR', 'DataError', 'Dataset', 'load', 'split_validation')
+__all__ = ('DATASETS', 'DATA_DIR', 'DataError', 'Dataset', 'load', 'register',
+           'split_validation')
 
 # Environment variable: the folder of .npz files.
 DATA_DIR = 'FEDJAX_SSL_DATA'
@@ -48,13 +51,58 @@ class Dataset(NamedTuple):
   validation: Examples | None = None  # Where the set or the split has one.
 
 
+DATASETS: registry.Registry[Callable[..., Any]] = registry.Registry(
+    'dataset', {}, 'fedjax_ssl.datasets')
+_Builder = TypeVar('_Builder', bound=Callable[..., Any])
+
+
+def register(name: str, *, flip: bool = True
+             ) -> Callable[[_Builder], _Builder]:
+  """Decorates a function that makes a data set, which then has a name.
+
+  ```python
+  @data.register_dataset('mine', flip=False)
+  def mine():
+    return {'train': (images, labels), 'test': (images, labels)}
+  ```
+
+  It takes no arguments, and is called when the set is loaded. `validation` may
+  be there too. Images and labels are as `files.read_npz` takes them.
+
+  Args:
+    name: a Python identifier that nobody has taken.
+    flip: whether a mirrored image is still of its class.
+
+  Returns:
+    The decorator, which returns the function.
+
+  Raises:
+    ValueError: for a name that is none, or is taken.
+  """
+  if name == 'digits':
+    raise ValueError("dataset 'digits' comes with the library; choose another "
+                     'name.')
+
+  def add(builder: _Builder) -> _Builder:
+    DATASETS.register(name)(builder)
+    if not flip:
+      _UNFLIPPED.add(name)
+    return builder
+  return add
+
+
+# Names of registered sets whose images must not be mirrored.
+_UNFLIPPED: set[str] = set()
+
+
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
          split: str = 'official', split_seed: int = 0,
          embeddings: str | os.PathLike[str] | None = None) -> Dataset:
   """Loads a data set.
 
   Looked for in this order: 'digits' comes with scikit-learn (1797 images of
-  8x8, every fifth of each class is test: 1437 / 360); `data_dir/<name>.npz`
+  8x8, every fifth of each class is test: 1437 / 360); what is registered, or
+  an entry point of an installed package; `data_dir/<name>.npz`
   (a '/' in the name is written '_'); `data_dir/<name>.csv`, texts; TensorFlow
   Datasets, prepared with file format array_record in `data_dir` or in its own
   folder.
@@ -80,7 +128,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   if not re.fullmatch(r'\w[\w.+-]*(/\w[\w.+-]*)?', name):
     raise DataError(f'name {name!r} is no name of a data set')
   parts = (_digits() if name == 'digits' else
-           _read(name, data_dir, embeddings))
+           _registered(name) or _read(name, data_dir, embeddings))
   if split != 'official':
     parts = _resplit(parts, split, split_seed)
   train = parts['train']
@@ -92,9 +140,10 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   base = _SAME.get(name.split('/')[0], name.split('/')[0])
   mean, std = _NORMALIZATION.get(base, ((), ()))
   if len(mean) != train.inputs.shape[-1]:
-    mean, std = _moments(np.asarray(train.inputs))
+    mean, std = moments(np.asarray(train.inputs))
   return Dataset(name, train, parts['test'], int(train.labels.max()) + 1,
-                 mean, std, base not in _NO_FLIP, parts.get('validation'))
+                 mean, std, base not in _NO_FLIP and name not in _UNFLIPPED,
+                 parts.get('validation'))
 
 
 def split_validation(rng: np.random.Generator, examples: Examples,
@@ -124,6 +173,22 @@ def _digits() -> dict[str, Examples]:
   is_test[np.argsort(labels, kind='stable')[::5]] = True
   return {'train': Examples(inputs[~is_test], labels[~is_test]),
           'test': Examples(inputs[is_test], labels[is_test])}
+
+
+def _registered(name: str) -> dict[str, Examples]:
+  """The parts of a registered set; {} if there is none of that name."""
+  if name not in DATASETS and (
+      not name.isidentifier() or name not in DATASETS.entry_points()):
+    return {}
+  made = registry.find(DATASETS, name)()
+  if not isinstance(made, Mapping) or not {'train', 'test'} <= {*made}:
+    raise DataError(f'{name} gives no dict with train and test')
+  try:
+    return files.check_parts({
+        part: (np.asarray(inputs), np.asarray(labels))
+        for part, (inputs, labels) in made.items()})
+  except (DataError, TypeError, ValueError) as error:
+    raise DataError(f'{name}: {error}') from error
 
 
 def _read(name: str, data_dir: str | os.PathLike[str] | None,
@@ -188,7 +253,7 @@ def _resplit(parts: dict[str, Examples], split: str, seed: int
   return cut
 
 
-def _moments(inputs: np.ndarray
+def moments(inputs: np.ndarray
              ) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Mean and standard deviation of each channel, exact and in little memory.
 

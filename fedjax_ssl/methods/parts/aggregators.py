@@ -103,15 +103,16 @@ def norm_clipped(*, max_norm: float = 1.0) -> Rule:
   return functools.partial(aggregation.norm_clipped, max_norm=max_norm)
 
 
-AGGREGATORS: dict[str, Callable[..., Rule | None]] = {
-    'geometric_median': geometric_median,
-    'krum': krum,
-    'mean': mean,
-    'median': median,
-    'multi_krum': multi_krum,
-    'norm_clipped': norm_clipped,
-    'trimmed_mean': trimmed_mean,
-}
+AGGREGATORS: registry.Registry[Callable[..., Rule | None]] = (
+    registry.Registry('aggregator', {
+        'geometric_median': geometric_median,
+        'krum': krum,
+        'mean': mean,
+        'median': median,
+        'multi_krum': multi_krum,
+        'norm_clipped': norm_clipped,
+        'trimmed_mean': trimmed_mean,
+    }, 'fedjax_ssl.aggregators'))
 
 
 def make(text: str) -> Rule | None:

@@ -72,12 +72,13 @@ def noise(*, share: float = 0.2, scale: float = 10.0) -> Attack:
   return Attack(share, send=send)
 
 
-ATTACKS: dict[str, Callable[..., Attack | None]] = {
-    'label_flip': label_flip,
-    'noise': noise,
-    'none': none,
-    'sign_flip': sign_flip,
-}
+ATTACKS: registry.Registry[Callable[..., Attack | None]] = (
+    registry.Registry('attack', {
+        'label_flip': label_flip,
+        'noise': noise,
+        'none': none,
+        'sign_flip': sign_flip,
+    }))
 
 
 def _floats(function: Callable[..., jax.Array], message: PyTree, *rest: PyTree

@@ -86,13 +86,15 @@ def adagrad(rate: Rate, *, tau: float = 1e-3) -> optax.GradientTransformation:
                        eps=0.0)
 
 
-SERVER_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    'adagrad': adagrad,
-    'adam': adam,
-    'momentum': momentum,
-    'sgd': sgd,
-    'yogi': yogi,
-}
+SERVER_OPTIMIZERS: registry.Registry[
+    Callable[..., optax.GradientTransformation]] = (
+    registry.Registry('server_optimizer', {
+        'adagrad': adagrad,
+        'adam': adam,
+        'momentum': momentum,
+        'sgd': sgd,
+        'yogi': yogi,
+    }))
 
 
 def make(text: str, rate: Rate = None) -> optax.GradientTransformation | None:

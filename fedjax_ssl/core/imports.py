@@ -1,0 +1,244 @@
+"""Code of the user's own: files and modules that a run names.
+
+`PLACE:NAME` stands for what a file, or a module of an installed package, calls
+NAME. A file is named by its path, and imported once a process; its folder goes
+to the end of `sys.path`, so that it finds files beside it.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+import contextlib
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import itertools
+import os
+import pathlib
+import re
+import sys
+from types import ModuleType
+from typing import NamedTuple
+
+# Fields of a run whose value is a name with knobs.
+TEXTS = ('method', 'model', 'weak', 'labeled_view', 'strong', 'lr_schedule',
+         'aggregator', 'server_optimizer', 'attack')
+
+_PREFIX = 'fedjax_ssl_user_'  # Of the names of modules.
+_PLAIN = re.compile(r'\s*[A-Za-z_]\w*\s*(\(|$)')
+_PLACED = re.compile(r'\s*(.+?):\s*([A-Za-z_]\w*)\s*(\(.*)?', re.DOTALL)
+_MODULE = re.compile(r'[A-Za-z_]\w*(\.[A-Za-z_]\w*)*')
+
+
+class Placed(NamedTuple):
+  """A text of the form `PLACE:NAME` or `PLACE:NAME(...)`."""
+
+  place: str  # Path of a file, or name of a module.
+  name: str
+  rest: str  # The knobs with their brackets, or ''.
+
+  @property
+  def text(self) -> str:
+    """The whole of it."""
+    return f'{self.place}:{self.name}{self.rest}'
+
+
+class _File(NamedTuple):
+  """A file that this process has imported."""
+
+  module: ModuleType
+  source: bytes  # What was run, whatever the file holds by now.
+
+
+_FILES: dict[str, _File] = {}  # By absolute path.
+_TRIES = itertools.count()
+_TRIED: set[str] = set()  # Paths, of files that failed too.
+
+
+def split(text: str) -> Placed | None:
+  """The parts of `PLACE:NAME(...)`; None for a text without a place."""
+  found = None if _PLAIN.match(text) else _PLACED.fullmatch(text.strip())
+  return found and Placed(found[1], found[2], found[3] or '')
+
+
+def short(text: str) -> str:
+  """The text without its place, for people."""
+  found = split(text)
+  return found.name + found.rest if found else text
+
+
+def is_file(place: str) -> bool:
+  """Whether a place is the path of a file, and no module's name."""
+  return place.endswith('.py') or os.sep in place or place.startswith('~')
+
+
+def absolute(place: str) -> str:
+  """A file's whole path, so that other folders find it; a module's name.
+
+  Raises:
+    ValueError: for a file that does not exist, or what is no module's name.
+  """
+  if not is_file(place):
+    if not _MODULE.fullmatch(place):
+      raise ValueError(f'{place!r} is neither the path of a file nor the name '
+                       'of a module.')
+    return place
+  path = os.path.abspath(os.path.expanduser(place))
+  if not os.path.isfile(path):
+    raise ValueError(f'there is no file {path}.')
+  return path
+
+
+def load(place: str) -> ModuleType:
+  """Imports a file or a module, once.
+
+  Raises:
+    ValueError: if there is none, or its code fails; the message ends with the
+      error's last line.
+  """
+  place = absolute(place)
+  if place in _FILES:
+    return _FILES[place].module
+  try:
+    return (_load_file(place) if is_file(place)
+            else importlib.import_module(place))
+  except ModuleNotFoundError as error:
+    if is_file(place) or not f'{place}.'.startswith(f'{error.name}.'):
+      raise ValueError(_failed(place, error)) from error
+    raise ValueError(f'there is no module {error.name!r}; install its package, '
+                     'set PYTHONPATH, or give the path of a file, which ends '
+                     'with .py.') from error
+  except Exception as error:
+    raise ValueError(_failed(place, error)) from error
+
+
+def _failed(place: str, error: BaseException) -> str:
+  """One line: the error, and the line of the user's file that is behind it."""
+  last = (str(error).strip().splitlines() or [''])[-1]
+  at = f' (at {where(error)})' if where(error) else ''
+  return f'{place} cannot be imported: {type(error).__name__}: {last}{at}.'
+
+
+def _load_file(path: str) -> ModuleType:
+  source = pathlib.Path(path).read_bytes()
+  # Two files may have one name, a file that failed comes again, and none may
+  # hide an installed module.
+  tag = f'{hashlib.sha256(path.encode()).hexdigest()[:8]}_{next(_TRIES)}'
+  name = f'{_PREFIX}{re.sub(r"[^0-9A-Za-z_]", "_", _stem(path))}_{tag}'
+  loader = importlib.machinery.SourceFileLoader(name, path)
+  spec = importlib.util.spec_from_loader(name, loader)
+  assert spec is not None
+  module = importlib.util.module_from_spec(spec)
+  if os.path.dirname(path) not in sys.path:
+    sys.path.append(os.path.dirname(path))
+  sys.modules[name] = module
+  _TRIED.add(path)
+  _FILES[path] = _File(module, source)
+  try:
+    exec(compile(source, path, 'exec'), module.__dict__)
+  except BaseException:
+    del sys.modules[name], _FILES[path]
+    raise
+  return module
+
+
+def has_failed(module: str) -> bool:
+  """Whether a module is a user's file whose import ended with an error."""
+  return module.startswith(_PREFIX) and not path_of(module)
+
+
+def path_of(module: str) -> str:
+  """The path of a user's file that was imported by this name; '' if none."""
+  return next((path for path, file in _FILES.items()
+               if file.module.__name__ == module), '')
+
+
+def _stem(path: str) -> str:
+  return pathlib.Path(path).stem
+
+
+def find(text: str) -> Placed | None:
+  """As `split`, the place imported and a file's path a whole one.
+
+  Raises:
+    ValueError: as `load`.
+  """
+  found = split(text)
+  if found is None:
+    return None
+  load(found.place)
+  return found._replace(place=absolute(found.place))
+
+
+def where(error: BaseException) -> str:
+  """FILE:LINE of the user's code that an error comes from; '' if from none.
+
+  The innermost such line, of the first error of a chain that has one.
+  """
+  behind: BaseException | None = error
+  while behind is not None:
+    trace, found = behind.__traceback__, ''
+    while trace is not None:
+      if trace.tb_frame.f_code.co_filename in _TRIED:
+        found = f'{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}'
+      trace = trace.tb_next
+    if isinstance(behind, SyntaxError) and is_file(behind.filename or ''):
+      found = found or f'{behind.filename}:{behind.lineno}'
+    if found:
+      return found
+    behind = behind.__cause__ or behind.__context__
+  return ''
+
+
+def hashes(places: Iterable[str]) -> dict[str, str]:
+  """SHA-256 of the code of places, as this process runs it.
+
+  Args:
+    places: paths of files, names of modules.
+
+  Returns:
+    By file name, or by module.
+
+  Raises:
+    ValueError: if two files have one name, or a place cannot be imported.
+  """
+  found: dict[str, str] = {}
+  paths: dict[str, str] = {}
+  for place in map(absolute, places):
+    load(place)
+    if not is_file(place):
+      file = getattr(sys.modules[place], '__file__', None)
+      if file:
+        found[place] = sha256_of(file)
+      continue
+    name = os.path.basename(place)
+    if paths.setdefault(name, place) != place:
+      raise ValueError(f'{paths[name]} and {place} have one name; rename one.')
+    found[name] = hashlib.sha256(source(place)).hexdigest()
+  return found
+
+
+def source(path: str) -> bytes:
+  """What a file held when this process imported it."""
+  load(path)
+  return _FILES[absolute(path)].source
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+  """SHA-256 of a file as this process has imported it, or else as it is now.
+
+  '' if it is not there, or cannot be read.
+  """
+  held = _FILES.get(str(path))
+  if held is not None and os.path.isfile(path):
+    return hashlib.sha256(held.source).hexdigest()
+  with contextlib.suppress(OSError):
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+  return ''
+
+
+def places(texts: Iterable[str | None], imports: Iterable[str] = ()
+           ) -> Iterator[str]:
+  """The places that texts and --import name, each once."""
+  named = [found.place for text in texts if text and (found := split(text))]
+  yield from dict.fromkeys([*named, *imports])

@@ -1,0 +1,141 @@
+"""What `fit` takes for data: a name, arrays, a data set or a federation."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl import data
+from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core.types import Federation, Shard
+from fedjax_ssl.data import datasets
+
+_KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
+_TAKES = ('a name, a tuple or dict of the arrays x_train, y_train, x_test and '
+          'y_test, a data.Dataset or a Federation')
+
+
+class Source(NamedTuple):
+  """Where examples come from.
+
+  Attributes:
+    name: what `config.json` calls it.
+    dataset: the examples; None of a data set that is loaded by its name.
+    partition: whose rows are whose, if that is given; else they are dealt.
+    options: of a run, which follow from that.
+  """
+
+  name: str
+  dataset: data.Dataset | None = None
+  partition: data.Partition | None = None
+  options: Mapping[str, Any] = {}
+
+  def load(self, options: Config) -> data.Dataset:
+    """Returns the examples."""
+    if self.dataset is not None:
+      return self.dataset
+    return data.load(options.dataset, options.data_dir, split=options.split,
+                     embeddings=options.embeddings)
+
+
+def source(given: Any) -> Source:
+  """Finds out what was given.
+
+  Raises:
+    TypeError: for anything else; the message says what is taken.
+    ValueError: for arrays that make no data set, or a federation that lends a
+      row to two clients.
+  """
+  if isinstance(given, str):
+    return Source(given)
+  if isinstance(given, data.Dataset):
+    return Source(given.name, given)
+  if isinstance(given, Federation):
+    return _of_federation(given)
+  if isinstance(given, tuple | list) and len(given) == 4:
+    given = dict(zip(_KEYS, given, strict=True))
+  if not isinstance(given, Mapping):
+    raise TypeError(f'dataset must be {_TAKES}, not {type(given).__name__}.')
+  absent = [key for key in _KEYS if key not in given]
+  strange = [key for key in given if key not in (*_KEYS, 'x_val', 'y_val')]
+  if absent or strange:
+    raise TypeError(f'dataset must be {_TAKES}; '
+                    + (f'{absent[0]} is missing.' if absent else
+                       f'{strange[0]!r} is none of them.'))
+  return Source('arrays', _of_arrays(given))
+
+
+def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
+  """Images and labels; they are not mirrored, as letters must not be."""
+  names = {'train': 'train', 'test': 'test'}
+  if 'x_val' in given:
+    names['validation'] = 'val'
+  parts = datasets.files.check_parts({
+      part: (np.asarray(given[f'x_{key}']), np.asarray(given[f'y_{key}']))
+      for part, key in names.items()})
+  return _dataset('arrays', parts)
+
+
+def _dataset(name: str, parts: Mapping[str, Any], num_classes: int = 0
+             ) -> data.Dataset:
+  train = parts['train']
+  mean, std = ((0.0,), (1.0,)) if train.inputs.ndim < 4 else (
+      datasets.moments(np.asarray(train.inputs)))
+  return data.Dataset(
+      name, train, parts['test'], num_classes or int(train.labels.max()) + 1,
+      mean, std, False, parts.get('validation'))
+
+
+def _of_federation(given: Federation) -> Source:
+  """The same rows in the same hands."""
+  data.federation.check(given)
+  parts = {name: type(given.train)(*map(np.asarray, getattr(given, name)))
+           for name in ('train', 'validation', 'test')}
+  count, clients = given.num_clients, given.clients
+  size = len(parts['train'].labels)
+  labeled, unlabeled = np.full((2, size), -1, np.int32)
+  tasks = None if given.stream is None else np.full(size, -1, np.int32)
+  _own(labeled, clients.labeled, clients.num_labeled, np.arange(count))
+  _own(unlabeled, clients.unlabeled, clients.num_unlabeled, np.arange(count))
+  at_server = int(given.server.num_labeled) > 0
+  if at_server or int(given.server.num_unlabeled):
+    server = Shard(*(np.asarray(leaf)[None] for leaf in given.server))
+    _own(labeled, server.labeled, server.num_labeled, np.array([count]))
+  if int(given.server.num_unlabeled) or (
+      at_server and np.any(clients.num_labeled)):
+    raise ValueError('fit takes no federation whose server holds unlabeled '
+                     'rows, or labels beside the clients; use train.')
+  if tasks is not None and given.stream is not None:
+    for task, (rows, sizes) in enumerate(zip(
+        given.stream.unlabeled, given.stream.num_unlabeled, strict=True)):
+      _own(tasks, rows, sizes, np.full(count, task))
+  if ((labeled >= 0) & (unlabeled >= 0)).any():
+    raise ValueError('a row of the federation is both labeled and unlabeled.')
+  return Source(
+      'federation', _dataset('federation', parts, given.num_classes),
+      data.partition.make_partition(labeled, unlabeled, tasks=tasks), {
+          'num_clients': count, 'labels_per_class': None,
+          'labeled_fraction': None,
+          'labels_at': 'server' if at_server else 'clients',
+          'rounds_per_task': given.rounds_per_task,
+          'num_labeled_clients': given.num_labeled_clients})
+
+
+def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:
+  """Writes down who holds the rows of a table."""
+  table, sizes = np.asarray(table), np.asarray(sizes)
+  real = np.arange(table.shape[-1]) < sizes[:, None]
+  rows = table[real]
+  if len(np.unique(rows)) < rows.size or (owner[rows] >= 0).any():
+    raise ValueError('the federation lends a row to two clients; fit takes '
+                     'one whose rows have one owner each; use train.')
+  owner[rows] = np.broadcast_to(who[:, None], table.shape)[real]
+
+
+def check_free(given: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+  """Raises FieldError for an option that the federation says otherwise."""
+  for name, value in fixed.items():
+    if name in given and given[name] != value:
+      raise FieldError(name, given[name], 'the federation that is given says '
+                       f'{value}; leave it out.')

@@ -1,0 +1,202 @@
+"""What `fit` returns: the trained model, what was measured, and more of it."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import io
+import os
+import pathlib
+import tempfile
+from typing import Any, TextIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl import task as task_lib
+from fedjax_ssl.cli import job as job_lib
+from fedjax_ssl.cli import runs
+from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core.types import Array, Federation, State
+from fedjax_ssl.report import summary
+from fedjax_ssl.training import columns, per_client
+
+
+class Run:
+  """A run of `fit`.
+
+  Attributes:
+    name: of the method, with its knobs.
+    options: all that it was told, as `config.json` has it.
+    round: rounds done.
+    metrics: by name float64[evaluations], what was measured; `round`, and if
+      there are several seeds `seed`, beside them: `pandas.DataFrame(metrics)`.
+    class_metrics: the same of metrics that are one number a class,
+      float64[evaluations, C].
+    states: a State by seed.
+    federations: a Federation by seed.
+    bounds: with the option bounds the other two runs by their names.
+  """
+
+  def __init__(self, jobs: Sequence[job_lib.Job],
+               temporary: tempfile.TemporaryDirectory[str] | None = None, *,
+               stream: TextIO | None = None):
+    """Is ready to train; see `resume`.
+
+    Args:
+      jobs: the run and its bounds.
+      temporary: its folder, if it is to leave nothing behind.
+      stream: where progress is shown; default: standard error.
+    """
+    self._job, self._temporary, self._stream = jobs[0], temporary, stream
+    self.name, self.round = self._job.name, 0
+    self.states: dict[int, State] = {}
+    self.metrics: dict[str, np.ndarray] = {}
+    self.class_metrics: dict[str, np.ndarray] = {}
+    self._rows: list[list[summary.Row]] = []
+    self._finished: task_lib.Run | None = None
+    self.bounds = {job.name: Run([job], temporary, stream=stream)
+                   for job in jobs[1:]}
+
+  def __repr__(self) -> str:
+    return columns.text(f'Run of {self.name}', self.round, self.states,
+                        self.metrics)
+
+  @property
+  def options(self) -> Config:
+    """Returns what the run was told."""
+    return self._job.options
+
+  @property
+  def workdir(self) -> pathlib.Path | None:
+    """Returns the folder of the run; None if it leaves nothing behind."""
+    return None if self._temporary else self._job.folder
+
+  @property
+  def federations(self) -> dict[int, Federation]:
+    """Returns the federation of each seed."""
+    return dict(zip(self._job.seeds, self._job.federations, strict=True))
+
+  def resume(self, rounds: int) -> Run:
+    """Trains on, up to so many rounds in all.
+
+    Schedules and ramps still span the rounds that were asked for first, unless
+    `fit` was given schedule_rounds.
+
+    Args:
+      rounds: those done before included.
+
+    Returns:
+      The run itself.
+
+    Raises:
+      FieldError: if more rounds are done already.
+      KeyboardInterrupt: if a signal was heard; what is done is saved.
+    """
+    if isinstance(rounds, int) and rounds < self.round:
+      raise FieldError('num_rounds', rounds, f'the run is at round {self.round}'
+                       ' and can only get longer.')
+    everyone = [self, *self.bounds.values()]
+    for run in everyone:
+      run._job = run._job._replace(options=dataclasses.replace(
+          run._job.options, num_rounds=rounds))
+    with contextlib.ExitStack() as stack:
+      # All folders first: a refusal comes before hours of work.
+      places = [stack.enter_context(job_lib.open_folder(run._job))
+                for run in everyone]
+      for run, place in zip(everyone, places, strict=True):
+        run._train(place)
+      if self._temporary is None:
+        runs.draw(self._job.folder, {run.name: run._rows for run in everyone})
+    return self
+
+  def _train(self, place: Any) -> None:
+    """Trains, and reads back what the folder holds."""
+    job = self._job
+    try:
+      self._rows = job_lib.run(job, place, stream=self._stream)
+    except job_lib.Stopped as stopped:
+      goes_on = ('' if self._temporary else '; the same call with workdir='
+                 f'{str(job.folder)!r} continues')
+      raise KeyboardInterrupt(
+          f'stopped at round {stopped.round}{goes_on}') from None
+    self.round, states = job_lib.newest(job)
+    self.states = jax.tree.map(jnp.asarray, states)
+    rows = sorted((row for seed in self._rows for row in seed),
+                  key=lambda row: row['round'])
+    self.metrics = columns.scalars(rows)
+    self.class_metrics = columns.lists(rows)
+    self._finished = task_lib.finished(
+        job.spec, task_lib.make_task(job.spec), job.method, self.states,
+        self.round)
+
+  @property
+  def _model(self) -> task_lib.Run:
+    if self._finished is None:
+      raise ValueError('the run has not been trained.')
+    return self._finished
+
+  def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
+    """Logits float32[B, C] of raw inputs; see `task.Run.predict`.
+
+    Args:
+      inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or texts.
+      seed: which of the run's seeds; the first by default.
+    """
+    return self._model.predict(inputs, seed)
+
+  def per_client(self, seed: int | None = None) -> dict[str, np.ndarray]:
+    """What the models are worth to each client, a row a client.
+
+    Args:
+      seed: which of the run's seeds; the first by default.
+
+    Returns:
+      By name an array [N]: client, rows, labels, accuracy and, where clients
+      keep their models, local_accuracy; see `training.per_client`.
+    """
+    self._model.check_seed(seed)
+    seed = self._job.seeds[0] if seed is None else seed
+    return per_client.table(self._job.method, self.states[seed],
+                            self.federations[seed])
+
+  def plot(self, *panels: str, path: str | os.PathLike[str] | None = None
+           ) -> Any:
+    """Draws metrics over the rounds, with the bounds if there are any.
+
+    Args:
+      *panels: names of metrics; default: accuracy and loss.
+      path: file to write as well: png, pdf or svg.
+
+    Returns:
+      A figure of matplotlib, which notebooks show.
+
+    Raises:
+      ValueError: if nobody measured any of them.
+    """
+    rows = {run.name: run._rows for run in (self, *self.bounds.values())}
+    chart = summary.curves(rows, panels=panels or ('accuracy', 'loss'))
+    if path is not None:
+      chart.savefig(path, dpi=150)
+    def png() -> bytes:
+      file = io.BytesIO()
+      chart.savefig(file, format='png', dpi=100)
+      return file.getvalue()
+    chart._repr_png_ = png  # What notebooks ask for.
+    return chart
+
+  def save(self, path: str | os.PathLike[str], seed: int | None = None
+           ) -> None:
+    """Writes the global model: arrays by name, for `numpy.load`.
+
+    `fedjax_ssl.load(path)` predicts with it.
+
+    Args:
+      path: of the file, which should end with .npz.
+      seed: which of the run's seeds; the first by default.
+
+    Raises:
+      ValueError: if there is no global model.
+    """
+    task_lib.save(path, self._model, self._job.facts, seed)

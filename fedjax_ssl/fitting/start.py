@@ -1,0 +1,193 @@
+"""`fedjax_ssl.fit`: one call from a method and data to a trained model."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import io
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl import config, data, methods
+from fedjax_ssl.cli import devices, runs, settings, words
+from fedjax_ssl.cli import job as job_lib
+from fedjax_ssl.config import FieldError
+from fedjax_ssl.core import checks
+from fedjax_ssl.core.types import Federation, Method
+from fedjax_ssl.fitting import inputs
+from fedjax_ssl.fitting.run import Run
+from fedjax_ssl.report import command
+from fedjax_ssl.training import workdir as workdir_lib
+
+# How rows are dealt, and what learns well, where nobody says otherwise.
+SETTING = 'digits_dirdir'
+_SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
+# Of one start of a program, or of several processes.
+_PROGRAMS = ('eval_only', 'distributed', 'coordinator_address',
+             'num_processes', 'process_id')
+_OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
+
+
+def fit(method: str | Callable[..., Method] = 'fixmatch',
+        dataset: str | Federation | data.Dataset | Mapping[str, Any]
+        | Sequence[Any] = 'digits', *,
+        workdir: str | os.PathLike[str] | None = None,
+        setting: str | settings.Setting | None = None, progress: bool = True,
+        **options: Any) -> Run:
+  """Trains a method on data that is dealt out to clients.
+
+  It is what `fedjax-ssl train` does, with one seed and without bounds unless
+  they are asked for.
+
+  Args:
+    method: a name with knobs if any, as in 'fixmatch(threshold=0.8)', or a
+      function (task, *, knobs) -> Method.
+    dataset: a name that `data.load` knows; the arrays x_train, y_train, x_test
+      and y_test, in this order or by name, images as `data.datasets.files` says
+      (they are not mirrored; a data.Dataset says more); or a Federation, whose
+      rows stay where they are.
+    workdir: folder that gets all that the programs write. A run that is there
+      is continued, and takes from there what is not given. None leaves
+      nothing behind.
+    setting: how rows are dealt, and defaults: a name that `fedjax-ssl list
+      settings` shows, or a `cli.settings.Setting`. By default that of the
+      workdir, or else `SETTING`.
+    progress: whether to show a bar on a terminal or in a notebook, or else
+      lines on standard error.
+    **options: any of `config.Config`. `clients` and `rounds` are short for
+      num_clients and num_rounds.
+
+  Returns:
+    The run.
+
+  Raises:
+    ValueError: for a value or data that cannot be.
+    TypeError: for an option that is not known, or data of another kind.
+    KeyboardInterrupt: if a signal was heard; what is done is saved.
+  """
+  given = _given(options)
+  if workdir is not None:
+    given['workdir'] = os.path.expanduser(os.fspath(workdir))
+  stored = _stored(given.get('workdir'))
+  found = _setting(setting, command.setting_of(stored) if stored else '')
+  source = inputs.source(dataset)
+  inputs.check_free(given, source.options)
+  given |= {'method': _text(method), 'dataset': source.name}
+  temporary = None
+  if workdir is None:
+    temporary = tempfile.TemporaryDirectory(prefix='fedjax_ssl_')
+    given['workdir'] = temporary.name
+  told = _resolved(given, stored, found, source, saves=workdir is not None)
+  jobs = _jobs(told, found, source)
+  run = Run(jobs, temporary, stream=None if progress else io.StringIO())
+  return run.resume(told.num_rounds)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+  """The options by their long names, as plain values."""
+  given: dict[str, Any] = {}
+  known = [name for name in config.OPTIONS if name not in _OWN + _PROGRAMS]
+  for word, value in options.items():
+    name = _SHORT.get(word, word)
+    if name not in known:
+      why = (' It is of the programs.' if name in _PROGRAMS else
+             checks.near(word, [*known, *_SHORT, 'setting', 'progress']))
+      raise TypeError(f'fit has no option {word!r}.{why} All options are the '
+                      'fields of fedjax_ssl.config.Config.')
+    if name in given:
+      raise TypeError(f'{name} is given twice.')
+    given[name] = value.item() if isinstance(value, np.generic) else value
+  if isinstance(given.get('seeds'), int):
+    raise FieldError('seeds', given['seeds'],
+                     'must be several, as in [0, 1, 2]; or give seed.')
+  return {k: os.fspath(v) if isinstance(v, os.PathLike) else v
+          for k, v in given.items()}
+
+
+def _stored(workdir: str | None) -> dict[str, Any]:
+  """The configuration of a folder; {} if it holds no run yet."""
+  if not workdir or not (pathlib.Path(workdir) / workdir_lib.CONFIG).exists():
+    return {}
+  return workdir_lib.read_config(workdir)
+
+
+def _setting(given: str | settings.Setting | None, stored: str
+             ) -> settings.Setting:
+  """How rows are dealt."""
+  if given is None:
+    given = stored if stored in settings.SETTINGS else SETTING
+  if isinstance(given, settings.Setting):
+    return given
+  if given not in settings.SETTINGS:
+    raise FieldError('setting', given,
+                     checks.unknown(str(given), settings.SETTINGS))
+  return settings.SETTINGS[given]
+
+
+def _text(method: str | Callable[..., Method]) -> str:
+  """The text of a method; a function is made known by its name."""
+  if isinstance(method, str):
+    return method
+  knobs: dict[str, Any] = {}
+  function = method
+  while isinstance(function, functools.partial) and not function.args:
+    knobs, function = {**function.keywords, **knobs}, function.func
+  name = getattr(function, '__name__', '')
+  if isinstance(method, Method) or not callable(method) or (
+      not name.isidentifier()):
+    raise TypeError("method must be a text, such as 'fixmatch', or a function "
+                    'with a name, (task, *, knobs) -> Method, not '
+                    f'{type(method).__name__}.')
+  known = methods.METHODS.get(name, function)
+  # Who runs the cell of a notebook again means the new one.
+  if known is not function and known.__module__.startswith('fedjax_ssl.'):
+    raise FieldError('method', name, 'a method of the library has this name; '
+                     'call the function otherwise.')
+  methods.METHODS[name] = function
+  knobs_text = ', '.join(f'{k}={v!r}' for k, v in knobs.items())
+  return f'{name}({knobs_text})' if knobs else name
+
+
+def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
+              setting: settings.Setting, source: inputs.Source, *, saves: bool
+              ) -> config.Config:
+  """The options: as given, or else as stored, or else of the setting."""
+  values: dict[str, Any] = {'bounds': False, 'seeds': None, 'seed': 0}
+  if not saves:
+    values['checkpoint_every'] = 0
+  values = {**setting.defaults, **values, **source.options}
+  if stored:
+    values |= {name: value for name, value in stored['flags'].items()
+               if name in config.OPTIONS and name != 'bounds'
+               and not config.OPTIONS[name].this_start}
+  values |= given
+  if 'cohort_size' not in given and not stored:
+    values['cohort_size'] = min(
+        values.get('cohort_size', config.Config.cohort_size),
+        max(values.get('num_clients', config.Config.num_clients), 1))
+  return config.resolve(values, given)
+
+
+def _jobs(told: config.Config, setting: settings.Setting,
+          source: inputs.Source) -> list[job_lib.Job]:
+  """The run and its bounds, of which none has touched its folder."""
+  devices.join(told)
+  told = dataclasses.replace(
+      told, schedule_rounds=job_lib.schedule_rounds(told))
+  dataset = source.load(told)
+  deals = (dict.fromkeys(told.all_seeds, source.partition)
+           if source.partition is not None else
+           runs.deal(setting, told, dataset))
+  ours = source.dataset is None and (
+      settings.SETTINGS.get(setting.name) is setting)
+  # Who runs the command again is told what made the run.
+  origin = {'setting': setting.name if ours else '', 'flagfiles': [],
+            'script': '' if ours else 'fedjax_ssl.fit', 'comments': []}
+  names = runs.wanted(told, pathlib.Path(told.workdir or ''))
+  return [words.begun(job) for job in runs.build(
+      dataset, deals, told, names, {k: v for k, v in origin.items()
+                                    if v != ''})]

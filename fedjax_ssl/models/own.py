@@ -1,0 +1,129 @@
+"""Networks of the user's own: any Flax module as a record of pure functions."""
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import inspect
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import checks, types
+
+# Fields that the library fills in itself, where a module has them.
+FILLED = ('num_classes', 'choices', 'dtype')
+_LITERALS = (bool, int, float, str, type(None), tuple)
+
+
+def builder(given: Any) -> Callable[..., nn.Module]:
+  """Makes a builder of a Flax module's class; a function is one already.
+
+  Args:
+    given: a class, whose fields become knobs if their defaults are literals;
+      `num_classes`, `dtype` and `choices` are filled in. Or a function with
+      keyword-only knobs that returns a module.
+
+  Returns:
+    The builder. Its knobs are keyword-only parameters.
+
+  Raises:
+    ValueError: for anything else.
+  """
+  if not (isinstance(given, type) and issubclass(given, nn.Module)):
+    if isinstance(given, type) or not callable(given):
+      raise ValueError(f'{given!r} is no Flax linen module class and no '
+                       'function that returns a module.')
+    return given
+
+  def build(**knobs: Any) -> nn.Module:
+    return given(**knobs)
+
+  parameters = [
+      inspect.Parameter(
+          field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type,
+          default=inspect.Parameter.empty
+          if field.default is dataclasses.MISSING or field.name in FILLED
+          else field.default)
+      for field in dataclasses.fields(given)
+      if field.init and field.name not in ('parent', 'name')
+      and (field.name in FILLED or _is_knob(field))]
+  build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+  build.__module__, build.__doc__ = given.__module__, given.__doc__
+  build.__name__, build.__qualname__ = given.__name__, given.__qualname__
+  return build
+
+
+def _is_knob(field: dataclasses.Field[Any]) -> bool:
+  """Whether a text can give a field; others keep what they have."""
+  if field.default is not dataclasses.MISSING:
+    return isinstance(field.default, _LITERALS)
+  return field.default_factory is dataclasses.MISSING
+
+
+def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
+          norm: str | None) -> types.Model:
+  """A module as a record of pure functions.
+
+  It is called with `train` and `mask` (float32[B], 0 for padding) if it takes
+  them, or with `deterministic`, the opposite of `train`. All collections beside
+  `params`, such as `batch_stats`, are its statistics. Batch statistics leave
+  padding out only if the module hands `mask` to its layers.
+
+  Args:
+    text: as the user gave it, for messages.
+    module: what the builder returned.
+    shape: of one input.
+    num_classes: C.
+    norm: policy of a module built of `models.layers`; None looks whether there
+      are statistics.
+
+  Returns:
+    The Model.
+
+  Raises:
+    FieldError: if it is no module, or its logits have another shape.
+  """
+  if not isinstance(module, nn.Module):
+    raise checks.FieldError('model', text, 'gives no Flax linen module but '
+                            f'{type(module).__name__}.')
+  takes = inspect.signature(type(module).__call__).parameters
+  zeros = jnp.zeros((1, *shape), jnp.int32 if len(shape) == 1 else jnp.float32)
+
+  def words(train: bool, mask: jax.Array | None = None) -> dict[str, Any]:
+    given = {'train': train, 'training': train, 'deterministic': not train,
+             'mask': mask}
+    return {name: value for name, value in given.items() if name in takes}
+
+  def init(key: jax.Array) -> types.Variables:
+    made = dict(module.init(key, zeros, **words(False)))
+    return types.Variables(made.pop('params', {}), made)
+
+  def finish(logits: Any) -> jax.Array:
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+  def apply(variables: types.Variables, inputs: jax.Array) -> jax.Array:
+    return finish(module.apply({'params': variables.params, **variables.stats},
+                               inputs, **words(False)))
+
+  def apply_train(variables: types.Variables, inputs: jax.Array,
+                  mask: jax.Array | None, key: jax.Array | None = None
+                  ) -> tuple[jax.Array, types.PyTree]:
+    stats = variables.stats
+    if key is None and not stats:  # Nothing drops out.
+      return apply(variables, inputs), stats
+    logits, changed = module.apply(
+        {'params': variables.params, **stats}, inputs, **words(True, mask),
+        mutable=list(stats), rngs={} if key is None else {'dropout': key})
+    return finish(logits), {**stats, **changed}
+
+  made = jax.eval_shape(init, jax.random.key(0))
+  logits = jax.eval_shape(apply, made, zeros)
+  if logits.shape != (1, num_classes):
+    raise checks.FieldError(
+        'model', text, f'gives {list(logits.shape)} for one input of '
+        f'{list(shape)}; it must give logits [1, {num_classes}], as a field '
+        'num_classes lets it.')
+  return types.Model(init, apply, apply_train,
+                     norm or ('batch' if made.stats else 'none'))

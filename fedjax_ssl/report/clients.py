@@ -1,0 +1,93 @@
+"""Who gains, who loses: what a global model is worth to each client."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.report import stored_runs
+
+WORST = 0.1  # Share of the clients in the mean of the worst.
+
+
+def mixes(federation: Any) -> np.ndarray | None:
+  """Returns float64[N, C], the share of each class in a client's own rows.
+
+  NaN for a client without rows; None where the federation does not say.
+
+  Args:
+    federation: what `config.json` holds of it.
+  """
+  if not isinstance(federation, Mapping):
+    return None
+  kinds = [federation[f'{kind}_classes'] for kind in ('labeled', 'unlabeled')
+           if federation.get(f'{kind}_classes')]
+  try:
+    counts = [np.array(kind, np.float64) for kind in kinds]
+  except (TypeError, ValueError, OverflowError):
+    return None
+  if not counts or any(c.ndim != 2 or c.shape != counts[0].shape
+                       or not np.isfinite(c).all() for c in counts):
+    return None
+  total = np.sum(counts, axis=0)
+  rows = total.sum(axis=1, keepdims=True)
+  return np.divide(total, rows, out=np.full_like(total, np.nan),
+                   where=rows > 0)
+
+
+def accuracies(run: stored_runs.Run) -> dict[int, np.ndarray]:
+  """Returns float64[N] by seed, 0 to 1: the test set in each client's own mix.
+
+  A client's accuracy is that of each class in the last row, weighed as the
+  class is among its rows; classes without test examples are left out. It says
+  how well the one model serves clients of that mix, and is not measured on
+  rows of theirs. NaN for a client without rows that could be tested. Seeds
+  whose partition or classes are not known are left out.
+  """
+  found = {}
+  for seed, rows, federation in zip(run.numbers, run.seeds, run.federations):
+    mine, recall = mixes(federation), rows[-1].get('per_class_accuracy')
+    if mine is None or not recall or len(recall) != mine.shape[1]:
+      continue
+    right = np.array([np.nan if v is None else v for v in recall], np.float64)
+    known = np.isfinite(right)
+    weight = mine[:, known].sum(axis=1)
+    found[seed] = np.divide(
+        mine[:, known] @ right[known], weight,
+        out=np.full(len(mine), np.nan), where=weight > 0)
+    if not np.isfinite(found[seed]).any():
+      del found[seed]
+  return found
+
+
+def worst(accuracy: np.ndarray) -> float:
+  """Returns the mean of the worst tenth of the clients, at least of one."""
+  known = np.sort(accuracy[np.isfinite(accuracy)])
+  return float(known[:max(1, round(WORST * len(known)))].mean())
+
+
+def against(mine: Mapping[int, np.ndarray], other: Mapping[int, np.ndarray],
+            same: Sequence[int]) -> np.ndarray:
+  """Returns what clients gain, of all seeds together; empty if none is known.
+
+  Args:
+    mine: float64[N] by seed, see `accuracies`.
+    other: the same of the run to compare with.
+    same: seeds in which both have the same clients.
+  """
+  parts = [mine[s] - other[s] for s in same if s in mine and s in other]
+  gains = np.concatenate(parts) if parts else np.zeros(0)
+  return gains[np.isfinite(gains)]
+
+
+def same_clients(run: stored_runs.Run, other: stored_runs.Run) -> list[int]:
+  """Returns the seeds in which two runs deal the same rows' classes."""
+  theirs = dict(zip(other.numbers, other.federations))
+  found = []
+  for seed, federation in zip(run.numbers, run.federations):
+    mine, partner = mixes(federation), mixes(theirs.get(seed))
+    if mine is not None and partner is not None and np.array_equal(
+        mine, partner, equal_nan=True):
+      found.append(seed)
+  return found

@@ -1,0 +1,202 @@
+"""What differs between runs: short names, colours, dashes and facets."""
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+import pathlib
+from typing import Any, NamedTuple
+
+from fedjax_ssl.core import registry
+from fedjax_ssl.papers import flags as paper_flags
+from fedjax_ssl.report import command
+
+LONGEST = 48  # Characters of a name.
+_LONGEST_VALUE = 24
+_MOST_FACETS = 12
+# Say by themselves what they are of.
+_BARE = ('method', 'model', 'dataset', 'setting')
+# Where several flags tell runs apart equally well, these are named.
+_TELLING = ('labels', 'dataset', 'alpha', 'labels_per_class',
+            'labeled_fraction', 'num_clients', 'cohort_size', 'model',
+            'learning_rate', 'local_epochs')
+
+Config = Mapping[str, Any]
+Parts = dict[str, str]  # Of one run, by flag or knob.
+
+
+class Look(NamedTuple):
+  """How a run is drawn.
+
+  Attributes:
+    colour: index of the method, or of what else differs first.
+    dash: index of the other factors.
+    facet: which of the small charts it is in, as in `alpha=0.1`.
+  """
+
+  colour: int
+  dash: int
+  facet: str
+
+
+class Plan(NamedTuple):
+  """What differs between runs.
+
+  Attributes:
+    names: of each run, unique, of at most `LONGEST` characters.
+    looks: of each run.
+    peers: of each run, what it has besides its method; runs of equal peers are
+      compared with each other first.
+    others: flags that differ too and are in no name.
+  """
+
+  names: list[str]
+  looks: list[Look]
+  peers: list[tuple[str, ...]]
+  others: list[str]
+
+
+def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
+         free: Sequence[str] = ()) -> Plan:
+  """Finds the few flags and knobs that tell runs apart.
+
+  Args:
+    configs: `config.json` of each.
+    folders: names for each, from the shortest on, where flags do not tell.
+    free: flags that say nothing of a run.
+  """
+  texts = [_parts(config, free) for config in configs]
+  keys = sorted({key for parts in texts for key in parts}, key=_rank)
+  varying = [key for key in keys if len({p.get(key) for p in texts}) > 1]
+  chosen = _chosen(texts, varying)
+  names = [_name(parts, chosen) for parts in texts]
+  if len(configs) == 1:
+    names = [_cut(folders[0][0], LONGEST)]
+  return Plan(
+      _distinct(names, folders), _looks(texts, chosen),
+      [tuple(parts.get(k, '') for k in chosen if k not in ('method', 'labels'))
+       for parts in texts],
+      [k for k in varying if k not in chosen and k not in paper_flags.FREE])
+
+
+def _parts(config: Config, free: Sequence[str]) -> Parts:
+  """A text for each flag and each knob of a run's method."""
+  flags = config['flags']
+  parts = {name: _text(value) for name, value in flags.items()
+           if name not in free}
+  try:  # What is damaged tells no runs apart.
+    parts['setting'] = pathlib.Path(command.program_of(config)).stem
+    method, knobs = registry.parse(flags.get('method', ''))
+  except ValueError:
+    return parts
+  for name, value in knobs.items():
+    parts[name if name not in parts or name == 'profile' else
+          f'{method}.{name}'] = _text(value)
+  return parts | {'method': method}
+
+
+def _text(value: Any) -> str:
+  if isinstance(value, list):
+    return ','.join(map(str, value))
+  return f'{value:g}' if isinstance(value, float) else str(value)
+
+
+def _rank(key: str) -> tuple[int, int, str]:
+  """The order in which flags are named; technical ones come last."""
+  known = _TELLING.index(key) if key in _TELLING else len(_TELLING)
+  return (0 if key == 'method' else 2 if key in paper_flags.FREE else 1,
+          known, key)
+
+
+def _chosen(texts: Sequence[Parts], varying: Sequence[str]) -> list[str]:
+  """The method, and the fewest flags found that tell the others apart."""
+  chosen = [key for key in ('method', 'labels') if key in varying]
+  def groups(keys: Sequence[str]) -> int:
+    return len({tuple(p.get(k) for k in keys) for p in texts})
+  while groups(chosen) < len(texts):
+    best = max((k for k in varying if k not in chosen),
+               key=lambda k: groups([*chosen, k]), default=None)
+    if best is None or groups([*chosen, best]) == groups(chosen):
+      break
+    chosen.append(best)
+  return chosen
+
+
+def _name(parts: Parts, chosen: Sequence[str]) -> str:
+  """As in `fixmatch, alpha=0.1`."""
+  words = [_word(key, parts[key]) for key in chosen if key in parts]
+  return _cut(', '.join(filter(None, words)) or (
+      'few labels' if 'labels' in chosen else parts.get('method', '')), LONGEST)
+
+
+def _word(key: str, value: str) -> str:
+  if key == 'labels':
+    return f'{value} labels' if value == 'all' else ''
+  value = _cut(value, _LONGEST_VALUE)
+  return value if key in _BARE else f'{key}={value}'
+
+
+def _cut(text: str, longest: int) -> str:
+  """The text, or its beginning and its end."""
+  if len(text) <= longest:
+    return text
+  end = longest // 3
+  return text[:longest - end - 1] + '…' + text[-end:]
+
+
+def _distinct(names: Sequence[str], folders: Sequence[Sequence[str]]
+              ) -> list[str]:
+  """Equal names made different: by the folders, else by number."""
+  for rank in range(max(map(len, folders), default=0)):
+    count = collections.Counter(names)
+    names = [name if count[name] == 1 else _cut(mine[rank], LONGEST)
+             for name, mine in zip(names, folders, strict=True)]
+    if len(set(names)) == len(names):
+      return list(names)
+  found: list[str] = []
+  for name in names:
+    number, new = 1, name
+    while new in found:
+      number += 1
+      end = f' ({number})'
+      new = _cut(name, LONGEST - len(end)) + end
+    found.append(new)
+  return found
+
+
+def _looks(texts: Sequence[Parts], chosen: Sequence[str]) -> list[Look]:
+  """Colours by method, facets by the next factor, dashes by what is left.
+
+  A factor makes facets where each of its values has two runs, so that there is
+  something to compare in each.
+  """
+  first = [key for key in ('method', 'labels') if key in chosen] or [
+      *chosen[:1]]
+  rest = [key for key in chosen if key not in first]
+  facet = next((k for k in rest if _compares(texts, k)), None)
+  below = [key for key in rest if key != facet] or rest
+  colours = _places([tuple(p.get(k, '') for k in first) for p in texts])
+  dashes = _places([tuple(p.get(k, '') for k in below) for p in texts])
+  return [Look(c, d, '' if facet is None else _word(facet, p.get(facet, '-')))
+          for p, c, d in zip(texts, colours, dashes, strict=True)]
+
+
+def _compares(texts: Sequence[Parts], key: str) -> bool:
+  count = collections.Counter(p.get(key) for p in texts)
+  return min(count.values()) > 1 and 1 < len(count) <= _MOST_FACETS
+
+
+def _places(values: Sequence[Any]) -> list[int]:
+  """Index of each value among those seen before it."""
+  order = {value: i for i, value in enumerate(dict.fromkeys(values))}
+  return [order[value] for value in values]
+
+
+def facets(looks: Sequence[Look]) -> list[str]:
+  """All facets, numbers in their order."""
+  def key(facet: str) -> tuple[str, float, str]:
+    name, _, value = facet.rpartition('=')
+    try:
+      return name, float(value), ''
+    except ValueError:
+      return name, 0.0, facet
+  return sorted({look.facet for look in looks}, key=key)

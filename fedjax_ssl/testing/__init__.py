@@ -1,0 +1,88 @@
+"""The contract of all methods, for methods of your own.
+
+```python
+from fedjax_ssl import testing
+
+def test_mine():  # With pytest or without.
+  testing.check_method(mine)
+```
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+import functools
+from typing import Any
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import checks
+from fedjax_ssl.core.types import Method
+from fedjax_ssl.testing import contract, toy
+
+__all__ = ('check_method', 'contract', 'toy')
+
+
+def check_method(builder: str | Callable[..., Method], *,
+                 places: Iterable[str] | None = None,
+                 laws: Iterable[str] | None = None, **knobs: Any
+                 ) -> dict[str, str]:
+  """Holds a method to the laws of all methods, on a federation of 6 clients.
+
+  Args:
+    builder: (task, knobs) -> Method; or a name, with knobs if any, as
+      --method takes it.
+    places: where labels live: 'clients', 'server'; default: both, or clients
+      alone if the builder refuses the other with a ValueError that speaks of
+      labels_at.
+    laws: names of `contract.LAWS`; default: all.
+    **knobs: of the builder.
+
+  Returns:
+    By 'LAW at PLACE': '' where it holds, or why it says nothing here.
+
+  Raises:
+    AssertionError: for the first law that does not hold; the message begins
+      with its name.
+    ValueError: if the builder refuses labels at clients, or for an unknown
+      law or place.
+  """
+  make = (functools.partial(methods.make, builder) if isinstance(builder, str)
+          else lambda task: builder(task, **knobs))
+  if isinstance(builder, str) and knobs:
+    raise ValueError('Give the knobs of a name in the text.')
+  wanted = [*(contract.LAWS if laws is None else laws)]
+  for law in wanted:
+    checks.check('law', law, contract.LAWS)
+  found = {}
+  for place in places_of(make) if places is None else places:
+    checks.check('place', place, ('clients', 'server'))
+    # A network that normalizes by batches where clients have labels.
+    model = 'conv' if place == 'clients' else 'linear'
+    one = contract.CohortRunner(make, model, place)
+    for law in wanted:
+      where = f'{law} at {place}'
+      found[where] = _held(contract.LAWS[law], one, where)
+  return found
+
+
+def places_of(make: contract.Make) -> list[str]:
+  """Where labels may live: everywhere, unless the method refuses."""
+  try:
+    make(toy.task(labels_at='server'))
+  except ValueError as error:
+    if 'labels_at' not in str(error):
+      raise
+    return ['clients']
+  return ['clients', 'server']
+
+
+def _held(law: contract.Law, one: contract.CohortRunner, where: str) -> str:
+  """'' if a law holds, or why it says nothing."""
+  try:
+    law(one)
+  except contract.Skip as skip:
+    return str(skip)
+  except AssertionError as error:
+    about = (law.__doc__ or '').splitlines()[0]
+    raise AssertionError(f'{where.replace("_", " ")} does not hold ({about}) '
+                         f'{error}') from error
+  return ''

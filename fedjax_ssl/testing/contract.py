@@ -1,0 +1,317 @@
+"""The laws that every method holds, each a function of a `CohortRunner`.
+
+A law raises AssertionError if it does not hold, and `Skip` where a method has
+nothing for it to say.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import pathlib
+import tempfile
+from typing import Any
+from unittest import mock
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.core import rounds, sampling, tree
+from fedjax_ssl.core.types import (
+  Cohort,
+  Federation,
+  Method,
+  Ratio,
+  SUMMED,
+  Task,
+)
+from fedjax_ssl.methods.parts import mean_teacher
+from fedjax_ssl.testing import toy
+from fedjax_ssl.training import checkpoint, metrics
+from fedjax_ssl.training import runner as runner_lib
+
+# Colors of clients that break: to NaN, to a huge message, or beyond `NORM`.
+WHITE, HUGE, FAR = 255, 254, 253
+NORM = 1e6  # No client of the toy federation gets as far by training.
+
+Make = Callable[[Task], Method]
+Law = Callable[['CohortRunner'], None]
+
+
+class Skip(Exception):
+  """The law says nothing of this method; the message says why."""
+
+
+class Runner:
+  """A method on the toy federation, compiled once."""
+
+  def __init__(self, make: Make, model: str, place: str, **changes: Any):
+    """Makes the method and its first state.
+
+    Args:
+      make: (task) -> the method.
+      model: of `toy.task`.
+      place: where labels live, 'clients' or 'server'.
+      **changes: of the task.
+    """
+    self.place = place
+    self.federation, self.hidden = toy.federation(place)
+    self.method = make(toy.task(model, labels_at=place, **changes))
+    self.run: Any = jax.jit(functools.partial(runner_lib.stretch, self.method))
+    self.init_key, self.root = runner_lib.root_keys(3)
+    state = self.method.init(self.init_key, self.federation)
+    totals = tree.zeros_like(
+        runner_lib.totals_shape(self.method, self.federation, state))
+    self.start = jax.tree.map(jnp.asarray, (state, totals))
+
+  def rounds(self, count: int, start: Any = None, first: int = 0,
+             federation: Federation | None = None) -> Any:
+    """(state, totals) after `count` rounds from round `first`."""
+    return self.run(*(start or self.start), federation or self.federation,
+                    jnp.int32(first), jnp.int32(count), self.root)
+
+
+class CohortRunner(Runner):
+  """A runner that is told who takes part: one program for every cohort.
+
+  Rounds never read the test set, so its labels can carry the cohort.
+
+  Attributes:
+    is_told: whether the method draws its cohorts by `core.sampling.groups`.
+    can_break: whether its clients work in `core.rounds.client_pass`.
+  """
+
+  SIZE = 4
+
+  def __init__(self, make: Make, model: str, place: str, **changes: Any):
+    """See `Runner`."""
+    self.is_told = self.can_break = False
+    def sample(state: Any, federation: Any, key: Any) -> Cohort:
+      del state, key
+      self.is_told = True
+      told = federation.test.labels[:2 * self.SIZE].reshape(1, 2, self.SIZE)
+      return Cohort(told[:, 0], told[:, 1] > 0)
+    def client_pass(*args: Any, **knobs: Any) -> Any:
+      self.can_break = True
+      return _breakable(*args, **knobs)
+    with (mock.patch.object(sampling, 'groups', lambda number, size: sample),
+          mock.patch.object(mean_teacher, 'after_warmup',
+                            lambda told, rounds: told),
+          mock.patch.object(rounds, 'client_pass', client_pass)):
+      super().__init__(make, model, place, **changes)
+    # Rows of both kinds, labels alone, others alone, and both again.
+    self.federation = self.of([0, 1, 2, 5])
+
+  def of(self, ids: Sequence[int], active: Sequence[bool] | None = None,
+         broken: Sequence[int] = (), color: int = WHITE) -> Federation:
+    """The federation of a cohort, some clients' images broken if wanted."""
+    active = [True] * len(ids) if active is None else active
+    rest = [0] * (self.SIZE - len(ids))
+    told = jnp.array([*ids, *rest, *active, *rest], jnp.int32)
+    out = self.federation
+    for client in broken:
+      out = _break(out, client, color)
+    labels = jnp.asarray(out.test.labels).at[:told.size].set(told)
+    return dataclasses.replace(out, test=out.test._replace(labels=labels))
+
+
+_client_pass = rounds.client_pass
+
+
+def _breakable(task: Task, client_update: Any, aggregate: Any,
+               **knobs: Any) -> Any:
+  """client_pass whose clients break if their first image is of one color.
+
+  They give NaN if it is `WHITE`, a huge message if `HUGE`, and one beyond
+  `NORM` if `FAR`.
+  """
+  def update(payload: Any, client: Any, key: Any) -> Any:
+    shard = client.shard
+    first = jnp.where(shard.num_labeled > 0, shard.labeled[0],
+                      shard.unlabeled[0])
+    white, huge, far = ((client.train.inputs[first] == color).all()
+                        for color in (WHITE, HUGE, FAR))
+    spoil = jnp.where(white, jnp.nan, 0.0)
+    made = client_update(payload, client, key)
+    def add(x: Any, spoil: Any) -> Any:
+      return (x + spoil).astype(x.dtype) if jnp.issubdtype(
+          x.dtype, jnp.floating) else x
+    moved = jnp.where(huge, 3e38, jnp.where(far, 2 * NORM, spoil))
+    return made._replace(
+        message=jax.tree.map(lambda x: add(x, moved), made.message),
+        memory=jax.tree.map(lambda x: add(x, spoil), made.memory))
+  return _client_pass(task, update, aggregate, **knobs)
+
+
+def _break(federation: Federation, client: int, color: int) -> Federation:
+  """Makes a client's images white, or of another color."""
+  shard = tree.take(federation.clients, client)
+  rows = jnp.concatenate([shard.labeled[:shard.num_labeled],
+                          shard.unlabeled[:shard.num_unlabeled]])
+  inputs = jnp.asarray(federation.train.inputs).at[rows].set(color)
+  return dataclasses.replace(
+      federation, train=federation.train._replace(inputs=inputs))
+
+
+def _record(state: Any) -> Any:
+  """All numbers of a state but its clock."""
+  return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32),
+                      (state.server, state.memory))
+
+
+def _needs_told(one: CohortRunner) -> None:
+  if not one.is_told:
+    raise Skip('it draws its cohorts in a way of its own')
+
+
+def _needs_broken(one: CohortRunner) -> None:
+  _needs_told(one)
+  if not one.can_break:
+    raise Skip('its clients do not work in core.rounds.client_pass')
+
+
+def state_keeps_its_form_and_metrics_are_finite(one: CohortRunner) -> None:
+  """State keeps structure, shapes and dtypes; state and metrics are finite."""
+  state, totals = one.rounds(3)
+  chex.assert_trees_all_equal_shapes_and_dtypes(state, one.start[0])
+  chex.assert_tree_all_finite((state, totals))
+  assert int(state.round) == 3 and float(totals.rounds) == 3
+  whole = {k for k, v in totals.sums.items() if isinstance(v, Ratio)}
+  row = {name: value / (1 if name in {*whole, *SUMMED} else 3)
+         for name, value in toy.means(totals.sums).items()}
+  metrics.validate(metrics.to_plain({'round': 3, **row}))
+  moved = tree.global_norm(tree.subtract(_record(state), _record(one.start[0])))
+  assert moved > 0, 'nothing is learnt'
+  sums = totals.sums
+  # Clients without any row of use, as of FedAvg here, only receive.
+  if 'backward_passes' in sums:
+    trains = float(sums['num_participants']) > 0
+    assert (float(sums['backward_passes'].total) > 0) == trains
+    assert float(sums['forward_passes'].total) >= float(
+        sums['backward_passes'].total)
+  talks = one.method.aggregate is not None
+  assert bool(float(sums['models_sent'].total) > 0) == talks
+
+
+def any_number_of_rounds_is_one_program(one: CohortRunner) -> None:
+  """One compilation serves the whole run, whatever the pieces it comes in."""
+  halfway = one.rounds(2)
+  one.rounds(1, halfway, first=2)
+  assert one.run._cache_size() == 1
+
+
+def resume_is_exact(one: CohortRunner) -> None:
+  """n rounds are k rounds, a checkpoint and n - k rounds, bit for bit."""
+  straight = one.rounds(5)
+  with tempfile.TemporaryDirectory() as folder:
+    steps = checkpoint.Checkpoints(pathlib.Path(folder) / 'steps')
+    steps.save(2, one.rounds(2))
+    round_, saved = steps.restore(one.start) or (0, None)
+    saved = jax.tree.map(jnp.asarray, saved)
+  chex.assert_trees_all_equal(one.rounds(3, saved, first=round_), straight)
+
+
+def hidden_labels_are_never_read(one: CohortRunner) -> None:
+  """Other labels where the setting hides them change nothing."""
+  train = one.federation.train
+  wrong = jnp.where(one.hidden, (train.labels + 1) % toy.NUM_CLASSES,
+                    train.labels)
+  assert (wrong != train.labels).any()
+  corrupted = dataclasses.replace(
+      one.federation, train=train._replace(labels=wrong))
+  chex.assert_trees_all_equal(one.rounds(2), one.rounds(
+      2, federation=corrupted))
+
+
+def predict_gives_logits_of_every_class(one: CohortRunner) -> None:
+  """`predict` returns [B, classes], others than before training."""
+  inputs = one.federation.test.inputs[:5]
+  state, _ = one.rounds(2)
+  def predict(state: Any) -> Any:
+    if one.method.predict is None:  # Then clients have their own.
+      own = one.method.local_predict
+      assert own is not None
+      return own(state.server, tree.take(state.memory, 0), inputs)
+    return one.method.predict(state.server, inputs)
+  logits = predict(state)
+  chex.assert_shape(logits, (5, toy.NUM_CLASSES))
+  if one.method.predict is not None:
+    assert not np.allclose(logits, predict(one.start[0]))
+
+
+def slot_order_changes_no_bit(one: CohortRunner) -> None:
+  """The order of the clients in a cohort changes no bit."""
+  _needs_told(one)
+  a = one.rounds(2, federation=one.of([0, 3, 5, 1]))
+  b = one.rounds(2, federation=one.of([1, 5, 0, 3]))
+  chex.assert_trees_all_equal(a, b)
+
+
+def memory_of_an_unsampled_client_is_unchanged(one: CohortRunner) -> None:
+  """What stays on a client changes only where it takes part."""
+  _needs_told(one)
+  before = one.start[0].memory
+  if not jax.tree.leaves(before):
+    raise Skip('keeps nothing on the clients')
+  after = one.rounds(2, federation=one.of([0, 2]))[0].memory
+  rest = jnp.array([1, 3, 4, 5])
+  chex.assert_trees_all_equal(tree.take(before, rest), tree.take(after, rest))
+
+
+def a_client_without_rows_equals_an_absent_one(one: CohortRunner) -> None:
+  """A client that has no rows changes nothing."""
+  _needs_told(one)
+  ids = [0, toy.NOBODY, 5]
+  present = one.rounds(2, federation=one.of(ids))
+  absent = one.rounds(2, federation=one.of(ids, [True, False, True]))
+  chex.assert_trees_all_equal(present[0], absent[0])
+
+
+def a_broken_client_is_left_out(one: CohortRunner) -> None:
+  """A client that sends NaN equals an absent one, and is counted."""
+  _needs_broken(one)
+  state, totals = one.rounds(1, federation=one.of([0, 3, 5], broken=[3]))
+  absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
+  chex.assert_trees_all_equal(state, absent[0])
+  chex.assert_tree_all_finite((state, totals))
+  assert float(totals.sums['num_rejected']) == 1
+
+
+def a_huge_update_is_left_out(one: CohortRunner) -> None:
+  """So does one that is finite, but that no sum over the cohort could hold."""
+  _needs_broken(one)
+  if one.method.aggregate is None:
+    raise Skip('sends nothing')
+  state, totals = one.rounds(1, federation=one.of(
+      [0, 3, 5], broken=[3], color=HUGE))
+  absent = one.rounds(1, federation=one.of([0, 3, 5], [True, False, True]))
+  chex.assert_trees_all_equal(state, absent[0])
+  chex.assert_tree_all_finite((state, totals))
+  assert float(totals.sums['num_rejected']) == 1
+
+
+def a_round_of_broken_clients_changes_nothing(one: CohortRunner) -> None:
+  """If nobody is left, the round is none."""
+  _needs_broken(one)
+  state, _ = one.rounds(1, federation=one.of([3], broken=[3]))
+  nobody, _ = one.rounds(1, federation=one.of([3], [False]))
+  chex.assert_trees_all_equal(state, nobody)
+  if one.place == 'clients':
+    chex.assert_trees_all_equal(state._replace(round=0),
+                                one.start[0]._replace(round=0))
+
+
+LAWS: dict[str, Law] = {law.__name__: law for law in (
+    state_keeps_its_form_and_metrics_are_finite,
+    any_number_of_rounds_is_one_program,
+    hidden_labels_are_never_read,
+    predict_gives_logits_of_every_class,
+    slot_order_changes_no_bit,
+    memory_of_an_unsampled_client_is_unchanged,
+    a_client_without_rows_equals_an_absent_one,
+    a_broken_client_is_left_out,
+    a_huge_update_is_left_out,
+    a_round_of_broken_clients_changes_nothing,
+    resume_is_exact)}

@@ -1,0 +1,144 @@
+"""The user's own code that a run was made with: hashed, kept, found again.
+
+A run stores the SHA-256 of every file that its texts and --import name, and a
+copy of it in `<workdir>/code/`. What a file imports is not followed. A run is
+never continued with other code: its rows would be of two methods. It is read
+and repeated with the copy, where the file itself has changed or is gone.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import os
+import pathlib
+import sys
+from typing import Any
+
+from fedjax_ssl.core import imports
+from fedjax_ssl.training import disk
+
+FOLDER = 'code'
+
+
+def of(flags: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fact `code` of a run; {} if it has no code of its own.
+
+  Args:
+    flags: by name, as a `config.Config` has them.
+  """
+  found = imports.hashes(_places(flags))
+  return {'code': found} if found else {}
+
+
+def _places(flags: Mapping[str, Any]) -> list[str]:
+  return [*imports.places((flags.get(name) for name in imports.TEXTS),
+                          flags.get('imports') or ())]
+
+
+def keep(folder: pathlib.Path, flags: Mapping[str, Any]) -> None:
+  """Puts a copy of every file into a run's folder, if it is not there."""
+  for place in _places(flags):
+    copy = folder / FOLDER / os.path.basename(place)
+    if imports.is_file(place) and not copy.exists():
+      copy.parent.mkdir(exist_ok=True)
+      disk.replace(copy, imports.source(place))
+
+
+def begun(folder: pathlib.Path, now: Mapping[str, str],
+          was: Mapping[str, str]) -> None:
+  """Compares the code of a start with that of the run's first one.
+
+  A module of an installed package that has changed is told, as a new version
+  of any package is.
+
+  Raises:
+    ValueError: if a file has changed, or the files are others.
+  """
+  ours, theirs = ({k: v for k, v in code.items() if k.endswith('.py')}
+                  for code in (now, was))
+  for name in sorted({*ours, *theirs}):
+    if ours.get(name) == theirs.get(name):
+      continue
+    copy = folder / FOLDER / name
+    if name not in theirs:
+      raise ValueError(f'{folder} began without {name}; leave it out, or '
+                       'choose another --workdir.')
+    what = 'has changed since' if name in ours else 'was imported when'
+    raise ValueError(f'{name} {what} the run in {folder} began; go on with '
+                     f'{copy}, its copy, in its place, or choose another '
+                     '--workdir.')
+  for name in sorted({*now} & {*was}):
+    if now[name] != was[name] and name not in theirs:
+      print(f'{name} has changed since the run in {folder} began.',
+            file=sys.stderr)
+
+
+def same_name(now: str, was: str) -> bool:
+  """Whether two names are one, wherever the file lies that one has it from."""
+  first, second = imports.split(now), imports.split(was)
+  if first is None or second is None:
+    return now == was
+  return (first.name == second.name
+          and _name(first.place) == _name(second.place))
+
+
+def _name(place: str) -> str:
+  return os.path.basename(place) if imports.is_file(place) else place
+
+
+def found_again(config: Mapping[str, Any], folder: str | os.PathLike[str],
+                say: Callable[[str], None] | None = None) -> dict[str, Any]:
+  """A run's configuration, its texts and imports where its code is today.
+
+  Args:
+    config: as `workdir.read_config` returns it.
+    folder: of the run.
+    say: is told, in a line, which copies are taken; default: standard error.
+
+  Returns:
+    The same; files that changed or are gone are replaced by their copies.
+
+  Raises:
+    ValueError: if neither a file nor its copy is there.
+  """
+  code = config['facts'].get('code')
+  if not code:
+    return dict(config)
+  say = say or (lambda line: print(line, file=sys.stderr))
+  told: dict[str, str] = {}
+
+  def today(place: str) -> str:
+    if not imports.is_file(place):
+      return place
+    if place not in told:
+      told[place] = _today(place, code, pathlib.Path(folder), say)
+    return told[place]
+
+  def texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(values)
+    for name in {*imports.TEXTS} & {*values}:
+      if found := imports.split(str(values[name] or '')):
+        changed[name] = found._replace(place=today(found.place)).text
+    return changed
+
+  facts, flags = {**config['facts']}, texts(config['flags'])
+  flags['imports'] = [today(place) for place in flags.get('imports') or ()]
+  if 'spec' in facts.get('task', {}):
+    facts['task'] = {**facts['task'], 'spec': texts(facts['task']['spec'])}
+  return {**config, 'flags': flags, 'facts': facts}
+
+
+def _today(place: str, code: Mapping[str, str], folder: pathlib.Path,
+           say: Callable[[str], None]) -> str:
+  name = os.path.basename(place)
+  wanted = code.get(name, '')
+  if imports.sha256_of(place) == wanted:
+    return place
+  copy = (folder / FOLDER / name).absolute()
+  if imports.sha256_of(copy) != wanted:
+    raise ValueError(f'{folder} is a run with code of {place}, which is '
+                     f'{"another" if os.path.isfile(place) else "not here"}, '
+                     f'and has no copy {copy}; bring back the file of SHA-256 '
+                     f'{wanted[:12]}.')
+  say(f'{place} has {"changed" if os.path.isfile(place) else "gone"}; its copy '
+      f'{copy} is taken.')
+  return str(copy)

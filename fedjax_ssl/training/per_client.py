@@ -1,0 +1,81 @@
+"""Who gains and who loses: what the models are worth to each client."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Federation, Method, State
+from fedjax_ssl.data import federation as federation_lib
+from fedjax_ssl.training import evaluate
+
+
+def table(method: Method, state: State, federation: Federation
+          ) -> dict[str, np.ndarray]:
+  """Returns one row a client, as columns.
+
+  No client has test rows of its own: a model's accuracy on each class of the
+  test set is weighed by the classes of the client's rows, labeled or not.
+  Classes without test rows are left out.
+
+  Args:
+    method: its `predict` and `local_predict` are used.
+    state: of a seed.
+    federation: of the same seed.
+
+  Returns:
+    By name an array [N]: client, its number; rows and labels, how many rows it
+    holds, and with a label; accuracy, of the global model, or where there is
+    none of the client's own; local_accuracy, of the client's own model, where
+    the method keeps it. NaN for a client without rows.
+  """
+  labeled, unlabeled = federation_lib.class_counts(federation)
+  mix = (labeled + unlabeled).astype(np.float64)
+  found = {'client': np.arange(federation.num_clients),
+           'rows': np.asarray(federation.clients.num_labeled, np.int64)
+           + np.asarray(federation.clients.num_unlabeled),
+           'labels': np.asarray(federation.clients.num_labeled, np.int64)}
+  if method.predict is not None:
+    scores = jax.jit(_of_classes(method.predict, federation))(state.server)
+    found['accuracy'] = weighed(np.asarray(scores), mix)
+  if method.local_predict is not None:
+    own = _of_classes(method.local_predict, federation)
+    def each(state: State) -> jax.Array:
+      return lax.map(
+          lambda i: own(state.server, tree.take(state.memory, i)),
+          jnp.arange(federation.num_clients))
+    local = weighed(np.asarray(jax.jit(each)(state)), mix)
+    found = {**found, 'accuracy': found.get('accuracy', local),
+             'local_accuracy': local}
+  return found
+
+
+def _of_classes(predict: Callable[..., jax.Array], federation: Federation
+                ) -> Callable[..., jax.Array]:
+  """(*given) -> float32[C]: the accuracy on each class of the test set."""
+  test = federation.test
+  rows = jnp.arange(len(test.labels))
+  def scores(*given: object) -> jax.Array:
+    logits = evaluate.in_batches(predict, test.inputs, rows, given=given)
+    accuracy: jax.Array = evaluate.scores(
+        logits, jnp.asarray(test.labels))['per_class_accuracy']
+    return accuracy
+  return scores
+
+
+def weighed(accuracy: np.ndarray, mix: np.ndarray) -> np.ndarray:
+  """Returns float64[N]: accuracies of classes, by how many rows each has.
+
+  Args:
+    accuracy: [C] or [N, C], NaN for a class that nobody measured.
+    mix: [N, C] rows of each class; a client without any gets NaN.
+  """
+  known = np.isfinite(accuracy)
+  weights = np.where(known, mix, 0.0)
+  total = weights.sum(-1)
+  hits = (weights * np.where(known, accuracy, 0.0)).sum(-1)
+  return np.where(total > 0, hits / np.maximum(total, 1e-300), np.nan)

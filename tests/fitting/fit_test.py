@@ -1,0 +1,192 @@
+"""One call trains, shows, predicts, saves and goes on, as the programs do."""
+from __future__ import annotations
+
+import functools
+import json
+import signal
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import data
+from fedjax_ssl.training import progress
+from tests.cli import launcher
+
+# What `launcher.SMALL` says, of one seed, and rounds of a few steps.
+SMALL: dict[str, Any] = {
+    'clients': 6, 'cohort_size': 3, 'model': 'linear', 'local_steps': 2,
+    'unlabeled_batch': 20, 'strong': 'none', 'lr_schedule': 'constant',
+    'eval_every': 1, 'checkpoint_every': 1, 'schedule_rounds': 4}
+METHOD = 'fixmatch(threshold=0.3, keep_local=True)'
+ARGS = (*launcher.SMALL, '--seeds=0', '--eval_every=1', '--checkpoint_every=1',
+        '--schedule_rounds=4')
+fit = functools.partial(fedjax_ssl.fit, METHOD, 'digits', **SMALL)
+
+
+@pytest.fixture(scope='module')
+def straight(tmp_path_factory):
+  """Four rounds in one go."""
+  return fit(rounds=4, workdir=tmp_path_factory.mktemp('fit') / 'run')
+
+
+@pytest.fixture(scope='module')
+def images():
+  return data.load('digits').test.inputs
+
+
+def rows(folder) -> bytes:
+  return (folder / 'metrics.jsonl').read_bytes()
+
+
+def test_metrics_are_the_columns_of_the_file(straight):
+  lines = [json.loads(line) for line in rows(straight.workdir).splitlines()]
+  assert straight.metrics['round'].tolist() == [1, 2, 3, 4]
+  assert straight.metrics['accuracy'].dtype == np.float64
+  assert straight.metrics['accuracy'].tolist() == [
+      line['accuracy'] for line in lines]
+  assert all(column.shape == (4,) for column in straight.metrics.values())
+  assert straight.class_metrics['per_class_accuracy'].shape == (4, 10)
+  assert {*straight.metrics, *straight.class_metrics} == {*lines[0]}
+  assert repr(straight) == (
+      f'Run of {METHOD}(round 4, 1 seed, accuracy '
+      f'{lines[-1]["accuracy"]:.4f})')
+
+
+def test_a_resume_equals_a_straight_run(straight, images, tmp_path, capsys):
+  run = fit(rounds=2, progress=False)
+  assert run.workdir is None and run.round == 2
+  assert run.resume(rounds=4) is run
+  assert capsys.readouterr() == ('', '')
+  for name, column in straight.metrics.items():
+    np.testing.assert_array_equal(run.metrics[name], column, name)
+  np.testing.assert_array_equal(run.predict(images), straight.predict(images))
+  with pytest.raises(ValueError, match='num_rounds=3: the run is at round 4'):
+    run.resume(rounds=3)
+
+
+def test_a_program_continues_a_fit(straight, tmp_path):
+  folder = tmp_path / 'run'
+  fit(rounds=2, workdir=folder)
+  launcher.run(folder, *ARGS, '--num_rounds=4')
+  assert rows(folder) == rows(straight.workdir)
+
+
+def test_a_fit_continues_a_program(straight, tmp_path):
+  folder = tmp_path / 'run'
+  launcher.run(folder, *ARGS, '--num_rounds=2')
+  files = {path.name for path in folder.iterdir()}
+  run = fedjax_ssl.fit(METHOD, workdir=folder, rounds=4)  # The rest is there.
+  assert rows(folder) == rows(straight.workdir)
+  assert run.metrics['round'].tolist() == [1, 2, 3, 4]
+  assert {path.name for path in folder.iterdir()} == files == {
+      path.name for path in straight.workdir.iterdir()}
+  with pytest.raises(ValueError, match='alpha'):
+    fedjax_ssl.fit(METHOD, workdir=folder, alpha=0.1)
+
+
+def test_a_signal_saves(straight, tmp_path, monkeypatch):
+  def update(self, round_, accuracy=None):
+    if round_ == 2:
+      signal.raise_signal(signal.SIGTERM)
+  with monkeypatch.context() as patch:
+    patch.setattr(progress.Progress, 'update', update)
+    with pytest.raises(KeyboardInterrupt, match='stopped at round 2; .*/run'):
+      fit(rounds=4, workdir=tmp_path / 'run')
+  fit(rounds=4, workdir=tmp_path / 'run')
+  assert rows(tmp_path / 'run') == rows(straight.workdir)
+
+
+def test_a_saved_model_predicts_the_same(straight, images, tmp_path):
+  file = tmp_path / 'model.npz'
+  straight.save(file)
+  loaded = fedjax_ssl.load(file)
+  logits = np.asarray(straight.predict(images))
+  np.testing.assert_array_equal(loaded.predict(images), logits)
+  assert loaded.round == 4 and 'round 4' in repr(loaded)
+  assert (logits.argmax(-1) == data.load('digits').test.labels).mean() == (
+      pytest.approx(straight.metrics['accuracy'][-1], abs=1e-6))
+  # The arrays alone say it too: a linear model on centered pixels.
+  arrays = dict(np.load(file))
+  about = json.loads(str(arrays.pop('about')))['task']['spec']
+  kernel, bias = sorted(arrays.values(), key=lambda x: -x.ndim)
+  pixels = (images / 255 - about['mean'][0]) / about['std'][0]
+  np.testing.assert_allclose(
+      pixels.reshape(len(images), -1) @ kernel + bias, logits, atol=1e-4)
+  (tmp_path / 'other.npz').write_bytes(b'no zip')
+  with pytest.raises(ValueError, match='other.npz holds no model'):
+    fedjax_ssl.load(tmp_path / 'other.npz')
+
+
+def test_clients_are_weighed_by_their_classes(straight):
+  found = straight.per_client()
+  federation = straight.federations[0]
+  mix = np.add(*data.class_counts(federation))
+  per_class = straight.class_metrics['per_class_accuracy'][-1]
+  np.testing.assert_allclose(found['accuracy'], mix @ per_class / mix.sum(1),
+                             atol=1e-6)
+  np.testing.assert_array_equal(found['rows'], mix.sum(1))
+  assert found['labels'].sum() == 100
+  assert found['client'].tolist() == [*range(6)]
+  assert found['local_accuracy'].shape == (6,)
+  assert np.ptp(found['local_accuracy']) > 0
+  # As evaluation has it, over all test rows alike.
+  assert 0 < found['local_accuracy'].mean() <= 1
+
+
+def test_plot(straight, tmp_path):
+  chart = straight.plot('accuracy', path=tmp_path / 'curves.svg')
+  line, = chart.axes[0].lines
+  np.testing.assert_allclose(line.get_ydata(),
+                             100 * straight.metrics['accuracy'])
+  assert (tmp_path / 'curves.svg').exists()
+  assert chart._repr_png_().startswith(b'\x89PNG')
+  with pytest.raises(ValueError, match='nobody'):
+    straight.plot('nobody')
+
+
+def test_a_federation_keeps_its_rows(straight):
+  given = straight.federations[0]
+  run = fedjax_ssl.fit(METHOD, given, rounds=1, progress=False,
+                       **{**SMALL, 'clients': 6})
+  jax.tree.map(np.testing.assert_array_equal, run.federations[0].clients,
+               given.clients)
+  assert run.metrics['accuracy'][0] == straight.metrics['accuracy'][0]
+  with pytest.raises(ValueError, match='num_clients=5: the federation .* 6'):
+    fedjax_ssl.fit(METHOD, given, clients=5)
+
+
+def test_arrays_functions_and_seeds():
+  digits = data.load('digits')
+  def mine(task, *, mu: float = 0.1):
+    return fedjax_ssl.methods.METHODS['fedprox'](task, mu=mu)
+  run = fedjax_ssl.fit(
+      functools.partial(mine, mu=0.2), (*digits.train, *digits.test), rounds=1,
+      seeds=[3, 4], progress=False, **SMALL)
+  assert run.name == 'mine(mu=0.2)' and [*run.states] == [3, 4]
+  assert run.metrics['seed'].tolist() == [3, 4]
+  assert run.predict(digits.test.inputs[:2], seed=4).shape == (2, 10)
+  fedjax_ssl.methods.METHODS.pop('mine')
+
+
+@pytest.mark.parametrize('options, error, words', [
+    ({'label_per_class': 5}, TypeError, "'label_per_class'. .*'labels_per_cl"),
+    ({'eval_only': True}, TypeError, 'It is of the programs'),
+    ({'rounds': 1, 'num_rounds': 2}, TypeError, 'num_rounds is given twice'),
+    ({'clients': 0}, ValueError, 'num_clients=0: must be'),
+    ({'rounds': 2.5}, ValueError, 'num_rounds=2.5: must be a whole number'),
+    ({'seeds': 3}, ValueError, 'seeds=3: must be several'),
+    ({'setting': 'digits'}, ValueError, "setting=digits: .* 'digits_dirdir'"),
+    ({'dataset': 3}, TypeError, 'dataset must be a name, .* not int'),
+    ({'dataset': {'x_train': 1}}, TypeError, 'y_train is missing'),
+    ({'dataset': ([1], [0], [1], [0])}, ValueError, 'images have shape'),
+    ({'method': 3}, TypeError, "method must be a text, such as 'fixmatch'"),
+    ({'method': 'fixmach'}, ValueError, "fixmach.*'fixmatch'"),
+    ({'method': lambda task: None}, TypeError, 'a function with a name'),
+    ({'workdir': ''}, ValueError, 'workdir')])
+def test_what_is_refused(options, error, words):
+  with pytest.raises(error, match=words) as info:
+    fedjax_ssl.fit(**{'dataset': 'digits', 'model': 'linear', **options})
+  assert '\n' not in str(info.value)

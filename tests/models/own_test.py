@@ -1,0 +1,131 @@
+"""Any Flax module is a model."""
+from __future__ import annotations
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import models
+from fedjax_ssl.core import checks, choices
+from fedjax_ssl.models import own
+
+SHAPE = (4, 4, 1)
+
+
+class Net(nn.Module):
+  """Of a user: batch statistics, dropout, a mask."""
+
+  num_classes: int
+  width: int = 4
+  rate: float = 0.5
+  act: Any = nn.relu
+
+  @nn.compact
+  def __call__(self, x, train: bool = False, mask=None):
+    x = nn.Dense(self.width)(x.reshape(x.shape[0], -1))
+    x = nn.BatchNorm(use_running_average=not train)(
+        x, mask=None if mask is None else mask[:, None] > 0)
+    x = nn.Dropout(self.rate, deterministic=not train)(self.act(x))
+    return nn.Dense(self.num_classes)(x)
+
+
+class Plain(nn.Module):
+  """Takes nothing but its inputs, and has its classes fixed."""
+
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(3)(x.reshape(x.shape[0], -1))
+
+
+class Eager(nn.Module):
+  """Says `deterministic`, as many do."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x, deterministic: bool):
+    x = nn.Dropout(0.5, deterministic=deterministic)(x)
+    return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+  monkeypatch.setattr(models, 'MODELS', type(models.MODELS)(
+      'model', models.MODELS, adapt=own.builder))
+  for net in (Net, Plain, Eager):
+    assert models.register(net.__name__.lower())(net) is net
+
+
+def make(text, **given):
+  return models.make(text, num_classes=3, input_shape=SHAPE, **given)
+
+
+def test_fields_are_knobs():
+  model = make('net(width=7)')
+  assert model.init(jax.random.key(0)).params['Dense_0']['kernel'].shape == (
+      16, 7)
+  assert choices.resolved('net(width=7)', models.MODELS) == {
+      'width': 7, 'rate': 0.5}
+  with pytest.raises(checks.FieldError, match="no knob 'act'"):
+    make("net(act='relu')")
+  with pytest.raises(checks.FieldError, match='width of type'):
+    make("net(width='wide')")
+
+
+def test_padding_is_no_part_of_batch_statistics():
+  model = make('net(rate=0.0)')
+  assert model.norm == 'batch'
+  variables = model.init(jax.random.key(0))
+  rows = jax.random.normal(jax.random.key(1), (4, *SHAPE))
+  padded = jnp.concatenate([rows, 100 * jnp.ones((2, *SHAPE))])
+  want, stats = model.apply_train(variables, rows, jnp.ones(4))
+  got, same = model.apply_train(
+      variables, padded, jnp.array([1., 1, 1, 1, 0, 0]))
+  np.testing.assert_allclose(got[:4], want, rtol=1e-5, atol=1e-6)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=1e-5, atol=1e-6), same, stats)
+  moved = variables._replace(stats=stats)
+  assert not np.allclose(model.apply(moved, rows),
+                         model.apply(variables, rows))
+
+
+@pytest.mark.parametrize('text', ['net', 'eager'])
+def test_dropout_draws_from_the_key_and_not_in_evaluation(text):
+  model = make(text)
+  variables = model.init(jax.random.key(0))
+  rows, mask = jnp.ones((8, *SHAPE)), jnp.ones(8)
+  one, two = (model.apply_train(variables, rows, mask, jax.random.key(i))[0]
+              for i in (1, 2))
+  assert not np.allclose(one, two)
+  np.testing.assert_array_equal(model.apply(variables, rows)[0],
+                                model.apply(variables, rows)[1])
+
+
+def test_without_statistics_and_key_training_is_evaluation():
+  for text in ('plain', 'eager'):
+    model = make(text)
+    variables = model.init(jax.random.key(0))
+    rows = jnp.ones((2, *SHAPE))
+    logits, stats = model.apply_train(variables, rows, jnp.ones(2))
+    np.testing.assert_array_equal(logits, model.apply(variables, rows))
+    assert stats == variables.stats == {} and model.norm == 'none'
+
+
+@pytest.mark.parametrize('text, given, words', [
+    ('plain', {'num_classes': 4}, r'must give logits \[1, 4\]'),
+    ('plain', {'norm': 'group'}, 'has no field choices'),
+    ('plain', {'conv_impl': 'lax'}, 'has no field choices'),
+    ('plain', {'dtype': 'bfloat16'}, 'has no field dtype')])
+def test_what_a_module_cannot_is_refused(text, given, words):
+  with pytest.raises(checks.FieldError, match=words):
+    models.make(text, **{'num_classes': 3, 'input_shape': SHAPE, **given})
+
+
+@pytest.mark.parametrize('given', [3, int])
+def test_what_is_no_module_is_refused(given):
+  with pytest.raises(ValueError, match='no Flax linen module class'):
+    models.register('other')(given)

@@ -1,0 +1,81 @@
+"""`check_method` finds what a method does wrong, and names the law."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_ssl import losses, testing
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.methods.parts import averaging, network
+from fedjax_ssl.testing import contract
+
+FEW = ('hidden_labels_are_never_read', 'predict_gives_logits_of_every_class',
+       'a_broken_client_is_left_out')
+
+
+def guessing(task, *, weight: float = 1.0):
+  """Learns classes that it makes up from the images."""
+  def loss_fn(model, given, batch, key):
+    del given
+    truth = jnp.round(batch.unlabeled.inputs[:, 3:6].mean((1, 2, 3)) / 255)
+    (logits,), stats = network.forward(task, model, batch.unlabeled, key=key)
+    loss, _ = losses.cross_entropy(
+        logits, truth.astype(jnp.int32), batch.unlabeled.mask)
+    return weight * loss, Aux(stats, {})
+  return averaging.averaging(task, loss_fn, streams='both')
+
+
+def reading(task):
+  """A method whose rounds read all labels of the federation."""
+  made = guessing(task)
+  def round_(state, federation, start, key):
+    state, metrics = made.round(state, federation, start, key)
+    labels = federation.train.labels
+    seen = (labels * jnp.arange(labels.size)).sum() * 1e-5
+    return state._replace(server=jax.tree.map(
+        lambda x: x + seen.astype(x.dtype), state.server)), metrics
+  return made._replace(round=round_)
+
+
+def test_a_law_that_does_not_hold_is_named():
+  with pytest.raises(AssertionError) as info:
+    testing.check_method(reading, places=['clients'], laws=FEW)
+  assert str(info.value).startswith(
+      'hidden labels are never read at clients does not hold')
+
+
+def test_a_sound_method_holds_them_with_its_knobs():
+  found = testing.check_method(guessing, places=['clients'], laws=FEW,
+                               weight=0.5)
+  assert found == {f'{law} at clients': '' for law in FEW}
+
+
+@pytest.mark.usefixtures('as_registered')
+def test_the_example_keeps_the_contract(root):
+  found = testing.check_method(
+      f'{root}/experiments/examples/sharpened_fixmatch.py:'
+      'sharpened_fixmatch(threshold=0.3)')
+  assert {*found} == {f'{law} at {place}' for law in contract.LAWS
+                      for place in ('clients', 'server')}
+  assert {*found.values()} == {'', 'keeps nothing on the clients'}
+
+
+def test_laws_that_cannot_be_told_are_passed_over():
+  one = contract.CohortRunner(guessing, 'linear', 'clients')
+  assert one.is_told and one.can_break
+  one.is_told = False  # As of a method with a draw of its own.
+  assert 'of its own' in testing._held(
+      contract.slot_order_changes_no_bit, one, '')
+
+
+@pytest.mark.parametrize('given, words', [
+    ({'laws': ['non_such']}, 'law'), ({'places': ['moon']}, 'place')])
+def test_unknown_laws_and_places_are_refused(given, words):
+  with pytest.raises(ValueError, match=words):
+    testing.check_method(guessing, **given)
+
+
+def test_knobs_of_a_name_stand_in_the_text():
+  with pytest.raises(ValueError, match='in the text'):
+    testing.check_method('fixmatch', threshold=0.1)
