@@ -5,6 +5,8 @@ first --num_labeled_clients share the labels, the others all rows without.
 
 python experiments/agents_iid.py --data_dir=DIR \
     --flagfile=experiments/flagfiles/fedssl/agents_iid.fedssl_mnist_2s6q_10.flags
+
+Defined in fedjax_ssl/cli/settings.py.
 """
 from fedjax_ssl import cli
 

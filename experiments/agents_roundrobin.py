@@ -5,6 +5,8 @@ is at labeled agent c mod N_S, and without labels at agent c mod N_Q.
 
 python experiments/agents_roundrobin.py --data_dir=DIR \
     --flagfile=experiments/flagfiles/fedssl/agents_roundrobin.fedssl_mnist_1s3q_10.flags
+
+Defined in fedjax_ssl/cli/settings.py.
 """
 from fedjax_ssl import cli
 

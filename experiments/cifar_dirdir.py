@@ -6,6 +6,8 @@ The hardest setting of FedDure (AAAI 2024, https://arxiv.org/abs/2307.05358):
 python experiments/cifar_dirdir.py \
     --flagfile=experiments/flagfiles/feddure/cifar_dirdir.fixmatch.flags \
     --data_dir=DIR
+
+Defined in fedjax_ssl/cli/settings.py.
 """
 from fedjax_ssl import cli
 

@@ -5,6 +5,8 @@ The easiest setting of FedDure; see `cifar_dirdir.py`.
 python experiments/cifar_iid.py \
     --flagfile=experiments/flagfiles/feddure/cifar_iid.fixmatch.flags \
     --data_dir=DIR
+
+Defined in fedjax_ssl/cli/settings.py.
 """
 from fedjax_ssl import cli
 

@@ -7,6 +7,8 @@ rows labeled at random.
 python experiments/cross_device.py \
     --flagfile=experiments/flagfiles/fedlabel/cross_device.fedlabel_cifar10.flags \
     --data_dir=DIR
+
+Defined in fedjax_ssl/cli/settings.py.
 """  # noqa: E501
 from fedjax_ssl import cli
 

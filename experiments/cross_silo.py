@@ -6,6 +6,8 @@ BloodMNIST are MedMNIST's own files `organamnist.npz` and `bloodmnist.npz`.
 python experiments/cross_silo.py \
     --flagfile=experiments/flagfiles/fedlabel/cross_silo.fedlabel_organamnist.flags \
     --data_dir=DIR
+
+Defined in fedjax_ssl/cli/settings.py.
 """  # noqa: E501
 from fedjax_ssl import cli
 

@@ -4,6 +4,8 @@ r"""Quickstart: real handwritten digits, labels and images skewed over clients.
 unlabeled rows: FixMatch between the labels-only and the all-labels bound.
 
 python experiments/digits_dirdir.py
+
+Defined in fedjax_ssl/cli/settings.py.
 """
 from fedjax_ssl import cli
 

@@ -6,6 +6,8 @@ clients, all of them in every round, 5 labels a class and client, or with
 
 python experiments/fmnist_streaming.py --data_dir=DIR \
     --flagfile=experiments/flagfiles/fedmatch/fmnist_streaming.fedmatch_dense.flags
+
+Defined in fedjax_ssl/cli/settings.py.
 """
 from fedjax_ssl import cli
 

@@ -7,6 +7,8 @@ With --num_labeled_clients=-1 every client knows --labeled_fraction of its own.
 
 python experiments/labeled_clients.py --data_dir=DIR \
     --flagfile=experiments/flagfiles/rscfed/labeled_clients.rscfed_fmnist.flags
+
+Defined in fedjax_ssl/cli/settings.py.
 """
 from fedjax_ssl import cli
 

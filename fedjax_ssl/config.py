@@ -38,11 +38,12 @@ class Option(NamedTuple):
     bound: of a number.
     choices: all words allowed, if they are few.
     optional: whether None is a value.
-    may_change: when a run is continued. Such options change no bit of the
-      model, but for seed_map, whose vmap rounds otherwise.
+    may_change: whether a continued run may set it differently. None of these
+      affects the model's bits, except seed_map (vmap rounds differently) and,
+      with aggregation_order=fast, num_devices.
     per_process: may differ between the processes of a run.
-    this_start: is about one start of the program, so that the evaluation of a
-      stored run does not take it from there.
+    this_start: applies to this launch only; --eval_only does not read it from
+      the stored config.
   """
 
   name: str
@@ -193,13 +194,10 @@ class Config:
       0.05, 'Share of the training examples that the server holds out.',
       knobs.Bound(0, 0.9))
   alpha: float = _option(
-      0.5, 'Concentration of Dirichlet partitions. Where each class is cut up '
-      'over the clients, as in most settings, it is that of each client, and 1 '
-      'makes all cuts equally likely; with --dirichlet=clients a '
-      "client's total over the C classes, alpha / C each; with "
-      '--dirichlet=shares that of each class. Towards 0 a class goes to one '
-      "client and some clients may get no rows; towards infinity all have the "
-      "data's mix.", knobs.RATE)
+      0.5, 'Dirichlet concentration; smaller is more skewed. Settings with a '
+      'Dirichlet partition split each class over the N clients by a draw from '
+      'Dir(alpha, ..., alpha); cross_device and cross_silo follow --dirichlet; '
+      'the other settings do not read it.', knobs.RATE)
   labeled_fraction: float | None = _option(
       None, "Labeled share of the examples, or of each client's, instead of "
       'labels_per_class.', knobs.Bound(0, 1))
@@ -217,10 +215,13 @@ class Config:
   labels_at: str = _option(
       'clients', 'Who holds the labels.', choices=('clients', 'server'))
   dirichlet: str = _option(
-      'clients', 'Where all rows are dealt in one pool: clients draw a class '
-      'mix each, alpha in total, and hold as many rows; they draw one, alpha'
-      ' for each class, and classes are cut by its shares; or classes '
-      'are cut up, alpha for each client, capped at the mean.',
+      'clients', 'How cross_device and cross_silo deal rows; no other setting '
+      'reads it. clients: each client draws a class mix, alpha in total over '
+      'the classes, and all hold equally many rows. shares: each client draws '
+      'one from Dir(alpha, ..., alpha), and each class is divided in '
+      'proportion to these. capped: each class is split over the clients by a '
+      'draw from Dir(alpha, ..., alpha), without those that already hold the '
+      'mean number of rows.',
       choices=('clients', 'shares', 'capped'))
   optimizer: str = _option(
       'sgd', 'Optimizer of a client.', choices=OPTIMIZERS)
@@ -318,8 +319,8 @@ OPTIONS: dict[str, Option] = {
 FREE = tuple(name for name, option in OPTIONS.items() if option.may_change)
 # May differ between the processes of a run.
 OWN = tuple(name for name, option in OPTIONS.items() if option.per_process)
-# Every batch of a round is of its nominal size, real rows or not; steps of a
-# client, and the rows that they use, are counted in 32 bits.
+# Bounds of the fields of `TaskSpec` that come from the data and are no options.
+# Rows are counted in 32 bits.
 _OF_DATA = {'num_classes': _whole(2, 2**20), 'unlabeled_capacity': _whole(0)}
 
 
@@ -472,51 +473,3 @@ def _check_profile(method: str, profile: str) -> None:
   if given.get('profile', profile) != profile:
     raise FieldError('profile', profile, 'the method has another; give one of '
                      'them.', method=method)
-
-
-def check_labels(rule: str, options: Any) -> None:
-  """Refuses options that do not say, or say twice, which rows are labeled.
-
-  Args:
-    rule: how a setting labels rows: of the whole 'pool', a 'share' of each
-      client's, those of the first 'clients' or else a share, or of the pool
-      for the first 'agents'.
-    options: a `Config`, or what has the same attributes.
-
-  Raises:
-    FieldError: if they do not.
-  """
-  counts = {name: getattr(options, name)
-            for name in ('labels_per_class', 'labeled_fraction')}
-  holders = options.num_labeled_clients
-  if rule == 'agents' and not 0 < holders < options.num_clients:
-    raise FieldError('num_labeled_clients', holders, 'must be from 1 to '
-                     f'{options.num_clients - 1}, so that some have none.',
-                     num_clients=options.num_clients)
-  if rule in ('agents', 'pool'):
-    if (counts['labels_per_class'] is None) == (
-        counts['labeled_fraction'] is None):
-      raise FieldError('labels_per_class', counts.pop('labels_per_class'),
-                       'give one of them.', **counts)
-    return
-  if options.labels_at == 'server':
-    raise FieldError('labels_at', 'server',
-                     'here clients hold the labels; give clients.')
-  if rule == 'clients' and not holders:
-    raise FieldError('num_labeled_clients', 0, 'leaves nobody with labels; '
-                     'give at least 1, or -1 and labeled_fraction.')
-  shares = rule == 'share' or holders < 0
-  if not shares:
-    for name, value in counts.items():
-      if value is not None:
-        raise FieldError(name, value, 'the latter says which rows are labeled '
-                         'here; leave the first out.',
-                         num_labeled_clients=holders)
-  elif counts['labels_per_class'] is not None:
-    raise FieldError('labels_per_class', counts['labels_per_class'], 'here '
-                     'labeled_fraction says how many rows of each client are '
-                     'labeled; leave it out.')
-  elif counts['labeled_fraction'] is None:
-    raise FieldError('labeled_fraction', None, 'give the labeled share of each '
-                     "client's rows" + (', or num_labeled_clients.'
-                     if rule == 'clients' else '.'))

@@ -8,7 +8,8 @@ subtrees and leaves without elements pass through.
 
 Weights are not negative. If all are zero the mean is zero, so average updates
 rather than models: a round without participants then changes nothing. A row of
-weight zero may hold NaN or infinity.
+weight zero may hold NaN or infinity. A client's weight comes from
+`core.client_weights`.
 
 Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some
 clients, give the means `axis_name`, the mesh axis over which the clients are

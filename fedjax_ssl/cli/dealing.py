@@ -1,10 +1,10 @@
 """How the rows of a data set are dealt to clients, in the ways of the papers.
 
-A way is a function `deal(rng, labels, pool, options) -> (labeled, unlabeled)`
-or `(labeled, unlabeled, tasks)`: owners int32[D], -1 for nobody, of the rows
-in `pool` bool[D]; see `fedjax_ssl.data.partition`. `options` is a
-`config.Config`, or has its attributes. Partitions are named as in
-`data.PARTITIONS`, so that a setting is plain data.
+A `Deal` is a function `deal(rng, labels, pool, options)` that returns
+`(labeled, unlabeled)` or `(labeled, unlabeled, tasks)`: owners int32[D], -1 for
+nobody, of the rows in `pool` bool[D]; see `fedjax_ssl.data.partition`.
+`options` is a `config.Config`, or has its attributes. Partitions are named as
+in `data.PARTITIONS`, so that a setting is plain data.
 """
 from __future__ import annotations
 
@@ -13,9 +13,61 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl import config
+from fedjax_ssl.config import FieldError
 
 Deal = Callable[..., tuple[np.ndarray, ...]]
+
+
+def check_labels(rule: str, options: Any) -> None:
+  """Raises unless exactly one option determines the labeled rows.
+
+  Args:
+    rule: how a setting labels rows:
+      'pool': labels_per_class or labeled_fraction, of all rows together.
+      'share': labeled_fraction of each client's rows.
+      'clients': all rows of the first num_labeled_clients clients; if that is
+        -1, as 'share'.
+      'agents': as 'pool'; the first num_labeled_clients clients, not all,
+        hold the labeled rows.
+    options: a `Config`, or what has the same attributes.
+
+  Raises:
+    FieldError: if none of them does, several do, or one does not apply.
+  """
+  counts = {name: getattr(options, name)
+            for name in ('labels_per_class', 'labeled_fraction')}
+  holders = options.num_labeled_clients
+  if rule == 'agents' and not 0 < holders < options.num_clients:
+    raise FieldError('num_labeled_clients', holders, 'must be from 1 to '
+                     f'{options.num_clients - 1}, so that some have none.',
+                     num_clients=options.num_clients)
+  if rule in ('agents', 'pool'):
+    if (counts['labels_per_class'] is None) == (
+        counts['labeled_fraction'] is None):
+      raise FieldError('labels_per_class', counts.pop('labels_per_class'),
+                       'give one of them.', **counts)
+    return
+  if options.labels_at == 'server':
+    raise FieldError('labels_at', 'server',
+                     'here clients hold the labels; give clients.')
+  if rule == 'clients' and not holders:
+    raise FieldError('num_labeled_clients', 0, 'leaves nobody with labels; '
+                     'give at least 1, or -1 and labeled_fraction.')
+  shares = rule == 'share' or holders < 0
+  if not shares:
+    for name, value in counts.items():
+      if value is not None:
+        raise FieldError(name, value, 'the latter says which rows are labeled '
+                         'here; leave the first out.',
+                         num_labeled_clients=holders)
+  elif counts['labels_per_class'] is not None:
+    raise FieldError('labels_per_class', counts['labels_per_class'], 'here '
+                     'labeled_fraction says how many rows of each client are '
+                     'labeled; leave it out.')
+  elif counts['labeled_fraction'] is None:
+    raise FieldError('labeled_fraction', None, 'give the labeled share of each '
+                     "client's rows" + (', or num_labeled_clients.'
+                     if rule == 'clients' else '.'))
 
 
 def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
@@ -26,7 +78,7 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
     FieldError: if not exactly one of them says how many, or there are too few.
   """
   from fedjax_ssl import data
-  config.check_labels('pool', options)
+  check_labels('pool', options)
   name = ('labeled_fraction' if options.labels_per_class is None
           else 'labels_per_class')
   try:
@@ -34,7 +86,7 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
         rng, labels, per_class=options.labels_per_class,
         fraction=options.labeled_fraction, where=pool)
   except ValueError as error:
-    raise config.FieldError(
+    raise FieldError(
         name, getattr(options, name), f'{error}.') from error
 
 
@@ -46,7 +98,7 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
     unlabeled_scheme: the same for all other rows.
 
   Returns:
-    The way.
+    The `Deal`.
   """
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
@@ -70,7 +122,10 @@ def _least(options: Any) -> int:
 
 def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
            where: np.ndarray, least: int, options: Any) -> np.ndarray:
-  """Owners by one partition; the capped one gives clients `least` rows."""
+  """Owners by one partition.
+
+  dirichlet_capped gives each client at least `least` rows.
+  """
   from fedjax_ssl import data
   partition = data.PARTITIONS[scheme]
   if scheme != 'dirichlet_capped':
@@ -78,7 +133,7 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
     return partition(rng, labels, options.num_clients, where=where)
   rows = int(where.sum())
   if options.num_clients * least > rows:
-    raise config.FieldError(
+    raise FieldError(
         'num_clients', options.num_clients, f'too many for {rows} rows to '
         f'deal, at least {least} each: give {max(rows // max(least, 1), 1)} or '
         'less, or a lower --min_size.')
@@ -86,7 +141,7 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
     return partition(rng, labels, options.num_clients, where=where,
                      alpha=options.alpha, min_size=least)
   except ValueError as error:
-    raise config.FieldError(
+    raise FieldError(
         'alpha', options.alpha, 'no draw gave each of the '
         f'{options.num_clients} clients {least} of {rows} rows; raise --alpha, '
         'or lower --num_clients or --min_size.') from error
@@ -95,7 +150,7 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
 def _refuse_min_size(scheme: str, options: Any) -> None:
   """Only one partition has a least size."""
   if (given := getattr(options, 'min_size', None)) is not None:
-    raise config.FieldError('min_size', given, 'rows are dealt by '
+    raise FieldError('min_size', given, 'rows are dealt by '
                             f'{scheme} here, which has none; leave it out.')
 
 
@@ -116,7 +171,7 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
   FedLabel's setting; --dirichlet names the flavour of the partition.
   """
   from fedjax_ssl import data
-  config.check_labels('share', options)
+  check_labels('share', options)
   if options.dirichlet == 'capped':
     owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
                    options)
@@ -135,11 +190,11 @@ def agents(scheme: str) -> Deal:
     scheme: name of a partition, for either kind of rows.
 
   Returns:
-    The way; --num_labeled_clients says how many hold labels.
+    The `Deal`; --num_labeled_clients says how many hold labels.
   """
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
-    config.check_labels('agents', options)
+    check_labels('agents', options)
     _refuse_min_size(scheme, options)
     holders, total = options.num_labeled_clients, options.num_clients
     labeled = choose_labeled(rng, labels, pool, options)
@@ -148,8 +203,8 @@ def agents(scheme: str) -> Deal:
       return (partition(rng, labels, holders, where=labeled),
               data.shift(partition(rng, labels, total - holders,
                                    where=pool & ~labeled), holders))
-    except config.FieldError as error:
-      raise config.FieldError(
+    except FieldError as error:
+      raise FieldError(
           'num_labeled_clients', holders, f'{error.value} agents are '
           f'{error.reason}', num_clients=total) from None
   return deal
@@ -164,7 +219,7 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
   own. The setting of FedIRM and RSCFed.
   """
   from fedjax_ssl import data
-  config.check_labels('clients', options)
+  check_labels('clients', options)
   owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
                  options)
   if options.num_labeled_clients > 0:
@@ -200,7 +255,7 @@ def natural(owner: np.ndarray) -> Deal:
   """
   def deal(rng, labels, pool, options):
     if options.rounds_per_task:
-      raise config.FieldError(
+      raise FieldError(
           'partition', 'natural', 'the data have no tasks; leave the latter at '
           '0.', rounds_per_task=options.rounds_per_task)
     _refuse_min_size('the data', options)
@@ -213,7 +268,7 @@ def _labeled(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
   """Owners of the labeled and of the other rows; see `natural`."""
   from fedjax_ssl import data
   if options.num_labeled_clients >= 0 and options.labels_at == 'clients':
-    config.check_labels('clients', options)
+    check_labels('clients', options)
     return data.label_clients(owner, options.num_labeled_clients)
   if options.labels_at == 'server':
     chosen = choose_labeled(rng, labels, owner >= 0, options)
@@ -222,6 +277,6 @@ def _labeled(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
   if options.labels_per_class is not None:
     return data.partition.split_owner(
         owner, choose_labeled(rng, labels, owner >= 0, options))
-  config.check_labels('share', options)
+  check_labels('share', options)
   return data.label_within(rng, labels, owner,
                            fraction=options.labeled_fraction)

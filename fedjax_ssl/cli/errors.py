@@ -67,7 +67,10 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
 
 def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
              ) -> str:
-  """Also says where the flag is a knob of what was chosen."""
+  """The message for an unknown flag.
+
+  If a chosen method or model has a knob of that name, shows how to set it.
+  """
   word = str(error.flagvalue or f'--{error.flagname}')
   knob, value = error.flagname, word.partition('=')[2] or '...'
   with contextlib.suppress(ValueError, SyntaxError):
@@ -97,6 +100,6 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
 
 
 def _is_typo(name: str) -> bool:
-  """Whether it is so near to a flag that it is no knob's name."""
+  """Whether the name is probably a misspelt flag rather than a knob."""
   return any(sorted(name) == sorted(flag) or difflib.SequenceMatcher(
       None, name, flag).ratio() > 0.84 for flag in config.OPTIONS)

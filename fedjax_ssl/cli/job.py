@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
   name: str  # For progress and tables.
   folder: pathlib.Path
-  options: Config  # What a later start must bring again.
+  options: Config  # Every option; those in config.FREE may change on restart.
   facts: dict[str, Any]  # What follows from flags and data.
   spec: task_lib.TaskSpec
   method: Any
@@ -62,8 +62,11 @@ class Job(NamedTuple):
   labels: np.ndarray
   mesh: jax.sharding.Mesh | None
   num_parameters: int  # Of the model.
-  works: list[rounds.Work]  # Of the passes of a round: a client's steps.
-  cohorts: list[tuple[int, int]]  # Of them: groups, and clients of each.
+  # For each pass of a round, a function from a shard to a client's number of
+  # steps.
+  works: list[rounds.Work]
+  # For each pass, (number of groups, clients per group).
+  cohorts: list[tuple[int, int]]
   origin: Mapping[str, Any]  # What started the run.
   # Options that the version which began the run did not have, at defaults.
   new: frozenset[str] = frozenset()
@@ -179,7 +182,10 @@ def _data_hash(dataset: data.Dataset) -> str:
 
 
 def _of_a_knob(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
-  """Names the knobs given, one of which is of a wrong type; else the bug."""
+  """Turns a TypeError into a FieldError that names the given knobs.
+
+  Returns the error itself if none was given, or if it is of a user's file.
+  """
   if imports.where(error):
     return error  # Who wrote the code needs all of it.
   given = {name: text for name in task_lib.REGISTRIES
@@ -387,7 +393,9 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
 
   observer = loop.Observer(on_row, on_save, on_progress, on_report)
   with stopping.saving() as trained, compilation.listening(), bar:
-    if processes.count() > 1:  # They end together, so from the first round on.
+    # Processes must stop together, so SIGTERM saves from the first round, not
+    # only after one round.
+    if processes.count() > 1:
       trained()
     result = loop.train(
         job.method, job.federations, num_rounds=options.num_rounds,

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data
-from fedjax_ssl.cli import auto, dealing, printing, words
+from fedjax_ssl.cli import auto, dealing, printing, settings, words
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import imports
 from fedjax_ssl.training import processes
+from fedjax_ssl.training import workdir as workdir_lib
 
 # Where bounds live below the workdir, by name in tables: (folder, flags).
 BOUNDS = {
@@ -42,6 +43,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     options = dataclasses.replace(options, workdir=processes.once(
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
+  processes.once(lambda: _check_dirichlet(setting, options, workdir))
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   names = processes.once(lambda: wanted(options, workdir))
@@ -77,6 +79,27 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     page = report.write([job.folder for job in jobs], workdir / 'report',
                         title=f'{setting.name}: {options.dataset}')
     printing.say(f'Report: {page}')
+
+
+def _check_dirichlet(setting: Setting, options: Config, workdir: pathlib.Path
+                     ) -> None:
+  """Refuses --dirichlet in a new run whose setting does not read it.
+
+  Runs stored by versions that took it go on, and a user's own setting may read
+  it.
+  """
+  if settings.SETTINGS.get(setting.name) is not setting or (
+      setting.deal is dealing.one_pool):
+    return
+  default = settings.defaults_of(setting.name)['dirichlet']
+  # A stored run's flagfile gives the default too.
+  if options.dirichlet != default and not (
+      workdir / workdir_lib.CONFIG).exists():
+    readers = ' and '.join(name for name, other in settings.SETTINGS.items()
+                           if other.deal is dealing.one_pool)
+    raise config.FieldError(
+        'dirichlet', options.dirichlet, f'only {readers} read it; leave it out '
+        f'or at {default}.')
 
 
 def _build(setting: Setting, options: Config, given: Collection[str],

@@ -1,6 +1,7 @@
-"""The line with which every run starts: what learns from what, and on what.
+"""The line with which every run starts.
 
-A value that switches something off is said here too: by a function in `NOTES`.
+Method, clients, data and devices on one line. Functions in `NOTES` add
+warnings, such as a knob value that turns part of a method off.
 """
 from __future__ import annotations
 

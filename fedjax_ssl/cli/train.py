@@ -1,7 +1,7 @@
 """`fedjax-ssl train`: flags read and checked, JAX prepared, runs made.
 
 Flags are read here and nowhere else, before JAX is imported, so that a typo is
-refused at once. All others take the `config.Config` that they make.
+refused at once. All other modules receive the resulting `config.Config`.
 """
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def options(setting: str = '', script: str = '') -> config.Config:
   """Returns what the flags say.
 
   Args:
-    setting: its name, with which --eval_only is compared.
+    setting: its name; --eval_only refuses a stored run of another setting.
     script: path of the program, if the setting is a user's own.
 
   Raises:
@@ -86,7 +86,8 @@ def options(setting: str = '', script: str = '') -> config.Config:
   values = _values()
   given = _given()
   if FLAGS.eval_only and FLAGS.workdir:
-    # Those that are given are compared with the run's like at a restart.
+    # Flags given explicitly are kept here and checked against the run later,
+    # as at a restart.
     values |= {name: value for name, value in _stored(
         os.path.expanduser(FLAGS.workdir), setting, script).items()
                if name in values and name not in given

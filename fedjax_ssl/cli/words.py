@@ -1,8 +1,8 @@
-"""What the texts of a run stood for at its first start: --method and its like.
+"""Keeps what --method and similar flags meant when a run began.
 
-A run stores them with all knobs, defaults included. At a later start a text may
-be another one that stands for the same. One that stands for something else
-today, because a default has changed, is refused.
+The run stores each with all knobs, defaults included. A later start may spell a
+flag differently if the knobs come out equal; it is refused if the same spelling
+now means other knobs, because a default has changed.
 """
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def of(spec: task_lib.TaskSpec, profile: str | None) -> dict[str, Any]:
 
 
 def begun(job: Any) -> Any:
-  """Returns the job in the words with which its folder's run began.
+  """Returns the job with its method, model, ... spelled as at the first start.
 
   Args:
     job: a `job.Job`.
 
   Raises:
-    ValueError: if a text is the run's, but stands for something else today.
+    ValueError: if the same spelling now means different knobs.
   """
   stored = processes.once(lambda: _stored(job.folder))
   facts = stored.get('facts', {})
@@ -54,7 +54,7 @@ def begun(job: Any) -> Any:
     return job._replace(facts=_begun_facts(job, stored['flags'], known))
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f'{job.folder / workdir_lib.CONFIG} is damaged: its '
-                     f'choices are none ({error!r}).') from error
+                     f'`choices` entry is malformed ({error!r}).') from error
 
 
 def _without_new(job: Any, stored: Mapping[str, Any]) -> Any:

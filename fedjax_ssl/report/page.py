@@ -97,9 +97,10 @@ def _tables(grids: Mapping[str, tables.Grid], plan: names.Plan,
   """All tables with what they mean."""
   parts = [tables.as_html(grids['table']),
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
-           "count compilation and all seeds. The paper's number stands where "
-           "the run's flagfile names one; with a * the run has other flags, "
-           '"local" is the mean over the clients\u2019 own models. † marks a '
+           "count compilation and all seeds. The paper's number is shown where "
+           "the run's flagfile names one. * means that the run's flags differ "
+           'from that flagfile, or that it is not here to be compared. "local" '
+           'is the mean over the clients\u2019 own models. † marks a '
            'run that diverged, ‡ one that is hardly above the largest class; '
            'the notes say why. Bold: the best final mean, but for runs with '
            'all labels or a mark.</p>']

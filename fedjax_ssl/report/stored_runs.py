@@ -180,9 +180,9 @@ def _check(flags: Mapping[str, Any], seeds: Sequence[Sequence[Row]]) -> None:
 
 def _changed(config: Mapping[str, Any], defaults: Defaults | None
              ) -> tuple[str, ...] | None:
-  """Flags that are not as the papers' cells and the setting say.
+  """Flags that differ from the run's flagfiles and its setting's defaults.
 
-  None if one of the flagfiles is no cell's; nothing if there are none.
+  None if a flagfile is not a known table cell; () if the run used no flagfile.
   """
   names = [pathlib.Path(name).stem
            for name in command.origin_of(config).get('flagfiles', [])]
@@ -210,8 +210,8 @@ def load(folders: Sequence[str | os.PathLike[str]],
 
   Args:
     folders: the workdirs.
-    left_out: gets a line for each that cannot be read or brings a seed once
-      more, and the others are reported; without it the first of them raises.
+    left_out: if given, each unreadable or duplicate folder adds a line here
+      and is skipped; if None, the first such folder raises.
     defaults: see `read`.
 
   Raises:
@@ -367,9 +367,9 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
 def _cost(rows: Sequence[Row], name: str) -> float | None:
   """A cost over all rounds, as FedMatch's tables have it.
 
-  Each row holds means over the rounds since the one before, so rows weigh as
-  many rounds as they cover. A method that does not count its scalars itself
-  is known by its bytes: 100 * models_sent * (bytes one way) / (both ways).
+  Rows hold means over the rounds since the one before; each row is weighted by
+  the rounds it covers. If a row has no `name`, it is derived from bytes:
+  100 * models_sent * (bytes one way) / (bytes both ways).
   """
   way = name.replace('cost', 'bytes')
   total = weight = 0.0

@@ -78,13 +78,17 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
     tail: rows that the mean at the end covers; 1 is the last alone.
 
   Returns:
-    round: of the last row. final: its test accuracy. tail: mean of the last
-    rows. selected: test accuracy where the validation accuracy was highest,
-    the first of equals; None without validation. best: the highest, which
-    looks at the test set and flatters. loss: of the last row. bytes_up,
-    bytes_down, num_rejected: sums over the run, where measured. verdict: on
-    the last row, see `report.verdict`. epsilon: of the last row, where
-    measured. All that cannot be told is None.
+    round: of the last row.
+    final: test accuracy of the last row.
+    tail: mean test accuracy of the last `tail` rows.
+    selected: test accuracy at the row with the best validation accuracy (first
+      on ties).
+    best: the highest test accuracy; chosen on the test set, so too high.
+    loss: test loss of the last row.
+    verdict: on the last row, see `report.verdict`.
+    bytes_up, bytes_down, num_rejected: sums over the run; only if measured.
+    epsilon: of the last row; only if measured.
+    Missing values are None.
 
   Raises:
     ValueError: if there are no rows, or `tail` is below 1.
@@ -153,7 +157,7 @@ def table(runs: Runs, *, tail: int = TAIL, columns: Sequence[str] = ()
   Returns:
     The table, a line a name in the given order, readable as plain text. A
     name whose seeds stopped at different rounds shows the range of rounds.
-    One column more where it has something to say: the largest epsilon spent.
+    If any run reports epsilon, a last column shows the largest over its seeds.
     Accuracies of a name with a seed that diverged or guesses have a mark, and
     a footnote below says what was found.
 

@@ -18,8 +18,8 @@ SHORT = {DIVERGED: 'diverged', GUESSES: 'hardly above the largest class'}
 MOST_LOSS = 100.0
 # Weights of networks that learn are of the order of 1.
 MOST_WEIGHT = 1e4
-# Nearly all: predictions of other classes are fewer than this share of the
-# examples outside the largest class.
+# A model predicts one class if at most this fraction of (1 - share of the
+# largest class) gets any other prediction.
 _FEW = 0.05
 
 
@@ -33,8 +33,8 @@ class Verdict(NamedTuple):
 def bar(largest_class: float) -> float:
   """Accuracy in 0..1 up to which a model counts as one that guesses.
 
-  What the best constant guess gets right and 5 points, or less where its share
-  of right or of wrong answers is small: half of either.
+  The largest class's share plus a margin: the smallest of 0.05, half that
+  share, and half of one minus it.
   """
   return largest_class + min(0.05, largest_class / 2, (1 - largest_class) / 2)
 
@@ -42,8 +42,8 @@ def bar(largest_class: float) -> float:
 def of(row: Mapping[str, Any]) -> Verdict | None:
   """The verdict on an evaluated row; None if there is nothing to say.
 
-  Rows of older files lack some of the names. What there is decides: of the
-  classes, that the largest has at least its equal share.
+  Older rows lack some fields. Without `largest_class` its share is taken as
+  1 / C, a lower bound.
   """
   reason = _absurd(row) or _one_class(row)
   if reason:

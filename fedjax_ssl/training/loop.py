@@ -66,8 +66,8 @@ class Observer(NamedTuple):
     on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint; to keep the
       arrays, copy them: the next rounds reuse their memory.
     on_progress: (round, seconds since the start) after each call.
-    on_report: (Row) for every round and seed without a row, of a method that
-      reports on its record: what it says.
+    on_report: called with a Row of `method.report`'s values, one a seed, after
+      every round that is not evaluated; never if the method has no `report`.
   """
 
   on_row: Callable[[Row], None] = lambda row: None
@@ -124,8 +124,8 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
     method: any method.
     federations: one, or one a seed, with tables of equal widths.
     num_rounds: rounds in all, those before a resume included. Schedules and
-      ramps span so many too, unless `TaskSpec.schedule_rounds` says another
-      number, which a run that is continued needs.
+      ramps also span this many, unless `TaskSpec.schedule_rounds` is set; set
+      it if the run may be extended later.
     seeds: integers; each fixes the initial values and all draws of a run.
     eval_every: rounds between rows; the last round always gets one; 0 is the
       last round only.

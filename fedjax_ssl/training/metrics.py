@@ -23,9 +23,11 @@ most, 0..1; 1: one class for all |
 | largest_class | share of the test examples in the largest class, 0..1 |
 | largest_weight | largest absolute number in the weights of all networks; \
 null: not finite |
-| val_accuracy | share of the server's validation examples, 0..1 |
+| val_accuracy | accuracy of the global model on the server's validation \
+examples, 0..1 |
 | val_loss | mean cross entropy on them, nats |
-| local_accuracy | mean over clients of their own models' test share |
+| local_accuracy | mean over clients of their own models' accuracy on test \
+examples, 0..1; at most 2048 |
 | labeled_accuracy | share of the rows that are learnt from with their labels \
 that the global model gets right, 0..1; at most about 2048 rows |
 | forgetting | highest labeled_accuracy so far less the present one, 0..1 |
@@ -48,17 +50,19 @@ model; 2 is FedAvg's |
 | forward_passes, backward_passes | examples sent through the network and \
 derived through it, per client and round, in local training; of every network \
 of the client |
-| masked_share | masked examples over processed examples, 0..1 |
+| masked_share | share of processed rows that are padding, 0..1; not related \
+to mask_rate |
 | relation_loss | FedIRM's distance of class relations, over steps and rows |
-| labeled_share | clients with labels among those with a say, 0..1 |
-| num_participants | clients with a say, mean over rounds |
+| labeled_share | share of clients with labels among those with nonzero \
+weight, 0..1 |
+| num_participants | clients with nonzero weight, mean over rounds |
 | cost_up, cost_down | FedMatch: numbers sent by a client, to a client, in \
 percent of one dense model; mean over clients and rounds |
 | psi_density | FedMatch: share of psi that is not negligible, 0..1 |
 | outvoted | FedMatch: share of confident examples whose label is not the own \
 model's, 0..1 |
-| client_val_accuracy | FedMatch: share of the \
-server's validation examples, mean over the models as clients sent them, 0..1 |
+| client_val_accuracy | FedMatch: accuracy on the server's validation \
+examples, mean over the models as clients sent them, 0..1 |
 | mixup_loss | of the classifier on FedSSL's blends |
 | realism_loss, discriminator_loss | of FedSSL's generator and discriminator |
 | reconstruction | squared error of unmixed blends |
@@ -297,9 +301,9 @@ def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
     name: METRICS or TIMINGS, if `path` is a folder.
 
   Returns:
-    All rows, short ones included, of a workdir with sealed checkpoints those
-    up to the newest; lines that are none, as a kill may leave at the end, are
-    left out. Empty if there is no file.
+    All valid rows, including short ones. For a workdir with sealed
+    checkpoints, only the rows up to the newest one. Malformed lines (such as
+    one cut off by a kill) are skipped. Empty if there is no file.
 
   Raises:
     SealError: if a row is not what the newest checkpoint was saved with; see
@@ -369,7 +373,7 @@ def validate_all(rows: Sequence[Mapping[str, Any]]) -> None:
   for row in rows:
     validate(row)
     if row['round'] <= before:
-      raise MetricsError(f'A row of round {row["round"]} stands behind the one '
+      raise MetricsError(f'A row of round {row["round"]} comes after the row '
                          f'of round {before}.')
     before = row['round']
 
@@ -462,7 +466,7 @@ def _kept(folder: pathlib.Path, name: str, last: int,
   if wanted is not None and sealed.seal(rest) != wanted:
     raise MetricsError(sealed.refusal(folder, name, last, reason))
   for number in dropped:
-    logging.warning('Line %d of %s is no row and is dropped.', number,
+    logging.warning('Line %d of %s is not a valid row and is dropped.', number,
                     folder / name)
   return rest
 

@@ -49,8 +49,12 @@ def root_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 def stretch(method: Method, state: State, totals: Totals,
             federation: Federation, first: jax.Array, count: jax.Array,
             root: jax.Array) -> tuple[State, Totals]:
-  """Runs `count` rounds from round `first`; counts are traced."""
-  def body(i, carry):  # Keys depend on the round alone: a resume repeats none.
+  """Runs `count` rounds from round `first`; counts are traced.
+
+  Keys depend only on the seed and the round number, so a resumed run draws the
+  same numbers.
+  """
+  def body(i, carry):
     state, totals = carry
     round_ = first + i
     state, metrics = method.round(
@@ -203,7 +207,7 @@ class Together(Sequential):
     self._probe = _stacked(self._probes)
 
   def start(self, saved):
-    """Begins as apart, then stacks."""
+    """Like `Sequential.start`, then stacks the states on a leading axis."""
     pairs = [self._first(i, saved) for i in range(len(self._seeds))]
     state, totals = jax.tree.map(lambda *xs: np.stack(xs), *pairs)
     self._state = sharding.state(state, self._mesh, axis=1)

@@ -88,10 +88,10 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
     The opened folder. Close it.
 
   Raises:
-    WorkdirError: if the folder cannot be created or written, another process
-      uses it, it holds a run with other flags or facts (the message names
-      what differs, old and new), or results without a configuration. Nothing
-      in it is changed then.
+    WorkdirError: if the folder cannot be created or written, is in use,
+      belongs to a run with different flags or facts (the message names what
+      differs, old and new), or holds results but no config.json. The folder is
+      then left unchanged.
   """
   folder = pathlib.Path(path).absolute()
   lock: int | None = None
@@ -171,7 +171,8 @@ def _take(folder: pathlib.Path, asked: str) -> int:
     read_config(folder)
   folder.mkdir(parents=True, exist_ok=True)
   try:
-    # What a link of that name leads to is nobody's lock, and is not emptied.
+    # Do not follow a symlink: its target is not our lock and must not be
+    # truncated.
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW,
                    0o666)
   except OSError as error:

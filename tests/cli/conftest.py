@@ -19,9 +19,9 @@ DEFAULTS: dict[str, Any] = {
 def refuse(monkeypatch, capfd):
   """Runs the command; returns its one line of error. Flags come back."""
   def call(*args: str, scheme='dirichlet_capped', deal=None,
-           **defaults) -> str:
+           setting=None, **defaults) -> str:
     monkeypatch.setattr(sys, 'argv', ['experiment.py'])
-    setting = settings.Setting(
+    setting = setting or settings.Setting(
         'mine', 'Mine.', '', deal or dealing.two_pools(scheme, scheme),
         DEFAULTS | defaults)
     with pytest.raises(SystemExit) as ended:

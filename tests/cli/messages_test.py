@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedjax_ssl.cli import dealing
+from fedjax_ssl.cli import dealing, settings
 
 # The flags, and parts of the line.
 LINES = {
@@ -92,3 +92,22 @@ def test_a_stream_needs_rounds_for_its_tasks(refuse):
   line = refuse(deal=dealing.in_tasks(
       dealing.two_pools('iid_random', 'iid_random'), 2))
   assert '--rounds_per_task=0' in line and 'at least 1' in line
+
+
+def test_dirichlet_is_refused_where_nothing_reads_it(refuse):
+  line = refuse('--dirichlet=shares', setting=settings.SETTINGS['cifar_dirdir'])
+  assert line == ('error: --dirichlet=shares: only cross_device and cross_silo '
+                  'read it; leave it out or at clients.')
+
+
+def test_dirichlet_goes_on_in_settings_that_read_it_and_in_stored_runs(
+    refuse, tmp_path):
+  missing = f'--data_dir={tmp_path / "none"}'
+  (tmp_path / 'config.json').write_text('{}')
+  for args, setting in (
+      (['--dirichlet=capped'], 'cross_silo'),
+      (['--dirichlet=clients'], 'cifar_dirdir'),
+      (['--dirichlet=shares', f'--workdir={tmp_path}',
+        '--schedule_rounds=2'], 'cifar_dirdir')):
+    line = refuse(*args, missing, setting=settings.SETTINGS[setting])
+    assert '--dirichlet' not in line and 'none' in line

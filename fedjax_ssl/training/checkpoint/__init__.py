@@ -6,8 +6,8 @@ and `header`, JSON with the names, shapes and dtypes of all leaves, the
 caller's metadata, and the SHA-256 of the bytes. Orbax writes a step next to
 its final place and renames it, so a kill leaves either a whole step or a
 folder that is ignored. Orbax does not flush to the disk; the step is flushed
-here before an older one goes, so a power loss costs at most the newest step,
-which the hash then gives away. Nothing is ever unpickled.
+here before an older one goes, so a power loss can damage at most the newest
+step, and the hash detects it. Nothing is ever unpickled.
 """
 from __future__ import annotations
 

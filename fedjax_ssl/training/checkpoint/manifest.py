@@ -129,7 +129,7 @@ def read_header(step: pathlib.Path) -> dict[str, Any]:
     good = header['sha256'] == header_hash(header)
     found = f'format {header["format"]}, round {header["round"]}'
   except (KeyError, TypeError, RecursionError) as error:
-    raise ValueError(f'the header is none: {error!r}') from None
+    raise ValueError(f'the header is malformed: {error!r}') from None
   if not good:
     raise ValueError('the header does not match its hash')
   if found != f'format {FORMAT}, round {step.name}':

@@ -80,8 +80,9 @@ def vouched(name: str, wanted: Seal, data: bytes | None, round_: int
     round_: of the checkpoint.
 
   Returns:
-    Those bytes, and how the file differs from its seal; '' if it begins as it
-    should. In place of times that are lost stands a row that says so.
+    (bytes, fault): the file's first `wanted['bytes']` bytes, and what is wrong
+    with them, empty if nothing. A lost timings file is replaced by one row with
+    seconds=null.
   """
   length = wanted['bytes']
   gone = lost(round_)
@@ -139,9 +140,9 @@ def content(file: pathlib.Path) -> bytes | None:
 def believed(folder: pathlib.Path, name: str) -> bytes:
   """The bytes of a file of rows that may be shown, read without a lock.
 
-  What stands behind the newest sound checkpoint may be anything, and is cut off
-  at the next start: it is left out. A run that has no checkpoint yet, or has
-  them of a version that sealed nothing, is believed.
+  Rows after the newest sound checkpoint are not covered by a hash and will be
+  truncated on the next start, so they are not returned. A run that has no
+  checkpoint yet, or has them of a version that sealed nothing, is believed.
 
   Args:
     folder: of the run.
