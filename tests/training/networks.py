@@ -22,45 +22,57 @@ TILE_CHANNELS = (17, 19, 13)
 LAYER_CHANNELS = (13, 17, 19)
 
 
-def _made(shapes: dict[str, tuple[int, ...]], forward: Any) -> Model:
-  """A model of the arrays by name, and of (arrays, inputs) -> logits."""
+def _made(shapes: dict[str, tuple[int, ...]], body: Any) -> Model:
+  """A model of the arrays by name, and of (arrays, inputs) -> features.
+
+  The array `Dense_0` makes logits of them.
+  """
   def init(key):
     keys = jax.random.split(key, len(shapes))
     return Variables({name: 0.3 * jax.random.normal(k, shape) for k, (
         name, shape) in zip(keys, shapes.items(), strict=True)}, {})
 
+  def features(variables, inputs):
+    return body(variables.params, inputs)
+
   def apply(variables, inputs):
-    return forward(variables.params, inputs)
+    return features(variables, inputs) @ variables.params['Dense_0']
 
   def apply_train(variables, inputs, mask, key=None):
     del mask, key
     return apply(variables, inputs), variables.stats
 
-  return Model(init, apply, apply_train)
+  def features_train(variables, inputs, mask, key=None):
+    del mask, key
+    found = features(variables, inputs)
+    return found, found @ variables.params['Dense_0'], variables.stats
+
+  return Model(init, apply, apply_train, features=features,
+               features_train=features_train)
 
 
 def reordered(impl: str = 'auto') -> Model:
   """A convolution between a layer that scales and a dense one."""
-  def forward(params, x):
+  def body(params, x):
     x = conv.conv2d(x * params['Scale_0'], params['Conv_0'], impl=impl)
-    return jnp.tanh(x).mean((1, 2)) @ params['Dense_0']
+    return jnp.tanh(x).mean((1, 2))
   return _made({
       'Scale_0': CHANNELS[:1], 'Conv_0': (3, 3, *CHANNELS),
-      'Dense_0': (CHANNELS[1], toy.NUM_CLASSES)}, forward)
+      'Dense_0': (CHANNELS[1], toy.NUM_CLASSES)}, body)
 
 
 def tiles_and_patches(impl: str = 'auto') -> Model:
   """Pooled patches, tiles cut at once, and pooled tiles cut row by row."""
-  def forward(params, x):
+  def body(params, x):
     x = jnp.tanh(conv.max_pooled_conv2d(x, params['Conv_0'], impl=impl))
     x = jnp.tanh(conv.conv2d(x, params['Conv_1'], impl=impl))
     x = jnp.tanh(conv.max_pooled_conv2d(x, params['Conv_2'], impl=impl))
-    return x.mean((1, 2)) @ params['Dense_0']
+    return x.mean((1, 2))
   first, second, third = TILE_CHANNELS
   return _made({
       'Conv_0': (3, 3, 1, first), 'Conv_1': (3, 3, first, second),
       'Conv_2': (5, 5, second, third),
-      'Dense_0': (third, toy.NUM_CLASSES)}, forward)
+      'Dense_0': (third, toy.NUM_CLASSES)}, body)
 
 
 class _Layers(nn.Module):
