@@ -198,6 +198,7 @@ BOUNDS: dict[str, Bound] = {
     'wait_steps': _whole(0, _STEPS),
     'warmup': _share(at(1, 'only clients with labels train')),
     'warmup_steps': _whole(0, _STEPS),
+    'stride': _whole(1, 64),
     'width': _whole(1, 8192),
 }
 

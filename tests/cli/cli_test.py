@@ -170,7 +170,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     'objects': ({'x_train': lambda x: x.astype(object)}, 'Python objects'),
     'labels_negative': ({'y_train': negative}, '-1'),
     'labels_above': ({'y_test': lambda y: y + 3}, 'label 6'),
-    'labels_text': ({'y_train': lambda y: y.astype(str)}, 'dtype'),
+    'labels_text': ({'y_train': lambda y: y.astype(str)}, 'list of words'),
     'labels_short': ({'y_train': lambda y: y[:-1]}, '399 labels'),
     'class_absent': ({'y_train': without_2}, 'no example of class 2'),
     'nan': ({'x_train': lambda x: np.where(x > 9, np.nan, x)}, 'NaN'),

@@ -74,7 +74,7 @@ LINES = {
     'attack_for_nothing': (['--method=local', '--attack=noise'],
                            ['--method=local: ', 'leave attack out']),
     'alpha': (['--alpha=0.001'],
-              ['--alpha=0.001: no draw', '20 clients', 'raise alpha']),
+              ['--alpha=0.001: no draw', '20 clients', 'raise --alpha']),
     'private': (["--method=fedssl(dp_scope='all')"],
                 ['--num_labeled_clients=-1: dp_scope', 'give 1 to 19']),
 }
