@@ -16,6 +16,7 @@ PANELS = ('accuracy', 'loss', 'val_accuracy', 'local_accuracy', 'train_loss',
           'mask_rate', 'pseudo_label_accuracy', 'epsilon')
 _MANY = 10  # Times the traffic, from which on a scale is logarithmic.
 _MOST_BARS = 60  # More in one chart would be too thin; then it is a heat map.
+_MOST_NAMES = 12  # Of classes, below a chart.
 
 
 class Line(NamedTuple):
@@ -181,11 +182,22 @@ def _classes(runs: Sequence[stored_runs.Run], plan: names.Plan
     return None
   facets = _divided(plan, lines)
   bars = max(sum(len(x.x) for x in facet) for facet in facets.values())
+  label = _class_label(runs)
   if bars <= _MOST_BARS:
-    return Chart('classes', 'accuracy in each class', 'class', 'right, %',
+    return Chart('classes', 'accuracy in each class', label, 'right, %',
                  facets, 'bars', True)
-  return Chart('classes', 'accuracy in each class, %', 'class', 'run',
+  return Chart('classes', 'accuracy in each class, %', label, 'run',
                {'': lines}, 'heat', True)
+
+
+def _class_label(runs: Sequence[stored_runs.Run]) -> str:
+  """'class', with the names of all where the runs know the same few."""
+  known = {tuple(map(str, run.config['facts'].get('class_names') or ()))
+           for run in runs}
+  names_ = known.pop() if len(known) == 1 else ()
+  if not 0 < len(names_) <= _MOST_NAMES:
+    return 'class'
+  return 'class: ' + ', '.join(f'{i} {name}' for i, name in enumerate(names_))
 
 
 def _clients(runs: Sequence[stored_runs.Run], plan: names.Plan

@@ -93,7 +93,8 @@ def test_a_folder_without_resolved_knobs_goes_on(tmp_path):
   assert stored['facts']['choices']['method']['knobs']['threshold'] == 0.3
 
 
-NEW = ('aggregator', 'server_optimizer', 'server_learning_rate', 'attack')
+NEW = ('aggregator', 'server_optimizer', 'server_learning_rate', 'attack',
+       'partition', 'min_size', 'report')
 # A version that had none of them.
 YOUNGER = f"""
 import sys

@@ -167,19 +167,3 @@ def test_own_data_ends_with_both_bounds_and_a_page(tmp_path):
   assert stored['flags']['partition'] == 'natural'
   assert stored['flags']['num_clients'] == 3
   assert stored['facts']['class_names'] == ['cat', 'dog', 'emu']
-
-
-def test_runs_from_before_these_options_go_on(tmp_path):
-  folder = tmp_path / 'run'
-  flags = ('--model=linear', '--nobounds', '--seed=0', '--num_clients=4',
-           '--cohort_size=2', '--method=fedavg')
-  launcher.run(folder, *flags, '--num_rounds=1')
-  file = folder / 'config.json'
-  stored = json.loads(file.read_text())
-  for name in ('partition', 'min_size', 'report'):
-    del stored['flags'][name]
-  file.write_text(json.dumps(stored))
-  said = launcher.run(folder, *flags, '--num_rounds=2')
-  assert 'continues at round 1' in said and 'warning' not in said.lower()
-  refused = launcher.start(folder, *flags, '--num_rounds=2', '--min_size=1')
-  assert refused.wait() == 2 and 'min_size' in refused.output()
