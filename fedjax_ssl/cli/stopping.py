@@ -29,6 +29,8 @@ _GRACE = 1.0
 _heard: list[int] = []  # Since the process began, by the thread alone.
 _ends = threading.Lock()  # Held by whoever ends the process.
 _pipes: list[tuple[int, int]] = []  # Of this process; none if it hears nothing.
+_MARK = 255  # In a pipe: no signal, but what `answered` writes.
+_caught_up = threading.Event()
 _trained = False  # Whether the loop has rounds that it should save first.
 
 
@@ -70,7 +72,9 @@ def _writes_cache() -> bool:
 def _watch(source: int) -> None:
   """Ends the process at a signal, unless the loop is to save first."""
   while (number := os.read(source, 1)[0]):
-    if number in _NAMES:
+    if number == _MARK:
+      _caught_up.set()
+    elif number in _NAMES:
       again = bool(_heard)
       _heard.append(number)
       if not _trained or (again and number == signal.SIGINT):
@@ -124,6 +128,20 @@ def listening() -> Iterator[None]:
     _, sink = _pipes.pop()
     os.write(sink, b'\0')
     os.close(sink)
+
+
+def answered() -> None:
+  """Forgets the signals heard so far, for which a run was ended and saved.
+
+  The process goes on, and other runs of it are not ended for them.
+  """
+  global _trained
+  if _pipes:  # Until the thread has read all that came before.
+    _caught_up.clear()
+    os.write(_pipes[0][1], bytes([_MARK]))
+    _caught_up.wait(_GRACE)
+  _trained = False
+  _heard.clear()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.cli import job as job_lib
-from fedjax_ssl.cli import runs
+from fedjax_ssl.cli import runs, stopping
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
@@ -117,6 +117,7 @@ class Run:
     try:
       self._rows = job_lib.run(job, place, stream=self._stream)
     except job_lib.Stopped as stopped:
+      stopping.answered()  # By what is raised; the caller's process goes on.
       goes_on = ('' if self._temporary else '; the same call with workdir='
                  f'{str(job.folder)!r} continues')
       raise KeyboardInterrupt(

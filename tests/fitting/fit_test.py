@@ -12,6 +12,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
+from fedjax_ssl.cli import stopping
 from fedjax_ssl.training import progress
 from tests.cli import launcher
 
@@ -91,11 +92,12 @@ def test_a_signal_saves(straight, tmp_path, monkeypatch):
   def update(self, round_, accuracy=None):
     if round_ == 2:
       signal.raise_signal(signal.SIGTERM)
-  with monkeypatch.context() as patch:
-    patch.setattr(progress.Progress, 'update', update)
-    with pytest.raises(KeyboardInterrupt, match='stopped at round 2; .*/run'):
-      fit(rounds=4, workdir=tmp_path / 'run')
-  fit(rounds=4, workdir=tmp_path / 'run')
+  with stopping.listening():  # As in a process in which a program ran before.
+    with monkeypatch.context() as patch:
+      patch.setattr(progress.Progress, 'update', update)
+      with pytest.raises(KeyboardInterrupt, match='stopped at round 2; .*/run'):
+        fit(rounds=4, workdir=tmp_path / 'run')
+    fit(rounds=4, workdir=tmp_path / 'run')
   assert rows(tmp_path / 'run') == rows(straight.workdir)
 
 
