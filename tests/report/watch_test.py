@@ -65,10 +65,15 @@ def test_a_signal_ends_it(tmp_path, root: pathlib.Path):
   process = subprocess.Popen(
       [sys.executable, '-m', 'fedjax_ssl', 'report', str(tmp_path / 'runs'),
        f'--out={out}', '--watch=1'], cwd=root, stderr=subprocess.PIPE,
-      text=True, env={**os.environ, 'PYTHONPATH': str(root)})
-  assert process.stderr is not None
-  assert process.stderr.readline().startswith('waiting: ')
-  process.send_signal(signal.SIGINT)
-  _, said = process.communicate(timeout=60)
+      text=True, env={**os.environ, 'PYTHONPATH': str(root)},
+      # A job in the background may have been told to ignore it.
+      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+  try:
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith('waiting: ')
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+  finally:
+    process.kill()
   assert process.returncode == 0 and 'Traceback' not in said
   assert not out.exists()
