@@ -9,13 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.bench import plan
-from fedjax_ssl.report import stored_runs
-
-# Two-sided 95 % points of Student's t, by degrees of freedom; beyond, the
-# last one, which is a little too wide.
-_STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
-            2.262, 2.228)
-WORST = 0.1  # Share of clients in the column of the worst.
+from fedjax_ssl.report import clients, pairs, stored_runs
+from fedjax_ssl.training import per_client
 
 
 class Measured(NamedTuple):
@@ -162,12 +157,10 @@ def _sign(mine: np.ndarray, other: np.ndarray) -> int:
   """1 if better, -1 if worse, 0 if the seeds leave it open."""
   if len(mine) != len(other):
     return 0
-  difference = np.nan_to_num(mine) - np.nan_to_num(other)
-  free = len(difference) - 1
-  width = _STUDENT[min(free, len(_STUDENT) - 1)] if free else math.inf
-  error = difference.std(ddof=1) / math.sqrt(free + 1) if free else 1.0
-  mean = difference.mean()
-  return int(np.sign(mean)) if abs(mean) > width * error else 0
+  found = pairs.interval(np.nan_to_num(mine) - np.nan_to_num(other))
+  if found.low is None or found.high is None:
+    return 0
+  return int(found.low > 0) - int(found.high < 0)
 
 
 def _gap(row: Measured, bounds: Mapping[str, Measured]) -> float | None:
@@ -195,12 +188,13 @@ def _worst(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], seed: int,
     return math.nan
   recall = np.mean([[math.nan if v is None else v for v in r]
                     for r in recalls], axis=0)
-  return worst_clients(client_mixes(file, labels, len(recall)), recall)
+  return clients.worst(per_client.weighed(
+      recall, client_rows(file, labels, len(recall))))
 
 
-def client_mixes(file: pathlib.Path, labels: np.ndarray, num_classes: int
-                 ) -> np.ndarray:
-  """float64[N, C], the share of each class in a client's own rows.
+def client_rows(file: pathlib.Path, labels: np.ndarray, num_classes: int
+                ) -> np.ndarray:
+  """float64[N, C], how many rows of each class a client holds.
 
   Args:
     file: the partition that a run has written.
@@ -220,19 +214,7 @@ def client_mixes(file: pathlib.Path, labels: np.ndarray, num_classes: int
   for owner in owners:
     mine = (owner >= 0) & (owner < num_clients)  # The server is no client.
     np.add.at(counts, (owner[mine], labels[mine]), 1)
-  counts = counts[counts.sum(axis=1) > 0]
-  return counts / counts.sum(axis=1, keepdims=True)
-
-
-def worst_clients(mixes: np.ndarray, recall: np.ndarray) -> float:
-  """Mean accuracy of the worst tenth of the clients, at least of one.
-
-  Args:
-    mixes: float64[N, C], classes of each client's rows.
-    recall: float64[C], accuracy in each class.
-  """
-  accuracy = np.sort(mixes @ recall)
-  return float(accuracy[:max(1, round(WORST * len(accuracy)))].mean())
+  return counts
 
 
 def _sent(seeds: Sequence[Sequence[Mapping[str, Any]]], name: str

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.report import stored_runs
+from fedjax_ssl.training import per_client
 
 WORST = 0.1  # Share of the clients in the mean of the worst.
 
@@ -51,11 +52,7 @@ def accuracies(run: stored_runs.Run) -> dict[int, np.ndarray]:
     if mine is None or not recall or len(recall) != mine.shape[1]:
       continue
     right = np.array([np.nan if v is None else v for v in recall], np.float64)
-    known = np.isfinite(right)
-    weight = mine[:, known].sum(axis=1)
-    found[seed] = np.divide(
-        mine[:, known] @ right[known], weight,
-        out=np.full(len(mine), np.nan), where=weight > 0)
+    found[seed] = per_client.weighed(right, np.nan_to_num(mine))
     if not np.isfinite(found[seed]).any():
       del found[seed]
   return found

@@ -8,6 +8,8 @@ from absl.testing import absltest
 import numpy as np
 
 from fedjax_ssl.bench import page, plan, standing
+from fedjax_ssl.report import clients
+from fedjax_ssl.training import per_client
 
 BED = plan.beds()['clients']
 
@@ -88,19 +90,19 @@ class ReadTest(absltest.TestCase):
     """Of 20 clients two are the worst tenth."""
     mixes = np.tile([1., 0.], (20, 1))
     mixes[3], mixes[7] = [0, 1], [.5, .5]
-    self.assertAlmostEqual(
-        standing.worst_clients(mixes, np.array([.9, .1])), (.1 + .5) / 2)
+    self.assertAlmostEqual(clients.worst(
+        per_client.weighed(np.array([.9, .1]), mixes)), (.1 + .5) / 2)
 
-  def test_client_mixes(self):
+  def test_client_rows(self):
     file = pathlib.Path(
         self.enterContext(tempfile.TemporaryDirectory()), 'partition_0.npz')
     np.savez(file, labeled=np.array([0, -1, 2, -1, -1]),
              unlabeled=np.array([-1, 0, -1, 1, -1]), num_clients=[2])
-    mixes = standing.client_mixes(file, np.array([0, 1, 1, 1, 0]), 2)
+    rows = standing.client_rows(file, np.array([0, 1, 1, 1, 0]), 2)
     # Row 2 is the server's, row 4 nobody's.
-    np.testing.assert_array_equal(mixes, [[.5, .5], [0, 1]])
+    np.testing.assert_array_equal(rows, [[1, 1], [0, 1]])
     with self.assertRaisesRegex(ValueError, 'deals 5 rows'):
-      standing.client_mixes(file, np.array([0, 1]), 2)
+      standing.client_rows(file, np.array([0, 1]), 2)
 
 
 if __name__ == '__main__':
