@@ -26,7 +26,8 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
 PYTHON ?=
 EXTRAS ?=
-PYTEST_FLAGS ?= -n 2 --dist loadgroup -q
+# A worker that dies ends the suite: xdist can wait for ever for its tests.
+PYTEST_FLAGS ?= -n 2 --max-worker-restart=0 --dist loadgroup -q
 QUICKSTART_WORKDIR ?= runs/quickstart
 QUICKSTART_FLAGS ?=
 

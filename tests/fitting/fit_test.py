@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import json
-import signal
 from typing import Any
 
 import jax
@@ -12,8 +11,6 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
-from fedjax_ssl.cli import stopping
-from fedjax_ssl.training import progress
 from tests.cli import launcher
 
 # What `launcher.SMALL` says, of one seed, and rounds of a few steps.
@@ -88,16 +85,35 @@ def test_a_fit_continues_a_program(straight, tmp_path):
     fedjax_ssl.fit(METHOD, workdir=folder, alpha=0.1)
 
 
-def test_a_signal_saves(straight, tmp_path, monkeypatch):
-  def update(self, round_, accuracy=None):
-    if round_ == 2:
-      signal.raise_signal(signal.SIGTERM)
-  with stopping.listening():  # As in a process in which a program ran before.
-    with monkeypatch.context() as patch:
-      patch.setattr(progress.Progress, 'update', update)
-      with pytest.raises(KeyboardInterrupt, match='stopped at round 2; .*/run'):
-        fit(rounds=4, workdir=tmp_path / 'run')
-    fit(rounds=4, workdir=tmp_path / 'run')
+STOPPED = """
+import signal, sys
+import fedjax_ssl
+from fedjax_ssl.cli import stopping
+from fedjax_ssl.training import progress
+from tests.fitting import fit_test
+
+def fit():
+  return fit_test.fit(rounds=4, workdir=sys.argv[1])
+
+def update(self, round_, accuracy=None):
+  if round_ == 2:
+    signal.raise_signal(signal.SIGTERM)
+
+with stopping.listening():  # As in a process in which a program ran before.
+  kept, progress.Progress.update = progress.Progress.update, update
+  try:
+    fit()
+  except KeyboardInterrupt as error:
+    print(error)
+  progress.Progress.update = kept
+  fit()
+"""
+
+
+def test_a_signal_saves(straight, tmp_path, run_python):
+  """In a process of its own, which may end for the signal."""
+  said = run_python(STOPPED, str(tmp_path / 'run'))
+  assert 'stopped at round 2; ' in said and str(tmp_path / 'run') in said
   assert rows(tmp_path / 'run') == rows(straight.workdir)
 
 
