@@ -106,7 +106,14 @@ class Run:
       places = [stack.enter_context(job_lib.open_folder(run._job))
                 for run in everyone]
       for run, place in zip(everyone, places, strict=True):
-        run._train(place)
+        try:
+          run._train(place)
+        except job_lib.Stopped as stopped:
+          stopping.answered()  # By what is raised; the caller's process goes on.
+          goes_on = ('' if self._temporary else '; the same call with workdir='
+                     f'{str(self._job.folder)!r} continues')
+          raise KeyboardInterrupt(f'{run.name} stopped at round '
+                                  f'{stopped.round}{goes_on}') from None
       if self._temporary is None:
         runs.draw(self._job.folder, {run.name: run._rows for run in everyone})
     return self
@@ -114,14 +121,7 @@ class Run:
   def _train(self, place: Any) -> None:
     """Trains, and reads back what the folder holds."""
     job = self._job
-    try:
-      self._rows = job_lib.run(job, place, stream=self._stream)
-    except job_lib.Stopped as stopped:
-      stopping.answered()  # By what is raised; the caller's process goes on.
-      goes_on = ('' if self._temporary else '; the same call with workdir='
-                 f'{str(job.folder)!r} continues')
-      raise KeyboardInterrupt(
-          f'stopped at round {stopped.round}{goes_on}') from None
+    self._rows = job_lib.run(job, place, stream=self._stream)
     self.round, states = job_lib.newest(job)
     self.states = jax.tree.map(jnp.asarray, states)
     rows = sorted((row for seed in self._rows for row in seed),
