@@ -26,6 +26,8 @@ _COMMANDS = {
     'list': ('catalog', 'lists methods, models, data sets, views, settings'),
     'embed-texts': ('embed_texts', 'precomputes vectors of texts by a BERT'),
 }
+# Those that train or evaluate in this process.
+_TRAINING = ('train', 'evaluate', 'repeat')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the command and what follows it; default: the process's own.
   """
   command, *words = [*(sys.argv[1:] if argv is None else argv)] or ['--help']
+  if argv is None and command in _TRAINING:
+    _listen()
   if command in ('--help', '-h', 'help'):
     _say(_usage())
     return 0
@@ -61,8 +65,8 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   Returns:
     The exit code 0; what fails ends the process with another one.
   """
-  from fedjax_ssl.cli import stopping
-  stopping.listen()  # Before all that takes seconds to import.
+  if argv is None:
+    _listen()
   from fedjax_ssl.cli import settings, train
   words = sys.argv[1:] if argv is None else argv
   found = (settings.find(setting, settings.imported(words))
@@ -71,9 +75,17 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   return 0
 
 
-def _train(words: list[str]) -> int:
+def _listen() -> None:
+  """From now on signals end this process, before what takes seconds to import.
+
+  Not where words are given: a process that is more than this program gets its
+  signals back when `train.main` returns.
+  """
   from fedjax_ssl.cli import stopping
   stopping.listen()
+
+
+def _train(words: list[str]) -> int:
   from fedjax_ssl.cli import settings
   from fedjax_ssl.core.checks import FieldError
   if not words or words[0] in ('--help', '-h'):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from fedjax_ssl.cli import settings
 from fedjax_ssl.core import optimizers
 from tests.cli import launcher
 
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
 ARGS = (*launcher.SMALL, '--method=fedavg', '--num_rounds=2', '--eval_every=1')
 
 
@@ -67,7 +69,10 @@ def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
     [], ['--help'], ['train', '--help'], ['evaluate', '--help'],
     ['repeat', '--help']])
 def test_help_is_printed(words, capsys):
+  before = [signal.getsignal(number) for number in NUMBERS]
   assert cli.main(words) == 0
+  # A process that gave the words keeps its signals.
+  assert [signal.getsignal(number) for number in NUMBERS] == before
   text = capsys.readouterr().out
   assert 'fedjax-ssl' in text
   assert words != ['train', '--help'] or all(

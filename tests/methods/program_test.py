@@ -26,9 +26,10 @@ for text, place in json.loads(sys.argv[1]):
 """
 _ROUNDS = 2
 # On two devices each has more than one slot, and its rows of the six clients'
-# memories; on four one slot, and all rows. Profiles take the four.
-_DEVICES = (1, 4)
-_DEFAULT_DEVICES = (1, 2, 4)
+# memories; on four one slot, and all rows. Profiles that are no method's
+# default take the four.
+_PROFILE_DEVICES = (1, 4)
+_DEVICES = (1, 2, 4)
 # Processes, so that several processors have work.
 _SHARES = 2
 # Evaluations of most methods are one program, worth keeping for the others.
@@ -64,16 +65,21 @@ def _places(text: str) -> list[str]:
 CASES = [(text, place) for text in _texts() for place in _places(text)]
 
 
-def _is_default(text: str, place: str) -> bool:
-  """Whether this is what a method does where nothing is said."""
+def _is_default(text: str) -> bool:
+  """Whether this is a method as it is where no knob is given."""
   name, _, profile = text.partition("(profile='")
-  if place != 'clients' or 'keep_local' in text:
+  if 'keep_local' in text:
     return False
   knob = inspect.signature(methods.METHODS[name]).parameters.get('profile')
   return knob is None or profile == f"{knob.default}')"
 
 
-DEFAULTS = [case for case in CASES if _is_default(*case)]
+DEFAULTS = [(text, place) for text, place in CASES
+            if place == 'clients' and _is_default(text)]
+
+
+def _devices(text: str) -> tuple[int, ...]:
+  return _DEVICES if _is_default(text) else _PROFILE_DEVICES
 
 
 def _share(text: str, place: str) -> int:
@@ -122,10 +128,10 @@ def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
             for name, leaf in manifest.named({'state': result.states[0]})}}
 
   try:
-    if not _is_default(text, place):
-      return [one(count) for count in _DEVICES]
-    found = [one(count) for count in _DEFAULT_DEVICES]
-    return [*found, compiled.report(runs[_DEFAULT_DEVICES.index(2)])]
+    found = [one(count) for count in _devices(text)]
+    if (text, place) in DEFAULTS:
+      found.append(compiled.report(runs[_DEVICES.index(2)]))
+    return found
   except Exception as error:  # The other methods are run all the same.
     return [{'error': f'{type(error).__name__}: {error}'}]
 
@@ -163,8 +169,7 @@ def test_any_number_of_devices_trains_and_evaluates_the_same(
     *others, _ = others
   assert first['rounds'] == [*range(1, _ROUNDS + 1)]
   assert all(0 <= value <= 1 for value in first['accuracy'])
-  assert len(others) + 1 == len(
-      _DEFAULT_DEVICES if (text, place) in DEFAULTS else _DEVICES)
+  assert len(others) + 1 == len(_devices(text))
   for other in others:
     assert other == first
 
