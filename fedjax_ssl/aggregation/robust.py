@@ -172,7 +172,8 @@ def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   score is the sum of its squared distances to the n - f - 2 nearest others. If
   :math:`n \ge 2f + 3`, at most f are hostile and the others are no further
   than D from each other, the result is no further than
-  :math:`D \sqrt{(n-f-2)/(n-2f-1)}` from an honest row.
+  :math:`D \sqrt{(n-f-2)/(n-2f-1)}` from an honest row, unless several rows have
+  the best score.
 
   Args:
     stacked: pytree of [K, ...], one row per client.

@@ -43,7 +43,8 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. '
       'Gap '
       'closed is the share of the way from labels only to all labels. A rank '
-      'has in brackets what the paired seeds leave open at 95 %. The worst '
+      'has in brackets what the paired seeds leave open at 95 %, each pair of '
+      'rows for itself. The worst '
       'tenth are clients, each on test rows weighed as its own classes. Bytes '
       'are of all clients together; passes are rows through the network '
       'forward and backward, a client and round; seconds are of one seed by '
@@ -126,13 +127,18 @@ def _plain(line: standing.Line) -> dict[str, Any]:
       'method': plan.method_of(m.entry, m.configuration),
       'learning_rate': m.configuration.learning_rate,
       'accuracy': _finite(m.accuracy), 'worst': _finite(m.worst),
-      'gap': line.gap, 'reached': line.reached, 'bytes_up': m.bytes_up,
+      'gap': _number(line.gap), 'reached': line.reached, 'bytes_up': m.bytes_up,
       'bytes_down': m.bytes_down, 'passes': m.passes, 'seconds': m.seconds,
-      'curve': m.curve, 'notes': m.notes}
+      'curve': [(r, _number(v)) for r, v in m.curve], 'notes': m.notes}
 
 
 def _finite(values: np.ndarray) -> list[float | None]:
-  return [float(v) if np.isfinite(v) else None for v in values]
+  return [_number(v) for v in values]
+
+
+def _number(value: float | None) -> float | None:
+  """As JSON has it, which knows no NaN."""
+  return None if value is None or not np.isfinite(value) else float(value)
 
 
 def _mean(shares: np.ndarray) -> str:

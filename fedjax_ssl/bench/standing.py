@@ -167,8 +167,9 @@ def _gap(row: Measured, bounds: Mapping[str, Measured]) -> float | None:
   if len(bounds) < 2:
     return None
   few, most = (bounds[n].accuracy.mean() for n in (plan.FEW, plan.ALL))
-  return (float((row.accuracy.mean() - few) / (most - few))
-          if most > few else None)
+  gap = float((row.accuracy.mean() - few) / (most - few)) if most > few else (
+      math.nan)
+  return gap if math.isfinite(gap) else None
 
 
 def _reached(row: Measured, bounds: Mapping[str, Measured]) -> int | None:

@@ -47,13 +47,21 @@ class Server(NamedTuple):
   num_clients: jax.Array  # float32[], N, those with labels.
 
 
+class Counts(NamedTuple):
+  """What a client sends beside its model."""
+
+  change: PyTree  # Of its control, over its weight.
+  even: jax.Array  # float32[], 1 over its weight; 0 without labels.
+
+
 @knobs.checked()
 def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   """Steps along g - c_i + c, g the gradient of cross entropy.
 
   The server's c moves by |S| / N of the mean change of the c_i, with which it
-  stays their mean. Clients without labels count neither in S, those of a round,
-  nor in N. The L2 term of an optimizer is no part of g.
+  stays their mean, however models are weighed. An attack or an `aggregator`
+  changes the models' mean alone. Clients without labels count neither in S,
+  those of a round, nor in N. The L2 term of an optimizer is no part of g.
 
   Args:
     task: the static choices; labels must be at the clients.
@@ -121,16 +129,20 @@ def _client_update(task: Task, weighting: str, payload: Any, client: Client,
   mean = tree.scale(learner.opt_state[0],
                     1 / jnp.maximum(batches.num_steps, 1))
   after = tree.where(weight > 0, mean, own)
+  # The mean over the round weighs them; controls count the same.
+  even = jnp.where(weight > 0, 1 / jnp.where(weight > 0, weight, 1), 0)
+  counts = Counts(tree.scale(tree.subtract(after, own), even), even)
   return Update(tree.subtract(learner.model, received), weight, after, metrics,
-                counts=tree.subtract(after, own))
+                counts=counts)
 
 
 @aggregation.linear
 def _finish(server: Server, mean: Any, cohort: Any, context: Any, key: Any
             ) -> tuple[Server, Metrics]:
   del context, key
-  delta, change = mean
+  delta, counts = mean
   share = cohort.active.sum() / server.num_clients
+  share = share / jnp.where(counts.even > 0, counts.even, 1)
   return server._replace(
       model=assemble.moved(server.model, delta),
-      control=tree.add(server.control, tree.scale(change, share))), {}
+      control=tree.add(server.control, tree.scale(counts.change, share))), {}

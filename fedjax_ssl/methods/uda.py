@@ -52,15 +52,15 @@ def uda(task: Task, *, profile: str = 'official',
   more than that of a guess. From then on nearly all rectifiers give 0, the
   logits of all images agree to three digits, and only the last layer's bias has
   a gradient; no later bar helps. This happens without the unlabeled loss too,
-  but not without momentum, or with a mean over all labeled rows. The authors
-  use the bar for texts, with a pretrained network and 10,000 steps; this run
-  has 1,200.
+  but not without momentum, or with a mean over all labeled rows. Today
+  the authors use the bar for texts, with a pretrained network and 10,000 steps;
+  this run has 1,200.
 
   Args:
     task: the static choices; the bar spans `task.schedule_rounds`.
     profile: 'official', what the authors' scripts run for images: no bar,
-      threshold .8, temperature .4; or 'fedmatch', what FedMatch states: the
-      bar 'exp', no threshold, no sharpening.
+      threshold .8, temperature .4; or 'fedmatch': the bar 'exp', as
+      FedMatch states; of threshold and sharpening it says nothing, here none.
     unlabeled_weight: lambda; 0 leaves the labeled loss.
     tsa: how the bar rises: 'exp', 'linear', 'log', or 'none' for no bar; None
       is the profile's, as for the next two.

@@ -1,6 +1,7 @@
 """Checks ranks, gaps and the worst clients against values made by hand."""
 from __future__ import annotations
 
+import json
 import pathlib
 import tempfile
 
@@ -68,6 +69,17 @@ class CompareTest(absltest.TestCase):
                               measured('b', [.1, .1])])
     self.assertEqual([line.measured.entry.name for line in lines], ['b', 'a'])
     self.assertIn('| - |', page.table(lines)[-1])
+
+  def test_broken_row_is_no_number(self):
+    """Nor what is no JSON."""
+    lines = standing.compare([
+        measured(plan.FEW, [.1, .2]), measured(plan.ALL, [.9, .8]),
+        measured('a', [np.nan, .9])])
+    broken, = (line for line in lines if line.measured.entry.name == 'a')
+    self.assertIsNone(broken.gap)
+    text = page.stored(BED, {'mild': lines}, {})
+    self.assertIsNone(json.loads(text, parse_constant=self.fail)['rows'][
+        'mild'][-1]['gap'])
 
 
 class ReadTest(absltest.TestCase):

@@ -216,6 +216,7 @@ def test_noise_has_the_length_that_was_asked_for():
     ('local', {'attack': EVERYBODY}, 'attack'),
     ('local', {'server_optimizer': optax.adam(1.0)}, 'server_optimizer'),
     ('rscfed', {'server_optimizer': optax.adam(1.0)}, 'server_optimizer'),
+    ('fixmatch', {'attack': FLIP, 'labels_at': 'server'}, 'attack'),
     ("fedssl(dp_scope='all')", {
         'attack': FLIP, 'cohort_size': toy.NUM_CLIENTS}, 'attack')])
 def test_where_nothing_can_be_added_it_is_refused(text, changes, word):

@@ -5,6 +5,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers, tree
@@ -95,9 +96,11 @@ def test_two_rounds_by_hand():
       [o[1] for o in own]), rtol=1e-3, atol=1e-5)
 
 
-def test_the_servers_control_is_the_mean_of_the_clients():
-  """Of those with labels, whoever was drawn."""
-  state = _rounds('scaffold', 3, toy.task(cohort_size=3))
+@pytest.mark.parametrize('weighting', ['uniform', 'examples'])
+def test_the_servers_control_is_the_mean_of_the_clients(weighting):
+  """Of those with labels, whoever was drawn and however models are weighed."""
+  state = _rounds(f"scaffold(weighting='{weighting}')", 3,
+                  toy.task(cohort_size=3))
   known = np.flatnonzero(toy.LABELED)
   mean = jax.tree.map(lambda x: x[known].mean(0), state.memory)
   assert tree.global_norm(mean) > 0

@@ -4,6 +4,8 @@ import contextlib
 import pathlib
 import resource
 import shutil
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -244,3 +246,16 @@ def test_folder_that_cannot_be_made(tmp_path):
   with pytest.raises(checkpoint.CheckpointError, match='save round 1') as info:
     steps.save(1, make_tree(1))
   assert '\n' not in str(info.value)
+
+
+def test_what_comes_late_after_a_failure_is_not_reported(folder, monkeypatch):
+  """A callback of the writer, on a processor with other work."""
+  reported = []
+  monkeypatch.setattr(sys, 'unraisablehook', reported.append)
+  with file_size_limit(100), pytest.raises(checkpoint.CheckpointError):
+    checkpoint.Checkpoints(folder).save(3, make_tree(3))
+  reported.clear()
+  for text in ('Event loop is closed', 'another'):
+    sys.unraisablehook(types.SimpleNamespace(  # type: ignore[arg-type]
+        exc_value=RuntimeError(text)))
+  assert [str(one.exc_value) for one in reported] == ['another']

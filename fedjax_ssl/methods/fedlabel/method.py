@@ -161,10 +161,12 @@ def fedlabel(task: Task, *, profile: str = 'official',
     task: the static choices; labels must be at the clients.
     profile: 'official', as in the authors' code: threshold=.3,
       consistency=.05, combine='apart', divergence='discarded_first', a warm-up
-      over 50 of 2000 rounds; both terms are means over accepted rows; w_L is
+      over 50 of 2000 rounds; both terms are means over their own
+      accepted rows; w_L is
       always the model that the second one keeps w_U near; and 10 times the
       mean squared distance to w of each array is added. With it go
-      labeled_steps=30, unlabeled_steps=10, batches of 64 and rate .003. Or
+      labeled_steps=30, unlabeled_steps=10, batches of 64, rate .003 and no
+      momentum. Or
       'paper', as printed.
     threshold: beta; 0 uses every row, 1 none. The paper, which does not state
       it, has its best from .3 to .5 in Figure 10: .4 in 'paper'. None is the

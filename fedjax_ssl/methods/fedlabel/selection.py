@@ -41,7 +41,8 @@ def confidence_score(logits: Array, kind: str = 'variance') -> jax.Array:
 
   With p = softmax, 'variance' is :math:`\frac1C \sum_c (p_c - 1/C)^2` and
   'entropy' is :math:`\log C - H(p)`. The paper has :math:`-H(p)`, which is not
-  positive; a ratio of two such numbers would grow where it should fall.
+  positive; a ratio of two such numbers would grow where it should fall. The
+  authors' code has 1 / (H(p) + 1e-5).
 
   Args:
     logits: float[..., C].

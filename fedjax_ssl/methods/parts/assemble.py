@@ -204,6 +204,9 @@ def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
   if aggregate is None and task.attack.send is not None:
     raise ValueError('clients that send nothing cannot send anything hostile; '
                      'leave attack out.')
+  if task.attack.flips_labels and task.labels_at == 'server':
+    raise ValueError('with labels at the server no client has labels to flip; '
+                     'leave attack out.')
   if not alone:
     raise ValueError('this has passes of its own that nobody can attack; '
                      'leave attack out.')

@@ -1,7 +1,8 @@
 """Clients that attack, for studies of robustness.
 
 A fixed share of the clients is hostile from the first round to the last. Who
-they are follows from the seed of the run and is told to nobody.
+they are follows from the seed of the run and is told to nobody. Numbers that a
+client sends beside its model (`Update.counts`) stay honest.
 """
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def label_flip(*, share: float = 0.2) -> Attack:
   """Hostile clients learn class C - 1 - c where their label says c.
 
   Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated
-  Learning, USENIX Security 2020, https://arxiv.org/abs/1911.11815.
+  Learning, USENIX Security 2020, https://arxiv.org/abs/1911.11815. A
+  hostile client without labels does no harm; where no client has any, at
+  labels_at='server', this is refused.
 
   Args:
     share: of all clients, rounded to the nearest number of them.

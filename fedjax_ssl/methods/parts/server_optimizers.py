@@ -1,8 +1,10 @@
 """Optimizers of the server, which take the clients' mean update as a gradient.
 
 Reddi et al., Adaptive Federated Optimization, ICLR 2021,
-https://arxiv.org/abs/2003.00295. They are optax's: first and second moments are
-corrected for their start, which the paper's are not.
+https://arxiv.org/abs/2003.00295. They are optax's, which differ from the paper:
+Adam and Yogi correct both moments for their start; Yogi's begin at 1e-6, the
+paper's at 0 and tau^2; Adagrad has tau in the root alone, the paper outside it
+too, which halves steps far smaller than tau.
 """
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ step, and the hash detects it. Nothing is ever unpickled.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import gc
 import logging as std_logging
@@ -338,7 +338,21 @@ def _one_line_if_it_fails() -> Iterator[None]:
       gc.collect()
       time.sleep(0.05)
   if reason:
+    # And some much later, where the processor has other work.
+    if not isinstance(sys.unraisablehook, _Report):
+      sys.unraisablehook = _Report(sys.unraisablehook)
     raise _StepError(reason)
+
+
+class _Report:
+  """Reports what cannot be raised, but for a task that outlives its failure."""
+
+  def __init__(self, report: Callable[[Any], Any]):
+    self._report = report
+
+  def __call__(self, unraisable: Any) -> None:
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      self._report(unraisable)
 
 
 @contextlib.contextmanager
@@ -349,15 +363,10 @@ def _quiet() -> Iterator[None]:
   def keep(record: std_logging.LogRecord) -> bool:
     return record.name != 'asyncio' and 'orbax' not in record.pathname
 
-  def keep_exception(unraisable: Any) -> None:
-    # A reader that outlives the restore that failed.
-    if str(unraisable.exc_value) != 'Event loop is closed':
-      report(unraisable)
-
   loggers = [std_logging.getLogger(name) for name in ('absl', 'asyncio')]
   for logger in loggers:
     logger.addFilter(keep)
-  sys.unraisablehook = keep_exception
+  sys.unraisablehook = _Report(report)
   try:
     yield
   finally:
