@@ -6,6 +6,7 @@ import resource
 import shutil
 import sys
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -250,7 +251,7 @@ def test_folder_that_cannot_be_made(tmp_path):
 
 def test_what_comes_late_after_a_failure_is_not_reported(folder, monkeypatch):
   """A callback of the writer, on a processor with other work."""
-  reported = []
+  reported: list[Any] = []
   monkeypatch.setattr(sys, 'unraisablehook', reported.append)
   with file_size_limit(100), pytest.raises(checkpoint.CheckpointError):
     checkpoint.Checkpoints(folder).save(3, make_tree(3))
