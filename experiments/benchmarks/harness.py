@@ -303,9 +303,6 @@ def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
     table: rows of cells, the header first.
     measured: goes into the file.
     ratio: seconds of ours over PyTorch's; printed last.
-
-  Returns:
-    The file.
   """
   cells = [[_cell(c) for c in row] for row in table]
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -63,9 +63,8 @@ def main(setting: Setting, words: Sequence[str]) -> None:
     FLAGS.set_default(checks.flag(name), value)
   for name in config.OPTIONS:  # For --help.
     FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
-  program = sys.modules['__main__']
-  if _is_ours(setting) and not program.__doc__:
-    program.__doc__ = setting.text()  # absl shows it above the flags.
+  if _is_ours(setting):  # absl shows it above the flags.
+    sys.modules['__main__'].__doc__ = setting.text()
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],

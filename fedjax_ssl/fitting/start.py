@@ -61,9 +61,6 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     **options: any of `config.Config`. `clients` and `rounds` are short for
       num_clients and num_rounds.
 
-  Returns:
-    The run.
-
   Raises:
     ValueError: for a value or data that cannot be.
     TypeError: for an option that is not known, or data of another kind.

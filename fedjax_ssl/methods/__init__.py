@@ -117,9 +117,6 @@ def make(text: str, task: Task, *,
       `Task.aggregator`, or the name of one, as in 'trimmed_mean(trim=.3)';
       None is the task's own.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for unknown names or knobs, of which the message lists the known
       ones, or an aggregator where the method has an aggregation of its own.

@@ -150,9 +150,6 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       of agents count the same, as in its equation 1.
     keep_local: keep each client's last model, to report local accuracy.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for an unknown profile or a number out of range.
   """

@@ -78,9 +78,6 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 
-  Returns:
-    The view.
-
   References:
     Sohn et al., FixMatch, 2020, https://arxiv.org/abs/2001.07685, app. E.
   """
@@ -103,9 +100,6 @@ def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 
-  Returns:
-    The view.
-
   References:
     Diao et al., SemiFL, 2022, https://arxiv.org/abs/2106.01432, code.
   """
@@ -125,9 +119,6 @@ def ra_heart(*, num_ops: int = 6, tops: Sequence[int] = (2, 3, 4, 5),
     cutout: as in `ra_mc`.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
-
-  Returns:
-    The view.
 
   References:
     Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097, code.
@@ -153,9 +144,6 @@ def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 
-  Returns:
-    The view.
-
   References:
     Cubuk et al., RandAugment, 2019, https://arxiv.org/abs/1909.13719.
   """
@@ -180,9 +168,6 @@ def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
     cutout: as in `ra_mc`.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
-
-  Returns:
-    The view.
 
   References:
     Cho et al., FedLabel, ICCV 2023.
@@ -242,9 +227,6 @@ def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
       side, 0 is off.
     weak: name of the weak view that comes first.
     flip: whether it may mirror.
-
-  Returns:
-    The view.
 
   Raises:
     ValueError: for an unknown weak view or a negative side.
