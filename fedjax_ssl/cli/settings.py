@@ -236,16 +236,13 @@ def register(name: str, about: str = '', source: str = 'your own',
   `fedjax-ssl train halves --import=FILE.py` trains it.
 
   Args:
-    name: a Python identifier that nobody has taken.
+    name: see `core.registry.register`.
     about: one sentence.
     source: where it is from.
     **defaults: of flags, where the setting has its own.
 
-  Returns:
-    The decorator, which returns the function.
-
   Raises:
-    ValueError: for a name that is none, or is taken, or an unknown flag.
+    ValueError: for such a name, or an unknown flag.
   """
   for flag in defaults:
     checks.check(f'setting {name!r}: flag', flag, config.OPTIONS)

@@ -46,17 +46,9 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
-  """Builds a strong view by name: a weak one, operations, then a cutout.
+  """As `make_weak`, for names of `STRONG`; C is 1 or 3.
 
-  Args:
-    text: a name of `STRONG`, with knobs if any, as in 'ra_mc(cutout=0)'.
-    flip: False where a mirror image may be of another class, as with digits.
-
-  Returns:
-    (key, images uint8[B, H, W, C]) -> the same shape and type; C is 1 or 3.
-
-  Raises:
-    ValueError: for an unknown name, knob or value.
+  A strong view is a weak one, operations, then a cutout.
   """
   return naming('strong', text,
                 registry.build('strong', text, STRONG, flip=flip))
@@ -197,16 +189,8 @@ def register_weak(name: str) -> Callable[[_Builder], _Builder]:
   def mine(*, shift: int = 1, flip: bool = True) -> View:
   ```
 
-  Knobs are its keyword-only parameters; `flip` is given if it takes it.
-
-  Args:
-    name: a Python identifier that nobody has taken.
-
-  Returns:
-    The decorator, which returns the builder.
-
-  Raises:
-    ValueError: for a name that is none, or is taken.
+  Knobs are its keyword-only parameters; `flip` is given if it takes it. See
+  `core.registry.register` for names.
   """
   return WEAK.register(name)
 
