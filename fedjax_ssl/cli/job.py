@@ -237,11 +237,8 @@ def schedule_rounds(options: Config) -> int:
   """What is given; else what the first start stored; else `num_rounds`."""
   if options.schedule_rounds is not None:
     return options.schedule_rounds
-  stored = None
-  folder = options.workdir or ''
-  if folder and (pathlib.Path(folder) / workdir_lib.CONFIG).exists():
-    stored = workdir_lib.read_config(folder)['flags'].get('schedule_rounds')
-  return stored or options.num_rounds
+  stored = workdir_lib.stored_config(options.workdir).get('flags', {})
+  return stored.get('schedule_rounds') or options.num_rounds
 
 
 def _check_folder(job: Job) -> None:

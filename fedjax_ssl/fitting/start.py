@@ -69,7 +69,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   given = _given(options)
   if workdir is not None:
     given['workdir'] = os.path.expanduser(os.fspath(workdir))
-  stored = _stored(given.get('workdir'))
+  stored = workdir_lib.stored_config(given.get('workdir'))
   found = _setting(setting, command.setting_of(stored) if stored else '')
   source = inputs.source(dataset)
   inputs.check_free(given, source.options)
@@ -103,13 +103,6 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
                      'must be several, as in [0, 1, 2]; or give seed.')
   return {k: os.fspath(v) if isinstance(v, os.PathLike) else v
           for k, v in given.items()}
-
-
-def _stored(workdir: str | None) -> dict[str, Any]:
-  """The configuration of a folder; {} if it holds no run yet."""
-  if not workdir or not (pathlib.Path(workdir) / workdir_lib.CONFIG).exists():
-    return {}
-  return workdir_lib.read_config(workdir)
 
 
 def _setting(given: str | settings.Setting | None, stored: str
