@@ -265,10 +265,7 @@ def find(name: str, places: Sequence[str] = ()) -> Setting:
   """
   if name not in SETTINGS:
     for place in places:
-      try:
-        registry.import_place(place)
-      except ValueError as error:
-        raise config.FieldError('imports', place, str(error)) from error
+      registry.import_place(place)
   found: Setting = registry.find(SETTINGS, name)
   return found
 

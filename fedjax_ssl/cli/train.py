@@ -179,18 +179,10 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   with devices.ending(told.distributed):
     processes.together(lambda: devices.devices(told.num_devices))
     for place in told.imports:
-      _import(place)
+      registry.import_place(place)
     runs.train(setting, told, command.origin(
         words, setting='' if script else setting.name, script=script),
         given=_given())
-
-
-def _import(place: str) -> None:
-  """Imports what --import names, once JAX has its devices."""
-  try:
-    registry.import_place(place)
-  except ValueError as error:
-    raise config.FieldError('imports', place, str(error)) from error
 
 
 def _keep_programs() -> None:

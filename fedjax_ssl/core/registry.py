@@ -184,9 +184,12 @@ def import_place(place: str) -> None:
   A process may have read another version of a file, as of an older run.
 
   Raises:
-    ValueError: if it cannot be imported.
+    FieldError: if it cannot be imported.
   """
-  imports.load(place)
+  try:
+    imports.load(place)
+  except ValueError as error:
+    raise checks.FieldError('imports', place, str(error)) from error
   for known, name, made in _OF_FILES.get(imports.absolute(place), ()):
     known[name] = made
 
