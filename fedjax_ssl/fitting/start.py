@@ -16,7 +16,7 @@ from fedjax_ssl import config, data, methods
 from fedjax_ssl.cli import auto, devices, runs, settings, words
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
@@ -138,8 +138,7 @@ def _text(method: str | Callable[..., Method]) -> str:
     raise FieldError('method', name, 'a method of the library has this name; '
                      'call the function otherwise.')
   methods.METHODS[name] = function
-  knobs_text = ', '.join(f'{k}={v!r}' for k, v in knobs.items())
-  return f'{name}({knobs_text})' if knobs else name
+  return registry.written(name, knobs)
 
 
 def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
