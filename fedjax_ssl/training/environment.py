@@ -33,13 +33,6 @@ def devices() -> list[jax.Device]:
         f'{str(error) or "no such devices here"}') from error
 
 
-def cores() -> int:
-  """Cores that this process may run on."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
-
-
 def describe() -> dict[str, Any]:
   """Versions, git state, devices and machine, as JSON values.
 
@@ -57,6 +50,13 @@ def describe() -> dict[str, Any]:
       'machine': f'{platform.system()} {platform.machine()}, '
                  f'{os.cpu_count()} x {_processor()}',
   }
+
+
+def cores() -> int:
+  """Cores that this process may run on."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 @functools.cache
