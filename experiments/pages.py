@@ -21,7 +21,7 @@ from typing import Any
 
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
-from fedjax_ssl.report import verdict
+from fedjax_ssl.report import study, verdict
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
@@ -78,18 +78,6 @@ def index(root: pathlib.Path, made: Mapping[pathlib.Path, str]) -> str:
     title = text.partition('\n')[0].removeprefix('# ').replace('|', '\\|')
     lines.append(f'| [{name.removesuffix(".md")}]({name}) | {title} |')
   return '\n'.join(lines)
-
-
-def _mean_std(values: Sequence[float | None], scale: float = 100) -> str:
-  """Percent, with the sample deviation where there are several seeds."""
-  known = [scale * v for v in values if v is not None]
-  if not known or len(known) < len(values):
-    return '-'
-  mean = sum(known) / len(known)
-  if len(known) == 1:
-    return f'{mean:.2f}'
-  std = (sum((v - mean)**2 for v in known) / (len(known) - 1))**0.5
-  return f'{mean:.2f} ± {std:.2f}'
 
 
 def _paper_part(here: pathlib.Path, folder: pathlib.Path
@@ -154,7 +142,7 @@ def _ours(stored: dict[str, Any], metric: str, scale: float) -> str:
   seeds = stored['seeds'].values()
   values = ([s['final'] for s in seeds] if metric == 'accuracy'
             else [s['metrics'].get(metric) for s in seeds])
-  return verdict.marked(_mean_std(values, scale), _verdicts(stored))
+  return verdict.marked(study.percent(values, scale), _verdicts(stored))
 
 
 def _verdicts(stored: Mapping[str, Any]) -> list[verdict.Verdict | None]:
@@ -182,7 +170,7 @@ def _study_part(file: pathlib.Path) -> tuple[str, str]:
     lines.append('| ' + ' | '.join([
         run['run'], f'`{run["method"]}`', run['labels'],
         str(len(run['seeds'])), str(run['rounds']),
-        *(verdict.marked(_mean_std(run[k]), verdict.stored(run))
+        *(verdict.marked(study.percent(run[k]), verdict.stored(run))
           for k in ('final', 'tail', 'selected')),
         *(_extra(run, name) for name in more)]) + ' |')
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
@@ -199,7 +187,7 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
   """A number of `_MORE`; empty where the run has none."""
   values = run.get(name) or []
   if name == 'local_accuracy':
-    return _mean_std(values) if any(values) else ''
+    return study.percent(values) if any(values) else ''
   known = [v for v in values if v is not None]
   if name == 'epsilon':
     return (('' if 'dp_scope' not in run['method'] else 'unbounded')

@@ -304,8 +304,7 @@ class Config:
     if self.profile is None:
       return self.method
     name, given = registry.parse(self.method)
-    given = {**given, 'profile': self.profile}
-    return f'{name}({", ".join(f"{k}={v!r}" for k, v in given.items())})'
+    return registry.written(name, {**given, 'profile': self.profile})
 
 
 _KINDS = {'str': str, 'int': int, 'float': float, 'bool': bool, 'tuple': tuple}

@@ -143,9 +143,6 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
     spec: plain values.
     mesh: mesh with the one axis 'clients', or None for one device.
 
-  Returns:
-    The task.
-
   Raises:
     ValueError: for an unknown name or a number out of range; the message
       names the field and what is allowed.

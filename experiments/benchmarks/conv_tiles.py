@@ -67,19 +67,6 @@ class Layer(NamedTuple):
     return self.batch * self.side**2 * self.channels
 
 
-def numbers(name: str) -> list[int]:
-  """The positive integers of a list flag, each once.
-
-  Raises:
-    ValueError: if there is none, or something else among them.
-  """
-  texts: list[str] = FLAGS[name].value or []
-  if not texts or not all(t.isdecimal() and int(t) for t in texts):
-    raise ValueError(f'--{name}={",".join(texts)} must be positive integers, '
-                     'with commas between them.')
-  return list(dict.fromkeys(map(int, texts)))
-
-
 def layers() -> list[Layer]:
   """What to time.
 
@@ -87,7 +74,7 @@ def layers() -> list[Layer]:
     ValueError: if --most_entries leaves nothing.
   """
   every = [Layer(*sizes) for sizes in itertools.product(
-      *map(numbers, ('batches', 'channels', 'sides')))]
+      *map(harness.numbers, ('batches', 'channels', 'sides')))]
   found = [layer for layer in every if layer.entries <= FLAGS.most_entries]
   if not found:
     raise ValueError(
@@ -109,7 +96,8 @@ def file_name() -> str:
     if name == 'most_entries':
       these, whole = [flag.value], [flag.default]
     else:
-      these, whole = sorted(numbers(name)), sorted(map(int, flag.default or []))
+      these = sorted(harness.numbers(name))
+      whole = sorted(map(int, flag.default or []))
     if these != whole:
       picked += [name, *map(str, these)]
   side = FLAGS.kernel

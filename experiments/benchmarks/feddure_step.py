@@ -19,7 +19,6 @@ python experiments/benchmarks/feddure_step.py --model=fedavg_cnn --side=28 \
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-import dataclasses
 import pathlib
 import sys
 from typing import Any
@@ -40,6 +39,7 @@ from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods import feddure
 from fedjax_ssl.methods.feddure import regulation
 from fedjax_ssl.methods.parts import network
+from fedjax_ssl.training import environment
 
 FLAGS = flags.FLAGS
 GOAL = 6.0
@@ -115,11 +115,6 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
           ours_with_views, (carry, Pair(known, unknown, progress), key))}
 
 
-def direct(spec: fssl.TaskSpec) -> fssl.TaskSpec:
-  """The task with direct convolutions, whose operations are counted."""
-  return dataclasses.replace(spec, conv_impl='lax')
-
-
 def flops(compiled: Any) -> float:
   """Floating-point operations that XLA counts in a program without loops."""
   if ' while(' in compiled.as_text():
@@ -182,7 +177,7 @@ def _pytorch(programs: Mapping[str, Program], rate: float
   if name not in torch_loop.NETWORKS:
     print(f'PyTorch: no {name} there')
     return {}
-  torch.set_num_threads(harness.usable_cpus())
+  torch.set_num_threads(environment.cores())
   return {f'PyTorch, {layout}': pytorch_step(
       programs['FedDure'], name, rate, layout)[1]
       for layout in torch_loop.LAYOUTS}
@@ -198,7 +193,7 @@ def main() -> None:
   programs = make_programs(spec, FLAGS.labeled, FLAGS.unlabeled)
   compiled = compile_all(programs)
   with limit.on_cpu():
-    counted = make_programs(direct(spec), FLAGS.labeled, FLAGS.unlabeled)
+    counted = make_programs(limit.direct(spec), FLAGS.labeled, FLAGS.unlabeled)
     plain = compile_all({
         name: counted[name] for name in ('FedAvg', 'FedDure')})
     count = {name: flops(program) for name, program in plain.items()}

@@ -16,7 +16,7 @@ python experiments/benchmarks/growth.py --study=clients --num_clients=100,10000
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import pathlib
@@ -82,24 +82,6 @@ class Study(NamedTuple):
   right_label: str = ''
 
 
-def numbers(name: str, kind: Callable[[str], Any] = int, least: float = 1
-            ) -> list[Any]:
-  """A list flag as ascending numbers.
-
-  Raises:
-    ValueError: if one is no number, or below `least`.
-  """
-  texts: list[str] = getattr(FLAGS, name)
-  try:
-    found = sorted({kind(text) for text in texts})
-  except ValueError:
-    found = []
-  if not found or found[0] < least:
-    raise ValueError(f'--{name}={",".join(texts)} must be numbers '
-                     f'of at least {least:g}, separated by commas.')
-  return found
-
-
 def spec_of(**changes: Any) -> fssl.TaskSpec:
   """The task of all studies: FedAvg on gray images."""
   return fssl.TaskSpec(**{
@@ -135,7 +117,7 @@ def _times(runs: dict[Any, harness.Simulation]) -> list[float]:
 
 def cohort(mesh: Any) -> Study:
   """Clients of a round."""
-  sizes = numbers('cohort_sizes')
+  sizes = sorted(harness.numbers('cohort_sizes'))
   federation = drawn(max(sizes))
   specs = {s: spec_of(cohort_size=s) for s in sizes}
   memory = [counting.round_memory(specs[s], federation)['temporaries'] / 1e6
@@ -152,7 +134,7 @@ def cohort(mesh: Any) -> Study:
 
 def clients(mesh: Any) -> Study:
   """Clients of the federation."""
-  sizes = numbers('num_clients', least=FLAGS.cohort_size)
+  sizes = sorted(harness.numbers('num_clients', least=FLAGS.cohort_size))
   times = _times({n: harness.Simulation(spec_of(), drawn(n), mesh)
                   for n in sizes})
   more = [100 * (t / times[0] - 1) for t in times]
@@ -164,7 +146,7 @@ def clients(mesh: Any) -> Study:
 
 def alpha(mesh: Any) -> Study:
   """Dirichlet parameter, over 100 clients of --rows rows on average."""
-  alphas = numbers('alphas', float, 1e-3)
+  alphas = sorted(harness.numbers('alphas', float, 1e-3))
   train = harness.examples(FLAGS.rows * _ALPHA_CLIENTS,
                            (FLAGS.side, FLAGS.side, 1))
   labels = np.asarray(train.labels)
@@ -193,7 +175,7 @@ def _unequal(federation: fssl.Federation, mesh: Any) -> dict[str, float]:
   found = {'us/row': 1e6 * seconds / max(work.used[cohorts].sum(), 1),
            'masked, one by one': 100 * counting.masked_share(
                alone, work, cohorts)}
-  for size in numbers('chunk_sizes', least=0):
+  for size in harness.numbers('chunk_sizes', least=0):
     task = fssl.make_task(spec_of(client_map='vmap', chunk_size=size))
     found[f'masked, chunk {size or "all"}'] = 100 * counting.masked_share(
         task, work, cohorts)
@@ -202,7 +184,7 @@ def _unequal(federation: fssl.Federation, mesh: Any) -> dict[str, float]:
 
 def seeds(mesh: Any) -> Study:
   """Runs of one program."""
-  counts = numbers('seed_counts')
+  counts = sorted(harness.numbers('seed_counts'))
   federation, lines = drawn(_ALPHA_CLIENTS), {}
   runs = {(name, n): harness.Simulation(
       spec_of(), federation, mesh, num_seeds=n, together=name == 'vmap')

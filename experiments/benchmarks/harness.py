@@ -242,11 +242,23 @@ def without_torch() -> str:
   return '' if has_torch() else "missing: pip install -e '.[bench]'"
 
 
-def usable_cpus() -> int:
-  """Cores that this process may run on."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+def numbers(name: str, kind: Callable[[str], Any] = int, least: float = 1
+            ) -> list[Any]:
+  """The numbers of a list flag, each once.
+
+  Raises:
+    ValueError: if there is none, or one is no number, or below `least`.
+  """
+  texts: list[str] = FLAGS[name].value or []
+  try:
+    found = list(dict.fromkeys(map(kind, texts)))
+  except ValueError:
+    found = []
+  if not found or min(found) < least:
+    whole = 'whole ' * (kind is int)
+    raise ValueError(f'--{name}={",".join(texts)} must be {whole}numbers '
+                     f'of at least {least:g}, separated by commas.')
+  return found
 
 
 def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
@@ -303,9 +315,6 @@ def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
     table: rows of cells, the header first.
     measured: goes into the file.
     ratio: seconds of ours over PyTorch's; printed last.
-
-  Returns:
-    The file.
   """
   cells = [[_cell(c) for c in row] for row in table]
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -335,7 +344,7 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   part.write_text(json.dumps({
       'benchmark': name, 'command': sys.argv, 'load_average': load,
       'environment': {**environment.describe(), 'torch': _torch_version(),
-                      'usable_cpus': usable_cpus()},
+                      'usable_cpus': environment.cores()},
       'table': table, 'measured': measured, 'ratio': ratio}, indent=2) + '\n')
   os.replace(part, path)
   return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import dataclasses
 from typing import Any
 
 import jax
@@ -40,11 +41,16 @@ def step_flops(spec: fssl.TaskSpec, federation: fssl.Federation) -> float:
     ValueError: if the training is not one loop whose body has none with
       products of its own.
   """
-  task = fssl.make_task(_replace(spec, conv_impl='lax'))
+  task = fssl.make_task(direct(spec))
   method = fssl.make_method(spec.method, task)
   if method.client_update is None:
     raise ValueError(f'method={spec.method} has no training of one client.')
   return count(_body(method, federation))
+
+
+def direct(spec: fssl.TaskSpec) -> fssl.TaskSpec:
+  """The task with direct convolutions, whose operations are counted."""
+  return dataclasses.replace(spec, conv_impl='lax')
 
 
 @contextlib.contextmanager
@@ -92,10 +98,6 @@ def _cost(stage: jax.stages.Lowered | jax.stages.Compiled) -> Any:
     return stage.cost_analysis()
   except NotImplementedError:
     return None
-
-
-def _replace(spec: fssl.TaskSpec, **changes: Any) -> fssl.TaskSpec:
-  return fssl.TaskSpec(**{**vars(spec), **changes})
 
 
 def _body(method: fssl.Method, federation: fssl.Federation

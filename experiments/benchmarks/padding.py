@@ -72,14 +72,6 @@ def _deal(scheme: str, labels: np.ndarray, fraction: float
   return owners[0], owners[1]
 
 
-def _chunk_sizes() -> list[int]:
-  try:
-    return [int(text) for text in FLAGS.chunk_sizes]
-  except ValueError:
-    raise ValueError(f'--chunk_sizes={",".join(FLAGS.chunk_sizes)} must be '
-                     'whole numbers, separated by commas.') from None
-
-
 def _task(changes: dict, clients: fssl.Shard, chunk_size: int,
           client_map: str = 'vmap') -> fssl.Task:
   capacity = batching.unlabeled_capacity(
@@ -98,7 +90,7 @@ def _shares(changes: dict[str, int], federation: fssl.Federation,
   alone = _task(changes, clients, 0, 'map')
   work = count(alone, federation, streams)
   shares = {'one by one': masked_share(alone, work, cohorts)}
-  for size in _chunk_sizes():
+  for size in harness.numbers('chunk_sizes', least=0):
     task = _task(changes, clients, size)
     name = f'chunk {size or "all"}'
     lanes = size or FLAGS.cohort_size

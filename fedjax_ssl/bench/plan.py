@@ -219,9 +219,7 @@ def _run(name: str, entry: Entry, bed: Bed, skew: str,
 def method_of(entry: Entry, configuration: Configuration) -> str:
   """The method as --method has it, with all knobs that are not its default."""
   name, knobs = registry.parse(entry.method)
-  knobs |= configuration.knobs
-  inside = ', '.join(f'{knob}={value!r}' for knob, value in knobs.items())
-  return f'{name}({inside})' if inside else name
+  return registry.written(name, knobs | configuration.knobs)
 
 
 def _toml(name: str) -> dict[str, Any]:

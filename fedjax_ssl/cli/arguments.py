@@ -2,7 +2,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
+import functools
+import sys
 from typing import NoReturn
+
+from fedjax_ssl.core.checks import FieldError
+
+Main = Callable[[Sequence[str]], int]
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,3 +26,16 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     """Ends the program with code 2."""
     self.exit(2, f'error: {message}; `{self.prog} --help` says more.\n')
+
+
+def refusing(main: Main) -> Main:
+  """Decorates a command: what a user can mend is one line, and exit code 2."""
+  @functools.wraps(main)
+  def run(argv: Sequence[str]) -> int:
+    try:
+      return main(argv)
+    except (ValueError, OSError) as error:
+      text = error.text('--') if isinstance(error, FieldError) else str(error)
+      print(f'error: {" ".join(text.split())}', file=sys.stderr)
+      return 2
+  return run

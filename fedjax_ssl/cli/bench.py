@@ -34,6 +34,7 @@ from fedjax_ssl.cli.sweep import grid, slots
 _CHANGED = 'changed.json'  # The flags after `--` of a folder.
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Runs the bench; returns the exit code."""
   words = list(argv)
@@ -46,14 +47,9 @@ def main(argv: Sequence[str]) -> int:
       return 0
     bench.keep_changed()
     return bench.run()
-  except grid.GridError as error:
-    print(f'error: {error}', file=sys.stderr)
-  except ValueError as error:
-    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
   except OSError as error:
-    print(f'error: --out={args.out} cannot be used: {error.strerror}.',
-          file=sys.stderr)
-  return 2
+    raise ValueError(f'--out={args.out} cannot be used: {error.strerror}.'
+                     ) from error
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

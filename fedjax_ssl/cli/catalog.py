@@ -303,20 +303,17 @@ def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
   return found
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Prints the catalog, or a part of it; returns the exit code."""
   args = _parser().parse_args(argv)
-  try:
-    for several in args.imports:
-      for place in several.split(','):
-        registry.import_place(place.strip())
-    for known in _REGISTRIES:
-      for line in known.load_entry_points():
-        print(f'left out: {line}', file=sys.stderr)
-    groups = _chosen(catalog(), args.group, args.name)
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  for several in args.imports:
+    for place in several.split(','):
+      registry.import_place(place.strip())
+  for known in _REGISTRIES:
+    for line in known.load_entry_points():
+      print(f'left out: {line}', file=sys.stderr)
+  groups = _chosen(catalog(), args.group, args.name)
   whole = all(len(group.entries) == 1 for group in groups.values())
   if args.json:
     printing.say(json.dumps({

@@ -96,9 +96,6 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
   Args:
     labeled_scheme: name of a partition; labels at the server are not dealt.
     unlabeled_scheme: the same for all other rows.
-
-  Returns:
-    The `Deal`.
   """
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
@@ -249,9 +246,6 @@ def natural(owner: np.ndarray) -> Deal:
 
   Args:
     owner: int32[D] whose a row is.
-
-  Returns:
-    The way.
   """
   def deal(rng, labels, pool, options):
     if options.rounds_per_task:

@@ -82,8 +82,7 @@ def join(options: Config) -> None:
 
 def _count_cpu_devices(options: Config, num_processes: int) -> None:
   """Devices that this process makes of its processor, where it computes."""
-  cores = len(os.sched_getaffinity(0)) if hasattr(
-      os, 'sched_getaffinity') else os.cpu_count() or 1
+  cores = environment.cores()
   wanted = -(-(options.num_devices or min(
       cores * num_processes, options.cohort_size)) // num_processes)
   with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests.

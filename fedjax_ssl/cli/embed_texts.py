@@ -125,6 +125,7 @@ def shorten(vectors: np.ndarray, size: int) -> np.ndarray:
                    for x in vectors])
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Reads, embeds and writes; returns the exit code."""
   asked = _arguments(argv)
@@ -139,9 +140,6 @@ def main(argv: Sequence[str]) -> int:
   except ImportError as error:
     print(f"error: {error.name} is missing: pip install -e '.[text]' in this "
           "repository's folder.", file=sys.stderr)
-    return 2
-  except (ValueError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
     return 2
   print(f'{asked.out}: {vectors.dtype}{list(vectors.shape)}')
   return 0

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import math
 import pathlib
 import sys
 from typing import Any, NamedTuple, TextIO
@@ -19,7 +18,7 @@ from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.cli import devices, printing, start_line, stopping, words
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import imports, rounds, sampling
+from fedjax_ssl.core import imports, rounds, sampling, tree
 from fedjax_ssl.core.types import State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
@@ -134,9 +133,10 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     facts['class_names'] = list(dataset.class_names)
   if options.partition == 'natural' and dataset.client_names is not None:
     facts['client_names'] = list(dataset.client_names)
+  weights = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             _num_parameters(task), works, cohorts, origin)
+             tree.num_scalars(weights), works, cohorts, origin)
 
 
 @contextlib.contextmanager
@@ -156,11 +156,6 @@ def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
   found = attacks.hostile(task.attack, seeds_lib.root_keys(seed)[0],
                           num_clients)
   return [int(client) for client in np.flatnonzero(found)]
-
-
-def _num_parameters(task: Task) -> int:
-  shapes = jax.eval_shape(task.model.init, jax.random.key(0)).params
-  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def _cohort(sampler: sampling.Sampler, federation: Any, state: Any
@@ -237,11 +232,8 @@ def schedule_rounds(options: Config) -> int:
   """What is given; else what the first start stored; else `num_rounds`."""
   if options.schedule_rounds is not None:
     return options.schedule_rounds
-  stored = None
-  folder = options.workdir or ''
-  if folder and (pathlib.Path(folder) / workdir_lib.CONFIG).exists():
-    stored = workdir_lib.read_config(folder)['flags'].get('schedule_rounds')
-  return stored or options.num_rounds
+  stored = workdir_lib.stored_config(options.workdir).get('flags', {})
+  return stored.get('schedule_rounds') or options.num_rounds
 
 
 def _check_folder(job: Job) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from typing import Any
 
-from fedjax_ssl.cli import places, printing, settings
+from fedjax_ssl.cli import arguments, places, printing, settings
 from fedjax_ssl.core import registry
 from fedjax_ssl.report import command
 from fedjax_ssl.training import own_code
@@ -69,6 +69,7 @@ def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
   return [sys.executable, str(place)]
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Starts the run again, or prints its flags; returns an exit code."""
   words = [word for word in argv if word != '--print']
@@ -76,23 +77,17 @@ def main(argv: Sequence[str]) -> int:
     print(__doc__)
     return 0
   if not words or words[0].startswith('-'):
-    print("error: name a run's folder or its config.json first.",
-          file=sys.stderr)
-    return 2
+    raise ValueError("name a run's folder or its config.json first.")
   path = pathlib.Path(words[0])
-  try:
-    folder = path if path.is_dir() else path.parent
-    config = own_code.found_again(_config_of(path), folder)
-    for place in config['flags'].get('imports') or ():
-      registry.import_place(place)
-    config = _today(config)
-    if '--print' in argv:
-      printing.say(command.text_of(config), end='')
-      return 0
-    line = [*program(config, path), *command.flags_of(config), *words[1:]]
-    if '\0' in ''.join(line):
-      raise ValueError(f'{path} has a flag with a zero byte.')
-  except (ValueError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  folder = path if path.is_dir() else path.parent
+  config = own_code.found_again(_config_of(path), folder)
+  for place in config['flags'].get('imports') or ():
+    registry.import_place(place)
+  config = _today(config)
+  if '--print' in argv:
+    printing.say(command.text_of(config), end='')
+    return 0
+  line = [*program(config, path), *command.flags_of(config), *words[1:]]
+  if '\0' in ''.join(line):
+    raise ValueError(f'{path} has a flag with a zero byte.')
   os.execv(sys.executable, line)

@@ -51,17 +51,14 @@ def write(folders: Sequence[pathlib.Path], out: pathlib.Path, title: str
   return out / 'index.html'
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Writes a report; returns an exit code."""
   args = _parser().parse_args(argv)
   if args.watch is not None:
     return _watch(args)
-  try:
-    left_out: list[str] = []
-    texts = _write(args, left_out)
-  except (ValueError, OSError) as error:
-    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-    return 2
+  left_out: list[str] = []
+  texts = _write(args, left_out)
   for line in left_out:
     print(f'left out: {line}', file=sys.stderr)
   printing.say(str(texts['table.md']))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import pathlib
-import sys
 
 from fedjax_ssl.cli import arguments, places, printing
 from fedjax_ssl.report import study
@@ -35,30 +34,27 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Makes the table of the runs named on the command line."""
   args = _parser().parse_args(argv)
   columns = [name for name in args.columns.split(',') if name]
-  try:
-    if not args.workdirs:
-      raise ValueError('name at least one finished run.')
-    if args.out == '':
-      raise ValueError('--out= is empty; name a table, or leave it out.')
-    if args.epsilon and not args.out:
-      raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
-    folders = places.runs_in(args.workdirs)
-    rows = [study.read(folder, columns) for folder in folders]
-    study.check_columns(rows, columns)
-    text = study.markdown(rows, args.note)
-    if args.out:
-      out = pathlib.Path(args.out)
-      if out.suffix in ('.json', '.md'):
-        out = out.with_suffix('')
-      study.write(out, rows, text, args.note)
-      if args.epsilon:
-        study.draw_epsilon(out, folders)
-  except (ValueError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  if not args.workdirs:
+    raise ValueError('name at least one finished run.')
+  if args.out == '':
+    raise ValueError('--out= is empty; name a table, or leave it out.')
+  if args.epsilon and not args.out:
+    raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
+  folders = places.runs_in(args.workdirs)
+  rows = [study.read(folder, columns) for folder in folders]
+  study.check_columns(rows, columns)
+  text = study.markdown(rows, args.note)
+  if args.out:
+    out = pathlib.Path(args.out)
+    if out.suffix in ('.json', '.md'):
+      out = out.with_suffix('')
+    study.write(out, rows, text, args.note)
+    if args.epsilon:
+      study.draw_epsilon(out, folders)
   printing.say(text)
   return 0

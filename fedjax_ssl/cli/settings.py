@@ -236,16 +236,13 @@ def register(name: str, about: str = '', source: str = 'your own',
   `fedjax-ssl train halves --import=FILE.py` trains it.
 
   Args:
-    name: a Python identifier that nobody has taken.
+    name: see `core.registry.register`.
     about: one sentence.
     source: where it is from.
     **defaults: of flags, where the setting has its own.
 
-  Returns:
-    The decorator, which returns the function.
-
   Raises:
-    ValueError: for a name that is none, or is taken, or an unknown flag.
+    ValueError: for such a name, or an unknown flag.
   """
   for flag in defaults:
     checks.check(f'setting {name!r}: flag', flag, config.OPTIONS)
@@ -268,10 +265,7 @@ def find(name: str, places: Sequence[str] = ()) -> Setting:
   """
   if name not in SETTINGS:
     for place in places:
-      try:
-        registry.import_place(place)
-      except ValueError as error:
-        raise config.FieldError('imports', place, str(error)) from error
+      registry.import_place(place)
   found: Setting = registry.find(SETTINGS, name)
   return found
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_ssl import data, task
-from fedjax_ssl.core import rounds
+from fedjax_ssl.core import rounds, shown
 from fedjax_ssl.core.types import Shard
 
 
@@ -32,13 +32,14 @@ def text(job: Any, done: int) -> str:
   place = ' (at the server)' if job.options.labels_at == 'server' else ''
   devices = 1 if job.mesh is None else job.mesh.size
   parts = [
-      f'{_count(total, "client")}, {_cohorts(job)} a round',
+      f'{shown.count(total, "client")}, {_cohorts(job)} a round',
       f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
-      _count(dealt[0]['num_classes'], 'class', 'classes'),
-      _count(job.num_parameters, 'parameter'), _count(devices, 'device'),
+      shown.count(dealt[0]['num_classes'], 'class', 'classes'),
+      shown.count(job.num_parameters, 'parameter'),
+      shown.count(devices, 'device'),
       f'{_steps(job)} steps a client and round']
   if len(job.seeds) > 1:
-    parts.append(_count(len(job.seeds), 'seed'))
+    parts.append(shown.count(len(job.seeds), 'seed'))
   parts += [said for note in NOTES if (said := note(job))]
   begins = f'continues at round {done}' if done else 'starts'
   return f'{job.name} {begins}: {"; ".join(parts)}.'
@@ -72,10 +73,6 @@ def _span(numbers: Iterable[int]) -> str:
   """`1,200`, or `3 to 12`; '' of none."""
   found = sorted(set(numbers))
   return ' to '.join(f'{n:,}' for n in dict.fromkeys(found[:1] + found[-1:]))
-
-
-def _count(number: int, one: str, many: str = '') -> str:
-  return f'{number:,} {one if number == 1 else many or one + "s"}'
 
 
 def _without_rows(job: Any) -> str:

@@ -369,6 +369,7 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Runs or lists a table; returns an exit code."""
   began = time.monotonic()  # The budget counts what is imported from here on.
@@ -394,6 +395,3 @@ def main(argv: Sequence[str]) -> int:
   except child.Ended as ended:
     print(f'Ended by {ended}; the same command continues.', file=sys.stderr)
     return 128 + ended.number
-  except (ValueError, OSError) as error:
-    print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-    return 2

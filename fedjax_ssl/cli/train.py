@@ -63,9 +63,8 @@ def main(setting: Setting, words: Sequence[str]) -> None:
     FLAGS.set_default(checks.flag(name), value)
   for name in config.OPTIONS:  # For --help.
     FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
-  program = sys.modules['__main__']
-  if _is_ours(setting) and not program.__doc__:
-    program.__doc__ = setting.text()  # absl shows it above the flags.
+  if _is_ours(setting):  # absl shows it above the flags.
+    sys.modules['__main__'].__doc__ = setting.text()
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],
@@ -180,18 +179,10 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   with devices.ending(told.distributed):
     processes.together(lambda: devices.devices(told.num_devices))
     for place in told.imports:
-      _import(place)
+      registry.import_place(place)
     runs.train(setting, told, command.origin(
         words, setting='' if script else setting.name, script=script),
         given=_given())
-
-
-def _import(place: str) -> None:
-  """Imports what --import names, once JAX has its devices."""
-  try:
-    registry.import_place(place)
-  except ValueError as error:
-    raise config.FieldError('imports', place, str(error)) from error
 
 
 def _keep_programs() -> None:

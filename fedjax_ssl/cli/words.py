@@ -39,7 +39,7 @@ def begun(job: Any) -> Any:
   Raises:
     ValueError: if the same spelling now means different knobs.
   """
-  stored = processes.once(lambda: _stored(job.folder))
+  stored = processes.once(lambda: workdir_lib.stored_config(job.folder))
   facts = stored.get('facts', {})
   if stored:
     own_code.begun(job.folder, job.facts.get('code', {}),
@@ -93,13 +93,6 @@ def _begun_facts(job: Any, stored: Mapping[str, Any],
   return facts
 
 
-def _stored(folder: pathlib.Path) -> dict[str, Any]:
-  """The configuration of a folder; {} if it holds no run yet."""
-  if not (folder / workdir_lib.CONFIG).exists():
-    return {}
-  return workdir_lib.read_config(folder)
-
-
 def _other_default(folder: pathlib.Path, field: str, now: Mapping[str, Any],
                    was: Mapping[str, Any]) -> str:
   """One line: what a text stood for, stands for, and how to go on."""
@@ -123,7 +116,8 @@ def may_differ(job: Any) -> tuple[str, ...]:
   Args:
     job: what `begun` returned.
   """
-  known = _stored(job.folder).get('facts', {}).get('choices', {})
+  stored = workdir_lib.stored_config(job.folder)
+  known = stored.get('facts', {}).get('choices', {})
   same = [field for field, chosen in job.facts['choices'].items()
           if known.get(field) == chosen]
   return (*config.FREE, *same, *(['profile'] if 'method' in same else []))

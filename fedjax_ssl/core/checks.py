@@ -8,8 +8,6 @@ from typing import Any
 # Of float32, in which knobs are computed with: its largest number, and the
 # smallest one that keeps all its digits.
 MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
-_WHOLE = 2**31 - 1
-
 
 # Fields whose flag has a name that Python keeps for itself.
 _FLAGS = {'imports': 'import'}
@@ -91,31 +89,3 @@ def near(name: str, allowed: Iterable[str]) -> str:
   """Returns ' Did you mean ...?' for the nearest allowed name, or nothing."""
   found = difflib.get_close_matches(name, allowed, n=1)
   return f' Did you mean {found[0]!r}?' if found else ''
-
-
-def finite(least: float, **knobs: float | None) -> None:
-  """Raises ValueError for a knob below `least`, or NaN or infinite in float32.
-
-  None is no value and passes.
-  """
-  for knob, value in knobs.items():
-    if value is not None and not least <= value <= MOST:
-      raise ValueError(f'{knob} must be at least {least:g} and finite in '
-                       f'float32, not {value}.')
-
-
-def positive(**knobs: float | None) -> None:
-  """As `finite`, for knobs that must be above 0."""
-  for knob, value in knobs.items():
-    if value is not None and not LEAST <= value <= MOST:
-      raise ValueError(
-          f'{knob} must be above 0 and finite in float32, not {value}.')
-
-
-def whole(least: int, **knobs: float | None) -> None:
-  """Raises ValueError for a knob that is no int32 from `least` on."""
-  for knob, value in knobs.items():
-    if value is not None and not (
-        least <= value <= _WHOLE and value == int(value)):
-      raise ValueError(f'{knob} must be a whole number of at least {least} '
-                       f'and below 2**31, not {value}.')

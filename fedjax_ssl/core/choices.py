@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 import inspect
 import json
-import math
 import re
 from typing import Any
 
 from fedjax_ssl.core import knobs
-from fedjax_ssl.core.registry import find, parse, with_new_names
+from fedjax_ssl.core.registry import (
+  find,
+  literal,
+  parse,
+  with_new_names,
+  written,
+)
 
 Registry = Mapping[str, Callable[..., Any]]
 GONE = 'no knob any more'
@@ -78,16 +83,6 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any]
           if knob not in now or now[knob] != old}
 
 
-def written(name: str, values: Mapping[str, Any]) -> str:
-  """Returns the text that gives these knobs."""
-  words = [f'{knob}={_literal(value)}' for knob, value in values.items()]
-  return f'{name}({", ".join(words)})' if words else name
-
-
-def _literal(value: Any) -> str:
-  return '1e999' if value == math.inf else repr(value)
-
-
 def renewed(text: str, was: Mapping[str, Any], registry: Registry,
             nested: Mapping[str, Registry] | None = None) -> str:
   """Returns a text that stands today for what `text` stood for.
@@ -128,5 +123,5 @@ def _below(knob: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def listed(differs: Mapping[str, tuple[Any, Any]], which: int) -> str:
   """Returns the old (0) or the new (1) values as `knob=value, ...`."""
-  return ', '.join(f'{knob}={_literal(pair[which])}'
+  return ', '.join(f'{knob}={literal(pair[which])}'
                    for knob, pair in differs.items())

@@ -7,16 +7,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Number, Shard
 
 WEIGHTINGS = ('examples', 'uniform')
-
-
-def check(weighting: str, labeled_client_weight: float) -> None:
-  """Raises ValueError, naming the knob, for `client_weight`."""
-  checks.check('weighting', weighting, WEIGHTINGS)
-  checks.positive(labeled_client_weight=labeled_client_weight)
 
 
 def rows_used(shard: Shard, streams: str) -> jax.Array:

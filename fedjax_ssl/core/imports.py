@@ -124,7 +124,8 @@ def _load_file(path: str) -> ModuleType:
   # Two files may have one name, a file that failed comes again, and none may
   # hide an installed module.
   tag = f'{hashlib.sha256(path.encode()).hexdigest()[:8]}_{next(_TRIES)}'
-  name = f'{_PREFIX}{re.sub(r"[^0-9A-Za-z_]", "_", _stem(path))}_{tag}'
+  stem = re.sub(r'[^0-9A-Za-z_]', '_', pathlib.Path(path).stem)
+  name = f'{_PREFIX}{stem}_{tag}'
   loader = importlib.machinery.SourceFileLoader(name, path)
   spec = importlib.util.spec_from_loader(name, loader)
   assert spec is not None
@@ -151,10 +152,6 @@ def path_of(module: str) -> str:
   """The path of a user's file that was imported by this name; '' if none."""
   return next((path for path, file in _FILES.items()
                if file.module.__name__ == module), '')
-
-
-def _stem(path: str) -> str:
-  return pathlib.Path(path).stem
 
 
 def find(text: str) -> Placed | None:

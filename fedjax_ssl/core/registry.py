@@ -57,6 +57,18 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   return node.func.id, knobs
 
 
+def written(name: str, knobs: Mapping[str, Any]) -> str:
+  """Returns the text of which `parse` makes these."""
+  words = [f'{knob}={literal(value)}' for knob, value in knobs.items()]
+  return f'{name}({", ".join(words)})' if words else name
+
+
+def literal(value: Any) -> str:
+  """Returns what Python reads as this value."""
+  text = repr(value)
+  return text.replace('inf', '1e999') if isinstance(value, float) else text
+
+
 def with_new_names(knobs: Mapping[str, Any], known: Iterable[str]
                    ) -> dict[str, Any]:
   """Gives knobs that were renamed the names that they have now.
@@ -184,9 +196,12 @@ def import_place(place: str) -> None:
   A process may have read another version of a file, as of an older run.
 
   Raises:
-    ValueError: if it cannot be imported.
+    FieldError: if it cannot be imported.
   """
-  imports.load(place)
+  try:
+    imports.load(place)
+  except ValueError as error:
+    raise checks.FieldError('imports', place, str(error)) from error
   for known, name, made in _OF_FILES.get(imports.absolute(place), ()):
     known[name] = made
 

@@ -116,9 +116,6 @@ def server_pass(update: Callable[..., tuple[PyTree, Metrics]]) -> Pass:
 
   Args:
     update: (server, context, key) -> (server, metrics).
-
-  Returns:
-    The pass.
   """
   def round_fn(state, federation, round_, key):
     server, metrics = merge_equal(update)(
@@ -314,9 +311,6 @@ def client_pass(
     relay: aggregate after each group, so that the next starts from it.
     work: Shard -> int32[], steps of one client, by which slots are sorted;
       default its number of rows.
-
-  Returns:
-    The pass.
   """
   sample = sample or sampling.uniform(task.cohort_size)
   for samplers in _samplers:

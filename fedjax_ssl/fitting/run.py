@@ -87,9 +87,6 @@ class Run:
     Args:
       rounds: those done before included.
 
-    Returns:
-      The run itself.
-
     Raises:
       FieldError: if more rounds are done already.
       KeyboardInterrupt: if a signal was heard; what is done is saved.

@@ -16,7 +16,7 @@ from fedjax_ssl import config, data, methods
 from fedjax_ssl.cli import auto, devices, runs, settings, words
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
@@ -61,9 +61,6 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     **options: any of `config.Config`. `clients` and `rounds` are short for
       num_clients and num_rounds.
 
-  Returns:
-    The run.
-
   Raises:
     ValueError: for a value or data that cannot be.
     TypeError: for an option that is not known, or data of another kind.
@@ -72,7 +69,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   given = _given(options)
   if workdir is not None:
     given['workdir'] = os.path.expanduser(os.fspath(workdir))
-  stored = _stored(given.get('workdir'))
+  stored = workdir_lib.stored_config(given.get('workdir'))
   found = _setting(setting, command.setting_of(stored) if stored else '')
   source = inputs.source(dataset)
   inputs.check_free(given, source.options)
@@ -108,13 +105,6 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
           for k, v in given.items()}
 
 
-def _stored(workdir: str | None) -> dict[str, Any]:
-  """The configuration of a folder; {} if it holds no run yet."""
-  if not workdir or not (pathlib.Path(workdir) / workdir_lib.CONFIG).exists():
-    return {}
-  return workdir_lib.read_config(workdir)
-
-
 def _setting(given: str | settings.Setting | None, stored: str
              ) -> settings.Setting:
   """How rows are dealt."""
@@ -148,8 +138,7 @@ def _text(method: str | Callable[..., Method]) -> str:
     raise FieldError('method', name, 'a method of the library has this name; '
                      'call the function otherwise.')
   methods.METHODS[name] = function
-  knobs_text = ', '.join(f'{k}={v!r}' for k, v in knobs.items())
-  return f'{name}({knobs_text})' if knobs else name
+  return registry.written(name, knobs)
 
 
 def _resolved(given: dict[str, Any], stored: Mapping[str, Any],

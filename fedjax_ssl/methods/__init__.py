@@ -67,16 +67,8 @@ def register(name: str) -> Callable[[_Builder], _Builder]:
   ```
 
   Knobs are its keyword-only parameters, each with a default. `knobs.checked`
-  bounds them; numbers of other builders are free.
-
-  Args:
-    name: a Python identifier that nobody has taken.
-
-  Returns:
-    The decorator, which returns the builder.
-
-  Raises:
-    ValueError: for a name that is none, or is taken.
+  bounds them; numbers of other builders are free. `core.registry.register` says
+  what names there can be.
   """
   return METHODS.register(name)
 
@@ -91,15 +83,8 @@ def register_aggregator(name: str) -> Callable[[_Any], _Any]:
         lambda x: weight * x[0], stacked)
   ```
 
-  Args:
-    name: a Python identifier that nobody has taken.
-
-  Returns:
-    The decorator, which returns the builder: knobs -> rule, and a rule is
-    (updates stacked [S, ...], float32[S] weights) -> one update.
-
-  Raises:
-    ValueError: for a name that is none, or is taken.
+  A rule is (updates stacked [S, ...], float32[S] weights) -> one update. See
+  `register`.
   """
   return aggregators.AGGREGATORS.register(name)
 
@@ -116,9 +101,6 @@ def make(text: str, task: Task, *,
     aggregator: a rule in place of the mean of the clients' updates, see
       `Task.aggregator`, or the name of one, as in 'trimmed_mean(trim=.3)';
       None is the task's own.
-
-  Returns:
-    The method.
 
   Raises:
     ValueError: for unknown names or knobs, of which the message lists the known

@@ -43,9 +43,6 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
     warmup: share of the run, any begun round counted, in which only clients
       with labels train. The paper trains one for half of its schedule.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """

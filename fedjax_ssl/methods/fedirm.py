@@ -154,9 +154,6 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
       with labels train; the authors' is 21 of 200 rounds, 0 to 20.
     ramp: share of the run over which w rises; the authors' is 30 of 200.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for an unknown profile, labels at the server, or a number out of
       range.

@@ -37,9 +37,6 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
-
-  Returns:
-    The method.
   """
   checks.check('labeler', labeler, ('local', 'global'))
   checks.check('over', over, ('batch', 'confident'))

@@ -40,9 +40,6 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
-
-  Returns:
-    The method.
   """
   checks.check('mapping', mapping, ('convex', 'linear'))
 

@@ -37,7 +37,7 @@ class _Settings(NamedTuple):
   num_views: int
   temperature: float
   alpha: float
-  weight: float  # Of the unlabeled loss.
+  unlabeled_weight: float
   ramp: float  # Share of the run over which that weight rises.
   all_views: bool  # Mix all views behind a pseudo-label, or one fresh view.
   across: bool  # Mix labeled rows with unlabeled ones.
@@ -150,23 +150,16 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
       of agents count the same, as in its equation 1.
     keep_local: keep each client's last model, to report local accuracy.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for an unknown profile or a number out of range.
   """
-  chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
+  chosen = checks.profile(_PROFILES, profile, ramp=ramp,
+                          unlabeled_weight=unlabeled_weight)
   # Draws of a Beta below this are 0 / 0.
-  checks.finite(1e-30 if alpha else 0, alpha=alpha)
-  weight = (chosen['unlabeled_weight'] if unlabeled_weight is None
-            else unlabeled_weight)
-  ramp = chosen['ramp'] if ramp is None else ramp
-  if ramp:
-    task.horizon(f'ramp={ramp}')
-  s = _Settings(num_views, temperature, alpha, weight, ramp,
-                chosen['all_views'], chosen['across'], chosen['dominant'],
-                chosen['squared'])
+  knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
+  if chosen['ramp']:
+    task.horizon(f'ramp={chosen["ramp"]}')
+  s = _Settings(num_views, temperature, alpha, **chosen)
   loss_fn = _loss_fn(task, s)
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
@@ -235,7 +228,7 @@ def _loss_fn(task: Task, s: _Settings) -> LossFn:
     rising = (losses.ramp_up(batch.progress, s.ramp, shape='linear')
               if s.ramp else 1.0)
     loss, metrics = objective.total(
-        batch, on_unlabeled, on_labeled, weight=s.weight * rising,
+        batch, on_unlabeled, on_labeled, weight=s.unlabeled_weight * rising,
         labelings=s.num_views, views=s.num_views if s.all_views else 1)
     return loss, Aux(stats, metrics)
   return loss_fn

@@ -55,9 +55,6 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
       of agents count the same, as in its equation 1.
     keep_local: keep each client's last model, to report local accuracy.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for an unknown form or a number out of range.
   """

@@ -165,9 +165,6 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
       every group and measures the model alone. With one labeled client, the
       first, and another norm both are the same.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for labels at the server, an unknown name or a number out of
       range.

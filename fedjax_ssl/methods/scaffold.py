@@ -74,7 +74,7 @@ def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   Raises:
     ValueError: for an unknown weighting, or labels at the server.
   """
-  client_weights.check(weighting, 1.0)
+  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   if task.labels_at == 'server':
     raise checks.FieldError(
         'labels_at', 'server', "scaffold's controls are gradients of the "

@@ -74,9 +74,6 @@ def uda(task: Task, *, profile: str = 'official',
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """

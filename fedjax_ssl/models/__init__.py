@@ -104,16 +104,7 @@ def register(name: str) -> Callable[[_Builder], _Builder]:
   ```
 
   Fields are its knobs, as in `net(width=16)`; see `own.model` for how it is
-  called.
-
-  Args:
-    name: a Python identifier that nobody has taken.
-
-  Returns:
-    The decorator, which returns what it is given.
-
-  Raises:
-    ValueError: for a name that is none, or is taken.
+  called, and `core.registry.register` for names.
   """
   return MODELS.register(name)
 

@@ -79,9 +79,6 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
     norm: policy of a module built of `models.layers`; None looks whether there
       are statistics.
 
-  Returns:
-    The Model.
-
   Raises:
     FieldError: if it is no module, or its logits have another shape.
   """

@@ -158,9 +158,6 @@ def resnet8(*, num_classes: int, choices: layers.Choices, width: int = 64,
     width: channels of the first stage, 64 in SAGE's; the last has four times
       as many.
     stride: of the first convolution, for images larger than 32x32.
-
-  Returns:
-    The network.
   """
   return ResNet(num_classes, choices, (1, 1, 1), width=width, stride=stride)
 

@@ -81,9 +81,6 @@ def text_mean(*, num_classes: int, choices: layers.Choices,
     vocabulary: V, at least 2; words with larger ids are unknown.
     size: E, numbers of a trained word vector, at least 1.
 
-  Returns:
-    The module.
-
   Raises:
     ValueError: if a number is too small.
   """
@@ -104,9 +101,6 @@ def text_cnn(*, num_classes: int, choices: layers.Choices,
     vocabulary: V, at least 2; words with larger ids are unknown.
     size: E, numbers of a trained word vector, at least 1.
     width: of the layer that reads the windows, at least 1.
-
-  Returns:
-    The module.
 
   Raises:
     ValueError: if a number is too small.

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-import pathlib
 import re
 from typing import Any, NamedTuple
 
@@ -55,15 +54,6 @@ def printed(comments: Sequence[str]) -> Printed | None:
         digits = len((match[1] or '').partition('.')[2])
         return Printed(value, std, kind, digits)
   return None
-
-
-def lines_of(file: pathlib.Path) -> list[str]:
-  """A flagfile's flags without comments and blank lines."""
-  try:
-    lines = [line.strip() for line in file.read_text().splitlines()]
-  except UnicodeDecodeError:
-    raise ValueError(f'{file} is no text.') from None
-  return [line for line in lines if line and not line.startswith(('#', '//'))]
 
 
 def differences(flags: Mapping[str, Any], lines: Sequence[str],

@@ -13,11 +13,9 @@ from matplotlib import lines as mlines
 from matplotlib.backends import backend_pdf, backend_svg
 import numpy as np
 
-from fedjax_ssl.report import names, series
+from fedjax_ssl.report import clients, names, series
+from fedjax_ssl.report.summary import COLOURS
 
-# Okabe and Ito's colours: told apart by colour-blind readers and in print.
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9',
-           '#000000')
 DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
 _STYLE: Any = {
     'svg.fonttype': 'none', 'font.size': 10, 'svg.hashsalt': 'fedjax_ssl',
@@ -79,7 +77,7 @@ def files(chart: series.Chart, looks: Looks) -> dict[str, bytes]:
 
 def heat_map(federation: Mapping[str, Any]) -> Any:
   """Draws rows of each class on each client; None if they are unknown."""
-  counts = class_counts(federation)
+  counts = clients.class_counts(federation)
   if not counts:
     return None
   with matplotlib.rc_context(_STYLE):
@@ -97,19 +95,6 @@ def heat_map(federation: Mapping[str, Any]) -> Any:
       bar.ax.tick_params(labelsize=7)
     all_axes[0].set_ylabel('client')
   return drawing
-
-
-def class_counts(federation: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Returns int64[N, C] of labeled and unlabeled rows; {} if unknown."""
-  kinds = [k for k in ('labeled', 'unlabeled')
-           if federation.get(f'{k}_classes')]
-  try:
-    counts = {k: np.array(federation[f'{k}_classes'], np.int64) for k in kinds}
-  except (TypeError, ValueError, OverflowError):
-    return {}
-  if any(count.ndim != 2 or not count.size for count in counts.values()):
-    return {}
-  return counts
 
 
 def of_heat_map(drawing: Any) -> tuple[str, dict[str, bytes]]:

@@ -12,6 +12,20 @@ from fedjax_ssl.training import per_client
 WORST = 0.1  # Share of the clients in the mean of the worst.
 
 
+def class_counts(federation: Any) -> dict[str, np.ndarray]:
+  """Returns int64[N, C] of labeled and unlabeled rows; {} if unknown."""
+  if not isinstance(federation, Mapping):
+    return {}
+  try:
+    counts = {kind: np.array(federation[f'{kind}_classes'], np.int64)
+              for kind in ('labeled', 'unlabeled')
+              if federation.get(f'{kind}_classes')}
+  except (TypeError, ValueError, OverflowError):
+    return {}
+  return {} if any(count.ndim != 2 or not count.size
+                   for count in counts.values()) else counts
+
+
 def mixes(federation: Any) -> np.ndarray | None:
   """Returns float64[N, C], the share of each class in a client's own rows.
 
@@ -20,18 +34,10 @@ def mixes(federation: Any) -> np.ndarray | None:
   Args:
     federation: what `config.json` holds of it.
   """
-  if not isinstance(federation, Mapping):
+  counts = [*class_counts(federation).values()]
+  if not counts or counts[0].shape != counts[-1].shape:
     return None
-  kinds = [federation[f'{kind}_classes'] for kind in ('labeled', 'unlabeled')
-           if federation.get(f'{kind}_classes')]
-  try:
-    counts = [np.array(kind, np.float64) for kind in kinds]
-  except (TypeError, ValueError, OverflowError):
-    return None
-  if not counts or any(c.ndim != 2 or c.shape != counts[0].shape
-                       or not np.isfinite(c).all() for c in counts):
-    return None
-  total = np.sum(counts, axis=0)
+  total = np.sum(counts, axis=0, dtype=np.float64)
   rows = total.sum(axis=1, keepdims=True)
   return np.divide(total, rows, out=np.full_like(total, np.nan),
                    where=rows > 0)

@@ -9,6 +9,7 @@ import shlex
 from typing import Any
 
 from fedjax_ssl.core import checks
+from fedjax_ssl.training import disk
 from fedjax_ssl.training import workdir as workdir_lib
 
 FLAGFILE = 'run.flags'
@@ -127,9 +128,6 @@ def write(folder: str | os.PathLike[str]) -> None:
     WorkdirError: if the folder holds no run.
   """
   file = pathlib.Path(folder) / FLAGFILE
-  text = text_of(workdir_lib.read_config(folder))
-  if file.exists() and file.read_bytes() == text.encode():
-    return
-  partial = file.with_name(f'{file.name}.partial')
-  partial.write_text(text, encoding='utf-8')
-  os.replace(partial, file)
+  data = text_of(workdir_lib.read_config(folder)).encode()
+  if not (file.exists() and file.read_bytes() == data):
+    disk.replace(file, data)

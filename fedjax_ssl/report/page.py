@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.report import (
   charts,
+  clients,
   command,
   interactive,
   names,
@@ -237,11 +238,10 @@ def _partitions(runs: Sequence[stored_runs.Run]
   found = []
   for same in users.values():
     federation = same[0].config['facts'].get('federation')
-    federation = federation if isinstance(federation, dict) else {}
     drawing = charts.heat_map(federation)
     if drawing is not None:
       found.append((', '.join(run.name for run in same), drawing,
-                    charts.class_counts(federation)))
+                    clients.class_counts(federation)))
   return found
 
 

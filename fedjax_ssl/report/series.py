@@ -128,25 +128,13 @@ def _curves(runs: Sequence[stored_runs.Run], plan: names.Plan, metric: str
   """A metric against rounds; None if no run has it."""
   percent = metric in metrics.SHARES
   def read(run):
-    found = curve(run.seeds, metric)
+    found = summary.curve(run.seeds, metric)
     return found and (found[0], found[1] * (100 if percent else 1))
   lines = _lines(runs, percent, read)
   return Chart(
       metric, metric.replace('_', ' '), 'round',
       summary.LABELS.get(metric, metric.replace('_', ' ')),
       _divided(plan, lines), percent=percent) if lines else None
-
-
-def curve(seeds: Sequence[Sequence[stored_runs.Row]], name: str
-          ) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns rounds that all seeds have, and float64[seeds, R] values there."""
-  series = [{r['round']: r[name] for r in rows
-             if isinstance(r.get(name), int | float)} for rows in seeds]
-  rounds = sorted(set.intersection(*map(set, series)))
-  if not rounds:
-    return None
-  return np.array(rounds), np.array([[s[r] for r in rounds] for s in series],
-                                    np.float64)
 
 
 def _traffic(runs: Sequence[stored_runs.Run], plan: names.Plan

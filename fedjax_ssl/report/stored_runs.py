@@ -244,14 +244,14 @@ def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
   owners: dict[int, pathlib.Path] = {}
   kept = []
   for run in runs:
-    if common := [s for s in seeds_of(run) if s in owners]:
+    if common := [s for s in run.numbers if s in owners]:
       fault = (f'{owners[common[0]]} and {run.folders[0]} are the same run, '
                'seeds included; name one of them.')
       if left_out is None:
         raise ValueError(fault)
       left_out.append(fault)
       continue
-    owners |= dict.fromkeys(seeds_of(run), run.folders[0])
+    owners |= dict.fromkeys(run.numbers, run.folders[0])
     kept.append(run)
   return kept
 
@@ -261,7 +261,7 @@ def _joined(runs: list[Run]) -> Run:
   first = runs[0]
   if len(runs) == 1:
     return first
-  seeds = [s for run in runs for s in seeds_of(run)]
+  seeds = [s for run in runs for s in run.numbers]
   name = re.sub(r'[-_.]*seeds?[=_]?\d*$', '', os.path.commonprefix(
       [run.name for run in runs])).rstrip('-_.') or first.name
   parent = first.folders[0].parent.name
@@ -290,11 +290,6 @@ def _united(changes: Sequence[tuple[str, ...] | None]
       return None
     found |= dict.fromkeys(change)
   return tuple(found)
-
-
-def seeds_of(run: Run) -> list[int]:
-  """The seeds that it has rows of, in the order of `run.seeds`."""
-  return list(run.numbers)
 
 
 def compared(runs: Sequence[Run]) -> names.Plan:

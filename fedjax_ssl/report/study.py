@@ -85,19 +85,9 @@ def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
   return sum(values) / len(values) if values else None
 
 
-def _percent(values: Sequence[float | None]) -> str:
-  return _mean_std([None if v is None else 100 * v for v in values])
-
-
-def _mean_std(values: Sequence[float | None]) -> str:
-  known = [v for v in values if v is not None]
-  if len(known) < len(values):
-    return '-'
-  mean = sum(known) / len(known)
-  if len(known) == 1:
-    return f'{mean:.2f}'
-  spread = (sum((v - mean)**2 for v in known) / (len(known) - 1))**0.5
-  return f'{mean:.2f} ± {spread:.2f}'
+def percent(values: Sequence[float | None], scale: float = 100) -> str:
+  """Mean and deviation over seeds of numbers that are stored as shares."""
+  return summary.mean_std([None if v is None else scale * v for v in values])
 
 
 def _mean(values: Sequence[float | None]) -> str:
@@ -108,7 +98,7 @@ def _mean(values: Sequence[float | None]) -> str:
 def _more(row: dict[str, Any], name: str) -> str:
   """A cell of a column that only some tables have."""
   if name == _LOCAL:
-    return _percent(row[name])
+    return percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
   if _scope(row) is None:
@@ -173,11 +163,11 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   for row in rows:
     cells = [row['run'], f'`{row["method"]}`', row['labels'],
              str(len(row['seeds'])), str(row['rounds']),
-             *(verdict.marked(_percent(row[name]), verdict.stored(row))
+             *(verdict.marked(percent(row[name]), verdict.stored(row))
                for name in _SHOWN),
              '-' if row['seconds'] is None else f'{row["seconds"]:.0f}',
              *(_mean(row[name]) for name in _COSTS),
-             *(_mean_std(row['columns'][name]) for name in asked),
+             *(summary.mean_std(row['columns'][name]) for name in asked),
              *(_more(row, name) for name in extra)]
     lines.append('| ' + ' | '.join(cells) + ' |')
   flags_text = ' '.join(

@@ -34,7 +34,7 @@ LABELS = {
 }
 # Okabe and Ito's colours: told apart by colour-blind readers and in print.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00',
-            '#000000')
+           '#000000')
 _DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)))
 
 
@@ -142,15 +142,13 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
                        f'are {", ".join(sorted(known)) or "none"}.')
 
 
-def table(runs: Runs, *, tail: int = TAIL, columns: Sequence[str] = ()
-          ) -> str:
+def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
   """Markdown table of test accuracies in percent: mean ± std over seeds.
 
   The standard deviation is that of a sample (n - 1); one seed has none.
 
   Args:
     runs: by name, one list of rows a seed, as `load` gives.
-    tail: see `summary`.
     columns: metrics of the last row that get a column too, such as
       'macro_recall' and 'auc'.
 
@@ -166,22 +164,22 @@ def table(runs: Runs, *, tail: int = TAIL, columns: Sequence[str] = ()
   """
   check_columns(columns, runs)
   head = ['method', 'seeds', 'rounds',
-          *(title.format(tail=tail) for title in COLUMNS.values()),
+          *(title.format(tail=TAIL) for title in COLUMNS.values()),
           *(LABELS.get(name, name.replace('_', ' ') + (
               ', %' if name in metrics.SHARES else '')) for name in columns)]
   body: list[list[str]] = []
   spent: list[str] = []
   verdicts: dict[str, list[verdict.Verdict | None]] = {}
   for name, seeds in runs.items():
-    results = [summary(rows, tail=tail) for rows in seeds]
+    results = [summary(rows) for rows in seeds]
     rounds = sorted(r['round'] for r in results)
     found = verdicts[name] = [r['verdict'] for r in results]
     body.append([
         name, str(len(seeds)),
         '-'.join(str(r) for r in sorted({rounds[0], rounds[-1]})),
-        *(verdict.marked(_mean_std([_percent(r[c]) for r in results]), found)
+        *(verdict.marked(mean_std([_percent(r[c]) for r in results]), found)
           for c in COLUMNS),
-        *(_mean_std([last(rows, c) for rows in seeds]) for c in columns)])
+        *(mean_std([last(rows, c) for rows in seeds]) for c in columns)])
     spent.append(_spent(results))
   if any(spent):
     head.append('epsilon')
@@ -202,17 +200,7 @@ def table(runs: Runs, *, tail: int = TAIL, columns: Sequence[str] = ()
 def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
                 panels: Sequence[str] = ('accuracy', 'loss'),
                 title: str = '') -> None:
-  """Draws what `curves` does to a file; its ending chooses the format.
-
-  Args:
-    runs: by name, one list of rows a seed, as `load` gives.
-    path: file to write: png, pdf or svg.
-    panels: metrics to draw, one panel each; those nobody has are left out.
-    title: above the panels.
-
-  Raises:
-    ValueError: if none of the panels has anything to draw.
-  """
+  """Draws what `curves` does to a file; its ending is png, pdf or svg."""
   chart = curves(runs, panels=panels, title=title)
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   chart.savefig(path, dpi=150)
@@ -239,21 +227,21 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
   """
   from matplotlib import figure
   from matplotlib.backends import backend_agg
-  found = {panel: {name: curve for name, seeds in runs.items()
-                   if (curve := _curve(seeds, panel)) is not None}
+  drawn = {panel: {name: found for name, seeds in runs.items()
+                   if (found := curve(seeds, panel)) is not None}
            for panel in panels}
-  found = {panel: lines for panel, lines in found.items() if lines}
-  if not found:
+  drawn = {panel: lines for panel, lines in drawn.items() if lines}
+  if not drawn:
     raise ValueError(f'No run has any of panels={list(panels)}.')
   chart = figure.Figure(
-      figsize=(4.6 * len(found) + 2.2, 3.8), layout='constrained')
+      figsize=(4.6 * len(drawn) + 2.2, 3.8), layout='constrained')
   backend_agg.FigureCanvasAgg(chart)
   style = {name: {'color': COLOURS[i % len(COLOURS)],
                   'linestyle': _DASHES[i // len(COLOURS) % len(_DASHES)]}
            for i, name in enumerate(runs)}
   handles = {}
-  all_axes = chart.subplots(1, len(found), squeeze=False)[0]
-  for axes, (panel, lines) in zip(all_axes, found.items(), strict=True):
+  all_axes = chart.subplots(1, len(drawn), squeeze=False)[0]
+  for axes, (panel, lines) in zip(all_axes, drawn.items(), strict=True):
     scale = 100 if panel in metrics.SHARES else 1
     for name, (rounds, values) in lines.items():
       values = values * scale
@@ -307,7 +295,8 @@ def _percent(share: float | None) -> float | None:
   return None if share is None else 100 * share
 
 
-def _mean_std(values: Sequence[float | None]) -> str:
+def mean_std(values: Sequence[float | None]) -> str:
+  """Returns `50.00 ± 1.00`, a sample's deviation; `-` if one is unknown."""
   numbers = [v for v in values if v is not None]
   if not numbers or len(numbers) < len(values):
     return '-'
@@ -330,17 +319,14 @@ def _final(seeds: Sequence[Sequence[Row]]) -> float:
   return float(np.mean([_column(rows, 'accuracy')[-1] for rows in seeds]))
 
 
-def _curve(seeds: Sequence[Sequence[Row]], name: str
-           ) -> tuple[np.ndarray, np.ndarray] | None:
+def curve(seeds: Sequence[Sequence[Row]], name: str
+          ) -> tuple[np.ndarray, np.ndarray] | None:
   """int[R] rounds that all seeds have, float64[seeds, R] values; or None."""
   series = [{row['round']: row[name] for row in rows
-             if row.get(name) is not None} for rows in seeds]
-  if not series:
-    return None
-  rounds = sorted(set.intersection(*map(set, series)))
-  if not rounds:
-    return None
-  return np.array(rounds), np.array([[s[r] for r in rounds] for s in series])
+             if isinstance(row.get(name), int | float)} for rows in seeds]
+  rounds = sorted(set.intersection(*map(set, series))) if series else []
+  return (np.array(rounds), np.array(
+      [[s[r] for r in rounds] for s in series], np.float64)) if rounds else None
 
 
 def as_they_are(chart: Any) -> None:

@@ -52,6 +52,13 @@ def describe() -> dict[str, Any]:
   }
 
 
+def cores() -> int:
+  """Cores that this process may run on."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
 @functools.cache
 def git_state() -> dict[str, Any]:
   """Commit and whether tracked files were changed; {} outside a git tree."""

@@ -1,11 +1,14 @@
 """Grids of images, written as PNG."""
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 
 import numpy as np
 import numpy.typing as npt
+
+from fedjax_ssl.training import disk
 
 _GAP = 1  # White pixels between images.
 _LEAST_SIDE = 56  # Of an image on the page; smaller ones are enlarged.
@@ -51,7 +54,6 @@ def write(path: str | os.PathLike[str], images: npt.ArrayLike) -> None:
   page = grid(images)
   file = pathlib.Path(path)
   file.parent.mkdir(parents=True, exist_ok=True)
-  partial = file.with_name(file.name + '.partial')
-  shown = page[..., 0] if page.shape[-1] == 1 else page
-  Image.fromarray(shown).save(partial, format='PNG')
-  os.replace(partial, file)
+  shown, drawn = page[..., 0] if page.shape[-1] == 1 else page, io.BytesIO()
+  Image.fromarray(shown).save(drawn, format='PNG')
+  disk.replace(file, drawn.getvalue())

@@ -27,9 +27,6 @@ from fedjax_ssl.training import disk
 Row = Mapping[str, Any]
 # Name: the package that it needs.
 PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb', 'mlflow': 'mlflow'}
-_INSTALL = {'tensorboard': "pip install -e '.[tensorboard]'",
-            'wandb': "pip install -e '.[wandb]'",
-            'mlflow': "pip install -e '.[mlflow]'"}
 _PROJECT = 'fedjax_ssl'
 _MOST_PARAMS = 100  # In one message to MLflow.
 _LONGEST_PARAM = 500  # Characters; its limit on older servers.
@@ -76,8 +73,8 @@ def lacking(names: Sequence[str]) -> str:
     except ValueError:  # Of a module that was put there by hand.
       found = True
     if not found:
-      return (f'{name} needs the package {package}: {_INSTALL[name]} in this '
-              "repository's folder.")
+      return (f"{name} needs the package {package}: pip install -e '.[{name}]' "
+              "in this repository's folder.")
   return ''
 
 

@@ -158,6 +158,12 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     raise WorkdirError(f'{file} is damaged: {error}.') from error
 
 
+def stored_config(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+  """As `read_config`; {} of no folder, and of one that holds no run yet."""
+  return read_config(path) if path and (
+      pathlib.Path(path) / CONFIG).exists() else {}
+
+
 def _take(folder: pathlib.Path, asked: str) -> int:
   """Creates and locks the folder; returns the descriptor of the lock."""
   if '://' in asked:

@@ -1,12 +1,11 @@
 """Names with arguments: what is read, and what is refused in one line."""
 from __future__ import annotations
 
-import functools
 import math
 
 import pytest
 
-from fedjax_ssl.core import checks, registry
+from fedjax_ssl.core import checks, knobs, registry
 
 
 def _thing(size: float, *, width: int = 3, rate: float = 0.5,
@@ -66,29 +65,30 @@ def test_old_names_are_read_where_the_new_ones_are_known():
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, 1e39, -1.0])
 def test_numbers_that_float32_does_not_hold_are_refused(value):
-  for check in (functools.partial(checks.finite, 0), checks.positive):
+  for bound in (knobs.Bound(), knobs.Bound(above=True)):
     with pytest.raises(ValueError, match='knob must be .* finite in float32'):
-      check(knob=value)
-  checks.finite(0, knob=3.4e38, other=0, third=None)
-  checks.positive(knob=3.4e38, third=None)
+      knobs.require('knob', value, bound)
+    knobs.require('knob', 3.4e38, bound)
+  knobs.require('knob', 0, knobs.Bound())
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, 2.5, 0])
 def test_whole_numbers(value):
   with pytest.raises(ValueError, match=f'knob .*at least 1 .*not {value}'):
-    checks.whole(1, knob=value)
-  checks.whole(1, knob=1, other=3.0, third=None)
+    knobs.require('knob', value, knobs.Bound(1, 2**31 - 1, whole=True))
+  for fine in (1, 3.0):
+    knobs.require('knob', fine, knobs.Bound(1, 2**31 - 1, whole=True))
 
 
 @pytest.mark.parametrize('value', [1e-46, 0.0])
 def test_above_0_means_in_float32_too(value):
   with pytest.raises(ValueError, match='above 0'):
-    checks.positive(knob=value)
+    knobs.require('knob', value, knobs.Bound(above=True))
 
 
 def test_a_refusal_by_the_thing_itself_names_the_text():
   def picky(*, size: int = 1) -> int:
-    checks.finite(1, size=size)
+    knobs.require('size', size, knobs.Bound(1))
     return size
 
   with pytest.raises(checks.FieldError) as info:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+import math
 import pathlib
 import sys
 import types
@@ -27,6 +28,13 @@ def test_a_registered_name_is_built_with_its_knobs():
   assert mine('y') == ('y', 1.0)  # What is decorated stays as it is.
   with pytest.raises(checks.FieldError, match="has no knob 'wait'"):
     registry.build('thing', 'mine(wait=7)', known, 'x')
+
+
+@pytest.mark.parametrize('knobs', [
+    {}, {'one': 1.5, 'two': "it's", 'three': None, 'four': (1, [2]),
+         'five': -math.inf, 'six': math.inf}])
+def test_a_written_text_is_read_as_what_it_was_made_of(knobs):
+  assert registry.parse(registry.written('name', knobs)) == ('name', knobs)
 
 
 def test_any_dict_can_be_added_to():

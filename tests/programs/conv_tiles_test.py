@@ -30,9 +30,9 @@ def timed() -> dict[str, object]:
 
 
 @pytest.mark.parametrize('words, text', [
-    ('--channels=0', '--channels=0 must be positive integers'),
-    ('--sides=', '--sides= must be positive integers'),
-    ('--batches=1.5', '--batches=1.5 must be positive integers'),
+    ('--channels=0', '--channels=0 must be whole numbers of at least 1'),
+    ('--sides=', '--sides= must be whole numbers of at least 1'),
+    ('--batches=1.5', '--batches=1.5 must be whole numbers of at least 1'),
     ('--most_entries=1', '--most_entries=1 leaves no layer; the smallest of '
      '--batches, --channels and --sides has 5120 entries')])
 def test_what_cannot_be_timed_is_refused_and_harms_nothing(

@@ -30,11 +30,11 @@ def test_clients_grow_and_their_data_do_not(growth):
 
 def test_sizes_must_be_numbers_in_range(growth):
   flags.FLAGS['num_clients'].value = ['30', '4', '30']
-  assert growth.numbers('num_clients') == [4, 30]
+  assert growth.harness.numbers('num_clients') == [30, 4]
   for bad in (['x'], ['1.5'], ['0'], []):
     flags.FLAGS['num_clients'].value = bad
     with pytest.raises(ValueError, match='--num_clients='):
-      growth.numbers('num_clients')
+      growth.harness.numbers('num_clients')
 
 
 def test_every_study_has_a_value_for_each_size_and_a_plot(growth, tmp_path):

@@ -71,7 +71,7 @@ def cells(text: str) -> list[list[str]]:
 
 def test_seeds_of_one_cell_are_one_line(runs):
   assert [run.name for run in runs] == ['fedavg', 'uda']
-  assert [stored_runs.seeds_of(run) for run in runs] == [[0, 1], [0, 1]]
+  assert [list(run.numbers) for run in runs] == [[0, 1], [0, 1]]
   assert all(len(run.seeds) == 2 and run.rounds == 20 for run in runs)
   _, _, line, _ = cells(tables.markdown(tables.main_table(runs)))
   # Finals .6 and .7, and all four rows of each; the best validation is final.

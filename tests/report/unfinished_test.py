@@ -46,7 +46,7 @@ def test_unfinished_seeds_and_rounds_show_in_all_formats(tmp_path):
   rows = [fake.row(5, .4, 0), fake.row(10, .5, 0), fake.row(5, .4, 2)]
   run = stored_runs.read(
       fake.write(tmp_path / 'run', rows, fake.config([0, 1, 2])))
-  assert stored_runs.seeds_of(run) == [0, 2]
+  assert list(run.numbers) == [0, 2]
   grid = tables.main_table([run])
   for text in (tables.markdown(grid), tables.latex(grid),
                tables.comma_separated(grid),
@@ -65,7 +65,7 @@ def test_an_unfinished_run_joins_its_other_seeds(tmp_path):
   single = fake.write(tmp_path / 'a_seed1', [fake.row(20, .6)],
                       fake.config([1]))
   run, = stored_runs.load([single, several])
-  assert stored_runs.seeds_of(run) == [0, 1]
+  assert list(run.numbers) == [0, 1]
   assert [r[-1]['accuracy'] for r in run.seeds] == [.4, .6]
   assert not run.notes()
 

@@ -138,12 +138,12 @@ def test_load_splits_seeds_of_one_folder(tmp_path):
 
 
 def test_curves_use_rounds_that_all_seeds_have():
-  curve = summary._curve(
+  curve = summary.curve(
       [rows([0.1, 0.2, 0.3]), rows([0.5, None])], 'accuracy')
   assert curve is not None
   np.testing.assert_array_equal(curve[0], [0])
   np.testing.assert_array_equal(curve[1], [[0.1], [0.5]])
-  assert summary._curve([rows([0.1])], 'epsilon') is None
+  assert summary.curve([rows([0.1])], 'epsilon') is None
 
 
 def test_plot_shows_something(tmp_path):

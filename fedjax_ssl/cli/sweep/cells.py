@@ -23,6 +23,7 @@ from typing import Any
 
 from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
+from fedjax_ssl.training import disk
 
 # Of bounds that a run makes below its own folder.
 _BOUNDS = ('labels_few', 'labels_all')
@@ -158,12 +159,9 @@ def record(out: pathlib.Path, cell: grid.Cell) -> dict[str, Any]:
 
 def write_record(out: pathlib.Path, cell: grid.Cell, **values: Any) -> None:
   """Replaces the record whole; `values` may hold an earlier fingerprint."""
-  file = out / '.sweep' / f'{cell.name}.json'
-  partial = file.with_suffix('.partial')
-  partial.write_text(json.dumps(
+  disk.replace(out / '.sweep' / f'{cell.name}.json', (json.dumps(
       {'fingerprint': fingerprint(cell), 'args': cell.args, **values},
-      indent=1) + '\n')
-  os.replace(partial, file)
+      indent=1) + '\n').encode())
 
 
 def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:

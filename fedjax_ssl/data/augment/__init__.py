@@ -46,17 +46,9 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
-  """Builds a strong view by name: a weak one, operations, then a cutout.
+  """As `make_weak`, for names of `STRONG`; C is 1 or 3.
 
-  Args:
-    text: a name of `STRONG`, with knobs if any, as in 'ra_mc(cutout=0)'.
-    flip: False where a mirror image may be of another class, as with digits.
-
-  Returns:
-    (key, images uint8[B, H, W, C]) -> the same shape and type; C is 1 or 3.
-
-  Raises:
-    ValueError: for an unknown name, knob or value.
+  A strong view is a weak one, operations, then a cutout.
   """
   return naming('strong', text,
                 registry.build('strong', text, STRONG, flip=flip))
@@ -77,9 +69,6 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
       larger than the 16 that it asks for.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
-
-  Returns:
-    The view.
 
   References:
     Sohn et al., FixMatch, 2020, https://arxiv.org/abs/2001.07685, app. E.
@@ -103,9 +92,6 @@ def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 
-  Returns:
-    The view.
-
   References:
     Diao et al., SemiFL, 2022, https://arxiv.org/abs/2106.01432, code.
   """
@@ -125,9 +111,6 @@ def ra_heart(*, num_ops: int = 6, tops: Sequence[int] = (2, 3, 4, 5),
     cutout: as in `ra_mc`.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
-
-  Returns:
-    The view.
 
   References:
     Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097, code.
@@ -153,9 +136,6 @@ def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 
-  Returns:
-    The view.
-
   References:
     Cubuk et al., RandAugment, 2019, https://arxiv.org/abs/1909.13719.
   """
@@ -180,9 +160,6 @@ def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
     cutout: as in `ra_mc`.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
-
-  Returns:
-    The view.
 
   References:
     Cho et al., FedLabel, ICCV 2023.
@@ -212,16 +189,8 @@ def register_weak(name: str) -> Callable[[_Builder], _Builder]:
   def mine(*, shift: int = 1, flip: bool = True) -> View:
   ```
 
-  Knobs are its keyword-only parameters; `flip` is given if it takes it.
-
-  Args:
-    name: a Python identifier that nobody has taken.
-
-  Returns:
-    The decorator, which returns the builder.
-
-  Raises:
-    ValueError: for a name that is none, or is taken.
+  Knobs are its keyword-only parameters; `flip` is given if it takes it. See
+  `core.registry.register` for names.
   """
   return WEAK.register(name)
 
@@ -242,9 +211,6 @@ def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
       side, 0 is off.
     weak: name of the weak view that comes first.
     flip: whether it may mirror.
-
-  Returns:
-    The view.
 
   Raises:
     ValueError: for an unknown weak view or a negative side.

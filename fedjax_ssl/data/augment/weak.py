@@ -49,9 +49,6 @@ def flip_crop(*, pad: int | None = None, flip: bool = True) -> View:
       an eighth of the side: 4 of 32, as in FixMatch.
     flip: whether to mirror at all.
 
-  Returns:
-    The view.
-
   References:
     Sohn et al., FixMatch, 2020, https://arxiv.org/abs/2001.07685, sec. 2.4.
   """
@@ -65,9 +62,6 @@ def flip_crop_zero(*, pad: int | None = None, flip: bool = True) -> View:
   Args:
     pad: as in `flip_crop`.
     flip: whether to mirror.
-
-  Returns:
-    The view.
   """
   return _flip_crop(pad, 'zero', flip)
 
@@ -89,9 +83,6 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
       (16 of 32), 0 is off.
     fill: level, or one for each channel.
     flip: whether to mirror at all.
-
-  Returns:
-    The view.
 
   Raises:
     ValueError: for a negative side, another padding, or levels beyond 0..255.
@@ -171,9 +162,6 @@ def flip_shift(*, shift: int = 2, vertical: float = .25, flip: bool = True
     shift: largest move, below the side; 0 never moves.
     vertical: share of the mirrored images that are turned upside down too.
     flip: whether to mirror at all, either way.
-
-  Returns:
-    The view.
 
   Raises:
     ValueError: for a share outside [0, 1].

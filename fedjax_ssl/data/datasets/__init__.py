@@ -73,14 +73,8 @@ def register(name: str, *, flip: bool = True
   be there too. Images and labels are as `files.read_npz` takes them.
 
   Args:
-    name: a Python identifier that nobody has taken.
+    name: see `core.registry.register`.
     flip: whether a mirrored image is still of its class.
-
-  Returns:
-    The decorator, which returns the function.
-
-  Raises:
-    ValueError: for a name that is none, or is taken.
   """
   if name == 'digits':
     raise ValueError("dataset 'digits' comes with the library; choose another "

@@ -164,9 +164,6 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
     num_clients: N.
     labels: int[D], compared with the fingerprint if the file holds one.
 
-  Returns:
-    The partition.
-
   Raises:
     ValueError: if the file is missing, broken or changed, or was made for
       another data set or number of clients; the message names the file.

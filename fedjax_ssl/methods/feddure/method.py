@@ -173,12 +173,10 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
     ValueError: for an unknown choice or a number out of range, choices that
       exclude each other, or labels at the server.
   """
-  checks.check('profile', profile, _PROFILES)
+  chosen = checks.profile(_PROFILES, profile, threshold=threshold)
   official = profile == 'official'
-  if threshold is None:
-    threshold = _PROFILES[profile]['threshold']
   s = _Settings(
-      official, regulators, averaged, virtual_rate, threshold, detach,
+      official, regulators, averaged, virtual_rate, chosen['threshold'], detach,
       fine_input, hidden, keep_fine, meta_labels.Schedule(
           fine_tune_steps, main_steps, warmup_steps, wait_steps), weighting,
       keep_local)

@@ -123,9 +123,6 @@ def settle(task: Task, **knobs: Any) -> Settings:
     task: tells where the labels are.
     **knobs: those of `fedmatch`, `profile` among them; None is the profile's.
 
-  Returns:
-    The settings.
-
   Raises:
     ValueError: that names the first knob that does not fit.
   """

@@ -95,9 +95,6 @@ def merge(pair: Pair, size: int | None = None) -> Rows:
   Args:
     pair: the two streams; None is one that is not used.
     size: keep so many rows, real ones first; None keeps all.
-
-  Returns:
-    The rows.
   """
   parts: list[Batch] = [b for b in pair[:2] if b is not None]
   known = [b.mask if b is pair.labeled else jnp.zeros_like(b.mask)
@@ -158,9 +155,6 @@ def material(problem: Problem, model: Variables, rows: Rows, key: jax.Array
     model: F, for pseudo-labels and embeddings.
     rows: the batch.
     key: PRNG key.
-
-  Returns:
-    The material.
   """
   task, choices, keys = problem.task, problem.choices, jax.random.split(key, 5)
   size, classes = rows.mask.shape[0], task.num_classes

@@ -235,7 +235,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   """
   if ramp:
     task.horizon(f'ramp={ramp}')
-  client_weights.check(weighting, labeled_client_weight)
+  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   checks.check('condition', condition, ('mixed', 'target'))
   checks.check('real_data', real_data, ('labeled', 'all', 'none'))
   checks.check('rec_over', rec_over, ('sum', 'mean'))

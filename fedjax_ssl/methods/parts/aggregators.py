@@ -116,16 +116,6 @@ AGGREGATORS: registry.Registry[Callable[..., Rule | None]] = (
 
 
 def make(text: str) -> Rule | None:
-  """The rule of a name, with knobs if any: 'trimmed_mean(trim=.3)'.
-
-  Args:
-    text: name or name(knob=value, ...).
-
-  Returns:
-    The rule; None for the mean.
-
-  Raises:
-    ValueError: for an unknown name or knob, or a value out of bounds.
-  """
+  """The rule of a text such as 'trimmed_mean(trim=.3)'; None for the mean."""
   rule: Rule | None = registry.build('aggregator', text, AGGREGATORS)
   return rule

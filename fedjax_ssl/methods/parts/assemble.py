@@ -117,9 +117,6 @@ def assemble(
       `aggregate` needs the weighted mean itself.
     splits_key: False gives the round's key unsplit to a pass that is alone.
 
-  Returns:
-    The method.
-
   Raises:
     ValueError: for an aggregator, a server's optimizer or an attack of the task
       that has nothing to act on.

@@ -93,17 +93,7 @@ def _floats(function: Callable[..., jax.Array], message: PyTree, *rest: PyTree
 
 
 def make(text: str) -> Attack | None:
-  """An attack by name, with knobs if any: 'sign_flip(share=.3)'.
-
-  Args:
-    text: name or name(knob=value, ...).
-
-  Returns:
-    The attack; None where nobody attacks.
-
-  Raises:
-    ValueError: for an unknown name or knob, or a number out of bounds.
-  """
+  """The attack of a text such as 'sign_flip(share=.3)'; None if nobody does."""
   made: Attack | None = registry.build('attack', text, ATTACKS)
   return made if made is not None and made.share > 0 else None
 

@@ -183,7 +183,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       normalization; or in `init` for a decay without validation rows.
   """
   _check(task, server, lr_decay)
-  client_weights.check(weighting, labeled_client_weight)
+  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   alone, falls = server == 'local', lr_decay == 'plateau'
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'

@@ -102,9 +102,6 @@ def after_warmup(sampler: sampling.Sampler, num_rounds: int
     num_rounds: rounds of the warm-up. Then the first group has clients with
       labels, drawn at random if there are more than slots; all other slots are
       empty.
-
-  Returns:
-    The sampler.
   """
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     cohort = sampler(state, federation, key)

@@ -100,17 +100,9 @@ SERVER_OPTIMIZERS: registry.Registry[
 
 
 def make(text: str, rate: Rate = None) -> optax.GradientTransformation | None:
-  """A server's optimizer by name, with knobs if any: 'adam(tau=1e-2)'.
+  """The optimizer of a text such as 'adam(tau=1e-2)', with a rate if any.
 
-  Args:
-    text: name or name(knob=value, ...).
-    rate: its learning rate; None is the optimizer's own.
-
-  Returns:
-    The optimizer; None for sgd with rate 1, which changes nothing.
-
-  Raises:
-    ValueError: for an unknown name or knob, or a number out of bounds.
+  None for sgd with rate 1, which changes nothing.
   """
   if rate is not None and (allowed := knobs.fault(rate, knobs.RATE)):
     raise checks.FieldError(
