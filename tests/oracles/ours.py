@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import itertools
 import pathlib
 from typing import Any
 from unittest import mock
@@ -128,6 +129,20 @@ def weights(stored_: dict[str, np.ndarray], prefix: str = ''
             ) -> dict[str, np.ndarray]:
   """The weights of a perceptron among what was stored."""
   return {name: stored_[prefix + name] for name in ('w0', 'b0', 'w1', 'b1')}
+
+
+def in_turns(num_views: int) -> Any:
+  """A weak view: the first of a row, then the second, and so on.
+
+  Every loss must ask for them as often, or for a multiple.
+  """
+  calls = itertools.count()
+
+  def weak(key: Any, views: jax.Array) -> jax.Array:
+    del key
+    return jnp.roll(views, -(next(calls) % num_views), axis=1)
+
+  return weak
 
 
 def one_client(stored_: dict[str, np.ndarray]) -> Federation:
