@@ -57,7 +57,9 @@ def uda(task: Task, *, profile: str = 'official',
   this run has 1,200.
 
   Args:
-    task: the static choices; the bar spans `task.schedule_rounds`.
+    task: the static choices; the bar spans `task.schedule_rounds`. A step
+      counts once it is done, so the last one has the whole bar; the authors'
+      first step has count 0, and none has the whole bar.
     profile: 'official', what the authors' scripts run for images: no bar,
       threshold .8, temperature .4; or 'fedmatch': the bar 'exp', as
       FedMatch states; of threshold and sharpening it says nothing, here none.

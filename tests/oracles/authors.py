@@ -1,0 +1,167 @@
+"""What the scripts that ask the authors' code share.
+
+They run in an environment of their own, with PyTorch or TensorFlow and without
+JAX, so nothing here imports the library. Nothing of the authors is copied: it
+is imported from a checkout that the user names, or a function's source is taken
+out of it when the script runs.
+"""
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Iterable
+import importlib
+import importlib.machinery
+import pathlib
+import subprocess
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+
+def arguments(doc: str | None, repository: str, commit: str
+              ) -> tuple[pathlib.Path, pathlib.Path]:
+  """Reads --checkout and --out.
+
+  Args:
+    doc: the script's docstring.
+    repository: the authors', as owner/name.
+    commit: that the stored results were made with. A checkout that has another
+      is refused; one without a .git, as of an archive, cannot be asked.
+
+  Returns:
+    Both paths.
+  """
+  parser = argparse.ArgumentParser(
+      description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--checkout', type=pathlib.Path, required=True,
+                      help=f'folder with {repository} at {commit}')
+  parser.add_argument('--out', type=pathlib.Path, required=True,
+                      help='npz file to write')
+  given = parser.parse_args()
+  if not given.checkout.is_dir():
+    parser.error(f'--checkout={given.checkout} is no folder')
+  if (given.checkout / '.git').exists():
+    head = subprocess.run(
+        ['git', '-C', str(given.checkout), 'rev-parse', 'HEAD'],
+        capture_output=True, text=True, check=True).stdout.strip()
+    if head != commit:
+      parser.error(f'--checkout={given.checkout} is at {head}; needed is '
+                   f'{commit} of {repository}')
+  return given.checkout.resolve(), given.out
+
+
+class _Anything(types.ModuleType):
+  """A module that has every name; what it gives does nothing."""
+
+  __path__: list[str] = []
+  __all__: list[str] = []
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith('__'):
+      raise AttributeError(name)
+    return type(name, (), {'__init__': lambda self, *args, **kwargs: None})
+
+
+def pretend(*names: str) -> None:
+  """Lets modules be imported that are not installed and do not matter."""
+  for name in names:
+    sys.modules[name] = module = _Anything(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+
+
+def load(checkout: pathlib.Path, name: str) -> Any:
+  """Imports one of the checkout's modules by its dotted name."""
+  if str(checkout) not in sys.path:
+    sys.path.insert(0, str(checkout))
+  return importlib.import_module(name)
+
+
+def taken(path: pathlib.Path, names: Iterable[str], **given: Any
+          ) -> types.SimpleNamespace:
+  """Runs some functions and classes of a file that cannot be imported whole.
+
+  Args:
+    path: the file.
+    names: what to take, at its top level.
+    **given: the names that these use.
+
+  Returns:
+    What was taken; its functions see each other and `given`.
+  """
+  wanted = set(names)
+  body = [node for node in ast.parse(path.read_text('utf-8')).body
+          if isinstance(node, ast.FunctionDef | ast.ClassDef)
+          and node.name in wanted]
+  missing = wanted - {node.name for node in body}
+  if missing:
+    raise LookupError(f'{path} has no {", ".join(sorted(missing))}')
+  space = dict(given)
+  exec(compile(ast.Module(list(body), []), str(path), 'exec'), space)
+  return types.SimpleNamespace(**space)
+
+
+def without_cuda(torch: Any) -> None:
+  """Keeps on the processor what the authors send to a GPU."""
+  class Event:
+
+    def __init__(self, **kwargs: Any) -> None:
+      del kwargs
+
+    def record(self) -> None:
+      pass
+
+    def elapsed_time(self, other: Event) -> float:
+      del other
+      return 0.0
+
+  def stays(self: Any, *args: Any, **kwargs: Any) -> Any:
+    del args, kwargs
+    return self
+
+  torch.Tensor.cuda = torch.nn.Module.cuda = stays
+  torch.cuda.Event = Event
+  torch.cuda.synchronize = lambda *args: None
+
+
+def perceptron(torch: Any, weights: dict[str, Any]) -> Any:
+  """Two dense layers with a tanh between them, as `ours.perceptron`.
+
+  Args:
+    torch: the module.
+    weights: w0 [d, h], b0 [h], w1 [h, C], b1 [C].
+  """
+  width, hidden = weights['w0'].shape
+  net = torch.nn.Sequential(
+      torch.nn.Linear(width, hidden), torch.nn.Tanh(),
+      torch.nn.Linear(hidden, weights['w1'].shape[1]))
+  with torch.no_grad():
+    for layer, i in ((net[0], 0), (net[2], 1)):
+      layer.weight.copy_(torch.tensor(weights[f'w{i}'].T))
+      layer.bias.copy_(torch.tensor(weights[f'b{i}']))
+  return net
+
+
+def weights_of(net: Any, prefix: str = '') -> dict[str, np.ndarray]:
+  """What `perceptron` was made of, as it is now."""
+  return {
+      f'{prefix}{letter}{i}': value.detach().numpy().T.copy()
+      for i, layer in enumerate((net[0], net[2]))
+      for letter, value in (('w', layer.weight), ('b', layer.bias))}
+
+
+def draw_weights(rng: np.random.Generator, width: int, hidden: int,
+                 num_classes: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+  """Draws what `perceptron` is made of."""
+  return {'w0': rng.normal(size=(width, hidden)) * scale,
+          'b0': rng.normal(size=hidden) * 0.1,
+          'w1': rng.normal(size=(hidden, num_classes)) * scale,
+          'b1': rng.normal(size=num_classes) * 0.1}
+
+
+def save(out: pathlib.Path, commit: str, **arrays: Any) -> None:
+  """Writes the npz file, with the authors' commit."""
+  np.savez_compressed(out, commit=commit, **arrays)
+  print(f'{out}: {out.stat().st_size} bytes')

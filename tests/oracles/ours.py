@@ -1,0 +1,176 @@
+"""How a stored result of the authors' code is run on ours.
+
+A row of a federation holds all its views, float64[V, d]; `weak` leaves the
+first in front and `strong` brings the last there, which is what the network
+reads. So both sides see the same views without any draw.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import itertools
+import pathlib
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_ssl.core.types import (
+    Examples,
+    Federation,
+    Model,
+    Ratio,
+    Shard,
+    State,
+    Task,
+    Variables,
+)
+from fedjax_ssl.data import batching
+
+FOLDER = pathlib.Path(__file__).parent
+
+
+def stored(name: str) -> dict[str, np.ndarray]:
+  """What `make_<name>.py` wrote."""
+  with np.load(FOLDER / f'{name}.npz') as file:
+    return {key: file[key] for key in file.files}
+
+
+def perceptron(weights: dict[str, np.ndarray]) -> Model:
+  """Two dense layers with a tanh between them, as `authors.perceptron`."""
+  params = {name: jnp.asarray(weights[name])
+            for name in ('w0', 'b0', 'w1', 'b1')}
+
+  def apply(variables: Variables, inputs: jax.Array) -> jax.Array:
+    p = variables.params
+    hidden = jnp.tanh(inputs @ p['w0'] + p['b0'])
+    return hidden @ p['w1'] + p['b1']
+
+  def apply_train(variables: Variables, inputs: jax.Array, mask: jax.Array,
+                  key: Any = None) -> tuple[jax.Array, Any]:
+    del mask, key
+    return apply(variables, inputs), variables.stats
+
+  return Model(lambda key: Variables(params, {}), apply, apply_train)
+
+
+def task(weights: dict[str, np.ndarray], rate: float, **changes: Any) -> Task:
+  """One client a round, plain gradient steps unless told otherwise."""
+  given: dict[str, Any] = {
+      'model': perceptron(weights), 'num_classes': weights['b1'].size,
+      'preprocess': lambda views: views[:, 0],
+      'optimizer': lambda round_: optax.sgd(rate),
+      'weak': lambda key, views: views,
+      'strong': lambda key, views: views[:, ::-1],
+      'cohort_size': 1, 'schedule_rounds': 1}
+  return Task(**{**given, **changes})
+
+
+def federation(inputs: np.ndarray, labels: np.ndarray, num_classes: int,
+               *clients: tuple[int, int]) -> Federation:
+  """Clients that hold the rows one after the other.
+
+  Args:
+    inputs: [D, V, d].
+    labels: int[D]; of unlabeled rows any class, as nobody reads it.
+    num_classes: C.
+    *clients: how many labeled and how many unlabeled rows each holds; its
+      labeled ones come first.
+  """
+  sizes = np.array(clients)
+  wide = np.maximum(sizes.max(0), 1)
+  starts = np.cumsum(sizes).reshape(sizes.shape) - sizes
+  tables = [starts[:, k, None] + np.minimum(
+      np.arange(wide[k]), np.maximum(sizes[:, k, None] - 1, 0))
+            for k in (0, 1)]
+  shard = Shard(*(x.astype(np.int32) for x in (
+      tables[0], sizes[:, 0], tables[1], sizes[:, 1])))
+  nothing = Shard(*(np.zeros(n, np.int32) for n in ((1,), (), (1,), ())))
+  train = Examples(jnp.asarray(inputs), jnp.asarray(labels, jnp.int32))
+  few = Examples(train.inputs[:1], train.labels[:1])
+  made = Federation(train, few, few, shard, nothing, num_classes=num_classes)
+  return jax.tree.map(jnp.asarray, made)
+
+
+@contextlib.contextmanager
+def in_order() -> Iterator[None]:
+  """Batches are slices of a client's table, in its order; all in float64."""
+  def shuffled(stream: Any, epoch: Any) -> jax.Array:
+    del epoch
+    return jnp.arange(stream.rows.shape[0], dtype=jnp.int32)
+
+  with jax.enable_x64(True), mock.patch.object(
+      batching._Stream, 'shuffled', shuffled):
+    yield
+
+
+def one_round(method: Any, data: Federation, round_: int = 0,
+              state: State | None = None) -> tuple[State, dict[str, Any]]:
+  """A round from the task's weights, or from a state."""
+  key = jax.random.key(0)
+  if state is None:
+    state = method.init(key, data)
+  return jax.jit(method.round)(state, data, jnp.int32(round_), key)
+
+
+def close(mine: Any, theirs: Any, most: float = 1e-5) -> None:
+  """Holds that two arrays, or weights by name, differ by less than `most`."""
+  if isinstance(theirs, dict):
+    for name, value in theirs.items():
+      close(mine[name], value, most)
+    return
+  np.testing.assert_allclose(np.asarray(mine), theirs, rtol=0, atol=most)
+
+
+def weights(stored_: dict[str, np.ndarray], prefix: str = ''
+            ) -> dict[str, np.ndarray]:
+  """The weights of a perceptron among what was stored."""
+  return {name: stored_[prefix + name] for name in ('w0', 'b0', 'w1', 'b1')}
+
+
+def in_turns(num_views: int) -> Any:
+  """A weak view: the first of a row, then the second, and so on.
+
+  Every loss must ask for them as often, or for a multiple.
+  """
+  calls = itertools.count()
+
+  def weak(key: Any, views: jax.Array) -> jax.Array:
+    del key
+    return jnp.roll(views, -(next(calls) % num_views), axis=1)
+
+  return weak
+
+
+def one_client(stored_: dict[str, np.ndarray]) -> Federation:
+  """The client that holds the rows of `torchssl.problem`."""
+  inputs, known = stored_['inputs'], int(stored_['num_labeled'])
+  return federation(inputs, stored_['labels'], stored_['b1'].size,
+                    (known, len(inputs) - known))
+
+
+def of_torchssl(stored_: dict[str, np.ndarray], **changes: Any) -> Task:
+  """The task of `torchssl.train`."""
+  return task(
+      stored_, float(stored_['rate']), labeled_batch=int(
+          stored_['labeled_batch']),
+      unlabeled_batch=int(stored_['unlabeled_batch']),
+      local_steps=int(stored_['steps']), optimizer=lambda round_: optax.sgd(
+          float(stored_['rate']), float(stored_['momentum']), nesterov=True),
+      **changes)
+
+
+def means(metrics: dict[str, Any]) -> dict[str, np.ndarray]:
+  """Metrics of one round as numbers."""
+  return {name: np.asarray(value.total / value.rows) if isinstance(
+      value, Ratio) else np.asarray(value) for name, value in metrics.items()}
+
+
+def trained(state: State) -> dict[str, np.ndarray]:
+  """The only client's own weights; the mean of updates is made in float32."""
+  mine = {k: v[0] for k, v in state.memory.model.params.items()}
+  close(state.server.model.params, mine, 1e-6)
+  return mine
