@@ -53,6 +53,9 @@ def check_labels(rule: str, options: Any) -> None:
   if rule == 'clients' and not holders:
     raise FieldError('num_labeled_clients', 0, 'leaves nobody with labels; '
                      'give at least 1, or -1 and labeled_fraction.')
+  if rule == 'share' and holders >= 0:
+    raise FieldError('num_labeled_clients', holders, 'here every client holds '
+                     'labels; leave it out.')
   shares = rule == 'share' or holders < 0
   if not shares:
     for name, value in counts.items():

@@ -6,7 +6,6 @@ refused at once. All other modules receive the resulting `config.Config`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import contextlib
 import os
 import pathlib
 import signal
@@ -174,7 +173,7 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   if FLAGS.verbosity <= 0:
     logging.set_verbosity(logging.WARNING)
   devices.join(told)
-  _keep_programs()
+  environment.keep_programs()
   environment.devices()  # Starts JAX, or says why not.
   with devices.ending(told.distributed):
     processes.together(lambda: devices.devices(told.num_devices))
@@ -185,14 +184,3 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
         given=_given())
 
 
-def _keep_programs() -> None:
-  """Has JAX keep compiled programs, where nobody says otherwise."""
-  import jax
-  if os.environ.get('JAX_COMPILATION_CACHE_DIR'):
-    return
-  with contextlib.suppress(RuntimeError):  # A user without a home.
-    cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
-                         pathlib.Path.home() / '.cache')
-    jax.config.update('jax_compilation_cache_dir',
-                      str(cache / 'fedjax_ssl' / 'xla'))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)

@@ -71,10 +71,10 @@ def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
   names = {'train': 'train', 'test': 'test'}
   if 'x_val' in given:
     names['validation'] = 'val'
-  parts = datasets.files.check_parts({
+  parts, classes = datasets.files.named_parts({
       part: (np.asarray(given[f'x_{key}']), np.asarray(given[f'y_{key}']))
       for part, key in names.items()})
-  return _dataset('arrays', parts)
+  return _dataset('arrays', parts)._replace(class_names=classes)
 
 
 def _dataset(name: str, parts: Mapping[str, Any], num_classes: int = 0

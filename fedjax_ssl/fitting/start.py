@@ -21,6 +21,7 @@ from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.report import command
+from fedjax_ssl.training import environment
 from fedjax_ssl.training import workdir as workdir_lib
 
 # How rows are dealt, and what learns well, where nobody says otherwise.
@@ -165,6 +166,7 @@ def _jobs(told: config.Config, setting: settings.Setting,
           source: inputs.Source) -> list[job_lib.Job]:
   """The run and its bounds, of which none has touched its folder."""
   devices.join(told)
+  environment.keep_programs()
   told = dataclasses.replace(
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)

@@ -1,6 +1,7 @@
 """What a run ran on: versions, commit, devices."""
 from __future__ import annotations
 
+import contextlib
 import functools
 from importlib import metadata
 import os
@@ -31,6 +32,23 @@ def devices() -> list[jax.Device]:
         f'JAX cannot start with JAX_PLATFORMS='
         f'{os.environ.get("JAX_PLATFORMS", "")}: '
         f'{str(error) or "no such devices here"}') from error
+
+
+def keep_programs() -> None:
+  """Has JAX keep compiled programs for other processes.
+
+  A folder that the user has named stays, by JAX_COMPILATION_CACHE_DIR or in
+  code; an empty one means that none are kept.
+  """
+  if jax.config.jax_compilation_cache_dir is not None:
+    return
+  with contextlib.suppress(RuntimeError):  # A user without a home.
+    cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
+                         pathlib.Path.home() / '.cache')
+    jax.config.update('jax_compilation_cache_dir',
+                      str(cache / 'fedjax_ssl' / 'xla'))
+    least = 'jax_persistent_cache_min_compile_time_secs'
+    jax.config.update(least, min(0.5, getattr(jax.config, least)))
 
 
 def describe() -> dict[str, Any]:

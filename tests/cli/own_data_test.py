@@ -93,6 +93,35 @@ def test_rows_stay_with_the_clients_that_the_data_name(change, labeled):
   np.testing.assert_array_equal(owner[kept], OWNER[kept])
 
 
+@pytest.mark.parametrize('setting, given, fraction', [
+    ('own_data', {'num_labeled_clients': 3}, None),
+    ('own_data', {'num_labeled_clients': -1}, 0.1),
+    ('own_data', {'num_labeled_clients': 3, 'labels_at': 'server'}, 0.1),
+    ('own_data', {'num_labeled_clients': 3, 'labeled_fraction': 0.2}, 0.2),
+    ('own_data', {'num_labeled_clients': 3, 'labels_per_class': 5}, None),
+    ('labeled_clients', {'num_labeled_clients': -1, 'labeled_fraction': 0.2},
+     0.2)])
+def test_clients_that_hold_all_labels_beat_the_share(setting, given, fraction):
+  values = {**settings.defaults_of(setting), **given}
+  assert config.resolve(values, given).labeled_fraction == fraction
+
+
+def test_whole_clients_hold_the_labels_of_own_data():
+  given = {'num_labeled_clients': 3, 'num_clients': 8}
+  options = config.resolve({**settings.defaults_of('own_data'), **given}, given)
+  known, unknown = settings.SETTINGS['own_data'].deal(
+      np.random.default_rng(0), LABELS, np.ones(400, bool), options)
+  assert set(known[known >= 0]) == {0, 1, 2}
+  assert set(unknown[unknown >= 0]) == {3, 4, 5, 6, 7}
+  assert ((known >= 0) ^ (unknown >= 0)).all()
+
+
+def test_a_setting_without_such_clients_says_so(refuse):
+  line = refuse('--num_labeled_clients=3', deal=dealing.one_pool,
+                labels_per_class=None, labeled_fraction=0.2)
+  assert '--num_labeled_clients=3: here every client holds labels' in line
+
+
 def test_labels_of_each_class_where_the_data_name_clients():
   _, (known, _) = deal(labels_per_class=3, labeled_fraction=None)
   assert np.bincount(LABELS[known >= 0]).tolist() == [3] * 4

@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
+from fedjax_ssl.fitting import inputs
 from tests.cli import launcher
 
 # What `launcher.SMALL` says, of one seed, and rounds of a few steps.
@@ -18,6 +19,7 @@ SMALL: dict[str, Any] = {
     'clients': 6, 'cohort_size': 3, 'model': 'linear', 'local_steps': 2,
     'unlabeled_batch': 20, 'strong': 'none', 'lr_schedule': 'constant',
     'eval_every': 1, 'checkpoint_every': 1, 'schedule_rounds': 4}
+IMAGES = np.zeros((4, 8, 8), np.uint8)
 METHOD = 'fixmatch(threshold=0.3, keep_local=True)'
 ARGS = (*launcher.SMALL, '--seeds=0', '--eval_every=1', '--checkpoint_every=1',
         '--schedule_rounds=4')
@@ -117,6 +119,53 @@ def test_a_signal_saves(straight, tmp_path, run_python):
   assert rows(tmp_path / 'run') == rows(straight.workdir)
 
 
+def test_bounds_are_runs_beside_it(straight):
+  run = fit(rounds=1, bounds=True, progress=False)
+  lower, upper = run.bounds.values()
+  assert [*run.bounds] == ['labels only (lower bound)',
+                           'all labels (upper bound)']
+  assert run.resume(rounds=2) is run
+  assert lower.round == upper.round == 2
+  few, everything = (fedjax_ssl.fit(
+      'fedavg', 'digits', rounds=2, labels=labels, progress=False, **SMALL)
+                     for labels in ('few', 'all'))
+  for one, other in ((run, straight), (lower, few), (upper, everything)):
+    np.testing.assert_array_equal(one.metrics['loss'],
+                                  other.metrics['loss'][:2])
+  assert lower.federations[0].clients.num_labeled.sum() == 100
+  assert not upper.federations[0].clients.num_unlabeled.sum()
+  assert len(run.plot('accuracy').axes[0].lines) == 3
+
+
+def test_compiled_programs_are_kept(tmp_path, monkeypatch):
+  """As the programs do; a folder that the user names stays."""
+  named, kept = 'jax_compilation_cache_dir', jax.config
+  before = getattr(kept, named)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  try:
+    for folder, then in ((None, str(tmp_path / 'fedjax_ssl' / 'xla')),
+                         ('', ''), (str(tmp_path), str(tmp_path))):
+      jax.config.update(named, folder)
+      with pytest.raises(ValueError, match='fixmach'):
+        fedjax_ssl.fit('fixmach')
+      assert getattr(kept, named) == then
+  finally:
+    jax.config.update(named, before)
+
+
+def test_labels_of_arrays_may_be_words(straight):
+  digits = data.load('digits')
+  words = np.array(['nil', 'one', 'two', 'three', 'four', 'five', 'six',
+                    'seven', 'eight', 'nine'])
+  source = inputs.source((digits.train.inputs, words[digits.train.labels],
+                          digits.test.inputs, words[digits.test.labels]))
+  found = source.load(straight.options)
+  assert found.class_names == tuple(sorted(words))
+  for part in ('train', 'test'):
+    assert [found.class_names[i] for i in getattr(found, part).labels] == (
+        words[getattr(digits, part).labels].tolist())
+
+
 def test_a_saved_model_predicts_the_same(straight, images, tmp_path):
   file = tmp_path / 'model.npz'
   straight.save(file)
@@ -200,6 +249,10 @@ def test_arrays_functions_and_seeds():
     ({'dataset': 3}, TypeError, 'dataset must be a name, .* not int'),
     ({'dataset': {'x_train': 1}}, TypeError, 'y_train is missing'),
     ({'dataset': ([1], [0], [1], [0])}, ValueError, 'images have shape'),
+    ({'dataset': (IMAGES, [0, -1, 1, 0], IMAGES, [0, 1, 1, 0])}, ValueError,
+     'train labels run from -1 to 1; .* of every row'),
+    ({'dataset': (['a text', 'b'], [0, 1], ['c', 'd'], [0, 1])}, ValueError,
+     'train images have shape'),
     ({'method': 3}, TypeError, "method must be a text, such as 'fixmatch'"),
     ({'method': 'fixmach'}, ValueError, "fixmach.*'fixmatch'"),
     ({'method': lambda task: None}, TypeError, 'a function with a name'),

@@ -124,9 +124,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   """
   if not re.fullmatch(r'\w[\w.+-]*(/\w[\w.+-]*)?', name):
     raise DataError(f'name {name!r} is no name of a data set')
-  registered = {} if name == 'digits' else _registered(name)
+  registered = None if name == 'digits' else _registered(name)
   source = (files.Source(_digits()) if name == 'digits' else
-            files.Source(registered) if registered else
+            registered if registered else
             _read(name, data_dir, embeddings))
   if split != 'official':
     source = _resplit(source, split, split_seed)
@@ -180,18 +180,19 @@ def _digits() -> dict[str, Examples]:
           'test': Examples(inputs[is_test], labels[is_test])}
 
 
-def _registered(name: str) -> dict[str, Examples]:
-  """The parts of a registered set; {} if there is none of that name."""
+def _registered(name: str) -> files.Source | None:
+  """What a registered set holds; None if there is none of that name."""
   if name not in DATASETS and (
       not name.isidentifier() or name not in DATASETS.entry_points()):
-    return {}
+    return None
   made = registry.find(DATASETS, name)()
   if not isinstance(made, Mapping) or not {'train', 'test'} <= {*made}:
     raise DataError(f'{name} gives no dict with train and test')
   try:
-    return files.check_parts({
+    parts, class_names = files.named_parts({
         part: (np.asarray(inputs), np.asarray(labels))
         for part, (inputs, labels) in made.items()})
+    return files.Source(parts, {}, class_names)
   except (DataError, TypeError, ValueError) as error:
     raise DataError(f'{name}: {error}') from error
 

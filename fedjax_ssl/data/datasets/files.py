@@ -58,12 +58,7 @@ def read_npz(path: pathlib.Path) -> Source:
   """
   try:
     arrays, beside = _read(path)
-    arrays, names = _numbered(arrays, beside.get(_CLASSES))
-    parts = check_parts(arrays)
-    num_classes = int(parts['train'].labels.max()) + 1
-    if names is not None and len(names) != num_classes:
-      raise DataError(f'{_CLASSES} has {len(names)} names, and train '
-                      f'{num_classes} classes')
+    parts, names = named_parts(arrays, beside.get(_CLASSES))
     clients = {}
     if _CLIENTS in beside:
       clients = {'train': beside[_CLIENTS]}
@@ -78,6 +73,30 @@ def read_npz(path: pathlib.Path) -> Source:
 
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
+                given: np.ndarray | None = None
+                ) -> tuple[dict[str, Examples], tuple[str, ...] | None]:
+  """Converts raw parts, whose labels may be words; see `read_npz`.
+
+  Args:
+    arrays: images and labels of each part.
+    given: words [C], names of the classes.
+
+  Returns:
+    Examples of each part, and the names of the C classes if there are any.
+
+  Raises:
+    DataError: if the arrays do not make a data set.
+  """
+  numbered, names = _numbered(dict(arrays), given)
+  parts = check_parts(numbered)
+  num_classes = int(parts['train'].labels.max()) + 1
+  if names is not None and len(names) != num_classes:
+    raise DataError(f'{_CLASSES} has {len(names)} names, and train '
+                    f'{num_classes} classes')
+  return parts, names
 
 
 def _numbered(arrays: Arrays, given: np.ndarray | None
@@ -190,7 +209,8 @@ def _labels(part: str, labels: np.ndarray) -> np.ndarray:
     raise DataError(f'{part} labels are empty')
   if labels.min() < 0 or labels.max() >= 2**31 - 1:
     raise DataError(f'{part} labels run from {labels.min()} to '
-                    f'{labels.max()}; allowed is 0 to C-1')
+                    f'{labels.max()}; allowed is 0 to C-1, of every row: a '
+                    'setting says whose labels are hidden')
   if int(labels.max()) >= max(labels.size, 1000) and part == 'train':
     raise DataError(f'{part} has label {labels.max()} but only {labels.size} '
                     'examples; labels must be 0 to C-1')
