@@ -27,6 +27,7 @@ from fedjax_ssl.methods import (
   moon,
   pseudo_label,
   rscfed,
+  sage,
   scaffold,
   uda,
 )
@@ -53,6 +54,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'moon': moon.moon,
     'pseudo_label': pseudo_label.pseudo_label,
     'rscfed': rscfed.rscfed,
+    'sage': sage.sage,
     'scaffold': scaffold.scaffold,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')
