@@ -43,9 +43,10 @@ def _shared(text):
 
 
 @pytest.mark.parametrize('text, rows', [
-    ('fixmatch', None), ("fixmatch(labeler='global')", 4), ('sage', 4)])
+    ('fixmatch', None), ("fixmatch(labeler='global')", 4), ('sage', 4),
+    ('proxyfl', 7), ('proxyfl(contrast_weight=0.0)', 4)])
 def test_the_received_model_sees_all_clients_rows_as_one_batch(text, rows):
-  """`rows` of each client: the 4 unlabeled ones of a step."""
+  """`rows` of each client: the 4 unlabeled ones of a step, or the 3 others."""
   assert _shared(text) == ([] if rows is None else [TOGETHER * rows])
 
 
