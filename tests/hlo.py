@@ -40,6 +40,19 @@ def batch_groups(lowered: str) -> list[int]:
           if n != '1']
 
 
+def convolutions(lowered: str) -> list[tuple[int, Shape, Shape]]:
+  """A program's convolutions, before it is compiled.
+
+  Returns:
+    For each the groups of its channels, and the shapes of input and kernel.
+  """
+  return [(int(groups), *(tuple(int(d) for d in dims.split('x')[:-1])
+                          for dims in shapes))
+          for groups, *shapes in re.findall(
+              r'stablehlo\.convolution.*?feature_group_count = (\d+).*?'
+              r': \(tensor<(\S+?)>, tensor<(\S+?)>\)', lowered)]
+
+
 def exchanges(text: str) -> Iterator[tuple[str, Shape]]:
   """What devices exchange in compiled HLO: (operation, shape) an array."""
   words = '|'.join(_EXCHANGES)

@@ -252,6 +252,8 @@ class Model(NamedTuple):
   features: (variables, inputs) -> float32[B, F], what the last dense layer
     reads, with running statistics; None of a network that does not say.
   features_train: as apply_train, with the features before the logits.
+  head: () -> where in `params` the weights float32[F, C] of that layer are, by
+    keys from the outside in; None of a network that does not say.
   """
 
   init: Callable[..., Variables]
@@ -262,6 +264,7 @@ class Model(NamedTuple):
   features: Callable[..., jax.Array] | None = None
   features_train: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
       None)
+  head: Callable[[], tuple[str, ...]] | None = None
 
   def __repr__(self) -> str:
     has = [name for name, part in zip(self._fields, self, strict=True)

@@ -16,6 +16,7 @@ from fedjax_ssl.losses.semi_supervised import (
   relation_matching,
   relation_matrix,
   squared_error,
+  target_kl,
   uda,
 )
 from fedjax_ssl.losses.supervised import (
@@ -25,6 +26,7 @@ from fedjax_ssl.losses.supervised import (
 )
 from fedjax_ssl.losses.targets import (
   agreement_vote,
+  blended_label,
   flexmatch_thresholds,
   mixup,
   mixup_ratio,
@@ -37,10 +39,10 @@ from fedjax_ssl.losses.targets import (
 )
 
 __all__ = [
-    'accuracy', 'adversarial', 'agreement_vote', 'consistency',
+    'accuracy', 'adversarial', 'agreement_vote', 'blended_label', 'consistency',
     'cross_entropy', 'fixmatch', 'flexmatch_thresholds', 'inter_client_kl',
     'kl_rows', 'l1_norm', 'masked_mean', 'mixup', 'mixup_ratio', 'proximal',
     'pseudo_label', 'ramp_up', 'realism_weight', 'reduced',
     'relation_matching', 'relation_matrix', 'sharpen', 'soft_pseudo_label',
-    'squared_distance', 'squared_error', 'tsa_cross_entropy',
+    'squared_distance', 'squared_error', 'target_kl', 'tsa_cross_entropy',
     'tsa_threshold', 'uda']

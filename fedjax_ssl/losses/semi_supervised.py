@@ -88,6 +88,33 @@ def uda(strong_logits: Array, clean_logits: Array, mask: Array | None = None,
           {'mask_rate': masked_mean(kept, mask)})
 
 
+def target_kl(logits: Array, targets: Array, mask: Array | None = None, *,
+              total: Scalar | None = None, reduction: str = 'mean') -> Loss:
+  r"""Computes the divergence from given distributions, :math:`KL[t \| p]`.
+
+  Its derivatives are those of the cross entropy; so is its value for one-hot
+  targets.
+
+  Args:
+    logits: float[B, C].
+    targets: float[B, C] distributions, constants for derivatives.
+    mask: float32[B]; None is all rows.
+    total: rows to divide by, see `masked_mean`.
+    reduction: 'mean', or 'none' for the rows, see `reduced`.
+
+  Returns:
+    float32[], and no metrics.
+  """
+  mask = all_rows(mask, logits)
+  rows, _ = cross_entropy(logits, targets, mask, reduction='none')
+  targets = jnp.where(mask[:, None] > 0, jax.lax.stop_gradient(targets), 0)
+  rows += mask * jax.scipy.special.xlogy(targets, targets).sum(-1)
+  # They carry the mask, which must not enter twice.
+  total = jnp.sum(mask) if total is None else total
+  real = (jnp.asarray(mask) > 0).astype(rows.dtype)
+  return reduced(rows, real, reduction=reduction, total=total), {}
+
+
 def consistency(logits: Array, targets: Array, mask: Array | None = None, *,
                 total: Scalar | None = None, reduction: str = 'mean') -> Loss:
   r"""Computes the squared distance to a teacher, :math:`\sum_c (p_c - q_c)^2`.

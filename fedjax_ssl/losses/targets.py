@@ -71,6 +71,48 @@ def pseudo_label(logits: Array, *, threshold: Scalar = 0.95
   return labels, (probabilities.max(-1) >= bar).astype(jnp.float32)
 
 
+def blended_label(local_logits: Array, global_logits: Array, *,
+                  threshold: Scalar = 0.95, half_gap: Scalar = 0.05
+                  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  r"""Blends the labels of two models by the gap of their confidences.
+
+  With :math:`c = \max p` of each, a row that the local model is sure of,
+  :math:`c_l \ge \tau`, gets :math:`\lambda \hat y_l + (1 - \lambda) \hat y_g`
+  with :math:`\lambda = 2^{-|c_l - c_g| / h}`; every other the global label. A
+  row counts if either model is sure of it.
+
+  Args:
+    local_logits: float[B, C] of the model in training.
+    global_logits: float[B, C] of the model that the client received.
+    threshold: tau; 0 accepts all, anything above 1 none.
+    half_gap: h, the gap at which both labels count the same; the authors'
+      kappa is log(2) / h.
+
+  Returns:
+    float32[B, C] distributions, float32[B], 1 for an accepted row, and
+    float32[B], lambda, 0 where the label is the global one. Two models that
+    are equally sure have a lambda just below 1: the authors' code adds 1e-6 to
+    every gap.
+
+  References:
+    Liu et al., SAGE, https://arxiv.org/abs/2503.13227.
+  """
+  (own, own_sure, own_top), (other, other_sure, other_top) = (
+      _hard(logits, threshold) for logits in (local_logits, global_logits))
+  gap = jnp.abs(own_top - other_top) + 1e-6
+  share = own_sure * jnp.exp2(-gap / half_gap)
+  targets = share[:, None] * own + (1 - share[:, None]) * other
+  return targets, jnp.maximum(own_sure, other_sure), share
+
+
+def _hard(logits: Array, threshold: Scalar
+          ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """One-hot labels, which of them are confident, and the confidences."""
+  labels, sure = pseudo_label(logits, threshold=threshold)
+  p = jax.nn.softmax(at_least_float32(jax.lax.stop_gradient(logits)))
+  return jax.nn.one_hot(labels, p.shape[-1], dtype=p.dtype), sure, p.max(-1)
+
+
 def soft_pseudo_label(logits: Array, *, temperature: Scalar = 0.5
                       ) -> jax.Array:
   r"""Sharpened mean over views: :math:`sharpen(\frac1K \sum_k p(y|u_k))`.

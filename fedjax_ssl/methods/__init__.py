@@ -25,8 +25,10 @@ from fedjax_ssl.methods import (
   local,
   mixmatch,
   moon,
+  proxyfl,
   pseudo_label,
   rscfed,
+  sage,
   scaffold,
   uda,
 )
@@ -51,8 +53,10 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'local': local.local,
     'mixmatch': mixmatch.mixmatch,
     'moon': moon.moon,
+    'proxyfl': proxyfl.proxyfl,
     'pseudo_label': pseudo_label.pseudo_label,
     'rscfed': rscfed.rscfed,
+    'sage': sage.sage,
     'scaffold': scaffold.scaffold,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')

@@ -11,15 +11,18 @@ from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
-@knobs.checked()
+@knobs.checked(weak_in_batch=knobs.Word(knobs.Needs('labeler', ('global',))))
 def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
-             labeler: str = 'local', server: str = 'fedavg', mu: float = 0.01,
+             labeler: str = 'local', weak_in_batch: bool = False,
+             server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False,
              lr_decay: str = 'none') -> Method:
   """Learns confident predictions of weak views on strong views.
 
-  The loss is L_s + unlabeled_weight L_u with L_u of equation 4.
+  The loss is L_s + unlabeled_weight L_u with L_u of equation 4. In the tables
+  of SAGE and ProxyFL, FixMatch-LPL is this, and FixMatch-GPL labeler='global'
+  with weak_in_batch=True; their rows without a threshold are threshold=0.
 
   Args:
     task: the static choices.
@@ -31,6 +34,9 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     labeler: pseudo-labels come from the 'local' model being trained, as in
       FixMatch (LPL in SAGE's tables), or from the 'global' one that the client
       received (GPL).
+    weak_in_batch: whether weak views that the 'global' model labels go through
+      the model in training too, as in SAGE's code. Their logits are not used,
+      but they enter the batch statistics; without such it changes nothing.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
@@ -48,7 +54,9 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     target, *views = network.views(task, batch, key)
     if labeler == 'global':
       weak = task.apply(given.anchor, target.inputs)
-      (labeled, strong), stats = network.forward(task, model, *views, key=key)
+      beside = (target,) if weak_in_batch and network.is_coupled(task) else ()
+      (*_, labeled, strong), stats = network.forward(
+          task, model, *beside, *views, key=key)
     else:
       weak, (labeled, strong), stats = network.forward_with_targets(
           task, model, target, *views, key=key)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import inspect
 from typing import Any, NamedTuple, TypeVar
 
@@ -251,32 +252,41 @@ def _pure(module: nn.Module, shape: tuple[int, ...], norm: str,
   def features(variables: types.Variables, inputs: jax.Array) -> jax.Array:
     with _reading_last_layer() as read:
       apply(variables, inputs)
-    return finish(read[-1])
+    return finish(read[-1][1])
 
   def features_train(variables: types.Variables, inputs: jax.Array,
                      mask: jax.Array | None, key: jax.Array | None = None
                      ) -> tuple[jax.Array, jax.Array, types.PyTree]:
     with _reading_last_layer() as read:
       logits, stats = apply_train(variables, inputs, mask, key)
-    return finish(read[-1]), logits, stats
+    return finish(read[-1][1]), logits, stats
+
+  @functools.cache
+  def head() -> tuple[str, ...]:
+    with _reading_last_layer() as read:
+      # A function of its own, as traces of others may be remembered.
+      jax.eval_shape(lambda: init(jax.random.key(0)))
+    return (*read[-1][0], 'kernel')
 
   return types.Model(init, apply, apply_train, norm,
-                     embed if has_tokens else None, features, features_train)
+                     embed if has_tokens else None, features, features_train,
+                     head)
 
 
 @contextlib.contextmanager
-def _reading_last_layer() -> Iterator[list[jax.Array]]:
-  """Lists what every dense layer of a network reads; the last is its head.
+def _reading_last_layer() -> Iterator[
+    list[tuple[tuple[str, ...], jax.Array]]]:
+  """Lists dense layers by path, and what each reads; the last is the head.
 
   So no network has to give its features away by a path of its own.
   """
-  read: list[jax.Array] = []
+  read: list[tuple[tuple[str, ...], jax.Array]] = []
 
   def note(call: Callable[..., Any], args: Any, kwargs: Any,
            context: Any) -> Any:
     if isinstance(context.module, (layers.Dense, nn.Dense)) and (
         context.method_name == '__call__'):
-      read.append(args[0])
+      read.append((context.module.path, args[0]))
     return call(*args, **kwargs)
 
   with nn.intercept_methods(note):

@@ -58,8 +58,9 @@ def test_features_are_what_the_head_reads(name, norm):
   variables = model.init(KEY)
   inputs = jax.random.normal(KEY, (4, 8, 8, 1))
   assert model.features is not None and model.features_train is not None
-  head = variables.params[sorted(
-      k for k in variables.params if k.startswith('Dense'))[-1]]
+  last = sorted(k for k in variables.params if k.startswith('Dense'))[-1]
+  head = variables.params[last]
+  assert model.head is not None and model.head() == (last, 'kernel')
   def logits(features):
     return features @ head['kernel'] + head['bias']
   features = jax.jit(model.features)(variables, inputs)

@@ -48,7 +48,7 @@ def _made(shapes: dict[str, tuple[int, ...]], body: Any) -> Model:
     return found, found @ variables.params['Dense_0'], variables.stats
 
   return Model(init, apply, apply_train, features=features,
-               features_train=features_train)
+               features_train=features_train, head=lambda: ('Dense_0',))
 
 
 def reordered(impl: str = 'auto') -> Model:

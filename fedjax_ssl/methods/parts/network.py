@@ -21,6 +21,11 @@ from fedjax_ssl.data.batching import Pair
 _COUPLED = ('batch', 'static')
 
 
+def is_coupled(task: Task) -> bool:
+  """Whether what a row is worth depends on the other rows of its batch."""
+  return task.model.norm in _COUPLED
+
+
 def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
   """A batch's mean as a Ratio, so that in the end all real rows count alike."""
   rows = batch.mask.sum()
@@ -85,7 +90,7 @@ def forward_with_targets(task: Task, model: Variables, targets: Batch,
   Returns:
     The target's logits with gradients stopped, the views' logits, statistics.
   """
-  if task.model.norm in _COUPLED:
+  if is_coupled(task):
     (target, *rest), stats = forward(task, model, targets, *views, key=key)
     return jax.lax.stop_gradient(target), rest, stats
   fixed = jax.lax.stop_gradient(model)

@@ -1,0 +1,475 @@
+r"""ProxyFL: the last layer's weights stand for the classes, at both ends.
+
+Chen and Wang, ProxyFL: A Proxy-Guided Framework for Federated Semi-Supervised
+Learning, CVPR 2026, https://arxiv.org/abs/2602.21078; its code is
+DuowenC/FSSLlib. The proxy of a class is its column of the last layer's weights.
+
+Global proxy tuning (GPT, `tuned`): the server moves the mean of the clients'
+proxies until each is nearest to what the clients sent for its class. Indecisive
+categories proxy learning (ICPL, `contrast`): rows that no model is sure of keep
+all their likely classes. Their features come near the mix of these proxies, and
+leave rows that share none of the classes.
+
+Where the paper and the code differ this is the code: tuning measures the
+distances from one sent proxy to all global ones, and enlarges the true one by a
+margin; labeled rows enter by what the received model says of them
+(`true_labels` is the paper); and the prior adds up all clients' counts. What
+`sage` says of its code holds for this one, which is built on it.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import checks, client_weights, knobs, tree
+from fedjax_ssl.core.local_training import Aux, LossFn
+from fedjax_ssl.core.types import (
+  Array,
+  Batch,
+  Client,
+  Federation,
+  Method,
+  Metrics,
+  Model,
+  Number,
+  PyTree,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import assemble, averaging, network, objective
+
+LABELERS = ('either', 'global', 'local', 'blended', 'surer')
+_LEAST = 1e-12  # Of a squared length, so that zeros have a direction.
+_NETWORK, _FEATURES, _PROXIES = 'network', 'features', 'proxies'
+
+
+class Server(NamedTuple):
+  """The server's record."""
+
+  model: Variables  # With the projections of ICPL, where it is on.
+  prior: jax.Array  # float32[C], how frequent the clients find each class.
+
+
+class _Settings(NamedTuple):
+  """`proxyfl`'s knobs, settled."""
+
+  labeler: str
+  threshold: float
+  unlabeled_weight: float
+  contrast_weight: float
+  true_labels: bool
+  tuning_epochs: int
+  tuning_rate: float
+  tuning_batch: int
+  max_margin: float
+  prior_decay: float
+  weighting: str
+
+
+class _Seen(NamedTuple):
+  """What a client keeps from step to step of a round."""
+
+  step: jax.Array  # int32[]
+  counts: jax.Array  # float32[C], rows of each class in the last epoch.
+
+
+def contrast(features: Array, proxies: Array, probabilities: Array,
+             sure: Array, prior: Array, mask: Array) -> jax.Array:
+  r"""ICPL: a row should be near its proxies and far from rows of others.
+
+  The classes of a row are :math:`\xi = \{\arg\max p\}` if it is sure, else all
+  with :math:`p_c > P_c`. With f a row's feature and q a proxy, both of length
+  1, its positive similarity is :math:`s = f \cdot \sum_{c \in \xi} p_c q_c`, or
+  :math:`f \cdot q_\xi` if it is sure, and the loss
+  :math:`-\log \frac{e^s}{e^s + \sum_j e^{f \cdot f_j}}` over the rows j that
+  share no class with it and have a positive similarity to it.
+
+  Args:
+    features: float[B, F], projected, of any length.
+    proxies: float[C, F], projected, of any length.
+    probabilities: float[B, C], p; constants for derivatives.
+    sure: float32[B], 1 for a sure row.
+    prior: float32[C], P.
+    mask: float32[B]; a masked row is nobody's negative.
+
+  Returns:
+    float32[B].
+  """
+  p = lax.stop_gradient(jnp.asarray(probabilities))
+  top = jax.nn.one_hot(p.argmax(-1), p.shape[-1], dtype=bool)
+  likely = p > prior
+  is_sure = (jnp.asarray(sure) > 0)[:, None]
+  classes = jnp.where(is_sure, top, likely).astype(p.dtype)
+  shares = jnp.where(is_sure, top, p * likely).astype(p.dtype)
+  f, q = _unit(features), _unit(proxies)
+  near = jnp.sum(f * (shares @ q), -1)
+  similarity = f @ f.T
+  apart = (classes @ classes.T == 0) & (similarity >= 1e-6) & (
+      jnp.asarray(mask) > 0)
+  gap = jnp.where(apart, similarity - near[:, None], 0)
+  return jnp.log1p(jnp.sum(jnp.where(apart, jnp.exp(gap), 0), -1))
+
+
+def _unit(x: Array) -> jax.Array:
+  """The rows, made to have length 1."""
+  return x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + _LEAST)
+
+
+def margin(proxies: Array, most: Number = 100.0) -> jax.Array:
+  """float32[]: from the loneliest proxy to its nearest; at most `most`."""
+  gaps = _distances(proxies, proxies)
+  others = ~jnp.eye(len(proxies), dtype=bool)
+  nearest = jnp.min(gaps, -1, where=others, initial=jnp.inf)
+  return jnp.minimum(jnp.max(nearest), most)
+
+
+def tuned(mean: Array, sent: Array, weights: Array, key: jax.Array, *,
+          epochs: int = 100, rate: float = 0.005, batch: int = 4,
+          max_margin: float = 100.0) -> jax.Array:
+  r"""GPT: moves global proxies to where the clients' are told apart best.
+
+  Plain descent on :math:`H(softmax(-D), c)` for each sent proxy w of class c,
+  in batches of shuffled ones, with :math:`D_{c'} = \|w - \Omega_{c'}\|`, to
+  which `margin` of the mean is added for c itself.
+
+  Args:
+    mean: float[C, F], the averaged proxies.
+    sent: float[M, C, F], those of each client.
+    weights: float32[M]; a client of weight 0 sent nothing.
+    key: of the shuffling.
+    epochs: over all sent proxies; 0 leaves the mean.
+    rate: of the descent.
+    batch: proxies of a step.
+    max_margin: the largest margin.
+
+  Returns:
+    float[C, F]; the mean if nobody sent anything.
+  """
+  num_clients, size, width = sent.shape
+  # Those who sent come first, so that nobody else changes the draws.
+  present = jnp.asarray(weights) > 0
+  rows = jnp.asarray(sent)[jnp.argsort(~present, stable=True)]
+  rows = rows.reshape(-1, width)
+  of_class = jnp.tile(jnp.arange(size), num_clients)
+  count = present.sum() * size
+  wide = margin(mean, max_margin)
+
+  def loss(now: jax.Array, index: jax.Array, mask: jax.Array) -> jax.Array:
+    label = of_class[index]
+    gaps = _distances(rows[index], now) + wide * jax.nn.one_hot(label, size)
+    return losses.cross_entropy(-gaps, label, mask)[0]
+
+  def epoch(i: jax.Array, now: jax.Array) -> jax.Array:
+    draw = jax.random.uniform(jax.random.fold_in(key, i), of_class.shape)
+    order = jnp.argsort(jnp.where(jnp.arange(len(draw)) < count, draw, 2.0))
+
+    def step(j: jax.Array, now: jax.Array) -> jax.Array:
+      place = j * batch + jnp.arange(batch)
+      index = jnp.take(order, place, mode='clip')
+      gradient = jax.grad(loss)(
+          now, index, (place < count).astype(jnp.float32))
+      return now - rate * gradient
+    return lax.fori_loop(0, (count + batch - 1) // batch, step, now)
+  out: jax.Array = lax.fori_loop(0, epochs, epoch, jnp.asarray(mean))
+  return out
+
+
+def _distances(a: Array, b: Array) -> jax.Array:
+  """float[N, M] between rows, with derivative 0 where they are equal."""
+  squares = jnp.sum(jnp.square(jnp.asarray(a)[:, None] - b), -1)
+  apart = squares > 0
+  return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+
+
+def labels(own: Array, received: Array, *, labeler: str = 'either',
+           threshold: Number = 0.95) -> tuple[jax.Array, jax.Array]:
+  """Labels rows, see the knob `labeler`.
+
+  Args:
+    own: float[B, C], logits of the model in training.
+    received: float[B, C] of the model that the client received.
+    labeler: one of `LABELERS`.
+    threshold: confidence from which on a model is sure of a row.
+
+  Returns:
+    Targets float32[B, C], and float32[B], 1 for a row that counts.
+  """
+  if labeler == 'blended':
+    return losses.blended_label(own, received, threshold=threshold)[:2]
+  (local, local_sure), (other, other_sure) = (
+      losses.pseudo_label(x, threshold=threshold) for x in (own, received))
+  spread = [jnp.var(jax.nn.softmax(x), -1) for x in (own, received)]
+  from_local = {'local': jnp.ones(len(local), bool),
+                'surer': spread[0] > spread[1]
+                }.get(labeler, jnp.zeros(len(local), bool))
+  targets = jax.nn.one_hot(
+      jnp.where(from_local, local, other), own.shape[-1])
+  if labeler == 'either':
+    return targets, jnp.maximum(local_sure, other_sure)
+  return targets, jnp.where(from_local, local_sure, other_sure)
+
+
+def projected(model: Model) -> Model:
+  """The network with ICPL's two projections beside it, which are sent too.
+
+  Each keeps the features' width; that of the features has a bias.
+  """
+  def inner(variables: Variables) -> Variables:
+    return variables._replace(params=variables.params[_NETWORK])
+
+  def init(key: jax.Array) -> Variables:
+    made = model.init(key)
+    width = _at(made.params, _path(model)).shape[0]
+    keys = jax.random.split(jax.random.fold_in(key, 1), 3)
+    bound = width ** -0.5  # PyTorch's, as for the last layer there.
+    def draw(key: jax.Array, *shape: int) -> jax.Array:
+      return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+    return made._replace(params={
+        _NETWORK: made.params,
+        _FEATURES: {'kernel': draw(keys[0], width, width),
+                    'bias': draw(keys[1], width)},
+        _PROXIES: {'kernel': draw(keys[2], width, width)}})
+
+  def call(function: Any) -> Any:
+    return None if function is None else (
+        lambda variables, *rest: function(inner(variables), *rest))
+
+  return model._replace(
+      init=init, apply=call(model.apply), apply_train=call(model.apply_train),
+      embed=call(model.embed), features=call(model.features),
+      features_train=call(model.features_train),
+      head=lambda: (_NETWORK, *_path(model)))
+
+
+def _path(model: Model) -> tuple[str, ...]:
+  if model.head is None:
+    raise ValueError('the model does not say which layer is its last; a Model '
+                     'needs features, features_train and head.')
+  return model.head()
+
+
+def _at(params: PyTree, path: tuple[str, ...]) -> Any:
+  """The array at a path."""
+  return functools.reduce(operator.getitem, path, params)
+
+
+def _with(params: PyTree, path: tuple[str, ...], array: jax.Array) -> PyTree:
+  """The parameters with another array at a path."""
+  if not path:
+    return array
+  return {**params, path[0]: _with(params[path[0]], path[1:], array)}
+
+
+@knobs.checked(
+    contrast_weight=knobs.Bound(cases=(knobs.at(0, 'ICPL is off'),)),
+    tuning_epochs=knobs.Bound(0, 1_000_000, whole=True, cases=(
+        knobs.at(0, 'GPT is off'),)),
+    tuning_rate=knobs.RATE, tuning_batch=knobs.Bound(1, 65536, whole=True),
+    max_margin=knobs.Bound(infinite=True),
+    prior_decay=knobs.Bound(0, 1, cases=(
+        knobs.at(1, 'the prior stays uniform'),)))
+def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
+            unlabeled_weight: float = 1.0, contrast_weight: float = 1.0,
+            true_labels: bool = False, tuning_epochs: int = 100,
+            tuning_rate: float = 0.005, tuning_batch: int = 4,
+            max_margin: float = 100.0, prior_decay: float = 0.99,
+            weighting: str = 'examples') -> Method:
+  """Adds ICPL at the clients and GPT at the server to a labeler of rows.
+
+  The loss is L_s + unlabeled_weight L_u + contrast_weight L_c: cross entropy,
+  KL of accepted rows over the batch, and the mean of `contrast` over both views
+  of unlabeled rows. `contrastive_loss` is L_c.
+
+  Args:
+    task: the static choices; labels must be at the clients. The network must
+      say what its last layer reads and where it is.
+    labeler: who labels rows, and which count: 'either', as in the code, the
+      received model's label of every row that it or the local model is sure of.
+      Or the label of another method, to which this is then added: 'local' or
+      'global' as of FixMatch, 'blended' of SAGE, or 'surer', the model with the
+      larger variance of probabilities, as of FedLabel, but in one chain of
+      steps: with two, a client has no batch of both kinds to contrast.
+    threshold: confidence from which on a model is sure of a row.
+    unlabeled_weight: of L_u; 0 leaves the other parts.
+    contrast_weight: of L_c; 0 is off, and nothing is projected or sent for it.
+    true_labels: whether labeled rows enter ICPL by their label, as in the
+      paper, in place of what the received model says of them.
+    tuning_epochs: over the proxies that clients sent; 0 is off. The code's 10
+      for CIFAR-100.
+    tuning_rate: of GPT; that of the code's script, and not its default.
+    tuning_batch: proxies of a step of GPT; the same.
+    max_margin: of GPT.
+    prior_decay: share of the prior that stays in a round.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+
+  Returns:
+    The method; its server record is `Server`. Evaluation judges the labels of
+    the global model.
+
+  Raises:
+    ValueError: for an unknown choice, labels at the server, or a network that
+      does not say what it must.
+  """
+  checks.check('labeler', labeler, LABELERS)
+  client_weights.check(weighting, 1.0)
+  if task.labels_at == 'server':
+    raise checks.FieldError(
+        'labels_at', 'server', "proxyfl counts classes of the clients' labels; "
+        'give clients.')
+  s = _Settings(labeler, threshold, unlabeled_weight, contrast_weight,
+                true_labels, tuning_epochs, tuning_rate, tuning_batch,
+                max_margin, prior_decay, weighting)
+  if tuning_epochs or contrast_weight:
+    _path(task.model)  # Refused where there is none.
+  if contrast_weight:
+    task = dataclasses.replace(task, model=projected(task.model))
+  return assemble.assemble(
+      task, init=functools.partial(_init, task),
+      client_update=functools.partial(_client_update, task, s),
+      aggregate=functools.partial(_aggregate, task, s),
+      work=functools.partial(batching.num_steps, task),
+      pseudo_label=assemble.confident_labels(task, threshold))
+
+
+def _init(task: Task, key: jax.Array, federation: Federation
+          ) -> tuple[Server, PyTree]:
+  del federation
+  size = task.num_classes
+  return Server(assemble.new_model(task, key), jnp.full(size, 1 / size)), ()
+
+
+class _Views(NamedTuple):
+  """What the model in training and the received one say of a batch."""
+
+  labeled: jax.Array  # float32[B, C], logits.
+  own: jax.Array  # The same of the weak view, constants.
+  strong: jax.Array
+  received: jax.Array  # Of the received model, of the weak view.
+  received_labeled: jax.Array | None  # None without ICPL.
+  features: jax.Array | None  # Of all three views, one after another.
+  stats: PyTree
+
+
+def _passes(task: Task, s: _Settings, model: Variables, anchor: Variables,
+            views: tuple[Batch, Batch, Batch], key: jax.Array) -> _Views:
+  weak, labeled, strong = views
+  if not s.contrast_weight:
+    received = task.apply(anchor, weak.inputs)
+    own, (known, taught), stats = network.forward_with_targets(
+        task, model, weak, labeled, strong, key=key)
+    return _Views(known, own, taught, received, None, None, stats)
+  first, second = len(labeled.mask), len(labeled.mask) + len(weak.mask)
+  both = task.apply(anchor, network.joined([labeled, weak]).inputs)
+  features, logits, stats = network.forward_with_features(
+      task, model, network.joined([labeled, weak, strong]), key=key)
+  return _Views(logits[:first], lax.stop_gradient(logits[first:second]),
+                logits[second:], both[first:], both[:first], features, stats)
+
+
+def _contrast(s: _Settings, seen: _Views, params: PyTree,
+              path: tuple[str, ...], batch: Any, sure: jax.Array,
+              prior: jax.Array) -> jax.Array:
+  """float32[]: the mean of ICPL over the views of a batch's unlabeled rows."""
+  assert seen.features is not None and seen.received_labeled is not None
+  known, rows = batch.labeled, batch.unlabeled
+  if s.true_labels:
+    of_known = jax.nn.one_hot(known.labels, seen.own.shape[-1])
+    known_sure = jnp.ones_like(known.mask)
+  else:
+    of_known = jax.nn.softmax(seen.received_labeled)
+    known_sure = losses.pseudo_label(
+        seen.received_labeled, threshold=s.threshold)[1]
+  of_rows = jax.nn.softmax(seen.received)
+  a, v = params[_FEATURES], params[_PROXIES]
+  values = contrast(
+      seen.features @ a['kernel'] + a['bias'],
+      _at(params, path).T @ v['kernel'],
+      jnp.concatenate([of_known, of_rows, of_rows]),
+      jnp.concatenate([known_sure, sure, sure]), prior,
+      jnp.concatenate([known.mask, rows.mask, rows.mask]))
+  anchors = jnp.concatenate([0 * known.mask, rows.mask, rows.mask])
+  return losses.masked_mean(values, anchors)
+
+
+def _loss_fn(task: Task, s: _Settings, prior: jax.Array, begin: jax.Array
+             ) -> LossFn:
+  """The loss; classes are counted from step `begin` on."""
+  def loss_fn(model, given, batch, key):
+    known, rows = batch.labeled, batch.unlabeled
+    seen = _passes(task, s, model, given.anchor,
+                   network.views(task, batch, key), key)
+    targets, accepted = labels(seen.own, seen.received, labeler=s.labeler,
+                               threshold=s.threshold)
+    loss, _ = losses.target_kl(seen.strong, targets, rows.mask * accepted,
+                               total=rows.mask.sum())
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(seen.labeled, known),
+        weight=s.unlabeled_weight,
+        mask_rate=losses.masked_mean(accepted, rows.mask),
+        labelings=1 if s.contrast_weight else 2,
+        views=2 if s.contrast_weight else 1)
+    guess, sure = losses.pseudo_label(seen.received, threshold=s.threshold)
+    sure = jnp.maximum(sure, losses.pseudo_label(
+        seen.own, threshold=s.threshold)[1])
+    if s.contrast_weight:
+      apart = _contrast(s, seen, model.params, _path(task.model), batch, sure,
+                        prior)
+      loss += s.contrast_weight * apart
+      metrics['contrastive_loss'] = network.over_rows(apart, rows)
+      metrics['forward_passes'] += known.mask.sum()
+    found = sum(jax.nn.one_hot(label, task.num_classes).T @ mask
+                for label, mask in ((known.labels, known.mask),
+                                    (guess, rows.mask * sure)))
+    memory = given.memory
+    counts = memory.counts + jnp.where(memory.step >= begin, found, 0)
+    return loss, Aux(seen.stats, metrics, _Seen(memory.step + 1, counts))
+  return loss_fn
+
+
+def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
+                   key: jax.Array) -> Update:
+  steps = batching.num_steps(task, client.shard)
+  last = steps // (1 if task.local_steps else task.local_epochs)
+  loss_fn = averaging.with_server_rule(
+      task, _loss_fn(task, s, payload.prior, steps - last), 'fedavg', 0.0)
+  model, metrics, seen = averaging.train_locally(
+      task, loss_fn, payload.model, client.train, client.shard, client.round,
+      key, 'both', _Seen(jnp.int32(0), jnp.zeros(task.num_classes)))
+  weight = client_weights.client_weight(
+      client.shard, 'both', weighting=s.weighting)
+  return Update(tree.subtract(model, payload.model), weight, client.memory,
+                metrics, counts=seen.counts)
+
+
+def _aggregate(task: Task, s: _Settings, server: Server, updates: Update,
+               cohort: Any, context: Any, key: jax.Array
+               ) -> tuple[Server, Metrics]:
+  """The mean, then GPT; and the prior. Updates are [G, S, ...]."""
+  del cohort, context
+  messages, counts, weights = jax.tree.map(
+      lambda x: x.reshape(-1, *x.shape[2:]),
+      (updates.message, updates.counts, updates.weight))
+  mean = aggregation.weighted_mean(messages, weights)
+  model = assemble.moved(server.model, mean)
+  if s.tuning_epochs:
+    path = _path(task.model)
+    sent = _at(server.model.params, path) + _at(messages.params, path)
+    head = tuned(
+        _at(model.params, path).T, jnp.swapaxes(sent, 1, 2), weights, key,
+        epochs=s.tuning_epochs, rate=s.tuning_rate, batch=s.tuning_batch,
+        max_margin=s.max_margin)
+    model = model._replace(params=_with(model.params, path, head.T))
+  total = jnp.sum(jnp.where(weights[:, None] > 0, counts, 0), 0)
+  share = total / jnp.maximum(total.sum(), 1)
+  prior = jnp.where(total.sum() > 0, s.prior_decay * server.prior + (
+      1 - s.prior_decay) * share, server.prior)
+  return Server(model, prior), {}

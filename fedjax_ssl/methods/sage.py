@@ -1,0 +1,75 @@
+"""SAGE: the local and the global label of a row, blended by confidence gap.
+
+Liu et al., Mind the Gap: Confidence Discrepancy Can Guide Federated
+Semi-Supervised Learning Across Pseudo-Mismatch, CVPR 2025,
+https://arxiv.org/abs/2503.13227. The server is FedAvg's; a client sends its
+model and nothing else.
+"""
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.core.types import Method, Ratio, Task
+from fedjax_ssl.methods.parts import assemble, averaging, network, objective
+
+
+@knobs.checked(half_gap=knobs.Bound(above=True))
+def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
+         unlabeled_weight: float = 1.0, server: str = 'fedavg',
+         mu: float = 0.01, weighting: str = 'examples',
+         keep_local: bool = False) -> Method:
+  r"""Learns on strong views what two models say of the weak ones.
+
+  The loss is :math:`L_s + \lambda_u L_u`, where L_u is the mean over the batch
+  of :math:`1[c_l \ge \tau \vee c_g \ge \tau] KL[t \| p(A_s(u))]` with t of
+  `losses.blended_label`: l is the model in training, g the one that the client
+  received, with its running statistics. All three views go through the model in
+  training as one batch, as in the authors' code, where the norm is of batches.
+
+  The code adds 1e-10 to both sides of KL before the logarithm, which matters
+  for probabilities below 1e-9 only, and is left out. Its optimizer, momentum
+  included, goes from client to client; here each starts anew. Its clients count
+  by 2000 n_s + n_u, as it repeats the labeled rows; here by the rows they have.
+
+  Args:
+    task: the static choices.
+    threshold: confidence tau from which on a model is sure of a row; 0 keeps
+      all rows, 1.1 none, which leaves the supervised part.
+    half_gap: gap of the confidences at which both labels count the same. A
+      large one gives the local label wherever the local model is sure.
+    unlabeled_weight: lambda_u; 0 leaves the supervised part.
+    server: 'fedavg' or 'fedprox'.
+    mu: weight of FedProx's term; ignored by 'fedavg'.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method. `local_rate` is the mean share of the local label in the labels
+    of accepted rows; evaluation judges the labels of the global model.
+  """
+  checks.check('server', server, ('fedavg', 'fedprox'))
+
+  def loss_fn(model, given, batch, key):
+    target, *views = network.views(task, batch, key)
+    received = task.apply(given.anchor, target.inputs)
+    own, (labeled, strong), stats = network.forward_with_targets(
+        task, model, target, *views, key=key)
+    targets, accepted, share = losses.blended_label(
+        own, received, threshold=threshold, half_gap=half_gap)
+    rows = batch.unlabeled.mask
+    used = rows * accepted
+    loss, _ = losses.target_kl(strong, targets, used, total=rows.sum())
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(labeled, batch.labeled),
+        weight=unlabeled_weight, mask_rate=losses.masked_mean(accepted, rows),
+        labelings=2)
+    metrics['local_rate'] = Ratio(jnp.sum(used * share), used.sum())
+    return loss, Aux(stats, metrics)
+
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      keep_local=keep_local,
+      pseudo_label=assemble.confident_labels(task, threshold))

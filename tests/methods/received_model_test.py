@@ -1,0 +1,61 @@
+"""The received model labels rows of all clients in one ordinary convolution.
+
+Its weights are the same for all of them. Under vmap their rows are then one
+batch; the models in training have weights of their own, so their convolutions
+have as many groups as there are clients.
+"""
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.methods.parts import averaging
+from tests import hlo, toy
+from tests.training import networks
+
+TOGETHER = 2
+
+
+def _convolutions(text):
+  """Of a round of clients that train under one vmap."""
+  federation, _ = toy.federation()
+  task = dataclasses.replace(
+      toy.task(client_map='vmap', chunk_size=TOGETHER),
+      model=networks.reordered('lax'))
+  method = methods.make(text, task)
+  state = jax.eval_shape(
+      lambda key: method.init(key, federation), jax.random.key(0))
+  return hlo.convolutions(jax.jit(method.round).lower(
+      state, federation, jnp.int32(0), jax.random.key(1)).as_text())
+
+
+def _shared(text):
+  """Rows of each convolution without groups."""
+  found = _convolutions(text)
+  assert any(groups == TOGETHER for groups, *_ in found)
+  assert {groups for groups, *_ in found} <= {1, TOGETHER}
+  return [rows for groups, (rows, *_), kernel in found if groups == 1]
+
+
+@pytest.mark.parametrize('text, rows', [
+    ('fixmatch', None), ("fixmatch(labeler='global')", 4), ('sage', 4),
+    ('proxyfl', 7), ('proxyfl(contrast_weight=0.0)', 4)])
+def test_the_received_model_sees_all_clients_rows_as_one_batch(text, rows):
+  """`rows` of each client: the 4 unlabeled ones of a step, or the 3 others."""
+  assert _shared(text) == ([] if rows is None else [TOGETHER * rows])
+
+
+def test_a_model_for_each_client_is_found():
+  """What a client receives must not depend on who it is."""
+  whole = averaging._broadcast
+
+  def own(s, record, client_id):
+    return jax.tree.map(lambda x: x + 0 * client_id, whole(
+        s, record, client_id))
+  with mock.patch.object(averaging, '_broadcast', own):
+    assert not _shared('sage')
