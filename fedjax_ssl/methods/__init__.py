@@ -28,6 +28,7 @@ from fedjax_ssl.methods import (
   pseudo_label,
   rscfed,
   scaffold,
+  semifl,
   uda,
 )
 from fedjax_ssl.methods.parts import aggregators
@@ -54,6 +55,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'pseudo_label': pseudo_label.pseudo_label,
     'rscfed': rscfed.rscfed,
     'scaffold': scaffold.scaffold,
+    'semifl': semifl.semifl,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')
 
