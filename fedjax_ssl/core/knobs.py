@@ -130,6 +130,7 @@ BOUNDS: dict[str, Bound] = {
     'alpha': Bound(0, 1e6, cases=(at(0, 'rows are not mixed'),)),
     'beta': Bound(infinite=True, cases=(
         at(0, 'groups are averaged as in FedAvg'),)),
+    'clip_norm': Bound(above=True, infinite=True),
     'confidence': Bound(0, 1.1, cases=(
         over(1, 'no row enters a relation matrix'),)),
     'consistency': _weight('consistency'),
@@ -166,6 +167,7 @@ BOUNDS: dict[str, Bound] = {
     'max_entropy': Bound(cases=(at(0, 'no row enters a relation matrix'),)),
     'max_gib': Bound(),
     'max_norm': Bound(above=True, infinite=True),
+    'mix_weight': _weight('mixing'),
     'mu': PROXIMAL,
     'noise_size': _whole(1, 65536),
     'num_helpers': _whole(0, _UNROLLED, at(0, 'clients help nobody')),
@@ -181,12 +183,18 @@ BOUNDS: dict[str, Bound] = {
     'psi_threshold': Bound(),
     'ramp': _share(),
     'relation_weight': _weight('relation matching'),
+    'rho': Bound(cases=(
+        at(0, 'what sharpness-aware consistency teaches is nothing'),)),
     'rounds': _whole(1, 2**31 - 1),
     'scale': Bound(cases=(at(0, 'what unlabeled rows teach is off'),)),
+    'server_momentum': Bound(0, 1, below=True, cases=(
+        at(0, 'the server has no momentum'),)),
     'sharpening': Bound(above=True),
+    'sharpness_weight': _weight('sharpness-aware consistency'),
     'shift': _whole(0, 2**31 - 1, at(0, 'images are not moved')),
     'side': _whole(0, 2**31 - 1, at(0, 'nothing is cut out')),
     'size': _whole(1, 65536),
+    'stats_clients': _whole(0, 2**31 - 1),
     'temperature': Bound(),
     'threshold': CONFIDENCE,
     'unlabeled_rate': _factor('clients without labels'),
@@ -197,6 +205,7 @@ BOUNDS: dict[str, Bound] = {
     'vocabulary': _whole(2, 10_000_000),
     'wait_steps': _whole(0, _STEPS),
     'warmup': _share(at(1, 'only clients with labels train')),
+    'warmup_passes': _whole(0, 1000),
     'warmup_steps': _whole(0, _STEPS),
     'stride': _whole(1, 64),
     'width': _whole(1, 8192),

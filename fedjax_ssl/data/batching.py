@@ -255,3 +255,18 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
 
   width = sum(s.capacity for s in parts.values())
   return Batches(steps, width, first, following)
+
+
+def together(first: Batches, second: Batches) -> Batches:
+  """Two clients' streams at once: each batch is a pair of theirs.
+
+  There are as many steps as the first has. The second goes on with new orders
+  if it has fewer.
+  """
+  def following(cursors: Any, step: jax.Array) -> Any:
+    a, batch, rows = first.next(cursors[0], step)
+    b, other, more = second.next(cursors[1], step)
+    return (a, b), (batch, other), rows + more
+
+  return Batches(first.num_steps, first.width + second.width,
+                 lambda: (first.start(), second.start()), following)

@@ -21,6 +21,7 @@ from fedjax_ssl.methods import (
   fedssl,
   fedtrinet,
   fixmatch,
+  fl2,
   flexmatch,
   local,
   mixmatch,
@@ -30,6 +31,7 @@ from fedjax_ssl.methods import (
   rscfed,
   sage,
   scaffold,
+  semifl,
   uda,
 )
 from fedjax_ssl.methods.parts import aggregators
@@ -49,6 +51,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'fedssl': fedssl.fedssl,
     'fedtrinet': fedtrinet.fedtrinet,
     'fixmatch': fixmatch.fixmatch,
+    'fl2': fl2.fl2,
     'flexmatch': flexmatch.flexmatch,
     'local': local.local,
     'mixmatch': mixmatch.mixmatch,
@@ -58,6 +61,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'rscfed': rscfed.rscfed,
     'sage': sage.sage,
     'scaffold': scaffold.scaffold,
+    'semifl': semifl.semifl,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')
 

@@ -7,7 +7,6 @@ https://arxiv.org/abs/1905.08941; both rows of a blend train them.
 """
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -82,30 +81,6 @@ def mix(key: jax.Array, inputs: jax.Array, targets: jax.Array,
   lam = losses.mixup_ratio(ratio_key, mask.shape, alpha=alpha,
                            dominant=dominant)
   return losses.mixup(lam, first, jax.tree.map(lambda x: x[other], first))
-
-
-def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
-  """The rows in a form that can be averaged: pixels or word vectors.
-
-  Args:
-    task: has the network.
-    model: embeds token ids.
-    batch: raw rows.
-
-  Returns:
-    Images as they are; of a network with word vectors float32[B, T, E].
-
-  Raises:
-    ValueError: for token ids that the network does not embed.
-  """
-  ready, embed = task.preprocess(batch.inputs), task.model.embed
-  is_ids = not jnp.issubdtype(ready.dtype, jnp.floating)
-  if embed is None and is_ids:
-    raise ValueError(f'mixmatch cannot blend inputs of type {ready.dtype}: the '
-                     'model has no vectors for them (Model.embed is None).')
-  if embed is None:
-    return batch
-  return batch._replace(inputs=embed(model, ready) if is_ids else ready)
 
 
 @knobs.checked(_PROFILES)
@@ -198,9 +173,7 @@ def _blended(s: _Settings, parts: list[_Targeted], key: jax.Array
 
 def _loss_fn(task: Task, s: _Settings) -> LossFn:
   """The loss on blends of whatever rows a batch has."""
-  # Word vectors need no more preprocessing.
-  reader = task if task.model.embed is None else dataclasses.replace(
-      task, preprocess=lambda x: x)
+  reader = network.of_blends(task)
 
   def loss_fn(model, given, batch, key):
     del given
@@ -213,7 +186,8 @@ def _loss_fn(task: Task, s: _Settings) -> LossFn:
       parts.append(_pseudo_labeled(
           task, s, model, batch.unlabeled,
           jax.random.split(label_key, s.num_views + 1)))
-    parts = [(blendable(task, model, part), target) for part, target in parts]
+    parts = [(network.blendable(task, model, part), target)
+             for part, target in parts]
     mixed = _blended(s, parts, mix_key)
     views = [part._replace(inputs=inputs) for (part, _), (inputs, _)
              in zip(parts, mixed, strict=True)]

@@ -189,7 +189,8 @@ def state_keeps_its_form_and_metrics_are_finite(one: CohortRunner) -> None:
   if 'backward_passes' in sums:
     trains = float(sums['num_participants']) > 0
     assert (float(sums['backward_passes'].total) > 0) == trains
-    assert float(sums['forward_passes'].total) >= float(
+    # Two gradients may share a pass forward.
+    assert 2 * float(sums['forward_passes'].total) >= float(
         sums['backward_passes'].total)
   talks = one.method.aggregate is not None
   assert bool(float(sums['models_sent'].total) > 0) == talks

@@ -63,7 +63,7 @@ percent of one dense model; mean over clients and rounds |
 model's, 0..1 |
 | client_val_accuracy | FedMatch: accuracy on the server's validation \
 examples, mean over the models as clients sent them, 0..1 |
-| mixup_loss | of the classifier on FedSSL's blends |
+| mixup_loss | of the classifier on FedSSL's or SemiFL's blends |
 | realism_loss, discriminator_loss | of FedSSL's generator and discriminator |
 | reconstruction | squared error of unmixed blends |
 | epsilon | privacy spent at that round, in every round's row, at the run's \

@@ -171,7 +171,7 @@ def test_mixmatch_refuses_ids_without_vectors_in_one_line():
   method = methods.make('mixmatch', dataclasses.replace(
       task, model=task.model._replace(embed=None)))
   state = method.init(jax.random.key(0), federation)
-  with pytest.raises(ValueError, match='mixmatch cannot blend') as error:
+  with pytest.raises(ValueError, match='cannot be blended') as error:
     jax.eval_shape(lambda state: method.round(
         state, federation, jnp.int32(0), jax.random.key(0)), state)
   assert '\n' not in str(error.value)

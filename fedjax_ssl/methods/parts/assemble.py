@@ -13,6 +13,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import optax
 
@@ -78,6 +79,9 @@ def assemble(
     on_labels: Callable[..., tuple[Any, Metrics]] | None = None,
     begin: Callable[..., State] | None = None,
     before: Sequence[rounds.Pass] = (),
+    labels_last: bool = False,
+    opening: rounds.Pass | None = None,
+    renew: rounds.Pass | None = None,
     model: Callable[[Any], Variables] = lambda server: server.model,
     local_model: Callable[[PyTree], Variables] | None = None,
     pseudo_label: Callable[..., Any] | None = None,
@@ -90,9 +94,10 @@ def assemble(
 
   A round has these passes: the server trains on its own labels, if it has
   some; the passes `before`; the clients train; and, under norm='static', the
-  statistics of the new model are computed. `task.aggregator` replaces the mean
-  of the clients' updates and nothing else. What a server's optimizer and an
-  attack do, `additions` says.
+  statistics of the new model are computed. With `labels_last` the server trains
+  after the clients, so that its fine-tuned model predicts. `task.aggregator`
+  replaces the mean of the clients' updates and nothing else. What a server's
+  optimizer and an attack do, `additions` says.
 
   Args:
     task: the static choices.
@@ -107,6 +112,11 @@ def assemble(
       learns from its own labels; not called where labels are at the clients.
     begin: (state, federation, round) -> state, before anything else.
     before: passes ahead of the clients'.
+    labels_last: whether the server learns from its labels after the clients
+      have trained, and not before.
+    opening: a pass ahead of all others in the first round, which changes the
+      server's record alone.
+    renew: computes the statistics of norm='static'; default `statistics`.
     model: server -> the model that predicts.
     local_model: a client's row of memory -> its own model; None where clients
       keep none.
@@ -136,9 +146,12 @@ def assemble(
       broadcast=lambda server, client_id: send(own(server), client_id),
       work=work)]
   if task.labels_at == 'server' and on_labels is not None:
-    passes.insert(0, within(rounds.server_pass(on_labels)))
+    passes.insert(len(passes) if labels_last else 0,
+                  within(rounds.server_pass(on_labels)))
   if task.model.norm == 'static':
-    passes.append(within(statistics(task)))
+    passes.append(within(renew or statistics(task)))
+  if opening is not None:
+    passes.insert(0, within(once(opening)))
   one_round = (rounds.chain(*passes) if splits_key or len(passes) > 1
                else passes[0])
 
@@ -231,6 +244,24 @@ def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
                          aggregation.weighted_mean(counts, weights))
     return finish(server, mean, cohort, context, key)
   return aggregate
+
+
+def once(one: rounds.Pass) -> rounds.Pass:
+  """Makes a pass over the server's record that only the first round has.
+
+  In all other rounds it costs nothing, and its metrics count nothing.
+  """
+  def run(state, federation, round_, key):
+    def made(server):
+      after, metrics = one(state._replace(server=server), federation, round_,
+                           key)
+      return after.server, metrics
+    def skipped(server):
+      return server, tree.zeros_like(shapes)
+    _, shapes = jax.eval_shape(made, state.server)
+    server, metrics = lax.cond(round_ == 0, made, skipped, state.server)
+    return state._replace(server=server), metrics
+  return run
 
 
 def statistics(task: Task) -> rounds.Pass:

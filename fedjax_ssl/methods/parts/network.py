@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -132,3 +133,34 @@ def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
 def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:
   """The batch's strong view."""
   return batch._replace(inputs=task.strong(key, batch.inputs))
+
+
+def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
+  """The rows in a form that can be averaged: pixels or word vectors.
+
+  Args:
+    task: has the network.
+    model: embeds token ids.
+    batch: raw rows.
+
+  Returns:
+    Images as they are; of a network with word vectors float32[B, T, E].
+
+  Raises:
+    ValueError: for token ids that the network does not embed.
+  """
+  ready, embed = task.preprocess(batch.inputs), task.model.embed
+  is_ids = not jnp.issubdtype(ready.dtype, jnp.floating)
+  if embed is None and is_ids:
+    raise ValueError(f'Inputs of type {ready.dtype} cannot be blended: the '
+                     'model has no vectors for them (Model.embed is None).')
+  if embed is None:
+    return batch
+  return batch._replace(inputs=embed(model, ready) if is_ids else ready)
+
+
+def of_blends(task: Task) -> Task:
+  """Returns the task of blends: word vectors need no more preprocessing."""
+  if task.model.embed is None:
+    return task
+  return dataclasses.replace(task, preprocess=lambda x: x)

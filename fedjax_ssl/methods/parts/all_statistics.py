@@ -1,0 +1,125 @@
+"""Normalization statistics of all clients' rows and the server's own (sBN).
+
+Diao et al., SemiFL, NeurIPS 2022, https://arxiv.org/abs/2106.01432, whose
+networks train with the statistics of each batch and never track them. For
+prediction the rows of all go through the network once more, without any view.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import aggregation
+from fedjax_ssl.core import local_training, rounds, sampling, tree
+from fedjax_ssl.core.types import (
+  Array,
+  Client,
+  Context,
+  Examples,
+  Metrics,
+  PyTree,
+  Shard,
+  State,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import assemble, network
+
+_BATCH = 250  # Rows of a batch, as in the authors' code.
+
+
+def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
+  r"""Makes the pass that recomputes statistics over all clients.
+
+  Each batch b of the rows of a client, or of the server, is normalized by
+  itself and has mean :math:`m_b` and variance :math:`v_b` in each layer; the
+  model keeps :math:`\frac1B \sum_b m_b` and :math:`\frac1B \sum_b v_b` over the
+  B batches of all. So each client sends its means and their number. Only the
+  model is sent to the clients, and what they remember is not touched. The
+  variances are biased, as everywhere under norm='static'.
+
+  Args:
+    task: the static choices.
+    num_clients: so many clients are drawn for it; 0 asks all.
+
+  Returns:
+    The pass.
+  """
+  sample = sampling.uniform(num_clients) if num_clients else (
+      sampling.everyone())
+  inner = rounds.client_pass(
+      task, functools.partial(_client_update, task),
+      functools.partial(_finish, task), sample=sample,
+      broadcast=lambda server, client_id: assemble.Server(server.model),
+      work=lambda shard: batching.num_steps(_wide(task, shard), shard))
+
+  def run(state: State, federation: Any, round_: Array, key: jax.Array
+          ) -> tuple[State, Metrics]:
+    after, metrics = inner(state._replace(memory=()), federation, round_, key)
+    # Who only measures does not take part in training.
+    del metrics['num_participants']
+    return after._replace(memory=state.memory), metrics
+  return run
+
+
+def of_rows(task: Task, model: Variables, examples: Examples, shard: Shard,
+            key: jax.Array) -> tuple[PyTree, jax.Array]:
+  """Computes the mean over batches of their statistics.
+
+  Args:
+    task: the static choices.
+    model: the network.
+    examples: what the shard indexes.
+    shard: the rows of a client or of the server.
+    key: draws their order.
+
+  Returns:
+    The change from the model's statistics, and float32[], the number of
+    batches; without any, zeros.
+  """
+  made = batching.batches(_wide(task, shard), examples, shard, key)
+
+  def step(sums, batch, key):
+    del key
+    _, stats = network.forward(task, model, batch.labeled, batch.unlabeled)
+    return tree.add(sums, tree.subtract(stats, model.stats)), {}
+
+  sums, _ = local_training.train(
+      step, tree.zeros_like(model.stats), made, key)
+  count = made.num_steps.astype(jnp.float32)
+  return tree.scale(sums, 1 / jnp.maximum(count, 1)), count
+
+
+def _wide(task: Task, shard: Shard) -> Task:
+  """The task of one pass in batches as wide as is of use."""
+  labeled, unlabeled = (min(_BATCH, rows.shape[-1]) for rows in (
+      shard.labeled, shard.unlabeled))
+  return dataclasses.replace(
+      task, local_epochs=1, local_steps=0, labeled_batch=labeled,
+      unlabeled_batch=unlabeled)
+
+
+def _client_update(task: Task, payload: Any, client: Client, key: jax.Array
+                   ) -> Update:
+  change, count = of_rows(task, payload.model, client.train, client.shard, key)
+  return Update(change, count, client.memory, {})
+
+
+def _finish(task: Task, server: Any, updates: Update, cohort: Any,
+            context: Context, key: jax.Array) -> tuple[Any, Metrics]:
+  """The mean over all batches, the server's own among them."""
+  del cohort
+  own, count = of_rows(task, server.model, context.train, context.shard, key)
+  stacked = jax.tree.map(
+      lambda x, y: jnp.concatenate([x.reshape(-1, *y.shape), y[None]]),
+      updates.message, own)
+  change = aggregation.weighted_mean(
+      stacked, jnp.append(updates.weight.reshape(-1), count))
+  stats = tree.add(server.model.stats, change)
+  return server._replace(model=server.model._replace(stats=stats)), {}

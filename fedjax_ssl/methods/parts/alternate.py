@@ -1,0 +1,213 @@
+"""Alternate training: clients learn pseudo-labels, then the server its labels.
+
+Diao et al., SemiFL, NeurIPS 2022, https://arxiv.org/abs/2106.01432. What
+methods of this kind share: the order of a round, the momentum of the server
+and of each client, clipped gradients, and statistics over all clients.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.core import local_training, rounds, tree
+from fedjax_ssl.core.local_training import Learner, Step
+from fedjax_ssl.core.types import (
+  Array,
+  Client,
+  Context,
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  Ratio,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import (
+  all_statistics,
+  assemble,
+  averaging,
+  labeling,
+)
+
+
+class Server(NamedTuple):
+  """The server's record."""
+
+  model: Variables
+  opt_state: PyTree  # Of the optimizer of its own labels; () if not kept.
+
+
+class Settings(NamedTuple):
+  """What such methods have in common, settled.
+
+  Attributes:
+    server_momentum: beta of the server, m <- beta m + mean update; 0 is off.
+    clip_norm: global norm to which gradients are scaled down; inf is off.
+    keep_momentum: whether clients and server keep their optimizers.
+    stats_clients: so many give statistics under norm='static'; 0 is all.
+    warmup_passes: how often the server trains as in a round before the first.
+  """
+
+  server_momentum: float = 0.5
+  clip_norm: float = 1.0
+  keep_momentum: bool = True
+  stats_clients: int = 0
+  warmup_passes: int = 0
+
+
+def settled(task: Task, s: Settings) -> Task:
+  """The task with clipped gradients, and the server's momentum.
+
+  An optimizer of the server that the task has takes the place of the momentum.
+  """
+  plain, server = task.optimizer, task.server_optimizer
+  def clipped(round_: Any) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(s.clip_norm), plain(round_))
+  if server is None and s.server_momentum:
+    server = optax.sgd(1.0, momentum=s.server_momentum)
+  return dataclasses.replace(
+      task, server_optimizer=server,
+      optimizer=plain if math.isinf(s.clip_norm) else clipped)
+
+
+def streams(task: Task) -> str:
+  """Rows that clients train on: their labels too, where they have some."""
+  return 'unlabeled' if task.labels_at == 'server' else 'both'
+
+
+def method(task: Task, s: Settings, client_update: Callable[..., Update],
+           remember: Callable[[Federation, PyTree], PyTree],
+           pseudo_label: Callable[..., Any]) -> Method:
+  """Makes a method whose server fine-tunes the averaged model.
+
+  A round: clients train and are averaged; the server takes a step with
+  momentum along the mean update, unless nobody took part; it trains on its own
+  labels; and, under norm='static', the statistics of all rows are computed.
+  Those of the first model, and of the warm-up's, are computed before. With
+  labels at the clients the server does not train.
+
+  Args:
+    task: as `settled` made it.
+    s: the settings.
+    client_update: (payload with `model`, client, key) -> Update.
+    remember: (federation, optimizer states [N, ...] or ()) -> the clients'
+      memory.
+    pseudo_label: see `Method`.
+
+  Returns:
+    The method; its server's record is `Server`, beside the momentum.
+  """
+  def init(key: jax.Array, federation: Federation) -> tuple[Server, PyTree]:
+    model = assemble.new_model(task, key)
+    size = federation.num_clients
+    if s.stats_clients > size:
+      raise ValueError(f'stats_clients={s.stats_clients} is more than there '
+                       f'are clients, {size}.')
+    opt_state: PyTree = ()
+    if s.keep_momentum:
+      opt_state = task.optimizer(jnp.int32(0)).init(model.params)
+    return Server(model, opt_state), remember(
+        federation, tree.repeat(opt_state, size))
+
+  is_static = task.model.norm == 'static'
+  renew = (all_statistics.everywhere(task, s.stats_clients) if is_static
+           else None)
+  return assemble.assemble(
+      task, init=init, client_update=client_update,
+      broadcast=lambda server, client_id: assemble.Server(server.model),
+      on_labels=functools.partial(_fine_tune, task, s), labels_last=True,
+      opening=_opening(task, s, renew), renew=renew,
+      work=lambda shard: batching.num_steps(task, shard, streams(task)),
+      pseudo_label=pseudo_label)
+
+
+def _opening(task: Task, s: Settings, renew: rounds.Pass | None
+             ) -> rounds.Pass | None:
+  """The warm-up and the statistics that the first clients need."""
+  passes = [] if renew is None else [renew]
+  if s.warmup_passes and task.labels_at == 'server':
+    longer = dataclasses.replace(
+        task, local_epochs=s.warmup_passes * task.local_epochs,
+        local_steps=s.warmup_passes * task.local_steps)
+    passes.insert(0, rounds.server_pass(
+        functools.partial(_fine_tune, longer, s)))
+  return rounds.chain(*passes) if passes else None
+
+
+def trained(task: Task, s: Settings, step: Callable[..., Step],
+            model: Variables, opt_state: PyTree, batches: Any, round_: Any,
+            key: jax.Array) -> tuple[Learner, Metrics]:
+  """Trains with the optimizer as it was left, or with a fresh one.
+
+  Args:
+    task: as `settled` made it.
+    s: the settings.
+    step: optimizer -> a step of `core.local_training.train`.
+    model: the start.
+    opt_state: of an optimizer, if they are kept.
+    batches: to train on.
+    round_: int32[], for the learning rate.
+    key: of the steps.
+
+  Returns:
+    The learner, and the metrics of `core.local_training.train`.
+  """
+  optimizer = task.optimizer(round_)
+  learner = local_training.start(model, optimizer)
+  if s.keep_momentum:
+    learner = learner._replace(opt_state=opt_state)
+  return local_training.train(step(optimizer), learner, batches, key)
+
+
+def update(client: Client, received: Variables, learner: Learner,
+           memory: PyTree, weight: Array, chosen: Array, metrics: Metrics,
+           labeled: Metrics) -> Update:
+  """What a client sends.
+
+  Args:
+    client: as it began.
+    received: the model that it was given.
+    learner: what it has trained.
+    memory: what it keeps.
+    weight: float32[], 0 sits out.
+    chosen: int32[], unlabeled rows that it has trained on.
+    metrics: of the training.
+    labeled: of `labeling.probabilities`.
+
+  Returns:
+    The update, with the share of rows that it trained on as `mask_rate`.
+  """
+  sums = {name: metrics[name] + labeled[name] for name in labeling.SUMMED}
+  rate = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
+      chosen, client.shard.num_unlabeled)))
+  return Update(tree.subtract(learner.model, received), weight, memory,
+                {**metrics, **sums, 'mask_rate': rate})
+
+
+def _fine_tune(task: Task, s: Settings, record: Server, context: Context,
+               key: jax.Array) -> tuple[Server, Metrics]:
+  """The server's epochs on its own labels."""
+  order_key, step_key = jax.random.split(key)
+  supervised = averaging.with_server_rule(
+      task, averaging.supervised(task), 'fedavg', 0.0)
+  learner, metrics = trained(
+      task, s, functools.partial(local_training.gradient_step, supervised),
+      record.model, record.opt_state,
+      batching.batches(task, context.train, context.shard, order_key,
+                       'labeled', context.round),
+      context.round, step_key)
+  after = Server(learner.model,
+                 learner.opt_state if s.keep_momentum else ())
+  good = tree.all_finite(after)
+  return (tree.where(good, after, record),
+          local_training.server_metrics(metrics, good))

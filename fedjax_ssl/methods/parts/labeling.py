@@ -1,0 +1,50 @@
+"""What the received model says of a client's rows, before it is trained."""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import local_training
+from fedjax_ssl.core.types import Client, COUNTED, Metrics, Task, Variables
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import network
+
+_BATCH = 100  # Rows that are labeled together.
+# Metrics of several loops of one client that add up.
+SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
+
+
+def probabilities(task: Task, model: Variables, client: Client,
+                  key: jax.Array) -> tuple[jax.Array, Metrics]:
+  """Predicts one weak view of each unlabeled row, with running statistics.
+
+  Args:
+    task: the static choices.
+    model: as the client received it: for all clients the same weights.
+    client: whose rows.
+    key: draws the views.
+
+  Returns:
+    float32[U, C] in the order of the client's table, zeros for padding; and
+    the metrics `SUMMED` of the passes.
+  """
+  size = client.shard.unlabeled.shape[-1]
+  once = dataclasses.replace(task, local_epochs=1, local_steps=0,
+                             unlabeled_batch=min(_BATCH, size))
+
+  def step(table, batch, key):
+    rows = network.weakly(task, batch.unlabeled, key)
+    found = jax.nn.softmax(task.apply(model, rows.inputs))
+    # A place beyond the table is dropped.
+    place = jnp.where(rows.mask > 0, rows.slots, size)
+    return table.at[place].set(found, mode='drop'), {
+        'forward_passes': rows.mask.sum(), 'backward_passes': jnp.float32(0)}
+
+  order_key, view_key = jax.random.split(key)
+  table, metrics = local_training.train(
+      step, jnp.zeros((size, task.num_classes)),
+      batching.batches(once, client.train, client.shard, order_key,
+                       'unlabeled'), view_key)
+  return table, {name: metrics[name] for name in SUMMED}

@@ -1,0 +1,184 @@
+r"""SemiFL: the received model labels once a round; the server fine-tunes.
+
+Diao et al., SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients
+with Alternate Training, NeurIPS 2022, https://arxiv.org/abs/2106.01432.
+
+With weak and strong views :math:`\alpha` and :math:`\omega`, a client that has
+received the model f labels all its rows once,
+
+  :math:`\hat y_i = \arg\max_c f(\alpha(x_i))_c`, FIX =
+  :math:`\{i: \max_c f(\alpha(x_i))_c \ge \tau\}`,
+
+draws as many rows MIX from all of them, and trains on
+
+  :math:`\ell(f(\omega(x^{fix})), \hat y^{fix})
+  + \lambda\, \ell(f(x^{mix}), \hat y^{fix})
+  + (1 - \lambda)\, \ell(f(x^{mix}), \hat y^{mix})` with
+  :math:`x^{mix} = \lambda \alpha(x^{fix}) + (1 - \lambda) \alpha(x)`.
+
+The authors train with norm='static', nesterov (0.03, momentum 0.9, weight
+decay 5e-4), lr_schedule='cosine', 5 epochs a round and batches of 10. Their
+code labels a weak view, draws one lambda a batch, which it does not fold to
+above a half, and reports the best round by the test set; here the last counts.
+Their batch statistics are taken over the pooled rows, here over each client's.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import checks, knobs, local_training
+from fedjax_ssl.core.local_training import Aux, LossFn
+from fedjax_ssl.core.types import (
+  Batch,
+  Client,
+  Method,
+  Shard,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import (
+  alternate,
+  assemble,
+  averaging,
+  labeling,
+  network,
+  objective,
+)
+
+
+class _Mixing(NamedTuple):
+  """How rows are mixed."""
+
+  alpha: float
+  weight: float
+
+
+@knobs.checked()
+def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
+           mix_weight: float = 1.0, server_momentum: float = 0.5,
+           clip_norm: float = 1.0, keep_momentum: bool = True,
+           stats_clients: int = 0, warmup_passes: int = 0) -> Method:
+  """Trains on confident labels that stay for the round, and on blends of them.
+
+  A client without a confident row sits out. Those that train count the same.
+  Then the server trains its own epochs on its labels, and its model is the one
+  that predicts. With labels at the clients, which the paper does not have, a
+  client adds the cross entropy of its own labels, and the server does not
+  train.
+
+  Args:
+    task: the static choices; a server's optimizer of its own replaces the
+      momentum.
+    threshold: confidence tau from which on a row is in FIX; 0 keeps all rows,
+      1.1 none, which leaves the server's labels.
+    alpha: of Beta(alpha, alpha), from which lambda is drawn; 0 mixes nothing:
+      the weak view of FIX takes the place of the blends.
+    mix_weight: weight of the loss on blends; 0 leaves strong views.
+    server_momentum: of the server's steps along the mean update; 0 is FedAvg.
+    clip_norm: global norm of a gradient, at the clients and the server.
+    keep_momentum: clients and server go on with their optimizers' state. It
+      takes a model's memory for every client; False starts afresh each round.
+    stats_clients: so many random clients give statistics after each round
+      under norm='static'; 0 asks all.
+    warmup_passes: how often the server trains as in a round before the first.
+
+  Returns:
+    The method.
+  """
+  # Draws of a Beta below this are 0 / 0.
+  checks.finite(1e-30 if alpha else 0, alpha=alpha)
+  s = alternate.Settings(server_momentum, clip_norm, keep_momentum,
+                         stats_clients, warmup_passes)
+  task = alternate.settled(task, s)
+  return alternate.method(
+      task, s, functools.partial(
+          _client_update, task, s, threshold, _Mixing(alpha, mix_weight)),
+      remember=lambda federation, opt_states: opt_states,
+      pseudo_label=assemble.confident_labels(task, threshold))
+
+
+def _client_update(task: Task, s: alternate.Settings, threshold: float,
+                   mixing: _Mixing, payload: Any, client: Client,
+                   key: jax.Array) -> Update:
+  keys = jax.random.split(key, 5)
+  table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
+  labels = table.argmax(-1).astype(jnp.int32)
+  shard, order = batching.narrowed(client.shard, table.max(-1) >= threshold)
+  made = batching.batches(
+      task, client.train, shard, keys[1], alternate.streams(task),
+      client.round, pseudo_labels=labels[order])
+  if mixing.weight:
+    places = drawn(keys[2], client.shard)
+    made = batching.together(made, batching.batches(
+        task, client.train, shard._replace(
+            unlabeled=jnp.asarray(client.shard.unlabeled)[places]),
+        keys[3], 'unlabeled', pseudo_labels=labels[places]))
+  loss_fn = averaging.with_server_rule(
+      task, _loss_fn(task, mixing), 'fedavg', 0.0)
+  learner, metrics = alternate.trained(
+      task, s, functools.partial(local_training.gradient_step, loss_fn),
+      payload.model, client.memory, made, client.round, keys[4])
+  return alternate.update(
+      client, payload.model, learner,
+      learner.opt_state if s.keep_momentum else (),
+      (made.num_steps > 0).astype(jnp.float32), shard.num_unlabeled, metrics,
+      labeled)
+
+
+def drawn(key: jax.Array, shard: Shard) -> jax.Array:
+  """Draws places of a client's unlabeled rows, uniformly with replacement.
+
+  Args:
+    key: PRNG key.
+    shard: one client's rows.
+
+  Returns:
+    int32[U]; padding is never drawn, unless there is nothing else.
+  """
+  return jax.random.randint(key, shard.unlabeled.shape, 0,
+                            jnp.maximum(shard.num_unlabeled, 1), jnp.int32)
+
+
+def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
+  """The loss of a batch of FIX and, where rows are mixed, one of MIX."""
+  def loss_fn(model, given, batch, key):
+    del given
+    batch, other = batch if mixing.weight else (batch, None)
+    fixed, keys = batch.unlabeled, jax.random.split(key, 3)
+    (told, strong), stats = network.forward(
+        task, model, network.labeled_view(task, batch.labeled, keys[0]),
+        network.strongly(task, fixed, keys[1]), key=keys[0])
+    loss, _ = losses.cross_entropy(strong, fixed.labels, fixed.mask)
+    metrics = {}
+    if mixing.weight:
+      on_blends, stats = _mixed(task, mixing, model._replace(stats=stats),
+                                fixed, other.unlabeled, keys[2])
+      loss += mixing.weight * on_blends
+      metrics['mixup_loss'] = network.over_rows(on_blends, fixed)
+    loss, more = objective.total(
+        batch, loss, objective.labeled(told, batch.labeled), labelings=0,
+        views=2 if mixing.weight else 1)
+    return loss, Aux(stats, {**metrics, **more})
+  return loss_fn
+
+
+def _mixed(task: Task, mixing: _Mixing, model: Variables, fixed: Batch,
+           other: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
+  """The loss of blends, in a pass of their own, and the statistics after."""
+  keys = jax.random.split(key, 4)
+  ours, theirs = (network.blendable(task, model, network.weakly(
+      task, rows, k)) for rows, k in zip((fixed, other), keys, strict=False))
+  lam = losses.mixup_ratio(keys[2], alpha=mixing.alpha) if mixing.alpha else 1.0
+  blend = fixed._replace(inputs=losses.mixup(lam, ours.inputs, theirs.inputs))
+  (logits,), stats = network.forward(
+      network.of_blends(task), model, blend, key=keys[3])
+  first, second = (losses.cross_entropy(logits, rows.labels, fixed.mask)[0]
+                   for rows in (fixed, other))
+  return lam * first + (1 - lam) * second, stats

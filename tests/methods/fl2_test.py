@@ -1,0 +1,207 @@
+"""(FL)^2: its thresholds, its step uphill, what it reduces to, by hand."""
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.methods import fl2
+from tests import toy
+
+KEY = jax.random.key(6)
+RATE = 0.3
+PLAIN = 'keep_momentum=False, warmup_passes=0, clip_norm=1e999'
+
+
+def _same(key, inputs):
+  del key
+  return inputs
+
+
+def _task(model='linear', **changes):
+  """Full batches of the rows themselves, and everyone: nothing is random."""
+  return toy.task(model, **{
+      'labels_at': 'server', 'weak': _same, 'labeled_batch': 32,
+      'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS,
+      'optimizer': lambda round_: optax.sgd(RATE), **changes})
+
+
+def _rounds(text, count, task):
+  """The first state, the last one, and the last metrics."""
+  federation, _ = toy.federation(task.labels_at)
+  made = methods.make(text, task)
+  first = state = made.init(KEY, federation)
+  run = jax.jit(made.round)
+  for i in range(count):
+    state, metrics = run(state, federation, jnp.int32(i),
+                         jax.random.fold_in(KEY, i))
+  return first, state, metrics
+
+
+def test_the_most_frequent_class_has_the_clients_threshold():
+  table = jax.nn.softmax(3 * jax.random.normal(KEY, (7, 4))).at[5:].set(0)
+  overall, bars = fl2.client_thresholds(table, 5)
+  np.testing.assert_allclose(overall, table[:5].max(-1).mean(), rtol=1e-6)
+  top = int(table.sum(0).argmax())
+  np.testing.assert_allclose(bars[top], overall, rtol=1e-6)
+  assert (jnp.delete(bars, top) < overall).all() and (bars > 0).all()
+  np.testing.assert_allclose(
+      bars / overall, table[:5].mean(0) / table[:5].mean(0).max(), rtol=1e-5)
+  nobody = fl2.client_thresholds(0 * table, 0)
+  chex.assert_trees_all_equal(nobody, (jnp.float32(0), jnp.zeros(4)))
+
+
+def test_the_step_uphill_has_its_length_where_it_is_measured():
+  """|eps / T| = rho; biases by their gradient, weights by their own size."""
+  params = {'a': {'kernel': jnp.array([[2.0, -0.5], [0.0, 1.0]]),
+                  'bias': jnp.array([3.0, -1.0])},
+            'b': {'scale': jnp.array([0.3])}}
+  gradient = jax.tree.map(lambda x: jnp.cos(x) - 0.3, params)
+  step = fl2.ascent(params, gradient, rho=0.7)
+  units = {'a': {'kernel': abs(params['a']['kernel']) + 0.01,
+                 'bias': jnp.ones(2)}, 'b': {'scale': jnp.array([0.31])}}
+  np.testing.assert_allclose(tree.global_norm(
+      jax.tree.map(jnp.divide, step, units)), 0.7, rtol=1e-5)
+  ratio = jax.tree.map(lambda s, t, g: s / (t * t * g), step, units, gradient)
+  flat = jnp.concatenate([x.ravel() for x in jax.tree.leaves(ratio)])
+  np.testing.assert_allclose(flat, flat[0], rtol=1e-5)
+  chex.assert_trees_all_equal(
+      fl2.ascent(params, tree.zeros_like(gradient), rho=0.7),
+      tree.zeros_like(params))
+
+
+@pytest.mark.parametrize('model', ['linear', 'conv'])
+def test_without_a_step_uphill_there_is_no_consistency(model):
+  """The same rows, and the same batch statistics: both predict the same."""
+  text = f'fl2(threshold=0, {PLAIN}, {{}})'
+  _, still, metrics = _rounds(text.format('rho=0'), 1, _task(model))
+  _, off, none = _rounds(text.format('sharpness_weight=0'), 1, _task(model))
+  chex.assert_trees_all_close(still.server, off.server, rtol=1e-4, atol=1e-6)
+  assert abs(toy.means(metrics)['sharpness_loss']) < 1e-6
+  _, moved, found = _rounds(text.format('rho=1.0'), 1, _task(model))
+  assert toy.means(found)['sharpness_loss'] > 1e-4
+  gap = tree.subtract(moved.server.own.model, off.server.own.model)
+  assert tree.global_norm(gap) > 1e-4
+  assert found['forward_passes'].total > none['forward_passes'].total
+
+
+def test_nobody_is_fixed_nothing_goes_uphill():
+  """No row of h_b = 1: what is left are the client's own thresholds."""
+  _, one, metrics = _rounds(f'fl2(threshold=1.1, {PLAIN})', 1, _task())
+  _, other, _ = _rounds(f'fl2(sharpness_weight=0, {PLAIN})', 1, _task())
+  chex.assert_trees_all_close(one.server, other.server, rtol=1e-5, atol=1e-7)
+  assert toy.means(metrics)['sharpness_loss'] == 0
+  assert 0 < toy.means(metrics)['mask_rate'] < 1
+
+
+def test_without_any_row_the_server_trains_alone():
+  text = f"fl2(thresholds='fixed', threshold=1.1, {PLAIN})"
+  first, after, metrics = _rounds(text, 2, _task())
+  _, alone, _ = _rounds('fedavg', 2, _task())
+  chex.assert_trees_all_close(after.server.own.model, alone.server.model,
+                              rtol=1e-5, atol=1e-6)
+  assert metrics['num_participants'] == 0
+  chex.assert_trees_all_equal((after.memory, after.server.added),
+                              (first.memory, first.server.added))
+
+
+def test_rounds_are_semifls():
+  """With a fixed threshold and neither blends nor the rest: the same bits."""
+  changes = {'strong': lambda key, x: 255 - x,
+             'optimizer': lambda round_: optax.sgd(RATE, momentum=0.5)}
+  one, other = (_rounds(text, 2, _task(**changes))[1] for text in (
+      "fl2(thresholds='fixed', threshold=.45, sharpness_weight=0, "
+      "weighting='uniform', warmup_passes=2)",
+      'semifl(threshold=.45, mix_weight=0, warmup_passes=2)'))
+  chex.assert_trees_all_close(one.server, other.server, rtol=1e-5, atol=1e-7)
+  chex.assert_trees_all_close(one.memory.own.opt_state, other.memory.own,
+                              rtol=1e-5, atol=1e-7)
+  assert tree.global_norm(one.memory.own.opt_state) > 0
+
+
+def _softmax(x):
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
+def _downhill(x, d):
+  """Gradients of weights and biases from those of logits."""
+  return [x.T @ d, d.sum(0)]
+
+
+def _step(model, x, y, sure, rho):
+  """One step on W, with the gradient of the consistency at W + eps."""
+  n, p = len(x), _softmax(x @ model[0] + model[1])
+  grads = _downhill(x, (p - y) / n)
+  up = _downhill(x, sure[:, None] * (p - y) / max(sure.sum(), 1))
+  units = [abs(model[0]) + 0.01, np.ones_like(model[1])]
+  norm = np.sqrt(sum(((t * g)**2).sum() for t, g in zip(
+      units, up, strict=True)))
+  worse = [w + (rho * t * t * g / norm if norm else 0) for w, t, g in zip(
+      model, units, up, strict=True)]
+  q = _softmax(x @ worse[0] + worse[1])
+  more = _downhill(x, sure[:, None] * (q - p) / n)
+  return [w - RATE * (a + b) for w, a, b in zip(
+      model, grads, more, strict=True)]
+
+
+def test_a_round_by_hand():
+  """One step a client; those who are less sure count more."""
+  federation, _ = toy.federation('server')
+  tau, rho = 0.45, 0.8
+  task = _task(strong=lambda key, x: 255 - x)
+  first, after, metrics = _rounds(
+      f'fl2(threshold={tau}, rho={rho}, {PLAIN})', 1, task)
+  layer = first.server.own.model.params['Dense_0']
+  start = [np.array(layer[k], np.float64) for k in ('kernel', 'bias')]
+  eye = np.eye(toy.NUM_CLASSES)
+
+  deltas, weights, bars, kept_share = [], [], [], []
+  for i, n in enumerate(toy.UNLABELED):
+    if not n:
+      continue
+    rows = np.asarray(federation.clients.unlabeled)[i, :n]
+    raw = np.asarray(federation.train.inputs)[rows].reshape(n, -1)
+    p = _softmax((raw / 255 - 0.4) @ start[0] + start[1])
+    top, labels = p.max(-1), p.argmax(-1)
+    bar = p.mean(0) / p.mean(0).max() * top.mean()
+    kept = top >= bar[labels]
+    sure = (top >= tau)[kept].astype(float)
+    x = (255 - raw[kept]) / 255 - 0.4
+    end = _step(start, x, eye[labels[kept]], sure, rho)
+    deltas.append([b - a for a, b in zip(start, end, strict=True)])
+    weights.append(1 - top.mean())
+    bars.append(bar)
+    kept_share.append(sure.mean())
+  assert 0 < np.mean(kept_share) < 1  # Both masks say something.
+  share = np.array(weights) / sum(weights)
+  assert share.std() > 1e-3
+  middle = [p + sum(s * d[j] for s, d in zip(share, deltas, strict=True))
+            for j, p in enumerate(start)]
+  rows = np.asarray(federation.server.labeled)[:sum(toy.LABELED)]
+  x = np.asarray(federation.train.inputs)[rows].reshape(
+      len(rows), -1) / 255 - 0.4
+  y = eye[np.asarray(federation.train.labels)[rows]]
+  d = (_softmax(x @ middle[0] + middle[1]) - y) / len(x)
+  end = [w - RATE * g for w, g in zip(middle, _downhill(x, d), strict=True)]
+
+  layer = after.server.own.model.params['Dense_0']
+  np.testing.assert_allclose(layer['kernel'], end[0], rtol=1e-3, atol=1e-5)
+  np.testing.assert_allclose(layer['bias'], end[1], rtol=1e-3, atol=1e-5)
+  memory = after.memory.own.thresholds
+  np.testing.assert_allclose(
+      memory[np.array(toy.UNLABELED) > 0], bars, rtol=1e-4)
+  np.testing.assert_allclose(memory[toy.NOBODY], tau)
+  assert metrics['num_participants'] == len(bars)
+
+
+@pytest.mark.parametrize('text', ["fl2(thresholds='all')",
+                                  "fl2(weighting='examples')"])
+def test_unknown_words_are_refused(text):
+  with pytest.raises(ValueError, match='Allowed'):
+    methods.make(text, _task())

@@ -1,0 +1,346 @@
+"""SemiFL: what it reduces to, who sits out, statistics, a round by hand."""
+from __future__ import annotations
+
+import dataclasses
+import re
+from unittest import mock
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Client
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods import semifl
+from fedjax_ssl.methods.parts import all_statistics, assemble, labeling
+from tests import toy
+from tests.training import networks
+
+KEY = jax.random.key(4)
+RATE = 0.3
+
+
+def _same(key, inputs):
+  del key
+  return inputs
+
+
+def _task(model='linear', **changes):
+  """Full batches of the rows themselves, and everyone: nothing is random."""
+  changes = {'labels_at': 'server', 'weak': _same, 'labeled_batch': 32,
+             'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS,
+             'optimizer': lambda round_: optax.sgd(RATE), **changes}
+  return toy.task(model, **changes)
+
+
+def _rounds(text, count, task):
+  """The first state, the last one, and the last metrics."""
+  federation, _ = toy.federation(task.labels_at)
+  made = methods.make(text, task)
+  first = state = made.init(KEY, federation)
+  run = jax.jit(made.round)
+  for i in range(count):
+    state, metrics = run(state, federation, jnp.int32(i),
+                         jax.random.fold_in(KEY, i))
+  return first, state, metrics
+
+
+def test_without_confident_rows_the_server_trains_alone():
+  """Nobody takes part, and the server's momentum is not touched."""
+  task = _task(optimizer=lambda round_: optax.sgd(RATE, momentum=0.5))
+  first, after, metrics = _rounds(
+      'semifl(threshold=1.1, keep_momentum=False, clip_norm=1e999)', 2, task)
+  _, alone, _ = _rounds('fedavg', 2, task)
+  chex.assert_trees_all_close(after.server.own.model, alone.server.model,
+                              rtol=1e-5, atol=1e-6)
+  chex.assert_trees_all_equal(after.server.added, first.server.added)
+  assert metrics['num_participants'] == 0
+  assert toy.means(metrics)['mask_rate'] == 0
+  assert metrics['server_loss'].rows == 1
+
+
+def test_without_a_threshold_every_row_is_learnt():
+  _, after, metrics = _rounds('semifl(threshold=0)', 1, _task())
+  assert toy.means(metrics)['mask_rate'] == 1
+  assert metrics['num_participants'] == np.sum(np.array(toy.UNLABELED) > 0)
+  # Each row is labeled once, and learnt in two views.
+  rows = sum(toy.UNLABELED)
+  assert metrics['forward_passes'].total == 3 * rows
+  assert metrics['backward_passes'].total == 2 * rows
+  assert tree.global_norm(after.server.added) > 0
+
+
+def _client(federation, i):
+  return Client(jnp.int32(i), tree.take(federation.clients, i), (),
+                federation.train, federation.validation, jnp.int32(0),
+                jnp.int32(0))
+
+
+def test_who_is_not_sure_sits_out_and_keeps_what_it_has():
+  """tau between the surest rows of two clients."""
+  federation, _ = toy.federation('server')
+  task = _task(optimizer=lambda round_: optax.sgd(RATE, momentum=0.9))
+  made = methods.make('semifl', task)
+  model = made.init(KEY, federation).server.own.model
+  surest = [float(labeling.probabilities(
+      task, model, _client(federation, i), KEY)[0].max())
+            for i in range(toy.NUM_CLIENTS)]
+  low, high = sorted(surest)[-2:]
+  assert low < high
+  first, after, metrics = _rounds(f'semifl(threshold={(low + high) / 2})', 1,
+                                  task)
+  assert metrics['num_participants'] == 1
+  moved = jax.tree.leaves(jax.tree.map(
+      lambda x, y: (x != y).reshape(len(x), -1).any(-1),
+      first.memory.own, after.memory.own))
+  np.testing.assert_array_equal(np.any(moved, 0), np.array(surest) == high)
+
+
+def test_as_many_rows_are_mixed_in_as_are_fixed():
+  """Each epoch visits FIX once; a batch of MIX has as many rows, of all."""
+  federation, _ = toy.federation('server')
+  task = _task(unlabeled_batch=2, local_epochs=2)
+  client = _client(federation, 0)
+  chosen = jnp.arange(client.shard.unlabeled.shape[0]) % 2 == 0
+  shard, order = batching.narrowed(client.shard, chosen)
+  places = semifl.drawn(KEY, client.shard)
+  assert int(places.max()) < toy.UNLABELED[0] and len({*map(int, places)}) > 2
+  labels = jnp.arange(places.shape[0])
+  fixed, mixed = (batching.batches(
+      task, client.train, part, key, 'unlabeled', pseudo_labels=given)
+      for part, key, given in zip(
+          (shard, shard._replace(unlabeled=client.shard.unlabeled[places])),
+          jax.random.split(KEY), (labels[order], labels[places]), strict=True))
+  made = batching.together(fixed, mixed)
+  cursor, seen = made.start(), []
+  for step in range(int(made.num_steps)):
+    cursor, (one, other), rows = made.next(cursor, jnp.int32(step))
+    np.testing.assert_array_equal(one.unlabeled.mask, other.unlabeled.mask)
+    assert rows == 2 * one.unlabeled.mask.sum()
+    seen += [int(x) for x, m in zip(
+        one.unlabeled.labels, one.unlabeled.mask, strict=True) if m]
+  count = (toy.UNLABELED[0] + 1) // 2
+  assert len(seen) == 2 * count and {*seen[:count]} == {*seen[count:]} == {
+      *range(0, toy.UNLABELED[0], 2)}
+
+
+def test_strong_views_and_blends_are_normalized_apart():
+  federation, _ = toy.federation('server')
+  task, sizes = _task('conv'), []
+  def apply_train(model, inputs, mask, key=None):
+    sizes.append(inputs.shape[0])
+    return task.model.apply_train(model, inputs, mask, key)
+  made = methods.make('semifl', dataclasses.replace(
+      task, model=task.model._replace(apply_train=apply_train)))
+  client = _client(federation, 0)
+  state = made.init(KEY, federation)
+  memory = tree.take(state.memory.own, 0)
+  jax.eval_shape(made.client_update, assemble.Server(
+      state.server.own.model), client._replace(
+          memory=state.memory._replace(own=memory)), KEY)
+  assert {*sizes} == {task.unlabeled_batch} and len(sizes) % 2 == 0
+
+
+def test_statistics_are_the_mean_over_the_batches_of_all(monkeypatch):
+  """A client with more rows than a batch counts as often as it has batches."""
+  federation, _ = toy.federation('server')
+  task = _task('static')
+  monkeypatch.setattr(all_statistics, '_BATCH', 12)
+  model = assemble.new_model(task, KEY)
+  far = model._replace(stats=jax.tree.map(lambda x: x + 3, model.stats))
+  images = jnp.asarray(federation.train.inputs)
+
+  def batch_statistics(rows):
+    return task.apply_train(model, images[rows], jnp.ones(len(rows)))[1]
+
+  shards = federation.clients
+  parts = [shards.unlabeled[i][:n] for i, n in enumerate(toy.UNLABELED) if n]
+  found = [batch_statistics(rows) for rows in parts]
+  server = federation.server.labeled[:federation.server.num_labeled]
+  one = all_statistics.everywhere(task)
+  state = methods.make('semifl(server_momentum=0)', task).init(KEY, federation)
+  state = state._replace(server=state.server._replace(model=far))
+  after, metrics = jax.jit(one)(state, federation, jnp.int32(0), KEY)
+  got = after.server.model.stats
+  # The server's rows make two batches, drawn at random.
+  change, count = all_statistics.of_rows(
+      task, far, federation.train, federation.server,
+      jax.random.fold_in(KEY, 2))
+  assert count == 2 and server.shape[0] == sum(toy.LABELED) > 12
+  found += 2 * [tree.add(far.stats, change)]
+  wanted = jax.tree.map(lambda *xs: sum(xs) / len(xs), *found)
+  chex.assert_trees_all_close(got, wanted, rtol=1e-4, atol=1e-4)
+  chex.assert_trees_all_equal(after.server.model.params, far.params)
+  assert 'num_participants' not in metrics
+  # Models go down to everyone, statistics alone come up.
+  size = tree.num_bytes(model)
+  assert metrics['bytes_down'] == toy.NUM_CLIENTS * size
+  assert metrics['bytes_up'] == toy.NUM_CLIENTS * tree.num_bytes(model.stats)
+
+
+def test_the_first_labels_come_from_a_normalized_network():
+  """Statistics of the first model are there before anybody labels a row."""
+  federation, _ = toy.federation('server')
+  task = _task('static')
+  given = []
+  def apply(variables, inputs):
+    jax.debug.callback(lambda stats: given.append(stats), variables.stats,
+                       ordered=True)
+    return task.model.apply(variables, inputs)
+  made = methods.make('semifl(threshold=1.1)', dataclasses.replace(
+      task, model=task.model._replace(apply=apply)))
+  state = made.init(KEY, federation)
+  first = state.server.own.model
+  one = all_statistics.everywhere(task)
+  own = state._replace(server=state.server.own, memory=state.memory.own)
+  jax.block_until_ready(jax.jit(made.round)(
+      state, federation, jnp.int32(0), KEY))
+  after, _ = jax.jit(one)(own, federation, jnp.int32(0), KEY)
+  assert given
+  chex.assert_trees_all_close(given[0], after.server.model.stats, rtol=1e-3,
+                              atol=1e-4)
+  gap = tree.subtract(given[0], first.stats)
+  assert tree.global_norm(gap) > 0.1
+
+
+def test_a_pass_of_the_first_round_runs_in_no_other():
+  def one(state, federation, round_, key):
+    del federation, round_, key
+    return state._replace(server=state.server + 1), {'bytes_up': jnp.ones(())}
+  state, _ = toy.federation()
+  opening = jax.jit(assemble.once(one))
+  start = methods.make('fedavg', toy.task()).init(KEY, state)._replace(
+      server=jnp.float32(0))
+  found = [opening(start, state, jnp.int32(i), KEY) for i in range(3)]
+  assert [float(s.server) for s, _ in found] == [1, 0, 0]
+  assert [float(m['bytes_up']) for _, m in found] == [1, 0, 0]
+
+
+def _softmax(x):
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
+def _gradient(w, b, x, targets):
+  d = (_softmax(x @ w + b) - targets) / len(x)
+  return x.T @ d, d.sum(0)
+
+
+def test_a_round_by_hand():
+  """One step a client, lambda 0.3, MIX the client's first row throughout."""
+  federation, _ = toy.federation('server')
+  tau, lam, most, weight = 0.4, 0.3, 0.2, 2.0
+  task = _task(strong=lambda key, x: 255 - x)
+  text = (f'semifl(threshold={tau}, clip_norm={most}, mix_weight={weight})')
+  with (mock.patch.object(semifl.losses, 'mixup_ratio',
+                          lambda key, alpha: jnp.float32(lam)),
+        mock.patch.object(semifl, 'drawn',
+                          lambda key, shard: 0 * shard.unlabeled)):
+    first, after, metrics = _rounds(text, 1, task)
+
+  layer = first.server.own.model.params['Dense_0']
+  start = [np.array(layer[k], np.float64) for k in ('kernel', 'bias')]
+  def pixels(rows):
+    return np.asarray(federation.train.inputs)[rows].reshape(
+        len(rows), -1).astype(np.float64)
+  def ready(x):
+    return x / 255 - 0.4
+  def step(model, grads):
+    norm = np.sqrt(sum((g**2).sum() for g in grads))
+    assert norm > most  # The clip acts.
+    return [p - RATE * g * most / norm
+            for p, g in zip(model, grads, strict=True)]
+
+  deltas, eye = [], np.eye(toy.NUM_CLASSES)
+  for i, n in enumerate(toy.UNLABELED):
+    if not n:
+      continue
+    raw = pixels(np.asarray(federation.clients.unlabeled)[i, :n])
+    p = _softmax(ready(raw) @ start[0] + start[1])
+    labels, kept = p.argmax(-1), p.max(-1) >= tau
+    if not kept.any():
+      continue
+    x, y = raw[kept], eye[labels[kept]]
+    blend = lam * x + (1 - lam) * raw[:1]
+    target = lam * y + (1 - lam) * eye[labels[:1]]
+    grads = [a + weight * b for a, b in zip(
+        _gradient(*start, ready(255 - x), y),
+        _gradient(*start, ready(blend), target), strict=True)]
+    deltas.append([q - p for q, p in zip(step(start, grads), start,
+                                         strict=True)])
+  assert 0 < len(deltas) == metrics['num_participants']
+  middle = [p + np.mean([d[j] for d in deltas], 0)
+            for j, p in enumerate(start)]
+  rows = np.asarray(federation.server.labeled)[:sum(toy.LABELED)]
+  end = step(middle, _gradient(
+      *middle, ready(pixels(rows)),
+      eye[np.asarray(federation.train.labels)[rows]]))
+
+  layer = after.server.own.model.params['Dense_0']
+  np.testing.assert_allclose(layer['kernel'], end[0], rtol=1e-3, atol=1e-5)
+  np.testing.assert_allclose(layer['bias'], end[1], rtol=1e-3, atol=1e-5)
+  # What the next mean update is added to.
+  trace = [-np.mean([d[j] for d in deltas], 0) for j in range(2)]
+  momentum = sorted(jax.tree.leaves(after.server.added), key=np.ndim)
+  np.testing.assert_allclose(momentum[1], trace[0], rtol=1e-3, atol=1e-5)
+
+
+def test_a_warm_up_is_so_many_passes_of_the_server():
+  """Whole batches, nobody sure: the server's steps are all there is."""
+  task = _task()
+  text = 'semifl(threshold=1.1, keep_momentum=False, clip_norm=1e999{})'
+  _, warm, _ = _rounds(text.format(', warmup_passes=3'), 1, task)
+  _, plain, _ = _rounds(text.format(''), 4, task)
+  chex.assert_trees_all_close(warm.server.own, plain.server.own, rtol=1e-4,
+                              atol=1e-6)
+
+
+def test_optimizers_are_kept_or_not():
+  task = _task(optimizer=lambda round_: optax.sgd(RATE, momentum=0.9))
+  _, kept, _ = _rounds('semifl(threshold=0)', 1, task)
+  _, fresh, _ = _rounds('semifl(threshold=0, keep_momentum=False)', 1, task)
+  assert tree.global_norm(kept.server.own.opt_state) > 0
+  assert not jax.tree.leaves((fresh.memory.own, fresh.server.own.opt_state))
+  chex.assert_trees_all_equal(kept.server.own.model, fresh.server.own.model)
+  _, kept, _ = _rounds('semifl(threshold=0)', 2, task)
+  _, fresh, _ = _rounds('semifl(threshold=0, keep_momentum=False)', 2, task)
+  gap = tree.subtract(kept.server.own.model, fresh.server.own.model)
+  assert tree.global_norm(gap) > 1e-4
+
+
+def test_labels_at_the_clients_are_learnt_there():
+  """Of a client that is sure of nothing, they are all that it learns."""
+  task = _task(labels_at='clients')
+  _, ours, _ = _rounds('semifl(threshold=1.1, clip_norm=1e999)', 1, task)
+  _, plain, _ = _rounds("fedavg(weighting='uniform')", 1, task)
+  chex.assert_trees_all_close(ours.server.own.model, plain.server.model,
+                              rtol=1e-5, atol=1e-6)
+
+
+def test_under_vmap_rows_are_labeled_by_one_convolution():
+  """The received weights are the same for all clients, who are its batch."""
+  federation, _ = toy.federation('server')
+  task = dataclasses.replace(_task(), model=networks.reordered())
+  def label(model, shard, key):
+    client = _client(federation, 0)._replace(shard=shard)
+    return labeling.probabilities(task, model, client, key)[0]
+  text = jax.jit(jax.vmap(label, (None, 0, None))).lower(
+      task.model.init(KEY), federation.clients, KEY).as_text()
+  found = [line for line in text.splitlines() if 'stablehlo.convolution' in
+           line]
+  kernel = 'x'.join(map(str, (3, 3, *networks.CHANNELS)))
+  assert found
+  for line in found:
+    assert f'tensor<{kernel}xf32>' in line, line
+    assert {*re.findall(r'group_count = (\d+)', line)} == {'1'}, line
+
+
+def test_more_clients_than_there_are_is_refused():
+  made = methods.make('semifl(stats_clients=7)', _task())
+  with pytest.raises(ValueError, match='stats_clients=7'):
+    made.init(KEY, toy.federation('server')[0])
