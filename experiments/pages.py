@@ -12,6 +12,7 @@ scripts' docstrings and the papers' tables.
 from __future__ import annotations
 
 import ast
+import collections
 from collections.abc import Mapping, Sequence
 import json
 import pathlib
@@ -201,15 +202,16 @@ def settings(root: pathlib.Path = ROOT) -> str:
            '|---|---|---|---|']
   for script in scripts(root):
     doc = ast.get_docstring(ast.parse(script.read_text())) or script.stem
-    tables = [f'`{name}`' for name, table in papers.tables().items()
-              if any(c['setting'] == script.stem for c in table.columns)]
+    tables = collections.Counter(
+        re.split(r'[\d_]', name)[0] for name, table in papers.tables().items()
+        if any(c['setting'] == script.stem for c in table.columns))
     studies = [f'[{file.stem}](results/{file.stem}.md)'
                for file in sorted((root / 'experiments' / 'results').glob(
                    '*.md')) if re.search(rf'\b{script.stem}\b',
                                          file.read_text())
                and file.name != 'README.md']
     lines.append(f'| `{script.stem}` | {doc.partition(chr(10))[0]} | '
-                 f'{", ".join(tables)} | {", ".join(studies)} |')
+                 f'{", ".join(f"{k} {n}" for k, n in tables.items())} | {", ".join(studies)} |')
   return '\n'.join(lines)
 
 
