@@ -210,8 +210,9 @@ def settings(root: pathlib.Path = ROOT) -> str:
                    '*.md')) if re.search(rf'\b{script.stem}\b',
                                          file.read_text())
                and file.name != 'README.md']
+    counts = ', '.join(f'{paper} {n}' for paper, n in tables.items())
     lines.append(f'| `{script.stem}` | {doc.partition(chr(10))[0]} | '
-                 f'{", ".join(f"{k} {n}" for k, n in tables.items())} | {", ".join(studies)} |')
+                 f'{counts} | {", ".join(studies)} |')
   return '\n'.join(lines)
 
 
