@@ -22,8 +22,6 @@ from fedjax_ssl.core import checks, knobs, registry
 from fedjax_ssl.data import augment, datasets
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
-# Parameters that the library fills in itself.
-_FILLED = ('task', 'num_classes', 'choices', 'dtype', 'flip', 'where')
 _OURS = 'this library'
 # Those to which installed packages add.
 _REGISTRIES: tuple[registry.Registry[Any], ...] = (
@@ -169,10 +167,7 @@ def _options(function: Callable[..., Any], described: list[str]
   texts: dict[str, str] = {}
   for text in described:
     texts |= {k: v for k, v in _arguments(text).items() if k not in texts}
-  for parameter in inspect.signature(function).parameters.values():
-    if parameter.kind is not parameter.KEYWORD_ONLY or (
-        parameter.name in _FILLED):
-      continue
+  for parameter in knobs.names(function).values():
     empty = parameter.empty
     kind = parameter.annotation
     yield Option(

@@ -19,8 +19,6 @@ _PASSING = frozenset((
     errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EFBIG, errno.EIO,
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
-# Parameters of builders that the library fills in itself.
-_FILLED = ('num_classes', 'choices', 'dtype', 'flip')
 
 
 def may_pass(error: BaseException) -> bool:
@@ -85,8 +83,7 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   for field, known in task.REGISTRIES.items():
     with contextlib.suppress(ValueError):
       name, old = registry.parse(given[field] or '')
-      if name in known and knob in knobs.names(known[name]) and (
-          knob not in _FILLED):
+      if name in known and knob in knobs.names(known[name]):
         words = [f'{k}={v!r}' for k, v in old.items() if k != knob]
         call = f'{name}({", ".join([*words, f"{knob}={value}"])})'
         return f'{word} is no flag but a knob: give --{field}="{call}".'

@@ -7,7 +7,6 @@ they still do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-import inspect
 import json
 import re
 from typing import Any
@@ -23,8 +22,6 @@ from fedjax_ssl.core.registry import (
 
 Registry = Mapping[str, Callable[..., Any]]
 GONE = 'no knob any more'
-# Parameters that follow from the data or from other options.
-_FILLED = ('num_classes', 'choices', 'dtype', 'flip')
 
 
 def resolved(text: str, registry: Registry,
@@ -43,9 +40,7 @@ def resolved(text: str, registry: Registry,
   """
   name, given = parse(text)
   function = find(registry, name)
-  parameters = {
-      p.name: p for p in inspect.signature(function).parameters.values()
-      if p.kind is p.KEYWORD_ONLY and p.name not in _FILLED}
+  parameters = knobs.names(function)
   given = with_new_names(given, parameters)
   values = {knob: given.get(knob, p.default) for knob, p in parameters.items()}
   values = {k: _plain(v, parameters[k].annotation) for k, v in values.items()}

@@ -20,6 +20,8 @@ from fedjax_ssl.core.registry import find, parse, with_new_names
 
 P = ParamSpec('P')
 T = TypeVar('T')
+# Parameters that follow from the data or from other options.
+_FILLED = ('num_classes', 'choices', 'dtype', 'flip', 'where')
 # By profile, knobs and what else it fixes.
 Profiles = Mapping[str, Mapping[str, Any]]
 
@@ -284,9 +286,9 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
 
 
 def names(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-  """Returns the knobs of a builder: its keyword-only parameters."""
+  """Returns a builder's knobs: keyword-only, and not filled in by us."""
   return {p.name: p for p in inspect.signature(function).parameters.values()
-          if p.kind is p.KEYWORD_ONLY}
+          if p.kind is p.KEYWORD_ONLY and p.name not in _FILLED}
 
 
 def _is_number(parameter: inspect.Parameter) -> bool:

@@ -8,7 +8,7 @@ from absl.testing import flagsaver
 import pytest
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import train
+from fedjax_ssl.cli import settings, train
 from fedjax_ssl.core import checks
 from tests.cli import launcher
 
@@ -92,6 +92,8 @@ def test_help(script, tmp_path):
   assert started.wait() == 0
   output = started.output()
   assert script.read_text().splitlines()[0].split('"""')[1][:40] in output
+  for line in settings.SETTINGS[script.stem].text().splitlines():
+    assert line in output  # With the source of what it copies.
   for name in NAMES:
     assert f'--{name}:' in output or f'--[no]{name}:' in output
   assert not (tmp_path / 'run').exists()
