@@ -320,7 +320,7 @@ def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
       does not say what it must.
   """
   checks.check('labeler', labeler, LABELERS)
-  client_weights.check(weighting, 1.0)
+  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   if task.labels_at == 'server':
     raise checks.FieldError(
         'labels_at', 'server', "proxyfl counts classes of the clients' labels; "

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs, local_training
+from fedjax_ssl.core import knobs, local_training
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Batch,
@@ -93,7 +93,7 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
     The method.
   """
   # Draws of a Beta below this are 0 / 0.
-  checks.finite(1e-30 if alpha else 0, alpha=alpha)
+  knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
   s = alternate.Settings(server_momentum, clip_norm, keep_momentum,
                          stats_clients, warmup_passes)
   task = alternate.settled(task, s)
