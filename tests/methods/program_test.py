@@ -26,9 +26,7 @@ for text, place in json.loads(sys.argv[1]):
 """
 _ROUNDS = 2
 # On two devices each has more than one slot, and its rows of the six clients'
-# memories; on four one slot, and all rows. Profiles that are no method's
-# default take the four.
-_PROFILE_DEVICES = (1, 4)
+# memories; on four one slot, and all rows.
 _DEVICES = (1, 2, 4)
 # Processes, so that several processors have work.
 _SHARES = 2
@@ -78,10 +76,6 @@ DEFAULTS = [(text, place) for text, place in CASES
             if place == 'clients' and _is_default(text)]
 
 
-def _devices(text: str) -> tuple[int, ...]:
-  return _DEVICES if _is_default(text) else _PROFILE_DEVICES
-
-
 def _share(text: str, place: str) -> int:
   """Which of the processes takes a case."""
   return CASES.index((text, place)) % _SHARES
@@ -128,7 +122,7 @@ def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
             for name, leaf in manifest.named({'state': result.states[0]})}}
 
   try:
-    found = [one(count) for count in _devices(text)]
+    found = [one(count) for count in _DEVICES]
     if (text, place) in DEFAULTS:
       found.append(compiled.report(runs[_DEVICES.index(2)]))
     return found
@@ -169,7 +163,7 @@ def test_any_number_of_devices_trains_and_evaluates_the_same(
     *others, _ = others
   assert first['rounds'] == [*range(1, _ROUNDS + 1)]
   assert all(0 <= value <= 1 for value in first['accuracy'])
-  assert len(others) + 1 == len(_devices(text))
+  assert len(others) + 1 == len(_DEVICES)
   for other in others:
     assert other == first
 
