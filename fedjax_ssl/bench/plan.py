@@ -219,7 +219,7 @@ def _run(name: str, entry: Entry, bed: Bed, skew: str,
 def method_of(entry: Entry, configuration: Configuration) -> str:
   """The method as --method has it, with all knobs that are not its default."""
   name, knobs = registry.parse(entry.method)
-  return registry.written(name, knobs | configuration.knobs)
+  return registry.written(name, {**knobs, **configuration.knobs})
 
 
 def _toml(name: str) -> dict[str, Any]:
