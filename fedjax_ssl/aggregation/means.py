@@ -1,6 +1,7 @@
 """Means of the clients' rows: weighted, by distance, over groups."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -307,7 +308,8 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
   return kept, jnp.where(good, weights, 0), rejected
 
 
-def linear(finish: Function) -> Function:
+def linear(finish: Function, *, each: Callable[[Any], Any] | None = None
+           ) -> Function:
   """Marks a rule that needs the weighted mean of the messages, not each one.
 
   A client pass then adds up the messages as they come, and need not hold all of
@@ -315,9 +317,12 @@ def linear(finish: Function) -> Function:
 
   Args:
     finish: (server, mean_message, cohort, context, key) -> (server, metrics).
+    each: message -> a small part of it that the rule needs of every client as
+      well; it then gets `core.rounds.Detailed` in place of the mean.
 
   Returns:
     `finish` itself, marked.
   """
   finish.is_linear = True  # type: ignore[attr-defined]
+  finish.of_each = each  # type: ignore[attr-defined]
   return finish

@@ -147,6 +147,7 @@ class _Result(NamedTuple):
   rejected: jax.Array  # bool[]
   bytes_up: jax.Array  # float32[]
   bytes_down: jax.Array  # float32[]
+  part: PyTree = ()  # Of the message, where a linear rule asks for it.
 
 
 class _Group(NamedTuple):
@@ -174,6 +175,11 @@ class _ClientPass(NamedTuple):
     """Whether the weighted sum of the messages is all that is needed."""
     return (self.aggregate is None
             or getattr(self.aggregate, 'is_linear', False))
+
+  def part_of(self, message: PyTree) -> PyTree:
+    """What a linear rule gets of every client beside the mean, if anything."""
+    each = getattr(self.aggregate, 'of_each', None)
+    return () if each is None else each(message)
 
 
 def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
@@ -225,7 +231,8 @@ def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
       rejected=active & ~good,
       bytes_up=_traffic(sent, update.scalars, active),
       bytes_down=_traffic(payload, update.scalars_down, active))
-  return tree.where(kept, sent, tree.zeros_like(sent)), result
+  taken = tree.where(kept, sent, tree.zeros_like(sent))
+  return taken, result._replace(part=parts.part_of(taken[0]))
 
 
 def _traffic(dense: PyTree, scalars: jax.Array | None, active: jax.Array
@@ -305,6 +312,7 @@ def client_pass(
       the cohort it gets, of which those with a weight are active. Marked by
       `aggregation.linear` it gets the weighted mean of the messages instead of
       the updates, or what `paired` makes of it; zeros if all weights are 0.
+      The part of each message that it names there comes along, [G, S, ...].
       None leaves the server as it is.
     sample: (state, federation, key) -> Cohort; default uniform.
     broadcast: (server, client_id) -> payload; default the server's record.
@@ -415,7 +423,8 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
     mean, counts = jax.tree.map(
         lambda x, y: (tree.sum_in_order(x) / weight).astype(y.dtype),
         sums, like)
-    return parts.aggregate(server, paired(mean, counts), cohort, context, key)
+    return parts.aggregate(server, paired(mean, counts, results.part), cohort,
+                           context, key)
   message, counts = messages
   updates = Update(message, results.weight, results.memory, results.metrics,
                    counts=counts)
@@ -437,14 +446,27 @@ class Counted(NamedTuple):
   counts: PyTree  # The mean of `Update.counts`.
 
 
-def paired(mean: PyTree, counts: PyTree) -> PyTree:
-  """What a linear rule gets: the mean message or, with counts, a pair.
+class Detailed(NamedTuple):
+  """The same for a rule that needs a part of every message as well."""
+
+  mean: PyTree
+  counts: PyTree
+  # What `aggregation.linear` names, [G, S, ...]; zeros of a client that does
+  # not count.
+  each: PyTree
+
+
+def paired(mean: PyTree, counts: PyTree, each: PyTree = ()) -> PyTree:
+  """What a linear rule gets: the mean message or, with more, all that.
 
   Args:
     mean: mean of the messages.
     counts: mean of `Update.counts`.
+    each: part of every message, if the rule asks for one.
 
   Returns:
-    `mean` where there are no counts, else both as `Counted`.
+    `mean` where there is nothing else, or `Counted`, or `Detailed`.
   """
+  if jax.tree.leaves(each):
+    return Detailed(mean, counts, each)
   return Counted(mean, counts) if jax.tree.leaves(counts) else mean

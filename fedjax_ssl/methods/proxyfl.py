@@ -34,6 +34,7 @@ from fedjax_ssl.core.types import (
   Array,
   Batch,
   Client,
+  Cohort,
   Federation,
   Method,
   Metrics,
@@ -332,10 +333,15 @@ def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
     _path(task.model)  # Refused where there is none.
   if contrast_weight:
     task = dataclasses.replace(task, model=projected(task.model))
+  # The server needs every client's proxies, and only the mean of all else.
+  aggregate = aggregation.linear(
+      functools.partial(_aggregate, task, s),
+      each=(lambda message: _at(message.params, _path(task.model)))
+      if tuning_epochs else None)
   return assemble.assemble(
       task, init=functools.partial(_init, task),
       client_update=functools.partial(_client_update, task, s),
-      aggregate=functools.partial(_aggregate, task, s),
+      aggregate=aggregate,
       work=functools.partial(batching.num_steps, task),
       pseudo_label=assemble.confident_labels(task, threshold))
 
@@ -344,7 +350,8 @@ def _init(task: Task, key: jax.Array, federation: Federation
           ) -> tuple[Server, PyTree]:
   del federation
   size = task.num_classes
-  return Server(assemble.new_model(task, key), jnp.full(size, 1 / size)), ()
+  prior = jnp.full(size, 1 / size, jnp.float32)
+  return Server(assemble.new_model(task, key), prior), ()
 
 
 class _Views(NamedTuple):
@@ -446,30 +453,28 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
       key, 'both', _Seen(jnp.int32(0), jnp.zeros(task.num_classes)))
   weight = client_weights.client_weight(
       client.shard, 'both', weighting=s.weighting)
+  # Over the weight, so that in the weighted mean all rows count alike.
   return Update(tree.subtract(model, payload.model), weight, client.memory,
-                metrics, counts=seen.counts)
+                metrics, counts=seen.counts / jnp.maximum(weight, 1))
 
 
-def _aggregate(task: Task, s: _Settings, server: Server, updates: Update,
-               cohort: Any, context: Any, key: jax.Array
+def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,
+               cohort: Cohort, context: Any, key: jax.Array
                ) -> tuple[Server, Metrics]:
-  """The mean, then GPT; and the prior. Updates are [G, S, ...]."""
-  del cohort, context
-  messages, counts, weights = jax.tree.map(
-      lambda x: x.reshape(-1, *x.shape[2:]),
-      (updates.message, updates.counts, updates.weight))
-  mean = aggregation.weighted_mean(messages, weights)
-  model = assemble.moved(server.model, mean)
+  """Adds the mean, tunes its proxies, and renews the prior."""
+  del context
+  model = assemble.moved(server.model, updates.mean)
   if s.tuning_epochs:
     path = _path(task.model)
-    sent = _at(server.model.params, path) + _at(messages.params, path)
+    moves = updates.each.reshape(-1, *updates.each.shape[2:])
+    sent = _at(server.model.params, path) + moves
     head = tuned(
-        _at(model.params, path).T, jnp.swapaxes(sent, 1, 2), weights, key,
-        epochs=s.tuning_epochs, rate=s.tuning_rate, batch=s.tuning_batch,
-        max_margin=s.max_margin)
+        _at(model.params, path).T, jnp.swapaxes(sent, 1, 2),
+        cohort.active.reshape(-1), key, epochs=s.tuning_epochs,
+        rate=s.tuning_rate, batch=s.tuning_batch, max_margin=s.max_margin)
     model = model._replace(params=_with(model.params, path, head.T))
-  total = jnp.sum(jnp.where(weights[:, None] > 0, counts, 0), 0)
-  share = total / jnp.maximum(total.sum(), 1)
-  prior = jnp.where(total.sum() > 0, s.prior_decay * server.prior + (
+  total = updates.counts.sum()
+  share = updates.counts / jnp.where(total > 0, total, 1)
+  prior = jnp.where(total > 0, s.prior_decay * server.prior + (
       1 - s.prior_decay) * share, server.prior)
   return Server(model, prior), {}

@@ -166,6 +166,37 @@ def test_counts_are_averaged_and_in_no_norm():
       assert metrics['bytes_up'] == 3 * 8
 
 
+@pytest.mark.parametrize('changes', [
+    {}, {'client_map': 'vmap'}, {'client_map': 'vmap', 'chunk_size': 2}])
+def test_a_rule_gets_a_part_of_every_message_beside_the_mean(changes):
+  """In the order of the cohort, zeros of those who do not count; not sent."""
+  def update(payload, client, key):
+    made = count(payload, client, key)
+    broken = jnp.where(client.id == 1, jnp.nan, 0)
+    return made._replace(message={
+        'id': made.message['id'] + broken, 'rest': jnp.ones(2)})
+
+  def finish(server, found, cohort, context, key):
+    del context, key
+    return server + found.mean['id'], {
+        'each': (found.each * (1 + cohort.ids)).sum(),
+        'out': jnp.where(cohort.active, 0, jnp.abs(found.each)).sum(),
+        'shape': jnp.array(found.each.shape)}
+
+  rule = aggregation.linear(finish, each=lambda message: message['id'])
+  one = rounds.client_pass(
+      toy.task(**changes), update, rule, sample=fixed([[0, 1, 3], [5, 3, 0]]))
+  after, metrics = run(one, state(2))
+  ids = np.array([0, 3, 5, 3, 0])
+  weights = np.array(toy.LABELED)[ids]
+  np.testing.assert_allclose(
+      after.server, 2 + weights @ (ids + 2) / weights.sum(), rtol=1e-6)
+  assert metrics['each'] == (ids + 2) @ (1 + ids)
+  assert metrics['out'] == 0 and metrics['num_rejected'] == 1
+  np.testing.assert_array_equal(metrics['shape'], [2, 3])
+  assert metrics['bytes_up'] == 6 * 3 * 4
+
+
 @pytest.mark.parametrize('rule', [add_mean, stacked_mean])
 @pytest.mark.parametrize('changes', [
     {}, {'client_map': 'vmap'}, {'client_map': 'vmap', 'chunk_size': 2}])

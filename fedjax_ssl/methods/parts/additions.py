@@ -129,7 +129,7 @@ def aggregate(task: Task, finish: Callable[..., tuple[Any, Metrics]]
   def run(server, updates, cohort, context, key):
     moments = server.added
     if optimizer is not None:
-      counted = isinstance(updates, rounds.Counted)
+      counted = isinstance(updates, rounds.Counted | rounds.Detailed)
       mean, moments = server_optimizers.step(
           optimizer, updates.mean if counted else updates, moments)
       updates = updates._replace(mean=mean) if counted else mean
@@ -137,5 +137,6 @@ def aggregate(task: Task, finish: Callable[..., tuple[Any, Metrics]]
       updates = updates._replace(memory=updates.memory.own)
     after, metrics = finish(server.own, updates, cohort, context, key)
     return Beside(after, moments), metrics
-  return (aggregation.linear(run) if getattr(finish, 'is_linear', False)
-          else run)
+  if not getattr(finish, 'is_linear', False):
+    return run
+  return aggregation.linear(run, each=getattr(finish, 'of_each', None))

@@ -235,13 +235,16 @@ def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
   Returns:
     `aggregate` of `core.rounds.client_pass`, for updates of all groups.
   """
+  part = getattr(finish, 'of_each', None)
+
   def aggregate(server, updates: Update, cohort, context, key):
+    each = () if part is None else jax.vmap(jax.vmap(part))(updates.message)
     message, counts = jax.tree.map(
         lambda x: x.reshape(-1, *x.shape[2:]),
         (updates.message, updates.counts))
     weights = updates.weight.reshape(-1)
     mean = rounds.paired(rule(message, weights),
-                         aggregation.weighted_mean(counts, weights))
+                         aggregation.weighted_mean(counts, weights), each)
     return finish(server, mean, cohort, context, key)
   return aggregate
 
