@@ -17,8 +17,8 @@ gradients of
   :math:`h_b\, KL[f_W(\omega(u_b)) \| f_{W + \epsilon}(\omega(u_b))]` at
   :math:`W + \epsilon`,
 
-with h_b = 1 where :math:`\max_c q_b \ge 0.95`, and epsilon the step of ASAM that
-makes the cross entropy of those rows worse. A client counts by
+with h_b = 1 where :math:`\max_c q_b \ge 0.95`, and epsilon the step of ASAM
+that makes the cross entropy of those rows worse. A client counts by
 :math:`1 - \tau_k`.
 
 The paper's learning rate falls along a cosine, its released script keeps it
