@@ -214,6 +214,7 @@ def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any
   """
   def one(learner: Learner, batch: batching.Pair, key: jax.Array) -> Any:
     model, rows = learner.model, batch.unlabeled
+    assert rows is not None
     keys = jax.random.split(key)
     views = (network.labeled_view(task, batch.labeled, keys[0]),
              network.strongly(task, rows, keys[1]))

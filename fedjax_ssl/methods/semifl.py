@@ -157,7 +157,7 @@ def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
         network.strongly(task, fixed, keys[1]), key=keys[0])
     loss, _ = losses.cross_entropy(strong, fixed.labels, fixed.mask)
     metrics = {}
-    if mixing.weight:
+    if other is not None:
       on_blends, stats = _mixed(task, mixing, model._replace(stats=stats),
                                 fixed, other.unlabeled, keys[2])
       loss += mixing.weight * on_blends

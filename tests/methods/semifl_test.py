@@ -140,6 +140,7 @@ def test_strong_views_and_blends_are_normalized_apart():
   client = _client(federation, 0)
   state = made.init(KEY, federation)
   memory = tree.take(state.memory.own, 0)
+  assert made.client_update is not None
   jax.eval_shape(made.client_update, assemble.Server(
       state.server.own.model), client._replace(
           memory=state.memory._replace(own=memory)), KEY)
@@ -226,7 +227,8 @@ def _softmax(x):
   return e / e.sum(-1, keepdims=True)
 
 
-def _gradient(w, b, x, targets):
+def _gradient(model, x, targets):
+  w, b = model
   d = (_softmax(x @ w + b) - targets) / len(x)
   return x.T @ d, d.sum(0)
 
@@ -269,8 +271,8 @@ def test_a_round_by_hand():
     blend = lam * x + (1 - lam) * raw[:1]
     target = lam * y + (1 - lam) * eye[labels[:1]]
     grads = [a + weight * b for a, b in zip(
-        _gradient(*start, ready(255 - x), y),
-        _gradient(*start, ready(blend), target), strict=True)]
+        _gradient(start, ready(255 - x), y),
+        _gradient(start, ready(blend), target), strict=True)]
     deltas.append([q - p for q, p in zip(step(start, grads), start,
                                          strict=True)])
   assert 0 < len(deltas) == metrics['num_participants']
@@ -278,7 +280,7 @@ def test_a_round_by_hand():
             for j, p in enumerate(start)]
   rows = np.asarray(federation.server.labeled)[:sum(toy.LABELED)]
   end = step(middle, _gradient(
-      *middle, ready(pixels(rows)),
+      middle, ready(pixels(rows)),
       eye[np.asarray(federation.train.labels)[rows]]))
 
   layer = after.server.own.model.params['Dense_0']

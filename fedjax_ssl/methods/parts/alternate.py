@@ -170,7 +170,7 @@ def trained(task: Task, s: Settings, step: Callable[..., Step],
 
 
 def update(client: Client, received: Variables, learner: Learner,
-           memory: PyTree, weight: Array, chosen: Array, metrics: Metrics,
+           memory: PyTree, weight: jax.Array, chosen: Array, metrics: Metrics,
            labeled: Metrics) -> Update:
   """What a client sends.
 
