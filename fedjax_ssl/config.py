@@ -90,8 +90,8 @@ class Config:
   model: str = _option(
       'cnn', 'Network, with knobs if any, as in "cnn(width=16)"; a Flax module '
       'of your own as FILE.py:Net(...) or package.module:Net(...). auto: for '
-      'images below 32x32 cnn, for others a small resnet8 with group '
-      'normalization where --norm=auto; for texts text_mean.')
+      'images cnn, from 64x64 on of means over windows, as in "cnn(stride=2)"; '
+      'for texts text_mean.')
   imports: tuple[str, ...] = _option(
       (), 'Files or modules to import first, for what they register; '
       'several with commas, or the flag again.', may_change=True,

@@ -34,10 +34,10 @@ def auto(**change) -> config.Config:
     ((3, 9, 1), 'linear', 'auto'),
     ((8, 8, 1), 'cnn', 'auto'),
     ((28, 28, 1), 'cnn', 'auto'),
-    ((32, 32, 3), 'resnet8(width=16, stride=1)', 'group'),
-    ((63, 80, 3), 'resnet8(width=16, stride=1)', 'group'),
-    ((64, 64, 3), 'resnet8(width=16, stride=2)', 'group'),
-    ((224, 224, 3), 'resnet8(width=16, stride=4)', 'group')])
+    ((32, 32, 3), 'cnn', 'auto'),
+    ((63, 80, 3), 'cnn', 'auto'),
+    ((64, 64, 3), 'cnn(stride=2)', 'auto'),
+    ((224, 224, 3), 'cnn(stride=4)', 'auto')])
 def test_a_network_for_the_size(shape, model, norm):
   found = auto_lib.decided(auto(), (), toy(shape))
   assert (found.model, found.norm) == (model, norm)
