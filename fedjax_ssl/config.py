@@ -145,6 +145,9 @@ class Config:
       None, 'Least rows that a capped Dirichlet partition deals to a client; '
       'default: 10. Of labeled rows dealt apart a fifth of the mean, if that '
       'is less.', _whole(0))
+  max_rows: int = _option(
+      0, 'Training rows that are dealt at most, drawn at random from all '
+      'that are not held out; 0: all.', _whole(0))
   cohort_size: int = _option(
       5, 'Clients drawn for a round, at most num_clients; of rscfed, for '
       "each of its groups. 5 is FedDure's number and stands where a "
@@ -383,6 +386,8 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     values['labeled_fraction'] = None
   if values.get('partition_file') and 'partition' not in given:
     values['partition'] = 'setting'
+  if values.get('partition_file') and 'max_rows' not in given:
+    values['max_rows'] = 0
   options = Config(**values)
   _check_together(options)
   return options
@@ -450,6 +455,10 @@ def _check_together(options: Config) -> None:
   elif options.partition_file:
     raise FieldError('partition', options.partition, 'the file says whose row '
                      'is whose; give one of them.',
+                     partition_file=options.partition_file)
+  if options.partition_file and options.max_rows:
+    raise FieldError('max_rows', options.max_rows, 'the file says which rows '
+                     'are dealt; leave it out.',
                      partition_file=options.partition_file)
   if options.profile is not None:
     _check_profile(options.method, options.profile)

@@ -78,7 +78,9 @@ def _clients(options: Config, given: Collection[str], dataset: data.Dataset
         'num_clients', options.num_clients, f'the data name {number} clients; '
         'leave it out, or give --partition=setting to have the rows dealt.',
         dataset=options.dataset)
-  changed = {'partition': 'natural', 'num_clients': number}
+  changed: dict[str, Any] = {'partition': 'natural', 'num_clients': number}
+  if 'max_rows' not in given:
+    changed['max_rows'] = 0  # Many clients would be left with none.
   if 'cohort_size' not in given:
     changed['cohort_size'] = min(options.cohort_size, number)
   return changed
