@@ -90,8 +90,8 @@ class Config:
   model: str = _option(
       'cnn', 'Network, with knobs if any, as in "cnn(width=16)"; a Flax module '
       'of your own as FILE.py:Net(...) or package.module:Net(...). auto: for '
-      'images below 32x32 cnn, for others a small resnet8 with group '
-      'normalization where --norm=auto; for texts text_mean.')
+      'images cnn, from 64x64 on of means over windows, as in "cnn(stride=2)"; '
+      'for texts text_mean.')
   imports: tuple[str, ...] = _option(
       (), 'Files or modules to import first, for what they register; '
       'several with commas, or the flag again.', may_change=True,
@@ -145,6 +145,9 @@ class Config:
       None, 'Least rows that a capped Dirichlet partition deals to a client; '
       'default: 10. Of labeled rows dealt apart a fifth of the mean, if that '
       'is less.', _whole(0))
+  max_rows: int = _option(
+      0, 'Training rows that are dealt at most, drawn at random from all '
+      'that are not held out; 0: all.', _whole(0))
   cohort_size: int = _option(
       5, 'Clients drawn for a round, at most num_clients; of rscfed, for '
       "each of its groups. 5 is FedDure's number and stands where a "
@@ -382,6 +385,8 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     values['labeled_fraction'] = None
   if values.get('partition_file') and 'partition' not in given:
     values['partition'] = 'setting'
+  if values.get('partition_file') and 'max_rows' not in given:
+    values['max_rows'] = 0
   options = Config(**values)
   _check_together(options)
   return options
@@ -449,6 +454,10 @@ def _check_together(options: Config) -> None:
   elif options.partition_file:
     raise FieldError('partition', options.partition, 'the file says whose row '
                      'is whose; give one of them.',
+                     partition_file=options.partition_file)
+  if options.partition_file and options.max_rows:
+    raise FieldError('max_rows', options.max_rows, 'the file says which rows '
+                     'are dealt; leave it out.',
                      partition_file=options.partition_file)
   if options.profile is not None:
     _check_profile(options.method, options.profile)

@@ -209,5 +209,17 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
   if dataset.validation is None:
     validation = data.choose_validation(
         rng, labels, fraction=options.validation_fraction)
-  labeled, unlabeled, *tasks = deal(rng, labels, ~validation, options)
+  pool = _drawn(seed, ~validation, options.max_rows)
+  labeled, unlabeled, *tasks = deal(rng, labels, pool, options)
   return data.Partition(labeled, unlabeled, validation, *tasks)
+
+
+def _drawn(seed: int, pool: np.ndarray, most: int) -> np.ndarray:
+  """Draws so many rows of a pool bool[D] by a generator of its own; 0: all."""
+  rows = np.flatnonzero(pool)
+  if not most or len(rows) <= most:
+    return pool
+  rng = np.random.default_rng([seed, 0x4D52])
+  drawn = np.zeros_like(pool)
+  drawn[rng.choice(rows, most, replace=False)] = True
+  return drawn

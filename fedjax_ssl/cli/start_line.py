@@ -88,6 +88,16 @@ def _natural(job: Any) -> str:
           if job.options.partition == 'natural' else '')
 
 
+def _rows_left_out(job: Any) -> str:
+  """Rows that `max_rows` leaves with nobody."""
+  if not job.options.max_rows:
+    return ''
+  dealt = job.partitions[0]
+  beyond = job.labels.size - int(np.sum(
+      dealt.validation | (dealt.labeled >= 0) | (dealt.unlabeled >= 0)))
+  return f'{beyond:,} others left out by max_rows' if beyond else ''
+
+
 def _schedules(job: Any) -> str:
   """Schedules that end before the run, or after it."""
   span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
@@ -112,4 +122,5 @@ def _switched_off(job: Any) -> str:
 
 # Each takes the job; what it returns is said, if it is not empty.
 NOTES: tuple[Callable[[Any], str], ...] = (
-    _natural, _without_rows, _schedules, _attacked, _switched_off)
+    _natural, _rows_left_out, _without_rows, _schedules, _attacked,
+    _switched_off)

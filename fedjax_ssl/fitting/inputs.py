@@ -118,7 +118,7 @@ def _of_federation(given: Federation) -> Source:
           'num_clients': count, 'labels_per_class': None,
           'labeled_fraction': None,
           'labels_at': 'server' if at_server else 'clients',
-          'rounds_per_task': given.rounds_per_task,
+          'max_rows': 0, 'rounds_per_task': given.rounds_per_task,
           'num_labeled_clients': given.num_labeled_clients})
 
 

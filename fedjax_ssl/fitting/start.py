@@ -1,7 +1,7 @@
 """`fedjax_ssl.fit`: one call from a method and data to a trained model."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
 import io
@@ -25,7 +25,8 @@ from fedjax_ssl.training import environment
 from fedjax_ssl.training import workdir as workdir_lib
 
 # How rows are dealt, and what learns well, where nobody says otherwise.
-SETTING = 'digits_dirdir'
+SETTING = 'own_data'
+_SETTINGS = {'digits': 'digits_dirdir'}  # Of data sets with one of their own.
 _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
 # Of one start of a program, or of several processes.
 _PROGRAMS = ('eval_only', 'distributed', 'coordinator_address',
@@ -56,7 +57,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
       nothing behind.
     setting: how rows are dealt, and defaults: a name that `fedjax-ssl list
       settings` shows, or a `cli.settings.Setting`. By default that of the
-      workdir, or else `SETTING`.
+      workdir, or else digits_dirdir for 'digits' and own_data for all others,
+      with network and views chosen by the data.
     progress: whether to show a bar on a terminal or in a notebook, or else
       lines on standard error.
     **options: any of `config.Config`. `clients` and `rounds` are short for
@@ -71,8 +73,9 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   if workdir is not None:
     given['workdir'] = os.path.expanduser(os.fspath(workdir))
   stored = workdir_lib.stored_config(given.get('workdir'))
-  found = _setting(setting, command.setting_of(stored) if stored else '')
   source = inputs.source(dataset)
+  found = _setting(setting, command.setting_of(stored) if stored else '',
+                   source)
   inputs.check_free(given, source.options)
   given |= {'method': _text(method), 'dataset': source.name}
   temporary = None
@@ -80,7 +83,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     temporary = tempfile.TemporaryDirectory(prefix='fedjax_ssl_')
     given['workdir'] = temporary.name
   told = _resolved(given, stored, found, source, saves=workdir is not None)
-  jobs = _jobs(told, found, source)
+  jobs = _jobs(told, given, found, source)
   run = Run(jobs, temporary, stream=None if progress else io.StringIO())
   return run.resume(told.num_rounds)
 
@@ -106,11 +109,12 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
           for k, v in given.items()}
 
 
-def _setting(given: str | settings.Setting | None, stored: str
-             ) -> settings.Setting:
+def _setting(given: str | settings.Setting | None, stored: str,
+             source: inputs.Source) -> settings.Setting:
   """How rows are dealt."""
   if given is None:
-    given = stored if stored in settings.SETTINGS else SETTING
+    given = (stored if stored in settings.SETTINGS else
+             _SETTINGS.get(source.name, SETTING))
   if isinstance(given, settings.Setting):
     return given
   if given not in settings.SETTINGS:
@@ -162,15 +166,16 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
   return config.resolve(values, given)
 
 
-def _jobs(told: config.Config, setting: settings.Setting,
-          source: inputs.Source) -> list[job_lib.Job]:
+def _jobs(told: config.Config, given: Collection[str],
+          setting: settings.Setting, source: inputs.Source
+          ) -> list[job_lib.Job]:
   """The run and its bounds, of which none has touched its folder."""
   devices.join(told)
   environment.keep_programs()
   told = dataclasses.replace(
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
-  told = auto.decided(told, (), dataset)
+  told = auto.decided(told, given, dataset)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))

@@ -67,16 +67,23 @@ class CNN(nn.Module):
     num_classes: C.
     choices: see `layers.Choices`; normalization after each convolution.
     width: channels of the first convolution; the second has twice as many.
+    stride: side of the windows that images are first averaged over.
   """
 
   num_classes: int
   choices: layers.Choices
   width: int = 16
+  stride: int = 1
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array | None = None,
                train: bool = False) -> jax.Array:
     """float[B, H, W, I] -> logits [B, C]."""
+    if min(x.shape[1:3]) // self.stride < 4:
+      raise ValueError(f'stride is {self.stride}; it must leave 4x4 of images '
+                       f'of {x.shape[1]}x{x.shape[2]}.')
+    if self.stride > 1:
+      x = pooling.mean_windows(x, self.stride)
     for features in (self.width, 2 * self.width):
       x = pooling.relu(layers.pooled_conv(
           x, features, self.choices, mask, train))
@@ -100,7 +107,7 @@ def mlp(*, num_classes: int, choices: layers.Choices, width: int = 200,
 
 
 @knobs.checked()
-def cnn(*, num_classes: int, choices: layers.Choices, width: int = 16
-        ) -> nn.Module:
-  """See `CNN`. Raises ValueError for a width out of bounds."""
-  return CNN(num_classes, choices, width)
+def cnn(*, num_classes: int, choices: layers.Choices, width: int = 16,
+        stride: int = 1) -> nn.Module:
+  """See `CNN`. Raises ValueError for a width or stride out of bounds."""
+  return CNN(num_classes, choices, width, stride)

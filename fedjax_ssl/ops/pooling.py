@@ -134,7 +134,13 @@ def mean_pool(x: jax.Array) -> jax.Array:
 
 def mean_pool_2x2(x: jax.Array) -> jax.Array:
   """Mean of every 2x2 window; an odd last row or column is dropped."""
+  return mean_windows(x, 2)
+
+
+def mean_windows(x: jax.Array, side: int) -> jax.Array:
+  """Mean of every window [side, side], without what is left at two borders."""
   batch, height, width, channels = x.shape
-  height, width = height // 2, width // 2
-  x = lax.slice(x, (0, 0, 0, 0), (batch, 2 * height, 2 * width, channels))
-  return jnp.mean(x.reshape(batch, height, 2, width, 2, channels), (2, 4))
+  height, width = height // side, width // side
+  x = lax.slice(x, (0, 0, 0, 0),
+                (batch, side * height, side * width, channels))
+  return jnp.mean(x.reshape(batch, height, side, width, side, channels), (2, 4))

@@ -94,7 +94,7 @@ def test_a_folder_without_resolved_knobs_goes_on(tmp_path):
 
 
 NEW = ('aggregator', 'server_optimizer', 'server_learning_rate', 'attack',
-       'partition', 'min_size', 'report')
+       'partition', 'min_size', 'max_rows', 'report')
 # A version that had none of them.
 YOUNGER = f"""
 import sys

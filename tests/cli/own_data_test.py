@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import config, data
 from fedjax_ssl.cli import auto as auto_lib
-from fedjax_ssl.cli import dealing, settings
+from fedjax_ssl.cli import dealing, runs, settings
 from tests.cli import launcher
 
 LABELS = np.arange(400) % 4
@@ -34,10 +34,10 @@ def auto(**change) -> config.Config:
     ((3, 9, 1), 'linear', 'auto'),
     ((8, 8, 1), 'cnn', 'auto'),
     ((28, 28, 1), 'cnn', 'auto'),
-    ((32, 32, 3), 'resnet8(width=16, stride=1)', 'group'),
-    ((63, 80, 3), 'resnet8(width=16, stride=1)', 'group'),
-    ((64, 64, 3), 'resnet8(width=16, stride=2)', 'group'),
-    ((224, 224, 3), 'resnet8(width=16, stride=4)', 'group')])
+    ((32, 32, 3), 'cnn', 'auto'),
+    ((63, 80, 3), 'cnn', 'auto'),
+    ((64, 64, 3), 'cnn(stride=2)', 'auto'),
+    ((224, 224, 3), 'cnn(stride=4)', 'auto')])
 def test_a_network_for_the_size(shape, model, norm):
   found = auto_lib.decided(auto(), (), toy(shape))
   assert (found.model, found.norm) == (model, norm)
@@ -155,6 +155,42 @@ def test_the_least_rows_of_a_client(name, change):
   with pytest.raises(config.FieldError, match='--min_size') as caught:
     owners(num_clients=100)
   assert 'num_clients=100: too many for' in str(caught.value)
+
+
+def dealt(**change) -> data.Partition:
+  """What `train own_data` deals of a set of 400 rows."""
+  def part(labels):
+    return data.datasets.Examples(np.zeros((len(labels), 1), np.uint8), labels)
+  made = data.Dataset('toy', part(LABELS), part(LABELS[:4]), 4, (0.,), (1.,),
+                      True)
+  given = {'partition': 'setting', 'num_clients': 4, 'cohort_size': 2,
+           'alpha': 1.0, **change}
+  options = config.resolve({**settings.defaults_of('own_data'), **given}, given)
+  return runs.deal(settings.SETTINGS['own_data'], options, made)[0]
+
+
+def test_no_more_rows_are_dealt_than_asked_for():
+  everything, some = dealt(max_rows=0), dealt(max_rows=100)
+  np.testing.assert_array_equal(some.validation, everything.validation)
+  owned = np.maximum(some.labeled, some.unlabeled) >= 0
+  assert owned.sum() == 100 and not (owned & some.validation).any()
+  assert (some.labeled >= 0).sum() in range(9, 12)
+  assert 15 < np.bincount(LABELS[owned]).min()  # Drawn from all classes.
+  for enough in (380, 400):  # 20 are held out.
+    for one, other in zip(dealt(max_rows=enough)[:3], everything[:3],
+                          strict=True):
+      np.testing.assert_array_equal(one, other)
+
+
+def test_rows_of_a_file_or_of_named_clients_are_not_drawn(tmp_path, refuse):
+  named = toy(owner=np.array([0, 1, 2, 0, 1, 2], np.int32))
+  assert auto().max_rows > 0
+  assert auto_lib.decided(auto(), (), named).max_rows == 0
+  kept = auto_lib.decided(auto(max_rows=5), ['max_rows'], named)
+  assert kept.max_rows == 5
+  assert auto(partition_file='p.npz', partition='setting').max_rows == 0
+  line = refuse('--max_rows=5', f'--partition_file={tmp_path / "p.npz"}')
+  assert '--max_rows=5' in line and '--partition_file' in line
 
 
 def test_min_size_where_no_partition_has_one(refuse):

@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
+from fedjax_ssl.cli import settings
 from fedjax_ssl.fitting import inputs
 from tests.cli import launcher
 
@@ -217,7 +218,7 @@ def test_plot(straight, tmp_path):
 def test_a_federation_keeps_its_rows(straight):
   given = straight.federations[0]
   run = fedjax_ssl.fit(METHOD, given, rounds=1, progress=False,
-                       **{**SMALL, 'clients': 6})
+                       setting='digits_dirdir', **SMALL)
   jax.tree.map(np.testing.assert_array_equal, run.federations[0].clients,
                given.clients)
   assert run.metrics['accuracy'][0] == straight.metrics['accuracy'][0]
@@ -234,6 +235,14 @@ def test_arrays_functions_and_seeds():
       seeds=[3, 4], progress=False, **SMALL)
   assert run.name == 'mine(mu=0.2)' and [*run.states] == [3, 4]
   assert run.metrics['seed'].tolist() == [3, 4]
+  # What `fedjax-ssl train own_data` has where nobody says otherwise.
+  own = settings.defaults_of('own_data')
+  for name in ('alpha', 'labeled_fraction', 'learning_rate', 'momentum',
+               'labeled_batch'):
+    assert getattr(run.options, name) == own[name]
+  known, unknown = data.class_counts(run.federations[3])
+  np.testing.assert_allclose(known.sum(1), .1 * (known + unknown).sum(1),
+                             atol=.5)
   assert run.predict(digits.test.inputs[:2], seed=4).shape == (2, 10)
   fedjax_ssl.methods.METHODS.pop('mine')
 

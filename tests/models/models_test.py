@@ -98,6 +98,21 @@ def test_cnn_takes_every_image(side, channels):
   assert _count(made.params) < 30_000
 
 
+def test_cnn_of_means_over_windows():
+  """It is the plain one on the smaller images, whatever is left at borders."""
+  large, small = _make('cnn(width=4, stride=3)', 26), _make('cnn(width=4)', 8)
+  made = large.init(jax.random.key(0))
+  images = _images(2, 8)
+  wide = jnp.pad(jnp.repeat(jnp.repeat(images, 3, 1), 3, 2),
+                 ((0, 0), (0, 2), (0, 2), (0, 0)), constant_values=99)
+  checker = jnp.asarray([1., 0., -1.])  # Means of 0 over every window.
+  wide = wide.at[:, :24, :24].add(jnp.tile(checker, 8)[:, None])
+  np.testing.assert_allclose(large.apply(made, wide), small.apply(made, images),
+                             atol=1e-5)
+  with pytest.raises(ValueError, match='stride is 7; it must leave 4x4'):
+    _make('cnn(stride=7)', 26).init(jax.random.key(0))
+
+
 @pytest.mark.parametrize('norm', ['none', 'batch'])
 def test_forms_agree_on_a_whole_net(norm):
   with jax.enable_x64(True):
