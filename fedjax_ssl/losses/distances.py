@@ -16,8 +16,15 @@ def squared_distance(a: PyTree, b: PyTree) -> jax.Array:
 
 
 def l1_norm(tree: PyTree) -> jax.Array:
-  """Computes the sum of absolute values over all leaves, float32[]."""
-  norms = [jnp.sum(jnp.abs(at_least_float32(x))) for x in jax.tree.leaves(tree)]
+  """Computes the sum of absolute values over all leaves, float32[].
+
+  The derivative at 0 is 0, so that a number that is 0 stays there. That of
+  `jnp.abs` is 1, which would move it at every step.
+  """
+  def norm(x: jax.Array) -> jax.Array:
+    return jnp.sum(x * jax.lax.stop_gradient(jnp.sign(x)))
+
+  norms = [norm(at_least_float32(x)) for x in jax.tree.leaves(tree)]
   return sum(norms, jnp.zeros((), jnp.float32))
 
 

@@ -331,6 +331,10 @@ class PenaltyTest(absltest.TestCase):
   def test_l1_norm(self):
     self.assertEqual(losses.l1_norm({'a': np.array([-1.0, 2.0]), 'b': ()}), 3)
 
+  def test_l1_norm_leaves_what_is_zero_where_it_is(self):
+    slope = jax.grad(losses.l1_norm)(np.array([-3.0, -0.0, 0.0, 0.5]))
+    np.testing.assert_array_equal(slope, [-1, 0, 0, 1])
+
 
 if __name__ == '__main__':
   absltest.main()

@@ -34,20 +34,25 @@ FOLDER = pathlib.Path(__file__).parent
 
 
 def stored(name: str) -> dict[str, np.ndarray]:
-  """What `make_<name>.py` wrote."""
+  """What `make_<name>.py` wrote; real numbers in float64."""
   with np.load(FOLDER / f'{name}.npz') as file:
-    return {key: file[key] for key in file.files}
+    found = {key: file[key] for key in file.files}
+  return {key: x.astype(np.float64) if x.dtype.kind == 'f' else x
+          for key, x in found.items()}
 
 
 def perceptron(weights: dict[str, np.ndarray]) -> Model:
-  """Two dense layers with a tanh between them, as `authors.perceptron`."""
+  """Two dense layers with a tanh between them, as `authors.perceptron`.
+
+  Without b0 and b1 among the weights they have no biases.
+  """
   params = {name: jnp.asarray(weights[name])
-            for name in ('w0', 'b0', 'w1', 'b1')}
+            for name in ('w0', 'b0', 'w1', 'b1') if name in weights}
 
   def apply(variables: Variables, inputs: jax.Array) -> jax.Array:
     p = variables.params
-    hidden = jnp.tanh(inputs @ p['w0'] + p['b0'])
-    return hidden @ p['w1'] + p['b1']
+    hidden = jnp.tanh(inputs @ p['w0'] + p.get('b0', 0))
+    return hidden @ p['w1'] + p.get('b1', 0)
 
   def apply_train(variables: Variables, inputs: jax.Array, mask: jax.Array,
                   key: Any = None) -> tuple[jax.Array, Any]:
@@ -60,7 +65,7 @@ def perceptron(weights: dict[str, np.ndarray]) -> Model:
 def task(weights: dict[str, np.ndarray], rate: float, **changes: Any) -> Task:
   """One client a round, plain gradient steps unless told otherwise."""
   given: dict[str, Any] = {
-      'model': perceptron(weights), 'num_classes': weights['b1'].size,
+      'model': perceptron(weights), 'num_classes': weights['w1'].shape[1],
       'preprocess': lambda views: views[:, 0],
       'optimizer': lambda round_: optax.sgd(rate),
       'weak': lambda key, views: views,

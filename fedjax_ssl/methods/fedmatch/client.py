@@ -83,6 +83,10 @@ def received(s: Settings, payload: Payload, client: Client, due: jax.Array
   else:
     copy, bar = client.memory.copy, s.delta_threshold
     held, count = sparse.receive(copy, new, bar=bar)
+    own = sparse.cut(copy[1], s.psi_threshold)
+    if s.exact_down:
+      count = sparse.receive((copy[0], own), (
+          new[0], sparse.cut(new[1], s.psi_threshold)), bar=bar)[1]
     held = tree.where(client.round == 0, new, held)
     count = jnp.where(client.round == 0, whole, count)
     def one(psi):
@@ -90,7 +94,7 @@ def received(s: Settings, payload: Payload, client: Client, due: jax.Array
       if s.exact_down:
         number = sparse.num_nonzero(jax.tree.map(
             lambda x, own: jnp.where(jnp.abs(x - own) <= bar, 0, x),
-            psi, copy[1]))
+            sparse.cut(psi, s.psi_threshold), own))
       return arrived, number
   count += sparse.size(payload.stats)
   if agents is not None:

@@ -87,7 +87,8 @@ def fedmatch(
     psi_threshold: numbers of psi up to it are 0 in what a client sends and in
       the model that predicts, and do not count as sent by the server, which
       itself keeps them. 0 (v1, not stated: all of a dense psi is sent) / 5e-6,
-      with labels at the server 1e-5.
+      with labels at the server 1e-5. The authors' code cuts them only to decide
+      what is sent, and then sends them as they are; here they are sent as 0.
     delta_threshold: 5e-5, with labels at the server 1e-5, for differences.
     exact_down: whether a client gets all numbers, those that do not count as
       sent too, as in the authors' code. With False it holds only what was sent,
