@@ -67,6 +67,7 @@ def lacking(names: Sequence[str]) -> str:
   for name in names:
     if name not in PACKAGES:
       return f'{name!r} is none of {", ".join(PACKAGES)}.'
+  for name in names:
     package = PACKAGES[name]
     try:
       found = importlib.util.find_spec(package) is not None

@@ -14,7 +14,7 @@ LINES = {
     'knob_as_flag': (['--method=fixmatch(mu=.5)', '--threshold=0.8'],
                      ['--threshold=0.8', '"fixmatch(mu=0.5, threshold=0.8)"']),
     'knob_as_flag_without': (['--threshold=0.8'],
-                             ['fixmatch, flexmatch', '--method=fedavg has']),
+                             [' fixmatch, fl2, flexmatch', '--method=fedavg has']),
     'knob_of_a_model': (['--model=cnn', '--width=8'], ['"cnn(width=8)"']),
     'word_as_flag': (['--method=fixmatch', '--labeler=global'],
                      ["fixmatch(labeler='global')"]),
