@@ -46,9 +46,10 @@ def convolutions(lowered: str) -> list[tuple[int, Shape, Shape]]:
   Returns:
     For each the groups of its channels, and the shapes of input and kernel.
   """
-  return [(int(groups), *(tuple(int(d) for d in dims.split('x')[:-1])
-                          for dims in shapes))
-          for groups, *shapes in re.findall(
+  def shape(dims: str) -> Shape:
+    return tuple(int(d) for d in dims.split('x')[:-1])
+  return [(int(groups), shape(rows), shape(kernel))
+          for groups, rows, kernel in re.findall(
               r'stablehlo\.convolution.*?feature_group_count = (\d+).*?'
               r': \(tensor<(\S+?)>, tensor<(\S+?)>\)', lowered)]
 

@@ -122,6 +122,7 @@ def contrast(features: Array, proxies: Array, probabilities: Array,
 
 def _unit(x: Array) -> jax.Array:
   """The rows, made to have length 1."""
+  x = jnp.asarray(x)
   return x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + _LEAST)
 
 
