@@ -40,7 +40,7 @@ def keep_programs() -> None:
   A folder that the user has named stays, by JAX_COMPILATION_CACHE_DIR or in
   code; an empty one means that none are kept.
   """
-  if jax.config.jax_compilation_cache_dir is not None:
+  if jax.config.values['jax_compilation_cache_dir'] is not None:
     return
   with contextlib.suppress(RuntimeError):  # A user without a home.
     cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
@@ -48,7 +48,7 @@ def keep_programs() -> None:
     jax.config.update('jax_compilation_cache_dir',
                       str(cache / 'fedjax_ssl' / 'xla'))
     least = 'jax_persistent_cache_min_compile_time_secs'
-    jax.config.update(least, min(0.5, getattr(jax.config, least)))
+    jax.config.update(least, min(0.5, jax.config.values[least]))
 
 
 def describe() -> dict[str, Any]:
