@@ -112,7 +112,9 @@ def rounds(torch: Any, theirs: Any) -> dict[str, Any]:
   states = [torch.optim.Adam(one.parameters(), lr=RATE, betas=(0.9, 0.999),
                              weight_decay=5e-4).state_dict() for one in nets]
   shared = copy.deepcopy(nets[0].state_dict())
-  history, matrices, losses = [], [], []
+  history: list[dict[str, np.ndarray]] = []
+  matrices: list[np.ndarray] = []
+  losses: list[list[float]] = []
   for round_ in range(ROUNDS):
     sent, costs = [], [0.0] * len(sizes)
     for k, client in enumerate([*known, *other]):

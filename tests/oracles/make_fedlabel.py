@@ -67,7 +67,7 @@ def take_theirs(torch: Any, checkout: pathlib.Path) -> Any:
       rows = [rows[i] for i in next(rows.turns)]
     return [tuple(torch.stack(column) for column in zip(*rows))]
 
-  given = {
+  given: dict[str, Any] = {
       'torch': torch, 'np': np, 'copy': copy, 'logging': logging,
       'DataLoader': loader, 'to_device': lambda x: x,
       'print_rank': lambda *args, **kwargs: None,
@@ -145,7 +145,8 @@ def rounds(torch: Any, theirs: Any, given: dict, name: str) -> dict[str, Any]:
   """The server's weights after each round, and the rows that were labeled."""
   net = authors.perceptron(torch, given)
   parts = [np.split(given[key], CLIENTS) for key in ('inputs', 'labels')]
-  config = {'model_config': {}, 'client_config': {}, 'server_config': {}}
+  config: dict[str, Any] = {
+      f'{name}_config': {} for name in ('model', 'client', 'server')}
   sender = theirs.FedLabels('client', config)
   history, used = [], []
   for round_ in range(ROUNDS):
@@ -172,7 +173,8 @@ def main() -> None:
   import torch
   torch.set_default_dtype(torch.float64)
   theirs, given = take_theirs(torch, checkout), draw()
-  results, plain = {}, torch.optim.SGD
+  results: dict[str, Any] = {}
+  plain = torch.optim.SGD
   for name in ('released', 'cleared'):
     torch.optim.SGD = optimizer(plain, name == 'cleared')
     results |= rounds(torch, theirs, given, name)

@@ -136,9 +136,10 @@ def arguments(folder: str = '', threshold: float = 0.0
              ) -> types.SimpleNamespace:
   """What their config.py holds."""
   return types.SimpleNamespace(
-      **KNOBS, l1_thres=threshold, scenario='labels-at-client', model='fedmatch', task='biid',
-      gpu='0', num_clients=CLIENTS, frac_clients=1.0, num_rounds=100,
-      num_tasks=1, num_epochs_client=1, batch_size_client=BATCH,
+      **KNOBS, l1_thres=threshold, scenario='labels-at-client',
+      model='fedmatch', task='biid', gpu='0', num_clients=CLIENTS,
+      frac_clients=1.0, num_rounds=100, num_tasks=1, num_epochs_client=1,
+      batch_size_client=BATCH,
       batch_size_test=BATCH, lr_patience=10**6, lr_factor=3, lr_min=1e-20,
       num_classes=CLASSES, seed=0, wd=0.0, check_pts=folder,
       fed_method='fedavg')
@@ -205,7 +206,8 @@ def cut_first(client: Any) -> None:
 
 def watch(server: Any, client: Any, results: dict[str, list[Any]]) -> None:
   """Notes a round's confident rows and whose psi the helpers are."""
-  confident, chosen = [], []
+  confident: list[int] = []
+  chosen: list[list[int]] = []
   results['confident'].append(confident)
   results['helpers'].append(chosen)
   plain = type(server)
@@ -257,7 +259,8 @@ def falls(theirs: Any) -> dict[str, np.ndarray]:
 def main() -> None:
   checkout, out = authors.arguments(__doc__, 'wyjeong/FedMatch', COMMIT)
   _, theirs = import_theirs(checkout)
-  given, results = draw(), {}
+  given = draw()
+  results: dict[str, Any] = {}
   for run in THRESHOLDS:
     results |= rounds(theirs, given, run)
   authors.save(out, COMMIT, **KNOBS, batch=BATCH,

@@ -45,7 +45,7 @@ def steps(tf: Any, checkout: pathlib.Path, given: dict[str, np.ndarray],
       MixMode=layers.MixMode, utils=utils, EasyDict=types.SimpleNamespace)
   guesses = []
 
-  class Small(theirs.MixMatch):
+  class Small(theirs.MixMatch):  # type: ignore[name-defined, misc]
     nclass = torchssl.CLASSES
     dataset = types.SimpleNamespace(height=SHAPE[0], width=SHAPE[1],
                                     colors=SHAPE[2])

@@ -115,7 +115,7 @@ def main() -> None:
   tf.estimator = types.SimpleNamespace(ModeKeys=tf.estimator_mode)
   path = checkout / 'image' / 'main.py'
   given = torchssl.problem(21)
-  results = {}
+  results: dict[str, np.ndarray] = {}
   for name, flags in FLAGS.items():
     results |= {f'{name}_{key}': value
                 for key, value in steps(tf, path, given, flags).items()}
