@@ -76,7 +76,8 @@ def test_without_a_threshold_every_row_is_learnt():
 
 
 def _client(federation, i):
-  return Client(jnp.int32(i), tree.take(federation.clients, i), (),
+  i = jnp.int32(i)
+  return Client(i, tree.take(federation.clients, i), (),
                 federation.train, federation.validation, jnp.int32(0),
                 jnp.int32(0))
 
@@ -87,9 +88,9 @@ def test_who_is_not_sure_sits_out_and_keeps_what_it_has():
   task = _task(optimizer=lambda round_: optax.sgd(RATE, momentum=0.9))
   made = methods.make('semifl', task)
   model = made.init(KEY, federation).server.own.model
-  surest = [float(labeling.probabilities(
+  label = jax.jit(lambda i: labeling.probabilities(
       task, model, _client(federation, i), KEY)[0].max())
-            for i in range(toy.NUM_CLIENTS)]
+  surest = [float(label(i)) for i in range(toy.NUM_CLIENTS)]
   low, high = sorted(surest)[-2:]
   assert low < high
   first, after, metrics = _rounds(f'semifl(threshold={(low + high) / 2})', 1,
@@ -117,9 +118,10 @@ def test_as_many_rows_are_mixed_in_as_are_fixed():
           (shard, shard._replace(unlabeled=client.shard.unlabeled[places])),
           jax.random.split(KEY), (labels[order], labels[places]), strict=True))
   made = batching.together(fixed, mixed)
+  following = jax.jit(made.next)
   cursor, seen = made.start(), []
   for step in range(int(made.num_steps)):
-    cursor, (one, other), rows = made.next(cursor, jnp.int32(step))
+    cursor, (one, other), rows = following(cursor, jnp.int32(step))
     np.testing.assert_array_equal(one.unlabeled.mask, other.unlabeled.mask)
     assert rows == 2 * one.unlabeled.mask.sum()
     seen += [int(x) for x, m in zip(
@@ -156,12 +158,13 @@ def test_statistics_are_the_mean_over_the_batches_of_all(monkeypatch):
   far = model._replace(stats=jax.tree.map(lambda x: x + 3, model.stats))
   images = jnp.asarray(federation.train.inputs)
 
-  def batch_statistics(rows):
-    return task.apply_train(model, images[rows], jnp.ones(len(rows)))[1]
+  @jax.jit
+  def batch_statistics(rows, count):
+    mask = jnp.arange(rows.shape[0]) < count
+    return task.apply_train(model, images[rows], mask.astype(jnp.float32))[1]
 
-  shards = federation.clients
-  parts = [shards.unlabeled[i][:n] for i, n in enumerate(toy.UNLABELED) if n]
-  found = [batch_statistics(rows) for rows in parts]
+  found = [batch_statistics(federation.clients.unlabeled[i], n)
+           for i, n in enumerate(toy.UNLABELED) if n]
   server = federation.server.labeled[:federation.server.num_labeled]
   one = all_statistics.everywhere(task)
   state = methods.make('semifl(server_momentum=0)', task).init(KEY, federation)
@@ -169,8 +172,8 @@ def test_statistics_are_the_mean_over_the_batches_of_all(monkeypatch):
   after, metrics = jax.jit(one)(state, federation, jnp.int32(0), KEY)
   got = after.server.model.stats
   # The server's rows make two batches, drawn at random.
-  change, count = all_statistics.of_rows(
-      task, far, federation.train, federation.server,
+  change, count = jax.jit(lambda key: all_statistics.of_rows(
+      task, far, federation.train, federation.server, key))(
       jax.random.fold_in(KEY, 2))
   assert count == 2 and server.shape[0] == sum(toy.LABELED) > 12
   found += 2 * [tree.add(far.stats, change)]
