@@ -8,9 +8,8 @@ are slices in order, the network is small, and the rate, of which one is a
 number in the code, is larger.
 
 The loop never clears the gradients of the model that learns unlabeled rows, so
-each step adds those of all steps before. It is run as it is, 'released', and
-with an optimizer that clears them after a step, 'cleared'. In the repository's
-root, with PyTorch 2.13:
+each step adds those of all steps before. It is run as it is. In the
+repository's root, with PyTorch 2.13:
 
 python -m tests.oracles.make_fedlabel --checkout=DIR \
     --out=tests/oracles/fedlabel.npz
@@ -43,23 +42,10 @@ class Rows(list):
         range(i, i + BATCH) for i in range(0, len(rows), BATCH))
 
 
-def optimizer(plain: Any, clears: bool) -> Any:
-  """PyTorch's SGD at our rate, which clears gradients after a step or not."""
-  class Sgd(plain):
-
-    def __init__(self, params: Any, lr: float, momentum: float) -> None:
-      super().__init__(params, RATE, momentum)
-
-    def step(self, closure: Any = None) -> None:
-      super().step(closure)
-      if clears:
-        self.zero_grad()
-
-  return Sgd
-
-
 def take_theirs(torch: Any, checkout: pathlib.Path) -> Any:
   """Their classes and functions."""
+  plain = torch.optim.SGD
+  torch.optim.SGD = lambda params, lr, momentum: plain(params, RATE, momentum)
 
   def loader(rows: Any, batch_size: int, shuffle: bool) -> list[Any]:
     del batch_size
@@ -141,7 +127,7 @@ def client(torch: Any, theirs: Any, rows: tuple[Any, Any], model: Any,
   return trainer
 
 
-def rounds(torch: Any, theirs: Any, given: dict, name: str) -> dict[str, Any]:
+def rounds(torch: Any, theirs: Any, given: dict) -> dict[str, Any]:
   """The server's weights after each round, and the rows that were labeled."""
   net = authors.perceptron(torch, given)
   parts = [np.split(given[key], CLIENTS) for key in ('inputs', 'labels')]
@@ -163,9 +149,9 @@ def rounds(torch: Any, theirs: Any, given: dict, name: str) -> dict[str, Any]:
                             logger=lambda *args: None)
     net = updater.model
     history.append(authors.weights_of(net))
-  return {**{f'{name}_after_{key}': np.array([model[key] for model in history])
+  return {**{f'after_{key}': np.array([model[key] for model in history])
              for key in history[0]},
-          f'{name}_used': np.reshape(used, (ROUNDS, CLIENTS))}
+          'used': np.reshape(used, (ROUNDS, CLIENTS))}
 
 
 def main() -> None:
@@ -173,17 +159,12 @@ def main() -> None:
   import torch
   torch.set_default_dtype(torch.float64)
   theirs, given = take_theirs(torch, checkout), draw()
-  results: dict[str, Any] = {}
-  plain = torch.optim.SGD
-  for name in ('released', 'cleared'):
-    torch.optim.SGD = optimizer(plain, name == 'cleared')
-    results |= rounds(torch, theirs, given, name)
   authors.save(
       out, COMMIT, threshold=THRESHOLD, consistency=CONSISTENCY, rate=RATE,
       batch=BATCH, labeled_steps=LABELED_STEPS,
       unlabeled_steps=UNLABELED_STEPS, warmup=WARMUP,
       clients=[(LABELED, UNLABELED)] * CLIENTS, **labels(torch, theirs),
-      **given, **results)
+      **given, **rounds(torch, theirs, given))
 
 
 if __name__ == '__main__':

@@ -159,8 +159,8 @@ def fedlabel(task: Task, *, profile: str = 'official',
 
   One thing of the code is left out: it never clears the gradients of w_U, so
   that each of its steps adds those of all steps before. The paper does not say
-  so, and its rate would mean another length at every step. Two rounds of the
-  code agree with ours to 1e-7 once the gradients are cleared.
+  so, and its rate would mean another length at every step. With gradients that
+  add up ours agrees with two rounds of the code to 1e-7.
 
   Args:
     task: the static choices; labels must be at the clients.
