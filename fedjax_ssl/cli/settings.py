@@ -209,8 +209,8 @@ _ALL = (
              max_rows=5000, num_clients=20, cohort_size=8, alpha=0.3,
              labeled_fraction=0.1, local_steps=20, labeled_batch=16,
              unlabeled_batch=48, learning_rate=0.02, momentum=0.9,
-             lr_schedule='cosine', num_rounds=150, eval_every=10,
-             checkpoint_every=50)),
+             lr_schedule='cosine', num_rounds=90, eval_every=10,
+             checkpoint_every=30)),
 )
 
 
