@@ -79,6 +79,15 @@ def wait_for_threads(folder: pathlib.Path) -> None:
     time.sleep(0.1)  # Threads may be slow on a busy machine.
 
 
+def wait_for_ends() -> None:
+  """Until only threads are left that do not keep the process from ending."""
+  until = time.monotonic() + 60  # One that waits does so for five minutes.
+  while lasting := [t for t in threading.enumerate()
+                    if not t.daemon and t is not threading.main_thread()]:
+    assert time.monotonic() < until, lasting
+    time.sleep(0.01)
+
+
 def test_crash_at_every_change_of_the_disk(two_steps, tmp_path, bomb):
   for n in range(1, 200):
     folder = pathlib.Path(shutil.copytree(two_steps, tmp_path / str(n)))
@@ -102,10 +111,7 @@ def test_disk_that_is_full_at_any_change(folder, bomb):
     except checkpoint.CheckpointError as error:
       assert 'full' in str(error)
     # A thread that waits would keep the process from ending.
-    for thread in threading.enumerate():
-      if not thread.daemon and thread is not threading.main_thread():
-        thread.join(60)  # One that only ends may need a moment.
-        assert not thread.is_alive(), thread
+    wait_for_ends()
     assert_restores(folder, 2)
   assert 10 < n < 99
   assert_restores(folder, 3)
