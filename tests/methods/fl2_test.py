@@ -1,6 +1,8 @@
 """(FL)^2: its thresholds, its step uphill, what it reduces to, by hand."""
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,35 +14,13 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.methods import fl2
 from tests import toy
+from tests.methods import alternate_rounds
+from tests.methods.alternate_rounds import RATE
+from tests.methods.alternate_rounds import task as _task
 
 KEY = jax.random.key(6)
-RATE = 0.3
 PLAIN = 'keep_momentum=False, warmup_passes=0, clip_norm=1e999'
-
-
-def _same(key, inputs):
-  del key
-  return inputs
-
-
-def _task(model='linear', **changes):
-  """Full batches of the rows themselves, and everyone: nothing is random."""
-  return toy.task(model, **{
-      'labels_at': 'server', 'weak': _same, 'labeled_batch': 32,
-      'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS,
-      'optimizer': lambda round_: optax.sgd(RATE), **changes})
-
-
-def _rounds(text, count, task):
-  """The first state, the last one, and the last metrics."""
-  federation, _ = toy.federation(task.labels_at)
-  made = methods.make(text, task)
-  first = state = made.init(KEY, federation)
-  run = jax.jit(made.round)
-  for i in range(count):
-    state, metrics = run(state, federation, jnp.int32(i),
-                         jax.random.fold_in(KEY, i))
-  return first, state, metrics
+_rounds = functools.partial(alternate_rounds.rounds, KEY)
 
 
 def test_the_most_frequent_class_has_the_clients_threshold():

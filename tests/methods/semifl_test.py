@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from unittest import mock
 
@@ -19,35 +20,13 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods import semifl
 from fedjax_ssl.methods.parts import all_statistics, assemble, labeling
 from tests import toy
+from tests.methods import alternate_rounds
+from tests.methods.alternate_rounds import RATE
+from tests.methods.alternate_rounds import task as _task
 from tests.training import networks
 
 KEY = jax.random.key(4)
-RATE = 0.3
-
-
-def _same(key, inputs):
-  del key
-  return inputs
-
-
-def _task(model='linear', **changes):
-  """Full batches of the rows themselves, and everyone: nothing is random."""
-  changes = {'labels_at': 'server', 'weak': _same, 'labeled_batch': 32,
-             'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS,
-             'optimizer': lambda round_: optax.sgd(RATE), **changes}
-  return toy.task(model, **changes)
-
-
-def _rounds(text, count, task):
-  """The first state, the last one, and the last metrics."""
-  federation, _ = toy.federation(task.labels_at)
-  made = methods.make(text, task)
-  first = state = made.init(KEY, federation)
-  run = jax.jit(made.round)
-  for i in range(count):
-    state, metrics = run(state, federation, jnp.int32(i),
-                         jax.random.fold_in(KEY, i))
-  return first, state, metrics
+_rounds = functools.partial(alternate_rounds.rounds, KEY)
 
 
 def test_without_confident_rows_the_server_trains_alone():

@@ -1,27 +1,15 @@
 """FixMatch computes what TorchSSL's code computed; see `make_fixmatch`."""
 from __future__ import annotations
 
-import jax
-import numpy as np
-
-from fedjax_ssl import losses, methods
+from fedjax_ssl import methods
 from tests.oracles import ours
 
 STORED = ours.stored('fixmatch')
 
 
 def test_the_loss_its_labels_and_its_gradient():
-  weak, strong = (STORED[f'{k}_logits'] for k in ('weak', 'strong'))
-  threshold = float(STORED['threshold'])
   with ours.in_order():
-    labels, accepted = losses.pseudo_label(weak, threshold=threshold)
-    (loss, metrics), slope = jax.value_and_grad(
-        losses.fixmatch, has_aux=True)(strong, weak, threshold=threshold)
-  np.testing.assert_array_equal(labels, STORED['chosen'])
-  np.testing.assert_array_equal(accepted, STORED['accepted'])
-  ours.close(metrics['mask_rate'], STORED['mask_rate'])
-  ours.close(loss, STORED['loss'], 1e-9)
-  ours.close(slope, STORED['gradient'], 1e-9)
+    ours.hold_fixmatch(STORED, 'accepted', float(STORED['threshold']))
 
 
 def test_the_weights_after_nine_steps():

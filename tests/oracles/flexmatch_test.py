@@ -1,7 +1,6 @@
 """FlexMatch computes what its authors' code did; see `make_flexmatch`."""
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,20 +11,10 @@ STORED = ours.stored('flexmatch')
 
 
 def test_the_loss_its_bars_and_its_gradient():
-  weak, strong = (STORED[f'{k}_logits'] for k in ('weak', 'strong'))
-  threshold = float(STORED['threshold'])
   with ours.in_order():
     # Shares of the most frequent class, of which there are 20.
-    bars = losses.flexmatch_thresholds(
-        20 * STORED['shares'], threshold=threshold)
-    labels, sure = losses.pseudo_label(weak, threshold=threshold)
-    (loss, metrics), slope = jax.value_and_grad(
-        losses.fixmatch, has_aux=True)(strong, weak, threshold=bars)
-  np.testing.assert_array_equal(labels, STORED['chosen'])
-  np.testing.assert_array_equal(sure, STORED['sure'])
-  ours.close(metrics['mask_rate'], STORED['mask_rate'])
-  ours.close(loss, STORED['loss'], 1e-9)
-  ours.close(slope, STORED['gradient'], 1e-9)
+    ours.hold_fixmatch(STORED, 'sure', losses.flexmatch_thresholds(
+        20 * STORED['shares'], threshold=float(STORED['threshold'])))
 
 
 @pytest.mark.parametrize('steps', [4, 9])

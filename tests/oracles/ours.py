@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_ssl import losses
 from fedjax_ssl.core.types import (
     Examples,
     Federation,
@@ -179,3 +180,24 @@ def trained(state: State) -> dict[str, np.ndarray]:
   mine = {k: v[0] for k, v in state.memory.model.params.items()}
   close(state.server.model.params, mine, 1e-6)
   return mine
+
+
+def hold_fixmatch(stored_: dict[str, np.ndarray], accepted: str,
+                  threshold: Any) -> None:
+  """Asserts that FixMatch's loss is the stored one, in all its parts.
+
+  Args:
+    stored_: logits, and what the authors' code made of them.
+    accepted: name of the rows above the stored threshold.
+    threshold: of the loss; a bar of each class, or the same for all.
+  """
+  weak, strong = (stored_[f'{k}_logits'] for k in ('weak', 'strong'))
+  labels, sure = losses.pseudo_label(
+      weak, threshold=float(stored_['threshold']))
+  (loss, metrics), slope = jax.value_and_grad(
+      losses.fixmatch, has_aux=True)(strong, weak, threshold=threshold)
+  np.testing.assert_array_equal(labels, stored_['chosen'])
+  np.testing.assert_array_equal(sure, stored_[accepted])
+  close(metrics['mask_rate'], stored_['mask_rate'])
+  close(loss, stored_['loss'], 1e-9)
+  close(slope, stored_['gradient'], 1e-9)
