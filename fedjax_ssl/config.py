@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from fedjax_ssl.core import checks, imports, knobs, registry
+from fedjax_ssl.core import checks, conv_forms, imports, knobs, registry
 from fedjax_ssl.core.checks import FieldError
 
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
@@ -238,8 +238,10 @@ class Config:
       'auto', 'Clients one after another or under vmap; auto: map on CPU.',
       choices=('auto', 'map', 'vmap'))
   conv_impl: str = _option(
-      'auto', 'Form of the convolutions; auto: by shape and backend.',
-      choices=('auto', 'lax', 'reordered', 'gemm', 'winograd'))
+      'auto', 'Form of the convolutions: lax, reordered, gemm, taps or '
+      'winograd. measure: the fastest of each layer, found by timing them at '
+      'the start. auto: by shape on CPU, measure elsewhere. Stored runs hold '
+      'the form of each layer.')
   aggregation_order: str = _option(
       'fixed', 'fixed: the same bits on any number of devices.',
       choices=('fixed', 'fast'))
@@ -343,12 +345,23 @@ def check(name: str, value: Any) -> None:
     return
   elif not isinstance(value, option.kind):
     raise FieldError(name, value, f'must be of type {option.kind.__name__}.')
+  elif name == 'conv_impl':
+    _check_forms(str(value))
   elif option.choices and value not in option.choices:
     raise FieldError(name, value, checks.unknown(str(value), option.choices))
   # A run's flagfile has a line for each.
   elif isinstance(value, str) and name != 'workdir' and (
       len(value.splitlines()) > 1):
     raise FieldError(name, repr(value), 'must be one line.')
+
+
+def _check_forms(text: str) -> None:
+  """Refuses what is neither a form nor forms by layer."""
+  known = (*conv_forms.FORMS, conv_forms.MEASURE)
+  if ' ' in text:
+    conv_forms.by_layer(text)
+  elif text not in known:
+    raise FieldError('conv_impl', text, checks.unknown(text, known))
 
 
 def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data
-from fedjax_ssl.cli import auto, dealing, printing, settings, words
+from fedjax_ssl.cli import (
+  auto,
+  convolutions,
+  dealing,
+  printing,
+  settings,
+  words,
+)
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.config import Config
@@ -109,6 +116,7 @@ def _build(setting: Setting, options: Config, given: Collection[str],
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
   options = auto.decided(options, given, dataset)
+  options = convolutions.decided(options, dataset)
   deals = deal(setting, options, dataset)
   return build(dataset, deals, options, names, origin)
 

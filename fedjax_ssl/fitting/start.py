@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data, methods
-from fedjax_ssl.cli import auto, devices, runs, settings, words
+from fedjax_ssl.cli import (
+  auto,
+  convolutions,
+  devices,
+  runs,
+  settings,
+  words,
+)
 from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, registry
@@ -176,6 +183,7 @@ def _jobs(told: config.Config, given: Collection[str],
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
   told = auto.decided(told, given, dataset)
+  told = convolutions.decided(told, dataset)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))

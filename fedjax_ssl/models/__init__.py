@@ -11,7 +11,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks, registry, types
+from fedjax_ssl.core import checks, conv_forms, registry, types
 from fedjax_ssl.models import (
   classic,
   layers,
@@ -21,7 +21,6 @@ from fedjax_ssl.models import (
   small,
   text,
 )
-from fedjax_ssl.ops import conv
 
 _DTYPES = ('bfloat16', 'float32', 'float64')
 
@@ -167,7 +166,7 @@ def make(name: str, *, num_classes: int, norm: str | None = None,
   if facts.fixed and norm != 'none':
     raise checks.FieldError('norm', norm, 'the model has no normalization '
                             'layers; allowed: none.', model=plain)
-  checks.check('conv_impl', conv_impl, conv.IMPLS)
+  conv_forms.by_layer(conv_impl)
   checks.check('dtype', dtype, _DTYPES)
   if dtype == 'float64' and not jax.config.read('jax_enable_x64'):
     raise ValueError("dtype is 'float64', which needs jax_enable_x64.")

@@ -4,27 +4,32 @@
 inside `scan` or `while` their gradients miss XLA's fast kernel, and weights of
 each client under `vmap` make grouped convolutions. `conv2d` takes other forms
 there: 'winograd' (`conv_winograd`, and `conv_rowwise` for 5x5 kernels), 'gemm'
-(`conv_im2col`) or 'reordered' (`conv_direct`).
+(`conv_im2col`) or 'reordered' (`conv_direct`). For accelerators there is 'taps'
+(`conv_taps`) as well; `conv_measure` finds out which form is fastest.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import math
+from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, conv_forms
 from fedjax_ssl.ops import (
     conv_direct,
     conv_geometry,
     conv_im2col,
     conv_rowwise,
+    conv_taps,
     conv_winograd,
     pooling,
 )
 
-IMPLS = ('auto', 'gemm', 'lax', 'reordered', 'winograd')
+IMPLS = conv_forms.FORMS
 
 # Below this many input channels the transforms cost more than they save.
 _MIN_TILE_CHANNELS = 16
@@ -41,6 +46,45 @@ _MAPS_OVER_WEIGHTS = 5
 _MIN_ROW_CHANNELS = 32
 
 
+class Layer(NamedTuple):
+  """A convolution by its shapes; the text of it names it in stored choices.
+
+  Attributes:
+    size: (H, W) of the input.
+    kernel: (kh, kw).
+    stride: step between windows.
+    padding: 'SAME' or 'VALID'.
+    inputs: channels of the input.
+    outputs: channels of the output.
+  """
+
+  size: tuple[int, int]
+  kernel: tuple[int, int]
+  stride: int
+  padding: str
+  inputs: int
+  outputs: int
+
+  def __str__(self) -> str:
+    (height, width), (kh, kw) = self.size, self.kernel
+    return (f'{kh}x{kw}/{self.stride} {self.padding} {height}x{width} '
+            f'{self.inputs}>{self.outputs}')
+
+
+_NOTED: list[list[Layer]] = []
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[Layer]]:
+  """Lists the convolutions that are traced meanwhile, in order."""
+  found: list[Layer] = []
+  _NOTED.append(found)
+  try:
+    yield found
+  finally:
+    _NOTED.remove(found)
+
+
 def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
            padding: str = 'SAME', impl: str = 'auto') -> jax.Array:
   """Convolution (cross-correlation, as in every deep learning library).
@@ -50,10 +94,12 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     w: float[kh, kw, I, O], of the dtype of x.
     stride: step between windows on both axes, 1 or more.
     padding: 'SAME' (H' = ceil(H / stride), zeros around) or 'VALID'.
-    impl: 'lax', 'reordered', 'gemm', 'winograd' or 'auto', which chooses by
-      backend and shape, see `choose`. 'winograd' falls back to 'reordered' for
-      all but 3x3 and 5x5 kernels of stride 1 with padding 'SAME'; the others
-      do every shape. All but 'lax' make a 1x1 convolution one matrix product.
+    impl: 'lax', 'reordered', 'gemm', 'taps', 'winograd' or 'auto', which
+      chooses by backend and shape, see `choose`. 'winograd' falls back to
+      'reordered' for all but 3x3 and 5x5 kernels of stride 1 with padding
+      'SAME'; the others do every shape. All but 'lax' make a 1x1 convolution
+      one matrix product. Or a text with the forms of layers that were
+      measured, see `conv_forms`; a layer that it lacks has 'auto'.
 
   Returns:
     float[B, H', W', O]. Reverse-mode derivatives exist to any order;
@@ -75,6 +121,8 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     return _tile_conv(x, w, window, 1)[0][0]
   if impl == 'gemm':
     return conv_im2col.conv(x, w, window)
+  if impl == 'taps':
+    return conv_taps.conv(x, w, window)
   return conv_direct.conv(x, w, window)
 
 
@@ -111,7 +159,7 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
 def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str,
           impl: str) -> tuple[conv_geometry.Window, str]:
   """Checks arguments of `conv2d`: its window and what `impl` comes to."""
-  checks.check('conv_impl', impl, IMPLS)
+  forms = conv_forms.by_layer(impl)
   checks.check('padding', padding, ('SAME', 'VALID'))
   if stride < 1:
     raise ValueError(f'stride is {stride}; it must be 1 or more.')
@@ -122,6 +170,11 @@ def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str,
     raise ValueError(f'x is {x.dtype} and w is {w.dtype}; they must be alike.')
   window = conv_geometry.window((x.shape[1], x.shape[2]),
                                 (w.shape[0], w.shape[1]), stride, padding)
+  layer = Layer(window.size, window.kernel, stride, padding, *w.shape[2:])
+  for found in _NOTED:
+    found.append(layer)
+  if forms:
+    impl = forms.get(str(layer), 'auto')
   if impl == 'auto':
     impl = choose(window, w.shape[2], jax.default_backend())
   if impl == 'winograd' and not _tileable(window):
@@ -135,7 +188,7 @@ def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
   On CPU: patches for up to 4 channels, tiles for 3x3 and 5x5 kernels of stride
   1 and padding SAME with 16 channels or more, else patches where the map is
   smaller than the kernel, and re-ordered gradients where it is not.
-  On other devices 'lax', which was not measured against the others.
+  On other devices 'lax'; there `conv_measure` finds what is faster.
   """
   if backend != 'cpu':
     return 'lax'

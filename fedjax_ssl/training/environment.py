@@ -1,7 +1,6 @@
 """What a run ran on: versions, commit, devices."""
 from __future__ import annotations
 
-import contextlib
 import functools
 from importlib import metadata
 import os
@@ -42,13 +41,20 @@ def keep_programs() -> None:
   """
   if jax.config.values['jax_compilation_cache_dir'] is not None:
     return
-  with contextlib.suppress(RuntimeError):  # A user without a home.
-    cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
-                         pathlib.Path.home() / '.cache')
-    jax.config.update('jax_compilation_cache_dir',
-                      str(cache / 'fedjax_ssl' / 'xla'))
+  folder = cache()
+  if folder is not None:
+    jax.config.update('jax_compilation_cache_dir', str(folder / 'xla'))
     least = 'jax_persistent_cache_min_compile_time_secs'
     jax.config.update(least, min(0.5, jax.config.values[least]))
+
+
+def cache() -> pathlib.Path | None:
+  """The user's folder for what can be made again; None without a home."""
+  try:
+    return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
+                        pathlib.Path.home() / '.cache') / 'fedjax_ssl'
+  except RuntimeError:
+    return None
 
 
 def describe() -> dict[str, Any]:

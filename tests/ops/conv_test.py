@@ -19,7 +19,7 @@ from fedjax_ssl.ops import (
 # Compiling takes longer than running anything here.
 _quick_jit = functools.partial(
     jax.jit, compiler_options={'xla_backend_optimization_level': 0})
-_FORMS = ['gemm', 'reordered', 'winograd']
+_FORMS = ['gemm', 'reordered', 'taps', 'winograd']
 # side, I, O, kernel, stride, padding
 _SHAPES = [
     (28, 1, 4, 5, 1, 'SAME'), (14, 3, 5, 3, 1, 'SAME'),
@@ -71,7 +71,7 @@ def _errors(got, want):
 @pytest.mark.parametrize('shape', _SHAPES, ids=str)
 def test_equals_lax_to_second_order(shape):
   side, channels, features, kernel, stride, padding = shape
-  forms = ['gemm', 'reordered']
+  forms = ['gemm', 'reordered', 'taps']
   # Tiles of 4 compile slowly for 3x3 kernels; one side stands for them.
   if stride == 1 and (kernel == 3 and side <= 8
                       or kernel == 5 and padding == 'SAME' and channels > 1):

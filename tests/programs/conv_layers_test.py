@@ -112,7 +112,7 @@ def test_one_program_is_one_form(script, bench):
   layer = layer_of(script, (4, 4, 2), 3, 1)
   groups = script.forms(layer, *script.arguments(layer))
   assert [bench('conv_table').label(names) for names in groups] == [
-      'gemm=reordered=winograd', 'lax']
+      'gemm=reordered=taps=winograd', 'lax']
   assert 'auto' in next(iter(groups))
 
 
@@ -134,7 +134,8 @@ def test_what_fails_is_a_row(script, monkeypatch, tmp_path, capsys):
   assert list(measured) == ['Conv_0', 'Conv_1']
   for name, found in measured.items():
     rows = {row[1]: row for row in saved['table'] if row[0] == name}
-    assert set(rows) == {'gemm (auto)', 'lax', 'reordered', 'winograd'}
+    assert set(rows) == {'gemm (auto)', 'lax', 'reordered', 'taps',
+                         'winograd'}
     assert rows['winograd'][2:8] == ['failed', 'failed', '-', '-', '-', '-']
     assert rows['winograd'][8:] == ['-', 'no tiles here']
     assert rows['lax'][3] == 'failed' and 'out of memory' in rows['lax'][9]
@@ -188,7 +189,7 @@ def test_a_form_that_is_coarse_is_seen(script, pixels, pool):
 
 def test_a_run_of_some_layers_or_forms_has_a_name_of_its_own(bench):
   conv_table = bench('conv_table')
-  every = ('lax', 'gemm', 'reordered', 'winograd')
+  every = ('lax', 'gemm', 'reordered', 'taps', 'winograd')
   def name(layers=(), forms=every):
     return conv_table.file_name(['cnn', 'map'], layers, forms)
   names = [name(), name(['Conv_0']), name(['Conv_0', 'Conv_1']),

@@ -1,0 +1,67 @@
+"""Convolution as a sum of matrix products, one for each kernel entry.
+
+Each product reads the input as it lies, shifted, so no patches are stored.
+Under `vmap` over clients every product is a batched one: neither the output nor
+a gradient is a grouped convolution.
+"""
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl.ops import conv_direct, conv_geometry, custom_vjp, matmul
+
+
+def _out(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
+  """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
+  return _sum(_padded(x, window), w, window)
+
+
+def _sum(padded: jax.Array, w: jax.Array, window: conv_geometry.Window
+         ) -> jax.Array:
+  """The products of `_out`, of an input that has its zeros already."""
+  height, width, inputs, outputs = w.shape
+  parts = (
+      matmul.contract(conv_direct.tap(padded, window, i, j).reshape(-1, inputs),
+                      w[i, j], 1, 0)
+      for i in range(height) for j in range(width))
+  return functools.reduce(jnp.add, parts).reshape(
+      padded.shape[0], *window.out, outputs)
+
+
+def _padded(x: jax.Array, window: conv_geometry.Window) -> jax.Array:
+  return jnp.pad(x, ((0, 0), *window.pads, (0, 0)))
+
+
+def _left(g: jax.Array, w: jax.Array,
+          window: conv_geometry.Window) -> jax.Array:
+  """Gradient of x: g, spread by the stride, with the turned kernel."""
+  pads = [(k - 1 - lo, n + lo - 1 - (m - 1) * window.stride, window.stride - 1)
+          for n, m, k, (lo, _) in zip(window.size, window.out, window.kernel,
+                                      window.pads, strict=True)]
+  spread = lax.pad(g, jnp.zeros((), g.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
+  back = conv_geometry.Window((spread.shape[1], spread.shape[2]), window.kernel,
+                              1, ((0, 0), (0, 0)))
+  return _sum(spread, jnp.transpose(w[::-1, ::-1], (0, 1, 3, 2)), back)
+
+
+def _right(x: jax.Array, g: jax.Array,
+           window: conv_geometry.Window) -> jax.Array:
+  """Gradient of w: one matrix product for each kernel entry."""
+  padded, flat = _padded(x, window), g.reshape(-1, g.shape[3])
+  height, width = window.kernel
+  return jnp.stack([jnp.stack([
+      matmul.gram(conv_direct.tap(padded, window, i, j).reshape(
+          -1, x.shape[3]), flat)
+      for j in range(width)]) for i in range(height)])
+
+
+_FORM = custom_vjp.trilinear(_out, _left, _right)
+
+
+def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
+  """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
+  return _FORM.out(x, w, window)

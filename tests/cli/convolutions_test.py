@@ -1,0 +1,94 @@
+"""Runs find the fastest convolutions, store them, and go on with them."""
+import json
+
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import data
+from fedjax_ssl.cli import convolutions
+from fedjax_ssl.config import Config
+from fedjax_ssl.ops import conv_measure
+
+_SECONDS = {'lax': 3., 'gemm': 2., 'taps': 4., 'winograd': 4., 'reordered': 5.}
+
+
+@pytest.fixture
+def clock(monkeypatch, tmp_path):
+  """Seconds of every form by number of clients, which a test may change."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  table = {1: dict(_SECONDS), 4: {form: 2 * s for form, s in _SECONDS.items()}}
+
+  def timed(layer, form, load, **_):
+    del layer
+    return table[load.clients][form]
+  monkeypatch.setattr(conv_measure, 'seconds', timed)
+  return table
+
+
+def _dataset():
+  return data.load('digits')
+
+
+def _options(**changes):
+  return Config(**{'conv_impl': 'measure', 'cohort_size': 4, 'num_clients': 20,
+                   'num_devices': 1, 'workdir': None, **changes})
+
+
+def test_the_fastest_form_takes_the_place_of_the_word(clock):
+  decided = convolutions.decided(_options(), _dataset())
+  assert decided.conv_impl == (
+      '3x3/1 SAME 8x8 1>16 gemm; 3x3/1 SAME 4x4 16>32 gemm')
+  assert decided.client_map == 'vmap'  # Twice as long, for four clients.
+
+
+def test_one_client_after_another_where_that_is_faster(clock):
+  clock[4] = {form: 9 * s for form, s in _SECONDS.items()}
+  clock[1]['taps'] = 1.
+  decided = convolutions.decided(_options(), _dataset())
+  assert decided.client_map == 'map'
+  assert 'taps' in decided.conv_impl and 'gemm' not in decided.conv_impl
+
+
+@pytest.mark.parametrize('changes,way', [
+    ({'client_map': 'map'}, 'map'), ({'client_map': 'vmap'}, 'vmap'),
+    ({'chunk_size': 4}, 'vmap')])
+def test_what_the_user_says_of_clients_stays(clock, changes, way):
+  clock[4] = {form: 9 * s for form, s in _SECONDS.items()}
+  decided = convolutions.decided(_options(**changes), _dataset())
+  assert decided.client_map == way
+
+
+def test_a_network_without_convolutions(clock):
+  decided = convolutions.decided(_options(model='mlp'), _dataset())
+  assert (decided.conv_impl, decided.client_map) == ('auto', 'auto')
+
+
+def test_on_a_cpu_auto_measures_nothing(clock):
+  clock.clear()
+  options = _options(conv_impl='auto')
+  assert convolutions.decided(options, _dataset()) is options
+
+
+def test_a_run_goes_on_with_the_forms_that_it_stored(clock, tmp_path):
+  """Whatever is faster by then; and so does whoever repeats it."""
+  folder = tmp_path / 'run'
+
+  def fit(rounds):
+    return fedjax_ssl.fit(
+        'fedavg', 'digits', clients=4, cohort_size=4, rounds=rounds,
+        schedule_rounds=2, model='cnn(width=2)', local_steps=1, num_devices=1,
+        conv_impl='measure', workdir=folder)
+
+  def stored():
+    flags = json.loads((folder / 'config.json').read_text())['flags']
+    return flags['conv_impl'], flags['client_map']
+  fit(1)
+  first = stored()
+  assert first == (
+      '3x3/1 SAME 8x8 1>2 gemm; 3x3/1 SAME 4x4 2>4 gemm', 'vmap')
+  (tmp_path / 'cache' / 'fedjax_ssl' / 'convolutions.json').unlink()
+  clock[1]['lax'] = clock[4]['lax'] = .1
+  run = fit(2)
+  assert stored() == first
+  assert [*run.metrics['round']] == [1, 2]
+  assert fedjax_ssl.load(folder).spec.conv_impl == first[0]

@@ -1,0 +1,102 @@
+"""The fastest form of a convolution is found, kept, and read again."""
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_ssl import models
+from fedjax_ssl.core import conv_forms
+from fedjax_ssl.ops import conv, conv_measure
+
+_LAYER = conv.Layer((4, 4), (3, 3), 1, 'SAME', 2, 3)
+_LOAD = conv_measure.Load(rows=2, clients=2)
+
+
+def _clock(monkeypatch, seconds):
+  """Each form takes what is said; returns the calls."""
+  calls = []
+
+  def timed(layer, form, load, **_):
+    calls.append((str(layer), form))
+    return seconds[form]
+  monkeypatch.setattr(conv_measure, 'seconds', timed)
+  return calls
+
+
+def test_layers_of_a_network():
+  model = models.make('cnn(width=4)', num_classes=3, input_shape=(8, 8, 1))
+  inputs = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
+  found = conv_measure.layers_of(
+      lambda key, x: model.apply(model.init(key), x), jax.random.key(0), inputs)
+  assert [*map(str, found)] == [
+      '3x3/1 SAME 8x8 1>4', '3x3/1 SAME 4x4 4>8']
+
+
+@pytest.mark.parametrize('clients', [1, 2])
+def test_a_form_is_run(clients):
+  load = _LOAD._replace(clients=clients)
+  assert 0 < conv_measure.seconds(_LAYER, 'gemm', load, at_least=0) < 60
+
+
+def test_a_form_that_fails_takes_for_ever(monkeypatch):
+  def fail(*_, **__):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED')
+  monkeypatch.setattr(conv, 'conv2d', fail)
+  assert conv_measure.seconds(_LAYER, 'lax', _LOAD) == float('inf')
+
+
+def test_the_fastest_wins_and_is_kept(monkeypatch, tmp_path):
+  path = tmp_path / 'cache' / 'convolutions.json'
+  seconds = {'lax': 3., 'gemm': 2., 'taps': float('inf'), 'winograd': 4.,
+             'reordered': 5.}
+  calls = _clock(monkeypatch, seconds)
+  table = conv_measure.table([_LAYER], _LOAD, path)
+  assert table == {str(_LAYER): {
+      form: value for form, value in seconds.items() if form != 'taps'}}
+  assert conv_measure.fastest(table) == {str(_LAYER): 'gemm'}
+  assert conv_measure.total(table) == 2.
+  assert len(calls) == len(seconds)
+  # Nothing is timed again, not even what failed.
+  assert conv_measure.table([_LAYER], _LOAD, path) == table
+  assert len(calls) == len(seconds)
+  # Another load is another measurement.
+  conv_measure.table([_LAYER], _LOAD._replace(clients=3), path)
+  assert len(calls) == 2 * len(seconds)
+
+
+@pytest.mark.parametrize('text', [
+    '', '{', '[]', '{"a": 1}', '{"a": {"b": []}}'])
+def test_a_damaged_file_is_measured_anew(monkeypatch, tmp_path, text):
+  path = tmp_path / 'convolutions.json'
+  path.write_text(text)
+  _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  assert conv_measure.table([_LAYER], _LOAD, path)
+  assert len(json.loads(path.read_text())) == 1
+
+
+def test_a_folder_that_takes_no_file_costs_nothing_else(monkeypatch, tmp_path):
+  path = tmp_path / 'file' / 'convolutions.json'
+  path.parent.write_text('')
+  _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  assert conv_measure.table([_LAYER], _LOAD, path)
+
+
+def test_forms_by_layer_are_taken():
+  x, w = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 3))
+
+  def text(impl):
+    return str(jax.make_jaxpr(lambda: conv.conv2d(x, w, impl=impl))())
+  chosen = conv_forms.joined({str(_LAYER): 'lax', '1x1/1 SAME 2x2 1>1': 'taps'})
+  assert text(chosen) == text('lax') != text('gemm')
+  # A layer that is not among them follows the rule.
+  other = conv_forms.joined({'1x1/1 SAME 2x2 1>1': 'taps'})
+  assert text(other) == text('auto')
+
+
+@pytest.mark.parametrize('bad', [
+    'fft', 'measure', '3x3/1 SAME 4x4 2>3 fft', '3x3 SAME 4x4 2>3 gemm',
+    '3x3/1 SAME 4x4 2>3 gemm;', '3x3/1 SAME 4x4 2>3 gemm;  '])
+def test_a_bad_text_of_forms_is_refused(bad):
+  with pytest.raises(ValueError, match='conv_impl'):
+    conv.conv2d(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 3)), impl=bad)
