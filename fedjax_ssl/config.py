@@ -346,22 +346,13 @@ def check(name: str, value: Any) -> None:
   elif not isinstance(value, option.kind):
     raise FieldError(name, value, f'must be of type {option.kind.__name__}.')
   elif name == 'conv_impl':
-    _check_forms(str(value))
+    conv_forms.check(str(value))
   elif option.choices and value not in option.choices:
     raise FieldError(name, value, checks.unknown(str(value), option.choices))
   # A run's flagfile has a line for each.
   elif isinstance(value, str) and name != 'workdir' and (
       len(value.splitlines()) > 1):
     raise FieldError(name, repr(value), 'must be one line.')
-
-
-def _check_forms(text: str) -> None:
-  """Refuses what is neither a form nor forms by layer."""
-  known = (*conv_forms.FORMS, conv_forms.MEASURE)
-  if ' ' in text:
-    conv_forms.by_layer(text)
-  elif text not in known:
-    raise FieldError('conv_impl', text, checks.unknown(text, known))
 
 
 def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:

@@ -49,3 +49,16 @@ def by_layer(text: str) -> Mapping[str, str]:
 def joined(forms: Mapping[str, str]) -> str:
   """The text that `by_layer` reads."""
   return '; '.join(f'{layer} {form}' for layer, form in forms.items())
+
+
+def check(text: str) -> None:
+  """Holds an option of a run to what it may be.
+
+  Raises:
+    FieldError: unless it is a form, `MEASURE`, or forms by layer.
+  """
+  known = (*FORMS, MEASURE)
+  if ' ' in text:
+    by_layer(text)
+  elif text not in known:
+    raise checks.FieldError('conv_impl', text, checks.unknown(text, known))
