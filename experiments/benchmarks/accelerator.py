@@ -1,0 +1,263 @@
+r"""All that an accelerator should be asked, in the order of its worth.
+
+Slices run one after another, each in a process of its own, until --minutes are
+over; the next call goes on where this one stopped. A slice that is done is not
+run again. Everything lies under --out: tables, the runs' folders, and what was
+timed and compiled.
+
+python experiments/benchmarks/accelerator.py --dry_run
+python experiments/benchmarks/accelerator.py --data_dir=DIR --out=runs/gpu
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+from absl import app, flags
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string('out', 'runs/accelerator', 'Folder of all results.')
+flags.DEFINE_string('data_dir', None, 'Folder of cifar10.npz; without it, '
+                    "slices that need it are left out: the environment's "
+                    'FEDJAX_SSL_DATA by default.')
+flags.DEFINE_float('minutes', 8, 'Of this call.', lower_bound=0.1)
+flags.DEFINE_bool('dry_run', False, 'Print the plan and stop.')
+flags.DEFINE_bool('quick', False, 'Tiny sizes, to see that all runs, on a CPU '
+                  'too; says nothing about speed.')
+flags.DEFINE_list('only', [], 'Names of slices; none: all.')
+
+_BENCHMARKS = 'experiments/benchmarks'
+_TABLE = 'experiments/flagfiles/feddure'
+DONE = 'done.json'
+# A run that is told to stop saves first.
+_GRACE = 30
+_STOPPED = 143
+
+
+class Slice(NamedTuple):
+  """A part of the plan.
+
+  Attributes:
+    name: of the slice and its folder.
+    about: what it answers.
+    minutes: what it is expected to take on one H100; not measured.
+    command: to run at the repository's root.
+    resumes: whether a process that is cut off goes on later; else the slice
+      starts only where there is time for all of it.
+    needs_data: whether it reads cifar10.npz.
+  """
+
+  name: str
+  about: str
+  minutes: float
+  command: list[str]
+  resumes: bool = False
+  needs_data: bool = False
+
+
+def plan() -> list[Slice]:
+  """The slices, the most useful first."""
+  return [*_speed(), *_profiles(), *_methods(), *_dtypes(), *_cells()]
+
+
+def _script(name: str, *words: str) -> list[str]:
+  return [f'{_BENCHMARKS}/{name}.py', *words, *['--quick'] * FLAGS.quick]
+
+
+def _speed() -> Iterator[Slice]:
+  for model, minutes in (('resnet9', 4), ('cnn(width=32)', 2)):
+    for dtype in ('float32', 'bfloat16'):
+      name = f'speed_{model.partition("(")[0]}_{dtype}'
+      sizes = [] if FLAGS.quick else [f'--model={model}', '--side=32',
+                                      '--product_size=8192']
+      yield Slice(
+          name, 'which convolution is fastest; rounds and images a second of '
+          '5, 20 and 100 clients', minutes, _script(
+              'round_speed', *sizes, f'--compute_dtype={dtype}',
+              f'--out={_folder(name)}'))
+
+
+def _profiles() -> Iterator[Slice]:
+  for method in ('fixmatch', 'feddure'):
+    name = f'profile_{method}'
+    sizes = [] if FLAGS.quick else ['--model=resnet9', '--steps=20']
+    yield Slice(name, 'the three largest items of a round', 2, _script(
+        'profile_round', *sizes, f'--method={method}', '--top=3',
+        f'--out={_folder(name)}'))
+
+
+def _train(name: str, setting: str, *words: str) -> list[str]:
+  tiny = ['--dataset=digits', '--model=cnn(width=2)', '--num_rounds=2',
+          '--num_clients=4', '--cohort_size=2', '--labels_per_class=4',
+          '--local_steps=1', '--strong=ra_mc(cutout=2)', '--seeds=0',
+          '--norm=auto', '--labeled_batch=4', '--unlabeled_batch=4',
+          '--labeled_view=flip_crop', '--eval_every=1', '--checkpoint_every=1']
+  if 'agents' in setting:
+    tiny += ['--num_labeled_clients=2', '--cohort_size=4']
+  return ['-m', 'fedjax_ssl', 'train', setting, *words,
+          *(tiny if FLAGS.quick else []), '--nobounds',
+          f'--workdir={_folder(name) / "run"}']
+
+
+def _methods() -> Iterator[Slice]:
+  for method, setting in (('fixmatch', 'cifar_dirdir'),
+                          ('feddure', 'cifar_dirdir'),
+                          ('fedssl', 'agents_iid')):
+    name = f'method_{method}'
+    yield Slice(name, f'{method} on CIFAR-10, 50 rounds, one seed', 4, _train(
+        name, setting, '--dataset=cifar10', f'--method={method}',
+        '--num_rounds=50', '--eval_every=10', '--seeds=0'),
+                resumes=True, needs_data=True)
+
+
+def _dtypes() -> Iterator[Slice]:
+  for dtype in ('float32', 'bfloat16'):
+    name = f'accuracy_{dtype}'
+    yield Slice(name, 'whether bfloat16 costs accuracy', 6, _train(
+        name, 'cifar_dirdir', f'--flagfile={_TABLE}/cifar_dirdir.fedavg_all'
+        '.flags', f'--compute_dtype={dtype}', '--num_rounds=100'),
+                resumes=True, needs_data=True)
+
+
+def _cells() -> Iterator[Slice]:
+  """Cells of the papers' tables: few minutes and much to learn come first."""
+  for cell, minutes in (
+      ('fedavg_few', 8), ('fixmatch', 25), ('fedavg_all', 15), ('feddure', 60),
+      ('feddure_official', 40), ('uda', 25), ('fixmatch_fedprox', 30),
+      ('fedmatch', 40)):
+    name = f'cell_{cell}'
+    yield Slice(name, f'FedDure, Table 1, CIFAR-10 (DIR, DIR): {cell}, 3 '
+                'seeds', minutes, _train(
+                    name, 'cifar_dirdir',
+                    f'--flagfile={_TABLE}/cifar_dirdir.{cell}.flags'),
+                resumes=True, needs_data=True)
+
+
+def _folder(name: str) -> pathlib.Path:
+  return pathlib.Path(os.path.expanduser(FLAGS.out)).absolute() / name
+
+
+def is_done(part: Slice) -> bool:
+  """Whether an earlier call finished the slice."""
+  return (_folder(part.name) / DONE).exists()
+
+
+def _environment(part: Slice) -> dict[str, str]:
+  cache = _folder('cache')
+  given = {'XDG_CACHE_HOME': str(cache),
+           'JAX_COMPILATION_CACHE_DIR': str(cache / 'xla')}
+  if part.name.startswith('profile'):
+    # Else a GPU's kernels come without the names of instructions.
+    given['XLA_FLAGS'] = ' '.join(filter(None, [
+        os.environ.get('XLA_FLAGS'), '--xla_gpu_enable_command_buffer=']))
+  if FLAGS.data_dir:
+    given['FEDJAX_SSL_DATA'] = os.path.expanduser(FLAGS.data_dir)
+  return {**os.environ, **given}
+
+
+def run(part: Slice, seconds: float) -> int:
+  """Runs a slice, at most so long; returns the exit code of its process.
+
+  What it prints goes to log.txt in its folder; --out says where that is.
+  """
+  folder = _folder(part.name)
+  folder.mkdir(parents=True, exist_ok=True)
+  command = [sys.executable, *part.command]
+  start = time.monotonic()
+  with open(folder / 'log.txt', 'a') as log:
+    print(f'$ {shlex.join(command)}', file=log, flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=_environment(part),
+                               stdout=log, stderr=subprocess.STDOUT)
+    try:
+      code = process.wait(max(seconds, 1))
+    except subprocess.TimeoutExpired:
+      process.terminate()
+      try:
+        process.wait(_GRACE)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+      code = _STOPPED
+  if code == 0:
+    _write(folder / DONE, {
+        'command': part.command, 'seconds': time.monotonic() - start})
+  return code
+
+
+def _write(path: pathlib.Path, value: Any) -> None:
+  part = path.with_suffix('.part')
+  part.write_text(json.dumps(value, indent=2) + '\n')
+  os.replace(part, path)
+
+
+def chosen(parts: Sequence[Slice]) -> list[Slice]:
+  """Those of --only, or all whose data are there.
+
+  Raises:
+    ValueError: for a name that no slice has.
+  """
+  names = [part.name for part in parts]
+  for name in FLAGS.only:
+    if name not in names:
+      raise ValueError(f'--only={name}: allowed: {", ".join(names)}.')
+  data = FLAGS.data_dir or os.environ.get('FEDJAX_SSL_DATA')
+  has_data = FLAGS.quick or data is not None and (
+      pathlib.Path(os.path.expanduser(data)) / 'cifar10.npz').exists()
+  if FLAGS.data_dir and not has_data:
+    raise ValueError(f'--data_dir={FLAGS.data_dir} holds no cifar10.npz.')
+  return [part for part in parts if (not FLAGS.only or part.name in FLAGS.only)
+          and (has_data or not part.needs_data)]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Prints the plan, or works on it; returns 0 where nothing failed."""
+  try:
+    if len(argv) > 1:
+      raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
+    parts = chosen(plan())
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  if FLAGS.dry_run:
+    _print_plan(parts)
+    return 0
+  end = time.monotonic() + 60 * FLAGS.minutes
+  failed = []
+  for part in parts:
+    left = end - time.monotonic() - _GRACE * (not FLAGS.quick)
+    if is_done(part):
+      continue
+    if left < (30 if part.resumes else 60 * part.minutes) * (not FLAGS.quick):
+      print(f'{part.name}: left for the next call', flush=True)
+      continue
+    code = run(part, left)
+    words = {0: 'done', _STOPPED: 'goes on in the next call'}
+    print(f'{part.name}: {words.get(code, f"failed, exit {code}")}; '
+          f'{_folder(part.name) / "log.txt"}', flush=True)
+    failed += [part.name] * (code not in words)
+  return 1 if failed else 0
+
+
+def _print_plan(parts: Sequence[Slice]) -> None:
+  print('Minutes are expected for one H100, and were not measured.')
+  for part in parts:
+    print(f'{"done" if is_done(part) else f"{part.minutes:g} min":>7}  '
+          f'{part.name}: {part.about}')
+    print(f'         python {shlex.join(part.command)}')
+  left = sum(part.minutes for part in parts if not is_done(part))
+  print(f'{left:g} minutes are left.')
+
+
+if __name__ == '__main__':
+  app.run(lambda argv: sys.exit(main(argv)))
