@@ -14,8 +14,8 @@ LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
 NAMES = sorted(partition.PARTITIONS)
 RANDOM = [name for name in NAMES if name != 'round_robin']
 # Those that deal every row of the pool.
-COMPLETE = ('dirichlet_capped', 'dirichlet_shares', 'iid_random',
-            'round_robin', 'shards')
+COMPLETE = ('dirichlet_capped', 'dirichlet_pairs', 'dirichlet_shares',
+            'iid_random', 'round_robin', 'shards')
 
 
 def _rng(seed=0):
@@ -191,12 +191,27 @@ def test_extreme_alphas_deal_every_row(deal, knobs, alpha):
 
 @pytest.mark.parametrize('deal', [
     partition.dirichlet_capped, partition.dirichlet_clients,
-    partition.dirichlet_shares])
+    partition.dirichlet_pairs, partition.dirichlet_shares])
 @pytest.mark.parametrize('alpha', [
     0.0, -1.0, float('nan'), float('inf'), '0.5', None, True])
 def test_bad_alphas(deal, alpha):
   with pytest.raises(ValueError, match='alpha must be finite and > 0'):
     deal(_rng(), LABELS, 5, alpha=alpha)
+
+
+@pytest.mark.parametrize('num_clients', [1, 2, 5, 8])
+def test_pairs_have_all_classes_and_each_of_two_its_own(num_clients):
+  owner = partition.dirichlet_pairs(_rng(), LABELS, num_clients, alpha=.05)
+  counts = _counts(owner, LABELS, num_clients)
+  assert np.ptp(counts.sum(1)) <= 1
+  # A pair is a random chunk of the pool: no class is far from its share.
+  pairs = np.add.reduceat(counts, range(0, num_clients, 2))
+  share = pairs / pairs.sum(1, keepdims=True)
+  assert np.abs(share - 1 / C).max() < .08
+  if num_clients > 2:  # Within, classes go to one of the two.
+    whole = partition.dirichlet_capped(
+        _rng(), LABELS, num_clients, alpha=.05, min_size=10)
+    assert .15 < _skew(owner) < _skew(whole)
 
 
 def test_capped_dirichlet_keeps_its_promises():

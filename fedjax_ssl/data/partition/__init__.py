@@ -37,14 +37,15 @@ from fedjax_ssl.data.partition.labeling import (
     shift,
     split_owner,
 )
+from fedjax_ssl.data.partition.pairs import dirichlet_pairs
 
 __all__ = (
     'PARTITIONS', 'Partition', 'bimb', 'bimb_rows', 'check_partition',
-    'choose_labeled', 'make_partition',
-    'choose_validation', 'dirichlet_capped', 'dirichlet_clients',
-    'dirichlet_shares', 'iid_count', 'iid_random', 'label_clients',
-    'label_within', 'labeled_min_size', 'load_partition', 'partition_hash',
-    'round_robin', 'save_partition', 'shards', 'shift', 'split_owner')
+    'choose_labeled', 'choose_validation', 'dirichlet_capped',
+    'dirichlet_clients', 'dirichlet_pairs', 'dirichlet_shares', 'iid_count',
+    'iid_random', 'label_clients', 'label_within', 'labeled_min_size',
+    'load_partition', 'make_partition', 'partition_hash', 'round_robin',
+    'save_partition', 'shards', 'shift', 'split_owner')
 
 def _nobody(labels: np.ndarray) -> np.ndarray:
   return np.full(labels.shape, -1, np.int32)
@@ -260,6 +261,7 @@ PARTITIONS: dict[str, Callable[..., np.ndarray]] = {
     'bimb': bimb,
     'dirichlet_capped': dirichlet_capped,
     'dirichlet_clients': dirichlet_clients,
+    'dirichlet_pairs': dirichlet_pairs,
     'dirichlet_shares': dirichlet_shares,
     'iid_count': iid_count,
     'iid_random': iid_random,
