@@ -106,13 +106,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with (_of_method(options.method), rounds.noting_work() as works,
-          rounds.noting_samplers() as samplers):
+    with _of_method(options.method), rounds.noting() as noted:
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
       seeds_lib.totals_shape(made, federations[0], state)
-      cohorts = [_cohort(one, federations[0], state) for one in samplers]
+      cohorts = [_cohort(one, federations[0], state)
+                 for one in noted.samplers]
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
@@ -136,7 +136,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   weights = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             tree.num_scalars(weights), works, cohorts, origin)
+             tree.num_scalars(weights), noted.works, cohorts, origin)
 
 
 @contextlib.contextmanager
