@@ -43,12 +43,14 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     options = dataclasses.replace(options, workdir=processes.once(
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
-  processes.once(lambda: _check_dirichlet(setting, options, workdir))
+  processes.once(lambda: check_skews(setting, options))
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   names = processes.once(lambda: wanted(options, workdir))
   jobs = processes.together(
       lambda: _build(setting, options, given, names, origin))
+  # Once more: the data may name the clients.
+  processes.once(lambda: check_skews(setting, jobs[0].options))
   jobs = [words.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -81,25 +83,39 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     printing.say(f'Report: {page}')
 
 
-def _check_dirichlet(setting: Setting, options: Config, workdir: pathlib.Path
-                     ) -> None:
-  """Refuses --dirichlet in a new run whose setting does not read it.
+def check_skews(setting: Setting, options: Config) -> None:
+  """Refuses --alpha and --dirichlet in a new run that does not read them.
 
-  Runs stored by versions that took it go on, and a user's own setting may read
-  it.
+  Runs stored by versions that took them go on, and a user's own way of dealing
+  may read them.
+
+  Args:
+    setting: how rows are dealt.
+    options: what is asked for.
+
+  Raises:
+    FieldError: for such an option that is not at its default.
   """
-  if settings.SETTINGS.get(setting.name) is not setting or (
-      setting.deal is dealing.one_pool):
+  if options.workdir and (
+      pathlib.Path(options.workdir) / workdir_lib.CONFIG).exists():
     return
-  default = settings.defaults_of(setting.name)['dirichlet']
-  # A stored run's flagfile gives the default too.
-  if options.dirichlet != default and not (
-      workdir / workdir_lib.CONFIG).exists():
-    readers = ' and '.join(name for name, other in settings.SETTINGS.items()
-                           if other.deal is dealing.one_pool)
-    raise config.FieldError(
-        'dirichlet', options.dirichlet, f'only {readers} read it; leave it out '
-        f'or at {default}.')
+  natural = options.partition == 'natural'
+  read = frozenset() if natural else dealing.reads(setting.deal)
+  for name in sorted(set(dealing.SKEWS) - read):
+    value = getattr(options, name)
+    # A stored run's flagfile gives the default too.
+    default = setting.defaults.get(name, config.OPTIONS[name].default)
+    if value != default:
+      raise config.FieldError(
+          name, value, ('the data say whose a row is' if natural else
+                        f'only {_readers(name)} read it')
+          + f'; leave it out or at {default}.')
+
+
+def _readers(name: str) -> str:
+  *others, last = [setting.name for setting in settings.SETTINGS.values()
+                   if name in dealing.reads(setting.deal)]
+  return f'{", ".join(others)} and {last}'
 
 
 def _build(setting: Setting, options: Config, given: Collection[str],

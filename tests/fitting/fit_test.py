@@ -262,6 +262,8 @@ def test_arrays_functions_and_seeds():
      'train labels run from -1 to 1; .* of every row'),
     ({'dataset': (['a text', 'b'], [0, 1], ['c', 'd'], [0, 1])}, ValueError,
      'train images have shape'),
+    ({'setting': 'cifar_iid', 'alpha': 0.1}, ValueError,
+     'alpha=0.1: only cifar_dirdir, .* read it'),
     ({'method': 3}, TypeError, "method must be a text, such as 'fixmatch'"),
     ({'method': 'fixmach'}, ValueError, "fixmach.*'fixmatch'"),
     ({'method': lambda task: None}, TypeError, 'a function with a name'),
