@@ -11,8 +11,8 @@ from absl.testing import absltest, parameterized
 
 from fedjax_ssl import config, methods
 from fedjax_ssl.bench import plan
-from fedjax_ssl.cli import dealing, settings
 from fedjax_ssl.core import registry
+from fedjax_ssl.running import dealing, settings
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_ssl.cli import dealing, settings
+from fedjax_ssl.running import dealing, settings
 
 # The flags, and parts of the line.
 LINES = {

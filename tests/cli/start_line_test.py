@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import methods, task
-from fedjax_ssl.cli import job, start_line
 from fedjax_ssl.core import rounds
+from fedjax_ssl.running import job, start_line
 from fedjax_ssl.training import workdir
 from tests import toy
 from tests.cli import launcher

@@ -11,8 +11,8 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
-from fedjax_ssl.cli import settings
 from fedjax_ssl.fitting import inputs
+from fedjax_ssl.running import settings
 from tests.cli import launcher
 
 # What `launcher.SMALL` says, of one seed, and rounds of a few steps.
@@ -91,7 +91,7 @@ def test_a_fit_continues_a_program(straight, tmp_path):
 STOPPED = """
 import signal, sys
 import fedjax_ssl
-from fedjax_ssl.cli import stopping
+from fedjax_ssl.running import stopping
 from fedjax_ssl.training import progress
 from tests.fitting import fit_test
 

@@ -7,9 +7,10 @@ from absl.testing import flagsaver
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.cli import runs, settings, train
+from fedjax_ssl.cli import train
 from fedjax_ssl.data import augment
 from fedjax_ssl.papers import cells
+from fedjax_ssl.running import runs, settings
 from tests import toy
 
 FLAGS = train.FLAGS

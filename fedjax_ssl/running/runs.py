@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data
-from fedjax_ssl.cli import auto, dealing, printing, settings, words
-from fedjax_ssl.cli import job as job_lib
-from fedjax_ssl.cli.settings import Setting
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import imports
+from fedjax_ssl.report import printing
+from fedjax_ssl.running import auto, dealing, settings, spellings
+from fedjax_ssl.running import job as job_lib
+from fedjax_ssl.running.settings import Setting
 from fedjax_ssl.training import processes
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -29,7 +30,7 @@ BOUNDS = {
 
 
 def train(setting: Setting, options: Config, origin: Mapping[str, Any],
-          given: Collection[str] = ()) -> None:
+          given: Collection[str] = ()) -> list[pathlib.Path]:
   """Trains, or evaluates, the run and its bounds.
 
   Args:
@@ -37,6 +38,9 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     options: what else is asked for.
     origin: what started the run, to be stored.
     given: names of options that the user gave.
+
+  Returns:
+    The folders of what was trained, the run's own first.
   """
   is_new = options.workdir is None
   if is_new:
@@ -51,7 +55,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
       lambda: _build(setting, options, given, names, origin))
   # Once more: the data may name the clients.
   processes.once(lambda: check_skews(setting, jobs[0].options))
-  jobs = [words.begun(job) for job in jobs]
+  jobs = [spellings.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
         {k: v for k, v in job.config.items() if k not in config.OWN}, 'flags')
@@ -59,7 +63,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   if options.eval_only:
     for job in jobs:
       job_lib.evaluate(job)
-    return
+    return []
   runs = {}
   with contextlib.ExitStack() as stack:
     # All folders first: a refusal comes before hours of work, and no second
@@ -76,11 +80,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
                        f'with --workdir={options.workdir} continues.')
         raise
     processes.once(lambda: _finish(workdir, runs))
-  if options.report and processes.is_first():
-    from fedjax_ssl.cli import report
-    page = report.write([job.folder for job in jobs], workdir / 'report',
-                        title=f'{setting.name}: {options.dataset}')
-    printing.say(f'Report: {page}')
+  return [job.folder for job in jobs]
 
 
 def check_skews(setting: Setting, options: Config) -> None:
