@@ -16,8 +16,7 @@ import sys
 
 import numpy as np
 
-from fedjax_ssl.cli import printing
-from fedjax_ssl.report import summary
+from fedjax_ssl.report import printing, summary
 from fedjax_ssl.training import metrics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     papers,
     privacy,
     report,
+    running,
     sparse,
     task,
     testing,
     training,
   )
-  from fedjax_ssl.cli.settings import register as register_setting
   from fedjax_ssl.core.rounds import client_pass
   from fedjax_ssl.core.types import (
     Batch,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
   from fedjax_ssl.methods import METHODS
   from fedjax_ssl.models import make as make_model
   from fedjax_ssl.models import MODELS
+  from fedjax_ssl.running.settings import register as register_setting
   from fedjax_ssl.task import load, make_task, TaskSpec
   from fedjax_ssl.training.loop import Observer, train
   from fedjax_ssl.training.runner import Row
@@ -59,8 +60,8 @@ __version__ = '0.1.0'
 
 _MODULES = (
     'aggregation', 'cli', 'config', 'core', 'data', 'fitting', 'losses',
-    'methods', 'models', 'ops', 'papers', 'privacy', 'report', 'sparse',
-    'task', 'testing', 'training')
+    'methods', 'models', 'ops', 'papers', 'privacy', 'report', 'running',
+    'sparse', 'task', 'testing', 'training')
 
 # Public name to its module and its name there.
 _NAMES = {
@@ -86,7 +87,7 @@ _NAMES = {
     'make_method': ('methods', 'make'),
     'make_model': ('models', 'make'),
     'make_task': ('task', 'make_task'),
-    'register_setting': ('cli.settings', 'register'),
+    'register_setting': ('running.settings', 'register'),
     'train': ('training.loop', 'train'),
 }
 
@@ -96,8 +97,8 @@ __all__ = [
     'Update', 'aggregation', 'cli', 'client_pass', 'config', 'core', 'data',
     'fit', 'fitting', 'load', 'losses', 'make_method', 'make_model',
     'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
-    'register_setting', 'report', 'sparse', 'task', 'testing', 'train',
-    'training']
+    'register_setting', 'report', 'running', 'sparse', 'task', 'testing',
+    'train', 'training']
 
 
 def __getattr__(name: str) -> object:

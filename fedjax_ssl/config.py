@@ -199,8 +199,9 @@ class Config:
   alpha: float = _option(
       0.5, 'Dirichlet concentration; smaller is more skewed. Settings with a '
       'Dirichlet partition split each class over the N clients by a draw from '
-      'Dir(alpha, ..., alpha); cross_device and cross_silo follow --dirichlet; '
-      'the other settings do not read it.', knobs.RATE)
+      'Dir(alpha, ..., alpha); cross_device and cross_silo follow --dirichlet. '
+      'It is refused where nothing reads it: in the other settings, and where '
+      'the data name the clients.', knobs.RATE)
   labeled_fraction: float | None = _option(
       None, "Labeled share of the examples, or of each client's, instead of "
       'labels_per_class.', knobs.Bound(0, 1))

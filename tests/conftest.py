@@ -167,8 +167,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def as_registered() -> Iterator[None]:
   """Takes away again what a test registers, which others would find."""
   from fedjax_ssl import methods, models
-  from fedjax_ssl.cli import settings
   from fedjax_ssl.data import datasets
+  from fedjax_ssl.running import settings
   known: tuple[dict[str, Any], ...] = (
       methods.METHODS, models.MODELS, settings.SETTINGS, datasets.DATASETS)
   before = [{*one} for one in known]

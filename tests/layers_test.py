@@ -53,15 +53,17 @@ LAYERS = {
               'training'),
     'config': ('core.checks', 'core.conv_forms', 'core.imports', 'core.knobs',
                'core.registry', 'methods'),
-    'cli': ('bench', 'config', 'core', 'data', 'methods', 'models', 'ops',
-            'papers', 'report', 'task', 'training'),
-    # One call from Python does what the programs do.
-    'fitting': ('cli', 'config', 'core', 'data', 'methods', 'report', 'task',
+    # What the programs and `fit` share: a run, from its setting to its end.
+    'running': ('config', 'core', 'data', 'methods', 'ops', 'report', 'task',
                 'training'),
+    'fitting': ('config', 'core', 'data', 'methods', 'report', 'running',
+                'task', 'training'),
+    'cli': ('bench', 'config', 'core', 'data', 'methods', 'models', 'papers',
+            'report', 'running', 'task', 'training'),
     '__main__': ('cli',),
     '__init__': ('cli', 'config', 'core', 'data', 'fitting', 'methods',
-                 'models', 'ops', 'papers', 'report', 'task', 'testing',
-                 'training', *LEAVES),
+                 'models', 'ops', 'papers', 'report', 'running', 'task',
+                 'testing', 'training', *LEAVES),
 }
 
 
@@ -218,8 +220,12 @@ class TheCheckItselfTest(parameterized.TestCase):
       ('training.loop', 'import fedjax_ssl'),
       ('training.progress', 'import matplotlib.pyplot as plt'),
       ('training.loop', 'from fedjax_ssl.report import summary'),
-      ('report.summary', 'from fedjax_ssl.cli import printing'),
-      ('cli.job', 'from fedjax_ssl import fitting'),
+      ('report.summary', 'from fedjax_ssl.running import settings'),
+      ('running.job', 'from fedjax_ssl import fitting'),
+      ('running.job', 'from fedjax_ssl.cli import train'),
+      ('running.job', 'from absl import flags'),
+      ('fitting.start', 'from fedjax_ssl.cli import train'),
+      ('cli.train', 'from fedjax_ssl import fitting'),
       ('papers.cells', 'from fedjax_ssl.report import summary'),
       ('data.datasets', 'if True:\n  import tensorflow_datasets'),
       ('data.datasets', 'import torch'),
@@ -242,7 +248,9 @@ class TheCheckItselfTest(parameterized.TestCase):
       ('training.environment', 'from fedjax_ssl import __version__'),
       ('report.summary', 'def f():\n  import matplotlib.pyplot as plt'),
       ('report.summary', 'from fedjax_ssl.training import metrics'),
-      ('cli.job', 'from fedjax_ssl.report import summary'))
+      ('running.job', 'from fedjax_ssl.report import summary'),
+      ('fitting.start', 'from fedjax_ssl.running import job'),
+      ('cli.train', 'from fedjax_ssl.running import job'))
   def test_allows(self, module, source):
     self.assertEmpty(violations(source, module))
 

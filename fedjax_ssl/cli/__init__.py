@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # See `fedjax_ssl`.
 if TYPE_CHECKING:
   from collections.abc import Sequence
 
-  from fedjax_ssl.cli.settings import Setting
+  from fedjax_ssl.running.settings import Setting
 
 # Command: its module, whose `main` takes the words behind it, and what it does.
 _COMMANDS = {
@@ -67,7 +67,8 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   """
   if argv is None:
     _listen()
-  from fedjax_ssl.cli import settings, train
+  from fedjax_ssl.cli import train
+  from fedjax_ssl.running import settings
   words = sys.argv[1:] if argv is None else argv
   found = (settings.find(setting, settings.imported(words))
            if isinstance(setting, str) else setting)
@@ -81,13 +82,13 @@ def _listen() -> None:
   Not where words are given: a process that is more than this program gets its
   signals back when `train.main` returns.
   """
-  from fedjax_ssl.cli import stopping
+  from fedjax_ssl.running import stopping
   stopping.listen()
 
 
 def _train(words: list[str]) -> int:
-  from fedjax_ssl.cli import settings
   from fedjax_ssl.core.checks import FieldError
+  from fedjax_ssl.running import settings
   if not words or words[0] in ('--help', '-h'):
     _say('fedjax-ssl train SETTING [--FLAG=VALUE ...], where SETTING is one '
          'of\n')
@@ -125,5 +126,5 @@ def _refuse(kind: str, name: str, known: Sequence[str] | object) -> int:
 
 
 def _say(text: str) -> None:
-  from fedjax_ssl.cli import printing
+  from fedjax_ssl.report import printing
   printing.say(text)

@@ -27,9 +27,10 @@ import sys
 from typing import Any
 
 from fedjax_ssl.bench import page, plan, standing
-from fedjax_ssl.cli import arguments, printing
+from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
+from fedjax_ssl.report import printing
 
 _CHANGED = 'changed.json'  # The flags after `--` of a folder.
 

@@ -17,10 +17,12 @@ import textwrap
 from typing import Any, NamedTuple
 
 from fedjax_ssl import data, methods, models
-from fedjax_ssl.cli import arguments, printing, settings
+from fedjax_ssl.cli import arguments
 from fedjax_ssl.core import checks, knobs, registry
 from fedjax_ssl.data import augment, datasets
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
+from fedjax_ssl.report import printing
+from fedjax_ssl.running import settings
 
 _OURS = 'this library'
 # Those to which installed packages add.

@@ -13,8 +13,9 @@ import pathlib
 import sys
 
 from fedjax_ssl import cli
-from fedjax_ssl.cli import repeat, settings
+from fedjax_ssl.cli import repeat
 from fedjax_ssl.report import command
+from fedjax_ssl.running import settings
 from fedjax_ssl.training import own_code
 from fedjax_ssl.training import workdir as workdir_lib
 

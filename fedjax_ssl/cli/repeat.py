@@ -15,9 +15,10 @@ import sys
 import tempfile
 from typing import Any
 
-from fedjax_ssl.cli import arguments, places, printing, settings
+from fedjax_ssl.cli import arguments, places
 from fedjax_ssl.core import registry
-from fedjax_ssl.report import command
+from fedjax_ssl.report import command, printing
+from fedjax_ssl.running import settings
 from fedjax_ssl.training import own_code
 from fedjax_ssl.training import workdir as workdir_lib
 

@@ -27,8 +27,9 @@ import sys
 import time
 from typing import Any
 
-from fedjax_ssl.cli import arguments, places, printing, settings
-from fedjax_ssl.report import page, stored_runs
+from fedjax_ssl.cli import arguments, places
+from fedjax_ssl.report import page, printing, stored_runs
+from fedjax_ssl.running import settings
 from fedjax_ssl.training import metrics
 
 _EVERY = 30  # Seconds between two looks.

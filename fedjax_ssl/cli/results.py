@@ -14,8 +14,8 @@ import argparse
 from collections.abc import Sequence
 import pathlib
 
-from fedjax_ssl.cli import arguments, places, printing
-from fedjax_ssl.report import study
+from fedjax_ssl.cli import arguments, places
+from fedjax_ssl.report import printing, study
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,8 +33,10 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from fedjax_ssl.cli import arguments, child, places, printing, settings
+from fedjax_ssl.cli import arguments, child, places
 from fedjax_ssl.papers import cells, flagfiles, results
+from fedjax_ssl.report import printing
+from fedjax_ssl.running import settings
 
 
 def _results() -> pathlib.Path:

@@ -15,9 +15,10 @@ from typing import Any
 from absl import app, flags, logging
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import errors, settings, stopping
-from fedjax_ssl.cli.settings import Setting
+from fedjax_ssl.cli import errors
 from fedjax_ssl.core import checks, registry
+from fedjax_ssl.running import settings, stopping
+from fedjax_ssl.running.settings import Setting
 
 FLAGS = flags.FLAGS
 
@@ -166,8 +167,8 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   script = '' if _is_ours(setting) else sys.argv[0]
   told = options(setting.name, script)
-  from fedjax_ssl.cli import devices, runs
   from fedjax_ssl.report import command
+  from fedjax_ssl.running import devices, runs
   from fedjax_ssl.training import environment, processes
   logging.use_absl_handler()
   if FLAGS.verbosity <= 0:
@@ -179,8 +180,14 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
     processes.together(lambda: devices.devices(told.num_devices))
     for place in told.imports:
       registry.import_place(place)
-    runs.train(setting, told, command.origin(
+    folders = runs.train(setting, told, command.origin(
         words, setting='' if script else setting.name, script=script),
         given=_given())
+    if told.report and folders and processes.is_first():
+      from fedjax_ssl.cli import report
+      from fedjax_ssl.report import printing
+      page = report.write(folders, folders[0] / 'report',
+                          title=f'{setting.name}: {told.dataset}')
+      printing.say(f'Report: {page}')
 
 

@@ -34,34 +34,32 @@ from fedjax_ssl.core.types import (
 Pass = Callable[..., tuple[State, Metrics]]
 Work = Callable[[Shard], jax.Array]
 
-_noted: list[list[Work]] = []  # Lists that `noting_work` fills now.
-_samplers: list[list[sampling.Sampler]] = []  # The same of `noting_samplers`.
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
-@contextlib.contextmanager
-def noting_work() -> Iterator[list[Work]]:
-  """Collects the `work` of every `client_pass` that is built inside the block.
+class Noted(NamedTuple):
+  """What the passes of a method say of themselves, a list of each."""
 
-  A `Method` does not say how many steps its clients take; its passes do.
+  works: list[Work]  # How many steps a client takes.
+  samplers: list[sampling.Sampler]  # What draws the cohort.
+
+
+_noted: list[Noted] = []  # Those that `noting` fills now, the innermost last.
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[Noted]:
+  """Collects what every `client_pass` is given that is built inside the block.
+
+  A `Method` does not say how many steps its clients take, nor whom it draws;
+  its passes do.
   """
-  works: list[Work] = []
-  _noted.append(works)
+  noted = Noted([], [])
+  _noted.append(noted)
   try:
-    yield works
+    yield noted
   finally:
-    _noted.remove(works)
-
-
-@contextlib.contextmanager
-def noting_samplers() -> Iterator[list[sampling.Sampler]]:
-  """Lists what draws the cohort of each `client_pass` that is built within."""
-  samplers: list[sampling.Sampler] = []
-  _samplers.append(samplers)
-  try:
-    yield samplers
-  finally:
-    _samplers.remove(samplers)
+    _noted.pop()
 
 
 def _default_work(shard: Shard) -> jax.Array:
@@ -321,11 +319,10 @@ def client_pass(
       default its number of rows.
   """
   sample = sample or sampling.uniform(task.cohort_size)
-  for samplers in _samplers:
-    samplers.append(sample)
-  if work is not None:
-    for works in _noted:
-      works.append(work)
+  for noted in _noted:
+    noted.samplers.append(sample)
+    if work is not None:
+      noted.works.append(work)
   parts = _ClientPass(
       task, client_update, aggregate, sample,
       broadcast or _identity_broadcast, relay, work or _default_work)

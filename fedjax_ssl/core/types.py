@@ -135,7 +135,7 @@ class Federation:
 
 
 class State(NamedTuple):
-  """All that outlives a round; a checkpoint is a State."""
+  """All that outlives a round; a checkpoint holds one for each seed."""
 
   server: PyTree  # The method's own record.
   memory: PyTree  # What stays on the clients, leaves [N, ...]; () if nothing.

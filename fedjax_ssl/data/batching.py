@@ -27,7 +27,7 @@ class Pair(NamedTuple):
   labeled: Batch | None
   unlabeled: Batch | None
   # float32[] in (0, 1], of the whole run's local steps; None where the task has
-  # no `num_rounds`.
+  # no `schedule_rounds`.
   progress: jax.Array | None
 
 

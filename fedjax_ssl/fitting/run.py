@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import task as task_lib
-from fedjax_ssl.cli import job as job_lib
-from fedjax_ssl.cli import runs, stopping
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
+from fedjax_ssl.running import job as job_lib
+from fedjax_ssl.running import runs, stopping
 from fedjax_ssl.training import columns, per_client
 
 

@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data, methods
-from fedjax_ssl.cli import (
-  auto,
-  convolutions,
-  devices,
-  runs,
-  settings,
-  words,
-)
-from fedjax_ssl.cli import job as job_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.report import command
+from fedjax_ssl.running import (
+  auto,
+  convolutions,
+  devices,
+  runs,
+  settings,
+  spellings,
+)
+from fedjax_ssl.running import job as job_lib
 from fedjax_ssl.training import environment
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -63,7 +63,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
       is continued, and takes from there what is not given. None leaves
       nothing behind.
     setting: how rows are dealt, and defaults: a name that `fedjax-ssl list
-      settings` shows, or a `cli.settings.Setting`. By default that of the
+      settings` shows, or a `running.settings.Setting`. By default that of the
       workdir, or else digits_dirdir for 'digits' and own_data for all others,
       with network and views chosen by the data.
     progress: whether to show a bar on a terminal or in a notebook, or else
@@ -183,16 +183,17 @@ def _jobs(told: config.Config, given: Collection[str],
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
   told = auto.decided(told, given, dataset)
-  told = convolutions.decided(told, dataset)
+  runs.check_skews(setting, told)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))
+  told = convolutions.decided(told, dataset)
   ours = source.dataset is None and (
       settings.SETTINGS.get(setting.name) is setting)
   # Who runs the command again is told what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
             'script': '' if ours else 'fedjax_ssl.fit', 'comments': []}
   names = runs.wanted(told, pathlib.Path(told.workdir or ''))
-  return [words.begun(job) for job in runs.build(
+  return [spellings.begun(job) for job in runs.build(
       dataset, deals, told, names, {k: v for k, v in origin.items()
                                     if v != ''})]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.local_training import Aux
-from fedjax_ssl.core.types import Method, Task
+from fedjax_ssl.core.types import Batch, Method, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
@@ -52,9 +52,11 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
 
   def loss_fn(model, given, batch, key):
     target, *views = network.views(task, batch, key)
+    beside: tuple[Batch, ...] = ()
     if labeler == 'global':
       weak = task.apply(given.anchor, target.inputs)
-      beside = (target,) if weak_in_batch and network.is_coupled(task) else ()
+      if weak_in_batch and network.is_coupled(task):
+        beside = (target,)
       (*_, labeled, strong), stats = network.forward(
           task, model, *beside, *views, key=key)
     else:
@@ -64,7 +66,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
         strong, weak, batch.unlabeled.mask, threshold=threshold, over=over)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
-        weight=unlabeled_weight, mask_rate=used['mask_rate'])
+        weight=unlabeled_weight, mask_rate=used['mask_rate'],
+        labelings=1 + len(beside))
     return loss, Aux(stats, metrics)
 
   return averaging.averaging(

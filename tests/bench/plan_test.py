@@ -11,8 +11,8 @@ from absl.testing import absltest, parameterized
 
 from fedjax_ssl import config, methods
 from fedjax_ssl.bench import plan
-from fedjax_ssl.cli import settings
 from fedjax_ssl.core import registry
+from fedjax_ssl.running import dealing, settings
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
 
@@ -34,7 +34,9 @@ class BedTest(parameterized.TestCase):
     self.assertIn(bed.setting, settings.SETTINGS)
     known = config.OPTIONS
     for skew in bed.skews.values():
-      self.assertIn(skew.get('setting', bed.setting), settings.SETTINGS)
+      setting = settings.SETTINGS[skew.get('setting', bed.setting)]
+      self.assertLessEqual({*bed.flags, *skew} & {*dealing.SKEWS},
+                           dealing.reads(setting.deal))
       self.assertLessEqual({*bed.flags, *skew} - {'setting'}, {*known})
     self.assertLen(set(bed.rates), len(bed.rates))
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from fedjax_ssl import cli, config
-from fedjax_ssl.cli import settings
 from fedjax_ssl.core import optimizers
+from fedjax_ssl.running import settings
 from tests.cli import launcher
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)

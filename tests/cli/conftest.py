@@ -7,7 +7,8 @@ from typing import Any
 from absl.testing import flagsaver
 import pytest
 
-from fedjax_ssl.cli import dealing, settings, train
+from fedjax_ssl.cli import train
+from fedjax_ssl.running import dealing, settings
 
 DEFAULTS: dict[str, Any] = {
     'dataset': 'digits', 'model': 'linear', 'method': 'fedavg',

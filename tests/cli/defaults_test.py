@@ -99,7 +99,7 @@ NEW = ('aggregator', 'server_optimizer', 'server_learning_rate', 'attack',
 YOUNGER = f"""
 import sys
 from fedjax_ssl import cli
-from fedjax_ssl.cli import job
+from fedjax_ssl.running import job
 old_build = job.build
 def build(*args):
   return old_build(*args)._replace(new=frozenset({NEW!r}))

@@ -14,7 +14,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import config
-from fedjax_ssl.cli import devices
+from fedjax_ssl.running import devices
 from fedjax_ssl.training import checkpoint, processes
 from fedjax_ssl.training.checkpoint import manifest
 from tests import toy

@@ -37,7 +37,7 @@ SMALL = (
 
 _context = multiprocessing.get_context('forkserver')
 _context.set_forkserver_preload([
-    'tests.cli.launcher', 'fedjax_ssl.cli.train', 'fedjax_ssl.cli.runs',
+    'tests.cli.launcher', 'fedjax_ssl.cli.train', 'fedjax_ssl.running.runs',
     'orbax.checkpoint',
     'sklearn.datasets', 'matplotlib.figure', 'matplotlib.backends.backend_agg'])
 

@@ -1,9 +1,10 @@
 """A refusal names the flag that was given, and what to give instead."""
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from fedjax_ssl.cli import dealing, settings
+from fedjax_ssl.running import dealing, settings
 
 # The flags, and parts of the line.
 LINES = {
@@ -101,14 +102,40 @@ def test_dirichlet_is_refused_where_nothing_reads_it(refuse):
                   'read it; leave it out or at clients.')
 
 
-def test_dirichlet_goes_on_in_settings_that_read_it_and_in_stored_runs(
+@pytest.mark.parametrize('name', [
+    'agents_iid', 'cifar_batch_iid', 'cifar_iid', 'fmnist_streaming'])
+def test_alpha_is_refused_where_nothing_reads_it(refuse, name):
+  line = refuse('--alpha=0.1', setting=settings.SETTINGS[name])
+  assert line == (
+      'error: --alpha=0.1: only cifar_dirdir, cifar_iiddir, cross_device, '
+      'cross_silo, digits_dirdir, labeled_clients and own_data read it; leave '
+      'it out or at 0.5.')
+
+
+def test_alpha_is_refused_where_the_data_name_the_clients(refuse, tmp_path):
+  rng = np.random.default_rng(0)
+  np.savez(tmp_path / 'pets.npz', x_train=rng.integers(0, 255, (60, 8, 8)),
+           y_train=np.arange(60) % 3, x_test=rng.integers(0, 255, (6, 8, 8)),
+           y_test=np.arange(6) % 3, client_train=np.arange(60) // 20)
+  own = (f'--data_dir={tmp_path}', '--dataset=pets', '--alpha=0.1')
+  line = refuse(*own, setting=settings.SETTINGS['own_data'])
+  assert line == ('error: --alpha=0.1: the data say whose a row is; leave it '
+                  'out or at 0.3.')
+
+
+def test_alpha_and_dirichlet_go_on_in_settings_that_read_it_and_in_stored_runs(
     refuse, tmp_path):
   missing = f'--data_dir={tmp_path / "none"}'
   (tmp_path / 'config.json').write_text('{}')
   for args, setting in (
       (['--dirichlet=capped'], 'cross_silo'),
       (['--dirichlet=clients'], 'cifar_dirdir'),
+      (['--alpha=0.1'], 'cifar_iiddir'),
+      (['--alpha=0.5'], 'cifar_iid'),
+      (['--alpha=0.1', f'--workdir={tmp_path}', '--schedule_rounds=2'],
+       'cifar_iid'),
       (['--dirichlet=shares', f'--workdir={tmp_path}',
         '--schedule_rounds=2'], 'cifar_dirdir')):
     line = refuse(*args, missing, setting=settings.SETTINGS[setting])
-    assert '--dirichlet' not in line and 'none' in line
+    assert '--dirichlet' not in line and '--alpha' not in line
+    assert 'none' in line

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config, data
-from fedjax_ssl.cli import auto as auto_lib
-from fedjax_ssl.cli import dealing, runs, settings
+from fedjax_ssl.running import auto as auto_lib
+from fedjax_ssl.running import dealing, runs, settings
 from tests.cli import launcher
 
 LABELS = np.arange(400) % 4

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from fedjax_ssl import methods
-from fedjax_ssl.cli import devices, train
+from fedjax_ssl.cli import train
+from fedjax_ssl.running import devices
 from fedjax_ssl.training import runner, sharding
 from tests import toy
 

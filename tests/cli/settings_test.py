@@ -8,8 +8,9 @@ from absl.testing import flagsaver
 import pytest
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import settings, train
+from fedjax_ssl.cli import train
 from fedjax_ssl.core import checks
+from fedjax_ssl.running import settings
 from tests.cli import launcher
 
 FLAGS = train.FLAGS

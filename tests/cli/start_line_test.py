@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import methods, task
-from fedjax_ssl.cli import job, start_line
 from fedjax_ssl.core import rounds
+from fedjax_ssl.running import job, start_line
 from fedjax_ssl.training import workdir
 from tests import toy
 from tests.cli import launcher
@@ -45,12 +45,12 @@ def test_a_run_says_what_it_trains(tmp_path):
 
 
 def works(name: str, **changes) -> list[rounds.Work]:
-  with rounds.noting_work() as noted:
+  with rounds.noting() as noted:
     methods.make(name, toy.task(**changes))
-  with rounds.noting_work() as none:
+  with rounds.noting() as none:
     pass
-  assert not none
-  return noted
+  assert not none.works
+  return noted.works
 
 
 @pytest.mark.parametrize('name', methods.METHODS)
@@ -103,9 +103,9 @@ def test_who_attacks_is_said():
     ('rscfed(groups=2)', (2, 3), '2 groups of 3')])
 def test_it_says_who_takes_part(text, cohort, said):
   federation, _ = toy.federation()
-  with rounds.noting_samplers() as samplers:
+  with rounds.noting() as noted:
     made = methods.make(text, toy.task(cohort_size=3))
   state = task.template(made, federation)
-  cohorts = [job._cohort(one, federation, state) for one in samplers]
+  cohorts = [job._cohort(one, federation, state) for one in noted.samplers]
   assert cohorts == [cohort]
   assert start_line._cohorts(types.SimpleNamespace(cohorts=cohorts)) == said

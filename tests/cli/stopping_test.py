@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from fedjax_ssl.cli import settings
+from fedjax_ssl.running import settings
 from fedjax_ssl.training import checkpoint
 from tests.cli import launcher
 
@@ -45,7 +45,7 @@ def hold():
 SCRIPT = """
 import gc, hashlib, os, threading, weakref
 from fedjax_ssl import cli
-from fedjax_ssl.cli import dealing, settings
+from fedjax_ssl.running import dealing, settings
 NUMBER = {number}
 {hold}
 deal = dealing.two_pools('iid_count', 'iid_count')
@@ -118,7 +118,7 @@ def test_imports_are_interrupted_in_one_line(tmp_path, number):
 
 def alone(body: str, **options) -> subprocess.CompletedProcess[str]:
   """Runs a few lines that listen, in a process without JAX."""
-  text = ('import os, sys, time\nfrom fedjax_ssl.cli import stopping\n'
+  text = ('import os, sys, time\nfrom fedjax_ssl.running import stopping\n'
           'def send(number):\n'
           '  os.kill(os.getpid(), number)\n'
           '  time.sleep(0.2)\n'
@@ -179,7 +179,7 @@ def test_nobody_has_to_read():
 
 def test_what_was_set_before_comes_back():
   text = ('import signal\nbefore = signal.getsignal(2)\n'
-          'from fedjax_ssl.cli import stopping\n'
+          'from fedjax_ssl.running import stopping\n'
           'with stopping.listening():\n'
           '  assert signal.getsignal(15) != signal.SIG_DFL\n'
           'assert signal.getsignal(15) == signal.SIG_DFL\n'
@@ -199,7 +199,7 @@ def test_every_experiment_hears_before_it_imports():
     assert found == ['from fedjax_ssl import cli'], script
   loaded = subprocess.run(
       [sys.executable, '-c', 'import sys\nfrom fedjax_ssl import cli\n'
-       'from fedjax_ssl.cli import stopping\n'
+       'from fedjax_ssl.running import stopping\n'
        'print(*{m.partition(".")[0] for m in sys.modules} & '
        '{"absl", "numpy", "jax"})'], capture_output=True, text=True, check=True)
   assert not loaded.stdout.strip()

@@ -379,3 +379,15 @@ def test_means_of_two_passes_pool_their_clients():
   _, metrics = run(rounds.chain(first, second), state())
   assert metrics['id'] == (0 + 1 + 5, 3)
   assert metrics['num_participants'] == 3
+
+
+def test_a_block_within_a_block_does_not_end_it():
+  """Both lists are equal when the inner block ends."""
+  task = toy.task(cohort_size=2)
+  with rounds.noting() as outer:
+    with rounds.noting() as inner:
+      pass
+    rounds.client_pass(task, count, add_mean,
+                       work=lambda shard: jnp.asarray(shard.num_labeled))
+  assert (len(outer.works), len(outer.samplers)) == (1, 1)
+  assert inner == rounds.Noted([], [])

@@ -11,8 +11,8 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
-from fedjax_ssl.cli import settings
 from fedjax_ssl.fitting import inputs
+from fedjax_ssl.running import settings
 from tests.cli import launcher
 
 # What `launcher.SMALL` says, of one seed, and rounds of a few steps.
@@ -91,7 +91,7 @@ def test_a_fit_continues_a_program(straight, tmp_path):
 STOPPED = """
 import signal, sys
 import fedjax_ssl
-from fedjax_ssl.cli import stopping
+from fedjax_ssl.running import stopping
 from fedjax_ssl.training import progress
 from tests.fitting import fit_test
 
@@ -262,6 +262,8 @@ def test_arrays_functions_and_seeds():
      'train labels run from -1 to 1; .* of every row'),
     ({'dataset': (['a text', 'b'], [0, 1], ['c', 'd'], [0, 1])}, ValueError,
      'train images have shape'),
+    ({'setting': 'cifar_iid', 'alpha': 0.1}, ValueError,
+     'alpha=0.1: only cifar_dirdir, .* read it'),
     ({'method': 3}, TypeError, "method must be a text, such as 'fixmatch'"),
     ({'method': 'fixmach'}, ValueError, "fixmach.*'fixmatch'"),
     ({'method': lambda task: None}, TypeError, 'a function with a name'),

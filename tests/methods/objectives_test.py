@@ -26,9 +26,10 @@ SGD = optax.sgd(0.5)
     ('fedavg', None, 0), ('fixmatch', 1, 1), ('uda', 1, 1),
     ('pseudo_label(num_views=3)', 3, 1),
     ("mixmatch(profile='original', num_views=2)", 2, 2)])
-def test_passes_and_models_are_counted(text, labelings, views):
+def test_passes_and_models_are_counted(text, labelings, views,
+                                       model='linear'):
   """Per client and round: n_s labeled and n_u unlabeled rows, one step."""
-  _, _, metrics = one_round(text, **WHOLE)
+  _, _, metrics = one_round(text, model, **WHOLE)
   took = [(n, 0 if labelings is None else m) for n, m in zip(
       toy.LABELED, toy.UNLABELED, strict=True) if n or (m and labelings)]
   known, unknown = np.mean(took, axis=0)
@@ -38,6 +39,13 @@ def test_passes_and_models_are_counted(text, labelings, views):
   np.testing.assert_allclose(metrics['backward_passes'],
                              known + views * unknown, rtol=1e-6)
   np.testing.assert_allclose(metrics['models_sent'], 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize('model, labelings', [('linear', 1), ('conv', 2)])
+def test_weak_views_in_the_batch_are_counted(model, labelings):
+  """As SAGE's: the received model labels them, the other one sees them."""
+  test_passes_and_models_are_counted(
+      "fixmatch(labeler='global', weak_in_batch=True)", labelings, 1, model)
 
 
 def sgd(round_):

@@ -7,9 +7,10 @@ from absl.testing import flagsaver
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.cli import settings, train
+from fedjax_ssl.cli import train
 from fedjax_ssl.data import augment
 from fedjax_ssl.papers import cells
+from fedjax_ssl.running import runs, settings
 from tests import toy
 
 FLAGS = train.FLAGS
@@ -172,6 +173,7 @@ def test_every_cell_can_be_run(paper):
           FLAGS.set_default(flag, value)
         FLAGS(['script', *cell.flags])
         told = train.options()
+        runs.check_skews(settings.SETTINGS[cell.setting], told)
         assert FLAGS.cohort_size <= FLAGS.num_clients, cell.name
         assert told.all_seeds == cell.seeds() == [*range(len(cell.seeds()))]
         assert FLAGS.model in models.MODELS and FLAGS['dataset'].present

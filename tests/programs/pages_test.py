@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from experiments import pages
-from fedjax_ssl.cli import dealing, settings
 from fedjax_ssl.papers import cells as papers
+from fedjax_ssl.running import dealing, settings
 
 
 @pytest.fixture

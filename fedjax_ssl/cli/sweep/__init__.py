@@ -22,9 +22,10 @@ import pathlib
 import shlex
 import sys
 
-from fedjax_ssl.cli import arguments, printing
+from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
+from fedjax_ssl.report import printing
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

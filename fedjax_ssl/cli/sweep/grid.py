@@ -30,7 +30,8 @@ import re
 import shlex
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import places, settings
+from fedjax_ssl.cli import places
+from fedjax_ssl.running import settings
 
 # Flags that the sweep itself gives or takes, and where they belong. A run would
 # pass some of them over: `--dry_run` in a grid would run for real.

@@ -15,9 +15,9 @@ import time
 from typing import IO
 
 from fedjax_ssl.cli import child
-from fedjax_ssl.cli.printing import say
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid
+from fedjax_ssl.report.printing import say
 
 _TICK = 0.1  # Seconds between two looks at the processes.
 _LOOK = 3.0  # Seconds between two looks at cells of another sweep.

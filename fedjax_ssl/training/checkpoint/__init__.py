@@ -5,9 +5,25 @@ a plain nested dict of arrays (NamedTuples by field name, tuples by index),
 and `header`, JSON with the names, shapes and dtypes of all leaves, the
 caller's metadata, and the SHA-256 of the bytes. Orbax writes a step next to
 its final place and renames it, so a kill leaves either a whole step or a
-folder that is ignored. Orbax does not flush to the disk; the step is flushed
-here before an older one goes, so a power loss can damage at most the newest
-step, and the hash detects it. Nothing is ever unpickled.
+folder that is ignored. Nothing is ever unpickled.
+
+The order of writes, each on the disk before the next begins:
+
+1. Rows: `metrics.MetricsWriter.write` appends one to metrics.jsonl, then one
+   to timings.jsonl.
+2. Seals: `MetricsWriter.seals` gives length and SHA-256 of both files, and
+   mends a file that others changed. They go into the step's metadata, so that a
+   step never vouches for rows that may be lost.
+3. The step, `Checkpoints.save`: leaves come to the host, `manifest.make` hashes
+   them, Orbax writes both items and renames the folder. Orbax does not flush;
+   `disk.flush` does, files first, then the folders.
+4. Only then older steps go, all but the newest `keep`. So a power loss damages
+   at most the newest step, and its hashes show it.
+
+A start goes the other way. `Checkpoints.restore` takes the newest step whose
+header matches its hash, then its leaves the template, its run the run, and its
+bytes theirs. Then `MetricsWriter` checks both files against that step's seals
+and cuts off the rows behind them, which will be measured again.
 """
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import sys
 from typing import Any, NamedTuple
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import dealing
 from fedjax_ssl.core import checks, registry
+from fedjax_ssl.running import dealing
 
 
 class Setting(NamedTuple):

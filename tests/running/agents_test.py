@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from fedjax_ssl.cli import dealing
+from fedjax_ssl.running import dealing
 
 LABELS = np.repeat(np.arange(10), 30)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config, data
-from fedjax_ssl.cli import settings
+from fedjax_ssl.running import settings
 
 
 @pytest.mark.parametrize('place', ['clients', 'server'])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config, data
-from fedjax_ssl.cli import dealing
+from fedjax_ssl.running import dealing
 
 
 def deal(**options):

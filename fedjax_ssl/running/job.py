@@ -16,13 +16,13 @@ import numpy as np
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
-from fedjax_ssl.cli import devices, printing, start_line, stopping, words
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import imports, rounds, sampling, tree
 from fedjax_ssl.core.types import State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
-from fedjax_ssl.report import command, summary
+from fedjax_ssl.report import command, printing, summary
+from fedjax_ssl.running import devices, spellings, start_line, stopping
 from fedjax_ssl.training import (
   checkpoint,
   loop,
@@ -106,13 +106,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with (_of_method(options.method), rounds.noting_work() as works,
-          rounds.noting_samplers() as samplers):
+    with _of_method(options.method), rounds.noting() as noted:
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
       seeds_lib.totals_shape(made, federations[0], state)
-      cohorts = [_cohort(one, federations[0], state) for one in samplers]
+      cohorts = [_cohort(one, federations[0], state)
+                 for one in noted.samplers]
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
@@ -122,7 +122,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'data_hash': _data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
-      'choices': words.of(spec, options.profile),
+      'choices': spellings.of(spec, options.profile),
       **own_code.of(vars(options)),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
@@ -136,7 +136,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   weights = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             tree.num_scalars(weights), works, cohorts, origin)
+             tree.num_scalars(weights), noted.works, cohorts, origin)
 
 
 @contextlib.contextmanager
@@ -239,7 +239,7 @@ def schedule_rounds(options: Config) -> int:
 def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
   workdir_lib.check_workdir(
-      job.folder, job.config, allow=words.may_differ(job), facts=job.facts)
+      job.folder, job.config, allow=spellings.may_differ(job), facts=job.facts)
   for seed, partition in zip(job.seeds, job.partitions, strict=True):
     file = _partition_file(job.folder, seed)
     if file.exists() and data.partition_hash(partition) != data.partition_hash(
@@ -259,7 +259,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   if (job.folder / workdir_lib.CONFIG).exists():
     _check_folder(job)
   place = workdir_lib.open_workdir(
-      job.folder, job.config, allow=words.may_differ(job), facts=job.facts,
+      job.folder, job.config, allow=spellings.may_differ(job), facts=job.facts,
       origin=job.origin)
   def describe() -> None:
     command.write(place.path)
@@ -327,7 +327,7 @@ def _steps(job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of a job, which know whose they are."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, {**job.config, **words.first(job.facts)}, config.FREE))
+          job.facts, {**job.config, **spellings.first(job.facts)}, config.FREE))
 
 
 def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import dealing
+from fedjax_ssl.running import dealing
 
 LABELS = np.arange(3000) % 10
 

@@ -9,6 +9,7 @@ in `data.PARTITIONS`, so that a setting is plain data.
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,22 @@ import numpy as np
 from fedjax_ssl.config import FieldError
 
 Deal = Callable[..., tuple[np.ndarray, ...]]
+
+# Options that say how uneven the parts are. Not every deal reads them.
+SKEWS = ('alpha', 'dirichlet')
+
+
+def _reads(*names: str) -> Callable[[Deal], Deal]:
+  """Notes which of `SKEWS` a deal reads."""
+  def note(deal: Deal) -> Deal:
+    vars(deal)['reads'] = frozenset(names)
+    return deal
+  return note
+
+
+def reads(deal: Deal) -> frozenset[str]:
+  """Returns those of `SKEWS` that a deal reads, or all where nobody knows."""
+  return getattr(deal, 'reads', frozenset(SKEWS))
 
 
 def check_labels(rule: str, options: Any) -> None:
@@ -100,6 +117,9 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
     labeled_scheme: name of a partition; labels at the server are not dealt.
     unlabeled_scheme: the same for all other rows.
   """
+  schemes = (labeled_scheme, unlabeled_scheme)
+
+  @_reads(*(['alpha'] if 'dirichlet_capped' in schemes else []))
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
     labeled = choose_labeled(rng, labels, pool, options)
@@ -156,6 +176,7 @@ def _refuse_min_size(scheme: str, options: Any) -> None:
 
 def in_tasks(deal: Deal, num_tasks: int) -> Deal:
   """Cuts each client's unlabeled rows in tasks whose classes drift."""
+  @functools.wraps(deal)
   def deal_tasks(rng, labels, pool, options):
     from fedjax_ssl import data
     labeled, unlabeled = deal(rng, labels, pool, options)
@@ -164,6 +185,7 @@ def in_tasks(deal: Deal, num_tasks: int) -> Deal:
   return deal_tasks
 
 
+@_reads('alpha', 'dirichlet')
 def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
              options: Any) -> tuple[np.ndarray, np.ndarray]:
   """Deals all rows, then labels --labeled_fraction of each client's.
@@ -192,6 +214,7 @@ def agents(scheme: str) -> Deal:
   Returns:
     The `Deal`; --num_labeled_clients says how many hold labels.
   """
+  @_reads()
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
     check_labels('agents', options)
@@ -210,6 +233,7 @@ def agents(scheme: str) -> Deal:
   return deal
 
 
+@_reads('alpha')
 def whole_clients(rng: np.random.Generator, labels: np.ndarray,
                   pool: np.ndarray, options: Any
                   ) -> tuple[np.ndarray, np.ndarray]:
@@ -228,6 +252,7 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
                            fraction=options.labeled_fraction)
 
 
+@_reads('alpha')
 def own(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
         options: Any) -> tuple[np.ndarray, np.ndarray]:
   """Deals all rows by a capped Dirichlet partition, then labels some.
@@ -250,6 +275,7 @@ def natural(owner: np.ndarray) -> Deal:
   Args:
     owner: int32[D] whose a row is.
   """
+  @_reads()
   def deal(rng, labels, pool, options):
     if options.rounds_per_task:
       raise FieldError(

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data
-from fedjax_ssl.cli import (
+from fedjax_ssl.config import Config
+from fedjax_ssl.core import imports
+from fedjax_ssl.report import printing
+from fedjax_ssl.running import (
   auto,
   convolutions,
   dealing,
-  printing,
   settings,
-  words,
+  spellings,
 )
-from fedjax_ssl.cli import job as job_lib
-from fedjax_ssl.cli.settings import Setting
-from fedjax_ssl.config import Config
-from fedjax_ssl.core import imports
+from fedjax_ssl.running import job as job_lib
+from fedjax_ssl.running.settings import Setting
 from fedjax_ssl.training import processes
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -36,7 +36,7 @@ BOUNDS = {
 
 
 def train(setting: Setting, options: Config, origin: Mapping[str, Any],
-          given: Collection[str] = ()) -> None:
+          given: Collection[str] = ()) -> list[pathlib.Path]:
   """Trains, or evaluates, the run and its bounds.
 
   Args:
@@ -44,19 +44,24 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     options: what else is asked for.
     origin: what started the run, to be stored.
     given: names of options that the user gave.
+
+  Returns:
+    The folders of what was trained, the run's own first.
   """
   is_new = options.workdir is None
   if is_new:
     options = dataclasses.replace(options, workdir=processes.once(
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
-  processes.once(lambda: _check_dirichlet(setting, options, workdir))
+  processes.once(lambda: check_skews(setting, options))
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   names = processes.once(lambda: wanted(options, workdir))
   jobs = processes.together(
       lambda: _build(setting, options, given, names, origin))
-  jobs = [words.begun(job) for job in jobs]
+  # Once more: the data may name the clients.
+  processes.once(lambda: check_skews(setting, jobs[0].options))
+  jobs = [spellings.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
         {k: v for k, v in job.config.items() if k not in config.OWN}, 'flags')
@@ -64,7 +69,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   if options.eval_only:
     for job in jobs:
       job_lib.evaluate(job)
-    return
+    return []
   runs = {}
   with contextlib.ExitStack() as stack:
     # All folders first: a refusal comes before hours of work, and no second
@@ -81,32 +86,42 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
                        f'with --workdir={options.workdir} continues.')
         raise
     processes.once(lambda: _finish(workdir, runs))
-  if options.report and processes.is_first():
-    from fedjax_ssl.cli import report
-    page = report.write([job.folder for job in jobs], workdir / 'report',
-                        title=f'{setting.name}: {options.dataset}')
-    printing.say(f'Report: {page}')
+  return [job.folder for job in jobs]
 
 
-def _check_dirichlet(setting: Setting, options: Config, workdir: pathlib.Path
-                     ) -> None:
-  """Refuses --dirichlet in a new run whose setting does not read it.
+def check_skews(setting: Setting, options: Config) -> None:
+  """Refuses --alpha and --dirichlet in a new run that does not read them.
 
-  Runs stored by versions that took it go on, and a user's own setting may read
-  it.
+  Runs stored by versions that took them go on, and a user's own way of dealing
+  may read them.
+
+  Args:
+    setting: how rows are dealt.
+    options: what is asked for.
+
+  Raises:
+    FieldError: for such an option that is not at its default.
   """
-  if settings.SETTINGS.get(setting.name) is not setting or (
-      setting.deal is dealing.one_pool):
+  if options.workdir and (
+      pathlib.Path(options.workdir) / workdir_lib.CONFIG).exists():
     return
-  default = settings.defaults_of(setting.name)['dirichlet']
-  # A stored run's flagfile gives the default too.
-  if options.dirichlet != default and not (
-      workdir / workdir_lib.CONFIG).exists():
-    readers = ' and '.join(name for name, other in settings.SETTINGS.items()
-                           if other.deal is dealing.one_pool)
-    raise config.FieldError(
-        'dirichlet', options.dirichlet, f'only {readers} read it; leave it out '
-        f'or at {default}.')
+  natural = options.partition == 'natural'
+  read = frozenset() if natural else dealing.reads(setting.deal)
+  for name in sorted(set(dealing.SKEWS) - read):
+    value = getattr(options, name)
+    # A stored run's flagfile gives the default too.
+    default = setting.defaults.get(name, config.OPTIONS[name].default)
+    if value != default:
+      raise config.FieldError(
+          name, value, ('the data say whose a row is' if natural else
+                        f'only {_readers(name)} read it')
+          + f'; leave it out or at {default}.')
+
+
+def _readers(name: str) -> str:
+  *others, last = [setting.name for setting in settings.SETTINGS.values()
+                   if name in dealing.reads(setting.deal)]
+  return f'{", ".join(others)} and {last}'
 
 
 def _build(setting: Setting, options: Config, given: Collection[str],
@@ -116,8 +131,8 @@ def _build(setting: Setting, options: Config, given: Collection[str],
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
   options = auto.decided(options, given, dataset)
-  options = convolutions.decided(options, dataset)
   deals = deal(setting, options, dataset)
+  options = convolutions.decided(options, dataset)
   return build(dataset, deals, options, names, origin)
 
 

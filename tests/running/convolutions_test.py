@@ -5,9 +5,9 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
-from fedjax_ssl.cli import convolutions
 from fedjax_ssl.config import Config
 from fedjax_ssl.ops import conv_measure
+from fedjax_ssl.running import convolutions
 
 _SECONDS = {'lax': 3., 'gemm': 2., 'taps': 4., 'winograd': 4., 'reordered': 5.}
 
