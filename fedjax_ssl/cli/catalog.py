@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import arguments
-from fedjax_ssl.core import checks, knobs, registry
+from fedjax_ssl.core import checks, imports, knobs, registry
 from fedjax_ssl.data import augment, datasets
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 from fedjax_ssl.report import printing
@@ -27,7 +27,8 @@ from fedjax_ssl.running import settings
 _OURS = 'this library'
 # Those to which installed packages add.
 _REGISTRIES: tuple[registry.Registry[Any], ...] = (
-    methods.METHODS, models.MODELS, datasets.DATASETS, settings.SETTINGS)
+    methods.METHODS, models.MODELS, aggregators.AGGREGATORS,
+    augment.WEAK, augment.STRONG, datasets.DATASETS, settings.SETTINGS)
 
 
 class Option(NamedTuple):
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
   name: str
   summary: str  # The first sentence of its docstring.
   options: tuple[Option, ...]
-  sources: tuple[str, ...]  # Papers, or `this library`.
+  sources: tuple[str, ...]  # Papers, or whose it is.
   text: str = ''  # What the docstring says between that and its sections.
   profiles: tuple[str, ...] = ()  # Variants, each with what it stands for.
 
@@ -134,8 +135,16 @@ def _entry(name: str, function: Callable[..., Any]) -> Entry:
   return Entry(
       name, _first_sentence(described[-1]),
       tuple(_options(function, described)),
-      tuple(_sources(described, *_docs_above(place.__name__))) or (_OURS,),
+      tuple(_sources(described, *_docs_above(place.__name__))) or (
+          _home(function),),
       _body(described[-1]), tuple(_profiles(function)))
+
+
+def _home(function: Callable[..., Any]) -> str:
+  """Where a function is from that cites nothing."""
+  module = function.__module__
+  return (_OURS if module.partition('.')[0] == 'fedjax_ssl' else
+          imports.path_of(module) or module)
 
 
 def _body(text: str) -> str:
@@ -174,7 +183,8 @@ def _options(function: Callable[..., Any], described: list[str]
     kind = parameter.annotation
     yield Option(
         parameter.name,
-        '' if kind is empty else kind if isinstance(kind, str) else str(kind),
+        '' if kind is empty else kind.__name__ if isinstance(kind, type)
+        else str(kind),
         '' if parameter.default is empty else repr(parameter.default),
         texts.get(parameter.name, ''))
 

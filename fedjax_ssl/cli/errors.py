@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import contextlib
 import difflib
 import errno
@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from fedjax_ssl import config
-from fedjax_ssl.core import imports, knobs, registry
+from fedjax_ssl.core import checks, imports, knobs, registry
 
 # What another try may find mended.
 _PASSING = frozenset((
@@ -79,6 +79,8 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   meant = f'. Did you mean --{near[0].replace(", ", ", --")}?' if near else ''
   if near and _is_typo(knob):  # Said at once, without loading JAX.
     return f'{word} is no flag{meant}'
+  if short := [name for name in config.OPTIONS if knob == _initials(name)]:
+    return f'{word} is no flag. {_did_you_mean(short)}'
   from fedjax_ssl import task
   for field, known in task.REGISTRIES.items():
     with contextlib.suppress(ValueError):
@@ -93,7 +95,18 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     return (f'{word} is no flag but a knob of {", ".join(owners)}, and '
             f'--method={given["method"]} has none; it is given as in '
             f'--method="{owners[0]}({knob}={value})".')
+  if parts := [name for name in config.OPTIONS if knob in name.split('_')]:
+    meant = f'. {_did_you_mean(parts)}'
   return f'{word} is no flag' + (meant or '; --help lists all.')
+
+
+def _initials(name: str) -> str:
+  """What people write for a long name, as lr for learning_rate."""
+  return ''.join(part[0] for part in name.split('_'))
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+  return f'Did you mean --{" or --".join(map(checks.flag, names))}?'
 
 
 def _is_typo(name: str) -> bool:

@@ -125,6 +125,34 @@ def _stored(workdir: str, setting: str, script: str) -> dict[str, Any]:
   return found['flags']
 
 
+def _check_method(told: config.Config) -> None:
+  """Refuses a misspelt method before JAX and the data are loaded.
+
+  Raises:
+    FieldError: if it is neither a module of `fedjax_ssl.methods`, nor what code
+      of others may register.
+  """
+  name = told.method.partition('(')[0].strip()
+  if (told.imports or not name.isidentifier()
+      or 'fedjax_ssl.methods' in sys.modules):  # Others may have registered.
+    return
+  from importlib import metadata
+  import pkgutil
+
+  import fedjax_ssl
+  folder = pathlib.Path(fedjax_ssl.__file__).parent / 'methods'
+  known = {module.name for module in pkgutil.iter_modules([str(folder)])}
+  known -= {'parts'}
+  if name in known:
+    return
+  try:
+    checks.check('method', name, known | {
+        point.name for point in metadata.entry_points(
+            group='fedjax_ssl.methods')})
+  except ValueError as error:
+    raise checks.FieldError('method', told.method, str(error)) from error
+
+
 def _is_ours(setting: Setting) -> bool:
   return settings.SETTINGS.get(setting.name) is setting
 
@@ -167,6 +195,7 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   script = '' if _is_ours(setting) else sys.argv[0]
   told = options(setting.name, script)
+  _check_method(told)
   from fedjax_ssl.report import command
   from fedjax_ssl.running import devices, runs
   from fedjax_ssl.training import environment, processes

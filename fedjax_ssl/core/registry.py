@@ -258,16 +258,30 @@ def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
   assert isinstance(known, Registry)
   point = points[name]
   package = point.dist.name if point.dist else 'an installed package'
+  version = getattr(point.dist, 'version', '')
   try:
-    made = known.adapt(point.load())
+    given = point.load()  # What is loaded may register itself.
+    made = known[name] if name in known else known.adapt(given)
   except Exception as error:
     last = (str(error).strip().splitlines() or [''])[-1]
     raise ValueError(
         f'{kind} {name!r} of the package {package} cannot be loaded from '
         f'{point.value}: {type(error).__name__}: {last}') from error
-  # What is loaded may register itself.
+  if point.dist:
+    _OF_PACKAGES[known.kind, name] = (package, version)
   found: T = known.setdefault(name, made)
   return found
+
+
+# What entry points have given: kind and name, and the package with its version.
+_OF_PACKAGES: dict[tuple[str, str], tuple[str, str]] = {}
+
+
+def packages(names: Iterable[str]) -> dict[str, str]:
+  """The installed packages that names are from, with their versions."""
+  names = {*names}
+  return dict(sorted(package for (_, name), package in _OF_PACKAGES.items()
+                     if name in names))
 
 
 def _of_place(text: str, known: Mapping[str, T]) -> T:

@@ -82,7 +82,7 @@ def register(name: str) -> Callable[[_Builder], _Builder]:
 
 
 def register_aggregator(name: str) -> Callable[[_Any], _Any]:
-  """Decorates a builder of a rule for `--aggregator`, which then has a name.
+  """Decorates a rule for `--aggregator`, or its builder, by a name.
 
   ```python
   @methods.register_aggregator('first')
@@ -91,7 +91,8 @@ def register_aggregator(name: str) -> Callable[[_Any], _Any]:
         lambda x: weight * x[0], stacked)
   ```
 
-  A rule is (updates stacked [S, ...], float32[S] weights) -> one update. See
+  A rule is (updates stacked [S, ...], float32[S] weights) -> one update. It
+  may also be given itself; its keyword-only arguments are then the knobs. See
   `register`.
   """
   return aggregators.AGGREGATORS.register(name)

@@ -50,7 +50,10 @@ def builder(given: Any) -> Callable[..., nn.Module]:
       if field.init and field.name not in ('parent', 'name')
       and (field.name in FILLED or _is_knob(field))]
   build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-  build.__module__, build.__doc__ = given.__module__, given.__doc__
+  written = inspect.getdoc(given) or ''
+  if written.startswith(f'{given.__name__}('):
+    written = ''  # A dataclass without a docstring has its signature as one.
+  build.__module__, build.__doc__ = given.__module__, written
   build.__name__, build.__qualname__ = given.__name__, given.__qualname__
   return build
 

@@ -122,8 +122,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'data_hash': _data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
-      'choices': spellings.of(spec, options.profile),
-      **own_code.of(vars(options)),
+        'choices': spellings.of(spec, options.profile),
+        **own_code.of(vars(options), origin.get('setting', '')),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   if task.attack is not None:

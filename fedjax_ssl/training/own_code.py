@@ -8,24 +8,33 @@ and repeated with the copy, where the file itself has changed or is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import metadata
 import os
 import pathlib
 import sys
 from typing import Any
 
-from fedjax_ssl.core import imports
+from fedjax_ssl.core import imports, registry
 from fedjax_ssl.training import disk
 
 FOLDER = 'code'
+_VERSION = 'version '  # Before that of a package, in place of a hash.
 
 
-def of(flags: Mapping[str, Any]) -> dict[str, Any]:
+def of(flags: Mapping[str, Any], setting: str = '') -> dict[str, Any]:
   """Returns the fact `code` of a run; {} if it has no code of its own.
+
+  Of a package whose entry points were taken it is the version.
 
   Args:
     flags: by name, as a `config.Config` has them.
+    setting: its name.
   """
-  found = imports.hashes(_places(flags))
+  texts = [flags.get(name) or '' for name in imports.TEXTS]
+  names = [str(text).partition('(')[0].strip() for text in texts]
+  packages = registry.packages([*names, flags.get('dataset') or '', setting])
+  found = {**imports.hashes(_places(flags)),
+           **{name: _VERSION + of for name, of in packages.items()}}
   return {'code': found} if found else {}
 
 
@@ -98,11 +107,14 @@ def found_again(config: Mapping[str, Any], folder: str | os.PathLike[str],
     The same; files that changed or are gone are replaced by their copies.
 
   Raises:
-    ValueError: if neither a file nor its copy is there.
+    ValueError: if neither a file nor its copy is there, or a package is not
+      installed whose entry points were taken.
   """
   code = config['facts'].get('code')
   if not code:
     return dict(config)
+  for name, was in code.items():
+    _check_package(folder, name, was)
   say = say or (lambda line: print(line, file=sys.stderr))
   told: dict[str, str] = {}
 
@@ -125,6 +137,19 @@ def found_again(config: Mapping[str, Any], folder: str | os.PathLike[str],
   if 'spec' in facts.get('task', {}):
     facts['task'] = {**facts['task'], 'spec': texts(facts['task']['spec'])}
   return {**config, 'flags': flags, 'facts': facts}
+
+
+def _check_package(folder: str | os.PathLike[str], name: str, was: str
+                   ) -> None:
+  """Raises ValueError for a package that is not installed any more."""
+  if not was.startswith(_VERSION):
+    return
+  try:
+    metadata.distribution(name)
+  except metadata.PackageNotFoundError:
+    raise ValueError(f'{os.fspath(folder)} is a run with code of the package '
+                     f'{name} {was.removeprefix(_VERSION)}, which is not '
+                     'installed; install it.') from None
 
 
 def _today(place: str, code: Mapping[str, str], folder: pathlib.Path,

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import pkgutil
 import re
 import signal
 import subprocess
@@ -9,7 +11,7 @@ import sys
 
 import pytest
 
-from fedjax_ssl import cli, config
+from fedjax_ssl import cli, config, methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.running import settings
 from tests.cli import launcher
@@ -51,6 +53,8 @@ def test_a_script_and_the_command_make_the_same_run(tmp_path):
     (['trian'], "'trian' is no command. Did you mean train?"),
     (['train', 'digits_dirdri'], 'Did you mean digits_dirdir?'),
     (['train', 'digits_dirdir', '--alhpa=1'], 'Did you mean --alpha?'),
+    (['train', 'digits_dirdir', '--lr=1'], 'Did you mean --learning_rate?'),
+    (['train', 'digits_dirdir', '--method=fixmach'], "Did you mean 'fixmatch'"),
     (['train', 'cifar_iid', '--num_rounds=0'], '--num_rounds=0'),
     (['sweep', '--otu=x'], '--out'), (['list', 'nothing'], 'nothing')])
 def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
@@ -63,6 +67,13 @@ def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
                         capture_output=True, check=False)
   assert done.returncode == 0, done.stderr
   assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_method_is_a_module_of_its_name():
+  folder = pathlib.Path(methods.__file__).parent
+  assert {module.name for module in pkgutil.iter_modules([str(folder)])} == {
+      'parts', *(name for name, build in methods.METHODS.items()
+                 if build.__module__.startswith('fedjax_ssl.'))}
 
 
 @pytest.mark.parametrize('words', [

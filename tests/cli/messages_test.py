@@ -20,6 +20,8 @@ LINES = {
     'knob_of_a_model': (['--model=cnn', '--width=8'], ['"cnn(width=8)"']),
     'word_as_flag': (['--method=fixmatch', '--labeler=global'],
                      ["fixmatch(labeler='global')"]),
+    'initials': (['--lr=0.1'], ['--lr=0.1 is no flag.', '--learning_rate?']),
+    'part_of_a_flag': (['--rounds=3'], ['--rounds=3', '--num_rounds or --']),
     'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
     'profile_name': (['--method=rscfed', '--profile=papr'],
                      ['--method=rscfed --profile=papr', 'official_isic']),

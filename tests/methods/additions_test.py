@@ -15,7 +15,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import aggregation, data, methods
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import knobs, tree
 from fedjax_ssl.core.types import Attack, Variables
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 from fedjax_ssl.testing import contract
@@ -55,6 +55,30 @@ def test_what_changes_nothing_changes_no_bit(text, place, changes):
   _, plain = _rounds(text, place)
   _, added = _rounds(text, place, **changes)
   chex.assert_trees_all_equal(plain, _own(added))
+
+
+def halved(stacked, weights, *, by: float = 2.0):
+  """Takes the mean, divided."""
+  return jax.tree.map(lambda x: x / by,
+                      aggregation.weighted_mean(stacked, weights))
+
+
+def test_a_rule_itself_is_one_by_name_too(tmp_path):
+  stacked = {'w': np.array([[1., 5.], [3., 7.]], np.float32)}
+  weights = np.ones(2, np.float32)
+  build = aggregators.AGGREGATORS.adapt(halved)
+  assert [*knobs.names(build)] == ['by'] and build.__doc__ == halved.__doc__
+  for knob, got in (({}, [1., 3.]), ({'by': 4.0}, [.5, 1.5])):
+    np.testing.assert_array_equal(build(**knob)(stacked, weights)['w'], got)
+  assert aggregators.AGGREGATORS.adapt(aggregators.krum) is aggregators.krum
+  (tmp_path / 'rule.py').write_text(
+      'def last(stacked, weights):\n  return {"w": stacked["w"][-1]}\n')
+  rule = aggregators.make(f'{tmp_path}/rule.py:last')
+  np.testing.assert_array_equal(rule(stacked, weights)['w'], [3., 7.])
+  with pytest.raises(ValueError, match='no knob'):
+    aggregators.make(f'{tmp_path}/rule.py:last(by=2)')
+  with pytest.raises(ValueError, match='3 is no rule'):
+    aggregators.AGGREGATORS.adapt(3)
 
 
 def test_a_rule_by_name_is_the_rule():

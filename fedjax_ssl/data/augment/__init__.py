@@ -178,7 +178,7 @@ STRONG: registry.Registry[Callable[..., View]] = registry.Registry('view', {
     'ra_heart': ra_heart,
     'ra_cubuk': ra_cubuk,
     'ra_fedlabel': ra_fedlabel,
-})
+}, 'fedjax_ssl.strong_views')
 
 
 def register_weak(name: str) -> Callable[[_Builder], _Builder]:

@@ -220,7 +220,7 @@ WEAK: registry.Registry[Callable[..., View]] = registry.Registry('view', {
     'cutout': cutout,
     'resize_crop': resize_crop,
     'flip_shift': flip_shift,
-})
+}, 'fedjax_ssl.weak_views')
 
 
 def _flip_crop(pad: int | None, padding: str, flip: bool) -> View:

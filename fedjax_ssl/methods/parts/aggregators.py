@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import inspect
+from typing import Any
 
 import jax
 
@@ -103,6 +105,31 @@ def norm_clipped(*, max_norm: float = 1.0) -> Rule:
   return functools.partial(aggregation.norm_clipped, max_norm=max_norm)
 
 
+def _builder(given: Any) -> Callable[..., Rule | None]:
+  """Makes a builder of a rule itself, whose keyword-only arguments are knobs.
+
+  A builder is left as it is: it takes no argument by its place.
+
+  Raises:
+    ValueError: for anything that cannot be called.
+  """
+  if not callable(given):
+    raise ValueError(f'{given!r} is no rule, and no function that makes one.')
+  known = inspect.signature(given).parameters.values()
+  if not any(p.default is p.empty and p.kind in _BY_PLACE for p in known):
+    return given
+
+  @functools.wraps(given)
+  def build(**given_knobs: Any) -> Rule:
+    return functools.partial(given, **given_knobs)
+  build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+      [p for p in known if p.kind is p.KEYWORD_ONLY])
+  return build
+
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY,
+             inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 AGGREGATORS: registry.Registry[Callable[..., Rule | None]] = (
     registry.Registry('aggregator', {
         'geometric_median': geometric_median,
@@ -112,7 +139,7 @@ AGGREGATORS: registry.Registry[Callable[..., Rule | None]] = (
         'multi_krum': multi_krum,
         'norm_clipped': norm_clipped,
         'trimmed_mean': trimmed_mean,
-    }, 'fedjax_ssl.aggregators'))
+    }, 'fedjax_ssl.aggregators', _builder))
 
 
 def make(text: str) -> Rule | None:
