@@ -220,7 +220,7 @@ class Watch:
   """Takes the place of a module's `logging`: keeps a step's own variables.
 
   Attributes:
-    rows: of each line logged, the chosen variables by name.
+    rows: of each line on a batch, the chosen variables by name.
   """
 
   def __init__(self, *names: str) -> None:
@@ -228,9 +228,8 @@ class Watch:
     self.rows: list[dict[str, np.ndarray]] = []
 
   def info(self, message: str) -> None:
-    del message
     there = sys._getframe(1).f_locals
-    if set(self._names) <= set(there):
+    if 'Batch' in message:
       self.rows.append({name: there[name].detach().numpy().copy()
                         for name in self._names})
 
