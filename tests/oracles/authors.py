@@ -161,6 +161,84 @@ def draw_weights(rng: np.random.Generator, width: int, hidden: int,
           'b1': rng.normal(size=num_classes) * 0.1}
 
 
+def normalized(torch: Any, weights: dict[str, Any]) -> Any:
+  """As `perceptron`, with a batch norm before the tanh.
+
+  Args:
+    torch: the module.
+    weights: those of `draw_normalized`.
+
+  Returns:
+    A network of features, what its layer `classifier` reads, and logits.
+  """
+  class Net(torch.nn.Module):
+
+    def __init__(self) -> None:
+      super().__init__()
+      width, hidden = weights['w0'].shape
+      self.first = torch.nn.Linear(width, hidden)
+      self.norm = torch.nn.BatchNorm2d(hidden)
+      self.classifier = torch.nn.Linear(hidden, weights['w1'].shape[1])
+
+    def forward(self, x: Any) -> Any:
+      features = torch.tanh(self.norm(self.first(x)[..., None, None]))
+      return features.flatten(1), self.classifier(features.flatten(1))
+
+  net = Net()
+  with torch.no_grad():
+    for name, place in _places(net).items():
+      place.copy_(torch.tensor(weights[name].T))
+  return net
+
+
+def _places(net: Any) -> dict[str, Any]:
+  """The tensors of `normalized` by the names of `draw_normalized`."""
+  return {'w0': net.first.weight, 'b0': net.first.bias,
+          'scale': net.norm.weight, 'bias': net.norm.bias,
+          'w1': net.classifier.weight, 'b1': net.classifier.bias,
+          'mean': net.norm.running_mean, 'variance': net.norm.running_var}
+
+
+def numbers_of(net: Any, prefix: str = '') -> dict[str, np.ndarray]:
+  """What `normalized` was made of, as it is now."""
+  return {prefix + name: place.detach().numpy().T.copy()
+          for name, place in _places(net).items() if place is not None}
+
+
+def draw_normalized(rng: np.random.Generator, width: int, hidden: int,
+                    num_classes: int, scale: float = 1.0
+                    ) -> dict[str, np.ndarray]:
+  """Draws what `normalized` is made of: its `perceptron`, and the norm."""
+  return {**draw_weights(rng, width, hidden, num_classes, scale),
+          'scale': rng.uniform(0.7, 1.4, hidden),
+          'bias': rng.normal(size=hidden) * 0.2,
+          'mean': rng.normal(size=hidden) * 0.3,
+          'variance': rng.uniform(1, 2, hidden)}
+
+
+class Watch:
+  """Takes the place of a module's `logging`: keeps a step's own variables.
+
+  Attributes:
+    rows: of each line on a batch, the chosen variables by name.
+  """
+
+  def __init__(self, *names: str) -> None:
+    self._names = names
+    self.rows: list[dict[str, np.ndarray]] = []
+
+  def info(self, message: str) -> None:
+    there = sys._getframe(1).f_locals
+    if 'Batch' in message:
+      self.rows.append({name: there[name].detach().numpy().copy()
+                        for name in self._names})
+
+  def stacked(self, prefix: str = '') -> dict[str, np.ndarray]:
+    """Every variable over the lines."""
+    return {prefix + name: np.stack([row[name] for row in self.rows])
+            for name in self._names}
+
+
 def save(out: pathlib.Path, commit: str, **arrays: Any) -> None:
   """Writes the npz file, with the authors' commit."""
   np.savez_compressed(out, commit=commit, **arrays)

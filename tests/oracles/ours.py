@@ -30,6 +30,7 @@ from fedjax_ssl.core.types import (
     Variables,
 )
 from fedjax_ssl.data import batching
+from fedjax_ssl.models import layers
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -42,25 +43,41 @@ def stored(name: str) -> dict[str, np.ndarray]:
           for key, x in found.items()}
 
 
-def perceptron(weights: dict[str, np.ndarray]) -> Model:
+def perceptron(weights: dict[str, np.ndarray], norm: str = 'none') -> Model:
   """Two dense layers with a tanh between them, as `authors.perceptron`.
 
-  Without b0 and b1 among the weights they have no biases.
+  Without b0 and b1 among the weights they have no biases. With a norm it is
+  `authors.normalized`.
   """
+  names = ('w0', 'b0', 'w1', 'b1', 'scale', 'bias')
   params = {name: jnp.asarray(weights[name])
-            for name in ('w0', 'b0', 'w1', 'b1') if name in weights}
+            for name in names if name in weights}
+  stats = {name: jnp.asarray(weights[name]) for name in ('mean', 'variance')
+           if norm != 'none'}
+  layer = layers.Norm(layers.Choices(norm, dtype='float64'))
 
-  def apply(variables: Variables, inputs: jax.Array) -> jax.Array:
-    p = variables.params
-    hidden = jnp.tanh(inputs @ p['w0'] + p.get('b0', 0))
-    return hidden @ p['w1'] + p.get('b1', 0)
+  def run(variables: Variables, inputs: jax.Array, mask: Any, train: bool
+          ) -> tuple[jax.Array, jax.Array, Any]:
+    p, stats = variables
+    wide = inputs @ p['w0'] + p.get('b0', 0)
+    if norm != 'none':
+      mine = {'params': {k: p[k] for k in ('scale', 'bias')}, 'stats': stats}
+      made, changed = layer.apply(mine, wide[:, None, None], mask, train,
+                                  mutable=['stats'])
+      wide, stats = made[:, 0, 0], changed['stats']
+    hidden = jnp.tanh(wide)
+    return hidden, hidden @ p['w1'] + p.get('b1', 0), stats
 
-  def apply_train(variables: Variables, inputs: jax.Array, mask: jax.Array,
-                  key: Any = None) -> tuple[jax.Array, Any]:
-    del mask, key
-    return apply(variables, inputs), variables.stats
+  def features_train(variables: Variables, inputs: jax.Array, mask: jax.Array,
+                     key: Any = None) -> tuple[jax.Array, jax.Array, Any]:
+    del key
+    return run(variables, inputs, mask, True)
 
-  return Model(lambda key: Variables(params, {}), apply, apply_train)
+  return Model(
+      lambda key: Variables(params, stats),
+      lambda variables, inputs: run(variables, inputs, None, False)[1],
+      lambda *given: features_train(*given)[1:], norm,
+      features_train=features_train, head=lambda: ('w1',))
 
 
 def task(weights: dict[str, np.ndarray], rate: float, **changes: Any) -> Task:
@@ -133,8 +150,10 @@ def close(mine: Any, theirs: Any, most: float = 1e-5) -> None:
 
 def weights(stored_: dict[str, np.ndarray], prefix: str = ''
             ) -> dict[str, np.ndarray]:
-  """The weights of a perceptron among what was stored."""
-  return {name: stored_[prefix + name] for name in ('w0', 'b0', 'w1', 'b1')}
+  """The weights of a perceptron, normalized or not, among what was stored."""
+  names = ('w0', 'b0', 'w1', 'b1', 'scale', 'bias')
+  return {name: stored_[prefix + name] for name in names
+          if prefix + name in stored_}
 
 
 def in_turns(num_views: int) -> Any:
@@ -160,13 +179,13 @@ def one_client(stored_: dict[str, np.ndarray]) -> Federation:
 
 def of_torchssl(stored_: dict[str, np.ndarray], **changes: Any) -> Task:
   """The task of `torchssl.train`."""
-  return task(
-      stored_, float(stored_['rate']), labeled_batch=int(
-          stored_['labeled_batch']),
-      unlabeled_batch=int(stored_['unlabeled_batch']),
-      local_steps=int(stored_['steps']), optimizer=lambda round_: optax.sgd(
-          float(stored_['rate']), float(stored_['momentum']), nesterov=True),
-      **changes)
+  given: dict[str, Any] = {
+      'labeled_batch': int(stored_['labeled_batch']),
+      'unlabeled_batch': int(stored_['unlabeled_batch']),
+      'local_steps': int(stored_['steps']),
+      'optimizer': lambda round_: optax.sgd(
+          float(stored_['rate']), float(stored_['momentum']), nesterov=True)}
+  return task(stored_, float(stored_['rate']), **{**given, **changes})
 
 
 def means(metrics: dict[str, Any]) -> dict[str, np.ndarray]:
