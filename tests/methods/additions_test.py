@@ -30,12 +30,18 @@ EVERYBODY = attacks.make('sign_flip(share=1, scale=1)')
 FLIP = attacks.make('label_flip(share=0.5)')
 
 
+@functools.cache
+def _program(text, place, **changes):
+  """A method and its compiled round."""
+  made = methods.make(text, toy.task(labels_at=place, **changes))
+  return made, jax.jit(made.round)
+
+
 def _rounds(text, place='clients', count=2, federation=None, **changes):
   """The first state and the one after some rounds."""
-  made = methods.make(text, toy.task(labels_at=place, **changes))
+  made, run = _program(text, place, **changes)
   federation = federation or toy.federation(place)[0]
   first = state = made.init(KEY, federation)
-  run = jax.jit(made.round)
   for i in range(count):
     state, _ = run(state, federation, jnp.int32(i), jax.random.fold_in(KEY, i))
   return first, state

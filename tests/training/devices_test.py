@@ -27,7 +27,10 @@ RUNS: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {
     'fedavg_layers_map': ('fedavg', 'layers', {}, 'clients', (1, 4)),
     'fedprox_linear_vmap': (
         'fedprox(mu=0.5, keep_local=True)', 'linear',
-        {**_VMAP, 'cohort_size': 3}, 'clients', (1, 2, 4)),
+        {**_VMAP, 'cohort_size': 3}, 'clients', (1, 2)),
+    'fedprox_linear_vmap_four': (
+        'fedprox(mu=0.5, keep_local=True)', 'linear',
+        {**_VMAP, 'cohort_size': 3}, 'clients', (1, 4)),
     'feddure_linear_map': ('feddure', 'linear', {}, 'clients', (1, 4)),
     'fedirm_linear_map': ('fedirm', 'linear', {}, 'clients', (1, 4)),
     'rscfed_linear_map': ('rscfed(warmup=0.0)', 'linear', {}, 'clients',
