@@ -1,6 +1,7 @@
 # make quickstart   installs and runs the first experiment
-# make test         installs and runs the whole test suite
+# make test         installs and runs the test suite
 # make test-fast    the library's tests alone, without those of the programs
+# make test-all     the suite with its thorough tests: more samples of its laws
 # make lint         ruff, mypy, and whether pages and flagfiles are up to date
 # make pages        brings the pages of results, the table of settings and the
 #                   stored flagfiles up to date
@@ -37,7 +38,7 @@ space := $(empty) $(empty)
 # The file that says which extras are installed: $(call stamp,extra).
 stamp = $(VENV)/installed-$(subst $(space),$(comma),$(strip core $(1) $(subst $(comma),$(space),$(EXTRAS))))
 
-.PHONY: help quickstart test test-fast lint pages lock dist clean
+.PHONY: help quickstart test test-fast test-all lint pages lock dist clean
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
@@ -46,10 +47,13 @@ quickstart: $(call stamp,)
 	  "--workdir=$(QUICKSTART_WORKDIR)" $(QUICKSTART_FLAGS)
 
 test: $(call stamp,test)
-	@$(RUN) -m pytest $(PYTEST_FLAGS)
+	@$(RUN) -m pytest -m 'not thorough' $(PYTEST_FLAGS)
 
 test-fast: $(call stamp,test)
-	@$(RUN) -m pytest $(PYTEST_FLAGS) -m 'not programs'
+	@$(RUN) -m pytest -m 'not programs and not thorough' $(PYTEST_FLAGS)
+
+test-all: $(call stamp,test)
+	@$(RUN) -m pytest $(PYTEST_FLAGS)
 
 lint: $(call stamp,dev)
 	@$(RUN) -m ruff check .

@@ -9,6 +9,7 @@ import pytest
 from fedjax_ssl import aggregation, methods
 from fedjax_ssl.core import tree
 from tests import toy
+from tests.thorough import wider
 
 KEY = jax.random.key(3)
 # Methods whose server does more than to add a mean.
@@ -16,6 +17,9 @@ OWN = {'fedmatch': {}, 'fedtrinet': {}, 'rscfed': {},
        "fedlabel(combine='apart')": {},
        "fedssl(dp_scope='all')": {'cohort_size': toy.NUM_CLIENTS},
        "fixmatch(server='local')": {}, 'local': {}}
+# Messages of a model alone, with counts beside it, and with a part of each
+# client's that no rule sees.
+REGULAR = ('fedavg', 'fedirm', 'proxyfl')
 TAKERS = tuple(sorted(
     {*methods.METHODS} - {*OWN} - {'fedlabel'}
     | {"fedlabel(combine='mean')"}))
@@ -34,9 +38,11 @@ def nothing(stacked, weights):
 
 
 @pytest.mark.parametrize('text, place, model', [
-    *[(name, 'clients', 'linear') for name in TAKERS],
+    *[(name, 'clients', 'linear') for name in REGULAR],
     ('fixmatch', 'server', 'linear'), ('fixmatch', 'clients', 'static'),
-    ('fedavg(keep_local=True)', 'clients', 'linear')])
+    ('fedavg(keep_local=True)', 'clients', 'linear'),
+    *wider(*((name, 'clients', 'linear') for name in TAKERS
+             if name not in REGULAR))])
 def test_the_mean_as_a_rule_is_the_mean(text, place, model):
   task = toy.task(model, labels_at=place)
   _, plain, metrics = _round(methods.make(text, task), place)

@@ -14,6 +14,7 @@ from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.methods import mixmatch
 from tests import toy
 from tests.methods.averaging_test import one_round
+from tests.thorough import wider
 
 KEY = jax.random.key(4)
 # Each with a bar that no prediction reaches, and its unlabeled weight.
@@ -84,7 +85,8 @@ def test_a_profile_of_uda_is_its_knobs(profile, knobs):
   chex.assert_trees_all_equal(a, b)
 
 
-@pytest.mark.parametrize('round_, weight', [(0, 75 / 4), (1, 75 / 2), (3, 75)])
+@pytest.mark.parametrize('round_, weight', [
+    (0, 75 / 4), (3, 75), *wider((1, 75 / 2))])
 def test_the_original_weight_rises_over_the_whole_run(round_, weight):
   """Sooner, a network that knows no label yet is held at what it says."""
   federation, _ = toy.federation()
@@ -286,8 +288,8 @@ def test_a_local_client_starts_from_its_own_last_model():
   chex.assert_trees_all_equal(a.memory, b.memory)
 
 
-@pytest.mark.parametrize('name', ['uda', 'pseudo_label', 'mixmatch',
-                                  'flexmatch'])
+@pytest.mark.parametrize('name', [
+    'flexmatch', *wider('uda', 'pseudo_label', 'mixmatch')])
 def test_every_method_runs_on_the_fedprox_server(name):
   """Without its term it is the plain one."""
   plain, zero, pulled = (weights(one_round(text)[1]) for text in (

@@ -1,6 +1,7 @@
 """What every registered method must hold, wherever labels live."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 import functools
 import inspect
 
@@ -10,26 +11,32 @@ import pytest
 from fedjax_ssl import methods, testing
 from fedjax_ssl.testing import contract
 from tests import toy
+from tests.thorough import wider
 
 # One method's other half: helpers by similarity, not in every round, and
 # messages of differences.
 OTHER = "fedmatch(profile='v3code', helper_interval=2)"
 
 
-def _texts() -> list[str]:
-  """Every method, once the keeping of local models, and `OTHER`."""
+def _others() -> list[str]:
+  """The keeping of local models, by one method, and `OTHER`."""
   keeper = [f'{name}(keep_local=True)'
             for name, builder in methods.METHODS.items()
             if 'keep_local' in inspect.signature(builder).parameters]
-  return [*methods.METHODS, *keeper[-1:], OTHER]
+  return [*keeper[-1:], OTHER]
 
 
 def _places(text: str) -> list[str]:
   return testing.places_of(functools.partial(methods.make, text))
 
 
-CASES = [(text, place) for text in _texts() for place in _places(text)]
-cases = pytest.mark.parametrize('text, place', CASES)
+def _cases(texts: Iterable[str]) -> list[tuple[str, str]]:
+  return [(text, place) for text in texts for place in _places(text)]
+
+
+cases = pytest.mark.parametrize('text, place', [
+    *_cases(methods.METHODS), *wider(*_cases(_others()))])
+texts = pytest.mark.parametrize('text', [*methods.METHODS, *wider(*_others())])
 
 
 @functools.lru_cache
@@ -77,7 +84,7 @@ def test_hidden_labels_are_never_read(text, place):
   _hold(contract.hidden_labels_are_never_read, runner(text, place))
 
 
-@pytest.mark.parametrize('text', _texts())
+@texts
 def test_map_without_a_norm_and_vmap_within_one_agree(text):
   """Chunks of two; a limit that nobody exceeds changes nothing."""
   one, other = runner(text, 'clients'), limited(text)
@@ -131,7 +138,7 @@ def test_a_round_of_broken_clients_changes_nothing(text, place):
   _hold(contract.a_round_of_broken_clients_changes_nothing, runner(text, place))
 
 
-@pytest.mark.parametrize('text', _texts())
+@texts
 def test_updates_beyond_the_norm_are_left_out(text):
   one = limited(text)
   state, totals = one.rounds(1, federation=one.of(

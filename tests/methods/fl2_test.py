@@ -17,6 +17,7 @@ from tests import toy
 from tests.methods import alternate_rounds
 from tests.methods.alternate_rounds import RATE
 from tests.methods.alternate_rounds import task as _task
+from tests.thorough import wider
 
 KEY = jax.random.key(6)
 PLAIN = 'keep_momentum=False, warmup_passes=0, clip_norm=1e999'
@@ -55,7 +56,7 @@ def test_the_step_uphill_has_its_length_where_it_is_measured():
       tree.zeros_like(params))
 
 
-@pytest.mark.parametrize('model', ['linear', 'conv'])
+@pytest.mark.parametrize('model', ['conv', *wider('linear')])
 def test_without_a_step_uphill_there_is_no_consistency(model):
   """The same rows, and the same batch statistics: both predict the same."""
   text = f'fl2(threshold=0, {PLAIN}, {{}})'

@@ -15,6 +15,7 @@ from fedjax_ssl.core import tree
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights
+from tests.thorough import wider
 
 # All rows of a client in one batch, one step, nothing drawn that matters.
 WHOLE = {'weak': same, 'strong': same, 'local_steps': 1, 'labeled_batch': 8,
@@ -96,9 +97,10 @@ def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(text):
 
 
 @pytest.mark.parametrize('text', [
-    'uda(tsa="none", threshold=1.0)', 'flexmatch(unlabeled_weight=0.0)',
-    'pseudo_label(unlabeled_weight=0.0)',
-    'mixmatch(alpha=0.0, unlabeled_weight=0.0)'])
+    'uda(tsa="none", threshold=1.0)',
+    'mixmatch(alpha=0.0, unlabeled_weight=0.0)',
+    *wider('flexmatch(unlabeled_weight=0.0)',
+           'pseudo_label(unlabeled_weight=0.0)')])
 def test_labels_at_the_server_alone_are_fedavg_of_the_server(text):
   """Clients whose loss is off leave what the server's own epoch made."""
   mine = one_round(text, place='server', weak=same)[1]

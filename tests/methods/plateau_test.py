@@ -11,6 +11,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from tests import toy
+from tests.thorough import wider
 
 KEY = jax.random.key(2)
 PLATEAU = "fedavg(lr_decay='plateau', keep_local=True)"
@@ -96,8 +97,8 @@ def test_what_cannot_be_is_refused():
     methods.make(PLATEAU, toy.task()).init(KEY, none)
 
 
-@pytest.mark.parametrize('text', [PLATEAU, 'fedmatch',
-                                  "fedmatch(lr_decay='server')"])
+@pytest.mark.parametrize('text', [
+    PLATEAU, 'fedmatch', *wider("fedmatch(lr_decay='server')")])
 def test_each_task_of_a_stream_starts_at_the_full_rate(text):
   plain, _ = toy.federation()
   federation = dataclasses.replace(plain, rounds_per_task=2, stream=(

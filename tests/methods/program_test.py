@@ -1,13 +1,18 @@
-"""Every method through the program, on one, two and four devices."""
+"""Every method through the program, on one, two and four devices.
+
+By default: every method as it is where no knob is given, labels at the clients,
+on one and two devices, a few on four. Profiles, labels at the server and four
+devices for all are thorough.
+"""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import inspect
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -21,14 +26,17 @@ import gc, json, sys
 from tests.methods import program_test
 gc.freeze()  # As in the workers; see `pytest_collection_finish`.
 gc.set_threshold(50_000, 10, 50)
-for text, place in json.loads(sys.argv[1]):
-  print(json.dumps(program_test.trained(text, place)), flush=True)
+for text, place, devices in json.loads(sys.argv[1]):
+  print(json.dumps(program_test.trained(text, place, devices)), flush=True)
 """
 _ROUNDS = 2
 # On two devices each has more than one slot, and its rows of the six clients'
 # memories; on four one slot, and all rows.
 _DEVICES = (1, 2, 4)
-# Processes, so that several processors have work.
+# Regular on four: a mean, a memory of rows, a method's own aggregation.
+_ON_FOUR = ('fedavg', 'flexmatch', 'rscfed')
+# Processes, so that several processors have work; the thorough tests have as
+# many of their own.
 _SHARES = 2
 # Evaluations of most methods are one program, worth keeping for the others.
 _KEPT = {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.05'}
@@ -76,12 +84,35 @@ DEFAULTS = [(text, place) for text, place in CASES
             if place == 'clients' and _is_default(text)]
 
 
-def _share(text: str, place: str) -> int:
-  """Which of the processes takes a case."""
-  return CASES.index((text, place)) % _SHARES
+class Work(NamedTuple):
+  """A case on some numbers of devices, and the process that takes it."""
+
+  text: str
+  place: str
+  devices: tuple[int, ...]
+  share: int
 
 
-def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
+def _dealt(cases: list[tuple[str, str, tuple[int, ...]]], first: int
+           ) -> list[Work]:
+  return [Work(*case, first + i % _SHARES) for i, case in enumerate(cases)]
+
+
+def _regular(text: str) -> tuple[int, ...]:
+  """The numbers of devices of a method's default."""
+  return _DEVICES if re.sub(r'\(.*', '', text) in _ON_FOUR else (1, 2)
+
+
+REGULAR = _dealt([(*case, _regular(case[0])) for case in DEFAULTS], 0)
+WIDER = _dealt([(*case, _DEVICES) for case in CASES if case not in DEFAULTS],
+               _SHARES)
+# The rest of the defaults', to be compared with what they came to above.
+FOUR = _dealt([(work.text, work.place, (4,)) for work in REGULAR
+               if 4 not in work.devices], _SHARES)
+
+
+def trained(text: str, place: str, devices: Sequence[int], **changes: Any
+            ) -> list[dict[str, Any]]:
   """Trains and evaluates as a run does, on devices of this process.
 
   Returns:
@@ -122,9 +153,9 @@ def trained(text: str, place: str, **changes: Any) -> list[dict[str, Any]]:
             for name, leaf in manifest.named({'state': result.states[0]})}}
 
   try:
-    found = [one(count) for count in _DEVICES]
-    if (text, place) in DEFAULTS:
-      found.append(compiled.report(runs[_DEVICES.index(2)]))
+    found = [one(count) for count in devices]
+    if (text, place) in DEFAULTS and 2 in devices:
+      found.append(compiled.report(runs[devices.index(2)]))
     return found
   except Exception as error:  # The other methods are run all the same.
     return [{'error': f'{type(error).__name__}: {error}'}]
@@ -135,40 +166,66 @@ def results(run_python) -> Callable[[int], dict[str, list[dict[str, Any]]]]:
   """What a share's cases came to: one process for each."""
   @functools.cache
   def of(share: int) -> dict[str, list[dict[str, Any]]]:
-    cases = [case for case in CASES if _share(*case) == share]
-    output = run_python(_CODE, json.dumps(cases), devices=max(_DEVICES),
-                        env=_KEPT, timeout=3600)
-    return dict(zip(map('-'.join, cases),
+    works = [w for w in [*REGULAR, *WIDER, *FOUR] if w.share == share]
+    output = run_python(_CODE, json.dumps([w[:3] for w in works]),
+                        devices=max(_DEVICES), env=_KEPT, timeout=3600)
+    return dict(zip([f'{w.text}-{w.place}' for w in works],
                     map(json.loads, output.splitlines()), strict=True))
   return of
 
 
-def _of(cases: list[tuple[str, str]]) -> Any:
+def _of(works: list[Work]) -> Any:
   """The test of cases; its name ends with its process, as `_group` reads it."""
   return pytest.mark.parametrize('text, place, share', [
-      (*case, _share(*case)) for case in cases])
+      (w.text, w.place, w.share) for w in works])
 
 
 def test_every_method_is_one_of_the_defaults():
   assert [re.sub(r'\(.*', '', text) for text, _ in DEFAULTS] == [
       *methods.METHODS]
+  assert {w[:2] for w in [*REGULAR, *WIDER]} == {*CASES}
+  four = [w[:2] for w in [*REGULAR, *FOUR] if 4 in w.devices]
+  assert sorted(four) == sorted(DEFAULTS)
 
 
-@_of(CASES)
-def test_any_number_of_devices_trains_and_evaluates_the_same(
-    results, text, place, share):
-  first, *others = results(share)[f'{text}-{place}']
+def _agree(found: list[dict[str, Any]]) -> None:
+  """Holds what several numbers of devices came to against the first."""
+  first, *others = found
   assert first.get('error') is None
-  if (text, place) in DEFAULTS:
-    *others, _ = others
   assert first['rounds'] == [*range(1, _ROUNDS + 1)]
   assert all(0 <= value <= 1 for value in first['accuracy'])
-  assert len(others) + 1 == len(_DEVICES)
   for other in others:
     assert other == first
 
 
-@_of(DEFAULTS)
+@_of(REGULAR)
+def test_any_number_of_devices_trains_and_evaluates_the_same(
+    results, text, place, share):
+  found = results(share)[f'{text}-{place}']
+  _agree(found[:1])
+  *found, _ = found
+  assert len(found) == len(_regular(text))
+  _agree(found)
+
+
+@pytest.mark.thorough
+@_of(WIDER)
+def test_so_do_profiles_and_labels_at_the_server(results, text, place, share):
+  found = results(share)[f'{text}-{place}']
+  _agree(found)
+  assert len(found) == len(_DEVICES)
+
+
+@pytest.mark.thorough
+@_of(FOUR)
+def test_four_devices_train_and_evaluate_as_one(results, text, place, share):
+  regular, = (w.share for w in REGULAR if w.text == text)
+  one, *_ = results(regular)[f'{text}-{place}']
+  four, = results(share)[f'{text}-{place}']
+  _agree([one, four])
+
+
+@_of(REGULAR)
 def test_nothing_slow_in_a_round(results, text, place, share):
   """No clock is read. What is looked for costs a factor of 2 to 60.
 
@@ -185,7 +242,9 @@ def test_nothing_slow_in_a_round(results, text, place, share):
   assert report['programs'] == [1, 1]
 
 
-@pytest.mark.parametrize('share', range(_SHARES))
+@pytest.mark.parametrize('share', [
+    *range(_SHARES), *(pytest.param(i, marks=pytest.mark.thorough)
+                       for i in range(_SHARES, 2 * _SHARES))])
 def test_methods_differ(results, share):
   """Equal hashes mean something: other methods have others."""
   states = {str(first['state']) for first, *_ in results(share).values()}

@@ -15,6 +15,7 @@ from fedjax_ssl.methods import proxyfl
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights
+from tests.thorough import wider
 
 KEY = jax.random.key(3)
 CLASSES, WIDTH = 4, 5
@@ -134,7 +135,7 @@ def test_who_sent_nothing_changes_no_bit():
   assert not np.allclose(a, mean, atol=1e-3)
 
 
-@pytest.mark.parametrize('model', ['linear', 'conv'])
+@pytest.mark.parametrize('model', ['conv', *wider('linear')])
 @pytest.mark.parametrize('labeler, other', [
     ('local', 'fixmatch(threshold=0.45)'),
     ('global', "fixmatch(labeler='global', weak_in_batch=True, threshold=0.45)"

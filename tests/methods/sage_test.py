@@ -13,6 +13,7 @@ from fedjax_ssl.core import tree
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights
+from tests.thorough import wider
 
 
 def _logits(*confidences, first=0):
@@ -71,7 +72,7 @@ def test_all_labelers_agree_while_the_model_has_not_moved():
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize('model', ['linear', 'conv'])
+@pytest.mark.parametrize('model', ['conv', *wider('linear')])
 @pytest.mark.parametrize('half_gap, other', [
     (1e30, 'fixmatch(threshold=0.0)'),
     (1e-9, "fixmatch(threshold=0.0, labeler='global', weak_in_batch=True)")])

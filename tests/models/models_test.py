@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
+from tests.thorough import wider
 
 # Trainable parameters with 10 classes.
 _COUNTS = {
@@ -113,7 +114,7 @@ def test_cnn_of_means_over_windows():
     _make('cnn(stride=7)', 26).init(jax.random.key(0))
 
 
-@pytest.mark.parametrize('norm', ['none', 'batch'])
+@pytest.mark.parametrize('norm', ['batch', *wider('none')])
 def test_forms_agree_on_a_whole_net(norm):
   with jax.enable_x64(True):
     x, labels = _images(3), jnp.arange(3)

@@ -17,6 +17,7 @@ from fedjax_ssl.methods.fedssl import gmixup
 from fedjax_ssl.methods.parts import assemble, averaging
 from fedjax_ssl.models import gan
 from tests import toy
+from tests.thorough import wider
 
 NAMES = ('text_mean(vocabulary=12, size=4)',
          'text_cnn(vocabulary=12, size=4, width=5)')
@@ -95,7 +96,7 @@ def _task(kind):
       model=models.make(NAMES[0], num_classes=3, input_shape=shape))
 
 
-@pytest.mark.parametrize('kind', ['tokens', 'vectors'])
+@pytest.mark.parametrize('kind', ['tokens', *wider('vectors')])
 def test_fedssl_learns_texts(kind):
   federation = _texts(kind)
   method = methods.make('fedssl(gan_width=4, noise_size=3)', _task(kind))

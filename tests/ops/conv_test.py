@@ -15,6 +15,7 @@ from fedjax_ssl.ops import (
     conv_winograd,
     pooling,
 )
+from tests.thorough import wider
 
 # Compiling takes longer than running anything here.
 _quick_jit = functools.partial(
@@ -23,17 +24,18 @@ _FORMS = ['gemm', 'reordered', 'taps', 'winograd']
 # side, I, O, kernel, stride, padding
 _SHAPES = [
     (28, 1, 4, 5, 1, 'SAME'), (14, 3, 5, 3, 1, 'SAME'),
-    (14, 16, 4, 3, 1, 'SAME'), (8, 17, 3, 3, 1, 'SAME'),
     (7, 16, 4, 3, 1, 'SAME'), (9, 16, 4, 3, 1, 'VALID'),
-    (5, 16, 3, 3, 1, 'SAME'), (4, 16, 5, 3, 1, 'SAME'),
-    (2, 16, 4, 3, 1, 'SAME'), (1, 16, 4, 3, 1, 'SAME'),
-    (7, 5, 4, 1, 1, 'SAME'), (7, 5, 4, 1, 2, 'SAME'),
+    (2, 16, 4, 3, 1, 'SAME'), (7, 5, 4, 1, 2, 'SAME'),
     (8, 5, 4, 2, 1, 'SAME'), (9, 5, 4, 2, 2, 'VALID'),
-    (8, 6, 4, 3, 2, 'SAME'), (7, 6, 4, 3, 2, 'SAME'),
-    (8, 6, 4, 3, 2, 'VALID'), (8, 3, 4, 4, 1, 'SAME'),
-    (7, 6, 4, 4, 2, 'SAME'), (14, 5, 4, 5, 1, 'VALID'),
-    (9, 5, 4, 5, 2, 'SAME'), (5, 16, 3, 5, 1, 'SAME'),
-    (8, 16, 3, 5, 1, 'SAME'), (9, 16, 3, 5, 1, 'SAME'),
+    (7, 6, 4, 3, 2, 'SAME'), (8, 6, 4, 3, 2, 'VALID'),
+    (7, 6, 4, 4, 2, 'SAME'), (9, 5, 4, 5, 2, 'SAME'),
+    (5, 16, 3, 5, 1, 'SAME'), *wider(*((shape,) for shape in [
+        (14, 16, 4, 3, 1, 'SAME'), (8, 17, 3, 3, 1, 'SAME'),
+        (5, 16, 3, 3, 1, 'SAME'), (4, 16, 5, 3, 1, 'SAME'),
+        (1, 16, 4, 3, 1, 'SAME'), (7, 5, 4, 1, 1, 'SAME'),
+        (8, 6, 4, 3, 2, 'SAME'), (8, 3, 4, 4, 1, 'SAME'),
+        (14, 5, 4, 5, 1, 'VALID'), (8, 16, 3, 5, 1, 'SAME'),
+        (9, 16, 3, 5, 1, 'SAME')])),
 ]
 
 
@@ -94,7 +96,8 @@ def test_equals_lax_to_second_order(shape):
     ('gemm', (9, 2, 4, 3, 'VALID')), ('gemm', (6, 3, 4, 1, 'SAME')),
     ('gemm', (7, 6, 4, 3, 'SAME')),
     ('reordered', (7, 6, 4, 3, 'SAME')), ('winograd', (6, 4, 3, 3, 'SAME')),
-    ('winograd', (7, 4, 3, 5, 'SAME')), ('winograd', (9, 4, 3, 5, 'SAME'))],
+    ('winograd', (7, 4, 3, 5, 'SAME')),
+    *wider(('winograd', (9, 4, 3, 5, 'SAME')))],
     ids=str)
 def test_pooled_equals_the_pool_of_lax_to_second_order(impl, shape):
   side, channels, features, kernel, padding = shape

@@ -19,6 +19,7 @@ from fedjax_ssl.report import summary
 from fedjax_ssl.training import loop, metrics
 from fedjax_ssl.training import runner as programs
 from tests import toy
+from tests.thorough import wider
 
 
 @functools.lru_cache
@@ -58,7 +59,7 @@ def test_frequencies_change_no_bit_of_the_model():
   assert sent == rows[-1].values['bytes_up']
 
 
-@pytest.mark.parametrize('at', [3, 4])
+@pytest.mark.parametrize('at', [3, *wider(4)])
 def test_resume_gives_the_same_rows_and_states(at):
   reference, rows, saves = train(eval_every=2, checkpoint_every=1)
   resumed, new_rows, _ = train(eval_every=2, saved=(at, saves[at]))
@@ -146,7 +147,7 @@ def test_a_signal_saves_and_the_rest_is_equal(number, monkeypatch):
   assert signal.getsignal(number) is not None
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, *wider(signal.SIGINT)])
 def test_a_signal_that_comes_with_the_last_round_is_told(number):
   def on_row(row):
     if row.round == 2:

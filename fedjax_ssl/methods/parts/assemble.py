@@ -141,17 +141,13 @@ def assemble(
     finish = None if aggregate is None else additions.aggregate(task, aggregate)
   if task.aggregator is not None and finish is not None:
     finish = by_rule(task.aggregator, finish)
-  passes = [*map(within, before), rounds.client_pass(
+  clients = rounds.client_pass(
       task, update, finish, sample=sample,
       broadcast=lambda server, client_id: send(own(server), client_id),
-      work=work)]
-  if task.labels_at == 'server' and on_labels is not None:
-    passes.insert(len(passes) if labels_last else 0,
-                  within(rounds.server_pass(on_labels)))
-  if task.model.norm == 'static':
-    passes.append(within(renew or statistics(task)))
-  if opening is not None:
-    passes.insert(0, within(once(opening)))
+      work=work)
+  passes = _in_order(
+      task, clients, within, before=before, on_labels=on_labels,
+      labels_last=labels_last, opening=opening, renew=renew)
   one_round = (rounds.chain(*passes) if splits_key or len(passes) > 1
                else passes[0])
 
@@ -162,28 +158,74 @@ def assemble(
     return additions.start(task, state, client_update, send, federation,
                            key) if added else state
 
+  readers = _readers(
+      task, own, model=None if aggregate is None else model,
+      local_model=local_model, pseudo_label=pseudo_label, report=report,
+      pictures=pictures)
+  if begin is not None:
+    one_round = _begun(begin, within, one_round)
+  return Method(start, one_round, client_update=update, aggregate=finish,
+                **readers)
+
+
+def _begun(begin: Callable[..., State],
+           within: Callable[[rounds.Pass], rounds.Pass],
+           one_round: rounds.Pass) -> rounds.Pass:
+  """A round that has `begin` before anything else, and no key for it."""
+  def first(state, federation, round_, key):
+    del key
+    return begin(state, federation, round_), {}
+
   def begun(state, federation, round_, key):
-    def first(state, federation, round_, key):
-      del key
-      assert begin is not None
-      return begin(state, federation, round_), {}
     state, _ = within(first)(state, federation, round_, key)
     return one_round(state, federation, round_, key)
+  return begun
 
-  return Method(
-      start, one_round if begin is None else begun,
-      predict=None if aggregate is None else (
+
+def _in_order(task: Task, clients: rounds.Pass,
+              within: Callable[[rounds.Pass], rounds.Pass], *,
+              before: Sequence[rounds.Pass],
+              on_labels: Callable[..., tuple[Any, Metrics]] | None,
+              labels_last: bool, opening: rounds.Pass | None,
+              renew: rounds.Pass | None) -> list[rounds.Pass]:
+  """The passes of a round around that of the clients; see `assemble`.
+
+  Those besides `clients` are made `within` the method's own record.
+  """
+  passes = [*map(within, before), clients]
+  if task.labels_at == 'server' and on_labels is not None:
+    passes.insert(len(passes) if labels_last else 0,
+                  within(rounds.server_pass(on_labels)))
+  if task.model.norm == 'static':
+    passes.append(within(renew or statistics(task)))
+  if opening is not None:
+    passes.insert(0, within(once(opening)))
+  return passes
+
+
+def _readers(task: Task, own: Callable[[Any], Any], *,
+             model: Callable[[Any], Variables] | None,
+             local_model: Callable[[PyTree], Variables] | None,
+             pseudo_label: Callable[..., Any] | None,
+             report: Callable[..., Metrics] | None,
+             pictures: Callable[..., Any] | None) -> dict[str, Any]:
+  """The fields of `Method` that read records, by their `own` parts.
+
+  Each is None where the function that it calls is; `predict` calls `model`, and
+  `local_predict` `local_model`.
+  """
+  return {
+      'predict': None if model is None else (
           lambda server, inputs: task.apply(model(own(server)), inputs)),
-      local_predict=None if local_model is None else (
+      'local_predict': None if local_model is None else (
           lambda server, row, inputs: task.apply(
               local_model(own(row)), inputs)),
-      pseudo_label=None if pseudo_label is None else (
+      'pseudo_label': None if pseudo_label is None else (
           lambda server, row, inputs: pseudo_label(
               own(server), own(row), inputs)),
-      client_update=update, aggregate=finish,
-      report=None if report is None else lambda server: report(own(server)),
-      pictures=None if pictures is None else (
-          lambda server, *rest: pictures(own(server), *rest)))
+      'report': None if report is None else lambda server: report(own(server)),
+      'pictures': None if pictures is None else (
+          lambda server, *rest: pictures(own(server), *rest))}
 
 
 def _unchanged(x: Any) -> Any:
