@@ -138,9 +138,7 @@ def _check_method(told: config.Config) -> None:
     return
   from importlib import metadata
   import pkgutil
-
-  import fedjax_ssl
-  folder = pathlib.Path(fedjax_ssl.__file__).parent / 'methods'
+  folder = pathlib.Path(config.__file__).parent / 'methods'
   known = {module.name for module in pkgutil.iter_modules([str(folder)])}
   known -= {'parts'}
   if name in known:

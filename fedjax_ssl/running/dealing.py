@@ -119,7 +119,7 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
   """
   schemes = (labeled_scheme, unlabeled_scheme)
 
-  @_reads(*(['alpha'] if 'dirichlet_capped' in schemes else []))
+  @_reads(*(['alpha'] if any(map(_is_skewed, schemes)) else []))
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
     labeled = choose_labeled(rng, labels, pool, options)
@@ -132,6 +132,11 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
     return owner, _dealt(unlabeled_scheme, rng, labels, pool & ~labeled,
                          _least(options), options)
   return deal
+
+
+def _is_skewed(scheme: str) -> bool:
+  """Whether a partition has an alpha."""
+  return scheme.startswith('dirichlet')
 
 
 def _least(options: Any) -> int:
@@ -150,7 +155,13 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
   partition = data.PARTITIONS[scheme]
   if scheme != 'dirichlet_capped':
     _refuse_min_size(scheme, options)
-    return partition(rng, labels, options.num_clients, where=where)
+    skew = {'alpha': options.alpha} if _is_skewed(scheme) else {}
+    try:
+      return partition(rng, labels, options.num_clients, where=where, **skew)
+    except ValueError as error:
+      if not skew:
+        raise
+      raise FieldError('alpha', options.alpha, f'{error}.') from error
   rows = int(where.sum())
   if options.num_clients * least > rows:
     raise FieldError(

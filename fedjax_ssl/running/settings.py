@@ -64,6 +64,12 @@ _FEDSSL: dict[str, Any] = dict(
     learning_rate=1e-3, num_clients=8, num_labeled_clients=2, cohort_size=8,
     labels_per_class=10, labeled_batch=64, unlabeled_batch=64, local_steps=50,
     num_rounds=100, validation_fraction=0.02)
+_SAGE: dict[str, Any] = dict(
+    dataset='cifar10', model='resnet8', norm='batch', method='sage',
+    learning_rate=0.1, momentum=0.9, weight_decay=1e-4, alpha=0.1,
+    num_clients=20, cohort_size=8, labels_per_class=500, labeled_batch=128,
+    unlabeled_batch=256, local_steps=95, num_rounds=300,
+    validation_fraction=0.02)
 # Of FedMatch's first version.
 _FEDMATCH: dict[str, Any] = dict(
     model='alexnet', weak='flip_shift', strong="ra_mc(weak='flip_shift')",
@@ -127,6 +133,13 @@ _ALL = (
         '(IID, DIR): labels dealt at random, unlabeled images Dirichlet.',
         'The middle setting of FedDure; see `cifar_dirdir`.',
         dealing.two_pools('iid_random', 'dirichlet_capped'), _FEDDURE),
+    Setting(
+        'cifar_iidpairs',
+        '(IID, pairs): labels dealt evenly, images Dirichlet in pairs of '
+        'clients.',
+        'SAGE (CVPR 2025, https://arxiv.org/abs/2503.13227) and ProxyFL: 20 '
+        'clients, 8 a round, 10 % labeled.',
+        dealing.two_pools('iid_count', 'dirichlet_pairs'), _SAGE),
     Setting(
         'cross_device',
         'Cross-device: 100 clients, 10 a round, all rows dealt by one '

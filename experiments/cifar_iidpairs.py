@@ -1,0 +1,8 @@
+r"""(IID, pairs): labels dealt evenly, images Dirichlet in pairs of clients.
+
+python experiments/cifar_iidpairs.py --data_dir=DIR --method=sage
+"""
+from fedjax_ssl import cli
+
+if __name__ == '__main__':
+  cli.run_setting('cifar_iidpairs')
