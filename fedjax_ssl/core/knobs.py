@@ -121,6 +121,9 @@ STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
 RATE = Bound(above=True)
 MOMENTUM = Bound(0, 1, below=True)
 WEIGHT_DECAY = Bound()
+# Of a moving average over batches.
+AVERAGE = _share(at(0, 'only the last batch counts'),
+                 at(1, 'averages stay where they start'))
 PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
                  needs=Needs('server', ('fedprox',)))
 
@@ -144,6 +147,7 @@ BOUNDS: dict[str, Bound] = {
     'delta_threshold': Bound(),
     'density': _share(at(0, 'clients send nothing of psi')),
     'depth': _whole(0, 32),
+    'fairness_weight': _weight('the fairness term'),
     'final': _share(),
     'final_weight': _weight('learning from accepted labels'),
     'fine_tune_steps': _whole(0, _STEPS),
@@ -169,12 +173,14 @@ BOUNDS: dict[str, Bound] = {
     'max_entropy': Bound(cases=(at(0, 'no row enters a relation matrix'),)),
     'max_gib': Bound(),
     'max_norm': Bound(above=True, infinite=True),
+    'max_threshold': Bound(0, 1, above=True),
     'mix_weight': _weight('mixing'),
     'mu': PROXIMAL,
     'noise_size': _whole(1, 65536),
     'num_helpers': _whole(0, _UNROLLED, at(0, 'clients help nobody')),
     'num_ops': _whole(0, 1000, at(0, 'no operation is drawn')),
     'num_shared': _whole(0, 2**31 - 1),
+    'num_sigmas': Bound(cases=(at(0, 'every row counts the same'),)),
     'num_views': _whole(1, _UNROLLED),
     'pad': _whole(0, 2**31 - 1, at(0, 'images are not moved')),
     'passes': _whole(1, 1000),

@@ -31,19 +31,22 @@ class Pair(NamedTuple):
   progress: jax.Array | None
 
 
-def passes(batch: Pair, labelings: Number, views: int = 1) -> Metrics:
+def passes(batch: Pair, labelings: Number, views: int = 1,
+           labeled_views: int = 1) -> Metrics:
   """A step's passes through the network, in examples.
 
   Args:
-    batch: its rows; a labeled row is one pass forward and one backward.
+    batch: its rows.
     labelings: forward passes of an unlabeled row that only label it.
     views: passes forward and backward of an unlabeled row that train.
+    labeled_views: passes forward and backward of a labeled row.
 
   Returns:
     The metrics 'forward_passes' and 'backward_passes', float32[].
   """
   known, unknown = (jnp.float32(0) if rows is None else rows.mask.sum()
                     for rows in (batch.labeled, batch.unlabeled))
+  known *= labeled_views
   return {'forward_passes': known + (labelings + views) * unknown,
           'backward_passes': known + views * unknown}
 

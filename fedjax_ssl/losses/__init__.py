@@ -8,9 +8,11 @@ else, so that they can be used in other code.
 """
 from fedjax_ssl.losses import adversarial
 from fedjax_ssl.losses.distances import l1_norm, proximal, squared_distance
+from fedjax_ssl.losses.moving import freematch_thresholds, softmatch_weights
 from fedjax_ssl.losses.rows import kl_rows, masked_mean, reduced
 from fedjax_ssl.losses.semi_supervised import (
   consistency,
+  fairness,
   fixmatch,
   inter_client_kl,
   relation_matching,
@@ -40,9 +42,10 @@ from fedjax_ssl.losses.targets import (
 
 __all__ = [
     'accuracy', 'adversarial', 'agreement_vote', 'blended_label', 'consistency',
-    'cross_entropy', 'fixmatch', 'flexmatch_thresholds', 'inter_client_kl',
-    'kl_rows', 'l1_norm', 'masked_mean', 'mixup', 'mixup_ratio', 'proximal',
-    'pseudo_label', 'ramp_up', 'realism_weight', 'reduced',
-    'relation_matching', 'relation_matrix', 'sharpen', 'soft_pseudo_label',
+    'cross_entropy', 'fairness', 'fixmatch', 'flexmatch_thresholds',
+    'freematch_thresholds', 'inter_client_kl', 'kl_rows', 'l1_norm',
+    'masked_mean', 'mixup', 'mixup_ratio', 'proximal', 'pseudo_label',
+    'ramp_up', 'realism_weight', 'reduced', 'relation_matching',
+    'relation_matrix', 'sharpen', 'soft_pseudo_label', 'softmatch_weights',
     'squared_distance', 'squared_error', 'target_kl', 'tsa_cross_entropy',
     'tsa_threshold', 'uda']

@@ -7,6 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.losses.moving import row_mean
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
@@ -141,6 +142,45 @@ def consistency(logits: Array, targets: Array, mask: Array | None = None, *,
   gap = jnp.where(mask[:, None] > 0, gap, 0)
   rows = jnp.sum(jnp.square(gap), -1)
   return reduced(rows, mask, reduction=reduction, total=total), {}
+
+
+def fairness(logits: Array, shares: Array, mask: Array | None = None, *,
+             histogram: Array) -> Loss:
+  r"""Computes FreeMatch's :math:`\sum_c a_c \log b_c`, which spreads classes.
+
+  :math:`a = norm(\tilde p / \tilde h)` and :math:`b = norm(\bar p / \bar h)`,
+  with the mean prediction :math:`\bar p` of the batch and the shares
+  :math:`\bar h` of its likeliest classes. A class of share 0 counts 0.
+
+  Args:
+    logits: float[B, C] of strong views.
+    shares: float[C], mean prediction of weak views, a constant.
+    mask: float32[B], real rows that are sure enough; None is all rows.
+    histogram: float[C], shares of the likeliest classes of weak views.
+
+  Returns:
+    float32[], 0 without rows, and no metrics.
+
+  References:
+    Wang et al., FreeMatch, https://arxiv.org/abs/2205.07246; the 1e-12 that is
+    added to b is the authors' code's.
+  """
+  mask = all_rows(mask, logits)
+  check_rows(logits, mask)
+  p = jax.nn.softmax(visible(logits, mask))
+  size = p.shape[-1]
+  chosen = jax.nn.one_hot(jax.lax.stop_gradient(p).argmax(-1), size)
+  found = _over(row_mean(p, mask), row_mean(chosen, mask))
+  wanted = _over(shares, histogram)
+  loss = jnp.sum(jax.lax.stop_gradient(wanted) * jnp.log(found + 1e-12))
+  return jnp.where(jnp.sum(mask) > 0, loss, 0), {}
+
+
+def _over(values: Array, shares: Array) -> jax.Array:
+  """float32[C]: values / shares, of sum 1; 0 where the share is 0."""
+  real = shares > 0
+  scaled = jnp.where(real, values / jnp.where(real, shares, 1), 0)
+  return scaled / jnp.maximum(scaled.sum(), jnp.finfo(scaled.dtype).tiny)
 
 
 def squared_error(logits: Array, targets: Array, mask: Array | None = None, *,

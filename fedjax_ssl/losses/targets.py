@@ -285,7 +285,8 @@ def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
   Args:
     step: s.
     num_steps: S; 0 is a weight of 1 throughout.
-    shape: 'gaussian', which starts at e^-5; or 'linear', t itself.
+    shape: 'gaussian', which starts at e^-5; 'linear', t itself; or 'cosine',
+      (1 - cos(pi t)) / 2.
 
   Returns:
     float32[].
@@ -296,10 +297,12 @@ def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
   References:
     Laine and Aila, Temporal ensembling, https://arxiv.org/abs/1610.02242.
   """
-  check_choice('shape', shape, ('gaussian', 'linear'))
+  check_choice('shape', shape, ('gaussian', 'linear', 'cosine'))
   whole = jnp.asarray(num_steps, jnp.float32)
   time = jnp.where(whole > 0, step / jnp.where(whole > 0, whole, 1), 1)
   time = jnp.clip(time, 0, 1)
+  if shape == 'cosine':
+    return (1 - jnp.cos(jnp.pi * time)) / 2
   return time if shape == 'linear' else jnp.exp(-5 * (1 - time) ** 2)
 
 

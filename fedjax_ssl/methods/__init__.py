@@ -11,6 +11,7 @@ import jax
 from fedjax_ssl.core import checks, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
+  adamatch,
   fed_consist,
   fedavg,
   feddure,
@@ -23,6 +24,7 @@ from fedjax_ssl.methods import (
   fixmatch,
   fl2,
   flexmatch,
+  freematch,
   local,
   mixmatch,
   moon,
@@ -32,6 +34,7 @@ from fedjax_ssl.methods import (
   sage,
   scaffold,
   semifl,
+  softmatch,
   uda,
 )
 from fedjax_ssl.methods.parts import aggregators
@@ -41,6 +44,7 @@ _Any = TypeVar('_Any', bound=Callable[..., Any])
 
 METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'method', {
+    'adamatch': adamatch.adamatch,
     'fed_consist': fed_consist.fed_consist,
     'fedavg': fedavg.fedavg,
     'feddure': feddure.feddure,
@@ -53,6 +57,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'fixmatch': fixmatch.fixmatch,
     'fl2': fl2.fl2,
     'flexmatch': flexmatch.flexmatch,
+    'freematch': freematch.freematch,
     'local': local.local,
     'mixmatch': mixmatch.mixmatch,
     'moon': moon.moon,
@@ -62,6 +67,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'sage': sage.sage,
     'scaffold': scaffold.scaffold,
     'semifl': semifl.semifl,
+    'softmatch': softmatch.softmatch,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')
 

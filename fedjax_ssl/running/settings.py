@@ -138,7 +138,7 @@ _ALL = (
         '(IID, pairs): labels dealt evenly, images Dirichlet in pairs of '
         'clients.',
         'SAGE (CVPR 2025, https://arxiv.org/abs/2503.13227) and ProxyFL: 20 '
-        'clients, 8 a round, 10 % labeled.',
+        'clients, 8 a round, a tenth of the images labeled.',
         dealing.two_pools('iid_count', 'dirichlet_pairs'), _SAGE),
     Setting(
         'cross_device',

@@ -96,12 +96,15 @@ class TargetsTest(parameterized.TestCase):
     self.assertAlmostEqual(float(free.mean()), 0.5, delta=0.06)
 
   def test_ramps_end_at_one(self):
-    for shape in ('gaussian', 'linear'):
+    for shape in ('gaussian', 'linear', 'cosine'):
       self.assertEqual(losses.ramp_up(40, 30, shape=shape), 1)
       self.assertEqual(losses.ramp_up(0, 0, shape=shape), 1)
     np.testing.assert_allclose(
         losses.ramp_up(21, 30), np.exp(-5 * 0.09), rtol=1e-5)
     np.testing.assert_allclose(losses.ramp_up(0, 30), np.exp(-5), rtol=1e-5)
+    np.testing.assert_allclose(
+        [losses.ramp_up(t, 30, shape='cosine') for t in (0, 10, 15)],
+        [0, .25, .5], atol=1e-6)
 
   @parameterized.parameters('exp', 'linear', 'log')
   def test_annealing_rises_from_chance(self, schedule):

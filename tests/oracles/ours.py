@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_ssl import losses
+from fedjax_ssl import losses, methods
 from fedjax_ssl.core.types import (
     Examples,
     Federation,
@@ -220,3 +220,27 @@ def hold_fixmatch(stored_: dict[str, np.ndarray], accepted: str,
   close(metrics['mask_rate'], stored_['mask_rate'])
   close(loss, stored_['loss'], 1e-9)
   close(slope, stored_['gradient'], 1e-9)
+
+
+def hold_usb(stored_: dict[str, np.ndarray], method: str, *kept: str) -> None:
+  """Asserts that a method trains as USB's did.
+
+  Args:
+    stored_: what its script wrote.
+    method: with the stored knobs, and keep_local=True.
+    *kept: what of the client's memory is compared, stored by the same name.
+  """
+  with in_order():
+    state, metrics = one_round(
+        methods.make(method, of_torchssl(stored_)), one_client(stored_))
+    found = means(metrics)
+    memory = jax.tree.map(lambda x: np.asarray(x[0]), state.memory.kept)
+    mine = trained(state)
+  for name, theirs in (('labeled_loss', 'sup_loss'),
+                       ('unlabeled_loss', 'unsup_loss'),
+                       ('train_loss', 'total_loss'),
+                       ('mask_rate', 'util_ratio')):
+    close(found[name], stored_[theirs].mean())
+  for name in kept:
+    close(getattr(memory, name), stored_[name], 1e-9)
+  close(mine, weights(stored_, 'after_'), 1e-9)

@@ -2,8 +2,9 @@
 
 A loss for `averaging` is `loss_fn(model, given, batch, key) -> (loss, Aux)`,
 the form of `core.local_training.LossFn`: `given.anchor` is the model that the
-client received, `given.memory` what the loss keeps on it, and `batch` a
-`data.batching.Pair` in which a stream that is not used is None.
+client received, `given.memory` what the loss keeps on it, `given.told` what the
+server's loss kept in the round, and `batch` a `data.batching.Pair` in which a
+stream that is not used is None.
 """
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
 def train_locally(task: Task, loss_fn: LossFn, model: Variables,
                   examples: Examples, shard: Shard, round_: Array,
                   key: jax.Array, streams: str, memory: PyTree = None, *,
-                  factor: Array | None = None
+                  factor: Array | None = None, told: PyTree = None
                   ) -> tuple[Variables, Metrics, PyTree]:
   """Trains a model for the local epochs of a client, or of the server.
 
@@ -89,6 +90,7 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
     streams: 'both', 'labeled' or 'unlabeled'.
     memory: what the loss has kept; None if it keeps nothing.
     factor: float32[] that multiplies the optimizer's steps; None is 1.
+    told: what the loss gets as `given.told`.
 
   Returns:
     The trained model, the metrics of `core.local_training.train`, and what
@@ -100,7 +102,7 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
     optimizer = optax.chain(optimizer, optax.scale(factor))
 
   def loss(now, memory, batch, key):
-    return loss_fn(now, Given(model, memory), batch, key)
+    return loss_fn(now, Given(model, memory, told), batch, key)
 
   learner, metrics = local_training.train(
       local_training.gradient_step(loss, optimizer),
@@ -117,6 +119,13 @@ class _Memory(NamedTuple):
   model: PyTree  # None if local models are not kept.
 
 
+class Telling(NamedTuple):
+  """The server's record where its loss keeps something for the clients."""
+
+  model: Variables
+  told: PyTree
+
+
 class _Settings(NamedTuple):
   """`averaging`'s arguments, settled."""
 
@@ -130,6 +139,7 @@ class _Settings(NamedTuple):
   falls: bool  # Whether learning rates fall with the validation loss.
   remember: Callable[[Federation], PyTree] | None
   sees_last: bool  # Whether the loss is given the client's last model.
+  tells: PyTree  # What the server's loss keeps, as a round starts; or None.
 
   def own(self, row: Any) -> _Memory:
     """A client's memory without the state of its learning rate."""
@@ -143,7 +153,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               keep_local: bool = False, lr_decay: str = 'none',
               remember: Callable[[Federation], PyTree] | None = None,
               sees_last: bool = False,
-              server_loss: LossFn | None = None,
+              server_loss: LossFn | None = None, tells: PyTree = None,
               pseudo_label: Callable[..., Any] | None = None) -> Method:
   """FedAvg or FedProx over a client loss, or every client for itself.
 
@@ -171,11 +181,14 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       keeps; then that is kept.
     server_loss: what the server minimises on its labels; default cross
       entropy.
+    tells: with labels at the server, what its loss keeps when a round starts.
+      What it keeps at the end goes to the clients beside the model.
     pseudo_label: (server, memory_row, inputs) -> (label, weight), for
       evaluation.
 
   Returns:
-    The method; its server record is `assemble.Server` or `plateau.Server`.
+    The method; its server record is `assemble.Server`, `plateau.Server` or
+    `Telling`.
 
   Raises:
     ValueError: for an unknown server, weighting or decay, a number out of
@@ -185,13 +198,18 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   _check(task, server, lr_decay)
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   alone, falls = server == 'local', lr_decay == 'plateau'
+  if task.labels_at == 'clients':
+    tells = None
+  elif tells is not None and falls:
+    raise ValueError('a server that tells something has no lr_decay.')
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
   s = _Settings(
       with_server_rule(task, loss_fn, server, mu),
       with_server_rule(task, server_loss or supervised(task), 'fedavg', 0.0),
       streams, weighting, labeled_client_weight,
-      keep_local or alone or sees_last, alone, falls, remember, sees_last)
+      keep_local or alone or sees_last, alone, falls, remember, sees_last,
+      tells)
   return assemble.assemble(
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s),
@@ -214,6 +232,8 @@ def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
       tree.repeat(model, federation.num_clients) if s.keep_local else None)
   if s.falls:
     return plateau.start(task, model, memory, federation)
+  if s.tells is not None:
+    return Telling(model, s.tells), memory
   return assemble.Server(model), memory
 
 
@@ -224,7 +244,8 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
   model, metrics, kept = train_locally(
       task, s.client_loss, first, client.train, client.shard, client.round,
       key, s.streams, memory.model if s.sees_last else memory.kept,
-      factor=client.memory.rate.factor if s.falls else None)
+      factor=client.memory.rate.factor if s.falls else None,
+      told=None if s.tells is None else payload.told)
   weight = client_weights.client_weight(
       client.shard, s.streams, weighting=s.weighting,
       labeled_client_weight=s.labeled_client_weight)
@@ -244,12 +265,14 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
 def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
                key: jax.Array) -> tuple[Any, Metrics]:
   """The server's epochs on its own labels."""
-  model, metrics, _ = train_locally(
+  model, metrics, kept = train_locally(
       task, s.labels_loss, record.model, context.train, context.shard,
-      context.round, key, 'labeled',
+      context.round, key, 'labeled', s.tells,
       factor=record.rate.factor if s.falls else None)
-  good = tree.all_finite(model)
+  good = tree.all_finite((model, kept))
   record = record._replace(model=tree.where(good, model, record.model))
+  if s.tells is not None:
+    record = record._replace(told=tree.where(good, kept, record.told))
   reported = local_training.server_metrics(metrics, good)
   if s.falls:
     record = record._replace(rate=plateau.after(
@@ -260,6 +283,8 @@ def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
 
 def _broadcast(s: _Settings, record: Any, client_id: jax.Array) -> PyTree:
   del client_id
+  if s.tells is not None:
+    return record
   return () if s.alone else assemble.Server(record.model)
 
 

@@ -21,8 +21,8 @@ def labeled(logits: jax.Array | None, rows: Batch | None
 
 def total(batch: Pair, unlabeled_loss: jax.Array | None,
           labeled_loss: jax.Array | None, *, weight: Number = 1.0,
-          mask_rate: Number = 1.0, labelings: int = 1, views: int = 1
-          ) -> tuple[jax.Array, Metrics]:
+          mask_rate: Number = 1.0, labelings: int = 1, views: int = 1,
+          labeled_views: int = 1) -> tuple[jax.Array, Metrics]:
   """Computes L_s + weight L_u, or the one for which the batch has rows.
 
   Args:
@@ -35,13 +35,14 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
     mask_rate: share of the unlabeled rows that count in L_u.
     labelings: forward passes of an unlabeled row that only label it.
     views: passes of an unlabeled row that train.
+    labeled_views: the same of a labeled row.
 
   Returns:
     float32[], and the metrics 'labeled_loss', 'unlabeled_loss', 'mask_rate'
     as far as there are such rows, and the passes through the network.
   """
   loss, metrics = jnp.float32(0), batching.passes(
-      batch, labelings, views)
+      batch, labelings, views, labeled_views)
   rows = batch.unlabeled
   if rows is not None and unlabeled_loss is not None:
     metrics['mask_rate'] = network.over_rows(jnp.float32(mask_rate), rows)

@@ -1,0 +1,273 @@
+r"""AdaMatch at the clients: a bar by the labeled rows, and aligned labels.
+
+Berthelot et al., AdaMatch, ICLR 2022, https://arxiv.org/abs/2106.04732. For
+learning with few labels it is mostly run in the form that
+microsoft/Semi-supervised-learning (USB) gave it.
+
+With p of the weak views of a batch's labeled rows, q of those of its unlabeled
+rows, and their means :math:`\tilde p` and :math:`\tilde q`,
+
+  :math:`\bar q_b = norm(q_b \tilde p / \tilde q)` and
+  :math:`L_u = mean_b\, 1[\max_c \bar q_b(c) \ge \tau\, mean_i \max_c p_i(c)]\,
+  H(\bar q_b, A_s(u_b))`.
+
+In the paper the means are those of the batch; labels are soft; labeled rows
+learn from a strong view too; :math:`L_u` gains weight along a cosine over the
+first half of the run; and, where the norm is of batches, the logits of labeled
+rows are random blends of those they have beside the unlabeled rows and by
+themselves, each entry by a share of its own. USB has none of this, but moving
+means, which for labeled rows start uniform.
+
+With labels at the server a client sees no p. The server then sends what it saw
+of its labels in the round, the mean of p and of its largest entry. A batch
+without labels, of a client that has none, has FixMatch's bar of tau, and moves
+no mean of p.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core.local_training import Aux, Given
+from fedjax_ssl.core.types import (
+  Batch,
+  Federation,
+  Method,
+  Number,
+  Task,
+  Variables,
+)
+from fedjax_ssl.data.batching import Pair
+from fedjax_ssl.losses import moving
+from fedjax_ssl.methods.parts import averaging, network, objective
+
+_PROFILES: dict[str, dict[str, Any]] = {
+    'paper': {'threshold': 0.9, 'decay': 0.0, 'form': 'soft',
+              'strong_labeled': True, 'interpolate': True, 'ramp': 0.5},
+    'usb': {'threshold': 0.95, 'decay': 0.999, 'form': 'hard',
+            'strong_labeled': False, 'interpolate': False, 'ramp': 0.0},
+}
+
+
+class Seen(NamedTuple):
+  """What a client has seen its models predict."""
+
+  shares: jax.Array  # float32[C], of unlabeled rows; zeros before the first.
+  target: jax.Array  # float32[C], of labeled rows; uniform at the start.
+  bar: jax.Array  # float32[], of the last batch.
+
+
+class Told(NamedTuple):
+  """What the server saw of its labeled rows in a round: sums over them."""
+
+  rows: jax.Array  # float32[]
+  confidence: jax.Array  # float32[]
+  shares: jax.Array  # float32[C]
+
+
+class _Settings(NamedTuple):
+  """`adamatch`'s knobs that its loss reads."""
+
+  threshold: float
+  decay: float
+  form: str
+  strong_labeled: bool
+  interpolate: bool
+  ramp: float
+  align: bool
+  unlabeled_weight: float
+
+
+@knobs.checked(_PROFILES, decay=knobs.AVERAGE,
+               threshold=knobs.CONFIDENCE._replace(
+                   cases=(knobs.at(0, 'every unlabeled row counts'),),
+                   advice='a share of the confidence on labeled rows'))
+def adamatch(task: Task, *, profile: str = 'paper',
+             threshold: float | None = None, decay: float | None = None,
+             form: str | None = None, strong_labeled: bool | None = None,
+             interpolate: bool | None = None, ramp: float | None = None,
+             align: bool = True, unlabeled_weight: float = 1.0,
+             server: str = 'fedavg', mu: float = 0.01,
+             weighting: str = 'examples', keep_local: bool = False) -> Method:
+  """FixMatch with a relative bar, and labels of the labeled rows' classes.
+
+  The means are a client's own, and stay on it from round to round as
+  FlexMatch's memory does. A batch without unlabeled rows moves none of theirs.
+
+  Args:
+    task: the static choices.
+    profile: 'paper' or 'usb', see the module's docstring. It stands for the
+      knobs down to `ramp`, of which those that are given replace its own.
+    threshold: tau, times the confidence on labeled rows; the paper's 0.9,
+      USB's 0.95.
+    decay: of the means; 0 is the batch alone, USB's 0.999 takes thousands of
+      steps.
+    form: of labels, 'soft' or 'hard'.
+    strong_labeled: whether labeled rows learn from a strong view too.
+    interpolate: whether logits of labeled rows are blends. It does nothing
+      where rows do not depend on their batch, and at the server.
+    ramp: share of the run over which L_u gains weight; 0 is none.
+    align: whether predictions are aligned with those of labeled rows.
+    unlabeled_weight: mu of the paper; 0 leaves the supervised part.
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method. `bar` is the mean over steps of what a row must reach.
+  """
+  chosen = checks.profile(
+      _PROFILES, profile, threshold=threshold, decay=decay, form=form,
+      strong_labeled=strong_labeled, interpolate=interpolate, ramp=ramp)
+  checks.check('form', chosen['form'], ('soft', 'hard'))
+  s = _Settings(**chosen, align=align, unlabeled_weight=unlabeled_weight)
+  if s.ramp:
+    task.horizon(f'ramp={s.ramp}')
+
+  def remember(federation: Federation) -> Seen:
+    equal = jnp.ones((federation.num_clients, task.num_classes))
+    return Seen(0 * equal, equal / task.num_classes, s.threshold * equal[:, 0])
+
+  def pseudo_label(record, memory, inputs):
+    seen = memory.kept
+    p = _labels(s, seen, jax.nn.softmax(task.apply(record.model, inputs)))
+    return (p.argmax(-1).astype(jnp.int32),
+            (p.max(-1) >= seen.bar).astype(jnp.float32))
+
+  def loss_fn(model, given, batch, key):
+    return _loss(task, s, model, given, batch, key)
+
+  def server_loss(model, given, batch, key):
+    return _server_loss(task, s, model, given, batch, key)
+
+  zero = jnp.zeros(())
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      keep_local=keep_local, remember=remember, server_loss=server_loss,
+      tells=Told(zero, zero, jnp.zeros(task.num_classes)),
+      pseudo_label=pseudo_label)
+
+
+def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
+            labeled: tuple[jax.Array, jax.Array] | None, told: Told | None, *,
+            threshold: float, decay: float) -> Seen:
+  """Moves the means by a batch, and sets its bar.
+
+  Args:
+    seen: before.
+    unlabeled: probabilities float[B, C] and mask float32[B].
+    labeled: the same of labeled rows; None if they are at the server.
+    told: what the server has sent then.
+    threshold: of the bar.
+    decay: of the means.
+  """
+  shares = moving.moved_shares(seen.shares, *unlabeled, decay=decay)
+  if labeled is not None:
+    p, mask = labeled
+    rows, confidence = mask.sum(), moving.row_mean(p.max(-1), mask)
+    target = moving.moved(seen.target, moving.row_mean(p, mask), mask,
+                          decay=decay)
+  else:
+    assert told is not None
+    rows, most = told.rows, jnp.maximum(told.rows, 1)
+    confidence = told.confidence / most
+    target = jnp.where(rows > 0, told.shares / most, seen.target)
+  bar = threshold * jnp.where(rows > 0, confidence, 1)
+  return Seen(shares, target, bar.astype(seen.bar.dtype))
+
+
+def _labels(s: _Settings, seen: Seen, p: jax.Array) -> jax.Array:
+  """float32[B, C]: the predictions, aligned if they are to be."""
+  return moving.aligned(p, seen.shares, seen.target) if s.align else p
+
+
+def _loss(task: Task, s: _Settings, model: Variables, given: Given,
+          batch: Pair, key: jax.Array) -> tuple[jax.Array, Aux]:
+  """What a client minimises."""
+  rows = batch.unlabeled
+  assert rows is not None and batch.progress is not None
+  target, labeled, strong = network.views(task, batch, key)
+  known = _known(task, s, labeled, batch.labeled, key)
+  weak, (*logits, ours), stats = network.forward_with_targets(
+      task, model, target, *known, strong, key=key)
+  blends = bool(known) and s.interpolate and network.is_coupled(task)
+  if blends:
+    logits = _blended(task, model, known, logits, key)
+  p = jax.nn.softmax(weak)
+  seen = renewed(
+      given.memory, (p, rows.mask), (_softmax(logits[0]), known[0].mask)
+      if known else None, given.told, threshold=s.threshold, decay=s.decay)
+  labels = _labels(s, seen, p)
+  sure = (labels.max(-1) >= seen.bar).astype(jnp.float32)
+  loss, _ = losses.cross_entropy(
+      ours, labels if s.form == 'soft' else labels.argmax(-1).astype(jnp.int32),
+      rows.mask * sure, total=rows.mask.sum())
+  rising: Number = losses.ramp_up(
+      batch.progress, s.ramp, shape='cosine') if s.ramp else 1.0
+  loss, metrics = objective.total(
+      batch, loss, _labeled_loss(logits, batch.labeled),
+      weight=s.unlabeled_weight * rising,
+      mask_rate=losses.masked_mean(sure, rows.mask),
+      labeled_views=len(known) * (2 if blends else 1))
+  metrics['bar'] = network.over_rows(seen.bar, rows)
+  return loss, Aux(stats, metrics, seen)
+
+
+def _server_loss(task: Task, s: _Settings, model: Variables, given: Given,
+                 batch: Pair, key: jax.Array) -> tuple[jax.Array, Aux]:
+  """What the server minimises on its labels; it keeps what it sees."""
+  rows = batch.labeled
+  assert rows is not None
+  known = _known(task, s, network.labeled_view(task, rows, key), rows, key)
+  logits, stats = network.forward(task, model, *known, key=key)
+  p = _softmax(logits[0])
+  told = Told(rows.mask.sum(), (rows.mask * p.max(-1)).sum(),
+              (rows.mask[:, None] * p).sum(0))
+  loss, metrics = objective.total(
+      batch, None, _labeled_loss(logits, rows), labeled_views=len(known))
+  return loss, Aux(stats, metrics, jax.tree.map(
+      lambda old, new: (old + new).astype(old.dtype), given.memory, told))
+
+
+def _softmax(logits: jax.Array) -> jax.Array:
+  """Probabilities, constant for derivatives."""
+  return jax.nn.softmax(jax.lax.stop_gradient(logits))
+
+
+def _known(task: Task, s: _Settings, weak: Batch | None, rows: Batch | None,
+           key: jax.Array) -> list[Batch]:
+  """The views of labeled rows that are learnt, the weak one first."""
+  if weak is None or rows is None:
+    return []
+  if not s.strong_labeled:
+    return [weak]
+  return [weak, network.strongly(task, rows, jax.random.fold_in(key, 0x57))]
+
+
+def _blended(task: Task, model: Variables, known: list[Batch],
+             logits: list[jax.Array], key: jax.Array) -> list[jax.Array]:
+  """Logits between those beside unlabeled rows and those alone.
+
+  Statistics of the labeled rows alone are not kept.
+  """
+  alone, _ = network.forward(task, model, *known, key=key)
+  keys = jax.random.split(jax.random.fold_in(key, 0xb1), len(alone))
+  shares = [jax.random.uniform(k, x.shape, x.dtype)
+            for k, x in zip(keys, logits, strict=True)]
+  return [share * beside + (1 - share) * by_itself
+          for share, beside, by_itself in zip(
+              shares, logits, alone, strict=True)]
+
+
+def _labeled_loss(logits: list[jax.Array], rows: Batch | None
+                  ) -> jax.Array | None:
+  """L_s, the sum over views; None without labeled rows."""
+  if rows is None:
+    return None
+  parts = [losses.cross_entropy(x, rows.labels, rows.mask)[0] for x in logits]
+  return jnp.stack(parts).sum()

@@ -1,0 +1,126 @@
+r"""FreeMatch at the clients: bars that follow how sure the model is.
+
+Wang et al., FreeMatch, ICLR 2023, https://arxiv.org/abs/2205.07246. The
+authors' code is in microsoft/Semi-supervised-learning.
+
+With q of the weak views of a batch, every step moves, by decay :math:`\lambda`,
+
+  :math:`\tau \to mean_b \max_c q_b(c)`, :math:`\tilde p \to mean_b\, q_b`,
+  :math:`\tilde h \to hist_b(\arg\max_c q_b(c))`,
+
+all of them 1/C at the start, and then learns the rows of
+:math:`\max_c q_b(c) \ge \tau\, \tilde p_c / \max_v \tilde p_v` at the likeliest
+class c, as FixMatch does. Beside it is the fairness term, `losses.fairness`.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import knobs
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.core.types import Federation, Method, Task
+from fedjax_ssl.losses import moving
+from fedjax_ssl.methods.parts import averaging, network, objective
+
+
+class Seen(NamedTuple):
+  """What a client has seen its models predict."""
+
+  confidence: jax.Array  # float32[], tau.
+  shares: jax.Array  # float32[C], p.
+  histogram: jax.Array  # float32[C], h.
+
+
+def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
+            most: float = 1.0) -> Seen:
+  """Moves the averages by a batch of weak views.
+
+  Args:
+    seen: before.
+    logits: float[B, C].
+    mask: float32[B].
+    decay: 0 is the batch, 1 stays.
+    most: the confidence is at most this.
+
+  Returns:
+    The averages; without a row as they were.
+  """
+  p = jax.nn.softmax(logits)
+  labels = jax.nn.one_hot(p.argmax(-1), p.shape[-1], dtype=p.dtype)
+  news = Seen(*(moving.row_mean(x, mask) for x in (p.max(-1), p, labels)))
+  after = Seen(*(moving.moved(old, new, mask, decay=decay)
+                 for old, new in zip(seen, news, strict=True)))
+  return after._replace(confidence=jnp.minimum(after.confidence, most))
+
+
+@knobs.checked(decay=knobs.AVERAGE)
+def freematch(task: Task, *, decay: float = 0.999,
+              max_threshold: float = 1.0, fairness_weight: float = 0.001,
+              unlabeled_weight: float = 1.0, server: str = 'fedavg',
+              mu: float = 0.01, weighting: str = 'examples',
+              keep_local: bool = False) -> Method:
+  """FixMatch whose bars are learnt from the confidence, and a fairness term.
+
+  The averages are a client's own, as they tell its rows, and stay on it from
+  round to round as FlexMatch's memory does: with the published decay a round
+  alone would hardly move them. So it is wherever the labels are; nothing more
+  is sent. A batch without unlabeled rows moves nothing.
+
+  Args:
+    task: the static choices.
+    decay: of the averages. With the default they take thousands of steps,
+      more than short runs have. 1 leaves every bar at 1/C, so that every row
+      counts; 0 is the batch alone.
+    max_threshold: what tau is cut to; the code's is 0.95 for SVHN, where it
+      cuts, and the paper bounds it below by 0.9 too.
+    fairness_weight: of the fairness term; 0 leaves it out. That of the code's
+      scripts.
+    unlabeled_weight: lambda_u; 0 without the fairness term leaves the
+      supervised part.
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method. `bar` is tau, the mean over steps.
+  """
+  def remember(federation: Federation) -> Seen:
+    size = task.num_classes
+    equal = jnp.ones((federation.num_clients, size)) / size
+    return Seen(equal[:, 0], equal, equal)
+
+  def bars(seen: Seen) -> jax.Array:
+    return losses.freematch_thresholds(seen.confidence, seen.shares)
+
+  def pseudo_label(record, memory, inputs):
+    return losses.pseudo_label(task.apply(record.model, inputs),
+                               threshold=bars(memory.kept))
+
+  def loss_fn(model, given, batch, key):
+    rows = batch.unlabeled
+    weak, (labeled, strong), stats = network.forward_with_targets(
+        task, model, *network.views(task, batch, key), key=key)
+    seen = renewed(given.memory, weak, rows.mask, decay=decay,
+                   most=max_threshold)
+    bar = bars(seen)
+    loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=bar)
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(labeled, batch.labeled),
+        weight=unlabeled_weight, mask_rate=used['mask_rate'])
+    metrics['bar'] = network.over_rows(seen.confidence, rows)
+    if fairness_weight:
+      _, sure = losses.pseudo_label(weak, threshold=bar)
+      fairness, _ = losses.fairness(
+          strong, seen.shares, rows.mask * sure, histogram=seen.histogram)
+      loss += fairness_weight * fairness
+      metrics['fairness_loss'] = network.over_rows(fairness, rows)
+    return loss, Aux(stats, metrics, seen)
+
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      keep_local=keep_local, remember=remember, pseudo_label=pseudo_label)

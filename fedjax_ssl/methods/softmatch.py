@@ -1,0 +1,132 @@
+r"""SoftMatch at the clients: rows that the model is less sure of count less.
+
+Chen et al., SoftMatch, ICLR 2023, https://arxiv.org/abs/2301.10921. The
+authors' code is in microsoft/Semi-supervised-learning.
+
+With q of the weak views of a batch, aligned to :math:`\bar q = norm(q / \tilde
+q)` by their moving average :math:`\tilde q`, every step moves, by decay
+:math:`\lambda`,
+
+  :math:`\mu \to mean_b \max_c \bar q_b(c)`,
+  :math:`\sigma^2 \to var_b \max_c \bar q_b(c)`,
+
+1/C and 1 at the start, and learns every row's likeliest class, by q itself, on
+its strong view with the weight of `losses.softmatch_weights`.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import knobs
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.core.types import Federation, Method, Task
+from fedjax_ssl.losses import moving
+from fedjax_ssl.methods.parts import averaging, network, objective
+
+
+class Seen(NamedTuple):
+  """What a client has seen its models predict."""
+
+  shares: jax.Array  # float32[C], the mean prediction; zeros before the first.
+  mean: jax.Array  # float32[], mu.
+  variance: jax.Array  # float32[], sigma^2.
+
+
+def confidences(seen: Seen, probabilities: jax.Array) -> jax.Array:
+  """How sure the model is of its rows, once it is aligned: float32[B]."""
+  equal = 1 / probabilities.shape[-1]
+  return moving.aligned(probabilities, seen.shares, equal).max(-1)
+
+
+def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
+            decay: float, align: bool) -> Seen:
+  """Moves the averages by a batch of weak views.
+
+  Args:
+    seen: before.
+    probabilities: float[B, C].
+    mask: float32[B].
+    decay: 0 is the batch, 1 stays.
+    align: whether to keep the mean prediction.
+
+  Returns:
+    The averages; without a row as they were, and the variance with one row.
+  """
+  if align:
+    seen = seen._replace(shares=moving.moved_shares(
+        seen.shares, probabilities, mask, decay=decay))
+  sure = confidences(seen, probabilities)
+  return seen._replace(
+      mean=moving.moved(seen.mean, moving.row_mean(sure, mask), mask,
+                        decay=decay),
+      variance=moving.moved(seen.variance, moving.variance_of(sure, mask),
+                            mask, decay=decay, least=2))
+
+
+@knobs.checked(decay=knobs.AVERAGE)
+def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
+              align: bool = True, unlabeled_weight: float = 1.0,
+              server: str = 'fedavg', mu: float = 0.01,
+              weighting: str = 'examples', keep_local: bool = False) -> Method:
+  """FixMatch with a truncated Gaussian in place of its threshold.
+
+  The averages are a client's own, as they tell its rows, and stay on it from
+  round to round as FlexMatch's memory does: with the published decay a round
+  alone would hardly move them. So it is wherever the labels are; nothing more
+  is sent. A batch without unlabeled rows moves nothing.
+
+  Args:
+    task: the static choices.
+    decay: of the averages. With the default they take thousands of steps,
+      more than short runs have; 0 is the batch alone.
+    num_sigmas: n, by which the code divides sigma and the paper's formula does
+      not; 0 lets all rows count the same, a large one only those that are surer
+      than the mean.
+    align: weigh rows by predictions aligned to equal classes.
+    unlabeled_weight: lambda_max; 0 leaves the supervised part.
+    server: 'fedavg' or 'fedprox', or 'local' without communication.
+    mu: weight of FedProx's term; ignored by the others.
+    weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    keep_local: keep each client's last model, to report local accuracy.
+
+  Returns:
+    The method. `mask_rate` is the mean weight of a row, and `bar` is mu, the
+    mean over steps.
+  """
+  def remember(federation: Federation) -> Seen:
+    size = federation.num_clients
+    return Seen(jnp.zeros((size, task.num_classes)),
+                jnp.ones(size) / task.num_classes, jnp.ones(size))
+
+  def weighed(seen: Seen, p: jax.Array) -> jax.Array:
+    return losses.softmatch_weights(confidences(seen, p), seen.mean,
+                                    seen.variance, num_sigmas=num_sigmas)
+
+  def pseudo_label(record, memory, inputs):
+    p = jax.nn.softmax(task.apply(record.model, inputs))
+    return p.argmax(-1).astype(jnp.int32), weighed(memory.kept, p)
+
+  def loss_fn(model, given, batch, key):
+    rows = batch.unlabeled
+    weak, (labeled, strong), stats = network.forward_with_targets(
+        task, model, *network.views(task, batch, key), key=key)
+    p = jax.nn.softmax(weak)
+    seen = renewed(given.memory, p, rows.mask, decay=decay, align=align)
+    weight = weighed(seen, p)
+    loss, _ = losses.cross_entropy(
+        strong, p.argmax(-1).astype(jnp.int32), rows.mask * weight,
+        total=rows.mask.sum())
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(labeled, batch.labeled),
+        weight=unlabeled_weight,
+        mask_rate=losses.masked_mean(weight, rows.mask))
+    metrics['bar'] = network.over_rows(seen.mean, rows)
+    return loss, Aux(stats, metrics, seen)
+
+  return averaging.averaging(
+      task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
+      keep_local=keep_local, remember=remember, pseudo_label=pseudo_label)

@@ -1,0 +1,166 @@
+"""AdaMatch: what it reduces to, its bar, and what the server tells."""
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import losses, methods
+from fedjax_ssl.core import tree
+from tests import toy
+from tests.methods import kept
+from tests.methods.averaging_test import one_round
+from tests.methods.baselines_test import same, weights
+
+USB = "adamatch(profile='usb', {})"
+
+
+@pytest.mark.parametrize('model', ['linear', 'conv'])
+def test_where_every_row_counts_it_is_fixmatch(model):
+  a, b = (one_round(text, model)[1].server for text in (
+      USB.format('threshold=0.0, align=False'), 'fixmatch(threshold=0.0)'))
+  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('text', [
+    USB.format('unlabeled_weight=0.0'),
+    'adamatch(unlabeled_weight=0.0, strong_labeled=False, interpolate=False)'])
+@pytest.mark.parametrize('place', ['clients', 'server'])
+def test_without_unlabeled_rows_it_is_the_supervised_part(text, place):
+  a, b = (one_round(x, 'conv', place)[1].server.model for x in (
+      text, 'fixmatch(threshold=1.1)'))
+  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_profile_is_its_knobs():
+  knobs = ("threshold=0.95, decay=0.999, form='hard', strong_labeled=False, "
+           'interpolate=False, ramp=0.0')
+  a, b = (one_round(text, 'conv')[1].server for text in (
+      f'adamatch({knobs})', "adamatch(profile='usb')"))
+  chex.assert_trees_all_equal(a, b)
+
+
+def test_the_bar_follows_the_labeled_rows():
+  """And is FixMatch's own at a client that has none."""
+  federation, _ = toy.federation()
+  rows = np.asarray(federation.clients.labeled)
+  method = methods.make('adamatch(threshold=0.8)', toy.task())
+  state = method.init(jax.random.key(0), federation)
+  assert method.predict is not None
+  p = np.asarray(jax.nn.softmax(method.predict(
+      state.server, federation.train.inputs)))
+  start = np.full(toy.NUM_CLASSES, 1 / toy.NUM_CLASSES)
+  found = list(kept.of_one_batch('adamatch(threshold=0.8)'))
+  for client, (now, _, ours) in enumerate(found):
+    known = p[rows[client, :toy.LABELED[client]]]
+    np.testing.assert_allclose(
+        now.shares, ours.mean(0) if len(ours) else 0 * start, rtol=1e-5)
+    if client == toy.NOBODY:  # It did not train.
+      continue
+    np.testing.assert_allclose(
+        now.target, known.mean(0) if len(known) else start, rtol=1e-5)
+    np.testing.assert_allclose(
+        now.bar, .8 * (known.max(-1).mean() if len(known) else 1), rtol=1e-5)
+
+
+def test_labels_have_the_classes_of_the_labeled_rows():
+  """Where those are predicted already, alignment changes nothing."""
+  shares = jnp.array([.5, .3, .2])
+  def trained(knobs, **set_):
+    return weights(kept.after(
+        USB.format(f'decay=1.0, threshold=0.0{knobs}'), **set_)[0])
+  off, agree, first = (
+      trained(', align=False'), trained('', shares=shares, target=shares),
+      trained('', shares=shares, target=jnp.array([1., 0, 0])))
+  np.testing.assert_allclose(off, agree, rtol=1e-4, atol=1e-6)
+  assert not np.allclose(off, first, atol=1e-3)
+  federation, _ = toy.federation()
+  method = methods.make(USB.format('threshold=0.5'), toy.task())
+  state = method.init(jax.random.key(0), federation)
+  assert method.pseudo_label is not None
+  for target, alone in (([1., 0, 0], True), (shares, False)):
+    row = tree.take(state.memory, 0)
+    row = row._replace(kept=row.kept._replace(
+        shares=shares, target=jnp.array(target)))
+    labels, sure = method.pseudo_label(state.server, row,
+                                       federation.train.inputs)
+    assert (not np.any(labels)) == alone and np.all(sure) == alone
+
+
+def test_the_server_tells_what_it_saw_of_its_labels():
+  """Means over its epochs; clients take their bar and classes from them."""
+  before, after, metrics = one_round(
+      USB.format('threshold=0.5'), place='server', weak=same, local_epochs=2)
+  told = after.server.told
+  assert told.rows == 2 * sum(toy.LABELED)
+  np.testing.assert_allclose(told.shares.sum(), told.rows, rtol=1e-5)
+  assert tree.global_norm(before.server.told) == 0
+  np.testing.assert_allclose(metrics['bar'], .5 * told.confidence / told.rows,
+                             rtol=1e-5)
+  seen = after.memory.kept
+  trained = np.asarray(jnp.abs(seen.shares).sum(-1)) > 0
+  assert trained.any()
+  np.testing.assert_allclose(
+      seen.target[trained], np.tile(told.shares / told.rows,
+                                    (trained.sum(), 1)), rtol=1e-5)
+  # The next round begins anew.
+  federation, _ = toy.federation('server')
+  task = toy.task(labels_at='server', weak=same, local_epochs=2)
+  again, _ = jax.jit(methods.make(USB.format('threshold=0.5'), task).round)(
+      after, federation, jnp.int32(1), jax.random.key(5))
+  assert again.server.told.rows == told.rows
+  assert again.server.told.confidence > told.confidence
+
+
+def test_the_unlabeled_loss_gains_weight_over_half_of_the_run():
+  federation, _ = toy.federation()
+  task = toy.task(local_steps=1, schedule_rounds=8)
+  def moved(round_, knobs):
+    method = methods.make(f'adamatch({knobs})', task)
+    state = method.init(jax.random.key(0), federation)
+    return weights(jax.jit(method.round)(
+        state, federation, jnp.int32(round_), jax.random.key(1))[0])
+  # A step counts once it is done: the second round of eight ends at a quarter.
+  share = float(losses.ramp_up(2, 4, shape='cosine'))
+  np.testing.assert_allclose(
+      moved(1, ''), moved(1, f'ramp=0.0, unlabeled_weight={share}'),
+      rtol=1e-5, atol=1e-7)
+  np.testing.assert_allclose(moved(3, ''), moved(3, 'ramp=0.0'),
+                             rtol=1e-5, atol=1e-7)
+
+
+def test_logits_are_blends_only_where_rows_share_a_batch():
+  text = 'adamatch(interpolate={})'
+  a, b = (one_round(text.format(x))[1].server for x in (True, False))
+  chex.assert_trees_all_equal(a, b)
+  a, b = (one_round(text.format(x), 'conv')[1].server.model
+          for x in (True, False))
+  assert tree.global_norm(tree.subtract(a.params, b.params)) > 1e-4
+  # The statistics of a step are those of the joint batch: after one, the same.
+  a, b = (one_round(text.format(x), 'conv', local_steps=1)[1].server.model
+          for x in (True, False))
+  chex.assert_trees_all_close(a.stats, b.stats, rtol=1e-5, atol=1e-7)
+  assert tree.global_norm(tree.subtract(a.params, b.params)) > 1e-5
+
+
+@pytest.mark.parametrize('model, knobs, known', [
+    ('linear', '', 2), ('conv', '', 4), ('conv', ', strong_labeled=False', 2),
+    ('conv', ", profile='usb'", 1)])
+def test_passes_of_labeled_rows_are_counted(model, knobs, known):
+  _, _, metrics = one_round(
+      f'adamatch(threshold=0.5{knobs})', model, cohort_size=toy.NUM_CLIENTS,
+      local_steps=1, labeled_batch=8, unlabeled_batch=12)
+  np.testing.assert_allclose(
+      metrics['backward_passes'] * (toy.NUM_CLIENTS - 1),
+      known * sum(toy.LABELED) + sum(toy.UNLABELED), rtol=1e-5)
+
+
+@pytest.mark.parametrize('text, word', [
+    ('adamatch(decay=2.0)', 'decay'), ('adamatch(form="both")', 'form'),
+    ('adamatch(profile="code")', 'profile'),
+    ('adamatch(threshold=95)', 'threshold')])
+def test_bad_knobs_are_named(text, word):
+  with pytest.raises(ValueError, match=word):
+    methods.make(text, toy.task())

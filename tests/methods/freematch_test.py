@@ -1,0 +1,73 @@
+"""FreeMatch: what it reduces to, and what it remembers."""
+from __future__ import annotations
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from tests import toy
+from tests.methods import kept
+from tests.methods.averaging_test import one_round
+from tests.methods.baselines_test import weights
+
+FROZEN = 'freematch(decay=1.0, fairness_weight=0.0)'
+
+
+@pytest.mark.parametrize('model, place', [
+    ('linear', 'clients'), ('conv', 'server')])
+def test_bars_that_stay_where_they_start_let_every_row_count(model, place):
+  a, b = (one_round(text, model, place, local_steps=4)[1].server
+          for text in (FROZEN, 'fixmatch(threshold=0.0)'))
+  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('shares, agrees', [
+    ((1 / 3, 1 / 3, 1 / 3), True), ((.6, .2, .2), False)])
+def test_with_frozen_bars_it_is_fixmatch(shares, agrees):
+  mine = weights(kept.after(
+      FROZEN, confidence=.36, shares=jnp.array(shares))[0])
+  fixmatch = weights(kept.after('fixmatch(threshold=0.36)')[0])
+  every = weights(kept.after('fixmatch(threshold=0.0)')[0])
+  assert np.allclose(mine, fixmatch, rtol=1e-4, atol=1e-6) == agrees
+  assert not np.allclose(fixmatch, every, atol=1e-3)
+
+
+@pytest.mark.parametrize('place', ['clients', 'server'])
+def test_without_both_terms_it_is_the_supervised_part(place):
+  a, b = (one_round(text, 'conv', place)[1].server for text in (
+      'freematch(unlabeled_weight=0.0, fairness_weight=0.0)',
+      'fixmatch(threshold=1.1)'))
+  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_the_fairness_term_moves_the_model_where_it_is_asked_for():
+  """A term of weight 0 costs nothing, and a small one little."""
+  none, small, large = (weights(one_round(
+      f'freematch(fairness_weight={w})')[1]) for w in (0.0, 1e-6, 1.0))
+  np.testing.assert_allclose(none, small, atol=1e-5)
+  assert not np.allclose(none, large, atol=1e-3)
+
+
+def test_memory_is_what_the_model_says_of_the_clients_rows():
+  for now, then, p in kept.of_one_batch(
+      'freematch(decay=0.0, max_threshold=0.38)'):
+    if not p.size:
+      chex.assert_trees_all_equal(now, then)
+      continue
+    np.testing.assert_allclose(now.confidence, min(p.max(-1).mean(), .38),
+                               rtol=1e-5)
+    np.testing.assert_allclose(now.shares, p.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(
+        now.histogram, np.bincount(p.argmax(-1), minlength=3) / len(p),
+        rtol=1e-5)
+
+
+@pytest.mark.parametrize('text, word', [
+    ('freematch(decay=1.5)', 'decay'),
+    ('freematch(max_threshold=0.0)', 'max_threshold'),
+    ('freematch(fairness_weight=-1.0)', 'fairness_weight')])
+def test_bad_knobs_are_named(text, word):
+  with pytest.raises(ValueError, match=word):
+    methods.make(text, toy.task())
