@@ -16,6 +16,7 @@ import fedjax_ssl
 from fedjax_ssl.training import checkpoint, workdir
 from fedjax_ssl.training.checkpoint import manifest
 from tests.cli import launcher
+from tests.thorough import wider
 
 ROUNDS = 12
 ARGS = (*launcher.SMALL, '--checkpoint_every=1', '--eval_every=2')
@@ -59,7 +60,8 @@ def until(started: launcher.Started, folder: pathlib.Path, round_: int) -> None:
     time.sleep(0.002)
 
 
-def test_ten_kills_change_no_bit(tmp_path, expected):
+@pytest.mark.parametrize('number', [4, *wider(10)])
+def test_kills_change_no_bit(tmp_path, expected, number):
   folder, draw = tmp_path / 'run', random.Random(5)
   # Before the folder exists, and then anywhere, saves included.
   started = launcher.start(folder, *args())
@@ -67,7 +69,7 @@ def test_ten_kills_change_no_bit(tmp_path, expected):
   started.process.kill()
   started.wait()
   kills = 1
-  while kills < 10:
+  while kills < number:
     started = launcher.start(folder, *args())
     until(started, folder, newest(folder) + draw.choice((0, 0, 1)))
     time.sleep(draw.uniform(0, 0.1))
@@ -75,7 +77,7 @@ def test_ten_kills_change_no_bit(tmp_path, expected):
     if started.wait() != -signal.SIGKILL:
       break
     kills += 1
-  assert kills == 10, started.output()
+  assert kills == number, started.output()
   assert newest(folder) < ROUNDS
   launcher.run(folder, *args())
   assert content(folder, ROUNDS) == expected

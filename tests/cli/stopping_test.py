@@ -15,6 +15,7 @@ import pytest
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import checkpoint
 from tests.cli import launcher
+from tests.thorough import wider
 
 NUMBERS = [signal.SIGTERM, signal.SIGINT]
 # Runs that would not end by themselves.
@@ -82,9 +83,10 @@ def listens(started: launcher.Started) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='no /proc')
-def test_random_moments(tmp_path):
-  draw = random.Random(3)
-  for i in range(8):
+@pytest.mark.parametrize('which', [[0, 5, 6], *wider([1, 2, 3, 4, 7])])
+def test_random_moments(tmp_path, which):
+  draw = random.Random(which[0])
+  for i in which:
     number, folder = NUMBERS[i % 2], tmp_path / str(i)
     started = launcher.start(folder, *ARGS)
     # The last ones come when the run has said what it trains, or later.
