@@ -309,7 +309,7 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
       _train(job, recorder, saved)
   else:
     if seals:
-      processes.once(lambda: metrics.settle(place.path, done, seals))
+      processes.once(lambda: metrics.cut_back(place.path, done, seals))
     print(f'{job.name} was finished at round {done}; nothing was run.',
           file=stream)
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
