@@ -345,7 +345,7 @@ def _client_round(parts: _ClientPass, state: State, federation: Federation,
     if parts.relay:
       messages, results, members = jax.tree.map(
           lambda x: x[None], (done.messages, done.results, done.members))
-      server, metrics = _close(
+      server, metrics = _aggregate_or_keep(
           parts, server, _Group(members, done.metrics, messages, results),
           context, jax.random.fold_in(close_key, group))
       done = _Group(done.members, metrics, (), ())
@@ -362,7 +362,8 @@ def _client_round(parts: _ClientPass, state: State, federation: Federation,
   groups = groups._replace(metrics=_over_groups(groups.metrics))
   metrics = groups.metrics
   if not parts.relay:
-    server, metrics = _close(parts, server, groups, context, close_key)
+    server, metrics = _aggregate_or_keep(
+        parts, server, groups, context, close_key)
   return state._replace(server=server, memory=memory), metrics
 
 
@@ -392,8 +393,9 @@ def _run_group(parts: _ClientPass, server: PyTree, memory: PyTree,
                         messages, results)
 
 
-def _close(parts: _ClientPass, server: PyTree, groups: _Group,
-           context: Context, key: jax.Array) -> tuple[PyTree, Metrics]:
+def _aggregate_or_keep(parts: _ClientPass, server: PyTree, groups: _Group,
+                       context: Context, key: jax.Array
+                       ) -> tuple[PyTree, Metrics]:
   """The server's record after aggregation, or the old one if it would break.
 
   Leaves of `groups` are [G, ...] but for its metrics, those of all groups.
@@ -414,6 +416,7 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
   """Calls the rule with the updates or, if it is linear, with their mean."""
   assert parts.aggregate is not None
   if parts.summing:
+    # As `aggregation.weighted_mean`, of what `client_map.Plan.run` has summed.
     sums, like = messages
     weight = tree.sum_in_order(results.weight.reshape(-1))
     weight = jnp.where(weight > 0, weight, 1)

@@ -178,6 +178,12 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
         'or lower --num_clients or --min_size.') from error
 
 
+def _capped(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
+            options: Any) -> np.ndarray:
+  """Owners of all rows of a pool, by the capped Dirichlet partition."""
+  return _dealt('dirichlet_capped', rng, labels, pool, _least(options), options)
+
+
 def _refuse_min_size(scheme: str, options: Any) -> None:
   """Only one partition has a least size."""
   if (given := getattr(options, 'min_size', None)) is not None:
@@ -206,8 +212,7 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
   from fedjax_ssl import data
   check_labels('share', options)
   if options.dirichlet == 'capped':
-    owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
-                   options)
+    owner = _capped(rng, labels, pool, options)
   else:
     _refuse_min_size(f'dirichlet_{options.dirichlet}', options)
     owner = data.PARTITIONS[f'dirichlet_{options.dirichlet}'](
@@ -255,8 +260,7 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
   """
   from fedjax_ssl import data
   check_labels('clients', options)
-  owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
-                 options)
+  owner = _capped(rng, labels, pool, options)
   if options.num_labeled_clients > 0:
     return data.label_clients(owner, options.num_labeled_clients)
   return data.label_within(rng, labels, owner,
@@ -270,8 +274,7 @@ def own(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
 
   See `natural` for which.
   """
-  owner = _dealt('dirichlet_capped', rng, labels, pool, _least(options),
-                 options)
+  owner = _capped(rng, labels, pool, options)
   return _labeled(rng, labels, owner, options)
 
 

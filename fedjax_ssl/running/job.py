@@ -1,7 +1,7 @@
 """One method on one federation: built, checked, trained, resumed."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import hashlib
@@ -31,8 +31,8 @@ from fedjax_ssl.training import (
   pictures,
   processes,
   progress,
+  runner,
 )
-from fedjax_ssl.training import runner as seeds_lib
 from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
@@ -106,17 +106,17 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with _of_method(options.method), rounds.noting() as noted:
+    with _naming_method(options.method), rounds.noting() as noted:
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
-      seeds_lib.totals_shape(made, federations[0], state)
+      runner.totals_shape(made, federations[0], state)
       cohorts = [_cohort(one, federations[0], state)
                  for one in noted.samplers]
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
-    raise _of_a_knob(error, spec) from error
+    raise _knob_error(error, spec) from error
   seeds, partitions = list(dealt), list(dealt.values())
   facts = {
       'data_hash': _data_hash(dataset),
@@ -133,14 +133,14 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     facts['class_names'] = list(dataset.class_names)
   if options.partition == 'natural' and dataset.client_names is not None:
     facts['client_names'] = list(dataset.client_names)
-  weights = jax.eval_shape(task.model.init, jax.random.key(0)).params
+  params = jax.eval_shape(task.model.init, jax.random.key(0)).params
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
-             tree.num_scalars(weights), noted.works, cohorts, origin)
+             tree.num_scalars(params), noted.works, cohorts, origin)
 
 
 @contextlib.contextmanager
-def _of_method(text: str) -> Iterator[None]:
+def _naming_method(text: str) -> Iterator[None]:
   """Names the method in what its first trace refuses."""
   try:
     yield
@@ -153,7 +153,7 @@ def _of_method(text: str) -> Iterator[None]:
 def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
   """Clients that attack in the run of a seed."""
   assert task.attack is not None
-  found = attacks.hostile(task.attack, seeds_lib.root_keys(seed)[0],
+  found = attacks.hostile(task.attack, runner.root_keys(seed)[0],
                           num_clients)
   return [int(client) for client in np.flatnonzero(found)]
 
@@ -176,7 +176,7 @@ def _data_hash(dataset: data.Dataset) -> str:
   return digest.hexdigest()
 
 
-def _of_a_knob(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
+def _knob_error(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
   """Turns a TypeError into a FieldError that names the given knobs.
 
   Returns the error itself if none was given, or if it is of a user's file.
@@ -295,24 +295,21 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
     Stopped: if a signal was heard; what is done is saved.
   """
   stream = (stream or sys.stderr) if processes.is_first() else io.StringIO()
-  steps = _steps(job)
-  saved = _restore(job, steps)
+  checkpoints = _checkpoints(job)
+  saved = _restore(job, checkpoints)
   done = saved[0] if saved else 0
   seals = processes.once(
-      lambda: steps.metadata(done).get(sealed.FILES)) if saved else None
+      lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:
     if processes.is_first():
       print(start_line.text(job, done), file=stream)
     with contextlib.ExitStack() as stack:
-      files: list[metrics.MetricsWriter] = []  # Of the first process.
-      processes.once(lambda: files.append(stack.enter_context(
-          metrics.MetricsWriter(place.path, done, seals=seals,
-                                track=job.options.trackers,
-                                config=job.config))))
-      _train(job, steps, files, saved, stream)
+      recorder = _Recorder(job, checkpoints, stream)
+      processes.once(lambda: recorder.open(stack, place.path, done, seals))
+      _train(job, recorder, saved)
   else:
     if seals:
-      processes.once(lambda: metrics.settle(place.path, done, seals))
+      processes.once(lambda: metrics.cut_back(place.path, done, seals))
     print(f'{job.name} was finished at round {done}; nothing was run.',
           file=stream)
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
@@ -323,67 +320,117 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
   return rows
 
 
-def _steps(job: Job) -> checkpoint.Checkpoints:
+def _checkpoints(job: Job) -> checkpoint.Checkpoints:
   """The checkpoints of a job, which know whose they are."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
           job.facts, {**job.config, **spellings.first(job.facts)}, config.FREE))
 
 
-def _restore(job: Job, steps: checkpoint.Checkpoints) -> Any:
+def _restore(job: Job, checkpoints: checkpoint.Checkpoints) -> Any:
   state = task_lib.template(job.method, job.federations[0])
-  return steps.restore(seeds_lib.checkpoint_template(
+  return checkpoints.restore(runner.checkpoint_template(
       job.method, job.federations[0], state, job.seeds))
 
 
-def _train(job: Job, steps: checkpoint.Checkpoints,
-           files: list[metrics.MetricsWriter], saved: Any, stream: TextIO
-           ) -> None:
-  options, several = job.options, len(job.seeds) > 1
+class _Recorder:
+  """Writes and shows what a job measures, and makes its checkpoints.
+
+  Every process has one and calls the same methods; the first one has files.
+  """
+
+  def __init__(self, job: Job, checkpoints: checkpoint.Checkpoints,
+               stream: TextIO):
+    """Is ready to `open` its files.
+
+    Args:
+      job: what is trained.
+      checkpoints: where it is saved.
+      stream: where to say how it goes.
+    """
+    self.stream = stream
+    self._job, self._checkpoints = job, checkpoints
+    self._writer: metrics.MetricsWriter | None = None
+    self._seconds = 0.0  # Since the start.
+    self._left_out = 0  # Updates.
+    self._warned = False  # Of them.
+    self._accuracies: list[float] = []  # Of seeds, at the round just evaluated.
+
+  def open(self, stack: contextlib.ExitStack, folder: pathlib.Path, done: int,
+           seals: Mapping[str, sealed.Seal] | None) -> None:
+    """Opens the files of rows; the stack closes them."""
+    options = self._job.options
+    self._writer = stack.enter_context(metrics.MetricsWriter(
+        folder, done, seals=seals, track=options.trackers,
+        config=self._job.config))
+
+  def observer(self, bar: progress.Progress, trained: Callable[[], None]
+               ) -> loop.Observer:
+    """Returns what hears of the training.
+
+    Args:
+      bar: shows how far it is.
+      trained: called when there are rounds to save.
+    """
+    def on_row(row: loop.Row) -> None:
+      processes.once(lambda: self._record(row, bar))
+
+    def on_report(row: loop.Row) -> None:
+      processes.once(lambda: self._write(row))
+
+    def on_progress(round_: int, now: float) -> None:
+      trained()
+      self._seconds = now
+      if round_ < self._job.options.num_rounds:
+        bar.update(round_)  # The last one comes with its accuracy.
+
+    return loop.Observer(on_row, self._save, on_progress, on_report)
+
+  def say_left_out(self) -> None:
+    """Says how many updates were left out, if any were."""
+    if self._warned:
+      print(f'{self._job.name}: {self._left_out} updates were left out in all.',
+            file=self.stream)
+
+  def _write(self, row: loop.Row, times: Mapping[str, Any] | None = None
+             ) -> metrics.Row:
+    assert self._writer is not None
+    seed = {'seed': row.seed} if len(self._job.seeds) > 1 else {}
+    return self._writer.write({'round': row.round, **seed, **row.values}, times)
+
+  def _record(self, row: loop.Row, bar: progress.Progress) -> None:
+    """Writes and shows an evaluated round of one seed."""
+    written = self._write(row, {'seconds': self._seconds})
+    self._left_out += written.get('num_rejected', 0)
+    if self._left_out and not self._warned:
+      self._warned = True
+      print(f'{self._job.name}: {self._left_out} updates left out up to round '
+            f'{row.round}: NaN, infinite, or beyond --max_update_norm.',
+            file=self.stream)
+    self._accuracies.append(float(row.values['accuracy']))
+    if row.seed == self._job.seeds[-1]:
+      bar.update(row.round, float(np.mean(self._accuracies)))
+      self._accuracies.clear()
+
+  def _save(self, round_: int, saved: Any) -> None:
+    """Makes a checkpoint; `training.checkpoint` tells the order of writes."""
+    if self._job.options.pictures:
+      processes.once(lambda: _draw(self._job, round_, saved))
+    seals = processes.once(self._seals)
+    self._checkpoints.save(
+        round_, saved, {'seeds': self._job.seeds, sealed.FILES: seals})
+
+  def _seals(self) -> dict[str, dict[str, Any]]:
+    assert self._writer is not None
+    return self._writer.seals()
+
+
+def _train(job: Job, recorder: _Recorder, saved: Any) -> None:
+  options = job.options
   compilation = progress.Compilation()
   bar = progress.Progress(
       job.name, options.num_rounds, start=saved[0] if saved else 0,
-      stream=stream, compiled=compilation.seconds)
-  seconds = {'now': 0.0}
-  left_out = {'now': 0, 'said': 0}
-  accuracies: list[float] = []  # Of the seeds, at the round just evaluated.
-
-  def write(row: loop.Row, times: Any = None) -> metrics.Row:
-    seed = {'seed': row.seed} if several else {}
-    return files[0].write({'round': row.round, **seed, **row.values}, times)
-
-  def record(row: loop.Row) -> None:
-    written = write(row, {'seconds': seconds['now']})
-    left_out['now'] += written.get('num_rejected', 0)
-    if left_out['now'] and not left_out['said']:
-      left_out['said'] = 1
-      print(f'{job.name}: {left_out["now"]} updates left out up to round '
-            f'{row.round}: NaN, infinite, or beyond --max_update_norm.',
-            file=stream)
-    accuracies.append(float(row.values['accuracy']))
-    if row.seed == job.seeds[-1]:
-      bar.update(row.round, float(np.mean(accuracies)))
-      accuracies.clear()
-
-  def on_row(row: loop.Row) -> None:
-    processes.once(lambda: record(row))
-
-  def on_progress(round_: int, now: float) -> None:
-    trained()
-    seconds['now'] = now
-    if round_ < options.num_rounds:  # The last one comes with its accuracy.
-      bar.update(round_)
-
-  def on_save(round_: int, saved: Any) -> None:
-    if options.pictures:
-      processes.once(lambda: _draw(job, round_, saved))
-    seals = processes.once(lambda: files[0].seals())
-    steps.save(round_, saved, {'seeds': job.seeds, sealed.FILES: seals})
-
-  def on_report(row: loop.Row) -> None:
-    processes.once(lambda: write(row))
-
-  observer = loop.Observer(on_row, on_save, on_progress, on_report)
+      stream=recorder.stream, compiled=compilation.seconds)
   with stopping.saving() as trained, compilation.listening(), bar:
     # Processes must stop together, so SIGTERM saves from the first round, not
     # only after one round.
@@ -393,11 +440,9 @@ def _train(job: Job, steps: checkpoint.Checkpoints,
         job.method, job.federations, num_rounds=options.num_rounds,
         seeds=job.seeds, eval_every=options.eval_every,
         checkpoint_every=options.checkpoint_every, seed_map=options.seed_map,
-        mesh=job.mesh, saved=saved, observer=observer)
+        mesh=job.mesh, saved=saved, observer=recorder.observer(bar, trained))
     bar.close()
-    if left_out['said']:
-      print(f'{job.name}: {left_out["now"]} updates were left out in all.',
-            file=stream)
+    recorder.say_left_out()
     if result.interrupted:
       raise Stopped(result.round)
 
@@ -421,7 +466,7 @@ def newest(job: Job) -> tuple[int, dict[int, State]]:
   Raises:
     ValueError: if there is none.
   """
-  found = _restore(job, _steps(job))
+  found = _restore(job, _checkpoints(job))
   if found is None:
     raise ValueError(f'{job.folder} holds no checkpoint.')
   return found[0], {seed: found[1][str(seed)]['state'] for seed in job.seeds}
@@ -430,11 +475,11 @@ def newest(job: Job) -> tuple[int, dict[int, State]]:
 def evaluate(job: Job) -> None:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
   _check_folder(job)
-  found = _restore(job, _steps(job))
+  found = _restore(job, _checkpoints(job))
   if found is None:
     raise ValueError(f'--workdir={job.folder} holds no checkpoint to '
                      'evaluate.')
-  runs = seeds_lib.Sequential(job.method, job.federations, job.seeds, job.mesh)
+  runs = runner.Sequential(job.method, job.federations, job.seeds, job.mesh)
   runs.start(found[1])
   for row in runs.scores(found[0]):
     plain = metrics.to_plain(

@@ -17,8 +17,7 @@ import numpy as np
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
 from fedjax_ssl.data import federation as federation_lib
-from fedjax_ssl.training import columns, processes
-from fedjax_ssl.training import runner as programs
+from fedjax_ssl.training import columns, processes, runner
 from fedjax_ssl.training.runner import Row
 
 # One call of the compiled loop aims at so many seconds, so that progress shows
@@ -153,8 +152,8 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   if len(set(seeds)) < len(seeds) or len(federations) != len(seeds):
     raise ValueError(f'{len(federations)} federations do not go with the '
                      f'seeds {list(seeds)}: one for each, all different.')
-  kind = (programs.Together if _seed_map(seed_map, len(seeds)) == 'vmap'
-          else programs.Sequential)
+  kind = (runner.Together if _seed_map(seed_map, len(seeds)) == 'vmap'
+          else runner.Sequential)
   observer = observer or Observer()
   if method.spanning is not None:
     method = method.spanning(max(int(num_rounds), 1))

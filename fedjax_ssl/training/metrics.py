@@ -37,6 +37,9 @@ that the global model gets right, 0..1; at most about 2048 rows |
 | pseudo_label_accuracy | share of right ones among the pseudo-labels that the \
 method would use on about 2048 unlabeled examples; null: none |
 | pseudo_label_rate | share of those examples that it would use, 0..1 |
+| local_rate | SAGE, FedLabel: share of the local model in the labels used, \
+0..1 |
+| contrastive_loss | MOON, ProxyFL: mean of their contrastive term |
 | tsa_rate | share of labeled examples that UDA's annealing lets through, 0..1 |
 | reward | FedDure's d: how much C-reg's labeled loss falls in a step, nats |
 | server_loss | what the server minimised on its own labels; null: it had \
@@ -122,7 +125,7 @@ class MetricsError(ValueError):
   """A row that does not fit the schema, or a file that cannot be written."""
 
 
-class _Lines:
+class _GrowingFile:
   """A file that only grows, and what it should hold."""
 
   def __init__(self, file: pathlib.Path, data: bytes):
@@ -142,7 +145,7 @@ class _Lines:
   def _open(self) -> None:
     # Unbuffered: a line that fails leaves nothing for `close` to write.
     self._stream = open(self._file, 'ab', buffering=0)
-    self._known = _look(os.fstat(self._stream.fileno()))
+    self._known = _fingerprint(os.fstat(self._stream.fileno()))
 
   def append(self, line: bytes) -> None:
     """Adds a line, which is on the disk when this returns."""
@@ -152,7 +155,7 @@ class _Lines:
     os.fsync(self._stream.fileno())
     self.data += line
     self._digest.update(line)
-    self._known = _look(os.fstat(self._stream.fileno()))
+    self._known = _fingerprint(os.fstat(self._stream.fileno()))
 
   def seal(self) -> dict[str, Any]:
     """What a checkpoint says of the file, which holds just that."""
@@ -162,7 +165,7 @@ class _Lines:
   def _mend(self) -> None:
     """Writes the file anew if others removed or changed it."""
     with contextlib.suppress(FileNotFoundError):
-      if _look(os.stat(self._file)) == self._known:
+      if _fingerprint(os.stat(self._file)) == self._known:
         return
     if sealed.content(self._file) != self.data:
       logging.warning('%s was removed or changed while the run went on; it is '
@@ -175,7 +178,7 @@ class _Lines:
     self._stream.close()
 
 
-def _look(stat: os.stat_result) -> tuple[int, ...]:
+def _fingerprint(stat: os.stat_result) -> tuple[int, ...]:
   """What changes when somebody else replaces or writes a file."""
   return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
@@ -214,11 +217,11 @@ class MetricsWriter:
       raise MetricsError(f'track: {lacking}')
     with _one_line(folder):
       whole = _whole(folder, last, seals)  # Both, before one is changed.
-      self._files = {name: _Lines(folder / name, data)
+      self._files = {name: _GrowingFile(folder / name, data)
                      for name, data in whole.items()}
     rows = _rows(self._files[METRICS].data)  # Of the run that goes on.
     for row in rows:
-      self._forgetting(row)
+      self._remember(row)
     for name in track:
       self._mirrors.append(_mirror(name, folder, config or {}, last, rows))
 
@@ -233,17 +236,21 @@ class MetricsWriter:
     with _one_line(self._folder):
       return {name: file.seal() for name, file in self._files.items()}
 
+  def _remember(self, row: Row) -> None:
+    """Keeps the best of what the model has learnt, as it was written."""
+    seed, now = row.get('seed'), row.get('labeled_accuracy')
+    if now is not None:
+      self._learnt[seed] = max(now, self._learnt.get(seed, 0.0))
+
   def _forgetting(self, row: Row) -> Row:
-    """What the row adds: how far below its best the model has fallen.
+    """How far the model of a row that is remembered is below its best.
 
     From the numbers as written, so that a resume leaves the same bytes.
     """
     now = row.get('labeled_accuracy')
     if now is None:
       return {}
-    seed = row.get('seed')
-    best = self._learnt[seed] = max(now, self._learnt.get(seed, 0.0))
-    return {'forgetting': round(best - now, 7)}
+    return {'forgetting': round(self._learnt[row.get('seed')] - now, 7)}
 
   def write(self, row: Mapping[str, Any],
             timings: Mapping[str, Any] | None = None) -> Row:
@@ -262,6 +269,7 @@ class MetricsWriter:
     """
     plain = to_plain(row)
     validate(plain)
+    self._remember(plain)
     plain = to_plain(plain | self._forgetting(plain))
     self._append(METRICS, plain)
     if timings is not None:
@@ -307,16 +315,16 @@ def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
 
   Raises:
     SealError: if a row is not what the newest checkpoint was saved with; see
-      `sealed.believed`.
+      `sealed.trusted_bytes`.
   """
   file = pathlib.Path(path)
   if file.is_dir():
-    return _rows(sealed.believed(file, name))
+    return _rows(sealed.trusted_bytes(file, name))
   return _rows(sealed.content(file) or b'')
 
 
-def settle(workdir: str | os.PathLike[str], round_: int,
-           seals: Mapping[str, sealed.Seal]) -> None:
+def cut_back(workdir: str | os.PathLike[str], round_: int,
+             seals: Mapping[str, sealed.Seal]) -> None:
   """Cuts the files of a run that is finished back to its last checkpoint.
 
   Raises:
@@ -331,7 +339,7 @@ def settle(workdir: str | os.PathLike[str], round_: int,
 
 
 def _rows(data: bytes | bytearray) -> list[Row]:
-  return [row for _, row in _lines(data) if row is not None]
+  return [row for _, row in _parsed(data) if row is not None]
 
 
 @contextlib.contextmanager
@@ -426,7 +434,7 @@ def _check(name: str, value: Any) -> None:
     raise MetricsError(f'{name}={value!r} must be in [0, 1].')
 
 
-def _lines(data: bytes | bytearray) -> Iterator[tuple[bytes, Row | None]]:
+def _parsed(data: bytes | bytearray) -> Iterator[tuple[bytes, Row | None]]:
   """All lines, each with its row, or None where it holds no whole row."""
   for line in data.splitlines(keepends=True):
     try:
@@ -450,14 +458,14 @@ def _kept(folder: pathlib.Path, name: str, last: int,
   """The bytes of a file up to round `last`."""
   data, reason = sealed.content(folder / name), ''
   if wanted is not None:
-    held, reason = sealed.vouched(name, wanted, data, last)
+    held, reason = sealed.checked_bytes(name, wanted, data, last)
     if data is None and held:
       logging.warning('%s is missing; the times up to round %d are unknown.',
                       folder / name, last)
     if not reason:
       return held
   kept, dropped = [], []
-  for number, (line, row) in enumerate(_lines(data or b''), 1):
+  for number, (line, row) in enumerate(_parsed(data or b''), 1):
     if row is None:
       dropped.append(number)
     elif row['round'] <= last:

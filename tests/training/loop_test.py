@@ -16,8 +16,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Ratio
 from fedjax_ssl.report import summary
-from fedjax_ssl.training import loop, metrics
-from fedjax_ssl.training import runner as programs
+from fedjax_ssl.training import loop, metrics, runner
 from tests import toy
 from tests.thorough import wider
 
@@ -29,7 +28,7 @@ def method():
 
 def train(num_rounds=7, **changes):
   """The result, the rows and the saves of a run on the toy federation."""
-  rows: list[programs.Row] = []
+  rows: list[runner.Row] = []
   saves: dict[int, Any] = {}
   # The loop donates its arrays: what is kept must be copied.
   observer = loop.Observer(rows.append, lambda round_, tree: saves.update(
@@ -131,7 +130,7 @@ def test_a_signal_saves_and_the_rest_is_equal(number, monkeypatch):
   monkeypatch.setattr(loop, '_CALL_SECONDS', 1e-9)  # One round a call.
   reference, rows, _ = train(6, eval_every=4)
   saves: dict[int, Any] = {}
-  seen: list[programs.Row] = []
+  seen: list[runner.Row] = []
   def on_progress(round_, seconds):
     del seconds
     if round_ == 3:
@@ -165,11 +164,11 @@ def test_unknown_seed_map_is_refused():
 
 def test_rows_average_rates_and_add_up_counts():
   nothing = Ratio(jnp.float32(0), jnp.float32(0))
-  totals = programs.Totals(
+  totals = runner.Totals(
       {'server_loss': jnp.float32(1.5), 'bytes_up': jnp.float32(30),
        'mask_rate': Ratio(jnp.float32(2), jnp.float32(8)), 'none': nothing},
       jnp.float32(3))
-  row = programs._to_row(6, 1, totals, {'accuracy': jnp.float32(0.25)})
+  row = runner._to_row(6, 1, totals, {'accuracy': jnp.float32(0.25)})
   assert np.isnan(row.values.pop('none'))
   assert row.values == {'server_loss': 0.5, 'bytes_up': 30, 'mask_rate': .25,
                         'accuracy': 0.25}

@@ -260,11 +260,11 @@ def test_hashes_of_what_makes_a_run():
       json.dumps([facts, flags | {'num_rounds': 9}]))
   assert one == sealed.identity(facts_read, flags_read, ['num_rounds'])
   said = {sealed.RUN: one}
-  assert sealed.strange(said, one) == ''
-  assert sealed.strange(said, sealed.identity(facts)) == ''
-  assert sealed.strange(said, sealed.identity(
+  assert sealed.differing_facts(said, one) == ''
+  assert sealed.differing_facts(said, sealed.identity(facts)) == ''
+  assert sealed.differing_facts(said, sealed.identity(
       facts | {'data': 'b', 'new': 1})) == 'data'
-  assert sealed.strange(said, sealed.identity(
+  assert sealed.differing_facts(said, sealed.identity(
       facts, flags | {'alpha': 1}, ('num_rounds',))) == 'flags'
 
 

@@ -33,6 +33,11 @@ def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
   return Ratio(mean * rows, rows)
 
 
+def _dropout_key(key: jax.Array | None) -> jax.Array | None:
+  """The key of a pass, apart from all that a step draws by its own key."""
+  return None if key is None else jax.random.fold_in(key, 0xd0)
+
+
 def forward(task: Task, model: Variables, *views: Batch | None,
             key: jax.Array | None = None) -> tuple[list[Any], PyTree]:
   """One training pass of the network over several views together.
@@ -49,8 +54,7 @@ def forward(task: Task, model: Variables, *views: Batch | None,
   real = [view for view in views if view is not None]
   inputs = jnp.concatenate([view.inputs for view in real])
   mask = jnp.concatenate([view.mask for view in real])
-  key = None if key is None else jax.random.fold_in(key, 0xd0)
-  logits, stats = task.apply_train(model, inputs, mask, key)
+  logits, stats = task.apply_train(model, inputs, mask, _dropout_key(key))
   ends = [sum(v.mask.shape[0] for v in real[:i + 1])
           for i in range(len(real) - 1)]
   parts = iter(jnp.split(logits, ends))
@@ -69,8 +73,8 @@ def forward_with_features(task: Task, model: Variables, view: Batch, *,
   if read is None:
     raise ValueError('the model has no features; a Model needs features and '
                      'features_train.')
-  key = None if key is None else jax.random.fold_in(key, 0xd0)
-  return read(model, task.preprocess(view.inputs), view.mask, key)
+  return read(model, task.preprocess(view.inputs), view.mask,
+              _dropout_key(key))
 
 
 def features(task: Task, model: Variables, view: Batch) -> jax.Array:

@@ -208,7 +208,7 @@ class Checkpoints:
       logging.warning(
           'Checkpoint %s is of an earlier version: it does not say of which '
           'run it is, nor what metrics.jsonl held. It is believed.', step)
-    elif names := sealed.strange(metadata, self._run):
+    elif names := sealed.differing_facts(metadata, self._run):
       raise CheckpointError(
           f'Checkpoint {step} is of another run: it differs in {names}. '
           f'Remove it to use the one before it, or remove {self._directory} '

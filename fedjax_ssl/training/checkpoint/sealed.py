@@ -54,7 +54,7 @@ def identity(facts: Mapping[str, Any], flags: Mapping[str, Any] | None = None,
           for name, value in sorted(plain.items())}
 
 
-def strange(metadata: Mapping[str, Any], own: Mapping[str, str]) -> str:
+def differing_facts(metadata: Mapping[str, Any], own: Mapping[str, str]) -> str:
   """Names what a step's run has otherwise; '' for a step of this run.
 
   A version may know facts that another does not: common ones are compared.
@@ -69,8 +69,8 @@ def seal(data: bytes | bytearray) -> dict[str, Any]:
   return {'bytes': len(data), 'sha256': hashlib.sha256(data).hexdigest()}
 
 
-def vouched(name: str, wanted: Seal, data: bytes | None, round_: int
-            ) -> tuple[bytes, str]:
+def checked_bytes(name: str, wanted: Seal, data: bytes | None, round_: int
+                  ) -> tuple[bytes, str]:
   """What a file held at a checkpoint.
 
   Args:
@@ -85,7 +85,7 @@ def vouched(name: str, wanted: Seal, data: bytes | None, round_: int
     seconds=null.
   """
   length = wanted['bytes']
-  gone = lost(round_)
+  gone = unknown_times(round_)
   if name in _SPARE and length and (data is None or data.startswith(gone)):
     return gone, ''
   data = data or b''
@@ -99,7 +99,7 @@ def vouched(name: str, wanted: Seal, data: bytes | None, round_: int
   return sealed, ''
 
 
-def lost(round_: int) -> bytes:
+def unknown_times(round_: int) -> bytes:
   """The row that stands for the times up to a round, which nobody knows."""
   return f'{json.dumps({"round": round_, "seconds": None})}\n'.encode()
 
@@ -119,7 +119,7 @@ def _way_on(folder: pathlib.Path, round_: int) -> str:
   for older, metadata in _headers(folder):
     files = metadata.get(FILES)
     if older < round_ and files and not any(
-        vouched(name, wanted, content(folder / name), older)[1]
+        checked_bytes(name, wanted, content(folder / name), older)[1]
         for name, wanted in files.items()):
       later = [str(steps / str(r)) for r in manifest.rounds(steps)
                if r > older]
@@ -137,7 +137,7 @@ def content(file: pathlib.Path) -> bytes | None:
     return None
 
 
-def believed(folder: pathlib.Path, name: str) -> bytes:
+def trusted_bytes(folder: pathlib.Path, name: str) -> bytes:
   """The bytes of a file of rows that may be shown, read without a lock.
 
   Rows after the newest sound checkpoint are not covered by a hash and will be
@@ -173,11 +173,11 @@ def believed(folder: pathlib.Path, name: str) -> bytes:
 def _held(folder: pathlib.Path, name: str, round_: int,
           metadata: Mapping[str, Any]) -> bytes:
   """What a file held at a checkpoint, if it and the file are of this run."""
-  if names := strange(metadata, identity(_facts(folder))):
+  if names := differing_facts(metadata, identity(_facts(folder))):
     raise SealError(f'{folder / _STEPS / str(round_)} is a checkpoint of '
                     f'another run: it differs in {names}.')
-  held, reason = vouched(name, metadata[FILES][name], content(folder / name),
-                         round_)
+  held, reason = checked_bytes(
+      name, metadata[FILES][name], content(folder / name), round_)
   if reason:
     raise SealError(refusal(folder, name, round_, reason))
   return held
