@@ -63,13 +63,16 @@ def moved_shares(shares: Array, probabilities: Array, mask: Array, *,
   return moved(before, found, mask, decay=decay)
 
 
-def aligned(probabilities: Array, shares: Array, target: Scalar) -> jax.Array:
+def aligned(probabilities: Array, shares: Array, target: Scalar, *,
+            least: float = 1e-6) -> jax.Array:
   r"""Aligns predictions with a distribution: :math:`norm(p \cdot t / s)`.
 
   Args:
     probabilities: float[B, C].
     shares: float[C], s, the mean prediction; zeros change nothing.
     target: float[C], t; one number for equal classes.
+    least: what is added to both, as in USB's code, so that a class that is not
+      predicted stays finite.
 
   Returns:
     float32[B, C], of sum 1.
@@ -77,8 +80,8 @@ def aligned(probabilities: Array, shares: Array, target: Scalar) -> jax.Array:
   References:
     Berthelot et al., ReMixMatch, https://arxiv.org/abs/1911.09785.
   """
-  # As the code of USB: a class that is not predicted stays finite.
-  ratio = jnp.where(jnp.sum(shares) > 0, (target + 1e-6) / (shares + 1e-6), 1)
+  ratio = jnp.where(jnp.sum(shares) > 0,
+                    (target + least) / (shares + least), 1)
   scaled = at_least_float32(probabilities) * ratio
   return scaled / jnp.maximum(scaled.sum(-1, keepdims=True),
                               jnp.finfo(scaled.dtype).tiny)

@@ -87,7 +87,8 @@ def streams(task: Task) -> str:
 
 def method(task: Task, s: Settings, client_update: Callable[..., Update],
            remember: Callable[[Federation, PyTree], PyTree],
-           pseudo_label: Callable[..., Any]) -> Method:
+           pseudo_label: Callable[..., Any],
+           weigh: assemble.Weigh | None = None) -> Method:
   """Makes a method whose server fine-tunes the averaged model.
 
   A round: clients train and are averaged; the server takes a step with
@@ -103,6 +104,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
     remember: (federation, optimizer states [N, ...] or ()) -> the clients'
       memory.
     pseudo_label: see `Method`.
+    weigh: see `assemble.assemble`.
 
   Returns:
     The method; its server's record is `Server`, beside the momentum.
@@ -128,7 +130,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
       on_labels=functools.partial(_fine_tune, task, s), labels_last=True,
       opening=_opening(task, s, renew), renew=renew,
       work=lambda shard: batching.num_steps(task, shard, streams(task)),
-      pseudo_label=pseudo_label)
+      pseudo_label=pseudo_label, weigh=weigh)
 
 
 def _opening(task: Task, s: Settings, renew: rounds.Pass | None
@@ -146,7 +148,8 @@ def _opening(task: Task, s: Settings, renew: rounds.Pass | None
 
 def trained(task: Task, s: Settings, step: Callable[..., Step],
             model: Variables, opt_state: PyTree, batches: Any, round_: Any,
-            key: jax.Array) -> tuple[Learner, Metrics]:
+            key: jax.Array, *, memory: PyTree = None
+            ) -> tuple[Learner, Metrics]:
   """Trains with the optimizer as it was left, or with a fresh one.
 
   Args:
@@ -158,12 +161,13 @@ def trained(task: Task, s: Settings, step: Callable[..., Step],
     batches: to train on.
     round_: int32[], for the learning rate.
     key: of the steps.
+    memory: what the loss keeps, as the round starts.
 
   Returns:
     The learner, and the metrics of `core.local_training.train`.
   """
   optimizer = task.optimizer(round_)
-  learner = local_training.start(model, optimizer)
+  learner = local_training.start(model, optimizer, memory)
   if s.keep_momentum:
     learner = learner._replace(opt_state=opt_state)
   return local_training.train(step(optimizer), learner, batches, key)

@@ -40,6 +40,8 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import additions, network
 
 Aggregate = Callable[..., tuple[Any, Metrics]]
+# (Update.counts of all clients [S, ...], float32[S] weights) -> float32[S].
+Weigh = Callable[[PyTree, jax.Array], jax.Array]
 
 
 class Server(NamedTuple):
@@ -60,10 +62,12 @@ def moved(model: Variables, delta: Variables) -> Variables:
 
 
 @aggregation.linear
-def add_mean(server: Any, mean: Variables, cohort: Any, context: Any, key: Any
+def add_mean(server: Any, mean: Any, cohort: Any, context: Any, key: Any
              ) -> tuple[Any, Metrics]:
   """Adds the mean of the clients' updates to the server's model."""
   del cohort, context, key
+  if isinstance(mean, rounds.Counted):
+    mean = mean.mean
   return server._replace(model=moved(server.model, mean)), {}
 
 
@@ -85,6 +89,7 @@ def assemble(
     model: Callable[[Any], Variables] = lambda server: server.model,
     local_model: Callable[[PyTree], Variables] | None = None,
     pseudo_label: Callable[..., Any] | None = None,
+    weigh: Weigh | None = None,
     report: Callable[..., Metrics] | None = None,
     pictures: Callable[..., Any] | None = None,
     takes_rule: bool = True,
@@ -121,6 +126,9 @@ def assemble(
     local_model: a client's row of memory -> its own model; None where clients
       keep none.
     pseudo_label: see `Method`, as for the next two.
+    weigh: the weights that the server gives the clients, of what they send
+      beside their updates, in place of their own; None leaves these. A rule
+      of the task gets them too.
     report: metrics of the server's record.
     pictures: images to look at.
     takes_rule: whether `task.aggregator` may replace the mean; False where
@@ -139,8 +147,9 @@ def assemble(
   if added:
     update = additions.client_update(task, client_update)
     finish = None if aggregate is None else additions.aggregate(task, aggregate)
-  if task.aggregator is not None and finish is not None:
-    finish = by_rule(task.aggregator, finish)
+  if finish is not None and (task.aggregator or weigh) is not None:
+    finish = by_rule(task.aggregator or aggregation.weighted_mean, finish,
+                     weigh)
   clients = rounds.client_pass(
       task, update, finish, sample=sample,
       broadcast=lambda server, client_id: send(own(server), client_id),
@@ -264,8 +273,8 @@ def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
                      'leave attack out.')
 
 
-def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
-            ) -> Aggregate:
+def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate,
+            weigh: Weigh | None = None) -> Aggregate:
   """Replaces the mean of the messages by a rule of the user's.
 
   `Update.counts` are averaged as before.
@@ -273,6 +282,7 @@ def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
   Args:
     rule: see `Task.aggregator`.
     finish: (server, update, cohort, context, key) -> (server, metrics).
+    weigh: see `assemble`.
 
   Returns:
     `aggregate` of `core.rounds.client_pass`, for updates of all groups.
@@ -285,6 +295,8 @@ def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate
         lambda x: x.reshape(-1, *x.shape[2:]),
         (updates.message, updates.counts))
     weights = updates.weight.reshape(-1)
+    if weigh is not None:
+      weights = weigh(counts, weights)
     mean = rounds.paired(rule(message, weights),
                          aggregation.weighted_mean(counts, weights), each)
     return finish(server, mean, cohort, context, key)

@@ -1,0 +1,229 @@
+r"""FedDB: labels without the model's bias, and weights that balance classes.
+
+Zhu et al., Estimating before Debiasing: A Bayesian Approach to Detaching Prior
+Bias in Federated Semi-Supervised Learning, IJCAI 2024,
+https://arxiv.org/abs/2405.19789. The authors' code is GuogangZhu/FedDB, which
+builds on SemiFL's: rounds are SemiFL's without its blends.
+
+A client that has received the model, with predictions :math:`p_i` of a weak
+view of its row i and their mean :math:`s = mean_i\, p_i`, keeps the rows of
+
+  :math:`\max_c p'_i(c) \ge \tau` with :math:`p'_i = norm(p_i / s)`,
+
+and trains on its labels and on strong views of these. Every step moves s half
+of the way to the mean prediction of the weak views of its rows. It sends the
+model and s. The server weighs the clients so that :math:`\sum_m w_m s_m` is
+uniform.
+
+'paper' minimises the square of what is missing to that over all weights that
+sum to one. 'code' does what the authors' loop does: 100 times a step of rate 1,
+with a decay of .9, on the mean square, and a softmax of the weights. These stay
+near equal: where all were between 0 and 1, none is e times another.
+
+The authors' clients take one step an epoch, on all their labels and all rows
+that they keep; here batches are the task's. Where they keep no row they train
+on their labels alone, as here.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from fedjax_ssl import losses
+from fedjax_ssl.core import checks, knobs, local_training, tree
+from fedjax_ssl.core.local_training import Aux, LossFn
+from fedjax_ssl.core.types import Client, Method, Task, Update
+from fedjax_ssl.data import batching
+from fedjax_ssl.losses import moving
+from fedjax_ssl.methods.parts import (
+  alternate,
+  averaging,
+  labeling,
+  network,
+  objective,
+)
+
+_PROFILES = {'paper': {'weights': 'balanced'}, 'code': {'weights': 'softmax'}}
+_STEPS = 1000  # Of exponentiated gradients.
+_LOOPS = 100  # Of the authors' code.
+
+
+class Memory(NamedTuple):
+  """What stays on a client."""
+
+  opt_state: Any  # () if optimizers are not kept.
+  shares: jax.Array  # float32[C], of the received model in its last round.
+
+
+def balanced(shares: jax.Array, active: jax.Array) -> jax.Array:
+  r"""Weights of the clients whose mixed predictions are nearest to uniform.
+
+  Exponentiated gradients from equal weights on
+  :math:`\|\sum_m w_m s_m - 1/C\|^2`, with steps short enough that none makes it
+  larger.
+
+  Args:
+    shares: float32[S, C], mean predictions.
+    active: float32[S], 0 of a client that does not count.
+
+  Returns:
+    float32[S] of sum 1; zeros if nobody counts.
+  """
+  apart = jnp.where(active[:, None] > 0, shares - 1 / shares.shape[-1], 0)
+  products = jnp.matmul(apart, apart.T, precision=lax.Precision.HIGHEST)
+  rate = 1 / jnp.maximum(jnp.abs(products).max(), jnp.finfo(shares.dtype).tiny)
+
+  def step(_: Any, logits: jax.Array) -> jax.Array:
+    slope = jnp.matmul(products, _softmax(logits, active),
+                       precision=lax.Precision.HIGHEST)
+    return logits - rate * slope
+
+  return _softmax(lax.fori_loop(0, _STEPS, step, jnp.zeros_like(apart[:, 0])),
+                  active)
+
+
+def softmax_weights(shares: jax.Array, active: jax.Array) -> jax.Array:
+  """The same as the authors' code finds them; see the module's docstring."""
+  size = shares.shape[-1]
+  shares = jnp.where(active[:, None] > 0, shares, 0)
+
+  def loop(_: Any, weights: jax.Array) -> jax.Array:
+    missing = (weights[:, None] * shares).sum(0) - 1 / size
+    slope = 2 / size * (shares * missing).sum(-1) + .9 * weights
+    # Nesterov's momentum of .9, of an optimizer that is new each time.
+    return _softmax(weights - 1.9 * slope, active)
+
+  return lax.fori_loop(0, _LOOPS, loop, _softmax(0 * shares[:, 0], active))
+
+
+def _softmax(logits: jax.Array, active: jax.Array) -> jax.Array:
+  """float32[S]: of those that count; zeros if nobody does."""
+  most = jnp.where(active > 0, logits, -jnp.inf).max()
+  powers = jnp.where(active > 0, jnp.exp(
+      logits - jnp.where(jnp.isfinite(most), most, 0)), 0)
+  total = powers.sum()
+  return powers / jnp.where(total > 0, total, 1)
+
+
+_WEIGHTS = {'balanced': balanced, 'softmax': softmax_weights}
+
+
+@knobs.checked(_PROFILES)
+def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
+          threshold: float = 0.95, debias: bool = True,
+          unlabeled_weight: float = 1.0, server_momentum: float = 0.5,
+          clip_norm: float = 1.0, keep_momentum: bool = True,
+          stats_clients: int = 0, warmup_passes: int = 0) -> Method:
+  """SemiFL whose labels and whose mean are freed of the classes' shares.
+
+  A client without rows to train on sits out. It is meant for labels at the
+  clients. With labels at the server, its epochs come after the clients', as in
+  SemiFL.
+
+  Args:
+    task: the static choices; a server's optimizer of its own replaces the
+      momentum. A rule of its own gets FedDB's weights.
+    profile: 'paper' or 'code', how the server weighs its clients; see the
+      module's docstring.
+    weights: 'balanced' is the former, 'softmax' the latter, 'uniform' neither;
+      None is the profile's.
+    threshold: confidence tau from which on a row is learnt; 0 all rows, 1.1
+      none.
+    debias: whether predictions are divided by their mean.
+    unlabeled_weight: of the loss on such rows; 0 leaves the supervised part.
+    server_momentum: of the server's steps along the mean update; 0 is FedAvg.
+    clip_norm: global norm of a gradient, at the clients and the server.
+    keep_momentum: clients and server go on with their optimizers' state. It
+      takes a model's memory for every client; False starts afresh each round.
+    stats_clients: so many random clients give statistics after each round
+      under norm='static'; 0 asks all.
+    warmup_passes: how often the server trains as in a round before the first.
+
+  Returns:
+    The method.
+  """
+  chosen = checks.profile(_PROFILES, profile, weights=weights)['weights']
+  checks.check('weights', chosen, (*_WEIGHTS, 'uniform'))
+  s = alternate.Settings(server_momentum, clip_norm, keep_momentum,
+                         stats_clients, warmup_passes)
+  task = alternate.settled(task, s)
+  loss_fn = _loss_fn(task, unlabeled_weight)
+
+  def remember(federation: Any, opt_states: Any) -> Memory:
+    return Memory(opt_states, jnp.zeros(
+        (federation.num_clients, task.num_classes)))
+
+  def pseudo_label(record, memory: Memory, inputs):
+    p = jax.nn.softmax(task.apply(record.model, inputs))
+    if debias:
+      p = debiased(p, memory.shares)
+    return (p.argmax(-1).astype(jnp.int32),
+            (p.max(-1) >= threshold).astype(jnp.float32))
+
+  def client_update(payload: Any, client: Client, key: jax.Array) -> Update:
+    return _client_update(task, s, threshold, debias, loss_fn, payload, client,
+                          key)
+
+  return alternate.method(
+      task, s, client_update, remember, pseudo_label,
+      weigh=None if chosen == 'uniform' else _WEIGHTS[chosen])
+
+
+def debiased(probabilities: jax.Array, shares: jax.Array) -> jax.Array:
+  """float32[B, C]: p' of predictions with the mean `shares`, float32[C].
+
+  A mean of zeros changes nothing.
+  """
+  return moving.aligned(probabilities, shares, 1.0, least=1e-12)
+
+
+def _client_update(task: Task, s: alternate.Settings, threshold: float,
+                   debias: bool, loss_fn: LossFn, payload: Any, client: Client,
+                   key: jax.Array) -> Update:
+  # As SemiFL, which has two more.
+  keys = jax.random.split(key, 5)
+  table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
+  shares = table.sum(0) / jnp.maximum(client.shard.num_unlabeled, 1)
+  after = debiased(table, shares) if debias else table
+  labels = after.argmax(-1).astype(jnp.int32)
+  shard, order = batching.narrowed(client.shard, after.max(-1) >= threshold)
+  made = batching.batches(
+      task, client.train, shard, keys[1], alternate.streams(task),
+      client.round, pseudo_labels=labels[order])
+  learner, metrics = alternate.trained(
+      task, s, functools.partial(local_training.gradient_step, loss_fn),
+      payload.model, client.memory.opt_state, made, client.round, keys[4],
+      memory=shares)
+  takes_part = made.num_steps > 0
+  memory = Memory(learner.opt_state if s.keep_momentum else (), shares)
+  # A client without unlabeled rows has nothing to balance.
+  sent = jnp.where(shares.sum() > 0, learner.memory, 1 / task.num_classes)
+  return alternate.update(
+      client, payload.model, learner,
+      tree.where(takes_part, memory, client.memory),
+      takes_part.astype(jnp.float32), shard.num_unlabeled, metrics, labeled
+      )._replace(counts=sent)
+
+
+def _loss_fn(task: Task, weight: float) -> LossFn:
+  """The loss of labels and of the rows that are kept, which moves s."""
+  def loss_fn(model, shares, batch, key):
+    rows, keys = batch.unlabeled, jax.random.split(key, 3)
+    (told, strong), stats = network.forward(
+        task, model, network.labeled_view(task, batch.labeled, keys[0]),
+        network.strongly(task, rows, keys[1]), key=keys[0])
+    (weak,), _ = network.forward(
+        task, jax.lax.stop_gradient(model),
+        network.weakly(task, rows, keys[2]), key=keys[2])
+    shares = moving.moved(
+        shares, moving.row_mean(jax.nn.softmax(weak), rows.mask), rows.mask,
+        decay=0.5)
+    loss, _ = losses.cross_entropy(strong, rows.labels, rows.mask)
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(told, batch.labeled), weight=weight)
+    return loss, Aux(stats, metrics, shares)
+  return averaging.with_server_rule(task, loss_fn, 'fedavg', 0.0)

@@ -1,0 +1,132 @@
+"""FedDB: its labels, its weights, and what it reduces to."""
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Update
+from fedjax_ssl.methods import feddb
+from tests import toy
+from tests.methods.averaging_test import one_round
+
+RULES = pytest.mark.parametrize('rule', [
+    feddb.balanced, feddb.softmax_weights])
+ALL = jnp.ones(4)
+SKEWED = jnp.array([[.7, .2, .1], [.1, .8, .1], [.2, .1, .7], [.8, .1, .1]])
+
+
+def test_predictions_of_equal_classes_stay():
+  p = np.random.default_rng(0).dirichlet(np.ones(3), 5)
+  np.testing.assert_allclose(feddb.debiased(p, jnp.full(3, 1 / 3)), p,
+                             rtol=1e-5)
+  np.testing.assert_allclose(feddb.debiased(p, jnp.zeros(3)), p, rtol=1e-5)
+  shares = np.array([.6, .3, .1])
+  np.testing.assert_allclose(feddb.debiased(shares[None], shares)[0],
+                             np.full(3, 1 / 3), rtol=1e-5)
+
+
+@RULES
+def test_clients_of_opposite_skew_count_the_same(rule):
+  shares = jnp.array([[.9, .1], [.1, .9]])
+  np.testing.assert_allclose(rule(shares, jnp.ones(2)), .5, atol=1e-4)
+
+
+@RULES
+def test_weights_sum_to_one_in_any_order_and_only_of_who_counts(rule):
+  found = rule(SKEWED, ALL)
+  np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
+  order = jnp.array([2, 0, 3, 1])
+  np.testing.assert_allclose(rule(SKEWED[order], ALL), found[order], atol=1e-5)
+  some = jnp.array([1., 0, 1, 1])
+  rest = rule(SKEWED.at[1].set(jnp.nan), some)
+  assert rest[1] == 0
+  np.testing.assert_allclose(rest[some > 0], rule(SKEWED[some > 0],
+                                                  jnp.ones(3)), atol=1e-5)
+  np.testing.assert_array_equal(rule(SKEWED, 0 * ALL), 0)
+  np.testing.assert_allclose(rule(SKEWED, jnp.eye(4)[2]), jnp.eye(4)[2],
+                             rtol=1e-6)
+
+
+def test_the_mix_is_uniform_where_it_can_be():
+  """Of three clients of one class each, one twice, and in the corner else."""
+  shares = jnp.eye(3)[jnp.array([0, 1, 2, 2])]
+  found = feddb.balanced(shares, ALL)
+  np.testing.assert_allclose(found @ shares, 1 / 3, atol=1e-5)
+  np.testing.assert_allclose(found, [1/3, 1/3, 1/6, 1/6], atol=1e-5)
+  np.testing.assert_allclose(feddb.balanced(SKEWED, ALL) @ SKEWED, 1 / 3,
+                             atol=1e-3)
+  # Nobody has the last class: the one that has most of it counts alone.
+  nearest = feddb.balanced(jnp.array([[.9, .1], [.8, .2], [.7, .3]]),
+                           jnp.ones(3))
+  np.testing.assert_allclose(nearest, [0, 0, 1], atol=1e-3)
+
+
+def test_no_weights_are_nearer_to_uniform():
+  rng = np.random.default_rng(3)
+  shares = rng.dirichlet(np.full(6, .4), 9).astype(np.float32)
+  def missing(weights):
+    return np.square(weights @ shares - 1 / 6).sum(-1)
+  mine = missing(np.asarray(feddb.balanced(jnp.asarray(shares), jnp.ones(9))))
+  others = rng.dirichlet(np.full(9, .5), 5000)
+  assert mine <= missing(others).min() + 1e-6
+  code = feddb.softmax_weights(jnp.asarray(shares), jnp.ones(9))
+  assert mine < missing(np.asarray(code)) < missing(np.eye(9)).min()
+  assert code.max() < np.e * code.min()
+
+
+@pytest.mark.parametrize('model, place', [
+    ('linear', 'clients'), ('conv', 'clients'), ('linear', 'server')])
+def test_without_its_two_parts_it_is_semifl_without_blends(model, place):
+  a, b, c = (one_round(text, model, place, local_steps=4)[1].server
+             for text in (
+                 "feddb(threshold=0.4, debias=False, weights='uniform')",
+                 'semifl(threshold=0.4, mix_weight=0.0)',
+                 'feddb(threshold=0.4)'))
+  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-6)
+  gap = tree.global_norm(tree.subtract(a.own.model.params, c.own.model.params))
+  assert gap > 1e-3
+
+
+def test_without_unlabeled_rows_it_is_the_supervised_part():
+  """Clients then count the same, as they do with a bar out of reach."""
+  a, b = (one_round(f"feddb(weights='uniform', {knob})", 'conv')[1].server
+          for knob in ('threshold=1.1', 'unlabeled_weight=0.0, threshold=1.1'))
+  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
+  mine = one_round("feddb(weights='uniform', threshold=1.1)")[1].server
+  semifl = one_round('semifl(threshold=1.1, mix_weight=0.0)')[1].server
+  chex.assert_trees_all_close(mine, semifl, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('profile, rule', [
+    ('paper', feddb.balanced), ('code', feddb.softmax_weights)])
+def test_the_server_weighs_by_what_clients_say(profile, rule):
+  """And not by their own weights; one of weight 0 does not count."""
+  federation, _ = toy.federation()
+  method = methods.make(
+      f"feddb(profile='{profile}', server_momentum=0.0)", toy.task())
+  server = method.init(jax.random.key(0), federation).server
+  deltas = jax.tree.map(lambda x: jax.random.normal(
+      jax.random.key(x.size), (1, 4, *x.shape)), server.model)
+  counts = jnp.array([1., 1, 1, 0])
+  assert method.aggregate is not None
+  after, _ = method.aggregate(
+      server, Update(deltas, 7 * counts[None], (), {}, counts=SKEWED[None]),
+      None, None, jax.random.key(1))
+  shares = rule(SKEWED, counts)
+  want = jax.tree.map(
+      lambda x, move: x + jnp.tensordot(shares, move[0], 1), server.model,
+      deltas)
+  chex.assert_trees_all_close(after.model, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('text, word', [
+    ('feddb(weights="equal")', 'weights'), ('feddb(profile="x")', 'profile'),
+    ('feddb(threshold=3)', 'threshold')])
+def test_bad_knobs_are_named(text, word):
+  with pytest.raises(ValueError, match=word):
+    methods.make(text, toy.task())
