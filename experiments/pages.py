@@ -198,21 +198,15 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
 
 def settings(root: pathlib.Path = ROOT) -> str:
   """A line for each setting."""
-  lines = ['| setting | what it is | tables of papers | our studies |',
-           '|---|---|---|---|']
+  lines = ['| setting | what it is | tables of papers |', '|---|---|---|']
   for script in scripts(root):
     doc = ast.get_docstring(ast.parse(script.read_text())) or script.stem
     tables = collections.Counter(
         re.split(r'[\d_]', name)[0] for name, table in papers.tables().items()
         if any(c['setting'] == script.stem for c in table.columns))
-    studies = [f'[{file.stem}](results/{file.stem}.md)'
-               for file in sorted((root / 'experiments' / 'results').glob(
-                   '*.md')) if re.search(rf'\b{script.stem}\b',
-                                         file.read_text())
-               and file.name != 'README.md']
     counts = ', '.join(f'{paper} {n}' for paper, n in tables.items())
     lines.append(f'| `{script.stem}` | {doc.partition(chr(10))[0]} | '
-                 f'{counts} | {", ".join(studies)} |')
+                 f'{counts} |')
   return '\n'.join(lines)
 
 
