@@ -93,7 +93,7 @@ def task(weights: dict[str, np.ndarray], rate: float, **changes: Any) -> Task:
 
 
 def federation(inputs: np.ndarray, labels: np.ndarray, num_classes: int,
-               *clients: tuple[int, int]) -> Federation:
+               *clients: tuple[int, int], server: int = 0) -> Federation:
   """Clients that hold the rows one after the other.
 
   Args:
@@ -102,19 +102,21 @@ def federation(inputs: np.ndarray, labels: np.ndarray, num_classes: int,
     num_classes: C.
     *clients: how many labeled and how many unlabeled rows each holds; its
       labeled ones come first.
+    server: how many labeled rows the server holds, before all others.
   """
   sizes = np.array(clients)
   wide = np.maximum(sizes.max(0), 1)
-  starts = np.cumsum(sizes).reshape(sizes.shape) - sizes
+  starts = server + np.cumsum(sizes).reshape(sizes.shape) - sizes
   tables = [starts[:, k, None] + np.minimum(
       np.arange(wide[k]), np.maximum(sizes[:, k, None] - 1, 0))
             for k in (0, 1)]
   shard = Shard(*(x.astype(np.int32) for x in (
       tables[0], sizes[:, 0], tables[1], sizes[:, 1])))
-  nothing = Shard(*(np.zeros(n, np.int32) for n in ((1,), (), (1,), ())))
+  own = Shard(*(np.asarray(x, np.int32) for x in (
+      np.arange(max(server, 1)), server, np.zeros(1), 0)))
   train = Examples(jnp.asarray(inputs), jnp.asarray(labels, jnp.int32))
   few = Examples(train.inputs[:1], train.labels[:1])
-  made = Federation(train, few, few, shard, nothing, num_classes=num_classes)
+  made = Federation(train, few, few, shard, own, num_classes=num_classes)
   return jax.tree.map(jnp.asarray, made)
 
 
