@@ -145,7 +145,7 @@ class _Log:
 def train(torch: Any, theirs: Any, rows: dict[str, np.ndarray]
           ) -> dict[str, np.ndarray]:
   """All rounds: weights and statistics after each, and who was in FIX."""
-  own, others = (_Rows(torch, *(rows[k][part] for k in ('inputs', 'labels')),
+  own, others = (_Rows(torch, rows['inputs'][part], rows['labels'][part],
                        _views) for part in (slice(ROWS), slice(ROWS, None)))
   everything = theirs.data.make_batchnorm_dataset_su(own, others)
   model = theirs.models.small()

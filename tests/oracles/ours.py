@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from fedjax_ssl import losses
+from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import (
     Examples,
     Federation,
@@ -188,6 +189,15 @@ def of_torchssl(stored_: dict[str, np.ndarray], **changes: Any) -> Task:
       'optimizer': lambda round_: optax.sgd(
           float(stored_['rate']), float(stored_['momentum']), nesterov=True)}
   return task(stored_, float(stored_['rate']), **{**given, **changes})
+
+
+def descent(stored_: dict[str, np.ndarray], name: str = 'sgd', **knobs: Any
+            ) -> optimizers.Scheduled:
+  """The optimizer of the stored rate, momentum and decay."""
+  rate, momentum, decay = (
+      float(stored_[k]) for k in ('rate', 'momentum', 'decay'))
+  return optimizers.make(name, learning_rate=rate, momentum=momentum,
+                         weight_decay=decay, **knobs)
 
 
 def means(metrics: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import State, Variables
 from fedjax_ssl.methods import proxyfl
 from tests.oracles import ours
@@ -62,10 +61,7 @@ def test_a_round_of_two_clients(monkeypatch: pytest.MonkeyPatch):
         STORED, 0, model=ours.perceptron(STORED, 'batch'), cohort_size=2,
         labeled_batch=batch, unlabeled_batch=batch,
         local_epochs=int(STORED['epochs']),
-        optimizer=optimizers.make('sgd', **{
-            knob: float(STORED[name]) for knob, name in (
-                ('learning_rate', 'rate'), ('momentum', 'momentum'),
-                ('weight_decay', 'decay'))})))
+        optimizer=ours.descent(STORED)))
     stats = {k: jnp.asarray(STORED[k]) for k in ('mean', 'variance')}
     state = State(proxyfl.Server(
         Variables(jax.tree.map(jnp.asarray, _parameters()), stats),

@@ -4,7 +4,6 @@ from __future__ import annotations
 import numpy as np
 
 from fedjax_ssl import losses, methods
-from fedjax_ssl.core import optimizers
 from tests.oracles import ours
 
 STORED = ours.stored('sage')
@@ -31,10 +30,7 @@ def test_weights_and_statistics_after_eight_steps():
   with ours.in_order():
     task = ours.of_torchssl(
         STORED, model=ours.perceptron(STORED, 'batch'),
-        optimizer=optimizers.make('sgd', **{
-            knob: float(STORED[name]) for knob, name in (
-                ('learning_rate', 'rate'), ('momentum', 'momentum'),
-                ('weight_decay', 'decay'))}))
+        optimizer=ours.descent(STORED))
     method = methods.make(
         f'sage(threshold={STORED["threshold"]}, keep_local=True, '
         f'unlabeled_weight={STORED["weight"]})', task)

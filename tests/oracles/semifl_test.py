@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import losses, methods
-from fedjax_ssl.core import optimizers
 from fedjax_ssl.methods import semifl
 from tests.oracles import ours
 
@@ -41,7 +40,7 @@ def test_rounds_in_which_clients_sit_out(monkeypatch: pytest.MonkeyPatch):
       STORED['inputs'], STORED['labels'], STORED['b1'].size,
       *[(0, size)] * num_clients, server=size)
   number = {name: float(STORED[name]) for name in (
-      'rate', 'momentum', 'decay', 'threshold', 'server_momentum')}
+      'threshold', 'server_momentum')}
   with ours.in_order():
     method = methods.make(
         'semifl(threshold={threshold}, server_momentum={server_momentum})'
@@ -50,11 +49,9 @@ def test_rounds_in_which_clients_sit_out(monkeypatch: pytest.MonkeyPatch):
             labels_at='server', cohort_size=num_clients, weak=_view(1),
             strong=_view(2), labeled_batch=batch, unlabeled_batch=batch,
             local_epochs=int(STORED['epochs']), schedule_rounds=len(masks),
-            optimizer=optimizers.make(
-                'nesterov', learning_rate=number['rate'],
-                momentum=number['momentum'], weight_decay=number['decay'],
-                schedule='cosine', horizon=len(masks))))
-    state = method.init(jax.random.key(0), data)
+            optimizer=ours.descent(STORED, 'nesterov', schedule='cosine',
+                                   horizon=len(masks))))
+    state = jax.jit(method.init)(jax.random.key(0), data)
     run = jax.jit(method.round)
     for i, mask in enumerate(masks):
       state, metrics = run(_with_variances(state, size / (size - 1)), data,
