@@ -17,8 +17,8 @@ def test_the_relation_matrix_its_distance_and_its_gradient():
     return losses.relation_matching(matrix, STORED['target'])[0], matrix
 
   with ours.in_order():
-    (value, matrix), slope = jax.value_and_grad(
-        distance, has_aux=True)(jnp.asarray(STORED['logits']))
+    (value, matrix), slope = jax.jit(jax.value_and_grad(
+        distance, has_aux=True))(jnp.asarray(STORED['logits']))
   ours.close(matrix, STORED['matrix'], 1e-7)
   ours.close(value, STORED['distance'], 1e-7)
   ours.close(slope, STORED['gradient'], 1e-7)

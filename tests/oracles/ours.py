@@ -223,10 +223,10 @@ def hold_fixmatch(stored_: dict[str, np.ndarray], accepted: str,
     threshold: of the loss; a bar of each class, or the same for all.
   """
   weak, strong = (stored_[f'{k}_logits'] for k in ('weak', 'strong'))
-  labels, sure = losses.pseudo_label(
+  labels, sure = jax.jit(losses.pseudo_label)(
       weak, threshold=float(stored_['threshold']))
-  (loss, metrics), slope = jax.value_and_grad(
-      losses.fixmatch, has_aux=True)(strong, weak, threshold=threshold)
+  (loss, metrics), slope = jax.jit(jax.value_and_grad(
+      losses.fixmatch, has_aux=True))(strong, weak, threshold=threshold)
   np.testing.assert_array_equal(labels, stored_['chosen'])
   np.testing.assert_array_equal(sure, stored_[accepted])
   close(metrics['mask_rate'], stored_['mask_rate'])

@@ -22,7 +22,7 @@ def test_the_contrast_and_its_gradients():
     return values.mean()
 
   with ours.in_order():
-    value, slopes = jax.value_and_grad(mean, (0, 1))(
+    value, slopes = jax.jit(jax.value_and_grad(mean, (0, 1)))(
         jnp.asarray(STORED['features']), jnp.asarray(STORED['w1']))
   ours.close(value, STORED['contrast'], 1e-9)
   for slope, name in zip(slopes, ('features', 'proxies'), strict=True):

@@ -1,6 +1,7 @@
 """SAGE computes what its authors' code did; see `make_sage`."""
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from fedjax_ssl import losses, methods
@@ -14,7 +15,7 @@ def test_the_blended_labels_of_every_step():
       STORED[name].reshape(-1, STORED['b1'].size) for name in (
           'logits_u_w', 'logits_u_w_global', 'final_targets_u'))
   with ours.in_order():
-    targets, accepted, share = losses.blended_label(
+    targets, accepted, share = jax.jit(losses.blended_label)(
         local, received, threshold=float(STORED['threshold']))
   sure = STORED['mask_local'].ravel()
   ours.close(targets, theirs)
