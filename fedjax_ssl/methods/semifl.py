@@ -20,7 +20,9 @@ The authors train with norm='static', nesterov (0.03, momentum 0.9, weight
 decay 5e-4), lr_schedule='cosine', 5 epochs a round and batches of 10. Their
 code labels a weak view, draws one lambda a batch, which it does not fold to
 above a half, and reports the best round by the test set; here the last counts.
-Their batch statistics are taken over the pooled rows, here over each client's.
+It draws MIX anew in every epoch; here it is drawn once a round.
+Their batch statistics are taken over the pooled rows, here over each client's;
+and the variances that label rows and predict are unbiased there, biased here.
 """
 from __future__ import annotations
 

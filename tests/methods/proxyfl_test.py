@@ -199,9 +199,19 @@ def test_the_contrast_trains_its_projections():
 
 
 def test_true_labels_enter_the_contrast():
-  a, b = (weights(one_round(f'proxyfl(tuning_epochs=0, true_labels={x})')[1])
-          for x in (False, True))
-  assert not np.allclose(a, b, atol=1e-6)
+  """And the received model is not asked about the rows that have them."""
+  (_, a, asked), (_, b, told) = (
+      one_round(f'proxyfl(tuning_epochs=0, true_labels={x})')
+      for x in (False, True))
+  assert not np.allclose(weights(a), weights(b), atol=1e-6)
+  forward, backward, fewer = (float(x) for x in (
+      asked['forward_passes'], asked['backward_passes'],
+      told['forward_passes']))
+  # L + 2 U rows train. Of the L + U that the received model sees, U are left.
+  unlabeled = fewer - backward
+  labeled = backward - 2 * unlabeled
+  assert labeled > 0
+  np.testing.assert_allclose(forward, 2 * labeled + 3 * unlabeled)
 
 
 @pytest.mark.parametrize('threshold', [0.0, 1.1])

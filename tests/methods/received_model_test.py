@@ -44,9 +44,13 @@ def _shared(text):
 
 @pytest.mark.parametrize('text, rows', [
     ('fixmatch', None), ("fixmatch(labeler='global')", 4), ('sage', 4),
-    ('proxyfl', 7), ('proxyfl(contrast_weight=0.0)', 4)])
+    ('proxyfl', 7), ('proxyfl(true_labels=True)', 4),
+    ('proxyfl(contrast_weight=0.0)', 4), ('semifl', 12), ('fl2', 12)])
 def test_the_received_model_sees_all_clients_rows_as_one_batch(text, rows):
-  """`rows` of each client: the 4 unlabeled ones of a step, or the 3 others."""
+  """`rows` of each client: the 4 unlabeled ones of a step, with the 3 others.
+
+  Or all its unlabeled ones, which are labeled before the first step.
+  """
   assert _shared(text) == ([] if rows is None else [TOGETHER * rows])
 
 

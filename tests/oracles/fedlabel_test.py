@@ -16,8 +16,8 @@ STORED = ours.stored('fedlabel')
 
 
 def test_the_choice_of_labels():
-  choice = selection.select(*STORED['logits'],
-                            threshold=float(STORED['threshold']))
+  choice = jax.jit(selection.select)(
+      *STORED['logits'], threshold=float(STORED['threshold']))
   places = np.flatnonzero(choice.accepted)
   np.testing.assert_array_equal(places, STORED['places'])
   np.testing.assert_array_equal(choice.labels[places], STORED['chosen'])

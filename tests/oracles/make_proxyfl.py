@@ -120,10 +120,10 @@ def main() -> None:
   authors.save(
       out, COMMIT, threshold=args.threshold, weight=args.lambda_u,
       rate=make_sage.RATE, momentum=make_sage.MOMENTUM, decay=make_sage.DECAY,
-      clients=CLIENTS, batch=BATCH, epochs=args.local_epochs, tuning_epochs=TUNING_EPOCHS,
-      tuning_rate=TUNING_RATE, tuning_batch=TUNING_BATCH, prior=PRIOR,
-      counts=np.array(counts), after_prior=prior, **rows, **weights, **stored,
-      **numbers_of(after, 'after_'),
+      clients=CLIENTS, batch=BATCH, epochs=args.local_epochs, prior=PRIOR,
+      tuning_epochs=TUNING_EPOCHS, tuning_rate=TUNING_RATE,
+      tuning_batch=TUNING_BATCH, counts=np.array(counts), after_prior=prior,
+      **rows, **weights, **stored, **numbers_of(after, 'after_'),
       **contrast(torch, theirs.Local(args), rng))
 
 

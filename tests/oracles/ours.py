@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from fedjax_ssl import losses, methods
+from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import (
     Examples,
     Federation,
@@ -93,7 +94,7 @@ def task(weights: dict[str, np.ndarray], rate: float, **changes: Any) -> Task:
 
 
 def federation(inputs: np.ndarray, labels: np.ndarray, num_classes: int,
-               *clients: tuple[int, int]) -> Federation:
+               *clients: tuple[int, int], server: int = 0) -> Federation:
   """Clients that hold the rows one after the other.
 
   Args:
@@ -102,19 +103,21 @@ def federation(inputs: np.ndarray, labels: np.ndarray, num_classes: int,
     num_classes: C.
     *clients: how many labeled and how many unlabeled rows each holds; its
       labeled ones come first.
+    server: how many labeled rows the server holds, before all others.
   """
   sizes = np.array(clients)
   wide = np.maximum(sizes.max(0), 1)
-  starts = np.cumsum(sizes).reshape(sizes.shape) - sizes
+  starts = server + np.cumsum(sizes).reshape(sizes.shape) - sizes
   tables = [starts[:, k, None] + np.minimum(
       np.arange(wide[k]), np.maximum(sizes[:, k, None] - 1, 0))
             for k in (0, 1)]
   shard = Shard(*(x.astype(np.int32) for x in (
       tables[0], sizes[:, 0], tables[1], sizes[:, 1])))
-  nothing = Shard(*(np.zeros(n, np.int32) for n in ((1,), (), (1,), ())))
+  own = Shard(*(np.asarray(x, np.int32) for x in (
+      np.arange(max(server, 1)), server, np.zeros(1), 0)))
   train = Examples(jnp.asarray(inputs), jnp.asarray(labels, jnp.int32))
   few = Examples(train.inputs[:1], train.labels[:1])
-  made = Federation(train, few, few, shard, nothing, num_classes=num_classes)
+  made = Federation(train, few, few, shard, own, num_classes=num_classes)
   return jax.tree.map(jnp.asarray, made)
 
 
@@ -188,6 +191,15 @@ def of_torchssl(stored_: dict[str, np.ndarray], **changes: Any) -> Task:
   return task(stored_, float(stored_['rate']), **{**given, **changes})
 
 
+def descent(stored_: dict[str, np.ndarray], name: str = 'sgd', **knobs: Any
+            ) -> optimizers.Scheduled:
+  """The optimizer of the stored rate, momentum and decay."""
+  rate, momentum, decay = (
+      float(stored_[k]) for k in ('rate', 'momentum', 'decay'))
+  return optimizers.make(name, learning_rate=rate, momentum=momentum,
+                         weight_decay=decay, **knobs)
+
+
 def means(metrics: dict[str, Any]) -> dict[str, np.ndarray]:
   """Metrics of one round as numbers."""
   return {name: np.asarray(value.total / value.rows) if isinstance(
@@ -211,10 +223,10 @@ def hold_fixmatch(stored_: dict[str, np.ndarray], accepted: str,
     threshold: of the loss; a bar of each class, or the same for all.
   """
   weak, strong = (stored_[f'{k}_logits'] for k in ('weak', 'strong'))
-  labels, sure = losses.pseudo_label(
+  labels, sure = jax.jit(losses.pseudo_label)(
       weak, threshold=float(stored_['threshold']))
-  (loss, metrics), slope = jax.value_and_grad(
-      losses.fixmatch, has_aux=True)(strong, weak, threshold=threshold)
+  (loss, metrics), slope = jax.jit(jax.value_and_grad(
+      losses.fixmatch, has_aux=True))(strong, weak, threshold=threshold)
   np.testing.assert_array_equal(labels, stored_['chosen'])
   np.testing.assert_array_equal(sure, stored_[accepted])
   close(metrics['mask_rate'], stored_['mask_rate'])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import State, Variables
 from fedjax_ssl.methods import proxyfl
 from tests.oracles import ours
@@ -23,7 +22,7 @@ def test_the_contrast_and_its_gradients():
     return values.mean()
 
   with ours.in_order():
-    value, slopes = jax.value_and_grad(mean, (0, 1))(
+    value, slopes = jax.jit(jax.value_and_grad(mean, (0, 1)))(
         jnp.asarray(STORED['features']), jnp.asarray(STORED['w1']))
   ours.close(value, STORED['contrast'], 1e-9)
   for slope, name in zip(slopes, ('features', 'proxies'), strict=True):
@@ -62,10 +61,7 @@ def test_a_round_of_two_clients(monkeypatch: pytest.MonkeyPatch):
         STORED, 0, model=ours.perceptron(STORED, 'batch'), cohort_size=2,
         labeled_batch=batch, unlabeled_batch=batch,
         local_epochs=int(STORED['epochs']),
-        optimizer=optimizers.make('sgd', **{
-            knob: float(STORED[name]) for knob, name in (
-                ('learning_rate', 'rate'), ('momentum', 'momentum'),
-                ('weight_decay', 'decay'))})))
+        optimizer=ours.descent(STORED)))
     stats = {k: jnp.asarray(STORED[k]) for k in ('mean', 'variance')}
     state = State(proxyfl.Server(
         Variables(jax.tree.map(jnp.asarray, _parameters()), stats),

@@ -1,10 +1,10 @@
 """SAGE computes what its authors' code did; see `make_sage`."""
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from fedjax_ssl import losses, methods
-from fedjax_ssl.core import optimizers
 from tests.oracles import ours
 
 STORED = ours.stored('sage')
@@ -15,7 +15,7 @@ def test_the_blended_labels_of_every_step():
       STORED[name].reshape(-1, STORED['b1'].size) for name in (
           'logits_u_w', 'logits_u_w_global', 'final_targets_u'))
   with ours.in_order():
-    targets, accepted, share = losses.blended_label(
+    targets, accepted, share = jax.jit(losses.blended_label)(
         local, received, threshold=float(STORED['threshold']))
   sure = STORED['mask_local'].ravel()
   ours.close(targets, theirs)
@@ -31,10 +31,7 @@ def test_weights_and_statistics_after_eight_steps():
   with ours.in_order():
     task = ours.of_torchssl(
         STORED, model=ours.perceptron(STORED, 'batch'),
-        optimizer=optimizers.make('sgd', **{
-            knob: float(STORED[name]) for knob, name in (
-                ('learning_rate', 'rate'), ('momentum', 'momentum'),
-                ('weight_decay', 'decay'))}))
+        optimizer=ours.descent(STORED))
     method = methods.make(
         f'sage(threshold={STORED["threshold"]}, keep_local=True, '
         f'unlabeled_weight={STORED["weight"]})', task)
