@@ -98,7 +98,8 @@ def _group(nodeid: str) -> str:
 # Tests that run programs and tools.
 _PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
              'tests/methods/program_test.py',
-             'tests/training/devices_test.py')
+             'tests/training/devices_test.py',
+             'tests/training/round_hlo_test.py')
 
 
 # Groups of a minute of processors, or half a minute of waiting; longest first.

@@ -264,7 +264,7 @@ def test_bad_knobs_are_named(text, word):
 
 @pytest.mark.parametrize('text', [
     "fixmatch(server='local', threshold=0.0)",
-    "uda(server='local', threshold=0.0)"])
+    *wider("uda(server='local', threshold=0.0)")])
 def test_semi_supervised_methods_without_communication(text):
   before, after, metrics = one_round(text, cohort_size=toy.NUM_CLIENTS)
   chex.assert_trees_all_equal(before.server, after.server)

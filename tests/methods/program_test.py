@@ -106,9 +106,10 @@ def _regular(text: str) -> tuple[int, ...]:
 REGULAR = _dealt([(*case, _regular(case[0])) for case in DEFAULTS], 0)
 WIDER = _dealt([(*case, _DEVICES) for case in CASES if case not in DEFAULTS],
                _SHARES)
-# The rest of the defaults', to be compared with what they came to above.
-FOUR = _dealt([(work.text, work.place, (4,)) for work in REGULAR
-               if 4 not in work.devices], _SHARES)
+# Those of the defaults that are left, each in a process beside that of its
+# `REGULAR`, with which it is compared.
+FOUR = [Work(work.text, work.place, (4,), 2 * _SHARES + work.share)
+        for work in REGULAR if 4 not in work.devices]
 
 
 def trained(text: str, place: str, devices: Sequence[int], **changes: Any
@@ -217,11 +218,10 @@ def test_so_do_profiles_and_labels_at_the_server(results, text, place, share):
 
 
 @pytest.mark.thorough
-@_of(FOUR)
+@_of([w for w in REGULAR if 4 not in w.devices])
 def test_four_devices_train_and_evaluate_as_one(results, text, place, share):
-  regular, = (w.share for w in REGULAR if w.text == text)
-  one, *_ = results(regular)[f'{text}-{place}']
-  four, = results(share)[f'{text}-{place}']
+  one, *_ = results(share)[f'{text}-{place}']
+  four, = results(2 * _SHARES + share)[f'{text}-{place}']
   _agree([one, four])
 
 

@@ -32,15 +32,17 @@ from tests.training import compiled, networks
 
 _CODE = """
 import json
+import sys
 from tests.training import round_hlo_test
-print(json.dumps(round_hlo_test.everything()))
+print(json.dumps(round_hlo_test.everything(*sys.argv[1:])))
 """
 PRIVATE = ("fedssl(gan_width=4, noise_size=3, dp_scope='all', "
            'noise_multiplier=1.0, use_real=False)')
 # Several views, gradients through a gradient, gradients of every row. XLA makes
 # no convolution where it is given none: these need not be compiled.
 LOWERED = ('fixmatch', 'feddure', PRIVATE)
-TILED = ('fedavg', *LOWERED)
+REGULAR = ('fedavg', 'feddure')
+WIDER = ('fixmatch', PRIVATE)
 _HAS_ACCOUNTS = importlib.util.find_spec('dp_accounting') is not None
 
 
@@ -171,15 +173,19 @@ COUNTER = {
 }
 
 
-def everything() -> dict[str, Any]:
-  """Reports of all methods and of all that must be found out."""
+def everything(*texts: str) -> dict[str, Any]:
+  """Reports of methods, and of all that must be found out without them.
+
+  Args:
+    *texts: the methods; without any those of `REGULAR`, and `COUNTER`.
+  """
   import concurrent.futures
   jobs: dict[str, Any] = {f'tiles {text}': functools.partial(_tiled, text)
-           for text in TILED if text != PRIVATE or _HAS_ACCOUNTS}
+           for text in texts or REGULAR}
   toy.federation()  # Made once.
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     running = {name: pool.submit(job)
-               for name, job in {**jobs, **COUNTER}.items()}
+               for name, job in {**jobs, **({} if texts else COUNTER)}.items()}
     return {name: one.result() for name, one in running.items()}
 
 
@@ -188,10 +194,26 @@ def reports(run_python) -> dict[str, Any]:
   return json.loads(run_python(_CODE, devices=2).splitlines()[-1])
 
 
-@pytest.mark.parametrize('text', TILED)
+@pytest.fixture(scope='module')
+def more_reports(run_python) -> dict[str, Any]:
+  texts = [text for text in WIDER if text != PRIVATE or _HAS_ACCOUNTS]
+  return json.loads(run_python(_CODE, *texts, devices=2).splitlines()[-1])
+
+
+@pytest.mark.parametrize('text', REGULAR)
 def test_tiles_and_patches_stay_products(reports, text):
+  _are_products(text, reports)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('text', WIDER)
+def test_so_do_those_of_other_methods(more_reports, text):
   if text == PRIVATE:
     pytest.importorskip('dp_accounting')
+  _are_products(text, more_reports)
+
+
+def _are_products(text: str, reports: dict[str, Any]) -> None:
   report = reports[f'tiles {text}']
   assert not report['given'] and report['products'] > 20
   if text not in LOWERED:
