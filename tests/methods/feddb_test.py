@@ -21,11 +21,11 @@ SKEWED = jnp.array([[.7, .2, .1], [.1, .8, .1], [.2, .1, .7], [.8, .1, .1]])
 
 
 def test_predictions_of_equal_classes_stay():
-  p = np.random.default_rng(0).dirichlet(np.ones(3), 5)
+  p = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(3), 5))
   np.testing.assert_allclose(feddb.debiased(p, jnp.full(3, 1 / 3)), p,
                              rtol=1e-5)
   np.testing.assert_allclose(feddb.debiased(p, jnp.zeros(3)), p, rtol=1e-5)
-  shares = np.array([.6, .3, .1])
+  shares = jnp.array([.6, .3, .1])
   np.testing.assert_allclose(feddb.debiased(shares[None], shares)[0],
                              np.full(3, 1 / 3), rtol=1e-5)
 
