@@ -79,7 +79,8 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   meant = f'. Did you mean --{near[0].replace(", ", ", --")}?' if near else ''
   if near and _is_typo(knob):  # Said at once, without loading JAX.
     return f'{word} is no flag{meant}'
-  if short := [name for name in config.OPTIONS if knob == _initials(name)]:
+  if short := [name for name in config.OPTIONS
+               if knob == checks.initials(name)]:
     return f'{word} is no flag. {_did_you_mean(short)}'
   from fedjax_ssl import task
   for field, known in task.REGISTRIES.items():
@@ -98,11 +99,6 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   if parts := [name for name in config.OPTIONS if knob in name.split('_')]:
     meant = f'. {_did_you_mean(parts)}'
   return f'{word} is no flag' + (meant or '; --help lists all.')
-
-
-def _initials(name: str) -> str:
-  """What people write for a long name, as lr for learning_rate."""
-  return ''.join(part[0] for part in name.split('_'))
 
 
 def _did_you_mean(names: Sequence[str]) -> str:

@@ -87,5 +87,12 @@ def profile(profiles: Mapping[str, Mapping[str, Any]], name: str,
 
 def near(name: str, allowed: Iterable[str]) -> str:
   """Returns ' Did you mean ...?' for the nearest allowed name, or nothing."""
-  found = difflib.get_close_matches(name, allowed, n=1)
+  allowed = [*allowed]
+  found = difflib.get_close_matches(name, allowed, n=1) or [
+      full for full in allowed if name == initials(full)][:1]
   return f' Did you mean {found[0]!r}?' if found else ''
+
+
+def initials(name: str) -> str:
+  """What people write for a long name, as lr for learning_rate."""
+  return ''.join(part[:1] for part in name.split('_'))

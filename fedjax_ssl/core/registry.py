@@ -261,7 +261,7 @@ def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
   version = getattr(point.dist, 'version', '')
   try:
     given = point.load()  # What is loaded may register itself.
-    made = known[name] if name in known else known.adapt(given)
+    made: Any = known[name] if name in known else known.adapt(given)
   except Exception as error:
     last = (str(error).strip().splitlines() or [''])[-1]
     raise ValueError(

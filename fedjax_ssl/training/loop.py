@@ -113,7 +113,8 @@ def _listening() -> Iterator[threading.Event]:
 
 
 def train(method: Method, federations: Federation | Sequence[Federation], *,
-          num_rounds: int, seeds: Sequence[int] = (0,), eval_every: int = 1,
+          num_rounds: int, seeds: Sequence[int] | None = None,
+          eval_every: int = 1,
           checkpoint_every: int = 0, seed_map: str = 'auto',
           mesh: Mesh | None = None, saved: tuple[int, PyTree] | None = None,
           observer: Observer | None = None) -> Result:
@@ -126,6 +127,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
       ramps also span this many, unless `TaskSpec.schedule_rounds` is set; set
       it if the run may be extended later.
     seeds: integers; each fixes the initial values and all draws of a run.
+      None is 0, 1, ..., one for each federation.
     eval_every: rounds between rows; the last round always gets one; 0 is the
       last round only.
     checkpoint_every: rounds between saves; 0 saves at the end only.
@@ -149,6 +151,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   if min(eval_every, checkpoint_every) < 0:
     raise ValueError(f'eval_every={eval_every} and checkpoint_every='
                      f'{checkpoint_every} must be at least 0.')
+  seeds = range(len(federations)) if seeds is None else seeds
   if len(set(seeds)) < len(seeds) or len(federations) != len(seeds):
     raise ValueError(f'{len(federations)} federations do not go with the '
                      f'seeds {list(seeds)}: one for each, all different.')

@@ -249,6 +249,7 @@ def test_arrays_functions_and_seeds():
 
 @pytest.mark.parametrize('options, error, words', [
     ({'label_per_class': 5}, TypeError, "'label_per_class'. .*'labels_per_cl"),
+    ({'lr': .1}, TypeError, "'lr'. Did you mean 'learning_rate'"),
     ({'eval_only': True}, TypeError, 'It is of the programs'),
     ({'rounds': 1, 'num_rounds': 2}, TypeError, 'num_rounds is given twice'),
     ({'clients': 0}, ValueError, 'num_clients=0: must be'),

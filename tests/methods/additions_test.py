@@ -81,7 +81,7 @@ def test_a_rule_itself_is_one_by_name_too(tmp_path):
   assert aggregators.AGGREGATORS.adapt(aggregators.krum) is aggregators.krum
   (tmp_path / 'rule.py').write_text(
       'def last(stacked, weights):\n  return {"w": stacked["w"][-1]}\n')
-  rule = aggregators.make(f'{tmp_path}/rule.py:last')
+  rule: Any = aggregators.make(f'{tmp_path}/rule.py:last')
   np.testing.assert_array_equal(rule(stacked, weights)['w'], [3., 7.])
   with pytest.raises(ValueError, match='no knob'):
     aggregators.make(f'{tmp_path}/rule.py:last(by=2)')

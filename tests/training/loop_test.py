@@ -82,6 +82,13 @@ def test_seeds_together_agree_with_seeds_apart():
                            for s in apart.states])
 
 
+def test_each_federation_of_a_list_has_a_seed():
+  federation = toy.federation()[0]
+  several = loop.train(method(), [federation, federation], num_rounds=2)
+  named, _, _ = train(2, seeds=(0, 1))
+  chex.assert_trees_all_equal(several.states, named.states)
+
+
 def test_a_saved_run_may_go_on_under_the_other_seed_map():
   _, _, saves = train(3, seeds=(3, 8), seed_map='map')
   saved = (3, saves[3])
