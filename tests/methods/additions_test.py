@@ -135,7 +135,7 @@ print(json.dumps([additions_test.on_devices(x) for x in sys.argv[1:]]))
 
 def on_devices(rule: str):
   return program_test.trained(
-      'fedavg', 'clients', (1, 4), aggregator=aggregators.make(rule),
+      'fedavg', 'clients', (1, 2, 4), aggregator=aggregators.make(rule),
       server_optimizer=server_optimizers.make('adam'),
       attack=attacks.make('noise'))
 
