@@ -1,9 +1,11 @@
 """What every registered method must hold, wherever labels live."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import functools
 import inspect
+import itertools
+from typing import Any
 
 import chex
 import pytest
@@ -16,6 +18,11 @@ from tests.thorough import wider
 # One method's other half: helpers by similarity, not in every round, and
 # messages of differences.
 OTHER = "fedmatch(profile='v3code', helper_interval=2)"
+# One of each kind of round; that of the others differs in a client's step
+# alone, so that for them these are more samples.
+_AT_SERVER = ('fedmatch', 'fixmatch', 'fl2', 'semifl')
+_TOGETHER = ('feddure', 'fedmatch', 'fedssl', 'fixmatch', 'local', 'proxyfl',
+             'rscfed', 'semifl')
 
 
 def _others() -> list[str]:
@@ -34,9 +41,18 @@ def _cases(texts: Iterable[str]) -> list[tuple[str, str]]:
   return [(text, place) for text in texts for place in _places(text)]
 
 
-cases = pytest.mark.parametrize('text, place', [
-    *_cases(methods.METHODS), *wider(*_cases(_others()))])
-texts = pytest.mark.parametrize('text', [*methods.METHODS, *wider(*_others())])
+def _split(cases: list[Any], usual: Callable[[Any], bool]) -> list[Any]:
+  """The cases, of which those that are not usual are thorough."""
+  return [*filter(usual, cases),
+          *wider(*itertools.filterfalse(usual, cases))]
+
+
+cases = pytest.mark.parametrize('text, place', _split(
+    _cases([*methods.METHODS, *_others()]),
+    lambda case: case[0] in methods.METHODS and (
+        case[1] == 'clients' or case[0] in _AT_SERVER)))
+texts = pytest.mark.parametrize('text', _split(
+    [*methods.METHODS, *_others()], lambda text: text in _TOGETHER))
 
 
 @functools.lru_cache
