@@ -156,7 +156,9 @@ def trained(text: str, place: str, devices: Sequence[int], **changes: Any
   try:
     found = [one(count) for count in devices]
     if (text, place) in DEFAULTS and 2 in devices:
-      found.append(compiled.report(runs[devices.index(2)]))
+      run = runs[devices.index(2)]
+      found.append({**compiled.report(run), 'elsewhere': len(
+          compiled.lowered_for(run, ('cuda', 'tpu')))})
     return found
   except Exception as error:  # The other methods are run all the same.
     return [{'error': f'{type(error).__name__}: {error}'}]
@@ -240,6 +242,7 @@ def test_nothing_slow_in_a_round(results, text, place, share):
   assert report['exchanges'] and not report['strange'], report
   # From the first state on, which is made and placed as runs do it.
   assert report['programs'] == [1, 1]
+  assert report['elsewhere']  # It is lowered for accelerators too.
 
 
 @pytest.mark.parametrize('share', [

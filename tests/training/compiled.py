@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from tests import hlo
@@ -40,11 +41,20 @@ def programs(runs: Any) -> list[int]:
   return counts
 
 
+def lowered_for(runs: Any, platforms: tuple[str, ...]) -> str:
+  """The program of a run as other devices would get it, not compiled."""
+  return jax.export.export(runs._run, platforms=platforms)(
+      *_arguments(runs)).mlir_module()
+
+
+def _arguments(runs: Any) -> tuple[Any, ...]:
+  return (runs.states[0], runs._totals[0], runs._federations[0], jnp.int32(0),
+          jnp.int32(1), runs._roots[0][1])
+
+
 def report(runs: Any, compiled: bool = True) -> dict[str, Any]:
   """What there is to say of the program that a run compiles, and calls."""
-  lowered = runs._run.lower(
-      runs.states[0], runs._totals[0], runs._federations[0], jnp.int32(0),
-      jnp.int32(1), runs._roots[0][1])
+  lowered = runs._run.lower(*_arguments(runs))
   given = lowered.as_text()
   found = {'given': given.count('stablehlo.convolution'),
            'products': given.count('stablehlo.dot_general'),
