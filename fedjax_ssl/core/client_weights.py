@@ -1,6 +1,8 @@
 """A client's weight: how much its update counts in the mean of all updates.
 
-Methods call `client_weight` and put the result into `Update.weight`.
+Most methods call `client_weight` and put the result into `Update.weight`. In
+`semifl` who has rows to learn from counts alike, `fl2` weighs by its clients'
+thresholds, and the server of `feddb` computes weights of its own.
 """
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _jobs(told: config.Config, given: Collection[str],
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))
-  told = convolutions.decided(told, dataset)
+  told = convolutions.decided(told, dataset, deals)
   ours = source.dataset is None and (
       settings.SETTINGS.get(setting.name) is setting)
   # Who runs the command again is told what made the run.

@@ -112,14 +112,14 @@ def adamatch(task: Task, *, profile: str = 'paper',
       where rows do not depend on their batch, and at the server.
     ramp: share of the run over which L_u gains weight; 0 is none.
     align: whether predictions are aligned with those of labeled rows.
-    unlabeled_weight: mu of the paper; 0 leaves the supervised part.
+    unlabeled_weight: of the unlabeled rows' loss; 0 leaves the supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. `bar` is the mean over steps of what a row must reach.
+    The method. `bar` is what a row must reach, the mean over rows.
   """
   chosen = checks.profile(
       _PROFILES, profile, threshold=threshold, decay=decay, form=form,
@@ -190,7 +190,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
           batch: Pair, key: jax.Array) -> tuple[jax.Array, Aux]:
   """What a client minimises."""
   rows = batch.unlabeled
-  assert rows is not None and batch.progress is not None
+  assert rows is not None
   target, labeled, strong = network.views(task, batch, key)
   known = _known(task, s, labeled, batch.labeled, key)
   weak, (*logits, ours), stats = network.forward_with_targets(
@@ -207,8 +207,10 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
   loss, _ = losses.cross_entropy(
       ours, labels if s.form == 'soft' else labels.argmax(-1).astype(jnp.int32),
       rows.mask * sure, total=rows.mask.sum())
-  rising: Number = losses.ramp_up(
-      batch.progress, s.ramp, shape='cosine') if s.ramp else 1.0
+  rising: Number = 1.0
+  if s.ramp:
+    assert batch.progress is not None
+    rising = losses.ramp_up(batch.progress, s.ramp, shape='cosine')
   loss, metrics = objective.total(
       batch, loss, _labeled_loss(logits, batch.labeled),
       weight=s.unlabeled_weight * rising,

@@ -17,8 +17,8 @@ uniform.
 
 'paper' minimises the square of what is missing to that over all weights that
 sum to one. 'code' does what the authors' loop does: 100 times a step of rate 1,
-with a decay of .9, on the mean square, and a softmax of the weights. These stay
-near equal: where all were between 0 and 1, none is e times another.
+with a decay of .9, on the mean square, and a softmax of the weights. On the
+clients of the authors' code these stay near equal.
 
 The authors' clients take one step an epoch, on all their labels and all rows
 that they keep; here batches are the task's. Where they keep no row they train
@@ -87,7 +87,15 @@ def balanced(shares: jax.Array, active: jax.Array) -> jax.Array:
 
 
 def softmax_weights(shares: jax.Array, active: jax.Array) -> jax.Array:
-  """The same as the authors' code finds them; see the module's docstring."""
+  """Weights as the authors' code finds them; see the module's docstring.
+
+  Args:
+    shares: float32[S, C], mean predictions.
+    active: float32[S], 1 for clients that count.
+
+  Returns:
+    float32[S], summing to one over these.
+  """
   size = shares.shape[-1]
   shares = jnp.where(active[:, None] > 0, shares, 0)
 
@@ -129,7 +137,7 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
       momentum. A rule of its own gets FedDB's weights.
     profile: 'paper' or 'code', how the server weighs its clients; see the
       module's docstring.
-    weights: 'balanced' is the former, 'softmax' the latter, 'uniform' neither;
+    weights: 'balanced' is the paper's, 'softmax' the code's, 'uniform' neither;
       None is the profile's.
     threshold: confidence tau from which on a row is learnt; 0 all rows, 1.1
       none.
@@ -184,7 +192,7 @@ def debiased(probabilities: jax.Array, shares: jax.Array) -> jax.Array:
 def _client_update(task: Task, s: alternate.Settings, threshold: float,
                    debias: bool, loss_fn: LossFn, payload: Any, client: Client,
                    key: jax.Array) -> Update:
-  # As SemiFL, which has two more.
+  # As SemiFL, whose two others draw the rows to blend with.
   keys = jax.random.split(key, 5)
   table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
   shares = table.sum(0) / jnp.maximum(client.shard.num_unlabeled, 1)

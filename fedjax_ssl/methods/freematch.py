@@ -65,10 +65,10 @@ def freematch(task: Task, *, decay: float = 0.999,
               keep_local: bool = False) -> Method:
   """FixMatch whose bars are learnt from the confidence, and a fairness term.
 
-  The averages are a client's own, as they tell its rows, and stay on it from
-  round to round as FlexMatch's memory does: with the published decay a round
-  alone would hardly move them. So it is wherever the labels are; nothing more
-  is sent. A batch without unlabeled rows moves nothing.
+  The averages describe a client's own rows and stay on it from round to round,
+  as FlexMatch's memory does, also with labels at the server: with the published
+  decay one round would hardly move them. Nothing more is sent. A batch without
+  unlabeled rows moves nothing.
 
   Args:
     task: the static choices.
@@ -87,7 +87,8 @@ def freematch(task: Task, *, decay: float = 0.999,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. `bar` is tau, the mean over steps.
+    The method. `bar` is tau, and `fairness_loss` the term that spreads the
+    predictions, both means over rows.
   """
   def remember(federation: Federation) -> Seen:
     size = task.num_classes

@@ -74,10 +74,10 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
               weighting: str = 'examples', keep_local: bool = False) -> Method:
   """FixMatch with a truncated Gaussian in place of its threshold.
 
-  The averages are a client's own, as they tell its rows, and stay on it from
-  round to round as FlexMatch's memory does: with the published decay a round
-  alone would hardly move them. So it is wherever the labels are; nothing more
-  is sent. A batch without unlabeled rows moves nothing.
+  The averages describe a client's own rows and stay on it from round to round,
+  as FlexMatch's memory does, also with labels at the server: with the published
+  decay one round would hardly move them. Nothing more is sent. A batch without
+  unlabeled rows moves nothing.
 
   Args:
     task: the static choices.
@@ -94,8 +94,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. `mask_rate` is the mean weight of a row, and `bar` is mu, the
-    mean over steps.
+    The method. `mask_rate` is the mean weight of a row, and `bar` the mean
+    confidence at its peak, both means over rows.
   """
   def remember(federation: Federation) -> Seen:
     size = federation.num_clients

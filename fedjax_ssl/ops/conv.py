@@ -82,7 +82,7 @@ def noting() -> Iterator[list[Layer]]:
   try:
     yield found
   finally:
-    _NOTED.remove(found)
+    _NOTED.pop()  # Blocks end in the order of their nesting.
 
 
 def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
@@ -199,6 +199,12 @@ def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
   if min(window.out) < max(window.kernel):
     return 'gemm'  # XLA would swap map and kernel, to an order that is slow.
   return 'reordered'
+
+
+def is_tileable(layer: Layer) -> bool:
+  """Whether 'winograd' is a form of its own for a layer."""
+  return _tileable(conv_geometry.window(layer.size, layer.kernel, layer.stride,
+                                        layer.padding))
 
 
 def _tileable(window: conv_geometry.Window) -> bool:

@@ -1,13 +1,14 @@
 """Finds the fastest form of each convolution by running it.
 
-A form is timed as training uses it: forward and both gradients, inside a loop,
-with weights of each client. What was measured is kept in a file, for device
-kind, version of JAX, layer, rows, clients and dtype, and read again.
+A form is timed much as training uses it: forward and both gradients, inside a
+loop, with weights of each client; pooling is left out. What was measured is
+kept in a file, for machine, layer, rows, clients and dtype, and read again.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 import json
+import math
 import os
 import pathlib
 import tempfile
@@ -20,11 +21,13 @@ import jax.numpy as jnp
 
 from fedjax_ssl.ops import conv
 
-# The forms that are tried; 'reordered' is made for XLA:CPU's kernels.
+# The forms that are tried, the plainest first; 'reordered' is made for XLA:CPU.
 FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
+# Another form must take at most this share of the plainest form's time: noise
+# should not choose.
+_CLEARLY = 0.95
+Table = dict[str, dict[str, float]]
 _FAILURES = (jax.errors.JaxRuntimeError, MemoryError, NotImplementedError)
-# Keeps the loop's arrays from growing, and XLA from leaving work out.
-_STEP = 1e-6
 # A form whose first call takes this many times the fastest is not timed again.
 _HOPELESS = 4.0
 
@@ -60,18 +63,23 @@ def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
     form: one of `conv.IMPLS`.
     load: how much at once.
     at_least: seconds that a timing lasts.
-    hopeless: if one step takes longer, in seconds, it is the result.
+    hopeless: if the first step takes longer, in seconds, that is returned.
 
   Returns:
     Seconds for one step of all clients; infinity if the form does not compile
     or run here.
   """
+  # Each step changes either operand by a little, so that none is left out, and
+  # no sum grows, however large the layer.
+  rate = 1e-3 / math.prod((load.rows, *layer.size, *layer.kernel,
+                           layer.inputs, layer.outputs))
+
   def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
     y, pull = jax.vjp(
         lambda x, w: conv.conv2d(x, w, stride=layer.stride,
                                  padding=layer.padding, impl=form), x, w)
     dx, dw = pull(y)
-    return x - _STEP * dx, w - _STEP * dw
+    return x - rate * dx, w - rate * dw
 
   together = jax.vmap(step) if load.clients > 1 else step
 
@@ -80,55 +88,74 @@ def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
     x, w = lax.fori_loop(0, count, lambda _, xw: together(*xw), (x, w))
     return jnp.sum(x[..., 0]) + jnp.sum(w[..., 0])
 
-  lead = (load.clients,) if load.clients > 1 else ()
-  x = jnp.ones((*lead, load.rows, *layer.size, layer.inputs), load.dtype)
-  w = jnp.full((*lead, *layer.kernel, layer.inputs, layer.outputs), 0.01,
-               load.dtype)
-
-  def timed(count: int) -> float:
+  def timed(count: int, given: tuple[jax.Array, jax.Array]) -> float:
     start = time.perf_counter()
-    jax.block_until_ready(steps(jnp.int32(count), x, w))
+    jax.block_until_ready(steps(jnp.int32(count), *given))
     return (time.perf_counter() - start) / count
 
   try:
-    timed(1)  # Compiles.
-    first = timed(1)
+    given = _operands(layer, load)
+    timed(1, given)  # Compiles.
+    first = timed(1, given)
     if first > hopeless:
       return first
     count = min(max(round(at_least / max(first, 1e-6)), 1), 1000)
-    return min(timed(count) for _ in range(3))
+    return min(timed(count, given) for _ in range(3))
   except _FAILURES:
     return float('inf')
 
 
+def _operands(layer: conv.Layer, load: Load) -> tuple[jax.Array, jax.Array]:
+  """Random inputs and weights: a GPU draws less power on constant ones."""
+  lead = (load.clients,) if load.clients > 1 else ()
+  keys = jax.random.split(jax.random.key(0))
+  return (
+      jax.random.normal(keys[0], (
+          *lead, load.rows, *layer.size, layer.inputs), load.dtype),
+      jax.random.normal(keys[1], (
+          *lead, *layer.kernel, layer.inputs, layer.outputs), load.dtype))
+
+
 def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
-          *, forms: Sequence[str] = FORMS) -> dict[str, dict[str, float]]:
+          *, machine: str = '') -> Table:
   """The seconds of every form of every layer, measured or read back.
 
   Args:
     layers: the shapes.
     load: how much at once.
     path: file of what was measured before; None keeps nothing.
-    forms: what is tried.
+    machine: what timings hold for.
 
   Returns:
-    By the layer's text, seconds by form. What does not run is left out.
+    By the layer's text, seconds by form. What does not run is left out, and is
+    tried again next time: memory may have been short.
   """
   known = _read(path)
-  out: dict[str, dict[str, float]] = {}
+  out: Table = {}
   for layer in layers:
-    key = _key(layer, load)
-    found = known.get(key, {})
-    missing = [form for form in forms if form not in found]
-    if missing:
-      for form in missing:
+    key = (f'{machine}; {layer}; {load.rows} rows; {load.clients} clients; '
+           f'{load.dtype}')
+    found = {**known.get(key, {})}
+    forms = _different(layer)
+    for form in forms:
+      if form not in found:
         best = min(found.values(), default=float('inf'))
-        found[form] = seconds(layer, form, load, hopeless=_HOPELESS * best)
+        taken = seconds(layer, form, load, hopeless=_HOPELESS * best)
+        if taken < float('inf'):
+          found[form] = taken
+    if found != known.get(key):
       known[key] = found
       _write(path, known)
-    out[str(layer)] = {form: found[form] for form in forms
-                       if found[form] < float('inf')}
+    out[str(layer)] = {form: found[form] for form in forms if form in found}
   return out
+
+
+def _different(layer: conv.Layer) -> tuple[str, ...]:
+  """The forms that are programs of their own for a layer."""
+  if layer.kernel == (1, 1):
+    return 'lax', 'gemm'  # One product in all but the first.
+  return tuple(form for form in FORMS
+               if form != 'winograd' or conv.is_tileable(layer))
 
 
 def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
@@ -137,20 +164,17 @@ def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
   Args:
     measured: what `table` returned.
   """
-  return {layer: min(forms, key=lambda form: forms[form])
-          for layer, forms in measured.items() if forms}
+  def chosen(forms: Mapping[str, float]) -> str:
+    best = min(forms, key=lambda form: forms[form])
+    plain = next(iter(forms))
+    return best if forms[best] < _CLEARLY * forms[plain] else plain
+  return {layer: chosen(forms) for layer, forms in measured.items() if forms}
 
 
 def total(measured: Mapping[str, Mapping[str, float]]) -> float:
   """Seconds of all layers, each in its fastest form."""
   return sum(min(forms.values(), default=float('inf'))
              for forms in measured.values())
-
-
-def _key(layer: conv.Layer, load: Load) -> str:
-  device = jax.devices()[0].device_kind
-  return (f'{device}; jax {jax.__version__}; {layer}; {load.rows} rows; '
-          f'{load.clients} clients; {load.dtype}')
 
 
 def _read(path: pathlib.Path | None) -> dict[str, dict[str, float]]:
@@ -175,9 +199,15 @@ def _write(path: pathlib.Path | None, known: Mapping[str, Any]) -> None:
     return
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix='.partial')
-    with os.fdopen(handle, 'w') as file:
-      json.dump({**_read(path), **known}, file, indent=1, sort_keys=True)
-    os.replace(name, path)
+    text = json.dumps({**_read(path), **known}, indent=1, sort_keys=True)
+    with tempfile.NamedTemporaryFile(
+        'w', dir=path.parent, suffix='.partial', delete=False) as file:
+      try:
+        file.write(text)
+        file.close()
+        os.replace(file.name, path)
+      except BaseException:
+        os.unlink(file.name)
+        raise
   except OSError:
     pass  # It is measured again next time.

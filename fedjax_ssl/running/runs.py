@@ -57,8 +57,11 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   names = processes.once(lambda: wanted(options, workdir))
+  dataset, options, deals = processes.together(
+      lambda: _dealt(setting, options, given))
+  options = convolutions.decided(options, dataset, deals)
   jobs = processes.together(
-      lambda: _build(setting, options, given, names, origin))
+      lambda: build(dataset, deals, options, names, origin))
   # Once more: the data may name the clients.
   processes.once(lambda: check_skews(setting, jobs[0].options))
   jobs = [spellings.begun(job) for job in jobs]
@@ -124,16 +127,13 @@ def _readers(name: str) -> str:
   return f'{", ".join(others)} and {last}'
 
 
-def _build(setting: Setting, options: Config, given: Collection[str],
-           names: Sequence[Sequence[str]], origin: Mapping[str, Any]
-           ) -> list[job_lib.Job]:
-  """The jobs, of which none has touched its folder."""
+def _dealt(setting: Setting, options: Config, given: Collection[str]
+           ) -> tuple[data.Dataset, Config, dict[int, data.Partition]]:
+  """The data, the options with what they decide, and each seed's deal."""
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
   options = auto.decided(options, given, dataset)
-  deals = deal(setting, options, dataset)
-  options = convolutions.decided(options, dataset)
-  return build(dataset, deals, options, names, origin)
+  return dataset, options, deal(setting, options, dataset)
 
 
 def deal(setting: Setting, options: Config, dataset: data.Dataset
@@ -157,7 +157,10 @@ def deal(setting: Setting, options: Config, dataset: data.Dataset
 def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           options: Config, names: Sequence[Sequence[str]],
           origin: Mapping[str, Any]) -> list[job_lib.Job]:
-  """Builds the jobs of a run and its bounds; see `wanted`."""
+  """Builds the jobs of a run and its bounds; see `wanted`.
+
+  None has touched its folder.
+  """
   return [job_lib.build(
       dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
           options, labels=labels, method=method, seed=None,

@@ -122,7 +122,7 @@ def test_bad_flags(name, refuse, tmp_path):
 
 
 def test_alpha_is_checked_where_nothing_is_dirichlet(refuse):
-  assert '--alpha=-1' in refuse('--alpha=-1', scheme=data.iid_random)
+  assert '--alpha=-1' in refuse('--alpha=-1', scheme='iid_random')
 
 
 def test_eval_only_needs_a_workdir(refuse):

@@ -109,7 +109,7 @@ def test_sharded_clients_do_not_communicate():
       jax.config.update('jax_num_cpu_devices', 2)
       import jax.numpy as jnp
       from jax.sharding import PartitionSpec as P
-      from fedjax_ssl.models import conv
+      from fedjax_ssl.ops import conv
 
       def loss(ws, x):
         for w in ws:

@@ -57,12 +57,42 @@ def test_the_fastest_wins_and_is_kept(monkeypatch, tmp_path):
   assert conv_measure.fastest(table) == {str(_LAYER): 'gemm'}
   assert conv_measure.total(table) == 2.
   assert len(calls) == len(seconds)
-  # Nothing is timed again, not even what failed.
+  # Nothing is timed again but what failed: memory may have been short.
   assert conv_measure.table([_LAYER], _LOAD, path) == table
-  assert len(calls) == len(seconds)
-  # Another load is another measurement.
+  assert calls[len(seconds):] == [(str(_LAYER), 'taps')]
+  # Another load, or another machine, is another measurement.
+  calls.clear()
   conv_measure.table([_LAYER], _LOAD._replace(clients=3), path)
+  conv_measure.table([_LAYER], _LOAD, path, machine='other')
   assert len(calls) == 2 * len(seconds)
+
+
+def test_noise_does_not_choose():
+  forms = {'lax': 1., 'gemm': .96, 'taps': 2.}
+  assert conv_measure.fastest({'layer': forms}) == {'layer': 'lax'}
+  assert conv_measure.fastest({'layer': {**forms, 'taps': .9}}) == {
+      'layer': 'taps'}
+  assert conv_measure.fastest({'layer': {}}) == {}
+
+
+def test_equal_programs_are_timed_once(monkeypatch):
+  calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  pointwise = _LAYER._replace(kernel=(1, 1))
+  strided = _LAYER._replace(stride=2)
+  conv_measure.table([pointwise, strided], _LOAD, None)
+  assert [form for layer, form in calls if layer == str(pointwise)] == [
+      'lax', 'gemm']
+  assert 'winograd' not in [
+      form for layer, form in calls if layer == str(strided)]
+
+
+def test_no_step_leaves_the_numbers(monkeypatch):
+  """A large layer, many times: what is timed is no NaN."""
+  results: list[jax.Array] = []
+  monkeypatch.setattr(jax, 'block_until_ready', results.append)
+  layer = conv.Layer((8, 8), (3, 3), 1, 'SAME', 16, 16)
+  conv_measure.seconds(layer, 'gemm', conv_measure.Load(8, 1), at_least=1e-3)
+  assert results and all(jnp.isfinite(x) for x in results)
 
 
 @pytest.mark.parametrize('text', [

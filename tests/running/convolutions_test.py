@@ -1,6 +1,7 @@
 """Runs find the fastest convolutions, store them, and go on with them."""
 import json
 
+import numpy as np
 import pytest
 
 import fedjax_ssl
@@ -25,8 +26,16 @@ def clock(monkeypatch, tmp_path):
   return table
 
 
-def _dataset():
-  return data.load('digits')
+def _decided(options, seeds=1):
+  """Of clients with ten labeled rows each, and thirty others."""
+  dataset = data.load('digits')
+  rows = len(dataset.train.labels)
+  labeled, unlabeled = np.full((2, rows), -1, np.int32)
+  labeled[:200] = np.arange(200) % 20
+  unlabeled[200:800] = np.arange(600) % 20
+  deal = data.Partition(labeled, unlabeled, np.zeros(rows, bool))
+  return convolutions.decided(options, dataset, dict.fromkeys(
+      range(seeds), deal))
 
 
 def _options(**changes):
@@ -35,7 +44,7 @@ def _options(**changes):
 
 
 def test_the_fastest_form_takes_the_place_of_the_word(clock):
-  decided = convolutions.decided(_options(), _dataset())
+  decided = _decided(_options())
   assert decided.conv_impl == (
       '3x3/1 SAME 8x8 1>16 gemm; 3x3/1 SAME 4x4 16>32 gemm')
   assert decided.client_map == 'vmap'  # Twice as long, for four clients.
@@ -44,7 +53,7 @@ def test_the_fastest_form_takes_the_place_of_the_word(clock):
 def test_one_client_after_another_where_that_is_faster(clock):
   clock[4] = {form: 9 * s for form, s in _SECONDS.items()}
   clock[1]['taps'] = 1.
-  decided = convolutions.decided(_options(), _dataset())
+  decided = _decided(_options())
   assert decided.client_map == 'map'
   assert 'taps' in decided.conv_impl and 'gemm' not in decided.conv_impl
 
@@ -54,19 +63,43 @@ def test_one_client_after_another_where_that_is_faster(clock):
     ({'chunk_size': 4}, 'vmap')])
 def test_what_the_user_says_of_clients_stays(clock, changes, way):
   clock[4] = {form: 9 * s for form, s in _SECONDS.items()}
-  decided = convolutions.decided(_options(**changes), _dataset())
+  decided = _decided(_options(**changes))
   assert decided.client_map == way
 
 
+def test_what_a_device_works_on_at_once(monkeypatch):
+  """Seeds under one vmap count, a chunk is no larger than the cohort."""
+  loads = []
+
+  def table(layers, load, path, *, machine):
+    del path, machine
+    loads.append(load)
+    return {str(layer): {'lax': 1.} for layer in layers}
+  monkeypatch.setattr(conv_measure, 'table', table)
+  _decided(_options(unlabeled_batch=7, labeled_batch=5))
+  _decided(_options(chunk_size=64, client_map='vmap', seed_map='vmap'),
+           seeds=3)
+  _decided(_options(labeled_batch=5, unlabeled_batch=0, local_steps=2))
+  assert loads == [(12, 1, 'float32'), (12, 4, 'float32'),
+                   (60, 12, 'float32'),
+                   # Two steps over the labels, thirty rows without.
+                   (5 + 15, 1, 'float32'), (5 + 15, 4, 'float32')]
+
+
+def test_where_no_form_runs_the_rule_decides(clock):
+  clock[1] = clock[4] = dict.fromkeys(_SECONDS, float('inf'))
+  assert _decided(_options()).conv_impl == 'auto'
+
+
 def test_a_network_without_convolutions(clock):
-  decided = convolutions.decided(_options(model='mlp'), _dataset())
+  decided = _decided(_options(model='mlp'))
   assert (decided.conv_impl, decided.client_map) == ('auto', 'auto')
 
 
 def test_on_a_cpu_auto_measures_nothing(clock):
   clock.clear()
   options = _options(conv_impl='auto')
-  assert convolutions.decided(options, _dataset()) is options
+  assert _decided(options) == options
 
 
 def test_a_run_goes_on_with_the_forms_that_it_stored(clock, tmp_path):

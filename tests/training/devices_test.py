@@ -125,7 +125,8 @@ import hashlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fedjax_ssl.models import conv, layers
+from fedjax_ssl.models import layers
+from fedjax_ssl.ops import conv
 
 def normal(*shape):
   return jnp.asarray(np.random.default_rng(0).standard_normal(shape), 'float32')
