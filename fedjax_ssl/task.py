@@ -105,6 +105,21 @@ def _check(spec: TaskSpec) -> None:
         'stored, or (tokens,) or (tokens, numbers) of texts.')
 
 
+def check_texts(texts: Mapping[str, str | None]) -> None:
+  """Refuses names, knobs and numbers that are wrong whatever the data are.
+
+  Args:
+    texts: by field of `TaskSpec`; others are left alone, and so are None and
+      'auto', which data decide.
+
+  Raises:
+    FieldError: for the first such text.
+  """
+  for field, registry in REGISTRIES.items():
+    if (text := texts.get(field)) not in (None, 'auto'):
+      knobs.check(field, text, registry)
+
+
 def notes(spec: TaskSpec) -> list[str]:
   """What the choices of a spec switch off, one line each; see `core.knobs`.
 

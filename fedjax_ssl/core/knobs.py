@@ -16,7 +16,7 @@ import re
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedjax_ssl.core import checks
-from fedjax_ssl.core.registry import find, parse, with_new_names
+from fedjax_ssl.core.registry import chosen, find, parse, with_new_names
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -261,6 +261,28 @@ def bounds_of(function: Callable[..., Any]) -> Mapping[str, Bound | Word]:
 def profiles_of(function: Callable[..., Any]) -> Profiles:
   """What the profiles of a decorated builder stand for, by profile."""
   return getattr(function, 'knob_profiles', {})
+
+
+def check(field: str, text: str,
+          registry: Mapping[str, Callable[..., Any]]) -> None:
+  """Refuses a `name(knob=value)` that no data could make right.
+
+  What follows from data or other options is checked where it is built.
+
+  Args:
+    field: that holds the text.
+    text: see `registry.parse`.
+    registry: name to builder.
+
+  Raises:
+    FieldError: for an unknown name or knob, a value of another type, or a
+      number out of bounds.
+  """
+  try:
+    function, given = chosen(field, text, registry, _FILLED)
+    _check(function, bounds_of(function), given)
+  except ValueError as error:
+    raise checks.FieldError(field, text.strip(), str(error)) from error
 
 
 def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:

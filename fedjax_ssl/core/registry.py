@@ -6,7 +6,13 @@ points of an installed package; or it is `PLACE:NAME`, see `core.imports`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+)
 import inspect
 import os
 import re
@@ -358,14 +364,36 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
 
 def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
            args: tuple[Any, ...], shared: Mapping[str, Any]) -> Any:
-  name, knobs = parse(text)
-  function = find(registry, name, kind)
+  function, knobs = chosen(kind, text, registry, shared)
   parameters = inspect.signature(function).parameters.values()
   if not any(p.kind is p.VAR_KEYWORD for p in parameters):
     takes = {p.name for p in parameters}  # Others need not take all we give.
     shared = {k: v for k, v in shared.items() if k in takes}
-  known = {p.name: p for p in parameters
-           if p.kind is p.KEYWORD_ONLY and p.name not in shared}
+  return function(*args, **shared, **knobs)
+
+
+def chosen(kind: str, text: str, registry: Mapping[str, Callable[..., T]],
+           filled: Collection[str] = ()
+           ) -> tuple[Callable[..., T], dict[str, Any]]:
+  """Finds the function that a text names, and its knobs, without calling it.
+
+  Args:
+    kind: see `build`.
+    text: see `parse`.
+    registry: name to function.
+    filled: keyword-only parameters that are not for the text to set.
+
+  Returns:
+    The function, and the knobs that the text gives by their names of today.
+
+  Raises:
+    ValueError: for an unknown name or knob, a knob that is missing, or a value
+      of another type than the knob's.
+  """
+  name, knobs = parse(text)
+  function = find(registry, name, kind)
+  known = {p.name: p for p in inspect.signature(function).parameters.values()
+           if p.kind is p.KEYWORD_ONLY and p.name not in filled}
   knobs = with_new_names(knobs, known)
   for knob, value in knobs.items():
     if knob not in known:
@@ -378,4 +406,4 @@ def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
   if lost := [k for k, p in known.items()
               if p.default is p.empty and k not in knobs]:
     raise ValueError(f'{kind} {name!r} needs {", ".join(lost)}.')
-  return function(*args, **shared, **knobs)
+  return function, knobs

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import config, data
+from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import imports
 from fedjax_ssl.report import printing
@@ -57,6 +58,9 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   names = processes.once(lambda: wanted(options, workdir))
+  # Before the data, which may take long to read.
+  processes.once(lambda: task_lib.check_texts(
+      {**vars(options), 'method': options.full_method}))
   dataset, options, deals = processes.together(
       lambda: _dealt(setting, options, given))
   options = convolutions.decided(options, dataset, deals)

@@ -121,6 +121,15 @@ def test_bad_flags(name, refuse, tmp_path):
   assert not folder.exists()
 
 
+@pytest.mark.parametrize('flag', [
+    '--model=cn', '--model=cnn(width=0)', '--strong=ra_mc(num_ops=-1)',
+    '--strong=foo', '--method=fixmatch(treshold=.5)', '--aggregator=media',
+    '--method=fixmatch(threshold=5)', '--attack=noise(share=2)'])
+def test_texts_are_checked_before_data_are_read(flag, refuse):
+  line = refuse('--dataset=absent', '--data_dir=/nowhere', flag)
+  assert flag in line and '/nowhere' not in line
+
+
 def test_alpha_is_checked_where_nothing_is_dirichlet(refuse):
   assert '--alpha=-1' in refuse('--alpha=-1', scheme='iid_random')
 
