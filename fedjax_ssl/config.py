@@ -386,25 +386,11 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     values['labels_per_class'] = None
   if 'labels_per_class' in given and 'labeled_fraction' not in given:
     values['labeled_fraction'] = None
-  if _names_holders(values, given):
-    values['labeled_fraction'] = None
   if values.get('partition_file') and 'partition' not in given:
     values['partition'] = 'setting'
-  if values.get('partition_file') and 'max_rows' not in given:
-    values['max_rows'] = 0
   options = Config(**values)
   _check_together(options)
   return options
-
-
-def _names_holders(values: Mapping[str, Any], given: Collection[str]) -> bool:
-  """Whether whole clients are to hold labels, and nobody says a share."""
-  return ('num_labeled_clients' in given
-          and 'labeled_fraction' not in given
-          and 'labels_per_class' not in given
-          and values.get('labels_at') != 'server'
-          and isinstance(values['num_labeled_clients'], int)
-          and values['num_labeled_clients'] >= 0)
 
 
 def _placed(values: Mapping[str, Any]) -> dict[str, Any]:

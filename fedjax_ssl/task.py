@@ -115,9 +115,9 @@ def check_texts(texts: Mapping[str, str | None]) -> None:
   Raises:
     FieldError: for the first such text.
   """
-  for field, registry in REGISTRIES.items():
+  for field, known in REGISTRIES.items():
     if (text := texts.get(field)) not in (None, 'auto'):
-      knobs.check(field, text, registry)
+      knobs.check(field, text, known)
 
 
 def notes(spec: TaskSpec) -> list[str]:

@@ -20,7 +20,6 @@ from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.report import command
 from fedjax_ssl.running import (
-  auto,
   convolutions,
   devices,
   runs,
@@ -182,7 +181,7 @@ def _jobs(told: config.Config, given: Collection[str],
   told = dataclasses.replace(
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
-  told = auto.decided(told, given, dataset)
+  told = runs.decided(setting, told, given, dataset)
   runs.check_skews(setting, told)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else

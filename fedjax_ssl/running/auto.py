@@ -32,10 +32,15 @@ def decided(options: Config, given: Collection[str], dataset: data.Dataset
 
 
 def _words(options: Config, shape: tuple[int, ...]) -> dict[str, Any]:
-  """Network and views in place of `auto`."""
+  """Network and views in place of `auto`.
+
+  Half of an image's side is cut out by default, which hides most of a thing
+  that fills it; here it is a quarter.
+  """
   images = len(shape) == 3
   views = {'weak': 'flip_crop' if images else 'none',
-           'strong': 'ra_mc' if images else 'token_dropout'}
+           'strong': f'ra_mc(cutout={min(shape[:2]) // 4})' if images
+                     else 'token_dropout'}
   changed = {name: view for name, view in views.items()
              if getattr(options, name) == 'auto'}
   if options.model == 'auto':
@@ -79,8 +84,6 @@ def _clients(options: Config, given: Collection[str], dataset: data.Dataset
         'leave it out, or give --partition=setting to have the rows dealt.',
         dataset=options.dataset)
   changed: dict[str, Any] = {'partition': 'natural', 'num_clients': number}
-  if 'max_rows' not in given:
-    changed['max_rows'] = 0  # Many clients would be left with none.
   if 'cohort_size' not in given:
     changed['cohort_size'] = min(options.cohort_size, number)
   return changed

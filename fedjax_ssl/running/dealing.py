@@ -278,6 +278,12 @@ def own(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
   return _labeled(rng, labels, owner, options)
 
 
+def holders_alone(options: Any) -> bool:
+  """Whether the first clients hold all labels, where a deal allows that."""
+  return bool(options.num_labeled_clients >= 0
+              and options.labels_at == 'clients')
+
+
 def natural(owner: np.ndarray) -> Deal:
   """Leaves the rows with the clients that the data name.
 
@@ -304,7 +310,7 @@ def _labeled(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
              options: Any) -> tuple[np.ndarray, np.ndarray]:
   """Owners of the labeled and of the other rows; see `natural`."""
   from fedjax_ssl import data
-  if options.num_labeled_clients >= 0 and options.labels_at == 'clients':
+  if holders_alone(options):
     check_labels('clients', options)
     return data.label_clients(owner, options.num_labeled_clients)
   if options.labels_at == 'server':

@@ -136,8 +136,32 @@ def _dealt(setting: Setting, options: Config, given: Collection[str]
   """The data, the options with what they decide, and each seed's deal."""
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
-  options = auto.decided(options, given, dataset)
+  options = decided(setting, options, given, dataset)
   return dataset, options, deal(setting, options, dataset)
+
+
+def decided(setting: Setting, options: Config, given: Collection[str],
+            dataset: data.Dataset) -> Config:
+  """Returns the options with what the data, or each other, decide.
+
+  Where the first clients hold all labels, no default says how many there are.
+
+  Args:
+    setting: how rows are dealt.
+    options: what is asked for.
+    given: names that the user gave.
+    dataset: the examples.
+
+  Raises:
+    FieldError: see `auto.decided`.
+  """
+  options = auto.decided(options, given, dataset)
+  may_hold = options.partition == 'natural' or setting.deal is dealing.own
+  if (may_hold and dealing.holders_alone(options)
+      and not {'labels_per_class', 'labeled_fraction'} & set(given)):
+    options = dataclasses.replace(
+        options, labels_per_class=None, labeled_fraction=None)
+  return options
 
 
 def deal(setting: Setting, options: Config, dataset: data.Dataset

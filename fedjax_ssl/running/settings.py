@@ -211,19 +211,19 @@ _ALL = (
         'Your own images or texts: modest defaults, with both bounds and a '
         'report.',
         '20 clients, 8 a round, all rows dealt by Dirichlet(0.3), or left with '
-        'the clients that the data name; a tenth of the rows of each is '
-        'labeled. Network and views are chosen by the data.',
+        'the clients that the data name; 10 labels a class in all. Network '
+        'and views are chosen by the data.',
         dealing.own,
-        # A rate so low, and so many rounds, that drift is not what limits the
-        # model, and so few rows that labels are. Else rows without them are
-        # worth nothing. See experiments/results/own_data.md.
+        # So few labels that they are what limits the model, a rate so low that
+        # drift is not, and rounds enough. Else rows without labels are worth
+        # nothing. See experiments/results/own_data.md.
         dict(dataset='digits', model='auto', weak='auto', strong='auto',
-             partition='auto', method='fixmatch', bounds=True, report=True,
-             max_rows=5000, num_clients=20, cohort_size=8, alpha=0.3,
-             labeled_fraction=0.1, local_steps=20, labeled_batch=16,
-             unlabeled_batch=48, learning_rate=0.02, momentum=0.9,
-             lr_schedule='cosine', num_rounds=90, eval_every=10,
-             checkpoint_every=30)),
+             partition='auto', method='fixmatch(threshold=0.8)', bounds=True,
+             report=True, num_clients=20, cohort_size=8, alpha=0.3,
+             labels_per_class=10, local_steps=20, labeled_batch=10,
+             unlabeled_batch=40, learning_rate=0.01, momentum=0.9,
+             lr_schedule='cosine', num_rounds=120, eval_every=10,
+             checkpoint_every=40)),
 )
 
 

@@ -41,7 +41,9 @@ def auto(**change) -> config.Config:
 def test_a_network_for_the_size(shape, model, norm):
   found = auto_lib.decided(auto(), (), toy(shape))
   assert (found.model, found.norm) == (model, norm)
-  assert (found.weak, found.strong) == ('flip_crop', 'ra_mc')
+  cutout = min(shape[:2]) // 4
+  assert (found.weak, found.strong) == (
+      'flip_crop', f'ra_mc(cutout={cutout})')
   kept = auto_lib.decided(auto(model='resnet18', weak='none'), (), toy(shape))
   assert (kept.model, kept.norm, kept.weak) == ('resnet18', 'auto', 'none')
 
@@ -93,24 +95,31 @@ def test_rows_stay_with_the_clients_that_the_data_name(change, labeled):
   np.testing.assert_array_equal(owner[kept], OWNER[kept])
 
 
-@pytest.mark.parametrize('setting, given, fraction', [
-    ('own_data', {'num_labeled_clients': 3}, None),
-    ('own_data', {'num_labeled_clients': -1}, 0.1),
-    ('own_data', {'num_labeled_clients': 3, 'labels_at': 'server'}, 0.1),
-    ('own_data', {'num_labeled_clients': 3, 'labeled_fraction': 0.2}, 0.2),
-    ('own_data', {'num_labeled_clients': 3, 'labels_per_class': 5}, None),
-    ('labeled_clients', {'num_labeled_clients': -1, 'labeled_fraction': 0.2},
-     0.2)])
-def test_clients_that_hold_all_labels_beat_the_share(setting, given, fraction):
-  values = {**settings.defaults_of(setting), **given}
-  assert config.resolve(values, given).labeled_fraction == fraction
+@pytest.mark.parametrize('given, per_class, fraction', [
+    ({'num_labeled_clients': 3}, None, None),
+    ({'num_labeled_clients': -1}, 10, None),
+    ({'num_labeled_clients': 3, 'labels_at': 'server'}, 10, None),
+    ({'num_labeled_clients': 3, 'labeled_fraction': 0.2}, None, 0.2),
+    ({'num_labeled_clients': 3, 'labels_per_class': 5}, 5, None)])
+def test_clients_that_hold_all_labels_beat_the_default(
+    given, per_class, fraction):
+  found = decided(**given)
+  assert (found.labels_per_class, found.labeled_fraction) == (
+      per_class, fraction)
+
+
+def decided(**given) -> config.Config:
+  """What `train own_data` makes of flags."""
+  return runs.decided(
+      settings.SETTINGS['own_data'],
+      config.resolve({**settings.defaults_of('own_data'), **given}, given),
+      given, toy())
 
 
 def test_whole_clients_hold_the_labels_of_own_data():
-  given = {'num_labeled_clients': 3, 'num_clients': 8}
-  options = config.resolve({**settings.defaults_of('own_data'), **given}, given)
   known, unknown = settings.SETTINGS['own_data'].deal(
-      np.random.default_rng(0), LABELS, np.ones(400, bool), options)
+      np.random.default_rng(0), LABELS, np.ones(400, bool),
+      decided(num_labeled_clients=3, num_clients=8))
   assert set(known[known >= 0]) == {0, 1, 2}
   assert set(unknown[unknown >= 0]) == {3, 4, 5, 6, 7}
   assert ((known >= 0) ^ (unknown >= 0)).all()
@@ -170,25 +179,21 @@ def dealt(**change) -> data.Partition:
 
 
 def test_no_more_rows_are_dealt_than_asked_for():
-  everything, some = dealt(max_rows=0), dealt(max_rows=100)
+  everything = dealt(max_rows=0, labeled_fraction=0.1)
+  some = dealt(max_rows=100, labeled_fraction=0.1)
   np.testing.assert_array_equal(some.validation, everything.validation)
   owned = np.maximum(some.labeled, some.unlabeled) >= 0
   assert owned.sum() == 100 and not (owned & some.validation).any()
   assert (some.labeled >= 0).sum() in range(9, 12)
   assert 15 < np.bincount(LABELS[owned]).min()  # Drawn from all classes.
   for enough in (380, 400):  # 20 are held out.
-    for one, other in zip(dealt(max_rows=enough)[:3], everything[:3],
+    all_of_them = dealt(max_rows=enough, labeled_fraction=0.1)
+    for one, other in zip(all_of_them[:3], everything[:3],
                           strict=True):
       np.testing.assert_array_equal(one, other)
 
 
-def test_rows_of_a_file_or_of_named_clients_are_not_drawn(tmp_path, refuse):
-  named = toy(owner=np.array([0, 1, 2, 0, 1, 2], np.int32))
-  assert auto().max_rows > 0
-  assert auto_lib.decided(auto(), (), named).max_rows == 0
-  kept = auto_lib.decided(auto(max_rows=5), ['max_rows'], named)
-  assert kept.max_rows == 5
-  assert auto(partition_file='p.npz', partition='setting').max_rows == 0
+def test_a_file_says_itself_which_rows_are_dealt(tmp_path, refuse):
   line = refuse('--max_rows=5', f'--partition_file={tmp_path / "p.npz"}')
   assert '--max_rows=5' in line and '--partition_file' in line
 
