@@ -25,6 +25,7 @@ from experiments.benchmarks import harness, limit
 import fedjax_ssl as fssl
 from fedjax_ssl.core import conv_forms
 from fedjax_ssl.ops import conv_measure
+from fedjax_ssl.running import convolutions
 
 FLAGS = flags.FLAGS
 
@@ -65,26 +66,12 @@ def forms_of(clients: int, cache: pathlib.Path
     cache: file of what was timed before.
   """
   spec = spec_of(clients)
-  task = fssl.make_task(spec)
-  inputs = jax.eval_shape(
-      task.preprocess, jnp.zeros((1, *spec.input_shape), jnp.uint8))
-  layers = conv_measure.layers_of(
-      lambda key, x: task.model.apply(task.model.init(key), x),
-      jax.random.key(0), inputs)
+  layers = convolutions.layers(
+      fssl.make_task(spec), jnp.zeros((1, *spec.input_shape), jnp.uint8))
   rows = FLAGS.labeled + FLAGS.unlabeled
   return {way: conv_measure.table(layers, conv_measure.Load(
       rows, count, FLAGS.compute_dtype), cache)
           for way, count in (('map', 1), ('vmap', clients))}
-
-
-def chosen(tables: Mapping[str, Mapping[str, Mapping[str, float]]],
-           clients: int) -> dict[str, str]:
-  """The fields of a task that are fastest by the tables."""
-  times = {'map': clients, 'vmap': 1}
-  best = min(tables, key=lambda way: (
-      times[way] * conv_measure.total(tables[way])))
-  return {'client_map': best,
-          'conv_impl': conv_forms.joined(conv_measure.fastest(tables[best]))}
 
 
 def measured(clients: int, tables: Any) -> dict[str, Any]:
@@ -92,7 +79,8 @@ def measured(clients: int, tables: Any) -> dict[str, Any]:
   federation = harness.two_pools(
       clients, FLAGS.labeled * FLAGS.steps, FLAGS.unlabeled * FLAGS.steps,
       harness.image_shape(FLAGS.model, FLAGS.side))
-  fields = {'chosen': chosen(tables, clients),
+  forms, way = convolutions.fastest(tables, clients)
+  fields = {'chosen': {'conv_impl': forms, 'client_map': way},
             'lax, vmap': {'conv_impl': 'lax', 'client_map': 'vmap'}}
   runs, failed = {}, {}
   for name, changes in fields.items():

@@ -14,14 +14,14 @@ from fedjax_ssl.core.types import Number, Shard
 WEIGHTINGS = ('examples', 'uniform')
 
 
-def rows_used(shard: Shard, streams: str) -> jax.Array:
+def rows_held(shard: Shard, streams: str) -> jax.Array:
   """int32[]: rows of a client in the streams that its loss uses."""
   labeled = jnp.where(streams == 'unlabeled', 0, shard.num_labeled)
   unlabeled = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
   return labeled + unlabeled
 
 
-def client_weight(shard: Shard, streams: str, *, weighting: str = 'uniform',
+def client_weight(shard: Shard, streams: str, *, weighting: str,
                   labeled_client_weight: Number = 1.0) -> jax.Array:
   """Decides how much a client counts in the mean.
 
@@ -36,7 +36,7 @@ def client_weight(shard: Shard, streams: str, *, weighting: str = 'uniform',
   Returns:
     float32[]; 0 for a client without such rows.
   """
-  rows = rows_used(shard, streams)
+  rows = rows_held(shard, streams)
   count = rows if weighting == 'examples' else rows > 0
   factor = jnp.where(shard.num_labeled > 0, labeled_client_weight, 1.0)
   return (factor * count).astype(jnp.float32)

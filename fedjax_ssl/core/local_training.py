@@ -62,7 +62,8 @@ class Aux(NamedTuple):
 
 # (model Variables, given, batch, key) -> (loss float32[], Aux): the one form of
 # a loss. `given` is what else it may read, a `Given` unless the caller of the
-# loss says otherwise; the gradient is taken in `model.params`.
+# loss says otherwise, such as the memory of a learner; the gradient is taken in
+# `model.params`.
 LossFn = Callable[..., tuple[jax.Array, Aux]]
 Step = Callable[[Any, Any, jax.Array], tuple[Any, Metrics]]
 
@@ -83,13 +84,14 @@ def descend(optimizer: optax.GradientTransformation, grads: PyTree,
   return optax.apply_updates(params, updates), opt_state
 
 
-def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
-                  ) -> Step:
+def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
+                  factor: Number | None = None) -> Step:
   """One optimizer step on a loss.
 
   Args:
     loss_fn: see `LossFn`; it is given the learner's memory.
     optimizer: applied to `model.params`.
+    factor: float32[] that multiplies its steps; None is 1.
 
   Returns:
     (learner, batch, key) -> (learner, metrics), metrics with `train_loss`.
@@ -101,7 +103,7 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation
     (loss, (stats, metrics, memory)), grads = jax.value_and_grad(
         loss_of, has_aux=True)(learner.model.params)
     params, opt_state = descend(optimizer, grads, learner.opt_state,
-                                learner.model.params)
+                                learner.model.params, factor)
     return (Learner(Variables(params, stats), opt_state, memory),
             {'train_loss': loss, **metrics})
   return step

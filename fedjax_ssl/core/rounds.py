@@ -66,7 +66,8 @@ def _default_work(shard: Shard) -> jax.Array:
   return jnp.asarray(shard.num_labeled + shard.num_unlabeled)
 
 
-def _identity_broadcast(server: PyTree, client_id: jax.Array) -> PyTree:
+def whole_record(server: PyTree, client_id: jax.Array) -> PyTree:
+  """A broadcast of all that the server has."""
   del client_id
   return server
 
@@ -325,7 +326,7 @@ def client_pass(
       noted.works.append(work)
   parts = _ClientPass(
       task, client_update, aggregate, sample,
-      broadcast or _identity_broadcast, relay, work or _default_work)
+      broadcast or whole_record, relay, work or _default_work)
   return functools.partial(_client_round, parts)
 
 
@@ -416,7 +417,8 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
   """Calls the rule with the updates or, if it is linear, with their mean."""
   assert parts.aggregate is not None
   if parts.summing:
-    # As `aggregation.weighted_mean`, of what `client_map.Plan.run` has summed.
+    # `aggregation.weighted_mean` divides the weights before it sums; here
+    # `client_map.Plan.run` has summed before all weights were known.
     sums, like = messages
     weight = tree.sum_in_order(results.weight.reshape(-1))
     weight = jnp.where(weight > 0, weight, 1)

@@ -27,6 +27,8 @@ SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 OWN = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
 # Work of a client in a round, in examples: sums over its steps.
 COUNTED = ('forward_passes', 'backward_passes')
+# What several loops of one client add up.
+WORK = (*COUNTED, 'rows_used', 'rows_processed')
 # A larger metric counts as not measured: sums of such could overflow.
 MEASURABLE = 1e30
 

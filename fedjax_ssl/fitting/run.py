@@ -119,8 +119,9 @@ class Run:
     """Trains, and reads back what the folder holds."""
     job = self._job
     self._rows = job_lib.run(job, place, stream=self._stream)
-    self.round, states = job_lib.newest(job)
-    self.states = jax.tree.map(jnp.asarray, states)
+    self.round, saved = job_lib.newest(job)
+    self.states = jax.tree.map(jnp.asarray, {
+        seed: saved[str(seed)]['state'] for seed in job.seeds})
     rows = sorted((row for seed in self._rows for row in seed),
                   key=lambda row: row['round'])
     self.metrics = columns.scalars(rows)

@@ -68,7 +68,8 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
     return Update(
         tree.subtract(model, payload.model),
         client_weights.client_weight(
-            client.shard, 'both', labeled_client_weight=labeled_client_weight),
+            client.shard, 'both', weighting='uniform',
+            labeled_client_weight=labeled_client_weight),
         memory, metrics)
 
   return assemble.assemble(

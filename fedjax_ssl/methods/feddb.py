@@ -34,14 +34,12 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs, local_training, tree
+from fedjax_ssl.core import checks, knobs, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import Client, Method, Task, Update
-from fedjax_ssl.data import batching
 from fedjax_ssl.losses import moving
 from fedjax_ssl.methods.parts import (
   alternate,
-  averaging,
   labeling,
   network,
   objective,
@@ -57,6 +55,15 @@ class Memory(NamedTuple):
 
   opt_state: Any  # () if optimizers are not kept.
   shares: jax.Array  # float32[C], of the received model in its last round.
+
+
+class _Settings(NamedTuple):
+  """`feddb`'s knobs besides those of `alternate.Settings`."""
+
+  threshold: float
+  debias: bool
+  sends_shares: bool  # Whether the server weighs by s.
+  unlabeled_weight: float
 
 
 def balanced(shares: jax.Array, active: jax.Array) -> jax.Array:
@@ -137,8 +144,9 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
       momentum. A rule of its own gets FedDB's weights.
     profile: 'paper' or 'code', how the server weighs its clients; see the
       module's docstring.
-    weights: 'balanced' is the paper's, 'softmax' the code's, 'uniform' neither;
-      None is the profile's.
+    weights: 'balanced' is the paper's, 'softmax' the code's, 'uniform' neither:
+      then clients follow no s in training, and send none; None is the
+      profile's.
     threshold: confidence tau from which on a row is learnt; 0 all rows, 1.1
       none.
     debias: whether predictions are divided by their mean.
@@ -156,10 +164,9 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
   """
   chosen = checks.profile(_PROFILES, profile, weights=weights)['weights']
   checks.check('weights', chosen, (*_WEIGHTS, 'uniform'))
-  s = alternate.Settings(server_momentum, clip_norm, keep_momentum,
-                         stats_clients, warmup_passes)
-  task = alternate.settled(task, s)
-  loss_fn = _loss_fn(task, unlabeled_weight)
+  task, s = alternate.settled(task, server_momentum, clip_norm, keep_momentum,
+                              stats_clients, warmup_passes)
+  own = _Settings(threshold, debias, chosen != 'uniform', unlabeled_weight)
 
   def remember(federation: Any, opt_states: Any) -> Memory:
     return Memory(opt_states, jnp.zeros(
@@ -172,13 +179,9 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
     return (p.argmax(-1).astype(jnp.int32),
             (p.max(-1) >= threshold).astype(jnp.float32))
 
-  def client_update(payload: Any, client: Client, key: jax.Array) -> Update:
-    return _client_update(task, s, threshold, debias, loss_fn, payload, client,
-                          key)
-
   return alternate.method(
-      task, s, client_update, remember, pseudo_label,
-      weigh=None if chosen == 'uniform' else _WEIGHTS[chosen])
+      task, s, functools.partial(_client_update, task, s, own), remember,
+      pseudo_label, weigh=_WEIGHTS.get(chosen))
 
 
 def debiased(probabilities: jax.Array, shares: jax.Array) -> jax.Array:
@@ -189,49 +192,51 @@ def debiased(probabilities: jax.Array, shares: jax.Array) -> jax.Array:
   return moving.aligned(probabilities, shares, 1.0, least=1e-12)
 
 
-def _client_update(task: Task, s: alternate.Settings, threshold: float,
-                   debias: bool, loss_fn: LossFn, payload: Any, client: Client,
-                   key: jax.Array) -> Update:
+def _client_update(task: Task, s: alternate.Settings, own: _Settings,
+                   payload: Any, client: Client, key: jax.Array) -> Update:
   # As SemiFL, whose two others draw the rows to blend with.
   keys = jax.random.split(key, 5)
   table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
   shares = table.sum(0) / jnp.maximum(client.shard.num_unlabeled, 1)
-  after = debiased(table, shares) if debias else table
-  labels = after.argmax(-1).astype(jnp.int32)
-  shard, order = batching.narrowed(client.shard, after.max(-1) >= threshold)
-  made = batching.batches(
-      task, client.train, shard, keys[1], alternate.streams(task),
-      client.round, pseudo_labels=labels[order])
+  after = debiased(table, shares) if own.debias else table
+  kept = alternate.kept(
+      task, client, after.argmax(-1).astype(jnp.int32),
+      after.max(-1) >= own.threshold, keys[1])
   learner, metrics = alternate.trained(
-      task, s, functools.partial(local_training.gradient_step, loss_fn),
-      payload.model, client.memory.opt_state, made, client.round, keys[4],
+      task, s, alternate.descending(task, _loss_fn(task, own)), payload.model,
+      client.memory.opt_state, kept.batches, client.round, keys[4],
       memory=shares)
-  takes_part = made.num_steps > 0
+  takes_part = kept.batches.num_steps > 0
   memory = Memory(learner.opt_state if s.keep_momentum else (), shares)
-  # A client without unlabeled rows has nothing to balance.
-  sent = jnp.where(shares.sum() > 0, learner.memory, 1 / task.num_classes)
-  return alternate.update(
+  update = alternate.update(
       client, payload.model, learner,
       tree.where(takes_part, memory, client.memory),
-      takes_part.astype(jnp.float32), shard.num_unlabeled, metrics, labeled
-      )._replace(counts=sent)
+      takes_part.astype(jnp.float32), kept.shard.num_unlabeled, metrics,
+      labeled)
+  if not own.sends_shares:
+    return update
+  # A client without unlabeled rows has nothing to balance.
+  return update._replace(counts=jnp.where(
+      shares.sum() > 0, learner.memory, 1 / task.num_classes))
 
 
-def _loss_fn(task: Task, weight: float) -> LossFn:
-  """The loss of labels and of the rows that are kept, which moves s."""
+def _loss_fn(task: Task, own: _Settings) -> LossFn:
+  """The loss of labels and kept rows; it moves s if the client sends it."""
   def loss_fn(model, shares, batch, key):
     rows, keys = batch.unlabeled, jax.random.split(key, 3)
     (told, strong), stats = network.forward(
         task, model, network.labeled_view(task, batch.labeled, keys[0]),
         network.strongly(task, rows, keys[1]), key=keys[0])
-    (weak,), _ = network.forward(
-        task, jax.lax.stop_gradient(model),
-        network.weakly(task, rows, keys[2]), key=keys[2])
-    shares = moving.moved(
-        shares, moving.row_mean(jax.nn.softmax(weak), rows.mask), rows.mask,
-        decay=0.5)
+    if own.sends_shares:
+      (weak,), _ = network.forward(
+          task, jax.lax.stop_gradient(model),
+          network.weakly(task, rows, keys[2]), key=keys[2])
+      shares = moving.moved(
+          shares, moving.row_mean(jax.nn.softmax(weak), rows.mask), rows.mask,
+          decay=0.5)
     loss, _ = losses.cross_entropy(strong, rows.labels, rows.mask)
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(told, batch.labeled), weight=weight)
+        batch, loss, objective.labeled(told, batch.labeled),
+        weight=own.unlabeled_weight, labelings=int(own.sends_shares))
     return loss, Aux(stats, metrics, shares)
-  return averaging.with_server_rule(task, loss_fn, 'fedavg', 0.0)
+  return loss_fn

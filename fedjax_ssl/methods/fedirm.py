@@ -272,7 +272,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   num_sent = tree.num_scalars(delta) + jnp.where(
       mean_teacher.has_labels(client.shard), sent_relation.total.size, 0)
   weight = client_weights.client_weight(
-      client.shard, 'both', labeled_client_weight=s.labeled_client_weight)
+      client.shard, 'both', weighting='uniform',
+      labeled_client_weight=s.labeled_client_weight)
   return Update(delta, weight, memory, metrics, counts=relation,
                 scalars=num_sent.astype(jnp.float32))
 

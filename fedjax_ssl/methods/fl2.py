@@ -156,9 +156,8 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
   checks.check('weighting', weighting, ('status', 'uniform'))
   own = _Settings(threshold, thresholds, rho, sharpness_weight,
                   unlabeled_weight, weighting)
-  s = alternate.Settings(server_momentum, clip_norm, keep_momentum,
-                         stats_clients, warmup_passes)
-  task = alternate.settled(task, s)
+  task, s = alternate.settled(task, server_momentum, clip_norm, keep_momentum,
+                              stats_clients, warmup_passes)
 
   def remember(federation: Federation, opt_states: PyTree) -> Memory:
     return Memory(opt_states, jnp.full(
@@ -182,21 +181,19 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
   overall, bars = client_thresholds(table, client.shard.num_unlabeled)
   if own.thresholds == 'fixed':
     bars = jnp.full_like(bars, own.threshold)
-  shard, order = batching.narrowed(client.shard, sure >= bars[labels])
-  made = batching.batches(
-      task, client.train, shard, keys[1], alternate.streams(task),
-      client.round, pseudo_labels=labels[order])
-  step = functools.partial(_step, task, own, sure[order] >= own.threshold)
+  kept = alternate.kept(task, client, labels, sure >= bars[labels], keys[1])
+  step = functools.partial(_step, task, own, sure[kept.order] >= own.threshold)
   learner, metrics = alternate.trained(
-      task, s, step, payload.model, memory.opt_state, made, client.round,
-      keys[2])
-  takes_part = made.num_steps > 0
+      task, s, step, payload.model, memory.opt_state, kept.batches,
+      client.round, keys[2])
+  takes_part = kept.batches.num_steps > 0
   counts = (jnp.float32(1) if own.weighting == 'uniform'
             else 1 - overall + _LEAST)
   after = Memory(learner.opt_state if s.keep_momentum else (), bars)
   return alternate.update(
       client, payload.model, learner, tree.where(takes_part, after, memory),
-      jnp.where(takes_part, counts, 0), shard.num_unlabeled, metrics, labeled)
+      jnp.where(takes_part, counts, 0), kept.shard.num_unlabeled, metrics,
+      labeled)
 
 
 def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any

@@ -65,8 +65,8 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
 
   def loss_fn(model, given, batch, key):
     memory, rows = given.memory, batch.unlabeled
-    weak, (labeled, strong), stats = network.forward_with_targets(
-        task, model, *network.views(task, batch, key), key=key)
+    weak, (labeled, strong), stats = network.forward_views(
+        task, model, batch, key)
     loss, used = losses.fixmatch(strong, weak, rows.mask,
                                  threshold=bars(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)

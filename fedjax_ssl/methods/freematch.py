@@ -104,8 +104,8 @@ def freematch(task: Task, *, decay: float = 0.999,
 
   def loss_fn(model, given, batch, key):
     rows = batch.unlabeled
-    weak, (labeled, strong), stats = network.forward_with_targets(
-        task, model, *network.views(task, batch, key), key=key)
+    weak, (labeled, strong), stats = network.forward_views(
+        task, model, batch, key)
     seen = renewed(given.memory, weak, rows.mask, decay=decay,
                    most=max_threshold)
     bar = bars(seen)

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs, local_training
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Batch,
@@ -48,7 +48,6 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
   alternate,
   assemble,
-  averaging,
   labeling,
   network,
   objective,
@@ -96,9 +95,8 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
   """
   # Draws of a Beta below this are 0 / 0.
   knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
-  s = alternate.Settings(server_momentum, clip_norm, keep_momentum,
-                         stats_clients, warmup_passes)
-  task = alternate.settled(task, s)
+  task, s = alternate.settled(task, server_momentum, clip_norm, keep_momentum,
+                              stats_clients, warmup_passes)
   return alternate.method(
       task, s, functools.partial(
           _client_update, task, s, threshold, _Mixing(alpha, mix_weight)),
@@ -112,26 +110,23 @@ def _client_update(task: Task, s: alternate.Settings, threshold: float,
   keys = jax.random.split(key, 5)
   table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
   labels = table.argmax(-1).astype(jnp.int32)
-  shard, order = batching.narrowed(client.shard, table.max(-1) >= threshold)
-  made = batching.batches(
-      task, client.train, shard, keys[1], alternate.streams(task),
-      client.round, pseudo_labels=labels[order])
+  kept = alternate.kept(task, client, labels, table.max(-1) >= threshold,
+                        keys[1])
+  made = kept.batches
   if mixing.weight:
     places = drawn(keys[2], client.shard)
     made = batching.together(made, batching.batches(
-        task, client.train, shard._replace(
+        task, client.train, kept.shard._replace(
             unlabeled=jnp.asarray(client.shard.unlabeled)[places]),
         keys[3], 'unlabeled', pseudo_labels=labels[places]))
-  loss_fn = averaging.with_server_rule(
-      task, _loss_fn(task, mixing), 'fedavg', 0.0)
   learner, metrics = alternate.trained(
-      task, s, functools.partial(local_training.gradient_step, loss_fn),
+      task, s, alternate.descending(task, _loss_fn(task, mixing)),
       payload.model, client.memory, made, client.round, keys[4])
   return alternate.update(
       client, payload.model, learner,
       learner.opt_state if s.keep_momentum else (),
-      (made.num_steps > 0).astype(jnp.float32), shard.num_unlabeled, metrics,
-      labeled)
+      (made.num_steps > 0).astype(jnp.float32), kept.shard.num_unlabeled,
+      metrics, labeled)
 
 
 def drawn(key: jax.Array, shard: Shard) -> jax.Array:

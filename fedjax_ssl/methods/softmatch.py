@@ -112,8 +112,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
 
   def loss_fn(model, given, batch, key):
     rows = batch.unlabeled
-    weak, (labeled, strong), stats = network.forward_with_targets(
-        task, model, *network.views(task, batch, key), key=key)
+    weak, (labeled, strong), stats = network.forward_views(
+        task, model, batch, key)
     p = jax.nn.softmax(weak)
     seen = renewed(given.memory, p, rows.mask, decay=decay, align=align)
     weight = weighed(seen, p)

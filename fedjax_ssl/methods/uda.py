@@ -107,8 +107,8 @@ def uda(task: Task, *, profile: str = 'official',
 
   def loss_fn(model, given, batch, key):
     del given
-    clean, (labeled, strong), stats = network.forward_with_targets(
-        task, model, *network.views(task, batch, key), key=key)
+    clean, (labeled, strong), stats = network.forward_views(
+        task, model, batch, key)
     loss, used = losses.uda(strong, clean, batch.unlabeled.mask,
                             threshold=threshold, temperature=temperature)
     known, more = labeled_loss(labeled, batch)

@@ -39,31 +39,32 @@ def _out(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
 def _left(g: jax.Array, w: jax.Array,
           window: conv_geometry.Window) -> jax.Array:
   """Gradient of x: g, dilated by the stride, with the turned kernel."""
-  pads = []
-  for n, m, k, (lo, _) in zip(window.size, window.out, window.kernel,
-                              window.pads, strict=True):
-    pads.append((k - 1 - lo, n + lo - 1 - (m - 1) * window.stride))
-  turned = jnp.transpose(w[::-1, ::-1], (0, 1, 3, 2))
   return lax.conv_general_dilated(
-      g, turned, (1, 1), pads, lhs_dilation=(window.stride,) * 2,
-      dimension_numbers=_ORDER)
+      g, turned(w), (1, 1), window.back_pads,
+      lhs_dilation=(window.stride,) * 2, dimension_numbers=_ORDER)
 
 
-def _right(x: jax.Array, g: jax.Array,
-           window: conv_geometry.Window) -> jax.Array:
+def turned(w: jax.Array) -> jax.Array:
+  """The kernel of the gradient of x: float[kh, kw, O, I]."""
+  return jnp.transpose(w[::-1, ::-1], (0, 1, 3, 2))
+
+
+def padded(x: jax.Array, window: conv_geometry.Window) -> jax.Array:
+  """x with its zeros, as `tap` reads it."""
+  return jnp.pad(x, ((0, 0), *window.pads, (0, 0)))
+
+
+def gradient(x: jax.Array, g: jax.Array,
+             window: conv_geometry.Window) -> jax.Array:
   """Gradient of w: one matrix product for each kernel entry."""
-  padded = jnp.pad(x, ((0, 0), *window.pads, (0, 0)))
-  flat = g.reshape(-1, g.shape[3])
+  rows, flat = padded(x, window), g.reshape(-1, g.shape[3])
   height, width = window.kernel
-  rows = []
-  for i in range(height):
-    rows.append(jnp.stack([
-        matmul.gram(tap(padded, window, i, j).reshape(-1, x.shape[3]), flat)
-        for j in range(width)]))
-  return jnp.stack(rows)
+  return jnp.stack([jnp.stack([
+      matmul.gram(tap(rows, window, i, j).reshape(-1, x.shape[3]), flat)
+      for j in range(width)]) for i in range(height)])
 
 
-_FORM = custom_vjp.trilinear(_out, _left, _right)
+_FORM = custom_vjp.trilinear(_out, _left, gradient)
 
 
 def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:

@@ -28,6 +28,13 @@ class Window(NamedTuple):
     return height, width
 
   @property
+  def back_pads(self) -> list[tuple[int, int]]:
+    """Zeros around a gradient, once spread, for the turned kernel to see."""
+    return [(k - 1 - lo, n + lo - 1 - (m - 1) * self.stride)
+            for n, m, k, (lo, _) in zip(
+                self.size, self.out, self.kernel, self.pads, strict=True)]
+
+  @property
   def paired(self) -> Window:
     """Of stride 1: what 2x2 neighboring outputs see, as one output.
 

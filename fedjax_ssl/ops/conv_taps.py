@@ -17,7 +17,7 @@ from fedjax_ssl.ops import conv_direct, conv_geometry, custom_vjp, matmul
 
 def _out(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
   """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
-  return _sum(_padded(x, window), w, window)
+  return _sum(conv_direct.padded(x, window), w, window)
 
 
 def _sum(padded: jax.Array, w: jax.Array, window: conv_geometry.Window
@@ -32,34 +32,17 @@ def _sum(padded: jax.Array, w: jax.Array, window: conv_geometry.Window
       padded.shape[0], *window.out, outputs)
 
 
-def _padded(x: jax.Array, window: conv_geometry.Window) -> jax.Array:
-  return jnp.pad(x, ((0, 0), *window.pads, (0, 0)))
-
-
 def _left(g: jax.Array, w: jax.Array,
           window: conv_geometry.Window) -> jax.Array:
   """Gradient of x: g, spread by the stride, with the turned kernel."""
-  pads = [(k - 1 - lo, n + lo - 1 - (m - 1) * window.stride, window.stride - 1)
-          for n, m, k, (lo, _) in zip(window.size, window.out, window.kernel,
-                                      window.pads, strict=True)]
+  pads = [(lo, hi, window.stride - 1) for lo, hi in window.back_pads]
   spread = lax.pad(g, jnp.zeros((), g.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
   back = conv_geometry.Window((spread.shape[1], spread.shape[2]), window.kernel,
                               1, ((0, 0), (0, 0)))
-  return _sum(spread, jnp.transpose(w[::-1, ::-1], (0, 1, 3, 2)), back)
+  return _sum(spread, conv_direct.turned(w), back)
 
 
-def _right(x: jax.Array, g: jax.Array,
-           window: conv_geometry.Window) -> jax.Array:
-  """Gradient of w: one matrix product for each kernel entry."""
-  padded, flat = _padded(x, window), g.reshape(-1, g.shape[3])
-  height, width = window.kernel
-  return jnp.stack([jnp.stack([
-      matmul.gram(conv_direct.tap(padded, window, i, j).reshape(
-          -1, x.shape[3]), flat)
-      for j in range(width)]) for i in range(height)])
-
-
-_FORM = custom_vjp.trilinear(_out, _left, _right)
+_FORM = custom_vjp.trilinear(_out, _left, conv_direct.gradient)
 
 
 def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:

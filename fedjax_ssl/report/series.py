@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ssl.report import clients, names, stored_runs, summary
-from fedjax_ssl.training import metrics
+from fedjax_ssl.training import metric_names
 
 # Curves, in this order, of those that some run has.
 PANELS = ('accuracy', 'loss', 'val_accuracy', 'local_accuracy', 'train_loss',
@@ -126,14 +126,14 @@ def _lines(runs: Sequence[stored_runs.Run], percent: bool,
 def _curves(runs: Sequence[stored_runs.Run], plan: names.Plan, metric: str
             ) -> Chart | None:
   """A metric against rounds; None if no run has it."""
-  percent = metric in metrics.SHARES
+  percent = metric_names.kind(metric) == 'share'
   def read(run):
     found = summary.curve(run.seeds, metric)
     return found and (found[0], found[1] * (100 if percent else 1))
   lines = _lines(runs, percent, read)
   return Chart(
       metric, metric.replace('_', ' '), 'round',
-      summary.LABELS.get(metric, metric.replace('_', ' ')),
+      summary.label(metric),
       _divided(plan, lines), percent=percent) if lines else None
 
 
@@ -151,7 +151,7 @@ def _traffic(runs: Sequence[stored_runs.Run], plan: names.Plan
     return None
   totals = [x.x[-1] for x in lines]
   return Chart('traffic', 'accuracy against traffic', 'MB sent, both ways',
-               summary.LABELS['accuracy'], _divided(plan, lines), percent=True,
+               summary.label('accuracy'), _divided(plan, lines), percent=True,
                log_x=max(totals) > _MANY * min(totals))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_ssl.core import registry
 from fedjax_ssl.report import summary, tradeoff, verdict
 from fedjax_ssl.report.text import plain
-from fedjax_ssl.training import disk, metrics
+from fedjax_ssl.training import disk, metric_names, metrics
 from fedjax_ssl.training import workdir as workdir_lib
 
 _SHOWN = ('final', 'tail', 'selected')
@@ -108,10 +108,6 @@ def _more(row: dict[str, Any], name: str) -> str:
   return text + (', nominal' if _scope(row) == 'generator' else '')
 
 
-def _title(name: str) -> str:
-  return name.replace('_', ' ') + (', %' if name in metrics.SHARES else '')
-
-
 def _scope(row: dict[str, Any]) -> str | None:
   """Which networks got noise; None is no privacy."""
   return registry.parse(row['method'])[1].get('dp_scope')
@@ -158,7 +154,7 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
             f'{summary.TAIL} | validation-selected | seconds | models sent | '
             'forward | backward |' + ''.join(f' {name} |' for name in (
-                *(_title(name) for name in asked), *extra)),
+                *(metric_names.title(name) for name in asked), *extra)),
             '|---|---|---|' + (9 + len(asked) + len(extra)) * '---:|']
   for row in rows:
     cells = [row['run'], f'`{row["method"]}`', row['labels'],
@@ -206,7 +202,7 @@ def check_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
   for name in columns:
     if all(v is None for row in rows for v in row['columns'][name]):
       raise ValueError(f'--columns={name}: no run ends with such a number; '
-                       'fedjax_ssl/training/metrics.py lists the metrics.')
+                       'fedjax_ssl/training/metric_names.py lists the metrics.')
 
 
 def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.report import verdict
-from fedjax_ssl.training import metrics
+from fedjax_ssl.training import metric_names, metrics
 
 Row = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Sequence[Row]]]
@@ -22,7 +22,7 @@ COLUMNS = {
     'selected': 'validation-selected',
     'best': 'best',
 }
-LABELS = {
+_LABELS = {
     'accuracy': 'test accuracy, %',
     'loss': 'test loss, nats',
     'val_accuracy': 'validation accuracy, %',
@@ -36,6 +36,11 @@ LABELS = {
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00',
            '#000000')
 _DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)))
+
+
+def label(name: str) -> str:
+  """What tables and charts call a metric, with its unit."""
+  return _LABELS.get(name, metric_names.title(name))
 
 
 def by_seed(rows: Sequence[Row]) -> list[list[Row]]:
@@ -124,7 +129,7 @@ def last(rows: Sequence[Row], name: str) -> float | None:
   value = rows[-1].get(name)
   if not isinstance(value, int | float):
     return None
-  return 100 * value if name in metrics.SHARES else value
+  return 100 * value if metric_names.kind(name) == 'share' else value
 
 
 def check_columns(columns: Sequence[str], runs: Runs) -> None:
@@ -165,8 +170,7 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
   check_columns(columns, runs)
   head = ['method', 'seeds', 'rounds',
           *(title.format(tail=TAIL) for title in COLUMNS.values()),
-          *(LABELS.get(name, name.replace('_', ' ') + (
-              ', %' if name in metrics.SHARES else '')) for name in columns)]
+          *map(label, columns)]
   body: list[list[str]] = []
   spent: list[str] = []
   verdicts: dict[str, list[verdict.Verdict | None]] = {}
@@ -242,7 +246,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
   handles = {}
   all_axes = chart.subplots(1, len(drawn), squeeze=False)[0]
   for axes, (panel, lines) in zip(all_axes, drawn.items(), strict=True):
-    scale = 100 if panel in metrics.SHARES else 1
+    scale = 100 if metric_names.kind(panel) == 'share' else 1
     for name, (rounds, values) in lines.items():
       values = values * scale
       mean = values.mean(axis=0)
@@ -254,7 +258,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
         axes.fill_between(rounds, mean - std, mean + std, linewidth=0,
                           color=style[name]['color'], alpha=0.18)
     axes.set_xlabel('round')
-    axes.set_ylabel(LABELS.get(panel, panel.replace('_', ' ')))
+    axes.set_ylabel(label(panel))
     axes.grid(color='#dddddd', linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[['top', 'right']].set_visible(False)

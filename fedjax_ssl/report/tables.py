@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ssl.report import clients, pairs, stored_runs, summary, verdict
-from fedjax_ssl.training import metrics
+from fedjax_ssl.training import metric_names
 
 
 class Value(NamedTuple):
@@ -108,8 +108,7 @@ def main_table(runs: Sequence[stored_runs.Run],
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
                f'mean of last {summary.TAIL}, %',
                'validation-selected, %', *['local models, %'] * local,
-               *(name.replace('_', ' ') + (', %' if name in metrics.SHARES
-                                           else '') for name in more),
+               *map(metric_names.title, more),
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),
               pairs.best(runs) if len(runs) > 1 else None)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import dataclasses
 import pathlib
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,9 +20,10 @@ from fedjax_ssl import data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import conv_forms
+from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.ops import conv, conv_measure
-from fedjax_ssl.training import environment, processes
+from fedjax_ssl.training import environment, loop, processes
 from fedjax_ssl.training import workdir as workdir_lib
 
 _OPEN = ('auto', conv_forms.MEASURE)
@@ -62,20 +64,25 @@ def _found(options: Config, dataset: data.Dataset,
 def _measured(options: Config, dataset: data.Dataset,
               deals: Mapping[int, data.Partition]) -> tuple[str, str]:
   """The fastest forms, and how clients are taken."""
-  layers = _layers(options, dataset)
-  if not layers:
+  task = task_lib.make_task(task_lib.TaskSpec(
+      num_classes=dataset.num_classes,
+      input_shape=tuple(dataset.train.inputs.shape[1:]), model=options.model,
+      norm=options.norm, compute_dtype=options.compute_dtype))
+  found = layers(task, dataset.train.inputs[:1])
+  if not found:
     return 'auto', options.client_map
-  print(f'Timing the convolutions of {options.model}: {len(layers)} layers.',
+  print(f'Timing the convolutions of {options.model}: {len(found)} layers.',
         file=sys.stderr)
   devices = min(options.num_devices or jax.device_count(),
                 options.cohort_size)
   each = -(-options.cohort_size // devices)
   together = min(options.chunk_size or each, each)
-  seeds = len(deals) if _seeds_together(options) else 1
+  seeds = len(deals) if loop.seeds_together(
+      options.seed_map, len(deals)) else 1
   rows, machine = _rows(options, deals), _machine()
   def measured(clients: int) -> conv_measure.Table:
     return conv_measure.table(
-        layers, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
+        found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
         _path(), machine=machine)
   tables = {}
   if options.client_map == 'map' or (
@@ -83,23 +90,34 @@ def _measured(options: Config, dataset: data.Dataset,
     tables['map'] = measured(1)
   if options.client_map != 'map':
     tables['vmap'] = measured(together)
-  times = {'vmap': 1, 'map': together}
+  return fastest(tables, together)
+
+
+def layers(task: Task, inputs: Any) -> list[conv.Layer]:
+  """The different convolutions of a task's network, by tracing it.
+
+  Args:
+    task: the static choices.
+    inputs: of a row or more, as the data hold them; their shape is read alone.
+  """
+  return conv_measure.layers_of(
+      lambda key, inputs: task.apply(task.model.init(key), inputs),
+      jax.random.key(0), inputs)
+
+
+def fastest(tables: Mapping[str, conv_measure.Table], clients: int
+            ) -> tuple[str, str]:
+  """The fastest forms, as conv_impl says them, and the fastest client_map.
+
+  Args:
+    tables: under 'map' the seconds of one client, under 'vmap' of all.
+    clients: how many these are.
+  """
+  times = {'vmap': 1, 'map': clients}
   best = min(tables, key=lambda way: (
       times[way] * conv_measure.total(tables[way])))
   forms = conv_forms.joined(conv_measure.fastest(tables[best]))
   return forms or 'auto', best
-
-
-def _layers(options: Config, dataset: data.Dataset) -> list[conv.Layer]:
-  """The convolutions of the network."""
-  task = task_lib.make_task(task_lib.TaskSpec(
-      num_classes=dataset.num_classes,
-      input_shape=tuple(dataset.train.inputs.shape[1:]), model=options.model,
-      norm=options.norm, compute_dtype=options.compute_dtype))
-  inputs = jax.eval_shape(task.preprocess, dataset.train.inputs[:1])
-  return conv_measure.layers_of(
-      lambda key, inputs: task.model.apply(task.model.init(key), inputs),
-      jax.random.key(0), inputs)
 
 
 def _rows(options: Config, deals: Mapping[int, data.Partition]) -> int:
@@ -113,13 +131,6 @@ def _rows(options: Config, deals: Mapping[int, data.Partition]) -> int:
       np.stack([counts(deal.labeled) for deal in deals.values()]),
       np.stack([counts(deal.unlabeled) for deal in deals.values()]),
       labeled_batch=options.labeled_batch, local_steps=options.local_steps)
-
-
-def _seeds_together(options: Config) -> bool:
-  """Whether several seeds are under one vmap, as `training.loop` decides."""
-  if options.seed_map != 'auto':
-    return options.seed_map == 'vmap'
-  return environment.devices()[0].platform != 'cpu'
 
 
 def _machine() -> str:

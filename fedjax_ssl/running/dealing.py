@@ -158,6 +158,8 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
     skew = {'alpha': options.alpha} if _is_skewed(scheme) else {}
     try:
       return partition(rng, labels, options.num_clients, where=where, **skew)
+    except FieldError:
+      raise
     except ValueError as error:
       if not skew:
         raise
@@ -188,7 +190,7 @@ def _refuse_min_size(scheme: str, options: Any) -> None:
   """Only one partition has a least size."""
   if (given := getattr(options, 'min_size', None)) is not None:
     raise FieldError('min_size', given, 'rows are dealt by '
-                            f'{scheme} here, which has none; leave it out.')
+                     f'{scheme} here, which has none; leave it out.')
 
 
 def in_tasks(deal: Deal, num_tasks: int) -> Deal:
@@ -209,16 +211,10 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
 
   FedLabel's setting; --dirichlet names the flavour of the partition.
   """
-  from fedjax_ssl import data
   check_labels('share', options)
-  if options.dirichlet == 'capped':
-    owner = _capped(rng, labels, pool, options)
-  else:
-    _refuse_min_size(f'dirichlet_{options.dirichlet}', options)
-    owner = data.PARTITIONS[f'dirichlet_{options.dirichlet}'](
-        rng, labels, options.num_clients, alpha=options.alpha, where=pool)
-  return data.label_within(rng, labels, owner,
-                           fraction=options.labeled_fraction)
+  owner = _dealt(f'dirichlet_{options.dirichlet}', rng, labels, pool,
+                 _least(options), options)
+  return _label(rng, labels, owner, options)
 
 
 def agents(scheme: str) -> Deal:
@@ -258,9 +254,14 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
   With --num_labeled_clients=-1 every client knows --labeled_fraction of its
   own. The setting of FedIRM and RSCFed.
   """
-  from fedjax_ssl import data
   check_labels('clients', options)
-  owner = _capped(rng, labels, pool, options)
+  return _label(rng, labels, _capped(rng, labels, pool, options), options)
+
+
+def _label(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
+           options: Any) -> tuple[np.ndarray, np.ndarray]:
+  """Owners of the labeled and the other rows, as `whole_clients` tells."""
+  from fedjax_ssl import data
   if options.num_labeled_clients > 0:
     return data.label_clients(owner, options.num_labeled_clients)
   return data.label_within(rng, labels, owner,
@@ -310,16 +311,13 @@ def _labeled(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
              options: Any) -> tuple[np.ndarray, np.ndarray]:
   """Owners of the labeled and of the other rows; see `natural`."""
   from fedjax_ssl import data
-  if holders_alone(options):
-    check_labels('clients', options)
-    return data.label_clients(owner, options.num_labeled_clients)
   if options.labels_at == 'server':
     chosen = choose_labeled(rng, labels, owner >= 0, options)
     labeled, unlabeled = data.partition.split_owner(owner, chosen)
     return np.where(chosen, np.int32(options.num_clients), labeled), unlabeled
-  if options.labels_per_class is not None:
+  whole = holders_alone(options)
+  if not whole and options.labels_per_class is not None:
     return data.partition.split_owner(
         owner, choose_labeled(rng, labels, owner >= 0, options))
-  check_labels('share', options)
-  return data.label_within(rng, labels, owner,
-                           fraction=options.labeled_fraction)
+  check_labels('clients' if whole else 'share', options)
+  return _label(rng, labels, owner, options)

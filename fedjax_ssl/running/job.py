@@ -18,7 +18,7 @@ from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import imports, rounds, sampling, tree
-from fedjax_ssl.core.types import State, Task
+from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, printing, summary
@@ -460,28 +460,25 @@ def _draw(job: Job, round_: int, saved: Any) -> None:
     pictures.write(job.folder / 'pictures' / f'round_{round_:05d}.png', made)
 
 
-def newest(job: Job) -> tuple[int, dict[int, State]]:
-  """Returns the round of the newest checkpoint, and its states by seed.
+def newest(job: Job) -> tuple[int, Any]:
+  """Returns the round of the newest checkpoint, and what it holds.
 
   Raises:
-    ValueError: if there is none.
+    FieldError: if there is none.
   """
   found = _restore(job, _checkpoints(job))
   if found is None:
-    raise ValueError(f'{job.folder} holds no checkpoint.')
-  return found[0], {seed: found[1][str(seed)]['state'] for seed in job.seeds}
+    raise FieldError('workdir', job.folder, 'holds no checkpoint to evaluate.')
+  return found
 
 
 def evaluate(job: Job) -> None:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
   _check_folder(job)
-  found = _restore(job, _checkpoints(job))
-  if found is None:
-    raise ValueError(f'--workdir={job.folder} holds no checkpoint to '
-                     'evaluate.')
+  round_, saved = newest(job)
   runs = runner.Sequential(job.method, job.federations, job.seeds, job.mesh)
-  runs.start(found[1])
-  for row in runs.scores(found[0]):
+  runs.start(saved)
+  for row in runs.scores(round_):
     plain = metrics.to_plain(
         {'round': row.round, 'seed': row.seed, **row.values})
     if processes.is_first():

@@ -10,14 +10,13 @@ import time
 import types
 from typing import NamedTuple
 
-import jax
 from jax.sharding import Mesh
 import numpy as np
 
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
 from fedjax_ssl.data import federation as federation_lib
-from fedjax_ssl.training import columns, processes, runner
+from fedjax_ssl.training import columns, environment, processes, runner
 from fedjax_ssl.training.runner import Row
 
 # One call of the compiled loop aims at so many seconds, so that progress shows
@@ -155,7 +154,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   if len(set(seeds)) < len(seeds) or len(federations) != len(seeds):
     raise ValueError(f'{len(federations)} federations do not go with the '
                      f'seeds {list(seeds)}: one for each, all different.')
-  kind = (runner.Together if _seed_map(seed_map, len(seeds)) == 'vmap'
+  kind = (runner.Together if seeds_together(seed_map, len(seeds))
           else runner.Sequential)
   observer = observer or Observer()
   if method.spanning is not None:
@@ -194,6 +193,18 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   return Result(runs.states, done, ends, measured.scalars())
 
 
+def seeds_together(seed_map: str, count: int) -> bool:
+  """Whether `train` puts `count` seeds under one vmap.
+
+  Raises:
+    ValueError: for an unknown `seed_map`.
+  """
+  checks.check('seed_map', seed_map, ('auto', 'map', 'vmap'))
+  if seed_map == 'auto':
+    seed_map = 'map' if environment.devices()[0].platform == 'cpu' else 'vmap'
+  return count > 1 and seed_map == 'vmap'
+
+
 def _check_kinds(method: Method, federations: Sequence[Federation],
                  num_rounds: int) -> None:
   """Raises, with what to write, for arguments that are something else."""
@@ -219,10 +230,3 @@ def _agree(heard: threading.Event, pace: float) -> tuple[bool, int]:
   most = min(max(1, int(_CALL_SECONDS / pace)), 2**30)
   said = processes.gather((int(heard.is_set()), most))
   return bool(said[:, 0].any()), int(said[0, 1])
-
-
-def _seed_map(seed_map: str, count: int) -> str:
-  checks.check('seed_map', seed_map, ('auto', 'map', 'vmap'))
-  if seed_map == 'auto':
-    seed_map = 'map' if jax.default_backend() == 'cpu' else 'vmap'
-  return 'map' if count == 1 else seed_map

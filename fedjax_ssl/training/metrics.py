@@ -7,74 +7,7 @@ Times depend on the machine and go to `timings.jsonl`.
 Under privacy each round between two evaluations has a short row: `round`,
 `seed` if there are several, and `epsilon`.
 
-| name | meaning, unit |
-|---|---|
-| round | rounds done when the row was measured; always there |
-| seed | seed of the row, if several run in one program |
-| accuracy | share of test examples the global model gets right, 0..1 |
-| loss | mean cross entropy on the test examples, nats |
-| per_class_accuracy | the same share for each class, list; null: no example |
-| macro_precision, macro_recall | means over the classes of the share of right \
-ones among those predicted and among those of the class, test examples, 0..1 |
-| auc | area under the ROC curve of each class against the rest, mean over the \
-classes, test examples; 0.5 is chance |
-| most_predicted | share of the test examples that get the class predicted \
-most, 0..1; 1: one class for all |
-| largest_class | share of the test examples in the largest class, 0..1 |
-| largest_weight | largest absolute number in the weights of all networks; \
-null: not finite |
-| val_accuracy | accuracy of the global model on the server's validation \
-examples, 0..1 |
-| val_loss | mean cross entropy on them, nats |
-| local_accuracy | mean over clients of their own models' accuracy on test \
-examples, 0..1; at most 2048 |
-| labeled_accuracy | share of the rows that are learnt from with their labels \
-that the global model gets right, 0..1; at most about 2048 rows |
-| forgetting | highest labeled_accuracy so far less the present one, 0..1 |
-| train_loss | what clients minimised, mean over clients and rounds |
-| labeled_loss, unlabeled_loss | its two parts, where a method has them |
-| mask_rate | share of unlabeled examples whose pseudo-label was used, 0..1 |
-| pseudo_label_accuracy | share of right ones among the pseudo-labels that the \
-method would use on about 2048 unlabeled examples; null: none |
-| pseudo_label_rate | share of those examples that it would use, 0..1 |
-| local_rate | SAGE, FedLabel: share of the local model in the labels used, \
-0..1 |
-| contrastive_loss | MOON, ProxyFL: mean of their contrastive term |
-| tsa_rate | share of labeled examples that UDA's annealing lets through, 0..1 |
-| reward | FedDure's d: how much C-reg's labeled loss falls in a step, nats |
-| server_loss | what the server minimised on its own labels; null: it had \
-none, or its updates were rejected |
-| bytes_up, bytes_down | sent by all clients, to all clients, bytes; since \
-the previous row; rounded to 7 digits above 16 MB |
-| num_rejected | broken updates left out since the previous row, a server's \
-own and broken means of updates included |
-| models_sent | models down and up per client and round, in units of one dense \
-model; 2 is FedAvg's |
-| forward_passes, backward_passes | examples sent through the network and \
-derived through it, per client and round, in local training; of every network \
-of the client |
-| masked_share | share of processed rows that are padding, 0..1; not related \
-to mask_rate |
-| relation_loss | FedIRM's distance of class relations, over steps and rows |
-| labeled_share | share of clients with labels among those with nonzero \
-weight, 0..1 |
-| num_participants | clients with nonzero weight, mean over rounds |
-| cost_up, cost_down | FedMatch: numbers sent by a client, to a client, in \
-percent of one dense model; mean over clients and rounds |
-| psi_density | FedMatch: share of psi that is not negligible, 0..1 |
-| outvoted | FedMatch: share of confident examples whose label is not the own \
-model's, 0..1 |
-| client_val_accuracy | FedMatch: accuracy on the server's validation \
-examples, mean over the models as clients sent them, 0..1 |
-| mixup_loss | of the classifier on FedSSL's or SemiFL's blends |
-| realism_loss, discriminator_loss | of FedSSL's generator and discriminator |
-| reconstruction | squared error of unmixed blends |
-| epsilon | privacy spent at that round, in every round's row, at the run's \
-delta; null: unbounded; nominal, without a guarantee, under \
-dp_scope='generator' |
-
-Methods add their own names. Values are numbers, null, or lists of those. Means
-over rounds cover the rounds since the previous row.
+`training.metric_names` says what the names mean.
 """
 from __future__ import annotations
 
@@ -90,33 +23,13 @@ from typing import Any
 from absl import logging
 import numpy as np
 
-from fedjax_ssl.training import disk, trackers
+from fedjax_ssl.training import disk, metric_names, trackers
 from fedjax_ssl.training.checkpoint import sealed
 
 METRICS = 'metrics.jsonl'
 TIMINGS = 'timings.jsonl'
-# Rows start with these, in this order; other names follow by alphabet.
-ORDER = (
-    'round', 'seed', 'accuracy', 'loss', 'per_class_accuracy',
-    'macro_precision', 'macro_recall', 'auc', 'most_predicted',
-    'largest_class', 'largest_weight', 'val_accuracy', 'val_loss',
-    'local_accuracy', 'labeled_accuracy', 'forgetting',
-    'train_loss', 'labeled_loss', 'unlabeled_loss',
-    'server_loss', 'mask_rate', 'tsa_rate',
-    'pseudo_label_accuracy', 'pseudo_label_rate', 'outvoted', 'psi_density',
-    'client_val_accuracy', 'bytes_up', 'bytes_down', 'models_sent',
-    'num_rejected', 'num_participants', 'forward_passes', 'backward_passes',
-    'labeled_share', 'masked_share', 'epsilon')
-SHARES = ('accuracy', 'val_accuracy', 'local_accuracy', 'per_class_accuracy',
-          'macro_precision', 'macro_recall', 'auc', 'most_predicted',
-          'largest_class', 'labeled_share',
-          'labeled_accuracy', 'forgetting', 'psi_density', 'outvoted',
-          'client_val_accuracy', 'mask_rate', 'tsa_rate',
-          'pseudo_label_accuracy',
-          'pseudo_label_rate', 'masked_share')
 # Also in the short rows of rounds between two evaluations.
 BETWEEN = ('epsilon',)
-COUNTS = ('round', 'seed', 'bytes_up', 'bytes_down', 'num_rejected')
 
 Row = dict[str, Any]
 
@@ -392,9 +305,8 @@ def to_plain(row: Mapping[str, Any]) -> Row:
   A float32 becomes the shortest decimal that reads back as the same float32,
   so the text does not depend on how it was converted.
   """
-  rank = {name: i for i, name in enumerate(ORDER)}
-  names = sorted(row, key=lambda name: (rank.get(name, len(rank)), name))
-  return {name: _plain(name, row[name]) for name in names}
+  return {name: _plain(name, row[name])
+          for name in sorted(row, key=metric_names.rank)}
 
 
 def to_line(row: Mapping[str, Any]) -> str:
@@ -420,17 +332,19 @@ def _plain(name: str, value: Any) -> Any:
     return None
   number = float(str(array[()]))
   # Sums of counts come as floats from the device.
-  return int(number) if name in COUNTS and number.is_integer() else number
+  counted = metric_names.kind(name) == 'count' and number.is_integer()
+  return int(number) if counted else number
 
 
 def _check(name: str, value: Any) -> None:
-  if value is None and name not in COUNTS:
+  kind = metric_names.kind(name)
+  if value is None and kind != 'count':
     return
   if isinstance(value, bool) or not isinstance(value, int | float):
     raise MetricsError(f'{name}={value!r} must be a number.')
-  if name in COUNTS and (not isinstance(value, int) or value < 0):
+  if kind == 'count' and (not isinstance(value, int) or value < 0):
     raise MetricsError(f'{name}={value!r} must be a whole number from 0.')
-  if name in SHARES and not -1e-6 <= value <= 1 + 1e-6:
+  if kind == 'share' and not -1e-6 <= value <= 1 + 1e-6:
     raise MetricsError(f'{name}={value!r} must be in [0, 1].')
 
 

@@ -240,7 +240,7 @@ def test_models_count_alike_but_for_the_weight_of_labels():
   for weight in (1.0, 4.0):
     weights = jax.vmap(
         lambda s, w=weight: client_weights.client_weight(
-            s, 'both', labeled_client_weight=w))(
+            s, 'both', weighting='uniform', labeled_client_weight=w))(
             federation.clients)
     want = [(weight if a else 1.0) if a + b else 0.0
             for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True)]

@@ -24,7 +24,7 @@ def main() -> None:
       ema_p=DECAY, p_cutoff=THRESHOLD)
   kept = made.hooks_dict['DistAlignHook']
   authors.save(
-      out, usb.COMMIT, weight=WEIGHT, decay=DECAY, **usb.settings(),
+      out, usb.COMMIT, weight=WEIGHT, decay=DECAY, **torchssl.settings(),
       threshold=THRESHOLD, shares=kept.p_model.numpy(),
       target=kept.p_target.numpy(),
       **problem, **after, **terms)

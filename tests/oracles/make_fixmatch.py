@@ -31,11 +31,9 @@ def main() -> None:
       p_cutoff=THRESHOLD)
   authors.save(
       out, torchssl.COMMIT, threshold=THRESHOLD, weight=WEIGHT,
-      rate=torchssl.RATE, momentum=torchssl.MOMENTUM,
-      labeled_batch=torchssl.LABELED_BATCH,
-      unlabeled_batch=torchssl.UNLABELED_BATCH, steps=torchssl.STEPS, **given,
-      loss=loss.item(), mask_rate=rate.item(), accepted=chosen.numpy(),
-      chosen=labels.numpy(), gradient=slope, **problem, **after, **terms)
+      **torchssl.settings(), **given, loss=loss.item(), mask_rate=rate.item(),
+      accepted=chosen.numpy(), chosen=labels.numpy(), gradient=slope,
+      **problem, **after, **terms)
 
 
 if __name__ == '__main__':

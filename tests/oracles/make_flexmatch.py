@@ -49,12 +49,10 @@ def main() -> None:
       p_cutoff=THRESHOLD, args={'thresh_warmup': True, 'use_DA': False})
   authors.save(
       out, torchssl.COMMIT, threshold=THRESHOLD, weight=WEIGHT,
-      rate=torchssl.RATE, momentum=torchssl.MOMENTUM,
-      labeled_batch=torchssl.LABELED_BATCH,
-      unlabeled_batch=torchssl.UNLABELED_BATCH, steps=torchssl.STEPS, **given,
-      shares=shares, loss=loss.item(), mask_rate=rate.item(),
-      sure=chosen.numpy(), chosen=labels.numpy(), gradient=slope,
-      betas=np.array(betas), memory=memory, **problem, **after, **terms)
+      **torchssl.settings(), **given, shares=shares, loss=loss.item(),
+      mask_rate=rate.item(), sure=chosen.numpy(), chosen=labels.numpy(),
+      gradient=slope, betas=np.array(betas), memory=memory, **problem,
+      **after, **terms)
 
 
 if __name__ == '__main__':

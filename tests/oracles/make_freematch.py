@@ -25,7 +25,7 @@ def main() -> None:
       clip_thresh=False)
   kept = made.hooks_dict['MaskingHook']
   authors.save(
-      out, usb.COMMIT, weight=WEIGHT, decay=DECAY, **usb.settings(),
+      out, usb.COMMIT, weight=WEIGHT, decay=DECAY, **torchssl.settings(),
       fairness=FAIRNESS, confidence=kept.time_p.item(),
       shares=kept.p_model.numpy(), histogram=kept.label_hist.numpy(),
       **problem, **after, **terms)

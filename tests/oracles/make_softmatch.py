@@ -25,7 +25,7 @@ def main() -> None:
       per_class=False)
   kept = made.hooks_dict['MaskingHook']
   authors.save(
-      out, usb.COMMIT, weight=WEIGHT, decay=DECAY, **usb.settings(),
+      out, usb.COMMIT, weight=WEIGHT, decay=DECAY, **torchssl.settings(),
       sigmas=SIGMAS, mean=kept.prob_max_mu_t.item(),
       variance=kept.prob_max_var_t.item(),
       shares=made.hooks_dict['DistAlignHook'].p_model.numpy(),

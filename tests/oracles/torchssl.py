@@ -141,3 +141,7 @@ def gradient(torch: Any, loss: Any, strong: np.ndarray
   return out, leaf.grad.numpy()
 
 
+def settings() -> dict[str, Any]:
+  """How it is trained, for `ours.of_torchssl`."""
+  return {'rate': RATE, 'momentum': MOMENTUM, 'labeled_batch': LABELED_BATCH,
+          'unlabeled_batch': UNLABELED_BATCH, 'steps': STEPS}

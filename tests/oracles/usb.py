@@ -101,11 +101,3 @@ def train(torch: Any, algorithm: type, given: dict[str, np.ndarray],
                      for name, value in made.log_dict.items()})
   return made, authors.weights_of(net, 'after_'), {
       name: np.array([row[name] for row in reported]) for name in reported[0]}
-
-
-def settings() -> dict[str, Any]:
-  """How it is trained, for `ours.of_torchssl`."""
-  return {'rate': torchssl.RATE, 'momentum': torchssl.MOMENTUM,
-          'labeled_batch': torchssl.LABELED_BATCH,
-          'unlabeled_batch': torchssl.UNLABELED_BATCH,
-          'steps': torchssl.STEPS}

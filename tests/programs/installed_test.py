@@ -13,37 +13,25 @@ import pytest
 import fedjax_ssl
 from tests.cli import launcher
 
+ENTRIES = {
+    'methods': 'doubtful', 'models': 'Tiny', 'aggregators': 'shrunk',
+    'weak_views': 'darker', 'strong_views': 'darkest', 'datasets': 'stripes'}
 PROJECT = """
-    [build-system]
-    requires = []
-    build-backend = 'backend'
-    backend-path = ['.']
+[build-system]
+requires = []
+build-backend = 'backend'
+backend-path = ['.']
 
-    [project]
-    name = 'their-ideas'
-    version = '0.3'
+[project]
+name = 'their-ideas'
+version = '0.3'
 
-    [project.entry-points.'fedjax_ssl.methods']
-    doubtful = 'their_ideas:doubtful'
-
-    [project.entry-points.'fedjax_ssl.models']
-    tiny = 'their_ideas:Tiny'
-
-    [project.entry-points.'fedjax_ssl.aggregators']
-    shrunk = 'their_ideas:shrunk'
-
-    [project.entry-points.'fedjax_ssl.weak_views']
-    darker = 'their_ideas:darker'
-
-    [project.entry-points.'fedjax_ssl.strong_views']
-    darkest = 'their_ideas:darkest'
-
-    [project.entry-points.'fedjax_ssl.datasets']
-    stripes = 'their_ideas:stripes'
-
-    [project.entry-points.'fedjax_ssl.settings']
-    halves = 'their_ideas.deals:halves'
-    """
+[project.entry-points.'fedjax_ssl.settings']
+halves = 'their_ideas.deals:halves'
+""" + ''.join(f"""
+[project.entry-points.'fedjax_ssl.{group}']
+{name.lower()} = 'their_ideas:{name}'
+""" for group, name in ENTRIES.items())
 CODE = '''
     from flax import linen as nn
     import jax

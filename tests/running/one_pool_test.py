@@ -52,3 +52,12 @@ def test_labels_of_a_class_or_at_the_server_are_refused():
     deal(labeled_fraction=0.2, labels_at='server')
   with pytest.raises(config.FieldError, match='labels_per_class=10: '):
     deal(labeled_fraction=0.2, labels_per_class=10)
+
+
+def test_more_clients_than_rows_are_named_whatever_the_deal():
+  """What a partition says of another flag is not blamed on alpha."""
+  rng, pool = np.random.default_rng(0), np.ones(20, bool)
+  options = config.Config(num_clients=30, labels_per_class=1)
+  with pytest.raises(config.FieldError, match='^num_clients=30: more than'):
+    dealing.two_pools('dirichlet_clients', 'iid_count')(
+        rng, LABELS[:20], pool, options)

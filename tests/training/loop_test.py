@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import types
 from typing import Any
 
 import chex
@@ -16,7 +17,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Ratio
 from fedjax_ssl.report import summary
-from fedjax_ssl.training import loop, metrics, runner
+from fedjax_ssl.training import environment, loop, metrics, runner
 from tests import toy
 from tests.thorough import wider
 
@@ -162,6 +163,17 @@ def test_a_signal_that_comes_with_the_last_round_is_told(number):
                      observer=loop.Observer(on_row))
   assert ended.interrupted and ended.round == 2
   assert not train(2)[0].interrupted
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+def test_several_seeds_are_together_where_there_is_an_accelerator(
+    monkeypatch, platform):
+  monkeypatch.setattr(environment, 'devices', lambda: [
+      types.SimpleNamespace(platform=platform)])
+  assert loop.seeds_together('auto', 2) == (platform != 'cpu')
+  assert loop.seeds_together('vmap', 2)
+  assert not loop.seeds_together('map', 2)
+  assert not loop.seeds_together('vmap', 1)
 
 
 def test_unknown_seed_map_is_refused():

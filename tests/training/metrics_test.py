@@ -138,12 +138,6 @@ def test_rows_outside_the_schema_are_refused(tmp_path, row, name):
   assert metrics.read(tmp_path) == []
 
 
-def test_every_named_metric_is_documented():
-  for name in metrics.ORDER:
-    assert name in metrics.__doc__
-  assert {*metrics.SHARES, *metrics.COUNTS} <= {*metrics.ORDER}
-
-
 def test_full_disk_leaves_whole_rows(tmp_path):
   size = len(write(tmp_path, [1]))
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

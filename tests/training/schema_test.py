@@ -18,7 +18,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.core.types import Ratio, SUMMED, Variables
 from fedjax_ssl.methods import fedssl
 from fedjax_ssl.methods.fedssl import private_agents
-from fedjax_ssl.training import evaluate, loop, metrics, runner
+from fedjax_ssl.training import evaluate, loop, metric_names, metrics, runner
 from tests import toy
 from tests.methods import contract_test
 
@@ -30,14 +30,6 @@ ALWAYS = {'accuracy', 'loss', 'per_class_accuracy', 'macro_precision',
           'backward_passes'}
 # Where there is a global model.
 GLOBAL = {'val_accuracy', 'val_loss'}
-
-
-def documented() -> set[str]:
-  """Names in the table of the metrics' docstring."""
-  table = [line for line in (metrics.__doc__ or '').splitlines()
-           if line.startswith('| ')]
-  cells = [line.split('|')[1] for line in table[1:]]
-  return {name.strip() for cell in cells for name in cell.split(',')}
 
 
 def own_words(name: str) -> str:
@@ -67,10 +59,18 @@ def form_of(name: str, place: str) -> dict[str, Any]:
 
 
 def test_the_table_itself():
-  names = documented()
-  assert set(metrics.ORDER) <= names | {'seed'}
-  assert set(metrics.SHARES) | set(metrics.COUNTS) | set(SUMMED) <= names
-  assert names >= ALWAYS | GLOBAL
+  """Names are sorted, what adds up is counted, and heads tell the unit."""
+  table = metric_names.METRICS
+  assert set(table) >= ALWAYS | GLOBAL | {*metrics.BETWEEN, *SUMMED}
+  assert {m.kind for m in table.values()} == {'count', 'number', 'share'}
+  assert all(metric_names.kind(name) == 'count' for name in SUMMED)
+  later = [name for name in table if name not in metric_names.ORDER]
+  assert [*metric_names.ORDER, *later] == sorted(table, key=metric_names.rank)
+  row = metrics.to_plain({'own': 2., 'auc': .5, 'round': 1, 'bytes_up': 3.})
+  assert [*row.items()] == [
+      ('round', 1), ('auc', .5), ('bytes_up', 3), ('own', 2.)]
+  assert metric_names.title('local_rate') == 'local rate, %'
+  assert metric_names.title('own_loss') == 'own loss'
 
 
 @pytest.mark.parametrize('name', methods.METHODS)
@@ -85,11 +85,11 @@ def test_rows_fit_the_schema(name):
       assert leaf.shape == shape and leaf.dtype == jnp.float32, (key, leaf)
     if key in SUMMED:
       assert not isinstance(value, Ratio), f'{key} adds up over rounds'
-  unknown = [n for n in form if n not in documented()
+  unknown = [n for n in form if n not in metric_names.METRICS
              and not re.search(rf'\b{n}\b', own_words(name))]
   assert not unknown, (
-      f'{unknown} of {name}: explain them in the table of '
-      f'fedjax_ssl/training/metrics.py or in the docstring of {name}')
+      f'{unknown} of {name}: explain them in '
+      f'fedjax_ssl/training/metric_names.py or in the docstring of {name}')
 
 
 def test_short_rows_hold_what_private_records_report():
@@ -118,7 +118,7 @@ def test_a_run_writes_what_the_schema_says(tmp_path):
   assert [row['round'] for row in rows] == [1, 2]
   assert set(rows[0]) == set(rows[1]) == set(form_of(
       'fixmatch(keep_local=True)', 'clients')) | {'round', 'forgetting'}
-  known = [name for name in rows[0] if name in metrics.ORDER]
-  assert known == sorted(known, key=metrics.ORDER.index)
+  known = [name for name in rows[0] if name in metric_names.ORDER]
+  assert known == sorted(known, key=metric_names.ORDER.index)
   means = np.mean([v for v in rows[0]['per_class_accuracy'] if v is not None])
   assert 0 <= means <= 1 and rows[0]['bytes_up'] > 0

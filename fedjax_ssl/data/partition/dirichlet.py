@@ -1,6 +1,8 @@
 """Partitions by Dirichlet shares: class by class, or client by client."""
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fedjax_ssl.core.checks import FieldError
@@ -25,20 +27,43 @@ def labeled_min_size(num_labeled: int, num_clients: int) -> int:
   return min(10, num_labeled // (5 * num_clients))
 
 
-def _dirichlet(rng: np.random.Generator, alpha: float, num: int,
-               allowed: np.ndarray) -> np.ndarray:
+class _Pool(NamedTuple):
+  """The arguments of a partition, checked, and the classes of its rows."""
+
+  where: np.ndarray  # bool[D]
+  classes: np.ndarray  # int[M], the class of each row of the pool, from 0.
+  sizes: np.ndarray  # int[C], rows of each class.
+  num_clients: int
+  alpha: float
+
+
+def _checked(labels: np.ndarray, num_clients: int, alpha: float,
+             where: np.ndarray | None) -> _Pool:
+  labels, where = checks.pool(labels, where)
+  num_clients = checks.count('num_clients', num_clients)
+  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
+  _, classes, sizes = np.unique(
+      labels[where], return_inverse=True, return_counts=True)
+  return _Pool(where, classes, sizes, num_clients, alpha)
+
+
+def _dirichlet(rng: np.random.Generator, concentration: np.ndarray,
+               allowed: np.ndarray | None = None) -> np.ndarray:
   """float64[num] shares, 0 outside `allowed`, summing to 1.
 
   For tiny alpha all shares may underflow, or only parts that are not allowed
-  may get any. Then one allowed part takes all, as in the limit of alpha to 0.
+  may get any. Then one part takes all, as in the limit of alpha to 0.
   """
   with np.errstate(all='ignore'):
-    shares = np.where(allowed, rng.dirichlet(np.full(num, alpha)), 0.0)
-    total = shares.sum()
-  if np.isfinite(total) and total > 0:
-    return np.asarray(shares / total)
-  shares = np.zeros(num)
-  shares[rng.choice(np.flatnonzero(allowed))] = 1.0
+    shares = rng.dirichlet(concentration)
+    if allowed is not None:
+      shares = np.where(allowed, shares, 0.0)
+      shares = shares / shares.sum()
+  if np.isfinite(shares).all() and shares.sum() > 0:
+    return shares
+  shares = np.zeros(shares.size)
+  shares[rng.choice(shares.size, p=concentration / concentration.sum())
+         if allowed is None else rng.choice(np.flatnonzero(allowed))] = 1.0
   return shares
 
 
@@ -48,9 +73,10 @@ def _capped_bounds(rng: np.random.Generator, class_sizes: np.ndarray,
   bounds = np.zeros((class_sizes.size, num_clients), np.int64)
   cap = class_sizes.sum() / num_clients
   sizes = np.zeros(num_clients, np.int64)
+  equal = np.full(num_clients, alpha)
   for c in range(class_sizes.size):
     # While rows are left some client is below the mean, so one is allowed.
-    ends = np.cumsum(_dirichlet(rng, alpha, num_clients, sizes < cap))
+    ends = np.cumsum(_dirichlet(rng, equal, sizes < cap))
     # Dividing by the last end keeps rounding from giving a row to a last client
     # that is full.
     bounds[c] = np.floor(ends / ends[-1] * class_sizes[c])
@@ -91,28 +117,25 @@ def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
     Li et al., Federated learning on non-IID data silos, ICDE 2022,
     https://arxiv.org/abs/2102.02079.
   """
-  labels, where = checks.pool(labels, where)
-  num_clients = checks.count('num_clients', num_clients)
-  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
+  pool = _checked(labels, num_clients, alpha, where)
+  num_clients, alpha = pool.num_clients, pool.alpha
   min_size = checks.count('min_size', min_size, 0)
-  classes, index, class_sizes = np.unique(
-      labels[where], return_inverse=True, return_counts=True)
-  total = int(class_sizes.sum())
+  total = pool.classes.size
   message = (f'alpha={alpha:g} gave each of {num_clients} clients {min_size} '
              f'of {total} examples: lower min_size or num_clients, or raise '
              'alpha')
   if total < num_clients * min_size:
     raise ValueError(f'no draw could have with {message}')
-  draws = int(np.clip(_DRAW_BUDGET // (num_clients * max(classes.size, 1)),
+  draws = int(np.clip(_DRAW_BUDGET // (num_clients * max(pool.sizes.size, 1)),
                       _MIN_DRAWS, _MAX_DRAWS))
   for _ in range(draws):
-    bounds = _capped_bounds(rng, class_sizes, num_clients, alpha)
+    bounds = _capped_bounds(rng, pool.sizes, num_clients, alpha)
     sizes = np.diff(bounds, axis=1, prepend=0).sum(0)
     if sizes.min() >= min_size:
       break
   else:
     raise ValueError(f'none of {draws} draws with {message}')
-  return _cut(rng, where, index, bounds)
+  return _cut(rng, pool, bounds)
 
 
 def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
@@ -144,19 +167,15 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
   References:
     Hsu et al., 2019, https://arxiv.org/abs/1909.06335.
   """
-  labels, where = checks.pool(labels, where)
-  num_clients = checks.count('num_clients', num_clients)
-  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
-  _, index, left = np.unique(
-      labels[where], return_inverse=True, return_counts=True)
-  size = index.size // num_clients
+  pool = _checked(labels, num_clients, alpha, where)
+  size, left = pool.classes.size // pool.num_clients, pool.sizes
   if not size:
     raise FieldError('num_clients', num_clients, 'more than the '
-                     f'{index.size} examples to deal')
-  concentration = alpha * left / left.sum()
-  taken = np.zeros((num_clients, left.size), np.int64)
-  for k in range(num_clients):
-    mix = _mix(rng, concentration)
+                     f'{pool.classes.size} examples to deal')
+  concentration = pool.alpha * left / left.sum()
+  taken = np.zeros((pool.num_clients, left.size), np.int64)
+  for k in range(pool.num_clients):
+    mix = _dirichlet(rng, concentration)
     while (missing := size - taken[k].sum()) > 0:
       shares = np.where(left > 0, mix, 0.0)
       if shares.sum() <= 0:
@@ -165,7 +184,7 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
       got = np.minimum(got, left)
       taken[k] += got
       left = left - got
-  return _cut(rng, where, index, np.cumsum(taken, axis=0).T)
+  return _cut(rng, pool, np.cumsum(taken, axis=0).T)
 
 
 def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
@@ -194,48 +213,33 @@ def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
   References:
     microsoft/msrflute, experiments/semisupervision.
   """
-  labels, where = checks.pool(labels, where)
-  num_clients = checks.count('num_clients', num_clients)
-  alpha = min(checks.positive('alpha', alpha), _NEAR_IID)
-  classes, index, class_sizes = np.unique(
-      labels[where], return_inverse=True, return_counts=True)
-  bounds = np.zeros((classes.size, num_clients), np.int64)
-  if classes.size:
-    mixes = np.stack([_mix(rng, np.full(classes.size, alpha))
-                      for _ in range(num_clients)])
+  pool = _checked(labels, num_clients, alpha, where)
+  number = pool.sizes.size
+  bounds = np.zeros((number, pool.num_clients), np.int64)
+  if number:
+    mixes = np.stack([_dirichlet(rng, np.full(number, pool.alpha))
+                      for _ in range(pool.num_clients)])
     # A class that nobody drew goes to all alike.
     mixes[:, mixes.sum(0) <= 0] = 1
     ends = np.cumsum(mixes, axis=0)
-    bounds = np.floor(ends / ends[-1] * class_sizes).astype(np.int64).T
-  return _cut(rng, where, index, bounds)
+    bounds = np.floor(ends / ends[-1] * pool.sizes).astype(np.int64).T
+  return _cut(rng, pool, bounds)
 
 
-def _cut(rng: np.random.Generator, where: np.ndarray, index: np.ndarray,
-         bounds: np.ndarray) -> np.ndarray:
+def _cut(rng: np.random.Generator, pool: _Pool, bounds: np.ndarray
+         ) -> np.ndarray:
   """int32[D] owners: client k's part of class c ends at bounds[c, k].
 
   Args:
     rng: shuffles the rows of a class.
-    where: bool[D], the pool.
-    index: int[M], the class of each of its rows, from 0.
+    pool: whose rows.
     bounds: int[C, N]; rows from bounds[c, -1] on stay at -1.
   """
-  local = np.zeros(where.shape, np.int64)
-  local[where] = index
-  rows, ranks = checks.by_class(rng, local, where)
-  owner = np.full(where.shape, -1, np.int32)
+  local = np.zeros(pool.where.shape, np.int64)
+  local[pool.where] = pool.classes
+  rows, ranks = checks.by_class(rng, local, pool.where)
+  owner = np.full(pool.where.shape, -1, np.int32)
   for c, ends in enumerate(bounds):
     mine = (local[rows] == c) & (ranks < ends[-1])
     owner[rows[mine]] = np.searchsorted(ends, ranks[mine], 'right')
   return owner
-
-
-def _mix(rng: np.random.Generator, concentration: np.ndarray) -> np.ndarray:
-  """float64[C] class mix; one class where a tiny alpha underflows."""
-  with np.errstate(all='ignore'):
-    mix = rng.dirichlet(concentration)
-  if np.isfinite(mix).all() and mix.sum() > 0:
-    return mix
-  mix = np.zeros(concentration.size)
-  mix[rng.choice(mix.size, p=concentration / concentration.sum())] = 1.0
-  return mix

@@ -23,12 +23,12 @@ from fedjax_ssl.core.types import (
   Array,
   Batch,
   Client,
-  COUNTED,
   Metrics,
   PyTree,
   Shard,
   Task,
   Variables,
+  WORK,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
@@ -92,7 +92,7 @@ def factor(step: Array, schedule: Schedule, *, wait: int = 0) -> jax.Array:
 
 def num_steps(schedule: Schedule, shard: Shard) -> jax.Array:
   """int32[]: steps of a client in a round; 0 without rows."""
-  rows = client_weights.rows_used(shard, 'both')
+  rows = client_weights.rows_held(shard, 'both')
   steps = schedule.fine_tune + schedule.main
   return jnp.where(rows > 0, steps, 0).astype(jnp.int32)
 
@@ -233,8 +233,7 @@ def train(task: Task, schedule: Schedule, model: Variables, client: Client,
   """
   optimizer = task.optimizer(client.round)
   learner = start(model, optimizer)
-  sums = dict.fromkeys((*COUNTED, 'rows_used', 'rows_processed'),
-                       jnp.float32(0))
+  sums = dict.fromkeys(WORK, jnp.float32(0))
   metrics: Metrics = {}
   for part, make, steps in (
       (0, fine_tune_step(task, schedule, optimizer), schedule.fine_tune),

@@ -21,7 +21,6 @@ from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Batch,
   Client,
-  COUNTED,
   Federation,
   Method,
   Metrics,
@@ -30,6 +29,7 @@ from fedjax_ssl.core.types import (
   Task,
   Update,
   Variables,
+  WORK,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedlabel import selection
@@ -59,7 +59,6 @@ _PROFILES: dict[str, dict[str, Any]] = {
               'divergence': 'student_first', 'share': 0.0, 'over': 'batch',
               'teacher': 'discarded', 'pull': 0.0},
 }
-_SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
 
 
 class _Settings(NamedTuple):
@@ -128,7 +127,7 @@ def _unit(task: Task, width: int) -> float:
 def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
   """Joins the metrics of both chains; their work and their losses add up."""
   metrics = {**labeled, **unlabeled}
-  for name in (*_SUMMED, 'train_loss'):
+  for name in (*WORK, 'train_loss'):
     metrics[name] = labeled.get(name, 0) + unlabeled.get(name, 0)
   return metrics
 
@@ -318,7 +317,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
           unknown['mask_rate'].total if unknown else zero)
   # Without accepted rows only momentum or weight decay could have moved w_U.
   other = tree.where(uses[1] > 0, other, model)
-  held = client_weights.rows_used(client.shard, 'both').astype(jnp.float32)
+  held = client_weights.rows_held(client.shard, 'both').astype(jnp.float32)
   weight = {'used': uses[0] + uses[1], 'examples': held,
             'uniform': (held > 0).astype(jnp.float32)}[s.weighting]
   memory = client.memory

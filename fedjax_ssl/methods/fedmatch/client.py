@@ -192,7 +192,8 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   after = Memory(rate, sent if s.copies else None,
                  model if s.keep_local else None)
   weight = client_weights.client_weight(
-      client.shard, s.streams, labeled_client_weight=s.labeled_client_weight)
+      client.shard, s.streams, weighting='uniform',
+      labeled_client_weight=s.labeled_client_weight)
   took_part = weight > 0
   sigma, psi = tree.subtract(sent, (payload.sigma, payload.psi))
   message = Message(sigma if s.sends_sigma else None,

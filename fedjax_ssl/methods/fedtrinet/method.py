@@ -22,7 +22,6 @@ from fedjax_ssl.core.types import (
   Array,
   Client,
   Context,
-  COUNTED,
   Federation,
   Method,
   Metrics,
@@ -32,6 +31,7 @@ from fedjax_ssl.core.types import (
   Task,
   Update,
   Variables,
+  WORK,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedtrinet import shared_layers
@@ -46,7 +46,6 @@ _PROFILES: dict[str, dict[str, bool]] = {
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
 _FEW = 10  # New labels that make a round a harvest.
 _RAMP = (50, 150)  # Epochs between which pseudo-labels gain weight.
-_SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
 
 
 class Server(NamedTuple):
@@ -288,7 +287,7 @@ def _with_labels(task: Task, s: _Settings, payload: Server, client: Client,
   harvests = memory.harvests + (new >= _FEW)
   model, metrics = _train_on_both(task, s, third, client, labels, harvests,
                                   keys[2])
-  for name in _SUMMED:
+  for name in WORK:
     metrics[name] += tuned[name] + labeled[name]
   rows = jnp.asarray(client.shard.num_labeled) + (labels >= 0).sum()
   memory = memory._replace(labels=labels, harvests=harvests.astype(jnp.int32))

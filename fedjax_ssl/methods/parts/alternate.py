@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.core import local_training, rounds, tree
-from fedjax_ssl.core.local_training import Learner, Step
+from fedjax_ssl.core.local_training import Learner, LossFn, Step
 from fedjax_ssl.core.types import (
   Array,
   Client,
@@ -27,16 +27,17 @@ from fedjax_ssl.core.types import (
   Metrics,
   PyTree,
   Ratio,
+  Shard,
   Task,
   Update,
   Variables,
+  WORK,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
   all_statistics,
   assemble,
   averaging,
-  labeling,
 )
 
 
@@ -58,18 +59,23 @@ class Settings(NamedTuple):
     warmup_passes: how often the server trains as in a round before the first.
   """
 
-  server_momentum: float = 0.5
-  clip_norm: float = 1.0
-  keep_momentum: bool = True
-  stats_clients: int = 0
-  warmup_passes: int = 0
+  server_momentum: float
+  clip_norm: float
+  keep_momentum: bool
+  stats_clients: int
+  warmup_passes: int
 
 
-def settled(task: Task, s: Settings) -> Task:
-  """The task with clipped gradients, and the server's momentum.
+def settled(task: Task, *given: Any) -> tuple[Task, Settings]:
+  """The task with clipped gradients and the server's momentum; the settings.
 
   An optimizer of the server that the task has takes the place of the momentum.
+
+  Args:
+    task: as the method gets it.
+    *given: the fields of `Settings`, in their order.
   """
+  s = Settings(*given)
   plain, server = task.optimizer, task.server_optimizer
   def clipped(round_: Any) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(s.clip_norm), plain(round_))
@@ -77,12 +83,44 @@ def settled(task: Task, s: Settings) -> Task:
     server = optax.sgd(1.0, momentum=s.server_momentum)
   return dataclasses.replace(
       task, server_optimizer=server,
-      optimizer=plain if math.isinf(s.clip_norm) else clipped)
+      optimizer=plain if math.isinf(s.clip_norm) else clipped), s
 
 
-def streams(task: Task) -> str:
+def _streams(task: Task) -> str:
   """Rows that clients train on: their labels too, where they have some."""
   return 'unlabeled' if task.labels_at == 'server' else 'both'
+
+
+class Kept(NamedTuple):
+  """The rows that a client learns from in a round.
+
+  Attributes:
+    batches: of these rows, and of the client's own labels if it has some.
+    shard: the client's, with these rows first, and counted alone.
+    order: int32[U], the place of each in the client's table before.
+  """
+
+  batches: local_training.Batches
+  shard: Shard
+  order: jax.Array
+
+
+def kept(task: Task, client: Client, labels: jax.Array, mask: jax.Array,
+         key: jax.Array) -> Kept:
+  """Has a client keep some of its unlabeled rows for the round.
+
+  Args:
+    task: as `settled` made it.
+    client: whose rows.
+    labels: int32[U], the class of each row.
+    mask: bool[U], which it keeps.
+    key: draws the order.
+  """
+  shard, order = batching.narrowed(client.shard, mask)
+  made = batching.batches(
+      task, client.train, shard, key, _streams(task), client.round,
+      pseudo_labels=labels[order])
+  return Kept(made, shard, order)
 
 
 def method(task: Task, s: Settings, client_update: Callable[..., Update],
@@ -129,7 +167,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
       broadcast=lambda server, client_id: assemble.Server(server.model),
       on_labels=functools.partial(_fine_tune, task, s), labels_last=True,
       opening=_opening(task, s, renew), renew=renew,
-      work=lambda shard: batching.num_steps(task, shard, streams(task)),
+      work=lambda shard: batching.num_steps(task, shard, _streams(task)),
       pseudo_label=pseudo_label, weigh=weigh)
 
 
@@ -144,6 +182,13 @@ def _opening(task: Task, s: Settings, renew: rounds.Pass | None
     passes.insert(0, rounds.server_pass(
         functools.partial(_fine_tune, longer, s)))
   return rounds.chain(*passes) if passes else None
+
+
+def descending(task: Task, loss_fn: LossFn) -> Callable[..., Step]:
+  """A step down a loss, for `trained`; running statistics stay as they are."""
+  return functools.partial(
+      local_training.gradient_step,
+      averaging.with_server_rule(task, loss_fn, 'fedavg', 0.0))
 
 
 def trained(task: Task, s: Settings, step: Callable[..., Step],
@@ -174,7 +219,7 @@ def trained(task: Task, s: Settings, step: Callable[..., Step],
 
 
 def update(client: Client, received: Variables, learner: Learner,
-           memory: PyTree, weight: jax.Array, chosen: Array, metrics: Metrics,
+           memory: PyTree, weight: jax.Array, count: Array, metrics: Metrics,
            labeled: Metrics) -> Update:
   """What a client sends.
 
@@ -184,16 +229,16 @@ def update(client: Client, received: Variables, learner: Learner,
     learner: what it has trained.
     memory: what it keeps.
     weight: float32[], 0 sits out.
-    chosen: int32[], unlabeled rows that it has trained on.
+    count: int32[], unlabeled rows that it has trained on.
     metrics: of the training.
     labeled: of `labeling.probabilities`.
 
   Returns:
     The update, with the share of rows that it trained on as `mask_rate`.
   """
-  sums = {name: metrics[name] + labeled[name] for name in labeling.SUMMED}
+  sums = {name: metrics[name] + labeled[name] for name in WORK}
   rate = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
-      chosen, client.shard.num_unlabeled)))
+      count, client.shard.num_unlabeled)))
   return Update(tree.subtract(learner.model, received), weight, memory,
                 {**metrics, **sums, 'mask_rate': rate})
 
@@ -202,10 +247,8 @@ def _fine_tune(task: Task, s: Settings, record: Server, context: Context,
                key: jax.Array) -> tuple[Server, Metrics]:
   """The server's epochs on its own labels."""
   order_key, step_key = jax.random.split(key)
-  supervised = averaging.with_server_rule(
-      task, averaging.supervised(task), 'fedavg', 0.0)
   learner, metrics = trained(
-      task, s, functools.partial(local_training.gradient_step, supervised),
+      task, s, descending(task, averaging.supervised(task)),
       record.model, record.opt_state,
       batching.batches(task, context.train, context.shard, order_key,
                        'labeled', context.round),

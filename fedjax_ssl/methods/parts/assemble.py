@@ -143,7 +143,8 @@ def assemble(
   added = additions.wanted(task)
   own = additions.own if added else _unchanged
   within = additions.within if added else _unchanged
-  update, send, finish = client_update, broadcast or _whole, aggregate
+  update, finish = client_update, aggregate
+  send = broadcast or rounds.whole_record
   if added:
     update = additions.client_update(task, client_update)
     finish = None if aggregate is None else additions.aggregate(task, aggregate)
@@ -239,12 +240,6 @@ def _readers(task: Task, own: Callable[[Any], Any], *,
 
 def _unchanged(x: Any) -> Any:
   return x
-
-
-def _whole(server: Any, client_id: jax.Array) -> Any:
-  """A broadcast of all that the server has."""
-  del client_id
-  return server
 
 
 def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,

@@ -13,7 +13,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import optax
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import (
@@ -98,14 +97,12 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
   """
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(round_)
-  if factor is not None:
-    optimizer = optax.chain(optimizer, optax.scale(factor))
 
   def loss(now, memory, batch, key):
     return loss_fn(now, Given(model, memory, told), batch, key)
 
   learner, metrics = local_training.train(
-      local_training.gradient_step(loss, optimizer),
+      local_training.gradient_step(loss, optimizer, factor),
       local_training.start(model, optimizer, memory),
       batching.batches(task, examples, shard, order_key, streams, round_),
       step_key)

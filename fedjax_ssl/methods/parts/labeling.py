@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import local_training
-from fedjax_ssl.core.types import Client, COUNTED, Metrics, Task, Variables
+from fedjax_ssl.core.types import Client, Metrics, Task, Variables, WORK
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import network
 
 _BATCH = 100  # Rows that are labeled together.
-# Metrics of several loops of one client that add up.
-SUMMED = (*COUNTED, 'rows_used', 'rows_processed')
 
 
 def probabilities(task: Task, model: Variables, client: Client,
@@ -28,7 +26,7 @@ def probabilities(task: Task, model: Variables, client: Client,
 
   Returns:
     float32[U, C] in the order of the client's table, zeros for padding; and
-    the metrics `SUMMED` of the passes.
+    the metrics `core.types.WORK` of the passes.
   """
   size = client.shard.unlabeled.shape[-1]
   once = dataclasses.replace(task, local_epochs=1, local_steps=0,
@@ -47,4 +45,4 @@ def probabilities(task: Task, model: Variables, client: Client,
       step, jnp.zeros((size, task.num_classes)),
       batching.batches(once, client.train, client.shard, order_key,
                        'unlabeled'), view_key)
-  return table, {name: metrics[name] for name in SUMMED}
+  return table, {name: metrics[name] for name in WORK}

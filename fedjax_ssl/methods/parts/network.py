@@ -134,6 +134,12 @@ def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
           strongly(task, batch.unlabeled, keys[2]))
 
 
+def forward_views(task: Task, model: Variables, batch: Pair, key: jax.Array
+                  ) -> tuple[jax.Array, list[Any], PyTree]:
+  """As `forward_with_targets` of the weak view, and of the two others."""
+  return forward_with_targets(task, model, *views(task, batch, key), key=key)
+
+
 def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:
   """The batch's strong view."""
   return batch._replace(inputs=task.strong(key, batch.inputs))
