@@ -39,7 +39,8 @@ method would use on about 2048 unlabeled examples; null: none |
 | pseudo_label_rate | share of those examples that it would use, 0..1 |
 | local_rate | SAGE, FedLabel: share of the local model in the labels used, \
 0..1 |
-| contrastive_loss | MOON, ProxyFL: mean of their contrastive term |
+| contrastive_loss | mean of MOON's, ProxyFL's, Twin-sight's contrastive term |
+| neighbourhood_loss | Twin-sight: how differently its networks see nearness |
 | tsa_rate | share of labeled examples that UDA's annealing lets through, 0..1 |
 | reward | FedDure's d: how much C-reg's labeled loss falls in a step, nats |
 | server_loss | what the server minimised on its own labels; null: it had \
