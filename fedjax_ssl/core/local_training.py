@@ -20,7 +20,6 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 
-
 _PROCESSED = 'rows_processed'
 
 

@@ -264,7 +264,8 @@ def twinsight(task: Task, *, profile: str = 'paper',
       next three knobs, of which those that are given replace its own.
     unlabeled_weight: of the pseudo-labels' loss; 0 leaves it out.
     label_view: which view labels the other, 'weak' or 'strong'.
-    divisor: of the neighbourhood term, see `neighbourhood`.
+    divisor: of N: 'pairs', the square of the rows, as a mean has it; or 'xor',
+      the rows XOR 2.
     instance_weight: of I; 0 leaves it out.
     neighbourhood_weight: of N; 0 makes the networks strangers.
     temperature: of I.
@@ -307,7 +308,9 @@ def twinsight(task: Task, *, profile: str = 'paper',
 def _loss(task: Task, s: _Settings, model: Variables, batch: Pair,
           key: jax.Array) -> tuple[jax.Array, Aux]:
   """The loss of the rows that a step has; `task` is that of one network."""
-  def views(rows: Batch, view: Callable[..., Batch]) -> tuple[Batch, Batch]:
+  def views(rows: Batch | None, view: Callable[..., Batch]
+            ) -> tuple[Batch, Batch]:
+    assert rows is not None  # Only a stream that there is is asked for.
     weak_key, strong_key = jax.random.split(
         jax.random.fold_in(key, int(view is network.weakly)))
     return view(task, rows, weak_key), network.strongly(task, rows, strong_key)
@@ -345,7 +348,7 @@ def _loss(task: Task, s: _Settings, model: Variables, batch: Pair,
       batch, found.unlabeled if s.unlabeled_weight else None, found.labeled,
       weight=s.unlabeled_weight, mask_rate=found.mask_rate, labelings=0,
       views=trained, labeled_views=trained)
-  rows = sum(has)
+  rows = sum(has, jnp.float32(0))
   metrics.update({
       'contrastive_loss': Ratio(found.instances * rows, rows),
       'neighbourhood_loss': Ratio(found.neighbourhood * rows, rows),
