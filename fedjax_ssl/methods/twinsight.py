@@ -2,7 +2,9 @@ r"""Twin-sight: a model that learns classes beside one that tells rows apart.
 
 Zhang, Yang, et al., Robust Training of Federated Models with Extremely Label
 Deficiency, ICLR 2024, https://arxiv.org/abs/2402.14430. The authors' code is
-visitworld123/Twin-sight. Every client trains two networks of one kind,
+visitworld123/Twin-sight.
+
+Every client trains two networks of one kind, with
 
   :math:`CE(y, f_s) + \lambda_I I + \lambda_N N` on labeled rows,
   :math:`\lambda_u CE(\hat y, f_s) + \lambda_I I + \lambda_N N` on others,
@@ -32,7 +34,8 @@ with labels for some of their rows take the pseudo-labels of weak views, with
 `unlabeled_weight=5`, and a FedProx term of 0.5 ||w - w_received||^2, which is
 mu=1 here; their I and N are over all rows together, as here.
 
-Weight decay moves all parameters, also those that no loss of a client does.
+Weight decay moves all parameters, also those that no loss of a client does,
+which the authors' optimizer passes over.
 
 A row has two views in the unsupervised network and, with pseudo-labels or under
 a norm of batches, in the supervised one, else one there: 12 or 9 units, by
@@ -242,7 +245,9 @@ def _with(params: PyTree, whole: PyTree, path: tuple[str, ...]) -> PyTree:
   return {**params, path[0]: inner}
 
 
-@knobs.checked(_PROFILES, temperature=knobs.Bound(above=True))
+@knobs.checked(_PROFILES, temperature=knobs.Bound(above=True),
+               unlabeled_weight=knobs.Bound(cases=(
+                   knobs.at(0, 'rows without labels have no pseudo-labels'),)))
 def twinsight(task: Task, *, profile: str = 'paper',
               unlabeled_weight: float | None = None,
               label_view: str | None = None, divisor: str | None = None,
@@ -253,9 +258,10 @@ def twinsight(task: Task, *, profile: str = 'paper',
               mu: float = 0.01, weighting: str = 'examples') -> Method:
   """Trains a supervised and an unsupervised network that see alike.
 
-  Meant for clients with all labels beside clients with none. One with both
-  kinds of rows has I and N over both. With labels at the server, that trains
-  as a client with labels does.
+  One learns classes and predicts; the other tells rows apart by their two
+  views. Meant for clients with all labels beside clients with none; one with
+  both kinds of rows tells all of them apart. With labels at the server, that
+  trains as a client with labels does.
 
   Args:
     task: the static choices. The network must say what its last layer reads
@@ -264,11 +270,12 @@ def twinsight(task: Task, *, profile: str = 'paper',
       next three knobs, of which those that are given replace its own.
     unlabeled_weight: of the pseudo-labels' loss; 0 leaves it out.
     label_view: which view labels the other, 'weak' or 'strong'.
-    divisor: of N: 'pairs', the square of the rows, as a mean has it; or 'xor',
-      the rows XOR 2.
-    instance_weight: of I; 0 leaves it out.
-    neighbourhood_weight: of N; 0 makes the networks strangers.
-    temperature: of I.
+    divisor: of the neighbourhood term: 'pairs', the square of the rows, as a
+      mean has it; or 'xor', the rows XOR 2.
+    instance_weight: of telling rows apart; 0 leaves it out.
+    neighbourhood_weight: of the term that keeps alike what the networks see as
+      near; 0 makes them strangers.
+    temperature: of telling rows apart.
     threshold: confidence from which on a row has a pseudo-label.
     hidden: numbers between the projector's two layers; None is 8 times the
       features, at most 4096, which is the authors' for ResNet-18.
