@@ -20,6 +20,8 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 
+_PROCESSED = 'rows_processed'
+
 
 class Batches(NamedTuple):
   """A client's batches of one round, made as they are needed.
@@ -127,7 +129,8 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
     The learner and the metrics: means over the steps, but sums of a Ratio, of
     `rows_used`, of `rows_processed` (padding included) and of the passes
     through the network, `COUNTED`. A row counts as one pass forward and one
-    backward unless the step reports these itself.
+    backward, and all rows of a step's batch are processed, unless the step
+    reports these itself.
   """
   def body(t, carry):
     learner, cursor, sums, used = carry
@@ -142,11 +145,13 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
       0, batches.num_steps, body,
       (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
   steps = batches.num_steps.astype(jnp.float32)
-  metrics = {name: value if isinstance(value, Ratio) or name in COUNTED
+  metrics = {name: value if isinstance(value, Ratio)
+             or name in (*COUNTED, _PROCESSED)
              else value / jnp.maximum(steps, 1)
              for name, value in sums.items()}
-  return learner, {**dict.fromkeys(COUNTED, used), **metrics,
-                   'rows_used': used, 'rows_processed': steps * batches.width}
+  return learner, {**dict.fromkeys(COUNTED, used),
+                   _PROCESSED: steps * batches.width, **metrics,
+                   'rows_used': used}
 
 
 def server_metrics(metrics: Metrics, good: jax.Array) -> Metrics:

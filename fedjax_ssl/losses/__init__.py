@@ -9,7 +9,12 @@ else, so that they can be used in other code.
 from fedjax_ssl.losses import adversarial
 from fedjax_ssl.losses.distances import l1_norm, proximal, squared_distance
 from fedjax_ssl.losses.moving import freematch_thresholds, softmatch_weights
-from fedjax_ssl.losses.rows import kl_rows, masked_mean, reduced
+from fedjax_ssl.losses.rows import (
+  kl_rows,
+  masked_mean,
+  reduced,
+  unit_rows,
+)
 from fedjax_ssl.losses.semi_supervised import (
   consistency,
   fairness,
@@ -48,4 +53,4 @@ __all__ = [
     'ramp_up', 'realism_weight', 'reduced', 'relation_matching',
     'relation_matrix', 'sharpen', 'soft_pseudo_label', 'softmatch_weights',
     'squared_distance', 'squared_error', 'target_kl', 'tsa_cross_entropy',
-    'tsa_threshold', 'uda']
+    'tsa_threshold', 'uda', 'unit_rows']

@@ -14,6 +14,7 @@ import numpy as np
 PyTree = Any
 Array = jax.Array | np.ndarray
 Scalar = Array | float
+_LEAST = 1e-12  # Of a squared length, so that zeros have a slope.
 Loss = tuple[jax.Array, dict[str, jax.Array]]
 
 
@@ -82,6 +83,12 @@ def all_rows(mask: Array | None, like: Array) -> Array:
 def visible(logits: Array, mask: Array) -> jax.Array:
   """Zeroes the logits of masked rows, so that no derivative is NaN."""
   return at_least_float32(jnp.where(mask[..., None] > 0, logits, 0))
+
+
+def unit_rows(x: Array) -> jax.Array:
+  """Scales rows float[B, F] to length 1; a row of zeros stays one."""
+  x = jnp.asarray(x)
+  return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + _LEAST)
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

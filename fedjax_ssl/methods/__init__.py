@@ -36,6 +36,7 @@ from fedjax_ssl.methods import (
   scaffold,
   semifl,
   softmatch,
+  twinsight,
   uda,
 )
 from fedjax_ssl.methods.parts import aggregators
@@ -70,6 +71,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'scaffold': scaffold.scaffold,
     'semifl': semifl.semifl,
     'softmatch': softmatch.softmatch,
+    'twinsight': twinsight.twinsight,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')
 

@@ -57,7 +57,6 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 LABELERS = ('either', 'global', 'local', 'blended', 'surer')
-_LEAST = 1e-12  # Of a squared length, so that zeros have a direction.
 _NETWORK, _FEATURES, _PROXIES = 'network', 'features', 'proxies'
 
 
@@ -119,19 +118,13 @@ def contrast(features: Array, proxies: Array, probabilities: Array,
   is_sure = (jnp.asarray(sure) > 0)[:, None]
   classes = jnp.where(is_sure, top, likely).astype(p.dtype)
   shares = jnp.where(is_sure, top, p * likely).astype(p.dtype)
-  f, q = _unit(features), _unit(proxies)
+  f, q = losses.unit_rows(features), losses.unit_rows(proxies)
   near = jnp.sum(f * (shares @ q), -1)
   similarity = f @ f.T
   apart = (classes @ classes.T == 0) & (similarity >= 1e-6) & (
       jnp.asarray(mask) > 0)
   gap = jnp.where(apart, similarity - near[:, None], 0)
   return jnp.log1p(jnp.sum(jnp.where(apart, jnp.exp(gap), 0), -1))
-
-
-def _unit(x: Array) -> jax.Array:
-  """The rows, made to have length 1."""
-  x = jnp.asarray(x)
-  return x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + _LEAST)
 
 
 def margin(proxies: Array, most: Number = 100.0) -> jax.Array:

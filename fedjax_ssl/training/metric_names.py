@@ -98,7 +98,9 @@ _FIRST = (
 )
 _OTHERS = (
     Metric('contrastive_loss', 'number',
-           'MOON, ProxyFL: mean of their contrastive term'),
+           "mean of MOON's, ProxyFL's or Twin-sight's contrastive term"),
+    Metric('neighbourhood_loss', 'number',
+           'Twin-sight: how differently its networks see nearness'),
     Metric('cost_down', 'number', 'FedMatch: numbers sent to a client, percent '
            'of one dense model; mean over clients and rounds'),
     Metric('cost_up', 'number', 'FedMatch: the same sent by a client'),
