@@ -99,8 +99,6 @@ _FIRST = (
 _OTHERS = (
     Metric('contrastive_loss', 'number',
            "mean of MOON's, ProxyFL's or Twin-sight's contrastive term"),
-    Metric('neighbourhood_loss', 'number',
-           'Twin-sight: how differently its networks see nearness'),
     Metric('cost_down', 'number', 'FedMatch: numbers sent to a client, percent '
            'of one dense model; mean over clients and rounds'),
     Metric('cost_up', 'number', 'FedMatch: the same sent by a client'),
@@ -109,6 +107,8 @@ _OTHERS = (
            'SAGE, FedLabel: the local model in the labels used'),
     Metric('mixup_loss', 'number',
            "of the classifier on FedSSL's or SemiFL's blends"),
+    Metric('neighbourhood_loss', 'number',
+           'Twin-sight: how differently its networks see nearness'),
     Metric('realism_loss', 'number', "of FedSSL's generator"),
     Metric('reconstruction', 'number',
            'FedSSL: squared error of unmixed blends'),
