@@ -47,7 +47,7 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return _words(key, counts, _SPLIT).reshape(*shape, 2)
 
 
-def _folded(key: jax.Array, number: jax.Array) -> jax.Array:
+def _folded(key: jax.Array, number: Any) -> jax.Array:
   number = jnp.asarray(number).astype(jnp.uint32)
   return _words(key, 2 * number + jnp.arange(2, dtype=jnp.uint32), _FOLD)
 
