@@ -1,6 +1,6 @@
 # make quickstart   installs and runs the first experiment
 # make test         installs and runs the test suite
-# make test-fast    the library's tests alone, without those of the programs
+# make test-fast    without tests of programs and laws of single methods
 # make test-all     the suite with its thorough tests: more samples of its laws
 # make lint         ruff, mypy, and whether pages and flagfiles are up to date
 # make pages        brings the pages of results, the table of settings and the
@@ -50,7 +50,7 @@ test: $(call stamp,test)
 	@$(RUN) -m pytest -m 'not thorough' $(PYTEST_FLAGS)
 
 test-fast: $(call stamp,test)
-	@$(RUN) -m pytest -m 'not programs and not thorough' $(PYTEST_FLAGS)
+	@$(RUN) -m pytest -m 'not (programs or laws or thorough)' $(PYTEST_FLAGS)
 
 test-all: $(call stamp,test)
 	@$(RUN) -m pytest $(PYTEST_FLAGS)

@@ -102,11 +102,16 @@ _PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
              'tests/training/round_hlo_test.py')
 
 
+# Laws of one method each, on whole rounds; those of all are its contract.
+_LAWS = 'tests/methods/'
+
+
 # Groups of a minute of processors, or half a minute of waiting; longest first.
-_LONG = ('methods/program_test', 'devices_test', 'kill_test',
-         'contract_test.py fedssl', 'round_hlo_test', 'distributed_test',
-         'checkpoint_crash_test', 'sweep_test', 'baselines_test',
-         'private_agents_test', 'contract_test')
+# Those of checkpoints collect garbage, which is slow once much is compiled.
+_LONG = ('methods/program_test', 'devices_test', 'training/checkpoint_test',
+         'kill_test', 'contract_test.py fedssl', 'round_hlo_test',
+         'distributed_test', 'checkpoint_crash_test', 'sweep_test',
+         'baselines_test', 'private_agents_test', 'contract_test')
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -115,11 +120,14 @@ def pytest_collection_modifyitems(config: pytest.Config,
   """Workers begin with long groups, then those of many tests.
 
   Else a group of few tests that take long would be the last, and run alone.
-  First of all, tests of programs get their mark, which -m chooses by.
+  First of all, tests of programs and of single methods get their marks, which
+  -m chooses by.
   """
   for item in items:
     if item.nodeid.startswith(_PROGRAMS):
       item.add_marker('programs')
+    elif item.nodeid.startswith(_LAWS) and 'contract_test' not in item.nodeid:
+      item.add_marker('laws')
   if not hasattr(config, 'workerinput'):
     return
   groups = [_group(item.nodeid) for item in items]

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_ssl import losses, testing
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
-from fedjax_ssl.testing import contract
+from fedjax_ssl.testing import contract, keys
 
 FEW = ('hidden_labels_are_never_read', 'predict_gives_logits_of_every_class',
        'a_broken_client_is_left_out')
@@ -79,3 +80,33 @@ def test_unknown_laws_and_places_are_refused(given, words):
 def test_knobs_of_a_name_stand_in_the_text():
   with pytest.raises(ValueError, match='in the text'):
     testing.check_method('fixmatch', threshold=0.1)
+
+
+def test_draws_of_quick_keys_differ_wherever_keys_do():
+  """Seeds, children by number and by place, and draws of one key."""
+  one = keys.key(0)
+  children = [one, keys.key(1), *jax.random.split(one, 8), *(
+      jax.random.fold_in(one, i) for i in range(8))]
+  draws = np.array([jax.random.bits(key, (500,)) for key in children])
+  assert len(np.unique(draws)) == draws.size
+  assert (jax.random.bits(keys.key(0), (500,)) == draws[0]).all()
+
+
+def test_draws_of_quick_keys_are_uniform_and_independent():
+  size = 100_000
+  children = jax.random.split(keys.key(3), 2)
+  a, b = jax.vmap(lambda key: jax.random.uniform(key, (size,)))(children)
+  np.testing.assert_array_equal(a, jax.random.uniform(children[0], (size,)))
+  for x, y in ((a, b), (a[:-1], a[1:])):
+    counts, _, _ = np.histogram2d(x, y, bins=10, range=[[0, 1]] * 2)
+    # Chi squared of 99 degrees of freedom.
+    assert ((counts - size / 100)**2 / (size / 100)).sum() < 160
+
+
+@pytest.mark.parametrize('width', [8, 16, 32, 64])
+def test_every_bit_of_a_draw_is_set_half_of_the_time(width):
+  with jax.enable_x64(True):
+    drawn = np.asarray(jax.random.bits(keys.key(2), (4000,), f'uint{width}'))
+  assert drawn.dtype == f'uint{width}'
+  shares = [(drawn >> i & 1).mean() for i in range(width)]
+  assert max(abs(share - .5) for share in shares) < .04

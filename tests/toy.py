@@ -1,6 +1,7 @@
 """The toy federation of `fedjax_ssl.testing`, by the name that tests use."""
 from __future__ import annotations
 
+from fedjax_ssl.testing.keys import key
 from fedjax_ssl.testing.toy import (
   examples,
   federation,
@@ -17,5 +18,5 @@ from fedjax_ssl.testing.toy import (
 )
 
 __all__ = ('LABELED', 'NOBODY', 'NUM_CLASSES', 'NUM_CLIENTS', 'SIDE',
-           'UNLABELED', 'examples', 'federation', 'means', 'preprocess',
+           'UNLABELED', 'examples', 'federation', 'key', 'means', 'preprocess',
            'shift', 'task')

@@ -28,7 +28,7 @@ from fedjax_ssl.core.types import (
   Task,
 )
 from fedjax_ssl.methods.parts import mean_teacher
-from fedjax_ssl.testing import toy
+from fedjax_ssl.testing import keys, toy
 from fedjax_ssl.training import checkpoint, metrics
 from fedjax_ssl.training import runner as runner_lib
 
@@ -58,12 +58,14 @@ class Runner:
     """
     self.place = place
     self.federation, self.hidden = toy.federation(place)
-    self.method = make(toy.task(model, labels_at=place, **changes))
+    method = make(toy.task(model, labels_at=place, **changes))
+    # Traced once for the shapes of its metrics and for the run.
+    self.method = method._replace(round=jax.jit(method.round))
     self.run: Any = jax.jit(functools.partial(runner_lib.stretch, self.method))
-    self.init_key, self.root = runner_lib.root_keys(3)
+    self.init_key, self.root = jax.random.split(keys.key(3))
     state = self.method.init(self.init_key, self.federation)
     totals = tree.zeros_like(
-        runner_lib.totals_shape(self.method, self.federation, state))
+        runner_lib.totals_shape(self.method, self.federation, state, self.root))
     self.start = jax.tree.map(jnp.asarray, (state, totals))
 
   def rounds(self, count: int, start: Any = None, first: int = 0,

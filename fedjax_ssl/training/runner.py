@@ -64,11 +64,13 @@ def stretch(method: Method, state: State, totals: Totals,
   return lax.fori_loop(0, count, body, (state, totals))
 
 
-def totals_shape(method: Method, federation: Any, state: Any) -> Totals:
-  """Shapes of the totals, without running a round."""
+def totals_shape(method: Method, federation: Any, state: Any,
+                 key: jax.Array | None = None) -> Totals:
+  """Shapes of the totals, without running a round; `key` is of its kind."""
   def one(state, federation, key):
     return method.round(state, federation.at(jnp.int32(0)), jnp.int32(0), key)
-  _, metrics = jax.eval_shape(one, state, federation, jax.random.key(0))
+  _, metrics = jax.eval_shape(
+      one, state, federation, jax.random.key(0) if key is None else key)
   metrics = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), metrics)
   rounds: Any = jax.ShapeDtypeStruct((), jnp.float32)

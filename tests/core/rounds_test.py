@@ -14,7 +14,7 @@ from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.types import Cohort, Ratio, State, Update
 from tests import toy
 
-KEY = jax.random.key(0)
+KEY = toy.key(0)
 
 
 def fixed(ids, active=None):
@@ -301,7 +301,7 @@ def test_impossible_cohorts_are_refused(sampler, message):
 def test_samplers_by_role_draw_from_their_role():
   federation = dataclasses.replace(toy.federation()[0], num_labeled_clients=2)
   for seed in range(10):
-    key = jax.random.key(seed)
+    key = toy.key(seed)
     labeled = sampling.labeled_clients(2)(state(), federation, key).ids
     others = sampling.unlabeled_clients(3)(state(), federation, key).ids
     assert set(labeled.ravel().tolist()) == {0, 1}
@@ -315,7 +315,7 @@ def test_uniform_draws_everyone_equally_without_replacement():
   ids = np.asarray(jax.vmap(draw)(jax.random.split(KEY, 2000)))
   assert all(len(set(group)) == 3 for group in ids.reshape(-1, 3))
   chex.assert_trees_all_equal(draw(KEY), aggregation.sample_sub_consensus(
-      jax.random.key(0), 6, groups=2, size=3))
+      toy.key(0), 6, groups=2, size=3))
   shares = np.bincount(ids.ravel(), minlength=6) / ids.size
   np.testing.assert_allclose(shares, 1 / 6, atol=0.01)
   chex.assert_trees_all_equal(tree.take(federation.clients, jnp.int32(2)),

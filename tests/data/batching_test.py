@@ -11,7 +11,7 @@ from fedjax_ssl.core.types import Shard
 from fedjax_ssl.data import batching
 from tests import toy
 
-KEY = jax.random.key(5)
+KEY = toy.key(5)
 
 
 def visits(task, shard, streams='both', key=KEY):
@@ -96,7 +96,7 @@ def test_epochs_differ_in_order_and_keys_decide():
   first, second = seen[:3], seen[3:]
   assert sorted(sum(first, [])) == sorted(sum(second, []))
   assert first != second
-  other = visits(task, shard_of(2), 'unlabeled', jax.random.key(6))
+  other = visits(task, shard_of(2), 'unlabeled', toy.key(6))
   assert seen != [s['unlabeled'] for s in other]
   again = visits(task, shard_of(2), 'unlabeled')
   assert seen == [s['unlabeled'] for s in again]

@@ -15,17 +15,19 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch
 from fedjax_ssl.methods.parts import assemble, network
 from tests import toy
+from tests.thorough import wider
 
-KEY = jax.random.key(2)
+KEY = toy.key(2)
 
 
 @functools.lru_cache
-def one_round(text, model='linear', place='clients', labels='few', **changes):
+def one_round(text, model='linear', place='clients', labels='few', seed=0,
+              **changes):
   """(state before, state after, metrics) of a round."""
   federation, _ = toy.federation(place, labels)
   task = toy.task(model, labels_at=place, **changes)
   method = methods.make(text, task)
-  before = method.init(jax.random.key(0), federation)
+  before = method.init(toy.key(seed), federation)
   after, metrics = jax.jit(method.round)(
       before, federation, jnp.int32(0), KEY)
   return before, after, toy.means(metrics)
@@ -38,7 +40,7 @@ def test_fedavg_against_an_independent_loop():
   task = toy.task(cohort_size=toy.NUM_CLIENTS, labeled_batch=8, weak=same,
                   optimizer=lambda round_: optax.sgd(0.5))
   method = methods.make('fedavg', task)
-  before = method.init(jax.random.key(0), federation)
+  before = method.init(toy.key(0), federation)
   after, _ = jax.jit(method.round)(before, federation, jnp.int32(0), KEY)
   params = before.server.model.params
   layer = next(iter(params))
@@ -61,7 +63,7 @@ def test_fedavg_against_an_independent_loop():
 
 
 @pytest.mark.parametrize('place, client_map', [
-    ('clients', 'map'), ('server', 'vmap')])
+    ('clients', 'map'), *wider(('server', 'vmap'))])
 def test_fedprox_without_its_term_is_fedavg(place, client_map):
   a, b = (one_round(text, place=place, client_map=client_map)[1]
           for text in ('fedavg', 'fedprox(mu=0.0)'))
@@ -127,7 +129,7 @@ def test_uniform_weights_differ_from_sizes():
   assert not np.allclose(*(jax.tree.leaves(x.server)[1] for x in (a, b)))
 
 
-@pytest.mark.parametrize('norm', ['conv', 'static'])
+@pytest.mark.parametrize('norm', ['conv', *wider('static')])
 def test_statistics_of_normalization_move_and_stay_finite(norm):
   before, after, _ = one_round('fixmatch', norm)
   chex.assert_tree_all_finite(after.server)
@@ -140,7 +142,7 @@ def test_static_statistics_are_those_of_the_averaged_model():
   federation, _ = toy.federation()
   task = toy.task('static', cohort_size=1)
   method = methods.make('fedavg', task)
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   model = state.server.model
   far = jax.tree.map(lambda x: x + 3, model.stats)
   def recomputed(stats):

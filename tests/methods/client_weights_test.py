@@ -38,7 +38,7 @@ def test_agents_with_labels_count_three_times(text, received):
   """As FedSSL's groups of agents need to be equal; the work is not done."""
   federation, _ = toy.federation()
   method = methods.make(text, toy.task())
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   update, payload = method.client_update, state.server
   assert update is not None
   if received == 'nets':
@@ -51,7 +51,7 @@ def test_agents_with_labels_count_three_times(text, received):
     client = Client(i, tree.take(federation.clients, i),
                     tree.take(state.memory, i), federation.train,
                     federation.validation, jnp.int32(0), jnp.int32(0))
-    return update(payload, client, jax.random.key(1)).weight
+    return update(payload, client, toy.key(1)).weight
   np.testing.assert_array_equal(
       [weight(jnp.int32(i)) for i in range(toy.NUM_CLIENTS)],
       [3 if labeled else float(unlabeled > 0) for labeled, unlabeled in

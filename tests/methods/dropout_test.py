@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl import methods
 from tests import toy
 
-KEY = jax.random.key(1)
+KEY = toy.key(1)
 FEDSSL = 'fedssl(gan_width=4, noise_size=3{})'
 
 

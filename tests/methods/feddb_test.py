@@ -13,6 +13,7 @@ from fedjax_ssl.core.types import Update
 from fedjax_ssl.methods import feddb
 from tests import toy
 from tests.methods.averaging_test import one_round
+from tests.thorough import wider
 
 RULES = pytest.mark.parametrize('rule', [
     feddb.balanced, feddb.softmax_weights])
@@ -80,7 +81,7 @@ def test_no_weights_are_nearer_to_uniform():
 
 
 @pytest.mark.parametrize('model, place', [
-    ('conv', 'clients'), ('linear', 'server')])
+    ('linear', 'server'), *wider(('conv', 'clients'))])
 def test_without_its_two_parts_it_is_semifl_without_blends(model, place):
   """In its costs too: shares that no server reads are not made."""
   rounds = [one_round(text, model, place, local_steps=4)[1:]
@@ -111,14 +112,14 @@ def test_the_server_weighs_by_what_clients_say(profile, rule):
   federation, _ = toy.federation()
   method = methods.make(
       f"feddb(profile='{profile}', server_momentum=0.0)", toy.task())
-  server = method.init(jax.random.key(0), federation).server
+  server = method.init(toy.key(0), federation).server
   deltas = jax.tree.map(lambda x: jax.random.normal(
-      jax.random.key(x.size), (1, 4, *x.shape)), server.model)
+      toy.key(x.size), (1, 4, *x.shape)), server.model)
   counts = jnp.array([1., 1, 1, 0])
   assert method.aggregate is not None
   after, _ = method.aggregate(
       server, Update(deltas, 7 * counts[None], (), {}, counts=SKEWED[None]),
-      None, None, jax.random.key(1))
+      None, None, toy.key(1))
   shares = rule(SKEWED, counts)
   want = jax.tree.map(
       lambda x, move: x + jnp.tensordot(shares, move[0], 1), server.model,

@@ -18,7 +18,7 @@ from fedjax_ssl.methods.feddure import meta_labels
 from tests import toy
 from tests.methods.averaging_test import one_round
 
-KEY = jax.random.key(8)
+KEY = toy.key(8)
 CIFAR = meta_labels.Schedule()
 CINIC = meta_labels.Schedule(100, 10, 100, 0)
 
@@ -42,8 +42,8 @@ def everyone(text):
   federation, _ = toy.federation()
   method = methods.make(text, toy.task(cohort_size=toy.NUM_CLIENTS))
   run = jax.jit(lambda state, round_: method.round(
-      state, federation, round_, jax.random.key(1)))
-  return method.init(jax.random.key(0), federation), run
+      state, federation, round_, toy.key(1)))
+  return method.init(toy.key(0), federation), run
 
 
 def test_f_reg_stays_on_the_clients_that_have_labels_and_images():
@@ -207,7 +207,7 @@ def test_an_official_step_by_hand():
   schedule = meta_labels.Schedule(fine_tune=3, main=5, warmup=10, wait=1)
   optimizer = task.optimizer(jnp.int32(0))
   student = task.model.init(KEY).params
-  learner = meta_labels.start(task.model.init(jax.random.key(0)), optimizer)
+  learner = meta_labels.start(task.model.init(toy.key(0)), optimizer)
   learner = learner._replace(student=student, done=jnp.int32(5))
   step = jax.jit(meta_labels.main_step(task, schedule, optimizer,
                                        threshold=0.5))

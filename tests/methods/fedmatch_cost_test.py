@@ -21,7 +21,7 @@ from fedjax_ssl.methods.parts import plateau
 from tests import toy
 from tests.methods import fedmatch_test
 
-KEY = jax.random.key(6)
+KEY = toy.key(6)
 after, compiled = fedmatch_test.after, fedmatch_test.compiled
 SIZE = 64 * 3 + 3  # The linear model's two leaves.
 
@@ -52,7 +52,7 @@ def test_cost_of_values_against_a_count_of_the_two_leaves():
   # The one helper is that psi once more, unless it is the client's own.
   _, run = compiled(VALUES, cohort_size=1)
   down = {round(float(toy.means(run(
-      one, federation, jnp.int32(1), jax.random.key(k))[1])['bytes_down'] / 4))
+      one, federation, jnp.int32(1), toy.key(k))[1])['bytes_down'] / 4))
           for k in range(8)}
   assert down == {SIZE + kept, SIZE + 2 * kept}
 
@@ -80,7 +80,7 @@ V3 = ("fedmatch(profile='v3code', threshold=0.3, num_helpers=2, "
 def test_cost_of_differences_against_a_count_of_the_two_leaves():
   federation, _ = toy.federation()
   method, run = compiled(V3, cohort_size=1)
-  before = method.init(jax.random.key(0), federation)
+  before = method.init(toy.key(0), federation)
   one, first = run(before, federation, jnp.int32(0), KEY)
   first = toy.means(first)
   up = sum(moved(getattr(before.server, part), getattr(one.server, part), .009)
@@ -90,7 +90,7 @@ def test_cost_of_differences_against_a_count_of_the_two_leaves():
   np.testing.assert_allclose(first['cost_down'], 200)
   # Later: what changed since the common start, or since its own last round.
   who = int(np.flatnonzero(one.server.agents.seen)[0])
-  two, second = run(one, federation, jnp.int32(2), jax.random.key(9))
+  two, second = run(one, federation, jnp.int32(2), toy.key(11))
   other = [i for i in np.flatnonzero(two.server.agents.seen) if i != who]
   assert other  # Another client, so its copy is the start.
   down = sum(moved(getattr(before.server, part), getattr(one.server, part),
@@ -239,7 +239,7 @@ def test_a_plateau_by_hand():
 def test_the_server_rules_the_rate_of_all():
   federation, _ = toy.federation()
   method, run = compiled(VALUES, cohort_size=1)
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   asleep = state._replace(server=state.server._replace(
       rate=state.server.rate._replace(factor=jnp.float32(0),
                                       best=jnp.float32(0))))

@@ -17,8 +17,9 @@ from fedjax_ssl.core.types import Batch, Cohort, Context, Update
 from fedjax_ssl.methods.fedmatch import client, server, settings
 from fedjax_ssl.methods.fedmatch import losses as fm
 from tests import toy
+from tests.thorough import wider
 
-KEY = jax.random.key(6)
+KEY = toy.key(6)
 PLAIN = "lr_decay='none', psi_threshold=0.0, labeled_weight=1.0"
 
 
@@ -48,7 +49,7 @@ def compiled(text, **changes):
 def after(text, federation, rounds=1, **changes) -> Any:
   """(state, metrics of the last round)."""
   method, run = compiled(text, **changes)
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   metrics: Any = {}
   for i in range(rounds):
     state, metrics = run(state, federation, jnp.int32(i),
@@ -114,7 +115,7 @@ def test_undivided_helpers_are_the_models_that_their_clients_sent():
   federation, _ = toy.federation()
   method, run = compiled(
       "fedmatch(learn='undivided', lr_decay='none', keep_local=True)")
-  state, _ = run(method.init(jax.random.key(0), federation), federation,
+  state, _ = run(method.init(toy.key(0), federation), federation,
                  jnp.int32(0), KEY)
   s = settled(num_helpers=2, learn='undivided', l2=0.0)
   sent = server.broadcast(s, state.server, jnp.int32(0))
@@ -292,7 +293,8 @@ DISJOINT = "fedmatch(threshold=0.3, keep_local=True, profile='v1')"
 
 
 @pytest.mark.parametrize('text', [
-    DISJOINT, "fedmatch(threshold=0.3, profile='v3code', helper_interval=2)"])
+    DISJOINT, *wider(
+        "fedmatch(threshold=0.3, profile='v3code', helper_interval=2)")])
 def test_disjoint_clients_never_touch_a_label(text):
   federation, _ = toy.federation('server')
   mine = federation.server.labeled[:federation.server.num_labeled]
@@ -314,7 +316,7 @@ def test_without_sigma_no_label_is_read_at_all():
           for some in (labels, 2 - labels))
   chex.assert_trees_all_equal(a, b)
   first = compiled(text, labels_at='server')[0].init(
-      jax.random.key(0), federation)
+      toy.key(0), federation)
   chex.assert_trees_all_equal(a.server.sigma, first.server.sigma)
   assert sparse.num_nonzero(a.server.psi) > 0
 
@@ -324,7 +326,7 @@ def test_disjoint_clients_leave_sigma_to_the_server():
   empty = dataclasses.replace(federation, server=federation.server._replace(
       num_labeled=jnp.int32(0)))
   method, _ = compiled(DISJOINT, labels_at='server')
-  first = method.init(jax.random.key(0), federation)
+  first = method.init(toy.key(0), federation)
   state, metrics = after(DISJOINT, empty, labels_at='server')
   chex.assert_trees_all_equal(state.server.sigma, first.server.sigma)
   chex.assert_trees_all_equal(state.server.rate, first.server.rate)

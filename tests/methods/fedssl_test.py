@@ -49,10 +49,10 @@ def _batch(known=1.0):
       jnp.asarray(federation.train.labels[:6]),
       jnp.full(6, known), jnp.array([1., 1., 0., 1., 1., 0.]), jnp.ones(6))
   state = methods.make(f'fedssl({KNOBS})', toy.task()).init(
-      jax.random.key(3), federation)
+      toy.key(3), federation)
   nets = state.server.nets
   made = jitted(gmixup.material, _problem())(
-      nets.model, rows, jax.random.key(4))
+      nets.model, rows, toy.key(4))
   return rows, nets, made
 
 
@@ -76,10 +76,10 @@ def test_word_vectors_that_nothing_trains_are_refused():
       for x in (first, np.ones((4, 2), np.float32)))
   method = methods.make(f"fedssl({KNOBS}, real_data='none')", task)
   with pytest.raises(ValueError, match="real_data='none' would leave word vec"):
-    jax.eval_shape(lambda: method.init(jax.random.key(0), texts))
-  jax.eval_shape(lambda: method.init(jax.random.key(0), vectors))
+    jax.eval_shape(lambda: method.init(toy.key(0), texts))
+  jax.eval_shape(lambda: method.init(toy.key(0), vectors))
   jax.eval_shape(lambda: methods.make(f'fedssl({KNOBS})', task).init(
-      jax.random.key(0), texts))
+      toy.key(0), texts))
 
 
 def test_material_is_what_the_paper_draws():
@@ -94,7 +94,7 @@ def test_material_is_what_the_paper_draws():
   assert not (unknown.labels == made.labels).all()
   # Sharpened predictions: surer than any prediction, and the same class.
   views = jnp.stack([toy.task().apply(nets.model, toy.shift(k, rows.inputs))
-                     for k in jax.random.split(jax.random.key(0), 8)])
+                     for k in jax.random.split(toy.key(0), 8)])
   assert unknown.labels.max(-1).mean() > jax.nn.softmax(views).mean(0).max(
       -1).mean()
 
@@ -234,16 +234,16 @@ def _trained():
   optimizers = {'model': optax.adam(1e-2), 'generator': optax.adam(3e-3),
                 'discriminator': optax.adam(1e-3)}
   method = methods.make(f'fedssl({KNOBS})', toy.task())
-  nets = method.init(jax.random.key(0), federation).server.nets
+  nets = method.init(toy.key(0), federation).server.nets
   params = {'model': nets.model.params, 'generator': nets.generator,
             'discriminator': nets.discriminator}
   learner = fedssl_method._Learner(nets, {
       name: optimizers[name].init(p) for name, p in params.items()})
   one = fedssl.step(problem, optimizers)
   def body(i, learner):
-    return one(learner, rows, jax.random.fold_in(jax.random.key(1), i))[0]
+    return one(learner, rows, jax.random.fold_in(toy.key(1), i))[0]
   after = jax.jit(lambda x: jax.lax.fori_loop(0, 150, body, x))(learner).nets
-  made = jitted(gmixup.material, problem)(nets.model, rows, jax.random.key(2))
+  made = jitted(gmixup.material, problem)(nets.model, rows, toy.key(2))
   return problem, nets, after, made
 
 
@@ -269,9 +269,9 @@ def test_the_classifier_learns_the_blends():
 def test_pictures_show_a_row_a_class_and_a_column_a_blend():
   federation, _ = toy.federation()
   method = methods.make(f'fedssl({KNOBS})', toy.task())
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   assert method.pictures is not None
-  shown = method.pictures(state.server, federation.test, jax.random.key(1))
+  shown = method.pictures(state.server, federation.test, toy.key(1))
   assert shown is not None
   chex.assert_shape(shown, (toy.NUM_CLASSES, 6, toy.SIDE, toy.SIDE, 1))
   assert shown.dtype == jnp.uint8
@@ -284,7 +284,7 @@ def test_pictures_show_a_row_a_class_and_a_column_a_blend():
         np.asarray(federation.test.inputs)[first].astype(int), atol=1)
   assert not (shown[:, 1] == shown[:, 5]).all()
   texts = federation.test._replace(inputs=jnp.zeros((3, 4), jnp.int32))
-  assert method.pictures(state.server, texts, jax.random.key(1)) is None
+  assert method.pictures(state.server, texts, toy.key(1)) is None
 
 
 def test_discriminator_rests_without_realism():
@@ -299,7 +299,7 @@ def test_discriminator_rests_without_realism():
     one = fedssl.step(_problem(**changes), optimizers)
     traced = jax.make_jaxpr(lambda p: getattr(one(
         learner._replace(nets=nets._replace(**{part: p})), rows,
-        jax.random.key(0))[0].nets, part))(getattr(nets, part)).jaxpr
+        toy.key(0))[0].nets, part))(getattr(nets, part)).jaxpr
     return traced.outvars != traced.invars
   assert not moved('discriminator', use_real=False)
   assert moved('discriminator') and moved('generator', use_real=False)

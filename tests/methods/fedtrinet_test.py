@@ -19,7 +19,7 @@ from fedjax_ssl.methods.fedtrinet import shared_layers
 from tests import toy
 from tests.methods.averaging_test import one_round
 
-KEY = jax.random.key(8)
+KEY = toy.key(8)
 # A round of the first phase, then a threshold that some rows reach at once,
 # some later, some never.
 TEXT = 'fedtrinet(pretrain=0.0, scale=4.5)'

@@ -19,7 +19,7 @@ from tests.methods.alternate_rounds import RATE
 from tests.methods.alternate_rounds import task as _task
 from tests.thorough import wider
 
-KEY = jax.random.key(6)
+KEY = toy.key(6)
 PLAIN = 'keep_momentum=False, warmup_passes=0, clip_norm=1e999'
 _rounds = functools.partial(alternate_rounds.rounds, KEY)
 

@@ -11,12 +11,13 @@ from tests import toy
 from tests.methods import kept
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import weights
+from tests.thorough import wider
 
 FROZEN = 'freematch(decay=1.0, fairness_weight=0.0)'
 
 
 @pytest.mark.parametrize('model, place', [
-    ('linear', 'clients'), ('conv', 'server')])
+    ('conv', 'server'), *wider(('linear', 'clients'))])
 def test_bars_that_stay_where_they_start_let_every_row_count(model, place):
   a, b = (one_round(text, model, place, local_steps=4)[1].server
           for text in (FROZEN, 'fixmatch(threshold=0.0)'))
@@ -34,7 +35,7 @@ def test_with_frozen_bars_it_is_fixmatch(shares, agrees):
   assert not np.allclose(fixmatch, every, atol=1e-3)
 
 
-@pytest.mark.parametrize('place', ['clients', 'server'])
+@pytest.mark.parametrize('place', ['clients', *wider('server')])
 def test_without_both_terms_it_is_the_supervised_part(place):
   a, b = (one_round(text, 'conv', place)[1].server for text in (
       'freematch(unlabeled_weight=0.0, fairness_weight=0.0)',

@@ -26,7 +26,7 @@ def after(text: str, place: str = 'clients', **kept: Any
   """
   federation, _ = toy.federation(place)
   method = methods.make(text, toy.task(local_steps=2, labels_at=place))
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   if kept:
     own = state.memory.kept
     own = own._replace(**{name: jnp.broadcast_to(
@@ -34,7 +34,7 @@ def after(text: str, place: str = 'clients', **kept: Any
                           for name, value in kept.items()})
     state = state._replace(memory=state.memory._replace(kept=own))
   new, metrics = jax.jit(method.round)(
-      state, federation, jnp.int32(0), jax.random.key(1))
+      state, federation, jnp.int32(0), toy.key(1))
   return new, toy.means(metrics)
 
 
@@ -53,9 +53,9 @@ def of_one_batch(text: str) -> Iterator[tuple[Any, Any, np.ndarray]]:
                   labeled_batch=max(toy.LABELED),
                   optimizer=optimizers.make('sgd', learning_rate=1e-20))
   method = methods.make(text, task)
-  before = method.init(jax.random.key(0), federation)
+  before = method.init(toy.key(0), federation)
   after_, _ = jax.jit(method.round)(
-      before, federation, jnp.int32(0), jax.random.key(1))
+      before, federation, jnp.int32(0), toy.key(1))
   assert method.predict is not None
   p = np.asarray(jax.nn.softmax(method.predict(
       before.server, federation.train.inputs)))

@@ -15,8 +15,9 @@ from fedjax_ssl.methods import fedirm
 from fedjax_ssl.methods.parts import mean_teacher
 from tests import toy
 from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
+from tests.thorough import wider
 
-KEY = jax.random.key(5)
+KEY = toy.key(5)
 WITH_LABELS = {i for i, n in enumerate(toy.LABELED) if n}
 
 
@@ -31,7 +32,7 @@ def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
   sampler = mean_teacher.after_warmup(sampling.groups(3, size), 4)
   drawn = set()
   for seed in range(12):
-    key = jax.random.key(seed)
+    key = toy.key(seed)
     warm, done = (State((), (), jnp.int32(i)) for i in (3, 4))
     cohort = sampler(warm, federation, key)
     assert not cohort.active[1:].any()
@@ -55,7 +56,7 @@ def test_rounds_of_a_warmup_are_a_share_of_the_run_rounded_up():
 def test_a_warmup_leaves_the_other_clients_as_they_are():
   federation, _ = toy.federation()
   method = methods.make('fedirm', toy.task(cohort_size=toy.NUM_CLIENTS))
-  before = method.init(jax.random.key(0), federation)
+  before = method.init(toy.key(0), federation)
   run = jax.jit(method.round)
   warm, metrics = run(before, federation, jnp.int32(0), KEY)
   means = toy.means(metrics)
@@ -169,9 +170,9 @@ def test_an_unlabeled_step_of_fedirm_against_numpy():
   method = methods.make(
       'fedirm(relation_weight=3.0, consistency_weight=2.0, scale=5.0, '
       'confidence=0.4, ramp=1.0)', task)
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   told = jax.nn.softmax(2 * jax.random.normal(KEY, (3, 3)))
-  teacher = task.model.init(jax.random.key(1))
+  teacher = task.model.init(toy.key(1))
   memory = tree.take(state.memory, UNLABELED_CLIENT)._replace(
       teacher=teacher, steps=jnp.int32(3))
   assert method.client_update is not None
@@ -228,8 +229,8 @@ def test_under_adam_the_scale_of_fedirm_cancels():
   assert tree.global_norm(sent(0.1)) > 1e-2
 
 
-@pytest.mark.parametrize('text', ['fedirm(scale=0.0, max_entropy=1.0)',
-                                  'fed_consist(threshold=1.1)'])
+@pytest.mark.parametrize('text', [
+    'fedirm(scale=0.0, max_entropy=1.0)', *wider('fed_consist(threshold=1.1)')])
 def test_without_its_loss_an_unlabeled_client_stays(text):
   update = updater(text)[1](UNLABELED_CLIENT)
   assert tree.global_norm(update.message) == 0

@@ -14,7 +14,7 @@ from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.methods import moon
 from tests import toy
 
-KEY = jax.random.key(5)
+KEY = toy.key(5)
 RATE, EPOCHS, MU, HEAT = 0.2, 2, 2.0, 0.5
 
 

@@ -24,9 +24,9 @@ SGD = optax.sgd(0.5)
 
 
 @pytest.mark.parametrize('text, labelings, views', [
-    ('fedavg', None, 0), ('fixmatch', 1, 1), ('uda', 1, 1),
-    ('pseudo_label(num_views=3)', 3, 1),
-    ("mixmatch(profile='original', num_views=2)", 2, 2)])
+    ('fedavg', None, 0), ('pseudo_label(num_views=3)', 3, 1),
+    ("mixmatch(profile='original', num_views=2)", 2, 2),
+    *wider(('fixmatch', 1, 1), ('uda', 1, 1))])
 def test_passes_and_models_are_counted(text, labelings, views,
                                        model='linear'):
   """Per client and round: n_s labeled and n_u unlabeled rows, one step."""
@@ -87,8 +87,9 @@ def test_threshold_zero_without_augmentation_is_self_training():
 
 
 @pytest.mark.parametrize('text', [
-    'fixmatch(threshold=1.1, {})', 'uda(tsa="none", threshold=1.0, {})',
-    'pseudo_label(form="hard", threshold=1.1, {})'])
+    'uda(tsa="none", threshold=1.0, {})', *wider(
+        'fixmatch(threshold=1.1, {})',
+        'pseudo_label(form="hard", threshold=1.1, {})')])
 def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(text):
   mine = one_round(text.format('keep_local=True'), **WHOLE)[1]
   fedavg = one_round('fedavg(keep_local=True)', **WHOLE)[1]
@@ -97,9 +98,9 @@ def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(text):
 
 
 @pytest.mark.parametrize('text', [
-    'uda(tsa="none", threshold=1.0)',
     'mixmatch(alpha=0.0, unlabeled_weight=0.0)',
-    *wider('flexmatch(unlabeled_weight=0.0)',
+    *wider('uda(tsa="none", threshold=1.0)',
+           'flexmatch(unlabeled_weight=0.0)',
            'pseudo_label(unlabeled_weight=0.0)')])
 def test_labels_at_the_server_alone_are_fedavg_of_the_server(text):
   """Clients whose loss is off leave what the server's own epoch made."""
@@ -126,9 +127,9 @@ def test_only_the_original_mixes_across_the_two_kinds(profile, crosses):
   task = toy.task(**WHOLE)
   method = methods.make(
       f'mixmatch(profile="{profile}", unlabeled_weight=0.0)', task)
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   run = jax.jit(method.round)
-  first, second = (weights(run(state, data, jnp.int32(0), jax.random.key(1))[0])
+  first, second = (weights(run(state, data, jnp.int32(0), toy.key(1))[0])
          for data in (federation, with_inputs(federation, inputs)))
   assert np.allclose(first, second, rtol=1e-6, atol=1e-7) != crosses
 
@@ -155,8 +156,8 @@ def test_the_ramp_is_a_share_of_the_final_weight():
     method = methods.make(
         f'mixmatch(profile="original", unlabeled_weight={weight}, '
         f'ramp={ramp})', task)
-    state = method.init(jax.random.key(0), federation)
+    state = method.init(toy.key(0), federation)
     return weights(jax.jit(method.round)(
-        state, federation, jnp.int32(1), jax.random.key(1))[0])
+        state, federation, jnp.int32(1), toy.key(1))[0])
   np.testing.assert_allclose(moved(8.0, 1.0), moved(2.0, 0.0), rtol=1e-5,
                              atol=1e-7)

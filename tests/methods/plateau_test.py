@@ -13,7 +13,7 @@ from fedjax_ssl.core import tree
 from tests import toy
 from tests.thorough import wider
 
-KEY = jax.random.key(2)
+KEY = toy.key(2)
 PLATEAU = "fedavg(lr_decay='plateau', keep_local=True)"
 
 
@@ -26,8 +26,8 @@ def test_a_rate_falls_for_whom_the_loss_does_not():
   federation, _ = toy.federation()
   method, run = made(PLATEAU)
   plain, run_plain = made('fedavg')
-  state = method.init(jax.random.key(0), federation)
-  want = plain.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
+  want = plain.init(toy.key(0), federation)
   after, _ = run(state, federation, jnp.int32(0), KEY)
   want, _ = run_plain(want, federation, jnp.int32(0), KEY)
   chex.assert_trees_all_close(after.server.model, want.server.model,
@@ -54,7 +54,7 @@ def test_the_server_has_a_rate_for_its_labels():
   federation, _ = toy.federation('server')
   method, run = made("fixmatch(threshold=1.1, lr_decay='plateau')",
                      labels_at='server')
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   rate = state.server.rate
   asleep = state._replace(server=state.server._replace(rate=rate._replace(
       factor=jnp.float32(0), best=jnp.float32(0))))
@@ -81,7 +81,7 @@ def test_the_server_has_a_rate_for_its_labels():
 def test_who_is_alone_slows_down_too():
   federation, _ = toy.federation()
   method, run = made("local(lr_decay='plateau')")
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   after, _ = run(state, federation, jnp.int32(0), KEY)
   assert (after.memory.rate.best < 10).sum() == sum(
       rows > 0 for rows in toy.LABELED)
@@ -104,7 +104,7 @@ def test_each_task_of_a_stream_starts_at_the_full_rate(text):
   federation = dataclasses.replace(plain, rounds_per_task=2, stream=(
       jax.tree.map(lambda x: jnp.stack([x] * 3), plain.clients)))
   method, run = made(text)
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   def rate(state):
     return (state.server if 'server' in text else state.memory).rate
   def slow(state):

@@ -17,13 +17,13 @@ from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights
 from tests.thorough import wider
 
-KEY = jax.random.key(3)
+KEY = toy.key(3)
 CLASSES, WIDTH = 4, 5
 OFF = 'tuning_epochs=0, contrast_weight=0.0'
 
 
 def _draw(*shape, key=0):
-  return np.asarray(jax.random.normal(jax.random.key(key), shape), np.float64)
+  return np.asarray(jax.random.normal(toy.key(key), shape), np.float64)
 
 
 def _probabilities(count):
@@ -137,9 +137,10 @@ def test_who_sent_nothing_changes_no_bit():
 
 @pytest.mark.parametrize('model', ['conv', *wider('linear')])
 @pytest.mark.parametrize('labeler, other', [
-    ('local', 'fixmatch(threshold=0.45)'),
-    ('global', "fixmatch(labeler='global', weak_in_batch=True, threshold=0.45)"
-     ), ('blended', 'sage(threshold=0.45)')])
+    ('blended', 'sage(threshold=0.45)'), *wider(
+        ('local', 'fixmatch(threshold=0.45)'), (
+            'global', "fixmatch(labeler='global', weak_in_batch=True, "
+            'threshold=0.45)'))])
 def test_without_its_parts_it_is_the_method_that_labels(model, labeler, other):
   text = f"proxyfl(labeler='{labeler}', threshold=0.45, {OFF})"
   ours, theirs = (one_round(x, model, local_steps=5)[1].server.model
@@ -184,7 +185,8 @@ def test_tuning_moves_the_last_weights_alone():
 
 
 def test_the_contrast_trains_its_projections():
-  before, after, metrics = one_round('proxyfl(tuning_epochs=0)', 'conv')
+  before, after, metrics = one_round('proxyfl(tuning_epochs=0)', 'conv',
+                                     seed=1)
   for name in ('features', 'proxies', 'network'):
     moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), *(
         x.server.model.params[name] for x in (before, after)))
@@ -214,7 +216,7 @@ def test_true_labels_enter_the_contrast():
   np.testing.assert_allclose(forward, 2 * labeled + 3 * unlabeled)
 
 
-@pytest.mark.parametrize('threshold', [0.0, 1.1])
+@pytest.mark.parametrize('threshold', [0.0, *wider(1.1)])
 def test_the_prior_counts_the_last_epoch(threshold):
   """Batches of all rows, so an epoch has one step; nothing is learnt."""
   federation, _ = toy.federation()

@@ -29,9 +29,9 @@ def _convolutions(text):
       model=networks.reordered('lax'))
   method = methods.make(text, task)
   state = jax.eval_shape(
-      lambda key: method.init(key, federation), jax.random.key(0))
+      lambda key: method.init(key, federation), toy.key(0))
   return hlo.convolutions(jax.jit(method.round).lower(
-      state, federation, jnp.int32(0), jax.random.key(1)).as_text())
+      state, federation, jnp.int32(0), toy.key(1)).as_text())
 
 
 def _shared(text):

@@ -18,7 +18,7 @@ from fedjax_ssl.methods.parts import assemble, averaging, mean_teacher
 from tests import toy
 from tests.stacked import five_clients
 
-KEY = jax.random.key(3)
+KEY = toy.key(3)
 GROUPS = np.array([[0, 3, 1], [2, 4, 3], [1, 2, 4]])  # Client 0 has labels.
 LABELED = np.arange(5) == 0
 UNLABELED_CLIENT = 2  # Of the toy federation: 12 rows, no labels.
@@ -141,7 +141,7 @@ def updater(text, model='linear', **changes):
   """(received server record, client -> Update) on the toy federation."""
   federation, _ = toy.federation()
   method = methods.make(text, toy.task(model, **changes))
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   assert method.client_update is not None
   update = jax.jit(method.client_update)
   def run(client, **rows):
@@ -189,7 +189,7 @@ def test_memory_is_carried_from_group_to_group():
   federation, _ = toy.federation()
   task = toy.task(cohort_size=toy.NUM_CLIENTS, local_steps=2)
   method = methods.make('rscfed(groups=2, warmup=0.0)', task)
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   after, metrics = jax.jit(method.round)(state, federation, jnp.int32(0), KEY)
   # Two groups of two steps for those with unlabeled rows.
   np.testing.assert_array_equal(
@@ -262,11 +262,11 @@ def test_a_literal_aggregation_is_the_released_one(literal, ids, model):
   method = methods.make(
       f'rscfed(literal={literal}, groups=1, labeled_beta=0.5, warmup=0.0)',
       task)
-  server = method.init(jax.random.key(0), federation).server
+  server = method.init(toy.key(0), federation).server
   zero = assemble.Server(tree.zeros_like(server.model))
   _, sizes = five_clients()
   steps = np.array([2.0, 5.0, 1.0, 3.0, 9.0], np.float32)
-  keys = jax.random.split(jax.random.key(1), 5)
+  keys = jax.random.split(toy.key(1), 5)
   stacked = jax.vmap(lambda key: jax.tree.map(
       lambda x: 0.1 * jax.random.normal(key, x.shape), server.model))(keys)
   order = np.array(ids)
@@ -340,7 +340,7 @@ def test_steps_are_reported_where_they_count():
   def reported(model):
     federation, _ = toy.federation()
     method = methods.make('rscfed(literal=True)', toy.task(model))
-    state = method.init(jax.random.key(0), federation)
+    state = method.init(toy.key(0), federation)
     return jax.eval_shape(
         method.round, state, federation, jnp.int32(0), KEY)[1]
   assert 'counted_steps' in reported('conv')

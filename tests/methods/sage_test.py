@@ -85,7 +85,8 @@ def test_it_reduces_to_one_labeler(model, half_gap, other):
   assert not np.allclose(a, c, atol=1e-4)
 
 
-@pytest.mark.parametrize('knob', ['threshold=1.1', 'unlabeled_weight=0.0'])
+@pytest.mark.parametrize('knob', [
+    'threshold=1.1', *wider('unlabeled_weight=0.0')])
 def test_without_unlabeled_rows_it_is_the_supervised_part(knob):
   a, b = (weights(one_round(f'{name}({knob})', 'conv')[1])
           for name in ('sage', 'fixmatch'))
@@ -137,9 +138,9 @@ def test_a_round_by_hand():
       'optimizer': lambda round_: optax.sgd(rate)}
   method = methods.make(
       f'sage(threshold={bar}, half_gap={half})', toy.task(**changes))
-  before = method.init(jax.random.key(0), federation)
+  before = method.init(toy.key(0), federation)
   after, metrics = jax.jit(method.round)(
-      before, federation, jnp.int32(0), jax.random.key(1))
+      before, federation, jnp.int32(0), toy.key(1))
 
   def numbers(state):
     layer = state.server.model.params['Dense_0']

@@ -11,7 +11,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers, tree
 from tests import toy
 
-KEY = jax.random.key(5)
+KEY = toy.key(5)
 RATE, EPOCHS = 0.5, 3
 
 

@@ -25,7 +25,7 @@ from tests.methods.alternate_rounds import RATE
 from tests.methods.alternate_rounds import task as _task
 from tests.training import networks
 
-KEY = jax.random.key(4)
+KEY = toy.key(4)
 _rounds = functools.partial(alternate_rounds.rounds, KEY)
 
 

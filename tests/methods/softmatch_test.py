@@ -12,10 +12,11 @@ from tests import toy
 from tests.methods import kept
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import weights
+from tests.thorough import wider
 
 
 @pytest.mark.parametrize('model, place', [
-    ('conv', 'clients'), ('linear', 'server')])
+    ('linear', 'server'), *wider(('conv', 'clients'))])
 def test_a_wide_gaussian_lets_every_row_count_the_same(model, place):
   a, b, c = (weights(one_round(text, model, place, local_steps=4)[1])
              for text in ('softmatch(num_sigmas=0.0)',
@@ -54,7 +55,7 @@ def test_alignment_with_equal_classes_changes_nothing():
   np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('place', ['clients', 'server'])
+@pytest.mark.parametrize('place', ['clients', *wider('server')])
 def test_without_unlabeled_rows_it_is_the_supervised_part(place):
   a, b = (one_round(text, 'conv', place)[1].server for text in (
       'softmatch(unlabeled_weight=0.0)', 'fixmatch(threshold=1.1)'))

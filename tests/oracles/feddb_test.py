@@ -10,6 +10,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client
 from fedjax_ssl.methods import feddb
+from fedjax_ssl.testing import keys
 from tests.oracles import ours
 
 STORED = ours.stored('feddb')
@@ -26,11 +27,11 @@ def test_a_client_trains_and_says_its_classes():
     method = methods.make(
         f'feddb(threshold={STORED["threshold"]}, server_momentum=0.0)', task)
     data, zero = ours.one_client(STORED), jnp.int32(0)
-    state = method.init(jax.random.key(0), data)
+    state = method.init(keys.key(0), data)
     assert method.client_update is not None
     update = jax.jit(method.client_update)(state.server, Client(
         zero, tree.take(data.clients, 0), tree.take(state.memory, 0),
-        data.train, data.validation, zero, zero), jax.random.key(1))
+        data.train, data.validation, zero, zero), keys.key(1))
     mine = tree.add(state.server.model, update.message).params
   # PyTorch adds 1e-6 to the norm of a gradient that it clips.
   ours.close(mine, ours.weights(STORED, 'after_'), 1e-6)

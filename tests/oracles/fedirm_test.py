@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import optimizers
+from fedjax_ssl.testing import keys
 from tests.oracles import ours
 
 STORED = ours.stored('fedirm')
@@ -39,14 +40,14 @@ def test_four_rounds_with_warm_up_and_teachers():
         unlabeled_batch=int(STORED['batch']), optimizer=optimizers.make(
             'adam', learning_rate=float(STORED['rate']), weight_decay=5e-4))
     method = methods.make(text, task)
-    state = method.init(jax.random.key(0), data)
+    state = method.init(keys.key(0), data)
     # As rounds return it, so that one program runs them all.
     state = state._replace(server=state.server._replace(
         relation=state.server.relation.astype(float)))
     run = jax.jit(method.round)
     for i in range(num_rounds):
       state = state._replace(round=jnp.int32(i))
-      state, metrics = run(state, data, jnp.int32(i), jax.random.key(i))
+      state, metrics = run(state, data, jnp.int32(i), keys.key(i))
       ours.close(state.server.model.params,
                  {k: v[i] for k, v in ours.weights(STORED, 'after_').items()})
       ours.close(state.server.relation, STORED['matrices'][i])

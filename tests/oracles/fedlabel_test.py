@@ -10,6 +10,7 @@ import optax
 
 from fedjax_ssl import methods
 from fedjax_ssl.methods.fedlabel import selection
+from fedjax_ssl.testing import keys
 from tests.oracles import ours
 
 STORED = ours.stored('fedlabel')
@@ -56,10 +57,10 @@ def test_two_rounds_of_three_clients():
     method = methods.make(text, ours.task(
         STORED, rate, cohort_size=len(clients), labeled_batch=batch,
         unlabeled_batch=batch, optimizer=optimizer))
-    state = method.init(jax.random.key(0), data)
+    state = method.init(keys.key(0), data)
     step = jax.jit(method.round)
     for i, used in enumerate(STORED['used']):
-      state, metrics = step(state, data, jnp.int32(i), jax.random.key(i))
+      state, metrics = step(state, data, jnp.int32(i), keys.key(i))
       after = ours.weights(STORED, 'after_')
       ours.close(state.server.model.params, {k: v[i] for k, v in after.items()})
       assert metrics['mask_rate'].total == used.sum()

@@ -9,6 +9,7 @@ import pytest
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.methods.fedmatch import helpers
+from fedjax_ssl.testing import keys
 from tests.oracles import ours
 
 STORED = ours.stored('fedmatch')
@@ -51,10 +52,10 @@ def test_four_rounds_with_helpers_and_sparse_messages(
         STORED, float(STORED['lr']), cohort_size=len(clients),
         labeled_batch=batch, unlabeled_batch=2 * batch)
     method = methods.make(text, task)
-    state = method.init(jax.random.key(0), data)
+    state = method.init(keys.key(0), data)
     step = jax.jit(method.round)
     for i, confident in enumerate(STORED[f'{run}_confident']):
-      state, metrics = step(state, data, jnp.int32(i), jax.random.key(i))
+      state, metrics = step(state, data, jnp.int32(i), keys.key(i))
       for part in ('sigma', 'psi'):
         mine = getattr(state.server, part)
         ours.close(mine['w0'], STORED[f'{run}_{part}0'][i])

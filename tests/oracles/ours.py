@@ -32,6 +32,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.models import layers
+from fedjax_ssl.testing import keys
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -136,7 +137,7 @@ def in_order() -> Iterator[None]:
 def one_round(method: Any, data: Federation, round_: int = 0,
               state: State | None = None) -> tuple[State, dict[str, Any]]:
   """A round from the task's weights, or from a state."""
-  key = jax.random.key(0)
+  key = keys.key(0)
   if state is None:
     state = method.init(key, data)
   return jax.jit(method.round)(state, data, jnp.int32(round_), key)

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_ssl import losses, methods
 from fedjax_ssl.methods import semifl
+from fedjax_ssl.testing import keys
 from tests.oracles import ours
 
 STORED = ours.stored('semifl')
@@ -51,11 +52,11 @@ def test_rounds_in_which_clients_sit_out(monkeypatch: pytest.MonkeyPatch):
             local_epochs=int(STORED['epochs']), schedule_rounds=len(masks),
             optimizer=ours.descent(STORED, 'nesterov', schedule='cosine',
                                    horizon=len(masks))))
-    state = jax.jit(method.init)(jax.random.key(0), data)
+    state = jax.jit(method.init)(keys.key(0), data)
     run = jax.jit(method.round)
     for i, mask in enumerate(masks):
       state, metrics = run(_with_variances(state, size / (size - 1)), data,
-                           jnp.int32(i), jax.random.key(i))
+                           jnp.int32(i), keys.key(i))
       assert metrics['mask_rate'].total == mask.sum()
       assert metrics['num_participants'] == mask.any(-1).sum()
       model = state.server.own.model

@@ -122,6 +122,7 @@ def test_runs_differ(results, regular):
 
 _WIDE = """
 import hashlib
+import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,12 +139,14 @@ def dense(kernel, x):
 def form(impl):
   return lambda kernel, x: conv.max_pooled_conv2d(x, kernel, impl=impl)
 
-for function, kernel, x in (
-    (dense, (3136, 512), (5, 3136)),
-    (form('auto'), (5, 5, 1, 32), (20, 28, 28, 1)),
-    (form('gemm'), (3, 3, 6, 16), (20, 14, 14, 6)),
-    (form('reordered'), (3, 3, 8, 32), (20, 14, 14, 8)),
-    (form('auto'), (5, 5, 32, 64), (20, 14, 14, 32))):
+LAYERS = {
+    'dense': (dense, (3136, 512), (5, 3136)),
+    'first': (form('auto'), (5, 5, 1, 32), (20, 28, 28, 1)),
+    'gemm': (form('gemm'), (3, 3, 6, 16), (20, 14, 14, 6)),
+    'reordered': (form('reordered'), (3, 3, 8, 32), (20, 14, 14, 8)),
+    'second': (form('auto'), (5, 5, 32, 64), (20, 14, 14, 32))}
+for name in sys.argv[1:]:
+  function, kernel, x = LAYERS[name]
   def both(kernel, x):
     y, pull = jax.vjp(function, kernel, x)
     return y, pull(jnp.sin(y))
@@ -152,8 +155,10 @@ for function, kernel, x in (
 """
 
 
-def test_layers_of_real_size_do_not_see_the_threads(run_python):
+@pytest.mark.parametrize('layers', [
+    ('dense', 'second'), *wider([('first', 'gemm', 'reordered')])])
+def test_layers_of_real_size_do_not_see_the_threads(run_python, layers):
   """Which are as many as devices, where these are more than processors."""
-  one, many = (run_python(_WIDE, devices=n, env={'XLA_FLAGS': ''}).splitlines()
-               for n in (1, 8))
-  assert one == many and len(one) == 3 * 5
+  one, many = (run_python(_WIDE, *layers, devices=n, env={'XLA_FLAGS': ''}
+                          ).splitlines() for n in (1, 8))
+  assert one == many and len(one) == 3 * len(layers)

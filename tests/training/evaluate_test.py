@@ -19,11 +19,11 @@ from tests import toy
 def trained(text):
   federation, _ = toy.federation()
   method = methods.make(text, toy.task())
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   one = jax.jit(method.round)
   for round_ in range(2):
     state, _ = one(state, federation, jnp.int32(round_),
-                   jax.random.key(round_))
+                   toy.key(round_))
   return method, state, federation
 
 
@@ -143,7 +143,7 @@ def test_test_labels_are_read_by_evaluation_only():
   run = jax.jit(functools.partial(runner.stretch, method))
   totals = jax.tree.map(lambda x: jnp.zeros(x.shape),
                         runner.totals_shape(method, federation, state))
-  args = jnp.int32(0), jnp.int32(1), jax.random.key(1)
+  args = jnp.int32(0), jnp.int32(1), toy.key(1)
   chex.assert_trees_all_equal(run(state, totals, federation, *args),
                               run(state, totals, other, *args))
   score = jax.jit(evaluate.evaluation(method))
@@ -159,7 +159,7 @@ def test_labeled_accuracy_is_over_the_labels_learnt_from(place):
   rows = np.asarray(table)[np.asarray(real) > 0]
   assert sorted(rows) == np.flatnonzero(~hidden).tolist()
   method = methods.make('fedavg', toy.task(labels_at=place))
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   got = evaluated(method, state, federation)['labeled_accuracy']
   assert method.predict is not None
   right = method.predict(

@@ -50,7 +50,7 @@ def form_of(name: str, place: str) -> dict[str, Any]:
   """Shapes and dtypes of what a row is made from; nothing is compiled."""
   federation, _ = toy.federation(place)
   method = methods.make(name, toy.task(labels_at=place))
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   totals = runner.totals_shape(method, federation, state)
   scores = jax.eval_shape(evaluate.evaluation(method), state, federation,
                           evaluate.probe_of(federation))

@@ -12,6 +12,7 @@ from fedjax_ssl.core.types import Variables
 from fedjax_ssl.report import verdict
 from fedjax_ssl.training import evaluate, loop, metrics
 from tests import toy
+from tests.thorough import wider
 
 SOUND = {'accuracy': 0.6, 'loss': 1.2, 'train_loss': 0.4, 'num_rejected': 0,
          'per_class_accuracy': [0.6] * 10, 'most_predicted': 0.2,
@@ -113,8 +114,8 @@ def test_shares_and_weights_against_counting():
 
 
 @pytest.mark.parametrize('name, rate', [
-    ('fixmatch(threshold=0.4)', 1e10), ('fixmatch(threshold=0.4)', 1e38),
-    ('local', 1e10)])
+    ('fixmatch(threshold=0.4)', 1e10), ('local', 1e10),
+    *wider(('fixmatch(threshold=0.4)', 1e38))])
 def test_a_hopeless_learning_rate_is_seen(name, rate, tmp_path):
   """Whether updates are kept, or overflow and are left out."""
   federation, _ = toy.federation()
