@@ -1,9 +1,7 @@
 """Networks by name, as pure functions that are fast inside loops."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-import contextlib
-import functools
+from collections.abc import Callable
 import inspect
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.core import checks, conv_forms, registry, types
 from fedjax_ssl.models import (
   classic,
+  last_layer,
   layers,
   own,
   resnet,
@@ -248,45 +247,5 @@ def _pure(module: nn.Module, shape: tuple[int, ...], norm: str,
     vectors: Any = module.apply(tree(variables), tokens, method='embed')
     return vectors
 
-  def features(variables: types.Variables, inputs: jax.Array) -> jax.Array:
-    with _reading_last_layer() as read:
-      apply(variables, inputs)
-    return finish(read[-1][1])
-
-  def features_train(variables: types.Variables, inputs: jax.Array,
-                     mask: jax.Array | None, key: jax.Array | None = None
-                     ) -> tuple[jax.Array, jax.Array, types.PyTree]:
-    with _reading_last_layer() as read:
-      logits, stats = apply_train(variables, inputs, mask, key)
-    return finish(read[-1][1]), logits, stats
-
-  @functools.cache
-  def head() -> tuple[str, ...]:
-    with _reading_last_layer() as read:
-      # A function of its own, as traces of others may be remembered.
-      jax.eval_shape(lambda: init(jax.random.key(0)))
-    return (*read[-1][0], 'kernel')
-
-  return types.Model(init, apply, apply_train, norm,
-                     embed if has_tokens else None, features, features_train,
-                     head)
-
-
-@contextlib.contextmanager
-def _reading_last_layer() -> Iterator[
-    list[tuple[tuple[str, ...], jax.Array]]]:
-  """Lists dense layers by path, and what each reads; the last is the head.
-
-  So no network has to give its features away by a path of its own.
-  """
-  read: list[tuple[tuple[str, ...], jax.Array]] = []
-
-  def note(call: Callable[..., Any], args: Any, kwargs: Any,
-           context: Any) -> Any:
-    if isinstance(context.module, (layers.Dense, nn.Dense)) and (
-        context.method_name == '__call__'):
-      read.append((context.module.path, args[0]))
-    return call(*args, **kwargs)
-
-  with nn.intercept_methods(note):
-    yield read
+  return last_layer.with_features(types.Model(
+      init, apply, apply_train, norm, embed if has_tokens else None))

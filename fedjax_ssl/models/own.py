@@ -6,11 +6,13 @@ import dataclasses
 import inspect
 from typing import Any
 
+from flax import errors
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import checks, types
+from fedjax_ssl.models import last_layer
 
 # Fields that the library fills in itself, where a module has them.
 FILLED = ('num_classes', 'choices', 'dtype')
@@ -72,7 +74,8 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
   It is called with `train` and `mask` (float32[B], 0 for padding) if it takes
   them, or with `deterministic`, the opposite of `train`. All collections beside
   `params`, such as `batch_stats`, are its statistics. Batch statistics leave
-  padding out only if the module hands `mask` to its layers.
+  padding out only if the module hands `mask` to its layers. If what it returns
+  is what an `nn.Dense` made, the model has features: what that layer reads.
 
   Args:
     text: as the user gave it, for messages.
@@ -103,9 +106,12 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
   def finish(logits: Any) -> jax.Array:
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
+  def plainly(variables: types.Variables, inputs: jax.Array) -> Any:
+    return module.apply({'params': variables.params, **variables.stats},
+                        inputs, **words(False))
+
   def apply(variables: types.Variables, inputs: jax.Array) -> jax.Array:
-    return finish(module.apply({'params': variables.params, **variables.stats},
-                               inputs, **words(False)))
+    return finish(plainly(variables, inputs))
 
   def apply_train(variables: types.Variables, inputs: jax.Array,
                   mask: jax.Array | None, key: jax.Array | None = None
@@ -118,12 +124,20 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
         mutable=list(stats), rngs={} if key is None else {'dropout': key})
     return finish(logits), {**stats, **changed}
 
-  made = jax.eval_shape(init, jax.random.key(0))
-  logits = jax.eval_shape(apply, made, zeros)
+  try:
+    made = jax.eval_shape(init, jax.random.key(0))
+    logits = jax.eval_shape(apply, made, zeros)
+  except errors.FlaxError as error:
+    reason = str(error).strip().splitlines()[0]
+    raise checks.FieldError(
+        'model', text, f'cannot be called to predict: {reason}') from error
   if logits.shape != (1, num_classes):
     raise checks.FieldError(
         'model', text, f'gives {list(logits.shape)} for one input of '
         f'{list(shape)}; it must give logits [1, {num_classes}], as a field '
         'num_classes lets it.')
-  return types.Model(init, apply, apply_train,
-                     norm or ('batch' if made.stats else 'none'))
+  plain = types.Model(init, apply, apply_train,
+                      norm or ('batch' if made.stats else 'none'))
+  if not last_layer.ends_dense(plainly, made, zeros):
+    return plain
+  return last_layer.with_features(plain)

@@ -52,11 +52,32 @@ class Eager(nn.Module):
     return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
 
 
+class Scaled(nn.Module):
+  """Its logits are no dense layer's."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x):
+    return 2 * nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+
+
+class Always(nn.Module):
+  """Drops out when it predicts too."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.Dropout(0.5, deterministic=False)(x.reshape(x.shape[0], -1))
+    return nn.Dense(self.num_classes)(x)
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
   monkeypatch.setattr(models, 'MODELS', type(models.MODELS)(
       'model', models.MODELS, adapt=own.builder))
-  for net in (Net, Plain, Eager):
+  for net in (Net, Plain, Eager, Scaled, Always):
     assert models.register(net.__name__.lower())(net) is net
 
 
@@ -129,3 +150,33 @@ def test_what_a_module_cannot_is_refused(text, given, words):
 def test_what_is_no_module_is_refused(given):
   with pytest.raises(ValueError, match='no Flax linen module class'):
     models.register('other')(given)
+
+
+@pytest.mark.parametrize('text', ['net', 'plain', 'eager'])
+def test_features_are_what_the_last_dense_layer_reads(text):
+  model = make(text)
+  assert model.features is not None and model.features_train is not None
+  assert model.head is not None
+  variables = model.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
+  layer = variables.params[model.head()[0]]
+  assert model.head()[1:] == ('kernel',)
+  features = model.features(variables, x)
+  np.testing.assert_allclose(features @ layer['kernel'] + layer['bias'],
+                             model.apply(variables, x), rtol=1e-5, atol=1e-6)
+  rest = x, jnp.ones(5), jax.random.key(2)
+  features, logits, stats = model.features_train(variables, *rest)
+  same, same_stats = model.apply_train(variables, *rest)
+  np.testing.assert_array_equal(logits, same)
+  jax.tree.map(np.testing.assert_array_equal, stats, same_stats)
+  np.testing.assert_allclose(features @ layer['kernel'] + layer['bias'],
+                             logits, rtol=1e-5, atol=1e-6)
+
+
+def test_logits_that_no_dense_layer_made_have_no_features():
+  assert make('scaled').features is None
+
+
+def test_a_network_that_cannot_predict_says_why():
+  with pytest.raises(checks.FieldError, match='model=always: cannot be call'):
+    make('always')

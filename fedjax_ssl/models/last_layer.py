@@ -1,0 +1,95 @@
+"""What the last dense layer of a network reads, for methods that ask for it."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.core import types
+from fedjax_ssl.models import layers
+
+
+class _Call(NamedTuple):
+  """A dense layer was called."""
+
+  path: tuple[str, ...]
+  inputs: jax.Array
+  outputs: jax.Array
+
+
+def with_features(model: types.Model) -> types.Model:
+  """Adds `features`, `features_train` and `head` to a model of a Flax module.
+
+  So no network has to give its features away by a path of its own.
+
+  Args:
+    model: of a module whose last call of a dense layer makes the logits.
+  """
+  def features(variables: types.Variables, inputs: jax.Array) -> jax.Array:
+    with _dense_layers() as calls:
+      model.apply(variables, inputs)
+    return _finished(calls)
+
+  def features_train(variables: types.Variables, inputs: jax.Array,
+                     mask: jax.Array | None, key: jax.Array | None = None
+                     ) -> tuple[jax.Array, jax.Array, types.PyTree]:
+    with _dense_layers() as calls:
+      logits, stats = model.apply_train(variables, inputs, mask, key)
+    return _finished(calls), logits, stats
+
+  @functools.cache
+  def head() -> tuple[str, ...]:
+    with _dense_layers() as calls:
+      # A function of its own, as traces of others may be remembered.
+      jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    return (*calls[-1].path, 'kernel')
+
+  return model._replace(features=features, features_train=features_train,
+                        head=head)
+
+
+def ends_dense(call: Callable[..., jax.Array], *args: Any) -> bool:
+  """Whether what a module returns is what its last dense layer made.
+
+  Args:
+    call: passes inputs through the module; it is traced only.
+    *args: of the call, or their shapes.
+  """
+  found = False
+
+  def traced(*args: Any) -> jax.Array:
+    nonlocal found
+    with _dense_layers() as calls:
+      logits = call(*args)
+    found = bool(calls) and calls[-1].outputs is logits
+    return logits
+  jax.eval_shape(traced, *args)
+  return found
+
+
+def _finished(calls: list[_Call]) -> jax.Array:
+  found = calls[-1].inputs
+  return found.astype(jnp.promote_types(found.dtype, jnp.float32))
+
+
+@contextlib.contextmanager
+def _dense_layers() -> Iterator[list[_Call]]:
+  """Lists calls of dense layers; the last is the head."""
+  calls: list[_Call] = []
+
+  def note(call: Callable[..., Any], args: Any, kwargs: Any,
+           context: Any) -> Any:
+    outputs = call(*args, **kwargs)
+    if isinstance(context.module, (layers.Dense, nn.Dense)) and (
+        context.method_name == '__call__'):
+      inputs = args[0] if args else kwargs.get('inputs')
+      calls.append(_Call(context.module.path, inputs, outputs))
+    return outputs
+
+  with nn.intercept_methods(note):
+    yield calls
