@@ -88,6 +88,8 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     'server_optimizer': server_optimizers.SERVER_OPTIMIZERS,
     'attack': attacks.ATTACKS}
 _NESTED = {'weak': augment.WEAK}  # A strong view's knob.
+# What data and other fields say to their builders, and no text.
+_FILLED = {'model': models.FILLED}
 
 
 def _check(spec: TaskSpec) -> None:
@@ -117,7 +119,7 @@ def check_texts(texts: Mapping[str, str | None]) -> None:
   """
   for field, known in REGISTRIES.items():
     if (text := texts.get(field)) not in (None, 'auto'):
-      knobs.check(field, text, known)
+      knobs.check(field, text, known, _FILLED.get(field, ()))
 
 
 def notes(spec: TaskSpec) -> list[str]:

@@ -44,6 +44,8 @@ def resolved(text: str, registry: Registry,
   given = with_new_names(given, parameters)
   values = {knob: given.get(knob, p.default) for knob, p in parameters.items()}
   values = {k: _plain(v, parameters[k].annotation) for k, v in values.items()}
+  # What the data decide, unless a text says it.
+  values |= {k: _plain(v) for k, v in given.items() if k not in values}
   for knob, value in knobs.profiles_of(function).get(
       str(values.get('profile')), {}).items():
     if knob not in values:

@@ -7,7 +7,7 @@ refused, or `notes` says what it does when a run starts.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import functools
 import inspect
 import math
@@ -265,8 +265,8 @@ def profiles_of(function: Callable[..., Any]) -> Profiles:
   return getattr(function, 'knob_profiles', {})
 
 
-def check(field: str, text: str,
-          registry: Mapping[str, Callable[..., Any]]) -> None:
+def check(field: str, text: str, registry: Mapping[str, Callable[..., Any]],
+          filled: Collection[str] = ()) -> None:
   """Refuses a `name(knob=value)` that no data could make right.
 
   What follows from data or other options is checked where it is built.
@@ -275,13 +275,14 @@ def check(field: str, text: str,
     field: that holds the text.
     text: see `registry.parse`.
     registry: name to builder.
+    filled: parameters that are not for the text to set.
 
   Raises:
     FieldError: for an unknown name or knob, a value of another type, or a
       number out of bounds.
   """
   try:
-    function, given = chosen(field, text, registry, _FILLED)
+    function, given = chosen(field, text, registry, filled)
     _check(function, bounds_of(function), given)
   except ValueError as error:
     raise checks.FieldError(field, text.strip(), str(error)) from error

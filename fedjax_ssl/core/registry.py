@@ -372,6 +372,12 @@ def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
   return function(*args, **shared, **knobs)
 
 
+def _has_place(parameter: inspect.Parameter) -> bool:
+  """Whether it would be a knob if it were keyword-only."""
+  return (parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+          and parameter.default is not parameter.empty)
+
+
 def chosen(kind: str, text: str, registry: Mapping[str, Callable[..., T]],
            filled: Collection[str] = ()
            ) -> tuple[Callable[..., T], dict[str, Any]]:
@@ -392,11 +398,15 @@ def chosen(kind: str, text: str, registry: Mapping[str, Callable[..., T]],
   """
   name, knobs = parse(text)
   function = find(registry, name, kind)
-  known = {p.name: p for p in inspect.signature(function).parameters.values()
+  parameters = inspect.signature(function).parameters
+  known = {p.name: p for p in parameters.values()
            if p.kind is p.KEYWORD_ONLY and p.name not in filled}
   knobs = with_new_names(knobs, known)
   for knob, value in knobs.items():
     if knob not in known:
+      if knob in parameters and _has_place(parameters[knob]):
+        raise ValueError(f'{kind} {name!r} takes {knob} by its place; a knob '
+                         f'is keyword-only: write "*" before it.')
       raise ValueError(f'{kind} {name!r} has no knob {knob!r}.'
                        f'{checks.near(knob, known)} Allowed: '
                        f'{", ".join(known) or "none"}.')

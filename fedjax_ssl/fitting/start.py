@@ -182,7 +182,7 @@ def _jobs(told: config.Config, given: Collection[str],
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
   told = runs.decided(setting, told, given, dataset)
-  runs.check_skews(setting, told)
+  runs.check_read(setting, told)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))

@@ -21,6 +21,7 @@ from fedjax_ssl.models import (
   text,
 )
 
+FILLED = own.FILLED
 _DTYPES = ('bfloat16', 'float32', 'float64')
 
 

@@ -12,7 +12,6 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.training import disk
 from fedjax_ssl.training import workdir as workdir_lib
 
-FLAGFILE = 'run.flags'
 # Say where a run is and not what it is, or are no flags of a whole run.
 _LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
              'num_processes', 'process_id')
@@ -127,7 +126,7 @@ def write(folder: str | os.PathLike[str]) -> None:
   Raises:
     WorkdirError: if the folder holds no run.
   """
-  file = pathlib.Path(folder) / FLAGFILE
+  file = pathlib.Path(folder) / workdir_lib.FLAGFILE
   data = text_of(workdir_lib.read_config(folder)).encode()
   if not (file.exists() and file.read_bytes() == data):
     disk.replace(file, data)

@@ -107,7 +107,9 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
         fraction=options.labeled_fraction, where=pool)
   except ValueError as error:
     raise FieldError(
-        name, getattr(options, name), f'{error}.') from error
+        name, getattr(options, name), f'{error} that are not held out; give '
+        'less, or labeled_fraction instead.' if name == 'labels_per_class' else
+        f'{error}.') from error
 
 
 def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:

@@ -54,7 +54,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     options = dataclasses.replace(options, workdir=processes.once(
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
-  processes.once(lambda: check_skews(setting, options))
+  processes.once(lambda: check_read(setting, options))
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   names = processes.once(lambda: wanted(options, workdir))
@@ -67,7 +67,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   jobs = processes.together(
       lambda: build(dataset, deals, options, names, origin))
   # Once more: the data may name the clients.
-  processes.once(lambda: check_skews(setting, jobs[0].options))
+  processes.once(lambda: check_read(setting, jobs[0].options))
   jobs = [spellings.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -96,8 +96,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   return [job.folder for job in jobs]
 
 
-def check_skews(setting: Setting, options: Config) -> None:
-  """Refuses --alpha and --dirichlet in a new run that does not read them.
+def check_read(setting: Setting, options: Config) -> None:
+  """Refuses --alpha and others in a new run that does not read them.
 
   Runs stored by versions that took them go on, and a user's own way of dealing
   may read them.
@@ -112,6 +112,13 @@ def check_skews(setting: Setting, options: Config) -> None:
   if options.workdir and (
       pathlib.Path(options.workdir) / workdir_lib.CONFIG).exists():
     return
+  if options.partition_file:
+    for name in ('labels_per_class', 'labeled_fraction'):
+      value = getattr(options, name)
+      if value not in (None, setting.defaults.get(name)):
+        raise config.FieldError(
+            name, value, 'the file says which rows are labeled; leave it out.',
+            partition_file=options.partition_file)
   natural = options.partition == 'natural'
   read = frozenset() if natural else dealing.reads(setting.deal)
   for name in sorted(set(dealing.SKEWS) - read):
@@ -200,8 +207,12 @@ def wanted(options: Config, workdir: pathlib.Path
            ) -> list[tuple[str, str, str, str]]:
   """(name, folder, labels, method) of the run and of the bounds it needs."""
   method = options.full_method
-  name = imports.short(method) + (
-      ', all labels' if options.labels == 'all' else '')
+  # Of what many runs have alike nothing is said.
+  beside = [getattr(options, name) for name in (
+      'aggregator', 'server_optimizer', 'attack')
+            if getattr(options, name) != config.OPTIONS[name].default]
+  beside += ['all labels'] if options.labels == 'all' else []
+  name = ', '.join(map(imports.short, [method, *beside]))
   names = [(name, str(workdir), options.labels, method)]
   if options.bounds:
     names += [(name, str(workdir / folder), labels, 'fedavg')

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import data, task
-from fedjax_ssl.core import rounds, shown
+from fedjax_ssl.core import optimizers, registry, rounds, shown
 from fedjax_ssl.core.types import Shard
 
 
@@ -101,8 +102,15 @@ def _rows_left_out(job: Any) -> str:
 def _schedules(job: Any) -> str:
   """Schedules that end before the run, or after it."""
   span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
-  return '' if span == rounds_ else (
-      f'schedules span {span:,} of {rounds_:,} rounds')
+  if span == rounds_:
+    return ''
+  said = f'schedules span {span:,} of {rounds_:,} rounds'
+  factor = registry.build('lr_schedule', job.spec.lr_schedule,
+                          optimizers.SCHEDULES, span)
+  if span < rounds_ and abs(float(factor(jnp.int32(span)))) < 1e-6:
+    said += (': from then on the rate is 0 and nothing is learnt. To train '
+             f'longer begin anew, with --num_rounds={rounds_}')
+  return said
 
 
 def _attacked(job: Any) -> str:

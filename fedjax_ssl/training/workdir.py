@@ -27,6 +27,7 @@ from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import disk, environment, processes
 
 CONFIG = 'config.json'
+FLAGFILE = 'run.flags'  # What a program that started the run was given.
 LOCK = 'lock'
 # Files that only a run leaves; without a config they belong to no run.
 _TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
@@ -246,14 +247,16 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
   if refused:
     raise WorkdirError(f'{folder} holds a run with other flags: '
                        f'{changes_lib.listed(refused)}.'
-                       + _way_on(refused))
+                       + _way_on(folder, refused))
   return changes
 
 
-def _way_on(refused: changes_lib.Changes) -> str:
-  """What to do where the number of rounds alone is in the way."""
+def _way_on(folder: pathlib.Path, refused: changes_lib.Changes) -> str:
+  """What to do: give the run's own flags, or another folder."""
   if list(refused) != ['num_rounds']:
-    return ''
+    own = folder / FLAGFILE
+    return (f' Continue it with --flagfile={own} --workdir={folder}, or give '
+            'another --workdir.') if own.exists() else ''
   old, _ = refused['num_rounds']
   return (f' A run can only get longer: give --num_rounds={old} or more, or '
           'another --workdir.')

@@ -67,6 +67,7 @@ def test_another_text_is_refused_as_ever(folder, method):
       'train', 'digits_dirdir', *ARGS, f'--method={method}',
       '--num_rounds=4', f'--workdir={folder}')
   assert done.returncode == 2 and 'holds a run with other flags' in done.stderr
+  assert f'--flagfile={folder / "run.flags"} --workdir={folder}' in done.stderr
 
 
 def test_a_method_with_the_knobs_of_another_is_another(tmp_path):

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fedjax_ssl import config, data
+from fedjax_ssl import config, data, methods, task
 from fedjax_ssl.running import auto as auto_lib
 from fedjax_ssl.running import dealing, runs, settings
 from tests.cli import launcher
@@ -193,9 +194,35 @@ def test_no_more_rows_are_dealt_than_asked_for():
       np.testing.assert_array_equal(one, other)
 
 
-def test_a_file_says_itself_which_rows_are_dealt(tmp_path, refuse):
-  line = refuse('--max_rows=5', f'--partition_file={tmp_path / "p.npz"}')
-  assert '--max_rows=5' in line and '--partition_file' in line
+@pytest.mark.parametrize('flag', [
+    '--max_rows=5', '--labels_per_class=3', '--labeled_fraction=0.3'])
+def test_a_file_says_itself_which_rows_are_dealt(flag, tmp_path, refuse):
+  line = refuse(flag, f'--partition_file={tmp_path / "p.npz"}')
+  assert flag in line and '--partition_file' in line
+
+
+@pytest.mark.parametrize('change, name', [
+    ({}, 'fixmatch'), ({'aggregator': 'krum', 'labels': 'all'},
+                       'fixmatch, krum, all labels'),
+    ({'aggregator': './mine.py:half', 'attack': 'noise(share=.2)',
+      'server_optimizer': 'adam'}, 'fixmatch, half, adam, noise(share=.2)')])
+def test_a_run_is_named_by_what_it_does(change, name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine.py').touch()
+  options = auto(method='fixmatch', bounds=False, **change)
+  assert runs.wanted(options, pathlib.Path('x'))[0][0] == name
+
+
+def test_a_knob_of_a_users_own_may_have_a_views_name():
+  @methods.register('mirrored')
+  def mirrored(task, *, flip: bool = False):
+    return flip
+  try:
+    task.check_texts({'method': 'mirrored(flip=True)', 'weak': 'none'})
+    with pytest.raises(config.FieldError, match="no knob 'num_classes'"):
+      task.check_texts({'model': 'cnn(num_classes=3)'})
+  finally:
+    methods.METHODS.pop('mirrored')
 
 
 def test_min_size_where_no_partition_has_one(refuse):

@@ -87,6 +87,18 @@ def test_what_a_knob_switches_off_is_said():
     assert notes == [f'{method}: {said}' if said else '']
 
 
+@pytest.mark.parametrize('schedule, span, learns', [
+    ('cosine', 4, False), ('linear', 4, False), ('cosine(final=0.1)', 4, True),
+    ('fixmatch_cosine', 4, True), ('cosine', 8, True)])
+def test_rounds_at_a_rate_of_zero_are_said(schedule, span, learns):
+  spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), lr_schedule=schedule,
+                             schedule_rounds=span)
+  said = start_line._schedules(types.SimpleNamespace(
+      spec=spec, options=types.SimpleNamespace(num_rounds=6)))
+  assert said.startswith(f'schedules span {span} of 6 rounds')
+  assert ('nothing is learnt' in said) is not learns
+
+
 def test_who_attacks_is_said():
   spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), attack='noise(share=.1)')
   for found, said in (

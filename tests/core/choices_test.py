@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_ssl import methods, task
 from fedjax_ssl.core import choices, knobs
+from fedjax_ssl.data import augment
 from tests import toy
 
 
@@ -59,3 +60,9 @@ def test_a_view_within_a_view_is_resolved_too():
   was = {'weak': 'flip_crop', 'weak.pad': 3}
   assert task.renewed('strong', 'ra_mc', was) == (
       "ra_mc(weak='flip_crop(pad=3)')")
+
+
+def test_what_data_decide_is_known_where_a_text_says_it():
+  assert 'flip' not in choices.resolved('flip_crop', augment.WEAK)
+  assert choices.resolved('flip_crop(flip=False)', augment.WEAK)['flip'] is (
+      False)

@@ -81,6 +81,14 @@ def test_a_place_may_stand_before_a_name(text, name, knobs):
   assert registry.parse(text) == (name, knobs)
 
 
+def test_what_is_given_by_place_is_no_knob():
+  def build(task, width: int = 3):
+    return task, width
+  assert registry.build('thing', 'new', make(new=build), 1) == (1, 3)
+  with pytest.raises(checks.FieldError, match='width by its place.*"\\*" bef'):
+    registry.build('thing', 'new(width=4)', make(new=build), 1)
+
+
 def test_needed_knobs_are_asked_for():
   def build(*, width: int):
     return width

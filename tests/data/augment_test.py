@@ -141,6 +141,20 @@ def test_without_flip_strong_views_do_not_mirror():
     _count(_many(view(flip=True), image), crops)
 
 
+@pytest.mark.parametrize('make, name', [
+    (augment.make_weak, 'flip_crop(pad=0, flip={})'), (augment.make_strong,
+     "ra_mc(num_ops=0, cutout=0, weak='flip_crop(pad=0, flip={})')"), (
+         augment.make_strong, "ra_mc(num_ops=0, cutout=0, "
+         "weak='flip_crop(pad=0)', flip={})")])
+def test_a_text_says_whether_images_are_mirrored(make, name):
+  image = _images(6, 5, 3)
+  for flip in (True, False):
+    views = _many(make(name.format(flip), flip=not flip), image, 20)
+    mirrored = (views == image[:, ::-1]).all((1, 2, 3))
+    assert mirrored.any() == flip
+    assert (mirrored | (views == image).all((1, 2, 3))).all()
+
+
 @pytest.mark.parametrize('name', [
     IDLE, "ra_mc(num_ops=0, cutout=0, weak='none')", 'none'])
 def test_nothing_applied_is_the_identity(name):
@@ -233,7 +247,7 @@ def test_strong_is_weak_first():
 @pytest.mark.parametrize('make, name, message', [
     (augment.make_weak, 'flip_corp', 'flip_crop'),
     (augment.make_weak, 'flip_crop(size=3)', 'pad'),
-    (augment.make_weak, 'flip_crop(flip=False)', 'pad'),
+    (augment.make_weak, 'flip_crop(flop=False)', 'pad'),
     (augment.make_weak, "cutout(padding='wrap')", 'padding'),
     (augment.make_weak, 'cutout(fill=256)', 'fill'),
     (augment.make_weak, 'cutout(side=-1)', 'side'),

@@ -173,7 +173,7 @@ def test_every_cell_can_be_run(paper):
           FLAGS.set_default(flag, value)
         FLAGS(['script', *cell.flags])
         told = train.options()
-        runs.check_skews(settings.SETTINGS[cell.setting], told)
+        runs.check_read(settings.SETTINGS[cell.setting], told)
         assert FLAGS.cohort_size <= FLAGS.num_clients, cell.name
         assert told.all_seeds == cell.seeds() == [*range(len(cell.seeds()))]
         assert FLAGS.model in models.MODELS and FLAGS['dataset'].present
