@@ -172,7 +172,8 @@ def trained(site, tmp_path_factory) -> pathlib.Path:
               '--method=doubtful(threshold=0.2)', '--workdir=first',
               place=folder)
   assert done.returncode == 0, done.stderr
-  assert 'doubtful(threshold=0.2): round 2/2' in done.stderr
+  assert ('doubtful(threshold=0.2), shrunk(scale=0.5): '
+          'round 2/2') in done.stderr
   return folder
 
 
