@@ -81,7 +81,7 @@ def _with(part: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize('part, changes, words', [
-    ('train', {'labels': jnp.zeros(7, int)}, 'train has 52 inputs and 7 lab'),
+    ('train', {'labels': jnp.zeros(7, int)}, 'train has 53 inputs and 7 lab'),
     ('train', {'labels': jnp.full(52, 3)}, 'label 3 is not below num_cl'),
     ('train', {'labels': jnp.full(52, -1)}, 'train has label -1; .* 0 to 2'),
     ('test', {'labels': jnp.zeros(20)}, r'test has labels float32\[20\]'),

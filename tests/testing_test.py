@@ -46,6 +46,19 @@ def test_a_law_that_does_not_hold_is_named():
       'hidden labels are never read at clients does not hold')
 
 
+def test_a_loss_that_forgets_the_mask_is_found():
+  def forgetful(task):
+    def loss_fn(model, given, batch, key):
+      del given
+      (logits,), stats = network.forward(task, model, batch.labeled, key=key)
+      return losses.cross_entropy(logits, batch.labeled.labels)[0], Aux(
+          stats, {})
+    return averaging.averaging(task, loss_fn, streams='labeled')
+  with pytest.raises(AssertionError, match='masked rows are never learnt from'):
+    testing.check_method(forgetful, places=['clients'],
+                         laws=['masked_rows_are_never_learnt_from'])
+
+
 def test_a_sound_method_holds_them_with_its_knobs():
   found = testing.check_method(guessing, places=['clients'], laws=FEW,
                                weight=0.5)

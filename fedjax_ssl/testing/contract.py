@@ -27,6 +27,7 @@ from fedjax_ssl.core.types import (
   SUMMED,
   Task,
 )
+from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import mean_teacher
 from fedjax_ssl.testing import keys, toy
 from fedjax_ssl.training import checkpoint, metrics
@@ -78,7 +79,8 @@ class Runner:
 class CohortRunner(Runner):
   """A runner that is told who takes part: one program for every cohort.
 
-  Rounds never read the test set, so its labels can carry the cohort.
+  Rounds never read the test set, so its labels can carry the cohort. Batches
+  are filled up with the last row of the training set, which is nobody's.
 
   Attributes:
     is_told: whether the method draws its cohorts by `core.sampling.groups`.
@@ -101,7 +103,8 @@ class CohortRunner(Runner):
     with (mock.patch.object(sampling, 'groups', lambda number, size: sample),
           mock.patch.object(mean_teacher, 'after_warmup',
                             lambda told, rounds: told),
-          mock.patch.object(rounds, 'client_pass', client_pass)):
+          mock.patch.object(rounds, 'client_pass', client_pass),
+          mock.patch.object(batching, 'gather', _filled_up)):
       super().__init__(make, model, place, **changes)
     # Rows of both kinds, labels alone, others alone, and both again.
     self.federation = self.of([0, 1, 2, 5])
@@ -119,7 +122,13 @@ class CohortRunner(Runner):
     return dataclasses.replace(out, test=out.test._replace(labels=labels))
 
 
-_client_pass = rounds.client_pass
+_client_pass, _gather = rounds.client_pass, batching.gather
+
+
+def _filled_up(examples: Any, rows: Any, mask: Any, **knobs: Any) -> Any:
+  """batching.gather with the last row wherever the mask is 0."""
+  last = examples.labels.shape[0] - 1
+  return _gather(examples, jnp.where(mask > 0, rows, last), mask, **knobs)
 
 
 def _breakable(task: Task, client_update: Any, aggregate: Any,
@@ -228,6 +237,16 @@ def hidden_labels_are_never_read(one: CohortRunner) -> None:
       2, federation=corrupted))
 
 
+def masked_rows_are_never_learnt_from(one: CohortRunner) -> None:
+  """What fills up a batch, where the mask is 0, changes nothing."""
+  train = one.federation.train
+  other = train._replace(
+      inputs=train.inputs.at[-1].set(255 - train.inputs[-1]),
+      labels=train.labels.at[-1].set((train.labels[-1] + 1) % toy.NUM_CLASSES))
+  chex.assert_trees_all_equal(one.rounds(2), one.rounds(
+      2, federation=dataclasses.replace(one.federation, train=other)))
+
+
 def predict_gives_logits_of_every_class(one: CohortRunner) -> None:
   """`predict` returns [B, classes], others than before training."""
   inputs = one.federation.test.inputs[:5]
@@ -309,6 +328,7 @@ def a_round_of_broken_clients_changes_nothing(one: CohortRunner) -> None:
 LAWS: dict[str, Law] = {law.__name__: law for law in (
     state_keeps_its_form_and_metrics_are_finite,
     any_number_of_rounds_is_one_program,
+    masked_rows_are_never_learnt_from,
     hidden_labels_are_never_read,
     predict_gives_logits_of_every_class,
     slot_order_changes_no_bit,

@@ -38,25 +38,30 @@ def examples(rng: np.random.Generator, size: int) -> Examples:
 @functools.lru_cache
 def federation(labels_at: str = 'clients', labels: str = 'few'
                ) -> tuple[Federation, np.ndarray]:
-  """The federation, and bool[D]: rows whose labels the setting hides."""
+  """The federation, and bool[D]: rows whose labels the setting hides.
+
+  The last row belongs to nobody.
+  """
   rng = np.random.default_rng(7)
   owner_l = np.repeat(np.arange(NUM_CLIENTS), LABELED)
   owner_u = np.repeat(np.arange(NUM_CLIENTS), UNLABELED)
   none_l, none_u = np.full(owner_l.size, -1), np.full(owner_u.size, -1)
   order = rng.permutation(owner_l.size + owner_u.size)
   dealt = partition.Partition(
-      np.concatenate([owner_l, none_u]).astype(np.int32)[order],
-      np.concatenate([none_l, owner_u]).astype(np.int32)[order],
-      np.zeros(order.size, bool))
+      *(np.append(np.concatenate(owners)[order], -1).astype(np.int32)
+        for owners in ((owner_l, none_u), (none_l, owner_u))),
+      np.zeros(order.size + 1, bool))
   if labels_at == 'server':
     dealt = dealt._replace(labeled=np.where(
         dealt.labeled >= 0, NUM_CLIENTS, -1).astype(np.int32))
+  rows, *others = (examples(rng, size) for size in (order.size, 6, 20))
+  rows = Examples(*(np.append(x, x[:1], 0) for x in rows))
   made = federation_lib.federate(
-      examples(rng, order.size), examples(rng, 6), examples(rng, 20),
-      dealt, num_clients=NUM_CLIENTS, labels_at=labels_at, labels=labels,
-      num_classes=NUM_CLASSES)
-  hidden = dealt.unlabeled >= 0 if labels == 'few' else np.zeros(
-      order.size, bool)
+      rows, *others, dealt, num_clients=NUM_CLIENTS, labels_at=labels_at,
+      labels=labels, num_classes=NUM_CLASSES)
+  hidden = dealt.labeled < 0
+  if labels == 'all':
+    hidden &= dealt.unlabeled < 0
   return jax.tree.map(jnp.asarray, made), hidden
 
 

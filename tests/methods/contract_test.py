@@ -99,6 +99,11 @@ def test_hidden_labels_are_never_read(text, place):
   _hold(contract.hidden_labels_are_never_read, runner(text, place))
 
 
+@cases
+def test_masked_rows_are_never_learnt_from(text, place):
+  _hold(contract.masked_rows_are_never_learnt_from, runner(text, place))
+
+
 @texts
 def test_map_without_a_norm_and_vmap_within_one_agree(text):
   """Chunks of two; a limit that nobody exceeds changes nothing."""
