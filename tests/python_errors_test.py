@@ -82,14 +82,14 @@ def _with(part: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize('part, changes, words', [
     ('train', {'labels': jnp.zeros(7, int)}, 'train has 53 inputs and 7 lab'),
-    ('train', {'labels': jnp.full(52, 3)}, 'label 3 is not below num_cl'),
-    ('train', {'labels': jnp.full(52, -1)}, 'train has label -1; .* 0 to 2'),
+    ('train', {'labels': jnp.full(53, 3)}, 'label 3 is not below num_cl'),
+    ('train', {'labels': jnp.full(53, -1)}, 'train has label -1; .* 0 to 2'),
     ('test', {'labels': jnp.zeros(20)}, r'test has labels float32\[20\]'),
     ('test', {'labels': jnp.full(20, -1)}, 'test has label -1'),
     ('test', {'inputs': jnp.zeros((20, 9, 9, 1))}, r'test has .*\(9, 9, 1\)'),
     ('test', {'inputs': jnp.zeros((0, 8, 8, 1)), 'labels': jnp.zeros(0, int)},
      'test has no examples'),
-    ('clients', {'labeled': jnp.full((6, 7), 52)}, 'labeled names row 52'),
+    ('clients', {'labeled': jnp.full((6, 7), 53)}, 'labeled names row 53'),
     ('clients', {'unlabeled': jnp.full((6, 12), -1)}, 'unlabeled names row -1'),
     ('clients', {'unlabeled': jnp.zeros((6, 3), int)}, 'shape .6, 3.')])
 def test_the_parts_of_a_federation_must_fit_each_other(part, changes, words):
