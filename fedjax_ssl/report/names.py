@@ -10,6 +10,9 @@ from fedjax_ssl.core import registry
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import command
 
+# What FedAvg is called, which learns from labels only, by --labels.
+BOUNDS = {'few': 'labels only (lower bound)', 'all': 'all labels (upper bound)'}
+PLAIN = 'fedavg'
 LONGEST = 48  # Characters of a name.
 _LONGEST_VALUE = 24
 _MOST_FACETS = 12
@@ -124,6 +127,10 @@ def _chosen(texts: Sequence[Parts], varying: Sequence[str]) -> list[str]:
 def _name(parts: Parts, chosen: Sequence[str]) -> str:
   """As in `fixmatch, alpha=0.1`."""
   words = [_word(key, parts[key]) for key in chosen if key in parts]
+  if 'labels' in chosen and parts.get('method') == PLAIN:
+    words = [BOUNDS.get(parts.get('labels', 'few'), PLAIN), *(
+        _word(key, parts[key]) for key in chosen
+        if key in parts and key not in ('method', 'labels'))]
   return _cut(', '.join(filter(None, words)) or (
       'few labels' if 'labels' in chosen else parts.get('method', '')), LONGEST)
 

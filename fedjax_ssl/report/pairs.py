@@ -11,7 +11,6 @@ from fedjax_ssl.core import registry
 from fedjax_ssl.report import names, stored_runs, verdict
 
 _LEVEL = 0.95
-_PLAIN = 'fedavg'  # With few labels it learns from labels only.
 
 
 class Difference(NamedTuple):
@@ -122,4 +121,4 @@ def _is_plain(run: stored_runs.Run) -> bool:
     name, _ = registry.parse(run.config['flags'].get('method', ''))
   except ValueError:
     return False
-  return name == _PLAIN and not _is_bound(run)
+  return name == names.PLAIN and not _is_bound(run)

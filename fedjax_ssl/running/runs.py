@@ -16,6 +16,7 @@ from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import imports
+from fedjax_ssl.report import names as report_names
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import (
   auto,
@@ -31,8 +32,8 @@ from fedjax_ssl.training import workdir as workdir_lib
 
 # Where bounds live below the workdir, by name in tables: (folder, flags).
 BOUNDS = {
-    'labels only (lower bound)': ('labels_few', 'few'),
-    'all labels (upper bound)': ('labels_all', 'all'),
+    name: (f'labels_{labels}', labels)
+    for labels, name in report_names.BOUNDS.items()
 }
 
 

@@ -82,8 +82,9 @@ def test_names_hold_what_differs():
               {'method': 'fixmatch(threshold=0.8)'}, {'method': 'fixmatch'}
               ).names == ['threshold=0.9', 'threshold=0.8', 'fixmatch']
   assert plan({'method': 'fedavg'}, {'method': 'fedavg', 'labels': 'all'},
-              {'method': 'uda'}).names == ['fedavg', 'fedavg, all labels',
-                                           'uda']
+              {'method': 'uda'}).names == [
+                  'labels only (lower bound)', 'all labels (upper bound)',
+                  'uda']
 
 
 def test_flags_that_differ_along_with_others_are_said_and_not_named():
