@@ -119,7 +119,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     raise _knob_error(error, spec) from error
   seeds, partitions = list(dealt), list(dealt.values())
   facts = {
-      'data_hash': _data_hash(dataset),
+      'data_hash': data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
         'choices': spellings.of(spec, options.profile),
@@ -167,8 +167,8 @@ def _cohort(sampler: sampling.Sampler, federation: Any, state: Any
   return groups, size
 
 
-def _data_hash(dataset: data.Dataset) -> str:
-  """Hex digest of all examples: the same labels may come with other images."""
+def data_hash(dataset: data.Dataset) -> str:
+  """Digests all examples, as hex: the same labels may have other images."""
   digest = hashlib.sha256()
   for part in (dataset.train, dataset.validation, dataset.test):
     for array in part or ():

@@ -16,6 +16,7 @@ from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import imports
+from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import names as report_names
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import (
@@ -117,7 +118,7 @@ def check_read(setting: Setting, options: Config) -> None:
     for name in ('labels_per_class', 'labeled_fraction'):
       value = getattr(options, name)
       if value not in (None, setting.defaults.get(name)):
-        raise config.FieldError(
+        raise FieldError(
             name, value, 'the file says which rows are labeled; leave it out.',
             partition_file=options.partition_file)
   natural = options.partition == 'natural'
@@ -127,7 +128,7 @@ def check_read(setting: Setting, options: Config) -> None:
     # A stored run's flagfile gives the default too.
     default = setting.defaults.get(name, config.OPTIONS[name].default)
     if value != default:
-      raise config.FieldError(
+      raise FieldError(
           name, value, ('the data say whose a row is' if natural else
                         f'only {_readers(name)} read it')
           + f'; leave it out or at {default}.')
@@ -144,8 +145,17 @@ def _dealt(setting: Setting, options: Config, given: Collection[str]
   """The data, the options with what they decide, and each seed's deal."""
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
-  options = decided(setting, options, given, dataset)
-  return dataset, options, deal(setting, options, dataset)
+  try:
+    options = decided(setting, options, given, dataset)
+    return dataset, options, deal(setting, options, dataset)
+  except FieldError as error:
+    facts = workdir_lib.stored_config(options.workdir).get('facts', {})
+    known = facts.get('data_hash')
+    if known is None or known == job_lib.data_hash(dataset):
+      raise
+    raise workdir_lib.WorkdirError(
+        f'{options.workdir} holds a run on other data under the same name, and '
+        f'these cannot be dealt as it was: {error.text("--")}') from error
 
 
 def decided(setting: Setting, options: Config, given: Collection[str],
@@ -181,11 +191,11 @@ def deal(setting: Setting, options: Config, dataset: data.Dataset
   """
   num_train = len(dataset.train.labels)
   if options.num_clients > num_train:
-    raise config.FieldError(
+    raise FieldError(
         'num_clients', options.num_clients, 'there are more clients than the '
         f'{num_train} training examples.', dataset=options.dataset)
   if not len(dataset.test.labels):
-    raise config.FieldError('dataset', options.dataset, 'no test examples.')
+    raise FieldError('dataset', options.dataset, 'no test examples.')
   return {seed: _partition(setting, options, dataset, seed)
           for seed in options.all_seeds}
 

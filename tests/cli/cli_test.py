@@ -305,6 +305,12 @@ def test_other_data_under_the_same_name_are_named(tmp_path):
   assert started.wait() == 2
   line, = started.output().splitlines()
   assert 'other data' in line and 'partition_hash' in line and len(line) < 2000
+  few = {name: values[:12] for name, values in parts.items()}
+  np.savez(tmp_path / 'mine.npz', **few)  # type: ignore[arg-type]
+  started = launcher.start(folder, *args, '--num_rounds=2')
+  assert started.wait() == 2
+  line, = started.output().splitlines()
+  assert 'other data' in line and '--labels_per_class=5' in line
   assert launcher.fingerprints(folder) == before
 
 
