@@ -182,7 +182,8 @@ class Config:
       10, 'Rounds between checkpoints; 0: at the end only.', _whole(0),
       may_change=True)
   chunk_size: int = _option(
-      0, "Clients under one vmap; 0: a device's whole share.", _whole(0))
+      0, "Clients under one vmap, or lanes of a device; 0: a device's whole "
+      'share.', _whole(0))
   num_devices: int = _option(
       0, 'Devices to split the clients over, of all processes together; 0: '
       'every accelerator, or one for each CPU core.', _whole(0),
@@ -236,8 +237,10 @@ class Config:
       'auto', 'Several seeds one after another or in one program; auto: map on '
       'CPU.', choices=('auto', 'map', 'vmap'), may_change=True)
   client_map: str = _option(
-      'auto', 'Clients one after another or under vmap; auto: map on CPU.',
-      choices=('auto', 'map', 'vmap'))
+      'auto', 'Clients one after another, under vmap, or in lanes: a vmap of '
+      'chunk_size places, of which each takes its next client when one is '
+      'done; auto: map on CPU, else vmap.',
+      choices=('auto', 'map', 'vmap', 'lanes'))
   conv_impl: str = _option(
       'auto', 'Form of the convolutions: lax, reordered, gemm, taps or '
       'winograd. measure: the fastest of each layer, found by timing them at '

@@ -9,6 +9,10 @@ A linear rule's sums are taken in slot order inside a block, then block by
 block. The devices exchange their block sums after each tick. So memory does not
 grow with the cohort, and the same numbers are added in the same order whatever
 the number of devices.
+
+In lanes, blocks are single slots, and a device takes its clients one after
+another into as many lanes as a chunk has; a linear rule's sums are taken in the
+order in which clients are done.
 """
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from fedjax_ssl.core import lanes as lanes_lib
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import PyTree, Task
 
@@ -41,6 +46,7 @@ class Plan(NamedTuple):
   vmapped: bool
   fixed: bool
   mesh: Mesh | None
+  lanes: int = 0  # Of a device; 0 is none.
 
   def arrange(self, slots: PyTree) -> PyTree:
     """[S, ...] to [devices, ticks, slots of a tick, ...]; repeats pad it."""
@@ -74,10 +80,14 @@ class Plan(NamedTuple):
     Returns:
       float32[] rows that all slots together work on.
     """
-    if not self.vmapped:
+    if not self.vmapped and not self.lanes:
       return rows.sum()
     rows = jnp.pad(rows, (0, self._padded() - self.size))
     together = self._arrange_flat(rows)
+    if self.lanes:
+      width = min(self.lanes, self.ticks)
+      return width * jax.vmap(lambda mine: lanes_lib.longest(
+          mine.reshape(-1), width))(together).sum()
     return (together.max(-1) * together.shape[-1]).sum()
 
   def run(self, body: Callable[..., tuple[PyTree, Any]], shared: PyTree,
@@ -127,8 +137,47 @@ class Plan(NamedTuple):
     x = x.reshape(self.ticks, self.per_tick, self.devices, self.block)
     return jnp.moveaxis(x, 2, 0).reshape(self.devices, self.ticks, -1)
 
+  def _in_lanes(self, body, summing, shared, slots):
+    """One device's clients in lanes: slots [ticks, 1, ...]."""
+    slots = jax.tree.map(lambda x: x[:, 0], slots)
+    one = lanes_lib.cut(body, shared, tree.take(slots, 0))
+    message, result = jax.eval_shape(body, shared, tree.take(slots, 0))
+    def empty(x):
+      return jnp.zeros((self.ticks, *x.shape), x.dtype)
+
+    def take(out, made, places):
+      total, rows = out
+      messages, results = made
+      done = places < self.ticks
+      if summing:
+        messages = jax.vmap(tree.where)(
+            done, messages, tree.zeros_like(messages))
+        total = self._replace(per_tick=1, block=len(done))._add(
+            total, messages, jnp.where(done, results.weight, 0))
+        messages = ()
+      return total, jax.tree.map(
+          lambda all_, new: all_.at[places].set(new, mode='drop'),
+          rows, (messages, results))
+
+    total, rows = lanes_lib.run(one, slots, self.lanes, take, (
+        jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), message)
+        if summing else (),
+        jax.tree.map(empty, (() if summing else message, result))))
+    return total, message, jax.tree.map(lambda x: x[:, None], rows)
+
   def _device(self, body, summing, shared, slots):
     """One device's ticks: slots [ticks, slots of a tick, ...]."""
+    if self.lanes:
+      total, message, out = self._in_lanes(body, summing, shared, slots)
+    else:
+      total, message, out = self._in_ticks(body, summing, shared, slots)
+    if summing and not self.fixed and self.mesh is not None:
+      total = lax.psum(total, AXIS)
+    like = jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), message)
+    return (total, like) if summing else (), out
+
+  def _in_ticks(self, body, summing, shared, slots):
+    """The same under a vmap a tick, or one by one."""
     def one(slot):
       return body(shared, slot)
 
@@ -151,10 +200,7 @@ class Plan(NamedTuple):
       out = jax.tree.map(lambda x: x[None], out)
     else:
       total, out = lax.scan(tick, total, slots)
-    if summing and not self.fixed and self.mesh is not None:
-      total = lax.psum(total, AXIS)
-    like = jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), message)
-    return (total, like) if summing else (), out
+    return total, message, out
 
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
            ) -> PyTree:
@@ -209,5 +255,6 @@ def plan(task: Task, size: int) -> Plan:
     block = math.ceil(size / _BLOCKS)
     per_tick = math.ceil(math.ceil(size / block) / devices)
   ticks = math.ceil(size / (block * per_tick * devices))
+  lanes = task.chunk_size if task.client_map == 'lanes' else 0
   return Plan(size, block, per_tick, ticks, devices, vmapped,
-              task.aggregation_order == 'fixed', task.mesh)
+              task.aggregation_order == 'fixed' and not lanes, task.mesh, lanes)

@@ -9,7 +9,7 @@ ways. With equal expressions merged here, XLA simplifies both programs alike.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 import contextlib
 from typing import Any
 
@@ -66,6 +66,24 @@ def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
     inputs = [read(atom) for atom in eqn.invars]
     values.update(zip(eqn.outvars, _result(eqn, inputs, known), strict=True))
   return [read(atom) for atom in closed.jaxpr.outvars]
+
+
+def evaluate(eqns: Iterable[Any], values: dict[Any, Any]) -> None:
+  """Adds the results of equations to the values of their variables.
+
+  Args:
+    eqns: as `merge_equal` leaves them, without calls.
+    values: of all variables that the equations read and do not make.
+  """
+  for eqn in eqns:
+    inputs = [x.val if isinstance(x, core.Literal) else values[x]
+              for x in eqn.invars]
+    scope = str(eqn.source_info.name_stack)
+    with jax.named_scope(scope) if scope else contextlib.nullcontext():
+      out = eqn.primitive.bind(*inputs, **eqn.params)
+    values.update(zip(
+        eqn.outvars, out if eqn.primitive.multiple_results else [out],
+        strict=True))
 
 
 def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]) -> Any:

@@ -9,7 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import lanes, tree
 from fedjax_ssl.core.types import (
   COUNTED,
   MEASURABLE,
@@ -117,7 +117,8 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
 
   The number of steps is a traced value. Clients that are mapped one by one
   therefore each take the time of their own steps. Under vmap a chunk takes as
-  long as its longest client, and JAX keeps the results of those that are done.
+  long as its longest client, and JAX keeps the results of those that are done;
+  in lanes the next client follows.
 
   Args:
     step: (learner, batch, key) -> (learner, metrics).
@@ -141,9 +142,10 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
   cursor = batches.start()
   _, batch, _ = jax.eval_shape(batches.next, cursor, jnp.int32(0))
   _, shapes = jax.eval_shape(step, learner, batch, key)
-  learner, _, sums, used = lax.fori_loop(
-      0, batches.num_steps, body,
-      (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
+  with jax.named_scope(lanes.STEPS):
+    learner, _, sums, used = lax.fori_loop(
+        0, batches.num_steps, body,
+        (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
   steps = batches.num_steps.astype(jnp.float32)
   metrics = {name: value if isinstance(value, Ratio)
              or name in (*COUNTED, _PROCESSED)

@@ -310,8 +310,9 @@ class Task:
     labels_at: 'clients' or 'server'.
     schedule_rounds: rounds that schedules and ramps span, whatever number of
       rounds is run; None is what `train` is asked for, see `spanning`.
-    client_map: 'map' or 'vmap'.
-    chunk_size: clients of one vmap; 0 is as many as a device gets.
+    client_map: 'map', 'vmap' or 'lanes'.
+    chunk_size: clients of one vmap, 0 is as many as a device gets; or lanes of
+      a device.
     aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
     max_update_norm: updates with a larger global norm are left out; inf is
       off.

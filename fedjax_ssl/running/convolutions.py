@@ -90,7 +90,8 @@ def _measured(options: Config, dataset: data.Dataset,
     tables['map'] = measured(1)
   if options.client_map != 'map':
     tables['vmap'] = measured(together)
-  return fastest(tables, together)
+  forms, way = fastest(tables, together)
+  return forms, 'lanes' if options.client_map == 'lanes' else way
 
 
 def layers(task: Task, inputs: Any) -> list[conv.Layer]:

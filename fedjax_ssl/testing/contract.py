@@ -240,9 +240,10 @@ def hidden_labels_are_never_read(one: CohortRunner) -> None:
 def masked_rows_are_never_learnt_from(one: CohortRunner) -> None:
   """What fills up a batch, where the mask is 0, changes nothing."""
   train = one.federation.train
+  inputs, labels = map(jnp.asarray, train)
   other = train._replace(
-      inputs=train.inputs.at[-1].set(255 - train.inputs[-1]),
-      labels=train.labels.at[-1].set((train.labels[-1] + 1) % toy.NUM_CLASSES))
+      inputs=inputs.at[-1].set(255 - inputs[-1]),
+      labels=labels.at[-1].set((labels[-1] + 1) % toy.NUM_CLASSES))
   chex.assert_trees_all_equal(one.rounds(2), one.rounds(
       2, federation=dataclasses.replace(one.federation, train=other)))
 

@@ -47,18 +47,19 @@ def federation(labels_at: str = 'clients', labels: str = 'few'
   owner_u = np.repeat(np.arange(NUM_CLIENTS), UNLABELED)
   none_l, none_u = np.full(owner_l.size, -1), np.full(owner_u.size, -1)
   order = rng.permutation(owner_l.size + owner_u.size)
-  dealt = partition.Partition(
-      *(np.append(np.concatenate(owners)[order], -1).astype(np.int32)
-        for owners in ((owner_l, none_u), (none_l, owner_u))),
-      np.zeros(order.size + 1, bool))
+  labeled, unlabeled = (
+      np.append(np.concatenate(owners)[order], -1)
+      for owners in ((owner_l, none_u), (none_l, owner_u)))
+  dealt = partition.make_partition(labeled, unlabeled)
   if labels_at == 'server':
     dealt = dealt._replace(labeled=np.where(
         dealt.labeled >= 0, NUM_CLIENTS, -1).astype(np.int32))
-  rows, *others = (examples(rng, size) for size in (order.size, 6, 20))
-  rows = Examples(*(np.append(x, x[:1], 0) for x in rows))
+  train, validation, test = (
+      examples(rng, size) for size in (order.size, 6, 20))
+  train = Examples(*(np.append(x, x[:1], 0) for x in map(np.asarray, train)))
   made = federation_lib.federate(
-      rows, *others, dealt, num_clients=NUM_CLIENTS, labels_at=labels_at,
-      labels=labels, num_classes=NUM_CLASSES)
+      train, validation, test, dealt, num_clients=NUM_CLIENTS,
+      labels_at=labels_at, labels=labels, num_classes=NUM_CLASSES)
   hidden = dealt.labeled < 0
   if labels == 'all':
     hidden &= dealt.unlabeled < 0

@@ -8,6 +8,8 @@ from fedjax_ssl.running import dealing, settings
 
 # The flags, and parts of the line.
 LINES = {
+    'lanes_without_number': (['--client_map=lanes'],
+                             ['--client_map=lanes', '--chunk_size=0']),
     'knob_value': (["--method=uda(tsa='cubic')"],
                    ["--method=uda(tsa='cubic'): tsa", 'exp, linear']),
     'knob_name': (['--method=fixmatch(treshold=.8)'],

@@ -1,0 +1,249 @@
+"""Lanes: clients under one vmap, of which none waits for a longer one.
+
+Under a plain vmap a chunk of clients takes as long as its longest. A lane takes
+the next client as soon as its own is done. For this a client's computation is
+cut at its loop over local steps, `STEPS`: into what precedes the loop, one
+step, and what follows. What no client decides, such as a teacher's weights, is
+computed once for all.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.extend import core
+import jax.numpy as jnp
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.common_expressions import evaluate
+from fedjax_ssl.core.types import PyTree
+
+# The scope that names a client's loop over its local steps.
+STEPS = 'local_steps'
+
+Values = dict[Any, Any]  # Of a jaxpr's variables.
+
+
+class Lane(NamedTuple):
+  """A client that is being trained; of several, leaves are [K, ...]."""
+
+  constants: list[Any]  # What its steps read.
+  carry: list[Any]  # What they change.
+  kept: list[Any]  # What comes from before the loop and is used after it.
+
+
+class Cut(NamedTuple):
+  """A client's computation `body(shared, slot)`, cut at its loop."""
+
+  form: Any  # Of its result.
+  results: Sequence[Any]  # Its result's variables.
+  slot: Sequence[Any]  # The variables of a slot.
+  common: Values  # What no slot decides.
+  before: Sequence[Any]  # Equations before the loop that it needs.
+  loop: Any  # The loop's equation, or None without one.
+  after: Sequence[Any]  # All other equations.
+  kept: Sequence[Any]  # Variables from `before` that are read after the loop.
+
+  def start(self, slot: PyTree) -> Lane:
+    """A client before its first step."""
+    values = self._with(slot)
+    evaluate(self.before, values)
+    constants, carry = ([], []) if self.loop is None else (
+        self._own(self._constants()), self.loop.invars[self._num_constants():])
+    return Lane(*([_read(x, values) for x in variables]
+                  for variables in (constants, carry, self.kept)))
+
+  def goes_on(self, lane: Lane) -> jax.Array:
+    """bool[]: whether there is a step left."""
+    if self.loop is None:
+      return jnp.zeros((), bool)
+    return self._part('cond', lane)[0]
+
+  def step(self, lane: Lane) -> Lane:
+    """A client after its next step."""
+    return lane if self.loop is None else lane._replace(
+        carry=self._part('body', lane))
+
+  def finish(self, slot: PyTree, lane: Lane) -> Any:
+    """The result of a client that has taken all its steps."""
+    values = self._with(slot)
+    values.update(zip(self.kept, lane.kept, strict=True))
+    if self.loop is not None:
+      values.update(zip(self.loop.outvars, lane.carry, strict=True))
+    evaluate(self.after, values)
+    return jax.tree.unflatten(
+        self.form, [_read(x, values) for x in self.results])
+
+  def _with(self, slot: PyTree) -> Values:
+    return self.common | dict(
+        zip(self.slot, jax.tree.leaves(slot), strict=True))
+
+  def _num_constants(self) -> int:
+    params = self.loop.params
+    return params['cond_nconsts'] + params['body_nconsts']
+
+  def _constants(self) -> Sequence[Any]:
+    """What the loop reads: its condition's constants, then its body's."""
+    return self.loop.invars[:self._num_constants()]
+
+  def _own(self, variables: Iterable[Any]) -> list[Any]:
+    """Those that a slot decides."""
+    return [x for x in variables
+            if not isinstance(x, core.Literal) and x not in self.common]
+
+  def _part(self, name: str, lane: Lane) -> list[Any]:
+    """Evaluates the loop's condition ('cond') or its 'body'."""
+    own = dict(zip(self._own(self._constants()), lane.constants, strict=True))
+    constants = [_read(x, self.common | own) for x in self._constants()]
+    params, first = self.loop.params, self.loop.params['cond_nconsts']
+    mine = constants[:first] if name == 'cond' else constants[first:]
+    jaxpr = params[f'{name}_jaxpr']
+    return core.jaxpr_as_fun(jaxpr)(*mine, *lane.carry)
+
+
+def cut(body: Callable[..., Any], shared: PyTree, slot: PyTree) -> Cut:
+  """Cuts `body(shared, slot)` at its last loop in the scope `STEPS`.
+
+  Loops before it, and those inside of branches, stay in what precedes it.
+  Without any, there are no steps.
+
+  Args:
+    body: what `common_expressions.merge_equal` returned, whose expressions are
+      all on one level.
+    shared: what all clients see.
+    slot: of one client; its shapes count alone.
+  """
+  closed, shape = jax.make_jaxpr(body, return_shape=True)(shared, slot)
+  jaxpr, given = closed.jaxpr, jax.tree.leaves(shared)
+  loop = next((eqn for eqn in reversed(jaxpr.eqns) if _is_loop(eqn)), None)
+  common: Values = dict(zip(
+      [*jaxpr.constvars, *jaxpr.invars[:len(given)]],
+      [*closed.consts, *given], strict=True))
+  rest = [eqn for eqn in jaxpr.eqns if eqn is not loop]
+  wanted = [] if loop is None else loop.invars
+  # Of what no client decides, the loop's constants alone: elsewhere expressions
+  # stay together, as they are then rounded as they are without lanes.
+  for eqn in _split(rest, wanted)[0]:
+    if not eqn.effects and _inputs([eqn]) <= common.keys():
+      evaluate([eqn], common)
+  own = [eqn for eqn in rest if not common.keys() >= {*eqn.outvars}]
+  before, after = _split(own, wanted)
+  made = [x for eqn in before for x in eqn.outvars]
+  read = _inputs(after) | set(_variables(jaxpr.outvars))
+  return Cut(jax.tree.structure(shape), jaxpr.outvars,
+             jaxpr.invars[len(given):], common, before, loop, after,
+             [x for x in made if x in read])
+
+
+def _is_loop(eqn: Any) -> bool:
+  scopes = str(eqn.source_info.name_stack).split('/')
+  return eqn.primitive.name == 'while' and STEPS in scopes
+
+
+def _variables(atoms: Iterable[Any]) -> list[Any]:
+  return [x for x in atoms if not isinstance(x, core.Literal)]
+
+
+def _inputs(eqns: Iterable[Any]) -> set[Any]:
+  return {x for eqn in eqns for x in _variables(eqn.invars)}
+
+
+def _split(eqns: Sequence[Any], wanted: Iterable[Any]
+           ) -> tuple[list[Any], list[Any]]:
+  """The equations that `wanted` variables need, and the others."""
+  needed, before, after = set(_variables(wanted)), [], []
+  for eqn in reversed(eqns):
+    if needed.isdisjoint(eqn.outvars):
+      after.append(eqn)
+    else:
+      before.append(eqn)
+      needed.update(_variables(eqn.invars))
+  return before[::-1], after[::-1]
+
+
+def _read(atom: Any, values: Mapping[Any, Any]) -> Any:
+  if not isinstance(atom, core.Literal):
+    return values[atom]
+  kind: Any = atom.aval
+  return jnp.asarray(atom.val, kind.dtype)
+
+
+def run(one: Cut, slots: Any, width: int,
+        take: Callable[[PyTree, Any, jax.Array], PyTree], out: PyTree
+        ) -> PyTree:
+  """Trains all clients in `width` lanes.
+
+  Args:
+    one: a client's computation.
+    slots: [S, ...], taken in this order.
+    width: K, at least 1. A single lane is no vmap: bits are those of the
+      clients one after another.
+    take: (out, results [K, ...], places int32[K]) -> out, which takes in the
+      clients that are done; a place of S or more is none.
+    out: what is made of the results.
+
+  Returns:
+    `out` with every client taken in.
+  """
+  size = jax.tree.leaves(slots)[0].shape[0]
+  width = min(width, size)
+  together: Callable[..., Any] = jax.vmap if width > 1 else _alone
+  start, step = together(one.start), together(one.step)
+  goes_on, finish = together(one.goes_on), together(one.finish)
+
+  def of(places: jax.Array) -> Any:
+    return tree.take(slots, jnp.minimum(places, size - 1))
+
+  def done(state: Any) -> jax.Array:
+    lanes, places, *_ = state
+    return ~goes_on(lanes) & (places < size)
+
+  def follow(state: Any) -> Any:
+    lanes, places, following, out = state
+    ended = done(state)
+    out = take(out, finish(of(places), lanes), jnp.where(ended, places, size))
+    places = jnp.where(ended, following + jnp.cumsum(ended) - 1, places)
+    return (_where(ended, start(of(places)), lanes), places,
+            following + ended.sum(), out)
+
+  def ready(state: Any) -> Any:
+    return lax.while_loop(lambda state: done(state).any(), follow, state)
+
+  def advance(state: Any) -> Any:
+    lanes, *rest = state
+    after = step(lanes)
+    if width > 1:  # A single lane always goes on.
+      after = _where(goes_on(lanes), after, lanes)
+    return ready((after, *rest))
+
+  places = jnp.arange(width, dtype=jnp.int32)
+  state = ready((start(of(places)), places, jnp.int32(width), out))
+  return lax.while_loop(
+      lambda state: (state[1] < size).any(), advance, state)[-1]
+
+
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+  """A function of [1, ...] that runs without an axis."""
+  def one(*args: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], function(
+        *jax.tree.map(lambda x: x[0], args)))
+  return one
+
+
+def _where(chosen: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+  """Leaves [K, ...]: the new ones of the lanes chosen."""
+  return jax.vmap(tree.where)(chosen, new, old)
+
+
+def longest(steps: jax.Array, width: int) -> jax.Array:
+  """Steps that the busiest lane takes: how long all of them work.
+
+  Args:
+    steps: float32[S], of each client, in the order in which they are taken.
+    width: K.
+  """
+  def take(i: jax.Array, load: jax.Array) -> jax.Array:
+    return load.at[load.argmin()].add(steps[i])
+  return lax.fori_loop(0, steps.shape[0], take, jnp.zeros(width)).max()

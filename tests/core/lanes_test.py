@@ -1,0 +1,156 @@
+"""Clients in lanes get what they get one by one, in the fewest steps."""
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods, task
+from fedjax_ssl.core import lanes
+from fedjax_ssl.core.common_expressions import merge_equal
+from fedjax_ssl.testing import contract
+from tests.thorough import wider
+
+STEPS = np.array([7, 0, 3, 3, 5, 1, 0, 2], np.int32)
+
+
+class Slot(NamedTuple):
+  id: jax.Array
+  steps: jax.Array
+
+
+SLOTS = Slot(jnp.arange(STEPS.size), jnp.asarray(STEPS))
+
+
+def body(shared, slot):
+  """Counts up to 10 id + 2 shared + steps * shared, and what came before."""
+  begun = slot.id * 10
+  doubled = shared + shared
+  with jax.named_scope(lanes.STEPS):
+    end = lax.fori_loop(0, slot.steps, lambda t, x: x + shared, begun + doubled)
+  return end, begun
+
+
+@pytest.mark.parametrize('width', [1, 2, 3, 8, 20])
+def test_every_client_ends_with_its_own_result(width):
+  def take(out, made, places):
+    ends, beguns, turns = out
+    return (ends.at[places].set(made[0], mode='drop'),
+            beguns.at[places].set(made[1], mode='drop'),
+            turns.at[places].add(1, mode='drop'))
+  @jax.jit
+  def run(shared, slots):
+    one = lanes.cut(merge_equal(body), shared, jax.tree.map(
+        lambda x: x[0], slots))
+    nothing = jnp.zeros(STEPS.size, jnp.int32)
+    return lanes.run(one, slots, width, take, (nothing,) * 3)
+  ends, begun, turns = run(jnp.int32(2), SLOTS)
+  np.testing.assert_array_equal(begun, 10 * np.arange(STEPS.size))
+  np.testing.assert_array_equal(ends, begun + 4 + 2 * STEPS)
+  np.testing.assert_array_equal(turns, 1)
+
+
+def test_what_no_client_decides_is_computed_outside_of_the_lanes():
+  def teacher(shared, slot):
+    strong = jnp.sin(shared)  # As a received model, read in every step.
+    with jax.named_scope(lanes.STEPS):
+      return lax.fori_loop(0, slot.steps, lambda t, x: x + strong,
+                           jnp.float32(0) + slot.id)
+  one = lanes.cut(merge_equal(teacher), jnp.float32(1), jax.tree.map(
+      lambda x: x[0], SLOTS))
+  lane = one.start(jax.tree.map(lambda x: x[2], SLOTS))
+  assert not [x for x in lane.constants if x.dtype == jnp.float32]
+  np.testing.assert_allclose(one.step(lane).carry[-1], 2 + np.sin(1))
+
+
+def test_a_computation_without_a_loop_is_one_without_steps():
+  one = lanes.cut(merge_equal(lambda shared, slot: shared + slot.id),
+                  jnp.int32(5), jax.tree.map(lambda x: x[0], SLOTS))
+  slot = jax.tree.map(lambda x: x[3], SLOTS)
+  lane = one.start(slot)
+  assert not one.goes_on(lane) and one.finish(slot, lane) == 8
+
+
+@pytest.mark.parametrize('width, longest', [
+    (1, 21), (2, 11), (3, 8), (8, 7), (20, 7)])
+def test_the_busiest_lane(width, longest):
+  """Of two lanes one takes 7, 1, 0, 2 steps, the other 0, 3, 3, 5."""
+  assert lanes.longest(jnp.asarray(STEPS, jnp.float32), width) == longest
+
+
+@functools.lru_cache
+def two_rounds(text, **changes):
+  one = contract.CohortRunner(
+      functools.partial(methods.make, text), 'linear', 'clients', **changes)
+  return one.rounds(2)
+
+
+@pytest.mark.parametrize('text', [
+    'fixmatch', 'scaffold', *wider('feddure', 'fedmatch', 'fedssl', 'fedtrinet',
+                                   'flexmatch', 'local', 'rscfed', 'semifl')])
+def test_lanes_make_what_clients_make_one_by_one(text):
+  """Of fewer masked rows than chunks of the same size."""
+  alone, (state, totals), (_, chunks) = (
+      two_rounds(text, **changes) for changes in (
+          {}, {'client_map': 'lanes', 'chunk_size': 2},
+          {'client_map': 'vmap', 'chunk_size': 2}))
+  def masked(totals):
+    return float(totals.sums['masked_share'].total)
+  assert masked(totals) <= masked(chunks)
+  def others(totals):
+    return {name: value for name, value in totals.sums.items()
+            if name != 'masked_share'}
+  chex.assert_trees_all_close(
+      (state, others(totals)), (alone[0], others(alone[1])),
+      rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize('text', ['fixmatch', *wider(
+    'feddure', 'fedssl', 'local', 'rscfed', 'scaffold')])
+def test_a_single_lane_makes_the_bits_of_one_by_one(text):
+  alone, lane = (two_rounds(text, **changes) for changes in (
+      {}, {'client_map': 'lanes', 'chunk_size': 1}))
+  chex.assert_trees_all_equal(alone[0], lane[0])
+
+
+_DEVICES = """
+from tests.core import lanes_test
+lanes_test.compare_devices()
+"""
+
+
+def compare_devices():
+  """One and two devices, with a sum over the clients and with another rule."""
+  mesh = jax.make_mesh((2,), ('clients',), axis_types=(
+      jax.sharding.AxisType.Auto,))
+  for text in ('fixmatch', 'rscfed'):
+    one, two = (two_rounds(
+        text, client_map='lanes', chunk_size=2, aggregation_order='fast',
+        mesh=mesh) for mesh in (None, mesh))
+    chex.assert_trees_all_close(
+        jax.device_get(one[0]), jax.device_get(two[0]), rtol=2e-4, atol=2e-5)
+  spec = task.TaskSpec(num_classes=3, input_shape=(8, 8, 1), model='linear',
+                       client_map='lanes', chunk_size=2)
+  with pytest.raises(ValueError, match='aggregation_order=fixed: .*give fast'):
+    task.make_task(spec, mesh)
+
+
+@pytest.mark.thorough
+def test_two_devices_agree_with_one(run_python):
+  run_python(_DEVICES, devices=2)
+
+
+def test_skewed_clients_mask_less_than_a_tenth():
+  """Rows worked on, of clients as a capped Dirichlet draw of 0.1 makes them."""
+  rng = np.random.default_rng(0)
+  steps = -np.sort(-np.ceil(rng.gamma(0.6, 20, 300)))
+  for width in (5, 8, 16, 32):
+    used = steps.sum() / (
+        width * float(lanes.longest(jnp.asarray(steps, jnp.float32), width)))
+    assert used > 0.9
