@@ -54,12 +54,13 @@ def masked_share(task: fssl.Task, work: Work, cohorts: np.ndarray, *,
   A cohort without any rows is left out.
   """
   plan = client_map.plan(task, cohorts.shape[1])
+  processed_by = jax.jit(plan.processed)
   shares = []
   for ids in cohorts:
     if ordered:
       ids = ids[np.lexsort((ids, -work.steps[ids]))]
     rows = (work.steps[ids] * work.width).astype(np.float32)
-    processed = float(plan.processed(rows))
+    processed = float(processed_by(rows))
     if processed:
       shares.append(1 - work.used[ids].sum() / processed)
   return float(np.mean(shares))

@@ -1,13 +1,13 @@
 r"""Share of masked examples when clients are unequal.
 
 50,000 rows of 10 classes dealt to 100 clients by Dirichlet 0.1, cohorts of 10
-under vmap in chunks of 2, 5 and 10. Masked share: padding rows over processed
+under vmap in chunks. Masked share: padding rows over processed
 rows. A chunk lasts as long as its longest client, and the last batch of an
 epoch is as wide as the others. Nothing is trained: batches are dealt and
 counted.
 
-'bound' is the share that as many lanes as a chunk has would waste if each went
-from client to client without waiting for the others: a client's steps follow
+'as lanes' is the share of as many lanes as a chunk has (--client_map=lanes), and
+'bound' the least that any schedule of them could waste: a client's steps follow
 one another, so that the longest one keeps the other lanes idle even then.
 
 python experiments/benchmarks/padding.py
@@ -36,7 +36,7 @@ flags.DEFINE_float('alpha', 0.1, 'Of the Dirichlet partition.',
                    lower_bound=1e-3)
 flags.DEFINE_integer('num_clients', 100, 'Clients.', lower_bound=1)
 flags.DEFINE_integer('cohort_size', 10, 'Clients of a round.', lower_bound=1)
-flags.DEFINE_list('chunk_sizes', ['2', '5', '0'], 'Clients of one vmap; 0 is '
+flags.DEFINE_list('chunk_sizes', ['2', '5', '16', '0'], 'Clients of one vmap; 0 is '
                   'the whole cohort.')
 flags.DEFINE_integer('num_cohorts', 1000, 'Sampled cohorts.', lower_bound=1)
 
@@ -97,6 +97,8 @@ def _shares(changes: dict[str, int], federation: fssl.Federation,
     shares[name] = masked_share(task, work, cohorts)
     shares[f'{name}, unsorted'] = masked_share(
         task, work, cohorts, ordered=False)
+    shares[f'{name}, as lanes'] = masked_share(
+        _task(changes, clients, lanes, 'lanes'), work, cohorts)
     shares[f'{name}, bound'] = bound(work, cohorts, lanes)
   return shares
 
@@ -124,7 +126,7 @@ def main() -> None:
   rows = measured[columns[0]]
   print('\n'.join(f'({i + 1}) {name}' for i, name in enumerate(columns)))
   harness.report(
-      'padding',
+      f'padding_{FLAGS.cohort_size}',
       [['masked %', *[f'({i + 1})' for i in range(len(columns))]],
        *[[row, *[f'{100 * measured[c][row]:.1f}' for c in columns]]
          for row in rows]],
