@@ -1,10 +1,9 @@
 r"""Share of masked examples when clients are unequal.
 
 50,000 rows of 10 classes dealt to 100 clients by Dirichlet 0.1, cohorts of 10
-under vmap in chunks. Masked share: padding rows over processed
-rows. A chunk lasts as long as its longest client, and the last batch of an
-epoch is as wide as the others. Nothing is trained: batches are dealt and
-counted.
+under vmap in chunks. Masked share: padding rows over processed rows. A chunk
+lasts as long as its longest client, and the last batch of an epoch is as wide
+as the others. Nothing is trained: batches are dealt and counted.
 
 'as lanes' is the share of as many lanes as a chunk has (--client_map=lanes), and
 'bound' the least that any schedule of them could waste: a client's steps follow
