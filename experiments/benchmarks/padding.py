@@ -5,9 +5,10 @@ under vmap in chunks. Masked share: padding rows over processed rows. A chunk
 lasts as long as its longest client, and the last batch of an epoch is as wide
 as the others. Nothing is trained: batches are dealt and counted.
 
-'as lanes' is the share of as many lanes as a chunk has (--client_map=lanes), and
-'bound' the least that any schedule of them could waste: a client's steps follow
-one another, so that the longest one keeps the other lanes idle even then.
+'as lanes' is the share of as many lanes as a chunk has, by --client_map=lanes,
+and 'bound' the least that any schedule of them could waste: a client's steps
+follow one another, so that the longest one keeps the other lanes idle even
+then.
 
 python experiments/benchmarks/padding.py
 """
@@ -35,8 +36,8 @@ flags.DEFINE_float('alpha', 0.1, 'Of the Dirichlet partition.',
                    lower_bound=1e-3)
 flags.DEFINE_integer('num_clients', 100, 'Clients.', lower_bound=1)
 flags.DEFINE_integer('cohort_size', 10, 'Clients of a round.', lower_bound=1)
-flags.DEFINE_list('chunk_sizes', ['2', '5', '16', '0'], 'Clients of one vmap; 0 is '
-                  'the whole cohort.')
+flags.DEFINE_list('chunk_sizes', ['2', '5', '16', '0'],
+                  'Clients of one vmap; 0 is the whole cohort.')
 flags.DEFINE_integer('num_cohorts', 1000, 'Sampled cohorts.', lower_bound=1)
 
 QUICK = {'chunk_sizes': ['2'], 'num_cohorts': 10}

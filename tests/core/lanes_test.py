@@ -56,6 +56,26 @@ def test_every_client_ends_with_its_own_result(width):
   np.testing.assert_array_equal(turns, 1)
 
 
+@pytest.mark.parametrize('width', [1, 3])
+def test_no_lane_waits_while_there_are_clients(width):
+  """Every step of every lane, idle ones included, is seen from outside."""
+  steps = []
+
+  class Watched(lanes.Cut):
+
+    def step(self, lane):
+      jax.debug.callback(lambda t: steps.append(int(t)), lane.carry[0])
+      return super().step(lane)
+
+  first = jax.tree.map(lambda x: x[0], SLOTS)
+  one = Watched(*lanes.cut(merge_equal(body), jnp.int32(2), first))
+  jax.block_until_ready(lanes.run(
+      one, SLOTS, width, lambda out, made, places: out, jnp.int32(0)))
+  jax.effects_barrier()
+  assert len(steps) == width * lanes.longest(
+      jnp.asarray(STEPS, jnp.float32), width)
+
+
 def test_what_no_client_decides_is_computed_outside_of_the_lanes():
   def teacher(shared, slot):
     strong = jnp.sin(shared)  # As a received model, read in every step.
