@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from fedjax_ssl import __version__
+from fedjax_ssl.data import files
 
 _PACKAGES = (
     'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
@@ -74,6 +75,14 @@ def describe() -> dict[str, Any]:
       'machine': f'{platform.system()} {platform.machine()}, '
                  f'{os.cpu_count()} x {_processor()}',
   }
+
+
+def memory() -> int:
+  """Bytes that the devices of all processes have together."""
+  each = devices()[0].memory_stats() or {}
+  if 'bytes_limit' in each:
+    return int(each['bytes_limit']) * jax.device_count()
+  return files.memory() * jax.process_count()
 
 
 def cores() -> int:

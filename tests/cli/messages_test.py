@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.running import dealing, settings
+from fedjax_ssl.training import environment
 
 # The flags, and parts of the line.
 LINES = {
@@ -143,3 +144,10 @@ def test_alpha_and_dirichlet_go_on_in_settings_that_read_it_and_in_stored_runs(
     line = refuse(*args, missing, setting=settings.SETTINGS[setting])
     assert '--dirichlet' not in line and '--alpha' not in line
     assert 'none' in line
+
+
+def test_more_clients_than_their_memory_allows(refuse, monkeypatch):
+  monkeypatch.setattr(environment, 'memory', lambda: 2**20)
+  line = refuse('--method=fixmatch(keep_local=True)', '--model=mlp(width=256)')
+  assert '--num_clients=20 and --method=fixmatch(keep_local=True): ' in line
+  assert 'there are 0.0 GiB' in line
