@@ -1,7 +1,7 @@
 """One method on one federation: built, checked, trained, resumed."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import hashlib
@@ -22,10 +22,15 @@ from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, printing, summary
-from fedjax_ssl.running import devices, spellings, start_line, stopping
+from fedjax_ssl.running import (
+  client_memory,
+  devices,
+  spellings,
+  start_line,
+  stopping,
+)
 from fedjax_ssl.training import (
   checkpoint,
-  environment,
   loop,
   metrics,
   own_code,
@@ -112,7 +117,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
       runner.totals_shape(made, federations[0], state)
-      _check_kept(options, state, federations)
+      client_memory.check(options, state, federations)
       cohorts = [_cohort(one, federations[0], state)
                  for one in noted.samplers]
   except jax.errors.JAXTypeError:
@@ -167,22 +172,6 @@ def _cohort(sampler: sampling.Sampler, federation: Any, state: Any
     return sampler(state, federation.at(0), key).ids
   groups, size = jax.eval_shape(ids, state, federation, jax.random.key(0)).shape
   return groups, size
-
-
-def _check_kept(options: Config, state: Any,
-                federations: Sequence[data.Federation]) -> None:
-  """Refuses more clients than there is memory for what they keep."""
-  clients = federations[0].num_clients
-  total = tree.num_bytes(state.memory) * len(federations)
-  most = environment.memory()
-  if total > most:
-    raise FieldError(
-        'num_clients', clients, 'between rounds each client keeps '
-        f'{total / len(federations) / clients / 2**20:.1f} MiB, which is '
-        f'{total / 2**30:.1f} GiB for all clients of {len(federations)} '
-        f'seed{"s" * (len(federations) > 1)}, and there are {most / 2**30:.1f} '
-        'GiB of memory. Take fewer clients or seeds, or a smaller network.',
-        method=options.method)
 
 
 def data_hash(dataset: data.Dataset) -> str:

@@ -1,0 +1,35 @@
+"""What clients keep between rounds, against the memory that there is."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedjax_ssl import data
+from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import State
+from fedjax_ssl.training import environment
+
+
+def check(options: Config, state: State,
+          federations: Sequence[data.Federation]) -> None:
+  """Refuses more clients than there is memory for what they keep.
+
+  Args:
+    options: what is asked for.
+    state: of one seed; its shapes count alone.
+    federations: of each seed.
+
+  Raises:
+    FieldError: for num_clients.
+  """
+  clients = federations[0].num_clients
+  total = tree.num_bytes(state.memory) * len(federations)
+  most = environment.memory()
+  if total > most:
+    raise FieldError(
+        'num_clients', clients, 'between rounds each client keeps '
+        f'{total / len(federations) / clients / 2**20:.1f} MiB, which is '
+        f'{total / 2**30:.1f} GiB for all clients of {len(federations)} '
+        f'seed{"s" * (len(federations) > 1)}, and there are {most / 2**30:.1f} '
+        'GiB of memory. Take fewer clients or seeds, or a smaller network.',
+        method=options.method)
