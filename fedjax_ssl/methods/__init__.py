@@ -12,6 +12,7 @@ from fedjax_ssl.core import checks, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   adamatch,
+  cbafed,
   fed_consist,
   fedavg,
   feddb,
@@ -47,6 +48,7 @@ _Any = TypeVar('_Any', bound=Callable[..., Any])
 METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'method', {
     'adamatch': adamatch.adamatch,
+    'cbafed': cbafed.cbafed,
     'fed_consist': fed_consist.fed_consist,
     'fedavg': fedavg.fedavg,
     'feddb': feddb.feddb,

@@ -271,18 +271,26 @@ def train(task: Task, one: local_training.Step, model: Variables,
     kept = Memory(learner.teacher, learner.opt_state, learner.steps)
     memory = tree.where(made.num_steps > 0, kept, memory)
   metrics['labeled_share'] = has_labels(client.shard).astype(jnp.float32)
-  if task.client_map == 'map':  # Rows that the client lacks are not processed.
-    steps = made.num_steps.astype(jnp.float32)
-    metrics['rows_processed'] = steps * (
-        made.width - _absent(task, client.shard))
+  metrics.update(processed(task, made, client.shard))
   return learner.model, memory, metrics
 
 
-def _absent(task: Task, shard: Shard) -> jax.Array:
-  """int32[]: rows of a step's batches of which the client has no kind."""
+def processed(task: Task, made: local_training.Batches, shard: Shard
+              ) -> Metrics:
+  """The metric `rows_processed`: rows of a kind that a client lacks are not.
+
+  Args:
+    task: where its clients are not mapped one by one, there is no such metric.
+    made: the batches that the client trained on.
+    shard: the rows behind them.
+  """
+  if task.client_map != 'map':
+    return {}
   unlabeled = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
-  return (jnp.where(shard.num_labeled > 0, 0, task.labeled_batch)
-          + jnp.where(shard.num_unlabeled > 0, 0, unlabeled))
+  absent = (jnp.where(shard.num_labeled > 0, 0, task.labeled_batch)
+            + jnp.where(shard.num_unlabeled > 0, 0, unlabeled))
+  return {'rows_processed': made.num_steps.astype(jnp.float32) * (
+      made.width - absent)}
 
 
 def teacher_labels(task: Task) -> Callable[..., Any]:
