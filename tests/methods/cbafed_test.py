@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import optimizers, rounds, tree
-from fedjax_ssl.core.types import Batch, Client, Context
+from fedjax_ssl.core import rounds, tree
+from fedjax_ssl.core.types import Batch, Context
 from fedjax_ssl.methods import cbafed
 from tests import toy
 from tests.methods.baselines_test import same
-
-# Clients of the toy federation: with labels alone, and without any.
-KNOWN, UNKNOWN = 1, 2
+from tests.methods.one_client import KNOWN, UNKNOWN, update
 
 
 @pytest.mark.parametrize('size', [3, 10, 100])
@@ -63,41 +61,20 @@ def test_a_row_has_one_view_in_a_round():
   assert len(np.unique(np.asarray(first))) == first.size
 
 
-@functools.lru_cache
-def _made(text, **changes):
-  plain = optimizers.make('sgd', learning_rate=.1, momentum=.5)
-  method = methods.make(text, toy.task(
-      optimizer=plain, weak=same, labeled_batch=8, unlabeled_batch=16,
-      **changes))
-  assert method.client_update is not None
-  return (method.init(toy.key(0), toy.federation()[0]),
-          jax.jit(method.client_update))
-
-
-def _update(text, who, round_=0, **changes):
-  """What a client sends, from the first model."""
-  federation, _ = toy.federation()
-  state, client_update = _made(text, **changes)
-  return client_update(state.server, Client(
-      jnp.int32(who), tree.take(federation.clients, who),
-      tree.take(state.memory, who), federation.train, federation.validation,
-      jnp.int32(round_), jnp.int32(0)), toy.key(3))
-
-
 PLAIN = 'base=-1.0, warmup=0.0, max_norm=1e6'
 
 
 def test_labels_alone_are_fedavg():
   text = f'cbafed({PLAIN}, local_residual=0.0, keep_momentum=False)'
-  mine, theirs = (_update(x, KNOWN, local_epochs=3) for x in (text, 'fedavg'))
+  mine, theirs = (update(x, KNOWN, local_epochs=3) for x in (text, 'fedavg'))
   chex.assert_trees_all_close(mine.message, theirs.message, rtol=1e-5,
                               atol=1e-7)
   assert mine.weight == theirs.weight == toy.LABELED[KNOWN]
-  kept = _update(f'cbafed({PLAIN})', UNKNOWN)
+  kept = update(f'cbafed({PLAIN})', UNKNOWN)
   assert tree.global_norm(kept.message) > 1e-3
   assert kept.weight == toy.UNLABELED[UNKNOWN]
   # Of a warm-up; then a client without labels has nothing to learn.
-  warm = _update('cbafed(base=-1.0, warmup=1.0)', UNKNOWN)
+  warm = update('cbafed(base=-1.0, warmup=1.0)', UNKNOWN)
   assert warm.weight == tree.global_norm(warm.message) == 0
 
 
@@ -106,7 +83,7 @@ def test_a_residual_connection_goes_back_to_the_first_epoch():
   def moved(residual, epochs, who=KNOWN, interval=1):
     text = (f'cbafed({PLAIN}, local_residual={residual}, passes=2, '
             f'interval={interval})')
-    return _update(text, who, local_epochs=epochs).message.params
+    return update(text, who, local_epochs=epochs).message.params
   one, two = (moved(0.0, n) for n in (1, 2))
   want = jax.tree.map(lambda x, y: .8 * x + .2 * y, one, two)
   chex.assert_trees_all_close(moved(.8, 2), want, rtol=1e-5, atol=1e-7)
