@@ -215,7 +215,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
       client_update=functools.partial(_client_update, task, s),
       aggregate=_finish(s), sample=mean_teacher.cohorts(task, 1, warmup),
       broadcast=lambda server, client_id: server._replace(record=()),
-      work=lambda shard: _epochs(task, s, shard, shard),
+      work=lambda shard: mean_teacher.num_steps(task, shard, passes),
       splits_key=False, pseudo_label=pseudo_label)
 
 
@@ -257,16 +257,6 @@ def _own_view(task: Task, key: jax.Array, rows: Batch, places: Array) -> Batch:
       lambda one, x: task.weak(one, x[None])[0])(keys, rows.inputs))
 
 
-def _epochs(task: Task, s: _Settings, shard: Shard, kept: Shard) -> jax.Array:
-  """int32[]: local steps; `kept` is the shard of what is trained on."""
-  once = dataclasses.replace(task, local_epochs=1)
-  steps = batching.num_steps(once, kept)
-  if task.local_steps:
-    return steps
-  known = mean_teacher.has_labels(shard)
-  return steps * jnp.where(known, task.local_epochs, s.passes)
-
-
 def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
                    key: jax.Array) -> Update:
   keys = jax.random.split(key, 4)
@@ -280,7 +270,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   kept = alternate.kept(dataclasses.replace(task, local_epochs=1), client,
                         labels, sure, keys[2])
   made = kept.batches._replace(
-      num_steps=_epochs(task, s, client.shard, kept.shard))
+      num_steps=mean_teacher.num_steps(
+          task, client.shard, s.passes, kept.shard))
 
   def of_kept(model, teacher, batch, key):
     del teacher

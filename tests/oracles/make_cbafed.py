@@ -11,7 +11,6 @@ python -m tests.oracles.make_cbafed --checkout=DIR \
 """
 from __future__ import annotations
 
-import ast
 import copy
 import logging
 import pathlib
@@ -28,18 +27,6 @@ KNOWN, UNKNOWN = (5, 3, 2, 0), (24, 20)  # Of each class; of each client.
 BATCH, EPOCHS = 4, 11
 RATE, SLOW, MOMENTUM, DECAY, NORM = 0.06, 0.04, 0.9, 5e-4, 0.5
 ROUNDS = (4, 5)  # The second has a residual connection.
-
-
-def statements(program: pathlib.Path, first: str, last: str) -> Any:
-  """The lines of a program from one to another, wherever they are."""
-  for node in ast.walk(ast.parse(program.read_text('utf-8'))):
-    body = getattr(node, 'body', None)
-    lines = [*map(ast.unparse, body)] if isinstance(body, list) else []
-    if first in lines and last in lines[lines.index(first):]:
-      begin = lines.index(first)
-      end = lines.index(last, begin) + 1
-      return compile(ast.Module(body[begin:end], []), str(program), 'exec')
-  raise LookupError(f'{program} has no such lines')
 
 
 def draw(rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -105,12 +92,11 @@ def main() -> None:
       'T_upper': 0.95, 'sup_label': torch.tensor(KNOWN).double(),
       'record_w': authors.normalized(torch, record).state_dict(),
       'net_glob': authors.normalized(torch, weights)}
-  exec(statements(checkout / 'train_main.py',
-                  'temp_sup_label = copy.deepcopy(sup_label)',
-                  'print(class_confident)'), space)
-  closing = statements(checkout / 'train_main.py',
-                       'local_label = local_label + sup_label',
-                       'net_glob.load_state_dict(w)')
+  program = checkout / 'train_main.py'
+  exec(authors.lines(program, 'temp_sup_label = copy.deepcopy(sup_label)',
+                     'print(class_confident)'), space)
+  closing = authors.lines(program, 'local_label = local_label + sup_label',
+                          'net_glob.load_state_dict(w)')
   found: dict[str, Any] = {'bars': [space['class_confident'].numpy()],
                            'levels': [], 'kept': []}
   states = [copy.deepcopy(c.optimizer.state_dict()) for c in (known, *others)]

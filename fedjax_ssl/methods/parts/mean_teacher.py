@@ -11,6 +11,7 @@ teacher as `given`. Its metrics are `Ratio`s.
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -273,6 +274,27 @@ def train(task: Task, one: local_training.Step, model: Variables,
   metrics['labeled_share'] = has_labels(client.shard).astype(jnp.float32)
   metrics.update(processed(task, made, client.shard))
   return learner.model, memory, metrics
+
+
+def num_steps(task: Task, shard: Shard, passes: int,
+              kept: Shard | None = None) -> jax.Array:
+  """Local steps of a client whose epochs depend on whether it has labels.
+
+  Args:
+    task: how many epochs a client with labels takes, or steps, which then are
+      those of all clients.
+    shard: the client's rows.
+    passes: epochs of a client without labels.
+    kept: the rows that it trains on; None is all.
+
+  Returns:
+    int32[].
+  """
+  once = dataclasses.replace(task, local_epochs=1)
+  steps = batching.num_steps(once, shard if kept is None else kept)
+  if task.local_steps:
+    return steps
+  return steps * jnp.where(has_labels(shard), task.local_epochs, passes)
 
 
 def processed(task: Task, made: local_training.Batches, shard: Shard
