@@ -288,8 +288,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
       mean_teacher.has_labels(client.shard), s.labeled_client_weight, 1)
   metrics.update(mean_teacher.processed(task, made, kept.shard))
   metrics.update({name: metrics[name] + labeled[name] for name in WORK})
-  metrics['mask_rate'] = Ratio(*(x.astype(jnp.float32) for x in (
-      kept.shard.num_unlabeled, jnp.asarray(client.shard.num_unlabeled))))
+  metrics['mask_rate'] = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
+      kept.shard.num_unlabeled, client.shard.num_unlabeled)))
   # Over the weight, so that the weighted mean has the sum over all clients.
   return Update(tree.subtract(learner.model, payload.model), weight,
                 learner.opt_state if s.keep_momentum else (), metrics,

@@ -115,7 +115,7 @@ def lines(program: pathlib.Path, first: str, last: str) -> Any:
     Code for `exec`.
   """
   for node in ast.walk(ast.parse(program.read_text('utf-8'))):
-    body = getattr(node, 'body', None)
+    body: Any = getattr(node, 'body', None)
     texts = [*map(ast.unparse, body)] if isinstance(body, list) else []
     if first in texts and last in texts[texts.index(first):]:
       begin = texts.index(first)

@@ -1,6 +1,8 @@
 """CBAFed computes what its authors' code did; see `make_cbafed`."""
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,7 +34,7 @@ def test_two_rounds_of_three_clients():
         f'unlabeled_rate={slow})', task)
     data = ours.federation(STORED['inputs'], STORED['labels'],
                            STORED['b1'].size, *SIZES)
-    state, metrics = None, {}
+    state, metrics = None, dict[str, Any]()
     for i, round_ in enumerate(STORED['rounds']):
       state, metrics = ours.one_round(method, data, round_, state)
       want = _variables(f'after{round_}_')

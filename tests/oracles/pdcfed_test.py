@@ -1,6 +1,8 @@
 """PDCFed computes what its authors' code did; see `make_pdcfed`."""
 from __future__ import annotations
 
+from typing import Any
+
 from fedjax_ssl import methods
 from tests.oracles import ours
 
@@ -26,7 +28,7 @@ def test_two_rounds_of_two_clients():
     data = ours.federation(
         STORED['inputs'], STORED['labels'], STORED['b1'].size,
         (int(STORED['known']), 0), (0, int(STORED['unknown'])))
-    state, metrics = None, {}
+    state, metrics = None, dict[str, Any]()
     for i in range(2):
       state, metrics = ours.one_round(method, data, i, state)
       ours.close(state.server.model.params, ours.weights(STORED, f'after{i}_'))
