@@ -12,10 +12,12 @@ from fedjax_ssl.core import checks, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   adamatch,
+  cbafed,
   fed_consist,
   fedavg,
   feddb,
   feddure,
+  fedggp,
   fedirm,
   fedlabel,
   fedmatch,
@@ -29,6 +31,7 @@ from fedjax_ssl.methods import (
   local,
   mixmatch,
   moon,
+  pdcfed,
   proxyfl,
   pseudo_label,
   rscfed,
@@ -47,10 +50,12 @@ _Any = TypeVar('_Any', bound=Callable[..., Any])
 METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'method', {
     'adamatch': adamatch.adamatch,
+    'cbafed': cbafed.cbafed,
     'fed_consist': fed_consist.fed_consist,
     'fedavg': fedavg.fedavg,
     'feddb': feddb.feddb,
     'feddure': feddure.feddure,
+    'fedggp': fedggp.fedggp,
     'fedirm': fedirm.fedirm,
     'fedlabel': fedlabel.fedlabel,
     'fedmatch': fedmatch.fedmatch,
@@ -64,6 +69,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'local': local.local,
     'mixmatch': mixmatch.mixmatch,
     'moon': moon.moon,
+    'pdcfed': pdcfed.pdcfed,
     'proxyfl': proxyfl.proxyfl,
     'pseudo_label': pseudo_label.pseudo_label,
     'rscfed': rscfed.rscfed,

@@ -103,6 +103,27 @@ def taken(path: pathlib.Path, names: Iterable[str], **given: Any
   return types.SimpleNamespace(**space)
 
 
+def lines(program: pathlib.Path, first: str, last: str) -> Any:
+  """Compiles some lines of a program, wherever in it they are.
+
+  Args:
+    program: the file.
+    first: the statement that they begin with, as `ast.unparse` writes it.
+    last: the one that they end with.
+
+  Returns:
+    Code for `exec`.
+  """
+  for node in ast.walk(ast.parse(program.read_text('utf-8'))):
+    body: Any = getattr(node, 'body', None)
+    texts = [*map(ast.unparse, body)] if isinstance(body, list) else []
+    if first in texts and last in texts[texts.index(first):]:
+      begin = texts.index(first)
+      end = texts.index(last, begin) + 1
+      return compile(ast.Module(body[begin:end], []), str(program), 'exec')
+  raise LookupError(f'{program} has no lines from {first!r} to {last!r}')
+
+
 def without_cuda(torch: Any) -> None:
   """Keeps on the processor what the authors send to a GPU."""
   class Event:

@@ -1,7 +1,10 @@
 """What the received model says of a client's rows, before it is trained."""
 from __future__ import annotations
 
+from collections.abc import Callable
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,8 @@ _BATCH = 100  # Rows that are labeled together.
 
 
 def probabilities(task: Task, model: Variables, client: Client,
-                  key: jax.Array) -> tuple[jax.Array, Metrics]:
+                  key: jax.Array, *, view: Callable[..., Any] | None = None
+                  ) -> tuple[jax.Array, Metrics]:
   """Predicts one weak view of each unlabeled row, with running statistics.
 
   Args:
@@ -23,6 +27,7 @@ def probabilities(task: Task, model: Variables, client: Client,
     model: as the client received it: for all clients the same weights.
     client: whose rows.
     key: draws the views.
+    view: (rows, key) -> rows as the model sees them; None is `network.weakly`.
 
   Returns:
     float32[U, C] in the order of the client's table, zeros for padding; and
@@ -31,9 +36,10 @@ def probabilities(task: Task, model: Variables, client: Client,
   size = client.shard.unlabeled.shape[-1]
   once = dataclasses.replace(task, local_epochs=1, local_steps=0,
                              unlabeled_batch=min(_BATCH, size))
+  view = view or functools.partial(network.weakly, task)
 
   def step(table, batch, key):
-    rows = network.weakly(task, batch.unlabeled, key)
+    rows = view(batch.unlabeled, key)
     found = jax.nn.softmax(task.apply(model, rows.inputs))
     # A place beyond the table is dropped.
     place = jnp.where(rows.mask > 0, rows.slots, size)

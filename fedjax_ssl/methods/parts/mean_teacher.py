@@ -11,6 +11,7 @@ teacher as `given`. Its metrics are `Ratio`s.
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -271,18 +272,47 @@ def train(task: Task, one: local_training.Step, model: Variables,
     kept = Memory(learner.teacher, learner.opt_state, learner.steps)
     memory = tree.where(made.num_steps > 0, kept, memory)
   metrics['labeled_share'] = has_labels(client.shard).astype(jnp.float32)
-  if task.client_map == 'map':  # Rows that the client lacks are not processed.
-    steps = made.num_steps.astype(jnp.float32)
-    metrics['rows_processed'] = steps * (
-        made.width - _absent(task, client.shard))
+  metrics.update(processed(task, made, client.shard))
   return learner.model, memory, metrics
 
 
-def _absent(task: Task, shard: Shard) -> jax.Array:
-  """int32[]: rows of a step's batches of which the client has no kind."""
+def num_steps(task: Task, shard: Shard, passes: int,
+              kept: Shard | None = None) -> jax.Array:
+  """Local steps of a client whose epochs depend on whether it has labels.
+
+  Args:
+    task: how many epochs a client with labels takes, or steps, which then are
+      those of all clients.
+    shard: the client's rows.
+    passes: epochs of a client without labels.
+    kept: the rows that it trains on; None is all.
+
+  Returns:
+    int32[].
+  """
+  once = dataclasses.replace(task, local_epochs=1)
+  steps = batching.num_steps(once, shard if kept is None else kept)
+  if task.local_steps:
+    return steps
+  return steps * jnp.where(has_labels(shard), task.local_epochs, passes)
+
+
+def processed(task: Task, made: local_training.Batches, shard: Shard
+              ) -> Metrics:
+  """The metric `rows_processed`: rows of a kind that a client lacks are not.
+
+  Args:
+    task: where its clients are not mapped one by one, there is no such metric.
+    made: the batches that the client trained on.
+    shard: the rows behind them.
+  """
+  if task.client_map != 'map':
+    return {}
   unlabeled = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
-  return (jnp.where(shard.num_labeled > 0, 0, task.labeled_batch)
-          + jnp.where(shard.num_unlabeled > 0, 0, unlabeled))
+  absent = (jnp.where(shard.num_labeled > 0, 0, task.labeled_batch)
+            + jnp.where(shard.num_unlabeled > 0, 0, unlabeled))
+  return {'rows_processed': made.num_steps.astype(jnp.float32) * (
+      made.width - absent)}
 
 
 def teacher_labels(task: Task) -> Callable[..., Any]:
