@@ -136,7 +136,8 @@ class Sequential:
       one = saved[str(self._seeds[i])]
       return one['state'], one['totals']
     state = self._method.init(self._roots[i][0], self._given[i])
-    shape = totals_shape(self._method, self._given[i], state)
+    shape = totals_shape(self._method, self._given[i], state,
+                         self._roots[i][1])
     return state, tree.zeros_like(shape)
 
   def advance(self, first: int, count: int) -> None:

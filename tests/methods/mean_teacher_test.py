@@ -145,8 +145,11 @@ def test_a_bar_above_the_largest_entropy_makes_passes_vain():
   def program(text):
     method = methods.make(text, toy.task())
     state = method.init(KEY, federation)
-    return jax.jit(method.round).lower(
-        state, federation, jnp.int32(0), KEY).as_text()
+    assert method.client_update is not None
+    return jax.jit(method.client_update).lower(state.server, Client(
+        jnp.int32(0), tree.take(federation.clients, 0),
+        tree.take(state.memory, 0), federation.train, federation.validation,
+        jnp.int32(0), jnp.int32(0)), KEY).as_text()
   # The bar of 2 is above log 3.
   assert program('fedirm(passes=1)') == program('fedirm(passes=11)')
   few, many = (len(program(f'fedirm(passes={n}, max_entropy=1.0)'))

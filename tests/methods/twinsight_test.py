@@ -17,7 +17,7 @@ from tests import toy
 from tests.methods.baselines_test import same
 from tests.thorough import wider
 
-KEY = jax.random.key(4)
+KEY = toy.key(4)
 OFF = 'instance_weight=0.0, neighbourhood_weight=0.0, unlabeled_weight=0.0'
 SMALL = 'hidden=6, size=5'
 # Clients of the toy federation: with labels alone, without any, with both.
@@ -25,7 +25,7 @@ KNOWN, UNKNOWN, BOTH = 1, 2, 0
 
 
 def _draw(*shape, key=0):
-  return np.asarray(jax.random.normal(jax.random.key(key), shape), np.float64)
+  return np.asarray(jax.random.normal(toy.key(key), shape), np.float64)
 
 
 def _cosines(x):
