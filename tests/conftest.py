@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     return
   folder = tempfile.mkdtemp(prefix='fedjax_ssl_cache_')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = folder
-  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.05'
   config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 

@@ -47,8 +47,6 @@ _ALIKE = ('adamatch', 'fedprox', 'fixmatch', 'freematch', 'local', 'mixmatch',
 # Processes, so that several processors have work; the thorough tests have as
 # many of their own.
 _SHARES = 2
-# Evaluations of most methods are one program, worth keeping for the others.
-_KEPT = {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.05'}
 
 
 def _texts() -> list[str]:
@@ -195,7 +193,7 @@ def results(run_python) -> Callable[[int], dict[str, list[dict[str, Any]]]]:
   def of(share: int) -> dict[str, list[dict[str, Any]]]:
     works = [w for w in [*REGULAR, *WIDER, *OTHERS] if w.share == share]
     output = run_python(_CODE, json.dumps([w[:3] for w in works]),
-                        devices=max(_DEVICES), env=_KEPT, timeout=3600)
+                        devices=max(_DEVICES), timeout=3600)
     return dict(zip([f'{w.text}-{w.place}' for w in works],
                     map(json.loads, output.splitlines()), strict=True))
   return of

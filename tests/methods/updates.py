@@ -41,18 +41,28 @@ def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
       at the start.
     **changes: of the task.
   """
-  federation, _ = toy.federation(place)
   state, run = _program(text, model, place, **changes)
+  one = _client(state, client, round_, place)
+  if kept:
+    one = one._replace(memory=one.memory._replace(kept=one.memory.kept._replace(
+        **{name: np.broadcast_to(np.asarray(value, np.float32),
+                                 getattr(one.memory.kept, name).shape)
+           for name, value in kept.items()})))
+  return run(state.server, one, KEY)
+
+
+def _client(state: Any, client: int, round_: int, place: str) -> Client:
+  federation, _ = toy.federation(place)
   shard, memory = jax.tree.map(lambda x: np.asarray(x)[client],
                                (federation.clients, state.memory))
-  if kept:
-    memory = memory._replace(kept=memory.kept._replace(**{
-        name: np.broadcast_to(np.asarray(value, np.float32),
-                              getattr(memory.kept, name).shape)
-        for name, value in kept.items()}))
-  one = Client(jnp.int32(client), shard, memory, federation.train,
-               federation.validation, jnp.int32(round_), jnp.int32(0))
-  return run(state.server, one, KEY)
+  return Client(jnp.int32(client), shard, memory, federation.train,
+                federation.validation, jnp.int32(round_), jnp.int32(0))
+
+
+def lowered(text: str, model: str = 'linear', **changes: Any) -> str:
+  """The program of a client's `update`, not compiled."""
+  state, run = _program(text, model, 'clients', **changes)
+  return run.lower(state.server, _client(state, 0, 0, 'clients'), KEY).as_text()
 
 
 def change(*args: Any, **knobs: Any) -> np.ndarray:
