@@ -35,10 +35,10 @@ _ROUNDS = 2
 # On two devices each has more than one slot, and its rows of the six clients'
 # memories; on four one slot, and all rows.
 _DEVICES = (1, 2, 4)
-# A mean and a memory of rows, on all of them; models of other clients and a
-# method's own aggregation, on one device and two.
-_ON_ALL = ('fedavg', 'flexmatch')
-_COMPARED = (*_ON_ALL, 'fedmatch', 'rscfed')
+# A mean, a memory of rows, models of other clients, a method's own aggregation:
+# regular on several of them.
+_REGULAR = {'fedavg': _DEVICES, 'flexmatch': (2, 4), 'fedmatch': (1, 2),
+            'rscfed': (1, 2)}
 # Another loss in the round of flexmatch, semifl or rscfed, which stand for
 # them: devices see nothing of a loss. The contract takes them on one.
 _ALIKE = ('adamatch', 'fedprox', 'fixmatch', 'freematch', 'local', 'mixmatch',
@@ -111,9 +111,7 @@ def _dealt(cases: list[tuple[str, str, tuple[int, ...]]], first: int
 
 def _regular(text: str) -> tuple[int, ...]:
   """The numbers of devices of a method's default."""
-  if _name(text) in _ON_ALL:
-    return _DEVICES
-  return (1, 2) if _name(text) in _COMPARED else (2,)
+  return _REGULAR.get(_name(text), (2,))
 
 
 REGULAR = _dealt([(*case, _regular(case[0])) for case in DEFAULTS
@@ -147,7 +145,7 @@ def trained(text: str, place: str, devices: Sequence[int], **changes: Any
 
   runs: list[Any] = []
   # Bits of real keys are the same on all devices for methods of each kind.
-  root_keys = (runner.root_keys if _name(text) in _COMPARED
+  root_keys = (runner.root_keys if _name(text) in _REGULAR
                else lambda seed: tuple(jax.random.split(toy.key(seed))))
 
   class Seen(runner.Sequential):
