@@ -292,10 +292,12 @@ def test_the_weight_counts_rows_that_were_used():
 
 
 def test_a_client_whose_rows_are_all_discarded_sends_its_labeled_step():
-  changes = {'optimizer': lambda round_: optax.chain(
-      optax.add_decayed_weights(0.1), optax.sgd(0.2))}
-  none = update('fedlabel(profile="paper", threshold=1.0)', **changes)
-  labeled = update('fedlabel(profile="paper", unlabeled_steps=0)', **changes)
+  def optimizer(round_):
+    del round_
+    return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.2))
+  none, labeled = (update(f'fedlabel(profile="paper", {knob})',
+                          optimizer=optimizer)
+                   for knob in ('threshold=1.0', 'unlabeled_steps=0'))
   chex.assert_trees_all_close(none.message, labeled.message,
                               rtol=1e-5, atol=1e-7)
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import chex
 import jax
@@ -19,8 +20,9 @@ from tests.methods.updates import change, update
 from tests.thorough import wider
 
 # All rows of a client in one batch, one step, nothing drawn that matters.
-WHOLE = {'weak': same, 'strong': same, 'local_steps': 1, 'labeled_batch': 8,
-         'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS}
+WHOLE: dict[str, Any] = {
+    'weak': same, 'strong': same, 'local_steps': 1, 'labeled_batch': 8,
+    'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS}
 SGD = optax.sgd(0.5)
 
 
