@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     return
   folder = tempfile.mkdtemp(prefix='fedjax_ssl_cache_')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = folder
-  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.05'
   config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
@@ -106,12 +106,14 @@ _PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
 _LAWS = 'tests/methods/'
 
 
-# Groups of a minute of processors, or half a minute of waiting; longest first.
-# Those of checkpoints collect garbage, which is slow once much is compiled.
-_LONG = ('methods/program_test', 'devices_test', 'training/checkpoint_test',
-         'kill_test', 'contract_test.py fedssl', 'round_hlo_test',
-         'distributed_test', 'checkpoint_crash_test', 'sweep_test',
-         'baselines_test', 'private_agents_test', 'contract_test')
+# What comes first: groups of half a minute, of processors or of waiting; those
+# that start many processes, which takes a worker the longer the larger it is;
+# and those of checkpoints, which collect garbage.
+_LONG = ('methods/program_test', 'bench_test', 'kill_test', 'sweep_test',
+         'devices_test', 'training/checkpoint', 'distributed_test',
+         'paper_', 'defaults_test', 'repeat_test', 'cloud_test', 'page_test',
+         'python_errors_test', 'round_hlo_test', 'private_agents_test',
+         'contract_test.py fedssl', 'contract_test', 'baselines_test')
 
 
 @pytest.hookimpl(tryfirst=True)

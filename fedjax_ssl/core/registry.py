@@ -338,7 +338,8 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
-          *args: Any, **shared: Any) -> Any:
+          *args: Any, defaults: Mapping[str, Any] | None = None,
+          **shared: Any) -> Any:
   """Calls the registered function that `name(knob=value)` asks for.
 
   Args:
@@ -346,6 +347,7 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     text: see `parse`.
     registry: name to function; knobs are its keyword-only parameters.
     *args: positional arguments passed on.
+    defaults: keyword arguments passed on unless the text sets them.
     **shared: keyword arguments passed on; not for the text to set.
 
   Returns:
@@ -357,19 +359,20 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
       function refuses with a ValueError.
   """
   try:
-    return _built(kind, text, registry, args, shared)
+    function, given = chosen(kind, text, registry, shared, defaults or ())
+    return _called(function, args, {**(defaults or {}), **shared}, given)
   except ValueError as error:
     raise checks.FieldError(kind, text.strip(), str(error)) from error
 
 
-def _built(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
-           args: tuple[Any, ...], shared: Mapping[str, Any]) -> Any:
-  function, knobs = chosen(kind, text, registry, shared)
+def _called(function: Callable[..., Any], args: tuple[Any, ...],
+            ours: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+  """Calls it with those of our arguments that it takes, or what a text gave."""
   parameters = inspect.signature(function).parameters.values()
   if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-    takes = {p.name for p in parameters}  # Others need not take all we give.
-    shared = {k: v for k, v in shared.items() if k in takes}
-  return function(*args, **shared, **knobs)
+    takes = {p.name for p in parameters}
+    ours = {k: v for k, v in ours.items() if k in takes}
+  return function(*args, **{**ours, **given})
 
 
 def _has_place(parameter: inspect.Parameter) -> bool:
@@ -379,7 +382,7 @@ def _has_place(parameter: inspect.Parameter) -> bool:
 
 
 def chosen(kind: str, text: str, registry: Mapping[str, Callable[..., T]],
-           filled: Collection[str] = ()
+           filled: Collection[str] = (), spared: Collection[str] = ()
            ) -> tuple[Callable[..., T], dict[str, Any]]:
   """Finds the function that a text names, and its knobs, without calling it.
 
@@ -388,6 +391,7 @@ def chosen(kind: str, text: str, registry: Mapping[str, Callable[..., T]],
     text: see `parse`.
     registry: name to function.
     filled: keyword-only parameters that are not for the text to set.
+    spared: those that it may set, but need not.
 
   Returns:
     The function, and the knobs that the text gives by their names of today.
@@ -414,6 +418,6 @@ def chosen(kind: str, text: str, registry: Mapping[str, Callable[..., T]],
       raise ValueError(f'{kind} {name!r} takes {knob} of type '
                        f'{known[knob].annotation}, not {value!r}.')
   if lost := [k for k, p in known.items()
-              if p.default is p.empty and k not in knobs]:
+              if p.default is p.empty and k not in {*knobs, *spared}]:
     raise ValueError(f'{kind} {name!r} needs {", ".join(lost)}.')
   return function, knobs

@@ -164,8 +164,11 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
   """
   chosen = checks.profile(_PROFILES, profile, weights=weights)['weights']
   checks.check('weights', chosen, (*_WEIGHTS, 'uniform'))
-  task, s = alternate.settled(task, server_momentum, clip_norm, keep_momentum,
-                              stats_clients, warmup_passes)
+  s = alternate.Settings(
+      server_momentum=server_momentum, clip_norm=clip_norm,
+      keep_momentum=keep_momentum, stats_clients=stats_clients,
+      warmup_passes=warmup_passes)
+  task = alternate.settled(task, s)
   own = _Settings(threshold, debias, chosen != 'uniform', unlabeled_weight)
 
   def remember(federation: Any, opt_states: Any) -> Memory:

@@ -156,8 +156,11 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
   checks.check('weighting', weighting, ('status', 'uniform'))
   own = _Settings(threshold, thresholds, rho, sharpness_weight,
                   unlabeled_weight, weighting)
-  task, s = alternate.settled(task, server_momentum, clip_norm, keep_momentum,
-                              stats_clients, warmup_passes)
+  s = alternate.Settings(
+      server_momentum=server_momentum, clip_norm=clip_norm,
+      keep_momentum=keep_momentum, stats_clients=stats_clients,
+      warmup_passes=warmup_passes)
+  task = alternate.settled(task, s)
 
   def remember(federation: Federation, opt_states: PyTree) -> Memory:
     return Memory(opt_states, jnp.full(

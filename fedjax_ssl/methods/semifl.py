@@ -95,8 +95,11 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
   """
   # Draws of a Beta below this are 0 / 0.
   knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
-  task, s = alternate.settled(task, server_momentum, clip_norm, keep_momentum,
-                              stats_clients, warmup_passes)
+  s = alternate.Settings(
+      server_momentum=server_momentum, clip_norm=clip_norm,
+      keep_momentum=keep_momentum, stats_clients=stats_clients,
+      warmup_passes=warmup_passes)
+  task = alternate.settled(task, s)
   return alternate.method(
       task, s, functools.partial(
           _client_update, task, s, threshold, _Mixing(alpha, mix_weight)),

@@ -67,7 +67,7 @@ class Runner:
     state = self.method.init(self.init_key, self.federation)
     totals = tree.zeros_like(
         runner_lib.totals_shape(self.method, self.federation, state, self.root))
-    self.start = jax.tree.map(jnp.asarray, (state, totals))
+    self.start = jax.device_put((state, totals))
 
   def rounds(self, count: int, start: Any = None, first: int = 0,
              federation: Federation | None = None) -> Any:
@@ -114,12 +114,14 @@ class CohortRunner(Runner):
     """The federation of a cohort, some clients' images broken if wanted."""
     active = [True] * len(ids) if active is None else active
     rest = [0] * (self.SIZE - len(ids))
-    told = jnp.array([*ids, *rest, *active, *rest], jnp.int32)
+    told = [*ids, *rest, *active, *rest]
     out = self.federation
     for client in broken:
       out = _break(out, client, color)
-    labels = jnp.asarray(out.test.labels).at[:told.size].set(told)
-    return dataclasses.replace(out, test=out.test._replace(labels=labels))
+    labels = np.array(out.test.labels)  # Nothing to compile.
+    labels[:len(told)] = told
+    return dataclasses.replace(
+        out, test=out.test._replace(labels=jnp.asarray(labels)))
 
 
 _client_pass, _gather = rounds.client_pass, batching.gather
@@ -158,18 +160,21 @@ def _breakable(task: Task, client_update: Any, aggregate: Any,
 
 def _break(federation: Federation, client: int, color: int) -> Federation:
   """Makes a client's images white, or of another color."""
-  shard = tree.take(federation.clients, client)
-  rows = jnp.concatenate([shard.labeled[:shard.num_labeled],
-                          shard.unlabeled[:shard.num_unlabeled]])
-  inputs = jnp.asarray(federation.train.inputs).at[rows].set(color)
-  return dataclasses.replace(
-      federation, train=federation.train._replace(inputs=inputs))
+  shard = _rows(federation.clients, client)
+  inputs = np.array(federation.train.inputs)
+  inputs[shard.labeled[:shard.num_labeled]] = color
+  inputs[shard.unlabeled[:shard.num_unlabeled]] = color
+  return dataclasses.replace(federation, train=federation.train._replace(
+      inputs=jnp.asarray(inputs)))
+
+
+def _rows(stacked: Any, rows: Any) -> Any:
+  return jax.tree.map(lambda x: np.asarray(x)[rows], stacked)
 
 
 def _record(state: Any) -> Any:
   """All numbers of a state but its clock."""
-  return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32),
-                      (state.server, state.memory))
+  return jax.tree.map(np.asarray, (state.server, state.memory))
 
 
 def _needs_told(one: CohortRunner) -> None:
@@ -193,8 +198,8 @@ def state_keeps_its_form_and_metrics_are_finite(one: CohortRunner) -> None:
   row = {name: value / (1 if name in {*whole, *SUMMED} else 3)
          for name, value in toy.means(totals.sums).items()}
   metrics.validate(metrics.to_plain({'round': 3, **row}))
-  moved = tree.global_norm(tree.subtract(_record(state), _record(one.start[0])))
-  assert moved > 0, 'nothing is learnt'
+  moved = jax.tree.map(np.not_equal, *map(_record, (state, one.start[0])))
+  assert any(x.any() for x in jax.tree.leaves(moved)), 'nothing is learnt'
   sums = totals.sums
   # Clients without any row of use, as of FedAvg here, only receive.
   if 'backward_passes' in sums:
@@ -221,7 +226,7 @@ def resume_is_exact(one: CohortRunner) -> None:
     steps = checkpoint.Checkpoints(pathlib.Path(folder) / 'steps')
     steps.save(2, one.rounds(2))
     round_, saved = steps.restore(one.start) or (0, None)
-    saved = jax.tree.map(jnp.asarray, saved)
+    saved = jax.device_put(saved)
   chex.assert_trees_all_equal(one.rounds(3, saved, first=round_), straight)
 
 
@@ -279,8 +284,8 @@ def memory_of_an_unsampled_client_is_unchanged(one: CohortRunner) -> None:
   if not jax.tree.leaves(before):
     raise Skip('keeps nothing on the clients')
   after = one.rounds(2, federation=one.of([0, 2]))[0].memory
-  rest = jnp.array([1, 3, 4, 5])
-  chex.assert_trees_all_equal(tree.take(before, rest), tree.take(after, rest))
+  rest = np.array([1, 3, 4, 5])
+  chex.assert_trees_all_equal(_rows(before, rest), _rows(after, rest))
 
 
 def a_client_without_rows_equals_an_absent_one(one: CohortRunner) -> None:

@@ -119,9 +119,14 @@ class Sequential:
 
   def start(self, saved: PyTree | None) -> None:
     """Begins at a saved tree, or at the method's initial states."""
-    pairs = [self._first(i, saved) for i in range(len(self._seeds))]
-    self.states = [sharding.state(state, self._mesh) for state, _ in pairs]
-    self._totals = [sharding.whole(totals, self._mesh) for _, totals in pairs]
+    self.states, self._totals = [], []
+    for i in range(len(self._seeds)):
+      state, totals = self._first(i, saved)
+      state = sharding.state(state, self._mesh)
+      if totals is None:  # Placed as in the loop, the round is traced once.
+        totals = self._zeros(i, self._federations[i], state)
+      self.states.append(state)
+      self._totals.append(sharding.whole(totals, self._mesh))
     self._compile(self.states[0], self._totals[0])
 
   def _compile(self, state: State, totals: Totals) -> None:
@@ -131,13 +136,18 @@ class Sequential:
     self._run = jax.jit(self._program, donate_argnums=(0, 1),
                         out_shardings=shardings)
 
-  def _first(self, i: int, saved: PyTree | None) -> tuple[State, Totals]:
+  def _first(self, i: int, saved: PyTree | None
+             ) -> tuple[State, Totals | None]:
+    """What was saved of a seed, or its initial state without totals."""
     if saved is not None:
       one = saved[str(self._seeds[i])]
       return one['state'], one['totals']
-    state = self._method.init(self._roots[i][0], self._given[i])
-    shape = totals_shape(self._method, self._given[i], state)
-    return state, tree.zeros_like(shape)
+    return self._method.init(self._roots[i][0], self._given[i]), None
+
+  def _zeros(self, i: int, federation: Federation, state: State) -> Totals:
+    zeros: Totals = tree.zeros_like(totals_shape(
+        self._method, federation, state, self._roots[i][1]))
+    return zeros
 
   def advance(self, first: int, count: int) -> None:
     """Runs rounds [first, first + count) of every seed."""
@@ -210,7 +220,11 @@ class Together(Sequential):
 
   def start(self, saved):
     """Like `Sequential.start`, then stacks the states on a leading axis."""
-    pairs = [self._first(i, saved) for i in range(len(self._seeds))]
+    pairs = []
+    for i, given in enumerate(self._given):
+      state, totals = self._first(i, saved)
+      pairs.append((state, self._zeros(i, given, state)
+                    if totals is None else totals))
     state, totals = jax.tree.map(lambda *xs: np.stack(xs), *pairs)
     self._state = sharding.state(state, self._mesh, axis=1)
     self._total = sharding.whole(totals, self._mesh)

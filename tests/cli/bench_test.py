@@ -113,6 +113,7 @@ def test_each_row_is_tuned_and_then_measured(bench, out):
 
 
 def test_goes_on_and_adds_rows(bench, out):
+  """With the same flags; of others it says which."""
   assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
   first = started(out)
   table = (out / 'clients.json').read_bytes()
@@ -125,6 +126,10 @@ def test_goes_on_and_adds_rows(bench, out):
   _, said, _ = bench('clients', 'fixmatch', 'fedprox', '--status', *CHANGED)
   assert 'fixmatch                 3/3 tried, fixmatch' in said
   assert 'fedprox                  0/3 tried' in said
+  before = sorted(os.listdir(out))
+  code, _, errors = bench('clients', 'fixmatch')
+  assert code == 2 and '--dataset=digits' in errors
+  assert sorted(os.listdir(out)) == before
 
 
 def test_row_that_fails_is_left_out(bench, out):
@@ -145,11 +150,3 @@ def test_refuses(bench, out, words, said):
   code, _, errors = bench(*words)
   assert code == 2 and said in errors and len(errors.splitlines()) == 1
   assert not out.exists()
-
-
-def test_folder_of_other_flags(bench, out):
-  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
-  before = sorted(os.listdir(out))
-  code, _, errors = bench('clients', 'fixmatch')
-  assert code == 2 and '--dataset=digits' in errors
-  assert sorted(os.listdir(out)) == before

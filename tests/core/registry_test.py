@@ -96,6 +96,17 @@ def test_needed_knobs_are_asked_for():
     registry.build('thing', 'new', make(new=build))
 
 
+def test_defaults_of_the_caller_are_knobs_all_the_same():
+  """They are what the text may set, and what not all need to take."""
+  known = make(new=lambda *, width=1: width, needs=lambda *, width: width)
+  def build(text):
+    return registry.build('thing', text, known, defaults={'width': 5})
+  assert [build(x) for x in ('new', 'needs', 'new(width=2)', 'needs(width=2)',
+                             'old')] == [5, 5, 2, 2, 'old']
+  with pytest.raises(checks.FieldError, match='Allowed: width'):
+    build('new(wide=2)')
+
+
 def write(folder: pathlib.Path, value: int, name: str = 'mine.py'
           ) -> pathlib.Path:
   """A file that registers `mine`, in `KNOWN`."""

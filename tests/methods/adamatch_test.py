@@ -12,7 +12,8 @@ from fedjax_ssl.core import tree
 from tests import toy
 from tests.methods import kept
 from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import same, weights
+from tests.methods.baselines_test import same
+from tests.methods.updates import change, end, lowered, update
 from tests.thorough import wider
 
 USB = "adamatch(profile='usb', {})"
@@ -20,7 +21,7 @@ USB = "adamatch(profile='usb', {})"
 
 @pytest.mark.parametrize('model', ['linear', *wider('conv')])
 def test_where_every_row_counts_it_is_fixmatch(model):
-  a, b = (one_round(text, model)[1].server for text in (
+  a, b = (update(text, model=model).message for text in (
       USB.format('threshold=0.0, align=False'), 'fixmatch(threshold=0.0)'))
   chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
 
@@ -33,7 +34,7 @@ PLAIN = ('adamatch(unlabeled_weight=0.0, strong_labeled=False, '
     (USB.format('unlabeled_weight=0.0'), 'clients'), (PLAIN, 'server'), *wider(
         (USB.format('unlabeled_weight=0.0'), 'server'), (PLAIN, 'clients'))])
 def test_without_unlabeled_rows_it_is_the_supervised_part(text, place):
-  a, b = (one_round(x, 'conv', place)[1].server.model for x in (
+  a, b = (end(x, 'conv', place) for x in (
       text, 'fixmatch(threshold=1.1)'))
   chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
 
@@ -41,9 +42,9 @@ def test_without_unlabeled_rows_it_is_the_supervised_part(text, place):
 def test_a_profile_is_its_knobs():
   knobs = ("threshold=0.95, decay=0.999, form='hard', strong_labeled=False, "
            'interpolate=False, ramp=0.0')
-  a, b = (one_round(text, 'conv')[1].server for text in (
-      f'adamatch({knobs})', "adamatch(profile='usb')"))
-  chex.assert_trees_all_equal(a, b)
+  a, b, c = (lowered(text, 'conv') for text in (
+      f'adamatch({knobs})', "adamatch(profile='usb')", 'adamatch'))
+  assert a == b != c
 
 
 def test_the_bar_follows_the_labeled_rows():
@@ -73,8 +74,8 @@ def test_labels_have_the_classes_of_the_labeled_rows():
   """Where those are predicted already, alignment changes nothing."""
   shares = jnp.array([.5, .3, .2])
   def trained(knobs, **set_):
-    return weights(kept.after(
-        USB.format(f'decay=1.0, threshold=0.0{knobs}'), **set_)[0])
+    return change(USB.format(f'decay=1.0, threshold=0.0{knobs}'), kept=set_,
+                  local_steps=2)
   off, agree, first = (
       trained(', align=False'), trained('', shares=shares, target=shares),
       trained('', shares=shares, target=jnp.array([1., 0, 0])))
@@ -119,13 +120,9 @@ def test_the_server_tells_what_it_saw_of_its_labels():
 
 
 def test_the_unlabeled_loss_gains_weight_over_half_of_the_run():
-  federation, _ = toy.federation()
-  task = toy.task(local_steps=1, schedule_rounds=8)
   def moved(round_, knobs):
-    method = methods.make(f'adamatch({knobs})', task)
-    state = method.init(toy.key(0), federation)
-    return weights(jax.jit(method.round)(
-        state, federation, jnp.int32(round_), toy.key(1))[0])
+    return change(f'adamatch({knobs})', round_=round_, local_steps=1,
+                  schedule_rounds=8)
   # A step counts once it is done: the second round of eight ends at a quarter.
   share = float(losses.ramp_up(2, 4, shape='cosine'))
   np.testing.assert_allclose(
@@ -137,10 +134,10 @@ def test_the_unlabeled_loss_gains_weight_over_half_of_the_run():
 
 def test_logits_are_blends_only_where_rows_share_a_batch():
   text = 'adamatch(interpolate={})'
-  a, b = (one_round(text.format(x))[1].server for x in (True, False))
+  a, b = (update(text.format(x)).message for x in (True, False))
   chex.assert_trees_all_equal(a, b)
   # The statistics of a step are those of the joint batch: after one, the same.
-  a, b = (one_round(text.format(x), 'conv', local_steps=1)[1].server.model
+  a, b = (update(text.format(x), model='conv', local_steps=1).message
           for x in (True, False))
   chex.assert_trees_all_close(a.stats, b.stats, rtol=1e-5, atol=1e-7)
   assert tree.global_norm(tree.subtract(a.params, b.params)) > 1e-5
@@ -150,12 +147,10 @@ def test_logits_are_blends_only_where_rows_share_a_batch():
     ('linear', '', 2), ('conv', '', 4), *wider(
         ('conv', ', strong_labeled=False', 2), ('conv', ", profile='usb'", 1))])
 def test_passes_of_labeled_rows_are_counted(model, knobs, known):
-  _, _, metrics = one_round(
-      f'adamatch(threshold=0.5{knobs})', model, cohort_size=toy.NUM_CLIENTS,
-      local_steps=1, labeled_batch=8, unlabeled_batch=12)
-  np.testing.assert_allclose(
-      metrics['backward_passes'] * (toy.NUM_CLIENTS - 1),
-      known * sum(toy.LABELED) + sum(toy.UNLABELED), rtol=1e-5)
+  metrics = update(f'adamatch(threshold=0.5{knobs})', model=model,
+                   local_steps=1, labeled_batch=8, unlabeled_batch=12).metrics
+  np.testing.assert_allclose(metrics['backward_passes'],
+                             known * toy.LABELED[0] + toy.UNLABELED[0])
 
 
 @pytest.mark.parametrize('text, word', [

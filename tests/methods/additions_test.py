@@ -57,9 +57,9 @@ SGD = {'server_optimizer': optax.sgd(1.0)}
 
 # Messages of a model alone, with counts beside it, and labels at the server.
 @pytest.mark.parametrize('text, place, changes', [
-    ('fedirm', 'clients', SGD), ('fixmatch', 'server', {'attack': NOBODY}),
-    *wider(('fedirm', 'clients', {'attack': NOBODY}),
-           ('fixmatch', 'server', SGD), ('fedavg', 'clients', SGD),
+    ('fedavg', 'clients', SGD), ('fixmatch', 'server', {'attack': NOBODY}),
+    *wider(('fedirm', 'clients', SGD), ('fixmatch', 'server', SGD),
+           ('fedirm', 'clients', {'attack': NOBODY}),
            ('fedavg', 'clients', {'attack': NOBODY}))])
 def test_what_changes_nothing_changes_no_bit(text, place, changes):
   _, plain = _rounds(text, place)
@@ -136,7 +136,7 @@ print(json.dumps([additions_test.on_devices(x) for x in sys.argv[1:]]))
 
 
 def on_devices(rule: str):
-  counts = (1, 4)
+  counts = (1, 2)
   return program_test.trained(
       'fedavg', 'clients', counts, aggregator=aggregators.make(rule),
       server_optimizer=server_optimizers.make('adam'),
@@ -146,7 +146,7 @@ def on_devices(rule: str):
 @pytest.mark.parametrize('rules', [
     ['multi_krum'], *wider(['trimmed_mean(trim=.3)', 'geometric_median'])])
 def test_the_number_of_devices_changes_no_bit(run_python, rules):
-  found = json.loads(run_python(_CODE, *rules, devices=4, timeout=1200))
+  found = json.loads(run_python(_CODE, *rules, devices=2, timeout=1200))
   for first, *rest in found:
     assert first.get('error') is None, first
     assert rest and all(other == first for other in rest)
@@ -259,7 +259,7 @@ def test_where_nothing_can_be_added_it_is_refused(text, changes, word):
     methods.make(text, toy.task(**changes))
 
 
-@pytest.mark.parametrize('text', ['rscfed', 'local'])
+@pytest.mark.parametrize('text', ['local', *wider('rscfed')])
 def test_methods_of_their_own_can_be_attacked(text):
   attack = EVERYBODY if text == 'rscfed' else FLIP
   _, plain = _rounds(text, count=1)
@@ -278,7 +278,7 @@ def test_a_rule_withstands_what_the_mean_does_not():
       digits.train, None, digits.test,
       data.Partition(owner, none, np.zeros(labels.size, bool)), num_clients=20)
   reached: dict[str, float] = {}
-  for rule in ('mean', 'median', 'multi_krum'):
+  for rule in ('mean', 'median'):
     task = fedjax_ssl.make_task(fedjax_ssl.TaskSpec(
         10, digits.train.inputs.shape[1:], model='linear', flip=False,
         weak='none', std=tuple(digits.std), mean=tuple(digits.mean),
@@ -289,5 +289,4 @@ def test_a_rule_withstands_what_the_mean_does_not():
         methods.make('fedavg', task), [federation], num_rounds=5, eval_every=0,
         observer=loop.Observer(on_row=rows.append))
     reached[rule] = float(rows[-1].values['accuracy'])
-  assert min(reached['median'], reached['multi_krum']) > 0.8, reached
-  assert reached['mean'] < 0.5, reached
+  assert reached['median'] > 0.8 > 0.5 > reached['mean'], reached

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import chex
 import jax
@@ -15,6 +14,7 @@ from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.methods import mixmatch
 from tests import toy
 from tests.methods.averaging_test import one_round
+from tests.methods.updates import change, lowered, update
 from tests.thorough import wider
 
 KEY = toy.key(4)
@@ -34,17 +34,17 @@ def weights(state):
       state.server.model.params)])
 
 
-@pytest.mark.parametrize('text', [SILENT[0], *wider(*SILENT[1:])])
+@pytest.mark.thorough  # FixMatch's is in `averaging_test`.
+@pytest.mark.parametrize('text', SILENT)
 def test_a_bar_out_of_reach_leaves_the_supervised_part(text):
-  a = one_round(text.format('unlabeled_weight=1.0'))
-  b = one_round(text.format('unlabeled_weight=70.0'))
-  assert a[2]['mask_rate'] == 0
-  chex.assert_trees_all_equal(a[1].server, b[1].server)
+  a, b = (update(text.format(f'unlabeled_weight={x}')) for x in (1.0, 70.0))
+  assert a.metrics['mask_rate'].total == 0
+  chex.assert_trees_all_equal(a.message, b.message)
 
 
 def test_silent_methods_share_their_supervised_part():
   reference, *rest = (
-      weights(one_round(text, weak=same)[1]) for text in (
+      change(text, weak=same) for text in (
           'fixmatch(threshold=1.1)', *(t.format('mu=0.01') for t in SILENT),
           'mixmatch(alpha=0.0, unlabeled_weight=0.0)',
           'flexmatch(unlabeled_weight=0.0)'))
@@ -54,24 +54,20 @@ def test_silent_methods_share_their_supervised_part():
 
 def test_annealing_holds_back_early_and_nothing_at_the_end():
   """At the run's last step the bar is 1, so every labeled row counts."""
-  federation, _ = toy.federation()
-  task = toy.task(local_steps=1, schedule_rounds=3)
-  anneals, plain = (methods.make(f'uda(tsa="{tsa}")', task)
-                    for tsa in ('exp', 'none'))
-  state = anneals.init(KEY, federation)
-  def after(method, round_):
-    new, metrics = jax.jit(method.round)(
-        state, federation, jnp.int32(round_), KEY)
-    return weights(new), toy.means(metrics).get('tsa_rate')
-  last, rate = after(anneals, 2)
-  np.testing.assert_allclose(last, after(plain, 2)[0], rtol=1e-5, atol=1e-7)
-  assert rate == 1
-  assert after(anneals, 0)[1] < 1
+  def sent(tsa, round_, client=0):
+    return update(f'uda(tsa="{tsa}")', client, round_, local_steps=1,
+                  schedule_rounds=3)
+  last = sent('exp', 2)
+  chex.assert_trees_all_close(last.message, sent('none', 2).message,
+                              rtol=1e-5, atol=1e-7)
+  assert toy.means(last.metrics)['tsa_rate'] == 1
+  first = sent('exp', 0, client=1)
+  assert toy.means(first.metrics)['tsa_rate'] < 1
 
 
 def test_by_default_every_labeled_row_counts_from_the_first_step():
   """A bar that rises from 1/C leaves the rows of one or two classes."""
-  a, b = (weights(one_round(text, weak=same, schedule_rounds=1000)[1])
+  a, b = (change(text, weak=same, schedule_rounds=1000)
           for text in ('uda(threshold=1.0)', 'fixmatch(threshold=1.1)'))
   np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
@@ -81,56 +77,44 @@ def test_by_default_every_labeled_row_counts_from_the_first_step():
     *wider(('fedmatch', "tsa='exp', threshold=0.0, temperature=1.0"))])
 def test_a_profile_of_uda_is_its_knobs(profile, knobs):
   other = {'official': 'fedmatch', 'fedmatch': 'official'}[profile]
-  a, b = (one_round(text)[1].server for text in (
-      f"uda(profile='{profile}')", f"uda(profile='{other}', {knobs})"))
-  chex.assert_trees_all_equal(a, b)
+  a, b, c = map(lowered, (f"uda(profile='{profile}')",
+                          f"uda(profile='{other}', {knobs})",
+                          f"uda(profile='{other}')"))
+  assert a == b != c
 
 
 @pytest.mark.parametrize('round_, weight', [
     (0, 75 / 4), *wider((3, 75), (1, 75 / 2))])
 def test_the_original_weight_rises_over_the_whole_run(round_, weight):
   """Sooner, a network that knows no label yet is held at what it says."""
-  federation, _ = toy.federation()
-  task = toy.task(local_steps=1, schedule_rounds=4)
-  def after(knobs):
-    method = methods.make(f"mixmatch(profile='original'{knobs})", task)
-    state = method.init(KEY, federation)
-    return weights(jax.jit(method.round)(
-        state, federation, jnp.int32(round_), KEY)[0])
+  def sent(knobs):
+    return change(f"mixmatch(profile='original'{knobs})", round_=round_,
+                  local_steps=1, schedule_rounds=4)
   np.testing.assert_allclose(
-      after(''), after(f', unlabeled_weight={weight}, ramp=0.0'),
+      sent(''), sent(f', unlabeled_weight={weight}, ramp=0.0'),
       rtol=1e-5, atol=1e-7)
 
 
 def test_temperature_one_does_not_sharpen():
-  a = one_round('pseudo_label(num_views=1, temperature=1.0)')[1]
-  b = one_round('pseudo_label(num_views=1, temperature=0.3)')[1]
-  assert not np.allclose(weights(a), weights(b))
+  a, b = (change(f'pseudo_label(num_views=1, temperature={x})')
+          for x in (1.0, 0.3))
+  assert not np.allclose(a, b)
   p = jnp.array([[.2, .5, .3]])
   np.testing.assert_allclose(losses.sharpen(p, temperature=1.0), p, rtol=1e-6)
 
 
 def test_hard_labels_gain_weight_over_the_run():
-  federation, _ = toy.federation()
-  task = toy.task(schedule_rounds=10)
-  @functools.cache
-  def compiled(text):
-    method = methods.make(text, task)
-    return method.init(KEY, federation), jax.jit(method.round)
-  def moved(text, round_):
-    state, run = compiled(text)
-    return weights(run(state, federation, jnp.int32(round_), KEY)[0])
-  text = 'pseudo_label(form="hard", threshold=0.0, ramp={})'
-  at_once = moved(text.format(0.0), 0)
-  rising = moved(text.format(1.0), 0)
-  assert not np.allclose(rising, at_once, atol=1e-6)
-  np.testing.assert_allclose(moved(text.format(0.5), 9), moved(
-      text.format(0.0), 9), rtol=1e-5, atol=1e-7)
+  def moved(ramp, round_):
+    return change(f'pseudo_label(form="hard", threshold=0.0, ramp={ramp})',
+                  round_=round_, schedule_rounds=10)
+  assert not np.allclose(moved(0.5, 0), moved(0.0, 0), atol=1e-6)
+  np.testing.assert_allclose(moved(0.5, 9), moved(0.0, 9), rtol=1e-5,
+                             atol=1e-7)
 
 
 def test_mixing_changes_the_labeled_part():
-  a, b = (weights(one_round(f'mixmatch(alpha={x}, unlabeled_weight=0.0)',
-                            weak=same)[1]) for x in (0.0, 0.75))
+  a, b = (change(f'mixmatch(alpha={x}, unlabeled_weight=0.0)', weak=same)
+          for x in (0.0, 0.75))
   assert not np.allclose(a, b, atol=1e-4)
 
 
@@ -221,13 +205,10 @@ def test_flexmatch_starts_without_a_bar_and_ends_below_threshold():
 def test_received_and_own_labels_agree_while_the_model_has_not_moved():
   """One local step: the received model is still the local one."""
   text = 'fixmatch(threshold=0.3, labeler="{}")'
-  one_step = {'local_steps': 1}
-  a = one_round(text.format('local'), **one_step)[1]
-  b = one_round(text.format('global'), **one_step)[1]
-  np.testing.assert_allclose(weights(a), weights(b), rtol=1e-5, atol=1e-7)
-  a, b = (one_round(text.format(x), local_steps=6)[1]
-          for x in ('local', 'global'))
-  assert not np.allclose(weights(a), weights(b), atol=1e-5)
+  a, b = (change(text.format(x), local_steps=1) for x in ('local', 'global'))
+  np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+  a, b = (change(text.format(x), local_steps=6) for x in ('local', 'global'))
+  assert not np.allclose(a, b, atol=1e-5)
 
 
 def test_local_clients_send_nothing_and_go_on_from_their_own():
@@ -293,10 +274,10 @@ def test_a_local_client_starts_from_its_own_last_model():
 
 
 @pytest.mark.parametrize('name', [
-    'flexmatch', *wider('uda', 'pseudo_label', 'mixmatch')])
+    'fixmatch', *wider('flexmatch', 'uda', 'pseudo_label', 'mixmatch')])
 def test_every_method_runs_on_the_fedprox_server(name):
   """Without its term it is the plain one."""
-  plain, zero, pulled = (weights(one_round(text)[1]) for text in (
+  plain, zero, pulled = (change(text) for text in (
       name, f"{name}(server='fedprox', mu=0.0)",
       f"{name}(server='fedprox', mu=2.0)"))
   np.testing.assert_array_equal(plain, zero)

@@ -20,8 +20,8 @@ from tests.thorough import wider
 OTHER = "fedmatch(profile='v3code', helper_interval=2)"
 # One of each kind of round; that of the others differs in a client's step
 # alone, so that for them these are more samples.
-_AT_SERVER = ('fedmatch', 'fixmatch', 'fl2', 'semifl')
-_TOGETHER = ('feddure', 'fedmatch', 'fixmatch', 'local', 'rscfed')
+_AT_SERVER = ('fedmatch', 'fixmatch', 'semifl')
+_TOGETHER = ('feddure', 'fedmatch', 'fixmatch')
 
 
 def _others() -> list[str]:

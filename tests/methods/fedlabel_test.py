@@ -1,8 +1,6 @@
 """FedLabel: equations 3 to 8 by hand, and the laws that tie its variants."""
 from __future__ import annotations
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,12 +10,12 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Client
 from fedjax_ssl.methods import fedlabel
 from fedjax_ssl.methods.fedlabel import selection
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights
+from tests.methods.updates import change, update
 
 KEY = toy.key(6)
 UNIFORM = jnp.zeros((2, 4))
@@ -161,11 +159,11 @@ def test_one_model_alone_labels_whatever_its_confidence(labeler, label):
 def test_only_global_without_local_steps_or_consistency_equals_both():
   text = ('fedlabel(profile="paper", labeled_steps=0, consistency=0.0, '
           'threshold=0.3{})')
-  both = one_round(text.format(''))
-  alone = one_round(text.format(', labeler="global"'))
-  chex.assert_trees_all_equal(both[1].server, alone[1].server)
-  assert both[2]['mask_rate'] > 0
-  assert both[2]['local_rate'] == 0
+  both, alone = (update(text.format(knob))
+                 for knob in ('', ', labeler="global"'))
+  chex.assert_trees_all_equal(both.message, alone.message)
+  rates = toy.means(both.metrics)
+  assert rates['mask_rate'] > 0 == rates['local_rate']
 
 
 def test_the_codes_loss_is_a_mean_over_what_counts_and_teaches_by_w_l():
@@ -190,25 +188,12 @@ def test_the_codes_loss_is_a_mean_over_what_counts_and_teaches_by_w_l():
                                rtol=1e-5)
 
 
-@functools.lru_cache
-def update_of(text, client=0, round_=0, **changes):
-  """One client's Update from the initial model."""
-  federation, _ = toy.federation()
-  method = methods.make(text, toy.task(**changes))
-  server = method.init(KEY, federation).server
-  one = Client(jnp.int32(client), tree.take(federation.clients, client), (),
-               federation.train, federation.validation, jnp.int32(round_),
-               jnp.int32(0))
-  assert method.client_update is not None
-  return jax.jit(method.client_update)(server, one, KEY)
-
-
 def test_the_two_chains_add_up():
   """With the global model as labeler neither chain sees the other."""
   text = "fedlabel(profile='paper', labeler='global', threshold=0.0{})"
-  whole = update_of(text.format(''))
-  labeled = update_of(text.format(', unlabeled_steps=0'))
-  unlabeled = update_of(text.format(', labeled_steps=0'))
+  whole = update(text.format(''))
+  labeled = update(text.format(', unlabeled_steps=0'))
+  unlabeled = update(text.format(', labeled_steps=0'))
   chex.assert_trees_all_close(
       whole.message, jax.tree.map(jnp.add, labeled.message,
                                   unlabeled.message), atol=1e-6)
@@ -218,8 +203,8 @@ def test_the_two_chains_add_up():
 
 
 def test_the_mean_is_half_the_sum():
-  whole = update_of('fedlabel(profile="paper", threshold=0.0)')
-  half = update_of("fedlabel(profile='paper', threshold=0.0, combine='mean')")
+  whole = update('fedlabel(profile="paper", threshold=0.0)')
+  half = update("fedlabel(profile='paper', threshold=0.0, combine='mean')")
   chex.assert_trees_all_close(
       half.message, tree.scale(whole.message, 0.5), rtol=1e-6)
   assert half.weight == whole.weight
@@ -231,7 +216,7 @@ OFFICIAL = "fedlabel(profile='official', threshold=0.3, warmup={})"
 def test_the_code_averages_both_models_apart_and_takes_the_middle():
   """w_L evenly, w_U by accepted rows: 1/2 mean + 1/2 weighted mean."""
   text = OFFICIAL.format(0)
-  updates = [update_of(text, client) for client in (0, 1)]
+  updates = [update(text, client) for client in (0, 1)]
   parts = [update.message for update in updates]
   rows = [float(update.counts) for update in updates]
   assert rows[0] != rows[1]
@@ -253,7 +238,7 @@ def test_the_code_averages_both_models_apart_and_takes_the_middle():
 def test_the_default_is_the_code_and_its_warmup_a_share_of_the_run():
   """50 rounds of 2000 there; of 60 rounds, as of 80, these are 2."""
   def sent(knobs, round_, horizon):
-    return update_of(f'fedlabel{knobs}', round_=round_,
+    return update(f'fedlabel{knobs}', round_=round_,
                      schedule_rounds=horizon).message
   for round_ in (1, 2):  # The last of the warm-up and the next.
     chex.assert_trees_all_equal(
@@ -268,16 +253,16 @@ def test_the_default_is_the_code_and_its_warmup_a_share_of_the_run():
 
 def test_in_the_warmup_w_u_rests():
   """Then the code takes half of the labeled step."""
-  early = update_of(OFFICIAL.format(1))
+  early = update(OFFICIAL.format(1))
   assert tree.global_norm(early.message[1]) == 0
   assert early.counts == 1 / 16  # One row; the widest client has 12.
   assert tree.global_norm(early.message[0]) > 0
   assert early.metrics['mask_rate'].rows == 0
-  assert tree.global_norm(update_of(OFFICIAL.format(0)).message[1]) > 0
+  assert tree.global_norm(update(OFFICIAL.format(0)).message[1]) > 0
 
 
 def test_counts_of_rows_do_not_drown_the_change_in_the_norm():
-  updates = [update_of(OFFICIAL.format(0), i) for i in range(toy.NUM_CLIENTS)]
+  updates = [update(OFFICIAL.format(0), i) for i in range(toy.NUM_CLIENTS)]
   assert all(0 < update.counts <= 1 for update in updates)
   limit = 1.001 * max(float(tree.global_norm(update.message))
                       for update in updates)
@@ -296,38 +281,38 @@ def test_the_weight_counts_rows_that_were_used():
   """r_k: labeled visits and accepted rows; discarded ones do not count."""
   n_s, n_u = toy.LABELED[0], toy.UNLABELED[0]
   labeled_visits = n_s  # One epoch.
-  none = update_of('fedlabel(profile="paper", threshold=1.0)')
+  none = update('fedlabel(profile="paper", threshold=1.0)')
   assert none.weight == labeled_visits
-  every = update_of('fedlabel(profile="paper", threshold=0.0)')
+  every = update('fedlabel(profile="paper", threshold=0.0)')
   assert every.weight == labeled_visits + n_u
-  some = update_of('fedlabel(profile="paper", threshold=0.45)')
+  some = update('fedlabel(profile="paper", threshold=0.45)')
   accepted = float(some.metrics['mask_rate'].total)
   assert 0 < accepted < n_u
   assert some.weight == labeled_visits + accepted
 
 
 def test_a_client_whose_rows_are_all_discarded_sends_its_labeled_step():
-  changes = {'optimizer': lambda round_: optax.chain(
-      optax.add_decayed_weights(0.1), optax.sgd(0.2))}
-  none = update_of('fedlabel(profile="paper", threshold=1.0)', **changes)
-  labeled = update_of('fedlabel(profile="paper", unlabeled_steps=0)', **changes)
+  def optimizer(round_):
+    del round_
+    return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.2))
+  none, labeled = (update(f'fedlabel(profile="paper", {knob})',
+                          optimizer=optimizer)
+                   for knob in ('threshold=1.0', 'unlabeled_steps=0'))
   chex.assert_trees_all_close(none.message, labeled.message,
                               rtol=1e-5, atol=1e-7)
 
 
 def test_without_its_unlabeled_chain_it_is_fedavg():
-  changes = {'weak': same, 'labeled_batch': 8,
-             'cohort_size': toy.NUM_CLIENTS}
-  a = one_round('fedlabel(profile="paper", unlabeled_steps=0)', **changes)[1]
-  b = one_round('fedavg', **changes)[1]
-  np.testing.assert_allclose(weights(a), weights(b), rtol=1e-5, atol=1e-7)
+  a, b = (change(text, weak=same, labeled_batch=8) for text in (
+      'fedlabel(profile="paper", unlabeled_steps=0)', 'fedavg'))
+  np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 def test_fedprox_pulls_on_the_labeled_chain_only():
   def sent(steps, mu):
     text = (f"fedlabel(profile='paper', server='fedprox', mu={mu}, {steps}=0, "
             'threshold=0.0)')
-    return update_of(text, local_epochs=3).message
+    return update(text, local_epochs=3).message
   chex.assert_trees_all_equal(sent('labeled_steps', 0.0),
                               sent('labeled_steps', 5.0))
   free, pulled = (tree.global_norm(sent('unlabeled_steps', mu))
@@ -343,7 +328,7 @@ def test_passes_are_counted():
        n_s + 2 * n_u),
       ('fedlabel(profile="paper", consistency=0.0)', n_s + 3 * n_u, n_s + n_u),
       ("fedlabel(profile='paper', labeler='local')", n_s + 2 * n_u, n_s + n_u)):
-    metrics = update_of(text).metrics
+    metrics = update(text).metrics
     assert float(metrics['forward_passes']) == forward, text
     assert float(metrics['backward_passes']) == backward, text
 

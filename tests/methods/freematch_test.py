@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 import chex
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import methods
 from tests import toy
 from tests.methods import kept
-from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import weights
+from tests.methods.updates import change, end, update
 from tests.thorough import wider
 
 FROZEN = 'freematch(decay=1.0, fairness_weight=0.0)'
@@ -19,7 +17,7 @@ FROZEN = 'freematch(decay=1.0, fairness_weight=0.0)'
 @pytest.mark.parametrize('model, place', [
     ('conv', 'server'), *wider(('linear', 'clients'))])
 def test_bars_that_stay_where_they_start_let_every_row_count(model, place):
-  a, b = (one_round(text, model, place, local_steps=4)[1].server
+  a, b = (update(text, model=model, place=place, local_steps=4).message
           for text in (FROZEN, 'fixmatch(threshold=0.0)'))
   chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
 
@@ -27,17 +25,17 @@ def test_bars_that_stay_where_they_start_let_every_row_count(model, place):
 @pytest.mark.parametrize('shares, agrees', [
     ((1 / 3, 1 / 3, 1 / 3), True), ((.6, .2, .2), False)])
 def test_with_frozen_bars_it_is_fixmatch(shares, agrees):
-  mine = weights(kept.after(
-      FROZEN, confidence=.36, shares=jnp.array(shares))[0])
-  fixmatch = weights(kept.after('fixmatch(threshold=0.36)')[0])
-  every = weights(kept.after('fixmatch(threshold=0.0)')[0])
+  mine, fixmatch, every = (change(text, kept=kept_, local_steps=2)
+                           for text, kept_ in (
+      (FROZEN, {'confidence': .45, 'shares': shares}),
+      ('fixmatch(threshold=0.45)', {}), ('fixmatch(threshold=0.0)', {})))
   assert np.allclose(mine, fixmatch, rtol=1e-4, atol=1e-6) == agrees
   assert not np.allclose(fixmatch, every, atol=1e-3)
 
 
 @pytest.mark.parametrize('place', ['clients', *wider('server')])
 def test_without_both_terms_it_is_the_supervised_part(place):
-  a, b = (one_round(text, 'conv', place)[1].server for text in (
+  a, b = (end(text, 'conv', place) for text in (
       'freematch(unlabeled_weight=0.0, fairness_weight=0.0)',
       'fixmatch(threshold=1.1)'))
   chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
@@ -45,8 +43,8 @@ def test_without_both_terms_it_is_the_supervised_part(place):
 
 def test_the_fairness_term_moves_the_model_where_it_is_asked_for():
   """A term of weight 0 costs nothing, and a small one little."""
-  none, small, large = (weights(one_round(
-      f'freematch(fairness_weight={w})')[1]) for w in (0.0, 1e-6, 1.0))
+  none, small, large = (change(f'freematch(fairness_weight={w})')
+                        for w in (0.0, 1e-6, 1.0))
   np.testing.assert_allclose(none, small, atol=1e-5)
   assert not np.allclose(none, large, atol=1e-3)
 

@@ -65,12 +65,13 @@ def test_features_are_what_the_head_reads(name, norm):
     return features @ head['kernel'] + head['bias']
   features = jax.jit(model.features)(variables, inputs)
   np.testing.assert_allclose(
-      logits(features), model.apply(variables, inputs), rtol=2e-4, atol=1e-5)
+      logits(features), jax.jit(model.apply)(variables, inputs), rtol=2e-4,
+      atol=1e-5)
   trained, given, stats = jax.jit(model.features_train)(
       variables, inputs, jnp.ones(4))
   chex.assert_trees_all_close(
-      (given, stats), model.apply_train(variables, inputs, jnp.ones(4)),
-      rtol=1e-4, atol=1e-5)
+      (given, stats), jax.jit(model.apply_train)(
+          variables, inputs, jnp.ones(4)), rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(logits(trained), given, rtol=2e-4, atol=1e-5)
 
 

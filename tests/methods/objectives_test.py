@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import chex
 import jax
@@ -15,11 +16,13 @@ from fedjax_ssl.core import tree
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import same, weights
+from tests.methods.updates import change, update
 from tests.thorough import wider
 
 # All rows of a client in one batch, one step, nothing drawn that matters.
-WHOLE = {'weak': same, 'strong': same, 'local_steps': 1, 'labeled_batch': 8,
-         'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS}
+WHOLE: dict[str, Any] = {
+    'weak': same, 'strong': same, 'local_steps': 1, 'labeled_batch': 8,
+    'unlabeled_batch': 12, 'cohort_size': toy.NUM_CLIENTS}
 SGD = optax.sgd(0.5)
 
 
@@ -91,10 +94,9 @@ def test_threshold_zero_without_augmentation_is_self_training():
         'fixmatch(threshold=1.1, {})',
         'pseudo_label(form="hard", threshold=1.1, {})')])
 def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(text):
-  mine = one_round(text.format('keep_local=True'), **WHOLE)[1]
-  fedavg = one_round('fedavg(keep_local=True)', **WHOLE)[1]
-  chex.assert_trees_all_close(mine.memory.model, fedavg.memory.model,
-                              rtol=1e-5, atol=1e-7)
+  mine, fedavg = (update(x, **WHOLE).message
+                  for x in (text.format('unlabeled_weight=1.0'), 'fedavg'))
+  chex.assert_trees_all_close(mine, fedavg, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize('text', [
@@ -143,21 +145,14 @@ def with_inputs(federation, inputs):
 def test_every_view_counts_the_same_in_the_original():
   """Without draws, K equal views are one."""
   text = 'mixmatch(profile="original", alpha=0.0, ramp=0.0, num_views={})'
-  one, three = (weights(one_round(text.format(k), **WHOLE)[1])
-                for k in (1, 3))
+  one, three = (change(text.format(k), **WHOLE) for k in (1, 3))
   np.testing.assert_allclose(one, three, rtol=1e-5, atol=1e-7)
 
 
 def test_the_ramp_is_a_share_of_the_final_weight():
   """Round 1 of 8, one step: a quarter of the run is over at its end."""
-  federation, _ = toy.federation()
-  task = toy.task(**WHOLE)
   def moved(weight, ramp):
-    method = methods.make(
-        f'mixmatch(profile="original", unlabeled_weight={weight}, '
-        f'ramp={ramp})', task)
-    state = method.init(toy.key(0), federation)
-    return weights(jax.jit(method.round)(
-        state, federation, jnp.int32(1), toy.key(1))[0])
+    return change(f'mixmatch(profile="original", unlabeled_weight={weight}, '
+                  f'ramp={ramp})', round_=1, **WHOLE)
   np.testing.assert_allclose(moved(8.0, 1.0), moved(2.0, 0.0), rtol=1e-5,
                              atol=1e-7)

@@ -14,7 +14,8 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.methods import proxyfl
 from tests import toy
 from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import same, weights
+from tests.methods.baselines_test import same
+from tests.methods.updates import change, update
 from tests.thorough import wider
 
 KEY = toy.key(3)
@@ -143,7 +144,7 @@ def test_who_sent_nothing_changes_no_bit():
             'threshold=0.45)'))])
 def test_without_its_parts_it_is_the_method_that_labels(model, labeler, other):
   text = f"proxyfl(labeler='{labeler}', threshold=0.45, {OFF})"
-  ours, theirs = (one_round(x, model, local_steps=5)[1].server.model
+  ours, theirs = (change(x, model=model, local_steps=5)
                   for x in (text, other))
   chex.assert_trees_all_close(ours, theirs, rtol=2e-4, atol=1e-5)
 
@@ -170,9 +171,9 @@ def test_who_labels(labeler, want):
 
 
 def test_every_row_counts_alike_with_the_global_label():
-  every = (weights(one_round(f"proxyfl(labeler='{x}', threshold=0.0, {OFF})",
-                             local_steps=6)[1]) for x in ('either', 'global'))
-  np.testing.assert_array_equal(*every)
+  a, b = (change(f"proxyfl(labeler='{x}', threshold=0.0, {OFF})",
+                 local_steps=6) for x in ('either', 'global'))
+  np.testing.assert_array_equal(a, b)
 
 
 def test_tuning_moves_the_last_weights_alone():
@@ -202,13 +203,13 @@ def test_the_contrast_trains_its_projections():
 
 def test_true_labels_enter_the_contrast():
   """And the received model is not asked about the rows that have them."""
-  (_, a, asked), (_, b, told) = (
-      one_round(f'proxyfl(tuning_epochs=0, true_labels={x})')
-      for x in (False, True))
-  assert not np.allclose(weights(a), weights(b), atol=1e-6)
+  texts = [f'proxyfl(tuning_epochs=0, true_labels={x})' for x in (False, True)]
+  a, b = map(change, texts)
+  assert not np.allclose(a, b, atol=1e-6)
+  asked, told = map(update, texts)
   forward, backward, fewer = (float(x) for x in (
-      asked['forward_passes'], asked['backward_passes'],
-      told['forward_passes']))
+      asked.metrics['forward_passes'], asked.metrics['backward_passes'],
+      told.metrics['forward_passes']))
   # L + 2 U rows train. Of the L + U that the received model sees, U are left.
   unlabeled = fewer - backward
   labeled = backward - 2 * unlabeled

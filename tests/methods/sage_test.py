@@ -11,8 +11,8 @@ import pytest
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import tree
 from tests import toy
-from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import same, weights
+from tests.methods.baselines_test import same
+from tests.methods.updates import change, update
 from tests.thorough import wider
 
 
@@ -65,7 +65,7 @@ def test_the_divergence_from_targets():
 
 def test_all_labelers_agree_while_the_model_has_not_moved():
   """One local step: the received model is still the local one."""
-  a, *rest = (weights(one_round(text, local_steps=1)[1]) for text in (
+  a, *rest = (change(text, local_steps=1) for text in (
       'sage(threshold=0.4)', 'fixmatch(threshold=0.4)',
       "fixmatch(threshold=0.4, labeler='global')"))
   for b in rest:
@@ -78,7 +78,7 @@ def test_all_labelers_agree_while_the_model_has_not_moved():
     (1e-9, "fixmatch(threshold=0.0, labeler='global', weak_in_batch=True)")])
 def test_it_reduces_to_one_labeler(model, half_gap, other):
   """Where every row counts, a gap of any size changes nothing, or all."""
-  a, b, c = (weights(one_round(text, model, local_steps=6)[1]) for text in (
+  a, b, c = (change(text, model=model, local_steps=6) for text in (
       f'sage(threshold=0.0, half_gap={half_gap})', other,
       'sage(threshold=0.0)'))
   np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
@@ -88,20 +88,20 @@ def test_it_reduces_to_one_labeler(model, half_gap, other):
 @pytest.mark.parametrize('knob', [
     'threshold=1.1', *wider('unlabeled_weight=0.0')])
 def test_without_unlabeled_rows_it_is_the_supervised_part(knob):
-  a, b = (weights(one_round(f'{name}({knob})', 'conv')[1])
+  a, b = (change(f'{name}({knob})', model='conv')
           for name in ('sage', 'fixmatch'))
   np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 def test_weak_views_enter_the_batch_statistics_only():
   text = "fixmatch(threshold=1.1, labeler='global'{})"
-  apart, beside = (one_round(text.format(knob), 'conv')[1].server
-                   for knob in ('', ', weak_in_batch=True'))
-  local = one_round('fixmatch(threshold=1.1)', 'conv')[1].server
+  apart, beside, local = (update(x, model='conv').message for x in (
+      text.format(''), text.format(', weak_in_batch=True'),
+      'fixmatch(threshold=1.1)'))
   chex.assert_trees_all_close(beside, local, rtol=1e-5, atol=1e-7)
-  gap = tree.global_norm(tree.subtract(beside.model.stats, apart.model.stats))
+  gap = tree.global_norm(tree.subtract(beside.stats, apart.stats))
   assert gap > 1e-3
-  without = [one_round(text.format(knob))[1].server
+  without = [update(text.format(knob)).message
              for knob in ('', ', weak_in_batch=True')]
   chex.assert_trees_all_equal(*without)
 

@@ -29,9 +29,14 @@ KEY = toy.key(4)
 _rounds = functools.partial(alternate_rounds.rounds, KEY)
 
 
+def _momentum(round_):
+  del round_
+  return optax.sgd(RATE, momentum=0.9)
+
+
 def test_without_confident_rows_the_server_trains_alone():
   """Nobody takes part, and the server's momentum is not touched."""
-  task = _task(optimizer=lambda round_: optax.sgd(RATE, momentum=0.5))
+  task = _task(optimizer=_momentum)
   first, after, metrics = _rounds(
       'semifl(threshold=1.1, keep_momentum=False, clip_norm=1e999)', 2, task)
   _, alone, _ = _rounds('fedavg', 2, task)
@@ -44,7 +49,8 @@ def test_without_confident_rows_the_server_trains_alone():
 
 
 def test_without_a_threshold_every_row_is_learnt():
-  _, after, metrics = _rounds('semifl(threshold=0)', 1, _task())
+  _, after, metrics = _rounds('semifl(threshold=0)', 1,
+                              _task(optimizer=_momentum))
   assert toy.means(metrics)['mask_rate'] == 1
   assert metrics['num_participants'] == np.sum(np.array(toy.UNLABELED) > 0)
   # Each row is labeled once, and learnt in two views.
@@ -64,7 +70,7 @@ def _client(federation, i):
 def test_who_is_not_sure_sits_out_and_keeps_what_it_has():
   """tau between the surest rows of two clients."""
   federation, _ = toy.federation('server')
-  task = _task(optimizer=lambda round_: optax.sgd(RATE, momentum=0.9))
+  task = _task(optimizer=_momentum)
   made = methods.make('semifl', task)
   model = made.init(KEY, federation).server.own.model
   label = jax.jit(lambda i: labeling.probabilities(
@@ -285,7 +291,7 @@ def test_a_warm_up_is_so_many_passes_of_the_server():
 
 
 def test_optimizers_are_kept_or_not():
-  task = _task(optimizer=lambda round_: optax.sgd(RATE, momentum=0.9))
+  task = _task(optimizer=_momentum)
   _, kept, _ = _rounds('semifl(threshold=0)', 1, task)
   _, fresh, _ = _rounds('semifl(threshold=0, keep_momentum=False)', 1, task)
   assert tree.global_norm(kept.server.own.opt_state) > 0

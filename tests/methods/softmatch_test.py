@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import chex
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,15 +9,14 @@ from fedjax_ssl import methods
 from fedjax_ssl.losses import moving
 from tests import toy
 from tests.methods import kept
-from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import weights
+from tests.methods.updates import change, end, update
 from tests.thorough import wider
 
 
 @pytest.mark.parametrize('model, place', [
     ('linear', 'server'), *wider(('conv', 'clients'))])
 def test_a_wide_gaussian_lets_every_row_count_the_same(model, place):
-  a, b, c = (weights(one_round(text, model, place, local_steps=4)[1])
+  a, b, c = (change(text, model=model, place=place, local_steps=4)
              for text in ('softmatch(num_sigmas=0.0)',
                           'fixmatch(threshold=0.0)',
                           'softmatch(decay=0.0)'))
@@ -27,37 +25,38 @@ def test_a_wide_gaussian_lets_every_row_count_the_same(model, place):
 
 
 def test_a_narrow_gaussian_is_a_threshold_at_the_mean():
-  mine, metrics = kept.after(
-      'softmatch(num_sigmas=1e9, decay=1.0, align=False)', mean=.36)
-  fixmatch, found = kept.after('fixmatch(threshold=0.36)')
-  np.testing.assert_allclose(weights(mine), weights(fixmatch), rtol=1e-4,
-                             atol=1e-6)
+  mine, fixmatch = (update(text, kept=kept_, local_steps=2) for text, kept_ in (
+      ('softmatch(num_sigmas=1e9, decay=1.0, align=False)', {'mean': .45}),
+      ('fixmatch(threshold=0.45)', {})))
+  chex.assert_trees_all_close(mine.message, fixmatch.message, rtol=1e-4,
+                              atol=1e-6)
+  metrics, found = (toy.means(x.metrics) for x in (mine, fixmatch))
   assert 0 < found['mask_rate'] < 1
   np.testing.assert_allclose(metrics['mask_rate'], found['mask_rate'],
                              rtol=1e-5)
-  np.testing.assert_allclose(metrics['bar'], .36, rtol=1e-6)
+  np.testing.assert_allclose(metrics['bar'], .45, rtol=1e-6)
 
 
 def test_alignment_with_equal_classes_changes_nothing():
   """And labels are never the aligned ones."""
   text = 'softmatch(decay=1.0, align={})'
   off, even, skewed = (
-      weights(kept.after(text.format(align), mean=.5, variance=.01,
-                         shares=jnp.array(shares))[0])
+      change(text.format(align), local_steps=2, kept={
+          'mean': .5, 'variance': .01, 'shares': shares})
       for align, shares in ((False, (0, 0, 0)), (True, (1/3, 1/3, 1/3)),
                             (True, (.8, .1, .1))))
   np.testing.assert_allclose(off, even, rtol=1e-3, atol=1e-5)
   assert not np.allclose(off, skewed, atol=1e-4)
   # With all weights 1 the skew has nothing left to act on.
-  a, b = (weights(kept.after('softmatch(decay=1.0, num_sigmas=0.0)',
-                             shares=jnp.array(shares))[0])
+  a, b = (change('softmatch(decay=1.0, num_sigmas=0.0)', local_steps=2,
+                 kept={'shares': shares})
           for shares in ((1/3, 1/3, 1/3), (.8, .1, .1)))
   np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize('place', ['clients', *wider('server')])
 def test_without_unlabeled_rows_it_is_the_supervised_part(place):
-  a, b = (one_round(text, 'conv', place)[1].server for text in (
+  a, b = (end(text, 'conv', place) for text in (
       'softmatch(unlabeled_weight=0.0)', 'fixmatch(threshold=1.1)'))
   chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
 

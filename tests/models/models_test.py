@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
+from tests import toy
 from tests.thorough import wider
 
 # Trainable parameters with 10 classes.
@@ -52,14 +53,14 @@ def _images(rows, side=8, channels=1):
 
 @pytest.mark.parametrize('case', _COUNTS, ids=str)
 def test_number_of_parameters(case):
-  made = jax.eval_shape(_make(*case, conv_impl='lax').init, jax.random.key(0))
+  made = jax.eval_shape(_make(*case, conv_impl='lax').init, toy.key(0))
   assert _count(made.params) == _COUNTS[case]
 
 
 def test_resnet8_with_100_classes():
   model = models.make('resnet8', num_classes=100, input_shape=(32, 32, 3),
                       conv_impl='lax')
-  made = jax.eval_shape(model.init, jax.random.key(0))
+  made = jax.eval_shape(model.init, toy.key(0))
   assert _count(made.params) == 1_250_724
 
 
@@ -79,7 +80,7 @@ def test_record_is_pure_and_typed(name, norm):
     return
   x = jax.ShapeDtypeStruct((3, *shape), jnp.float32)
   mask = jax.ShapeDtypeStruct((3,), jnp.float32)
-  made = jax.eval_shape(model.init, jax.random.key(0))
+  made = jax.eval_shape(model.init, toy.key(0))
   assert {leaf.dtype for leaf in jax.tree.leaves(made)} == {
       jnp.dtype('float32')}
   assert bool(made.stats) == (model.norm == 'batch')
@@ -94,7 +95,7 @@ def test_record_is_pure_and_typed(name, norm):
 def test_cnn_takes_every_image(side, channels):
   model = _make('cnn', side, channels)
   x = jax.ShapeDtypeStruct((2, side, side, channels), jnp.float32)
-  made = jax.eval_shape(model.init, jax.random.key(0))
+  made = jax.eval_shape(model.init, toy.key(0))
   assert jax.eval_shape(model.apply, made, x).shape == (2, 10)
   assert _count(made.params) < 30_000
 
@@ -102,16 +103,17 @@ def test_cnn_takes_every_image(side, channels):
 def test_cnn_of_means_over_windows():
   """It is the plain one on the smaller images, whatever is left at borders."""
   large, small = _make('cnn(width=4, stride=3)', 26), _make('cnn(width=4)', 8)
-  made = large.init(jax.random.key(0))
+  made = large.init(toy.key(0))
   images = _images(2, 8)
   wide = jnp.pad(jnp.repeat(jnp.repeat(images, 3, 1), 3, 2),
                  ((0, 0), (0, 2), (0, 2), (0, 0)), constant_values=99)
   checker = jnp.asarray([1., 0., -1.])  # Means of 0 over every window.
   wide = wide.at[:, :24, :24].add(jnp.tile(checker, 8)[:, None])
-  np.testing.assert_allclose(large.apply(made, wide), small.apply(made, images),
-                             atol=1e-5)
+  np.testing.assert_allclose(
+      jax.jit(large.apply)(made, wide), jax.jit(small.apply)(made, images),
+      atol=1e-5)
   with pytest.raises(ValueError, match='stride is 7; it must leave 4x4'):
-    _make('cnn(stride=7)', 26).init(jax.random.key(0))
+    _make('cnn(stride=7)', 26).init(toy.key(0))
 
 
 @pytest.mark.parametrize('norm', ['batch', *wider('none')])
@@ -130,7 +132,7 @@ def test_forms_agree_on_a_whole_net(norm):
         return jnp.sum(rows * mask)
       return jax.jit(jax.grad(loss))(variables.params)
     variables = _make('cnn(width=16)', norm=norm, dtype='float64').init(
-        jax.random.key(0))
+        toy.key(0))
     want = gradient('lax', variables)
     for impl in ('auto', 'gemm'):
       got = gradient(impl, variables)
@@ -141,7 +143,7 @@ def test_forms_agree_on_a_whole_net(norm):
 
 def test_masked_rows_do_not_reach_the_others():
   model = _make('cnn(width=4)', norm='batch')
-  variables = model.init(jax.random.key(0))
+  variables = model.init(toy.key(0))
   x = _images(4)
   mask = jnp.asarray([1., 1., 1., 0.])
   train = jax.jit(model.apply_train)
@@ -154,18 +156,18 @@ def test_masked_rows_do_not_reach_the_others():
 def test_only_networks_with_dropout_use_the_key():
   for name, side, drops in (('fedtrinet_mnist', 32, True), ('cnn', 8, False)):
     model = _make(name, side, conv_impl='lax')
-    variables = model.init(jax.random.key(0))
+    variables = model.init(toy.key(0))
     x = _images(2, side)
     train = jax.jit(model.apply_train)
     plain, _ = train(variables, x, None)
-    np.testing.assert_allclose(plain, model.apply(variables, x), rtol=1e-5,
-                               atol=1e-5)
-    dropped, _ = train(variables, x, None, jax.random.key(1))
+    np.testing.assert_allclose(plain, jax.jit(model.apply)(variables, x),
+                               rtol=1e-5, atol=1e-5)
+    dropped, _ = train(variables, x, None, toy.key(1))
     assert bool(np.allclose(dropped, plain)) != drops
 
 
 def test_half_precision_is_near():
-  variables = _make('cnn(width=4)').init(jax.random.key(0))
+  variables = _make('cnn(width=4)').init(toy.key(0))
   x = _images(4)
   exact = jax.jit(_make('cnn(width=4)').apply)(variables, x)
   half = jax.jit(_make('cnn(width=4)', dtype='bfloat16').apply)(variables, x)
@@ -175,7 +177,7 @@ def test_half_precision_is_near():
 
 def test_fedmatch_resnet_has_no_bias():
   made = jax.eval_shape(_make('resnet9_fedmatch', 32, 3).init,
-                        jax.random.key(0))
+                        toy.key(0))
   assert all(leaf.ndim > 1 for leaf in jax.tree.leaves(made.params))
 
 

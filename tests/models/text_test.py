@@ -26,7 +26,7 @@ names = pytest.mark.parametrize('name', NAMES)
 
 def _model(name, shape=(6,)):
   model = models.make(name, num_classes=3, input_shape=shape)
-  return model, model.init(jax.random.key(0))
+  return model, model.init(toy.key(0))
 
 
 @names
@@ -100,11 +100,11 @@ def _task(kind):
 def test_fedssl_learns_texts(kind):
   federation = _texts(kind)
   method = methods.make('fedssl(gan_width=4, noise_size=3)', _task(kind))
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   one = jax.jit(method.round)
   first = state
   for i in range(100):
-    state, metrics = one(state, federation, jnp.int32(i), jax.random.key(i))
+    state, metrics = one(state, federation, jnp.int32(i), toy.key(i))
   chex.assert_tree_all_finite((state, toy.means(metrics)))
   assert tree.global_norm(tree.subtract(
       first.server.generator, state.server.generator)) > 0
@@ -117,7 +117,7 @@ def test_only_the_classifier_trains_the_word_vectors():
   """G and D see them as constants; else reconstruction would shrink them."""
   federation, task = _texts('tokens'), _task('tokens')
   state = methods.make('fedssl(gan_width=4, noise_size=3)', task).init(
-      jax.random.key(0), federation)
+      toy.key(0), federation)
   nets = state.server.nets
   rows = gmixup.Rows(federation.train.inputs[:5], federation.train.labels[:5],
                      *[jnp.ones(5)] * 3)
@@ -128,7 +128,7 @@ def test_only_the_classifier_trains_the_word_vectors():
         choices, real_data=real_data))
     def cost(params):
       model = nets.model._replace(params=params)
-      made = gmixup.material(problem, model, rows, jax.random.key(1))
+      made = gmixup.material(problem, model, rows, toy.key(1))
       return gmixup.joint_cost(
           problem, (params, nets.generator), nets._replace(model=model),
           made)[0]
@@ -146,7 +146,7 @@ def test_mixmatch_blends_texts_as_their_vectors():
       for kind in ('tokens', 'vectors'))
   vectors = dataclasses.replace(vectors, model=models.make(
       NAMES[0], num_classes=3, input_shape=(6, 4)))
-  model = tokens.model.init(jax.random.key(0))
+  model = tokens.model.init(toy.key(0))
   embedded = dataclasses.replace(federation, train=federation.train._replace(
       inputs=tokens.model.embed(model, federation.train.inputs)))
   def moved(task, model, federation):
@@ -158,7 +158,7 @@ def test_mixmatch_blends_texts_as_their_vectors():
                                   averaging._Memory(None, None),
                                   federation.train, federation.validation,
                                   jnp.int32(0), jnp.int32(0)),
-                           jax.random.key(1)).message.params
+                           toy.key(1)).message.params
   one = moved(tokens, model, federation)
   other = moved(vectors, model, embedded)
   table, fixed = (params.pop('embedding') for params in (one, other))
@@ -171,8 +171,8 @@ def test_mixmatch_refuses_ids_without_vectors_in_one_line():
   task, federation = _task('tokens'), _texts('tokens')
   method = methods.make('mixmatch', dataclasses.replace(
       task, model=task.model._replace(embed=None)))
-  state = method.init(jax.random.key(0), federation)
+  state = method.init(toy.key(0), federation)
   with pytest.raises(ValueError, match='cannot be blended') as error:
     jax.eval_shape(lambda state: method.round(
-        state, federation, jnp.int32(0), jax.random.key(0)), state)
+        state, federation, jnp.int32(0), toy.key(0)), state)
   assert '\n' not in str(error.value)

@@ -22,6 +22,13 @@ from tests import toy
 from tests.thorough import wider
 
 
+@pytest.fixture(autouse=True)
+def quick_keys(monkeypatch):
+  """Keys whose draws are quick to compile."""
+  monkeypatch.setattr(runner, 'root_keys', lambda seed: tuple(
+      jax.random.split(toy.key(seed))))
+
+
 @functools.lru_cache
 def method():
   return methods.make('fedavg(keep_local=True)', toy.task())

@@ -151,6 +151,22 @@ def _weak() -> list[int]:
       jnp.asarray(1.0), lambda x: x * jnp.float32(2), None))
 
 
+def _traces() -> list[int]:
+  """How often a run has traced its network once it is begun, and trained."""
+  mesh, count = compiled.mesh(), 0
+  task = _task(mesh, toy.task().model)
+  def apply_train(*args, **kwargs):
+    nonlocal count
+    count += 1
+    return toy.task().model.apply_train(*args, **kwargs)
+  task = dataclasses.replace(
+      task, model=task.model._replace(apply_train=apply_train))
+  runs = _start(methods.make('fedavg', task), toy.federation()[0], mesh)
+  begun = count
+  runs.advance(0, 2)
+  return [begun, count]
+
+
 def _negative_zeros() -> list[bool]:
   """Whether rows of -0.0 keep their sign: split over devices, by `take`s."""
   from fedjax_ssl.core import tree
@@ -169,6 +185,7 @@ COUNTER = {
     'weak': _weak,
     'split': functools.partial(_splitting, runner.Sequential),
     'split, unpinned': functools.partial(_splitting, _Unpinned),
+    'traces': _traces,
     'negative_zeros': _negative_zeros
 }
 
@@ -243,6 +260,12 @@ def test_the_network_of_tiles_takes_every_form(rows):
 
 def test_seeds_together_are_one_program(reports):
   assert reports['together'] == [1, 1]
+
+
+def test_a_round_is_traced_once(reports):
+  """For the shapes of its metrics and for the loop, as on one device."""
+  begun, trained = reports['traces']
+  assert 0 < begun == trained
 
 
 def test_a_second_program_is_found(reports):

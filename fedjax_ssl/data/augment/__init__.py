@@ -6,7 +6,7 @@ All of it runs under `jit`, `vmap` and `scan`, and no operation branches.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
@@ -43,7 +43,8 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return naming(field, text, _built(field, text, WEAK, flip))
+  return naming(field, text, registry.build(
+      field, text, WEAK, defaults={'flip': flip}))
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
@@ -51,19 +52,8 @@ def make_strong(text: str, *, flip: bool = True) -> View:
 
   A strong view is a weak one, operations, then a cutout.
   """
-  return naming('strong', text, _built('strong', text, STRONG, flip))
-
-
-def _built(field: str, text: str, known: Mapping[str, Callable[..., View]],
-           flip: bool) -> View:
-  """The view; what the text says of flips beats what the data say."""
-  try:
-    _, given = registry.parse(text)
-  except ValueError:
-    given = {}  # `build` says why.
-  view: View = registry.build(
-      field, text, known, **({} if 'flip' in given else {'flip': flip}))
-  return view
+  return naming('strong', text, registry.build(
+      'strong', text, STRONG, defaults={'flip': flip}))
 
 
 @knobs.checked()

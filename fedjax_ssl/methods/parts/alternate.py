@@ -49,7 +49,7 @@ class Server(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """What such methods have in common, settled.
+  """What such methods have in common.
 
   Attributes:
     server_momentum: beta of the server, m <- beta m + mean update; 0 is off.
@@ -66,16 +66,11 @@ class Settings(NamedTuple):
   warmup_passes: int
 
 
-def settled(task: Task, *given: Any) -> tuple[Task, Settings]:
-  """The task with clipped gradients and the server's momentum; the settings.
+def settled(task: Task, s: Settings) -> Task:
+  """Gives a task clipped gradients and the server's momentum.
 
   An optimizer of the server that the task has takes the place of the momentum.
-
-  Args:
-    task: as the method gets it.
-    *given: the fields of `Settings`, in their order.
   """
-  s = Settings(*given)
   plain, server = task.optimizer, task.server_optimizer
   def clipped(round_: Any) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(s.clip_norm), plain(round_))
@@ -83,7 +78,7 @@ def settled(task: Task, *given: Any) -> tuple[Task, Settings]:
     server = optax.sgd(1.0, momentum=s.server_momentum)
   return dataclasses.replace(
       task, server_optimizer=server,
-      optimizer=plain if math.isinf(s.clip_norm) else clipped), s
+      optimizer=plain if math.isinf(s.clip_norm) else clipped)
 
 
 def _streams(task: Task) -> str:
