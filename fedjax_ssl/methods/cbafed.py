@@ -21,7 +21,8 @@ views.
 Two residual connections slow the models down. After 6, 11, 16, ... epochs in a
 round the model of a client with labels is 4/5 of what it was at the last such
 point, the first being the end of its first epoch, and 1/5 of what it is. After
-5, 10, ... rounds the server's is half of what it was so long ago.
+6, 11, ... rounds of all clients the server's is half of what it was at the last
+such point, the first being the end of the warm-up, and half of what it is.
 
 A client counts by the rows that it learnt from. This has second classes in it:
 the code returns the sum of its histogram, which includes them. A client that

@@ -12,6 +12,7 @@ from fedjax_ssl.methods import pdcfed
 from fedjax_ssl.methods.parts import mean_teacher
 from tests import toy
 from tests.methods.one_client import BOTH, KNOWN, UNKNOWN, update
+from tests.thorough import wider
 
 SEEN = pdcfed.Seen(jnp.float32(.4), jnp.float32(.02))
 
@@ -77,7 +78,7 @@ def negative(key, images):
 OFF = 'unlabeled_weight=0.0, entropy_weight=0.0, max_norm=1e6'
 
 
-@pytest.mark.parametrize('who', [KNOWN, BOTH])
+@pytest.mark.parametrize('who', [KNOWN, *wider(BOTH)])
 def test_without_its_losses_it_is_fedavg(who):
   mine, theirs = (update(text, who, local_epochs=2)
                   for text in (f'pdcfed({OFF})', 'fedavg'))

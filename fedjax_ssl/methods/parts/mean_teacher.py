@@ -1,8 +1,8 @@
 """Mean teachers, for clients of which some hold labels and others do not.
 
-RSCFed, FedIRM and Fed-Consist share this: a step that spends no time on a kind
-of rows that the client does not have; a teacher and an optimizer that stay on
-the client; and a warm-up in which only clients with labels train.
+RSCFed, FedIRM, Fed-Consist and CBAFed share this: a step that spends no time on
+a kind of rows that the client does not have; a teacher and an optimizer that
+stay on the client; and a warm-up in which only clients with labels train.
 
 A loss here is for rows of one kind. It is `(model, teacher, batch, key) ->
 (loss, Aux)`, the form of `core.local_training.LossFn` with the client's mean
