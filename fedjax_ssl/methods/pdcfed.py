@@ -236,7 +236,8 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
   checks.check('learnt', chosen['learnt'], LEARNT)
   s = _Settings(threshold, low_threshold, least_weight, unlabeled_weight,
                 entropy_weight, temperature, decay, **chosen)
-  task, local = alternate.settled(task, 0.0, max_norm, keep_momentum, 0, 0)
+  local = alternate.Settings(0.0, max_norm, keep_momentum, 0, 0)
+  task = alternate.settled(task, local)
 
   def init(key: jax.Array, federation: Federation
            ) -> tuple[assemble.Server, PyTree]:

@@ -3,15 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedjax_ssl import data
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import State
+from fedjax_ssl.core.types import Federation, State
 from fedjax_ssl.training import environment
 
 
 def check(options: Config, state: State,
-          federations: Sequence[data.Federation]) -> None:
+          federations: Sequence[Federation]) -> None:
   """Refuses more clients than there is memory for what they keep.
 
   Args:
