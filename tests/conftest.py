@@ -102,6 +102,12 @@ _PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
              'tests/training/round_hlo_test.py')
 
 
+# Tests of scripts that measure; a flag that they lack is found without them.
+_BENCHMARKS = tuple(f'tests/programs/{name}_test.py' for name in (
+    'accelerator', 'benchmarks', 'conv_layers', 'conv_tiles', 'growth', 'torch'
+))
+
+
 # Laws of one method each, on whole rounds; those of all are its contract.
 _LAWS = 'tests/methods/'
 
@@ -130,6 +136,8 @@ def pytest_collection_modifyitems(config: pytest.Config,
       item.add_marker('programs')
     elif item.nodeid.startswith(_LAWS) and 'contract_test' not in item.nodeid:
       item.add_marker('laws')
+    if item.nodeid.startswith(_BENCHMARKS):
+      item.add_marker('thorough')
   if not hasattr(config, 'workerinput'):
     return
   groups = [_group(item.nodeid) for item in items]
