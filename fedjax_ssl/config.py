@@ -239,7 +239,7 @@ class Config:
   client_map: str = _option(
       'auto', 'Clients one after another, under vmap, or in lanes: a vmap of '
       'chunk_size places, of which each takes its next client when one is '
-      'done; auto: map on CPU, else vmap.',
+      'done; auto: map on CPU, measured elsewhere.',
       choices=('auto', 'map', 'vmap', 'lanes'))
   conv_impl: str = _option(
       'auto', 'Form of the convolutions: lax, reordered, gemm, taps or '

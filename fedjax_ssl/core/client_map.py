@@ -145,19 +145,16 @@ class Plan(NamedTuple):
     def empty(x):
       return jnp.zeros((self.ticks, *x.shape), x.dtype)
 
-    def take(out, made, places):
+    def take(out, made, place):
       total, rows = out
-      messages, results = made
-      done = places < self.ticks
+      message, result = made
       if summing:
-        messages = jax.vmap(tree.where)(
-            done, messages, tree.zeros_like(messages))
-        total = self._replace(per_tick=1, block=len(done))._add(
-            total, messages, jnp.where(done, results.weight, 0))
-        messages = ()
+        alone = self._replace(per_tick=1, block=1)
+        total = alone._add(total, *jax.tree.map(
+            lambda x: x[None], (message, result.weight)))
+        message = ()
       return total, jax.tree.map(
-          lambda all_, new: all_.at[places].set(new, mode='drop'),
-          rows, (messages, results))
+          lambda all_, new: all_.at[place].set(new), rows, (message, result))
 
     total, rows = lanes_lib.run(one, slots, self.lanes, take, (
         jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), message)

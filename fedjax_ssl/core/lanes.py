@@ -106,8 +106,9 @@ class Cut(NamedTuple):
 def cut(body: Callable[..., Any], shared: PyTree, slot: PyTree) -> Cut:
   """Cuts `body(shared, slot)` at its last loop in the scope `STEPS`.
 
-  Loops before it, and those inside of branches, stay in what precedes it.
-  Without any, there are no steps.
+  Loops before it, such as a pass that labels rows, and those inside of branches
+  are not cut: the lanes wait while one of them goes through these. Without any
+  loop there are no steps.
 
   Args:
     body: what `common_expressions.merge_equal` returned, whose expressions are
@@ -128,7 +129,8 @@ def cut(body: Callable[..., Any], shared: PyTree, slot: PyTree) -> Cut:
   for eqn in _split(rest, wanted)[0]:
     if not eqn.effects and _inputs([eqn]) <= common.keys():
       evaluate([eqn], common)
-  own = [eqn for eqn in rest if not common.keys() >= {*eqn.outvars}]
+  own = [eqn for eqn in rest
+         if eqn.effects or not common.keys() >= {*eqn.outvars}]
   before, after = _split(own, wanted)
   made = [x for eqn in before for x in eqn.outvars]
   read = _inputs(after) | set(_variables(jaxpr.outvars))
@@ -180,8 +182,8 @@ def run(one: Cut, slots: Any, width: int,
     slots: [S, ...], taken in this order.
     width: K, at least 1. A single lane is no vmap: bits are those of the
       clients one after another.
-    take: (out, results [K, ...], places int32[K]) -> out, which takes in the
-      clients that are done; a place of S or more is none.
+    take: (out, result, place int32[]) -> out, which takes in a client that is
+      done.
     out: what is made of the results.
 
   Returns:
@@ -190,8 +192,7 @@ def run(one: Cut, slots: Any, width: int,
   size = jax.tree.leaves(slots)[0].shape[0]
   width = min(width, size)
   together: Callable[..., Any] = jax.vmap if width > 1 else _alone
-  start, step = together(one.start), together(one.step)
-  goes_on, finish = together(one.goes_on), together(one.finish)
+  goes_on, step = together(one.goes_on), together(one.step)
 
   def of(places: jax.Array) -> Any:
     return tree.take(slots, jnp.minimum(places, size - 1))
@@ -201,12 +202,14 @@ def run(one: Cut, slots: Any, width: int,
     return ~goes_on(lanes) & (places < size)
 
   def follow(state: Any) -> Any:
+    """One lane takes its next client; the others need not go along."""
     lanes, places, following, out = state
-    ended = done(state)
-    out = take(out, finish(of(places), lanes), jnp.where(ended, places, size))
-    places = jnp.where(ended, following + jnp.cumsum(ended) - 1, places)
-    return (_where(ended, start(of(places)), lanes), places,
-            following + ended.sum(), out)
+    which = done(state).argmax()
+    place = places[which]
+    out = take(out, one.finish(of(place), _row(lanes, which)), place)
+    lanes = jax.tree.map(lambda x, new: x.at[which].set(new), lanes,
+                         one.start(of(following)))
+    return lanes, places.at[which].set(following), following + 1, out
 
   def ready(state: Any) -> Any:
     return lax.while_loop(lambda state: done(state).any(), follow, state)
@@ -215,13 +218,18 @@ def run(one: Cut, slots: Any, width: int,
     lanes, *rest = state
     after = step(lanes)
     if width > 1:  # A single lane always goes on.
-      after = _where(goes_on(lanes), after, lanes)
+      after = jax.vmap(tree.where)(goes_on(lanes), after, lanes)
     return ready((after, *rest))
 
   places = jnp.arange(width, dtype=jnp.int32)
-  state = ready((start(of(places)), places, jnp.int32(width), out))
+  state = ready((together(one.start)(of(places)), places, jnp.int32(width),
+                 out))
   return lax.while_loop(
       lambda state: (state[1] < size).any(), advance, state)[-1]
+
+
+def _row(lanes: Lane, which: jax.Array) -> Lane:
+  return jax.tree.map(lambda x: x[which], lanes)
 
 
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,11 +238,6 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.tree.map(lambda x: x[None], function(
         *jax.tree.map(lambda x: x[0], args)))
   return one
-
-
-def _where(chosen: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-  """Leaves [K, ...]: the new ones of the lanes chosen."""
-  return jax.vmap(tree.where)(chosen, new, old)
 
 
 def longest(steps: jax.Array, width: int) -> jax.Array:

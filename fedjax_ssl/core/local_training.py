@@ -118,7 +118,7 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
   The number of steps is a traced value. Clients that are mapped one by one
   therefore each take the time of their own steps. Under vmap a chunk takes as
   long as its longest client, and JAX keeps the results of those that are done;
-  in lanes the next client follows.
+  in lanes the next client follows after the last such loop.
 
   Args:
     step: (learner, batch, key) -> (learner, metrics).

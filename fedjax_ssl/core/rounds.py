@@ -188,15 +188,19 @@ def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
   So clients with about the same work share a chunk, and sums do not depend on
   the order in which the sampler named the clients.
   """
-  shard = tree.take(federation.clients, ids)
-  shard = shard._replace(
-      num_labeled=jnp.where(active, shard.num_labeled, 0),
-      num_unlabeled=jnp.where(active, shard.num_unlabeled, 0))
+  shard = _if_active(tree.take(federation.clients, ids), active)
   amount = jnp.where(active, jax.vmap(work)(shard), -1)
   ids = jnp.where(active, ids, federation.num_clients).astype(jnp.int32)
   order = jnp.lexsort((ids, -amount))
   slots = _Slots(ids, active, shard, tree.take_bits(memory, ids))
   return tree.take(slots, order)
+
+
+def _if_active(shard: Shard, active: jax.Array) -> Shard:
+  """The rows of those that take part, and none of the others."""
+  return shard._replace(
+      num_labeled=jnp.where(active, shard.num_labeled, 0),
+      num_unlabeled=jnp.where(active, shard.num_unlabeled, 0))
 
 
 def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
@@ -380,8 +384,10 @@ def _run_group(parts: _ClientPass, server: PyTree, memory: PyTree,
 
   def body(shared, slot: _Slots):
     server, train, validation, round_, group, key = shared
-    client = Client(slot.ids, slot.shard, slot.memory, train, validation,
-                    round_, group)
+    # `client_map` fills up its chunks and devices with inactive slots.
+    shard = _if_active(slot.shard, slot.active)
+    client = Client(slot.ids, shard, slot.memory, train, validation, round_,
+                    group)
     return _one_client(parts, cohort.ids.size, server, client, slot.active,
                        key)
 

@@ -25,8 +25,9 @@ point, the first being the end of its first epoch, and 1/5 of what it is. After
 such point, the first being the end of the warm-up, and half of what it is.
 
 A client counts by the rows that it learnt from. This has second classes in it:
-the code returns the sum of its histogram, which includes them. A client that
-keeps nothing divides by zero there and sits out here.
+the code returns the sum of its histogram, which includes them. The code divides
+by zero where no row is sure; here a client counts by its second classes alone,
+and sits out if it keeps nothing.
 
 The authors first train the client with labels alone for 501 epochs, in one go;
 here that is a share of the rounds, of as many epochs as others. Without it the

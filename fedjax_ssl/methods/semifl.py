@@ -93,7 +93,7 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
   Returns:
     The method.
   """
-  # Draws of a Beta below this are 0 / 0.
+  # Draws of a Beta not far below this are NaN.
   knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
   s = alternate.Settings(
       server_momentum=server_momentum, clip_norm=clip_norm,

@@ -10,7 +10,7 @@ from fedjax_ssl.core import registry
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import command
 
-# What FedAvg is called, which learns from labels only, by --labels.
+# FedAvg learns from labels only. By --labels, its runs are called
 BOUNDS = {'few': 'labels only (lower bound)', 'all': 'all labels (upper bound)'}
 PLAIN = 'fedavg'
 LONGEST = 48  # Characters of a name.

@@ -23,7 +23,7 @@ def check(options: Config, state: State,
   """
   clients = federations[0].num_clients
   total = tree.num_bytes(state.memory) * len(federations)
-  most = environment.memory()
+  most = environment.memory(options.num_devices)
   if total > most:
     raise FieldError(
         'num_clients', clients, 'between rounds each client keeps '

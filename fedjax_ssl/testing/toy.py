@@ -11,7 +11,14 @@ import numpy as np
 
 from fedjax_ssl import models
 from fedjax_ssl.core import optimizers
-from fedjax_ssl.core.types import Examples, Federation, Model, Ratio, Task
+from fedjax_ssl.core.types import (
+  Examples,
+  Federation,
+  Model,
+  Ratio,
+  Shard,
+  Task,
+)
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.data import partition
 from fedjax_ssl.models import layers
@@ -40,7 +47,7 @@ def federation(labels_at: str = 'clients', labels: str = 'few'
                ) -> tuple[Federation, np.ndarray]:
   """The federation, and bool[D]: rows whose labels the setting hides.
 
-  The last row belongs to nobody.
+  The last row belongs to nobody and fills up the tables of rows.
   """
   rng = np.random.default_rng(7)
   owner_l = np.repeat(np.arange(NUM_CLIENTS), LABELED)
@@ -51,6 +58,7 @@ def federation(labels_at: str = 'clients', labels: str = 'few'
       np.append(np.concatenate(owners)[order], -1)
       for owners in ((owner_l, none_u), (none_l, owner_u)))
   dealt = partition.make_partition(labeled, unlabeled)
+  nobodys = order.size
   if labels_at == 'server':
     dealt = dealt._replace(labeled=np.where(
         dealt.labeled >= 0, NUM_CLIENTS, -1).astype(np.int32))
@@ -60,10 +68,22 @@ def federation(labels_at: str = 'clients', labels: str = 'few'
   made = federation_lib.federate(
       train, validation, test, dealt, num_clients=NUM_CLIENTS,
       labels_at=labels_at, labels=labels, num_classes=NUM_CLASSES)
+  made = dataclasses.replace(made, clients=_filled_up(made.clients, nobodys),
+                             server=_filled_up(made.server, nobodys))
   hidden = dealt.labeled < 0
   if labels == 'all':
     hidden &= dealt.unlabeled < 0
   return jax.tree.map(jnp.asarray, made), hidden
+
+
+def _filled_up(shard: Shard, row: int) -> Shard:
+  """The same rows; what is behind them in the tables is `row`."""
+  def one(table, size):
+    real = np.arange(table.shape[-1]) < np.asarray(size)[..., None]
+    return np.where(real, table, row).astype(np.int32)
+  return shard._replace(
+      labeled=one(shard.labeled, shard.num_labeled),
+      unlabeled=one(shard.unlabeled, shard.num_unlabeled))
 
 
 def means(metrics):

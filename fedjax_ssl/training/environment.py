@@ -77,11 +77,11 @@ def describe() -> dict[str, Any]:
   }
 
 
-def memory() -> int:
-  """Bytes that the devices of all processes have together."""
+def memory(num_devices: int = 0) -> int:
+  """Bytes that so many devices have together, of all processes; 0: all."""
   each = devices()[0].memory_stats() or {}
   if 'bytes_limit' in each:
-    return int(each['bytes_limit']) * jax.device_count()
+    return int(each['bytes_limit']) * (num_devices or jax.device_count())
   return files.memory() * jax.process_count()
 
 

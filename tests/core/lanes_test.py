@@ -39,11 +39,10 @@ def body(shared, slot):
 
 @pytest.mark.parametrize('width', [1, 2, 3, 8, 20])
 def test_every_client_ends_with_its_own_result(width):
-  def take(out, made, places):
+  def take(out, made, place):
     ends, beguns, turns = out
-    return (ends.at[places].set(made[0], mode='drop'),
-            beguns.at[places].set(made[1], mode='drop'),
-            turns.at[places].add(1, mode='drop'))
+    return (ends.at[place].set(made[0]), beguns.at[place].set(made[1]),
+            turns.at[place].add(1))
   @jax.jit
   def run(shared, slots):
     one = lanes.cut(merge_equal(body), shared, jax.tree.map(
@@ -70,10 +69,29 @@ def test_no_lane_waits_while_there_are_clients(width):
   first = jax.tree.map(lambda x: x[0], SLOTS)
   one = Watched(*lanes.cut(merge_equal(body), jnp.int32(2), first))
   jax.block_until_ready(lanes.run(
-      one, SLOTS, width, lambda out, made, places: out, jnp.int32(0)))
+      one, SLOTS, width, lambda out, made, place: out, jnp.int32(0)))
   jax.effects_barrier()
   assert len(steps) == width * lanes.longest(
       jnp.asarray(STEPS, jnp.float32), width)
+
+
+def test_what_is_done_once_a_client_is_done_once():
+  """Effects included, however many lanes there are."""
+  seen = []
+
+  def noisy(shared, slot):
+    jax.debug.callback(lambda i: seen.append(int(i)), slot.id)
+    with jax.named_scope(lanes.STEPS):
+      end = lax.fori_loop(0, slot.steps, lambda t, x: x + shared, slot.id)
+    jax.debug.callback(lambda i: seen.append(100 + int(i)), end - end + slot.id)
+    return end
+
+  first = jax.tree.map(lambda x: x[0], SLOTS)
+  one = lanes.cut(merge_equal(noisy), jnp.int32(2), first)
+  jax.block_until_ready(lanes.run(
+      one, SLOTS, 3, lambda out, made, place: out + made, jnp.int32(0)))
+  jax.effects_barrier()
+  assert sorted(seen) == [*range(8), *range(100, 108)]
 
 
 def test_what_no_client_decides_is_computed_outside_of_the_lanes():
