@@ -153,19 +153,6 @@ def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
   return choices.renewed(text, was, REGISTRIES[field], _NESTED)
 
 
-def _check_lanes(spec: TaskSpec, devices: int) -> None:
-  """Refuses lanes whose number, or whose sums, are not as asked for."""
-  if not spec.chunk_size:
-    raise checks.FieldError(
-        'client_map', 'lanes', 'it needs the number of lanes, at least 1.',
-        chunk_size=0)
-  if spec.aggregation_order == 'fixed' and devices > 1:
-    raise checks.FieldError(
-        'client_map', 'lanes', f'on {devices} devices clients in lanes are '
-        'added up as they are done; give fast for aggregation_order, or 1 for '
-        'num_devices.', aggregation_order='fixed')
-
-
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
   """The task that a spec describes.
 
@@ -194,8 +181,10 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
     raise checks.FieldError(
         'chunk_size', spec.chunk_size, 'clients are taken one by one; give '
         'vmap or lanes for client_map.', client_map='map')
-  if client_map == 'lanes':
-    _check_lanes(spec, 1 if mesh is None else mesh.size)
+  if client_map == 'lanes' and not spec.chunk_size:
+    raise checks.FieldError(
+        'client_map', 'lanes', 'it needs the number of lanes, at least 1.',
+        chunk_size=0)
   return Task(
       model=model,
       num_classes=spec.num_classes,

@@ -11,8 +11,9 @@ grow with the cohort, and the same numbers are added in the same order whatever
 the number of devices.
 
 In lanes, blocks are single slots, and a device takes its clients one after
-another into as many lanes as a chunk has; a linear rule's sums are taken in the
-order in which clients are done.
+another into as many lanes as a chunk has. A linear rule's sums are then taken
+as clients are done, in an order that the number of devices changes; for the
+same bits on all, messages are kept and added in slot order.
 """
 from __future__ import annotations
 
@@ -104,6 +105,9 @@ class Plan(NamedTuple):
       Messages and results [S, ...] in slot order. If `summing`, instead of the
       messages a pair: their float32 sum, and empty arrays of their dtypes.
     """
+    if self.lanes and self.fixed and summing:
+      messages, results = self.run(body, shared, slots, summing=False)
+      return self._in_order(messages, results.weight), results
     real = jnp.arange(self._padded()) < self.size
     arranged = self.arrange(slots)
     arranged = arranged._replace(
@@ -199,6 +203,16 @@ class Plan(NamedTuple):
       total, out = lax.scan(tick, total, slots)
     return total, message, out
 
+  def _in_order(self, messages: PyTree, weights: jax.Array) -> PyTree:
+    """What `run` returns of messages [S, ...] if they are summed."""
+    one = self._replace(per_tick=1, block=1, fixed=False)
+    def add(i, total):
+      return one._add(total, jax.tree.map(lambda x: x[i][None], messages),
+                      weights[i][None])
+    return (lax.fori_loop(0, self.size, add, jax.tree.map(
+        lambda x: jnp.zeros(x.shape[1:], jnp.float32), messages)),
+            jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), messages))
+
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
            ) -> PyTree:
     """Adds one tick's weighted messages [per_tick * block, ...]."""
@@ -254,4 +268,4 @@ def plan(task: Task, size: int) -> Plan:
   ticks = math.ceil(size / (block * per_tick * devices))
   lanes = task.chunk_size if task.client_map == 'lanes' else 0
   return Plan(size, block, per_tick, ticks, devices, vmapped,
-              task.aggregation_order == 'fixed' and not lanes, task.mesh, lanes)
+              task.aggregation_order == 'fixed', task.mesh, lanes)

@@ -211,19 +211,18 @@ def run(one: Cut, slots: Any, width: int,
                          one.start(of(following)))
     return lanes, places.at[which].set(following), following + 1, out
 
-  def ready(state: Any) -> Any:
-    return lax.while_loop(lambda state: done(state).any(), follow, state)
-
   def advance(state: Any) -> Any:
-    lanes, *rest = state
+    lanes, *rest = lax.while_loop(
+        lambda state: done(state).any(), follow, state)
+    # One step more at the very end, of nobody, spares a second copy of the
+    # loop before the first step.
     after = step(lanes)
-    if width > 1:  # A single lane always goes on.
+    if width > 1:
       after = jax.vmap(tree.where)(goes_on(lanes), after, lanes)
-    return ready((after, *rest))
+    return after, *rest
 
   places = jnp.arange(width, dtype=jnp.int32)
-  state = ready((together(one.start)(of(places)), places, jnp.int32(width),
-                 out))
+  state = together(one.start)(of(places)), places, jnp.int32(width), out
   return lax.while_loop(
       lambda state: (state[1] < size).any(), advance, state)[-1]
 
