@@ -59,8 +59,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
       (they are not mirrored; a data.Dataset says more); or a Federation, whose
       rows stay where they are.
     workdir: folder that gets all that the programs write. A run that is there
-      is continued, and takes from there what is not given. None leaves
-      nothing behind.
+      is continued, and takes from there what is not given, but for method and
+      dataset. None leaves nothing behind.
     setting: how rows are dealt, and defaults: a name that `fedjax-ssl list
       settings` shows, or a `running.settings.Setting`. By default that of the
       workdir, or else digits_dirdir for 'digits' and own_data for all others,
