@@ -3,10 +3,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
+
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Federation, State
-from fedjax_ssl.training import environment
+from fedjax_ssl.data import files
+
+
+def memory(num_devices: int = 0) -> int:
+  """Bytes that so many devices have together, of all processes; 0: all."""
+  each = jax.local_devices()[0].memory_stats() or {}
+  if 'bytes_limit' in each:
+    return int(each['bytes_limit']) * (num_devices or jax.device_count())
+  return files.memory() * jax.process_count()
 
 
 def check(options: Config, state: State,
@@ -23,7 +33,7 @@ def check(options: Config, state: State,
   """
   clients = federations[0].num_clients
   total = tree.num_bytes(state.memory) * len(federations)
-  most = environment.memory(options.num_devices)
+  most = memory(options.num_devices)
   if total > most:
     raise FieldError(
         'num_clients', clients, 'between rounds each client keeps '

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from fedjax_ssl import __version__
-from fedjax_ssl.data import files
 
 _PACKAGES = (
     'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
@@ -75,14 +74,6 @@ def describe() -> dict[str, Any]:
       'machine': f'{platform.system()} {platform.machine()}, '
                  f'{os.cpu_count()} x {_processor()}',
   }
-
-
-def memory(num_devices: int = 0) -> int:
-  """Bytes that so many devices have together, of all processes; 0: all."""
-  each = devices()[0].memory_stats() or {}
-  if 'bytes_limit' in each:
-    return int(each['bytes_limit']) * (num_devices or jax.device_count())
-  return files.memory() * jax.process_count()
 
 
 def cores() -> int:

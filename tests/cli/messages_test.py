@@ -4,8 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_ssl.running import dealing, settings
-from fedjax_ssl.training import environment
+from fedjax_ssl.running import client_memory, dealing, settings
 
 # The flags, and parts of the line.
 LINES = {
@@ -147,7 +146,7 @@ def test_alpha_and_dirichlet_go_on_in_settings_that_read_it_and_in_stored_runs(
 
 
 def test_more_clients_than_their_memory_allows(refuse, monkeypatch):
-  monkeypatch.setattr(environment, 'memory', lambda count: 2**20)
+  monkeypatch.setattr(client_memory, 'memory', lambda count: 2**20)
   line = refuse('--method=fixmatch(keep_local=True)', '--model=mlp(width=256)')
   assert '--num_clients=20 and --method=fixmatch(keep_local=True): ' in line
   assert 'there are 0.0 GiB' in line

@@ -46,7 +46,7 @@ def test_choices():
       'labels': ['few', 'all'], 'labels_at': ['clients', 'server'],
       'norm': ['auto', 'none', 'batch', 'group', 'static'],
       'seed_map': ['auto', 'map', 'vmap'],
-      'client_map': ['auto', 'map', 'vmap'],
+      'client_map': ['auto', 'map', 'vmap', 'lanes'],
       'aggregation_order': ['fixed', 'fast']}.items():
     parser = FLAGS[name].parser
     assert [*parser.enum_values] == values  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ def test_numbers_have_the_word_that_fits():
 def test_records_say_what_they_hold():
   federation, _ = toy.federation()
   assert repr(federation) == (
-      'Federation(6 clients, 19 labeled and 33 unlabeled rows; train 52 of '
+      'Federation(6 clients, 19 labeled and 33 unlabeled rows; train 53 of '
       'uint8[8, 8, 1]; validation 6 of uint8[8, 8, 1]; test 20 of '
       'uint8[8, 8, 1]; 3 classes)')
   assert repr(federation.clients) == (
