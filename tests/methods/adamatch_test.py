@@ -12,8 +12,7 @@ from fedjax_ssl.core import tree
 from tests import toy
 from tests.methods import kept
 from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import same
-from tests.methods.updates import change, end, lowered, update
+from tests.methods.updates import change, end, lowered, same, update
 from tests.thorough import wider
 
 USB = "adamatch(profile='usb', {})"

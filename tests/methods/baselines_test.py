@@ -14,19 +14,13 @@ from fedjax_ssl.core import optimizers, tree
 from fedjax_ssl.methods import mixmatch
 from tests import toy
 from tests.methods.averaging_test import one_round
-from tests.methods.updates import change, lowered, update
+from tests.methods.updates import change, lowered, same, update
 from tests.thorough import wider
 
 KEY = toy.key(4)
 # Each with a bar that no prediction reaches, and its unlabeled weight.
 SILENT = ('uda(tsa="none", threshold=1.0, {})',
           'pseudo_label(form="hard", threshold=1.1, {})')
-
-
-def same(key, x):
-  """An augmentation that changes nothing: draws cannot differ."""
-  del key
-  return x
 
 
 def weights(state):

@@ -14,8 +14,7 @@ from fedjax_ssl.core import rounds, tree
 from fedjax_ssl.core.types import Batch, Context
 from fedjax_ssl.methods import cbafed
 from tests import toy
-from tests.methods.baselines_test import same
-from tests.methods.one_client import KNOWN, UNKNOWN, update
+from tests.methods.updates import KNOWN, same, UNKNOWN, whole
 
 
 @pytest.mark.parametrize('size', [3, 10, 100])
@@ -66,15 +65,15 @@ PLAIN = 'base=-1.0, warmup=0.0, max_norm=1e6'
 
 def test_labels_alone_are_fedavg():
   text = f'cbafed({PLAIN}, local_residual=0.0, keep_momentum=False)'
-  mine, theirs = (update(x, KNOWN, local_epochs=3) for x in (text, 'fedavg'))
+  mine, theirs = (whole(x, KNOWN, local_epochs=3) for x in (text, 'fedavg'))
   chex.assert_trees_all_close(mine.message, theirs.message, rtol=1e-5,
                               atol=1e-7)
   assert mine.weight == theirs.weight == toy.LABELED[KNOWN]
-  kept = update(f'cbafed({PLAIN})', UNKNOWN)
+  kept = whole(f'cbafed({PLAIN})', UNKNOWN)
   assert tree.global_norm(kept.message) > 1e-3
   assert kept.weight == toy.UNLABELED[UNKNOWN]
   # Of a warm-up; then a client without labels has nothing to learn.
-  warm = update('cbafed(base=-1.0, warmup=1.0)', UNKNOWN)
+  warm = whole('cbafed(base=-1.0, warmup=1.0)', UNKNOWN)
   assert warm.weight == tree.global_norm(warm.message) == 0
 
 
@@ -83,7 +82,7 @@ def test_a_residual_connection_goes_back_to_the_first_epoch():
   def moved(residual, epochs, who=KNOWN, interval=1):
     text = (f'cbafed({PLAIN}, local_residual={residual}, passes=2, '
             f'interval={interval})')
-    return update(text, who, local_epochs=epochs).message.params
+    return whole(text, who, local_epochs=epochs).message.params
   one, two = (moved(0.0, n) for n in (1, 2))
   want = jax.tree.map(lambda x, y: .8 * x + .2 * y, one, two)
   chex.assert_trees_all_close(moved(.8, 2), want, rtol=1e-5, atol=1e-7)

@@ -11,7 +11,7 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.methods import fedggp
 from tests import toy
 from tests.methods.averaging_test import one_round
-from tests.methods.one_client import BOTH, KNOWN, made, UNKNOWN, update
+from tests.methods.updates import BOTH, KNOWN, UNKNOWN, whole
 
 UNIFORM = jnp.full(10, .1)
 
@@ -67,25 +67,23 @@ def test_frequencies_move_to_what_is_learnt_less_what_is_too_much():
 
 def _rare(text, phi):
   """The update of a client without labels, by these frequencies."""
-  server = made(text)[0].server
-  return update(text, UNKNOWN, given=server._replace(
-      frequencies=jnp.asarray(phi)))
+  return whole(text, UNKNOWN, given={'frequencies': jnp.asarray(phi)})
 
 
 def test_clients_without_labels_weigh_their_rows_less():
   """One step, whose length is that of the weight; labels alone are FedAvg."""
   text = "fedggp(profile='code', tail_weight=0.0, {}=0.0)"
   off = text.format('lone_weight')
-  assert tree.global_norm(update(off, UNKNOWN).message) == 0
-  full = update("fedggp(profile='code', tail_weight=0.0)", UNKNOWN)
-  more = update("fedggp(profile='code', tail_weight=0.0, lone_weight=0.2)",
-                 UNKNOWN)
+  assert tree.global_norm(whole(off, UNKNOWN).message) == 0
+  full = whole("fedggp(profile='code', tail_weight=0.0)", UNKNOWN)
+  more = whole("fedggp(profile='code', tail_weight=0.0, lone_weight=0.2)",
+               UNKNOWN)
   chex.assert_trees_all_close(tree.scale(full.message, 2), more.message,
                               rtol=1e-4, atol=1e-7)
   assert 0 < full.metrics['mask_rate'].total < toy.UNLABELED[UNKNOWN]
-  none = update(text.format('unlabeled_weight'), BOTH).message
-  for who, mine in ((BOTH, none), (KNOWN, update(off, KNOWN).message)):
-    plain = update('fedavg', who).message
+  none = whole(text.format('unlabeled_weight'), BOTH).message
+  for who, mine in ((BOTH, none), (KNOWN, whole(off, KNOWN).message)):
+    plain = whole('fedavg', who).message
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-4,
                                 atol=1e-6)
 
@@ -95,7 +93,7 @@ def test_whose_rows_are_counted():
   for counted, clients in (('all', (UNKNOWN, BOTH)), ('partly', (BOTH,))):
     text = f"fedggp(agree=False, counted='{counted}')"
     for who in (KNOWN, UNKNOWN, BOTH):
-      sent = update(text, who)
+      sent = whole(text, who)
       found = float(sent.counts.labels.sum() * sent.weight)
       want = float(sent.metrics['mask_rate'].total) if who in clients else 0
       np.testing.assert_allclose(found, want, rtol=1e-5)
@@ -104,7 +102,7 @@ def test_whose_rows_are_counted():
 
 def test_views_that_differ_teach_nothing():
   """The strong view of these rows is their negative."""
-  code, paper = (update(f"fedggp(profile='{x}', tail_weight=0.0)", UNKNOWN)
+  code, paper = (whole(f"fedggp(profile='{x}', tail_weight=0.0)", UNKNOWN)
                  for x in ('code', 'paper'))
   assert paper.metrics['mask_rate'].total < code.metrics['mask_rate'].total
 

@@ -14,8 +14,8 @@ from fedjax_ssl.methods import fedlabel
 from fedjax_ssl.methods.fedlabel import selection
 from tests import toy
 from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import same, weights
-from tests.methods.updates import change, update
+from tests.methods.baselines_test import weights
+from tests.methods.updates import change, same, update
 
 KEY = toy.key(6)
 UNIFORM = jnp.zeros((2, 4))

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers, tree
 from tests import toy
-from tests.methods.baselines_test import same
+from tests.methods.updates import same
 
 
 def of_one_batch(text: str) -> Iterator[tuple[Any, Any, np.ndarray]]:

@@ -15,8 +15,8 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from tests import toy
 from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import same, weights
-from tests.methods.updates import change, update
+from tests.methods.baselines_test import weights
+from tests.methods.updates import change, same, update
 from tests.thorough import wider
 
 # All rows of a client in one batch, one step, nothing drawn that matters.

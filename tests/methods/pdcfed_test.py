@@ -11,7 +11,7 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.methods import pdcfed
 from fedjax_ssl.methods.parts import mean_teacher
 from tests import toy
-from tests.methods.one_client import BOTH, KNOWN, UNKNOWN, update
+from tests.methods.updates import BOTH, KNOWN, UNKNOWN, whole
 from tests.thorough import wider
 
 SEEN = pdcfed.Seen(jnp.float32(.4), jnp.float32(.02))
@@ -80,7 +80,7 @@ OFF = 'unlabeled_weight=0.0, entropy_weight=0.0, max_norm=1e6'
 
 @pytest.mark.parametrize('who', [KNOWN, *wider(BOTH)])
 def test_without_its_losses_it_is_fedavg(who):
-  mine, theirs = (update(text, who, local_epochs=2)
+  mine, theirs = (whole(text, who, local_epochs=2)
                   for text in (f'pdcfed({OFF})', 'fedavg'))
   chex.assert_trees_all_close(mine.message, theirs.message, rtol=1e-4,
                               atol=1e-6)
@@ -91,10 +91,10 @@ def test_its_first_stage_alone_is_fixmatch():
   """Of probabilities, as in the code, it is another one that learns less."""
   text = ("pdcfed(profile='{}', threshold=0.3, least_weight=1.1, passes=3, "
           'unlabeled_weight=0.8, unlabeled_rate=1.0, max_norm=1e6)')
-  mine, small = (update(text.format(x), UNKNOWN, local_epochs=3,
-                        strong=negative) for x in ('paper', 'code'))
-  theirs = update('fixmatch(threshold=0.3, unlabeled_weight=0.8)', UNKNOWN,
-                  local_epochs=3, strong=negative)
+  mine, small = (whole(text.format(x), UNKNOWN, local_epochs=3,
+                       strong=negative) for x in ('paper', 'code'))
+  theirs = whole('fixmatch(threshold=0.3, unlabeled_weight=0.8)', UNKNOWN,
+                 local_epochs=3, strong=negative)
   chex.assert_trees_all_close(mine.message, theirs.message, rtol=1e-4,
                               atol=1e-6)
   assert mine.metrics['second_rate'].total == 0
@@ -105,11 +105,11 @@ def test_its_first_stage_alone_is_fixmatch():
 
 
 def test_the_averages_stay_on_the_client():
-  sent = update('pdcfed(decay=0.5)', UNKNOWN, strong=negative)
+  sent = whole('pdcfed(decay=0.5)', UNKNOWN, strong=negative)
   seen = sent.memory.seen
   start = pdcfed.Seen(jnp.float32(1 / toy.NUM_CLASSES), jnp.float32(1))
   assert abs(seen.mean - start.mean) > .01 and .4 < seen.variance < .9
-  kept = update('pdcfed(decay=0.5)', KNOWN).memory.seen
+  kept = whole('pdcfed(decay=0.5)', KNOWN).memory.seen
   chex.assert_trees_all_equal(kept, start)
 
 

@@ -14,8 +14,7 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.methods import proxyfl
 from tests import toy
 from tests.methods.averaging_test import one_round
-from tests.methods.baselines_test import same
-from tests.methods.updates import change, update
+from tests.methods.updates import change, same, update
 from tests.thorough import wider
 
 KEY = toy.key(3)

@@ -11,8 +11,7 @@ import pytest
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import tree
 from tests import toy
-from tests.methods.baselines_test import same
-from tests.methods.updates import change, update
+from tests.methods.updates import change, same, update
 from tests.thorough import wider
 
 

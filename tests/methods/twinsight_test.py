@@ -14,7 +14,7 @@ from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import Client
 from fedjax_ssl.methods import twinsight
 from tests import toy
-from tests.methods.baselines_test import same
+from tests.methods.updates import same
 from tests.thorough import wider
 
 KEY = toy.key(4)

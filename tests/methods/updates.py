@@ -14,6 +14,19 @@ from tests import toy
 from tests.methods import averaging_test
 
 KEY = toy.key(6)
+# Clients that hold labels alone, none, and both kinds of rows.
+KNOWN, UNKNOWN, BOTH = 1, 2, 0
+
+
+def same(key, x):
+  """An augmentation that changes nothing: draws cannot differ."""
+  del key
+  return x
+
+
+# All rows of a client in every step, and as they are.
+WHOLE: dict[str, Any] = {
+    'weak': same, 'labeled_batch': 8, 'unlabeled_batch': 16}
 
 
 # Tests that come one after another ask for the same ones.
@@ -28,7 +41,7 @@ def _program(text: str, model: str, place: str, **changes: Any) -> Any:
 
 def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
            place: str = 'clients', kept: dict[str, Any] | None = None,
-           **changes: Any) -> Update:
+           given: dict[str, Any] | None = None, **changes: Any) -> Update:
   """What a client sends from the first model.
 
   Args:
@@ -48,7 +61,13 @@ def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
         **{name: np.broadcast_to(np.asarray(value, np.float32),
                                  getattr(one.memory.kept, name).shape)
            for name, value in kept.items()})))
-  return run(state.server, one, KEY)
+  server = state.server._replace(**given) if given else state.server
+  return run(server, one, KEY)
+
+
+def whole(text: str, client: int, **changes: Any) -> Update:
+  """`update` in few steps, each of `WHOLE`."""
+  return update(text, client, **{**WHOLE, **changes})
 
 
 def _client(state: Any, client: int, round_: int, place: str) -> Client:

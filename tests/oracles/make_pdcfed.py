@@ -21,9 +21,10 @@ from tests.oracles import authors
 
 COMMIT = '7c5ff1c63383da3a1e65740d05360226cc564d2c'
 WIDTH, HIDDEN, CLASSES, BATCH = 6, 5, 6, 8
-KNOWN, UNKNOWN, ROUNDS = 20, 32, 2
+KNOWN, UNKNOWN, ROUNDS = 20, 48, 2
 RATE, SLOW, MOMENTUM, DECAY, NORM = 0.1, 0.07, 0.9, 5e-4, 0.5
-AVERAGE = 0.8  # Theirs would hardly move in so few steps.
+# Theirs would hardly move in so few steps, nor F be felt from a variance of 1.
+AVERAGE, MEAN, VARIANCE = 0.8, 0.4, 0.02
 KNOBS = {'lambda_u': 0.9, 'lambda_e': 0.3, 'tau_upper': 0.85, 'tau_lower': 0.4,
          'sigma': 0.5, 'temper': 0.9}
 REST = {'L_divisor': 4.0, 'R_divisor': 9.0, 'lambda_max': 0.999,
@@ -38,7 +39,7 @@ def draw(rng: np.random.Generator) -> dict[str, np.ndarray]:
   centers = rng.normal(size=(CLASSES, WIDTH)) * 1.5
   clean = centers[labels] + rng.normal(size=(len(labels), WIDTH)) * .6
   return {'inputs': clean[:, None] + rng.normal(
-      size=(len(labels), 2, WIDTH)) * [[0.1], [0.3]], 'labels': labels}
+      size=(len(labels), 2, WIDTH)) * [[0.1], [0.5]], 'labels': labels}
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
   import torch
   torch.set_default_dtype(torch.float64)
   authors.without_cuda(torch)
-  rng = np.random.default_rng(3)
+  rng = np.random.default_rng(13)
   weights = authors.draw_weights(rng, WIDTH, HIDDEN, CLASSES, 1.5)
   rows = draw(rng)
   args = types.SimpleNamespace(**KNOBS, **REST)
@@ -70,6 +71,10 @@ def main() -> None:
   known, other = theirs.SupervisedLocalUpdate(
       args, None, CLASSES), theirs.UnsupervisedLocalUpdate(args, None, CLASSES)
   other.ema_beta = AVERAGE
+  found: dict[str, Any] = {
+      'start': [other.prob_max_mu_t, other.prob_max_var_t],
+      'seen': [MEAN, VARIANCE], 'mean': [], 'variance': []}
+  other.prob_max_mu_t, other.prob_max_var_t = MEAN, VARIANCE
   views, labels = torch.tensor(rows['inputs']), torch.tensor(rows['labels'])
   labeled = [(0, x[:, 0], y[:, None]) for x, y in zip(
       views[:KNOWN].split(BATCH), labels[:KNOWN].split(BATCH))]
@@ -81,7 +86,6 @@ def main() -> None:
   space = {'args': args, 'torch': torch, 'each_lenth': [KNOWN, UNKNOWN],
            'clt_this_round': [0, 1], 'chosen_sup': [0],
            'FedAvg': average.FedAvg, 'net_glob': network()}
-  found: dict[str, Any] = {'mean': [], 'variance': []}
   for round_ in range(ROUNDS):
     start = space['net_glob'].state_dict()
     first, _, states[0] = known.train(args, start, states[0], labeled, CLASSES,

@@ -3,7 +3,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from fedjax_ssl import methods
+from fedjax_ssl.methods import pdcfed
+from fedjax_ssl.testing import keys
 from tests.oracles import ours
 
 STORED = ours.stored('pdcfed')
@@ -28,7 +32,10 @@ def test_two_rounds_of_two_clients():
     data = ours.federation(
         STORED['inputs'], STORED['labels'], STORED['b1'].size,
         (int(STORED['known']), 0), (0, int(STORED['unknown'])))
-    state, metrics = None, dict[str, Any]()
+    state, metrics = method.init(keys.key(0), data), dict[str, Any]()
+    ours.close([x[1] for x in state.memory.seen], STORED['start'], 1e-6)
+    seen = pdcfed.Seen(*(jnp.full(2, x, jnp.float32) for x in STORED['seen']))
+    state = state._replace(memory=state.memory._replace(seen=seen))
     for i in range(2):
       state, metrics = ours.one_round(method, data, i, state)
       ours.close(state.server.model.params, ours.weights(STORED, f'after{i}_'))
