@@ -10,6 +10,8 @@ from experiments import pages
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.running import dealing, settings
 
+STUDY = 'fmnist_feddure_200.json'  # A stored one.
+
 
 @pytest.fixture
 def copy(root, tmp_path):
@@ -77,7 +79,7 @@ def test_words_around_a_table_stay(copy):
 
 def test_a_new_study_gets_a_page_unless_it_has_one(copy):
   here = copy / 'experiments' / 'results'
-  old = next(here.glob('*.json')).read_text()
+  old = (here / STUDY).read_text()
   for name in ('new', 'made'):
     (here / f'{name}.json').write_text(
         json.dumps(json.loads(old) | {'note': 'Why?'}))
@@ -120,7 +122,7 @@ def test_stored_numbers_in_doubt_have_a_mark(copy):
   result = cell([.4, .5])
   result['seeds']['1']['metrics'] = {'largest_weight': 3e9}
   store(copy, 'feddure1', result)
-  file, *_ = sorted((copy / 'experiments' / 'results').glob('*.json'))
+  file = copy / 'experiments' / 'results' / STUDY
   study = json.loads(file.read_text())
   study['runs'][0]['verdict'] = [['guesses', 'not above the largest class']]
   file.write_text(json.dumps(study))
