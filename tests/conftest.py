@@ -104,8 +104,8 @@ _PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
 
 # Tests of scripts that measure; a flag that they lack is found without them.
 _BENCHMARKS = tuple(f'tests/programs/{name}_test.py' for name in (
-    'accelerator', 'benchmarks', 'conv_layers', 'conv_tiles', 'growth', 'torch'
-))
+    'accelerator', 'benchmarks', 'conv_layers', 'conv_tiles', 'growth', 'peers',
+    'torch'))
 
 
 # Laws of one method each, on whole rounds; those of all are its contract.

@@ -132,6 +132,7 @@ def test_goes_on_and_adds_rows(bench, out):
   assert sorted(os.listdir(out)) == before
 
 
+@pytest.mark.thorough
 def test_row_that_fails_is_left_out(bench, out):
   code, said, _ = bench('clients', 'uda', 'fixmatch', *CHANGED)
   assert code == 1

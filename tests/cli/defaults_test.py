@@ -116,6 +116,7 @@ job.build = lambda *args: without(build(*args))
 sys.exit(cli.main(sys.argv[1:]))
 """
 
+@pytest.mark.thorough
 def test_options_that_are_new_are_at_their_defaults(tmp_path):
   """A run of a version without them goes on, and stays as it is."""
   straight, old = tmp_path / 'straight', tmp_path / 'old'

@@ -22,7 +22,7 @@ from tests.cli import launcher
 
 PLACED = pathlib.Path(__file__).with_name('placed.py')
 ROUNDS = 12
-ARGS = (*launcher.SMALL, '--checkpoint_every=1', '--eval_every=2')
+ARGS = (*launcher.ON_ALL, '--checkpoint_every=1', '--eval_every=2')
 
 
 def pair(folder: pathlib.Path, *args: str, second: tuple[str, ...] = (),

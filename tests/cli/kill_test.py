@@ -19,7 +19,7 @@ from tests.cli import launcher
 from tests.thorough import wider
 
 ROUNDS = 12
-ARGS = (*launcher.SMALL, '--checkpoint_every=1', '--eval_every=2')
+ARGS = (*launcher.ON_ALL, '--checkpoint_every=1', '--eval_every=2')
 
 
 def args(num_rounds: int = ROUNDS) -> tuple[str, ...]:
@@ -115,6 +115,7 @@ def test_a_finished_run_is_left_alone(straight, expected):
   assert expected == content(straight, ROUNDS)
 
 
+@pytest.mark.thorough
 def test_other_intervals_change_no_bit_of_the_model(tmp_path, straight):
   folder = tmp_path / 'run'
   launcher.run(folder, *args(1), '--eval_every=0', '--checkpoint_every=0')

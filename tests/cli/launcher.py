@@ -33,7 +33,11 @@ SMALL = (
     '--local_steps=2', '--unlabeled_batch=20', '--strong=none',
     # Runs of other lengths are then the same as far as they go.
     '--lr_schedule=constant',
-    '--method=fixmatch(threshold=0.3, keep_local=True)', '--seeds=0,1')
+    '--method=fixmatch(threshold=0.3, keep_local=True)', '--seeds=0,1',
+    # A third of the time goes into programs for several; see `ON_ALL`.
+    '--num_devices=1')
+# As most users start it.
+ON_ALL = SMALL[:-1]
 
 _context = multiprocessing.get_context('forkserver')
 _context.set_forkserver_preload([

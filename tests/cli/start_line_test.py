@@ -25,7 +25,7 @@ def first(output: str) -> str:
 
 
 def test_a_run_says_what_it_trains(tmp_path):
-  args = (*launcher.SMALL, '--num_devices=1')
+  args = launcher.SMALL
   line = first(launcher.run(tmp_path / 'run', *args, '--num_rounds=1'))
   facts = workdir.read_config(tmp_path / 'run')['facts']['federation']
   run = fedjax_ssl.load(tmp_path / 'run')

@@ -16,6 +16,7 @@ from fedjax_ssl.training import metrics
 from fedjax_ssl.training.checkpoint import manifest
 from tests.cli import launcher
 from tests.cli.kill_test import newest, until
+from tests.thorough import wider
 
 ROUNDS = 6
 ARGS = (*launcher.SMALL, '--checkpoint_every=1', '--eval_every=2')
@@ -92,6 +93,7 @@ def test_what_stands_behind_the_end_is_cut_off(finished, folder):
   assert file.read_bytes() == want
 
 
+@pytest.mark.thorough
 def test_steps_of_another_run_are_refused(finished, tmp_path):
   folder = tmp_path / 'run'
   other = '--learning_rate=0.01'
@@ -108,7 +110,8 @@ def test_steps_of_another_run_are_refused(finished, tmp_path):
       read(folder)
 
 
-@pytest.mark.parametrize('name', [metrics.METRICS, metrics.TIMINGS])
+@pytest.mark.parametrize('name', [
+    metrics.METRICS, *wider(metrics.TIMINGS)])
 def test_a_file_removed_under_a_running_job(finished, tmp_path, name):
   folder = tmp_path / 'run'
   started = launcher.start(folder, *args())

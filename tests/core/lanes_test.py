@@ -131,8 +131,8 @@ def two_rounds(text, **changes):
 
 
 @pytest.mark.parametrize('text', [
-    'fixmatch', 'scaffold', *wider('feddure', 'fedmatch', 'fedssl', 'fedtrinet',
-                                   'flexmatch', 'local', 'rscfed', 'semifl')])
+    'scaffold', *wider('feddure', 'fedmatch', 'fedssl', 'fedtrinet', 'fixmatch',
+                       'flexmatch', 'local', 'rscfed', 'semifl')])
 def test_lanes_make_what_clients_make_one_by_one(text):
   """Of fewer masked rows than chunks of the same size."""
   alone, (state, totals), (_, chunks) = (

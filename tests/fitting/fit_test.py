@@ -19,6 +19,7 @@ from tests.cli import launcher
 SMALL: dict[str, Any] = {
     'clients': 6, 'cohort_size': 3, 'model': 'linear', 'local_steps': 2,
     'unlabeled_batch': 20, 'strong': 'none', 'lr_schedule': 'constant',
+    'num_devices': 1,
     'eval_every': 1, 'checkpoint_every': 1, 'schedule_rounds': 4}
 IMAGES = np.zeros((4, 8, 8), np.uint8)
 METHOD = 'fixmatch(threshold=0.3, keep_local=True)'
@@ -113,6 +114,7 @@ with stopping.listening():  # As in a process in which a program ran before.
 """
 
 
+@pytest.mark.thorough
 def test_a_signal_saves(straight, tmp_path, run_python):
   """In a process of its own, which may end for the signal."""
   said = run_python(STOPPED, str(tmp_path / 'run'))

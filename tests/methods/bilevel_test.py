@@ -18,6 +18,7 @@ from fedjax_ssl.methods import feddure
 from fedjax_ssl.methods.feddure import bilevel, regulation
 from fedjax_ssl.methods.parts import network as network_lib
 from tests import toy
+from tests.thorough import wider
 
 KEY = toy.key(5)
 RATE = 0.3
@@ -51,8 +52,8 @@ def plain_lookahead(apply, model, rows, fine, *, rate, detach, form):
 
 
 @pytest.mark.parametrize('kind, detach, form', [
-    ('mlp', False, 'probabilities'), ('mlp', True, 'logits'),
-    ('batch', False, 'probabilities')])
+    ('mlp', True, 'logits'), ('batch', False, 'probabilities'),
+    *wider(('mlp', False, 'probabilities'))])
 def test_meta_gradient_against_central_differences(kind, detach, form):
   """Equation (5) in float64, every one of w's numbers."""
   with jax.enable_x64(True):

@@ -14,14 +14,15 @@ from fedjax_ssl import methods, testing
 from fedjax_ssl.testing import contract
 from tests import toy
 from tests.thorough import wider
+from tests.training import schema_test
 
 # One method's other half: helpers by similarity, not in every round, and
 # messages of differences.
 OTHER = "fedmatch(profile='v3code', helper_interval=2)"
 # One of each kind of round; that of the others differs in a client's step
 # alone, so that for them these are more samples.
-_AT_SERVER = ('fedmatch', 'fixmatch', 'semifl')
-_TOGETHER = ('feddure', 'fedmatch', 'fixmatch')
+_AT_SERVER = ('fedmatch', 'semifl')
+_TOGETHER = ('feddure', 'fedmatch')
 
 
 def _others() -> list[str]:
@@ -82,6 +83,14 @@ def _hold(law, one):
 def test_state_keeps_its_form_and_metrics_are_finite(text, place):
   _hold(contract.state_keeps_its_form_and_metrics_are_finite,
         runner(text, place))
+
+
+@pytest.mark.parametrize('text', methods.METHODS)
+def test_rows_fit_the_schema(text):
+  one = runner(text, 'clients')
+  state, totals = one.start
+  schema_test.check(text, schema_test.with_scores(
+      one.method, state, one.federation, totals.sums))
 
 
 @cases

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_ssl.ops import conv
 from tests import hlo
+from tests.thorough import wider
 
 
 def _net(conv_impl):
@@ -61,7 +62,8 @@ def _per_example(loss):
   return clipped
 
 
-@pytest.mark.parametrize('gradient', [_first, _meta, _per_example])
+@pytest.mark.parametrize('gradient', [
+    _meta, *wider(_first, _per_example)])
 def test_no_slow_convolution_in_a_training_loop(gradient):
   loss, weights = _net('auto')
   text = _steps(gradient(loss))(weights)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.ops import conv_geometry, conv_winograd
+from tests.thorough import wider
 
 
 @pytest.mark.parametrize('m,r', [(2, 3), (4, 3), (2, 5), (3, 5)])
@@ -30,7 +31,8 @@ def _inner(a, b):
 
 
 @pytest.mark.parametrize('side,kernel,m', [
-    (8, 3, 4), (7, 3, 4), (5, 3, 2), (1, 3, 2), (5, 5, 2)])
+    (7, 3, 4), (5, 5, 2),
+    *wider((8, 3, 4), (5, 3, 2), (1, 3, 2))])
 def test_gradients_are_adjoints(side, kernel, m):
   """<T x, y> = <x, T' y> for each transform T and its gradient T'."""
   tiling = conv_winograd.Tiling(

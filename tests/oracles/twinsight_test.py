@@ -13,6 +13,7 @@ from fedjax_ssl.core.types import State, Variables
 from fedjax_ssl.methods import twinsight
 from fedjax_ssl.methods.parts import assemble
 from tests.oracles import ours
+from tests.thorough import wider
 
 STORED = ours.stored('twinsight')
 KNOWN, UNKNOWN = int(STORED['known']), int(STORED['unknown'])
@@ -84,7 +85,8 @@ def _round(text: str, clients: list[tuple[int, int]]
     return _named(state.server.model), ours.means(metrics)
 
 
-@pytest.mark.parametrize('run, taught', [('plain', False), ('taught', True)])
+@pytest.mark.parametrize('run, taught', [
+    ('taught', True), *wider(('plain', False))])
 def test_a_client_with_labels_and_one_without(run, taught):
   threshold = float(STORED['threshold'])
   text = ("twinsight(profile='code', "

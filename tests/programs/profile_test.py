@@ -7,6 +7,8 @@ from absl import flags
 import jax
 import pytest
 
+from tests.thorough import wider
+
 _TEXT = """HloModule jit_rounds, is_scheduled=true
 
 %fused_computation.1 (param_0: f32[2,2]) -> f32[2,2] {
@@ -153,7 +155,7 @@ def test_layers_add_up_their_operations(events):
       events.Item('Net/Conv_0 forward', 3, 12.0, '')]
 
 
-@pytest.mark.parametrize('by', ['op', 'layer'])
+@pytest.mark.parametrize('by', ['layer', *wider('op')])
 def test_the_shares_of_a_round_are_one_together(bench, monkeypatch, tmp_path,
                                                 by):
   script, harness = bench('profile_round'), bench('harness')

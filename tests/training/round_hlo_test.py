@@ -30,6 +30,10 @@ from fedjax_ssl.training import runner, sharding
 from tests import hlo, toy
 from tests.training import compiled, networks
 
+# That the checks find what they look for; the rounds of all methods are looked
+# through beside them.
+pytestmark = pytest.mark.thorough
+
 _CODE = """
 import json
 import sys
@@ -222,7 +226,6 @@ def test_tiles_and_patches_stay_products(reports, text):
   _are_products(text, reports)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize('text', WIDER)
 def test_so_do_those_of_other_methods(more_reports, text):
   if text == PRIVATE:

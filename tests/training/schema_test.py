@@ -1,6 +1,7 @@
 """Every method's rows fit the schema, and every name in them is explained.
 
-That their values do is in `tests/methods/contract_test.py`.
+That their values do, and that rows of labels at the clients fit, is in
+`tests/methods/contract_test.py`.
 """
 from __future__ import annotations
 
@@ -14,13 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import methods, testing
 from fedjax_ssl.core.types import Ratio, SUMMED, Variables
 from fedjax_ssl.methods import fedssl
 from fedjax_ssl.methods.fedssl import private_agents
 from fedjax_ssl.training import evaluate, loop, metric_names, metrics, runner
 from tests import toy
-from tests.methods import contract_test
 
 # Rows hold these whatever the method.
 ALWAYS = {'accuracy', 'loss', 'per_class_accuracy', 'macro_precision',
@@ -46,16 +46,22 @@ def own_words(name: str) -> str:
   return '\n'.join(texts)
 
 
+def with_scores(method: Any, state: Any, federation: Any,
+                sums: dict[str, Any]) -> dict[str, Any]:
+  """Shapes and dtypes of a row: sums over rounds, and what is evaluated."""
+  scores = jax.eval_shape(evaluate.evaluation(method), state, federation,
+                          evaluate.probe_of(federation))
+  assert not set(sums) & set(scores)
+  return {**sums, **scores}
+
+
 def form_of(name: str, place: str) -> dict[str, Any]:
   """Shapes and dtypes of what a row is made from; nothing is compiled."""
   federation, _ = toy.federation(place)
   method = methods.make(name, toy.task(labels_at=place))
   state = method.init(toy.key(0), federation)
   totals = runner.totals_shape(method, federation, state)
-  scores = jax.eval_shape(evaluate.evaluation(method), state, federation,
-                          evaluate.probe_of(federation))
-  assert not set(totals.sums) & set(scores)
-  return {**totals.sums, **scores}
+  return with_scores(method, state, federation, totals.sums)
 
 
 def test_the_table_itself():
@@ -73,10 +79,8 @@ def test_the_table_itself():
   assert metric_names.title('own_loss') == 'own loss'
 
 
-@pytest.mark.parametrize('name', methods.METHODS)
-def test_rows_fit_the_schema(name):
-  place = contract_test._places(name)[-1]
-  form = form_of(name, place)
+def check(name: str, form: dict[str, Any]) -> None:
+  """Raises for a row of a method, by `form_of`, that does not fit."""
   is_alone = methods.make(name, toy.task()).predict is None
   assert set(form) >= (ALWAYS if is_alone else ALWAYS | GLOBAL)
   for key, value in form.items():
@@ -90,6 +94,15 @@ def test_rows_fit_the_schema(name):
   assert not unknown, (
       f'{unknown} of {name}: explain them in '
       f'fedjax_ssl/training/metric_names.py or in the docstring of {name}')
+
+
+# Labels at the clients: with the contract, for which a round is traced anyhow.
+@pytest.mark.thorough
+@pytest.mark.parametrize('name', [
+    name for name, make in methods.METHODS.items()
+    if 'server' in testing.places_of(make)])
+def test_rows_of_labels_at_the_server_fit_the_schema(name):
+  check(name, form_of(name, 'server'))
 
 
 def test_short_rows_hold_what_private_records_report():

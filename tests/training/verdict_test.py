@@ -114,8 +114,8 @@ def test_shares_and_weights_against_counting():
 
 
 @pytest.mark.parametrize('name, rate', [
-    ('fixmatch(threshold=0.4)', 1e10), ('local', 1e10),
-    *wider(('fixmatch(threshold=0.4)', 1e38))])
+    ('fixmatch(threshold=0.4)', 1e10),
+    *wider(('local', 1e10), ('fixmatch(threshold=0.4)', 1e38))])
 def test_a_hopeless_learning_rate_is_seen(name, rate, tmp_path):
   """Whether updates are kept, or overflow and are left out."""
   federation, _ = toy.federation()

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from fedjax_ssl.cli import sweep
+from tests.thorough import wider
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SWEEP = ROOT / 'launch' / 'sweep.py'
@@ -200,8 +201,8 @@ def test_exit_code_0_before_the_last_round_is_not_the_end(tmp_path):
   assert rounds(tmp_path, name) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM,
-                                    signal.SIGINT])
+@pytest.mark.parametrize('number', [
+    signal.SIGKILL, *wider(signal.SIGTERM, signal.SIGINT)])
 def test_a_sweep_that_is_stopped_continues(tmp_path, number):
   lines = (FAKE, 'seeds: 0 1 2 3', '--seconds=0.15', '--num_rounds=3')
   process = start(tmp_path, *lines, options=['--slots=2'])
