@@ -27,6 +27,9 @@ def decided(options: Config, given: Collection[str], dataset: data.Dataset
   shape = dataset.train.inputs.shape[1:]
   changed = {**_words(options, shape), **_clients(options, given, dataset)}
   options = dataclasses.replace(options, **changed)
+  if 'cohort_size' not in given:
+    options = dataclasses.replace(options, cohort_size=min(
+        options.cohort_size, options.num_clients))
   config.check_cohort(options)
   return options
 
@@ -83,7 +86,4 @@ def _clients(options: Config, given: Collection[str], dataset: data.Dataset
         'num_clients', options.num_clients, f'the data name {number} clients; '
         'leave it out, or give --partition=setting to have the rows dealt.',
         dataset=options.dataset)
-  changed: dict[str, Any] = {'partition': 'natural', 'num_clients': number}
-  if 'cohort_size' not in given:
-    changed['cohort_size'] = min(options.cohort_size, number)
-  return changed
+  return {'partition': 'natural', 'num_clients': number}

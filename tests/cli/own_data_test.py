@@ -61,6 +61,11 @@ def test_clients_that_the_data_name():
   assert (found.partition, found.num_clients, found.cohort_size) == (
       'natural', 3, 3)
   assert auto_lib.decided(auto(), (), toy()).partition == 'setting'
+  # Fewer than usually take part.
+  assert auto_lib.decided(
+      auto(num_clients=1), ['num_clients'], toy()).cohort_size == 1
+  with pytest.raises(config.FieldError, match='at most'):
+    auto_lib.decided(auto(num_clients=1), ['num_clients', 'cohort_size'], toy())
   dealt = auto_lib.decided(auto(partition='setting', num_clients=8), (), named)
   assert (dealt.partition, dealt.num_clients) == ('setting', 8)
   assert auto_lib.decided(auto(num_clients=3), ['num_clients'], named) == found

@@ -58,6 +58,11 @@ def test_class_names_give_the_order(tmp_path):
 
 
 @pytest.mark.parametrize('change, words', [
+    ({'client_train': None, 'clients_train': np.arange(12)},
+     "name it 'client_train' if"),
+    ({'client_train': None, 'clients': np.arange(12)},
+     "key 'clients' is not read"),
+    ({'class_name': np.array(['a', 'b', 'c'])}, "name it 'class_names' if"),
     ({'client_train': np.arange(11)}, '11 entries, and train 12 rows'),
     ({'client_train': np.zeros((), int)}, 'client_train has'),
     ({'client_train': np.arange(12) % 4 * 2}, 'client 1 has no row'),
@@ -77,6 +82,17 @@ def test_wrong_arrays_get_one_line(tmp_path, change, words):
   with pytest.raises(data.DataError, match='toy.npz') as caught:
     load(tmp_path, **change)
   assert words in str(caught.value) and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('header, name', [
+    ('text,label,clients,split', 'client'),
+    ('text,label,client,splits', 'split')])
+def test_a_misspelt_column_is_named(tmp_path, header, name):
+  with pytest.raises(data.DataError, match=f"is not read: name it '{name}'"):
+    table(tmp_path, ROWS, header)
+  (tmp_path / 'more').mkdir()
+  table(tmp_path / 'more', [f'{row},5' for row in ROWS],
+        'text,label,client,split,stars')
 
 
 def test_a_new_split_needs_a_client_of_every_row(tmp_path):

@@ -1,7 +1,8 @@
 """Images from `.npz` files, checked before use; what every file gives."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+import difflib
 import pathlib
 from typing import NamedTuple
 
@@ -127,14 +128,43 @@ def _read(path: pathlib.Path) -> tuple[Arrays, dict[str, np.ndarray]]:
         raise DataError(f'no key {absent[0]!r}; it has '
                         f'{", ".join(sorted(names)) or "none"}')
       layout[part] = keys
-    return [*(key for keys in layout.values() for key in keys),
-            *(key for key in (_CLIENTS, _CLASSES) if key in names)]
+    used = {*(key for keys in layout.values() for key in keys),
+            *(key for key in (_CLIENTS, _CLASSES) if key in names)}
+    check_spelling('key', {*names} - used, {
+        *known['validation'], _CLIENTS, _CLASSES} - used, _CLIENTS)
+    return sorted(used)
 
   arrays = files.read_arrays(path, choose)
   return {part: (arrays[inputs], arrays[labels])
           for part, (inputs, labels) in layout.items()}, {
               key: arrays[key] for key in (_CLIENTS, _CLASSES)
               if key in arrays}
+
+
+def check_spelling(kind: str, spare: Collection[str], absent: Collection[str],
+                   clients: str) -> None:
+  """Refuses a name that seems to be meant for one that may be absent.
+
+  Passed over, it would leave a run whose clients or classes are others than
+  the file says.
+
+  Args:
+    kind: what the names name, 'key' or 'column'.
+    spare: names that are not read.
+    absent: names that would be read.
+    clients: the one that says whose a row is; all that begins with 'client' is
+      taken for it.
+
+  Raises:
+    DataError: for the first such name.
+  """
+  for name in sorted(spare):
+    near = difflib.get_close_matches(name, sorted(absent), 1, 0.75)
+    if clients in absent and name.startswith('client'):
+      near = [clients]
+    if near:
+      raise DataError(f'{kind} {name!r} is not read: name it {near[0]!r} if '
+                      'you mean that, or take it out')
 
 
 def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]

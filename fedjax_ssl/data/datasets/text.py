@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets import names as names_lib
-from fedjax_ssl.data.datasets.files import Source
+from fedjax_ssl.data.datasets.files import check_spelling, Source
 from fedjax_ssl.data.files import DataError
 
 MAX_TOKENS = 40  # FedSSL, IJCAI 2022, section 5.1.
@@ -176,6 +176,8 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
           header = row
           places = {name: _place(header, name) for name in _COLUMNS
                     if name in header or name in _COLUMNS[:2]}
+          check_spelling('column', {*header} - {*_COLUMNS},
+                         {*_COLUMNS} - {*header}, 'client')
         elif row:
           empty = False
           if len(row) != len(header):
