@@ -61,11 +61,11 @@ def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
 
 def quarters(x: jax.Array, w: jax.Array,
              window: conv_geometry.Window) -> pooling.Four:
-  """The four pixels of every 2x2 window of `conv`, apart.
+  """Computes the pixels of every 2x2 window of `conv` as four arrays.
 
-  All four read one patch, a pixel wider and higher than the kernel, in which
-  the kernel takes four places. For a 5x5 kernel a third as many entries are
-  copied, for 1.4 times the products.
+  All four read one patch, which is a pixel wider and higher than the kernel;
+  the kernel takes four places in it. A 5x5 kernel then copies a third as many
+  entries, for 1.4 times as many multiplications.
 
   Args:
     x: float[B, H, W, I].
@@ -87,7 +87,7 @@ def quarters(x: jax.Array, w: jax.Array,
 
 def pointwise(x: jax.Array, w: jax.Array,
               window: conv_geometry.Window) -> jax.Array:
-  """A 1x1 convolution: one matrix product over the pixels that are kept.
+  """Computes a 1x1 convolution: one matrix product over the pixels it keeps.
 
   Args:
     x: float[B, H, W, I].

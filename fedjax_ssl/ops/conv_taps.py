@@ -1,6 +1,6 @@
 """Convolution as a sum of matrix products, one for each kernel entry.
 
-Each product reads the input as it lies, shifted, so no patches are stored.
+Each product reads the input in place, at a shift, so no patches are stored.
 Under `vmap` over clients every product is a batched one: neither the output nor
 a gradient is a grouped convolution.
 """
