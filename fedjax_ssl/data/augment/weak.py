@@ -1,8 +1,8 @@
 """Weak views: flips, shifts and crops of whole pixels, and boxes cut out.
 
 Every builder returns (key, images uint8[B, H, W, C]) -> the same shape. A flip
-followed by a crop only permutes rows and columns, so a view is two index
-vectors an image and one gather.
+followed by a crop only permutes rows and columns, so a view is one gather with
+two index vectors for each image.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedjax_ssl.data.augment import ops
 from fedjax_ssl.data.augment.pools import GRAY
 
 View = Callable[[jax.Array, Array], jax.Array]
-_LARGEST = 4  # Times the side: images are enlarged to that before a crop.
+_LARGEST = 4  # Images are enlarged at most this many times before a crop.
 
 
 def check(images: Array, channels: tuple[int, ...]) -> None:

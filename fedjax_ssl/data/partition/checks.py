@@ -1,4 +1,4 @@
-"""What every partition asks of its arguments, and the order of rows."""
+"""Checks of the arguments of partitions, and the order of rows by class."""
 from __future__ import annotations
 
 import math
@@ -59,7 +59,7 @@ def fraction(name: str, value: object) -> float:
 
 def by_class(rng: np.random.Generator | None, labels: np.ndarray,
              where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of `where` ordered by class, and each one's rank in its class.
+  """Orders the rows of `where` by class; ranks each within its class.
 
   Args:
     rng: shuffles inside each class; None keeps the order of the data set.
