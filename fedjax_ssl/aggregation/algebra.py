@@ -1,4 +1,4 @@
-"""Algebra of the clients' rows, of which the rules are made."""
+"""Algebra of the clients' rows, from which the rules are built."""
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -131,7 +131,7 @@ def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
     distance: str = 'sum_of_norms', axis_name: Axis = None) -> Tree:
-  r"""Mean that trusts clients less the further they are from their average.
+  r"""Averages clients, trusting them less the further they are from the mean.
 
   With multiplier :math:`m_k` (1 for a client without labels), shares
   :math:`f_k \propto m_k n_k` and :math:`\bar x = \sum_k f_k x_k`,

@@ -222,7 +222,7 @@ class Plan(NamedTuple):
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
            ) -> PyTree:
     """Adds one tick's weighted messages [per_tick * block, ...]."""
-    one = 1 + (weights[0] < 0).astype(jnp.int32)  # Weights are not negative.
+    one = 1 + (weights[0] < 0).astype(jnp.int32)  # No weight is negative.
 
     def block_sums(x):
       x = _rounded_product(x.astype(jnp.float32), weights, one)
@@ -244,10 +244,10 @@ def _rounded_product(x: jax.Array, weights: jax.Array, one: jax.Array
                      ) -> jax.Array:
   """Rows of `x` times their weights, rounded before they are added up.
 
-  A compiler may turn a product and the sum that follows into one instruction
-  that rounds once. Whether it can depends on how many devices share the work,
-  and the bits would too. A loop whose length it does not know keeps product
-  and sum apart.
+  A compiler may contract a product and the sum that follows into one
+  instruction, which rounds once. Whether it can depends on how many devices
+  share the work, and so would the bits. A loop whose length the compiler does
+  not know keeps product and sum apart.
 
   Args:
     x: float32[K, ...].

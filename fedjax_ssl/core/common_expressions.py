@@ -5,7 +5,7 @@ same stage: in a program for several devices before it simplifies, in a program
 for one device after. How it simplifies depends on how often a value is used:
 x / y becomes x * (1 / y) if y is broadcast for this division alone, and stays
 if two divisions share the broadcast. So one function could be rounded in two
-ways. With equal expressions merged here, XLA simplifies both programs alike.
+ways. With equal expressions merged here, XLA simplifies both in the same way.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def merge_equal(function: Callable[..., Any]) -> Callable[..., Any]:
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     out = _run(closed, jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(shape), out)
-  return jax.jit(merged, inline=True)  # Traced once for all who ask.
+  return jax.jit(merged, inline=True)  # Traced once for all callers.
 
 
 def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None

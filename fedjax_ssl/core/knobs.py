@@ -234,6 +234,9 @@ def checked(profiles: Profiles | None = None, /, **own: Bound | Word
 
   Returns:
     The decorator. The builder keeps its name, signature and docstring.
+
+  Raises:
+    TypeError: when it decorates a builder without one of the knobs in `own`.
   """
   def wrap(function: Callable[P, T]) -> Callable[P, T]:
     parameters = names(function)

@@ -23,7 +23,7 @@ from fedjax_ssl.core.types import PyTree
 # The scope that names a client's loop over its local steps.
 STEPS = 'local_steps'
 
-Values = dict[Any, Any]  # Of a jaxpr's variables.
+Values = dict[Any, Any]  # By variable of a jaxpr.
 
 
 class Lane(NamedTuple):
@@ -37,7 +37,7 @@ class Lane(NamedTuple):
 class Cut(NamedTuple):
   """A client's computation `body(shared, slot)`, cut at its loop."""
 
-  form: Any  # Of its result.
+  form: Any  # The tree structure of its result.
   results: Sequence[Any]  # Its result's variables.
   slot: Sequence[Any]  # The variables of a slot.
   common: Values  # What depends on no slot.

@@ -51,7 +51,7 @@ class Given(NamedTuple):
 
   anchor: Variables  # The model as the client received it.
   memory: PyTree = None  # What the loss last kept; None if it keeps nothing.
-  told: PyTree = None  # What the server's loss kept on its labels, if it does.
+  told: PyTree = None  # What the server sends of its own loss's memory, if any.
 
 
 class Aux(NamedTuple):

@@ -124,7 +124,7 @@ class Registry(dict[str, T]):
     """Makes a builder of what is registered.
 
     Raises:
-      ValueError: if it is none.
+      ValueError: if none can be made.
     """
     if self._adapt is not None:
       return self._adapt(given)

@@ -116,6 +116,9 @@ def server_pass(update: Callable[..., tuple[PyTree, Metrics]]) -> Pass:
 
   Args:
     update: (server, context, key) -> (server, metrics).
+
+  Returns:
+    A pass: (state, federation, round, key) -> (state, metrics).
   """
   def round_fn(state, federation, round_, key):
     server, metrics = merge_equal(update)(
@@ -324,6 +327,9 @@ def client_pass(
       from the result.
     work: Shard -> int32[], steps of one client, by which slots are sorted;
       default its number of rows.
+
+  Returns:
+    A pass: (state, federation, round, key) -> (state, metrics).
   """
   sample = sample or sampling.uniform(task.cohort_size)
   for noted in _noted:

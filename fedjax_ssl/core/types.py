@@ -304,9 +304,9 @@ class Task:
     unlabeled_batch: rows of an unlabeled batch; 0 divides a client's unlabeled
       rows over its labeled steps; see `data.batching.num_steps`.
     unlabeled_capacity: widest unlabeled batch when `unlabeled_batch` is 0.
-    local_epochs: passes over a client's own rows a round.
-    local_steps: if positive, this many steps a round instead of epochs.
-    cohort_size: clients a round.
+    local_epochs: passes over a client's own rows in a round.
+    local_steps: if positive, this many steps in a round instead of epochs.
+    cohort_size: clients in a round.
     labels_at: 'clients' or 'server'.
     schedule_rounds: rounds that schedules and ramps span, however many are
       run; None is the number that `train` is asked for, see `spanning`.

@@ -144,7 +144,7 @@ class _Stream(NamedTuple):
   key: jax.Array
 
   def shuffled(self, epoch: Array) -> jax.Array:
-    """int32[W]: a permutation of the first n places, then padding."""
+    """Shuffles the first n places: int32[W], padding last."""
     draw = jax.random.uniform(
         jax.random.fold_in(self.key, epoch), self.rows.shape)
     real = jnp.arange(self.rows.shape[0]) < self.n
@@ -152,10 +152,10 @@ class _Stream(NamedTuple):
 
   def next(self, order: jax.Array, step: Array
            ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The next batch: (order, places int32[capacity], mask).
+    """Takes the next batch: (order, places int32[capacity], mask).
 
     The last batch of an epoch may be short. After it the list starts again in a
-    new order, whether the other list has come to its end or not.
+    new order, whether or not the other list has come to its end.
     """
     position = step % self.pieces
     order = lax.cond(

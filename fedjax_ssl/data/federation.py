@@ -76,8 +76,8 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
     num_clients: N.
     labels: 'few' as dealt, or 'all': each client's unlabeled rows become
       labeled ones (the upper bound of every table).
-    labels_at: 'clients', or 'server': the whole labeled pool, whoever owns
-      it, goes to the server, and the clients keep their unlabeled rows.
+    labels_at: 'clients', or 'server': all labeled rows go to the server,
+      whatever their owners, and the clients keep their unlabeled rows.
     num_classes: C; by default the largest label plus one.
     widths: least widths (L, U) of the tables, so that federations of several
       seeds stack; the server's tables keep their own.

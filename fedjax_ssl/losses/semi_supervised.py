@@ -279,6 +279,9 @@ def relation_matching(matrix: Array, target: Array,
   Returns:
     float32[], 0 if the two agree, and no metrics.
 
+  Raises:
+    ValueError: if the shapes differ.
+
   References:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.
   """

@@ -115,7 +115,7 @@ def _hard(logits: Array, threshold: Scalar
 
 def soft_pseudo_label(logits: Array, *, temperature: Scalar = 0.5
                       ) -> jax.Array:
-  r"""Sharpened mean over views: :math:`sharpen(\frac1K \sum_k p(y|u_k))`.
+  r"""Sharpens the mean over views: :math:`sharpen(\frac1K \sum_k p(y|u_k))`.
 
   Args:
     logits: float[K, B, C], one prediction per augmented view.
@@ -139,7 +139,7 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
   r"""Takes the class with the most votes of the own model and its helpers.
 
   Each model has one vote: :math:`\hat y = \arg\max_c \sum_{m}
-  1[\arg\max p_m = c]`, for rows of which the own model is confident.
+  1[\arg\max p_m = c]`, for rows that the own model is confident of.
 
   Args:
     logits: float[B, C] of the own model.

@@ -50,7 +50,7 @@ class Text(nn.Module):
                              kernel_init=layers.LECUN)
 
   def embed(self, tokens: jax.Array) -> jax.Array:
-    """int32[B, T] -> float[B, T, E]; padding is the zero vector."""
+    """Embeds int32[B, T] -> float[B, T, E]; padding is the zero vector."""
     known = jnp.where(tokens < self.vocabulary, tokens, UNKNOWN)
     vectors = jnp.take(self.table, known, axis=0)
     return jnp.where((tokens > 0)[..., None], vectors, 0)

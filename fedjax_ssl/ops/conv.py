@@ -36,8 +36,9 @@ _MIN_TILE_CHANNELS = 16
 # Up to this many input channels patches are small and a convolution wasteful.
 _MAX_PATCH_CHANNELS = 4
 _TILE_KERNELS = ((3, 3), (5, 5))
-# What follows was measured by `experiments/benchmarks/conv_tiles.py`. Maps with
-# smaller sides take 2x2 output tiles: products read more weights than pixels.
+# These limits were measured by `experiments/benchmarks/conv_tiles.py`. Maps
+# with smaller sides take 2x2 output tiles: their products read more weights
+# than pixels.
 _MIN_LARGE_TILE_MAP = 7
 # 3x3 layers take `conv_rowwise` where the tiled maps are more than this many
 # times as large as the weights, which its loop reads for each part of a batch.

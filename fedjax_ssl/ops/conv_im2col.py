@@ -54,7 +54,7 @@ unfold, fold = custom_vjp.adjoint_pair(_unfold, _fold)
 
 
 def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
-  """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
+  """Convolves float[B, H, W, I] and float[kh, kw, I, O] -> [B, H', W', O]."""
   y = matmul.tall(unfold(x, window), w.reshape(-1, w.shape[3]))
   return y.reshape(x.shape[0], *window.out, w.shape[3])
 

@@ -46,5 +46,5 @@ _FORM = custom_vjp.trilinear(_out, _left, conv_direct.gradient)
 
 
 def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
-  """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
+  """Convolves float[B, H, W, I] and float[kh, kw, I, O] -> [B, H', W', O]."""
   return _FORM.out(x, w, window)

@@ -361,7 +361,7 @@ class _Recorder:
     self._seconds = 0.0  # Since the start.
     self._left_out = 0  # Updates so far.
     self._warned = False  # Whether a line has told of them.
-    self._accuracies: list[float] = []  # Of seeds, at the round just evaluated.
+    self._accuracies: list[float] = []  # By seed, at the last evaluated round.
 
   def open(self, stack: contextlib.ExitStack, folder: pathlib.Path, done: int,
            seals: Mapping[str, sealed.Seal] | None) -> None:

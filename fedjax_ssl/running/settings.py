@@ -70,7 +70,7 @@ _SAGE: dict[str, Any] = dict(
     num_clients=20, cohort_size=8, labels_per_class=500, labeled_batch=128,
     unlabeled_batch=256, local_steps=95, num_rounds=300,
     validation_fraction=0.02)
-# Of FedMatch's first version.
+# The numbers of FedMatch's first version.
 _FEDMATCH: dict[str, Any] = dict(
     model='alexnet', weak='flip_shift', strong="ra_mc(weak='flip_shift')",
     learning_rate=1e-4, momentum=0.9, labeled_batch=10, unlabeled_batch=50)
@@ -247,7 +247,7 @@ def register(name: str, about: str = '', source: str = 'your own',
   def halves(rng, labels, pool, options):
     owner = rng.integers(0, options.num_clients, labels.size)
     ...
-    return labeled, unlabeled  # Owners int32[D], -1 for nobody.
+    return labeled, unlabeled  # Owners int32[D], -1 for no client.
   ```
 
   `fedjax-ssl train halves --import=FILE.py` trains it.

@@ -114,7 +114,7 @@ def _schedules(job: Any) -> str:
 
 
 def _attacked(job: Any) -> str:
-  """Who attacks, in the run of each seed."""
+  """The clients that attack, for each seed."""
   found = job.facts.get('hostile_clients', {})
   said = [', '.join(map(str, clients)) or 'none' for clients in found.values()]
   if len(said) > 1:

@@ -27,7 +27,7 @@ _NAMES = {int(signal.SIGTERM): 'SIGTERM', int(signal.SIGINT): 'SIGINT'}
 # Seconds that an end may wait for a write to be over, and for a reader.
 _GRACE = 1.0
 _heard: list[int] = []  # Signals so far, which only the thread adds.
-_ends = threading.Lock()  # Held by whoever ends the process.
+_ends = threading.Lock()  # Held by the thread that ends the process.
 _pipes: list[tuple[int, int]] = []  # Of this process; none if it hears nothing.
 _MARK = 255  # In a pipe: no signal, but what `answered` writes.
 _caught_up = threading.Event()
@@ -45,7 +45,7 @@ def end(number: int) -> None:
   while _writes_cache() and time.monotonic() < until:
     time.sleep(0.01)
   # Not by `sys.stderr`, which the main thread may hold; nor into a full pipe
-  # that nobody reads.
+  # that is not read.
   with contextlib.suppress(OSError, ValueError):
     if select.select([], [2], [], _GRACE)[1]:
       _say(number)

@@ -1,4 +1,4 @@
-"""Scores that weigh all classes alike: precision, recall, area under ROC.
+"""Scores that weigh all classes the same: precision, recall, area under ROC.
 
 D rows, C classes. All are exact counts or means of a fixed order, so the same
 logits give the same bits.

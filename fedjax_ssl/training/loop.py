@@ -1,4 +1,4 @@
-"""The loop that runs every method, and knows none of them."""
+"""The loop that runs any method, without knowing which."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -132,7 +132,7 @@ class MetricsWriter:
       whole = _whole(folder, last, seals)  # Both, before one is changed.
       self._files = {name: _GrowingFile(folder / name, data)
                      for name, data in whole.items()}
-    rows = _rows(self._files[METRICS].data)  # Of the run that goes on.
+    rows = _rows(self._files[METRICS].data)  # Those that are kept.
     for row in rows:
       self._remember(row)
     for name in track:

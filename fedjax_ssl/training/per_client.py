@@ -1,4 +1,4 @@
-"""Who gains and who loses: what the models are worth to each client."""
+"""How good the models are for each client."""
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,11 +1,11 @@
-"""What the processes of one run must do alike, and what only the first does.
+"""What all processes of one run must do, and what only the first one does.
 
 A run of several processes (`jax.distributed`) is one program: all processes
 start the same computations in the same order, or they wait for each other for
-ever. Hence they agree on what they cannot know of each other: a signal that
-one of them heard, the pace, an error. The first process alone reads and writes
-the run's folder, so that the others need not see it. With one process nothing
-is sent, and errors keep their types.
+ever. Hence they tell each other what only one of them knows: a signal that it
+heard, its pace, an error. The first process alone reads and writes the run's
+folder, so that the others need not see it. With one process nothing is sent,
+and errors keep their types.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AgreedError(ValueError):
 
 
 class AgreedExit(SystemExit):
-  """An end that all processes of a run come to together."""
+  """An exit that all processes of a run make together."""
 
 
 def count() -> int:

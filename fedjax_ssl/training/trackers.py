@@ -54,7 +54,7 @@ class Place(NamedTuple):
 class Tracker(Protocol):
   """A place that rows are mirrored to."""
 
-  run: str  # What the place calls it, which it may choose itself.
+  run: str  # The tracker's name for the run, which it may choose itself.
 
   def write(self, row: Row) -> None:
     """Sends the numbers of a row."""

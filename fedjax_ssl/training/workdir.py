@@ -27,7 +27,7 @@ from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import disk, environment, processes
 
 CONFIG = 'config.json'
-FLAGFILE = 'run.flags'  # What a program that started the run was given.
+FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
 LOCK = 'lock'
 # Files that only a run leaves; without a config they belong to no run.
 _TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
@@ -201,7 +201,7 @@ def _take(folder: pathlib.Path, asked: str) -> int:
 
 
 def _sign(lock: int) -> None:
-  """Writes into the lock who holds it."""
+  """Writes into the lock which process holds it."""
   os.truncate(lock, 0)
   os.write(lock, f'pid {os.getpid()} on {socket.gethostname()}\n'.encode())
 

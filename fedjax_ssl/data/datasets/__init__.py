@@ -75,6 +75,9 @@ def register(name: str, *, flip: bool = True
   Args:
     name: see `core.registry.register`.
     flip: whether a mirrored image is still of its class.
+
+  Raises:
+    ValueError: for the name 'digits', or one that is taken or no identifier.
   """
   if name == 'digits':
     raise ValueError("dataset 'digits' comes with the library; choose another "

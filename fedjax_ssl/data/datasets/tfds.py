@@ -77,7 +77,7 @@ def read_tfds(name: str, data_dir: str | os.PathLike[str] | None,
   except (NotImplementedError, AssertionError, OSError, ImportError,
           ValueError) as error:
     reason = str(error).strip().splitlines()
-    # What is prepared in another format is left as it is without --overwrite.
+    # Without --overwrite a set that is prepared in another format stays so.
     raise DataError(f'{prepare} --overwrite '
                     f'({reason[0] if reason else error!r})') from None
 

@@ -33,7 +33,7 @@ def _number(name: str, value: object, allowed: str) -> float:
 
 
 def count(name: str, value: object, minimum: int = 1) -> int:
-  """Checks an integer argument."""
+  """Returns an integer argument; raises ValueError for anything else."""
   allowed = f'an integer >= {minimum}'
   number = _number(name, value, allowed)
   if not number.is_integer() or number < minimum:
@@ -42,7 +42,7 @@ def count(name: str, value: object, minimum: int = 1) -> int:
 
 
 def positive(name: str, value: object) -> float:
-  """Checks a positive, finite number."""
+  """Returns a positive, finite number; raises ValueError for anything else."""
   number = _number(name, value, 'finite and > 0')
   if not (math.isfinite(number) and number > 0):
     raise ValueError(f'{name} must be finite and > 0, not {number}')
@@ -50,7 +50,7 @@ def positive(name: str, value: object) -> float:
 
 
 def fraction(name: str, value: object) -> float:
-  """Checks a number in [0, 1]."""
+  """Returns a number in [0, 1]; raises ValueError for anything else."""
   number = _number(name, value, 'in [0, 1]')
   if not 0 <= number <= 1:
     raise ValueError(f'{name} must be in [0, 1], not {number}')

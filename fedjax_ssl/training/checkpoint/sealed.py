@@ -47,7 +47,7 @@ def identity(facts: Mapping[str, Any], flags: Mapping[str, Any] | None = None,
   parts = dict(facts)
   if flags is not None:
     parts['flags'] = {k: v for k, v in flags.items() if k not in free}
-  # As they come back from a file.
+  # As a JSON file gives them back.
   plain = json.loads(json.dumps(parts))
   return {name: hashlib.sha256(json.dumps(
       value, sort_keys=True).encode()).hexdigest()
