@@ -78,7 +78,7 @@ def start(model: Variables, optimizer: optax.GradientTransformation,
 def descend(optimizer: optax.GradientTransformation, grads: PyTree,
             opt_state: PyTree, params: PyTree, factor: Number | None = None
             ) -> tuple[PyTree, PyTree]:
-  """Returns parameters and optimizer state after a step, `factor` as long."""
+  """Returns parameters and optimizer state after a step scaled by `factor`."""
   updates, opt_state = optimizer.update(grads, opt_state, params)
   if factor is not None:
     updates = tree.scale(updates, factor)

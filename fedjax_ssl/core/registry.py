@@ -198,10 +198,10 @@ _OF_FILES: dict[str, list[tuple[Any, str, Any]]] = {}
 
 
 def import_place(place: str) -> None:
-  """Imports what --import names; names that it registers then mean its own.
+  """Imports what --import names, and lets it take the names it registers.
 
-  A process may have imported another version of the file, from an older run,
-  that registered the same names.
+  These may be taken by another version of the file, which the process imported
+  for an older run.
 
   Raises:
     FieldError: if it cannot be imported.
@@ -227,7 +227,7 @@ def _is_version(old: Any, path: str) -> bool:
 
 
 def _is_again(old: Any, new: Any) -> bool:
-  """Whether `new` replaces `old` of a notebook, or of a file that failed."""
+  """Whether `new` may replace `old`, of a notebook or a file that failed."""
   old, new = (getattr(x, 'deal', x) for x in (old, new))  # Of a setting.
   return imports.has_failed(_module(old)) or (
       _module(old) == _module(new) == '__main__') and (
@@ -293,7 +293,7 @@ def packages(names: Iterable[str]) -> dict[str, str]:
 
 
 def _of_place(text: str, known: Mapping[str, T]) -> T:
-  """What a place registers under a name, or else its attribute so called."""
+  """What a place registers under a name, or else its attribute of that name."""
   placed = imports.find(text)
   assert placed is not None
   module = imports.load(placed.place)
@@ -369,7 +369,7 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...],
             ours: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-  """Calls it with what a text gave, and what it takes of `ours` otherwise."""
+  """Calls it with a text's knobs, and with those of `ours` that it takes."""
   parameters = inspect.signature(function).parameters.values()
   if not any(p.kind is p.VAR_KEYWORD for p in parameters):
     takes = {p.name for p in parameters}

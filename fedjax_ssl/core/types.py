@@ -375,7 +375,7 @@ class Task:
     return self.schedule_rounds
 
   def spanning(self, num_rounds: int) -> Task:
-    """Returns the task with `schedule_rounds`; the same if it has them."""
+    """Returns the task for `num_rounds`, or the same if it has a number."""
     if self.schedule_rounds is not None:
       return self
     optimizer = self.optimizer
@@ -391,6 +391,6 @@ class Task:
   def apply_train(self, variables: Variables, inputs: Array, mask: Array,
                   key: jax.Array | None = None
                   ) -> tuple[jax.Array, PyTree]:
-    """Computes logits and new statistics of raw inputs, with the batch's."""
+    """Computes logits and new statistics of raw inputs, by batch statistics."""
     inputs = self.preprocess(inputs)
     return self.model.apply_train(variables, inputs, mask, key)

@@ -106,7 +106,7 @@ class Run:
         try:
           run._train(place)
         except job_lib.Stopped as stopped:
-          stopping.answered()  # The error answers; the process goes on.
+          stopping.answered()  # The error tells of them; the process goes on.
           goes_on = ('' if self._temporary else '; the same call with workdir='
                      f'{str(self._job.folder)!r} continues')
           raise KeyboardInterrupt(f'{run.name} stopped at round '

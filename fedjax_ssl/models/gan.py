@@ -211,7 +211,7 @@ def _he_normal(key: jax.Array, shapes: PyTree) -> PyTree:
 
 
 def make(*, width: int = 32) -> Gan:
-  """Makes both networks, for images or sequences as the inputs are.
+  """Makes both networks; the inputs decide if for images or for sequences.
 
   Args:
     width: of their first layers, at least 1.

@@ -90,7 +90,10 @@ def _evaluate(points: np.ndarray, size: int) -> np.ndarray:
 
 
 def combine_by(matrix: np.ndarray) -> Combine:
-  """Makes the product of a constant matrix, zeros skipped, with arrays."""
+  """Makes a function that multiplies a list of arrays by a constant matrix.
+
+  Zeros of the matrix are skipped.
+  """
   def combine(parts: Sequence[jax.Array]) -> list[jax.Array]:
     sums = []
     for row in matrix:

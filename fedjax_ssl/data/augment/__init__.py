@@ -129,7 +129,7 @@ def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
              flip: bool = True) -> View:
   """The original RandAugment(n, m): n operations, all at level m.
 
-  Effects grow with the level, from the identity at level 0, as in torchvision;
+  Graded effects grow with the level from the identity at 0, as in torchvision;
   in the first code those of some operations fell. The factors of brightness,
   color, contrast and sharpness are 1 plus or minus the value of the level.
 
