@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 
-# As type checkers know it. Loading `typing` takes a while, in which a program
-# would not listen to signals yet.
+# Type checkers take this name for `typing`'s. To load that module takes a
+# while, in which a program would not listen to signals yet.
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # The same names, for editors and type checkers.
   from fedjax_ssl import (

@@ -2,7 +2,7 @@
 
 The flags of `fedjax-ssl train`, what `config.json` holds of them, and the
 defaults and ranges of `TaskSpec` are made from `Config`; JAX is not needed to
-read it. What options exclude each other is refused here too.
+read it. Options that exclude each other are refused here too.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedjax_ssl.core.checks import FieldError
 
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 LARGEST_SEED = 2**32 - 1
-# Those of `core.optimizers`, which loads JAX.
+# The names in `core.optimizers`, which cannot be read without JAX.
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 SCHEDULES = ('constant', 'cosine', 'fixmatch_cosine', 'linear', 'exponential',
              'warmup_cosine')
@@ -333,7 +333,7 @@ _OF_DATA = {'num_classes': _whole(2, 2**20), 'unlabeled_capacity': _whole(0)}
 
 
 def check(name: str, value: Any) -> None:
-  """Holds a field, of `Config` or of a `TaskSpec`, to what it may be.
+  """Checks the value of a field, of `Config` or of a `TaskSpec`.
 
   Raises:
     FieldError: for a value of another kind or out of range.
@@ -353,7 +353,7 @@ def check(name: str, value: Any) -> None:
     conv_forms.check(str(value))
   elif option.choices and value not in option.choices:
     raise FieldError(name, value, checks.unknown(str(value), option.choices))
-  # A run's flagfile has a line for each.
+  # A run's flagfile has one line for each option.
   elif isinstance(value, str) and name != 'workdir' and (
       len(value.splitlines()) > 1):
     raise FieldError(name, repr(value), 'must be one line.')
@@ -363,9 +363,9 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   """Returns the options that flags ask for.
 
   Args:
-    values: by name; seeds as words or numbers. What is missing has its
+    values: by name; seeds as words or numbers. A missing option has its
       default.
-    given: names that the user gave: they beat defaults that exclude them.
+    given: names that the user gave; defaults that exclude them are dropped.
 
   Raises:
     FieldError: for a value that an option does not take, or options that
@@ -397,7 +397,7 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
 
 
 def _placed(values: Mapping[str, Any]) -> dict[str, Any]:
-  """The values, with whole paths where texts or --import name files."""
+  """The values, with absolute paths where texts or --import name files."""
   placed = {**values}
   for name in imports.TEXTS:
     if found := imports.split(str(values.get(name) or '')):
@@ -466,7 +466,7 @@ def check_cohort(options: Config) -> None:
   """Refuses a round with more clients than there are.
 
   Raises:
-    FieldError: if it has.
+    FieldError: if the cohort is larger than the federation.
   """
   if options.cohort_size > options.num_clients:
     raise FieldError('cohort_size', options.cohort_size, 'a round has at most '

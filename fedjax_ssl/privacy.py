@@ -4,8 +4,8 @@ A private step draws each row with probability q (`poisson_rows`), clips every
 row's own gradient to norm C (`clipped_sum`), adds noise of standard deviation
 :math:`\sigma C` to the sum (`gaussian`) and divides by the *expected* number of
 rows. One row more or less then changes the sum by at most C, which is what
-`epsilon` accounts for: neighbours differ by one row added or removed.
-The accounts are those of the package dp-accounting, the extra `[privacy]`.
+`epsilon` accounts for: neighbours differ by one row added or removed. The
+accountants are those of the package dp-accounting, the extra `[privacy]`.
 """
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Scalar = Array | float
 ACCOUNTANTS = ('rdp', 'pld')
 # Integer orders: their moments have closed forms without numerical integrals.
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
-# Of the privacy loss; a coarser grid overestimates epsilon a little.
+# Steps of the privacy loss; a coarser grid overestimates epsilon a little.
 _GRID = 1e-3
 _LARGEST_NOISE = 1e6
 _OVERFLOW = 1e-9
 
 
 def poisson_capacity(expected: float) -> int:
-  """Rows for which a Poisson-sampled batch needs room.
+  """Computes for how many rows a Poisson-sampled batch needs room.
 
-  The least c with P(X > c) < 1e-9 for X of the Poisson law, whose upper tail
-  is heavier than that of any binomial law of the same mean.
+  It is the least c with P(X > c) < 1e-9 for X of the Poisson law, whose upper
+  tail is heavier than that of any binomial law of the same mean.
 
   Args:
     expected: mean number of rows, above 0.
@@ -83,7 +83,7 @@ def poisson_rows(key: Array, num_rows: Array, rate: Scalar, *, width: int,
 
 
 def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
-  r"""A pytree scaled to a Euclidean norm of at most C over all its leaves.
+  r"""Scales a pytree to a Euclidean norm of at most C over all its leaves.
 
   :math:`g \min(1, C / \|g\|)`; one that is not finite becomes zero, as its
   influence could not be bounded otherwise.
@@ -107,9 +107,9 @@ def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
 def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
                 rows: PyTree, mask: Array, *, clip_norm: Mapping[str, float],
                 microbatch: int = 0) -> dict[str, PyTree]:
-  r"""Sum over rows of exact, separately clipped gradients.
+  r"""Sums the gradients of rows, each exact and clipped by itself.
 
-  :math:`\sum_i m_i\, g_i^p \min(1, C_p / \|g_i^p\|)` for every part p. A row
+  :math:`\sum_i m_i\, g_i^p \min(1, C_p / \|g_i^p\|)` for every part p. One row
   more or less changes the whole by at most :math:`\sqrt{\sum_p C_p^2}`.
 
   Args:
@@ -182,7 +182,7 @@ def gaussian(key: Array, tree: PyTree, stddev: Scalar) -> PyTree:
 @functools.lru_cache
 def epsilon(noise_multiplier: float, rate: float, steps: int, *, delta: float,
             accountant: str = 'rdp') -> float:
-  """Privacy spent by Poisson-sampled Gaussian steps.
+  """Computes the privacy spent by Poisson-sampled Gaussian steps.
 
   Args:
     noise_multiplier: sigma, noise over clipping norm; 0 is no privacy.
@@ -223,7 +223,7 @@ def epsilon(noise_multiplier: float, rate: float, steps: int, *, delta: float,
 def spending(noise_multiplier: float, rate: float, steps_per_round: int,
              num_rounds: int, *, delta: float, accountant: str = 'rdp'
              ) -> np.ndarray:
-  """Epsilon after each round of private steps, for the device to look up.
+  """Computes epsilon after each round, for the device to look up.
 
   Args:
     noise_multiplier: sigma.
@@ -244,7 +244,7 @@ def spending(noise_multiplier: float, rate: float, steps_per_round: int,
 @functools.lru_cache
 def noise_multiplier(target: float, rate: float, steps: int, *, delta: float,
                      accountant: str = 'rdp') -> float:
-  """The least noise under which planned steps stay within a budget.
+  """Finds the least noise under which planned steps stay within a budget.
 
   Args:
     target: epsilon of the budget, above 0; infinity needs no noise.

@@ -18,7 +18,7 @@ Scalar = Array | float
 
 
 def size(tree: PyTree) -> int:
-  """Numbers in a dense tree."""
+  """Counts the numbers in a dense tree."""
   return sum(math.prod(jnp.shape(x)) for x in jax.tree.leaves(tree))
 
 
@@ -30,12 +30,12 @@ def _total(tree: PyTree) -> jax.Array:
 
 
 def num_nonzero(tree: PyTree) -> jax.Array:
-  """Entries that are not 0, float32[]; exact up to 2**24."""
+  """Counts the entries that are not 0, float32[]; exact up to 2**24."""
   return _total(jax.tree.map(lambda x: x != 0, tree))
 
 
 def cut(tree: PyTree, bar: Scalar) -> PyTree:
-  r"""Entries with :math:`|x| \le` bar become 0.
+  r"""Sets entries with :math:`|x| \le` bar to 0.
 
   Args:
     tree: pytree of float arrays.
@@ -81,16 +81,17 @@ def keep_largest(tree: PyTree, density: float) -> PyTree:
 
 def receive(held: PyTree, sent: PyTree, *, bar: Scalar
             ) -> tuple[PyTree, jax.Array]:
-  r"""Only entries that moved are sent: :math:`|new - old| >` bar.
+  r"""Sends only the entries that moved: :math:`|new - old| >` bar.
 
   Args:
     held: what the receiver holds, pytree of float arrays.
     sent: what the sender has, of the same structure.
-    bar: at least 0; 0 leaves nothing out but equals, infinity sends nothing.
+    bar: at least 0; 0 leaves out only equal entries, infinity all but NaN.
 
   Returns:
-    What the receiver holds then, its old entries where nothing came, and how
-    many numbers came, float32[]. An entry that is not finite is sent.
+    What the receiver holds afterwards, with its old entries where nothing was
+    sent, and how many numbers were sent, float32[]. Under a finite bar an entry
+    that is not finite is sent.
   """
   moved = jax.tree.map(
       lambda old, new: ~(jnp.abs(new - old) <= bar), held, sent)

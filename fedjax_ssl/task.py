@@ -39,8 +39,8 @@ class TaskSpec:
   defaults and ranges. `norm` 'auto', or None, is the model's own,
   `labeled_view` None the weak view. `max_update_norm` 0 is off.
 
-  `schedule_rounds` is how many rounds schedules and ramps span, whatever number
-  of rounds `train` is asked for; None is as many as that.
+  `schedule_rounds` is how many rounds schedules and ramps span, however many
+  `train` runs; None is the number that `train` is asked for.
   """
 
   num_classes: int
@@ -88,7 +88,7 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     'server_optimizer': server_optimizers.SERVER_OPTIMIZERS,
     'attack': attacks.ATTACKS}
 _NESTED = {'weak': augment.WEAK}  # A strong view's knob.
-# What data and other fields say to their builders, and no text.
+# What builders get from data and other fields, never from a text.
 _FILLED = {'model': models.FILLED}
 
 
@@ -123,9 +123,9 @@ def check_texts(texts: Mapping[str, str | None]) -> None:
 
 
 def notes(spec: TaskSpec) -> list[str]:
-  """What the choices of a spec switch off, one line each; see `core.knobs`.
+  """Says what the choices of a spec switch off, one line each.
 
-  Only knobs that are given are spoken of, not defaults.
+  It looks only at knobs that are given, not at defaults; see `core.knobs`.
   """
   return [line for name, registry in REGISTRIES.items()
           if (text := getattr(spec, name)) is not None
@@ -133,14 +133,14 @@ def notes(spec: TaskSpec) -> list[str]:
 
 
 def resolved(spec: TaskSpec) -> dict[str, dict[str, Any]]:
-  """What the texts of a spec stand for: by field, the text and all knobs."""
+  """Returns what a spec's texts stand for: by field, the text and all knobs."""
   return {name: {'text': text, 'knobs': choices.resolved(
       text, registry, _NESTED)} for name, registry in REGISTRIES.items()
           if (text := getattr(spec, name)) is not None}
 
 
 def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
-  """A text that stands today for what `text` stood for in a stored run.
+  """Returns a text that stands today for what `text` did in a stored run.
 
   Args:
     field: of `TaskSpec`.
@@ -154,7 +154,7 @@ def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
 
 
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
-  """The task that a spec describes.
+  """Makes the task that a spec describes.
 
   Args:
     spec: plain values.
@@ -220,8 +220,9 @@ def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
 
 
 def spec_to_json(spec: TaskSpec, federation: Federation) -> dict[str, Any]:
-  """What `load` needs to rebuild a run's method: the spec, and shapes."""
-  norm = None if spec.norm == Config.norm else spec.norm  # As ever stored.
+  """Returns what `load` needs to rebuild a method: the spec, and shapes."""
+  # Files have always had null here, not 'auto'.
+  norm = None if spec.norm == Config.norm else spec.norm
   return {'spec': {**dataclasses.asdict(spec), 'norm': norm},
           'federation': _shapes(federation)}
 
@@ -263,7 +264,7 @@ class Run(NamedTuple):
     spec: how it was configured.
     task: its task.
     method: its method.
-    states: one State a seed, by seed.
+    states: the State of each seed.
     round: rounds done.
   """
 
@@ -290,10 +291,10 @@ class Run(NamedTuple):
                        f'{", ".join(map(str, self.states))}.')
 
   def global_model(self, seed: int | None) -> Callable[..., jax.Array]:
-    """Returns what predicts, unless there is none, or no such seed.
+    """Returns the function that predicts with the global model.
 
     Raises:
-      ValueError: if so.
+      ValueError: if the method has no global model, or the run no such seed.
     """
     self.check_seed(seed)
     if self.method.predict is None:
@@ -303,7 +304,7 @@ class Run(NamedTuple):
     return self.method.predict
 
   def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
-    """Logits of raw inputs.
+    """Computes the logits of raw inputs.
 
     Args:
       inputs: uint8[B, H, W, C] as stored, or uint8[B, H, W] if C is 1; of
@@ -337,7 +338,7 @@ class Run(NamedTuple):
 
 
 def template(method: Method, federation: Federation) -> State:
-  """The shapes of a method's state, without computing its arrays."""
+  """Returns the shapes of a method's state, without computing its arrays."""
   # The federation is not traced: an init may make host tables of it.
   state: State = jax.eval_shape(
       lambda key: method.init(key, federation), jax.random.key(0))
@@ -406,7 +407,7 @@ def _described(where: str | os.PathLike[str], facts: Mapping[str, Any]
 
 def finished(spec: TaskSpec, task: Task, method: Method,
              states: dict[int, State], round_: int) -> Run:
-  """Returns the run of these parts, which predicts in batches."""
+  """Makes a run of these parts; its method predicts in batches."""
   from fedjax_ssl.training import evaluate
   if method.predict is not None:
     predict = functools.partial(_in_batches, evaluate, method.predict)
@@ -421,8 +422,8 @@ def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
   Args:
     path: of the file. Its arrays are those of the server's record by name, and
       `about`: JSON of what the model is made of.
-    run: what is finished.
-    facts: of its `config.json`: `task` and `choices`.
+    run: the finished run.
+    facts: those of its `config.json`: `task` and `choices`.
     seed: which of its seeds; the first by default.
 
   Raises:
@@ -474,7 +475,7 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
 
 def _in_batches(evaluate: Any, predict: Callable[..., jax.Array],
                 server: PyTree, inputs: jax.Array) -> jax.Array:
-  """As evaluation does it: large inputs go through in batches."""
+  """Predicts batch by batch, as evaluation does, so that large inputs fit."""
   logits: jax.Array = evaluate.in_batches(
       predict, inputs, jnp.arange(inputs.shape[0]), given=(server,))
   return logits

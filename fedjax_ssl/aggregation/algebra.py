@@ -1,4 +1,4 @@
-"""Algebra of the clients' rows, of which the rules are made."""
+"""Algebra of the clients' rows, from which the rules are built."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ Tree = TypeVar('Tree')
 Function = TypeVar('Function', bound=Callable[..., Any])
 Array = jax.Array | np.ndarray
 Scalar = Array | float
-Axis = str | tuple[str, ...] | None  # Of a mesh; None is one device.
+Axis = str | tuple[str, ...] | None  # An axis of a mesh; None is one device.
 
 
 def jit(*static: str) -> Callable[[Function], Function]:
-  """`jax.jit` that keeps a signature for editors and type checkers."""
+  """Makes `jax.jit` keep a signature for editors and type checkers."""
   return cast('Callable[[Function], Function]',
               functools.partial(jax.jit, static_argnames=static))
 
@@ -37,17 +37,17 @@ def check_rows(stacked: Any, weights: jax.Array, name: str) -> None:
 
 
 def column(row: jax.Array, leaf: jax.Array) -> jax.Array:
-  """[K] in a shape that broadcasts to a leaf [K, ...]."""
+  """Reshapes [K] so that it broadcasts to a leaf [K, ...]."""
   return row.reshape(row.shape + (1,) * (leaf.ndim - 1))
 
 
 def widened(leaf: jax.Array) -> jax.Array:
-  """A leaf in float32 or better, in which rules compute."""
+  """Converts a leaf to float32 or better, in which rules compute."""
   return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def narrowed(value: Any, dtype: Any) -> jax.Array:
-  """A result in the leaf's dtype, rounded if that is one of integers."""
+  """Converts a result to the leaf's dtype, rounded if that is for integers."""
   exact = not jnp.issubdtype(dtype, jnp.inexact)
   result: jax.Array = (jnp.round(value) if exact else value).astype(dtype)
   return result
@@ -55,12 +55,12 @@ def narrowed(value: Any, dtype: Any) -> jax.Array:
 
 def over(collective: Callable[..., Any], x: jax.Array, axis_name: Axis
          ) -> jax.Array:
-  """`collective` of all devices' numbers, if there is an axis of them."""
+  """Applies `collective` over the devices, if there is an axis of them."""
   return x if axis_name is None else collective(x, axis_name)
 
 
 def shares_of(weights: jax.Array, *, axis_name: Axis = None) -> jax.Array:
-  """Weights over the sum of all clients'; zeros if all are zero."""
+  """Divides weights by the sum of all clients'; zeros if all are zero."""
   # Dividing by the largest first keeps the sum from overflowing.
   top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
   top = over(jax.lax.pmax, top, axis_name)
@@ -71,7 +71,7 @@ def shares_of(weights: jax.Array, *, axis_name: Axis = None) -> jax.Array:
 
 def combined(stacked: Tree, shares: jax.Array, *, axis_name: Axis = None
              ) -> Tree:
-  """The sum of all clients' rows, each times its share float[K]."""
+  """Sums all clients' rows, each times its share float[K]."""
   def combine(leaf: jax.Array) -> jax.Array:
     share, value = column(shares, leaf), widened(leaf)
     # Only broken entries are replaced, so that the derivative by a weight of 0
@@ -85,13 +85,13 @@ def combined(stacked: Tree, shares: jax.Array, *, axis_name: Axis = None
 
 
 def safe_sqrt(square: jax.Array) -> jax.Array:
-  """The square root, whose derivative at 0 is 0."""
+  """Computes the square root, with derivative 0 at 0."""
   positive = square > 0
   return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
 def row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
-  """float[K], the length of each row over all leaves."""
+  """Computes float[K], the length of each row; see `DISTANCES`."""
   squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
              for x in jax.tree.leaves(rows)]
   zero = jnp.zeros(num_rows, jnp.float32)
@@ -101,7 +101,7 @@ def row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
 
 
 def row_lengths(stacked: Any, num_rows: int) -> jax.Array:
-  """float[K], the norm of each row over all leaves, of large rows too."""
+  """Computes float[K], the norm of each row over all leaves, however large."""
   wide = jax.tree.map(widened, stacked)
   # In units of the largest entry: squares of entries above 1e19 overflow.
   top = sum((jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0)

@@ -83,13 +83,13 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
 @jit('axis_name')
 def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
                   ) -> Tree:
-  r"""Mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
+  r"""Computes the mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
     weights: float32[K], for FedAvg the number of examples; 0 leaves a row out.
-    axis_name: mesh axis over which the clients are spread, of which K are here;
-      None if all are.
+    axis_name: mesh axis over which the clients are spread, with K of them on
+      this device; None if all are here.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -106,7 +106,7 @@ def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
 @jit('axis_name')
 def reliability_weighted_mean(stacked: Tree, scores: Array, *,
                               axis_name: Axis = None) -> Tree:
-  r"""Mean by how well each client's model does: :math:`w_k = s_k / \sum_j s_j`.
+  r"""Weighs clients by how good their models are: :math:`w_k = s_k/\sum_j s_j`.
 
   The paper prints the ratio outside the sum over its own index; this is the
   reading under which the weights sum to one.
@@ -131,7 +131,7 @@ def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
     distance: str = 'sum_of_norms', axis_name: Axis = None) -> Tree:
-  r"""Mean that trusts clients less the further they are from their average.
+  r"""Averages clients, trusting them less the further they are from the mean.
 
   With multiplier :math:`m_k` (1 for a client without labels), shares
   :math:`f_k \propto m_k n_k` and :math:`\bar x = \sum_k f_k x_k`,
@@ -203,7 +203,7 @@ def sub_consensus_mean(
     beta: Scalar, labeled: Array | None = None,
     labeled_multiplier: Scalar = 1.0, distance: str = 'sum_of_norms',
     first_multiplier: Array | None = None) -> Tree:
-  """Plain mean of the groups' distance-reweighted means, as in RSCFed.
+  """Averages the groups' distance-reweighted means, as in RSCFed.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
@@ -219,8 +219,8 @@ def sub_consensus_mean(
       None is labeled_multiplier, as in `distance_reweighted_mean`.
 
   Returns:
-    The same pytree without the client axis, dtypes kept; a group in which
-    nobody has examples counts as zeros.
+    The same pytree without the client axis, dtypes kept; a group without
+    examples counts as zeros.
 
   Raises:
     ValueError: for another shape or distance.
@@ -262,7 +262,7 @@ def sub_consensus_mean(
 
 @jit()
 def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
-  """Exponential moving average: decay * old + (1 - decay) * new.
+  """Moves an exponential average: decay * old + (1 - decay) * new.
 
   Args:
     old: pytree of arrays.
@@ -300,7 +300,7 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
   for leaf in jax.tree.leaves(stacked):
     good &= jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
   good &= row_lengths(stacked, weights.shape[0]) <= max_norm
-  # Of a bool leaf too: with 0 it would become an integer one.
+  # With 0 in place of False a bool leaf would become one of integers.
   kept = jax.tree.map(
       lambda x: jnp.where(column(good, x), x, False if x.dtype == bool else 0),
       stacked)

@@ -1,9 +1,10 @@
 r"""Rules that bound what a minority of broken or hostile clients can do.
 
-A weight is a vote: a row of weight 2 is as two equal rows of weight 1, and a
-row of weight 0 is absent. Only Krum counts its rows by heads. A weight is the
-client's own word: where it may lie of its number of examples, let all weigh the
-same. A row is as long as its norm over all leaves.
+A weight is a number of votes: a row of weight 2 acts as two equal rows of
+weight 1, and a row of weight 0 is absent. Only Krum's scores are the same
+whatever the positive weights. Clients report their own weights: where they may
+lie about their numbers of examples, give all the same weight. The length of a
+row is its norm over all leaves.
 """
 from __future__ import annotations
 
@@ -72,14 +73,14 @@ def _middle(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 @jit()
 def median(stacked: Tree, weights: Array) -> Tree:
-  """Weighted median, number by number.
+  """Takes the weighted median, number by number.
 
-  As long as others hold less than half of the weight, each number stays within
-  those of the honest rows.
+  As long as hostile rows hold less than half of the weight, each number stays
+  within those of the honest rows.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
-    weights: float32[K]; between two numbers that halve them stands their mean.
+    weights: float32[K]; if two numbers halve them, the median is their mean.
 
   Returns:
     The same pytree without the client axis, dtypes kept.
@@ -94,11 +95,11 @@ def median(stacked: Tree, weights: Array) -> Tree:
 
 @jit('trim')
 def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
-  """Mean of each number without its largest and its smallest.
+  """Averages each number without its largest and its smallest values.
 
   A row at the border counts with the part of its weight that is left. As long
-  as others hold at most `trim` of the weight, each number stays within those
-  of the honest rows.
+  as hostile rows hold at most `trim` of the weight, each number stays within
+  those of the honest rows.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
@@ -124,7 +125,7 @@ def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
     value, weight, upto = _sorted(x, weights)
     left = jnp.minimum(upto, (1 - trim) * total) - jnp.maximum(
         upto - weight, trim * total)
-    # What rounding leaves of a row may be a small part of a huge number.
+    # A tiny weight that only rounding has left could multiply a huge number.
     left = jnp.where(left > _ROUNDING * total, left, 0)
     kept = left.sum(0)
     return jnp.sum(left / jnp.where(kept > 0, kept, 1) * value, axis=0)
@@ -166,9 +167,9 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
 
 @jit('share')
 def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
-  r"""The row that is nearest to its neighbours.
+  r"""Takes the row that is nearest to its neighbours.
 
-  Of n rows with a weight f = ceil(share n) are taken for hostile, and a row's
+  Of the n rows with a weight, f = ceil(share n) are taken for hostile. A row's
   score is the sum of its squared distances to the n - f - 2 nearest others. If
   :math:`n \ge 2f + 3`, at most f are hostile and the others are no further
   than D from each other, the result is no further than
@@ -197,7 +198,7 @@ def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
 
 @jit('share')
 def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
-  """Weighted mean of the n - f rows with the best scores of `krum`.
+  """Averages the n - f rows with the best scores of `krum`, by weight.
 
   Each of them is as near to an honest row as the result of `krum`.
 
@@ -222,12 +223,12 @@ def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
 @jit('steps')
 def geometric_median(stacked: Tree, weights: Array, *,
                      smoothing: Scalar = 1e-6, steps: int = 8) -> Tree:
-  r"""The point whose weighted sum of distances to the rows is least.
+  r"""Finds the point with the least weighted sum of distances to the rows.
 
-  Found by the smoothed Weiszfeld algorithm, from the coordinates' medians. If
-  others hold a share a < 1/2 of the weight and the honest rows are no further
-  than r from a point, the exact one is no further than
-  :math:`2 r (1-a)/(1-2a)` from it.
+  It runs the smoothed Weiszfeld algorithm from the coordinates' medians. If
+  hostile rows hold a share a < 1/2 of the weight, and the honest ones are no
+  further than r from some point, the exact geometric median is no further than
+  :math:`2 r (1-a)/(1-2a)` from that point.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
@@ -264,9 +265,10 @@ def geometric_median(stacked: Tree, weights: Array, *,
 @jit()
 def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
                  ) -> Tree:
-  """Mean of the rows, those that are too long made shorter.
+  """Averages the rows, those longer than `max_norm` scaled down to it.
 
-  Others that hold a share a of the weight move it by at most 2 a max_norm.
+  Hostile rows that hold a share a of the weight move the mean by at most
+  2 a max_norm.
 
   Args:
     stacked: pytree of [K, ...], one row per client.

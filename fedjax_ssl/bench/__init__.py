@@ -1,8 +1,9 @@
 """The bench: every method on the same beds, with the same budget to tune.
 
-A bed is one federation, network and schedule on which labels only and all
-labels are far apart. Each method gets equally many configurations, chosen on
-the validation rows of a seed that is not used again; then other seeds.
+A bed is one federation, network and schedule on which the two bounds, labels
+only and all labels, are far apart. Each method may try the same number of
+configurations. The best one, by the validation rows of a seed that is used for
+nothing else, then runs with other seeds.
 """
 from fedjax_ssl.bench import page, plan, standing
 

@@ -25,7 +25,7 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
     bed: the bed.
     lines: of each skew, as `standing.compare` gives them.
     tried: by row and number of configuration, its validation accuracy.
-    command: that makes and continues it.
+    command: the one that makes and continues the bench.
     count: configurations that each row had at most.
     changed: flags that were given to all runs besides the bed's; such a page
       does not count as the bench.
@@ -137,7 +137,7 @@ def _finite(values: np.ndarray) -> list[float | None]:
 
 
 def _number(value: float | None) -> float | None:
-  """As JSON has it, which knows no NaN."""
+  """The number as JSON can hold it: None for NaN."""
   return None if value is None or not np.isfinite(value) else float(value)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from fedjax_ssl.core import checks, imports, registry
 
-# Of every entry, the first one with all knobs as they are by default.
+# How many each entry may try; the first has all knobs at their defaults.
 CONFIGURATIONS = 8
-SEARCH_SEED = 1000  # Its rows choose configurations, and count for nothing.
+SEARCH_SEED = 1000  # Chooses configurations, and is used for nothing else.
 SEEDS = (0, 1, 2)
 FEW, ALL = 'labels_only', 'all_labels'  # Entries that are the bounds.
 _HERE = pathlib.Path(__file__).parent
@@ -30,8 +30,8 @@ class Bed(NamedTuple):
   Attributes:
     name: 'clients', 'server', 'mixed' or 'agents'.
     about: where the labels are, in one sentence.
-    setting: what `fedjax-ssl train` knows it by.
-    flags: that every run has.
+    setting: name of the setting that `fedjax-ssl train` takes.
+    flags: those that every run has.
     rates: learning rates to choose from, the bed's own first.
     skews: name and flags of each partition that final seeds are run on, with
       a `setting` where it is another one; configurations are chosen on the
@@ -50,11 +50,11 @@ class Entry(NamedTuple):
   """A row of the table.
 
   Attributes:
-    name: of the row, letters that file names take.
-    method: as --method has it, with what makes this row.
+    name: of the row, in letters that file names may have.
+    method: as --method has it, with the knobs that make this row.
     knobs: what may be tuned, each with the values to choose from, the default
       first.
-    flags: that this row has besides the bed's.
+    flags: those that this row has besides the bed's.
     beds: where it can be run.
     of: the row that this one is an ablation of; '' for a method.
   """
@@ -86,7 +86,7 @@ class Run(NamedTuple):
 
   Attributes:
     name: of its folder.
-    setting: what `fedjax-ssl train` knows it by.
+    setting: name of the setting that `fedjax-ssl train` takes.
     flags: in the order of the command line.
   """
 
@@ -113,7 +113,7 @@ def entries() -> dict[str, Entry]:
 
 
 def own_entry(text: str) -> Entry:
-  """Makes a row of a method that `entries.toml` does not have.
+  """Makes a row for a method that `entries.toml` does not have.
 
   Args:
     text: as --method has it, with any knobs; nothing but the rate is tuned.
@@ -123,7 +123,7 @@ def own_entry(text: str) -> Entry:
   """
   registry.parse(text)
   short = text
-  if placed := imports.split(text):  # Where a file lies is nobody's name.
+  if placed := imports.split(text):  # The name leaves out the file's folder.
     text = placed._replace(place=imports.absolute(placed.place)).text
     short = placed.name + placed.rest
   name = re.sub(r'[^\w.=-]+', '_', short).strip('_')
@@ -134,12 +134,12 @@ def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
   """Returns the rows that are asked for, with both bounds before them.
 
   Args:
-    names: of rows; or methods with knobs, which get a row of their own; none
-      means all that the bed admits.
+    names: of rows; or methods with knobs, which get a row of their own. If
+      empty, all rows that the bed admits.
     bed: where they run.
 
   Raises:
-    ValueError: for a row that there is not, or that the bed does not admit.
+    ValueError: for a row that is unknown, or that the bed does not admit.
   """
   known = entries()
   found = {name: known[name] for name in (FEW, ALL)}
@@ -158,21 +158,21 @@ def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
 
 def configurations(entry: Entry, bed: Bed, count: int = CONFIGURATIONS
                    ) -> list[Configuration]:
-  """Draws what is tried of an entry on a bed; the same in every process.
+  """Draws the configurations of an entry on a bed; the same in every process.
 
   Args:
-    entry: whose knobs are drawn. Each value of a knob comes once before any
-      comes again, as cards of a deck do.
-    bed: whose rates are drawn in the same way.
+    entry: its knobs are drawn. Each value of a knob comes once before any comes
+      again, like the cards of a deck.
+    bed: its rates are drawn in the same way.
     count: at most so many; fewer if there are not so many choices.
 
   Returns:
-    The default first, with the bed's own rate; then random ones, no two equal.
+    The default first, with the bed's own rate; then random ones, all different.
   """
   found = [Configuration(0, bed.rates[0], {})]
   axes = {'learning_rate': bed.rates, **entry.knobs}
   defaults = {name: values[0] for name, values in axes.items()}
-  # Of names alone: other entries and their order change nothing.
+  # The seed is made of names alone: other entries and their order do not count.
   digest = hashlib.sha256(f'{bed.name}/{entry.name}'.encode()).digest()
   rng = np.random.default_rng(list(digest))
   seen = {tuple(defaults.values())}
@@ -191,7 +191,7 @@ def configurations(entry: Entry, bed: Bed, count: int = CONFIGURATIONS
 
 
 def search_run(entry: Entry, bed: Bed, configuration: Configuration) -> Run:
-  """The run that tries a configuration, on the first skew."""
+  """Returns the run that tries a configuration, on the first skew."""
   skew = next(iter(bed.skews))
   return _run(f'{entry.name}__try{configuration.number}', entry, bed, skew,
               configuration, (SEARCH_SEED,))
@@ -199,7 +199,7 @@ def search_run(entry: Entry, bed: Bed, configuration: Configuration) -> Run:
 
 def final_run(entry: Entry, bed: Bed, skew: str, configuration: Configuration
               ) -> Run:
-  """The run of the final seeds with the configuration that was chosen."""
+  """Returns the run of the final seeds with the chosen configuration."""
   return _run(f'{entry.name}__{skew}__final{configuration.number}', entry, bed,
               skew, configuration, SEEDS)
 
@@ -217,7 +217,7 @@ def _run(name: str, entry: Entry, bed: Bed, skew: str,
 
 
 def method_of(entry: Entry, configuration: Configuration) -> str:
-  """The method as --method has it, with all knobs that are not its default."""
+  """Returns the method as --method takes it, with a configuration's knobs."""
   name, knobs = registry.parse(entry.method)
   return registry.written(name, {**knobs, **configuration.knobs})
 

@@ -1,4 +1,4 @@
-"""What the runs of a bench came to: configurations chosen, rows compared."""
+"""The results of a bench: which configuration is best, and how rows compare."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ class Measured(NamedTuple):
 
   Attributes:
     entry: the row.
-    configuration: that was chosen.
+    configuration: the chosen one.
     accuracy: float64[S], of the test set over the last tenth of the run, 0 to
       1; NaN where it is not finite.
     curve: (round, accuracy) of each evaluation, mean over seeds.
     worst: float64[S], mean accuracy of the worst tenth of the clients, each on
-      test rows weighed as its own classes are; NaN where unknown.
+      test rows weighed by the classes of its own rows; NaN where unknown.
     bytes_up: of one seed, all clients together; None if not measured.
     bytes_down: the same the other way.
     passes: rows through the network forward and backward, a client and round;
@@ -51,8 +51,8 @@ class Line(NamedTuple):
     measured: what it is made from.
     gap: share of the way from labels only to all labels; None without both
       bounds.
-    reached: first evaluated round at which the mean curve is where labels only
-      ends; None if never.
+    reached: first evaluated round at which the mean curve is as high as labels
+      only at the end; None if never.
     rank: 1 is the best; bounds have none.
     between: (best, worst) rank that paired seeds leave open at 95 %.
   """
@@ -65,7 +65,7 @@ class Line(NamedTuple):
 
 
 def last_tenth(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-  """Mean of a metric over the evaluations of the last tenth of the rounds.
+  """Averages a metric over the evaluations of the last tenth of the rounds.
 
   Returns:
     The mean; NaN where a value is missing or not finite.
@@ -76,7 +76,7 @@ def last_tenth(rows: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def validation(folder: pathlib.Path) -> float:
-  """What a configuration is chosen by: validation accuracy, -inf if none.
+  """Returns a configuration's validation accuracy, or -inf without one.
 
   Raises:
     ValueError: if the folder holds no run.
@@ -101,7 +101,7 @@ def measure(folder: pathlib.Path, entry: plan.Entry,
   Args:
     folder: of the run.
     entry: the row.
-    configuration: that the run has.
+    configuration: the one that the run has.
     labels: int[D], classes of all training rows; None leaves `worst` unknown.
 
   Raises:
@@ -131,10 +131,10 @@ def measure(folder: pathlib.Path, entry: plan.Entry,
 def compare(measured: Sequence[Measured]) -> list[Line]:
   """Ranks rows that were run with the same seeds, the best first.
 
-  A row's rank lies between 1 + the rows that are better and the number of
-  rows - those that are worse; better and worse are where the 95 % interval of
+  A row's rank lies between 1 + the number of better rows and the number of all
+  rows - that of worse ones. A row is better or worse if the 95 % interval of
   the mean difference over paired seeds (Student's t, each pair for itself)
-  leaves out 0. The bounds are ranked with nobody.
+  leaves out 0. The bounds have no rank.
   """
   bounds = {m.entry.name: m for m in measured
             if m.entry.name in (plan.FEW, plan.ALL)}
@@ -154,7 +154,7 @@ def compare(measured: Sequence[Measured]) -> list[Line]:
 
 
 def _sign(mine: np.ndarray, other: np.ndarray) -> int:
-  """1 if better, -1 if worse, 0 if the seeds leave it open."""
+  """1 if `mine` is better, -1 if it is worse, 0 if the seeds leave it open."""
   if len(mine) != len(other):
     return 0
   found = pairs.interval(np.nan_to_num(mine) - np.nan_to_num(other))
@@ -195,7 +195,7 @@ def _worst(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], seed: int,
 
 def client_rows(file: pathlib.Path, labels: np.ndarray, num_classes: int
                 ) -> np.ndarray:
-  """float64[N, C], how many rows of each class a client holds.
+  """Counts each client's rows by class: float64[N, C].
 
   Args:
     file: the partition that a run has written.

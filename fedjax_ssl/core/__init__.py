@@ -1,1 +1,1 @@
-"""Nouns, passes and local training: the part no method re-writes."""
+"""Types, passes of a round and local training: what all methods share."""

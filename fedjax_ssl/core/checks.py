@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import difflib
 from typing import Any
 
-# Of float32, in which knobs are computed with: its largest number, and the
-# smallest one that keeps all its digits.
+# Knobs are used in float32: its largest number, and the smallest one that
+# keeps all its digits.
 MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 
 # Fields whose flag has a name that Python keeps for itself.
@@ -14,24 +14,24 @@ _FLAGS = {'imports': 'import'}
 
 
 def flag(field: str) -> str:
-  """The name of the flag of a field."""
+  """Returns the name of a field's flag."""
   return _FLAGS.get(field, field)
 
 
 class FieldError(ValueError):
   """A field has a value that is refused.
 
-  Fields have one name in Python, in `config.json` and, but for `flag`, as
-  flags.
+  A field has the same name in Python, in `config.json` and as a flag, except
+  for those that `flag` renames.
 
   Attributes:
     field: its name.
     value: what was given.
-    reason: why not, and what is allowed.
+    reason: why it is refused, and what is allowed.
   """
 
   def __init__(self, field: str, value: Any, reason: str, **beside: Any):
-    """Also takes the values of other fields with which it does not go."""
+    """Also takes the values of other fields that it conflicts with."""
     super().__init__(field, value, reason)
     self.field, self.value, self.reason = field, value, reason
     self._fields = {field: value, **beside}
@@ -51,10 +51,10 @@ class FieldError(ValueError):
 
 
 class LengthError(ValueError):
-  """Something spans the run, and nothing says how long it is."""
+  """Something spans the run, but the task does not say how long a run is."""
 
   def __init__(self, what: str):
-    """Takes what spans it."""
+    """Takes the name of what spans the run."""
     super().__init__(f'{what} spans the run, and the task does not say how '
                      'long it is; give TaskSpec(schedule_rounds=R), or leave '
                      'it to train, which makes it its num_rounds.')
@@ -76,7 +76,7 @@ def unknown(name: str, allowed: Iterable[str]) -> str:
 
 def profile(profiles: Mapping[str, Mapping[str, Any]], name: str,
             **given: Any) -> dict[str, Any]:
-  """The values of a profile, those that are given and not None in their place.
+  """Returns a profile's values, replaced by those given that are not None.
 
   Raises:
     ValueError: for an unknown profile.
@@ -94,5 +94,5 @@ def near(name: str, allowed: Iterable[str]) -> str:
 
 
 def initials(name: str) -> str:
-  """What people write for a long name, as lr for learning_rate."""
+  """Returns the initials that people write for a name: lr, learning_rate."""
   return ''.join(part[:1] for part in name.split('_'))

@@ -1,8 +1,8 @@
 """What a `name(knob=value)` stands for: every knob, defaults included.
 
-A text alone does not say it: defaults and profiles change between versions.
-A run stores what its texts stood for, and another version can tell whether
-they still do.
+The text alone does not tell, as defaults and profiles change between versions.
+So a run stores the knobs that its texts stood for, and a later version can
+check whether the texts still stand for them.
 """
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def resolved(text: str, registry: Registry,
   """Returns all knobs of what a text asks for, as JSON can hold them.
 
   Args:
-    text: a name with knobs if any, which can be built.
+    text: a name, with knobs if any, that `registry.build` accepts.
     registry: name to builder.
     nested: knobs whose value is such a text itself, with their registries.
 
   Returns:
-    By knob its value: the given one, else the profile's, else the default.
-    What a profile says that no knob does is there as `profile.NAME`. Of a
-    nested text there is the name, and its knobs as `KNOB.NAME`.
+    The value of each knob: the given one, else the profile's, else the
+    default. What a profile fixes that is no knob is named `profile.NAME`. For
+    a nested text KNOB holds the name alone, and `KNOB.NAME` its own knobs.
   """
   name, given = parse(text)
   function = find(registry, name)
@@ -44,7 +44,7 @@ def resolved(text: str, registry: Registry,
   given = with_new_names(given, parameters)
   values = {knob: given.get(knob, p.default) for knob, p in parameters.items()}
   values = {k: _plain(v, parameters[k].annotation) for k, v in values.items()}
-  # What the data decide, unless a text says it.
+  # Parameters that the data fill in, if the text sets them all the same.
   values |= {k: _plain(v) for k, v in given.items() if k not in values}
   for knob, value in knobs.profiles_of(function).get(
       str(values.get('profile')), {}).items():
@@ -61,11 +61,11 @@ def resolved(text: str, registry: Registry,
 
 
 def _plain(value: Any, annotation: Any = '') -> Any:
-  """The value as it comes back from a file; 15 for a float is 15.0."""
+  """The value as JSON gives it back; an int for a float knob as a float."""
   words = re.findall(r'\w+', str(annotation))
   if 'float' in words and 'int' not in words and type(value) is int:
     value = float(value)
-  # Of a user's builder a default may be a function.
+  # A default of a user's builder may be a function.
   return json.loads(json.dumps(value, default=lambda x: getattr(
       x, '__qualname__', type(x).__name__)))
 
@@ -74,7 +74,7 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any]
             ) -> dict[str, tuple[Any, Any]]:
   """Returns old and new value of every knob that is not as it was.
 
-  A knob that is new is left out: its default is to do as before.
+  New knobs are left out: their defaults are meant to change nothing.
   """
   return {knob: (old, now.get(knob, GONE)) for knob, old in was.items()
           if knob not in now or now[knob] != old}
@@ -91,7 +91,7 @@ def renewed(text: str, was: Mapping[str, Any], registry: Registry,
     nested: see `resolved`.
 
   Raises:
-    ValueError: if no knob says it today; the message names what is lost.
+    ValueError: if no knobs can say it today; the message names what is lost.
   """
   name, given = parse(text)
   differs = changed(was, resolved(text, registry, nested))

@@ -12,8 +12,9 @@ the number of devices.
 
 In lanes, blocks are single slots, and a device takes its clients one after
 another into as many lanes as a chunk has. A linear rule's sums are then taken
-as clients are done, in an order that the number of devices changes; for the
-same bits on all, messages are kept and added in slot order.
+as clients finish, in an order that depends on the number of devices. If all
+numbers of devices must give the same bits, the messages are kept instead and
+added in slot order.
 """
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ class Plan(NamedTuple):
   lanes: int = 0  # Of a device; 0 is none.
 
   def arrange(self, slots: PyTree) -> PyTree:
-    """[S, ...] to [devices, ticks, slots of a tick, ...]; repeats pad it."""
+    """Arranges [S, ...] as [devices, ticks, slots of a tick, ...].
+
+    Repeats of the last slot pad it.
+    """
     index = jnp.minimum(jnp.arange(self._padded()), self.size - 1)
     def one(x):
       x = jnp.take(x, index, axis=0)
@@ -61,7 +65,7 @@ class Plan(NamedTuple):
     return jax.tree.map(one, slots)
 
   def restore(self, arranged: PyTree) -> PyTree:
-    """The inverse of `arrange`."""
+    """Undoes `arrange`."""
     def one(x):
       rest = x.shape[3:]
       x = x.reshape(self.devices, self.ticks, self.per_tick, self.block, *rest)
@@ -73,7 +77,9 @@ class Plan(NamedTuple):
     return self.devices * self.ticks * self.per_tick * self.block
 
   def processed(self, rows: jax.Array) -> jax.Array:
-    """Rows worked on, padding included: a vmap lasts as long as its longest.
+    """Counts the rows worked on, padding included.
+
+    A vmap takes as long as its longest client, so the others count as much.
 
     Args:
       rows: float32[S] rows each client would work on alone.
@@ -99,7 +105,7 @@ class Plan(NamedTuple):
       body: for one slot; `result` has the fields `weight` and `memory`.
       shared: seen by every slot.
       slots: [S, ...] with a field `active`.
-      summing: return the weighted sum of the messages instead of all.
+      summing: whether to return the messages' weighted sum instead of them.
 
     Returns:
       Messages and results [S, ...] in slot order. If `summing`, instead of the
@@ -178,7 +184,7 @@ class Plan(NamedTuple):
     return (total, like) if summing else (), out
 
   def _in_ticks(self, body, summing, shared, slots):
-    """The same under a vmap a tick, or one by one."""
+    """One device's clients, with a vmap for each tick or one by one."""
     def one(slot):
       return body(shared, slot)
 
@@ -204,7 +210,7 @@ class Plan(NamedTuple):
     return total, message, out
 
   def _in_order(self, messages: PyTree, weights: jax.Array) -> PyTree:
-    """What `run` returns of messages [S, ...] if they are summed."""
+    """Sums messages [S, ...] in slot order, as `run` returns them."""
     one = self._replace(per_tick=1, block=1, fixed=False)
     def add(i, total):
       return one._add(total, jax.tree.map(lambda x: x[i][None], messages),
@@ -216,7 +222,7 @@ class Plan(NamedTuple):
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
            ) -> PyTree:
     """Adds one tick's weighted messages [per_tick * block, ...]."""
-    one = 1 + (weights[0] < 0).astype(jnp.int32)  # Weights are not negative.
+    one = 1 + (weights[0] < 0).astype(jnp.int32)  # No weight is negative.
 
     def block_sums(x):
       x = _rounded_product(x.astype(jnp.float32), weights, one)
@@ -238,10 +244,10 @@ def _rounded_product(x: jax.Array, weights: jax.Array, one: jax.Array
                      ) -> jax.Array:
   """Rows of `x` times their weights, rounded before they are added up.
 
-  A compiler may turn a product and the sum that follows into one instruction
-  that rounds once. Whether it can depends on how many devices share the work,
-  and the bits would too. A loop whose length it does not know keeps product
-  and sum apart.
+  A compiler may contract a product and the sum that follows into one
+  instruction, which rounds once. Whether it can depends on how many devices
+  share the work, and so would the bits. A loop whose length the compiler does
+  not know keeps product and sum apart.
 
   Args:
     x: float32[K, ...].
@@ -256,7 +262,7 @@ def _rounded_product(x: jax.Array, weights: jax.Array, one: jax.Array
 
 
 def plan(task: Task, size: int) -> Plan:
-  """The layout of `size` slots under a task's client map and mesh."""
+  """Returns the layout of `size` slots under a task's client map and mesh."""
   devices = 1 if task.mesh is None else task.mesh.shape[AXIS]
   vmapped = task.client_map == 'vmap'
   block, per_tick = 1, 1

@@ -1,8 +1,8 @@
 """A client's weight: how much its update counts in the mean of all updates.
 
 Most methods call `client_weight` and put the result into `Update.weight`. In
-`semifl` who has rows to learn from counts alike, `fl2` weighs by its clients'
-thresholds, and the server of `feddb` computes weights of its own.
+`semifl` all clients that have rows to learn from count the same, `fl2` weighs
+clients by their thresholds, and the server of `feddb` computes its own weights.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTINGS = ('examples', 'uniform')
 
 
 def rows_held(shard: Shard, streams: str) -> jax.Array:
-  """int32[]: rows of a client in the streams that its loss uses."""
+  """Counts a client's rows in the streams that its loss uses, int32[]."""
   labeled = jnp.where(streams == 'unlabeled', 0, shard.num_labeled)
   unlabeled = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
   return labeled + unlabeled
@@ -23,12 +23,13 @@ def rows_held(shard: Shard, streams: str) -> jax.Array:
 
 def client_weight(shard: Shard, streams: str, *, weighting: str,
                   labeled_client_weight: Number = 1.0) -> jax.Array:
-  """Decides how much a client counts in the mean.
+  """Computes how much a client counts in the mean.
 
   Args:
     shard: its rows.
-    streams: 'both', 'labeled' or 'unlabeled', what its loss uses.
-    weighting: clients count by their 'examples' used, or 'uniform'.
+    streams: 'both', 'labeled' or 'unlabeled', the rows that its loss uses.
+    weighting: 'examples' counts a client by the rows that its loss uses;
+      'uniform' counts all clients that have such rows the same.
     labeled_client_weight: factor on the weight of a client that holds labels;
       1 is no difference. With N_S such clients and N_Q others, N_Q / N_S makes
       both groups count the same, FedSSL's equation 1.

@@ -1,11 +1,11 @@
 """Merges equal expressions of a function, for equal bits on all devices.
 
 XLA does this too (common subexpression elimination), but not always at the
-same time: in a program for several devices it does so before it simplifies, in
-a program for one device after. Simplifying depends on how often a value is
-used: x / y becomes x * (1 / y) if y is broadcast for this division alone, and
-stays if two divisions share the broadcast. So one function was rounded in two
-ways. With equal expressions merged here, XLA simplifies both programs alike.
+same stage: in a program for several devices before it simplifies, in a program
+for one device after. How it simplifies depends on how often a value is used:
+x / y becomes x * (1 / y) if y is broadcast for this division alone, and stays
+if two divisions share the broadcast. So one function could be rounded in two
+ways. With equal expressions merged here, XLA simplifies both in the same way.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def merge_equal(function: Callable[..., Any]) -> Callable[..., Any]:
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     out = _run(closed, jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(shape), out)
-  return jax.jit(merged, inline=True)  # Traced once for all who ask.
+  return jax.jit(merged, inline=True)  # Traced once for all callers.
 
 
 def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
@@ -73,7 +73,7 @@ def evaluate(eqns: Iterable[Any], values: dict[Any, Any]) -> None:
 
   Args:
     eqns: as `merge_equal` leaves them, without calls.
-    values: of all variables that the equations read and do not make.
+    values: by variable; it holds all that the equations read but do not make.
   """
   for eqn in eqns:
     inputs = [x.val if isinstance(x, core.Literal) else values[x]
@@ -88,7 +88,7 @@ def evaluate(eqns: Iterable[Any], values: dict[Any, Any]) -> None:
 
 def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]) -> Any:
   """The results of one equation, computed now or known from an equal one."""
-  # Profiles name operations by where they stood.
+  # Keeps the scopes of the operations, by which profilers name them.
   scope = str(eqn.source_info.name_stack)
   with jax.named_scope(scope) if scope else contextlib.nullcontext():
     return _of_equation(eqn, inputs, known)

@@ -1,6 +1,6 @@
-"""Words for the form of convolutions: one for all, or one for each layer.
+"""Names of the forms of convolutions: one for all layers, or one for each.
 
-Read without JAX, by the options of a run.
+This module does not need JAX, as the options of a run are read without it.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedjax_ssl.core import checks
 
 # Forms that a convolution has; 'auto' chooses by shape and backend.
 FORMS = ('auto', 'gemm', 'lax', 'reordered', 'taps', 'winograd')
-# The programs time the forms and store what is fastest in its place.
+# Asks the programs to time the forms, and to store the fastest in its place.
 MEASURE = 'measure'
 
 _LAYER = re.compile(r'\d+x\d+/\d+ (SAME|VALID) \d+x\d+ \d+>\d+')
@@ -20,7 +20,7 @@ _LAYER = re.compile(r'\d+x\d+/\d+ (SAME|VALID) \d+x\d+ \d+>\d+')
 
 @functools.cache
 def by_layer(text: str) -> Mapping[str, str]:
-  """Reads forms that were measured.
+  """Reads the forms that were measured for each layer.
 
   Args:
     text: a layer, a space and its form, for each layer, joined by '; ', as in
@@ -47,12 +47,12 @@ def by_layer(text: str) -> Mapping[str, str]:
 
 
 def joined(forms: Mapping[str, str]) -> str:
-  """The text that `by_layer` reads."""
+  """Returns the text that `by_layer` reads as these forms."""
   return '; '.join(f'{layer} {form}' for layer, form in forms.items())
 
 
 def check(text: str) -> None:
-  """Holds an option of a run to what it may be.
+  """Checks the option `conv_impl` of a run.
 
   Raises:
     FieldError: unless it is a form, `MEASURE`, or forms by layer.

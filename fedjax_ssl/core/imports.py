@@ -1,8 +1,8 @@
 """Code of the user's own: files and modules that a run names.
 
 `PLACE:NAME` stands for what a file, or a module of an installed package, calls
-NAME. A file is named by its path, and imported once a process; its folder goes
-to the end of `sys.path`, so that it finds files beside it.
+NAME. A file is named by its path, and each process imports it once. Its folder
+goes to the end of `sys.path`, so that it finds files beside it.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 TEXTS = ('method', 'model', 'weak', 'labeled_view', 'strong', 'lr_schedule',
          'aggregator', 'server_optimizer', 'attack')
 
-_PREFIX = 'fedjax_ssl_user_'  # Of the names of modules.
+_PREFIX = 'fedjax_ssl_user_'  # Of the names of the files' modules.
 _PLAIN = re.compile(r'\s*[A-Za-z_]\w*\s*(\(|$)')
 _PLACED = re.compile(r'\s*(.+?):\s*([A-Za-z_]\w*)\s*(\(.*)?', re.DOTALL)
 _MODULE = re.compile(r'[A-Za-z_]\w*(\.[A-Za-z_]\w*)*')
@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
   @property
   def text(self) -> str:
-    """The whole of it."""
+    """The text itself."""
     return f'{self.place}:{self.name}{self.rest}'
 
 
@@ -52,31 +52,31 @@ class _File(NamedTuple):
 
 _FILES: dict[str, _File] = {}  # By absolute path.
 _TRIES = itertools.count()
-_TRIED: set[str] = set()  # Paths, of files that failed too.
+_TRIED: set[str] = set()  # Paths, also of files that failed.
 
 
 def split(text: str) -> Placed | None:
-  """The parts of `PLACE:NAME(...)`; None for a text without a place."""
+  """Splits `PLACE:NAME(...)`; None for a text without a place."""
   found = None if _PLAIN.match(text) else _PLACED.fullmatch(text.strip())
   return found and Placed(found[1], found[2], found[3] or '')
 
 
 def short(text: str) -> str:
-  """The text without its place, for people."""
+  """Returns the text without its place, for people."""
   found = split(text)
   return found.name + found.rest if found else text
 
 
 def is_file(place: str) -> bool:
-  """Whether a place is the path of a file, and no module's name."""
+  """Returns whether a place is a file's path, not a module's name."""
   return place.endswith('.py') or os.sep in place or place.startswith('~')
 
 
 def absolute(place: str) -> str:
-  """A file's whole path, so that other folders find it; a module's name.
+  """Returns a file's absolute path, or a module's name as it is.
 
   Raises:
-    ValueError: for a file that does not exist, or what is no module's name.
+    ValueError: if there is no such file, or the place is no name of a module.
   """
   if not is_file(place):
     if not _MODULE.fullmatch(place):
@@ -113,7 +113,7 @@ def load(place: str) -> ModuleType:
 
 
 def _failed(place: str, error: BaseException) -> str:
-  """One line: the error, and the line of the user's file that is behind it."""
+  """One line: the error, and the line of the user's file that raised it."""
   last = (str(error).strip().splitlines() or [''])[-1]
   at = f' (at {where(error)})' if where(error) else ''
   return f'{place} cannot be imported: {type(error).__name__}: {last}{at}.'
@@ -121,8 +121,8 @@ def _failed(place: str, error: BaseException) -> str:
 
 def _load_file(path: str) -> ModuleType:
   source = pathlib.Path(path).read_bytes()
-  # Two files may have one name, a file that failed comes again, and none may
-  # hide an installed module.
+  # Files may share a name, a file that failed may be imported again, and none
+  # may hide an installed module.
   tag = f'{hashlib.sha256(path.encode()).hexdigest()[:8]}_{next(_TRIES)}'
   stem = re.sub(r'[^0-9A-Za-z_]', '_', pathlib.Path(path).stem)
   name = f'{_PREFIX}{stem}_{tag}'
@@ -144,18 +144,21 @@ def _load_file(path: str) -> ModuleType:
 
 
 def has_failed(module: str) -> bool:
-  """Whether a module is a user's file whose import ended with an error."""
+  """Returns whether a module is a user's file whose import failed."""
   return module.startswith(_PREFIX) and not path_of(module)
 
 
 def path_of(module: str) -> str:
-  """The path of a user's file that was imported by this name; '' if none."""
+  """Returns the path of the user's file with this module name; '' if none."""
   return next((path for path, file in _FILES.items()
                if file.module.__name__ == module), '')
 
 
 def find(text: str) -> Placed | None:
-  """As `split`, the place imported and a file's path a whole one.
+  """Splits a text as `split` does, and imports its place.
+
+  Returns:
+    The parts, with the absolute path of a file; None without a place.
 
   Raises:
     ValueError: as `load`.
@@ -168,9 +171,9 @@ def find(text: str) -> Placed | None:
 
 
 def where(error: BaseException) -> str:
-  """FILE:LINE of the user's code that an error comes from; '' if from none.
+  """Returns FILE:LINE of the user's code behind an error; '' if none is.
 
-  The innermost such line, of the first error of a chain that has one.
+  It is the innermost such line of the first error in the chain that has one.
   """
   behind: BaseException | None = error
   while behind is not None:
@@ -188,13 +191,13 @@ def where(error: BaseException) -> str:
 
 
 def hashes(places: Iterable[str]) -> dict[str, str]:
-  """SHA-256 of the code of places, as this process runs it.
+  """Computes SHA-256 of the code of places, as this process runs it.
 
   Args:
     places: paths of files, names of modules.
 
   Returns:
-    By file name, or by module.
+    The hashes, by file name or by module.
 
   Raises:
     ValueError: if two files have one name, or a place cannot be imported.
@@ -216,15 +219,15 @@ def hashes(places: Iterable[str]) -> dict[str, str]:
 
 
 def source(path: str) -> bytes:
-  """What a file held when this process imported it."""
+  """Returns what a file held when this process imported it."""
   load(path)
   return _FILES[absolute(path)].source
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
-  """SHA-256 of a file as this process has imported it, or else as it is now.
+  """Computes SHA-256 of a file as this process imported it, else as it is now.
 
-  '' if it is not there, or cannot be read.
+  Returns '' if it is not there, or cannot be read.
   """
   held = _FILES.get(str(path))
   if held is not None and os.path.isfile(path):
@@ -236,6 +239,6 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 def places(texts: Iterable[str | None], imports: Iterable[str] = ()
            ) -> Iterator[str]:
-  """The places that texts and --import name, each once."""
+  """Yields the places that texts and --import name, each once."""
   named = [found.place for text in texts if text and (found := split(text))]
   yield from dict.fromkeys([*named, *imports])

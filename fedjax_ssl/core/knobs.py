@@ -22,7 +22,7 @@ P = ParamSpec('P')
 T = TypeVar('T')
 # Parameters that follow from the data or from other options.
 _FILLED = ('num_classes', 'choices', 'dtype', 'flip', 'where')
-# By profile, knobs and what else it fixes.
+# By profile: the values of knobs, and of whatever else it fixes.
 Profiles = Mapping[str, Mapping[str, Any]]
 
 
@@ -82,12 +82,12 @@ class Word(NamedTuple):
 
 
 def at(value: float, words: str) -> Case:
-  """The case of one value."""
+  """Returns the case of one value."""
   return Case(value, value, words)
 
 
 def over(value: float, words: str) -> Case:
-  """The case of all larger values."""
+  """Returns the case of all larger values."""
   return Case(math.nextafter(value, math.inf), math.inf, words)
 
 
@@ -115,19 +115,19 @@ _STEPS = 1_000_000  # More would overflow counts of rows.
 CONFIDENCE = Bound(0, 1.1, cases=(
     at(0, 'every unlabeled row counts'), over(1, 'no unlabeled row counts')),
     advice='a probability; above 1 no row counts')
-# Where a row must be surer than the threshold.
+# For a method that takes a row only above its threshold, not at it.
 STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
-# Of an optimizer.
+# Knobs of optimizers.
 RATE = Bound(above=True)
 MOMENTUM = Bound(0, 1, below=True)
 WEIGHT_DECAY = Bound()
-# Of a moving average over batches.
+# The decay of a moving average over batches.
 AVERAGE = _share(at(0, 'only the last batch counts'),
                  at(1, 'averages stay where they start'))
 PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
                  needs=Needs('server', ('fedprox',)))
 
-# Where clients with labels may be left out.
+# For a method in which clients with labels may be left out.
 CLIENT_FACTOR = Bound(cases=(at(0, 'clients with labels do not count'),))
 
 BOUNDS: dict[str, Bound] = {
@@ -227,13 +227,16 @@ def checked(profiles: Profiles | None = None, /, **own: Bound | Word
   """Decorates a builder: numbers out of bounds are refused with a ValueError.
 
   Args:
-    profiles: by the value of its knob `profile`, what that stands for; a knob
-      that is None takes the value of that name.
+    profiles: what each value of its knob `profile` stands for; a knob that is
+      None takes the profile's value of that name.
     **own: bounds of the builder's keyword-only parameters that differ from
       `BOUNDS`.
 
   Returns:
     The decorator. The builder keeps its name, signature and docstring.
+
+  Raises:
+    TypeError: when it decorates a builder without one of the knobs in `own`.
   """
   def wrap(function: Callable[P, T]) -> Callable[P, T]:
     parameters = names(function)
@@ -256,26 +259,26 @@ def checked(profiles: Profiles | None = None, /, **own: Bound | Word
 
 
 def bounds_of(function: Callable[..., Any]) -> Mapping[str, Bound | Word]:
-  """The bounds of a decorated builder, by knob; none of another function."""
+  """Returns a decorated builder's bounds by knob; none for other functions."""
   return getattr(function, 'knob_bounds', {})
 
 
 def profiles_of(function: Callable[..., Any]) -> Profiles:
-  """What the profiles of a decorated builder stand for, by profile."""
+  """Returns what each profile of a decorated builder stands for."""
   return getattr(function, 'knob_profiles', {})
 
 
 def check(field: str, text: str, registry: Mapping[str, Callable[..., Any]],
           filled: Collection[str] = ()) -> None:
-  """Refuses a `name(knob=value)` that no data could make right.
+  """Refuses a `name(knob=value)` that is wrong whatever the data are.
 
-  What follows from data or other options is checked where it is built.
+  What depends on data or on other options is checked when it is built.
 
   Args:
-    field: that holds the text.
+    field: name of the field that holds the text.
     text: see `registry.parse`.
     registry: name to builder.
-    filled: parameters that are not for the text to set.
+    filled: parameters that the text must not set.
 
   Raises:
     FieldError: for an unknown name or knob, a value of another type, or a
@@ -289,12 +292,12 @@ def check(field: str, text: str, registry: Mapping[str, Callable[..., Any]],
 
 
 def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
-  """What a `name(knob=value)` switches off, a line for each knob.
+  """Says what a `name(knob=value)` switches off, in a line for each knob.
 
-  Only knobs that the text gives are spoken of, not defaults.
+  It looks only at knobs that the text gives, not at defaults.
 
   Args:
-    text: as `registry.build` takes it, and has accepted it.
+    text: one that `registry.build` accepts.
     registry: name to builder.
 
   Returns:
@@ -317,13 +320,13 @@ def notes(text: str, registry: Mapping[str, Callable[..., Any]]) -> list[str]:
 
 
 def names(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-  """Returns a builder's knobs: keyword-only, and not filled in by us."""
+  """Returns a builder's knobs: keyword-only, and not in `_FILLED`."""
   return {p.name: p for p in inspect.signature(function).parameters.values()
           if p.kind is p.KEYWORD_ONLY and p.name not in _FILLED}
 
 
 def _is_number(parameter: inspect.Parameter) -> bool:
-  """Whether it is annotated so; another method's knob may be a word."""
+  """Whether a knob is a number; elsewhere one of its name may be a word."""
   words = re.findall(r'\w+', str(parameter.annotation))
   return bool({'int', 'float'} & set(words))
 
@@ -372,7 +375,7 @@ def fault(value: Any, bound: Bound) -> str:
   inside = (bound.least < value if bound.above else bound.least <= value) and (
       value < bound.most if bound.below else value <= bound.most)
   inside = inside or bound.infinite and value == math.inf
-  # Of float32 the smallest number that keeps all its digits.
+  # Smaller numbers lose digits in float32.
   inside = inside and not (bound.above and bound.least == 0
                            and value < checks.LEAST)
   inside = inside and not (bound.whole and value != int(value))

@@ -1,10 +1,10 @@
-"""Lanes: clients under one vmap, of which none waits for a longer one.
+"""Lanes: clients that share one vmap without waiting for a longer one.
 
 Under a plain vmap a chunk of clients takes as long as its longest. A lane takes
 the next client as soon as its own is done. For this a client's computation is
 cut at its loop over local steps, `STEPS`: into what precedes the loop, one
-step, and what follows. What no client decides, such as a teacher's weights, is
-computed once for all.
+step, and what follows. What depends on no client, such as a teacher's weights,
+is computed once for all.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedjax_ssl.core.types import PyTree
 # The scope that names a client's loop over its local steps.
 STEPS = 'local_steps'
 
-Values = dict[Any, Any]  # Of a jaxpr's variables.
+Values = dict[Any, Any]  # By variable of a jaxpr.
 
 
 class Lane(NamedTuple):
@@ -37,17 +37,17 @@ class Lane(NamedTuple):
 class Cut(NamedTuple):
   """A client's computation `body(shared, slot)`, cut at its loop."""
 
-  form: Any  # Of its result.
+  form: Any  # The tree structure of its result.
   results: Sequence[Any]  # Its result's variables.
   slot: Sequence[Any]  # The variables of a slot.
-  common: Values  # What no slot decides.
+  common: Values  # What depends on no slot.
   before: Sequence[Any]  # Equations before the loop that it needs.
   loop: Any  # The loop's equation, or None without one.
   after: Sequence[Any]  # All other equations.
   kept: Sequence[Any]  # Variables from `before` that are read after the loop.
 
   def start(self, slot: PyTree) -> Lane:
-    """A client before its first step."""
+    """Returns a client before its first step."""
     values = self._with(slot)
     evaluate(self.before, values)
     constants, carry = ([], []) if self.loop is None else (
@@ -56,18 +56,18 @@ class Cut(NamedTuple):
                   for variables in (constants, carry, self.kept)))
 
   def goes_on(self, lane: Lane) -> jax.Array:
-    """bool[]: whether there is a step left."""
+    """Returns bool[]: whether there is a step left."""
     if self.loop is None:
       return jnp.zeros((), bool)
     return self._part('cond', lane)[0]
 
   def step(self, lane: Lane) -> Lane:
-    """A client after its next step."""
+    """Returns a client after its next step."""
     return lane if self.loop is None else lane._replace(
         carry=self._part('body', lane))
 
   def finish(self, slot: PyTree, lane: Lane) -> Any:
-    """The result of a client that has taken all its steps."""
+    """Returns the result of a client that has taken all its steps."""
     values = self._with(slot)
     values.update(zip(self.kept, lane.kept, strict=True))
     if self.loop is not None:
@@ -89,7 +89,7 @@ class Cut(NamedTuple):
     return self.loop.invars[:self._num_constants()]
 
   def _own(self, variables: Iterable[Any]) -> list[Any]:
-    """Those that a slot decides."""
+    """Those that depend on the slot."""
     return [x for x in variables
             if not isinstance(x, core.Literal) and x not in self.common]
 
@@ -106,15 +106,15 @@ class Cut(NamedTuple):
 def cut(body: Callable[..., Any], shared: PyTree, slot: PyTree) -> Cut:
   """Cuts `body(shared, slot)` at its last loop in the scope `STEPS`.
 
-  Loops before it, such as a pass that labels rows, and those inside of branches
-  are not cut: the lanes wait while one of them goes through these. Without any
-  loop there are no steps.
+  It does not cut loops before that one, such as a pass that labels rows, nor
+  loops inside of branches: all lanes wait while one goes through these. Without
+  any loop there are no steps.
 
   Args:
     body: what `common_expressions.merge_equal` returned, whose expressions are
       all on one level.
     shared: what all clients see.
-    slot: of one client; its shapes count alone.
+    slot: of one client; only its shapes are used.
   """
   closed, shape = jax.make_jaxpr(body, return_shape=True)(shared, slot)
   jaxpr, given = closed.jaxpr, jax.tree.leaves(shared)
@@ -124,8 +124,8 @@ def cut(body: Callable[..., Any], shared: PyTree, slot: PyTree) -> Cut:
       [*closed.consts, *given], strict=True))
   rest = [eqn for eqn in jaxpr.eqns if eqn is not loop]
   wanted = [] if loop is None else loop.invars
-  # Of what no client decides, the loop's constants alone: elsewhere expressions
-  # stay together, as they are then rounded as they are without lanes.
+  # Of what depends on no client, only what the loop needs is computed here. The
+  # other expressions stay together, so that they are rounded as without lanes.
   for eqn in _split(rest, wanted)[0]:
     if not eqn.effects and _inputs([eqn]) <= common.keys():
       evaluate([eqn], common)
@@ -180,11 +180,11 @@ def run(one: Cut, slots: Any, width: int,
   Args:
     one: a client's computation.
     slots: [S, ...], taken in this order.
-    width: K, at least 1. A single lane is no vmap: bits are those of the
-      clients one after another.
+    width: K, at least 1. A single lane needs no vmap: its bits are those of
+      clients that run one after another.
     take: (out, result, place int32[]) -> out, which takes in a client that is
       done.
-    out: what is made of the results.
+    out: what `take` is given first.
 
   Returns:
     `out` with every client taken in.
@@ -202,7 +202,7 @@ def run(one: Cut, slots: Any, width: int,
     return ~goes_on(lanes) & (places < size)
 
   def follow(state: Any) -> Any:
-    """One lane takes its next client; the others need not go along."""
+    """Gives one lane that is done its next client; leaves the others alone."""
     lanes, places, following, out = state
     which = done(state).argmax()
     place = places[which]
@@ -214,8 +214,8 @@ def run(one: Cut, slots: Any, width: int,
   def advance(state: Any) -> Any:
     lanes, *rest = lax.while_loop(
         lambda state: done(state).any(), follow, state)
-    # One step more at the very end, of nobody, spares a second copy of the
-    # loop before the first step.
+    # At the very end this takes one step for no client. Otherwise the loop
+    # above would be needed a second time, before the first step.
     after = step(lanes)
     if width > 1:
       after = jax.vmap(tree.where)(goes_on(lanes), after, lanes)
@@ -240,7 +240,7 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def longest(steps: jax.Array, width: int) -> jax.Array:
-  """Steps that the busiest lane takes: how long all of them work.
+  """Computes how many steps the busiest lane takes: how long all lanes work.
 
   Args:
     steps: float32[S], of each client, in the order in which they are taken.

@@ -51,7 +51,7 @@ class Given(NamedTuple):
 
   anchor: Variables  # The model as the client received it.
   memory: PyTree = None  # What the loss last kept; None if it keeps nothing.
-  told: PyTree = None  # What the server's loss kept on its labels, if it does.
+  told: PyTree = None  # What the server sends of its own loss's memory, if any.
 
 
 class Aux(NamedTuple):
@@ -62,24 +62,23 @@ class Aux(NamedTuple):
   memory: PyTree = None  # What it keeps for the client's next step and round.
 
 
-# (model Variables, given, batch, key) -> (loss float32[], Aux): the one form of
-# a loss. `given` is what else it may read, a `Given` unless the caller of the
-# loss says otherwise, such as the memory of a learner; the gradient is taken in
-# `model.params`.
+# Every loss is (model Variables, given, batch, key) -> (loss float32[], Aux),
+# and its gradient is taken in `model.params`. `given` is a `Given`, unless the
+# caller of the loss says otherwise: `gradient_step` gives the learner's memory.
 LossFn = Callable[..., tuple[jax.Array, Aux]]
 Step = Callable[[Any, Any, jax.Array], tuple[Any, Metrics]]
 
 
 def start(model: Variables, optimizer: optax.GradientTransformation,
           memory: PyTree = None) -> Learner:
-  """A learner at `model` with a fresh optimizer."""
+  """Returns a learner at `model` with a fresh optimizer state."""
   return Learner(model, optimizer.init(model.params), memory)
 
 
 def descend(optimizer: optax.GradientTransformation, grads: PyTree,
             opt_state: PyTree, params: PyTree, factor: Number | None = None
             ) -> tuple[PyTree, PyTree]:
-  """Parameters and optimizer state after a step, `factor` times as long."""
+  """Returns parameters and optimizer state after a step scaled by `factor`."""
   updates, opt_state = optimizer.update(grads, opt_state, params)
   if factor is not None:
     updates = tree.scale(updates, factor)
@@ -88,7 +87,7 @@ def descend(optimizer: optax.GradientTransformation, grads: PyTree,
 
 def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
                   factor: Number | None = None) -> Step:
-  """One optimizer step on a loss.
+  """Makes a step of local training: one optimizer step on a loss.
 
   Args:
     loss_fn: see `LossFn`; it is given the learner's memory.
@@ -115,10 +114,10 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
           ) -> tuple[PyTree, Metrics]:
   """Runs a client's own number of steps.
 
-  The number of steps is a traced value. Clients that are mapped one by one
-  therefore each take the time of their own steps. Under vmap a chunk takes as
-  long as its longest client, and JAX keeps the results of those that are done;
-  in lanes the next client follows after the last such loop.
+  The number of steps is a traced value. So a client that runs alone takes the
+  time of its own steps. Under vmap a chunk takes as long as its longest client,
+  and JAX keeps the results of those that are done. In lanes the next client
+  follows as soon as one is done with the last such loop.
 
   Args:
     step: (learner, batch, key) -> (learner, metrics).
@@ -127,11 +126,11 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
     key: split by step number.
 
   Returns:
-    The learner and the metrics: means over the steps, but sums of a Ratio, of
-    `rows_used`, of `rows_processed` (padding included) and of the passes
-    through the network, `COUNTED`. A row counts as one pass forward and one
-    backward, and all rows of a step's batch are processed, unless the step
-    reports these itself.
+    The learner and the metrics. Metrics are means over the steps, except for
+    sums: each Ratio, `rows_used`, `rows_processed` (padding included), and the
+    passes through the network, `COUNTED`. Unless the step reports these itself,
+    a row counts as one pass forward and one backward, and all rows of a step's
+    batch as processed.
   """
   def body(t, carry):
     learner, cursor, sums, used = carry

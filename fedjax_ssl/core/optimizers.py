@@ -95,7 +95,7 @@ class Scheduled:
   horizon: int | None
 
   def __call__(self, round_: jax.Array) -> optax.GradientTransformation:
-    """Returns what a client trains with in a round."""
+    """Returns the optimizer of a round."""
     return self.of_rate(self.rate * self.factor(round_))
 
   @property
@@ -119,7 +119,7 @@ class Scheduled:
 def make(name: str, *, learning_rate: float, momentum: float = 0.0,
          weight_decay: float = 0.0, schedule: str = 'constant',
          horizon: int | None = None) -> Scheduled:
-  """A client's optimizer as a function of the round.
+  """Makes a client's optimizer as a function of the round.
 
   Args:
     name: one of `OPTIMIZERS`.
@@ -129,8 +129,8 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     weight_decay: L2 term added to the gradient, as PyTorch's optimizers do;
       decoupled for adamw; 0 is off.
     schedule: one of `SCHEDULES`, with knobs if any, as 'cosine(final=0.1)'.
-    horizon: rounds that the schedule spans; None is unknown, with which only
-      'constant' and 'exponential' can be asked for a round.
+    horizon: rounds that the schedule spans; None if unknown, and then only
+      'constant' and 'exponential' give a rate.
 
   Returns:
     (round int32[]) -> GradientTransformation.
@@ -171,11 +171,11 @@ class Plateau(NamedTuple):
 
   factor: jax.Array  # float32[], what the rate is multiplied with.
   best: jax.Array  # float32[], lowest loss so far.
-  waited: jax.Array  # int32[], epochs since then, or since the last fall.
+  waited: jax.Array  # int32[], epochs since that loss or the last division.
 
 
 def plateau() -> Plateau:
-  """The start: factor 1, nothing measured."""
+  """Returns the first state: factor 1, and no loss measured."""
   # Finite, as a client's memory with an infinity would count as broken.
   return Plateau(jnp.float32(1), jnp.float32(1e30), jnp.int32(0))
 
@@ -185,14 +185,14 @@ def after_loss(state: Plateau, loss: jax.Array, *, patience: int,
   """Divides the rate after `patience` epochs without a lower loss.
 
   Args:
-    state: before.
-    loss: float32[], measured after `epochs` more epochs; NaN is no fall.
+    state: before this loss.
+    loss: float32[], measured after `epochs` more epochs; NaN is not lower.
     patience: epochs, at least 1.
-    divisor: of the rate.
+    divisor: what the rate is divided by.
     epochs: between two measurements.
 
   Returns:
-    The state after; the factor stays above 1e-16.
+    The state after this loss; its factor is at least 1e-16.
 
   References:
     Serra et al., HAT, https://arxiv.org/abs/1801.01423, whose rule FedMatch

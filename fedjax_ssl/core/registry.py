@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from fedjax_ssl.core import checks, imports
 
 T = TypeVar('T')
-Given = TypeVar('Given')  # Of which a registry makes its builder.
+Given = TypeVar('Given')  # What a registry is given to make a builder of.
 
 # Knobs that had another name: texts that were stored with it are still read.
 RENAMED = {'labeled_say': 'labeled_client_weight',
@@ -64,7 +64,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def written(name: str, knobs: Mapping[str, Any]) -> str:
-  """Returns the text of which `parse` makes these."""
+  """Returns the text that `parse` splits into these."""
   words = [f'{knob}={literal(value)}' for knob, value in knobs.items()]
   return f'{name}({", ".join(words)})' if words else name
 
@@ -121,10 +121,10 @@ class Registry(dict[str, T]):
     self.kind, self.group, self._adapt = kind, group, adapt
 
   def adapt(self, given: Any) -> Any:
-    """The builder that something stands for.
+    """Makes a builder of what is registered.
 
     Raises:
-      ValueError: if it is none.
+      ValueError: if none can be made.
     """
     if self._adapt is not None:
       return self._adapt(given)
@@ -133,11 +133,11 @@ class Registry(dict[str, T]):
     return given
 
   def register(self, name: str) -> Callable[[Given], Given]:
-    """As the function `register`, with this registry."""
+    """Decorates a builder of this registry; see the function `register`."""
     return register(self, name)
 
   def entry_points(self) -> dict[str, Any]:
-    """The entry points of installed packages, by name; not imported yet."""
+    """Returns installed packages' entry points by name; imports none."""
     if not self.group:
       return {}
     from importlib import metadata  # Reads every installed package's files.
@@ -145,7 +145,7 @@ class Registry(dict[str, T]):
             for point in metadata.entry_points(group=self.group)}
 
   def load_entry_points(self) -> Iterator[str]:
-    """Adds all that installed packages have; yields what cannot be loaded."""
+    """Adds what installed packages have; yields messages on what fails."""
     for name in self.entry_points():
       try:
         find(self, name)
@@ -155,20 +155,21 @@ class Registry(dict[str, T]):
 
 def register(known: dict[str, Any], name: str, kind: str = ''
              ) -> Callable[[Given], Given]:
-  """Decorates a builder, which a registry then has by a name.
+  """Decorates a builder to add it to a registry under a name.
 
   Args:
     known: any registry.
-    name: a Python identifier that nobody has taken. A cell of a notebook that
-      is run again may take its own anew.
+    name: a Python identifier that is not taken. A notebook cell that is run
+      again may register its own name again.
     kind: what the registry holds, for messages; a `Registry` knows it.
 
   Returns:
     The decorator, which returns what it is given.
 
   Raises:
-    ValueError: for a name that is none, or is taken; the message says where.
-    TypeError: for anything but a text, as where the brackets are forgotten.
+    ValueError: if the name is no identifier, or is taken; the message says by
+      what.
+    TypeError: if the name is no text, as where the brackets are forgotten.
   """
   kind = getattr(known, 'kind', '') or kind or 'name'
   if not isinstance(name, str):
@@ -197,9 +198,10 @@ _OF_FILES: dict[str, list[tuple[Any, str, Any]]] = {}
 
 
 def import_place(place: str) -> None:
-  """Imports what --import names: names of its are what it says they are.
+  """Imports what --import names, and lets it take the names it registers.
 
-  A process may have read another version of a file, as of an older run.
+  These may be taken by another version of the file, which the process imported
+  for an older run.
 
   Raises:
     FieldError: if it cannot be imported.
@@ -213,19 +215,19 @@ def import_place(place: str) -> None:
 
 
 def _module(builder: Any) -> str:
-  """The name of the module that a builder, or a setting's, is from."""
+  """The name of a builder's module; of a setting, that of its `deal`."""
   return getattr(getattr(builder, 'deal', builder), '__module__', '')
 
 
 def _is_version(old: Any, path: str) -> bool:
-  """Whether a builder is of another file of this file's name."""
+  """Whether a builder is from another file with the same file name."""
   other = imports.path_of(_module(old))
   return other != path and bool(other) and (
       os.path.basename(other) == os.path.basename(path))
 
 
 def _is_again(old: Any, new: Any) -> bool:
-  """Whether a builder of a notebook, or of a file that failed, comes anew."""
+  """Whether `new` may replace `old`, of a notebook or a file that failed."""
   old, new = (getattr(x, 'deal', x) for x in (old, new))  # Of a setting.
   return imports.has_failed(_module(old)) or (
       _module(old) == _module(new) == '__main__') and (
@@ -243,7 +245,7 @@ def _place(builder: Any) -> str:
 
 
 def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
-  """The builder of a name: registered, of a place, or of a package.
+  """Finds the builder of a name: registered, from a place, or of a package.
 
   Args:
     known: any registry. A `Registry` also has what entry points offer.
@@ -279,19 +281,19 @@ def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
   return found
 
 
-# What entry points have given: kind and name, and the package with its version.
+# By kind and name, the package and version of a builder from an entry point.
 _OF_PACKAGES: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def packages(names: Iterable[str]) -> dict[str, str]:
-  """The installed packages that names are from, with their versions."""
+  """Returns the installed packages that names are from, with versions."""
   names = {*names}
   return dict(sorted(package for (_, name), package in _OF_PACKAGES.items()
                      if name in names))
 
 
 def _of_place(text: str, known: Mapping[str, T]) -> T:
-  """What a place registers by a name, or else what it calls so."""
+  """What a place registers under a name, or else its attribute of that name."""
   placed = imports.find(text)
   assert placed is not None
   module = imports.load(placed.place)
@@ -309,7 +311,7 @@ def _of_place(text: str, known: Mapping[str, T]) -> T:
                      f'{", ".join(names) or "nothing"}.')
   given = getattr(module, placed.name)
   if isinstance(known, Registry):
-    # One builder for one class, as where a run asks for it again.
+    # One builder for one class, also when a run asks for it again.
     kept = module.__dict__.setdefault('__fedjax_ssl__', {})
     key = (known.kind, placed.name)
     if key not in kept:
@@ -319,7 +321,7 @@ def _of_place(text: str, known: Mapping[str, T]) -> T:
   return made
 
 
-# Type of a literal: words of an annotation under which it may stand.
+# By type of a literal: words of the annotations that it fits.
 _UNDER: dict[type, tuple[str, ...]] = {
     bool: ('bool',), int: ('int', 'float'), float: ('float',), str: ('str',),
     type(None): ('None',), tuple: ('tuple', 'Sequence'),
@@ -327,7 +329,7 @@ _UNDER: dict[type, tuple[str, ...]] = {
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-  """Whether a literal may stand under an annotation; none says nothing."""
+  """Whether a literal fits an annotation; without one everything does."""
   if annotation is inspect.Parameter.empty:
     return True
   text = annotation if isinstance(annotation, str) else str(annotation)
@@ -354,9 +356,9 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     What the function returns.
 
   Raises:
-    FieldError: for an unknown name or knob, of which the message lists the
-      known ones, a value of another type than the knob's, or one that the
-      function refuses with a ValueError.
+    FieldError: for an unknown name or knob (the message lists the known ones),
+      a value of another type than the knob's, or one that the function refuses
+      with a ValueError.
   """
   try:
     function, given = chosen(kind, text, registry, shared, defaults or ())
@@ -367,7 +369,7 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...],
             ours: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-  """Calls it with those of our arguments that it takes, or what a text gave."""
+  """Calls it with a text's knobs, and with those of `ours` that it takes."""
   parameters = inspect.signature(function).parameters.values()
   if not any(p.kind is p.VAR_KEYWORD for p in parameters):
     takes = {p.name for p in parameters}
@@ -390,11 +392,11 @@ def chosen(kind: str, text: str, registry: Mapping[str, Callable[..., T]],
     kind: see `build`.
     text: see `parse`.
     registry: name to function.
-    filled: keyword-only parameters that are not for the text to set.
-    spared: those that it may set, but need not.
+    filled: keyword-only parameters that the text must not set.
+    spared: those that it may leave out though they have no default.
 
   Returns:
-    The function, and the knobs that the text gives by their names of today.
+    The function, and the knobs that the text gives, under their new names.
 
   Raises:
     ValueError: for an unknown name or knob, a knob that is missing, or a value

@@ -38,7 +38,7 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 class Noted(NamedTuple):
-  """What the passes of a method say of themselves, a list of each."""
+  """What the passes of a method tell about themselves."""
 
   works: list[Work]  # How many steps a client takes.
   samplers: list[sampling.Sampler]  # What draws the cohort.
@@ -49,10 +49,10 @@ _noted: list[Noted] = []  # Those that `noting` fills now, the innermost last.
 
 @contextlib.contextmanager
 def noting() -> Iterator[Noted]:
-  """Collects what every `client_pass` is given that is built inside the block.
+  """Collects the `work` and `sample` of each `client_pass` built in the block.
 
-  A `Method` does not say how many steps its clients take, nor whom it draws;
-  its passes do.
+  A `Method` does not tell how many steps its clients take, nor which clients
+  it draws; its passes know both.
   """
   noted = Noted([], [])
   _noted.append(noted)
@@ -67,7 +67,7 @@ def _default_work(shard: Shard) -> jax.Array:
 
 
 def whole_record(server: PyTree, client_id: jax.Array) -> PyTree:
-  """A broadcast of all that the server has."""
+  """Broadcasts the server's whole record to a client."""
   del client_id
   return server
 
@@ -75,8 +75,9 @@ def whole_record(server: PyTree, client_id: jax.Array) -> PyTree:
 def chain(*passes: Pass) -> Pass:
   """Runs passes one after another.
 
-  A metric that several passes report is added up if it is a Ratio, which makes
-  it the mean over them, or one of `types.OWN`; else the last pass's counts.
+  A metric that several passes report is added up if it is one of `types.OWN`,
+  or a Ratio, which then is the mean over all. Otherwise the last pass's value
+  is kept.
   """
   def round_fn(state, federation, round_, key):
     metrics: Metrics = {}
@@ -111,10 +112,13 @@ def check_fit(task: Task, federation: Federation) -> None:
 
 
 def server_pass(update: Callable[..., tuple[PyTree, Metrics]]) -> Pass:
-  """A pass in which only the server works.
+  """Makes a pass in which only the server works.
 
   Args:
     update: (server, context, key) -> (server, metrics).
+
+  Returns:
+    A pass: (state, federation, round, key) -> (state, metrics).
   """
   def round_fn(state, federation, round_, key):
     server, metrics = merge_equal(update)(
@@ -138,7 +142,7 @@ class _Slots(NamedTuple):
 
 
 class _Result(NamedTuple):
-  """What one client's slot gives back; the message apart."""
+  """What one client's slot gives back besides its message."""
 
   weight: jax.Array  # float32[], 0 if rejected or inactive.
   memory: PyTree
@@ -150,7 +154,7 @@ class _Result(NamedTuple):
 
 
 class _Group(NamedTuple):
-  """What came of a group of clients, or of all: then leaves are [G, ...]."""
+  """What the training of a group gave; for all groups leaves are [G, ...]."""
 
   members: Cohort
   metrics: Metrics
@@ -208,7 +212,7 @@ def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
                 ) -> tuple[tuple[PyTree, PyTree], _Result]:
   """Trains the client of one of `num_slots` slots and judges its update.
 
-  Message and counts come back as a pair, zeros if they are not taken.
+  Message and counts come back as a pair; zeros if the update is not used.
   """
   payload = parts.broadcast(server, client.id)
   key = jax.random.fold_in(jax.random.fold_in(key, client.id), client.group)
@@ -247,7 +251,7 @@ def _traffic(dense: PyTree, scalars: jax.Array | None, active: jax.Array
 
 
 def _models_sent(task: Task, results: _Result, active: jax.Array) -> Ratio:
-  """Models down and up for a client, in units of one dense model."""
+  """A client's traffic, down and up, in units of one dense model."""
   model = jax.eval_shape(task.model.init, jax.random.key(0))
   traffic = results.bytes_up.sum() + results.bytes_down.sum()
   return Ratio(traffic / max(tree.num_bytes(model), 1),
@@ -289,12 +293,12 @@ def client_pass(
     relay: bool = False,
     work: Work | None = None,
 ) -> Pass:
-  """The pass in which clients train.
+  """Makes the pass in which clients train.
 
-  A cohort of G groups is sampled; per group the clients' rows and memories
-  are gathered, `broadcast` and `client_update` run for every slot, broken
-  updates are left out, memories are scattered back; then the server
-  aggregates, once or after each group. Memory is carried from group to group.
+  The pass samples a cohort of G groups. For each group it gathers the clients'
+  rows and memories, runs `broadcast` and `client_update` for every slot, leaves
+  out broken updates and scatters the memories back. Then the server aggregates,
+  once or after each group. Memory is carried from group to group.
 
   An update is broken if its message, memory or weight is not finite, if its
   weight is negative, if its message is so large that a weighted sum over the
@@ -310,18 +314,22 @@ def client_pass(
   Args:
     task: cohort size, client map, mesh.
     client_update: (payload, client, key) -> Update, for one client.
-    aggregate: (server, updates, cohort, context, key) -> (server, metrics)
-      with Update fields [G, S, ...] ([1, S, ...] under relay), in the order of
-      the cohort it gets, of which those with a weight are active. Marked by
-      `aggregation.linear` it gets the weighted mean of the messages instead of
-      the updates, or what `paired` makes of it; zeros if all weights are 0.
-      The part of each message that it names there comes along, [G, S, ...].
-      None leaves the server as it is.
+    aggregate: (server, updates, cohort, context, key) -> (server, metrics).
+      Fields of the updates are [G, S, ...] ([1, S, ...] under relay), in the
+      order of the cohort it gets; a slot of that is active if its weight is
+      positive. A rule that `aggregation.linear` marks gets, instead of the
+      updates, the weighted mean of the messages as `paired` returns it; zeros
+      if all weights are 0. If the mark names a part of each message, these
+      parts come along, [G, S, ...]. None leaves the server as it is.
     sample: (state, federation, key) -> Cohort; default uniform.
     broadcast: (server, client_id) -> payload; default the server's record.
-    relay: aggregate after each group, so that the next starts from it.
+    relay: whether to aggregate after each group, so that the next group starts
+      from the result.
     work: Shard -> int32[], steps of one client, by which slots are sorted;
       default its number of rows.
+
+  Returns:
+    A pass: (state, federation, round, key) -> (state, metrics).
   """
   sample = sample or sampling.uniform(task.cohort_size)
   for noted in _noted:
@@ -440,7 +448,7 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
 
 
 def _over_groups(metrics: dict[str, Any]) -> Metrics:
-  """Sums what adds up, means of what a rule reports after each group."""
+  """Sums metrics that add up; averages those of a rule over the groups."""
   def one(name, value):
     adds = isinstance(value, Ratio) or name in OWN
     return jax.tree.map(lambda x: x.sum(0) if adds else x.mean(0), value)
@@ -459,13 +467,13 @@ class Detailed(NamedTuple):
 
   mean: PyTree
   counts: PyTree
-  # What `aggregation.linear` names, [G, S, ...]; zeros of a client that does
+  # What `aggregation.linear` names, [G, S, ...]; zeros for a client that does
   # not count.
   each: PyTree
 
 
 def paired(mean: PyTree, counts: PyTree, each: PyTree = ()) -> PyTree:
-  """What a linear rule gets: the mean message or, with more, all that.
+  """Returns what a linear rule gets: the mean message and what goes with it.
 
   Args:
     mean: mean of the messages.
@@ -473,7 +481,8 @@ def paired(mean: PyTree, counts: PyTree, each: PyTree = ()) -> PyTree:
     each: part of every message, if the rule asks for one.
 
   Returns:
-    `mean` where there is nothing else, or `Counted`, or `Detailed`.
+    `Detailed` if there are parts, else `Counted` if there are counts, else
+    `mean` alone.
   """
   if jax.tree.leaves(each):
     return Detailed(mean, counts, each)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.core.types import Cohort, Federation, State
 
-# From so many ids a slot on, not all ids are shuffled.
+# With at least this many ids for each slot, only a few ids are shuffled.
 _MANY = 32
 
 Sampler = Callable[[State, Federation, jax.Array], Cohort]
@@ -68,10 +68,11 @@ def uniform(size: int) -> Sampler:
 
 
 def groups(num_groups: int, size: int) -> Sampler:
-  """Draws `num_groups` groups, each without replacement inside itself.
+  """Draws `num_groups` groups of `size` clients, each without replacement.
 
-  With fewer than 32 clients for each slot these are the draws of
-  `aggregation.sample_sub_consensus`, which this layer must not import.
+  A client may be in several groups. With fewer than 32 clients for each slot
+  the draws equal those of `aggregation.sample_sub_consensus`, which this layer
+  must not import.
   """
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     del state
@@ -83,7 +84,7 @@ def groups(num_groups: int, size: int) -> Sampler:
 
 
 def everyone() -> Sampler:
-  """All clients in the order of their ids."""
+  """Takes all clients, in the order of their ids."""
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     del state, key
     return _cohort(jnp.arange(federation.num_clients, dtype=jnp.int32)[None])

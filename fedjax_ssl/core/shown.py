@@ -1,4 +1,4 @@
-"""Short texts of records: what they hold in counts, for a console."""
+"""Short descriptions of records by the sizes of their parts, for a console."""
 from __future__ import annotations
 
 from typing import Any
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def is_known(value: Any) -> bool:
-  """Whether the numbers of a value can be read here and now."""
+  """Returns whether this host can read the numbers of a value now."""
   if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array):
     return isinstance(value, np.ndarray | np.generic)
-  # An array that was given to a program is gone.
+  # An array that was donated to a compiled function can no longer be read.
   return value.is_fully_addressable and not value.is_deleted()
 
 
@@ -21,7 +21,7 @@ def count(number: int, one: str, many: str = '') -> str:
 
 
 def array(value: Any) -> str:
-  """Returns `uint8[8, 8, 1]`; of what is no array, its type."""
+  """Returns `uint8[8, 8, 1]`; for anything but an array, its type."""
   if not hasattr(value, 'shape') or not hasattr(value, 'dtype'):
     return type(value).__name__
   return f'{value.dtype}[{", ".join(map(str, value.shape))}]'

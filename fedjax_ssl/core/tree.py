@@ -12,41 +12,41 @@ from fedjax_ssl.core.types import Array, Number, PyTree
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:
-  """a + b, leaf by leaf, in a's dtypes."""
+  """Returns a + b, leaf by leaf, in a's dtypes."""
   return jax.tree.map(lambda x, y: (x + y).astype(x.dtype), a, b)
 
 
 def subtract(a: PyTree, b: PyTree) -> PyTree:
-  """a - b, leaf by leaf."""
+  """Returns a - b, leaf by leaf."""
   return jax.tree.map(jnp.subtract, a, b)
 
 
 def scale(a: PyTree, factor: Number) -> PyTree:
-  """factor * a, in a's dtypes."""
+  """Returns factor * a, in a's dtypes."""
   return jax.tree.map(lambda x: (x * factor).astype(x.dtype), a)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-  """a where the scalar `condition` holds, else b, whatever the other holds."""
+  """Returns a if the scalar `condition` holds, else b; the other may be NaN."""
   return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
 def zeros_like(a: PyTree) -> PyTree:
-  """Zeros of the same shapes; accepts shape structs."""
+  """Returns zeros of the same shapes; accepts shape structs."""
   return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), a)
 
 
 def take(stacked: PyTree, rows: Number) -> PyTree:
-  """Rows of a stacked tree; an index beyond the end reads the last row."""
+  """Takes rows of a stacked tree; an index past the end reads the last row."""
   return jax.tree.map(
       lambda x: jnp.take(x, rows, axis=0, mode='clip'), stacked)
 
 
 def take_bits(stacked: PyTree, rows: Array) -> PyTree:
-  """As `take`, bit by bit also where rows are spread over several devices.
+  """Takes rows with their exact bits, even if devices share the rows.
 
-  There XLA sums what each device has of a row, zeros on all but one. Added as
-  floats, -0.0 would become 0.0; so the bits are added as integers.
+  XLA then sums what each device holds of a row: zeros on all devices but one.
+  A sum of floats would turn -0.0 into 0.0, so the bits are added as integers.
   """
   def one(x: Array) -> Any:
     x = jnp.asarray(x)
@@ -59,29 +59,29 @@ def take_bits(stacked: PyTree, rows: Array) -> PyTree:
 
 
 def put(stacked: PyTree, rows: Array, values: PyTree) -> PyTree:
-  """A stacked tree with some rows replaced; indices beyond the end drop."""
+  """Replaces rows of a stacked tree; an index past the end is ignored."""
   return jax.tree.map(
       lambda x, v: jnp.asarray(x).at[rows].set(v, mode='drop'),
       stacked, values)
 
 
 def sum_in_order(x: jax.Array) -> jax.Array:
-  """Sum over the leading axis, first to last: the same bits everywhere."""
+  """Sums the leading axis from first to last: the same bits everywhere."""
   total: jax.Array = lax.fori_loop(
       1, x.shape[0], lambda i, s: s + x[i], x[0])
   return total
 
 
 def stack(trees: list[PyTree]) -> PyTree:
-  """One tree with a new leading axis."""
+  """Stacks trees to one with a new leading axis."""
   return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
 
 
 def repeat(a: PyTree, size: int) -> PyTree:
-  """The same tree `size` times along a new leading axis.
+  """Repeats a tree `size` times along a new leading axis.
 
   Outside a traced function the copies are views on the host that take no
-  memory. So a device that is given its rows of them holds no others.
+  memory, and a device that is given some of the rows holds only those.
   """
   def one(x: Array) -> Array:
     if isinstance(x, jax.core.Tracer):
@@ -92,21 +92,21 @@ def repeat(a: PyTree, size: int) -> PyTree:
 
 
 def all_finite(a: PyTree) -> jax.Array:
-  """bool[]: no floating leaf holds NaN or an infinity."""
+  """Returns bool[]: whether no floating leaf holds NaN or an infinity."""
   checks = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(a)
             if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
   return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
 
 
 def within(a: PyTree, bound: Number) -> jax.Array:
-  """bool[]: no floating number is further from 0 than `bound`, or NaN."""
+  """Returns bool[]: whether all floating numbers are in [-bound, bound]."""
   checks = [jnp.all(jnp.abs(x) <= bound) for x in jax.tree.leaves(a)
             if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
   return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
 
 
 def lost(old: PyTree, new: PyTree) -> jax.Array:
-  """bool[]: some number that was finite in `old` is not in `new`."""
+  """Returns bool[]: whether some number is finite in `old`, not in `new`."""
   pairs = [(jnp.asarray(x), jnp.asarray(y)) for x, y in zip(
       jax.tree.leaves(old), jax.tree.leaves(new), strict=True)]
   checks = [jnp.any(jnp.isfinite(x) & ~jnp.isfinite(y)) for x, y in pairs
@@ -115,10 +115,10 @@ def lost(old: PyTree, new: PyTree) -> jax.Array:
 
 
 def global_norm(a: PyTree) -> jax.Array:
-  """float32[]: Euclidean norm over all leaves.
+  """Computes the Euclidean norm over all leaves, float32[].
 
-  Scaled by the largest entry first, as squares of entries above 1e19 would
-  overflow and a merely large update would pass for an infinite one.
+  Entries are divided by the largest first: squares of entries above 1e19 would
+  overflow, and a merely large update would pass for an infinite one.
   """
   leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(a)]
   leaves = [x for x in leaves if x.size]
@@ -132,11 +132,11 @@ def global_norm(a: PyTree) -> jax.Array:
 
 
 def num_scalars(a: PyTree) -> int:
-  """Numbers in a tree."""
+  """Counts the numbers in a tree."""
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(a))
 
 
 def num_bytes(a: PyTree) -> int:
-  """Bytes of a tree."""
+  """Counts the bytes of a tree."""
   return sum(int(np.prod(x.shape)) * x.dtype.itemsize
              for x in jax.tree.leaves(a))

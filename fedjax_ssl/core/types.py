@@ -88,8 +88,8 @@ class Federation:
     server: the server's own Shard; empty unless labels are at the server.
     stream: Shard with leading axes [T, N] in streaming settings, else None.
     rounds_per_task: rounds before the next task of the stream; 0 without one.
-    num_labeled_clients: the first so many clients hold labels; -1 if that is
-      no rule of the setting.
+    num_labeled_clients: how many clients hold labels, the first ones; -1 if
+      the setting has no such rule.
     num_classes: C.
   """
 
@@ -127,7 +127,7 @@ class Federation:
     return f'Federation({"; ".join(told)})'
 
   def at(self, round_: jax.Array) -> Federation:
-    """The federation as round `round_` sees it: the stream's current task."""
+    """Returns the federation of a round, with the stream's current task."""
     if self.stream is None:
       return self
     num_tasks = self.stream.num_labeled.shape[0]
@@ -252,10 +252,10 @@ class Model(NamedTuple):
   embed: (variables, tokens int32[B, T]) -> float32[B, T, E], which `apply`
     takes in their place; None where inputs are continuous already.
   features: (variables, inputs) -> float32[B, F], what the last dense layer
-    reads, with running statistics; None of a network that does not say.
+    reads, with running statistics; None if the network does not say.
   features_train: as apply_train, with the features before the logits.
-  head: () -> where in `params` the weights float32[F, C] of that layer are, by
-    keys from the outside in; None of a network that does not say.
+  head: () -> the keys, from the outside in, under which `params` has the
+    weights float32[F, C] of that layer; None if the network does not say.
   """
 
   init: Callable[..., Variables]
@@ -278,7 +278,7 @@ class Attack(NamedTuple):
   """What some clients do to the others.
 
   Attributes:
-    share: of all clients that do it.
+    share: of all clients, those that attack.
     flips_labels: whether they learn class C - 1 - c in place of c.
     send: (message, key) -> what they send in its place; None is the message.
   """
@@ -304,15 +304,15 @@ class Task:
     unlabeled_batch: rows of an unlabeled batch; 0 divides a client's unlabeled
       rows over its labeled steps; see `data.batching.num_steps`.
     unlabeled_capacity: widest unlabeled batch when `unlabeled_batch` is 0.
-    local_epochs: passes over a client's own rows a round.
-    local_steps: if positive, this many steps a round instead of epochs.
-    cohort_size: clients a round.
+    local_epochs: passes over a client's own rows in a round.
+    local_steps: if positive, this many steps in a round instead of epochs.
+    cohort_size: clients in a round.
     labels_at: 'clients' or 'server'.
-    schedule_rounds: rounds that schedules and ramps span, whatever number of
-      rounds is run; None is what `train` is asked for, see `spanning`.
+    schedule_rounds: rounds that schedules and ramps span, however many are
+      run; None is the number that `train` is asked for, see `spanning`.
     client_map: 'map', 'vmap' or 'lanes'.
-    chunk_size: clients of one vmap, 0 is as many as a device gets; or lanes of
-      a device.
+    chunk_size: clients of one vmap, where 0 is all that a device gets; or the
+      number of lanes of a device.
     aggregation_order: 'fixed' (same bits on any number of devices) or 'fast'.
     max_update_norm: updates with a larger global norm are left out; inf is
       off.
@@ -375,7 +375,7 @@ class Task:
     return self.schedule_rounds
 
   def spanning(self, num_rounds: int) -> Task:
-    """Returns the task of a run of so many rounds, if it does not say."""
+    """Returns the task for `num_rounds`, or the same if it has a number."""
     if self.schedule_rounds is not None:
       return self
     optimizer = self.optimizer
@@ -385,12 +385,12 @@ class Task:
         self, schedule_rounds=num_rounds, optimizer=optimizer)
 
   def apply(self, variables: Variables, inputs: Array) -> jax.Array:
-    """Logits float32[B, C] of raw inputs, with running statistics."""
+    """Computes logits float32[B, C] of raw inputs, with running statistics."""
     return self.model.apply(variables, self.preprocess(inputs))
 
   def apply_train(self, variables: Variables, inputs: Array, mask: Array,
                   key: jax.Array | None = None
                   ) -> tuple[jax.Array, PyTree]:
-    """Logits and new statistics of raw inputs, with batch statistics."""
+    """Computes logits and new statistics of raw inputs, by batch statistics."""
     inputs = self.preprocess(inputs)
     return self.model.apply_train(variables, inputs, mask, key)

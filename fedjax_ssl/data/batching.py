@@ -26,14 +26,14 @@ class Pair(NamedTuple):
 
   labeled: Batch | None
   unlabeled: Batch | None
-  # float32[] in (0, 1], of the whole run's local steps; None where the task has
-  # no `schedule_rounds`.
+  # float32[] in (0, 1], how far the run is after this step; None where the task
+  # has no `schedule_rounds`.
   progress: jax.Array | None
 
 
 def passes(batch: Pair, labelings: Number, views: int = 1,
            labeled_views: int = 1) -> Metrics:
-  """A step's passes through the network, in examples.
+  """Counts a step's passes through the network, in examples.
 
   Args:
     batch: its rows.
@@ -53,7 +53,7 @@ def passes(batch: Pair, labelings: Number, views: int = 1,
 
 def gather(examples: Examples, rows: Array, mask: Array, *,
            hidden: bool = False) -> Batch:
-  """The examples at `rows` int32[B]; hidden labels become -1, unread."""
+  """Takes the examples at `rows` int32[B]; hidden labels are -1, not read."""
   inputs = jnp.take(examples.inputs, rows, axis=0)
   labels = (jnp.full(rows.shape, -1, jnp.int32) if hidden
             else jnp.take(examples.labels, rows, axis=0))
@@ -68,23 +68,23 @@ def _split_steps(labeled: Any, labeled_batch: int) -> Any:
   """Steps of an epoch over which the unlabeled rows are split.
 
   round(n_labeled / B) as in FedMatch and FedDure; but 4 where that is 2 or
-  less, as in FedDure's code. Else a client with few labels would have all its
-  unlabeled rows in one batch, and every client's batches would be as wide.
+  less, as in FedDure's code. Otherwise a client with few labels would have all
+  its unlabeled rows in one batch, and every client's batches would be as wide.
   """
   steps = (labeled / labeled_batch).round().astype(int)
   return steps + (4 - steps) * (steps <= 2)
 
 
 def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
-  """Local steps of one client in a round.
+  """Computes the local steps of one client in a round.
 
   Args:
-    task: batch sizes, epochs or steps. If `local_steps` is positive, it is the
-      number. Else an epoch has as many steps as the longer stream needs. With
-      `unlabeled_batch` 0 it has round(n_labeled / B) steps, or 4 if that is 2
-      or less, also where unlabeled rows are not used, so that methods and their
-      bounds take as many steps; or more, if unlabeled batches would be wider
-      than `unlabeled_capacity`.
+    task: batch sizes, epochs or steps. A positive `local_steps` is the number
+      itself. Otherwise an epoch has as many steps as the longer stream needs.
+      If `unlabeled_batch` is 0, it has round(n_labeled / B) steps, or 4 if that
+      is 2 or less. This holds also where unlabeled rows are not used, so that
+      methods and their supervised bounds take as many steps. Steps are added if
+      unlabeled batches would be wider than `unlabeled_capacity`.
     shard: the client's rows.
     streams: 'both', 'labeled' or 'unlabeled': what the loss uses.
 
@@ -110,11 +110,11 @@ def unlabeled_capacity(labeled: npt.ArrayLike, unlabeled: npt.ArrayLike, *,
   """Computes the width of unlabeled batches that are split over labeled steps.
 
   All clients share one width, and shorter batches are padded to it. It is 1.5
-  times that of the mean client, or that of the widest client if that is less.
-  A client with many unlabeled rows for its few steps therefore takes more
+  times the width that a client with mean numbers of rows needs, or the largest
+  that any client needs, if that is less. A client that needs more takes more
   steps or, where the number of steps is fixed, leaves rows for another round.
-  Means of a setting are the same for all its seeds, so a seed gets the same
-  width whether it runs alone or together with others.
+  The mean numbers are the same for all seeds of a setting, so a seed gets the
+  same width whether it runs alone or with others, unless the largest decides.
 
   Args:
     labeled: int[...], rows with labels of each client, of all seeds and tasks.
@@ -144,7 +144,7 @@ class _Stream(NamedTuple):
   key: jax.Array
 
   def shuffled(self, epoch: Array) -> jax.Array:
-    """int32[W]: a permutation of the first n places, then padding."""
+    """Shuffles the first n places: int32[W], padding last."""
     draw = jax.random.uniform(
         jax.random.fold_in(self.key, epoch), self.rows.shape)
     real = jnp.arange(self.rows.shape[0]) < self.n
@@ -152,10 +152,10 @@ class _Stream(NamedTuple):
 
   def next(self, order: jax.Array, step: Array
            ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The next batch: (order, places int32[capacity], mask).
+    """Takes the next batch: (order, places int32[capacity], mask).
 
     The last batch of an epoch may be short. After it the list starts again in a
-    new order, whether the other list has come to its end or not.
+    new order, whether or not the other list has come to its end.
     """
     position = step % self.pieces
     order = lax.cond(
@@ -194,15 +194,16 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
 
 
 def narrowed(shard: Shard, chosen: Array) -> tuple[Shard, jax.Array]:
-  """A client's shard with some of its unlabeled rows only.
+  """Keeps only some of the unlabeled rows of a client's shard.
 
   Args:
     shard: one client's rows.
-    chosen: bool[U], which places of `shard.unlabeled` to keep; padding never
-      is kept.
+    chosen: bool[U], which places of `shard.unlabeled` to keep; padding is
+      never kept.
 
   Returns:
-    The shard, and int32[U], the old place of each place of its table.
+    The shard, and int32[U]: for each place of the new table, its place in the
+    old one.
   """
   real = jnp.arange(chosen.shape[0]) < shard.num_unlabeled
   kept = jnp.asarray(chosen) & real
@@ -215,7 +216,7 @@ def narrowed(shard: Shard, chosen: Array) -> tuple[Shard, jax.Array]:
 def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
             streams: str = 'both', round_: Number = 0, *,
             pseudo_labels: Array | None = None) -> Batches:
-  """A client's batches of one round, as `Pair`s.
+  """Makes a client's batches of one round, as `Pair`s.
 
   Args:
     task: batch sizes, epochs or steps; see `num_steps`.
@@ -223,10 +224,10 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
     shard: the client's rows. Labels of unlabeled rows are never read.
     key: draws the orders.
     streams: 'both', 'labeled' or 'unlabeled'.
-    round_: int32[], for the progress over `task.schedule_rounds`; without such
-      a number there is none.
+    round_: int32[], for the progress over `task.schedule_rounds`; if that is
+      None there is no progress.
     pseudo_labels: int32[U], labels that the client gave its unlabeled rows, in
-      the order of its table, for batches that carry them; None is -1 for all.
+      the order of its table; they become the batches' labels. None is -1.
 
   Returns:
     Batches for `core.local_training.train`.
@@ -261,10 +262,10 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
 
 
 def together(first: Batches, second: Batches) -> Batches:
-  """Two clients' streams at once: each batch is a pair of theirs.
+  """Joins the batches of two clients: each batch is a pair of theirs.
 
-  There are as many steps as the first has. The second goes on with new orders
-  if it has fewer.
+  There are as many steps as the first has. If the second has fewer, it goes on
+  with new orders.
   """
   def following(cursors: Any, step: jax.Array) -> Any:
     a, batch, rows = first.next(cursors[0], step)

@@ -76,8 +76,8 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
     num_clients: N.
     labels: 'few' as dealt, or 'all': each client's unlabeled rows become
       labeled ones (the upper bound of every table).
-    labels_at: 'clients', or 'server': the whole labeled pool, whoever owns
-      it, goes to the server, and the clients keep their unlabeled rows.
+    labels_at: 'clients', or 'server': all labeled rows go to the server,
+      whatever their owners, and the clients keep their unlabeled rows.
     num_classes: C; by default the largest label plus one.
     widths: least widths (L, U) of the tables, so that federations of several
       seeds stack; the server's tables keep their own.
@@ -85,8 +85,8 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
       returns it; None is the partition's own. A client's labeled rows are in
       every task.
     rounds_per_task: rounds before the next task, with `stream` only.
-    num_labeled_clients: the first so many clients hold labels; -1 if that is
-      no rule of the setting.
+    num_labeled_clients: how many clients hold labels, the first ones; -1 if
+      the setting has no such rule.
 
   Returns:
     Federation of numpy arrays. `clients` holds a client's rows of all tasks.
@@ -183,8 +183,8 @@ def _check_labeled_clients(partition: Partition, labels_at: str,
 def check(federation: Federation) -> None:
   """Raises ValueError unless the parts of a federation fit each other.
 
-  Examples that no client and not the server holds with its label may have the
-  label -1: nobody knows it.
+  An example may have the label -1, for unknown, if neither a client nor the
+  server holds it among its labeled rows.
   """
   classes, train = federation.num_classes, federation.train
   _num_classes((train, federation.validation, federation.test), classes)
@@ -244,7 +244,7 @@ def _stack_shards(shards: Sequence[Shard]) -> Shard:
 
 
 def pad_widths(federations: Sequence[Federation]) -> list[Federation]:
-  """The same federations with tables of one common width."""
+  """Pads the tables of federations to one common width."""
   parts: dict[str, list[Any]] = {}
   for name in ('clients', 'server', 'stream'):
     parts[name] = [getattr(f, name) for f in federations]
@@ -255,7 +255,7 @@ def pad_widths(federations: Sequence[Federation]) -> list[Federation]:
 
 
 def stack(federations: Sequence[Federation]) -> Federation:
-  """One federation for `vmap` over seeds.
+  """Stacks federations to one, for `vmap` over seeds.
 
   Args:
     federations: of one data set and setting; only owners differ.
@@ -293,7 +293,7 @@ def stack(federations: Sequence[Federation]) -> Federation:
 
 
 def seed_axes(stacked: Federation) -> Federation:
-  """The `in_axes` of a stacked federation: 0 where it has an axis of seeds."""
+  """Returns the `in_axes` of a stacked federation: 0 for an axis of seeds."""
   axes: dict[str, Any] = {
       'train': None, 'validation': 0, 'test': None, 'clients': 0, 'server': 0,
       'stream': None if stacked.stream is None else 0}
@@ -301,9 +301,9 @@ def seed_axes(stacked: Federation) -> Federation:
 
 
 def class_counts(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of each class on each client: int64[N, C] labeled and unlabeled.
+  """Counts rows by client and class: int64[N, C] labeled and unlabeled.
 
-  Rows whose class nobody knows, label -1, are left out.
+  Rows of unknown class, label -1, are left out.
   """
   def counts(rows: Array, sizes: Array) -> np.ndarray:
     client, column = np.nonzero(np.arange(rows.shape[1]) < sizes[:, None])

@@ -19,7 +19,7 @@ class DataError(ValueError):
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-  """Raises DataError unless it is a plain file; a pipe would block."""
+  """Raises DataError unless `path` is a plain file; a pipe would block."""
   try:
     mode = os.stat(path).st_mode
   except (OSError, ValueError) as error:
@@ -33,7 +33,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 def read_arrays(path: str | os.PathLike[str],
                 choose: Callable[[list[str]], Iterable[str]] = list
                 ) -> dict[str, np.ndarray]:
-  """Arrays of an .npz file; nothing is unpickled.
+  """Reads arrays of an .npz file; nothing is unpickled.
 
   Args:
     path: the file.
@@ -63,7 +63,7 @@ def read_arrays(path: str | os.PathLike[str],
 
 
 def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-  """One array; says what is wrong with one that is no array of numbers."""
+  """One array; the error says why a member is no array of numbers."""
   try:
     array = archive[name]
   except ValueError as error:
@@ -77,7 +77,7 @@ def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
 
 
 def _check_size(archive: np.lib.npyio.NpzFile, wanted: list[str]) -> None:
-  """Refuses by the directory what would not fit, before it is unpacked."""
+  """Refuses arrays that would not fit in memory, before they are unpacked."""
   assert archive.zip is not None  # It is open.
   total = sum(info.file_size for info in archive.zip.infolist()
               if info.filename.removesuffix('.npy') in wanted)
@@ -88,12 +88,12 @@ def _check_size(archive: np.lib.npyio.NpzFile, wanted: list[str]) -> None:
 
 
 def memory() -> int:
-  """Bytes of memory that this process may have at most."""
+  """Returns how many bytes of memory this process may have at most."""
   try:
     most = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
   except (ValueError, OSError, AttributeError):
     most = 2**63 - 1
-  try:  # Of a container.
+  try:  # The limit of a container.
     most = min(most, int(pathlib.Path('/sys/fs/cgroup/memory.max').read_text()))
   except (OSError, ValueError):
     pass

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def as_floats(inputs: jax.Array) -> jax.Array:
-  """Texts as the network reads them: token ids stay, vectors get float32."""
+  """Converts texts for the network: token ids stay, vectors become float32."""
   if jnp.issubdtype(inputs.dtype, jnp.floating):
     return inputs.astype(jnp.float32)
   return inputs
@@ -23,9 +23,10 @@ def preprocessor(mean: Sequence[float], std: Sequence[float], *,
   Args:
     mean: of each channel, in units of the full range 0..1.
     std: the same.
-    channels: what the network needs; gray images are repeated. None keeps.
+    channels: how many the network needs; gray images are repeated. None keeps
+      those of the images.
     side: smallest height and width the network takes; smaller images get a
-      black border. None keeps.
+      black border. None keeps the size.
 
   Returns:
     uint8[B, H, W, C] -> float32[B, H', W', C'].

@@ -21,9 +21,9 @@ class Source(NamedTuple):
 
   Attributes:
     name: what `config.json` calls it.
-    dataset: the examples; None of a data set that is loaded by its name.
-    partition: whose rows are whose, if that is given; else they are dealt.
-    options: of a run, which follow from that.
+    dataset: the examples; None if the data set is loaded by its name.
+    partition: who owns which row, if that is given; else rows are dealt.
+    options: those of the run that a given federation fixes.
   """
 
   name: str
@@ -40,10 +40,10 @@ class Source(NamedTuple):
 
 
 def source(given: Any) -> Source:
-  """Finds out what was given.
+  """Makes a Source of what `fit` was given.
 
   Raises:
-    TypeError: for anything else; the message says what is taken.
+    TypeError: for anything but data; the message says what is taken.
     ValueError: for arrays that make no data set, or a federation that lends a
       row to two clients.
   """
@@ -67,7 +67,7 @@ def source(given: Any) -> Source:
 
 
 def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
-  """Images and labels; they are not mirrored, as letters must not be."""
+  """A data set of arrays; images are not mirrored, as letters must not be."""
   names = {'train': 'train', 'test': 'test'}
   if 'x_val' in given:
     names['validation'] = 'val'
@@ -88,7 +88,7 @@ def _dataset(name: str, parts: Mapping[str, Any], num_classes: int = 0
 
 
 def _of_federation(given: Federation) -> Source:
-  """The same rows in the same hands."""
+  """A Source whose clients own the same rows as in a federation."""
   data.federation.check(given)
   parts = {name: type(given.train)(*map(np.asarray, getattr(given, name)))
            for name in ('train', 'validation', 'test')}
@@ -123,7 +123,7 @@ def _of_federation(given: Federation) -> Source:
 
 
 def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:
-  """Writes down who holds the rows of a table."""
+  """Writes the owners of a table's rows into `owner`."""
   table, sizes = np.asarray(table), np.asarray(sizes)
   real = np.arange(table.shape[-1]) < sizes[:, None]
   rows = table[real]
@@ -134,7 +134,7 @@ def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:
 
 
 def check_free(given: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-  """Raises FieldError for an option that the federation says otherwise."""
+  """Raises FieldError for an option that contradicts the given federation."""
   for name, value in fixed.items():
     if name in given and given[name] != value:
       raise FieldError(name, given[name], 'the federation that is given says '

@@ -30,23 +30,23 @@ class Run:
     name: of the method, with its knobs.
     options: all that it was told, as `config.json` has it.
     round: rounds done.
-    metrics: by name float64[evaluations], what was measured; `round`, and if
-      there are several seeds `seed`, beside them: `pandas.DataFrame(metrics)`.
-    class_metrics: the same of metrics that are one number a class,
+    metrics: by name, float64[evaluations] of what was measured; with `round`,
+      and `seed` if there are several. `pandas.DataFrame` takes it.
+    class_metrics: the same for metrics with one number for each class,
       float64[evaluations, C].
-    states: a State by seed.
-    federations: a Federation by seed.
-    bounds: with the option bounds the other two runs by their names.
+    states: the State of each seed.
+    federations: the Federation of each seed.
+    bounds: the runs of the two bounds by name, if the option bounds is given.
   """
 
   def __init__(self, jobs: Sequence[job_lib.Job],
                temporary: tempfile.TemporaryDirectory[str] | None = None, *,
                stream: TextIO | None = None):
-    """Is ready to train; see `resume`.
+    """Gets ready to train; see `resume`.
 
     Args:
       jobs: the run and its bounds.
-      temporary: its folder, if it is to leave nothing behind.
+      temporary: the folder of a run that leaves nothing behind.
       stream: where progress is shown; default: standard error.
     """
     self._job, self._temporary, self._stream = jobs[0], temporary, stream
@@ -79,7 +79,7 @@ class Run:
     return dict(zip(self._job.seeds, self._job.federations, strict=True))
 
   def resume(self, rounds: int) -> Run:
-    """Trains on, up to so many rounds in all.
+    """Continues the training, up to so many rounds in all.
 
     Schedules and ramps still span the rounds that were asked for first, unless
     `fit` was given schedule_rounds.
@@ -106,7 +106,7 @@ class Run:
         try:
           run._train(place)
         except job_lib.Stopped as stopped:
-          stopping.answered()  # By what is raised; the process goes on.
+          stopping.answered()  # The error tells of them; the process goes on.
           goes_on = ('' if self._temporary else '; the same call with workdir='
                      f'{str(self._job.folder)!r} continues')
           raise KeyboardInterrupt(f'{run.name} stopped at round '
@@ -137,7 +137,7 @@ class Run:
     return self._finished
 
   def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
-    """Logits float32[B, C] of raw inputs; see `task.Run.predict`.
+    """Computes logits float32[B, C] of raw inputs; see `task.Run.predict`.
 
     Args:
       inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or texts.
@@ -146,7 +146,7 @@ class Run:
     return self._model.predict(inputs, seed)
 
   def per_client(self, seed: int | None = None) -> dict[str, np.ndarray]:
-    """What the models are worth to each client, a row a client.
+    """Returns how good the models are for each client, in one row for each.
 
     Args:
       seed: which of the run's seeds; the first by default.
@@ -172,7 +172,7 @@ class Run:
       A figure of matplotlib, which notebooks show.
 
     Raises:
-      ValueError: if nobody measured any of them.
+      ValueError: if none of them was measured.
     """
     rows = {run.name: run._rows for run in (self, *self.bounds.values())}
     chart = summary.curves(rows, panels=panels or ('accuracy', 'loss'))

@@ -30,11 +30,11 @@ from fedjax_ssl.running import job as job_lib
 from fedjax_ssl.training import environment
 from fedjax_ssl.training import workdir as workdir_lib
 
-# How rows are dealt, and what learns well, where nobody says otherwise.
+# The setting of a data set, if none is given and `_SETTINGS` has none for it.
 SETTING = 'own_data'
-_SETTINGS = {'digits': 'digits_dirdir'}  # Of data sets with one of their own.
+_SETTINGS = {'digits': 'digits_dirdir'}
 _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
-# Of one start of a program, or of several processes.
+# Options for one start of a program, or for several processes.
 _PROGRAMS = ('eval_only', 'distributed', 'coordinator_address',
              'num_processes', 'process_id')
 _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
@@ -58,20 +58,23 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
       and y_test, in this order or by name, images as `data.datasets.files` says
       (they are not mirrored; a data.Dataset says more); or a Federation, whose
       rows stay where they are.
-    workdir: folder that gets all that the programs write. A run that is there
-      is continued, and takes from there what is not given, but for method and
-      dataset. None leaves nothing behind.
+    workdir: folder for all that the programs write. A run that is in it is
+      continued, and options that are not given are taken from it, except for
+      method and dataset. None leaves nothing behind.
     setting: how rows are dealt, and defaults: a name that `fedjax-ssl list
       settings` shows, or a `running.settings.Setting`. By default that of the
-      workdir, or else digits_dirdir for 'digits' and own_data for all others,
-      with network and views chosen by the data.
+      run in workdir, or else digits_dirdir for 'digits' and own_data for all
+      others, where the data decide network and views.
     progress: whether to show a bar on a terminal or in a notebook, or else
       lines on standard error.
     **options: any of `config.Config`. `clients` and `rounds` are short for
       num_clients and num_rounds.
 
+  Returns:
+    The trained Run.
+
   Raises:
-    ValueError: for a value or data that cannot be.
+    ValueError: for a value that is refused, or data that are broken.
     TypeError: for an option that is not known, or data of another kind.
     KeyboardInterrupt: if a signal was heard; what is done is saved.
   """
@@ -130,7 +133,7 @@ def _setting(given: str | settings.Setting | None, stored: str,
 
 
 def _text(method: str | Callable[..., Method]) -> str:
-  """The text of a method; a function is made known by its name."""
+  """The text of a method; a function is registered under its name."""
   if isinstance(method, str):
     return method
   knobs: dict[str, Any] = {}
@@ -144,7 +147,7 @@ def _text(method: str | Callable[..., Method]) -> str:
                     'with a name, (task, *, knobs) -> Method, not '
                     f'{type(method).__name__}.')
   known = methods.METHODS.get(name, function)
-  # Who runs the cell of a notebook again means the new one.
+  # A notebook cell that is run again replaces its own function.
   if known is not function and known.__module__.startswith('fedjax_ssl.'):
     raise FieldError('method', name, 'a method of the library has this name; '
                      'call the function otherwise.')
@@ -155,7 +158,7 @@ def _text(method: str | Callable[..., Method]) -> str:
 def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
               setting: settings.Setting, source: inputs.Source, *, saves: bool
               ) -> config.Config:
-  """The options: as given, or else as stored, or else of the setting."""
+  """The options: as given, else as stored, else by the setting's defaults."""
   values: dict[str, Any] = {'bounds': False, 'seeds': None, 'seed': 0}
   if not saves:
     values['checkpoint_every'] = 0
@@ -175,7 +178,7 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
 def _jobs(told: config.Config, given: Collection[str],
           setting: settings.Setting, source: inputs.Source
           ) -> list[job_lib.Job]:
-  """The run and its bounds, of which none has touched its folder."""
+  """The jobs of the run and its bounds; their folders are not touched."""
   devices.join(told)
   environment.keep_programs()
   told = dataclasses.replace(
@@ -189,7 +192,7 @@ def _jobs(told: config.Config, given: Collection[str],
   told = convolutions.decided(told, dataset, deals)
   ours = source.dataset is None and (
       settings.SETTINGS.get(setting.name) is setting)
-  # Who runs the command again is told what made the run.
+  # A later `fedjax-ssl` command on the folder reads what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
             'script': '' if ours else 'fedjax_ssl.fit', 'comments': []}
   names = runs.wanted(told, pathlib.Path(told.workdir or ''))

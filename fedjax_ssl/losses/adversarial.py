@@ -129,7 +129,7 @@ def reconstruction(generated: Array, images: Array, mask: Array | None = None,
 
 def fake_condition(lam: Scalar, source: Array, target: Array, *,
                    label: str = 'mixed') -> jax.Array:
-  """The label distribution beside which D judges a generated example.
+  """Returns the label distribution that D gets with a generated example.
 
   Args:
     lam: float32[] or float32[B], the blend it was generated with.

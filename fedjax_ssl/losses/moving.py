@@ -1,4 +1,4 @@
-"""Moving averages of what a model predicts, and bars and weights made of them.
+"""Moving averages of predictions, and thresholds and weights made of them.
 
 B rows of a batch, C classes. An average that a batch cannot renew stays as it
 is.
@@ -88,7 +88,7 @@ def aligned(probabilities: Array, shares: Array, target: Scalar, *,
 
 
 def freematch_thresholds(confidence: Scalar, shares: Array) -> jax.Array:
-  r"""A bar for each class: :math:`\tau \tilde p_c / \max_v \tilde p_v`.
+  r"""Sets a threshold by class: :math:`\tau \tilde p_c / \max_v \tilde p_v`.
 
   Args:
     confidence: float32[], tau, how sure the model is overall.

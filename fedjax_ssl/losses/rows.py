@@ -14,7 +14,7 @@ import numpy as np
 PyTree = Any
 Array = jax.Array | np.ndarray
 Scalar = Array | float
-_LEAST = 1e-12  # Of a squared length, so that zeros have a slope.
+_LEAST = 1e-12  # Added to squared lengths, so that rows of zeros have a slope.
 Loss = tuple[jax.Array, dict[str, jax.Array]]
 
 
@@ -130,6 +130,9 @@ def kl_rows(logits: Array, other_logits: Array) -> jax.Array:
 
   Returns:
     float32[...]; 0 where the two agree.
+
+  Raises:
+    ValueError: if the numbers of classes differ.
   """
   if jnp.shape(logits)[-1] != jnp.shape(other_logits)[-1]:
     raise ValueError(f'logits have shapes {jnp.shape(logits)} and '

@@ -1,6 +1,6 @@
 """Losses on unlabeled rows; see `supervised` for what all losses share.
 
-B rows, C classes, H helper models. `targets` makes what is trained towards.
+B rows, C classes, H helper models. Module `targets` makes their targets.
 """
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def target_kl(logits: Array, targets: Array, mask: Array | None = None, *,
   rows, _ = cross_entropy(logits, targets, mask, reduction='none')
   targets = jnp.where(mask[:, None] > 0, jax.lax.stop_gradient(targets), 0)
   rows += mask * jax.scipy.special.xlogy(targets, targets).sum(-1)
-  # They carry the mask, which must not enter twice.
+  # The rows carry the mask already, which must not enter twice.
   total = jnp.sum(mask) if total is None else total
   real = (jnp.asarray(mask) > 0).astype(rows.dtype)
   return reduced(rows, real, reduction=reduction, total=total), {}
@@ -278,6 +278,9 @@ def relation_matching(matrix: Array, target: Array,
 
   Returns:
     float32[], 0 if the two agree, and no metrics.
+
+  Raises:
+    ValueError: if the shapes differ.
 
   References:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.

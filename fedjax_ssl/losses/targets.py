@@ -51,7 +51,7 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
 
 def pseudo_label(logits: Array, *, threshold: Scalar = 0.95
                  ) -> tuple[jax.Array, jax.Array]:
-  r"""Hard labels, and which of them are confident: :math:`\max_c p_c \ge \tau`.
+  r"""Picks hard labels; confident are those with :math:`\max_c p_c \ge \tau`.
 
   Args:
     logits: float[B, C].
@@ -115,7 +115,7 @@ def _hard(logits: Array, threshold: Scalar
 
 def soft_pseudo_label(logits: Array, *, temperature: Scalar = 0.5
                       ) -> jax.Array:
-  r"""Sharpened mean over views: :math:`sharpen(\frac1K \sum_k p(y|u_k))`.
+  r"""Sharpens the mean over views: :math:`sharpen(\frac1K \sum_k p(y|u_k))`.
 
   Args:
     logits: float[K, B, C], one prediction per augmented view.
@@ -136,10 +136,10 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
                    threshold: Scalar = 0.75, tie: str = 'lowest',
                    present: Array | None = None
                    ) -> tuple[jax.Array, jax.Array]:
-  r"""The class most models vote for: own model and helpers, one vote each.
+  r"""Takes the class with the most votes of the own model and its helpers.
 
-  :math:`\hat y = \arg\max_c \sum_{m} 1[\arg\max p_m = c]`, for rows of which
-  the own model is confident.
+  Each model has one vote: :math:`\hat y = \arg\max_c \sum_{m}
+  1[\arg\max p_m = c]`, for rows that the own model is confident of.
 
   Args:
     logits: float[B, C] of the own model.
@@ -175,8 +175,9 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
 
 def tsa_threshold(step: Scalar, num_steps: Scalar, *, num_classes: int,
                   schedule: str = 'exp') -> jax.Array:
-  r"""UDA's training signal annealing: the confidence above which labels rest.
+  r"""Computes the threshold of UDA's training signal annealing.
 
+  A labeled row whose class has a larger probability is left out of the loss.
   :math:`\eta_t = \alpha_t (1 - 1/C) + 1/C` with :math:`\alpha_t` =
   :math:`t/T` ('linear'), :math:`e^{5(t/T - 1)}` ('exp') or
   :math:`1 - e^{-5t/T}` ('log').
@@ -207,7 +208,7 @@ def tsa_threshold(step: Scalar, num_steps: Scalar, *, num_classes: int,
 def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
                          num_unused: Scalar = 0.0, mapping: str = 'convex'
                          ) -> jax.Array:
-  r"""A lower bar for classes that are learnt less: :math:`\tau M(\beta_c)`.
+  r"""Lowers the threshold of classes learnt less: :math:`\tau M(\beta_c)`.
 
   :math:`\beta_c = \sigma_c / \max(\max_v \sigma_v, \text{unused})` and
   :math:`M(\beta) = \beta / (2 - \beta)` ('convex') or :math:`\beta` ('linear').
@@ -215,7 +216,7 @@ def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
   Args:
     counts: float32[C], unlabeled examples that the model confidently puts in
       each class. All equal is one threshold for all classes.
-    threshold: tau, the bar of the class that is learnt best.
+    threshold: tau, for the class that is learnt best.
     num_unused: examples that are not confident; the paper's warm-up, 0 is off.
     mapping: 'convex' or 'linear'.
 
@@ -236,7 +237,7 @@ def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
 
 
 def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
-  """The blend lam * a + (1 - lam) * b of examples or of label distributions.
+  """Blends examples, or label distributions: lam * a + (1 - lam) * b.
 
   Args:
     lam: float32[] or float32[B]; 1 is `a` and 0 is `b`.
@@ -283,7 +284,7 @@ def mixup_ratio(key: Array, shape: tuple[int, ...] = (), *,
 
 def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
             ) -> jax.Array:
-  r"""Weight that grows to 1: :math:`e^{-5 (1 - t)^2}`, :math:`t=\min(s/S, 1)`.
+  r"""Ramps a weight up to 1: :math:`e^{-5 (1 - t)^2}`, :math:`t=\min(s/S, 1)`.
 
   Args:
     step: s.
@@ -310,7 +311,7 @@ def ramp_up(step: Scalar, num_steps: Scalar, *, shape: str = 'gaussian'
 
 
 def realism_weight(lam: Scalar) -> jax.Array:
-  r"""FedSSL's weight of a generated row: :math:`g = e^{\max(l, 1 - l) - 1}`.
+  r"""Computes a generated row's weight :math:`g = e^{\max(l, 1 - l) - 1}`.
 
   Args:
     lam: float32[...] in [0, 1], the blend it was generated with.

@@ -110,7 +110,7 @@ def register(name: str) -> Callable[[_Builder], _Builder]:
 
 
 def input_needs(name: str) -> tuple[int | None, int | None]:
-  """What preprocessing must deliver to the model.
+  """Returns what preprocessing must deliver to the model.
 
   Args:
     name: as in `make`.

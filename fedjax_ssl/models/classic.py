@@ -58,9 +58,9 @@ class FedTriNetCNN(nn.Module):
   """FedTriNet's network for color images, six 3x3 convolutions.
 
   Pairs of 32 and 64, 128 and 128, 256 and 256 channels, each pair pooled, then
-  dense 1024 and 512. The first of a pair is normalized. In training 5 % of the
-  channels drop out after the second pair, and 10 % of the entries before the
-  first and the last dense layer.
+  dense 1024 and 512. The first convolution of each pair is normalized. In
+  training 5 % of the channels drop out after the second pair, and 10 % of the
+  entries before the first and the last dense layer.
 
   Che et al., FedTriNet, IEEE Big Data 2021, code.
 

@@ -1,7 +1,7 @@
 r"""A conditional generator and discriminator for images and for sequences.
 
-FedSSL (Fan et al., IJCAI 2022) says of the generator that it is an encoder and
-a decoder, and of the discriminator nothing; the layers are ours. B rows, C
+FedSSL (Fan et al., IJCAI 2022) only says that the generator is an encoder and a
+decoder, and nothing about the discriminator, so the layers are ours. B rows, C
 classes, Z noise numbers, T positions, E numbers a position.
 """
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Gan(NamedTuple):
 
 
 def to_patches(x: jax.Array) -> jax.Array:
-  """float[B, H, W, I] -> [B, H', W', 16 I]: 4x4 tiles, the last ones padded.
+  """Cuts float[B, H, W, I] into 4x4 tiles [B, H', W', 16 I], padded at the end.
 
-  Dense layers on tiles are matrix products, fast on every backend and to
-  differentiate row by row, as privacy needs.
+  Dense layers on tiles are matrix products. These are fast on every backend,
+  also to differentiate row by row, as privacy needs.
   """
   batch, height, width, channels = x.shape
   rows, columns = -(-height // _PATCH), -(-width // _PATCH)
@@ -66,7 +66,7 @@ def to_patches(x: jax.Array) -> jax.Array:
 
 
 def from_patches(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """The inverse of `to_patches`; `shape` is that of the images."""
+  """Undoes `to_patches`; `shape` is that of the images."""
   batch, rows, columns, _ = x.shape
   x = x.reshape(batch, rows, columns, _PATCH, _PATCH, shape[-1])
   x = x.transpose(0, 1, 3, 2, 4, 5).reshape(
@@ -75,7 +75,7 @@ def from_patches(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def neighbours(x: jax.Array) -> jax.Array:
-  """A position's features with those beside it, zeros beyond the border.
+  """Joins each position's features with its neighbors', zeros past the border.
 
   Args:
     x: float[B, T, E] or [B, H, W, E].
@@ -93,11 +93,11 @@ def neighbours(x: jax.Array) -> jax.Array:
 
 
 def spectral_norm(kernel: jax.Array) -> jax.Array:
-  """Largest singular value float[] of a kernel [..., O], flattened to 2 axes.
+  """Computes the largest singular value of a kernel [..., O], float[].
 
-  Power iteration from a fixed vector, so that no state is carried. Only the
-  last product has a derivative, as in Miyato et al.,
-  https://arxiv.org/abs/1802.05957.
+  The kernel is flattened to two axes. Power iteration starts from a fixed
+  vector, so that no state is carried. Only the last product has a derivative,
+  as in Miyato et al., https://arxiv.org/abs/1802.05957.
   """
   matrix = kernel.reshape(-1, kernel.shape[-1])
   fixed = jax.lax.stop_gradient(matrix)
@@ -120,7 +120,8 @@ class _Blend(nn.Module):
   """lam x features of the source + (1 - lam) x features of noise and labels.
 
   The two ends are the paper's: the source alone, or noise and the class alone.
-  A generator that only reads lam learns to copy its source whatever lam is.
+  A generator that gets lam only as one more input learns to copy its source
+  whatever lam is.
   """
 
   @nn.compact
@@ -210,7 +211,7 @@ def _he_normal(key: jax.Array, shapes: PyTree) -> PyTree:
 
 
 def make(*, width: int = 32) -> Gan:
-  """The two networks; which kind follows from the inputs.
+  """Makes both networks; the inputs decide if for images or for sequences.
 
   Args:
     width: of their first layers, at least 1.

@@ -15,7 +15,7 @@ from fedjax_ssl.models import layers
 
 
 class _Call(NamedTuple):
-  """A dense layer was called."""
+  """One call of a dense layer."""
 
   path: tuple[str, ...]
   inputs: jax.Array
@@ -25,7 +25,7 @@ class _Call(NamedTuple):
 def with_features(model: types.Model) -> types.Model:
   """Adds `features`, `features_train` and `head` to a model of a Flax module.
 
-  So no network has to give its features away by a path of its own.
+  So no network needs a second function that returns its features.
 
   Args:
     model: of a module whose last call of a dense layer makes the logits.
@@ -45,7 +45,7 @@ def with_features(model: types.Model) -> types.Model:
   @functools.cache
   def head() -> tuple[str, ...]:
     with _dense_layers() as calls:
-      # A function of its own, as traces of others may be remembered.
+      # A new function: JAX may know the trace of another and not run it again.
       jax.eval_shape(lambda: model.init(jax.random.key(0)))
     return (*calls[-1].path, 'kernel')
 
@@ -54,7 +54,7 @@ def with_features(model: types.Model) -> types.Model:
 
 
 def ends_dense(call: Callable[..., jax.Array], *args: Any) -> bool:
-  """Whether what a module returns is what its last dense layer made.
+  """Returns whether a module's output is the output of its last dense layer.
 
   Args:
     call: passes inputs through the module; it is traced only.

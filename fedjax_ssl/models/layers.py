@@ -106,7 +106,7 @@ class Conv(nn.Module):
 def pooled_conv(x: jax.Array, features: int, choices: Choices,
                 mask: jax.Array | None, train: bool, **options: Any
                 ) -> jax.Array:
-  """`Conv`, `Norm` and `pooling.max_pool`, called inside a module.
+  """Applies `Conv`, `Norm` and `pooling.max_pool`, inside a module.
 
   Without normalization, which needs the whole map, `Conv` pools.
 

@@ -61,7 +61,7 @@ def builder(given: Any) -> Callable[..., nn.Module]:
 
 
 def _is_knob(field: dataclasses.Field[Any]) -> bool:
-  """Whether a text can give a field; others keep what they have."""
+  """Whether a text can give a field; others keep their defaults."""
   if field.default is not dataclasses.MISSING:
     return isinstance(field.default, _LITERALS)
   return field.default_factory is dataclasses.MISSING
@@ -69,21 +69,22 @@ def _is_knob(field: dataclasses.Field[Any]) -> bool:
 
 def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
           norm: str | None) -> types.Model:
-  """A module as a record of pure functions.
+  """Makes a record of pure functions from a module.
 
-  It is called with `train` and `mask` (float32[B], 0 for padding) if it takes
-  them, or with `deterministic`, the opposite of `train`. All collections beside
-  `params`, such as `batch_stats`, are its statistics. Batch statistics leave
-  padding out only if the module hands `mask` to its layers. If what it returns
-  is what an `nn.Dense` made, the model has features: what that layer reads.
+  The module is called with `train`, `training` and `mask` (float32[B], 0 for
+  padding) if it takes them, and with `deterministic`, the opposite of `train`.
+  All its collections besides `params`, such as `batch_stats`, are statistics.
+  Batch statistics leave padding out only if the module hands `mask` to its
+  layers. If the module returns the output of an `nn.Dense`, the model has
+  features: the input of that layer.
 
   Args:
     text: as the user gave it, for messages.
     module: what the builder returned.
     shape: of one input.
     num_classes: C.
-    norm: policy of a module built of `models.layers`; None looks whether there
-      are statistics.
+    norm: policy of a module built of `models.layers`; None is 'batch' if the
+      module has statistics, else 'none'.
 
   Raises:
     FieldError: if it is no module, or its logits have another shape.

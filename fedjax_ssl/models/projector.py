@@ -1,4 +1,4 @@
-"""The head that turns features into what instances are told apart by."""
+"""The head that projects features so that instances can be told apart."""
 from __future__ import annotations
 
 from typing import Any
@@ -40,9 +40,9 @@ def init(key: jax.Array, features: Any, *, hidden: int, size: int, norm: str
   Args:
     key: a PRNG key.
     features: float[B, F], or its shape and type.
-    hidden: numbers between the two layers.
-    size: numbers of a projection.
-    norm: of the hidden numbers, see `layers.Norm`.
+    hidden: width of the hidden layer.
+    size: width of a projection.
+    norm: normalization of the hidden layer, see `layers.Norm`.
   """
   made = _module(hidden, size, norm, features.dtype).init(
       key, jnp.zeros(features.shape, features.dtype), None)

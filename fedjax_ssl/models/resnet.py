@@ -1,8 +1,8 @@
 """Residual networks with the small stem for 32x32 images.
 
 Convolutions have no bias and start from a normal distribution of variance
-2 / fan-out (He et al.; SAGE's ResNet-8 too). Padding of strided convolutions
-is 'SAME', so windows lie half a pixel off PyTorch's.
+2 / fan-out (He et al.; SAGE's ResNet-8 too). Strided convolutions have padding
+'SAME', so their windows lie half a pixel off PyTorch's.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Block(nn.Module):
     features: channels inside; a bottleneck ends with four times as many.
     choices: see `layers.Choices`.
     stride: of the first 3x3 convolution and of the shortcut.
-    bottleneck: whether it is one.
+    bottleneck: whether the block is a bottleneck.
   """
 
   features: int
@@ -62,9 +62,9 @@ class ResNet(nn.Module):
     num_classes: C.
     choices: see `layers.Choices`.
     blocks: number of blocks in each stage.
-    bottleneck: kind of block.
-    head: widths of dense layers before the last; the first is followed by a
-      rectifier.
+    bottleneck: whether blocks are bottlenecks.
+    head: widths of the dense layers before the last one; a rectifier follows
+      only the first.
     width: channels of the stem and of the first stage.
     stride: of the stem, whose windows grow with it.
   """
@@ -147,7 +147,7 @@ class WideResNet(nn.Module):
 @knobs.checked()
 def resnet8(*, num_classes: int, choices: layers.Choices, width: int = 64,
             stride: int = 1) -> nn.Module:
-  """SAGE's, one block in each of three stages: 1,227,594 parameters.
+  """SAGE's ResNet-8, three stages of one block: 1,227,594 parameters.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385, widths of
   SAGE's code.
@@ -155,15 +155,15 @@ def resnet8(*, num_classes: int, choices: layers.Choices, width: int = 64,
   Args:
     num_classes: C.
     choices: see `layers.Choices`.
-    width: channels of the first stage, 64 in SAGE's; the last has four times
-      as many.
+    width: channels of the first stage, 64 in SAGE; the last has four times as
+      many.
     stride: of the first convolution, for images larger than 32x32.
   """
   return ResNet(num_classes, choices, (1, 1, 1), width=width, stride=stride)
 
 
 def resnet18(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """11,173,962 parameters for 10 classes.
+  """ResNet-18: 11,173,962 parameters for 10 classes.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
   """
@@ -171,7 +171,9 @@ def resnet18(*, num_classes: int, choices: layers.Choices) -> nn.Module:
 
 
 def resnet18_rscfed(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """RSCFed's, with dense 512 and 256 before the last: 11,565,386 parameters.
+  """RSCFed's ResNet-18, with two more dense layers: 11,565,386 parameters.
+
+  They have widths 512 and 256 and precede the last layer.
 
   Liang et al., https://arxiv.org/abs/2203.13993.
   """
@@ -179,7 +181,7 @@ def resnet18_rscfed(*, num_classes: int, choices: layers.Choices) -> nn.Module:
 
 
 def resnet34(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """21,282,122 parameters for 10 classes.
+  """ResNet-34: 21,282,122 parameters for 10 classes.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
   """
@@ -187,7 +189,7 @@ def resnet34(*, num_classes: int, choices: layers.Choices) -> nn.Module:
 
 
 def resnet50(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """Bottleneck blocks: 23,520,842 parameters for 10 classes.
+  """ResNet-50, of bottleneck blocks: 23,520,842 parameters for 10 classes.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
   """

@@ -1,4 +1,4 @@
-"""The two ResNet-9 of FedMatch and FedDure."""
+"""The two ResNet-9 networks, of FedMatch and of FedDure."""
 from __future__ import annotations
 
 from typing import Any
@@ -24,7 +24,7 @@ class ResNet9(nn.Module):
   Attributes:
     num_classes: C.
     choices: see `layers.Choices`.
-    use_bias: biases of all layers.
+    use_bias: whether layers have biases.
     kernel_init: initializer of the convolutions.
   """
 
@@ -57,7 +57,7 @@ class ResNet9(nn.Module):
 
 
 def resnet9(*, num_classes: int, choices: layers.Choices) -> nn.Module:
-  """FedDure's: 6,575,370 parameters for 10 classes and 32x32x3.
+  """FedDure's ResNet-9: 6,575,370 parameters for 10 classes and 32x32x3.
 
   Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, code.
   """
@@ -66,7 +66,7 @@ def resnet9(*, num_classes: int, choices: layers.Choices) -> nn.Module:
 
 def resnet9_fedmatch(*, num_classes: int, choices: layers.Choices
                      ) -> nn.Module:
-  """FedMatch's: 6,568,640 parameters for 10 classes and 32x32x3.
+  """FedMatch's ResNet-9: 6,568,640 parameters for 10 classes and 32x32x3.
 
   Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097.
   """

@@ -1,9 +1,9 @@
 """Classifiers of short texts: token ids, or word vectors made beforehand.
 
 B texts, T positions, V words, E numbers of a word vector. Token 0 is padding
-and 1 an unknown word; see `fedjax_ssl.data.datasets.text`. Where inputs are
-ids, the vectors are trained (`Model.embed` gives them); inputs float[B, T, E]
-are taken as vectors, which is also how generated texts come.
+and 1 an unknown word; see `fedjax_ssl.data.datasets.text`. If inputs are ids,
+the word vectors are trained, and `Model.embed` returns them. Inputs
+float[B, T, E] are taken as word vectors; generated texts have this form too.
 """
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Text(nn.Module):
     choices: see `layers.Choices`; no normalization.
     vocabulary: V, if inputs are ids; larger ids are unknown words.
     size: E, if inputs are ids.
-    width: of the layer that reads windows of three words; 0 is none, and the
-      vectors themselves are pooled.
+    width: of the layer that reads windows of three words; 0 is no such layer:
+      then the vectors themselves are pooled.
   """
 
   num_classes: int
@@ -50,7 +50,7 @@ class Text(nn.Module):
                              kernel_init=layers.LECUN)
 
   def embed(self, tokens: jax.Array) -> jax.Array:
-    """int32[B, T] -> float[B, T, E]; padding is the zero vector."""
+    """Embeds int32[B, T] -> float[B, T, E]; padding is the zero vector."""
     known = jnp.where(tokens < self.vocabulary, tokens, UNKNOWN)
     vectors = jnp.take(self.table, known, axis=0)
     return jnp.where((tokens > 0)[..., None], vectors, 0)
@@ -91,7 +91,7 @@ def text_mean(*, num_classes: int, choices: layers.Choices,
 def text_cnn(*, num_classes: int, choices: layers.Choices,
              vocabulary: int = 10_000, size: int = 50, width: int = 64
              ) -> nn.Module:
-  """Windows of three words and a maximum over them.
+  """A layer on windows of three words, and the maximum over all windows.
 
   See `Text`.
 

@@ -9,8 +9,8 @@ Models call `conv.conv2d`. On a CPU it takes one of these forms:
   4 input channels or fewer                conv_im2col
   all else, such as strides                conv_direct
 
-On other devices `conv_measure` times them, XLA's own convolution and
-`conv_taps`, and the fastest is taken. `conv_geometry` says where windows
-lie, `matmul` is the matrix product, `pooling` the rectifier and 2x2 pooling,
-and `custom_vjp` makes functions that name their own derivatives.
+On other devices the programs use `conv_measure` to time these forms, XLA's own
+convolution and `conv_taps`, and take the fastest. `conv_geometry` says where
+windows lie, `matmul` is the matrix product, `pooling` the rectifier and 2x2
+pooling, and `custom_vjp` makes functions that name their own derivatives.
 """

@@ -36,8 +36,9 @@ _MIN_TILE_CHANNELS = 16
 # Up to this many input channels patches are small and a convolution wasteful.
 _MAX_PATCH_CHANNELS = 4
 _TILE_KERNELS = ((3, 3), (5, 5))
-# What follows was measured by `experiments/benchmarks/conv_tiles.py`. Maps with
-# smaller sides take 2x2 output tiles: products read more weights than pixels.
+# These limits were measured by `experiments/benchmarks/conv_tiles.py`. Maps
+# with smaller sides take 2x2 output tiles: their products read more weights
+# than pixels.
 _MIN_LARGE_TILE_MAP = 7
 # 3x3 layers take `conv_rowwise` where the tiled maps are more than this many
 # times as large as the weights, which its loop reads for each part of a batch.
@@ -76,7 +77,7 @@ _NOTED: list[list[Layer]] = []
 
 @contextlib.contextmanager
 def noting() -> Iterator[list[Layer]]:
-  """Lists the convolutions that are traced meanwhile, in order."""
+  """Lists the convolutions that are traced inside the block, in order."""
   found: list[Layer] = []
   _NOTED.append(found)
   try:
@@ -87,7 +88,7 @@ def noting() -> Iterator[list[Layer]]:
 
 def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
            padding: str = 'SAME', impl: str = 'auto') -> jax.Array:
-  """Convolution (cross-correlation, as in every deep learning library).
+  """Computes a convolution: cross-correlation, as deep learning libraries do.
 
   Args:
     x: float[B, H, W, I].
@@ -97,9 +98,9 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
     impl: 'lax', 'reordered', 'gemm', 'taps', 'winograd' or 'auto', which
       chooses by backend and shape, see `choose`. 'winograd' falls back to
       'reordered' for all but 3x3 and 5x5 kernels of stride 1 with padding
-      'SAME'; the others do every shape. All but 'lax' make a 1x1 convolution
-      one matrix product. Or a text with the forms of layers that were
-      measured, see `conv_forms`; a layer that it lacks has 'auto'.
+      'SAME'; the others take every shape. All but 'lax' make a 1x1 convolution
+      one matrix product. It may also be a text with the measured form of each
+      layer, see `conv_forms`; a layer that is not in it takes 'auto'.
 
   Returns:
     float[B, H', W', O]. Reverse-mode derivatives exist to any order;
@@ -128,7 +129,7 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
 
 def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
                       impl: str = 'auto') -> jax.Array:
-  """`pooling.max_pool` of `conv2d`, cheaper where the form allows.
+  """Computes `pooling.max_pool` of `conv2d`, cheaper where the form allows.
 
   Tiles, and patches of few channels, give the four pixels of every 2x2 window
   as four arrays, so the convolution's own map is never laid out.
@@ -158,7 +159,7 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
 
 def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str,
           impl: str) -> tuple[conv_geometry.Window, str]:
-  """Checks arguments of `conv2d`: its window and what `impl` comes to."""
+  """Checks the arguments of `conv2d`; returns its window and its form."""
   forms = conv_forms.by_layer(impl)
   checks.check('padding', padding, ('SAME', 'VALID'))
   if stride < 1:
@@ -183,7 +184,7 @@ def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str,
 
 
 def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
-  """The form that `auto` takes for I input channels.
+  """Returns the form that `auto` takes for I input channels.
 
   On CPU: patches for up to 4 channels, tiles for 3x3 and 5x5 kernels of stride
   1 and padding SAME with 16 channels or more, else patches where the map is
@@ -202,7 +203,7 @@ def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
 
 
 def is_tileable(layer: Layer) -> bool:
-  """Whether 'winograd' is a form of its own for a layer."""
+  """Returns whether 'winograd' takes a layer and does not fall back."""
   return _tileable(conv_geometry.window(layer.size, layer.kernel, layer.stride,
                                         layer.padding))
 
@@ -215,7 +216,7 @@ def _tileable(window: conv_geometry.Window) -> bool:
 
 def tile_form(window: conv_geometry.Window, rows: int, inputs: int,
               outputs: int) -> tuple[str, int]:
-  """How a convolution is tiled, by what is fastest on CPU.
+  """Chooses how a convolution is tiled, by what is fastest on CPU.
 
   Args:
     window: of stride 1, 3x3 or 5x5.
@@ -224,7 +225,8 @@ def tile_form(window: conv_geometry.Window, rows: int, inputs: int,
     outputs: channels of y.
 
   Returns:
-    'rowwise' or 'winograd', the module; and m, the side of an output tile.
+    'rowwise' or 'winograd', which names the module, and m, the side of an
+    output tile.
   """
   large = min(window.out) >= _MIN_LARGE_TILE_MAP
   if window.kernel == (5, 5):

@@ -1,9 +1,9 @@
 """XLA's own convolution, with gradients in the order that XLA:CPU runs fast.
 
-XLA:CPU has a fast kernel for NHWC inputs and HWIO kernels. It brings other
-orders into this one, but not inside a loop: there they run as plain nested
-loops, some 20 times slower. So the gradients are written as convolutions in the
-fast order, or as matrix products.
+XLA:CPU has a fast kernel for NHWC inputs and HWIO kernels. It converts other
+orders of axes to this one, but not inside a loop: there they run as plain
+nested loops, some 20 times slower. So the gradients are written as convolutions
+in the fast order, or as matrix products.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDER = ('NHWC', 'HWIO', 'NHWC')
 
 def tap(x: jax.Array, window: conv_geometry.Window, row: int,
         column: int) -> jax.Array:
-  """What kernel entry (row, column) sees of the padded x [B, h, w, I].
+  """Takes what kernel entry (row, column) sees of the padded x [B, h, w, I].
 
   Returns float[B, H', W', I].
   """
@@ -45,18 +45,18 @@ def _left(g: jax.Array, w: jax.Array,
 
 
 def turned(w: jax.Array) -> jax.Array:
-  """The kernel of the gradient of x: float[kh, kw, O, I]."""
+  """Returns the kernel of the gradient of x: float[kh, kw, O, I]."""
   return jnp.transpose(w[::-1, ::-1], (0, 1, 3, 2))
 
 
 def padded(x: jax.Array, window: conv_geometry.Window) -> jax.Array:
-  """x with its zeros, as `tap` reads it."""
+  """Pads x with its zeros, as `tap` reads it."""
   return jnp.pad(x, ((0, 0), *window.pads, (0, 0)))
 
 
 def gradient(x: jax.Array, g: jax.Array,
              window: conv_geometry.Window) -> jax.Array:
-  """Gradient of w: one matrix product for each kernel entry."""
+  """Computes the gradient of w: one matrix product for each kernel entry."""
   rows, flat = padded(x, window), g.reshape(-1, g.shape[3])
   height, width = window.kernel
   return jnp.stack([jnp.stack([
@@ -68,5 +68,5 @@ _FORM = custom_vjp.trilinear(_out, _left, gradient)
 
 
 def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
-  """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
+  """Convolves float[B, H, W, I] and float[kh, kw, I, O] -> [B, H', W', O]."""
   return _FORM.out(x, w, window)

@@ -29,14 +29,14 @@ class Window(NamedTuple):
 
   @property
   def back_pads(self) -> list[tuple[int, int]]:
-    """Zeros around a gradient, once spread, for the turned kernel to see."""
+    """Zeros around a gradient that is spread by the stride: its `pads`."""
     return [(k - 1 - lo, n + lo - 1 - (m - 1) * self.stride)
             for n, m, k, (lo, _) in zip(
                 self.size, self.out, self.kernel, self.pads, strict=True)]
 
   @property
   def paired(self) -> Window:
-    """Of stride 1: what 2x2 neighboring outputs see, as one output.
+    """The window of 2x2 neighboring outputs together; needs stride 1.
 
     An odd last row or column of the outputs is dropped.
     """
@@ -46,7 +46,7 @@ class Window(NamedTuple):
 
 def window(size: tuple[int, int], kernel: tuple[int, int], stride: int,
            padding: str) -> Window:
-  """The window of `padding` 'SAME' (H' = ceil(H / stride)) or 'VALID'.
+  """Returns the window for padding 'SAME' (H' = ceil(H / stride)) or 'VALID'.
 
   Raises:
     ValueError: if a VALID kernel is larger than the input.

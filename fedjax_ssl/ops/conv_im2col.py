@@ -54,18 +54,18 @@ unfold, fold = custom_vjp.adjoint_pair(_unfold, _fold)
 
 
 def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
-  """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
+  """Convolves float[B, H, W, I] and float[kh, kw, I, O] -> [B, H', W', O]."""
   y = matmul.tall(unfold(x, window), w.reshape(-1, w.shape[3]))
   return y.reshape(x.shape[0], *window.out, w.shape[3])
 
 
 def quarters(x: jax.Array, w: jax.Array,
              window: conv_geometry.Window) -> pooling.Four:
-  """The four pixels of every 2x2 window of `conv`, apart.
+  """Computes the pixels of every 2x2 window of `conv` as four arrays.
 
-  All four read one patch, a pixel wider and higher than the kernel, in which
-  the kernel takes four places. For a 5x5 kernel a third as many entries are
-  copied, for 1.4 times the products.
+  All four read one patch, which is a pixel wider and higher than the kernel;
+  the kernel takes four places in it. A 5x5 kernel then copies a third as many
+  entries, for 1.4 times as many multiplications.
 
   Args:
     x: float[B, H, W, I].
@@ -87,7 +87,7 @@ def quarters(x: jax.Array, w: jax.Array,
 
 def pointwise(x: jax.Array, w: jax.Array,
               window: conv_geometry.Window) -> jax.Array:
-  """A 1x1 convolution: one matrix product over the pixels that are kept.
+  """Computes a 1x1 convolution: one matrix product over the pixels it keeps.
 
   Args:
     x: float[B, H, W, I].

@@ -1,8 +1,8 @@
 """Finds the fastest form of each convolution by running it.
 
 A form is timed much as training uses it: forward and both gradients, inside a
-loop, with weights of each client; pooling is left out. What was measured is
-kept in a file, for machine, layer, rows, clients and dtype, and read again.
+loop, with weights of each client; pooling is left out. The times are kept in a
+file, by machine, layer, rows, clients and dtype, and read back from there.
 """
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Load(NamedTuple):
 
 
 def layers_of(apply: Callable[..., Any], *args: Any) -> list[conv.Layer]:
-  """The different convolutions of a function, in order, by tracing it."""
+  """Lists the different convolutions of a function, by tracing it."""
   with conv.noting() as found:
-    # A function of its own, as traces of others may be remembered.
+    # A new function: JAX may know the trace of `apply` and not run it again.
     jax.eval_shape(lambda *given: apply(*given), *args)
   return list(dict.fromkeys(found))
 
@@ -63,14 +63,14 @@ def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
     form: one of `conv.IMPLS`.
     load: how much at once.
     at_least: seconds that a timing lasts.
-    hopeless: if the first step takes longer, in seconds, that is returned.
+    hopeless: seconds; if the first step takes longer, its time is returned.
 
   Returns:
     Seconds for one step of all clients; infinity if the form does not compile
     or run here.
   """
-  # Each step changes either operand by a little, so that none is left out, and
-  # no sum grows, however large the layer.
+  # Each step changes both operands a little, so that XLA cannot leave out a
+  # gradient, and so little that nothing grows, however large the layer.
   rate = 1e-3 / math.prod((load.rows, *layer.size, *layer.kernel,
                            layer.inputs, layer.outputs))
 
@@ -118,17 +118,17 @@ def _operands(layer: conv.Layer, load: Load) -> tuple[jax.Array, jax.Array]:
 
 def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
           *, machine: str = '') -> Table:
-  """The seconds of every form of every layer, measured or read back.
+  """Returns the seconds of every form of every layer, measured or read back.
 
   Args:
     layers: the shapes.
     load: how much at once.
     path: file of what was measured before; None keeps nothing.
-    machine: what timings hold for.
+    machine: names the machine that the times hold for.
 
   Returns:
-    By the layer's text, seconds by form. What does not run is left out, and is
-    tried again next time: memory may have been short.
+    By the layer's text, seconds by form. A form that does not run is left out,
+    and tried again next time: memory may have been short.
   """
   known = _read(path)
   out: Table = {}
@@ -151,15 +151,15 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
 
 
 def _different(layer: conv.Layer) -> tuple[str, ...]:
-  """The forms that are programs of their own for a layer."""
+  """The forms that give different programs for a layer."""
   if layer.kernel == (1, 1):
-    return 'lax', 'gemm'  # One product in all but the first.
+    return 'lax', 'gemm'  # All forms but 'lax' make the same product.
   return tuple(form for form in FORMS
                if form != 'winograd' or conv.is_tileable(layer))
 
 
 def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-  """The form of every layer that any form runs.
+  """Returns the fastest form of every layer that any form runs.
 
   Args:
     measured: what `table` returned.
@@ -172,7 +172,7 @@ def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
 
 def total(measured: Mapping[str, Mapping[str, float]]) -> float:
-  """Seconds of all layers, each in its fastest form."""
+  """Adds up the seconds of all layers, each in its fastest form."""
   return sum(min(forms.values(), default=float('inf'))
              for forms in measured.values())
 

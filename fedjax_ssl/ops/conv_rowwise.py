@@ -32,7 +32,7 @@ from fedjax_ssl.ops.conv_winograd import (
     Tiling,
 )
 
-# Bytes of transformed tiles at a time: half the second cache of a core. The
+# Bytes of transformed tiles at a time: half of a core's second-level cache. The
 # loop over rows holds so few tiles that those of a part of the batch fit. 90
 # images of 14x14 with 32 to 64 channels take three quarters of the time in
 # parts of 18.
@@ -86,8 +86,8 @@ def _cut_outputs(phases: Sequence[jax.Array], tiling: Tiling, axis: int
                  ) -> list[jax.Array]:
   """Adjoint of `_join_outputs`: phases -> a arrays."""
   combine = combine_by(matrices(tiling.m, tiling.window.kernel[0])[0].T)
-  # One zero more than the tiles need: what is padded XLA computes once, and
-  # what is not, it computes again for every slice.
+  # One zero more than the tiles need: XLA computes a padded array once, but one
+  # that is not padded again for every slice.
   return combine(_pixels(phases, 0, tiling.m, 1, tiling, axis))
 
 
@@ -151,8 +151,8 @@ def _split(x: jax.Array, tiling: Tiling, channels: int) -> jax.Array:
     return x[None]
   held = math.prod(tiling.tiles) * tiling.side * channels * x.dtype.itemsize
   most = min(max(_HELD_BYTES // held, 1), batch)
-  # Rows that fill up cost as much as others. Of the sizes from half the largest
-  # up, the one is taken that needs the fewest.
+  # Rows of padding cost as much as others. So this takes the size that needs
+  # the fewest, among those from half the largest up.
   size = min(range((most + 1) // 2, most + 1), key=lambda n: (-batch % n, -n))
   count = -(-batch // size)
   return _pad(x, 0, count * size, 0).reshape(count, size, *x.shape[1:])
@@ -237,8 +237,9 @@ _FORM = custom_vjp.trilinear(_out, _left, _right)
 
 @functools.partial(jax.jit, static_argnames=('tiling',))
 def conv(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
-  """As `conv_winograd.conv`, for r x r kernels of odd r; best for 5x5.
+  """Computes `conv_winograd.conv` row by row; r must be odd, best is 5.
 
-  In float32 the relative error is a few 1e-6, of the gradient of w up to 2e-5.
+  In float32 the relative error is a few 1e-6, and up to 2e-5 for the gradient
+  of w.
   """
   return _FORM.out(x, w, tiling)

@@ -1,6 +1,6 @@
 """Convolution as a sum of matrix products, one for each kernel entry.
 
-Each product reads the input as it lies, shifted, so no patches are stored.
+Each product reads the input in place, at a shift, so no patches are stored.
 Under `vmap` over clients every product is a batched one: neither the output nor
 a gradient is a grouped convolution.
 """
@@ -46,5 +46,5 @@ _FORM = custom_vjp.trilinear(_out, _left, conv_direct.gradient)
 
 
 def conv(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
-  """float[B, H, W, I] with float[kh, kw, I, O] -> float[B, H', W', O]."""
+  """Convolves float[B, H, W, I] and float[kh, kw, I, O] -> [B, H', W', O]."""
   return _FORM.out(x, w, window)

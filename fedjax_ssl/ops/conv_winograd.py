@@ -1,8 +1,8 @@
 """The 3x3 convolution as products of transformed tiles (Winograd, Toom-Cook).
 
 An m x m tile of the output depends on an a x a tile of the input, with
-a = m + r - 1 for an r x r kernel. Read rows as polynomials: evaluated at a
-points, a product of polynomials is a product of numbers, so
+a = m + r - 1 for an r x r kernel. If rows are read as polynomials and evaluated
+at a points, a product of polynomials becomes a product of numbers, so
 
   y = A^T [(G w G^T) * (B^T d B)] A
 
@@ -44,7 +44,7 @@ class Tiling(NamedTuple):
 
   m: side of an output tile.
   window: the convolution.
-  fold: f, in how many phases along each axis the output comes; divides m.
+  fold: f, the number of phases of the output along each axis; divides m.
   """
 
   m: int
@@ -64,14 +64,14 @@ class Tiling(NamedTuple):
 
   @property
   def phase(self) -> tuple[int, int]:
-    """Size of a phase; what is left over of the map is dropped."""
+    """Size of a phase; rows and columns left over are dropped."""
     height, width = (n // self.fold for n in self.window.out)
     return height, width
 
 
 @functools.lru_cache(None)
 def matrices(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """The transforms of F(m, r): A^T [m, a], G [a, r], B^T [a, a]."""
+  """Returns the transforms of F(m, r): A^T [m, a], G [a, r], B^T [a, a]."""
   points = np.array(_POINTS[:m + r - 2])
   others = [np.delete(points, i) for i in range(points.size)]
   scales = [np.prod(p - q) for p, q in zip(points, others, strict=True)] + [1.]
@@ -90,7 +90,10 @@ def _evaluate(points: np.ndarray, size: int) -> np.ndarray:
 
 
 def combine_by(matrix: np.ndarray) -> Combine:
-  """The map of a list of arrays by a constant matrix, zeros skipped."""
+  """Makes a function that multiplies a list of arrays by a constant matrix.
+
+  Zeros of the matrix are skipped.
+  """
   def combine(parts: Sequence[jax.Array]) -> list[jax.Array]:
     sums = []
     for row in matrix:
@@ -168,7 +171,7 @@ def _join(grid: Grid, combine_rows: Combine, combine_columns: Combine,
 
 
 def side_by_side(pixels: Sequence[jax.Array], axis: int) -> jax.Array:
-  """Pixels 0, 1, ... of every tile along an axis -> the map, tile by tile."""
+  """Joins pixels 0, 1, ... of every tile along an axis to the map."""
   x = jnp.stack(pixels, axis + 1)
   length = x.shape[axis] * len(pixels)
   return x.reshape(*x.shape[:axis], length, *x.shape[axis + 2:])
@@ -280,7 +283,7 @@ expand, _ = custom_vjp.adjoint_pair(_expand, _shrink)
 # Under jit layers of one shape are traced once.
 @functools.partial(jax.jit, static_argnames=('tiling',))
 def conv(x: jax.Array, w: jax.Array, tiling: Tiling) -> Phases:
-  """Stride 1 convolution through m x m output tiles.
+  """Computes a convolution of stride 1 through m x m output tiles.
 
   The products at the tile positions are separate: one stacked, batched product
   is slower on CPU.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.ops import custom_vjp
 
-# XLA:CPU leaves a sum of so many multiplications to one thread; it splits
-# longer ones where the result has no more than so many entries.
+# XLA:CPU leaves a sum of up to _PART multiplications to one thread. It splits a
+# longer one if the result has at most _ENTRIES entries.
 _PART = 1 << 19
 _ENTRIES = 1 << 11
 
@@ -26,6 +26,9 @@ def contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int,
     b_axis: summed over.
     precision: of `lax.dot_general`; None may round float32 to fewer bits on an
       accelerator.
+
+  Returns:
+    float[., .], the other axes of a and b.
   """
   return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())),
                          precision=precision)
@@ -40,7 +43,7 @@ _PRODUCT = custom_vjp.trilinear(
 
 def product(a: jax.Array, b: jax.Array, precision: str | None = None
             ) -> jax.Array:
-  """float[T, I] times float[I, O] -> float[T, O]; see `contract`."""
+  """Multiplies float[T, I] by float[I, O] -> float[T, O]; see `contract`."""
   return _PRODUCT.out(a, b, precision)
 
 
@@ -80,7 +83,7 @@ _TALL, _GRAM = (custom_vjp.trilinear(
 
 
 def tall(a: jax.Array, b: jax.Array) -> jax.Array:
-  """`product` for T far above I and O.
+  """Computes `product` for T far above I and O.
 
   The bits of its gradients do not depend on the number of devices or cores.
   """
@@ -88,7 +91,7 @@ def tall(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def gram(a: jax.Array, g: jax.Array) -> jax.Array:
-  """float[T, I] and float[T, O] summed over T -> float[I, O].
+  """Multiplies float[T, I] and float[T, O], summing over T -> float[I, O].
 
   Its bits do not depend on the number of devices or cores.
   """

@@ -16,7 +16,7 @@ from fedjax_ssl.ops import custom_vjp
 
 @jax.custom_vjp
 def relu(x: jax.Array) -> jax.Array:
-  """max(x, 0) of any shape; keeps only its output for the gradient."""
+  """Computes max(x, 0) of any shape; keeps only its output for the gradient."""
   return jnp.maximum(x, 0)
 
 
@@ -85,11 +85,11 @@ _give.defvjp(lambda y, choice: (_give(y, choice), choice),
 
 @jax.custom_vjp
 def max_of(parts: Four) -> jax.Array:
-  """Maximum of four arrays; of equal ones the first takes the gradient.
+  """Takes the maximum of four arrays; the first of equals takes the gradient.
 
-  Where one is NaN, the maximum is NaN too, and the last one takes the gradient.
-  PyTorch gives it to the one that is NaN; to find that one would cost three
-  more comparisons for every entry.
+  Where one is NaN, the maximum is NaN too, and the last array takes the
+  gradient. PyTorch gives it to the one that is NaN; finding that one would cost
+  three more comparisons for every entry.
   """
   a, b, c, d = parts
   return jnp.maximum(jnp.maximum(a, b), jnp.maximum(c, d))
@@ -108,7 +108,7 @@ max_of.defvjp(_max_of_forward, lambda choice, g: (_give(g, choice),))
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-  """Maximum of every 2x2 window: float[B, H, W, C] -> [B, H//2, W//2, C].
+  """Takes the maximum of every 2x2 window: [B, H, W, C] -> [B, H//2, W//2, C].
 
   An odd last row or column is dropped. Of equal maxima the first, in row-major
   order, takes the gradient; for NaN see `max_of`.
@@ -128,17 +128,20 @@ def check_size(size: Sequence[int]) -> None:
 
 
 def mean_pool(x: jax.Array) -> jax.Array:
-  """Mean over the map: float[B, H, W, C] -> float[B, C]."""
+  """Averages over the map: float[B, H, W, C] -> float[B, C]."""
   return jnp.mean(x, (1, 2))
 
 
 def mean_pool_2x2(x: jax.Array) -> jax.Array:
-  """Mean of every 2x2 window; an odd last row or column is dropped."""
+  """Averages every 2x2 window; an odd last row or column is dropped."""
   return mean_windows(x, 2)
 
 
 def mean_windows(x: jax.Array, side: int) -> jax.Array:
-  """Mean of every window [side, side], without what is left at two borders."""
+  """Averages every window [side, side]; rows and columns left over are dropped.
+
+  float[B, H, W, C] -> float[B, H//side, W//side, C].
+  """
   batch, height, width, channels = x.shape
   height, width = height // side, width // side
   x = lax.slice(x, (0, 0, 0, 0),

@@ -1,5 +1,5 @@
 """A run: its setting dealt, its job built, trained and continued.
 
 The programs in `cli` and `fitting.fit` both start here. Importing this package
-loads nothing, nor JAX.
+alone loads nothing else, not even JAX.
 """

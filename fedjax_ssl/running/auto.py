@@ -37,8 +37,8 @@ def decided(options: Config, given: Collection[str], dataset: data.Dataset
 def _words(options: Config, shape: tuple[int, ...]) -> dict[str, Any]:
   """Network and views in place of `auto`.
 
-  Half of an image's side is cut out by default, which hides most of a thing
-  that fills it; here it is a quarter.
+  The default cutout has half of an image's side, which hides most of an object
+  that fills the image; here it has a quarter.
   """
   images = len(shape) == 3
   views = {'weak': 'flip_crop' if images else 'none',
@@ -54,8 +54,8 @@ def _words(options: Config, shape: tuple[int, ...]) -> dict[str, Any]:
 def _network(shape: tuple[int, ...]) -> str:
   """A small network; large images are first shrunk to sides of 32 to 63.
 
-  It has no normalization, with which it learns less in as much time, and so
-  does a residual network; see experiments/results/own_data.md.
+  It has no normalization: with one, or as a residual network, it learns less in
+  the same time; see experiments/results/own_data.md.
   """
   if len(shape) < 3:
     return 'text_mean'
@@ -70,7 +70,7 @@ def _network(shape: tuple[int, ...]) -> str:
 
 def _clients(options: Config, given: Collection[str], dataset: data.Dataset
              ) -> dict[str, Any]:
-  """Whose row is whose, and how many clients there are."""
+  """The kind of partition, and how many clients there are."""
   if options.partition == 'setting':
     return {}
   if dataset.owner is None or dataset.client_names is None:

@@ -1,4 +1,4 @@
-"""What clients keep between rounds, against the memory that there is."""
+"""Checks that what clients keep between rounds fits into the memory."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from fedjax_ssl.data import files
 
 
 def memory(num_devices: int = 0) -> int:
-  """Bytes that so many devices have together, of all processes; 0: all."""
+  """Returns the bytes of memory of so many devices together; 0 is all."""
   each = jax.local_devices()[0].memory_stats() or {}
   if 'bytes_limit' in each:
     return int(each['bytes_limit']) * (num_devices or jax.device_count())
@@ -25,7 +25,7 @@ def check(options: Config, state: State,
 
   Args:
     options: what is asked for.
-    state: of one seed; its shapes count alone.
+    state: of one seed; only its shapes are used.
     federations: of each seed.
 
   Raises:

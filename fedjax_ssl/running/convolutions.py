@@ -1,9 +1,9 @@
-"""The form of every convolution, and whether clients go together, by timing.
+"""Times convolutions, to choose their forms and whether clients run together.
 
 On a CPU the forms follow rules that were measured once. Elsewhere, and with
 `--conv_impl=measure`, they are timed at the start of a new run, unless this
-machine has met the layers before. What is chosen takes the place of the words
-`auto` and `measure` in `config.json`, so that the run goes on as it began.
+machine has timed the layers before. What is chosen replaces the words `auto`
+and `measure` in `config.json`, so that the run goes on as it began.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def decided(options: Config, dataset: data.Dataset,
     options: what is asked for. Those of a stored run come from its folder,
       where the user does not say otherwise.
     dataset: the examples.
-    deals: by seed, whose row is whose.
+    deals: the partition of each seed.
   """
   forms, client_map = processes.once(lambda: _found(options, dataset, deals))
   return dataclasses.replace(options, conv_impl=forms, client_map=client_map)
@@ -63,7 +63,7 @@ def _found(options: Config, dataset: data.Dataset,
 
 def _measured(options: Config, dataset: data.Dataset,
               deals: Mapping[int, data.Partition]) -> tuple[str, str]:
-  """The fastest forms, and how clients are taken."""
+  """The fastest forms, and the fastest client_map."""
   task = task_lib.make_task(task_lib.TaskSpec(
       num_classes=dataset.num_classes,
       input_shape=tuple(dataset.train.inputs.shape[1:]), model=options.model,
@@ -95,11 +95,11 @@ def _measured(options: Config, dataset: data.Dataset,
 
 
 def layers(task: Task, inputs: Any) -> list[conv.Layer]:
-  """The different convolutions of a task's network, by tracing it.
+  """Lists the different convolutions of a task's network, by tracing it.
 
   Args:
     task: the static choices.
-    inputs: of a row or more, as the data hold them; their shape is read alone.
+    inputs: one row or more, as the data hold them; only their shape is read.
   """
   return conv_measure.layers_of(
       lambda key, inputs: task.apply(task.model.init(key), inputs),
@@ -108,11 +108,11 @@ def layers(task: Task, inputs: Any) -> list[conv.Layer]:
 
 def fastest(tables: Mapping[str, conv_measure.Table], clients: int
             ) -> tuple[str, str]:
-  """The fastest forms, as conv_impl says them, and the fastest client_map.
+  """Returns the fastest forms, as conv_impl has them, and client_map.
 
   Args:
     tables: under 'map' the seconds of one client, under 'vmap' of all.
-    clients: how many these are.
+    clients: how many run under the vmap.
   """
   times = {'vmap': 1, 'map': clients}
   best = min(tables, key=lambda way: (

@@ -2,7 +2,7 @@
 
 A `Deal` is a function `deal(rng, labels, pool, options)` that returns
 `(labeled, unlabeled)` or `(labeled, unlabeled, tasks)`: owners int32[D], -1 for
-nobody, of the rows in `pool` bool[D]; see `fedjax_ssl.data.partition`.
+no client, of the rows in `pool` bool[D]; see `fedjax_ssl.data.partition`.
 `options` is a `config.Config`, or has its attributes. Partitions are named as
 in `data.PARTITIONS`, so that a setting is plain data.
 """
@@ -31,7 +31,7 @@ def _reads(*names: str) -> Callable[[Deal], Deal]:
 
 
 def reads(deal: Deal) -> frozenset[str]:
-  """Returns those of `SKEWS` that a deal reads, or all where nobody knows."""
+  """Returns those of `SKEWS` that a deal reads, or all if it does not say."""
   return getattr(deal, 'reads', frozenset(SKEWS))
 
 
@@ -49,7 +49,7 @@ def check_labels(rule: str, options: Any) -> None:
     options: a `Config`, or what has the same attributes.
 
   Raises:
-    FieldError: if none of them does, several do, or one does not apply.
+    FieldError: if no option does, several do, or one does not apply.
   """
   counts = {name: getattr(options, name)
             for name in ('labels_per_class', 'labeled_fraction')}
@@ -137,7 +137,7 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
 
 
 def _is_skewed(scheme: str) -> bool:
-  """Whether a partition has an alpha."""
+  """Whether a partition takes an alpha."""
   return scheme.startswith('dirichlet')
 
 
@@ -189,7 +189,7 @@ def _capped(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
 
 
 def _refuse_min_size(scheme: str, options: Any) -> None:
-  """Only one partition has a least size."""
+  """Refuses --min_size, which only the capped partition takes."""
   if (given := getattr(options, 'min_size', None)) is not None:
     raise FieldError('min_size', given, 'rows are dealt by '
                      f'{scheme} here, which has none; leave it out.')
@@ -262,7 +262,7 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
 
 def _label(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
            options: Any) -> tuple[np.ndarray, np.ndarray]:
-  """Owners of the labeled and the other rows, as `whole_clients` tells."""
+  """Owners of the labeled and the other rows; see `whole_clients`."""
   from fedjax_ssl import data
   if options.num_labeled_clients > 0:
     return data.label_clients(owner, options.num_labeled_clients)
@@ -275,14 +275,14 @@ def own(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
         options: Any) -> tuple[np.ndarray, np.ndarray]:
   """Deals all rows by a capped Dirichlet partition, then labels some.
 
-  See `natural` for which.
+  See `natural` for which rows are labeled.
   """
   owner = _capped(rng, labels, pool, options)
   return _labeled(rng, labels, owner, options)
 
 
 def holders_alone(options: Any) -> bool:
-  """Whether the first clients hold all labels, where a deal allows that."""
+  """Returns whether the first clients hold all labels, if a deal allows it."""
   return bool(options.num_labeled_clients >= 0
               and options.labels_at == 'clients')
 
@@ -296,7 +296,7 @@ def natural(owner: np.ndarray) -> Deal:
   holds the labels.
 
   Args:
-    owner: int32[D] whose a row is.
+    owner: int32[D], the client of each row.
   """
   @_reads()
   def deal(rng, labels, pool, options):

@@ -13,19 +13,20 @@ import jax
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.training import environment, processes
 
-# An option, and the variable that speaks where it is left out.
+# By option, the environment variable that replaces it if it is left out.
 _PLACE = {'coordinator_address': 'JAX_COORDINATOR_ADDRESS',
           'num_processes': 'JAX_NUM_PROCESSES',
           'process_id': 'JAX_PROCESS_ID'}
-# Beyond these a processor's devices help nobody.
+# More devices than these make no processor faster.
 _MOST_CPU_DEVICES = 64
 
 
 def place(options: Config) -> tuple[str, int, int] | None:
-  """Coordinator, number of processes and this one's id, if they are given.
+  """Finds the coordinator, the number of processes and this one's id.
 
   Returns:
-    None without --distributed, or where the machines know it themselves.
+    The three; None without --distributed, or if none of them is given, as on
+    clusters that JAX knows.
 
   Raises:
     ValueError: for flags or variables that do not go together.
@@ -48,7 +49,7 @@ def place(options: Config) -> tuple[str, int, int] | None:
     raise FieldError('num_processes', numbers[0], 'they must be whole numbers; '
                      'ids count from 0.', process_id=numbers[1])
   address = str(given['coordinator_address'])
-  # Others make JAX wait for minutes and then end the process itself.
+  # With another form JAX waits for minutes and then ends the process itself.
   match = re.fullmatch(r'(?:[\w.-]+|\[[\w:.%]+\]):(\d{1,5})', address)
   if not match or not 0 < int(match[1]) < 65536:
     raise FieldError('coordinator_address', address, 'must be HOST:PORT of '
@@ -60,13 +61,13 @@ def join(options: Config) -> None:
   """Joins the other processes, before JAX looks for devices.
 
   Raises:
-    ValueError: if nothing says where they are, or one does not come.
+    ValueError: if nothing says where they are, or not all of them meet.
   """
   where = place(options)
   _count_cpu_devices(options, 1 if where is None else where[1])
   if not options.distributed:
     return
-  # The loop hears signals itself, and agrees on them.
+  # The loop handles signals itself, in agreement with the other processes.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(*where or ())
@@ -81,7 +82,7 @@ def join(options: Config) -> None:
 
 
 def _count_cpu_devices(options: Config, num_processes: int) -> None:
-  """Devices that this process makes of its processor, where it computes."""
+  """Sets how many devices JAX makes of this process's CPU."""
   cores = environment.cores()
   wanted = -(-(options.num_devices or min(
       cores * num_processes, options.cohort_size)) // num_processes)
@@ -91,7 +92,7 @@ def _count_cpu_devices(options: Config, num_processes: int) -> None:
 
 
 def devices(wanted: int) -> list[jax.Device]:
-  """Returns so many devices for a run, as many of each process; 0: all.
+  """Returns so many devices, the same number of each process; 0 is all.
 
   Raises:
     ValueError: if JAX cannot start, there are fewer, or it does not divide.
@@ -110,11 +111,11 @@ def devices(wanted: int) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def ending(distributed: bool) -> Iterator[None]:
-  """Ends this process as the others need it.
+  """Ends this process so that no other waits for it.
 
-  Where all end together they say so to each other, lest the first to go be
-  missed. A process that fails alone ends at once: at a regular end it would
-  wait for the others, which wait for it; one that is gone they notice.
+  Processes that end together tell each other, so that none of them counts as
+  lost. A process that fails alone ends at once: in a regular end it would wait
+  for the others, which wait for it. They notice a process that is gone.
   """
   try:
     yield
@@ -129,7 +130,7 @@ def ending(distributed: bool) -> Iterator[None]:
 
 
 def _end_alone(error: BaseException) -> None:
-  """Says what happened and leaves, without a word to the others."""
+  """Prints what happened and exits, without telling the other processes."""
   code: object = 1
   if isinstance(error, SystemExit):
     code = error.code
@@ -148,7 +149,7 @@ def _end_alone(error: BaseException) -> None:
 
 
 def mesh(wanted: int) -> jax.sharding.Mesh | None:
-  """The axis of clients over the devices; None of a single one."""
+  """Makes the mesh of devices along the clients; None for a single device."""
   found = devices(wanted)
   if len(found) == 1:
     return None

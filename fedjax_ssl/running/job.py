@@ -148,7 +148,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
 
 @contextlib.contextmanager
 def _naming_method(text: str) -> Iterator[None]:
-  """Names the method in what its first trace refuses."""
+  """Names the method in the errors of its first trace."""
   try:
     yield
   except FieldError:
@@ -186,10 +186,10 @@ def data_hash(dataset: data.Dataset) -> str:
 def _knob_error(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
   """Turns a TypeError into a FieldError that names the given knobs.
 
-  Returns the error itself if none was given, or if it is of a user's file.
+  Returns the error itself if none was given, or if a user's file raised it.
   """
   if imports.where(error):
-    return error  # Who wrote the code needs all of it.
+    return error  # The author of that file needs the whole traceback.
   given = {name: text for name in task_lib.REGISTRIES
            if '(' in (text := getattr(spec, name) or '')}
   if not given:
@@ -236,7 +236,7 @@ def _spec(dataset: data.Dataset, federations: list[Any], options: Config
 
 
 def schedule_rounds(options: Config) -> int:
-  """What is given; else what the first start stored; else `num_rounds`."""
+  """Returns what is given, else what the first start stored or `num_rounds`."""
   if options.schedule_rounds is not None:
     return options.schedule_rounds
   stored = workdir_lib.stored_config(options.workdir).get('flags', {})
@@ -288,15 +288,15 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
 
 def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
         ) -> list[list[summary.Row]]:
-  """Trains a job to the end, from wherever its folder stands.
+  """Trains a job to the end, from the newest checkpoint in its folder.
 
   Args:
     job: what `build` made.
     place: what `open_folder` opened.
-    stream: where to say how it goes; default: standard error.
+    stream: where progress is shown; default: standard error.
 
   Returns:
-    The rows, one list a seed.
+    The rows, one list for each seed.
 
   Raises:
     Stopped: if a signal was heard; what is done is saved.
@@ -328,7 +328,7 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
 
 
 def _checkpoints(job: Job) -> checkpoint.Checkpoints:
-  """The checkpoints of a job, which know whose they are."""
+  """The checkpoints of a job, which refuse steps of other runs."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
           job.facts, {**job.config, **spellings.first(job.facts)}, config.FREE))
@@ -353,15 +353,15 @@ class _Recorder:
     Args:
       job: what is trained.
       checkpoints: where it is saved.
-      stream: where to say how it goes.
+      stream: where progress is shown.
     """
     self.stream = stream
     self._job, self._checkpoints = job, checkpoints
     self._writer: metrics.MetricsWriter | None = None
     self._seconds = 0.0  # Since the start.
-    self._left_out = 0  # Updates.
-    self._warned = False  # Of them.
-    self._accuracies: list[float] = []  # Of seeds, at the round just evaluated.
+    self._left_out = 0  # Updates so far.
+    self._warned = False  # Whether a line has told of them.
+    self._accuracies: list[float] = []  # By seed, at the last evaluated round.
 
   def open(self, stack: contextlib.ExitStack, folder: pathlib.Path, done: int,
            seals: Mapping[str, sealed.Seal] | None) -> None:
@@ -373,7 +373,7 @@ class _Recorder:
 
   def observer(self, bar: progress.Progress, trained: Callable[[], None]
                ) -> loop.Observer:
-    """Returns what hears of the training.
+    """Returns the functions that the training calls.
 
     Args:
       bar: shows how far it is.

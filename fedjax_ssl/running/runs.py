@@ -99,10 +99,10 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
 
 
 def check_read(setting: Setting, options: Config) -> None:
-  """Refuses --alpha and others in a new run that does not read them.
+  """Refuses options such as --alpha in a new run that does not read them.
 
-  Runs stored by versions that took them go on, and a user's own way of dealing
-  may read them.
+  Runs that were stored by versions which took them go on, and a user's own way
+  of dealing may read them.
 
   Args:
     setting: how rows are dealt.
@@ -205,7 +205,7 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           origin: Mapping[str, Any]) -> list[job_lib.Job]:
   """Builds the jobs of a run and its bounds; see `wanted`.
 
-  None has touched its folder.
+  Their folders are not touched.
   """
   return [job_lib.build(
       dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
@@ -216,9 +216,9 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
 
 def wanted(options: Config, workdir: pathlib.Path
            ) -> list[tuple[str, str, str, str]]:
-  """(name, folder, labels, method) of the run and of the bounds it needs."""
+  """Lists (name, folder, labels, method) of the run and the bounds it needs."""
   method = options.full_method
-  # Of what many runs have alike nothing is said.
+  # The name leaves out what is at its default.
   beside = [getattr(options, name) for name in (
       'aggregator', 'server_optimizer', 'attack')
             if getattr(options, name) != config.OPTIONS[name].default]
@@ -291,7 +291,7 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
 
 
 def _drawn(seed: int, pool: np.ndarray, most: int) -> np.ndarray:
-  """Draws so many rows of a pool bool[D] by a generator of its own; 0: all."""
+  """Draws at most so many rows of a pool bool[D], by its own generator."""
   rows = np.flatnonzero(pool)
   if not most or len(rows) <= most:
     return pool

@@ -34,19 +34,19 @@ class Setting(NamedTuple):
   defaults: Mapping[str, Any]
 
   def text(self) -> str:
-    """What --help says above the flags."""
+    """Returns what --help says above the flags."""
     return (f'{self.about}\n\n{self.source}\n\n'
             f'fedjax-ssl train {self.name} --data_dir=DIR')
 
 
 def defaults_of(name: str) -> dict[str, Any]:
-  """Returns the values of all flags where none is given to a setting."""
+  """Returns the values that all flags have in a setting if none is given."""
   return {**dataclasses.asdict(config.Config()), **SETTINGS[name].defaults}
 
 
 def program(name: str, python: str = sys.executable) -> list[str]:
   """Returns the command that trains a setting, without flags."""
-  # Files of the user's folder are no modules, as with `fedjax-ssl` itself.
+  # With -P files in the user's folder hide no modules, as for `fedjax-ssl`.
   return [python, '-P', '-m', 'fedjax_ssl', 'train', name]
 
 
@@ -70,7 +70,7 @@ _SAGE: dict[str, Any] = dict(
     num_clients=20, cohort_size=8, labels_per_class=500, labeled_batch=128,
     unlabeled_batch=256, local_steps=95, num_rounds=300,
     validation_fraction=0.02)
-# Of FedMatch's first version.
+# The numbers of FedMatch's first version.
 _FEDMATCH: dict[str, Any] = dict(
     model='alexnet', weak='flip_shift', strong="ra_mc(weak='flip_shift')",
     learning_rate=1e-4, momentum=0.9, labeled_batch=10, unlabeled_batch=50)
@@ -170,8 +170,8 @@ _ALL = (
         dealing.two_pools('dirichlet_capped', 'dirichlet_capped'),
         # Every run takes the same 5 steps a client and round, labels or not,
         # so that the bounds differ in what they learn from and not in how
-        # long. The rate is the best one of labels only, and falls, so that the
-        # end is no draw.
+        # long. The rate is the best one of labels only. It falls, so that the
+        # last accuracy depends less on chance.
         dict(dataset='digits', model='cnn', method='fixmatch(threshold=0.8)',
              strong='ra_mc(cutout=2)', bounds=True, num_clients=20,
              cohort_size=10, labels_per_class=10, local_steps=5,
@@ -214,9 +214,9 @@ _ALL = (
         'the clients that the data name; 10 labels a class in all. Network '
         'and views are chosen by the data.',
         dealing.own,
-        # So few labels that they are what limits the model, a rate so low that
-        # drift is not, and rounds enough. Else rows without labels are worth
-        # nothing. See experiments/results/own_data.md.
+        # Unlabeled rows help only if the labels are what limits the model. So
+        # there are few of them, a rate so low that drift is no limit, and
+        # enough rounds. See experiments/results/own_data.md.
         dict(dataset='digits', model='auto', weak='auto', strong='auto',
              partition='auto', method='fixmatch(threshold=0.8)', bounds=True,
              report=True, num_clients=20, cohort_size=8, alpha=0.3,
@@ -240,14 +240,14 @@ SETTINGS: registry.Registry[Setting] = registry.Registry(
 
 def register(name: str, about: str = '', source: str = 'your own',
              **defaults: Any) -> Callable[[dealing.Deal], dealing.Deal]:
-  """Decorates a way of dealing rows, which is then a setting.
+  """Decorates a way of dealing rows, to register it as a setting.
 
   ```python
   @register_setting('halves', 'Every second row has a label.', num_clients=10)
   def halves(rng, labels, pool, options):
     owner = rng.integers(0, options.num_clients, labels.size)
     ...
-    return labeled, unlabeled  # Owners int32[D], -1 for nobody.
+    return labeled, unlabeled  # Owners int32[D], -1 for no client.
   ```
 
   `fedjax-ssl train halves --import=FILE.py` trains it.
@@ -259,7 +259,7 @@ def register(name: str, about: str = '', source: str = 'your own',
     **defaults: of flags, where the setting has its own.
 
   Raises:
-    ValueError: for such a name, or an unknown flag.
+    ValueError: for a name that is refused, or an unknown flag.
   """
   for flag in defaults:
     checks.check(f'setting {name!r}: flag', flag, config.OPTIONS)
@@ -271,11 +271,11 @@ def register(name: str, about: str = '', source: str = 'your own',
 
 
 def find(name: str, places: Sequence[str] = ()) -> Setting:
-  """The setting of a name; after files and modules that may register it.
+  """Finds a setting; imports files and modules that may register it.
 
   Args:
     name: of the setting.
-    places: what --import names. It is imported only if the name is unknown.
+    places: what --import names, imported only if the name is unknown.
 
   Raises:
     ValueError: if there is none, or a place cannot be imported.
@@ -288,14 +288,14 @@ def find(name: str, places: Sequence[str] = ()) -> Setting:
 
 
 def is_known(name: str, stored: Mapping[str, Any]) -> bool:
-  """Whether there is a setting of this name, for a stored run that has it.
+  """Returns whether there is a setting of this name, which a stored run has.
 
   Args:
     name: of the setting; '' if a script of a user's own started the run.
-    stored: of the run: what it imported is imported.
+    stored: the run's configuration; what the run imported is imported.
 
   Raises:
-    ValueError: if something cannot be.
+    ValueError: if something cannot be imported.
   """
   if not name:
     return False
@@ -311,7 +311,7 @@ def is_known(name: str, stored: Mapping[str, Any]) -> bool:
 
 
 def imported(words: Sequence[str]) -> list[str]:
-  """The values of --import among words, its lists split."""
+  """Returns the values of --import among words, with lists split."""
   found = []
   for i, word in enumerate(words):
     flag, equals, value = word.partition('=')

@@ -60,7 +60,8 @@ def begun(job: Any) -> Any:
 def _without_new(job: Any, stored: Mapping[str, Any]) -> Any:
   """The job without options that the run's version did not know.
 
-  Their defaults do as that version did; another value stays, and is refused.
+  Their defaults do what that version did. An option with another value stays,
+  and is refused as any flag that differs.
   """
   new = {name for name, option in config.OPTIONS.items()
          if name not in stored['flags']
@@ -111,7 +112,7 @@ def first(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def may_differ(job: Any) -> tuple[str, ...]:
-  """Returns the flags that need not be as in the folder of a job.
+  """Returns the flags that may differ from those in a job's folder.
 
   Args:
     job: what `begun` returned.

@@ -18,7 +18,7 @@ from fedjax_ssl.core.types import Shard
 
 
 def text(job: Any, done: int) -> str:
-  """The line.
+  """Returns the line with which a run starts.
 
   Args:
     job: a `job.Job`.
@@ -47,14 +47,14 @@ def text(job: Any, done: int) -> str:
 
 
 def _cohorts(job: Any) -> str:
-  """Who takes part: `5`, or `3 groups of 5`; of each pass that differs."""
+  """Clients of a round, `5` or `3 groups of 5`; for each pass that differs."""
   return ' + '.join(dict.fromkeys(
       f'{size:,}' if groups == 1 else f'{groups:,} groups of {size:,}'
       for groups, size in job.cohorts)) or 'none'
 
 
 def _steps(job: Any) -> str:
-  """Local steps of the clients that have any; of each pass, with a plus."""
+  """Local steps of the clients that take any; a plus joins several passes."""
   parts = [f.clients if f.stream is None else f.stream for f in job.federations]
   return ' + '.join(_span(
       step for part in parts for step in _of_clients(work, part)) or '0'
@@ -62,7 +62,7 @@ def _steps(job: Any) -> str:
 
 
 def _of_clients(work: rounds.Work, shards: Shard) -> list[int]:
-  """Steps of every client, of every task where there are several."""
+  """Steps of each client that takes any, for each task of a stream."""
   lead = np.shape(shards.num_labeled)
   flat = jax.tree.map(
       lambda leaf: np.reshape(leaf, (-1, *np.shape(leaf)[len(lead):])), shards)
@@ -71,26 +71,26 @@ def _of_clients(work: rounds.Work, shards: Shard) -> list[int]:
 
 
 def _span(numbers: Iterable[int]) -> str:
-  """`1,200`, or `3 to 12`; '' of none."""
+  """`1,200`, or `3 to 12`; '' without numbers."""
   found = sorted(set(numbers))
   return ' to '.join(f'{n:,}' for n in dict.fromkeys(found[:1] + found[-1:]))
 
 
 def _without_rows(job: Any) -> str:
-  """Clients that were dealt nothing, as small alpha does."""
+  """Clients that were dealt no rows, as happens with a small alpha."""
   empty = _span(data.describe(f)['clients_without_rows']
                 for f in job.federations)
   return '' if empty == '0' else f'{empty} clients have no rows'
 
 
 def _natural(job: Any) -> str:
-  """Clients that the data name, in place of the setting's."""
+  """Whether the clients are those that the data name."""
   return ('rows are with the clients that the data name'
           if job.options.partition == 'natural' else '')
 
 
 def _rows_left_out(job: Any) -> str:
-  """Rows that `max_rows` leaves with nobody."""
+  """How many rows `max_rows` leaves out."""
   if not job.options.max_rows:
     return ''
   dealt = job.partitions[0]
@@ -114,7 +114,7 @@ def _schedules(job: Any) -> str:
 
 
 def _attacked(job: Any) -> str:
-  """Who attacks, in the run of each seed."""
+  """The clients that attack, for each seed."""
   found = job.facts.get('hostile_clients', {})
   said = [', '.join(map(str, clients)) or 'none' for clients in found.values()]
   if len(said) > 1:
@@ -128,7 +128,7 @@ def _switched_off(job: Any) -> str:
   return '; '.join(task.notes(job.spec))
 
 
-# Each takes the job; what it returns is said, if it is not empty.
+# Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Any], str], ...] = (
     _natural, _rows_left_out, _without_rows, _schedules, _attacked,
     _switched_off)

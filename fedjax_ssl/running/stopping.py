@@ -26,8 +26,8 @@ import time
 _NAMES = {int(signal.SIGTERM): 'SIGTERM', int(signal.SIGINT): 'SIGINT'}
 # Seconds that an end may wait for a write to be over, and for a reader.
 _GRACE = 1.0
-_heard: list[int] = []  # Since the process began, by the thread alone.
-_ends = threading.Lock()  # Held by whoever ends the process.
+_heard: list[int] = []  # Signals so far, which only the thread adds.
+_ends = threading.Lock()  # Held by the thread that ends the process.
 _pipes: list[tuple[int, int]] = []  # Of this process; none if it hears nothing.
 _MARK = 255  # In a pipe: no signal, but what `answered` writes.
 _caught_up = threading.Event()
@@ -45,7 +45,7 @@ def end(number: int) -> None:
   while _writes_cache() and time.monotonic() < until:
     time.sleep(0.01)
   # Not by `sys.stderr`, which the main thread may hold; nor into a full pipe
-  # that nobody reads.
+  # that is not read.
   with contextlib.suppress(OSError, ValueError):
     if select.select([], [2], [], _GRACE)[1]:
       _say(number)
@@ -83,11 +83,11 @@ def _watch(source: int) -> None:
 
 
 def _hear(number: int, frame: object) -> None:
-  """Does nothing: with a handler, the number is written to the pipe."""
+  """Does nothing, but without a handler no number goes to the pipe."""
 
 
 def listen() -> None:
-  """From now on signals end the process; nothing new if they do already."""
+  """Makes signals end the process from now on; may be called again."""
   if _pipes or threading.current_thread() is not threading.main_thread():
     return
   source, sink = os.pipe()
@@ -100,7 +100,7 @@ def listen() -> None:
 
 
 def _forget() -> None:
-  """In a forked process: its signals are not its parent's."""
+  """Stops listening in a forked process, whose signals are its own."""
   if _pipes:
     _pipes.clear()
     signal.set_wakeup_fd(-1)
@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-  """Within, signals end the process; see `listen`."""
+  """Makes signals end the process inside the block; see `listen`."""
   if _pipes or threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -131,9 +131,9 @@ def listening() -> Iterator[None]:
 
 
 def answered() -> None:
-  """Forgets the signals heard so far, for which a run was ended and saved.
+  """Forgets the signals heard so far, for which a run was saved and ended.
 
-  The process goes on, and other runs of it are not ended for them.
+  The process goes on, and these signals do not end its later runs.
   """
   global _trained
   if _pipes:  # Until the thread has read all that came before.
@@ -146,10 +146,11 @@ def answered() -> None:
 
 @contextlib.contextmanager
 def saving() -> Iterator[Callable[[], None]]:
-  """Within, once the yielded function was called, the loop hears signals.
+  """Leaves signals to the loop, once the yielded function was called.
 
-  One that came too late for the loop ends the process behind it. If the loop
-  has saved for one, and ends the run with `SystemExit`, no other is heard.
+  A signal that comes too late for the loop ends the process after the block. If
+  the loop has saved for a signal, and ends the run with `SystemExit`, further
+  ones are ignored.
   """
   global _trained
   def begin() -> None:

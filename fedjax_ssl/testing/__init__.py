@@ -31,13 +31,13 @@ def check_method(builder: str | Callable[..., Method], *,
     builder: (task, knobs) -> Method; or a name, with knobs if any, as
       --method takes it.
     places: where labels live: 'clients', 'server'; default: both, or clients
-      alone if the builder refuses the other with a ValueError that speaks of
+      alone if the builder refuses the other with a ValueError that names
       labels_at.
     laws: names of `contract.LAWS`; default: all.
     **knobs: of the builder.
 
   Returns:
-    By 'LAW at PLACE': '' where it holds, or why it says nothing here.
+    For each 'LAW at PLACE', '' if it holds, or why it does not apply.
 
   Raises:
     AssertionError: for the first law that does not hold; the message begins
@@ -65,7 +65,7 @@ def check_method(builder: str | Callable[..., Method], *,
 
 
 def places_of(make: contract.Make) -> list[str]:
-  """Where labels may live: everywhere, unless the method refuses."""
+  """Returns where labels may live: both places, unless the method refuses."""
   try:
     make(toy.task(labels_at='server'))
   except ValueError as error:
@@ -76,7 +76,7 @@ def places_of(make: contract.Make) -> list[str]:
 
 
 def _held(law: contract.Law, one: contract.CohortRunner, where: str) -> str:
-  """'' if a law holds, or why it says nothing."""
+  """'' if a law holds, or why it does not apply."""
   try:
     law(one)
   except contract.Skip as skip:

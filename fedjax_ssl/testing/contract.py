@@ -1,7 +1,7 @@
 """The laws that every method holds, each a function of a `CohortRunner`.
 
-A law raises AssertionError if it does not hold, and `Skip` where a method has
-nothing for it to say.
+A law raises AssertionError if it does not hold, and `Skip` if it does not apply
+to a method.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Law = Callable[['CohortRunner'], None]
 
 
 class Skip(Exception):
-  """The law says nothing of this method; the message says why."""
+  """The law does not apply to this method; the message says why."""
 
 
 class Runner:
@@ -71,7 +71,7 @@ class Runner:
 
   def rounds(self, count: int, start: Any = None, first: int = 0,
              federation: Federation | None = None) -> Any:
-    """(state, totals) after `count` rounds from round `first`."""
+    """Returns (state, totals) after `count` rounds from round `first`."""
     return self.run(*(start or self.start), federation or self.federation,
                     jnp.int32(first), jnp.int32(count), self.root)
 
@@ -80,7 +80,7 @@ class CohortRunner(Runner):
   """A runner that is told who takes part: one program for every cohort.
 
   Rounds never read the test set, so its labels can carry the cohort. Batches
-  are filled up with the last row of the training set, which is nobody's.
+  are filled up with the last row of the training set, which has no owner.
 
   Attributes:
     is_told: whether the method draws its cohorts by `core.sampling.groups`.
@@ -111,7 +111,7 @@ class CohortRunner(Runner):
 
   def of(self, ids: Sequence[int], active: Sequence[bool] | None = None,
          broken: Sequence[int] = (), color: int = WHITE) -> Federation:
-    """The federation of a cohort, some clients' images broken if wanted."""
+    """Returns the federation of a cohort; `broken` clients have one color."""
     active = [True] * len(ids) if active is None else active
     rest = [0] * (self.SIZE - len(ids))
     told = [*ids, *rest, *active, *rest]
@@ -201,7 +201,7 @@ def state_keeps_its_form_and_metrics_are_finite(one: CohortRunner) -> None:
   moved = jax.tree.map(np.not_equal, *map(_record, (state, one.start[0])))
   assert any(x.any() for x in jax.tree.leaves(moved)), 'nothing is learnt'
   sums = totals.sums
-  # Clients without any row of use, as of FedAvg here, only receive.
+  # Clients without rows that the method uses, as in FedAvg here, only receive.
   if 'backward_passes' in sums:
     trains = float(sums['num_participants']) > 0
     assert (float(sums['backward_passes'].total) > 0) == trains
@@ -313,7 +313,7 @@ def a_broken_client_is_left_out(one: CohortRunner) -> None:
 
 
 def a_huge_update_is_left_out(one: CohortRunner) -> None:
-  """So does one that is finite, but that no sum over the cohort could hold."""
+  """A client whose finite update would overflow a sum equals an absent one."""
   _needs_broken(one)
   if one.method.aggregate is None:
     raise Skip('sends nothing')
@@ -326,7 +326,7 @@ def a_huge_update_is_left_out(one: CohortRunner) -> None:
 
 
 def a_round_of_broken_clients_changes_nothing(one: CohortRunner) -> None:
-  """If nobody is left, the round is none."""
+  """A round in which every client is broken changes nothing."""
   _needs_broken(one)
   state, _ = one.rounds(1, federation=one.of([3], broken=[3]))
   nobody, _ = one.rounds(1, federation=one.of([3], [False]))

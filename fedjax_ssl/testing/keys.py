@@ -1,9 +1,9 @@
 """PRNG keys whose draws are quick to compile, for tests of laws.
 
-Half of the time that XLA needs for a small round goes into Threefry: each draw
-is a loop of its own. A hash of the counter is a few operations that join what
-they feed. Its draws are no worse for a law that holds whatever is drawn; what
-is to be the bits of a run needs `jax.random.key`.
+Half of the time in which XLA compiles a small round goes into Threefry: each
+draw is a loop of its own. A hash of the counter is a few operations that fuse
+with those that use it. For a law that holds whatever is drawn, such draws are
+good enough. A test of the bits of a run needs `jax.random.key`.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.extend import random as extended
 import jax.numpy as jnp
 import numpy as np
 
-# Odd, without pattern; and what tells the draws of one key apart.
+# Odd numbers without a pattern, which also tell the uses of a key apart.
 _STEP, _SEED, _SPLIT, _FOLD, _BITS = (np.uint32(x) for x in (
     0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1))
 
@@ -33,7 +33,7 @@ def _mixed(x: jax.Array) -> jax.Array:
 
 
 def _words(key: jax.Array, counts: jax.Array, kind: np.uint32) -> jax.Array:
-  """uint32 for each count, of a key uint32[2] and what they are for."""
+  """uint32 for each count, from a key uint32[2] and what they are used for."""
   return _mixed(_mixed(counts * _STEP + key[0] + kind) ^ key[1])
 
 
@@ -66,5 +66,5 @@ _QUICK = extended.define_prng_impl(
 
 
 def key(seed: int) -> Any:
-  """A key for `jax.random`, as `jax.random.key` makes them."""
+  """Makes a key for `jax.random`, as `jax.random.key` does."""
   return jax.random.key(seed, impl=_QUICK)

@@ -45,9 +45,9 @@ def examples(rng: np.random.Generator, size: int) -> Examples:
 @functools.lru_cache
 def federation(labels_at: str = 'clients', labels: str = 'few'
                ) -> tuple[Federation, np.ndarray]:
-  """The federation, and bool[D]: rows whose labels the setting hides.
+  """Makes the federation, and bool[D]: rows whose labels the setting hides.
 
-  The last row belongs to nobody and fills up the tables of rows.
+  The last row has no owner and fills up the tables of rows.
   """
   rng = np.random.default_rng(7)
   owner_l = np.repeat(np.arange(NUM_CLIENTS), LABELED)
@@ -77,7 +77,7 @@ def federation(labels_at: str = 'clients', labels: str = 'few'
 
 
 def _filled_up(shard: Shard, row: int) -> Shard:
-  """The same rows; what is behind them in the tables is `row`."""
+  """The same rows, with `row` in the places of padding."""
   def one(table, size):
     real = np.arange(table.shape[-1]) < np.asarray(size)[..., None]
     return np.where(real, table, row).astype(np.int32)
@@ -87,24 +87,24 @@ def _filled_up(shard: Shard, row: int) -> Shard:
 
 
 def means(metrics):
-  """Metrics of one round as numbers; of nothing, NaN."""
+  """Turns the metrics of one round into numbers; NaN without rows."""
   return {name: value.total / value.rows if isinstance(value, Ratio)
           else value for name, value in metrics.items()}
 
 
 def shift(key: jax.Array, images: jax.Array) -> jax.Array:
-  """An augmentation whose draws can be seen in the result."""
+  """Shifts images; the draws of this augmentation show in its result."""
   steps = jax.random.randint(key, (images.shape[0],), -1, 2)
   return jax.vmap(lambda x, s: jnp.roll(x, s, axis=1))(images, steps)
 
 
 def preprocess(images: jax.Array) -> jax.Array:
-  """Centers."""
+  """Scales pixels to [-0.4, 0.6]."""
   return images.astype(jnp.float32) / 255 - 0.4
 
 
 class _Network(nn.Module):
-  """A layer of each kind: as little to compile as there can be."""
+  """One layer of each kind, so that there is little to compile."""
 
   norm: str
 
@@ -126,7 +126,10 @@ def _model(name: str) -> Model:
 
 @functools.lru_cache
 def task(model: str = 'linear', **changes) -> Task:
-  """A task on the linear model, or 'conv', a small one with batch norm."""
+  """Makes a task with a linear model, or 'conv', a small one with batch norm.
+
+  'static' is the same network with static normalization.
+  """
   base = Task(
       model=_model(model), num_classes=NUM_CLASSES, preprocess=preprocess,
       optimizer=optimizers.make('sgd', learning_rate=0.1, momentum=0.5),

@@ -13,14 +13,14 @@ _WIDTH = 60
 
 
 def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
-  """Names whose values differ, with the old and the new value."""
+  """Returns the names whose values differ, with the old and new value."""
   return {name: (old.get(name, ABSENT), new.get(name, ABSENT))
           for name in sorted({*old, *new})
           if old.get(name, ABSENT) != new.get(name, ABSENT)}
 
 
 def listed(changes: Changes) -> str:
-  """`name old -> new, ...`, long values and long lists cut."""
+  """Returns `name old -> new, ...`, with long values and long lists cut."""
   shown = [f'{name} {_short(old)} -> {_short(new)}'
            for name, (old, new) in changes.items()]
   more = len(shown) - _SHOWN
@@ -28,7 +28,7 @@ def listed(changes: Changes) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Nested dicts as one, by dotted names."""
+  """Flattens nested dicts into one with dotted names."""
   result: dict[str, Any] = {}
   for name, value in values.items():
     result |= (flat(value, f'{prefix}{name}.') if isinstance(value, dict)

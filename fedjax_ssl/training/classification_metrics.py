@@ -1,4 +1,4 @@
-"""Scores that weigh all classes alike: precision, recall, area under ROC.
+"""Scores that weigh all classes the same: precision, recall, area under ROC.
 
 D rows, C classes. All are exact counts or means of a fixed order, so the same
 logits give the same bits.
@@ -14,7 +14,7 @@ from fedjax_ssl.core.types import Array
 
 def precision_recall(predicted: Array, labels: Array, num_classes: int
                      ) -> tuple[jax.Array, jax.Array]:
-  r"""Macro precision and recall: means over classes of TP/(TP+FP), TP/(TP+FN).
+  r"""Computes macro precision and recall: means of TP/(TP+FP), of TP/(TP+FN).
 
   Args:
     predicted: int32[D].
@@ -37,7 +37,7 @@ def precision_recall(predicted: Array, labels: Array, num_classes: int
 
 def largest_shares(predicted: Array, labels: Array, num_classes: int
                    ) -> tuple[jax.Array, jax.Array]:
-  """Share of rows with the most predicted class, and of the largest class.
+  """Computes the shares of the most predicted class and of the largest class.
 
   Args:
     predicted: int32[D].
@@ -45,9 +45,9 @@ def largest_shares(predicted: Array, labels: Array, num_classes: int
     num_classes: C.
 
   Returns:
-    Two float32[] in [1 / C, 1]. A model that says one class for everything has
-    1 for the first, and the second is what the best of such models gets right.
-    NaN without rows.
+    Two float32[] in [1 / C, 1]. The first is 1 for a model that predicts one
+    class for everything; the second is the accuracy of the best such model. NaN
+    without rows.
   """
   said, real = (jax.nn.one_hot(x, num_classes).sum(0).max() / x.shape[0]
                 for x in (predicted, jnp.asarray(labels)))
@@ -71,7 +71,7 @@ def _area(score: jax.Array, positive: jax.Array) -> jax.Array:
 
 
 def one_vs_rest_auc(scores: Array, labels: Array) -> jax.Array:
-  """Area under the ROC curve of each class against the rest, plain mean.
+  """Computes the mean area under the ROC curves of each class against the rest.
 
   Args:
     scores: float[D, C], larger for likelier; probabilities, since logits of

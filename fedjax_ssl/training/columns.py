@@ -21,7 +21,7 @@ class Columns:
     self._rows: list[dict[str, Any]] = []
 
   def add(self, row: Row) -> None:
-    """Takes a row."""
+    """Adds a row."""
     seed = {'seed': row.seed} if self._several else {}
     self._rows.append(metrics.to_plain(
         {'round': row.round, **seed, **row.values}))
@@ -32,7 +32,7 @@ class Columns:
 
 
 def scalars(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-  """Returns the metrics that are one number a row.
+  """Returns the metrics that have one number in each row.
 
   Args:
     rows: as `metrics.read` gives them.
@@ -47,7 +47,7 @@ def scalars(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def lists(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-  """Returns the metrics that are several numbers a row: one for each class.
+  """Returns the metrics that have several numbers in each row, by class.
 
   Args:
     rows: as `metrics.read` gives them.

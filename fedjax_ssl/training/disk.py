@@ -1,4 +1,4 @@
-"""What was written is on the disk, or gone."""
+"""Writing files so that each is whole on the disk, or not there at all."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def remove(partial: pathlib.Path) -> None:
 
 
 def flush(step: pathlib.Path) -> None:
-  """Has the disk confirm every file and folder of a step."""
+  """Waits until every file and folder of a step is on the disk."""
   for folder, _, files in os.walk(step):
     for path in [*(os.path.join(folder, f) for f in files), folder]:
       flush_one(path)
@@ -28,7 +28,7 @@ def flush(step: pathlib.Path) -> None:
 
 
 def replace(file: pathlib.Path, data: bytes | bytearray) -> None:
-  """Writes a file whole, or leaves what is there."""
+  """Writes a whole file, or leaves the old one."""
   replace_all(file.parent, {file.name: data})
 
 
@@ -60,7 +60,7 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
 
 
 def flush_one(path: str | os.PathLike[str]) -> None:
-  """fsync of one file or folder, by name."""
+  """Calls fsync for one file or folder, by name."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     os.fsync(descriptor)

@@ -18,7 +18,7 @@ _PACKAGES = (
 
 
 def devices() -> list[jax.Device]:
-  """`jax.devices()`.
+  """Returns `jax.devices()`.
 
   Raises:
     ValueError: if JAX cannot start on them.
@@ -26,7 +26,7 @@ def devices() -> list[jax.Device]:
   try:
     return jax.devices()
   except (AssertionError, RuntimeError) as error:
-    # jaxlib says nothing where a plug-in of the name is not installed.
+    # jaxlib's message is empty if no plug-in of that name is installed.
     raise ValueError(
         f'JAX cannot start with JAX_PLATFORMS='
         f'{os.environ.get("JAX_PLATFORMS", "")}: '
@@ -34,10 +34,10 @@ def devices() -> list[jax.Device]:
 
 
 def keep_programs() -> None:
-  """Has JAX keep compiled programs for other processes.
+  """Makes JAX keep compiled programs for other processes.
 
-  A folder that the user has named stays, by JAX_COMPILATION_CACHE_DIR or in
-  code; an empty one means that none are kept.
+  A folder that the user has named, by JAX_COMPILATION_CACHE_DIR or in code, is
+  left as it is; an empty name means that no programs are kept.
   """
   if jax.config.values['jax_compilation_cache_dir'] is not None:
     return
@@ -49,7 +49,7 @@ def keep_programs() -> None:
 
 
 def cache() -> pathlib.Path | None:
-  """The user's folder for what can be made again; None without a home."""
+  """Returns the user's cache folder of the library; None without a home."""
   try:
     return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or
                         pathlib.Path.home() / '.cache') / 'fedjax_ssl'
@@ -58,9 +58,9 @@ def cache() -> pathlib.Path | None:
 
 
 def describe() -> dict[str, Any]:
-  """Versions, git state, devices and machine, as JSON values.
+  """Describes versions, git state, devices and machine as JSON values.
 
-  Starts the JAX backend if it has not been started.
+  It starts the JAX backend if that has not been started.
   """
   device = devices()[0]
   return {
@@ -77,7 +77,7 @@ def describe() -> dict[str, Any]:
 
 
 def cores() -> int:
-  """Cores that this process may run on."""
+  """Counts the cores that this process may run on."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
@@ -85,7 +85,7 @@ def cores() -> int:
 
 @functools.cache
 def git_state() -> dict[str, Any]:
-  """Commit and whether tracked files were changed; {} outside a git tree."""
+  """Returns the commit, and whether tracked files differ; {} without git."""
   folder = pathlib.Path(__file__).parent
 
   def git(*words: str) -> str:

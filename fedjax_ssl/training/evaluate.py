@@ -35,7 +35,7 @@ Predict = Callable[..., PyTree]
 def in_batches(predict: Predict, inputs: Array, rows: Array, *,
                given: tuple[PyTree, ...] = (), mesh: Mesh | None = None,
                batch: int = BATCH) -> PyTree:
-  """predict(*given, inputs[rows]), a batch at a time, over the devices.
+  """Computes predict(*given, inputs[rows]) batch by batch, over the devices.
 
   Batches are the same whatever the number of devices, and so are the results.
 
@@ -43,9 +43,9 @@ def in_batches(predict: Predict, inputs: Array, rows: Array, *,
     predict: (*given, raw inputs [B, ...]) -> pytree of [B, ...].
     inputs: [D, ...].
     rows: int32[M].
-    given: all that predict reads. On several devices it may close over no
-      array: such a one would live on all of them at once, which a map over
-      devices refuses as soon as somebody asks where it lives.
+    given: all that predict reads. With a mesh predict must not close over an
+      array: that would be on all devices at once, which `shard_map` refuses as
+      soon as its sharding is read.
     mesh: mesh with the axis 'clients', or None.
     batch: B.
 
@@ -79,7 +79,7 @@ def in_batches(predict: Predict, inputs: Array, rows: Array, *,
 
 
 def scores(logits: jax.Array, labels: Array) -> Metrics:
-  """Scores of logits float32[D, C] by name.
+  """Computes scores of logits float32[D, C], by name.
 
   accuracy, loss, macro_precision, macro_recall, auc, most_predicted,
   largest_class float32[] and per_class_accuracy float32[C], which is NaN for a
@@ -102,11 +102,11 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
 
 
 def largest_weight(record: PyTree, least_rank: int = 2) -> jax.Array:
-  """float32[]: the largest absolute number in the weights of a record.
+  """Finds the largest absolute number in the weights of a record, float32[].
 
   Weights are the arrays of floats with at least `least_rank` axes: kernels of
-  every network in it. Vectors and scalars beside them, such as statistics,
-  budgets and rates, have sizes of their own. NaN if there is one; 0 if there
+  every network in it. Vectors and scalars, such as statistics, budgets and
+  rates, are left out, as they have other scales. NaN if a weight is; 0 if there
   are no weights.
   """
   sizes = [jnp.abs(x).max().astype(jnp.float32)
@@ -145,9 +145,9 @@ def _unlabeled(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probe_of(federation: Federation) -> Probe:
-  """About 2048 unlabeled rows, evenly taken over clients and their rows.
+  """Takes about 2048 unlabeled rows, evenly over clients and their rows.
 
-  Of a stream, over the rows of all tasks.
+  In a stream these are the rows of all tasks.
   """
   unlabeled, counts = _unlabeled(federation)
   holders = np.flatnonzero(counts)
@@ -180,7 +180,7 @@ def _judge(pseudo_label, state: State, federation: Federation, probe: Probe
 
 
 def labeled_rows(federation: Federation) -> tuple[jax.Array, jax.Array]:
-  """At most about 2048 rows of clients and server that carry labels.
+  """Takes at most about 2048 rows of clients and server that carry labels.
 
   Args:
     federation: any.
@@ -203,22 +203,23 @@ def labeled_rows(federation: Federation) -> tuple[jax.Array, jax.Array]:
 
 def evaluation(method: Method, mesh: Mesh | None = None
                ) -> Callable[[State, Federation, Probe], Metrics]:
-  """A pure function that evaluates a state, to be jitted or mapped.
+  """Makes a pure function that evaluates a state, to be jitted or mapped.
 
   Args:
     method: its `predict`, `pseudo_label` and `local_predict` are used.
     mesh: devices to share the work, or None.
 
   Returns:
-    (state, federation, probe) -> metrics: the `scores` on the test set;
-    largest_weight of the server's record; val_accuracy, val_loss;
+    (state, federation, probe) -> metrics. Those of a global model are its
+    `scores` on the test set; largest_weight of the server's record;
+    val_accuracy and val_loss, if there are validation examples;
     labeled_accuracy on at most about 2048 rows that are learnt from with their
-    labels, not augmented; pseudo_label_accuracy
-    and pseudo_label_rate on the true labels of the probe rows, where the
-    method labels; local_accuracy, the mean over the clients of their own
-    models' accuracy on at most 2048 test rows, where the method keeps them;
-    that is `accuracy` too where there is no global model, and the weights
-    are the clients'; and what the method's `report` says of its state.
+    labels, not augmented; pseudo_label_accuracy and pseudo_label_rate by the
+    true labels of the probe rows, if the method labels; and the method's
+    `report`. If clients keep models of their own, local_accuracy is the mean of
+    these models' accuracies on at most 2048 test rows. Without a global model
+    there are only such means of all `scores`, local_accuracy, and the
+    largest_weight of the clients' models.
   """
   def over(predict, given, examples: Examples, rows=None):
     rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows

@@ -1,4 +1,4 @@
-"""The loop that runs every method, and knows none of them."""
+"""The loop that runs any method, without knowing which."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +19,13 @@ from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.training import columns, environment, processes, runner
 from fedjax_ssl.training.runner import Row
 
-# One call of the compiled loop aims at so many seconds, so that progress shows
-# and a signal is heard. The bits do not depend on where calls end.
+# One call of the compiled loop should take this many seconds: between calls
+# progress is shown and signals are noticed. Results do not depend on it.
 _CALL_SECONDS = 5.0
 
 
 class Stop(NamedTuple):
-  """Why a stretch ends at `round`."""
+  """The round at which a stretch of rounds ends, and what is due then."""
 
   round: int
   evaluates: bool
@@ -36,13 +36,13 @@ class Result(NamedTuple):
   """What `train` returns.
 
   Attributes:
-    states: one State a seed, in the order of the seeds.
+    states: one State for each seed, in the order of the seeds.
     round: rounds done.
-    interrupted: a SIGTERM or SIGINT was heard, by any process: the run ended
+    interrupted: whether any process got SIGTERM or SIGINT. The run then ended
       at `round`, which is saved and may be the last, and the caller should end
       too.
-    metrics: by name, float64[rows] of the rows that were measured, `round`
-      beside them and `seed` if there are several; see `columns`.
+    metrics: by name, float64[rows] over the measured rows; with `round`, and
+      `seed` if there are several; see `columns`.
   """
 
   states: list[State]
@@ -55,7 +55,7 @@ class Result(NamedTuple):
 
 
 class Observer(NamedTuple):
-  """What the loop tells the world; every field may be replaced.
+  """Functions that the loop calls with its results; each may be replaced.
 
   In a run of several processes each of them calls its own observer.
 
@@ -64,8 +64,8 @@ class Observer(NamedTuple):
     on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint; to keep the
       arrays, copy them: the next rounds reuse their memory.
     on_progress: (round, seconds since the start) after each call.
-    on_report: called with a Row of `method.report`'s values, one a seed, after
-      every round that is not evaluated; never if the method has no `report`.
+    on_report: (Row) of `method.report`'s values for every seed, after each
+      round that is not evaluated; never if the method has no `report`.
   """
 
   on_row: Callable[[Row], None] = lambda row: None
@@ -76,7 +76,7 @@ class Observer(NamedTuple):
 
 def stops(start: int, end: int, eval_every: int, checkpoint_every: int
           ) -> Iterator[Stop]:
-  """The rounds at which stretches end, `start` excluded, `end` included."""
+  """Yields where stretches of rounds end, after `start` and up to `end`."""
   round_ = start
   while round_ < end:
     nexts = [end]
@@ -121,7 +121,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
 
   Args:
     method: any method.
-    federations: one, or one a seed, with tables of equal widths.
+    federations: one, or one for each seed, with tables of equal widths.
     num_rounds: rounds in all, those before a resume included. Schedules and
       ramps also span this many, unless `TaskSpec.schedule_rounds` is set; set
       it if the run may be extended later.
@@ -131,10 +131,10 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
       last round only.
     checkpoint_every: rounds between saves; 0 saves at the end only.
     seed_map: 'map', one seed after another; 'vmap', all in one program;
-      'auto', the first on CPU and the second elsewhere.
+      'auto', 'map' on CPU and 'vmap' elsewhere.
     mesh: devices to split the clients over, or None.
     saved: (round, tree) to continue from, as given to `on_save`.
-    observer: hears of rows, saves and progress.
+    observer: its functions are called; None calls nothing.
 
   Returns:
     The states, the round reached, and what was measured.
@@ -188,13 +188,13 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
         kept = done
       if ends:
         break
-    # One that came with the last rounds must not be lost.
+    # A signal during the last rounds must not be lost.
     ends = ends or _agree(heard, pace)[0]
   return Result(runs.states, done, ends, measured.scalars())
 
 
 def seeds_together(seed_map: str, count: int) -> bool:
-  """Whether `train` puts `count` seeds under one vmap.
+  """Returns whether `train` puts `count` seeds under one vmap.
 
   Raises:
     ValueError: for an unknown `seed_map`.
@@ -207,7 +207,7 @@ def seeds_together(seed_map: str, count: int) -> bool:
 
 def _check_kinds(method: Method, federations: Sequence[Federation],
                  num_rounds: int) -> None:
-  """Raises, with what to write, for arguments that are something else."""
+  """Raises for arguments of another kind; the messages say what to give."""
   if not isinstance(method, Method):
     raise TypeError("train takes a Method, such as make_method('fixmatch', "
                     f'task), not {type(method).__name__} '
@@ -226,7 +226,7 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
 
 
 def _agree(heard: threading.Event, pace: float) -> tuple[bool, int]:
-  """Whether to end, and rounds of a call: alike on all processes."""
+  """Whether to end, and the rounds of a call; the same on all processes."""
   most = min(max(1, int(_CALL_SECONDS / pace)), 2**30)
   said = processes.gather((int(heard.is_set()), most))
   return bool(said[:, 0].any()), int(said[0, 1])

@@ -123,15 +123,15 @@ _RANKS = {name: rank for rank, name in enumerate(ORDER)}
 
 
 def kind(name: str) -> str:
-  """The kind of a metric; those of methods alone are numbers."""
+  """Returns the kind of a metric; one that is not in the table is a number."""
   return METRICS[name].kind if name in METRICS else 'number'
 
 
 def rank(name: str) -> tuple[int, str]:
-  """By which names are sorted in a row."""
+  """Returns the key by which names are sorted in a row."""
   return _RANKS.get(name, len(_RANKS)), name
 
 
 def title(name: str) -> str:
-  """The words and unit over a column."""
+  """Returns the words and the unit over a column."""
   return name.replace('_', ' ') + (', %' if kind(name) == 'share' else '')

@@ -71,7 +71,7 @@ class _GrowingFile:
     self._known = _fingerprint(os.fstat(self._stream.fileno()))
 
   def seal(self) -> dict[str, Any]:
-    """What a checkpoint says of the file, which holds just that."""
+    """Mends the file; returns what a checkpoint stores about it."""
     self._mend()
     return {'bytes': len(self.data), 'sha256': self._digest.hexdigest()}
 
@@ -92,7 +92,7 @@ class _GrowingFile:
 
 
 def _fingerprint(stat: os.stat_result) -> tuple[int, ...]:
-  """What changes when somebody else replaces or writes a file."""
+  """What changes when another program replaces or writes a file."""
   return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
@@ -113,7 +113,7 @@ class MetricsWriter:
       workdir: folder of the two files.
       resume_round: round of the restored checkpoint, whose own row is kept;
         None drops all rows, because the run starts over.
-      seals: by name, what that checkpoint says of the files; see `seals`.
+      seals: by name, what that checkpoint stores about the files; see `seals`.
       track: where numbers are mirrored to, names of `trackers.PACKAGES`.
       config: the run's flags, which trackers show beside them.
 
@@ -124,7 +124,7 @@ class MetricsWriter:
     folder = pathlib.Path(workdir)
     last = -1 if resume_round is None else int(resume_round)
     self._folder = folder
-    self._learnt: dict[Any, float] = {}  # By seed, the best so far.
+    self._learnt: dict[Any, float] = {}  # By seed, the best labeled_accuracy.
     self._mirrors: list[trackers.Mirror] = []
     if lacking := trackers.lacking(track):
       raise MetricsError(f'track: {lacking}')
@@ -132,14 +132,14 @@ class MetricsWriter:
       whole = _whole(folder, last, seals)  # Both, before one is changed.
       self._files = {name: _GrowingFile(folder / name, data)
                      for name, data in whole.items()}
-    rows = _rows(self._files[METRICS].data)  # Of the run that goes on.
+    rows = _rows(self._files[METRICS].data)  # Those that are kept.
     for row in rows:
       self._remember(row)
     for name in track:
       self._mirrors.append(_mirror(name, folder, config or {}, last, rows))
 
   def seals(self) -> dict[str, dict[str, Any]]:
-    """What the next checkpoint should say of the two files.
+    """Returns what the next checkpoint should store about the two files.
 
     A file that was removed or changed meanwhile is written anew first.
 
@@ -150,15 +150,16 @@ class MetricsWriter:
       return {name: file.seal() for name, file in self._files.items()}
 
   def _remember(self, row: Row) -> None:
-    """Keeps the best of what the model has learnt, as it was written."""
+    """Keeps each seed's best labeled_accuracy, as it was written."""
     seed, now = row.get('seed'), row.get('labeled_accuracy')
     if now is not None:
       self._learnt[seed] = max(now, self._learnt.get(seed, 0.0))
 
   def _forgetting(self, row: Row) -> Row:
-    """How far the model of a row that is remembered is below its best.
+    """The metric `forgetting`: how far a row is below its seed's best.
 
-    From the numbers as written, so that a resume leaves the same bytes.
+    It is made from the numbers as written, so that a resume leaves the same
+    bytes.
     """
     now = row.get('labeled_accuracy')
     if now is None:
@@ -214,11 +215,11 @@ class MetricsWriter:
 
 
 def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
-  """The rows of a run, oldest first.
+  """Reads the rows of a run, oldest first.
 
   Args:
-    path: a workdir, whose checkpoints vouch for the rows, or the file itself,
-      which is believed.
+    path: a workdir, whose rows must match its newest checkpoint, or the file
+      itself, which is not checked.
     name: METRICS or TIMINGS, if `path` is a folder.
 
   Returns:
@@ -266,7 +267,7 @@ def _one_line(folder: pathlib.Path) -> Iterator[None]:
 
 
 def is_short(row: Mapping[str, Any]) -> bool:
-  """Whether a row is of a round between two evaluations."""
+  """Returns whether a row is of a round between two evaluations."""
   own = set(row) - {'round', 'seed'}
   return bool(own) and own <= set(BETWEEN)
 
@@ -300,7 +301,7 @@ def validate_all(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def to_plain(row: Mapping[str, Any]) -> Row:
-  """Numbers and lists instead of arrays, names in the fixed order.
+  """Turns arrays into numbers and lists, with names in the fixed order.
 
   A float32 becomes the shortest decimal that reads back as the same float32,
   so the text does not depend on how it was converted.
@@ -310,7 +311,7 @@ def to_plain(row: Mapping[str, Any]) -> Row:
 
 
 def to_line(row: Mapping[str, Any]) -> str:
-  """One line of the file."""
+  """Returns the row as one line of the file."""
   return json.dumps(row, allow_nan=False) + '\n'
 
 

@@ -2,8 +2,8 @@
 
 A run stores the SHA-256 of every file that its texts and --import name, and a
 copy of it in `<workdir>/code/`. What a file imports is not followed. A run is
-never continued with other code: its rows would be of two methods. It is read
-and repeated with the copy, where the file itself has changed or is gone.
+never continued with other code: its rows would be of two methods. If a file has
+changed or is gone, the run is read and repeated with the copy.
 """
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _VERSION = 'version '  # Before that of a package, in place of a hash.
 def of(flags: Mapping[str, Any], setting: str = '') -> dict[str, Any]:
   """Returns the fact `code` of a run; {} if it has no code of its own.
 
-  Of a package whose entry points were taken it is the version.
+  By name it has the SHA-256 of a file or module; or the version of a package
+  whose entry points are used.
 
   Args:
     flags: by name, as a `config.Config` has them.
-    setting: its name.
+    setting: name of the run's setting.
   """
   texts = [flags.get(name) or '' for name in imports.TEXTS]
   names = [str(text).partition('(')[0].strip() for text in texts]
@@ -56,11 +57,11 @@ def begun(folder: pathlib.Path, now: Mapping[str, str],
           was: Mapping[str, str]) -> None:
   """Compares the code of a start with that of the run's first one.
 
-  A module of an installed package that has changed is told, as a new version
-  of any package is.
+  If a module of an installed package has changed, it only prints so, as for a
+  new version of any package.
 
   Raises:
-    ValueError: if a file has changed, or the files are others.
+    ValueError: if a file has changed, is missing or is new.
   """
   ours, theirs = ({k: v for k, v in code.items() if k.endswith('.py')}
                   for code in (now, was))
@@ -82,7 +83,7 @@ def begun(folder: pathlib.Path, now: Mapping[str, str],
 
 
 def same_name(now: str, was: str) -> bool:
-  """Whether two names are one, wherever the file lies that one has it from."""
+  """Returns whether two names are equal, whatever folders files are in."""
   first, second = imports.split(now), imports.split(was)
   if first is None or second is None:
     return now == was
@@ -96,15 +97,15 @@ def _name(place: str) -> str:
 
 def found_again(config: Mapping[str, Any], folder: str | os.PathLike[str],
                 say: Callable[[str], None] | None = None) -> dict[str, Any]:
-  """A run's configuration, its texts and imports where its code is today.
+  """Returns a run's configuration, which names its code where it is today.
 
   Args:
     config: as `workdir.read_config` returns it.
     folder: of the run.
-    say: is told, in a line, which copies are taken; default: standard error.
+    say: gets a line on each copy that is taken; default: standard error.
 
   Returns:
-    The same; files that changed or are gone are replaced by their copies.
+    The configuration, with copies in place of files that changed or are gone.
 
   Raises:
     ValueError: if neither a file nor its copy is there, or a package is not

@@ -1,4 +1,4 @@
-"""Who gains and who loses: what the models are worth to each client."""
+"""How good the models are for each client."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fedjax_ssl.training import evaluate
 
 def table(method: Method, state: State, federation: Federation
           ) -> dict[str, np.ndarray]:
-  """Returns one row a client, as columns.
+  """Returns one row for each client, as columns.
 
   No client has test rows of its own: a model's accuracy on each class of the
   test set is weighed by the classes of the client's rows, labeled or not.
@@ -29,9 +29,9 @@ def table(method: Method, state: State, federation: Federation
 
   Returns:
     By name an array [N]: client, its number; rows and labels, how many rows it
-    holds, and with a label; accuracy, of the global model, or where there is
-    none of the client's own; local_accuracy, of the client's own model, where
-    the method keeps it. NaN for a client without rows.
+    holds, and how many of them with a label; accuracy of the global model, or
+    of the client's own if there is none; local_accuracy of the client's own
+    model, if the method keeps it. NaN for a client without rows.
   """
   labeled, unlabeled = federation_lib.class_counts(federation)
   mix = (labeled + unlabeled).astype(np.float64)
@@ -68,10 +68,10 @@ def _of_classes(predict: Callable[..., jax.Array], federation: Federation
 
 
 def weighed(accuracy: np.ndarray, mix: np.ndarray) -> np.ndarray:
-  """Returns float64[N]: accuracies of classes, by how many rows each has.
+  """Averages accuracies of classes by how many rows each has: float64[N].
 
   Args:
-    accuracy: [C] or [N, C], NaN for a class that nobody measured.
+    accuracy: [C] or [N, C], NaN for a class that was not measured.
     mix: [N, C] rows of each class; a client without any gets NaN.
   """
   known = np.isfinite(accuracy)

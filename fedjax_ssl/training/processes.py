@@ -1,11 +1,11 @@
-"""What the processes of one run must do alike, and what only the first does.
+"""What all processes of one run must do, and what only the first one does.
 
 A run of several processes (`jax.distributed`) is one program: all processes
 start the same computations in the same order, or they wait for each other for
-ever. Hence they agree on what they cannot know of each other: a signal that
-one of them heard, the pace, an error. The first process alone reads and writes
-the run's folder, so that the others need not see it. With one process nothing
-is sent, and errors keep their types.
+ever. Hence they tell each other what only one of them knows: a signal that it
+heard, its pace, an error. The first process alone reads and writes the run's
+folder, so that the others need not see it. With one process nothing is sent,
+and errors keep their types.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 T = TypeVar('T')
 # Bytes on their way at a time: the buffers are on every device.
 _CHUNK = 1 << 26
-# Bytes of a process's words to the others.
+# Bytes of the message in which a process tells the others its error.
 _WORDS = 1000
 
 
@@ -28,26 +28,26 @@ class AgreedError(ValueError):
 
 
 class AgreedExit(SystemExit):
-  """An end that all processes of a run come to together."""
+  """An exit that all processes of a run make together."""
 
 
 def count() -> int:
-  """How many processes the run has."""
+  """Returns how many processes the run has."""
   return jax.process_count()
 
 
 def index() -> int:
-  """Which of them this one is, from 0."""
+  """Returns which of the processes this one is, from 0."""
   return jax.process_index()
 
 
 def is_first() -> bool:
-  """Whether this process reads and writes the run's files."""
+  """Returns whether this process reads and writes the run's files."""
   return index() == 0
 
 
 def gather(numbers: Sequence[int]) -> np.ndarray:
-  """int32[processes, M]: the M numbers of each process, on all of them."""
+  """Gathers M numbers of each process on all: int32[processes, M]."""
   own = np.asarray(numbers, np.int32)
   if count() == 1:
     return own[None]
@@ -56,7 +56,7 @@ def gather(numbers: Sequence[int]) -> np.ndarray:
 
 
 def share(data: bytes | None) -> bytes:
-  """The first process's bytes, on all of them; what others give is unread."""
+  """Sends the first process's bytes to all; those of others are not read."""
   if count() == 1:
     return data or b''
   from jax.experimental import multihost_utils
@@ -66,7 +66,7 @@ def share(data: bytes | None) -> bytes:
   size, parts = (int(high) << 30) + int(low), []
   for start in range(0, size, _CHUNK):
     length = min(_CHUNK, size - start)
-    # Few different sizes: each is a program of its own.
+    # Few different sizes, as each needs a program of its own.
     padded = max(1 << 12, 1 << (length - 1).bit_length())
     part = np.zeros(padded, np.uint8)
     mine = np.frombuffer(own[start:start + length], np.uint8)

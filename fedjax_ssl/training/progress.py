@@ -26,21 +26,21 @@ class Compilation:
 
   def hear(self, event: str, start_time: float, end_time: float,
            **unused: str | int) -> None:
-    """Takes in what JAX tells of a stretch of time, at the end of it."""
+    """Adds a stretch of time that JAX reports at its end."""
     if not event.startswith(_ONCE):
       return
-    # A function that is traced within another one is told of first.
+    # The stretch of a function that is traced within another is reported first.
     while self._spans and self._spans[-1][1] > start_time:
       start_time = min(start_time, self._spans.pop()[0])
     self._spans.append((start_time, end_time))
 
   def seconds(self) -> float:
-    """The length of all stretches together, what overlaps counted once."""
+    """Returns the length of all stretches, overlaps counted once."""
     return sum(end - start for start, end in self._spans)
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[Compilation]:
-    """Hears of all that is compiled within."""
+    """Listens to all compilation inside the block."""
     jax.monitoring.register_event_time_span_listener(self.hear)
     try:
       yield self
@@ -83,7 +83,7 @@ class Progress:
 
   @property
   def seconds_per_round(self) -> float | None:
-    """Speed after the first update, but for what is compiled later."""
+    """Returns the speed since the first update, compilation left out."""
     return self._rate
 
   def update(self, round_: int, accuracy: float | None = None) -> None:
@@ -133,7 +133,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-  """`45s`, `12m30s` or `3h05m`."""
+  """Returns `45s`, `12m30s` or `3h05m`."""
   seconds = round(seconds)
   if seconds < 60:
     return f'{seconds}s'

@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def root_keys(seed: int) -> tuple[jax.Array, jax.Array]:
-  """The keys of a seed: for initial values, and for the rounds."""
+  """Makes the keys of a seed: for initial values, and for the rounds."""
   root = jax.random.key(seed)
   return jax.random.fold_in(root, 0), jax.random.fold_in(root, 1)
 
@@ -66,7 +66,7 @@ def stretch(method: Method, state: State, totals: Totals,
 
 def totals_shape(method: Method, federation: Any, state: Any,
                  key: jax.Array | None = None) -> Totals:
-  """Shapes of the totals, without running a round; `key` is of its kind."""
+  """Returns the totals' shapes, without a round; `key` is like the round's."""
   def one(state, federation, key):
     return method.round(state, federation.at(jnp.int32(0)), jnp.int32(0), key)
   _, metrics = jax.eval_shape(
@@ -83,7 +83,7 @@ def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
   rounds = np.maximum(totals.rounds, np.float32(1))
 
   def mean(name, value):
-    if isinstance(value, Ratio):  # Of nothing: NaN, which becomes null.
+    if isinstance(value, Ratio):  # NaN without rows, which becomes null.
       with np.errstate(invalid='ignore'):
         return value.total / value.rows
     return value if name in SUMMED else value / rounds
@@ -93,7 +93,7 @@ def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
 
 def checkpoint_template(method: Method, federation: Any, state: Any,
                         seeds: Sequence[int]) -> PyTree:
-  """What a run saves: a state and the unfinished totals of every seed."""
+  """Returns the form of a checkpoint: each seed's state and current totals."""
   totals = totals_shape(method, federation, state)
   return {str(s): {'state': state, 'totals': totals} for s in seeds}
 
@@ -123,7 +123,7 @@ class Sequential:
     for i in range(len(self._seeds)):
       state, totals = self._first(i, saved)
       state = sharding.state(state, self._mesh)
-      if totals is None:  # Placed as in the loop, the round is traced once.
+      if totals is None:  # With the state placed, the round is traced once.
         totals = self._zeros(i, self._federations[i], state)
       self.states.append(state)
       self._totals.append(sharding.whole(totals, self._mesh))
@@ -176,7 +176,7 @@ class Sequential:
             for i, seed in enumerate(self._seeds)]
 
   def reports(self, round_: int) -> list[Row]:
-    """What the method says of every seed's record; nothing if it does not."""
+    """Returns the method's report on each seed's record; [] without one."""
     report = self._method.report
     if report is None:
       return []
@@ -187,7 +187,7 @@ class Sequential:
     return self._score(self.states[i], self._federations[i], self._probes[i])
 
   def snapshot(self) -> PyTree:
-    """What a checkpoint holds; see `checkpoint_template`."""
+    """Returns what a checkpoint holds; see `checkpoint_template`."""
     return {str(s): {'state': self.states[i], 'totals': self._totals[i]}
             for i, s in enumerate(self._seeds)}
 

@@ -1,7 +1,7 @@
 """Where arrays live: on one device, or on a mesh that may span processes.
 
-Nothing is sent: every process holds the same values on the host and puts the
-parts of its own devices there.
+Nothing is sent: every process holds the same values on the host, and puts on
+its own devices the parts that belong there.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedjax_ssl.core.types import Federation, PyTree, State
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:
-  """The sharding of a whole copy on every device; None without a mesh."""
+  """Returns the sharding of a copy on each device; None without a mesh."""
   return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
@@ -59,7 +59,7 @@ def by_client(x: PyTree, mesh: Mesh | None, axis: int = 0) -> PyTree:
 
 
 def _unshared(value: State) -> State:
-  """The state, with a copy of an array wherever it stands once more."""
+  """The state, with copies wherever an array occurs again."""
   seen: set[int] = set()
 
   def one(x):
@@ -73,7 +73,8 @@ def _unshared(value: State) -> State:
 def state(value: State, mesh: Mesh | None, axis: int = 0) -> State:
   """Puts a state on the devices: memory by client, all else on each.
 
-  Rounds give its buffers away, which works once: no two leaves may share one.
+  Rounds donate its buffers, each of which can be donated only once. So no two
+  leaves may share one.
   """
   value = _unshared(value)
   return State(whole(value.server, mesh), by_client(value.memory, mesh, axis),

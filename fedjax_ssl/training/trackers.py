@@ -5,9 +5,10 @@ variables name: WANDB_MODE and WANDB_PROJECT, MLFLOW_TRACKING_URI and
 MLFLOW_EXPERIMENT_NAME. TensorBoard's files stand in the workdir, and so do
 wandb's under WANDB_MODE=offline and, without a server, MLflow's database.
 
-`tracked_<name>.json` in the workdir says which run it is there and which rows
-it has. A run that was stopped goes on in the same place: rows that it measures
-again are not sent again, and rows that had not arrived are sent first.
+`tracked_<name>.json` in the workdir says what the tracker calls the run, and
+which rows it has. A run that was stopped goes on in the same place: rows that
+it measures again are not sent again, and rows that had not arrived are sent
+first.
 """
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ class Place(NamedTuple):
   Attributes:
     folder: the run's.
     config: flags of the run.
-    run: what it is called there.
-    known: whether it was begun there before.
-    purge: first round of which nothing is there, or should be.
+    run: what the tracker calls the run.
+    known: whether the run was begun there before.
+    purge: first round of which the tracker has no row, or should have none.
   """
 
   folder: pathlib.Path
@@ -53,13 +54,13 @@ class Place(NamedTuple):
 class Tracker(Protocol):
   """A place that rows are mirrored to."""
 
-  run: str  # What the place calls it, which it may choose itself.
+  run: str  # The tracker's name for the run, which it may choose itself.
 
   def write(self, row: Row) -> None:
     """Sends the numbers of a row."""
 
   def close(self) -> None:
-    """Has everything arrive."""
+    """Waits until everything has arrived."""
 
 
 def lacking(names: Sequence[str]) -> str:
@@ -71,7 +72,7 @@ def lacking(names: Sequence[str]) -> str:
     package = PACKAGES[name]
     try:
       found = importlib.util.find_spec(package) is not None
-    except ValueError:  # Of a module that was put there by hand.
+    except ValueError:  # A module that was put into sys.modules by hand.
       found = True
     if not found:
       return (f"{name} needs the package {package}: pip install -e '.[{name}]' "
@@ -84,7 +85,7 @@ class Mirror:
 
   def __init__(self, name: str, folder: pathlib.Path,
                config: Mapping[str, Any], last: int, rows: Sequence[Row]):
-    """Goes on where it was, or begins, and sends what is not there yet.
+    """Continues or begins a run at the tracker; sends the rows it lacks.
 
     Args:
       name: one of `PACKAGES`.
@@ -121,7 +122,7 @@ class Mirror:
         {'run': self._run, 'rounds': self._rounds}).encode())
 
   def write(self, row: Row) -> None:
-    """Sends a row that is not there yet; of one that fails the run goes on."""
+    """Sends a row that is not there yet; if that fails, the run goes on."""
     seed = str(row.get('seed', ''))
     if self._tracker is None or (
         row['round'] <= self._rounds.get(seed, self._before)):
@@ -138,7 +139,7 @@ class Mirror:
     self._store()
 
   def close(self) -> None:
-    """Has all rows arrive."""
+    """Waits until all rows have arrived."""
     if self._tracker is None:
       return
     try:
@@ -148,7 +149,7 @@ class Mirror:
 
 
 def _numbers(row: Row) -> dict[str, float]:
-  """The numbers of a row, those of a seed under its name."""
+  """The numbers of a row, by name; with its seed in the name if it has one."""
   group = f'seed_{row["seed"]}/' if 'seed' in row else ''
   return {group + name: value for name, value in row.items()
           if name not in ('round', 'seed') and isinstance(value, int | float)}

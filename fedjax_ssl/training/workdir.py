@@ -27,7 +27,7 @@ from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import disk, environment, processes
 
 CONFIG = 'config.json'
-FLAGFILE = 'run.flags'  # What a program that started the run was given.
+FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
 LOCK = 'lock'
 # Files that only a run leaves; without a config they belong to no run.
 _TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
@@ -45,7 +45,7 @@ class Workdir:
   """
 
   def __init__(self, path: pathlib.Path, lock: int | None):
-    """Use `open_workdir`."""
+    """Is called by `open_workdir`."""
     self.path = path
     self._lock = lock
 
@@ -138,7 +138,7 @@ def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-  """All of a run's `config.json`: flags, facts, environment, restarts.
+  """Reads a run's `config.json`: flags, facts, environment, restarts.
 
   Raises:
     WorkdirError: if there is none, or it cannot be read.
@@ -160,7 +160,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def stored_config(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-  """As `read_config`; {} of no folder, and of one that holds no run yet."""
+  """Reads as `read_config`; {} for no folder, or one without a run yet."""
   return read_config(path) if path and (
       pathlib.Path(path) / CONFIG).exists() else {}
 
@@ -201,7 +201,7 @@ def _take(folder: pathlib.Path, asked: str) -> int:
 
 
 def _sign(lock: int) -> None:
-  """Writes into the lock who holds it."""
+  """Writes into the lock which process holds it."""
   os.truncate(lock, 0)
   os.write(lock, f'pid {os.getpid()} on {socket.gethostname()}\n'.encode())
 

@@ -35,7 +35,7 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
     text: a name of `WEAK`, with knobs if any, as in 'flip_crop(pad=2)'.
     flip: False where a mirror image may be of another class, as with digits;
       the text may say otherwise, as in 'flip_crop(flip=False)'.
-    field: what refusals call it.
+    field: what error messages call it.
 
   Returns:
     (key, images uint8[B, H, W, C]) -> the same shape and type; C up to 4.
@@ -48,9 +48,9 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
-  """As `make_weak`, for names of `STRONG`; C is 1 or 3.
+  """Builds a view by a name of `STRONG`, as `make_weak`; C is 1 or 3.
 
-  A strong view is a weak one, operations, then a cutout.
+  A strong view is a weak view, then operations, then a cutout.
   """
   return naming('strong', text, registry.build(
       'strong', text, STRONG, defaults={'flip': flip}))
@@ -60,11 +60,12 @@ def make_strong(text: str, *, flip: bool = True) -> View:
 def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
           cutout: int | None = None, weak: str = 'flip_crop',
           flip: bool = True) -> View:
-  """RandAugment of FixMatch, as FedDure, CBAFed, SAGE and ProxyFL have it.
+  """RandAugment of FixMatch, as FedDure, CBAFed, SAGE and ProxyFL use it.
 
   Args:
-    num_ops: operations drawn an image, with replacement; 0 is none.
-    magnitude: each draws its level from 1 to magnitude - 1, of 10.
+    num_ops: operations drawn for each image, with replacement; 0 is none.
+    magnitude: each operation draws its level from 1 to magnitude - 1; the top
+      level is 10.
     probability: that a drawn operation is applied; 0 is never.
     cutout: side of the gray square, at most the image's shorter side; None is
       half of that (16 of 32), 0 is off. The PyTorch port's square is a pixel
@@ -84,13 +85,13 @@ def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
           weak: str = 'flip_crop', flip: bool = True) -> View:
   """RandAugment of SemiFL: 15 operations, all at the same level.
 
-  Its translations are by 100 pixels at the top level whatever the size, which
-  leaves black of a small image; so the authors have it.
+  At the top level a translation moves an image by 100 pixels whatever its size,
+  so a small image turns black, as in the authors' code.
 
   Args:
     num_ops: as in `ra_mc`; each is applied with probability 1/2.
-    magnitude: 1 to 10.
-    cutout: as in `ra_mc`; a square of up to 40 pixels is in the pool besides.
+    magnitude: the level of all operations, 1 to 10.
+    cutout: as in `ra_mc`; besides, the pool has a square of up to 40 pixels.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 
@@ -109,7 +110,8 @@ def ra_heart(*, num_ops: int = 6, tops: Sequence[int] = (2, 3, 4, 5),
 
   Args:
     num_ops: as in `ra_mc`; all are applied.
-    tops: an image draws one, and its operations draw levels below it, of 10.
+    tops: each image draws one of these, and each of its operations a level
+      below it; there are 10 levels.
     cutout: as in `ra_mc`.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
@@ -127,13 +129,14 @@ def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
              flip: bool = True) -> View:
   """The original RandAugment(n, m): n operations, all at level m.
 
-  Values grow with the level from the identity, as in torchvision; in the
-  first code those of some operations fell. Factors are 1 plus or minus theirs.
+  Graded effects grow with the level from the identity at 0, as in torchvision;
+  in the first code those of some operations fell. The factors of brightness,
+  color, contrast and sharpness are 1 plus or minus the value of the level.
 
   Args:
     num_ops: n; all are applied.
     magnitude: m, 0 to `levels`.
-    levels: the top level, 10 or 30 in print.
+    levels: the top level, 10 or 30 in publications.
     cutout: as in `ra_mc`.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
@@ -184,7 +187,7 @@ STRONG: registry.Registry[Callable[..., View]] = registry.Registry('view', {
 
 
 def register_weak(name: str) -> Callable[[_Builder], _Builder]:
-  """Decorates a builder of a weak view, which then has a name.
+  """Decorates a builder of a weak view, to register it under a name.
 
   ```python
   @augment.register_weak('mine')
@@ -198,14 +201,14 @@ def register_weak(name: str) -> Callable[[_Builder], _Builder]:
 
 
 def register_strong(name: str) -> Callable[[_Builder], _Builder]:
-  """As `register_weak`, for a strong view; no weak view comes before it."""
+  """Decorates a builder of a strong view; no weak view comes before it."""
   return STRONG.register(name)
 
 
 @knobs.checked()
 def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
            flip: bool = True) -> View:
-  """The engine of all pools: weak view, a scan over slots, cutout.
+  """Makes a view from a pool: a weak view, a scan over slots, a cutout.
 
   Args:
     pool: operations and how they are drawn.
@@ -249,7 +252,7 @@ def strong(pool: Pool, *, cutout: int | None = None, weak: str = 'flip_crop',
 
 
 def choose(pool: Pool, top: jax.Array, draw: jax.Array) -> jax.Array:
-  """Which row of `pools.rows` each image gets in a slot.
+  """Chooses the row of `pools.rows` that each image gets in a slot.
 
   Args:
     pool: operations and how they are drawn.
@@ -269,12 +272,13 @@ def choose(pool: Pool, top: jax.Array, draw: jax.Array) -> jax.Array:
 
 def apply(words: jax.Array, params: Params, table: Params,
           shape: tuple[int, ...], shear: str = 'nearest') -> jax.Array:
-  """One slot: each of the three families once.
+  """Applies one slot: each of the three families of operations once.
 
   Args:
     words: int32[B, H * W], packed images.
     params: what each image gets; `cutout` is not read.
-    table: rows that params are from; a family that none is of is left out.
+    table: the rows that params come from; a family that no row needs is
+      skipped.
     shape: of the images, [B, H, W, C].
     shear: see `ops.warp`.
 

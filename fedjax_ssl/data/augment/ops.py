@@ -1,10 +1,10 @@
 """The image operations in three families, each computed once for a batch.
 
 An image is a row of words: the channels of a pixel are packed into one int32,
-so that a warp gathers once a pixel. Every image of a batch gets an affine warp,
-a table of 256 entries for each channel, and a blend with a degenerate image;
-all but one of these are the identity. So a drawn operation takes three passes,
-however many operations a pool has. Arithmetic follows Pillow.
+so that a warp gathers once per pixel. Every image of a batch gets an affine
+warp, a table of 256 entries for each channel, and a blend with a degenerate
+image; all but one of these are the identity. So a drawn operation takes three
+passes, however many operations a pool has. Arithmetic follows Pillow.
 """
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _TAPS = {'nearest': (0,), 'bilinear': (0, 1), 'bicubic': (-1, 0, 1, 2)}
 
 
 def pack(images: Array) -> jax.Array:
-  """uint8[B, H, W, C], C at most 4, as words int32[B, H * W]."""
+  """Packs uint8[B, H, W, C], C at most 4, into words int32[B, H * W]."""
   batch, height, width, channels = images.shape
   wide = jnp.asarray(images).astype(jnp.int32) << _shifts(channels)
   return wide.sum(-1).reshape(batch, height * width)
 
 
 def unpack(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """The inverse of `pack`: uint8 of `shape`."""
-  # Half the time of stacking channels and moving their axis.
+  """Undoes `pack`: uint8 of `shape`."""
+  # Takes half the time of stacking channels and moving their axis.
   pixels = words[..., None] >> _shifts(shape[-1])
   return pixels.astype(jnp.uint8).reshape(shape)
 
@@ -38,12 +38,12 @@ def _shifts(channels: int) -> np.ndarray:
 
 
 def split(words: jax.Array, channels: int) -> jax.Array:
-  """Channels int32[B, C, P] of words int32[B, P]."""
+  """Splits words int32[B, P] into channels int32[B, C, P]."""
   return jnp.stack([words >> 8 * c & 255 for c in range(channels)], axis=1)
 
 
 def join(planes: jax.Array) -> jax.Array:
-  """Words int32[B, P] of channels int32[B, C, P]."""
+  """Joins channels int32[B, C, P] to words int32[B, P]."""
   word = planes[:, 0]
   for c in range(1, planes.shape[1]):
     word = word | (planes[:, c] << 8 * c)
@@ -51,15 +51,15 @@ def join(planes: jax.Array) -> jax.Array:
 
 
 def constant(fill: Array | int, channels: int) -> jax.Array:
-  """The word of a gray level, int32 of the same shape."""
+  """Returns the word of a gray level, int32 of the same shape."""
   return jnp.asarray(fill, jnp.int32) * (0x01010101 & (1 << 8 * channels) - 1)
 
 
 def lookup(rows: jax.Array, index: jax.Array) -> jax.Array:
-  """`rows[..., index]` row by row; index int32[..., P] must lie within rows.
+  """Takes `rows[..., index]` row by row; index int32[..., P] must be in range.
 
-  One flat gather: three times as fast on a CPU as a batched one. The barriers
-  keep XLA from computing rows, index or result anew for each reader.
+  One flat gather is three times as fast on a CPU as a batched one. The barriers
+  keep XLA from computing rows, index or result again for each use.
   """
   lead, size = rows.shape[:-1], rows.shape[-1]
   starts = np.arange(np.prod(lead), dtype=np.int32).reshape(*lead, 1) * size
@@ -86,8 +86,9 @@ def warp(words: jax.Array, params: Params, shape: tuple[int, ...],
     words: int32[B, H * W].
     params: affine, smooth, vertical and fill are read.
     shape: of the images, [B, H, W, C].
-    shear: 'bilinear' or 'bicubic' is what images with `smooth` get, along one
-      axis, which is all that a shear needs; with 'nearest' no image does.
+    shear: how images with `smooth` are interpolated, 'bilinear' or 'bicubic',
+      along one axis, which is all that a shear needs; 'nearest' interpolates
+      none.
 
   Returns:
     int32[B, H * W]; `fill` where the position is outside.

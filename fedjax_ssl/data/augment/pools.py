@@ -30,9 +30,10 @@ class Op(NamedTuple):
 
   kind: one of `KINDS`. Values: a factor (1 is the identity) for brightness,
     contrast, color, sharpness; bits kept (posterize); lowest value that is
-    inverted (solarize); degrees (rotate); pixels a pixel (shear); see `unit`
+    inverted (solarize); degrees (rotate); pixels per pixel (shear); see `unit`
     (translate); side in pixels (cutout). The others have none.
-  sign: 'one' value, 'either' value or its negative, or one 'about' 1.
+  sign: 'one' is the value itself, 'either' the value or its negative, 'about'
+    1 plus or minus the value.
   unit: of a translation: 'side' is a share of the side, 'whole' the same cut
     to whole pixels, 'pixel' pixels.
   fill: gray level where a warp reads outside the image.
@@ -160,16 +161,16 @@ _CUBUK = (
 
 
 def fixmatch(num_ops: int, magnitude: int, probability: float) -> Pool:
-  """14 operations at a level drawn from 1 to magnitude - 1."""
+  """Makes 14 operations, each at a level drawn from 1 to magnitude - 1."""
   _require('magnitude', magnitude, 2, 10)
   return _checked(Pool(_FIXMATCH, num_ops, probability, 10, 1, (magnitude,)))
 
 
 def semifl(num_ops: int, magnitude: int) -> Pool:
-  """15 operations at one level, each applied half of the time.
+  """Makes 15 operations at one level, each applied half of the time.
 
-  That code applies with a probability that it draws anew from U(.2, .8) for
-  every operation: the same as one half.
+  SemiFL's code draws the probability of each operation from U(.2, .8), which
+  comes to one half.
   """
   _require('magnitude', magnitude, 1, 10)
   return _checked(Pool(_SEMIFL, num_ops, .5, 10, magnitude, (magnitude + 1,),
@@ -177,7 +178,7 @@ def semifl(num_ops: int, magnitude: int) -> Pool:
 
 
 def heart(num_ops: int, tops: tuple[int, ...]) -> Pool:
-  """13 operations at one of the first 2 to 5 of ten levels, 0 among them."""
+  """Makes 13 operations, each at a level from 0 to below a drawn top, of 10."""
   if not tops:
     raise ValueError(f'tops={tops!r} is empty; levels are drawn below a top.')
   for top in tops:
@@ -186,7 +187,7 @@ def heart(num_ops: int, tops: tuple[int, ...]) -> Pool:
 
 
 def cubuk(num_ops: int, magnitude: int, levels: int) -> Pool:
-  """14 operations at one level; at level 0 none of the graded ones acts."""
+  """Makes 14 operations at one level; at level 0 graded ones do nothing."""
   _require('levels', levels, 1, 1000)
   _require('magnitude', magnitude, 0, levels)
   return _checked(
@@ -195,7 +196,7 @@ def cubuk(num_ops: int, magnitude: int, levels: int) -> Pool:
 
 @functools.lru_cache(maxsize=64)
 def rows(pool: Pool, height: int, width: int) -> Params:
-  """One row for each operation, level and sign, and the identity at the end.
+  """Makes a row for each operation, level and sign; the identity is last.
 
   Operation i at the j-th level, positive (k = 0) or negative (k = 1), is row
   `(i * pool.num_levels + j) * 2 + k`.
@@ -294,8 +295,8 @@ def _pixels(unit: str, value: float, side: int) -> float:
 def _fixed_point(matrix: list[float], smooth: bool) -> np.ndarray:
   """int32[6] in units of 2**-16 pixel: the arithmetic of Pillow's own loop.
 
-  Interpolation is in double precision there; rounding up then puts a position
-  that is exactly on the edge on the same side of it.
+  Pillow interpolates in double precision. Rounding up here puts a position that
+  is exactly on the edge on the same side as there.
   """
   a, b, c, d, e, f = matrix
   centered = np.array([a, b, c + a / 2 + b / 2, d, e, f + d / 2 + e / 2])

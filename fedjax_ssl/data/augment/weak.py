@@ -1,8 +1,8 @@
 """Weak views: flips, shifts and crops of whole pixels, and boxes cut out.
 
 Every builder returns (key, images uint8[B, H, W, C]) -> the same shape. A flip
-followed by a crop only permutes rows and columns, so a view is two index
-vectors an image and one gather.
+followed by a crop only permutes rows and columns, so a view is one gather with
+two index vectors for each image.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedjax_ssl.data.augment import ops
 from fedjax_ssl.data.augment.pools import GRAY
 
 View = Callable[[jax.Array, Array], jax.Array]
-_LARGEST = 4  # Times the side: images are enlarged to that before a crop.
+_LARGEST = 4  # Images are enlarged at most this many times before a crop.
 
 
 def check(images: Array, channels: tuple[int, ...]) -> None:
@@ -30,7 +30,7 @@ def check(images: Array, channels: tuple[int, ...]) -> None:
 
 
 def none(*, flip: bool = True) -> View:
-  """The images as they are, of any shape and type."""
+  """Leaves images as they are, of any shape and type."""
   del flip
 
   def view(key: jax.Array, images: Array) -> jax.Array:
@@ -42,7 +42,7 @@ def none(*, flip: bool = True) -> View:
 
 @knobs.checked()
 def flip_crop(*, pad: int | None = None, flip: bool = True) -> View:
-  """Mirror with probability 1/2, reflect the border, crop to the old size.
+  """Mirrors with probability 1/2, reflects the border, crops to the old size.
 
   Args:
     pad: pixels reflected on each side, below the side; 0 never moves. None is
@@ -70,7 +70,7 @@ def flip_crop_zero(*, pad: int | None = None, flip: bool = True) -> View:
 def cutout(*, pad: int | None = None, padding: str = 'zero',
            side: int | None = None, fill: int | tuple[int, ...] = GRAY,
            flip: bool = True) -> View:
-  """A crop and mirror, then a square cut out: FedDure's labeled view.
+  """Crops and mirrors, then cuts a square out: FedDure's labeled view.
 
   The square's center is uniform over the pixels and the part outside the image
   is lost. The authors write zeros after normalization, which is the data set's
@@ -116,7 +116,7 @@ def cutout(*, pad: int | None = None, padding: str = 'zero',
 
 @knobs.checked()
 def resize_crop(*, size: int | None = None, flip: bool = True) -> View:
-  """Enlarge bilinearly, crop to the old size, mirror with probability 1/2.
+  """Enlarges bilinearly, crops to the old size, mirrors with probability 1/2.
 
   Args:
     size: of the enlarged shorter side, 1 to 4 times the old one; None is 5/4
@@ -152,7 +152,7 @@ def resize_crop(*, size: int | None = None, flip: bool = True) -> View:
 @knobs.checked()
 def flip_shift(*, shift: int = 2, vertical: float = .25, flip: bool = True
                ) -> View:
-  """Mirror, sometimes upside down as well, and shift: FedMatch v1.
+  """Mirrors, sometimes upside down as well, and shifts: FedMatch v1.
 
   Rows and columns move by whole pixels, uniform in [-shift, shift]; what comes
   in is black. The authors' code means this, but flips the wrong axes of a
@@ -252,7 +252,7 @@ def _check_pad(name: str, pad: int, side: int) -> None:
 
 
 def square_side(name: str, side: int | None, height: int, width: int) -> int:
-  """The side of a square that is cut out of an image.
+  """Returns the side of a square that is cut out of an image.
 
   Args:
     name: of the knob, for messages.

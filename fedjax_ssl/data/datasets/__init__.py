@@ -31,8 +31,8 @@ _NORMALIZATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     'isic': ((.7630, .5456, .5700), (.1409, .1526, .1700)),
 }
 _SAME = {'svhn_cropped': 'svhn', 'isic2018': 'isic'}
-# A mirrored digit or letter is another one, or none; a mirrored left kidney a
-# right one.
+# A mirrored digit or letter is another one, or none; a mirrored left kidney is
+# a right one.
 _NO_FLIP = frozenset(
     ('digits', 'mnist', 'svhn', 'emnist', 'kmnist', 'qmnist', 'usps',
      'organamnist', 'organcmnist', 'organsmnist'))
@@ -49,7 +49,7 @@ class Dataset(NamedTuple):
   std: tuple[float, ...]
   flip: bool  # Whether a mirrored image is still of its class.
   validation: Examples | None = None  # Where the set or the split has one.
-  owner: np.ndarray | None = None  # int32[D] whose a row of train is, if said.
+  owner: np.ndarray | None = None  # int32[D], client of each row of train.
   client_names: tuple[str, ...] | None = None  # Of the N owners.
   class_names: tuple[str, ...] | None = None  # Of the C classes, if said.
 
@@ -61,7 +61,7 @@ _Builder = TypeVar('_Builder', bound=Callable[..., Any])
 
 def register(name: str, *, flip: bool = True
              ) -> Callable[[_Builder], _Builder]:
-  """Decorates a function that makes a data set, which then has a name.
+  """Decorates a function that makes a data set, to register it under a name.
 
   ```python
   @data.register_dataset('mine', flip=False)
@@ -69,12 +69,15 @@ def register(name: str, *, flip: bool = True
     return {'train': (images, labels), 'test': (images, labels)}
   ```
 
-  It takes no arguments, and is called when the set is loaded. `validation` may
-  be there too. Images and labels are as `files.read_npz` takes them.
+  The function takes no arguments, and is called when the set is loaded. It may
+  return `validation` too. Images and labels are as `files.read_npz` takes them.
 
   Args:
     name: see `core.registry.register`.
     flip: whether a mirrored image is still of its class.
+
+  Raises:
+    ValueError: for the name 'digits', or one that is taken or no identifier.
   """
   if name == 'digits':
     raise ValueError("dataset 'digits' comes with the library; choose another "
@@ -97,8 +100,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
          embeddings: str | os.PathLike[str] | None = None) -> Dataset:
   """Loads a data set.
 
-  Looked for in this order: 'digits' comes with scikit-learn (1797 images of
-  8x8, every fifth of each class is test: 1437 / 360); what is registered, or
+  Looks in this order: 'digits' comes with scikit-learn (1797 images of 8x8,
+  every fifth of each class is test: 1437 / 360); what is registered, or
   an entry point of an installed package; `data_dir/<name>.npz`
   (a '/' in the name is written '_'); `data_dir/<name>.csv`, texts; TensorFlow
   Datasets, prepared with file format array_record in `data_dir` or in its own
@@ -249,7 +252,7 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
   counts = sum(numbers) != 100
   if ends[-1] > total or min(sizes) < 1 or counts and (
       any(n != int(n) for n in numbers)
-      # Hardly a wish to use less than a tenth: percents with a slip.
+      # Less than a tenth is hardly meant: these are percents with a slip.
       or max(numbers) < 100 and 10 * sum(numbers) < total):
     raise DataError(f'split {split!r} cannot be made of {total} examples: '
                     'give percents that sum to 100, or counts')
@@ -272,9 +275,10 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
 
 def moments(inputs: np.ndarray
              ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Mean and standard deviation of each channel, exact and in little memory.
+  """Computes mean and standard deviation of each channel, exactly.
 
-  A channel of one value gets a standard deviation of 1, so that it can divide.
+  It needs little memory. The standard deviation of a channel with one value is
+  1, as images are divided by it.
   """
   values = np.arange(256) / 255
   means, stds = [], []

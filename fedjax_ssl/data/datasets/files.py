@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
   Attributes:
     parts: 'train', 'test' and, where the file has it, 'validation'.
-    clients: integers or words, whose row is whose; of some parts, or of none.
+    clients: integers or words, the client of each row; of some parts or none.
     class_names: of the C classes; None where they have numbers only.
   """
 
@@ -47,12 +47,12 @@ def read_npz(path: pathlib.Path) -> Source:
       or train_images, train_labels, ... as MedMNIST names them. Images [D, H,
       W], [D, H, W, 1] or [D, H, W, 3]: uint8, other integers in 0..255, or
       floats in [0, 1] or whole in 0..255. Labels [D] or [D, 1], integers or
-      words. Two keys may be there besides: `class_names`, words [C], and
-      `client_train`, which says whose each training row is: integers 0 to
-      N-1, or words. Nothing is unpickled.
+      words. There may be two more keys: `class_names`, words [C], and
+      `client_train`, the client of each training row: integers 0 to N-1, or
+      words. Nothing is unpickled.
 
   Returns:
-    Examples with inputs uint8[D, H, W, C] and labels int32[D], and the rest.
+    A Source with inputs uint8[D, H, W, C] and labels int32[D].
 
   Raises:
     DataError: if the file is broken or the arrays do not make a data set.
@@ -114,7 +114,7 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
 
 
 def _read(path: pathlib.Path) -> tuple[Arrays, dict[str, np.ndarray]]:
-  """The arrays of the layout whose training keys it has, and those beside."""
+  """Arrays of the layout whose training keys a file has, and other arrays."""
   layout: dict[str, tuple[str, str]] = {}
 
   def choose(names: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Classes and clients that a file calls by name: as numbers from 0 on."""
+"""Numbers from 0 on for the classes and clients that a file calls by name."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from fedjax_ssl.data.files import DataError
 
 
 def as_words(kind: str, values: np.ndarray) -> np.ndarray:
-  """str[D] of an array of strings, UTF-8 where they are bytes.
+  """Converts an array of strings, or of UTF-8 bytes, to str[D].
 
   Raises:
     DataError: for other arrays, and for empty words.
@@ -38,8 +38,8 @@ def number(words: Mapping[str, np.ndarray],
 
   Args:
     words: str[D] of each part, 'train' among them.
-    known: names of the classes in their order; None: those of train by
-      alphabet.
+    known: names of the classes in their order; None takes those of train, in
+      alphabetical order.
 
   Returns:
     int64[D] of each part, and the names.
@@ -63,7 +63,7 @@ def number(words: Mapping[str, np.ndarray],
 
 
 def check_names(names: np.ndarray) -> tuple[str, ...]:
-  """The names of classes, each once.
+  """Returns the names of classes, which must differ.
 
   Raises:
     DataError: for other arrays.
@@ -80,8 +80,8 @@ def owners(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
   """Numbers the clients that training rows belong to.
 
   Args:
-    values: integers [D], 0 to N-1, or words [D]. Words are taken by alphabet,
-      or by size where all of them are whole numbers.
+    values: integers [D], 0 to N-1, or words [D]. Words are numbered in
+      alphabetical order, or by size if all of them are whole numbers.
 
   Returns:
     int32[D] owners, and the names of the N clients.

@@ -2,8 +2,8 @@
 
 A text is in the test part if a hash of it says so, so that the split depends
 neither on the order of the file nor on a seed, and copies of one text stay
-together. Token 0 is padding, 1 a word outside the vocabulary. A
-column `split` says the part instead, and a column `client` whose row is whose.
+together. Token 0 is padding, 1 a word outside the vocabulary. A column `split`
+gives the part instead, and a column `client` the client of each row.
 """
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _WORD = re.compile(r"[#@]?\w+(?:'\w+)?|[!?]+")
 
 
 def is_test(text: str) -> bool:
-  """Whether a text belongs to the test part, about one in five."""
+  """Returns whether a text belongs to the test part; about one in five does."""
   digest = hashlib.sha256(text.encode()).digest()
   return int.from_bytes(digest[:8], 'big') % 100 < _TEST_PERCENT
 
 
 def words(text: str, *, limit: int = MAX_TOKENS) -> list[str]:
-  """The first words of a text in lower case; marks ! and ? are words."""
+  """Returns the first words of a text, in lower case; ! and ? are words."""
   return _WORD.findall(text.lower())[:limit]
 
 
 def vocabulary(texts: Sequence[str], *, size: int = VOCABULARY
                ) -> dict[str, int]:
-  """Ids from 2 on, the most frequent words first, below `size`.
+  """Numbers words from 2 on to below `size`, the most frequent first.
 
-  Words of equal frequency go by alphabet.
+  Words of equal frequency are in alphabetical order.
   """
   counts = collections.Counter(w for text in texts for w in words(text))
   order = sorted(counts, key=lambda w: (-counts[w], w))[:max(size - 2, 0)]
@@ -57,7 +57,7 @@ def vocabulary(texts: Sequence[str], *, size: int = VOCABULARY
 
 
 def encode(texts: Sequence[str], known: dict[str, int]) -> np.ndarray:
-  """Token ids int32[D, 40], padded with 0."""
+  """Encodes texts as token ids int32[D, 40], padded with 0."""
   out = np.full((len(texts), MAX_TOKENS), PADDING, np.int32)
   for row, text in enumerate(texts):
     ids = [known.get(word, UNKNOWN) for word in words(text)]
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
     labels: int32[D].
     class_names: where labels are words.
     splits: 'train', 'validation' or 'test' of each row, if a column says so.
-    clients: words [D], if a column says so; '' of a row of nobody.
+    clients: words [D], if a column says so; '' for a row without a client.
   """
 
   texts: list[str]
@@ -86,11 +86,11 @@ class Rows(NamedTuple):
 def read_rows(path: pathlib.Path) -> Rows:
   """Reads a CSV file with columns `text`, `label`, perhaps `split`, `client`.
 
-  A byte order mark is passed over.
+  A byte order mark is skipped.
 
   Raises:
-    DataError: for another form, which names the line, or labels that are
-      neither words nor 0 to C-1, with at least two classes.
+    DataError: if the file has another form, where the message names the line;
+      or if labels are neither words nor 0 to C-1, or of one class only.
   """
   try:
     files.check_regular(path)
@@ -152,7 +152,7 @@ def _splits(rows: Records) -> np.ndarray | None:
 
 
 def _clients(rows: Records) -> np.ndarray | None:
-  """Whose each row is; rows to test and validate need be nobody's."""
+  """The client of each row; rows to test and validate need none."""
   if 'client' not in rows[0][1]:
     return None
   words = [cells['client'].strip() for _, cells in rows]
@@ -167,7 +167,7 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   begins = 1
   try:
     with open(path, encoding='utf-8-sig', newline='') as file:
-      # Strict: a quote that nobody closes would take in all rows after it.
+      # Strict: else a quote that is never closed takes in all rows after it.
       reader = csv.reader(file, strict=True)
       header: list[str] = []
       empty = True
@@ -209,15 +209,15 @@ def read_csv(path: pathlib.Path,
 
   Args:
     path: CSV with the columns `text` and `label`, classes 0 to C-1 or words.
-      A column `split` with the words train, validation and test is taken in
-      place of the hash; a column `client` names whose row it is.
+      A column `split` with the words train, validation and test replaces the
+      hash; a column `client` names the client of each row.
     embeddings: .npz with either `words` [V] and `vectors` float[V, E]; or
       `texts` float[D, T, E], one entry for each line of the CSV in its order,
       and `sha256`, the `fingerprint` of those texts. None gives token ids.
 
   Returns:
-    Examples with inputs int32[D, 40] or float16[D, T, E], zeros where a text
-    is shorter or, with `words`, where a word has no vector; and the rest.
+    A Source with inputs int32[D, 40] or float16[D, T, E], zeros where a text is
+    shorter or, with `words`, where a word has no vector.
 
   Raises:
     DataError: if a file is missing or broken, or they do not fit each other.
@@ -253,7 +253,7 @@ def read_csv(path: pathlib.Path,
 
 
 def fingerprint(texts: Sequence[str]) -> str:
-  """Hex digest of texts in their order."""
+  """Computes a hex digest of texts in their order."""
   return hashlib.sha256('\0'.join(texts).encode()).hexdigest()
 
 

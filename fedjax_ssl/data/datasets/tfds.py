@@ -29,7 +29,7 @@ def read_tfds(name: str, data_dir: str | os.PathLike[str] | None,
     name: ours, or any name of TensorFlow Datasets (`name/config`), of an
       image classification set prepared with file format array_record.
     data_dir: its folder; None is the library's own, ~/tensorflow_datasets.
-    advice: first half of the message if the set cannot be had.
+    advice: first half of the message if the set is not available.
 
   Returns:
     Examples with inputs uint8[D, H, W, C] and labels int32[D].
@@ -77,7 +77,7 @@ def read_tfds(name: str, data_dir: str | os.PathLike[str] | None,
   except (NotImplementedError, AssertionError, OSError, ImportError,
           ValueError) as error:
     reason = str(error).strip().splitlines()
-    # What is prepared in another format is left as it is without --overwrite.
+    # Without --overwrite a set that is prepared in another format stays so.
     raise DataError(f'{prepare} --overwrite '
                     f'({reason[0] if reason else error!r})') from None
 

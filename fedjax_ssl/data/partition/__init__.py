@@ -176,7 +176,7 @@ def shards(rng: np.random.Generator, labels: np.ndarray, num_clients: int, *,
 
 
 def bimb_rows(num_classes: int) -> np.ndarray:
-  """Class mixes of the client types, float64[C, C]; each row sums to 1.
+  """Returns class mixes of client types, float64[C, C]; each row sums to 1.
 
   Row 0 for 10 classes is the one of FedMatch's code; row t is row 0 rolled
   right by t. For other C, our generalisation: .5 for the own class, .15 for

@@ -1,4 +1,4 @@
-"""What every partition asks of its arguments, and the order of rows."""
+"""Checks of the arguments of partitions, and the order of rows by class."""
 from __future__ import annotations
 
 import math
@@ -33,7 +33,7 @@ def _number(name: str, value: object, allowed: str) -> float:
 
 
 def count(name: str, value: object, minimum: int = 1) -> int:
-  """Checks an integer argument."""
+  """Returns an integer argument; raises ValueError for anything else."""
   allowed = f'an integer >= {minimum}'
   number = _number(name, value, allowed)
   if not number.is_integer() or number < minimum:
@@ -42,7 +42,7 @@ def count(name: str, value: object, minimum: int = 1) -> int:
 
 
 def positive(name: str, value: object) -> float:
-  """Checks a positive, finite number."""
+  """Returns a positive, finite number; raises ValueError for anything else."""
   number = _number(name, value, 'finite and > 0')
   if not (math.isfinite(number) and number > 0):
     raise ValueError(f'{name} must be finite and > 0, not {number}')
@@ -50,7 +50,7 @@ def positive(name: str, value: object) -> float:
 
 
 def fraction(name: str, value: object) -> float:
-  """Checks a number in [0, 1]."""
+  """Returns a number in [0, 1]; raises ValueError for anything else."""
   number = _number(name, value, 'in [0, 1]')
   if not 0 <= number <= 1:
     raise ValueError(f'{name} must be in [0, 1], not {number}')
@@ -59,7 +59,7 @@ def fraction(name: str, value: object) -> float:
 
 def by_class(rng: np.random.Generator | None, labels: np.ndarray,
              where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of `where` ordered by class, and each one's rank in its class.
+  """Orders the rows of `where` by class; ranks each within its class.
 
   Args:
     rng: shuffles inside each class; None keeps the order of the data set.

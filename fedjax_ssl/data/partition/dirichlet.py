@@ -11,15 +11,15 @@ from fedjax_ssl.data.partition import checks
 # With a larger alpha shares are equal to six digits, and draws may overflow.
 _NEAR_IID = 1e12
 
-# Gamma variates that repeated draws may take, about a second of time; and how
-# many draws are made at least and at most.
+# Gamma variates that repeated draws may take, about a second of time; and the
+# least and the largest number of draws.
 _DRAW_BUDGET = 10_000_000
 _MIN_DRAWS = 10
 _MAX_DRAWS = 2_000
 
 
 def labeled_min_size(num_labeled: int, num_clients: int) -> int:
-  """The least size to ask of a labeled part: min(10, mean / 5), may be 0.
+  """Returns the least size to ask of labeled parts: min(10, mean / 5), or 0.
 
   The 10 of unlabeled parts cannot be met when labels are scarce, such as 100
   labels on 20 clients. Clients without labels are allowed.
@@ -77,8 +77,8 @@ def _capped_bounds(rng: np.random.Generator, class_sizes: np.ndarray,
   for c in range(class_sizes.size):
     # While rows are left some client is below the mean, so one is allowed.
     ends = np.cumsum(_dirichlet(rng, equal, sizes < cap))
-    # Dividing by the last end keeps rounding from giving a row to a last client
-    # that is full.
+    # The last end may be rounded to less than 1. Divided by it, it deals every
+    # row, and none to a last client that is full.
     bounds[c] = np.floor(ends / ends[-1] * class_sizes[c])
     sizes += np.diff(bounds[c], prepend=0)
   return bounds
@@ -93,8 +93,8 @@ def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
   For each class c in turn, :math:`p \sim Dir(\alpha 1_N)`, :math:`p_k = 0` for
   clients that already hold the mean number of rows, p renormalised, and the
   shuffled rows of c are cut at :math:`\lfloor n_c \sum_{j \le k} p_j \rfloor`.
-  Drawn again until every client has `min_size` rows. The scheme of NIID-Bench
-  that RSCFed, FedDure and SemiFL use.
+  The draw is repeated until every client has `min_size` rows. This is the
+  scheme of NIID-Bench that RSCFed, FedDure and SemiFL use.
 
   Args:
     rng: host generator.
@@ -104,7 +104,8 @@ def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
       infinity is near IID.
     where: bool[D], the pool.
     min_size: least number of rows a client gets; 0 accepts the first draw.
-      The experiments ask a fifth of the mean of labeled pools, if that is less.
+      For labeled pools the experiments ask a fifth of the mean, if that is
+      less.
 
   Returns:
     int32[D] owners; every row of the pool is dealt.
@@ -145,9 +146,9 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
 
   Client k draws a mix :math:`q_k \sim Dir(\alpha p)`, p the class shares of
   the pool, and takes floor(M / N) rows, each of a class drawn from q_k. When a
-  class has run out, the draws that fell on it are made again from what is left
-  of q_k, and from the rows left when nothing is: the last clients get the
-  mixes that the earlier ones leave over. What does not divide stays at -1.
+  class has run out, draws that fell on it are repeated from the rest of q_k, or
+  from all rows left if nothing of q_k is. So the last clients get the mixes
+  that the earlier ones leave over. What does not divide stays at -1.
 
   Args:
     rng: host generator.
@@ -219,7 +220,7 @@ def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
   if number:
     mixes = np.stack([_dirichlet(rng, np.full(number, pool.alpha))
                       for _ in range(pool.num_clients)])
-    # A class that nobody drew goes to all alike.
+    # A class that no client drew is shared equally.
     mixes[:, mixes.sum(0) <= 0] = 1
     ends = np.cumsum(mixes, axis=0)
     bounds = np.floor(ends / ends[-1] * pool.sizes).astype(np.int64).T

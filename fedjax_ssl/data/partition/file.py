@@ -14,7 +14,7 @@ from fedjax_ssl.data import files
 _FORMAT = 1
 _DTYPES = {'labeled': 'int32', 'unlabeled': 'int32', 'validation': 'bool',
            'tasks': 'int32'}
-# What runs write besides; a file with none of it is made by hand.
+# Keys that runs write besides; a file with none of them was made by hand.
 _OF_RUNS = {'format', 'hash', 'num_clients', 'data'}
 
 
@@ -34,7 +34,7 @@ class Partition(NamedTuple):
 def make_partition(labeled: np.ndarray, unlabeled: np.ndarray,
                    validation: np.ndarray | None = None,
                    tasks: np.ndarray | None = None) -> Partition:
-  """A Partition with the right dtypes; by default nothing validates."""
+  """Makes a Partition with the right dtypes; by default no row validates."""
   labeled = np.asarray(labeled, np.int32)
   if validation is None:
     validation = np.zeros(labeled.shape, bool)
@@ -73,7 +73,7 @@ def check_partition(partition: Partition, num_examples: int,
 
 
 def partition_hash(partition: Partition) -> str:
-  """Hex digest that changes with any owner; equal on every machine."""
+  """Computes a hex digest that changes with any owner, but not by machine."""
   digest = hashlib.sha256(f'partition {_FORMAT}'.encode())
   for field in partition:
     if field is None:
@@ -153,10 +153,10 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
   """Reads and checks a partition.
 
   A file made by hand needs two arrays: `labeled` and `unlabeled`, integers [D],
-  the client 0 to N-1 of each training row or -1; of `labeled` also N, the
-  server. It may have `validation`, bool [D], the rows that the server keeps to
-  validate; and `tasks`, integers [D], the task of each unlabeled row and -1
-  elsewhere. A row is used once at most.
+  the client 0 to N-1 of each training row or -1. `labeled` may also have N, for
+  a row of the server. The file may have `validation`, bool [D], the rows that
+  the server keeps to validate; and `tasks`, integers [D], the task of each
+  unlabeled row and -1 elsewhere. A row is used once at most.
 
   Args:
     path: file made by `save_partition`, or by hand with `numpy.savez`.

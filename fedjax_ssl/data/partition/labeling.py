@@ -130,11 +130,11 @@ def label_within(rng: np.random.Generator, labels: np.ndarray,
 
 def label_clients(owner: np.ndarray, num_labeled_clients: int
                   ) -> tuple[np.ndarray, np.ndarray]:
-  """The first clients hold labels only, all others none (RSCFed, FedIRM).
+  """Labels all rows of the first clients, none of the others (RSCFed, FedIRM).
 
   Args:
     owner: int32[D], -1 where not dealt.
-    num_labeled_clients: how many; 0 leaves nobody labeled.
+    num_labeled_clients: how many; 0 labels no client.
 
   Returns:
     labeled, unlabeled: int32[D] owners, together `owner`.
@@ -145,7 +145,7 @@ def label_clients(owner: np.ndarray, num_labeled_clients: int
 
 def split_owner(owner: np.ndarray, labeled: np.ndarray
                 ) -> tuple[np.ndarray, np.ndarray]:
-  """Owners int32[D] of the labeled and of the other rows, -1 elsewhere."""
+  """Splits owners int32[D] into those of labeled and of other rows, else -1."""
   owner = np.asarray(owner, np.int32)
   return (np.where(labeled, owner, np.int32(-1)),
           np.where(labeled, np.int32(-1), owner))
@@ -154,8 +154,8 @@ def split_owner(owner: np.ndarray, labeled: np.ndarray
 def shift(owner: np.ndarray, first: int) -> np.ndarray:
   """Renames client 0 to `first`, 1 to `first + 1`, ...; -1 stays.
 
-  Unlabeled agents that follow `first` labeled ones (FedSSL) are dealt as if
-  they were alone, then shifted.
+  FedSSL's unlabeled agents follow `first` labeled ones: rows are dealt to them
+  as if they were alone, and then their numbers are shifted.
   """
   owner = np.asarray(owner, np.int32)
   return np.where(owner >= 0, owner + np.int32(first), np.int32(-1))

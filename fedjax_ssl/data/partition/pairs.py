@@ -15,10 +15,10 @@ def dirichlet_pairs(rng: np.random.Generator, labels: np.ndarray,
   """Deals equal parts, whose classes are skewed inside pairs of clients only.
 
   The shuffled pool is cut into a chunk for each pair; there `dirichlet_capped`
-  deals it to the two, each at least a quarter of the chunk. All parts in a row,
-  each sorted by class, are then cut anew into N parts of equal size. So any two
-  pairs hold nearly the same classes: milder than one Dirichlet over all
-  clients of the same alpha.
+  deals it to the two, each at least a quarter of the chunk. All parts, each
+  sorted by class, are then put in a row and cut anew into N parts of equal
+  size. So any two pairs hold nearly the same classes, which is milder than one
+  Dirichlet draw over all clients with the same alpha.
 
   Args:
     rng: host generator.

@@ -21,9 +21,9 @@ The order of writes, each on the disk before the next begins:
    at most the newest step, and its hashes show it.
 
 A start goes the other way. `Checkpoints.restore` takes the newest step whose
-header matches its hash, then its leaves the template, its run the run, and its
-bytes theirs. Then `MetricsWriter` checks both files against that step's seals
-and cuts off the rows behind them, which will be measured again.
+header and bytes match their hashes; its leaves must be those of the template,
+and its run this run. Then `MetricsWriter` checks both files against that step's
+seals and cuts off the rows after them, which will be measured again.
 """
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Checkpoints:
       keep: number of newest steps that survive a save. 1 leaves nothing to
         fall back on when the newest step is damaged.
       run: `sealed.identity` of the run. It goes into every step that is
-        saved, and steps of another run are refused. None: any is welcome.
+        saved, and steps of another run are refused. None accepts any.
 
     Raises:
       ValueError: if `keep` is below 1.
@@ -93,11 +93,11 @@ class Checkpoints:
     self._orbax: Any = None
 
   def rounds(self) -> list[int]:
-    """Rounds with a whole step, oldest first; damage is not looked for."""
+    """Lists rounds with a whole step, oldest first; it may be damaged."""
     return manifest.rounds(self._directory)
 
   def latest(self) -> int | None:
-    """The newest round that has a whole step, or None."""
+    """Returns the newest round that has a whole step, or None."""
     return max(self.rounds(), default=None)
 
   def save(self, round_: int, tree: PyTree,
@@ -215,7 +215,7 @@ class Checkpoints:
           'to start over.')
 
   def is_sound(self, round_: int) -> bool:
-    """Whether a step's bytes are those that were written."""
+    """Returns whether a step's bytes are those that were written."""
     step = self._directory / str(round_)
     try:
       self._read_leaves(step, self._read_header(step))
@@ -224,7 +224,7 @@ class Checkpoints:
     return True
 
   def metadata(self, round_: int) -> dict[str, Any]:
-    """The metadata stored with a round.
+    """Returns the metadata stored with a round.
 
     Raises:
       CheckpointError: if that step is missing or damaged.
@@ -354,14 +354,14 @@ def _one_line_if_it_fails() -> Iterator[None]:
       gc.collect()
       time.sleep(0.05)
   if reason:
-    # And some much later, where the processor has other work.
+    # Some of them fail much later, if the processor is busy.
     if not isinstance(sys.unraisablehook, _Report):
       sys.unraisablehook = _Report(sys.unraisablehook)
     raise _StepError(reason)
 
 
 class _Report:
-  """Reports what cannot be raised, but for a task that outlives its failure."""
+  """Reports unraisable errors, but not of tasks whose event loop is closed."""
 
   def __init__(self, report: Callable[[Any], Any]):
     self._report = report

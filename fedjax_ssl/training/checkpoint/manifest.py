@@ -1,4 +1,4 @@
-"""What a checkpoint says it holds: names, shapes, dtypes and hashes."""
+"""The header of a checkpoint: names, shapes, dtypes and hashes of leaves."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ import numpy as np
 
 PyTree = Any
 FORMAT = 1
-HEADER = 'header'  # The item of a step that holds it.
+HEADER = 'header'  # The item of a step that holds the header.
 
 
 class CheckpointError(ValueError):
@@ -21,7 +21,7 @@ class CheckpointError(ValueError):
 
 
 class Spec(NamedTuple):
-  """What must agree before a leaf is used."""
+  """The shape and dtype of a leaf, which must agree before it is used."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -31,7 +31,7 @@ class Spec(NamedTuple):
 
 
 def named(tree: PyTree) -> Iterator[tuple[str, Any]]:
-  """Leaves with their dotted names, as in `server.params.kernel`."""
+  """Yields leaves with their dotted names, as in `server.params.kernel`."""
   seen = set()
   for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
     name = jax.tree_util.keystr(path, simple=True, separator='.') or 'value'
@@ -42,7 +42,7 @@ def named(tree: PyTree) -> Iterator[tuple[str, Any]]:
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-  """Nested dict of leaves with dotted names."""
+  """Makes a nested dict of leaves with dotted names."""
   tree: dict[str, Any] = {}
   for name, leaf in leaves.items():
     *folders, last = name.split('.')
@@ -54,7 +54,7 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_host(name: str, leaf: Any) -> np.ndarray:
-  """The whole leaf as a numpy array of numbers, on every process.
+  """Returns the whole leaf as a numpy array of numbers, on every process.
 
   All processes call this for the same leaves in the same order.
 
@@ -79,21 +79,21 @@ def to_host(name: str, leaf: Any) -> np.ndarray:
 
 
 def spec(leaf: Any) -> Spec:
-  """Shape and dtype of an array, a ShapeDtypeStruct or a Python number."""
+  """Returns the spec of an array, a ShapeDtypeStruct or a Python number."""
   if not hasattr(leaf, 'dtype'):
     leaf = np.asarray(leaf)
   return Spec(tuple(leaf.shape), str(leaf.dtype))
 
 
 def specs(header: Mapping[str, Any]) -> dict[str, Spec]:
-  """The leaves that a header lists, in their order."""
+  """Returns the specs of the leaves that a header lists, in their order."""
   return {name: Spec(tuple(shape), dtype)
           for name, shape, dtype in header['leaves']}
 
 
 def make(round_: int, leaves: Mapping[str, np.ndarray],
          metadata: Mapping[str, Any]) -> dict[str, Any]:
-  """The header of a step: its leaves, their hash, and its own hash."""
+  """Makes the header of a step: its leaves, their hash, and its own hash."""
   header = {
       'format': FORMAT,
       'round': round_,
@@ -110,13 +110,13 @@ def make(round_: int, leaves: Mapping[str, np.ndarray],
 
 
 def header_hash(header: Mapping[str, Any]) -> str:
-  """SHA-256 of a header, apart from the entry that holds it."""
+  """Computes SHA-256 of a header, without the entry that holds the hash."""
   rest = {k: v for k, v in header.items() if k != 'sha256'}
   return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_header(step: pathlib.Path) -> dict[str, Any]:
-  """The header of a step, if it is exactly what was written.
+  """Reads the header of a step, if it is exactly what was written.
 
   Raises:
     ValueError: if it is not.
@@ -138,7 +138,7 @@ def read_header(step: pathlib.Path) -> dict[str, Any]:
 
 
 def rounds(directory: pathlib.Path) -> list[int]:
-  """Rounds with a whole step, oldest first; damage is not looked for."""
+  """Lists rounds with a whole step, oldest first; it may be damaged."""
   try:
     names = os.listdir(directory)
   except (FileNotFoundError, NotADirectoryError):
@@ -148,7 +148,7 @@ def rounds(directory: pathlib.Path) -> list[int]:
 
 
 def content_hash(leaves: Mapping[str, np.ndarray]) -> str:
-  """SHA-256 of all bytes, in the order of the leaves."""
+  """Computes SHA-256 of all bytes, in the order of the leaves."""
   digest = hashlib.sha256()
   for leaf in leaves.values():
     digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)

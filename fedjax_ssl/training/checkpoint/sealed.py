@@ -1,4 +1,4 @@
-"""What a checkpoint vouches for: whose it is, and the rows beside it.
+"""What a checkpoint vouches for: which run it is of, and the rows beside it.
 
 The metadata of a step that a run saves has two entries. `run` is the SHA-256
 of each thing that makes the run: its facts by name, and its flags. `files` is
@@ -34,7 +34,7 @@ class SealError(ValueError):
 
 def identity(facts: Mapping[str, Any], flags: Mapping[str, Any] | None = None,
              free: Collection[str] = ()) -> dict[str, str]:
-  """The hashes of what makes a run.
+  """Computes the hashes of what makes a run.
 
   Args:
     facts: what follows from flags and data, by name.
@@ -47,7 +47,7 @@ def identity(facts: Mapping[str, Any], flags: Mapping[str, Any] | None = None,
   parts = dict(facts)
   if flags is not None:
     parts['flags'] = {k: v for k, v in flags.items() if k not in free}
-  # As they come back from a file.
+  # As a JSON file gives them back.
   plain = json.loads(json.dumps(parts))
   return {name: hashlib.sha256(json.dumps(
       value, sort_keys=True).encode()).hexdigest()
@@ -55,9 +55,9 @@ def identity(facts: Mapping[str, Any], flags: Mapping[str, Any] | None = None,
 
 
 def differing_facts(metadata: Mapping[str, Any], own: Mapping[str, str]) -> str:
-  """Names what a step's run has otherwise; '' for a step of this run.
+  """Names the facts in which a step's run differs; '' for a step of this run.
 
-  A version may know facts that another does not: common ones are compared.
+  Versions may know different facts, so only common ones are compared.
   """
   said = metadata.get(RUN) or {}
   return ', '.join(name for name, value in own.items()
@@ -65,13 +65,13 @@ def differing_facts(metadata: Mapping[str, Any], own: Mapping[str, str]) -> str:
 
 
 def seal(data: bytes | bytearray) -> dict[str, Any]:
-  """What a checkpoint says of a file."""
+  """Returns what a checkpoint stores about a file."""
   return {'bytes': len(data), 'sha256': hashlib.sha256(data).hexdigest()}
 
 
 def checked_bytes(name: str, wanted: Seal, data: bytes | None, round_: int
                   ) -> tuple[bytes, str]:
-  """What a file held at a checkpoint.
+  """Returns what a file held at a checkpoint.
 
   Args:
     name: of the file.
@@ -100,12 +100,12 @@ def checked_bytes(name: str, wanted: Seal, data: bytes | None, round_: int
 
 
 def unknown_times(round_: int) -> bytes:
-  """The row that stands for the times up to a round, which nobody knows."""
+  """Returns the row that stands for unknown times up to a round."""
   return f'{json.dumps({"round": round_, "seconds": None})}\n'.encode()
 
 
 def refusal(folder: pathlib.Path, name: str, round_: int, reason: str) -> str:
-  """One line: what is wrong, and how to go on."""
+  """Returns one line: what is wrong, and how to go on."""
   found = f'{folder / name} {reason}: not as checkpoint {round_} left it.'
   if name in _SPARE:
     return (f'{found} Bring back a copy of it, or remove it: all goes on, and '
@@ -114,7 +114,7 @@ def refusal(folder: pathlib.Path, name: str, round_: int, reason: str) -> str:
 
 
 def _way_on(folder: pathlib.Path, round_: int) -> str:
-  """From an older step whose rows are whole; else from the start."""
+  """How to go on: from an older step whose rows are whole, or from round 0."""
   steps = folder / _STEPS
   for older, metadata in _headers(folder):
     files = metadata.get(FILES)
@@ -130,7 +130,7 @@ def _way_on(folder: pathlib.Path, round_: int) -> str:
 
 
 def content(file: pathlib.Path) -> bytes | None:
-  """The bytes of a file, None if there is none."""
+  """Reads the bytes of a file; None if there is none."""
   try:
     return file.read_bytes()
   except FileNotFoundError:
@@ -138,11 +138,11 @@ def content(file: pathlib.Path) -> bytes | None:
 
 
 def trusted_bytes(folder: pathlib.Path, name: str) -> bytes:
-  """The bytes of a file of rows that may be shown, read without a lock.
+  """Reads the bytes of a file of rows that may be shown, without a lock.
 
   Rows after the newest sound checkpoint are not covered by a hash and will be
-  truncated on the next start, so they are not returned. A run that has no
-  checkpoint yet, or has them of a version that sealed nothing, is believed.
+  cut off by the next start, so they are not returned. A file is not checked if
+  the run has no checkpoint yet, or only those of a version that sealed nothing.
 
   Args:
     folder: of the run.
@@ -150,7 +150,7 @@ def trusted_bytes(folder: pathlib.Path, name: str) -> bytes:
 
   Raises:
     SealError: if the file is not what the newest sound checkpoint vouches for,
-      or that is of another run.
+      or that checkpoint is of another run.
   """
   first = ''
   for round_, metadata in _readable(folder):
