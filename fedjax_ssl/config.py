@@ -113,9 +113,9 @@ class Config:
       None, 'Deal the rows as this file says; every run writes such a file to '
       'its workdir.', per_process=True)
   partition: str = _option(
-      'setting', 'Whose row is whose: as the setting deals; or natural, as '
-      'the data say by an array client_train or a column client, which also '
-      'gives num_clients; or auto: natural where they do.',
+      'setting', 'Which rows each client holds. setting: as the setting deals '
+      'them; natural: as the data say by an array client_train or a column '
+      'client, which also gives num_clients; auto: natural where they do.',
       choices=('setting', 'natural', 'auto'))
   weak: str = _option(
       'flip_crop', 'Weak augmentation. auto: flip_crop, none of texts.')
@@ -150,8 +150,8 @@ class Config:
       'that are not held out; 0: all.', _whole(0))
   cohort_size: int = _option(
       5, 'Clients drawn for a round, at most num_clients; of rscfed, for '
-      "each of its groups. 5 is FedDure's number and stands where a "
-      'setting has none of its own.', _whole(1))
+      "each of its groups. The default is FedDure's, unless the setting has a "
+      'number of its own.', _whole(1))
   num_rounds: int = _option(
       100, 'Rounds.', _whole(1), may_change=True)
   schedule_rounds: int | None = _option(

@@ -221,8 +221,10 @@ def client_rows(file: pathlib.Path, labels: np.ndarray, num_classes: int
 def _sent(seeds: Sequence[Sequence[Mapping[str, Any]]], name: str
           ) -> float | None:
   """Bytes one way over a run, the mean of the seeds."""
-  totals = [sum(row.get(name) or 0 for row in rows) for rows in seeds]
-  return float(np.mean(totals)) if any(totals) else None
+  if not any(name in row for rows in seeds for row in rows):
+    return None
+  return float(np.mean(
+      [sum(row.get(name) or 0 for row in rows) for rows in seeds]))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

@@ -56,8 +56,8 @@ class LengthError(ValueError):
   def __init__(self, what: str):
     """Takes the name of what spans the run."""
     super().__init__(f'{what} spans the run, and the task does not say how '
-                     'long it is; give TaskSpec(schedule_rounds=R), or leave '
-                     'it to train, which makes it its num_rounds.')
+                     'long the run is; give TaskSpec(schedule_rounds=R), or '
+                     'call train(num_rounds=R), which sets it.')
 
 
 def check(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ def _constant(horizon: int | None) -> Schedule:
 
 def _needed(horizon: int | None) -> int:
   if horizon is None:
-    raise checks.LengthError('it')
+    raise checks.LengthError('the learning rate')
   return horizon
 
 

@@ -83,8 +83,9 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
       itself. Otherwise an epoch has as many steps as the longer stream needs.
       If `unlabeled_batch` is 0, it has round(n_labeled / B) steps, or 4 if that
       is 2 or less. This holds also where unlabeled rows are not used, so that
-      methods and their supervised bounds take as many steps. Steps are added if
-      unlabeled batches would be wider than `unlabeled_capacity`.
+      methods and their supervised bounds take as many steps. Only a client
+      whose unlabeled batches would be wider than `unlabeled_capacity` takes
+      more, and only where it uses these rows.
     shard: the client's rows.
     streams: 'both', 'labeled' or 'unlabeled': what the loss uses.
 

@@ -137,5 +137,5 @@ def check_free(given: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
   """Raises FieldError for an option that contradicts the given federation."""
   for name, value in fixed.items():
     if name in given and given[name] != value:
-      raise FieldError(name, given[name], 'the federation that is given says '
-                       f'{value}; leave it out.')
+      raise FieldError(name, given[name], f'the given federation has {value}; '
+                       'leave it out.')

@@ -77,8 +77,8 @@ def check_labels(rule: str, options: Any) -> None:
   if not shares:
     for name, value in counts.items():
       if value is not None:
-        raise FieldError(name, value, 'the latter says which rows are labeled '
-                         'here; leave the first out.',
+        raise FieldError(name, value, 'num_labeled_clients says which rows are '
+                         f'labeled here; leave {name} out.',
                          num_labeled_clients=holders)
   elif counts['labels_per_class'] is not None:
     raise FieldError('labels_per_class', counts['labels_per_class'], 'here '
@@ -302,8 +302,8 @@ def natural(owner: np.ndarray) -> Deal:
   def deal(rng, labels, pool, options):
     if options.rounds_per_task:
       raise FieldError(
-          'partition', 'natural', 'the data have no tasks; leave the latter at '
-          '0.', rounds_per_task=options.rounds_per_task)
+          'partition', 'natural', 'the data have no tasks; leave '
+          'rounds_per_task at 0.', rounds_per_task=options.rounds_per_task)
     _refuse_min_size('the data', options)
     return _labeled(rng, labels, np.where(pool, owner, -1), options)
   return deal

@@ -129,7 +129,7 @@ def check_read(setting: Setting, options: Config) -> None:
     default = setting.defaults.get(name, config.OPTIONS[name].default)
     if value != default:
       raise FieldError(
-          name, value, ('the data say whose a row is' if natural else
+          name, value, ('the data name the clients' if natural else
                         f'only {_readers(name)} read it')
           + f'; leave it out or at {default}.')
 

@@ -123,7 +123,7 @@ def test_alpha_is_refused_where_the_data_name_the_clients(refuse, tmp_path):
            y_test=np.arange(6) % 3, client_train=np.arange(60) // 20)
   own = (f'--data_dir={tmp_path}', '--dataset=pets', '--alpha=0.1')
   line = refuse(*own, setting=settings.SETTINGS['own_data'])
-  assert line == ('error: --alpha=0.1: the data say whose a row is; leave it '
+  assert line == ('error: --alpha=0.1: the data name the clients; leave it '
                   'out or at 0.3.')
 
 
