@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
   def __init__(self, command: str, description: str | None,
                epilog: str | None = None):
-    """For `fedjax-ssl COMMAND`; the description is shown as it is written."""
+    """Makes the parser of `fedjax-ssl COMMAND`; texts are shown as written."""
     super().__init__(
         prog=f'fedjax-ssl {command}', description=description, epilog=epilog,
         allow_abbrev=False,

@@ -93,7 +93,7 @@ def adamatch(task: Task, *, profile: str = 'paper',
              align: bool = True, unlabeled_weight: float = 1.0,
              server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False) -> Method:
-  """FixMatch with a relative bar, and with labels aligned to the labeled rows.
+  """Runs FixMatch with a relative bar, and labels aligned to the labeled rows.
 
   The means are a client's own, and stay on it from round to round as
   FlexMatch's memory does. A batch without unlabeled rows leaves their mean.
@@ -238,7 +238,7 @@ def _server_loss(task: Task, s: _Settings, model: Variables, given: Given,
 
 
 def _softmax(logits: jax.Array) -> jax.Array:
-  """Probabilities, constant for derivatives."""
+  """Computes probabilities, constants for derivatives."""
   return jax.nn.softmax(jax.lax.stop_gradient(logits))
 
 

@@ -132,7 +132,7 @@ def bars(shares: Array, *, base: float = 0.84, max_threshold: float = 0.95
 def kept_labels(probabilities: Array, shares: Array, *, base: float = 0.84,
                 max_threshold: float = 0.95, rare: float = 0.03
                 ) -> tuple[jax.Array, jax.Array]:
-  """Labels rows by their likeliest class or, if it is rare, their second class.
+  """Labels sure rows by their likeliest class, others by a rare second class.
 
   Args:
     probabilities: float[B, C].
@@ -189,8 +189,8 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
     max_norm: gradients are scaled down to this norm; inf is off.
     labeled_client_weight: factor on the weight of a client with labels, the
       authors' 10 for skin lesions.
-    keep_momentum: clients go on with their optimizers' state. It takes a
-      model's memory for every client; False starts afresh each round.
+    keep_momentum: whether clients keep their optimizer's state between rounds,
+      which takes as much memory as a model each; else it starts anew.
     warmup: share of the run, rounded up to whole rounds, in which only clients
       with labels train, on their labels. The default is the authors' 501 epochs
       in rounds of 11.

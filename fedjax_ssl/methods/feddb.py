@@ -134,7 +134,7 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
           unlabeled_weight: float = 1.0, server_momentum: float = 0.5,
           clip_norm: float = 1.0, keep_momentum: bool = True,
           stats_clients: int = 0, warmup_passes: int = 0) -> Method:
-  """SemiFL with debiased pseudo-labels and class-balancing client weights.
+  """Runs SemiFL with debiased pseudo-labels and class-balancing client weights.
 
   A client without rows to train on sits out. FedDB is meant for labels at the
   clients. With labels at the server, the server trains on them after the
@@ -155,8 +155,9 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
       part.
     server_momentum: of the server's steps along the mean update; 0 is FedAvg.
     clip_norm: global norm of a gradient, at the clients and the server.
-    keep_momentum: clients and server go on with their optimizers' state. It
-      takes a model's memory for every client; False starts afresh each round.
+    keep_momentum: whether clients and server keep their optimizer's state
+      between rounds, which takes as much memory as a model each; else it starts
+      anew.
     stats_clients: how many random clients compute statistics after each round
       under norm='static'; 0 is all.
     warmup_passes: before the first round the server trains as long as in this

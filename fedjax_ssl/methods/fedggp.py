@@ -1,4 +1,4 @@
-r"""FedGGp: thresholds and second labels by how often each class is predicted.
+r"""FedGGp: bars, and second labels for unsure rows, by class frequencies.
 
 FedGGp, "globally guided pseudo-labeling", 2025; its paper was not at hand. The
 authors' code is whatement/FedGGp. Clients may hold labels of all their rows, of
@@ -22,9 +22,9 @@ views of accepted rows have the loss :math:`L_u`, those with a second chance
 
   :math:`L_s + \lambda L_u + 3 L_t`, :math:`\lambda` = 3, or 0.1 without labels.
 
-After a round, let P be the sum of p over all accepted rows, n their number, and
-:math:`w_c` by how much the share of class c in their labels exceeds 1/C, or 0
-if it does not:
+After a round, let P be the sum of p over all rows that were learnt by
+:math:`L_u`, n their number, and :math:`w_c` by how much the share of class c in
+their labels exceeds 1/C, or 0 if it does not:
 
   :math:`\Phi \to 0.9\, \Phi + 0.1\, e^{-w} P / n`.
 
@@ -187,7 +187,7 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
            lone_weight: float = 0.1, tail_weight: float = 3.0,
            tail_confidence: float = 0.5, top: int = 2, decay: float = 0.9,
            warmup: float = 0.0, weighting: str = 'examples') -> Method:
-  """FixMatch with bars guided by the server, and second labels for unsure rows.
+  """Runs FixMatch with bars by class frequencies, and second labels if unsure.
 
   Args:
     task: the static choices; labels must be at the clients.

@@ -100,7 +100,7 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
            label_smoothing: float = 0.1, labeled_rate: float = 1.5,
            labeled_client_weight: float = 1.0, warmup: float = 0.105,
            ramp: float = 0.15) -> Method:
-  r"""A mean teacher that also matches the class relations of labeled clients.
+  r"""Trains mean teachers that also match class relations of labeled clients.
 
   Clients with labels minimise the smoothed cross entropy of two weak views
   and send the mean of their batches' `losses.relation_matrix`. The others

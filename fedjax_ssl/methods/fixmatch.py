@@ -36,7 +36,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
       received (GPL).
     weak_in_batch: whether weak views that the 'global' model labels go through
       the model in training too, as in SAGE's code. Their logits are not used,
-      but they enter the batch statistics; networks without these do not change.
+      but they enter the batch statistics. Without these it changes nothing.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.

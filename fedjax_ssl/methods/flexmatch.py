@@ -21,7 +21,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
               keep_local: bool = False) -> Method:
-  """FixMatch with the bar threshold * M(beta_c) for class c.
+  """Runs FixMatch with the bar threshold * M(beta_c) for class c.
 
   For each of its unlabeled rows a client remembers, from round to round, the
   last class predicted with a confidence of `threshold` or more. beta_c is the

@@ -64,7 +64,7 @@ def freematch(task: Task, *, decay: float = 0.999,
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
               keep_local: bool = False) -> Method:
-  """FixMatch with bars that follow the confidence, and a fairness term.
+  """Runs FixMatch with bars that follow the confidence, and a fairness term.
 
   The averages describe a client's own rows and stay on it from round to round,
   as FlexMatch's memory does, also with labels at the server: with the published

@@ -26,7 +26,7 @@ def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def contrast(own: jax.Array, received: jax.Array, last: jax.Array, *,
              temperature: float = 0.5) -> jax.Array:
-  r"""Equation 3: features should be the global model's, not the last model's.
+  r"""Computes equation 3: features near the received ones, not the last ones.
 
   :math:`-\log \frac{e^{\cos(z, z_g) / T}}
   {e^{\cos(z, z_g) / T} + e^{\cos(z, z_l) / T}}`.

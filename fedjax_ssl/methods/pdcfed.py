@@ -222,8 +222,8 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
       others; a third for CIFAR-100.
     labeled_client_weight: factor on the weight of a client with labels.
     max_norm: gradients are scaled down to this norm; inf is off.
-    keep_momentum: clients go on with their optimizers' state. It takes a
-      model's memory for every client; False starts afresh each round.
+    keep_momentum: whether clients keep their optimizer's state between rounds,
+      which takes as much memory as a model each; else it starts anew.
 
   Returns:
     The method. `entropy_loss` is the entropy that is minimised, a mean over the

@@ -85,8 +85,9 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
     mix_weight: weight of the loss on blends; 0 leaves strong views.
     server_momentum: of the server's steps along the mean update; 0 is FedAvg.
     clip_norm: global norm of a gradient, at the clients and the server.
-    keep_momentum: clients and server go on with their optimizers' state. It
-      takes a model's memory for every client; False starts afresh each round.
+    keep_momentum: whether clients and server keep their optimizer's state
+      between rounds, which takes as much memory as a model each; else it starts
+      anew.
     stats_clients: how many random clients compute statistics after each round
       under norm='static'; 0 is all.
     warmup_passes: before the first round the server trains as long as in this

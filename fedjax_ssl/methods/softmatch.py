@@ -73,7 +73,7 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
               align: bool = True, unlabeled_weight: float = 1.0,
               server: str = 'fedavg', mu: float = 0.01,
               weighting: str = 'examples', keep_local: bool = False) -> Method:
-  """FixMatch with a truncated Gaussian in place of its threshold.
+  """Runs FixMatch with a truncated Gaussian in place of its threshold.
 
   The averages describe a client's own rows and stay on it from round to round,
   as FlexMatch's memory does, also with labels at the server: with the published

@@ -11,8 +11,8 @@ Every client trains two networks of one kind, with
 
 so that all clients share two of three objectives. I tells rows apart by the
 unsupervised network's projections of their two views (`instances`; the paper's
-equation 6, here with SimCLR's loss). N keeps alike which weak views the two
-networks see as near each other (`neighbourhood`, equation 9). Both networks and
+equation 6, here with SimCLR's loss). N makes the two networks agree on which
+weak views are near each other (`neighbourhood`, equation 9). Both networks and
 the projector are averaged; the supervised network predicts. If no unlabeled row
 has a pseudo-label, N alone teaches the supervised network of clients without
 labels, and its last layer does not move.
@@ -258,7 +258,7 @@ def twinsight(task: Task, *, profile: str = 'paper',
               threshold: float = 0.95, hidden: int | None = None,
               size: int | None = None, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples') -> Method:
-  """Trains a supervised and an unsupervised network that see alike.
+  """Trains two networks that agree on which rows are near each other.
 
   One learns classes and predicts; the other tells rows apart by their two
   views. Meant for clients with all labels beside clients with none; a client
@@ -275,8 +275,8 @@ def twinsight(task: Task, *, profile: str = 'paper',
     divisor: of the neighbourhood term: 'pairs', the square of the number of
       rows, which gives a mean; or 'xor', the number of rows XOR 2.
     instance_weight: of I, the loss that tells rows apart; 0 leaves it out.
-    neighbourhood_weight: of N, which keeps alike which rows the networks see as
-      near each other; with 0 the networks do not affect each other.
+    neighbourhood_weight: of N, which makes the networks agree on which rows are
+      near each other; with 0 they do not affect each other.
     temperature: of I.
     threshold: confidence from which on a row has a pseudo-label.
     hidden: hidden units of the projector; None is 8 times the features, at most

@@ -48,8 +48,8 @@ def figure(chart: series.Chart, lines: Sequence[series.Line],
     chart: the chart that the small one belongs to.
     lines: what it shows.
     looks: of all runs.
-    most: the most points of a curve; of a longer one so many are shown, evenly
-      spaced, the first and the last among them.
+    most: the most points of a curve; of a longer one this many are shown,
+      evenly spaced, the first and the last among them.
   """
   if chart.kind == 'lines':
     lines = [_thinned(line, most) for line in lines]

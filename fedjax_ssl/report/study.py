@@ -127,8 +127,8 @@ def _other(rows: list[dict[str, Any]], part: str,
            without: Sequence[str] = ()) -> str:
   """Lists what the runs do not share: the commonest value, then the others.
 
-  The others are followed by their runs. Runs of another commit, which lack a
-  flag, are left out for it.
+  The others are followed by their runs. A run of another commit that lacks a
+  flag is left out for that flag.
   """
   parts = []
   for key in sorted({k for r in rows for k in r[part]} - set(without)):

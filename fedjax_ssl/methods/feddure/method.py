@@ -134,7 +134,7 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
             keep_fine: bool = True, fine_tune_steps: int = 5,
             main_steps: int = 5, warmup_steps: int = 10, wait_steps: int = 2,
             weighting: str = 'examples', keep_local: bool = False) -> Method:
-  """FedDure on a FedAvg server; only the local model is sent.
+  """Runs FedDure on a FedAvg server; only the local model is sent.
 
   Args:
     task: the static choices; labels must be at the clients.

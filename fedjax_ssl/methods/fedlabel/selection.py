@@ -80,7 +80,7 @@ def select(global_logits: Array, local_logits: Array, *,
     local_logits: float[B, C] of that model after training on its labels.
     threshold: beta, strict; 0 accepts every row and 1 none.
     confidence: h, see `confidence_score`.
-    labeler: 'both', of which the surer one labels; or always the 'local' or the
+    labeler: 'both': the surer model labels; or always the 'local' or the
       'global' one. Then there is no other model to agree, and `agreed` is 0.
     teacher: where both models agree, the second term of `loss` keeps the
       student near one of them: the 'discarded' one, which was not chosen; or

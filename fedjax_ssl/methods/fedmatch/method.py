@@ -91,8 +91,9 @@ def fedmatch(
     psi_threshold: numbers of psi up to this size are 0 in what a client sends
       and in the model that predicts. The server keeps them, but they do not
       count as sent by it. 0 (v1, not stated: all of a dense psi is sent) /
-      5e-6, with labels at the server 1e-5. In the authors' code they decide
-      only what is sent, and then are sent as they are; here they are sent as 0.
+      5e-6, with labels at the server 1e-5. The authors' code sets them to 0
+      only to decide what is sent, and then sends them as they are; here they
+      are sent as 0.
     delta_threshold: with sending='differences', those up to this size are not
       sent; 5e-5, with labels at the server 1e-5.
     exact_down: whether a client receives all numbers, even those that do not

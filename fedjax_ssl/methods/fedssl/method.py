@@ -65,7 +65,7 @@ class Server(NamedTuple):
 
   @property
   def nets(self) -> gmixup.Nets:
-    """What travels."""
+    """Returns the three networks, which are sent."""
     return gmixup.Nets(self.model, self.generator, self.discriminator)
 
 

@@ -46,12 +46,12 @@ class Budget(NamedTuple):
 
   @property
   def steps_now(self) -> jax.Array:
-    """int32[]: private steps of an agent in the coming round."""
+    """Returns the private steps of an agent in the coming round, int32[]."""
     return jnp.where(self.rounds < self.allowed, self.steps, 0)
 
   @property
   def spent(self) -> jax.Array:
-    """float32[]: epsilon so far."""
+    """Returns the epsilon spent so far, float32[]."""
     return self.epsilons[jnp.minimum(self.rounds, self.epsilons.shape[0] - 1)]
 
   def next(self) -> Budget:
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
 
   @property
   def clip_norms(self) -> dict[str, float]:
-    """C_p of each network; of those with noise the squares sum to C^2."""
+    """Returns C_p of each network; for those with noise squares sum to C^2."""
     if self.scope == 'generator':
       return {**dict.fromkeys(PARTS, math.inf), 'generator': self.clip_norm}
     return dict.fromkeys(PARTS, self.clip_norm / math.sqrt(len(PARTS)))

@@ -19,14 +19,16 @@ _SHARE = knobs.Bound(0, 0.5, below=True)
 
 
 def mean() -> None:
-  """The weighted mean, as in FedAvg.
+  """Takes the weighted mean, as in FedAvg.
 
   McMahan et al., FedAvg, AISTATS 2017, https://arxiv.org/abs/1602.05629.
   """
 
 
 def median() -> Rule:
-  """Weighted median of each number; withstands attackers below half the weight.
+  """Takes the weighted median of each number.
+
+  It withstands attackers below half the weight.
 
   Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
   https://arxiv.org/abs/1803.01498.
@@ -36,7 +38,7 @@ def median() -> Rule:
 
 @knobs.checked(trim=_SHARE._replace(cases=(_MEAN,)))
 def trimmed_mean(*, trim: float = 0.2) -> Rule:
-  """Mean of each number without its largest and its smallest values.
+  """Averages each number without its largest and its smallest values.
 
   Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
   https://arxiv.org/abs/1803.01498.
@@ -50,7 +52,7 @@ def trimmed_mean(*, trim: float = 0.2) -> Rule:
 
 @knobs.checked(share=_SHARE)
 def krum(*, share: float = 0.2) -> Rule:
-  """The one update that is nearest to its neighbours.
+  """Takes the one update that is nearest to its neighbours.
 
   Blanchard et al., Byzantine Tolerant Gradient Descent, NeurIPS 2017,
   https://arxiv.org/abs/1703.02757.
@@ -64,7 +66,7 @@ def krum(*, share: float = 0.2) -> Rule:
 
 @knobs.checked(share=_SHARE._replace(cases=(_MEAN,)))
 def multi_krum(*, share: float = 0.2) -> Rule:
-  """Weighted mean of the updates that are nearest to their neighbours.
+  """Averages, by weight, the updates that are nearest to their neighbours.
 
   Blanchard et al., Byzantine Tolerant Gradient Descent, NeurIPS 2017,
   https://arxiv.org/abs/1703.02757.
@@ -79,7 +81,7 @@ def multi_krum(*, share: float = 0.2) -> Rule:
 @knobs.checked(smoothing=knobs.Bound(above=True), steps=knobs.Bound(
     1, 1000, whole=True))
 def geometric_median(*, smoothing: float = 1e-6, steps: int = 8) -> Rule:
-  """The point with the least sum of distances to the updates.
+  """Finds the point with the least sum of distances to the updates.
 
   It withstands attackers below half the weight.
 
@@ -97,7 +99,7 @@ def geometric_median(*, smoothing: float = 1e-6, steps: int = 8) -> Rule:
 
 @knobs.checked()
 def norm_clipped(*, max_norm: float = 1.0) -> Rule:
-  """Mean of the updates, with those that are too long scaled down.
+  """Averages the updates; those that are too long are scaled down first.
 
   Sun et al., Can You Really Backdoor Federated Learning?,
   https://arxiv.org/abs/1911.07963.

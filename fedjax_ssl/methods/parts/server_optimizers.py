@@ -38,7 +38,7 @@ def sgd(rate: Rate) -> optax.GradientTransformation:
 
 @knobs.checked(beta=_BETA)
 def momentum(rate: Rate, *, beta: float = 0.9) -> optax.GradientTransformation:
-  """Momentum of the server (FedAvgM); default rate 1.
+  """Makes FedAvgM, with momentum at the server; default rate 1.
 
   Hsu et al., Measuring the Effects of Non-Identical Data Distribution for
   Federated Visual Classification, https://arxiv.org/abs/1909.06335.
@@ -53,7 +53,7 @@ def momentum(rate: Rate, *, beta: float = 0.9) -> optax.GradientTransformation:
 @knobs.checked(beta1=_BETA, beta2=_BETA, tau=_TAU)
 def adam(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
          tau: float = 1e-3) -> optax.GradientTransformation:
-  """FedAdam; default rate 0.01.
+  """Makes FedAdam; default rate 0.01.
 
   Args:
     rate: the learning rate; None is the default.
@@ -67,7 +67,7 @@ def adam(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
 @knobs.checked(beta1=_BETA, beta2=_BETA, tau=_TAU)
 def yogi(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
          tau: float = 1e-3) -> optax.GradientTransformation:
-  """FedYogi; default rate 0.01.
+  """Makes FedYogi; default rate 0.01.
 
   Args:
     rate: the learning rate; None is the default.
@@ -80,7 +80,7 @@ def yogi(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
 
 @knobs.checked(tau=_TAU)
 def adagrad(rate: Rate, *, tau: float = 1e-3) -> optax.GradientTransformation:
-  """FedAdagrad without a first moment; default rate 0.01.
+  """Makes FedAdagrad without a first moment; default rate 0.01.
 
   Args:
     rate: the learning rate; None is the default.
