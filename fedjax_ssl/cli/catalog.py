@@ -44,7 +44,7 @@ class Entry(NamedTuple):
   """One thing to choose."""
 
   name: str
-  summary: str  # The first sentence of its docstring.
+  summary: str  # The first paragraph of its docstring.
   options: tuple[Option, ...]
   sources: tuple[str, ...]  # Papers, or where it comes from.
   text: str = ''  # What the docstring says between that and its sections.

@@ -94,7 +94,7 @@ class _Seen(NamedTuple):
 
 def contrast(features: Array, proxies: Array, probabilities: Array,
              sure: Array, prior: Array, mask: Array) -> jax.Array:
-  r"""ICPL's loss: rows should be near their proxies, far from other classes.
+  r"""Computes ICPL: rows should be near their proxies, far from other classes.
 
   The classes of a row are :math:`\xi = \{\arg\max p\}` if it is sure, else all
   with :math:`p_c > P_c`. With f a row's feature and q a proxy, both of length

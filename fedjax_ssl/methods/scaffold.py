@@ -59,10 +59,10 @@ def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   """Steps along g - c_i + c, g the gradient of cross entropy.
 
   The server's c moves by |S| / N times the mean change of the c_i, where S are
-  the round's clients and N are all. So it stays the mean of the c_i, however
-  the models are weighed. Clients without labels count neither in S nor in N. An
-  attack or an `aggregator` changes the models' mean alone. The L2 term of an
-  optimizer is not part of g.
+  the clients of the round and N is the number of all. So c stays the mean of
+  the c_i, however the models are weighed. Clients without labels count neither
+  in S nor in N. An attack or an `aggregator` changes only the mean of the
+  models. The L2 term of an optimizer is not part of g.
 
   Args:
     task: the static choices; labels must be at the clients.

@@ -57,7 +57,7 @@ _LISTS = ('differs', 'open', 'notes')
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A published number, its column, and the metric that ours is."""
+  """A published number, its column, and how ours is measured."""
 
   column: str
   value: Value

@@ -187,7 +187,7 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
               labeled_loss: Callable[[PyTree], jax.Array],
               accepted: jax.Array, rules: Rules, which: str,
               virtual_rate: float) -> tuple[Carry, jax.Array]:
-  """Does the steps (5) of F-reg and (2) of C-reg, as far as there are such.
+  """Does the steps (5) of F-reg and (2) of C-reg, if there are such.
 
   Returns the carry and the reward (3). `labeled_loss` takes parameters;
   `accepted` are the row weights if there is no F-reg.

@@ -112,11 +112,12 @@ def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
 def _unit(task: Task, width: int) -> float:
   """Returns a factor on row counts that makes them at most 1.
 
-  The server needs the sum over clients of a change times its row count. As a
-  message that product would be longer than the change, by a factor of many
-  rows, and --max_update_norm, which is meant for the change, would reject it.
-  So counts are multiplied by this factor. It is at most 1 over the rows that a
-  client can use in a round, and a power of two, so that no product is rounded.
+  The server needs the sum over clients of a change times its row count. Sent
+  like this, the message would be as many times longer than the change as there
+  are rows, and --max_update_norm, which is meant for the change, would reject
+  it. So counts are multiplied by this factor. It is at most 1 over the rows
+  that a client can use in a round, and a power of two, so that no product is
+  rounded.
   """
   size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
   most = task.local_steps * size if task.local_steps else (

@@ -172,7 +172,7 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
   whose squares sum to C^2. So the step as a whole is one Gaussian mechanism of
   sensitivity C, although F and G are trained after D has moved. A network
   without noise follows the mean over the rows, as without privacy. If only G
-  has noise, F and D then go on without it, up to the usual number of steps.
+  has noise, F and D then go on without G, up to the usual number of steps.
 
   Args:
     task: its labeled batch is the expected size of a step.

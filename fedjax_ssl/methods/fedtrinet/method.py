@@ -145,7 +145,7 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   reaches a threshold gets that class as its label for good. Then the client
   trains the third network and sends it. The loss is the cross entropy of
   labeled and accepted rows together. Once a round has accepted 10 labels, it is
-  (CE_labeled + a CE_accepted) / 2, with a rising from 0. All clients count the
+  (CE_labeled + a CE_accepted) / 2, where a rises from 0. All clients count the
   same.
 
   Args:
