@@ -346,7 +346,7 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
 
   Returns:
     final, tail, selected: see `summary.summary`; last_10_rounds: the mean test
-    accuracy over 10 rounds, stored with the papers' tables.
+    accuracy over the last 10 rounds, stored with the papers' tables.
     metrics: numbers of the last row. bytes_up, bytes_down and num_rejected are
     sums over the run; cost_up and cost_down, in percent of one dense model, are
     means over the run's rounds and known wherever traffic was measured.
