@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
   from fedjax_ssl.running.settings import Setting
 
-# Command: its module, whose `main` takes the words behind it, and what it does.
+# Command: its module, whose `main` takes the words after it, and what it does.
 _COMMANDS = {
     'train': ('', 'trains a setting, as in `fedjax-ssl train digits_dirdir`'),
     'evaluate': ('evaluate', "evaluates a run's newest checkpoint"),
@@ -56,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
                 ) -> int:
-  """Trains a setting: what `experiments/*.py` are.
+  """Trains a setting; the scripts `experiments/*.py` do just this.
 
   Args:
     setting: a name of `settings.SETTINGS`, or a setting of your own.
     argv: flags; default: those of the process.
 
   Returns:
-    The exit code 0; what fails ends the process with another one.
+    The exit code 0; a failure ends the process with another one.
   """
   if argv is None:
     _listen()
@@ -77,10 +77,11 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
 
 
 def _listen() -> None:
-  """From now on signals end this process, before what takes seconds to import.
+  """Lets signals end this process from now on, even during slow imports.
 
-  Not where words are given: a process that is more than this program gets its
-  signals back when `train.main` returns.
+  Called only if the command is the whole process. A process that calls `main`
+  with arguments of its own goes on after it, so there `train.main` handles
+  signals, and gives them back when it returns.
   """
   from fedjax_ssl.running import stopping
   stopping.listen()
@@ -115,7 +116,7 @@ def _usage() -> str:
 
 
 def _refuse(kind: str, name: str, known: Sequence[str] | object) -> int:
-  """Says in one line what there is instead; returns the exit code."""
+  """Prints in one line which names there are; returns the exit code."""
   import difflib
   names = [*known]  # type: ignore[misc]
   near = difflib.get_close_matches(name, names, 1)

@@ -1,4 +1,4 @@
-"""Words of the commands that are not `train`."""
+"""Arguments of all commands but `train`."""
 from __future__ import annotations
 
 import argparse
@@ -13,11 +13,11 @@ Main = Callable[[Sequence[str]], int]
 
 
 class Parser(argparse.ArgumentParser):
-  """Refuses wrong words in one line."""
+  """A parser that refuses wrong arguments in one line."""
 
   def __init__(self, command: str, description: str | None,
                epilog: str | None = None):
-    """For `fedjax-ssl COMMAND`; the description is shown as it is written."""
+    """Makes the parser of `fedjax-ssl COMMAND`; texts are shown as written."""
     super().__init__(
         prog=f'fedjax-ssl {command}', description=description, epilog=epilog,
         allow_abbrev=False,
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def refusing(main: Main) -> Main:
-  """Decorates a command: what a user can mend is one line, and exit code 2."""
+  """Decorates a command: errors that users can mend are one line and code 2."""
   @functools.wraps(main)
   def run(argv: Sequence[str]) -> int:
     try:

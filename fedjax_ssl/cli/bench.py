@@ -1,4 +1,4 @@
-r"""Compares methods on a bed of the bench: tunes each alike, then other seeds.
+r"""Compares methods on a bed of the bench: tunes all alike, then tests them.
 
 fedjax-ssl bench clients --out=runs/bench
 fedjax-ssl bench clients fixmatch feddure --out=runs/bench
@@ -7,14 +7,14 @@ fedjax-ssl bench clients --out=runs/bench --status
 fedjax-ssl bench clients fixmatch --out=runs/look -- --num_rounds=20
 
 Row by row, both bounds first: every configuration of a row is run on one seed,
-the one with the best validation accuracy then on the other seeds. OUT/BED.md
+then the one with the best validation accuracy on the other seeds. OUT/BED.md
 and OUT/BED.json hold the table and are written anew after each row. The same
-command again continues after an interruption of any kind and passes over what
-is finished; later commands with other rows add to the same table. A method with
-knobs becomes a row of its own, of which the learning rate alone is tuned. Flags
-after `--` change every run; the page then says that it is not the bench, and
-the folder takes no other ones. Exit code 1: some run failed, and its row is
-left out; 2: refused; 130: interrupted.
+command again continues after an interruption of any kind and skips what is
+finished; later commands with other rows add to the same table. A method with
+knobs becomes a row of its own, and only its learning rate is tuned. Flags after
+`--` change every run; the page then says that it is not the bench, and later
+commands for this folder must have the same. Exit code 1: some run failed, and
+its row is left out; 2: refused; 130: interrupted.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
 from fedjax_ssl.report import printing
 
-_CHANGED = 'changed.json'  # The flags after `--` of a folder.
+_CHANGED = 'changed.json'  # Holds the flags after `--`, one file a folder.
 
 
 @arguments.refusing
@@ -104,19 +104,19 @@ class _Bench:
         for entry in self._entries for configuration in self._tries(entry)], {})
 
   def keep_changed(self) -> None:
-    """Notes in the folder which flags all its runs have besides the bed's."""
+    """Stores in the folder the flags that its runs have besides the bed's."""
     (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
     (self._out / _CHANGED).write_text(json.dumps(self._changed) + '\n')
 
   def commands(self) -> str:
-    """The commands of all tries; what follows depends on their results."""
+    """Returns the commands of all tries; later runs depend on their results."""
     return '\n'.join(
         shlex.join(cells_lib.command(self._args.python, self._out, self._cell(
             plan.search_run(entry, self._bed, configuration))))
         for entry in self._entries for configuration in self._tries(entry))
 
   def status(self) -> str:
-    """A line for each row: its tries, what was chosen, its final seeds."""
+    """Returns a line for each row: its tries, the choice, its final seeds."""
     lines = []
     for entry in self._entries:
       tried = self._tried(entry)
@@ -172,7 +172,7 @@ class _Bench:
 
   def _tried(self, entry: plan.Entry
              ) -> list[tuple[plan.Configuration, float]]:
-    """Configurations that are run, with their validation accuracy."""
+    """Returns the configurations already run, with validation accuracy."""
     found = []
     for configuration in self._tries(entry):
       run = plan.search_run(entry, self._bed, configuration)
@@ -220,7 +220,7 @@ class _Bench:
                             self._out / f'{self._bed.name}_{skew}.svg')
 
   def _labels(self) -> Any:
-    """int[D], classes of all training rows of the bed's data set."""
+    """Returns int[D], classes of all training rows of the bed's data set."""
     from fedjax_ssl import data
     flags = dict(flag.removeprefix('--').split('=', 1) for flag in (
         *(f'--{k}={v}' for k, v in self._bed.flags.items()), *self._changed))
@@ -228,7 +228,7 @@ class _Bench:
 
   def _facts(self, lines: Mapping[str, Sequence[standing.Line]]
              ) -> dict[str, Any]:
-    """Commits and machines of the final runs, each once."""
+    """Returns commits and machines of the final runs, each once."""
     from fedjax_ssl.training import workdir
     found: dict[str, None] = {}
     for skew, rows in lines.items():

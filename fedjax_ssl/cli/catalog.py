@@ -1,4 +1,4 @@
-"""What there is to choose from: read from the registries and their docstrings.
+"""Lists what there is to choose from, read from registries and docstrings.
 
 A method, model, view or partition that is registered shows up here by itself,
 with its options, their defaults and its papers.
@@ -44,9 +44,9 @@ class Entry(NamedTuple):
   """One thing to choose."""
 
   name: str
-  summary: str  # The first sentence of its docstring.
+  summary: str  # The first paragraph of its docstring.
   options: tuple[Option, ...]
-  sources: tuple[str, ...]  # Papers, or whose it is.
+  sources: tuple[str, ...]  # Papers, or where it comes from.
   text: str = ''  # What the docstring says between that and its sections.
   profiles: tuple[str, ...] = ()  # Variants, each with what it stands for.
 
@@ -59,7 +59,7 @@ class Group(NamedTuple):
 
 
 def catalog() -> dict[str, Group]:
-  """All groups by name; each group's entries by alphabet."""
+  """Returns all groups by name; a group's entries are sorted by name."""
   labels = {f.__name__: f for f in (
       data.choose_labeled, data.label_within, data.label_clients)}
   return {
@@ -96,7 +96,7 @@ def catalog() -> dict[str, Group]:
 
 def show(group: str, found: Group, width: int = 79, whole: bool = False
          ) -> str:
-  """A group as text; `whole` with all that docstrings say."""
+  """Formats a group; `whole` includes all that docstrings say."""
   lines = [*textwrap.wrap(f'{group}   {found.flag}', width,
                           subsequent_indent='    '), '']
   for entry in found.entries:
@@ -141,14 +141,14 @@ def _entry(name: str, function: Callable[..., Any]) -> Entry:
 
 
 def _home(function: Callable[..., Any]) -> str:
-  """Where a function is from that cites nothing."""
+  """Names the origin of a function that cites nothing."""
   module = function.__module__
   return (_OURS if module.partition('.')[0] == 'fedjax_ssl' else
           imports.path_of(module) or module)
 
 
 def _body(text: str) -> str:
-  """A docstring's paragraphs behind the first, up to its sections."""
+  """Returns a docstring's paragraphs after the first, up to its sections."""
   body = re.split(r'^(?:Args|Attributes|Returns|Raises|References):$',
                   text.partition('\n\n')[2], maxsplit=1, flags=re.MULTILINE)[0]
   return re.sub(r':math:`([^`]*)`', r'\1', body).strip()
@@ -161,14 +161,14 @@ def _profiles(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _docs_above(module: str) -> Iterator[str]:
-  """Docstrings of a module and of the packages of its own that hold it."""
+  """Yields the docstrings of a module and of the packages around it."""
   while module.count('.') > 1:  # Not those of fedjax_ssl.methods and its like.
     yield inspect.getdoc(sys.modules[module]) or ''
     module = module.rpartition('.')[0]
 
 
 def _first_sentence(text: str) -> str:
-  """The docstring's first paragraph, math marks taken away."""
+  """Returns the docstring's first paragraph, without math marks."""
   first = ' '.join(text.split('\n\n')[0].split())
   return re.sub(r':math:`([^`]*)`', r'\1', first)
 
@@ -190,7 +190,7 @@ def _options(function: Callable[..., Any], described: list[str]
 
 
 def _arguments(text: str) -> dict[str, str]:
-  """Texts of `Args:` and `Attributes:`, by name."""
+  """Returns the texts of `Args:` and `Attributes:`, by name."""
   found: dict[str, str] = {}
   for section in re.findall(
       r'^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)+)', text, re.MULTILINE):
@@ -208,7 +208,7 @@ def _arguments(text: str) -> dict[str, str]:
 
 
 def _sources(described: list[str], *modules: str) -> list[str]:
-  """Papers that a docstring, or else its module's, cites."""
+  """Returns the papers that a docstring cites, or else its module's."""
   for texts in (described, *([text] for text in modules)):
     found = [' '.join(paragraph.split()) for text in texts
              for paragraph in _citing(text)]
@@ -218,7 +218,7 @@ def _sources(described: list[str], *modules: str) -> list[str]:
 
 
 def _citing(text: str) -> Iterator[str]:
-  """`References:` of a docstring, or its paragraphs that name a paper."""
+  """Yields a docstring's `References:`, or its paragraphs that name a paper."""
   section = re.search(r'^References:\n((?:[ ]+.*\n?)+)', text, re.MULTILINE)
   if section:
     yield section[1]
@@ -230,7 +230,7 @@ def _citing(text: str) -> Iterator[str]:
 
 
 def _datasets() -> Iterator[Entry]:
-  """What `fedjax_ssl.data.load` finds; files of the data folder by name."""
+  """Yields what `fedjax_ssl.data.load` finds, files of the data folder too."""
   split = Option('split', 'str', "'official'", 'or train/test or '
                  'train/validation/test in percent or counts')
   yield Entry(
@@ -281,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
             ) -> dict[str, Group]:
-  """The part of the catalog that the words ask for.
+  """Returns the part of the catalog that the arguments ask for.
 
   Raises:
     ValueError: if there is none; the message says what there is instead.

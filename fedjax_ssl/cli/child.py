@@ -1,4 +1,4 @@
-"""One run of a table as a child that never outlives its parent."""
+"""Runs a command as a child process, which on Linux ends with its parent."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import time
 from typing import IO
 
 _GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
-_ROUNDS = 1.5  # Besides, for a run ends a round before it saves.
+_ROUNDS = 1.5  # Kept besides, as a run completes its round before it saves.
 _LOOK = 0.5  # Seconds between two looks at how long a round takes.
 # Loaded before the fork; a child of a large program should not search files.
 _LIBC = ctypes.CDLL(None)
@@ -29,7 +29,7 @@ class Ended(Exception):
 
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
-  """SIGTERM and SIGINT raise `Ended`, once; later ones change nothing."""
+  """Makes SIGTERM and SIGINT raise `Ended` once; later ones are ignored."""
   if threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -48,7 +48,7 @@ def ending_on_signals() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-  """On Linux: the run saves and ends when the parent is killed.
+  """Makes a child save and end when its parent is killed, on Linux.
 
   Elsewhere it goes on, and keeps the locks that it was given.
   """
@@ -60,15 +60,18 @@ def end_with_parent() -> None:
 
 
 def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
-  """The exit code, or None if the time ran out and the run was ended.
+  """Runs a command until a deadline.
 
   Args:
     command: what to run, in a session of its own.
     log: gets what it prints.
-    deadline: by `time.monotonic()`; it is asked to save and end before.
+    deadline: by `time.monotonic()`; before it the run is asked to save and end.
+
+  Returns:
+    The exit code; None if the time ran out and the run was ended.
 
   Raises:
-    Ended: if a signal came. The run was asked to save and end, and is gone.
+    Ended: if a signal came. The run was asked to save, and has ended.
   """
   log.flush()
   start, whole = log.tell(), grace(deadline - time.monotonic())
@@ -96,7 +99,7 @@ def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
 
 
 def _round_seconds(log: IO[bytes], start: int) -> float:
-  """What the run says of itself since it began; 0 if nothing yet."""
+  """Reads from the log how long a round takes; 0 if it does not say yet."""
   with contextlib.suppress(OSError), open(log.name, 'rb') as file:
     file.seek(start)
     said = re.findall(rb', (\d[\d.]*(?:e[+-]\d+)?) s/round', file.read())
@@ -105,7 +108,7 @@ def _round_seconds(log: IO[bytes], start: int) -> float:
 
 
 def _ask(process: subprocess.Popen, seconds: float) -> None:
-  """Lets the run save and end, and waits for it."""
+  """Asks the run to save and end, and waits for it."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGTERM)
   with contextlib.suppress(subprocess.TimeoutExpired):
@@ -113,5 +116,5 @@ def _ask(process: subprocess.Popen, seconds: float) -> None:
 
 
 def grace(seconds: float) -> float:
-  """What is kept of a budget for a run to save in."""
+  """Returns the seconds of a budget that are kept for a run to save in."""
   return min(_GRACE, 0.1 * seconds)

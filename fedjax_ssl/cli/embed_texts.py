@@ -50,14 +50,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def embed(texts: Sequence[str], folder: pathlib.Path, *, tokens: int,
           batch: int, size: int = 0) -> np.ndarray:
-  """The last layer's vectors of each text's tokens, zeros behind its end.
+  """Computes the last layer's vectors of texts' tokens, zeros after the end.
 
   Args:
     texts: D of them.
     folder: of the model and its tokenizer.
     tokens: T; tokens beyond it, and the special ones, are dropped.
     batch: texts at a time.
-    size: numbers of a vector that will be wanted, at most E.
+    size: numbers of a vector that `shorten` will keep, at most E.
 
   Returns:
     float16[D, T, E].
@@ -97,7 +97,7 @@ def embed(texts: Sequence[str], folder: pathlib.Path, *, tokens: int,
 
 def _without(vectors: np.ndarray, special: np.ndarray, tokens: int
              ) -> np.ndarray:
-  """float16[B, T, E]: the tokens of the text itself, moved to the front."""
+  """Drops special tokens: float16[B, T, E], other tokens moved to the front."""
   order = np.argsort(special, axis=1, kind='stable')[:, :tokens]
   kept = np.take_along_axis(vectors, order[..., None], 1)
   real = ~np.take_along_axis(special, order, 1)
@@ -109,7 +109,7 @@ def shorten(vectors: np.ndarray, size: int) -> np.ndarray:
 
   Args:
     vectors: float16[D, T, E].
-    size: directions kept, at most E; they are not centered.
+    size: directions kept, at most E; vectors are not centered.
 
   Returns:
     float16[D, T, size].
@@ -127,7 +127,7 @@ def shorten(vectors: np.ndarray, size: int) -> np.ndarray:
 
 @arguments.refusing
 def main(argv: Sequence[str]) -> int:
-  """Reads, embeds and writes; returns the exit code."""
+  """Reads texts, embeds them and writes vectors; returns the exit code."""
   asked = _arguments(argv)
   try:
     texts = data.datasets.text.read_rows(asked.texts).texts

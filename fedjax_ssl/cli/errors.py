@@ -1,4 +1,4 @@
-"""What a user can mend, in one line: the flag, the value, what is allowed."""
+"""Errors that users can mend, in one line: flag, value, and what is allowed."""
 from __future__ import annotations
 
 import ast
@@ -14,7 +14,7 @@ from absl import flags
 from fedjax_ssl import config
 from fedjax_ssl.core import checks, imports, knobs, registry
 
-# What another try may find mended.
+# Faults that may be gone at another try.
 _PASSING = frozenset((
     errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EFBIG, errno.EIO,
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
@@ -22,9 +22,10 @@ _PASSING = frozenset((
 
 
 def may_pass(error: BaseException) -> bool:
-  """Whether a fault of the system is behind an error, and may pass by itself.
+  """Whether an error is due to a fault of the system that may pass by itself.
 
-  A full disk, too little memory, a folder that another process holds.
+  Such are a full disk, too little memory, or a folder that another process
+  holds.
   """
   behind: BaseException | None = error
   while behind is not None:
@@ -37,7 +38,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def line(error: BaseException, given: Mapping[str, Any]) -> str:
-  """Returns an error as one line that speaks of flags.
+  """Returns an error as one line that names flags.
 
   Args:
     error: what was raised.
@@ -65,7 +66,7 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
 
 def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
              ) -> str:
-  """The message for an unknown flag.
+  """Returns the message for an unknown flag.
 
   If a chosen method or model has a knob of that name, shows how to set it.
   """

@@ -3,8 +3,8 @@ r"""Evaluates the newest checkpoint of a run.
 fedjax-ssl evaluate runs/study/fixmatch
 fedjax-ssl evaluate runs/study/fixmatch --data_dir=DIR
 
-Prints one line of JSON for each seed and writes nothing. The run's flags are
-those of its `config.json`; others may say where its data is.
+Prints one line of JSON for each seed and writes nothing. The flags are those of
+the run's `config.json`; further ones may say where its data is.
 """
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def main(argv: Sequence[str]) -> int:
   except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  # What is known of it is imported before the flags are read.
+  # `is_known` has imported the user's own code, if the setting is from there.
   return cli.run_setting(settings.SETTINGS[setting], words)

@@ -1,4 +1,4 @@
-"""Where the repository is, and where the runs are that words name."""
+"""Finds the repository, and the runs that arguments name."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,17 +6,17 @@ import pathlib
 
 
 def repository() -> pathlib.Path | None:
-  """Returns the checkout's root; None of an installed copy."""
+  """Returns the checkout's root; None for an installed copy."""
   root = pathlib.Path(__file__).resolve().parents[2]
   found = (root / 'setup.py').is_file() and (root / 'experiments').is_dir()
   return root if found else None
 
 
 def runs_in(words: Sequence[str]) -> list[str]:
-  """Returns the folders with runs, and words that name nothing.
+  """Returns the folders of the runs that words name; other words stay.
 
-  A folder of runs, such as a sweep's, stands for all of them; what else there
-  is, such as their logs, is passed over. If there is no run: all words.
+  A folder of runs, such as a sweep's, stands for all of them; other files in
+  it, such as their logs, are skipped. If there is no run, returns all words.
   """
   found: list[str] = []
   for word in words:

@@ -3,7 +3,7 @@ r"""Runs again what a `config.json` says.
 fedjax-ssl repeat runs/study/fixmatch --workdir=runs/again
 fedjax-ssl repeat any_name.json --print
 
-Flags after the first word beat those of the run. Every run writes the same
+Flags after the first word override those of the run. Every run also writes its
 flags to `run.flags` in its folder, for `--flagfile`.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedjax_ssl.training import workdir as workdir_lib
 
 
 def _config_of(path: pathlib.Path) -> dict[str, Any]:
-  """The configuration in a run's folder, or in a file of any name."""
+  """Reads the configuration in a run's folder, or in a file of any name."""
   if path.is_dir() or not path.exists() or path.name == workdir_lib.CONFIG:
     return workdir_lib.read_config(
         path.parent if path.name == workdir_lib.CONFIG else path)
@@ -38,7 +38,7 @@ def _config_of(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _today(config: dict[str, Any]) -> dict[str, Any]:
-  """The configuration, with knobs written out whose default was another."""
+  """Returns the configuration; knobs whose default has changed are explicit."""
   choices = config['facts'].get('choices', {})
   if not choices:
     return config
@@ -61,7 +61,7 @@ def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
   if settings.is_known(setting, config):
     return settings.program(setting)
   script = command.origin_of(config).get('script', '')
-  # Earlier versions named those in the repository from its root.
+  # Earlier versions stored paths relative to the repository's root.
   place = (places.repository() or pathlib.Path()) / script
   if not script or not place.is_file():
     raise ValueError(f'{path} was made by '

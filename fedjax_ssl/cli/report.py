@@ -1,21 +1,21 @@
-r"""A report of finished runs: tables, curves, bars, partitions, one page.
+r"""Reports finished runs on one page: tables, curves, bars, partitions.
 
 fedjax-ssl report runs/study/* --out=runs/study_report
 fedjax-ssl report runs/study --out=runs/study_report --watch
 
-A folder of runs, such as a sweep's, stands for all of them. Runs that differ in
-their seeds only are one line, named by what differs between the lines. OUT gets
-`index.html`, which is a single file and needs no network, and of its tables and
-charts files of their own:
+A folder of runs, such as a sweep's, stands for all of them. Runs that differ
+only in their seeds are one line; lines are named by what differs between them.
+OUT gets `index.html`, which is a single file and needs no network, and further
+files for its tables and charts:
   table.*        accuracy; the best row is bold
   differences.*  to the first labels-only run, seed by seed, with intervals
   targets.*      rounds and bytes to a test accuracy
   clients.*      who gains and who loses
   chart_*.*      SVG, PDF, and the numbers as CSV
 With the extra [report] charts answer to the mouse. Folders that hold no run are
-passed over when others do; runs that cannot be read, or whose rows are not
-those that their checkpoints were saved with, are named on stderr and on the
-page. A run that goes on is shown up to its newest checkpoint.
+skipped if others do; runs that cannot be read, or whose rows are not those that
+their checkpoints were saved with, are named on stderr and on the page. A run
+that goes on is shown up to its newest checkpoint.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FILES = (metrics.METRICS, 'config.json', 'checkpoints')
 
 
 def _defaults(name: str) -> Mapping[str, Any]:
-  """Defaults of a setting's flags; {} of a user's own."""
+  """Returns the defaults of a setting's flags; {} for a user's own setting."""
   return settings.defaults_of(name) if name in settings.SETTINGS else {}
 
 
@@ -88,10 +88,10 @@ def _parser() -> arguments.Parser:
 
 
 def _seconds(text: str) -> int:
-  """A whole number from 1.
+  """Reads a whole number from 1.
 
   Raises:
-    argparse.ArgumentTypeError: if it is none.
+    argparse.ArgumentTypeError: for any other text.
   """
   if not text.isdecimal() or not int(text):
     raise argparse.ArgumentTypeError(
@@ -104,7 +104,7 @@ def _write(args: argparse.Namespace, left_out: list[str], refresh: int = 0
   """Reads the runs and writes their report; returns its files.
 
   Raises:
-    ValueError: if there is nothing to report, or the words are wrong.
+    ValueError: if there is nothing to report, or an argument is wrong.
   """
   if not args.out:
     raise ValueError('--out= is empty; name a folder.')
@@ -119,8 +119,8 @@ def _write(args: argparse.Namespace, left_out: list[str], refresh: int = 0
 def _watch(args: argparse.Namespace) -> int:
   """Writes the report whenever a run has more rows, until Ctrl-C.
 
-  What is wrong is said once and may pass, as a run without rows does. At the
-  end the page stops reading itself anew.
+  An error is printed once and does not end it, as it may pass: a run may have
+  no rows yet. At the end the page is written without its automatic refresh.
   """
   said, seen = '', None
   def once(refresh: int) -> str:
@@ -146,7 +146,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _state(words: Sequence[str]) -> list[tuple[str, int, int]]:
-  """What changes when a run goes on: its files' sizes and times."""
+  """Returns what changes when a run goes on: its files' sizes and times."""
   found = []
   for folder in places.runs_in(words):
     for name in _FILES:

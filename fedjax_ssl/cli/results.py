@@ -1,12 +1,12 @@
-r"""One table from finished runs, with what is needed to repeat them.
+r"""Makes one table of finished runs, with what is needed to repeat them.
 
 fedjax-ssl results runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
-A folder of runs, such as a sweep's, stands for all of them; files beside them,
-such as their logs, are passed over. Prints the table; with --out writes
-<out>.json and <out>.md, with --epsilon a plot besides. Every number comes from
-the runs' own files.
+A folder of runs, such as a sweep's, stands for all of them; other files in it,
+such as their logs, are skipped. Prints the table; with --out writes <out>.json
+and <out>.md, with --epsilon also a plot. Every number comes from the runs' own
+files.
 """
 from __future__ import annotations
 

@@ -9,16 +9,17 @@ fedjax-ssl tables --table=feddure1 --budget_minutes=120
 fedjax-ssl tables --table=feddure1 --budget_minutes=30 \
     --variant=short -- --num_rounds=60 --model=cnn --norm=auto
 
-The tables are `fedjax_ssl/papers/tables/`, a file a paper. Without --table,
---write_flagfiles writes the headline cells of all papers, a folder a paper, and
-with --check only says which of those are not as the tables have them.
+The tables are in `fedjax_ssl/papers/tables/`, one file for each paper. Without
+--table, --write_flagfiles writes the headline cells of all papers, one folder
+for each paper. With --check it only says which of these files differ from the
+tables.
 
-Of a run within a budget: the cells that tell most come first, one seed of each
-before the next seed of any. The same command again goes on where the budget
-ended; what is finished is not run again. A run that meets the end of the budget
-saves and is continued next time. Flags after `--` change every cell and need a
-`--variant` of the results' folder, so that they are never taken for the table
-itself.
+With a budget, the cells that tell most are run first, one seed of each before
+the next seed of any. The same command again goes on where the budget ended;
+what is finished is not run again. A run that meets the end of the budget saves
+and is continued next time. Flags after `--` change every cell; they need a
+--variant, which names another folder of results, so that these are never taken
+for the table itself.
 """
 from __future__ import annotations
 
@@ -40,40 +41,40 @@ from fedjax_ssl.running import settings
 
 
 def _results() -> pathlib.Path:
-  """Where numbers are kept: in the repository, or else here."""
+  """Returns the folder of results: in the repository, or else here."""
   root = places.repository()
   return pathlib.Path(
       'results' if root is None else root / 'experiments' / 'results', 'tables')
 
 
 class Plan(NamedTuple):
-  """Where things are and what is changed."""
+  """What to run, where, and with which changes."""
 
   table: cells.Table
   variant: str
   flags: tuple[str, ...]
   runs: pathlib.Path
   results: pathlib.Path
-  scripts: pathlib.Path | None  # Instead of the settings.
+  scripts: pathlib.Path | None  # Folder of scripts to run, not settings.
   chosen: tuple[cells.Cell, ...]  # In the order of running.
 
   def folder(self) -> pathlib.Path:
-    """Of all runs of the table."""
+    """Returns the folder of all runs of the table."""
     name = self.table.name + (f'.{self.variant}' if self.variant else '')
     return self.runs / name
 
   def result(self, cell: cells.Cell) -> pathlib.Path:
-    """The file of a cell's numbers."""
+    """Returns the file of a cell's numbers."""
     return results.file_of(cell, self.results, self.variant)
 
   def program(self, cell: cells.Cell) -> list[str]:
-    """The command of a cell, without flags."""
+    """Returns the command of a cell, without flags."""
     if self.scripts is None:
       return settings.program(cell.setting)
     return [sys.executable, str(self.scripts / f'{cell.setting}.py')]
 
   def lacks(self, cell: cells.Cell) -> str:
-    """Why a cell cannot be run yet; '' if it can."""
+    """Says why a cell cannot be run yet; '' if it can."""
     if cell.missing:
       return cell.missing
     if cell.setting not in settings.SETTINGS if self.scripts is None else not (
@@ -94,7 +95,7 @@ class Step(NamedTuple):
 
 
 def steps(chosen: Plan) -> list[Step]:
-  """What is left to run: every cell's first seed, then every second one."""
+  """Returns what is left: every cell's first seed, then the second ones, ..."""
   wanted: list[tuple[int, Step]] = []
   for cell in chosen.chosen:
     if chosen.lacks(cell):
@@ -113,13 +114,13 @@ def steps(chosen: Plan) -> list[Step]:
 
 
 def missing(chosen: Plan) -> list[str]:
-  """A line for each cell that cannot be run yet."""
+  """Returns a line for each cell that cannot be run yet."""
   return [f'missing: {cell.row} | {", ".join(cell.columns)}: {why}'
           for cell in chosen.chosen if (why := chosen.lacks(cell))]
 
 
 def stale(chosen: Plan) -> list[str]:
-  """A line for each cell whose flags changed since its numbers were made."""
+  """Returns a line for each cell whose flags changed since it was run."""
   return [f'stale: {cell.row} | {", ".join(cell.columns)}: its flags have '
           f'changed since {file} was made; to run it again remove that file '
           f'and {chosen.folder() / cell.name}'
@@ -143,7 +144,7 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
     return 'stopped'
   try:
     good = not code and _store(chosen, step, workdir)
-  except ValueError as error:  # Of this cell; the others go on.
+  except ValueError as error:  # Only this cell fails; the others go on.
     printing.say(f'    {error}')
     good = False
   if not good:
@@ -155,7 +156,7 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
 
 
 def _store(chosen: Plan, step: Step, workdir: pathlib.Path) -> bool:
-  """Adds a seed's numbers to the cell's file; whether it was finished."""
+  """Adds a seed's numbers to the cell's file; returns whether it finished."""
   from fedjax_ssl.report import stored_runs
   run = stored_runs.read(workdir)
   if run.rounds < run.config['flags']['num_rounds']:
@@ -182,10 +183,10 @@ def _store(chosen: Plan, step: Step, workdir: pathlib.Path) -> bool:
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path, results_folder: pathlib.Path
            ) -> Iterator[None]:
-  """Holds the table's folders, so that two processes do not share cells.
+  """Locks the table's folders, so that two processes do not share cells.
 
   Raises:
-    ValueError: if another process has one, or it cannot be written, which
+    ValueError: if another process has one, or one cannot be written, which
       should show before hours of work.
   """
   with contextlib.ExitStack() as stack:
@@ -205,8 +206,8 @@ def _alone(folder: pathlib.Path, results_folder: pathlib.Path
       except (BlockingIOError, PermissionError):  # The latter on some NFS.
         raise ValueError(f'{place} is in use by another process.') from None
       except OSError as error:
-        # Some file systems lock no folder; a lock file among the results would
-        # be taken for one of them.
+        # Some file systems cannot lock folders. A lock file is no way out here:
+        # among the results it would be taken for one.
         if flag == 'runs':
           raise ValueError(f'{place} cannot be locked: '
                            f'{error.strerror}.') from error
@@ -219,12 +220,12 @@ def run(chosen: Plan, budget: float, began: float) -> int:
   Args:
     chosen: what to run and where.
     budget: seconds.
-    began: when they began to count.
+    began: when they began, by `time.monotonic()`.
 
   Returns:
     An exit code: 1 if some cell failed.
   """
-  # The rest is for saving and for the table's own end.
+  # The rest of the budget is for the last steps of this function.
   deadline = began + budget - min(1.0, 0.05 * budget)
   counts = {'done': 0, 'stopped': 0, 'failed': 0}
   stored = chosen.results / chosen.folder().name
@@ -251,7 +252,7 @@ def run(chosen: Plan, budget: float, began: float) -> int:
 
 
 def listing(chosen: Plan) -> str:
-  """Every cell in the order of running, with its state."""
+  """Lists every cell in the order of running, with its state."""
   lines = []
   for cell in chosen.chosen:
     why = chosen.lacks(cell)
@@ -289,7 +290,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 @contextlib.contextmanager
 def _writing(folder: pathlib.Path) -> Iterator[None]:
-  """Says what cannot be written in the words of its flag."""
+  """Turns an error of writing into one that names the flag."""
   try:
     yield
   except OSError as error:

@@ -1,4 +1,4 @@
-"""`fedjax-ssl train`: flags read and checked, JAX prepared, runs made.
+"""`fedjax-ssl train`: reads and checks flags, starts JAX, makes the runs.
 
 Flags are read here and nowhere else, before JAX is imported, so that a typo is
 refused at once. All other modules receive the resulting `config.Config`.
@@ -102,7 +102,7 @@ def options(setting: str = '', script: str = '') -> config.Config:
 
 
 def _given() -> set[str]:
-  """Names of the flags that stand in the command or its flagfile."""
+  """Returns the names of the flags in the command or its flagfile."""
   return {name for name in config.OPTIONS
           if FLAGS[checks.flag(name)].present}
 
@@ -112,7 +112,7 @@ def _values() -> dict[str, Any]:
 
 
 def _stored(workdir: str, setting: str, script: str) -> dict[str, Any]:
-  """The flags of the run in the folder."""
+  """Returns the flags of the run in the folder."""
   from fedjax_ssl.report import command
   from fedjax_ssl.training import own_code
   from fedjax_ssl.training import workdir as workdir_lib
@@ -129,8 +129,8 @@ def _check_method(told: config.Config) -> None:
   """Refuses a misspelt method before JAX and the data are loaded.
 
   Raises:
-    FieldError: if it is neither a module of `fedjax_ssl.methods`, nor what code
-      of others may register.
+    FieldError: if it is neither a module of `fedjax_ssl.methods` nor a name
+      that an installed package registers.
   """
   name = told.method.partition('(')[0].strip()
   if (told.imports or not name.isidentifier()
@@ -160,7 +160,7 @@ def _read_flags(argv: Sequence[str]) -> Any:
   try:
     return _report_errors(FLAGS, argv)
   except SystemExit as ended:
-    if ended.code == 1:  # So absl ends where it has printed the help.
+    if ended.code == 1:  # absl exits like this after it has printed the help.
       sys.exit(0)
     raise
 
@@ -173,7 +173,7 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
   """
   try:
     return function(*args)
-  except BrokenPipeError:  # Who reads the output has seen enough.
+  except BrokenPipeError:  # The reader of the output has closed it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
   except (ValueError, OSError, MemoryError, OverflowError,

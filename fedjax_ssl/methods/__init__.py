@@ -83,22 +83,22 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
 
 
 def register(name: str) -> Callable[[_Builder], _Builder]:
-  """Decorates a builder of a method, which then has a name.
+  """Registers the decorated builder of a method under a name.
 
   ```python
   @methods.register('mine')
   def mine(task, *, weight: float = 0.1) -> Method:
   ```
 
-  Knobs are its keyword-only parameters, each with a default. `knobs.checked`
-  bounds them; numbers of other builders are free. `core.registry.register` says
-  what names there can be.
+  Its knobs are its keyword-only parameters, each with a default. Numbers may be
+  anything unless `knobs.checked` bounds them. `core.registry.register` says
+  which names are allowed.
   """
   return METHODS.register(name)
 
 
 def register_aggregator(name: str) -> Callable[[_Any], _Any]:
-  """Decorates a rule for `--aggregator`, or its builder, by a name.
+  """Registers the decorated rule for `--aggregator`, or its builder.
 
   ```python
   @methods.register_aggregator('first')
@@ -107,9 +107,9 @@ def register_aggregator(name: str) -> Callable[[_Any], _Any]:
         lambda x: weight * x[0], stacked)
   ```
 
-  A rule is (updates stacked [S, ...], float32[S] weights) -> one update. It
-  may also be given itself; its keyword-only arguments are then the knobs. See
-  `register`.
+  A rule is (updates stacked [S, ...], float32[S] weights) -> one update. A rule
+  may be decorated itself, too; its keyword-only arguments are then the knobs.
+  See `register`.
   """
   return aggregators.AGGREGATORS.register(name)
 
@@ -117,19 +117,20 @@ def register_aggregator(name: str) -> Callable[[_Any], _Any]:
 def make(text: str, task: Task, *,
          aggregator: str | Callable[[PyTree, jax.Array], PyTree] | None = None
          ) -> Method:
-  """A method from its name, with knobs if any: 'fixmatch(threshold=0.9)'.
+  """Makes a method from its name, with knobs if any: 'fixmatch(threshold=0.9)'.
 
   Args:
     text: name or name(knob=value, ...), values being Python literals.
-    task: the static choices. If it does not say how many rounds schedules
-      span, `train` does; what needs the number is refused elsewhere.
+    task: the static choices. If it leaves open how many rounds the schedules
+      span, `train` fills that in; run in another way, a method that needs the
+      number raises ValueError.
     aggregator: a rule in place of the mean of the clients' updates, see
       `Task.aggregator`, or the name of one, as in 'trimmed_mean(trim=.3)';
       None is the task's own.
 
   Raises:
-    ValueError: for unknown names or knobs, of which the message lists the known
-      ones, or an aggregator where the method has an aggregation of its own.
+    ValueError: for an unknown name or knob (the message lists the known ones),
+      or for an aggregator if the method has an aggregation of its own.
     TypeError: for anything but a text and a task, in this order.
   """
   if not isinstance(text, str) or not isinstance(task, Task):
@@ -144,8 +145,8 @@ def make(text: str, task: Task, *,
   if task.schedule_rounds is None:
     spanning = functools.cache(lambda rounds_: make(
         text, task.spanning(rounds_)))
-  # Traced once for all who ask: for the shapes of its metrics, for each seed,
-  # and in the loop over rounds, where inlining leaves no trace of it.
+  # Traced once for all callers: for the shapes of the metrics, for each seed,
+  # and in the loop over rounds, where `inline` leaves no call behind.
   def init(key: jax.Array, federation: Federation) -> State:
     rounds.check_fit(task, federation)
     return made.init(key, federation)
@@ -155,7 +156,11 @@ def make(text: str, task: Task, *,
 
 
 def _build(text: str, task: Task) -> Method:
-  """The method; without its run's length, one that asks for it when run."""
+  """Builds the method.
+
+  If it needs the number of rounds and the task lacks it, the method raises when
+  it is run.
+  """
   made: Method
   try:
     made = _checked(text, registry.build('method', text, METHODS, task))
@@ -163,7 +168,7 @@ def _build(text: str, task: Task) -> Method:
     if not isinstance(error.__cause__, checks.LengthError):
       raise
     reason = str(error)
-    # What predicts is the same for any length.
+    # `predict` is the same for any number of rounds.
     made = _checked(text, registry.build(
         'method', text, METHODS, task.spanning(1)))
     def refuse(*unused: object) -> NoReturn:
@@ -173,7 +178,7 @@ def _build(text: str, task: Task) -> Method:
 
 
 def _checked(text: str, made: Any) -> Method:
-  """What a builder made, if it is a method."""
+  """Returns what a builder made; refuses anything but a method."""
   if not isinstance(made, Method):
     raise checks.FieldError('method', text, 'gives no Method but '
                             f'{type(made).__name__}; does it end with return?')

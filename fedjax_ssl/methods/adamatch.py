@@ -1,27 +1,27 @@
-r"""AdaMatch at the clients: a bar by the labeled rows, and aligned labels.
+r"""AdaMatch at the clients: a bar from the labeled rows, and aligned labels.
 
 Berthelot et al., AdaMatch, ICLR 2022, https://arxiv.org/abs/2106.04732. For
 learning with few labels it is mostly run in the form that
 microsoft/Semi-supervised-learning (USB) gave it.
 
-With p of the weak views of a batch's labeled rows, q of those of its unlabeled
-rows, and their means :math:`\tilde p` and :math:`\tilde q`,
+Let p be the predictions for the weak views of a batch's labeled rows, q those
+for its unlabeled rows, and :math:`\tilde p` and :math:`\tilde q` their means.
+Then
 
   :math:`\bar q_b = norm(q_b \tilde p / \tilde q)` and
   :math:`L_u = mean_b\, 1[\max_c \bar q_b(c) \ge \tau\, mean_i \max_c p_i(c)]\,
   H(\bar q_b, A_s(u_b))`.
 
 In the paper the means are those of the batch; labels are soft; labeled rows
-learn from a strong view too; :math:`L_u` gains weight along a cosine over the
-first half of the run; and, where the norm is of batches, the logits of labeled
-rows are random blends of those they have beside the unlabeled rows and by
-themselves, each entry by a share of its own. USB has none of this, but moving
-means, which for labeled rows start uniform.
+learn from a strong view too; and the weight of :math:`L_u` rises along a cosine
+over the first half of the run. Under batch normalization, moreover, labeled
+rows have logits from two passes, beside the unlabeled rows and without them;
+each entry is a blend of the two with a random share of its own. USB has none of
+this; its means are moving averages, and that of labeled rows starts uniform.
 
-With labels at the server a client sees no p. The server then sends what it saw
-of its labels in the round, the mean of p and of its largest entry. A batch
-without labels, of a client that has none, has FixMatch's bar of tau, and moves
-no mean of p.
+With labels at the server a client sees no p. The server then sends the sums of
+p and of its largest entry over its labeled rows of the round. For a batch of a
+client that has no labels, the bar is FixMatch's, tau, and the mean of p stays.
 """
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ _PROFILES: dict[str, dict[str, Any]] = {
 
 
 class Seen(NamedTuple):
-  """What a client has seen its models predict."""
+  """Averages of what a client's models have predicted."""
 
-  shares: jax.Array  # float32[C], of unlabeled rows; zeros before the first.
-  target: jax.Array  # float32[C], of labeled rows; uniform at the start.
+  shares: jax.Array  # float32[C], on unlabeled rows; zeros before the first.
+  target: jax.Array  # float32[C], on labeled rows; uniform at the start.
   bar: jax.Array  # float32[], of the last batch.
 
 
 class Told(NamedTuple):
-  """What the server saw of its labeled rows in a round: sums over them."""
+  """Sums over the labeled rows that the server has used in a round."""
 
-  rows: jax.Array  # float32[]
-  confidence: jax.Array  # float32[]
-  shares: jax.Array  # float32[C]
+  rows: jax.Array  # float32[], their number.
+  confidence: jax.Array  # float32[], of the largest probability.
+  shares: jax.Array  # float32[C], of the probabilities.
 
 
 class _Settings(NamedTuple):
@@ -93,25 +93,25 @@ def adamatch(task: Task, *, profile: str = 'paper',
              align: bool = True, unlabeled_weight: float = 1.0,
              server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False) -> Method:
-  """FixMatch with a relative bar, and labels of the labeled rows' classes.
+  """Runs FixMatch with a relative bar, and labels aligned to the labeled rows.
 
   The means are a client's own, and stay on it from round to round as
-  FlexMatch's memory does. A batch without unlabeled rows moves none of theirs.
+  FlexMatch's memory does. A batch without unlabeled rows leaves their mean.
 
   Args:
     task: the static choices.
-    profile: 'paper' or 'usb', see the module's docstring. It stands for the
-      knobs down to `ramp`, of which those that are given replace its own.
-    threshold: tau, times the confidence on labeled rows; the paper's 0.9,
-      USB's 0.95.
+    profile: 'paper' or 'usb', see the module's docstring. It sets the knobs
+      down to `ramp`; those that are given replace its values.
+    threshold: tau, a factor on the mean confidence of labeled rows; the paper's
+      0.9, USB's 0.95.
     decay: of the means; 0 is the batch alone, USB's 0.999 takes thousands of
-      steps.
+      steps to settle.
     form: of labels, 'soft' or 'hard'.
     strong_labeled: whether labeled rows learn from a strong view too.
-    interpolate: whether logits of labeled rows are blends. It does nothing
-      where rows do not depend on their batch, and at the server.
-    ramp: share of the run over which L_u gains weight; 0 is none.
-    align: whether predictions are aligned with those of labeled rows.
+    interpolate: whether logits of labeled rows are blends of two passes. It
+      does nothing without batch statistics, nor at the server.
+    ramp: share of the run over which the weight of L_u rises; 0 is none.
+    align: whether predictions are aligned to those for labeled rows.
     unlabeled_weight: of the unlabeled rows' loss; 0 leaves the supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
@@ -119,7 +119,8 @@ def adamatch(task: Task, *, profile: str = 'paper',
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. `bar` is what a row must reach, the mean over rows.
+    The method. The metric `bar` is the confidence that a row must reach, a mean
+    over rows.
   """
   chosen = checks.profile(
       _PROFILES, profile, threshold=threshold, decay=decay, form=form,
@@ -156,14 +157,14 @@ def adamatch(task: Task, *, profile: str = 'paper',
 def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
             labeled: tuple[jax.Array, jax.Array] | None, told: Told | None, *,
             threshold: float, decay: float) -> Seen:
-  """Moves the means by a batch, and sets its bar.
+  """Moves the means by a batch, and sets the batch's bar.
 
   Args:
     seen: before.
     unlabeled: probabilities float[B, C] and mask float32[B].
     labeled: the same of labeled rows; None if they are at the server.
-    told: what the server has sent then.
-    threshold: of the bar.
+    told: what the server has sent in that case.
+    threshold: tau.
     decay: of the means.
   """
   shares = moving.moved_shares(seen.shares, *unlabeled, decay=decay)
@@ -182,13 +183,13 @@ def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
 
 
 def _labels(s: _Settings, seen: Seen, p: jax.Array) -> jax.Array:
-  """float32[B, C]: the predictions, aligned if they are to be."""
+  """Returns the predictions float32[B, C], aligned if `s.align`."""
   return moving.aligned(p, seen.shares, seen.target) if s.align else p
 
 
 def _loss(task: Task, s: _Settings, model: Variables, given: Given,
           batch: Pair, key: jax.Array) -> tuple[jax.Array, Aux]:
-  """What a client minimises."""
+  """Computes what a client minimises."""
   rows = batch.unlabeled
   assert rows is not None
   target, labeled, strong = network.views(task, batch, key)
@@ -222,7 +223,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
 
 def _server_loss(task: Task, s: _Settings, model: Variables, given: Given,
                  batch: Pair, key: jax.Array) -> tuple[jax.Array, Aux]:
-  """What the server minimises on its labels; it keeps what it sees."""
+  """Computes what the server minimises on its labels; it keeps `Told`."""
   rows = batch.labeled
   assert rows is not None
   known = _known(task, s, network.labeled_view(task, rows, key), rows, key)
@@ -237,13 +238,13 @@ def _server_loss(task: Task, s: _Settings, model: Variables, given: Given,
 
 
 def _softmax(logits: jax.Array) -> jax.Array:
-  """Probabilities, constant for derivatives."""
+  """Computes probabilities, constants for derivatives."""
   return jax.nn.softmax(jax.lax.stop_gradient(logits))
 
 
 def _known(task: Task, s: _Settings, weak: Batch | None, rows: Batch | None,
            key: jax.Array) -> list[Batch]:
-  """The views of labeled rows that are learnt, the weak one first."""
+  """Returns the views of labeled rows that are learnt, the weak one first."""
   if weak is None or rows is None:
     return []
   if not s.strong_labeled:
@@ -253,9 +254,9 @@ def _known(task: Task, s: _Settings, weak: Batch | None, rows: Batch | None,
 
 def _blended(task: Task, model: Variables, known: list[Batch],
              logits: list[jax.Array], key: jax.Array) -> list[jax.Array]:
-  """Logits between those beside unlabeled rows and those alone.
+  """Blends `logits` with those of a pass over the labeled rows alone.
 
-  Statistics of the labeled rows alone are not kept.
+  The statistics of that pass are not kept.
   """
   alone, _ = network.forward(task, model, *known, key=key)
   keys = jax.random.split(jax.random.fold_in(key, 0xb1), len(alone))
@@ -268,7 +269,7 @@ def _blended(task: Task, model: Variables, known: list[Batch],
 
 def _labeled_loss(logits: list[jax.Array], rows: Batch | None
                   ) -> jax.Array | None:
-  """L_s, the sum over views; None without labeled rows."""
+  """Computes L_s, the sum over views; None without labeled rows."""
   if rows is None:
     return None
   parts = [losses.cross_entropy(x, rows.labels, rows.mask)[0] for x in logits]

@@ -1,40 +1,40 @@
-r"""CBAFed: labels kept for a round, bars by what each class already has.
+r"""CBAFed: labels kept for a round, with lower bars for rare classes.
 
 Li, Li and Wang, Class Balanced Adaptive Pseudo Labeling for Federated
 Semi-Supervised Learning, CVPR 2023. What follows is the authors' code,
 minglllli/CBAFed; their paper was not at hand.
 
 The server keeps how many rows of each class the clients of the last round
-learnt from, labeled and pseudo-labeled. With :math:`q_c` the share of class c
-times C / 10, so that it is 0.1 for all where classes are equal, the bar of a
-class is
+learnt from, labeled and pseudo-labeled. Let :math:`q_c` be the share of class c
+times C / 10, which is 0.1 for all classes if they are equal. The bar of a class
+is
 
   :math:`t_c = \min(q_c + b - std(q), t_{max})`,
 
 with the unbiased deviation over the classes. A client without labels predicts
 a weak view of each of its rows once, by the received model and its running
-statistics. A row surer than :math:`t_c` of its likeliest class c keeps that
-label; another one keeps its second class, however unsure, if that is rare:
-:math:`q_c < r`. The client passes once over what it has kept, in the very same
-views.
+statistics. If the confidence in its likeliest class c is above :math:`t_c`, a
+row keeps that label. Else it keeps its second class, at any confidence, if that
+class is rare: :math:`q_c < r`. The client passes once over the rows that have
+kept a label, in the same views.
 
-Two residual connections slow the models down. After 6, 11, 16, ... epochs in a
-round the model of a client with labels is 4/5 of what it was at the last such
-point, the first being the end of its first epoch, and 1/5 of what it is. After
-6, 11, ... rounds of all clients the server's is half of what it was at the last
-such point, the first being the end of the warm-up, and half of what it is.
+Two residual connections slow the models down. Within a round, after 6, 11, 16,
+... epochs, a client with labels replaces its model by 4/5 of the recorded one
+plus 1/5 of its own, and records the result; the first record is the model after
+its first epoch. The server does so after 6, 11, ... rounds of all clients, with
+halves; its first record is the model at the end of the warm-up.
 
-A client counts by the rows that it learnt from. This has second classes in it:
-the code returns the sum of its histogram, which includes them. The code divides
-by zero where no row is sure; here a client counts by its second classes alone,
-and sits out if it keeps nothing.
+A client counts by the rows that it learnt from. These include rows with second
+classes, as the code returns the sum of its histogram, which includes them. The
+code divides by zero where no row is sure; here a client then counts by its rows
+with second classes, and sits out if it keeps nothing.
 
 The authors first train the client with labels alone for 501 epochs, in one go;
-here that is a share of the rounds, of as many epochs as others. Without it the
-server looks back to its model after the first round, and not to a random one.
-A last batch of one row counts here and is passed over there. A client with both
-kinds of rows, which the authors have not, trains as one with labels, with kept
-rows in each step.
+here this is a share of the rounds, with as many epochs each as other rounds.
+Without a warm-up the server's first record is its model after the first round,
+not a random one. A last batch of one row counts here and is skipped there. A
+client with both kinds of rows, which the authors do not have, trains as one
+with labels, with kept rows in each step.
 """
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Server(NamedTuple):
   """The server's record; clients receive it without the last field."""
 
   model: Variables
-  shares: jax.Array  # float32[C], of the classes in what was learnt last.
+  shares: jax.Array  # float32[C], of the classes in the last round's rows.
   record: Any  # The model that the next residual connection goes back to.
 
 
 class _Settings(NamedTuple):
-  """`cbafed`'s knobs, settled."""
+  """The knobs of `cbafed`, resolved."""
 
   base: float
   max_threshold: float
@@ -109,13 +109,13 @@ class _Learner(NamedTuple):
 
 
 def levels(shares: Array) -> jax.Array:
-  """float32[C]: q of the shares float32[C]; 0.1 where classes are equal."""
+  """Computes q float32[C] of the shares float32[C]; 0.1 for equal classes."""
   return jnp.asarray(shares) * jnp.shape(shares)[0] / 10
 
 
 def bars(shares: Array, *, base: float = 0.84, max_threshold: float = 0.95
          ) -> jax.Array:
-  """The bar of each class, t; see the module's docstring.
+  """Computes the bar of each class, t; see the module's docstring.
 
   Args:
     shares: float32[C], of sum 1.
@@ -132,7 +132,7 @@ def bars(shares: Array, *, base: float = 0.84, max_threshold: float = 0.95
 def kept_labels(probabilities: Array, shares: Array, *, base: float = 0.84,
                 max_threshold: float = 0.95, rare: float = 0.03
                 ) -> tuple[jax.Array, jax.Array]:
-  """Labels rows by their likeliest class or, if that is rare, their second.
+  """Labels sure rows by their likeliest class, others by a rare second class.
 
   Args:
     probabilities: float[B, C].
@@ -170,16 +170,17 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
   """Keeps confident labels for a round, by bars that follow class shares.
 
   Meant for clients with all labels beside clients with none, all of them in
-  every round; of others the shares are those of the round's clients. Clients
+  every round; if only some take part, the shares are those of these. Clients
   with labels train for the task's local epochs, the authors' for 11.
 
   Args:
     task: the static choices; its learning rate is that of labeled clients.
-    base: b, the bar of a class that nobody has, where shares do not differ.
-    max_threshold: of a bar; the authors' is 0.9 for SVHN and skin lesions.
+    base: b of the bar q_c + b - std(q), with q_c the share of class c times
+      C / 10.
+    max_threshold: largest bar; the authors' is 0.9 for SVHN and skin lesions.
     rare: share of a class, times C / 10, below which rows may keep it as their
-      second; 0 is none.
-    passes: over the rows that a client without labels has kept.
+      second class; 0 is none.
+    passes: epochs over the rows that a client without labels has kept.
     interval: epochs, and rounds, between two residual connections.
     local_residual: share of the earlier model in a client's; 0 is off.
     server_residual: the same of the server; 0 is off.
@@ -188,11 +189,11 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
     max_norm: gradients are scaled down to this norm; inf is off.
     labeled_client_weight: factor on the weight of a client with labels, the
       authors' 10 for skin lesions.
-    keep_momentum: clients go on with their optimizers' state. It takes a
-      model's memory for every client; False starts afresh each round.
-    warmup: share of the run, any begun round counted, in which only clients
-      with labels train, on their labels. The default has the 501 epochs of the
-      authors in rounds of 11.
+    keep_momentum: whether clients keep their optimizer's state between rounds,
+      which takes as much memory as a model each; else it starts anew.
+    warmup: share of the run, rounded up to whole rounds, in which only clients
+      with labels train, on their labels. The default is the authors' 501 epochs
+      in rounds of 11.
 
   Returns:
     The method.
@@ -242,7 +243,7 @@ def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
 
 
 def _labels_held(task: Task, examples: Examples, shard: Shard) -> jax.Array:
-  """float32[C]: a client's labeled rows of each class."""
+  """Counts a client's labeled rows of each class, float32[C]."""
   real = jnp.arange(shard.labeled.shape[-1]) < shard.num_labeled
   return _histogram(task, jnp.take(examples.labels, shard.labeled), real)
 
@@ -253,7 +254,7 @@ def _histogram(task: Task, labels: Array, counts: Array) -> jax.Array:
 
 
 def _own_view(task: Task, key: jax.Array, rows: Batch, places: Array) -> Batch:
-  """The weak view that each row of a client has in the whole round."""
+  """Makes the weak view that each row of a client has in the whole round."""
   keys = jax.vmap(functools.partial(jax.random.fold_in, key))(places)
   return rows._replace(inputs=jax.vmap(
       lambda one, x: task.weak(one, x[None])[0])(keys, rows.inputs))
@@ -292,7 +293,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   metrics.update({name: metrics[name] + labeled[name] for name in WORK})
   metrics['mask_rate'] = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
       kept.shard.num_unlabeled, client.shard.num_unlabeled)))
-  # Over the weight, so that the weighted mean has the sum over all clients.
+  # Divided by the weight, so that the weighted mean gives the clients' sum.
   return Update(tree.subtract(learner.model, payload.model), weight,
                 learner.opt_state if s.keep_momentum else (), metrics,
                 counts=counts / jnp.maximum(weight, 1e-6))
@@ -321,12 +322,12 @@ def _trained(task: Task, s: _Settings, of_kept: LossFn, model: Variables,
 
 def _connected(s: _Settings, step: Step, epoch: jax.Array, known: jax.Array
                ) -> Step:
-  """A step after which a client with labels may go back a part of its way.
+  """Adds the residual connection of a client with labels to a step.
 
   Args:
     s: the settings.
     step: of `mean_teacher.Learner`.
-    epoch: int32[], steps of one.
+    epoch: int32[], steps of one epoch.
     known: bool[], whether the client has labels.
   """
   def one(learner: _Learner, batch: Any, key: jax.Array
@@ -344,7 +345,7 @@ def _connected(s: _Settings, step: Step, epoch: jax.Array, known: jax.Array
 
 
 def _finish(s: _Settings) -> Any:
-  """The mean, the shares of the classes, and the server's connection."""
+  """Makes the aggregation: mean, class shares and residual connection."""
   @aggregation.linear
   def finish(server: Server, update: Any, cohort: Any, context: Context,
              key: Any) -> tuple[Server, Metrics]:

@@ -1,9 +1,10 @@
-"""Fed-Consist: labeled clients learn labels, the others their own guesses.
+"""Fed-Consist: labeled clients learn labels, others their own predictions.
 
 Yang et al., Federated semi-supervised learning for COVID region segmentation
-in chest CT, Medical Image Analysis 2021, https://arxiv.org/abs/2011.11750. For
-classes instead of voxels, as RSCFed (https://arxiv.org/abs/2203.13993) and
-later tables compare with it; their version is not published.
+in chest CT, Medical Image Analysis 2021, https://arxiv.org/abs/2011.11750. Here
+it classifies whole inputs instead of voxels, as in the tables of RSCFed
+(https://arxiv.org/abs/2203.13993) and later papers; their code for it is not
+published.
 """
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
                 unlabeled_weight: float = 1.0, unlabeled_rate: float = 0.05,
                 labeled_client_weight: float = 1.0,
                 warmup: float = 0.0) -> Method:
-  """Confident predictions of plain images train their strong views.
+  """Trains strong views on confident predictions of the plain images.
 
-  Clients with labels minimise cross entropy on weak views. The others take
-  the model's own predictions on images as they are, where confident, as
-  labels of strong views. All models count the same.
+  Clients with labels minimise cross entropy on weak views. The others label
+  strong views by what the model itself predicts for the images without
+  augmentation, if it is confident. All models count the same.
 
   Args:
     task: the static choices; its learning rate is that of labeled clients.
@@ -38,10 +39,11 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
     unlabeled_weight: of the unlabeled loss; 0 leaves the labeled part.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; the paper's are 5e-6 and 1e-4.
-    labeled_client_weight: how often a client with labels counts; above 1 the
-      adjusted weights of RSCFed's Figure 2, whose value is not stated.
-    warmup: share of the run, any begun round counted, in which only clients
-      with labels train. The paper trains one for half of its schedule.
+    labeled_client_weight: factor on the weight of a client with labels. Above 1
+      are the adjusted weights of RSCFed's Figure 2, whose value is not stated.
+    warmup: share of the run, rounded up to whole rounds, in which only clients
+      with labels train. In the paper one such client trains alone for half of
+      the schedule.
 
   Raises:
     ValueError: for labels at the server, or a number out of range.

@@ -14,7 +14,7 @@ from fedjax_ssl.methods.parts import averaging
 
 def fedavg(task: Task, *, weighting: str = 'examples', keep_local: bool = False,
            lr_decay: str = 'none') -> Method:
-  """Cross entropy on labeled rows, updates averaged.
+  """Minimises cross entropy on labeled rows and averages the updates.
 
   Args:
     task: the static choices.

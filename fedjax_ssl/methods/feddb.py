@@ -1,24 +1,25 @@
-r"""FedDB: labels without the model's bias, and weights that balance classes.
+r"""FedDB: debiased pseudo-labels, and client weights that balance classes.
 
 Zhu et al., Estimating before Debiasing: A Bayesian Approach to Detaching Prior
 Bias in Federated Semi-Supervised Learning, IJCAI 2024,
 https://arxiv.org/abs/2405.19789. The authors' code is GuogangZhu/FedDB, which
 builds on SemiFL's: rounds are SemiFL's without its blends.
 
-A client that has received the model, with predictions :math:`p_i` of a weak
-view of its row i and their mean :math:`s = mean_i\, p_i`, keeps the rows of
+A client that has received the model predicts a weak view of each row, as
+:math:`p_i` for row i, with the mean :math:`s = mean_i\, p_i`. It keeps the rows
+with
 
-  :math:`\max_c p'_i(c) \ge \tau` with :math:`p'_i = norm(p_i / s)`,
+  :math:`\max_c p'_i(c) \ge \tau`, :math:`p'_i = norm(p_i / s)`,
 
-and trains on its labels and on strong views of these. Every step moves s half
-of the way to the mean prediction of the weak views of its rows. It sends the
-model and s. The server weighs the clients so that :math:`\sum_m w_m s_m` is
-uniform.
+and trains on its labels and on strong views of these rows. Every step moves s
+half of the way to the mean prediction for the weak views of the step's rows.
+The client sends the model and s. The server weighs the clients so that
+:math:`\sum_m w_m s_m` is uniform.
 
-'paper' minimises the square of what is missing to that over all weights that
-sum to one. 'code' does what the authors' loop does: 100 times a step of rate 1,
-with a decay of .9, on the mean square, and a softmax of the weights. On the
-clients of the authors' code these stay near equal.
+'paper' minimises the squared distance from uniform over all weights that sum to
+one. 'code' does what the authors' loop does: 100 times a gradient step of rate
+1 on the mean square, with a weight decay of .9, and then a softmax of the
+weights. On the clients of the authors' code these weights stay nearly equal.
 
 The authors' clients take one step an epoch, on all their labels and all rows
 that they keep; here batches are the task's. Where they keep no row they train
@@ -54,7 +55,7 @@ class Memory(NamedTuple):
   """What stays on a client."""
 
   opt_state: Any  # () if optimizers are not kept.
-  shares: jax.Array  # float32[C], of the received model in its last round.
+  shares: jax.Array  # float32[C], s of the model received in its last round.
 
 
 class _Settings(NamedTuple):
@@ -67,15 +68,14 @@ class _Settings(NamedTuple):
 
 
 def balanced(shares: jax.Array, active: jax.Array) -> jax.Array:
-  r"""Weights of the clients whose mixed predictions are nearest to uniform.
+  r"""Finds client weights whose mixed predictions are nearest to uniform.
 
-  Exponentiated gradients from equal weights on
-  :math:`\|\sum_m w_m s_m - 1/C\|^2`, with steps short enough that none makes it
-  larger.
+  Minimises :math:`\|\sum_m w_m s_m - 1/C\|^2` by exponentiated gradients from
+  equal weights, with steps so short that none makes it larger.
 
   Args:
     shares: float32[S, C], mean predictions.
-    active: float32[S], 0 of a client that does not count.
+    active: float32[S], 0 for a client that does not count.
 
   Returns:
     float32[S] of sum 1; zeros if nobody counts.
@@ -94,14 +94,14 @@ def balanced(shares: jax.Array, active: jax.Array) -> jax.Array:
 
 
 def softmax_weights(shares: jax.Array, active: jax.Array) -> jax.Array:
-  """Weights as the authors' code finds them; see the module's docstring.
+  """Finds client weights as the authors' code does; see the module's docstring.
 
   Args:
     shares: float32[S, C], mean predictions.
-    active: float32[S], 1 for clients that count.
+    active: float32[S], 0 for a client that does not count.
 
   Returns:
-    float32[S], summing to one over these.
+    float32[S] of sum 1; zeros if nobody counts.
   """
   size = shares.shape[-1]
   shares = jnp.where(active[:, None] > 0, shares, 0)
@@ -109,14 +109,15 @@ def softmax_weights(shares: jax.Array, active: jax.Array) -> jax.Array:
   def loop(_: Any, weights: jax.Array) -> jax.Array:
     missing = (weights[:, None] * shares).sum(0) - 1 / size
     slope = 2 / size * (shares * missing).sum(-1) + .9 * weights
-    # Nesterov's momentum of .9, of an optimizer that is new each time.
+    # 1.9: the first step of Nesterov's momentum .9. The optimizer is new each
+    # time.
     return _softmax(weights - 1.9 * slope, active)
 
   return lax.fori_loop(0, _LOOPS, loop, _softmax(0 * shares[:, 0], active))
 
 
 def _softmax(logits: jax.Array, active: jax.Array) -> jax.Array:
-  """float32[S]: of those that count; zeros if nobody does."""
+  """Computes the softmax float32[S] over those that count; zeros if none do."""
   most = jnp.where(active > 0, logits, -jnp.inf).max()
   powers = jnp.where(active > 0, jnp.exp(
       logits - jnp.where(jnp.isfinite(most), most, 0)), 0)
@@ -133,31 +134,34 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
           unlabeled_weight: float = 1.0, server_momentum: float = 0.5,
           clip_norm: float = 1.0, keep_momentum: bool = True,
           stats_clients: int = 0, warmup_passes: int = 0) -> Method:
-  """SemiFL whose labels and whose mean are freed of the classes' shares.
+  """Runs SemiFL with debiased pseudo-labels and class-balancing client weights.
 
-  A client without rows to train on sits out. It is meant for labels at the
-  clients. With labels at the server, its epochs come after the clients', as in
-  SemiFL.
+  A client without rows to train on sits out. FedDB is meant for labels at the
+  clients. With labels at the server, the server trains on them after the
+  clients, as in SemiFL.
 
   Args:
-    task: the static choices; a server's optimizer of its own replaces the
-      momentum. A rule of its own gets FedDB's weights.
+    task: the static choices; if it has a server optimizer, that replaces the
+      momentum. If it has an aggregator, that gets FedDB's weights.
     profile: 'paper' or 'code', how the server weighs its clients; see the
       module's docstring.
-    weights: 'balanced' is the paper's, 'softmax' the code's, 'uniform' neither:
-      then clients follow no s in training, and send none; None is the
-      profile's.
-    threshold: confidence tau from which on a row is learnt; 0 all rows, 1.1
-      none.
+    weights: 'balanced' as in the paper, 'softmax' as in the code, or 'uniform':
+      all clients count the same, and neither update s in training nor send it.
+      None is the profile's.
+    threshold: confidence tau from which on a row is learnt; 0 keeps all rows,
+      1.1 none.
     debias: whether predictions are divided by their mean.
-    unlabeled_weight: of the loss on such rows; 0 leaves the supervised part.
+    unlabeled_weight: of the loss on unlabeled rows; 0 leaves the supervised
+      part.
     server_momentum: of the server's steps along the mean update; 0 is FedAvg.
     clip_norm: global norm of a gradient, at the clients and the server.
-    keep_momentum: clients and server go on with their optimizers' state. It
-      takes a model's memory for every client; False starts afresh each round.
-    stats_clients: so many random clients give statistics after each round
-      under norm='static'; 0 asks all.
-    warmup_passes: how often the server trains as in a round before the first.
+    keep_momentum: whether clients and server keep their optimizer's state
+      between rounds, which takes as much memory as a model each; else it starts
+      anew.
+    stats_clients: how many random clients compute statistics after each round
+      under norm='static'; 0 is all.
+    warmup_passes: before the first round the server trains as long as in this
+      many rounds; 0 is off.
 
   Returns:
     The method.
@@ -188,7 +192,7 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
 
 
 def debiased(probabilities: jax.Array, shares: jax.Array) -> jax.Array:
-  """float32[B, C]: p' of predictions with the mean `shares`, float32[C].
+  """Computes p' float32[B, C] of predictions with the mean `shares` float32[C].
 
   A mean of zeros changes nothing.
   """
@@ -197,7 +201,7 @@ def debiased(probabilities: jax.Array, shares: jax.Array) -> jax.Array:
 
 def _client_update(task: Task, s: alternate.Settings, own: _Settings,
                    payload: Any, client: Client, key: jax.Array) -> Update:
-  # As SemiFL, whose two others draw the rows to blend with.
+  # As in SemiFL, where the two keys not used here draw the rows to blend with.
   keys = jax.random.split(key, 5)
   table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
   shares = table.sum(0) / jnp.maximum(client.shard.num_unlabeled, 1)
@@ -224,7 +228,7 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
 
 
 def _loss_fn(task: Task, own: _Settings) -> LossFn:
-  """The loss of labels and kept rows; it moves s if the client sends it."""
+  """Makes the loss on labels and kept rows; it moves s if that is sent."""
   def loss_fn(model, shares, batch, key):
     rows, keys = batch.unlabeled, jax.random.split(key, 3)
     (told, strong), stats = network.forward(

@@ -1,39 +1,41 @@
-r"""FedGGp: bars and second chances by how often each class is predicted.
+r"""FedGGp: bars, and second labels for unsure rows, by class frequencies.
 
 FedGGp, "globally guided pseudo-labeling", 2025; its paper was not at hand. The
 authors' code is whatement/FedGGp. Clients may hold labels of all their rows, of
 some, or of none.
 
-The server keeps :math:`\Phi`, of each class how often it is predicted, 1/C at
-the start. With the probabilities p of the weak views of a batch, by the model
-in training, their mean confidence m and the mean over rows of their deviation
-s over the classes, a row of the likeliest class c is learnt from
+The server keeps :math:`\Phi`, how often each class is predicted; it starts at
+1/C. Let p be the probabilities that the model in training gives the weak views
+of a batch, m the mean of their largest entries, and s the mean over rows of
+their standard deviation over the classes. A row with the likeliest class c is
+accepted if its confidence reaches the bar of c,
 
-  :math:`m\, \Phi_c / \max \Phi` on, if :math:`\Phi_c \ge 1/C` (head),
-  :math:`(m - s)\, \Phi_c / \max \Phi` on, else,
-  :math:`1/C` on, if :math:`\Phi_c / \max \Phi < 2/C` (tail),
+  :math:`m\, \Phi_c / \max \Phi`, if :math:`\Phi_c \ge 1/C` (head),
+  :math:`1/C`, if :math:`\Phi_c / \max \Phi < 2/C` (tail),
+  :math:`(m - s)\, \Phi_c / \max \Phi`, if neither,
 
-where the last takes the place of the second, but is added to the first. A row
-that is not, and whose confidence is below 0.5, learns the likeliest tail class
-that is among its k likeliest ones, with the weight :math:`p_{tail} / \max p`.
-With both losses means over the batch, on strong views, a client minimises
+or the sum of the first two if c is both. A row that is not accepted, and whose
+confidence is below 0.5, has a second chance: it learns the likeliest tail class
+among its k likeliest classes, with the weight :math:`p_{tail} / \max p`. Strong
+views of accepted rows have the loss :math:`L_u`, those with a second chance
+:math:`L_t`, both means over the batch. A client minimises
 
   :math:`L_s + \lambda L_u + 3 L_t`, :math:`\lambda` = 3, or 0.1 without labels.
 
-In a round, with P the sum of p over all rows learnt from and n their number,
-and :math:`w_c` by how much the share of class c in their labels exceeds 1/C, if
-it does,
+After a round, let P be the sum of p over all rows that were learnt by
+:math:`L_u`, n their number, and :math:`w_c` by how much the share of class c in
+their labels exceeds 1/C, or 0 if it does not:
 
   :math:`\Phi \to 0.9\, \Phi + 0.1\, e^{-w} P / n`.
 
-'paper' and 'code' differ in two things, as far as is known. In 'paper' a row
-learns its label only if its strong view has the same, and all clients' rows
-enter P; rows that differ get no second chance. In 'code' there is no such
-filter, and only clients that hold both kinds of rows enter P. Without any such
-client the code divides by zero; here its bars stay as they are. Its sums start
-at 1/C at each client and the server, which is left out: that is at most a few
-rows of thousands. It drops the last, short batch of a client, which counts
-here.
+'paper' and 'code' differ in two things, as far as is known. In 'paper' an
+accepted row is learnt only if its strong view gets the same label (else it has
+no second chance either), and the rows of all clients enter P. In 'code' there
+is no such filter, and only rows of clients that hold both kinds of rows enter
+P. Without any such client the code divides by zero; here the bars stay as they
+are. The code's sums start at 1/C at each client and at the server, ours at 0: a
+difference of at most a few rows of thousands. The code drops a client's last,
+short batch, which counts here.
 """
 from __future__ import annotations
 
@@ -83,10 +85,10 @@ class Server(NamedTuple):
 
 
 class Learnt(NamedTuple):
-  """What a client says of the rows that it has learnt from in a round."""
+  """Sums over the accepted rows that a client has learnt in a round."""
 
-  probabilities: jax.Array  # float32[C], their sum.
-  labels: jax.Array  # float32[C], how many have each.
+  probabilities: jax.Array  # float32[C]
+  labels: jax.Array  # float32[C], how many rows have each class.
 
 
 class _Settings(NamedTuple):
@@ -104,13 +106,13 @@ class _Settings(NamedTuple):
 
 
 def tails(frequencies: Array) -> jax.Array:
-  """bool[C]: the classes that are hardly ever predicted; see the module."""
+  """Returns the classes that are hardly ever predicted, bool[C]; see above."""
   phi = jnp.asarray(frequencies)
   return phi / phi.max() < 2 / phi.shape[0]
 
 
 def bars(frequencies: Array, probabilities: Array, mask: Array) -> jax.Array:
-  """The confidence from which on a row of each class is learnt from.
+  """Computes the confidence from which on a row of each class is accepted.
 
   Args:
     frequencies: float32[C], Phi.
@@ -132,7 +134,7 @@ def bars(frequencies: Array, probabilities: Array, mask: Array) -> jax.Array:
 
 def second_chances(probabilities: Array, tail: Array, choices: int
                    ) -> tuple[jax.Array, jax.Array]:
-  """The likeliest tail class among the likeliest ones of each row.
+  """Finds the likeliest tail class among the likeliest ones of each row.
 
   Args:
     probabilities: float[B, C].
@@ -152,15 +154,15 @@ def second_chances(probabilities: Array, tail: Array, choices: int
 
 
 def moved(frequencies: Array, learnt: Learnt, decay: float) -> jax.Array:
-  """Phi after a round.
+  """Computes Phi after a round.
 
   Args:
     frequencies: float32[C], before.
-    learnt: of all clients; also a multiple of it.
+    learnt: of all clients; a multiple of it gives the same.
     decay: share of Phi that stays.
 
   Returns:
-    float32[C]; without a row as it was.
+    float32[C]; as before if there is no row.
   """
   total = learnt.labels.sum()
   unit = jnp.where(total > 0, total, 1)
@@ -185,23 +187,23 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
            lone_weight: float = 0.1, tail_weight: float = 3.0,
            tail_confidence: float = 0.5, top: int = 2, decay: float = 0.9,
            warmup: float = 0.0, weighting: str = 'examples') -> Method:
-  """FixMatch whose bars the server guides, with second chances for rows.
+  """Runs FixMatch with bars by class frequencies, and second labels if unsure.
 
   Args:
     task: the static choices; labels must be at the clients.
-    profile: 'paper' or 'code', see the module's docstring. It stands for the
-      next two knobs, of which those that are given replace its own.
+    profile: 'paper' or 'code', see the module's docstring. It sets the next two
+      knobs; those that are given replace its values.
     agree: whether a row must get the same label from both its views.
-    counted: whose rows the server counts, of 'all' clients or of those that
-      hold labels of a part of them, 'partly'.
+    counted: the clients whose rows enter the frequencies: 'all', or 'partly',
+      those that hold labels for a part of their rows.
     unlabeled_weight: of L_u at clients with labels.
-    lone_weight: of L_u at clients without.
+    lone_weight: of L_u at clients without labels.
     tail_weight: of L_t; 0 leaves it out.
-    tail_confidence: a surer row has no second chance.
+    tail_confidence: only rows below it have a second chance.
     top: how many of its likeliest classes a row may choose from; the
       authors' 5 for 100 classes.
     decay: share of the classes' frequencies that stays in a round.
-    warmup: share of the run, any begun round counted, in which only clients
+    warmup: share of the run, rounded up to whole rounds, in which only clients
       with labels train, on their labels; the authors' 20 of 500 rounds for
       CIFAR-100 where they have few labels.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
@@ -227,7 +229,7 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
         task.num_classes, 1 / task.num_classes, jnp.float32)), ()
 
   def pseudo_label(record: Server, memory: Any, inputs: Array):
-    """Of the inputs as one batch."""
+    """Labels the inputs as one batch, as the bars depend on it."""
     del memory
     p = jax.nn.softmax(task.apply(record.model, inputs))
     labels = p.argmax(-1).astype(jnp.int32)
@@ -261,14 +263,14 @@ def _client_update(task: Task, s: _Settings, weighting: str, payload: Server,
   weight = client_weights.client_weight(shard, 'both', weighting=weighting)
   if s.counted == 'partly':
     learnt = tree.scale(learnt, (shard.num_labeled > 0).astype(jnp.float32))
-  # Over the weight, so that in the weighted mean all rows count alike.
+  # Divided by the weight, so that in the weighted mean all rows count the same.
   return Update(tree.subtract(model, payload.model), weight, client.memory,
                 metrics, counts=tree.scale(learnt, 1 / jnp.maximum(weight, 1)))
 
 
 def _loss_fn(task: Task, s: _Settings, frequencies: jax.Array, shard: Shard
              ) -> LossFn:
-  """The loss of a client that holds these rows; it keeps `Learnt`."""
+  """Makes the loss of a client that holds these rows; it keeps `Learnt`."""
   tail = tails(frequencies)
   weight = jnp.where(mean_teacher.has_labels(shard), s.unlabeled_weight,
                      s.lone_weight)

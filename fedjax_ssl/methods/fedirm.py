@@ -1,4 +1,4 @@
-"""FedIRM: unlabeled clients keep the class relations of the labeled ones.
+"""FedIRM: unlabeled clients match the class relations of the labeled ones.
 
 Liu et al., Federated Semi-supervised Medical Image Classification via
 Inter-client Relation Matching, MICCAI 2021, https://arxiv.org/abs/2106.08600.
@@ -42,14 +42,14 @@ class Server(NamedTuple):
 
 def certain(logits: Array, mean_logits: Array, *, confidence: Number = 0.3,
             max_entropy: Number = 2.0) -> jax.Array:
-  r"""Rows whose prediction is sure enough to enter a relation matrix.
+  r"""Selects rows whose prediction is sure enough for a relation matrix.
 
-  :math:`1[\max_c p_c \ge h]\, 1[-\sum_c \bar p_c \log \bar p_c < h_e]`, p of
-  `logits` and :math:`\bar p` of the mean over stochastic passes.
+  :math:`1[\max_c p_c \ge h]\, 1[-\sum_c \bar p_c \log \bar p_c < h_e]`, with p
+  of `logits` and :math:`\bar p` of `mean_logits`.
 
   Args:
     logits: float[B, C].
-    mean_logits: float[B, C].
+    mean_logits: float[B, C], means over several stochastic passes.
     confidence: h; 0 accepts all, above 1 none.
     max_entropy: h_e in nats; above log C it accepts all, 0 none.
 
@@ -63,7 +63,7 @@ def certain(logits: Array, mean_logits: Array, *, confidence: Number = 0.3,
 
 
 class _Settings(NamedTuple):
-  """`fedirm`'s knobs, settled."""
+  """The knobs of `fedirm`, resolved."""
 
   relation_weight: float
   consistency_weight: float
@@ -80,11 +80,11 @@ class _Settings(NamedTuple):
   rising: float  # Rounds over which the unlabeled loss gains weight.
 
   def inert(self, task: Task) -> bool:
-    """Whether no prediction can be too uncertain; the mean is then not made."""
+    """Whether no entropy can reach `max_entropy`; no mean is then computed."""
     return self.max_entropy >= math.log(task.num_classes)
 
 
-# The weight of what unlabeled rows teach.
+# The weight of the unlabeled loss.
 _PROFILES = {'sgd': {'scale': 0.1}, 'official': {'scale': 15.0}}
 
 
@@ -100,21 +100,22 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
            label_smoothing: float = 0.1, labeled_rate: float = 1.5,
            labeled_client_weight: float = 1.0, warmup: float = 0.105,
            ramp: float = 0.15) -> Method:
-  r"""A mean teacher whose class relations should be those of labeled clients.
+  r"""Trains mean teachers that also match class relations of labeled clients.
 
   Clients with labels minimise the smoothed cross entropy of two weak views
   and send the mean of their batches' `losses.relation_matrix`. The others
-  minimise scale w(r) (consistency with their mean teacher + the distance of
-  the relations of their own sure predictions to those the server had before
-  the round), with w(r) = `losses.ramp_up` of the round. Teacher and optimizer
-  stay on the client. All models count the same.
+  minimise scale w(r) (consistency + matching), with w(r) = `losses.ramp_up` of
+  the round. The first is with their mean teacher; the second is the distance
+  from the relations of their own sure predictions to those that the server had
+  before the round. Teacher and optimizer stay on the client. All models count
+  the same.
 
-  All but the scale, and the training view counted among the passes, is as in
-  the released code, and four rounds of it agree with ours to 2e-8. That code
-  stops at a batch in which no row is sure; here such a batch teaches no
-  relations. There the scale is 15, with Adam, for
-  which a factor on a client's whole loss makes no difference. For SGD it is a
-  factor on the learning rate. With
+  This is the released code but for the scale, and for the training view, which
+  is counted among the passes here. Four rounds of the code agree with ours to
+  2e-8. The code stops at a batch in which no row is sure; here such a batch
+  has no matching term. Its scale is 15, with Adam, for which a factor on a
+  client's whole loss makes no difference. For SGD it is a factor on the
+  learning rate. With
 
   python experiments/labeled_clients.py --dataset=digits --norm=none \
       --num_rounds=100 --method="fedirm(profile='official')"
@@ -124,8 +125,8 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
   labels alone at 58.6. The means of the last five evaluations are 22.4, 41.5,
   56.9, 61.0 and 57.9. So .1 does no harm, but the unlabeled terms gain nothing
   here at any scale; with 15 either term alone fails. With all clients in every
-  round, as the authors have it, and another partition 15 ends at 21.1, 1 at
-  47.2 and labels alone at 48.9; with Adam at .002 as well, 15 ends at 39.2 and
+  round, as the authors have it, and another partition, 15 ends at 21.1, 1 at
+  47.2, and labels alone at 48.9. With Adam at .002 besides, 15 ends at 39.2 and
   labels alone at 49.4.
 
   Args:
@@ -134,27 +135,28 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
       in the released code: give it --optimizer=adam, a rate of 2e-4,
       --weight_decay=0.0005 and all clients in every round.
     relation_weight: of relation matching; 0 leaves the mean teacher.
-    consistency_weight: of the mean teacher.
-    scale: of both; 0 leaves unlabeled clients in place; None is the profile's.
+    consistency_weight: of consistency with the mean teacher; 0 is off.
+    scale: factor on both; with 0 unlabeled clients learn nothing; None is the
+      profile's.
     confidence: least probability h of a row's class for it to enter a relation
       matrix; 0 accepts all, 1.1 none.
-    max_entropy: h_e in nats, below which the mean over the passes must stay.
-      The authors' 2 rejects nothing with their 5 classes; 0.87 log C is the
-      same share of the largest entropy as 1.4 there. At log C or above the
-      passes are not run.
+    max_entropy: h_e in nats; the mean prediction over the passes must have a
+      lower entropy. The authors' 2 rejects nothing with their 5 classes;
+      0.87 log C is the same share of the largest entropy as 1.4 there. At log C
+      or above the passes are not run.
     passes: stochastic passes of the mean, 1 to 1000; 1 is the training
-      view alone. The authors' differ by dropout, ours by fresh weak views too,
-      as most networks here have no dropout.
+      view alone. The authors' passes differ by dropout, ours by fresh weak
+      views too, as most networks here have no dropout.
     temperature: T of the relation matrices.
     decay: of the teacher in the long run.
     label_smoothing: of the labeled loss.
     labeled_rate: factor on the learning rate of clients with labels after the
       warm-up; the authors' go from 2e-4 to 3e-4.
-    labeled_client_weight: how often a client with labels counts; above 1 the
-      adjusted weights of RSCFed's Figure 2, whose value is not stated.
-    warmup: share of the run, any begun round counted, in which only clients
+    labeled_client_weight: factor on the weight of a client with labels. Above 1
+      are the adjusted weights of RSCFed's Figure 2, whose value is not stated.
+    warmup: share of the run, rounded up to whole rounds, in which only clients
       with labels train; the authors' is 21 of 200 rounds, 0 to 20.
-    ramp: share of the run over which w rises; the authors' is 30 of 200.
+    ramp: share of the run over which w rises; the authors' is 30 of 200 rounds.
 
   Raises:
     ValueError: for an unknown profile, labels at the server, or a number out of
@@ -185,7 +187,7 @@ def _init(task: Task, key: jax.Array, federation: Federation
 
 
 def _labeled_loss(task: Task, s: _Settings) -> LossFn:
-  """Smoothed cross entropy of two weak views, and the batch's relations."""
+  """Makes the smoothed cross entropy of two weak views; reports relations."""
   def loss_fn(model, teacher, batch, key):
     del teacher
     keys = jax.random.split(key)
@@ -209,7 +211,7 @@ def _labeled_loss(task: Task, s: _Settings) -> LossFn:
 
 def _mean_logits(task: Task, s: _Settings, model: Variables, logits: jax.Array,
                  batch: Batch, key: jax.Array) -> jax.Array:
-  """The mean over the stochastic passes, of which `logits` is one."""
+  """Computes the mean over the stochastic passes; `logits` is one of them."""
   if s.inert(task) or s.passes == 1:
     return logits
   def one(key):
@@ -222,7 +224,7 @@ def _mean_logits(task: Task, s: _Settings, model: Variables, logits: jax.Array,
 
 def _unlabeled_loss(task: Task, s: _Settings, relation: jax.Array,
                     round_: jax.Array) -> LossFn:
-  """Consistency with the teacher, and of the own relations with `relation`."""
+  """Makes the consistency with the teacher and the matching of `relation`."""
   known = (relation.sum() > 0).astype(jnp.float32)
   weight = s.scale * losses.ramp_up(
       jnp.asarray(round_, jnp.float32), s.rising)

@@ -18,11 +18,11 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
              server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False,
              lr_decay: str = 'none') -> Method:
-  """Learns confident predictions of weak views on strong views.
+  """Trains strong views on confident predictions of weak views.
 
   The loss is L_s + unlabeled_weight L_u with L_u of equation 4. In the tables
-  of SAGE and ProxyFL, FixMatch-LPL is this, and FixMatch-GPL labeler='global'
-  with weak_in_batch=True; their rows without a threshold are threshold=0.
+  of SAGE and ProxyFL this is FixMatch-LPL; FixMatch-GPL is labeler='global'
+  with weak_in_batch=True, and their rows without a threshold are threshold=0.
 
   Args:
     task: the static choices.
@@ -36,7 +36,7 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
       received (GPL).
     weak_in_batch: whether weak views that the 'global' model labels go through
       the model in training too, as in SAGE's code. Their logits are not used,
-      but they enter the batch statistics; without such it changes nothing.
+      but they enter the batch statistics. Without these it changes nothing.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.

@@ -3,28 +3,28 @@ r"""(FL)^2: client thresholds, sharpness-aware consistency, status-aware means.
 Lee et al., (FL)^2: Overcoming Few Labels in Federated Semi-Supervised Learning,
 NeurIPS 2024, https://arxiv.org/abs/2410.23227.
 
-Rounds are SemiFL's. A client that has received the model, with predictions
-:math:`q_b` of a weak view of its row b, labels all its rows once,
-:math:`\hat y_b = \arg\max_c q_b(c)`, with
+Rounds are SemiFL's. A client that has received the model predicts a weak view
+of each row, as :math:`q_b` for row b, and labels all its rows once,
+:math:`\hat y_b = \arg\max_c q_b(c)`. With
 
   :math:`\tau_k = mean_b \max_c q_b(c)`, :math:`p_k = mean_b\, q_b`,
   :math:`\tau_k(c) = \tau_k\, p_k(c) / \max_v p_k(v)`,
 
-keeps those of :math:`\max_c q_b \ge \tau_k(\hat y_b)`, and steps along the
-gradients of
+it keeps the rows with :math:`\max_c q_b \ge \tau_k(\hat y_b)`, and steps along
+the gradients of
 
   :math:`\ell(f_W(\omega(u_b)), \hat y_b)` at W, and of
   :math:`h_b\, KL[f_W(\omega(u_b)) \| f_{W + \epsilon}(\omega(u_b))]` at
   :math:`W + \epsilon`,
 
 with h_b = 1 where :math:`\max_c q_b \ge 0.95`, and epsilon the step of ASAM
-that makes the cross entropy of those rows worse. A client counts by
+that makes the cross entropy of those rows worse. The weight of a client is
 :math:`1 - \tau_k`.
 
-The paper's learning rate falls along a cosine, its released script keeps it
-constant: here as `lr_schedule` says. The script's client without a row that
-counts sends its model as it came; here it sits out. A fairness loss that the
-paper names once has no formula, and is left out.
+The paper's learning rate falls along a cosine, the released script keeps it
+constant, and here `lr_schedule` sets it. In the script a client that keeps no
+row sends the model as it received it; here it sits out. A fairness loss that
+the paper names once has no formula, and is left out.
 
 Kwon et al., ASAM, ICML 2021, https://arxiv.org/abs/2102.11600.
 """
@@ -52,8 +52,8 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import alternate, labeling, network, objective
 
-_ETA = 0.01  # Of ASAM, so that weights of 0 can move.
-_LEAST = 1e-8  # A weight, when every client is sure of all its rows.
+_ETA = 0.01  # Of ASAM, so that parameters of 0 can move.
+_LEAST = 1e-8  # Added to weights: a client sure of all its rows counts too.
 
 
 class Memory(NamedTuple):
@@ -76,15 +76,15 @@ class _Settings(NamedTuple):
 
 def client_thresholds(probabilities: jax.Array, num_rows: Number
                       ) -> tuple[jax.Array, jax.Array]:
-  r"""How sure a model is of a client's rows, overall and by class.
+  r"""Computes how sure a model is of a client's rows, overall and by class.
 
   Args:
     probabilities: float32[U, C], zeros for padding.
-    num_rows: int32[], rows that are none.
+    num_rows: int32[], how many rows are not padding.
 
   Returns:
-    float32[] :math:`\tau_k` and float32[C] :math:`\tau_k(c)`, of which the
-    largest is :math:`\tau_k`; 0 without rows.
+    float32[] :math:`\tau_k` and float32[C] :math:`\tau_k(c)`, the largest of
+    which is :math:`\tau_k`; 0 without rows.
   """
   rows = jnp.maximum(num_rows, 1)
   overall = probabilities.max(-1).sum() / rows
@@ -94,15 +94,15 @@ def client_thresholds(probabilities: jax.Array, num_rows: Number
 
 
 def ascent(params: PyTree, gradient: PyTree, *, rho: float) -> PyTree:
-  r"""ASAM's step uphill: :math:`\rho\, T^2 g / \|T g\|`.
+  r"""Computes ASAM's step uphill, :math:`\rho\, T^2 g / \|T g\|`.
 
   Args:
-    params: W. T is :math:`|W| + 0.01`, but 1 of biases.
+    params: W. T is :math:`|W| + 0.01`, and 1 for biases.
     gradient: g.
-    rho: its length in the units that T gives; 0 does not move.
+    rho: length of the step divided by T; 0 does not move.
 
   Returns:
-    Of the form of `params`; zeros where the gradient is 0.
+    The step, of the form of `params`; zeros if the gradient is 0.
   """
   def unit(path: Any, weight: jax.Array) -> jax.Array:
     is_bias = getattr(path[-1], 'key', None) == 'bias'
@@ -121,7 +121,7 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
         server_momentum: float = 0.5, clip_norm: float = 1.0,
         keep_momentum: bool = True, stats_clients: int = 0,
         warmup_passes: int = 10) -> Method:
-  """Trains on rows as sure as the client's own thresholds ask.
+  """Trains on rows whose confidence reaches the client's own thresholds.
 
   Each of the paper's three parts can be switched off: thresholds='fixed',
   sharpness_weight=0 and weighting='uniform'. With labels at the clients, which
@@ -130,24 +130,25 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
   over steps and rows.
 
   Args:
-    task: the static choices; a server's optimizer of its own replaces the
+    task: the static choices; if it has a server optimizer, that replaces the
       momentum.
-    threshold: confidence from which on a row counts in the consistency; 0 all
-      rows, 1.1 none.
+    threshold: confidence from which on a row counts in the consistency; 0 keeps
+      all rows, 1.1 none.
     thresholds: which rows are learnt: those that reach the 'client' thresholds,
-      or the 'fixed' one.
+      or the 'fixed' `threshold`.
     rho: length of the step uphill; the paper's are 0.1, and 1 for CIFAR-100.
     sharpness_weight: of the consistency; 0 takes no step uphill.
-    unlabeled_weight: of the cross entropy of the labels that it has made.
+    unlabeled_weight: of the cross entropy of pseudo-labels.
     weighting: clients count by their 'status', 1 - tau_k, or 'uniform'.
     server_momentum: of the server's steps along the mean update; 0 is FedAvg.
     clip_norm: global norm of a gradient, at the clients and the server.
-    keep_momentum: clients and server go on with their optimizers' state. It
-      takes a model's memory for every client; False starts afresh each round.
-    stats_clients: so many random clients give statistics after each round
-      under norm='static'; 0 asks all.
-    warmup_passes: how often the server trains as in a round before the first;
-      the paper's 10 are 50 epochs of CIFAR-10.
+    keep_momentum: whether clients and server keep their optimizer's state
+      between rounds, which takes as much memory as a model each; else it starts
+      anew.
+    stats_clients: how many random clients compute statistics after each round
+      under norm='static'; 0 is all.
+    warmup_passes: before the first round the server trains as long as in this
+      many rounds; the paper's 10 are 50 epochs of CIFAR-10, 0 is off.
 
   Returns:
     The method.
@@ -201,16 +202,13 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
 
 def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any
           ) -> Step:
-  """A step along the two gradients.
+  """Makes a step along the two gradients, for `core.local_training.train`.
 
   Args:
     task: the static choices.
     own: the settings.
     is_sure: bool[U], h_b of each place of the client's table.
     optimizer: of the model.
-
-  Returns:
-    See `core.local_training.train`.
   """
   def one(learner: Learner, batch: batching.Pair, key: jax.Array) -> Any:
     model, rows = learner.model, batch.unlabeled
@@ -252,14 +250,14 @@ def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any
 def _sharpness(own: _Settings, forward: Any, model: Variables, logits: Any,
                pull: Any, rows: Any, sure: jax.Array
                ) -> tuple[jax.Array, PyTree]:
-  """The consistency with a worse model, and its gradient there.
+  """Computes the consistency with the model uphill, and its gradient there.
 
   Args:
     own: the settings.
     forward: parameters -> ((labeled, strong) logits, statistics).
     model: W.
     logits: of W.
-    pull: cotangents of these logits -> gradient.
+    pull: the pullback at W, cotangents of the logits -> gradient.
     rows: unlabeled rows of the batch.
     sure: float32[B], h_b.
 

@@ -1,4 +1,4 @@
-"""FlexMatch at the clients: a lower bar for classes that are learnt less.
+"""FlexMatch at the clients: lower bars for classes that are learnt less well.
 
 Zhang et al., FlexMatch, NeurIPS 2021, https://arxiv.org/abs/2110.08263.
 """
@@ -21,19 +21,19 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
               keep_local: bool = False) -> Method:
-  """FixMatch whose bar for class c is threshold * M(beta_c).
+  """Runs FixMatch with the bar threshold * M(beta_c) for class c.
 
-  A client remembers from round to round the last class that each of its
-  unlabeled rows was predicted to have with a confidence of `threshold` or more.
-  beta_c is the number of rows of class c over that of the most frequent class,
-  or over the number of rows without a class while that is larger (equations 5
-  to 11). A stream, in which a client's rows change, is refused.
+  For each of its unlabeled rows a client remembers, from round to round, the
+  last class predicted with a confidence of `threshold` or more. beta_c is the
+  number of rows of class c divided by that of the most frequent class, or by
+  the number of rows that have no class yet while that is larger (equations 5 to
+  11). A stream, in which a client's rows change, is refused.
 
   Args:
     task: the static choices.
     threshold: tau, the bar of the class learnt best. While no row has reached
-      it, all bars are 0 and every row counts, as in the paper's warm-up; so
-      at 1.1 it is self-training on all rows.
+      it, all bars are 0 and every row counts, as in the paper's warm-up. So
+      1.1 is self-training on all rows.
     mapping: M, 'convex' b / (2 - b), or 'linear'.
     unlabeled_weight: lambda_u; 0 leaves the supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
@@ -54,7 +54,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     return jnp.where(real, -1, -2).astype(jnp.int32)
 
   def bars(memory):
-    """float32[C], what each class must reach."""
+    """Computes the bar of each class, float32[C]."""
     return losses.flexmatch_thresholds(
         jax.nn.one_hot(memory, task.num_classes).sum(0), threshold=threshold,
         mapping=mapping, num_unused=(memory == -1).sum())

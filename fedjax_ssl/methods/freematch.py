@@ -3,14 +3,15 @@ r"""FreeMatch at the clients: bars that follow how sure the model is.
 Wang et al., FreeMatch, ICLR 2023, https://arxiv.org/abs/2205.07246. The
 authors' code is in microsoft/Semi-supervised-learning.
 
-With q of the weak views of a batch, every step moves, by decay :math:`\lambda`,
+Let q be the predictions for the weak views of a batch. Every step moves, by
+decay :math:`\lambda`,
 
   :math:`\tau \to mean_b \max_c q_b(c)`, :math:`\tilde p \to mean_b\, q_b`,
   :math:`\tilde h \to hist_b(\arg\max_c q_b(c))`,
 
-all of them 1/C at the start, and then learns the rows of
-:math:`\max_c q_b(c) \ge \tau\, \tilde p_c / \max_v \tilde p_v` at the likeliest
-class c, as FixMatch does. Beside it is the fairness term, `losses.fairness`.
+which all start at 1/C. Then, as FixMatch does, it learns the rows with
+:math:`\max_c q_b(c) \ge \tau\, \tilde p_c / \max_v \tilde p_v` at their
+likeliest class c. The fairness term `losses.fairness` is added.
 """
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from fedjax_ssl.methods.parts import averaging, network, objective
 
 
 class Seen(NamedTuple):
-  """What a client has seen its models predict."""
+  """Averages of what a client's models have predicted."""
 
   confidence: jax.Array  # float32[], tau.
   shares: jax.Array  # float32[C], p.
@@ -47,7 +48,7 @@ def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
     most: the confidence is at most this.
 
   Returns:
-    The averages; without a row as they were.
+    The averages; as they were if the batch has no row.
   """
   p = jax.nn.softmax(logits)
   labels = jax.nn.one_hot(p.argmax(-1), p.shape[-1], dtype=p.dtype)
@@ -63,7 +64,7 @@ def freematch(task: Task, *, decay: float = 0.999,
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
               keep_local: bool = False) -> Method:
-  """FixMatch whose bars are learnt from the confidence, and a fairness term.
+  """Runs FixMatch with bars that follow the confidence, and a fairness term.
 
   The averages describe a client's own rows and stay on it from round to round,
   as FlexMatch's memory does, also with labels at the server: with the published
@@ -72,13 +73,13 @@ def freematch(task: Task, *, decay: float = 0.999,
 
   Args:
     task: the static choices.
-    decay: of the averages. With the default they take thousands of steps,
-      more than short runs have. 1 leaves every bar at 1/C, so that every row
-      counts; 0 is the batch alone.
-    max_threshold: what tau is cut to; the code's is 0.95 for SVHN, where it
-      cuts, and the paper bounds it below by 0.9 too.
-    fairness_weight: of the fairness term; 0 leaves it out. That of the code's
-      scripts.
+    decay: of the averages. With the default they take thousands of steps to
+      settle, more than short runs have. 1 leaves every bar at 1/C, so that
+      every row counts; 0 is the batch alone.
+    max_threshold: largest tau. For SVHN, where it matters, the code's is 0.95,
+      and the paper bounds tau from below by 0.9 too.
+    fairness_weight: of the fairness term; 0 leaves it out. The default is that
+      of the code's scripts.
     unlabeled_weight: lambda_u; 0 without the fairness term leaves the
       supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
@@ -87,8 +88,8 @@ def freematch(task: Task, *, decay: float = 0.999,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. `bar` is tau, and `fairness_loss` the term that spreads the
-    predictions, both means over rows.
+    The method. The metric `bar` is tau, and `fairness_loss` the term that
+    spreads the predictions, both means over rows.
   """
   def remember(federation: Federation) -> Seen:
     size = task.num_classes

@@ -10,9 +10,10 @@ from fedjax_ssl.methods.parts import averaging
 
 
 def local(task: Task, *, lr_decay: str = 'none') -> Method:
-  """Cross entropy on the client's own labeled rows, from round to round.
+  """Minimises cross entropy on each client's own labeled rows.
 
-  There is no global model: accuracy is the mean over the clients' models.
+  A client goes on from its own last model. There is no global model: accuracy
+  is the mean over the clients' models.
 
   Args:
     task: the static choices; labels must be at the clients.

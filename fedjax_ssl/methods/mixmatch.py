@@ -1,8 +1,8 @@
 """MixMatch at the clients, as FedSSL's baseline L-MixUp or as the original.
 
 Berthelot et al., MixMatch, NeurIPS 2019, https://arxiv.org/abs/1905.02249;
-Fan et al., FedSSL, IJCAI 2022, whose agents mix what they hold (L-MixUp). Of
-texts the word vectors are mixed, as by Guo et al.,
+Fan et al., FedSSL, IJCAI 2022, whose agents mix the rows they hold (L-MixUp).
+For texts the word vectors are mixed, as by Guo et al.,
 https://arxiv.org/abs/1905.08941; both rows of a blend train them.
 """
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Targeted = tuple[Batch, jax.Array]  # Rows and float32[B, C], their targets.
 
 
 class _Settings(NamedTuple):
-  """`mixmatch`'s knobs, settled."""
+  """The knobs of `mixmatch`, resolved."""
 
   num_views: int
   temperature: float
@@ -45,11 +45,14 @@ class _Settings(NamedTuple):
 
 
 def partners(key: jax.Array, mask: jax.Array) -> jax.Array:
-  """int32[B]: a random permutation of the real rows; masked rows map anywhere.
+  """Draws a random permutation of the real rows; masked rows map anywhere.
 
   Args:
     key: PRNG key.
     mask: float32[B], 1 for a real row.
+
+  Returns:
+    int32[B], the partner of each row.
   """
   order = jnp.argsort(jax.random.uniform(key, mask.shape) + 2 * (1 - mask))
   rank = jnp.cumsum(mask).astype(jnp.int32) - 1
@@ -96,19 +99,19 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   client on blends of its unlabeled ones.
 
   'original' spreads its ramp over the run. The authors' ramp ends after 16,384
-  of 1,048,576 steps. The same share here, ramp=0.015625, ends before the first
-  round does; the weight of 75 then keeps the network at what it predicts before
-  it has learnt, one class for everything. In the test setting of `uda`, 1,200
-  steps, such a ramp ends at 43.6 %, one over the run at 96.4, labels alone at
-  88.9. The authors' number of steps is more than the whole run.
+  of 1,048,576 steps. The same share here, ramp=0.015625, would end within the
+  first round; the weight of 75 then keeps the network predicting what it
+  predicts untrained, one class for everything. In the test setting of `uda`,
+  1,200 steps, such a ramp gives 43.6 %, one over the run 96.4, labels alone
+  88.9. The 16,384 steps themselves are more than the whole run.
 
   Args:
     task: the static choices.
-    profile: 'fedssl': labeled rows are mixed with labeled ones and a fresh
-      view of the unlabeled with unlabeled, the ratio is used as drawn, cross
-      entropy on both, weight 1; or 'original' (Algorithm 1): rows of both
-      kinds and all K views are mixed, the ratio is at least a half, squared
-      error on unlabeled blends, weight 75 at the end of a ramp over the run.
+    profile: 'fedssl': labeled rows are mixed with labeled ones, and fresh views
+      of unlabeled rows with each other; the ratio is used as drawn; cross
+      entropy on both; weight 1. Or 'original' (Algorithm 1): rows of both
+      kinds and all K views are mixed; the ratio is at least a half; squared
+      error on unlabeled blends; weight 75 at the end of a ramp over the run.
     num_views: K weak views behind a pseudo-label, 1 to 64.
     temperature: of the sharpening; 1 does not sharpen. FedSSL's exponent Z is
       1 / temperature.
@@ -144,7 +147,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
 
 def _pseudo_labeled(task: Task, s: _Settings, model: Variables, rows: Batch,
                     keys: jax.Array) -> _Targeted:
-  """The unlabeled rows that will be mixed, with their pseudo-labels."""
+  """Returns the unlabeled rows that will be mixed, and their pseudo-labels."""
   views = network.joined([network.weakly(task, rows, k) for k in keys[1:]])
   (logits,), _ = network.forward(task, jax.lax.stop_gradient(model), views)
   logits = logits.reshape(s.num_views, -1, task.num_classes)
@@ -157,7 +160,7 @@ def _pseudo_labeled(task: Task, s: _Settings, model: Variables, rows: Batch,
 
 def _blended(s: _Settings, parts: list[_Targeted], key: jax.Array
              ) -> list[tuple[jax.Array, jax.Array]]:
-  """Inputs and targets of each part, mixed within it or across all parts."""
+  """Mixes inputs and targets within each part, or across all parts."""
   groups = [parts] if s.across else [[part] for part in parts]
   out: list[tuple[jax.Array, jax.Array]] = []
   for group, k in zip(groups, jax.random.split(key, len(groups)), strict=True):
@@ -172,7 +175,7 @@ def _blended(s: _Settings, parts: list[_Targeted], key: jax.Array
 
 
 def _loss_fn(task: Task, s: _Settings) -> LossFn:
-  """The loss on blends of whatever rows a batch has."""
+  """Makes the loss on blends of whatever rows a batch has."""
   reader = network.of_blends(task)
 
   def loss_fn(model, given, batch, key):

@@ -1,4 +1,4 @@
-"""MOON on the labeled rows: FedAvg whose features keep to the global model's.
+"""MOON on the labeled rows: FedAvg with features near the global model's.
 
 Li et al., Model-Contrastive Federated Learning, CVPR 2021,
 https://arxiv.org/abs/2103.16257. The paper's networks end in a projection head
@@ -15,18 +15,18 @@ from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import averaging, network
 
-_LEAST = 1e-12  # Of a squared length, so that zeros have a cosine.
+_LEAST = 1e-12  # Added to squared lengths, so that zeros have a cosine.
 
 
 def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-  """float32[B], row by row."""
+  """Computes the cosines of rows, float32[B]."""
   lengths = (jnp.sum(a * a, -1) + _LEAST) * (jnp.sum(b * b, -1) + _LEAST)
   return jnp.sum(a * b, -1) * jax.lax.rsqrt(lengths)
 
 
 def contrast(own: jax.Array, received: jax.Array, last: jax.Array, *,
              temperature: float = 0.5) -> jax.Array:
-  r"""Equation 3: features should resemble the global model's, not the last's.
+  r"""Computes equation 3: features near the received ones, not the last ones.
 
   :math:`-\log \frac{e^{\cos(z, z_g) / T}}
   {e^{\cos(z, z_g) / T} + e^{\cos(z, z_l) / T}}`.
@@ -51,9 +51,9 @@ def moon(task: Task, *, mu: float = 1.0, temperature: float = 0.5,
          weighting: str = 'examples') -> Method:
   """Adds mu times a contrast of the models' features to cross entropy.
 
-  A client's first last model is the first global one. Clients keep their last
-  model, so local accuracy is reported. `contrastive_loss` is the mean of the
-  contrast over steps and rows.
+  Before a client's first round its last model is the first global one. Clients
+  keep their last model, so local accuracy is reported. `contrastive_loss` is
+  the mean of the contrast over steps and rows.
 
   Args:
     task: the static choices.

@@ -1,41 +1,42 @@
-r"""PDCFed: less sure rows too, where a strong view changes little that matters.
+r"""PDCFed: learns less sure rows too, if a strong view hardly changes them.
 
 "Two-stage Sampling with Predicted Distribution Changes in Federated
 Semi-supervised Learning", 2024; the paper was not at hand. The authors' code is
 maxiaum/PDCFed.
 
-A client with labels minimises cross entropy. Another one labels its rows by the
-likeliest class of the weak view, of probabilities w, as those of the strong
-view are s, both of the model in training. In a first stage it takes the rows of
-:math:`\max w \ge \tau`. For the others it looks at how many classes have
-gained, and how far the prediction has gone:
+A client with labels minimises cross entropy. For the others, let w and s be the
+probabilities that the model in training gives the weak and the strong view of a
+row. The likeliest class of w is the row's label. The first stage takes the rows
+with :math:`\max w \ge \tau`. For the other rows it matters how many classes
+gain from the weak view to the strong one, and how far the prediction moves:
 
   :math:`g = \frac1C |\{c : s_c > w_c\}|`, :math:`D = \|w - s\|_2`,
-  :math:`F = 0.999\, e^{-(g - \mu)^2 d / 2 v}`, d = 4 for g up to the mean, else
-  9,
+  :math:`F = 0.999\, e^{-(g - \mu)^2 d / 2 v}`, d = 4 if g is at most
+  :math:`\mu`, else 9.
 
-where the mean and the variance of g are the client's own moving averages, 1/C
-and 1 at the start. In the second stage it takes those of
-:math:`\tau_{low} < \max w < \tau` whose :math:`e^{-D / F} \ge \sigma`. It
+Here :math:`\mu` and v are the client's own moving averages of the mean and the
+variance of g; they start at 1/C and 1. The second stage takes the rows with
+:math:`\tau_{low} < \max w < \tau` and :math:`e^{-D / F} \ge \sigma`. The client
 minimises
 
   :math:`\lambda_u\, mean(m_1 + m_2) CE(\hat y, s)
   + \lambda_e\, mean(m_3) H(softmax(z_s / T))`
 
-with means over all rows of the batch, and :math:`m_3` the rows of
-:math:`\max w > \tau_{low}` with such an :math:`e^{-D / F}`.
+with means over all rows of the batch. :math:`m_1` and :math:`m_2` are 1 for the
+rows of the two stages, and :math:`m_3` for those with
+:math:`\max w > \tau_{low}` and :math:`e^{-D / F} \ge \sigma`.
 
 The code gives the cross entropy s in place of the logits, so that a softmax is
 taken of probabilities: gradients are small, and its :math:`\lambda_u` is chosen
 for them. The profile 'code' does this. In 'paper', which is our reading, the
-cross entropy is that of :math:`z_s`; for it the :math:`\lambda_u` of other
-methods, near 1, is a start.
+cross entropy is that of the logits :math:`z_s`; there :math:`\lambda_u` should
+be nearer to 1, as in other methods.
 
-Clients take the optimizer's state from round to round, and the server weighs
-them by rows, those with labels six times. The authors draw 5 of 10 clients, so
-that the only one with labels may be missing. They keep the model that was best
-on validation rows; here it is the last. A client with both kinds of rows, which
-they have not, minimises the sum.
+Clients keep the optimizer's state from round to round. The server weighs them
+by rows, those with labels six times. The authors draw 5 of 10 clients, so that
+the only one with labels may be missing. They keep the model that was best on
+validation rows; here it is the last. A client with both kinds of rows, which
+they do not have, minimises the sum of both losses.
 """
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ _MOST, _BELOW, _ABOVE = 0.999, 4.0, 9.0  # Of F.
 
 
 class Seen(NamedTuple):
-  """How many classes gain in a client's rows, averages over its steps."""
+  """Moving averages over a client's steps of g, how many classes gain."""
 
   mean: jax.Array  # float32[], mu.
   variance: jax.Array  # float32[], v.
@@ -97,9 +98,9 @@ class Memory(NamedTuple):
 class Rows(NamedTuple):
   """Which rows of a batch are learnt from, bool[B] each."""
 
-  first: jax.Array  # Sure.
-  second: jax.Array  # Less sure, and hardly changed.
-  settled: jax.Array  # Of which the entropy is made less.
+  first: jax.Array  # Sure: m_1.
+  second: jax.Array  # Less sure, and hardly changed: m_2.
+  settled: jax.Array  # Those whose entropy is minimised: m_3.
 
 
 class _Settings(NamedTuple):
@@ -116,21 +117,22 @@ class _Settings(NamedTuple):
 
 
 def gains(weak: Array, strong: Array) -> jax.Array:
-  """float32[B]: g, the share of classes that gain, of float[B, C] each."""
+  """Computes g, the share of classes that gain, float32[B] of float[B, C]."""
   return jnp.mean(jnp.asarray(strong) > weak, -1, dtype=jnp.float32)
 
 
 def renewed(seen: Seen, gained: Array, mask: Array, decay: float) -> Seen:
-  """The averages after a batch of g; its variance is the unbiased one.
+  """Moves the averages by a batch of g, with its unbiased variance.
 
   Args:
     seen: before.
-    gained: float32[B].
+    gained: float32[B], g.
     mask: float32[B].
     decay: 0 is the batch, 1 stays.
 
   Returns:
-    The averages; without a row as they were, and the variance of one row too.
+    The averages; as they were if the batch has no row. A batch of one row does
+    not move the variance.
   """
   return Seen(
       moving.moved(seen.mean, moving.row_mean(gained, mask), mask,
@@ -140,15 +142,15 @@ def renewed(seen: Seen, gained: Array, mask: Array, decay: float) -> Seen:
 
 
 def weights(weak: Array, strong: Array, seen: Seen) -> jax.Array:
-  """float32[B]: how little a strong view changes, exp(-D / F).
+  """Computes exp(-D / F), how little the strong views change predictions.
 
   Args:
     weak: float[B, C], probabilities.
     strong: the same of the strong views.
-    seen: with this batch in it.
+    seen: the averages after this batch.
 
   Returns:
-    1 where both views are the same.
+    float32[B], 1 where both views are the same.
   """
   apart = gains(weak, strong) - seen.mean
   tiny = jnp.finfo(jnp.float32).tiny
@@ -167,7 +169,7 @@ def chosen_rows(weak: Array, strong: Array, seen: Seen, *,
   Args:
     weak: float[B, C], probabilities.
     strong: the same of the strong views.
-    seen: with this batch in it.
+    seen: the averages after this batch.
     threshold: tau.
     low_threshold: tau_low.
     least_weight: sigma.
@@ -198,18 +200,19 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
   """Learns from sure rows, and from others that a strong view hardly changes.
 
   Meant for clients with all labels beside clients with none. Those with labels
-  train for the task's local epochs, the authors' for 2, or 3 on SVHN. Numbers
-  are theirs for CIFAR-10; others have other ones, as is said below.
+  train for the task's local epochs, the authors' for 2, or 3 on SVHN. Defaults
+  are theirs for CIFAR-10; those for other data sets are named below.
 
   Args:
     task: the static choices; its learning rate is that of labeled clients.
-    profile: 'code' or 'paper', see the module's docstring. It stands for the
-      next knob, which replaces its own if it is given.
-    learnt: what the cross entropy of pseudo-labels takes for logits, 'logits'
-      or 'probabilities'.
+    profile: 'code' or 'paper', see the module's docstring. It sets the next
+      knob, if that is not given.
+    learnt: what the cross entropy of pseudo-labels takes as its logits: the
+      'logits', or the 'probabilities'.
     threshold: tau, from which on a row is sure; 0.8 for SVHN.
     low_threshold: tau_low, above which a row may be taken in the second stage.
-    least_weight: sigma, how little such a row must change; 0.4 for SVHN.
+    least_weight: sigma in [0, 1.1]; the higher it is, the less such a row may
+      change; 0.4 for SVHN.
     unlabeled_weight: lambda_u; 0.05 for SVHN.
     entropy_weight: lambda_e; 1e-4 for CIFAR-100.
     temperature: T, of the entropy.
@@ -219,13 +222,13 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
       others; a third for CIFAR-100.
     labeled_client_weight: factor on the weight of a client with labels.
     max_norm: gradients are scaled down to this norm; inf is off.
-    keep_momentum: clients go on with their optimizers' state. It takes a
-      model's memory for every client; False starts afresh each round.
+    keep_momentum: whether clients keep their optimizer's state between rounds,
+      which takes as much memory as a model each; else it starts anew.
 
   Returns:
-    The method. `entropy_loss` is the mean over the batch of the entropy that is
-    made less, and `second_rate` the share of unlabeled rows of the second
-    stage. Evaluation judges the labels of the first.
+    The method. `entropy_loss` is the entropy that is minimised, a mean over the
+    batch, and `second_rate` the share of unlabeled rows in the second stage.
+    Evaluation judges the labels of the first stage.
 
   Raises:
     ValueError: for an unknown choice, labels at the server, or a number out of
@@ -280,7 +283,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
 
 def _loss(task: Task, s: _Settings, model: Variables, seen: Seen, batch: Pair,
           key: jax.Array) -> tuple[jax.Array, Aux]:
-  """The sum of both losses; a kind of rows that is not there costs nothing."""
+  """Computes the sum of both losses; absent kinds of rows cost no time."""
   known, rows = batch.labeled, batch.unlabeled
   assert known is not None and rows is not None  # Both are asked for.
   keys = jax.random.split(key)
@@ -310,7 +313,7 @@ def _loss(task: Task, s: _Settings, model: Variables, seen: Seen, batch: Pair,
 def _of_unlabeled(task: Task, s: _Settings, model: Variables, seen: Seen,
                   rows: Batch, key: jax.Array
                   ) -> tuple[jax.Array, jax.Array, Metrics, Seen, PyTree]:
-  """Both losses of rows without labels, who counts, averages, statistics."""
+  """Computes both unlabeled losses, rates of rows, averages and statistics."""
   keys = jax.random.split(key)
   weak, (strong,), stats = network.forward_with_targets(
       task, model, network.weakly(task, rows, keys[0]),

@@ -1,4 +1,4 @@
-r"""ProxyFL: the last layer's weights stand for the classes, at both ends.
+r"""ProxyFL: the last layer's weights as class proxies, at clients and server.
 
 Chen and Wang, ProxyFL: A Proxy-Guided Framework for Federated Semi-Supervised
 Learning, CVPR 2026, https://arxiv.org/abs/2602.21078; its code is
@@ -7,22 +7,24 @@ DuowenC/FSSLlib. The proxy of a class is its column of the last layer's weights.
 Global proxy tuning (GPT, `tuned`): the server moves the mean of the clients'
 proxies until each is nearest to what the clients sent for its class. Indecisive
 categories proxy learning (ICPL, `contrast`): rows that no model is sure of keep
-all their likely classes. Their features come near the mix of these proxies, and
-leave rows that share none of the classes.
+all their likely classes. Their features are pulled to the mix of these proxies
+and pushed away from rows that share none of the classes.
 
-Where the paper and the code differ this is the code: tuning measures the
-distances from one sent proxy to all global ones, and enlarges the true one by a
-margin; labeled rows enter by what the received model says of them
-(`true_labels` is the paper); and the prior adds up all clients' counts. What
-`sage` says of its code holds for this one, which is built on it.
+Where the paper and the code differ this follows the code. Tuning measures the
+distances from one sent proxy to all global ones, and adds a margin to the one
+of its own class. Labeled rows enter ICPL by the received model's predictions
+(by their labels in the paper, `true_labels`). And the prior adds up all
+clients' counts. The differences from the code that `sage` names are here too,
+as the code of ProxyFL is built on SAGE's.
 
-Of L labeled and U unlabeled rows of a step, both views of the latter train here
-for ICPL, and the received model sees L + U. With three units for a row that
-trains and one for others that is 4 L + 7 U, and FixMatch's is 3 L + 4 U, or
-3 L + 6 U under a norm of batches, where the weak view has a gradient too: with
-L = U 11/7 and 11/9. Beside that ICPL projects the features to their own width
-F, F^2 products a row. That is little of a network that ends in a mean over
-pixels, as the authors', and most of a small one that ends in a whole map.
+The cost of a step with L labeled and U unlabeled rows, with three units for a
+row that trains and one for any other: ICPL trains both views of unlabeled rows,
+and the received model sees L + U rows, 4 L + 7 U in all. FixMatch's is
+3 L + 4 U, or 3 L + 6 U under batch normalization, where the weak view has a
+gradient too. With L = U that is 11/7 or 11/9 times FixMatch. Besides, ICPL
+projects features of width F to the same width, F^2 products a row. That is
+little for a network that ends in a mean over pixels, as the authors' does, and
+most of the cost of a small one that ends in a whole feature map.
 """
 from __future__ import annotations
 
@@ -64,11 +66,11 @@ class Server(NamedTuple):
   """The server's record."""
 
   model: Variables  # With the projections of ICPL, where it is on.
-  prior: jax.Array  # float32[C], how frequent the clients find each class.
+  prior: jax.Array  # float32[C], how often clients count each class.
 
 
 class _Settings(NamedTuple):
-  """`proxyfl`'s knobs, settled."""
+  """The knobs of `proxyfl`, resolved."""
 
   labeler: str
   threshold: float
@@ -92,7 +94,7 @@ class _Seen(NamedTuple):
 
 def contrast(features: Array, proxies: Array, probabilities: Array,
              sure: Array, prior: Array, mask: Array) -> jax.Array:
-  r"""ICPL: a row should be near its proxies and far from rows of others.
+  r"""Computes ICPL: rows should be near their proxies, far from other classes.
 
   The classes of a row are :math:`\xi = \{\arg\max p\}` if it is sure, else all
   with :math:`p_c > P_c`. With f a row's feature and q a proxy, both of length
@@ -107,7 +109,7 @@ def contrast(features: Array, proxies: Array, probabilities: Array,
     probabilities: float[B, C], p; constants for derivatives.
     sure: float32[B], 1 for a sure row.
     prior: float32[C], P.
-    mask: float32[B]; a masked row is nobody's negative.
+    mask: float32[B]; a masked row is no negative of others.
 
   Returns:
     float32[B].
@@ -128,7 +130,10 @@ def contrast(features: Array, proxies: Array, probabilities: Array,
 
 
 def margin(proxies: Array, most: Number = 100.0) -> jax.Array:
-  """float32[]: from the loneliest proxy to its nearest; at most `most`."""
+  """Computes the largest distance, float32[], of a proxy to its nearest one.
+
+  It is cut to at most `most`.
+  """
   gaps = _distances(proxies, proxies)
   others = ~jnp.eye(len(proxies), dtype=bool)
   nearest = jnp.min(gaps, -1, where=others, initial=jnp.inf)
@@ -138,27 +143,28 @@ def margin(proxies: Array, most: Number = 100.0) -> jax.Array:
 def tuned(mean: Array, sent: Array, weights: Array, key: jax.Array, *,
           epochs: int = 100, rate: float = 0.005, batch: int = 4,
           max_margin: float = 100.0) -> jax.Array:
-  r"""GPT: moves global proxies to where the clients' are told apart best.
+  r"""Does GPT: moves global proxies so that clients' proxies are told apart.
 
-  Plain descent on :math:`H(softmax(-D), c)` for each sent proxy w of class c,
-  in batches of shuffled ones, with :math:`D_{c'} = \|w - \Omega_{c'}\|`, to
-  which `margin` of the mean is added for c itself.
+  For each sent proxy w of class c, :math:`D_{c'} = \|w - \Omega_{c'}\|` is its
+  distance to the global proxy of each class c', plus the `margin` of the mean
+  if c' = c. Plain gradient descent minimises :math:`H(softmax(-D), c)` over
+  shuffled batches of sent proxies.
 
   Args:
     mean: float[C, F], the averaged proxies.
     sent: float[M, C, F], those of each client.
     weights: float32[M]; a client of weight 0 sent nothing.
-    key: of the shuffling.
+    key: shuffles.
     epochs: over all sent proxies; 0 leaves the mean.
-    rate: of the descent.
-    batch: proxies of a step.
+    rate: learning rate.
+    batch: sent proxies of a step.
     max_margin: the largest margin.
 
   Returns:
     float[C, F]; the mean if nobody sent anything.
   """
   num_clients, size, width = sent.shape
-  # Those who sent come first, so that nobody else changes the draws.
+  # Clients that sent come first, so that the others do not change the draws.
   present = jnp.asarray(weights) > 0
   rows = jnp.asarray(sent)[jnp.argsort(~present, stable=True)]
   rows = rows.reshape(-1, width)
@@ -187,7 +193,7 @@ def tuned(mean: Array, sent: Array, weights: Array, key: jax.Array, *,
 
 
 def _distances(a: Array, b: Array) -> jax.Array:
-  """float[N, M] between rows, with derivative 0 where they are equal."""
+  """Computes distances of rows, float[N, M]; derivative 0 for equal rows."""
   squares = jnp.sum(jnp.square(jnp.asarray(a)[:, None] - b), -1)
   apart = squares > 0
   return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
@@ -222,9 +228,10 @@ def labels(own: Array, received: Array, *, labeler: str = 'either',
 
 
 def projected(model: Model) -> Model:
-  """The network with ICPL's two projections beside it, which are sent too.
+  """Adds ICPL's two projections to a network; they are sent with it.
 
-  Each keeps the features' width; that of the features has a bias.
+  One projects features, with a bias, the other one proxies. Both keep the
+  width.
   """
   def inner(variables: Variables) -> Variables:
     return variables._replace(params=variables.params[_NETWORK])
@@ -261,12 +268,12 @@ def _path(model: Model) -> tuple[str, ...]:
 
 
 def _at(params: PyTree, path: tuple[str, ...]) -> Any:
-  """The array at a path."""
+  """Returns the array at a path."""
   return functools.reduce(operator.getitem, path, params)
 
 
 def _with(params: PyTree, path: tuple[str, ...], array: jax.Array) -> PyTree:
-  """The parameters with another array at a path."""
+  """Returns the parameters with another array at a path."""
   if not path:
     return array
   return {**params, path[0]: _with(params[path[0]], path[1:], array)}
@@ -286,7 +293,7 @@ def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
             tuning_rate: float = 0.005, tuning_batch: int = 4,
             max_margin: float = 100.0, prior_decay: float = 0.99,
             weighting: str = 'examples') -> Method:
-  """Adds ICPL at the clients and GPT at the server to a labeler of rows.
+  """Adds ICPL at the clients and GPT at the server to a way of pseudo-labeling.
 
   The loss is L_s + unlabeled_weight L_u + contrast_weight L_c: cross entropy,
   KL of accepted rows over the batch, and the mean of `contrast` over both views
@@ -295,22 +302,23 @@ def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
   Args:
     task: the static choices; labels must be at the clients. The network must
       say what its last layer reads and where it is.
-    labeler: who labels rows, and which count: 'either', as in the code, the
-      received model's label of every row that it or the local model is sure of.
-      Or the label of another method, to which this is then added: 'local' or
-      'global' as of FixMatch, 'blended' of SAGE, or 'surer', the model with the
-      larger variance of probabilities, as of FedLabel, but in one chain of
-      steps: with two, a client has no batch of both kinds to contrast.
+    labeler: which model labels rows, and which rows count. 'either', as in the
+      code: the received model labels every row that it or the local model is
+      sure of. Or the labels of another method: 'local' or 'global' of
+      FixMatch, 'blended' of SAGE, or 'surer' of FedLabel, by the model whose
+      probabilities have the larger variance. The last has one chain of steps
+      here, not FedLabel's two, as ICPL needs both kinds of rows in a batch.
     threshold: confidence from which on a model is sure of a row.
     unlabeled_weight: of L_u; 0 leaves the other parts.
     contrast_weight: of L_c; 0 is off, and nothing is projected or sent for it.
     true_labels: whether labeled rows enter ICPL by their label, as in the
       paper, in place of what the received model says of them.
-    tuning_epochs: over the proxies that clients sent; 0 is off. The code's 10
-      for CIFAR-100.
-    tuning_rate: of GPT; that of the code's script, and not its default.
-    tuning_batch: proxies of a step of GPT; the same.
-    max_margin: of GPT.
+    tuning_epochs: of GPT, over the proxies that clients sent; 0 is off. The
+      code's is 10 for CIFAR-100.
+    tuning_rate: learning rate of GPT. Its default is that of the code's script,
+      which differs from the default of the code, as for the next one.
+    tuning_batch: proxies of a step of GPT.
+    max_margin: largest margin of GPT.
     prior_decay: share of the prior that stays in a round.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
 
@@ -357,13 +365,13 @@ def _init(task: Task, key: jax.Array, federation: Federation
 
 
 class _Views(NamedTuple):
-  """What the model in training and the received one say of a batch."""
+  """Outputs of the model in training and of the received one for a batch."""
 
   labeled: jax.Array  # float32[B, C], logits.
-  own: jax.Array  # The same of the weak view, constants.
-  strong: jax.Array
-  received: jax.Array  # Of the received model, of the weak view.
-  received_labeled: jax.Array | None  # None where ICPL does not ask.
+  own: jax.Array  # The same for the weak view; constants for derivatives.
+  strong: jax.Array  # The same for the strong view.
+  received: jax.Array  # Of the received model, for the weak view.
+  received_labeled: jax.Array | None  # None where ICPL does not need them.
   features: jax.Array | None  # Of all three views, one after another.
   stats: PyTree
 
@@ -391,7 +399,7 @@ def _passes(task: Task, s: _Settings, model: Variables, anchor: Variables,
 def _contrast(s: _Settings, seen: _Views, params: PyTree,
               path: tuple[str, ...], batch: Any, sure: jax.Array,
               prior: jax.Array) -> jax.Array:
-  """float32[]: the mean of ICPL over the views of a batch's unlabeled rows."""
+  """Computes the mean of ICPL, float32[], over the views of unlabeled rows."""
   assert seen.features is not None
   known, rows = batch.labeled, batch.unlabeled
   if s.true_labels:
@@ -416,7 +424,7 @@ def _contrast(s: _Settings, seen: _Views, params: PyTree,
 
 def _loss_fn(task: Task, s: _Settings, prior: jax.Array, begin: jax.Array
              ) -> LossFn:
-  """The loss; classes are counted from step `begin` on."""
+  """Makes the loss; it counts classes from step `begin` on."""
   def loss_fn(model, given, batch, key):
     known, rows = batch.labeled, batch.unlabeled
     seen = _passes(task, s, model, given.anchor,
@@ -461,7 +469,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
       key, 'both', _Seen(jnp.int32(0), jnp.zeros(task.num_classes)))
   weight = client_weights.client_weight(
       client.shard, 'both', weighting=s.weighting)
-  # Over the weight, so that in the weighted mean all rows count alike.
+  # Divided by the weight, so that in the weighted mean all rows count the same.
   return Update(tree.subtract(model, payload.model), weight, client.memory,
                 metrics, counts=seen.counts / jnp.maximum(weight, 1))
 
@@ -469,7 +477,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
 def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,
                cohort: Cohort, context: Any, key: jax.Array
                ) -> tuple[Server, Metrics]:
-  """Adds the mean, tunes its proxies, and renews the prior."""
+  """Adds the mean update, tunes the model's proxies, and moves the prior."""
   del context
   model = assemble.moved(server.model, updates.mean)
   if s.tuning_epochs:

@@ -35,9 +35,9 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
   Args:
     task: the static choices.
     form: 'soft', FedSSL's baseline: the sharpened mean over weak views, for
-      every row; or 'hard': the likeliest class of confident rows, whose
-      weight rises over the run. Lee's has no threshold and one view; here the
-      label and the loss see two weak views.
+      every row; or 'hard': the likeliest class of confident rows, with a weight
+      that rises over the run. Lee's has no threshold, and one view for label
+      and loss; here each has a weak view of its own.
     num_views: K weak views behind a soft label, 1 to 64; hard labels
       ignore it.
     temperature: of the sharpening of soft labels; 1 does not sharpen, 0 is

@@ -31,9 +31,9 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, mean_teacher, network
 
-# Scales of the distance with and without labels in the group, the multiplier
-# of labeled clients, the norm, the rate of unlabeled clients over that of
-# labeled ones, and what becomes of the teacher's normalization statistics.
+# Scale of the distance in groups with and without labels, the multiplier of
+# labeled clients, the norm of the distance, the learning rate of unlabeled
+# clients over that of labeled ones, and the teacher's normalization statistics.
 _PROFILES: dict[str, dict[str, Any]] = {
     'official': {
         'labeled_beta': 100.0, 'beta': 1e4, 'labeled_multiplier': 6.0,
@@ -62,7 +62,7 @@ def mean_teacher_loss(logits: Array, teacher_logits: Array, mask: Array, *,
     total: rows to divide by; None is the number of real ones.
 
   Returns:
-    float32[].
+    float32[], and the metrics of `losses.consistency`.
   """
   targets = losses.soft_pseudo_label(
       teacher_logits[None], temperature=temperature)
@@ -74,7 +74,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
                      labeled_multiplier: Number = 6.0,
                      distance: str = 'sum_of_norms',
                      first_multiplier: Array | None = None) -> PyTree:
-  r"""One RSCFed aggregation: the plain mean of the groups' weighted means.
+  r"""Aggregates as RSCFed does: the plain mean of the groups' weighted means.
 
   Inside a group the weights are those of
   `aggregation.distance_reweighted_mean`, with `labeled_beta` where a client
@@ -84,16 +84,18 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
     updates: pytree of [G, S, ...], the clients' updates or models.
     num_examples: float32[G, S], rows of each client; 0 leaves it out.
     labeled: bool[G, S].
-    beta: examples per unit of distance; 0 is FedAvg, infinity the nearest.
+    beta: examples per unit of distance; 0 is FedAvg, infinity takes the nearest
+      client alone.
     labeled_beta: the same for groups with labels.
-    labeled_multiplier: on the weight of labeled clients, entering twice; 1 is
-      off.
+    labeled_multiplier: factor on the weight of labeled clients, before the mean
+      from which distances are measured and once more after it; 1 is off.
     distance: 'sum_of_norms' or 'global_norm'.
-    first_multiplier: float32[G], the first of the two; None is the second.
+    first_multiplier: float32[G], replaces the first of the two factors; None is
+      `labeled_multiplier`.
 
   Returns:
-    The pytree without the two axes; groups in which nobody has examples do
-    not count, and if all are such it is 0.
+    The pytree without the two axes. Groups in which nobody has examples do not
+    count; if there are no others it is 0.
 
   References:
     Liang et al., RSCFed, CVPR 2022, https://arxiv.org/abs/2203.13993.
@@ -121,7 +123,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            labeled_multiplier: float | None = None,
            distance: str | None = None, warmup: float = 0.007,
            literal: bool = False) -> Method:
-  """Averages models of random groups of clients, near ones counting more.
+  """Averages models of random groups of clients; near models count more.
 
   Clients with labels minimise cross entropy on weak views, the others the
   squared distance to their own sharpened mean teacher on another weak view; a
@@ -137,33 +139,34 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
       'official_isic', theirs for ISIC 2018; or 'paper', our reading of the
       method without the code's additions: one beta of 1e4 for all groups, one
       norm over all numbers, no multiplier, and a teacher with its student's
-      normalization statistics. The code keeps those of its first round.
+      normalization statistics. In the code it keeps those of its first round.
     groups: M, 1 to 1000.
     unlabeled_weight: lambda_u; 0 leaves unlabeled clients where they start,
       but for weight decay.
     temperature: of the sharpening; 1 does not sharpen.
-    decay: of the teacher in the long run; less in its first steps.
+    decay: of the teacher in the long run; it is lower in the first steps.
     max_norm: gradients are scaled down to this norm; inf is off.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; None is the profile's, as for the next four.
-    beta: distance scale of groups without labels, in examples per unit of
-      distance: it scales with the rows of a client. 0 is FedAvg, infinity
-      takes the nearest client alone.
-    labeled_beta: the same for groups in which somebody has labels.
-    labeled_multiplier: on the weight of labeled clients, entering twice.
+    beta: scale of the distance in groups without labels, in examples per unit
+      of distance: with more rows a client it should be larger. 0 is FedAvg,
+      infinity takes the nearest client alone.
+    labeled_beta: the same for groups in which a client has labels.
+    labeled_multiplier: factor on the weight of labeled clients, before the mean
+      from which distances are measured and once more after it; 1 is off.
     distance: 'sum_of_norms' over layers, or 'global_norm'.
-    warmup: share of the run, any begun round counted, in which only clients
+    warmup: share of the run, rounded up to whole rounds, in which only clients
       with labels train, one group of them, averaged by examples. The authors
-      start their 1000 rounds at round 7 from a model trained so.
-    literal: whether to do as the released code does also where that seems to be
-      a slip. It leaves out the first of the two multiplications in a group
-      without client 0, whoever else has labels; with two labeled clients and
+      start their 1000 rounds at round 7 from a model trained like this.
+    literal: whether to follow the released code even where it seems to have a
+      slip. It leaves out the first of the two factors in a group without client
+      0, even if others in it have labels; with two labeled clients and
       multiplier 6 shares differ by up to .33. And under norm='batch' each
       layer's counter of steps enters the distance, so that a client that takes
-      more or fewer steps than the mean counts as far; counted_steps, the steps
-      of a client, is then reported. False multiplies labeled clients twice in
-      every group and measures the model alone. With one labeled client, the
-      first, and another norm both are the same.
+      more or fewer steps than the mean counts as far away; the metric
+      counted_steps, the steps of a client, is then reported. False multiplies
+      labeled clients twice in every group and measures only the model. Both are
+      the same if only client 0 has labels and norm is not 'batch'.
 
   Raises:
     ValueError: for labels at the server, an unknown name or a number out of
@@ -211,7 +214,7 @@ def _init(task: Task, key: jax.Array, federation: Federation
 
 
 def _unlabeled_loss(task: Task, weight: float, temperature: float) -> LossFn:
-  """The distance to the sharpened teacher, each on a weak view of its own."""
+  """Makes the distance to the sharpened teacher, each on its own weak view."""
   def loss_fn(model, teacher, batch, key):
     keys = jax.random.split(key)
     target = task.apply(teacher, network.weakly(task, batch, keys[0]).inputs)

@@ -21,25 +21,26 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
          unlabeled_weight: float = 1.0, server: str = 'fedavg',
          mu: float = 0.01, weighting: str = 'examples',
          keep_local: bool = False) -> Method:
-  r"""Learns on strong views what two models say of the weak ones.
+  r"""Trains strong views on labels that two models give the weak views.
 
   The loss is :math:`L_s + \lambda_u L_u`, where L_u is the mean over the batch
   of :math:`1[c_l \ge \tau \vee c_g \ge \tau] KL[t \| p(A_s(u))]` with t of
   `losses.blended_label`: l is the model in training, g the one that the client
-  received, with its running statistics. All three views go through the model in
-  training as one batch, as in the authors' code, where the norm is of batches.
+  received, with its running statistics. Under batch normalization all three
+  views go through the model in training as one batch, as in the authors' code.
 
-  The code adds 1e-10 to both sides of KL before the logarithm, which matters
-  for probabilities below 1e-9 only, and is left out. Its optimizer, momentum
-  included, goes from client to client; here each starts anew. Its clients count
-  by 2000 n_s + n_u, as it repeats the labeled rows; here by the rows they have.
+  Three things differ from that code. It adds 1e-10 to both sides of KL before
+  the logarithm, which matters only for probabilities below 1e-9; here nothing
+  is added. It hands one optimizer, momentum included, from client to client;
+  here each client starts anew. It weighs clients by 2000 n_s + n_u, as it
+  repeats the labeled rows; here they count by the rows they have.
 
   Args:
     task: the static choices.
     threshold: confidence tau from which on a model is sure of a row; 0 keeps
       all rows, 1.1 none, which leaves the supervised part.
-    half_gap: gap of the confidences at which both labels count the same. A
-      large one gives the local label wherever the local model is sure.
+    half_gap: gap of the confidences at which both labels count the same. If it
+      is large, the local label is used wherever the local model is sure.
     unlabeled_weight: lambda_u; 0 leaves the supervised part.
     server: 'fedavg' or 'fedprox'.
     mu: weight of FedProx's term; ignored by 'fedavg'.

@@ -3,9 +3,9 @@ r"""SCAFFOLD on the labeled rows: control variates against clients' drift.
 Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated
 Learning, ICML 2020, https://arxiv.org/abs/1910.06378, option II.
 
-There :math:`c_i^+ = c_i - c + (x - y_i) / (K \eta)`; with plain gradient
-descent that is the mean of the gradients of a client's steps, and so it is
-computed here: it then means the same with momentum, or a rate that falls.
+There :math:`c_i^+ = c_i - c + (x - y_i) / (K \eta)`. With plain gradient
+descent that is the mean of the gradients of a client's steps. It is computed
+as this mean here, so that it is right with momentum or a falling rate too.
 """
 from __future__ import annotations
 
@@ -44,24 +44,25 @@ class Server(NamedTuple):
 
   model: Variables
   control: PyTree  # c, of the form of the model's parameters.
-  num_clients: jax.Array  # float32[], N, those with labels.
+  num_clients: jax.Array  # float32[], N, the number of clients with labels.
 
 
 class Counts(NamedTuple):
   """What a client sends beside its model."""
 
-  change: PyTree  # Of its control, over its weight.
-  even: jax.Array  # float32[], 1 over its weight; 0 without labels.
+  change: PyTree  # Of its control, divided by its weight.
+  even: jax.Array  # float32[], 1 divided by its weight; 0 without labels.
 
 
 @knobs.checked()
 def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   """Steps along g - c_i + c, g the gradient of cross entropy.
 
-  The server's c moves by |S| / N of the mean change of the c_i, with which it
-  stays their mean, however models are weighed. An attack or an `aggregator`
-  changes the models' mean alone. Clients without labels count neither in S,
-  those of a round, nor in N. The L2 term of an optimizer is no part of g.
+  The server's c moves by |S| / N times the mean change of the c_i, where S are
+  the clients of the round and N is the number of all. So c stays the mean of
+  the c_i, however the models are weighed. Clients without labels count neither
+  in S nor in N. An attack or an `aggregator` changes only the mean of the
+  models. The L2 term of an optimizer is not part of g.
 
   Args:
     task: the static choices; labels must be at the clients.
@@ -99,7 +100,7 @@ def _init(task: Task, key: jax.Array, federation: Federation
 
 
 def _controlled(correction: PyTree) -> optax.GradientTransformation:
-  """Adds to every gradient; its state is the sum of those that came."""
+  """Adds to every gradient; its state is the sum of the plain gradients."""
   def update(gradient, total, params=None):
     del params
     return tree.add(gradient, correction), tree.add(total, gradient)
@@ -129,7 +130,7 @@ def _client_update(task: Task, weighting: str, payload: Any, client: Client,
   mean = tree.scale(learner.opt_state[0],
                     1 / jnp.maximum(batches.num_steps, 1))
   after = tree.where(weight > 0, mean, own)
-  # The mean over the round weighs them; controls count the same.
+  # The round's mean is weighted, but all controls are to count the same.
   even = jnp.where(weight > 0, 1 / jnp.where(weight > 0, weight, 1), 0)
   counts = Counts(tree.scale(tree.subtract(after, own), even), even)
   return Update(tree.subtract(learner.model, received), weight, after, metrics,

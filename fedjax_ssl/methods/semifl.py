@@ -18,11 +18,12 @@ draws as many rows MIX from all of them, and trains on
 
 The authors train with norm='static', nesterov (0.03, momentum 0.9, weight
 decay 5e-4), lr_schedule='cosine', 5 epochs a round and batches of 10. Their
-code labels a weak view, draws one lambda a batch, which it does not fold to
-above a half, and reports the best round by the test set; here the last counts.
-It draws MIX anew in every epoch; here it is drawn once a round.
-Their batch statistics are taken over the pooled rows, here over each client's;
-and the variances that label rows and predict are unbiased there, biased here.
+code labels a weak view and draws one lambda a batch, which it uses as drawn,
+not max(lambda, 1 - lambda); so does this. Four things differ. They report the
+best round by the test set; here the last one counts. They draw MIX anew in
+every epoch; here it is drawn once a round. Their batch statistics are taken
+over the pooled rows, here over each client's. And the variances that label rows
+and predict are unbiased there, biased here.
 """
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
   train.
 
   Args:
-    task: the static choices; a server's optimizer of its own replaces the
+    task: the static choices; if it has a server optimizer, that replaces the
       momentum.
     threshold: confidence tau from which on a row is in FIX; 0 keeps all rows,
       1.1 none, which leaves the server's labels.
@@ -84,11 +85,13 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
     mix_weight: weight of the loss on blends; 0 leaves strong views.
     server_momentum: of the server's steps along the mean update; 0 is FedAvg.
     clip_norm: global norm of a gradient, at the clients and the server.
-    keep_momentum: clients and server go on with their optimizers' state. It
-      takes a model's memory for every client; False starts afresh each round.
-    stats_clients: so many random clients give statistics after each round
-      under norm='static'; 0 asks all.
-    warmup_passes: how often the server trains as in a round before the first.
+    keep_momentum: whether clients and server keep their optimizer's state
+      between rounds, which takes as much memory as a model each; else it starts
+      anew.
+    stats_clients: how many random clients compute statistics after each round
+      under norm='static'; 0 is all.
+    warmup_passes: before the first round the server trains as long as in this
+      many rounds; 0 is off.
 
   Returns:
     The method.
@@ -147,7 +150,7 @@ def drawn(key: jax.Array, shard: Shard) -> jax.Array:
 
 
 def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
-  """The loss of a batch of FIX and, where rows are mixed, one of MIX."""
+  """Makes the loss of a batch of FIX and, where rows are mixed, one of MIX."""
   def loss_fn(model, given, batch, key):
     del given
     batch, other = batch if mixing.weight else (batch, None)
@@ -171,7 +174,7 @@ def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
 
 def _mixed(task: Task, mixing: _Mixing, model: Variables, fixed: Batch,
            other: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
-  """The loss of blends, in a pass of their own, and the statistics after."""
+  """Computes the loss of blends, in their own pass, and the new statistics."""
   keys = jax.random.split(key, 4)
   ours, theirs = (network.blendable(task, model, network.weakly(
       task, rows, k)) for rows, k in zip((fixed, other), keys, strict=False))

@@ -3,15 +3,15 @@ r"""SoftMatch at the clients: rows that the model is less sure of count less.
 Chen et al., SoftMatch, ICLR 2023, https://arxiv.org/abs/2301.10921. The
 authors' code is in microsoft/Semi-supervised-learning.
 
-With q of the weak views of a batch, aligned to :math:`\bar q = norm(q / \tilde
-q)` by their moving average :math:`\tilde q`, every step moves, by decay
-:math:`\lambda`,
+Let q be the predictions for the weak views of a batch. They are aligned to
+:math:`\bar q = norm(q / \tilde q)` by their moving average :math:`\tilde q`.
+Every step moves, by decay :math:`\lambda`,
 
   :math:`\mu \to mean_b \max_c \bar q_b(c)`,
   :math:`\sigma^2 \to var_b \max_c \bar q_b(c)`,
 
-1/C and 1 at the start, and learns every row's likeliest class, by q itself, on
-its strong view with the weight of `losses.softmatch_weights`.
+which start at 1/C and 1. Then each row's strong view learns its likeliest class
+by q, not aligned, with the weight of `losses.softmatch_weights`.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedjax_ssl.methods.parts import averaging, network, objective
 
 
 class Seen(NamedTuple):
-  """What a client has seen its models predict."""
+  """Averages of what a client's models have predicted."""
 
   shares: jax.Array  # float32[C], the mean prediction; zeros before the first.
   mean: jax.Array  # float32[], mu.
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 def confidences(seen: Seen, probabilities: jax.Array) -> jax.Array:
-  """How sure the model is of its rows, once it is aligned: float32[B]."""
+  """Computes the confidences float32[B] of predictions, after alignment."""
   equal = 1 / probabilities.shape[-1]
   return moving.aligned(probabilities, seen.shares, equal).max(-1)
 
@@ -54,7 +54,8 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
     align: whether to keep the mean prediction.
 
   Returns:
-    The averages; without a row as they were, and the variance with one row.
+    The averages; as they were if the batch has no row. A batch of one row does
+    not move the variance.
   """
   if align:
     seen = seen._replace(shares=moving.moved_shares(
@@ -72,7 +73,7 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
               align: bool = True, unlabeled_weight: float = 1.0,
               server: str = 'fedavg', mu: float = 0.01,
               weighting: str = 'examples', keep_local: bool = False) -> Method:
-  """FixMatch with a truncated Gaussian in place of its threshold.
+  """Runs FixMatch with a truncated Gaussian in place of its threshold.
 
   The averages describe a client's own rows and stay on it from round to round,
   as FlexMatch's memory does, also with labels at the server: with the published
@@ -81,10 +82,10 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
 
   Args:
     task: the static choices.
-    decay: of the averages. With the default they take thousands of steps,
-      more than short runs have; 0 is the batch alone.
-    num_sigmas: n, by which the code divides sigma and the paper's formula does
-      not; 0 lets all rows count the same, a large one only those that are surer
+    decay: of the averages. With the default they take thousands of steps to
+      settle, more than short runs have; 0 is the batch alone.
+    num_sigmas: n, by which the code divides sigma, but not the paper's formula.
+      With 0 all rows count the same, with a large n only those that are surer
       than the mean.
     align: weigh rows by predictions aligned to equal classes.
     unlabeled_weight: lambda_max; 0 leaves the supervised part.
@@ -94,8 +95,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. `mask_rate` is the mean weight of a row, and `bar` the mean
-    confidence at its peak, both means over rows.
+    The method. The metric `mask_rate` is the mean weight of a row, and `bar` is
+    mu, the confidence from which on the weight is 1, both means over rows.
   """
   def remember(federation: Federation) -> Seen:
     size = federation.num_clients

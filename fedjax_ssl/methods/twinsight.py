@@ -1,4 +1,4 @@
-r"""Twin-sight: a model that learns classes beside one that tells rows apart.
+r"""Twin-sight: a supervised network, and a twin that tells rows apart.
 
 Zhang, Yang, et al., Robust Training of Federated Models with Extremely Label
 Deficiency, ICLR 2024, https://arxiv.org/abs/2402.14430. The authors' code is
@@ -11,37 +11,37 @@ Every client trains two networks of one kind, with
 
 so that all clients share two of three objectives. I tells rows apart by the
 unsupervised network's projections of their two views (`instances`; the paper's
-equation 6, here with SimCLR's loss), and N keeps both networks' neighbourhoods
-of the weak views alike (`neighbourhood`, equation 9). Both networks and the
-projector are averaged; the supervised one predicts. Where no row without labels
+equation 6, here with SimCLR's loss). N makes the two networks agree on which
+weak views are near each other (`neighbourhood`, equation 9). Both networks and
+the projector are averaged; the supervised network predicts. If no unlabeled row
 has a pseudo-label, N alone teaches the supervised network of clients without
 labels, and its last layer does not move.
 
-'paper' and 'code' differ in two things. The paper's Figure 1 has the supervised
-network learn pseudo-labels of rows without labels, as it does in 'paper', with
-the weight 0.5 of the code's option for that. This option is off by default, as
-in 'code'; turned on, there the strong view labels the weak one for clients
-without labels. And the code divides N by `B ^ 2`, which in Python is B XOR 2,
-66 for the 64 rows of a batch, and not their square: its N weighs 62 times what
-the paper's mean does. For a batch of two that is 0, and N infinite; here it is
-1 then.
+'paper' and 'code' differ in two things. The first is pseudo-labels: in the
+paper's Figure 1 the supervised network learns them. So it does in 'paper', with
+the weight 0.5 of the code's option for them. That option is off by default in
+the code, and so in 'code'. If it is on, the code labels the weak view by the
+strong one for clients without labels. The second is N: the code divides it by
+`B ^ 2`, which in Python is B XOR 2, 66 for a batch of 64 rows, and not the
+square. So its N weighs 62 times as much as the paper's mean. For a batch of two
+rows XOR gives 0, and N would be infinite; here the divisor is then 1.
 
-What the code has beside: SimSiam and BYOL in place of SimCLR; and, for the
-option above, FreeMatch's bars, which start at 1/C in every epoch, and with
-their decay of 0.999 let almost every row through, so that `threshold=0` is as
-they are (for SVHN they are cut to 0.9 and above, `threshold=0.9`). Its clients
-with labels for some of their rows take the pseudo-labels of weak views, with
+The code can do more. It has SimSiam and BYOL in place of SimCLR. For
+pseudo-labels it has FreeMatch's bars, which start at 1/C in every epoch and,
+with their decay of 0.999, let almost every row through, like `threshold=0` here
+(for SVHN they are at least 0.9, like `threshold=0.9`). Its clients with labels
+for some of their rows take the pseudo-labels of weak views, with
 `unlabeled_weight=5`, and a FedProx term of 0.5 ||w - w_received||^2, which is
 mu=1 here; their I and N are over all rows together, as here.
 
-Weight decay moves all parameters, also those that no loss of a client does,
-which the authors' optimizer passes over.
+Weight decay moves all parameters here, even those that get no gradient from any
+loss of a client; the authors' optimizer skips these.
 
-A row has two views in the unsupervised network and, with pseudo-labels or under
-a norm of batches, in the supervised one, else one there: 12 or 9 units, by
-three units for a row that trains, where FixMatch's labeled row has 3 and its
+The cost, with three units for a row that trains: a row has two views in the
+unsupervised network, and in the supervised one two (with pseudo-labels or batch
+normalization) or one: 12 or 9 units. FixMatch's labeled row has 3, and its
 unlabeled one 4 to 6. The projector comes on top; the paper's has 10 million
-weights beside the 11 of ResNet-18.
+weights, ResNet-18 has 11 million.
 """
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class _Settings(NamedTuple):
 
 
 class _Parts(NamedTuple):
-  """What a step's rows say."""
+  """The losses of a step's rows."""
 
   labeled: jax.Array  # float32[], cross entropy of the labeled rows.
   unlabeled: jax.Array  # The same of the pseudo-labels.
@@ -120,7 +120,7 @@ def instances(first: Array, second: Array, mask: Array, *,
   Args:
     first: float[B, P], projections of a view, of any length.
     second: float[B, P], of the other view.
-    mask: float32[B]; a masked row is nobody's negative.
+    mask: float32[B]; a masked row is no negative of others.
     temperature: T.
 
   Returns:
@@ -135,7 +135,7 @@ def instances(first: Array, second: Array, mask: Array, *,
   place = jnp.arange(len(z))
   other = (place + len(z) // 2) % len(z)
   gap = similarity - similarity[place, other][:, None]
-  # A masked row has its own other view at least, so that no sum is empty.
+  # Even a masked row keeps its own other view, so that no sum is empty.
   counts = (both[None] > 0) | (place == other[:, None])
   counts &= place != place[:, None]
   values = jax.nn.logsumexp(jnp.where(counts, gap, -jnp.inf), -1)
@@ -144,7 +144,7 @@ def instances(first: Array, second: Array, mask: Array, *,
 
 def neighbourhood(supervised: Array, unsupervised: Array, mask: Array, *,
                   divisor: str = 'pairs') -> jax.Array:
-  r"""How differently two networks see which rows are near each other.
+  r"""Measures how differently two networks see which rows are near each other.
 
   :math:`N = \frac1d \sum_{ij} (G^u_{ij} - G^s_{ij})^2`, with G the cosines of
   a network's features of the rows i and j.
@@ -153,11 +153,12 @@ def neighbourhood(supervised: Array, unsupervised: Array, mask: Array, *,
     supervised: float[B, F], features of one network.
     unsupervised: float[B, F'], of the other.
     mask: float32[B].
-    divisor: d: 'pairs', the square of the number n of rows; or 'xor', n XOR 2,
-      the authors' code, at least 1.
+    divisor: d: 'pairs', the square of the number n of rows; or 'xor', n XOR 2
+      as in the authors' code, but at least 1.
 
   Returns:
-    float32[]; 0 for features that differ in direction by a rotation of all.
+    float32[]; 0 if one rotation turns the directions of one network's features
+    into those of the other's.
   """
   a, b = (losses.unit_rows(x) for x in (supervised, unsupervised))
   real = jnp.asarray(mask) > 0
@@ -169,14 +170,15 @@ def neighbourhood(supervised: Array, unsupervised: Array, mask: Array, *,
 
 def twins(model: Model, *, hidden: int | None = None, size: int | None = None
           ) -> Model:
-  """Two networks of one kind, of which the supervised one predicts.
+  """Makes two networks of one kind; the supervised one predicts.
 
   The unsupervised one has a projector in place of its last layer.
 
   Args:
-    model: the kind.
-    hidden: of the projector; None is 8 times the features, at most 4096.
-    size: of its projections; None is 4 times the features, at most 2048.
+    model: a network of this kind.
+    hidden: hidden units of the projector; None is 8 times the features, at most
+      4096.
+    size: numbers of a projection; None is 4 times the features, at most 2048.
 
   Raises:
     ValueError: for a network that does not say which layer is its last.
@@ -214,7 +216,7 @@ def twins(model: Model, *, hidden: int | None = None, size: int | None = None
 
 
 def part(variables: Variables, name: str) -> Variables:
-  """The variables of one of the three networks of `twins`."""
+  """Returns the variables of one of the three networks of `twins`."""
   return Variables(variables.params[name], variables.stats[name])
 
 
@@ -224,13 +226,13 @@ def _head(model: Model) -> tuple[str, ...]:
 
 
 def _last(model: Model) -> tuple[str, ...]:
-  """Where the last layer is, with its bias."""
+  """Returns the path of the last layer, bias included."""
   path = _head(model)
   return path[:-1] or path
 
 
 def _without(params: PyTree, path: tuple[str, ...]) -> PyTree:
-  """The parameters less those at a path."""
+  """Returns the parameters without those at a path."""
   rest = {k: v for k, v in params.items() if k != path[0]}
   if path[1:]:
     rest[path[0]] = _without(params[path[0]], path[1:])
@@ -238,7 +240,7 @@ def _without(params: PyTree, path: tuple[str, ...]) -> PyTree:
 
 
 def _with(params: PyTree, whole: PyTree, path: tuple[str, ...]) -> PyTree:
-  """The parameters with zeros for those at a path, as large as in `whole`."""
+  """Adds zeros at a path to the parameters, of the shapes in `whole`."""
   if not path:
     return tree.zeros_like(whole)
   inner = _with(params.get(path[0]), whole[path[0]], path[1:])
@@ -256,30 +258,30 @@ def twinsight(task: Task, *, profile: str = 'paper',
               threshold: float = 0.95, hidden: int | None = None,
               size: int | None = None, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples') -> Method:
-  """Trains a supervised and an unsupervised network that see alike.
+  """Trains two networks that agree on which rows are near each other.
 
   One learns classes and predicts; the other tells rows apart by their two
-  views. Meant for clients with all labels beside clients with none; one with
-  both kinds of rows tells all of them apart. With labels at the server, that
-  trains as a client with labels does.
+  views. Meant for clients with all labels beside clients with none; a client
+  with both kinds of rows tells all of them apart. With labels at the server,
+  the server trains as a client with labels does.
 
   Args:
     task: the static choices. The network must say what its last layer reads
       and where it is.
-    profile: 'paper' or 'code', see the module's docstring. It stands for the
-      next three knobs, of which those that are given replace its own.
+    profile: 'paper' or 'code', see the module's docstring. It sets the next
+      three knobs; those that are given replace its values.
     unlabeled_weight: of the pseudo-labels' loss; 0 leaves it out.
     label_view: which view labels the other, 'weak' or 'strong'.
-    divisor: of the neighbourhood term: 'pairs', the square of the rows, as a
-      mean has it; or 'xor', the rows XOR 2.
-    instance_weight: of telling rows apart; 0 leaves it out.
-    neighbourhood_weight: of the term that keeps alike what the networks see as
-      near; 0 makes them strangers.
-    temperature: of telling rows apart.
+    divisor: of the neighbourhood term: 'pairs', the square of the number of
+      rows, which gives a mean; or 'xor', the number of rows XOR 2.
+    instance_weight: of I, the loss that tells rows apart; 0 leaves it out.
+    neighbourhood_weight: of N, which makes the networks agree on which rows are
+      near each other; with 0 they do not affect each other.
+    temperature: of I.
     threshold: confidence from which on a row has a pseudo-label.
-    hidden: numbers between the projector's two layers; None is 8 times the
-      features, at most 4096, which is the authors' for ResNet-18.
-    size: of a projection; None is 4 times the features, at most 2048.
+    hidden: hidden units of the projector; None is 8 times the features, at most
+      4096, which is the authors' for ResNet-18.
+    size: numbers of a projection; None is 4 times the features, at most 2048.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
@@ -314,10 +316,10 @@ def twinsight(task: Task, *, profile: str = 'paper',
 
 def _loss(task: Task, s: _Settings, model: Variables, batch: Pair,
           key: jax.Array) -> tuple[jax.Array, Aux]:
-  """The loss of the rows that a step has; `task` is that of one network."""
+  """Computes the loss of a step's rows; `task` is that of a single network."""
   def views(rows: Batch | None, view: Callable[..., Batch]
             ) -> tuple[Batch, Batch]:
-    assert rows is not None  # Only a stream that there is is asked for.
+    assert rows is not None  # Only called for a stream that is used.
     weak_key, strong_key = jax.random.split(
         jax.random.fold_in(key, int(view is network.weakly)))
     return view(task, rows, weak_key), network.strongly(task, rows, strong_key)
@@ -343,7 +345,7 @@ def _loss(task: Task, s: _Settings, model: Variables, batch: Pair,
   if len(has) < 2:
     found = together(labeled() if batch.labeled is not None else unlabeled())
   elif task.client_map == 'map':
-    # Most clients hold rows of one kind, which have the step for themselves.
+    # Most clients hold rows of one kind; their steps skip the other's places.
     found = lax.cond(
         jnp.minimum(*has) > 0, lambda: together(labeled(), unlabeled()),
         lambda: alone(has[0] > 0, max(widths)))
@@ -366,7 +368,7 @@ def _loss(task: Task, s: _Settings, model: Variables, batch: Pair,
 
 
 def _padded(views: tuple[Batch, Batch], width: int) -> tuple[Batch, Batch]:
-  """The views with so many rows, those at the end masked."""
+  """Pads the views to `width` rows; those at the end are masked."""
   def pad(x: jax.Array) -> jax.Array:
     missing = width - x.shape[0]
     return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
@@ -382,7 +384,7 @@ def _needs_both(task: Task, s: _Settings) -> bool:
 
 def _parts(task: Task, s: _Settings, model: Variables, weak: Batch,
            strong: Batch, key: jax.Array) -> _Parts:
-  """Passes rows through both networks; labels are -1 where there are none."""
+  """Passes rows through both networks; labels of unlabeled rows are -1."""
   rows = len(weak.mask)
   known = weak.mask * (weak.labels >= 0)
   unknown = weak.mask - known

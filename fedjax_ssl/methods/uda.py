@@ -4,8 +4,8 @@ Xie et al., Unsupervised Data Augmentation for Consistency Training, NeurIPS
 2020, https://arxiv.org/abs/1904.12848. The authors' code is
 google-research/uda.
 
-The docstrings of some methods say how their profiles do in one test setting,
-MNIST with 100 labels, one seed, in which labels alone reach 88.9 %:
+The docstrings of some methods say which accuracy their profiles reach in one
+test setting, MNIST with 100 labels, one seed. Labels alone reach 88.9 % there:
 
 python experiments/cifar_iid.py --dataset=mnist --model=cnn --norm=none \
     --num_clients=20 --cohort_size=5 --labels_per_class=10 --local_steps=20 \
@@ -22,7 +22,7 @@ from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
-# Annealing of the labels, confidence of a clean view, and its sharpening.
+# Annealing of the labeled loss, confidence of a clean view, and its sharpening.
 _PROFILES: dict[str, dict[str, Any]] = {
     'official': {'tsa': 'none', 'threshold': 0.8, 'temperature': 0.4},
     'fedmatch': {'tsa': 'exp', 'threshold': 0.0, 'temperature': 1.0},
@@ -43,27 +43,28 @@ def uda(task: Task, *, profile: str = 'official',
   not the round.
 
   The default has no bar. In the module's test setting 'official' ends at
-  96.7 % and 'fedmatch' at 10.3, which is chance. So do tsa='linear' and
-  tsa='exp' with the threshold and temperature of 'official', although the
-  formulas are those of the authors' code. The reason: a bar near 1/C leaves one
-  or two of ten labeled rows, those of a class that the last steps unlearnt, and
-  the loss is a mean over these. So a full step goes towards one class, the next
-  towards another. With momentum .9 the labeled loss of the first round is 3.0,
-  more than that of a guess. From then on nearly all rectifiers give 0, the
-  logits of all images agree to three digits, and only the last layer's bias has
-  a gradient; no later bar helps. This happens without the unlabeled loss too,
-  but not without momentum, or with a mean over all labeled rows. A bar 'exp'
-  that rises in each round anew ends at 10.3 too. Today
+  96.7 % and 'fedmatch' at 10.3 %, which is chance. With the threshold and
+  temperature of 'official', tsa='linear' and tsa='exp' end at 10.3 % too,
+  although the formulas are those of the authors' code. The reason: while the
+  bar is near 1/C, only one or two of a batch's ten labeled rows stay in the
+  loss, those of a class that the last steps unlearnt, and the loss is the mean
+  over these. So one full step goes towards one class, and the next towards
+  another. With momentum .9 the labeled loss of the first round is 3.0, more
+  than that of a guess. From then on nearly all ReLUs give 0, the logits of all
+  images agree to three digits, and only the last layer's bias has a gradient;
+  the higher bar of later rounds does not help. This happens without the
+  unlabeled loss too, but not without momentum, nor with a mean over all labeled
+  rows. A bar 'exp' that rises anew in each round ends at 10.3 % as well. Today
   the authors use the bar for texts, with a pretrained network and 10,000 steps;
   this run has 1,200.
 
   Args:
-    task: the static choices; the bar spans `task.schedule_rounds`. A step
-      counts once it is done, so the last one has the whole bar; the authors'
-      first step has count 0, and none has the whole bar.
+    task: the static choices; the bar rises over `task.schedule_rounds`. The
+      first step has count 1, so the last one has the full bar; the authors'
+      first step has count 0, so none has it.
     profile: 'official', what the authors' scripts run for images: no bar,
-      threshold .8, temperature .4; or 'fedmatch': the bar 'exp', as
-      FedMatch states; of threshold and sharpening it says nothing, here none.
+      threshold .8, temperature .4; or 'fedmatch': the bar 'exp', as FedMatch
+      states, and no threshold and no sharpening, of which it says nothing.
     unlabeled_weight: lambda; 0 leaves the labeled loss.
     tsa: how the bar rises: 'exp', 'linear', 'log', or 'none' for no bar; None
       is the profile's, as for the next two.

@@ -2,38 +2,39 @@
 
 A file `tables/PAPER.toml` is one paper. It has the keys
 
-    title, paper, runs   its name, citation, and what its numbers are of
-    digits               behind the point, at least (default: 2)
-    headline             patterns of the cells that have a stored flagfile; one
-                         that begins with ! takes cells away again
+    title, paper, runs   its name, its citation, and which runs its numbers are
+                         from
+    digits               after the decimal point, at least (default: 2)
+    headline             patterns of the cells that have a stored flagfile; a
+                         pattern that begins with ! takes cells away again
     cells                pattern of the cells' names, as in "{setting}.{method}"
     [flags]              what all its runs share
-    [methods], [parts]   flags by name, used by rows and by others
+    [methods], [parts]   flags by name: methods for rows, parts for `use`
     [[tables]]           its tables: name, title, source (where in the paper),
                          unit, first and first_columns (what to run first),
                          columns and rows
 
 A column has a `title` and a `setting`, the script that deals the data. Where a
-run measures more than accuracy, a column names another `metric`, shown times
-`scale` (default: 100). A row has a `title`, a `method`, `values` and `std`, in
-the order of the columns. A value is a number, `-` (the paper has no such cell),
-`diverged`, or `unprinted` (a curve, or nothing); a row without values is
-unprinted. `values_of = "TABLE: ROW"` takes those of columns with the same
-title, and `only` names the columns that a row has.
+run measures more than accuracy, a column names another `metric`, which is shown
+times `scale` (default: 100). A row has a `title`, a `method`, `values` and
+`std`, in the order of the columns. A value is a number, `-` (the paper has no
+such cell), `diverged`, or `unprinted` (a curve, or nothing); a row without
+values is unprinted. `values_of = "TABLE: ROW"` takes the values of another row,
+of columns with the same title, and `only` names the columns that a row has.
 
-All of these, parts and methods too, may say
+Papers, tables, columns, rows, parts and methods may all have the keys
 
     use                  parts to take first
     flags                which override those said before; an empty text takes
                          one away
     words                replace {word} in flags, names and remarks
-    differs, open, notes what is not as in the paper, what the paper leaves
-                         open and ours is, and other remarks
+    differs, open, notes what is not as in the paper; what the paper leaves open
+                         and we chose; and other remarks
     unprinted            what to say instead of a number
     missing              why its cells cannot be run
 
-in the order paper, table, column, method, row; later ones win. A name alone
-instead of a method's table is its --method.
+They are read in the order paper, table, column, method, row; later ones win. A
+method that is only a name instead of a table is the value of --method.
 """
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ _LISTS = ('differs', 'open', 'notes')
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A published number, where its cell is shown, and how ours is measured."""
+  """A published number, its column, and how ours is measured."""
 
   column: str
   value: Value
@@ -75,9 +76,9 @@ class Cell:
     row: title of its row.
     setting: the script that deals the data.
     flags: all its flags, as `--name=value`.
-    numbers: the published ones, by place.
+    numbers: the published numbers of the places that it fills.
     differs: what is not as in the paper.
-    open: what the paper does not state, as it is here.
+    open: what the paper does not state, and what it is here.
     notes: other remarks.
     unprinted: what to say of places without a number.
     missing: why it cannot be run; '' if it can.
@@ -97,7 +98,7 @@ class Cell:
 
   @property
   def columns(self) -> tuple[str, ...]:
-    """Titles of the columns that it fills."""
+    """Returns the titles of the columns that it fills."""
     return tuple(number.column for number in self.numbers)
 
   def flag(self, name: str, default: str = '') -> str:
@@ -182,11 +183,12 @@ class Table:
                 'no number is printed', missing=_last(layers, 'missing'))
 
   def cells(self) -> list[Cell]:
-    """Returns the runs that the table asks for, those that tell most first.
+    """Returns the runs that the table asks for, the most telling ones first.
 
-    The rows named by `first` come before all others, column by column (those
-    of `first_columns` before the others), so that a comparison is whole before
-    the next begins; then all remaining places, in the same order of columns.
+    The rows named by `first` come before all others. They are taken column by
+    column, those of `first_columns` first, so that one comparison is complete
+    before the next begins. Then come the other rows, in the same order of
+    columns.
     """
     def rank(title: str, first: Sequence[str]) -> int:
       return first.index(title) if title in first else len(first)
@@ -209,10 +211,10 @@ class Table:
 
   def choose(self, rows: Sequence[str] = (), columns: Sequence[str] = ()
              ) -> list[Cell]:
-    """Returns its cells in these rows and columns, by title; none: all.
+    """Returns its cells in the rows and columns of these titles; () is all.
 
     Raises:
-      ValueError: if there is no such row or column; it names those nearby.
+      ValueError: if there is no such row or column; it names similar ones.
     """
     for flag, titles, parts in (('row', rows, self.rows),
                                 ('column', columns, self.columns)):
@@ -227,7 +229,7 @@ class Table:
 
 def _layers(book: Mapping[str, Any], part: Mapping[str, Any]
             ) -> list[Mapping[str, Any]]:
-  """What a part takes from others, and the part itself."""
+  """Returns the parts that a part uses, and then the part itself."""
   used = [layer for name in part.get('use', ())
           for layer in _layers(book, book['parts'][name])]
   return [*used, part]
@@ -263,7 +265,7 @@ def _tables(book: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def near(name: str, known: Sequence[str]) -> str:
-  """Says which of the known names are spelled alike, or what there is."""
+  """Says which known names are spelled alike, or else names all."""
   folded = {each.lower(): each for each in known}
   found = difflib.get_close_matches(name.lower(), folded, 3, 0.6)
   if found:
@@ -277,7 +279,7 @@ def papers(folder: pathlib.Path = TABLES) -> list[str]:
 
 
 def _read(paper: str, folder: pathlib.Path) -> dict[str, Any]:
-  """Reads a paper's file; ValueError if it is not as it should be."""
+  """Reads a paper's file; raises ValueError if it does not fit the schema."""
   file = folder / f'{paper}.toml'
   try:
     book = tomllib.loads(file.read_text('utf-8'))
@@ -291,7 +293,7 @@ def tables(folder: pathlib.Path = TABLES) -> dict[str, Table]:
   """Returns all tables by name.
 
   Raises:
-    ValueError: if a file is not as it should be, or a table's name comes twice.
+    ValueError: if a file does not fit the schema, or two tables have one name.
   """
   found: dict[str, Table] = {}
   for paper in papers(folder):
@@ -307,7 +309,7 @@ def load(name: str, folder: pathlib.Path = TABLES) -> Table:
   """Returns a table.
 
   Raises:
-    ValueError: if there is none of that name, or a file is not as it should be.
+    ValueError: if no table has that name, or a file does not fit the schema.
   """
   found = tables(folder)
   if name not in found:
@@ -316,7 +318,7 @@ def load(name: str, folder: pathlib.Path = TABLES) -> Table:
 
 
 def find(name: str, folder: pathlib.Path = TABLES) -> Cell | None:
-  """Returns a cell by its name, of the first table that has it."""
+  """Returns the cell of a name, from the first table that has it, or None."""
   return next((cell for table in tables(folder).values()
                for cell in table.cells() if cell.name == name), None)
 
@@ -334,7 +336,7 @@ def headline(folder: pathlib.Path = TABLES) -> Iterator[Cell]:
 
 
 def _is_headline(name: str, patterns: Sequence[str]) -> bool:
-  """Whether the last pattern that fits takes the cell in."""
+  """Whether the last pattern that fits a cell's name includes it."""
   taken = False
   for pattern in patterns:
     if fnmatch.fnmatchcase(name, pattern.removeprefix('!')):

@@ -1,4 +1,4 @@
-"""Flagfiles of cells: their text, and those that are stored."""
+"""Makes flagfiles of cells, and checks those that are stored."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -15,8 +15,8 @@ _TEMPLATES = {'cost_up': '{} % sent up', 'cost_down': '{} % sent down',
 def published(cell: cells.Cell) -> str:
   """Says what the paper has: `57.73 % test accuracy`, or that it prints none.
 
-  The global model's number follows `global`, that of the clients' own models
-  `local`, as `flags.printed` reads them.
+  If there are several, `global` stands before the global model's number and
+  `local` before that of the clients' own models, as `flags.printed` reads them.
   """
   known = [n for n in cell.numbers if n.value != cells.UNPRINTED]
   if not known:
@@ -40,7 +40,7 @@ def published(cell: cells.Cell) -> str:
 
 
 def text(cell: cells.Cell, folder: str = '') -> str:
-  """Returns a cell as a flagfile, with what is known of it as comments.
+  """Returns a cell as a flagfile; comments say what is known of it.
 
   Args:
     cell: the cell.
@@ -80,7 +80,7 @@ def write(chosen: Iterable[cells.Cell], folder: pathlib.Path) -> list[str]:
 
 def _stored(folder: pathlib.Path, tables: pathlib.Path
             ) -> dict[pathlib.Path, str]:
-  """What the folder of the headline cells should hold."""
+  """Returns what the folder of the headline cells should hold."""
   return {folder / cell.table.paper / f'{cell.name}{ENDING}': text(
       cell, f'{folder.as_posix()}/{cell.table.paper}')
           for cell in cells.headline(tables)}
@@ -88,7 +88,7 @@ def _stored(folder: pathlib.Path, tables: pathlib.Path
 
 def write_headline(folder: pathlib.Path, tables: pathlib.Path = cells.TABLES
                    ) -> int:
-  """Writes the headline cells, a folder a paper; returns how many."""
+  """Writes the headline cells, a folder for each paper; returns how many."""
   wanted = _stored(folder, tables)
   for file, content in wanted.items():
     file.parent.mkdir(parents=True, exist_ok=True)

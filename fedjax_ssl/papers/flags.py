@@ -1,4 +1,4 @@
-"""What flagfiles ask for and say, compared with what a run was given."""
+"""Reads what flagfiles say, and compares their flags with those of a run."""
 from __future__ import annotations
 
 import ast
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import re
 from typing import Any, NamedTuple
 
-# Say where, how often or how long to look, and not what is run.
+# Flags that say where, how often or on which machine, and not what is run.
 FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
         'bounds', 'tensorboard', 'track', 'num_devices', 'seed_map',
         'eval_every', 'checkpoint_every', 'pictures', 'chunk_size',
@@ -26,10 +26,10 @@ class Printed(NamedTuple):
   """A paper's number, in percent.
 
   Attributes:
-    value: None if the paper has a run there that diverged.
+    value: None if the paper says that the run diverged.
     std: its deviation over runs, if it is given.
     kind: 'local' for the mean over the clients' own models, 'diverged', or ''.
-    digits: that the paper prints behind the point.
+    digits: how many the paper prints after the decimal point.
   """
 
   value: float | None
@@ -38,7 +38,7 @@ class Printed(NamedTuple):
   digits: int = 2
 
   def text(self) -> str:
-    """As people read it."""
+    """Formats the number for people."""
     if self.value is None:
       return self.kind
     std = '' if self.std is None else f' ± {self.std:.{self.digits}f}'
@@ -46,7 +46,7 @@ class Printed(NamedTuple):
 
 
 def printed(comments: Sequence[str]) -> Printed | None:
-  """The number of a flagfile's line `Paper: 39.95 % ...`; None without one."""
+  """Reads the number of a flagfile's line `Paper: 39.95 % ...`, or None."""
   for line in comments:
     for kind, pattern in _PRINTED:
       if match := re.search(pattern, line):
@@ -58,17 +58,17 @@ def printed(comments: Sequence[str]) -> Printed | None:
 
 def differences(flags: Mapping[str, Any], lines: Sequence[str],
                 defaults: Mapping[str, Any] | None = None) -> list[str]:
-  """Flags of a run that are not as the lines say, as `name=value`.
+  """Lists the flags of a run that are not as the lines say, as `name=value`.
 
   Args:
     flags: of `config.json`; names that it lacks are not compared.
-    lines: of a flagfile and what follows it; the last of a name counts.
-    defaults: what flags are that the lines do not name; a flag that neither
-      names is not compared.
+    lines: of a flagfile and what follows it; of the same name the last counts.
+    defaults: values of the flags that the lines do not name; a flag that is in
+      neither is not compared.
   """
   wanted: dict[str, Any] = dict(defaults or {})
   if any(line.startswith('--labeled_fraction=') for line in lines):
-    wanted['labels_per_class'] = None  # It replaces a script's default.
+    wanted['labels_per_class'] = None  # The fraction replaces this default.
   for line in lines:
     name, equals, value = line.lstrip('-').partition('=')
     if equals:
@@ -106,7 +106,7 @@ def _equal(stored: Any, wanted: Any) -> bool:
 
 
 def _call(text: str) -> Any:
-  """`name(a=1, b=2)` so that spaces, quotes and order do not matter."""
+  """Parses `name(a=1, b=2)`, so that spaces, quotes and order do not matter."""
   try:
     tree = ast.parse(text, mode='eval').body
     if isinstance(tree, ast.Call):

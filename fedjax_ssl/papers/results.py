@@ -1,4 +1,4 @@
-"""Our numbers of the tables' cells, one JSON file a cell."""
+"""Stores our numbers of the tables' cells, one JSON file for each cell."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def file_of(cell: cells.Cell, folder: pathlib.Path, variant: str = ''
 def is_stale(cell: cells.Cell, stored: dict[str, Any]) -> bool:
   """Whether a cell's flags changed since its numbers were made.
 
-  More seeds may be added at any time, and the order says nothing.
+  Seeds do not count, as more may be added at any time, nor does the order.
   """
   def kept(flags: Sequence[str]) -> list[str]:
     return sorted(flag for flag in flags
@@ -52,7 +52,7 @@ def read(file: pathlib.Path) -> dict[str, Any]:
 
 
 def write(file: pathlib.Path, stored: dict[str, Any]) -> None:
-  """Replaces a cell's file whole."""
+  """Replaces a cell's file as a whole."""
   file.parent.mkdir(parents=True, exist_ok=True)
   partial = file.with_suffix('.partial')
   partial.write_text(json.dumps(stored, indent=1, sort_keys=True) + '\n')

@@ -24,7 +24,7 @@ def check(book: Mapping[str, Any]) -> None:
   """Checks a paper's file.
 
   Raises:
-    ValueError: naming the place and the key.
+    ValueError: if it does not fit, naming the place and the key.
   """
   _keys(book, 'the paper', _PAPER, ('title', 'paper', 'runs', 'tables'))
   for kind in ('methods', 'parts'):
@@ -105,7 +105,7 @@ def _part(book: Mapping[str, Any], part: Mapping[str, Any], where: str,
 
 def _used(book: Mapping[str, Any], part: Mapping[str, Any],
           above: tuple[str, ...]) -> Iterator[str | None]:
-  """Names of all parts that are taken; None where one takes itself."""
+  """Yields the names of all parts used; None where a part uses itself."""
   for name in part.get('use', ()):
     if name in above:
       yield None

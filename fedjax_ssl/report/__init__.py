@@ -1,1 +1,1 @@
-"""Finished runs read, summed up and drawn."""
+"""Reads finished runs, sums them up and draws them."""

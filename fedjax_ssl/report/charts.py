@@ -1,4 +1,4 @@
-"""Charts of a report drawn: SVG text inside a page, and files of their own."""
+"""Draws the charts of a report: as SVG inside its page, and as files."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _STYLE: Any = {
 # Inches; 360 points fit the narrowest screens unscaled.
 _WIDTH, _HEIGHT = 4.6, 3.0
 _ACROSS = 3  # Small charts side by side in a file.
-_MOST_TICKS = 30  # Classes; of more every few get a number.
+_MOST_TICKS = 30  # Classes that all get a number; of more, only every few do.
 _MOST_WORDS = 120  # Cells of a heat map that hold their number.
 Looks = Sequence[names.Look]
 
@@ -37,7 +37,7 @@ def style(look: names.Look) -> dict[str, Any]:
 
 
 def inline(chart: series.Chart, looks: Looks) -> list[tuple[str, str]]:
-  """Draws each small chart for itself: pairs of its title and SVG."""
+  """Draws each small chart separately: pairs of its title and SVG."""
   found = []
   for facet, lines in chart.facets.items():
     height = _HEIGHT
@@ -76,7 +76,7 @@ def files(chart: series.Chart, looks: Looks) -> dict[str, bytes]:
 
 
 def heat_map(federation: Mapping[str, Any]) -> Any:
-  """Draws rows of each class on each client; None if they are unknown."""
+  """Draws the number of rows by class and client; None if it is unknown."""
   counts = clients.class_counts(federation)
   if not counts:
     return None
@@ -104,7 +104,7 @@ def of_heat_map(drawing: Any) -> tuple[str, dict[str, bytes]]:
 
 
 def _files(drawing: Any, svg: str) -> dict[str, bytes]:
-  drawing.set_layout_engine('none')  # The SVG's places will do.
+  drawing.set_layout_engine('none')  # Keeps the layout made for the SVG.
   return {'svg': svg.encode(), 'pdf': _pdf(drawing)}
 
 
@@ -151,7 +151,7 @@ def _band(axes: Any, line: series.Line, look: names.Look) -> None:
 
 
 def _bars(axes: Any, lines: Sequence[series.Line], looks: Looks) -> None:
-  """Bars of all runs side by side at each class."""
+  """Draws the bars of all runs side by side at each class."""
   width = 0.84 / len(lines)
   for i, line in enumerate(lines):
     error = None if line.low is None or line.high is None else np.stack(
@@ -173,7 +173,7 @@ def bar_style(look: names.Look) -> dict[str, Any]:
 
 
 def _heat(drawing: Any, axes: Any, lines: Sequence[series.Line]) -> None:
-  """A row a run, a column a class."""
+  """Draws a row for each run and a column for each class."""
   width = max(len(line.x) for line in lines)
   cells = np.full((len(lines), width), np.nan)
   for i, line in enumerate(lines):
@@ -217,7 +217,7 @@ def _pdf(drawing: Any) -> bytes:
 
 
 def _inner(text: str) -> str:
-  """A drawing without what only a file of its own needs.
+  """Removes from an SVG what only a file of its own needs.
 
   The page scales it, so a hundredth of a point is enough; ids are made unique
   by the page.

@@ -44,13 +44,14 @@ def mixes(federation: Any) -> np.ndarray | None:
 
 
 def accuracies(run: stored_runs.Run) -> dict[int, np.ndarray]:
-  """Returns float64[N] by seed, 0 to 1: the test set in each client's own mix.
+  """Returns each client's accuracy on its own class mix, float64[N] by seed.
 
-  A client's accuracy is that of each class in the last row, weighed as the
-  class is among its rows; classes without test examples are left out. It says
-  how well the one model serves clients of that mix, and is not measured on
-  rows of theirs. NaN for a client without rows that could be tested. Seeds
-  whose partition or classes are not known are left out.
+  A client's accuracy, 0 to 1, is the mean of the classes' test accuracies in
+  the last row, weighed by the shares of the classes among the client's rows;
+  classes without test examples are left out. It says how well the global model
+  serves clients of that mix; it is not measured on their own rows. NaN for a
+  client without rows that could be tested. Seeds whose partition or classes are
+  not known are left out.
   """
   found = {}
   for seed, rows, federation in zip(run.numbers, run.seeds, run.federations):
@@ -72,7 +73,7 @@ def worst(accuracy: np.ndarray) -> float:
 
 def against(mine: Mapping[int, np.ndarray], other: Mapping[int, np.ndarray],
             same: Sequence[int]) -> np.ndarray:
-  """Returns what clients gain, of all seeds together; empty if none is known.
+  """Returns what clients gain, for all seeds together; empty if not known.
 
   Args:
     mine: float64[N] by seed, see `accuracies`.
@@ -85,7 +86,7 @@ def against(mine: Mapping[int, np.ndarray], other: Mapping[int, np.ndarray],
 
 
 def same_clients(run: stored_runs.Run, other: stored_runs.Run) -> list[int]:
-  """Returns the seeds in which two runs deal the same rows' classes."""
+  """Returns the seeds in which the clients of two runs have the same mixes."""
   theirs = dict(zip(other.numbers, other.federations))
   found = []
   for seed, federation in zip(run.numbers, run.federations):

@@ -12,7 +12,7 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.training import disk
 from fedjax_ssl.training import workdir as workdir_lib
 
-# Say where a run is and not what it is, or are no flags of a whole run.
+# Flags that say where a run is and not what it is, or belong to one process.
 _LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
              'num_processes', 'process_id')
 _TEXTS = ('setting', 'script')
@@ -28,7 +28,7 @@ def origin(words: Sequence[str], *, setting: str = '', script: str = ''
     script: path of the program, if the setting is the user's own.
 
   Returns:
-    setting, or else script: as given, the path a whole one. flagfiles: names.
+    setting, or else script, with an absolute path. flagfiles: their names.
     comments: the comment lines of all of them, without `#`.
   """
   files = [pathlib.Path(file) for file in _flagfiles(words)]
@@ -42,7 +42,7 @@ def origin(words: Sequence[str], *, setting: str = '', script: str = ''
 
 
 def _flagfiles(words: Sequence[str]) -> list[str]:
-  """Values of --flagfile=X and of --flagfile X, with one dash or two."""
+  """Returns the values of --flagfile=X and --flagfile X, one dash or two."""
   found: list[str] = []
   for i, word in enumerate(words):
     name, equals, value = word.lstrip('-').partition('=')
@@ -52,7 +52,7 @@ def _flagfiles(words: Sequence[str]) -> list[str]:
 
 
 def origin_of(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what a configuration says of its start; {} of older ones.
+  """Returns what a configuration says of its start; {} for older ones.
 
   Raises:
     ValueError: if it is damaged.
@@ -68,7 +68,7 @@ def origin_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-  """Returns the name of a run's setting; '' if it was a script of a user's.
+  """Returns the name of a run's setting; '' if a user's script started it.
 
   Runs of earlier versions name `experiments/NAME.py`.
   """

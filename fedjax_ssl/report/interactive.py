@@ -1,12 +1,12 @@
 """Charts of a report as plotly draws them in the reader's browser.
 
 plotly.js has what a reader of curves wants: hovering, zooming, log scales,
-lines that are switched on and off. It has been kept by a company and many
+lines that are switched on and off. It has been maintained by a company and many
 others since 2015, and comes inside plotly's Python package, so that no network
-is needed to write the page nor to read it. Its full build is 4.8 MB; smaller
-builds are on no Python index. uPlot and Vega-Lite would have to be copied into
-this repository. The extra `[report]` brings plotly; without it a page has the
-same charts as still drawings.
+is needed to write or read the page. Its full build is 4.8 MB; there are no
+smaller builds on the Python package index. uPlot and Vega-Lite would have to be
+copied into this repository. The extra `[report]` brings plotly; without it a
+page has the same charts as static drawings.
 
 Figures are written in plotly's documented JSON: its Python objects would take
 seconds to load.
@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_ssl.report import charts, names, series
 
-_MOST_NUMBERS = 120_000  # In a page, some 8 bytes each.
+_MOST_NUMBERS = 120_000  # Of all curves in a page, about 8 bytes each.
 _DASH = ('solid', 'dash', 'dot', 'dashdot')
 
 
@@ -45,11 +45,11 @@ def figure(chart: series.Chart, lines: Sequence[series.Line],
   """Returns one small chart as JSON that may stand inside a page's script.
 
   Args:
-    chart: to which it belongs.
+    chart: the chart that the small one belongs to.
     lines: what it shows.
     looks: of all runs.
-    most: points of a line of curves; of more, this many are shown, evenly,
-      with the first and the last.
+    most: the most points of a curve; of a longer one this many are shown,
+      evenly spaced, the first and the last among them.
   """
   if chart.kind == 'lines':
     lines = [_thinned(line, most) for line in lines]
@@ -77,7 +77,7 @@ def _thinned(line: series.Line, most: int) -> series.Line:
 
 def _curve(chart: series.Chart, line: series.Line, look: names.Look
            ) -> list[dict[str, Any]]:
-  """The mean, and behind it the band between two lines that are not seen."""
+  """Makes the mean, and behind it the band between two invisible lines."""
   colour = charts.style(look)['color']
   x = _numbers(line.x)
   found = []
@@ -120,7 +120,7 @@ def _heat(lines: Sequence[series.Line]) -> dict[str, Any]:
 
 
 def _spread(line: series.Line) -> tuple[str, list[float | None]]:
-  """What a label says of the deviation over seeds, and its numbers."""
+  """Returns how a label shows the deviation over seeds, and its numbers."""
   if len(line.values) < 2:
     return '', []
   return ' ± %{customdata:.3~g}', _numbers(line.values.std(axis=0, ddof=1))
@@ -147,7 +147,7 @@ def _layout(chart: series.Chart, rows: int) -> dict[str, Any]:
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
-  """Six digits, more than anybody sees; null where nothing is known."""
+  """Rounds to six digits, more than a chart can show; NaN becomes null."""
   return [float(f'{v:.6g}') if np.isfinite(v) else None for v in values]
 
 
@@ -156,5 +156,5 @@ def _rgb(colour: str) -> str:
 
 
 def _plain(name: str) -> str:
-  """A name that plotly shows as it is: `<` begins no formatting there."""
+  """Escapes a name, so that plotly shows it as it is; `<` begins formatting."""
   return name.replace('&', '&amp;').replace('<', '&lt;')

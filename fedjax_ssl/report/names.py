@@ -10,13 +10,13 @@ from fedjax_ssl.core import registry
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import command
 
-# FedAvg learns from labels only. By --labels, its runs are called
+# Names of FedAvg's runs, which learn from labels only, by --labels.
 BOUNDS = {'few': 'labels only (lower bound)', 'all': 'all labels (upper bound)'}
 PLAIN = 'fedavg'
 LONGEST = 48  # Characters of a name.
 _LONGEST_VALUE = 24
 _MOST_FACETS = 12
-# Say by themselves what they are of.
+# Their values are named without the flag, as they explain themselves.
 _BARE = ('method', 'model', 'dataset', 'setting')
 # Where several flags tell runs apart equally well, these are named.
 _TELLING = ('labels', 'dataset', 'alpha', 'labels_per_class',
@@ -47,9 +47,9 @@ class Plan(NamedTuple):
   Attributes:
     names: of each run, unique, of at most `LONGEST` characters.
     looks: of each run.
-    peers: of each run, what it has besides its method; runs of equal peers are
-      compared with each other first.
-    others: flags that differ too and are in no name.
+    peers: of each run, its values of the chosen flags but method and labels;
+      runs in which these are equal are compared with each other first.
+    others: flags that differ too, but are in no name.
   """
 
   names: list[str]
@@ -64,8 +64,8 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
 
   Args:
     configs: `config.json` of each.
-    folders: names for each, from the shortest on, where flags do not tell.
-    free: flags that say nothing of a run.
+    folders: names for each, shortest first, for runs that no flags tell apart.
+    free: flags that are not looked at.
   """
   texts = [_parts(config, free) for config in configs]
   keys = sorted({key for parts in texts for key in parts}, key=_rank)
@@ -82,11 +82,11 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
 
 
 def _parts(config: Config, free: Sequence[str]) -> Parts:
-  """A text for each flag and each knob of a run's method."""
+  """Returns a text for each flag and each knob of a run's method."""
   flags = config['flags']
   parts = {name: _text(value) for name, value in flags.items()
            if name not in free}
-  try:  # What is damaged tells no runs apart.
+  try:  # A damaged method or origin is not used to tell runs apart.
     parts['setting'] = pathlib.Path(command.program_of(config)).stem
     method, knobs = registry.parse(flags.get('method', ''))
   except ValueError:
@@ -104,14 +104,14 @@ def _text(value: Any) -> str:
 
 
 def _rank(key: str) -> tuple[int, int, str]:
-  """The order in which flags are named; technical ones come last."""
+  """Ranks flags for the order of naming; technical ones come last."""
   known = _TELLING.index(key) if key in _TELLING else len(_TELLING)
   return (0 if key == 'method' else 2 if key in paper_flags.FREE else 1,
           known, key)
 
 
 def _chosen(texts: Sequence[Parts], varying: Sequence[str]) -> list[str]:
-  """The method, and the fewest flags found that tell the others apart."""
+  """Chooses method and labels, and few flags that tell the rest apart."""
   chosen = [key for key in ('method', 'labels') if key in varying]
   def groups(keys: Sequence[str]) -> int:
     return len({tuple(p.get(k) for k in keys) for p in texts})
@@ -125,7 +125,7 @@ def _chosen(texts: Sequence[Parts], varying: Sequence[str]) -> list[str]:
 
 
 def _name(parts: Parts, chosen: Sequence[str]) -> str:
-  """As in `fixmatch, alpha=0.1`."""
+  """Makes a name such as `fixmatch, alpha=0.1`."""
   words = [_word(key, parts[key]) for key in chosen if key in parts]
   if 'labels' in chosen and parts.get('method') == PLAIN:
     words = [BOUNDS.get(parts.get('labels', 'few'), PLAIN), *(
@@ -143,7 +143,7 @@ def _word(key: str, value: str) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-  """The text, or its beginning and its end."""
+  """Shortens a text to its beginning and its end."""
   if len(text) <= longest:
     return text
   end = longest // 3
@@ -152,7 +152,7 @@ def _cut(text: str, longest: int) -> str:
 
 def _distinct(names: Sequence[str], folders: Sequence[Sequence[str]]
               ) -> list[str]:
-  """Equal names made different: by the folders, else by number."""
+  """Makes equal names different: by the folders, else by numbers."""
   for rank in range(max(map(len, folders), default=0)):
     count = collections.Counter(names)
     names = [name if count[name] == 1 else _cut(mine[rank], LONGEST)
@@ -171,10 +171,10 @@ def _distinct(names: Sequence[str], folders: Sequence[Sequence[str]]
 
 
 def _looks(texts: Sequence[Parts], chosen: Sequence[str]) -> list[Look]:
-  """Colours by method, facets by the next factor, dashes by what is left.
+  """Chooses colours by method, facets by a factor, dashes by what is left.
 
-  A factor makes facets where each of its values has two runs, so that there is
-  something to compare in each.
+  The facets are of the first factor whose values have two runs or more each, so
+  that there is something to compare in each facet.
   """
   first = [key for key in ('method', 'labels') if key in chosen] or [
       *chosen[:1]]
@@ -193,13 +193,13 @@ def _compares(texts: Sequence[Parts], key: str) -> bool:
 
 
 def _places(values: Sequence[Any]) -> list[int]:
-  """Index of each value among those seen before it."""
+  """Numbers values in the order in which they first appear."""
   order = {value: i for i, value in enumerate(dict.fromkeys(values))}
   return [order[value] for value in values]
 
 
 def facets(looks: Sequence[Look]) -> list[str]:
-  """All facets, numbers in their order."""
+  """Returns all facets, sorted; numbers by size."""
   def key(facet: str) -> tuple[str, float, str]:
     name, _, value = facet.rpartition('=')
     try:

@@ -1,4 +1,4 @@
-"""A report of runs: tables that compare, charts and partitions, one page."""
+"""Makes the page of a report: tables that compare runs, charts, partitions."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +31,13 @@ class Options(NamedTuple):
   """What a reader of a report wants to see.
 
   Attributes:
-    targets: test accuracies to reach, as in `0.7,0.8`; None: the highest
+    targets: test accuracies to reach, as in `0.7,0.8`; None is the highest
       multiple of 0.05 that every run reaches.
-    title: above everything.
+    title: of the page.
     columns: metrics of the last row to show in the table too.
-    reference: name of the run that the others are compared with; '': see
+    reference: name of the run that the others are compared with; for '' see
       `pairs.references`.
-    refresh: seconds after which a browser reads the page anew; 0: never.
+    refresh: seconds after which a browser reloads the page; 0 is never.
   """
 
   targets: str | None = None
@@ -48,7 +48,7 @@ class Options(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-  """A chart and its small drawings: pairs of a title and what stands there."""
+  """A chart and its small drawings: pairs of a title and SVG or HTML."""
 
   chart: series.Chart
   facets: list[tuple[str, str]]
@@ -58,7 +58,7 @@ def _page(runs: Sequence[stored_runs.Run], plan: names.Plan,
           grids: Mapping[str, tables.Grid], options: Options,
           left_out: Sequence[str], drawn: Sequence[_Drawn], library: str,
           partitions: Sequence[tuple[str, str]]) -> str:
-  """The whole report as one HTML text."""
+  """Makes the whole report as one HTML text."""
   parts = [f'<h1>{html.escape(options.title)}</h1>',
            *_tables(grids, plan, left_out)]
   if drawn:
@@ -95,7 +95,7 @@ def _source(name: str) -> str:
 
 def _tables(grids: Mapping[str, tables.Grid], plan: names.Plan,
             left_out: Sequence[str]) -> list[str]:
-  """All tables with what they mean."""
+  """Makes all tables, with what they mean."""
   parts = [tables.as_html(grids['table']),
            '<p>Test accuracy, mean ± standard deviation over seeds. Minutes '
            "count compilation and all seeds. The paper's number is shown where "
@@ -129,14 +129,14 @@ def _tables(grids: Mapping[str, tables.Grid], plan: names.Plan,
 
 
 def _command(run: stored_runs.Run) -> str:
-  """What makes all seeds of a run again, for a shell; but for its folders."""
+  """Returns the shell command that repeats a run's seeds, without folders."""
   flags = {k: v for k, v in run.config['flags'].items() if k != 'data_dir'}
   flags |= {'seed': None, 'seeds': list(run.planned)}
   return command.for_shell(run.config, flags)
 
 
 def _key(runs: Sequence[stored_runs.Run], looks: Sequence[names.Look]) -> str:
-  """The legend beside all charts, where runs are switched on and off."""
+  """Makes the legend beside all charts, where runs are switched on and off."""
   items = ''
   for i, run in enumerate(runs):
     look = charts.style(looks[i])
@@ -153,7 +153,7 @@ def _key(runs: Sequence[stored_runs.Run], looks: Sequence[names.Look]) -> str:
 
 def _drawn(all_charts: Sequence[series.Chart], looks: Sequence[names.Look],
            live: bool) -> list[_Drawn]:
-  """Still drawings, or the data of those that the reader's browser makes."""
+  """Makes static drawings, or the data of charts that the browser draws."""
   if not live:
     return [_Drawn(chart, [
         (facet, _own_ids(svg, f'{chart.name}-{i}-'))
@@ -167,7 +167,7 @@ def _drawn(all_charts: Sequence[series.Chart], looks: Sequence[names.Look],
 
 
 def _charts(drawn: Sequence[_Drawn], live: bool) -> list[str]:
-  """The charts under their headings."""
+  """Puts the charts under their headings."""
   script = ['<noscript>These charts need JavaScript; chart_*.svg beside this '
             'page are the same ones.</noscript>'] * live
   curves = [d for d in drawn if d.chart.name not in _CURVES]
@@ -182,7 +182,7 @@ def _charts(drawn: Sequence[_Drawn], live: bool) -> list[str]:
 
 
 def _section(title: str, note: str, drawn: Sequence[_Drawn]) -> list[str]:
-  """A heading and its charts; nothing if there are none."""
+  """Makes a heading and its charts; nothing if there are none."""
   if not drawn:
     return []
   parts = [f'<h2>{title}</h2>', f'<p>{note}</p>', '<div class="charts">']
@@ -200,7 +200,7 @@ def _section(title: str, note: str, drawn: Sequence[_Drawn]) -> list[str]:
 
 
 def _figure(caption: str, label: str, body: str) -> str:
-  """One drawing, which says what it is to those who do not see it."""
+  """Makes one drawing, with a description for screen readers."""
   label = f' role="img" aria-label="{html.escape(label)}"'
   body = re.sub('^<(svg|div)', lambda found: found[0] + label, body)
   return (f'<figure><figcaption>{html.escape(caption)}</figcaption>{body}'
@@ -209,7 +209,7 @@ def _figure(caption: str, label: str, body: str) -> str:
 
 def _stills(title: str, note: str, drawings: Sequence[tuple[str, str]]
             ) -> list[str]:
-  """A heading and drawings that stay as they are."""
+  """Makes a heading and static drawings."""
   if not drawings:
     return []
   return [f'<h2>{title}</h2>', f'<p>{note}</p>', '<div class="charts">',
@@ -219,7 +219,7 @@ def _stills(title: str, note: str, drawings: Sequence[tuple[str, str]]
 
 
 def _own_ids(svg: str, prefix: str) -> str:
-  """Ids that no other drawing of the page has; unused ones are dropped."""
+  """Makes a drawing's ids unique in the page, and drops unused ones."""
   used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
   svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"'
                if m[1] in used else '', svg)
@@ -229,7 +229,7 @@ def _own_ids(svg: str, prefix: str) -> str:
 
 def _partitions(runs: Sequence[stored_runs.Run]
                 ) -> list[tuple[str, Any, dict[str, Any]]]:
-  """(names of the runs, drawing, class counts) of each partition, once."""
+  """Returns (names of its runs, drawing, class counts) of each partition."""
   users: dict[str, list[stored_runs.Run]] = {}
   for run in runs:
     key = repr((run.config['facts'].get('partition_hash'),
@@ -246,7 +246,7 @@ def _partitions(runs: Sequence[stored_runs.Run]
 
 
 def _counts(kinds: Mapping[str, Any]) -> str:
-  """The numbers of a partition for programs."""
+  """Writes the numbers of a partition as CSV."""
   stream = io.StringIO()
   writer = csv.writer(stream, lineterminator='\n')
   classes = max(count.shape[1] for count in kinds.values())

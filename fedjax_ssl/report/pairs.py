@@ -14,7 +14,7 @@ _LEVEL = 0.95
 
 
 class Difference(NamedTuple):
-  """A mean of differences, and where the true one is with 95 %.
+  """A mean of differences and its 95 % confidence interval.
 
   Attributes:
     mean: over the pairs; None without any.
@@ -30,13 +30,14 @@ class Difference(NamedTuple):
 
 
 def interval(differences: Sequence[float]) -> Difference:
-  """Returns the mean of paired differences with Student's t interval.
+  """Computes the mean of paired differences with Student's t interval.
 
-  mean ± t(n - 1) * deviation / sqrt(n), each comparison for itself: with twenty
-  of them about one leaves out 0 by chance.
+  mean ± t(n - 1) * deviation / sqrt(n). It is not corrected for several
+  comparisons: of twenty without a true difference, about one interval leaves
+  out 0 by chance.
 
   Args:
-    differences: one a pair.
+    differences: one for each pair.
   """
   from scipy import special
   count = len(differences)
@@ -62,9 +63,9 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
                name: str = '') -> list[int]:
   """Returns for each run the index of the one that it is compared with.
 
-  That is the one of this name; else the first that averages models and learns
-  from few labels, of the runs that have the same other flags if there is one
-  among them; else the best.
+  That is the run of this name, if one is given. Else it is the first FedAvg run
+  with few labels, if possible among the runs with the same other flags. Else it
+  is the best run.
 
   Raises:
     ValueError: if no run has the name.
@@ -87,7 +88,7 @@ def best(runs: Sequence[stored_runs.Run]) -> int | None:
   """Returns the index of the best final mean; None if none is known.
 
   A run with all labels is a bound, and a mean with a seed that diverged or
-  guesses is no result: they are the best only if there is nothing else.
+  guesses is no result: such runs count only if there are no others.
   """
   means = [_mean(run) for run in runs]
   for good in ([not _is_bound(r) and not verdict.mark(r.verdicts)
@@ -100,7 +101,7 @@ def best(runs: Sequence[stored_runs.Run]) -> int | None:
 
 
 def _finals(run: stored_runs.Run) -> dict[int, float]:
-  """The accuracy of each seed's last row, where it is known."""
+  """Returns the accuracy in each seed's last row, where it is known."""
   return {seed: rows[-1]['accuracy']
           for seed, rows in zip(run.numbers, run.seeds, strict=True)
           if rows[-1].get('accuracy') is not None}

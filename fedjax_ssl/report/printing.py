@@ -9,15 +9,15 @@ from fedjax_ssl.report.text import plain
 
 
 def say(text: str, end: str = '\n', stream: TextIO | None = None) -> None:
-  """Prints at once, to stdout; what a reader does not wait for is dropped.
+  """Prints at once, by default to stdout; drops text if the reader has closed.
 
-  A program that writes files or runs experiments must not end for it.
+  A program that writes files or runs experiments must not end because of that.
   """
   stream = stream or sys.stdout
   try:
     print(plain(text), end=end, file=stream, flush=True)
   except BrokenPipeError:
-    # What is left in the buffer would fail once more at the end.
+    # The rest of the buffer would fail once more at the end of the process.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What the charts of a report show, before it is drawn: lines and bars."""
+"""The data of a report's charts: lines and bars, not drawn yet."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ import numpy as np
 from fedjax_ssl.report import clients, names, stored_runs, summary
 from fedjax_ssl.training import metric_names
 
-# Curves, in this order, of those that some run has.
+# Metrics with a curve each, in this order, if any run has them.
 PANELS = ('accuracy', 'loss', 'val_accuracy', 'local_accuracy', 'train_loss',
           'mask_rate', 'pseudo_label_accuracy', 'epsilon')
-_MANY = 10  # Times the traffic, from which on a scale is logarithmic.
+_MANY = 10  # A larger ratio of runs' traffic makes the scale logarithmic.
 _MOST_BARS = 60  # More in one chart would be too thin; then it is a heat map.
 _MOST_NAMES = 12  # Of classes, below a chart.
 
@@ -27,7 +27,7 @@ class Line(NamedTuple):
     name: its name.
     x: float64[R].
     values: float64[seeds, R]; NaN is not known.
-    low: float64[R], one deviation below the mean; None of one seed.
+    low: float64[R], one deviation below the mean; None for one seed.
     high: the same above.
   """
 
@@ -54,7 +54,7 @@ class Chart(NamedTuple):
     y_label: at the side.
     facets: by title, the lines of each small chart; one without a title if
       the runs are not divided.
-    kind: 'lines', 'bars', or 'heat': a row a run, a column an x.
+    kind: 'lines', 'bars', or 'heat': a row for each run, a column for each x.
     percent: whether its values are shares, 0 to 100.
     log_x: whether the horizontal scale is logarithmic.
   """
@@ -70,13 +70,13 @@ class Chart(NamedTuple):
 
   @property
   def lines(self) -> list[Line]:
-    """All of them."""
+    """The lines of all facets."""
     return [line for lines in self.facets.values() for line in lines]
 
 
 def line(run: int, name: str, x: Sequence[float] | np.ndarray,
          values: np.ndarray, percent: bool) -> Line:
-  """Makes a line whose band stays where values can be.
+  """Makes a line; its band stays in the range of possible values.
 
   Args:
     run: index of the run.
@@ -106,7 +106,7 @@ def all_charts(runs: Sequence[stored_runs.Run], plan: names.Plan
 
 
 def _divided(plan: names.Plan, lines: Sequence[Line]) -> dict[str, list[Line]]:
-  """Lines by facet, in the facets' order."""
+  """Divides lines by facet, in the facets' order."""
   return {facet: mine for facet in names.facets(plan.looks) if (
       mine := [x for x in lines if plan.looks[x.run].facet == facet])}
 
@@ -114,7 +114,7 @@ def _divided(plan: names.Plan, lines: Sequence[Line]) -> dict[str, list[Line]]:
 def _lines(runs: Sequence[stored_runs.Run], percent: bool,
            read: Callable[[stored_runs.Run],
                           tuple[np.ndarray, np.ndarray] | None]) -> list[Line]:
-  """A line of each run that has x and values."""
+  """Makes a line of each run for which `read` gives x and values."""
   found = []
   for i, run in enumerate(runs):
     pair = read(run)
@@ -125,7 +125,7 @@ def _lines(runs: Sequence[stored_runs.Run], percent: bool,
 
 def _curves(runs: Sequence[stored_runs.Run], plan: names.Plan, metric: str
             ) -> Chart | None:
-  """A metric against rounds; None if no run has it."""
+  """Makes the chart of a metric against rounds; None if no run has it."""
   percent = metric_names.kind(metric) == 'share'
   def read(run):
     found = summary.curve(run.seeds, metric)
@@ -139,7 +139,7 @@ def _curves(runs: Sequence[stored_runs.Run], plan: names.Plan, metric: str
 
 def _traffic(runs: Sequence[stored_runs.Run], plan: names.Plan
              ) -> Chart | None:
-  """Accuracy against megabytes sent both ways so far; None if not known."""
+  """Makes accuracy against megabytes sent both ways; None if not known."""
   def read(run):
     pairs = [stored_runs.traffic(rows) for rows in run.seeds]
     size = min(len(sent) for sent, _ in pairs)
@@ -157,7 +157,7 @@ def _traffic(runs: Sequence[stored_runs.Run], plan: names.Plan
 
 def _classes(runs: Sequence[stored_runs.Run], plan: names.Plan
              ) -> Chart | None:
-  """The last row's accuracy in each class, all runs side by side."""
+  """Makes the last row's accuracy in each class, all runs side by side."""
   def read(run):
     rows = [seed[-1].get('per_class_accuracy') or [] for seed in run.seeds]
     if any(not row or len(row) != len(rows[0]) for row in rows):
@@ -179,7 +179,7 @@ def _classes(runs: Sequence[stored_runs.Run], plan: names.Plan
 
 
 def _class_label(runs: Sequence[stored_runs.Run]) -> str:
-  """'class', with the names of all where the runs know the same few."""
+  """Returns 'class', with the classes' names if all runs have the same few."""
   known = {tuple(map(str, run.config['facts'].get('class_names') or ()))
            for run in runs}
   names_ = known.pop() if len(known) == 1 else ()
@@ -190,7 +190,7 @@ def _class_label(runs: Sequence[stored_runs.Run]) -> str:
 
 def _clients(runs: Sequence[stored_runs.Run], plan: names.Plan
              ) -> Chart | None:
-  """Accuracy of each client in the last row, from the worst to the best."""
+  """Makes the clients' accuracies in the last row, from worst to best."""
   def read(run):
     known = [np.sort(a[np.isfinite(a)]) for a in
              clients.accuracies(run).values()]
@@ -221,7 +221,7 @@ def limits(chart: Chart) -> tuple[float, float]:
 
 
 def comma_separated(chart: Chart) -> str:
-  """Returns all its numbers, unrounded: a line a point of a run."""
+  """Writes all numbers as CSV, unrounded, a line for each point of a run."""
   seeds = max(len(x.values) for x in chart.lines)
   stream = io.StringIO()
   writer = csv.writer(stream, lineterminator='\n')

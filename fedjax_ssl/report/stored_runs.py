@@ -1,4 +1,4 @@
-"""Finished runs as values: their files read, grouped over seeds, summed up."""
+"""Reads finished runs from files, groups them over seeds, sums them up."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 # Defaults of all flags of a setting, by its name; {} if they are not known.
 Defaults = Callable[[str], Mapping[str, Any]]
 TAIL_ROUNDS = 10
-_LARGEST = 1e39  # Beyond float32, in which all is measured.
+_LARGEST = 1e39  # Beyond the largest float32; all is measured in float32.
 _MOST_ROUNDS = 2**31
 # Flags in which the seeds of one cell may differ.
 _FREE = ('workdir', 'data_dir', 'seed', 'seeds', 'eval_only', 'bounds',
@@ -38,16 +38,16 @@ class Run:
     folders: where its seeds are.
     config: `config.json` of the first folder.
     seeds: rows of each seed, oldest first.
-    seconds: of the whole run, by the clock; the sum over folders; None if
-      the times of a part of it are lost.
+    seconds: of the whole run, by the clock, summed over folders; None if some
+      of these times are lost.
     paper: the paper's number, if a flagfile names one.
     source: first comment line of that flagfile.
     numbers: the seeds themselves, in the order of `seeds`.
     planned: all seeds that the configuration asks for.
     changed: flags that are not as that flagfile has them; None if they could
       not be compared.
-    federations: what is stored of each seed's federation; None of a seed whose
-      partition is not the one that is described.
+    federations: the stored description of each seed's federation; None for a
+      seed that has another partition than the one described.
     folder_name: what its folders are called, without the seeds.
   """
 
@@ -81,11 +81,15 @@ class Run:
 
   @property
   def verdicts(self) -> list[verdict.Verdict | None]:
-    """What is to be said of each seed's numbers."""
+    """The verdict on each seed's last row."""
     return [verdict.of(rows[-1]) for rows in self.seeds]
 
   def notes(self, paper: bool = True) -> list[str]:
-    """What a reader of its numbers must know, and of the paper's beside."""
+    """Returns what a reader of its numbers must know.
+
+    Args:
+      paper: whether to add notes on verdicts and on the paper's number.
+    """
     found = []
     lost = sorted(set(self.planned) - set(self.numbers))
     if min(self.ends) < self.num_rounds:
@@ -138,7 +142,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
     planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
     _check(flags, seeds)
     for seed in seeds:
-      outcome(seed)  # Rows that cannot be summed up show here.
+      outcome(seed)  # Raises if the rows cannot be summed up.
     title = name or text.plain(path.name)
     numbers = tuple(s[0].get('seed', planned[0]) for s in seeds)
     return Run(title, [path], config, seeds,
@@ -153,7 +157,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
 
 def _federations(facts: Mapping[str, Any], first: int, seeds: Sequence[int]
                  ) -> tuple[Any, ...]:
-  """The stored description for each seed of the partition it is of."""
+  """Returns the stored description for each seed that has its partition."""
   hashes = facts.get('partition_hash')
   hashes = hashes if isinstance(hashes, dict) else {}
   described = hashes.get(str(first))
@@ -180,7 +184,7 @@ def _check(flags: Mapping[str, Any], seeds: Sequence[Sequence[Row]]) -> None:
 
 def _changed(config: Mapping[str, Any], defaults: Defaults | None
              ) -> tuple[str, ...] | None:
-  """Flags that differ from the run's flagfiles and its setting's defaults.
+  """Finds flags that differ from the run's flagfiles and setting's defaults.
 
   None if a flagfile is not a known table cell; () if the run used no flagfile.
   """
@@ -198,7 +202,7 @@ def _changed(config: Mapping[str, Any], defaults: Defaults | None
 
 @functools.cache
 def _cells() -> dict[str, tuple[str, ...]]:
-  """Flags of all cells of the papers' tables by name."""
+  """Returns the flags of all cells of the papers' tables by name."""
   return {cell.name: cell.flags for table in papers.tables().values()
           for cell in table.cells() if not cell.missing}
 
@@ -206,7 +210,7 @@ def _cells() -> dict[str, tuple[str, ...]]:
 def load(folders: Sequence[str | os.PathLike[str]],
          left_out: list[str] | None = None,
          defaults: Defaults | None = None) -> list[Run]:
-  """Reads workdirs; those that differ in their seeds only become one run.
+  """Reads workdirs; those that differ only in their seeds become one run.
 
   Args:
     folders: the workdirs.
@@ -240,7 +244,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
 
 
 def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
-  """Runs no two of which have a seed in common; see `load`."""
+  """Leaves out runs that repeat a seed of an earlier one; see `load`."""
   owners: dict[int, pathlib.Path] = {}
   kept = []
   for run in runs:
@@ -257,7 +261,7 @@ def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
 
 
 def _joined(runs: list[Run]) -> Run:
-  """One run of all seeds of several."""
+  """Joins several runs into one of all their seeds."""
   first = runs[0]
   if len(runs) == 1:
     return first
@@ -283,7 +287,7 @@ def _joined(runs: list[Run]) -> Run:
 
 def _united(changes: Sequence[tuple[str, ...] | None]
             ) -> tuple[str, ...] | None:
-  """What any of them changed; None if one is not known."""
+  """Unites what the runs changed; None if that of one is not known."""
   found: dict[str, None] = {}
   for change in changes:
     if change is None:
@@ -302,7 +306,7 @@ def compared(runs: Sequence[Run]) -> names.Plan:
 
 
 def named(runs: Sequence[Run]) -> list[Run]:
-  """Gives runs short names, each another: what only they have."""
+  """Gives runs short names, all different, by what tells them apart."""
   return [dataclasses.replace(run, name=name)
           for run, name in zip(runs, compared(runs).names, strict=True)]
 
@@ -313,9 +317,9 @@ def _total(seconds: Sequence[float | None]) -> float | None:
 
 
 def _elapsed(seconds: Sequence[float | None]) -> float | None:
-  """Clock time over restarts: the clock begins anew with each process.
+  """Sums the clock over restarts, as it begins anew with each process.
 
-  None without times, or where a row says that the earlier ones are lost.
+  None without times, or if a row says that earlier ones are lost.
   """
   if not seconds:
     return None
@@ -331,21 +335,21 @@ def _elapsed(seconds: Sequence[float | None]) -> float | None:
 
 def last_rounds(rows: Sequence[Row], rounds: int = TAIL_ROUNDS
                 ) -> float | None:
-  """Mean test accuracy over the rows of the last `rounds` rounds."""
+  """Computes the mean test accuracy in the rows of the last `rounds` rounds."""
   recent = [r['accuracy'] for r in rows
             if r['round'] > rows[-1]['round'] - rounds]
   return None if any(v is None for v in recent) else float(np.mean(recent))
 
 
 def outcome(rows: Sequence[Row]) -> dict[str, Any]:
-  """What one seed came to, ready for JSON.
+  """Sums up one seed, ready for JSON.
 
   Returns:
-    final, tail, selected: see `report.summary`; last_10_rounds: the mean over
-    so many rounds, which the papers' tables are stored with.
-    metrics: numbers of the last row; bytes and counts are sums over the run;
-    cost_up and cost_down, in percent of one dense model, are means over the
-    run's rounds and known wherever traffic was measured.
+    final, tail, selected: see `summary.summary`; last_10_rounds: the mean test
+    accuracy over the last 10 rounds, stored with the papers' tables.
+    metrics: numbers of the last row. bytes_up, bytes_down and num_rejected are
+    sums over the run; cost_up and cost_down, in percent of one dense model, are
+    means over the run's rounds and known wherever traffic was measured.
   """
   summary = summary_lib.summary(rows)
   last = {k: v for k, v in rows[-1].items()
@@ -360,7 +364,7 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _cost(rows: Sequence[Row], name: str) -> float | None:
-  """A cost over all rounds, as FedMatch's tables have it.
+  """Averages a cost over all rounds, as FedMatch's tables do.
 
   Rows hold means over the rounds since the one before; each row is weighted by
   the rounds it covers. If a row has no `name`, it is derived from bytes:
@@ -382,7 +386,7 @@ def _cost(rows: Sequence[Row], name: str) -> float | None:
 
 
 def reached(rows: Sequence[Row], target: float) -> tuple[int, float] | None:
-  """(round, bytes both ways by then) of the first row at the target."""
+  """Returns (round, bytes both ways by then) of the first row at the target."""
   sent = 0.0
   for row in rows:
     sent += (row.get('bytes_up') or 0) + (row.get('bytes_down') or 0)
@@ -392,14 +396,14 @@ def reached(rows: Sequence[Row], target: float) -> tuple[int, float] | None:
 
 
 def default_target(runs: Sequence[Run]) -> float:
-  """The highest multiple of 5 % that every seed of every run reaches."""
+  """Returns the highest multiple of 5 % that all seeds of all runs reach."""
   best = [max((r['accuracy'] for r in rows if r.get('accuracy') is not None),
               default=0.0) for run in runs for rows in run.seeds]
   return int(min(best) * 20 + 1e-9) / 20
 
 
 def traffic(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-  """float64[R] bytes sent so far, both ways, and float64[R] accuracy."""
+  """Returns bytes sent so far, both ways, and accuracy, float64[R] each."""
   sent = np.cumsum([(r.get('bytes_up') or 0) + (r.get('bytes_down') or 0)
                     for r in rows])
   accuracy = np.array([np.nan if r.get('accuracy') is None else r['accuracy']

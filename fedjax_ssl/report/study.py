@@ -1,4 +1,4 @@
-"""A study: one table of finished runs, with what is needed to repeat them.
+"""Makes a study: one table of finished runs, and what is needed to repeat them.
 
 Every number comes from the runs' own files.
 """
@@ -25,7 +25,7 @@ _DENSE = ('cost_up', 'cost_down')  # Percent of one dense model, FedMatch's.
 
 
 def read(folder: str, columns: Sequence[str] = ()) -> dict[str, Any]:
-  """A run as a row: its flags, its machine, its accuracies by seed.
+  """Reads a run as a row: its flags, its machine, its accuracies by seed.
 
   Args:
     folder: the run's.
@@ -72,7 +72,7 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _longest(seconds: Sequence[float | None]) -> float | None:
-  """The last time; None without times, or where some are lost."""
+  """Returns the longest time; None without times, or if some are lost."""
   known = [s for s in seconds if s is not None]
   if not known or len(known) < len(seconds):
     return None
@@ -80,13 +80,16 @@ def _longest(seconds: Sequence[float | None]) -> float | None:
 
 
 def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-  """Mean over the run's rows, which stand for equally many rounds."""
+  """Averages over the run's rows, each with the same weight."""
   values = [row[name] for row in rows if row.get(name) is not None]
   return sum(values) / len(values) if values else None
 
 
 def percent(values: Sequence[float | None], scale: float = 100) -> str:
-  """Mean and deviation over seeds of numbers that are stored as shares."""
+  """Formats mean and deviation over seeds of numbers, which are shares.
+
+  They are multiplied by `scale`.
+  """
   return summary.mean_std([None if v is None else scale * v for v in values])
 
 
@@ -96,7 +99,7 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def _more(row: dict[str, Any], name: str) -> str:
-  """A cell of a column that only some tables have."""
+  """Formats a cell of a column that only some tables have."""
   if name == _LOCAL:
     return percent(row[name])
   if name in _DENSE:
@@ -109,12 +112,12 @@ def _more(row: dict[str, Any], name: str) -> str:
 
 
 def _scope(row: dict[str, Any]) -> str | None:
-  """Which networks got noise; None is no privacy."""
+  """Says which networks got noise; None is no privacy."""
   return registry.parse(row['method'])[1].get('dp_scope')
 
 
 def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
-  """What all runs share of their flags or environments."""
+  """Returns what all runs share of their flags or environments."""
   first = rows[0][part]
   return {k: v for k, v in first.items()
           if all(r[part].get(k) == v for r in rows)}
@@ -122,9 +125,10 @@ def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:
 
 def _other(rows: list[dict[str, Any]], part: str,
            without: Sequence[str] = ()) -> str:
-  """What the runs do not share: what most have, then others with their runs.
+  """Lists what the runs do not share: the commonest value, then the others.
 
-  Flags that only some know, of an older or newer commit, are left out.
+  The others are followed by their runs. A run of another commit that lacks a
+  flag is left out for that flag.
   """
   parts = []
   for key in sorted({k for r in rows for k in r[part]} - set(without)):
@@ -145,7 +149,7 @@ def _text(value: Any) -> str:
 
 
 def markdown(rows: list[dict[str, Any]], note: str) -> str:
-  """The table and, below it, what the runs share."""
+  """Makes the table and, below it, what the runs share."""
   lines = [note, ''] if note else []
   extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
            if any(any(r[name]) for r in rows)
@@ -221,7 +225,7 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
   for row in rows:
     for name in ('workdir', 'data_dir'):  # Paths of one machine.
       row['flags'].pop(name, None)
-  # Not `with_suffix`: of `alpha0.1` that would take `.1` away.
+  # Not `with_suffix`, which would cut `.1` off `alpha0.1`.
   stored = json.dumps({'note': note, 'runs': rows}, indent=1) + '\n'
   try:
     out.parent.mkdir(parents=True, exist_ok=True)

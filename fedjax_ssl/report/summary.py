@@ -1,4 +1,4 @@
-"""Reports: what a run came to, a table over seeds, curves."""
+"""Sums up runs: by seed, as a table over seeds, and as curves."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from fedjax_ssl.training import metric_names, metrics
 Row = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Sequence[Row]]]
 
-# Rows that the mean at the end covers, if nothing else is asked for.
+# Rows that the mean at the end covers by default.
 TAIL = 5
 COLUMNS = {
     'final': 'final',
@@ -39,12 +39,15 @@ _DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)))
 
 
 def label(name: str) -> str:
-  """What tables and charts call a metric, with its unit."""
+  """Returns what tables and charts call a metric, with its unit."""
   return _LABELS.get(name, metric_names.title(name))
 
 
 def by_seed(rows: Sequence[Row]) -> list[list[Row]]:
-  """Splits a file's rows by `seed`, in the seeds' order; no short ones."""
+  """Splits a file's rows by `seed`, sorted.
+
+  Rows between evaluations are left out.
+  """
   rows = [row for row in rows if not metrics.is_short(row)]
   seeds = sorted({row.get('seed', -1) for row in rows})
   return [[r for r in rows if r.get('seed', -1) == s] for s in seeds]
@@ -59,7 +62,7 @@ def load(workdirs: Mapping[str, Sequence[str | os.PathLike[str]]]
       folder may hold several seeds.
 
   Returns:
-    By name, one list of rows a seed.
+    By name, one list of rows for each seed.
 
   Raises:
     ValueError: if a folder holds no rows; the message names it.
@@ -76,11 +79,11 @@ def load(workdirs: Mapping[str, Sequence[str | os.PathLike[str]]]
 
 
 def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
-  """What one seed came to.
+  """Sums up one seed.
 
   Args:
     rows: its rows, oldest first.
-    tail: rows that the mean at the end covers; 1 is the last alone.
+    tail: rows that the mean at the end covers; 1 is only the last.
 
   Returns:
     round: of the last row.
@@ -88,7 +91,8 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
     tail: mean test accuracy of the last `tail` rows.
     selected: test accuracy at the row with the best validation accuracy (first
       on ties).
-    best: the highest test accuracy; chosen on the test set, so too high.
+    best: the highest test accuracy; as it is chosen on the test set, it is
+      biased upwards.
     loss: test loss of the last row.
     verdict: on the last row, see `report.verdict`.
     bytes_up, bytes_down, num_rejected: sums over the run; only if measured.
@@ -125,7 +129,10 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
 
 
 def last(rows: Sequence[Row], name: str) -> float | None:
-  """A number of a seed's last row, in percent if a share; None if none."""
+  """Returns a number of a seed's last row, in percent if it is a share.
+
+  None if the row has no such number.
+  """
   value = rows[-1].get(name)
   if not isinstance(value, int | float):
     return None
@@ -136,7 +143,7 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
   """Checks that columns asked for are numbers of some run's last row.
 
   Raises:
-    ValueError: that names the first which is not, and those that are.
+    ValueError: naming the first column that is not, and those that are.
   """
   known = {name for seeds in runs.values() for rows in seeds
            for name, value in rows[-1].items()
@@ -148,18 +155,18 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
 
 
 def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
-  """Markdown table of test accuracies in percent: mean ± std over seeds.
+  """Makes a Markdown table of test accuracies in percent, mean ± std.
 
   The standard deviation is that of a sample (n - 1); one seed has none.
 
   Args:
-    runs: by name, one list of rows a seed, as `load` gives.
+    runs: by name, one list of rows for each seed, as `load` gives.
     columns: metrics of the last row that get a column too, such as
       'macro_recall' and 'auc'.
 
   Returns:
-    The table, a line a name in the given order, readable as plain text. A
-    name whose seeds stopped at different rounds shows the range of rounds.
+    The table, a line for each name in the given order, readable as plain text.
+    A name whose seeds stopped at different rounds shows the range of rounds.
     If any run reports epsilon, a last column shows the largest over its seeds.
     Accuracies of a name with a seed that diverged or guesses have a mark, and
     a footnote below says what was found.
@@ -204,7 +211,7 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
 def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
                 panels: Sequence[str] = ('accuracy', 'loss'),
                 title: str = '') -> None:
-  """Draws what `curves` does to a file; its ending is png, pdf or svg."""
+  """Draws `curves` to a file; its ending is png, pdf or svg."""
   chart = curves(runs, panels=panels, title=title)
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   chart.savefig(path, dpi=150)
@@ -212,15 +219,15 @@ def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
 
 def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
            title: str = '') -> Any:
-  """Draws metrics against rounds: a line a name, a band over its seeds.
+  """Draws metrics against rounds: a line for each name, a band over its seeds.
 
   The line is the mean over seeds and the band one standard deviation to each
   side, at the rounds that all seeds of the name have. The legend goes from
   the best final accuracy to the worst.
 
   Args:
-    runs: by name, one list of rows a seed, as `load` gives.
-    panels: metrics to draw, one panel each; those nobody has are left out.
+    runs: by name, one list of rows for each seed, as `load` gives.
+    panels: metrics to draw, one panel each; those that no run has are left out.
     title: above the panels.
 
   Returns:
@@ -286,7 +293,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
 
 
 def _column(rows: Sequence[Row], name: str) -> np.ndarray:
-  """float64[R], NaN where a row lacks the value."""
+  """Returns a metric by row, float64[R], NaN where a row lacks it."""
   values = [row.get(name) for row in rows]
   return np.array([np.nan if v is None else v for v in values], np.float64)
 
@@ -310,7 +317,7 @@ def mean_std(values: Sequence[float | None]) -> str:
 
 
 def _spent(results: Sequence[Mapping[str, Any]]) -> str:
-  """The largest epsilon of a run's seeds; '' where nothing is private."""
+  """Formats the largest epsilon of a run's seeds; '' without privacy."""
   if not any('epsilon' in r for r in results):
     return ''
   values = [r.get('epsilon') for r in results]
@@ -319,13 +326,16 @@ def _spent(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _final(seeds: Sequence[Sequence[Row]]) -> float:
-  """Mean final accuracy; NaN if a seed has none."""
+  """Computes the mean final accuracy; NaN if a seed has none."""
   return float(np.mean([_column(rows, 'accuracy')[-1] for rows in seeds]))
 
 
 def curve(seeds: Sequence[Sequence[Row]], name: str
           ) -> tuple[np.ndarray, np.ndarray] | None:
-  """int[R] rounds that all seeds have, float64[seeds, R] values; or None."""
+  """Returns int[R] rounds that all seeds have, and float64[seeds, R] values.
+
+  None if there is no such round.
+  """
   series = [{row['round']: row[name] for row in rows
              if isinstance(row.get(name), int | float)} for rows in seeds]
   rounds = sorted(set.intersection(*map(set, series))) if series else []
@@ -334,7 +344,7 @@ def curve(seeds: Sequence[Sequence[Row]], name: str
 
 
 def as_they_are(chart: Any) -> None:
-  """Has the names in a chart's legends drawn as text: `$` begins no formula.
+  """Makes legends show names as plain text, in which `$` begins no formula.
 
   Args:
     chart: a figure of matplotlib.

@@ -1,4 +1,4 @@
-"""Tables of a report: Markdown, CSV, LaTeX and HTML from the same cells."""
+"""Makes a report's tables: Markdown, CSV, LaTeX and HTML of the same cells."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ class Value(NamedTuple):
   mean: float | None
   std: float | None = None
   digits: int = 2
-  note: str = ''  # Shown instead of a mean that is not known.
+  note: str = ''  # Shown after the mean, or in place of one that is not known.
 
   def text(self, sign: str = '±') -> str:
-    """As people read it."""
+    """Formats the value for people."""
     if self.mean is None:
       return self.note or '-'
     mean = f'{self.mean:.{self.digits}f}'
@@ -38,16 +38,16 @@ class Grid(NamedTuple):
 
   columns: list[str]
   rows: list[list[str | Value]]
-  notes: list[str] = []  # One a row, '' where there is nothing to say.
-  best: int | None = None  # The row that people look for.
+  notes: list[str] = []  # One for each row, '' where there is nothing to say.
+  best: int | None = None  # Index of the best row, which is shown bold.
 
   def lines(self) -> list[str]:
-    """The notes with the names of their rows."""
+    """Returns the notes with the names of their rows."""
     return [f'{_text(row[0])}: {note}.'
             for row, note in zip(self.rows, self.notes) if note]
 
   def for_people(self) -> Grid:
-    """The table without columns that hold nothing, or what the names say."""
+    """Drops columns that are empty, or repeat what the names of rows say."""
     kept = [i for i in range(len(self.columns)) if not i or not (
         all(_is_empty(row[i]) for row in self.rows)
         or all(_is_said(row[i], row[0]) for row in self.rows))]
@@ -58,7 +58,7 @@ class Grid(NamedTuple):
 
 def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
                digits: int = 2) -> Value:
-  """Mean and deviation (n - 1); not known if some seed's is not."""
+  """Computes mean and deviation (n - 1); unknown if any seed's value is."""
   known = [v for v in values if v is not None]
   if not known or len(known) < len(values):
     return Value(None)
@@ -69,10 +69,10 @@ def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
 
 def main_table(runs: Sequence[stored_runs.Run],
                more: Sequence[str] = ()) -> Grid:
-  """Accuracies in percent, time, and the paper's number beside ours.
+  """Makes the table of accuracies in percent, times, and the papers' numbers.
 
   Args:
-    runs: a row each. Accuracies of one that diverged or guesses are marked.
+    runs: one for each row. Accuracies are marked if a run diverged or guesses.
     more: metrics of the last row that get a column too.
 
   Raises:
@@ -114,7 +114,7 @@ def main_table(runs: Sequence[stored_runs.Run],
 
 
 def _paper(run: stored_runs.Run) -> Value:
-  """The paper's number; marked where the run has other flags."""
+  """Returns the paper's number; it is marked if the run has other flags."""
   if run.paper is None:
     return Value(None)
   marks = [run.paper.kind, '' if run.changed == () else '*']
@@ -127,7 +127,7 @@ def _of(done: int, planned: int) -> str:
 
 
 def _rounds(run: stored_runs.Run) -> str:
-  """How far the seeds are: `20`, `1 of 2`, `5 to 20 of 20`."""
+  """Says how far the seeds are: `20`, `1 of 2`, `5 to 20 of 20`."""
   first, last = min(run.ends), max(run.ends)
   if first == last:
     return _of(last, run.num_rounds)
@@ -140,7 +140,7 @@ def _notes(runs: Sequence[stored_runs.Run], paper: bool = True) -> list[str]:
 
 def target_table(runs: Sequence[stored_runs.Run], targets: Sequence[float]
                  ) -> Grid:
-  """Rounds and megabytes until a test accuracy was first measured."""
+  """Makes the table of rounds and megabytes to reach a test accuracy."""
   columns = ['run']
   for target in targets:
     columns += [f'rounds to {100 * target:g} %', f'MB to {100 * target:g} %']
@@ -162,11 +162,11 @@ def target_table(runs: Sequence[stored_runs.Run], targets: Sequence[float]
 
 def difference_table(runs: Sequence[stored_runs.Run],
                      references: Sequence[int]) -> Grid:
-  """Accuracy after the last round less that of a reference, seed by seed.
+  """Makes the table of final accuracies minus a reference's, seed by seed.
 
   Args:
-    runs: a row each, but for those that are only compared with.
-    references: index of the run that each is compared with.
+    runs: one for each row, but for those that are their own reference.
+    references: for each run the index of the one that it is compared with.
   """
   rows: list[list[str | Value]] = []
   notes = []
@@ -185,11 +185,11 @@ def difference_table(runs: Sequence[stored_runs.Run],
 
 def client_table(runs: Sequence[stored_runs.Run], references: Sequence[int]
                  ) -> Grid:
-  """How the last accuracy is spread over the clients' class mixes.
+  """Makes the table of how final accuracy varies over clients' class mixes.
 
   Args:
-    runs: a row each, of those whose clients are known.
-    references: index of the run with which each is compared.
+    runs: one for each row; those whose clients are not known are left out.
+    references: for each run the index of the one that it is compared with.
   """
   known = [clients.accuracies(run) for run in runs]
   rows: list[list[str | Value]] = []
@@ -229,13 +229,16 @@ def _is_number(cell: str | Value) -> bool:
 
 
 def _numeric(grid: Grid) -> list[bool]:
-  """Whether all cells of a column are numbers, which stand to the right."""
+  """Returns for each column whether all its cells are numbers.
+
+  Such columns are aligned to the right.
+  """
   return [all(_is_number(row[i]) for row in grid.rows)
           for i in range(len(grid.columns))]
 
 
 def markdown(grid: Grid) -> str:
-  """For a README; numbers to the right, the best row bold, notes below."""
+  """Formats for Markdown: numbers to the right, best row bold, notes below."""
   grid = grid.for_people()
   def line(number: int, row: Sequence[str | Value]) -> list[str]:
     cells = [' '.join(_text(c).replace('|', '\\|').split()) for c in row]
@@ -249,7 +252,7 @@ def markdown(grid: Grid) -> str:
 
 
 def comma_separated(grid: Grid) -> str:
-  """For programs: means and deviations, unrounded, and the notes."""
+  """Formats as CSV: means and deviations, unrounded, and the notes."""
   head: list[str] = []
   values = [any(isinstance(r[i], Value) for r in grid.rows)
             for i in range(len(grid.columns))]
@@ -279,7 +282,7 @@ _ESCAPES = {'\\': r'\textbackslash{}', '&': r'\&', '%': r'\%', '$': r'\$',
 
 
 def latex(grid: Grid) -> str:
-  """A tabular without packages, the best row bold, notes below."""
+  """Formats as a LaTeX tabular without packages: best row bold, notes below."""
   grid = grid.for_people()
   def line(cells: Sequence[str], form: str = '{}') -> str:
     return ' & '.join(form.replace('{}', ''.join(
@@ -297,7 +300,7 @@ def latex(grid: Grid) -> str:
 
 
 def as_html(grid: Grid) -> str:
-  """A table whose first column names the row; the best row is bold."""
+  """Formats as HTML; the first column names the row, the best row is bold."""
   grid = grid.for_people()
   head = ''.join(f'<th scope="col"{" class=n" if number else ""}>'
                  f'{html.escape(name)}</th>'

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 
 def plain(text: str) -> str:
-  """Returns the text with a mark for what no file of text can hold.
+  """Returns the text with `?` for characters that UTF-8 cannot encode.
 
   Names of files need not be UTF-8; Python keeps their bytes as surrogates.
   """

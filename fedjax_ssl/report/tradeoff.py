@@ -11,12 +11,12 @@ import numpy as np
 from fedjax_ssl.report import summary, verdict
 from fedjax_ssl.training import disk
 
-_FAR_APART = 50  # Times the smallest budget.
+_FAR_APART = 50  # Largest over smallest epsilon.
 _STYLES = ('-', '-.', ':')
 
 
 def path_of(rows: Sequence[summary.Row]) -> tuple[np.ndarray, np.ndarray]:
-  """Epsilon and accuracy float64[R] at each row of a seed that has both."""
+  """Returns epsilon and accuracy, float64[R] each, of rows that have both."""
   pairs = [(row['epsilon'], row['accuracy']) for row in rows
            if row.get('epsilon') is not None
            and row.get('accuracy') is not None]
@@ -26,14 +26,14 @@ def path_of(rows: Sequence[summary.Row]) -> tuple[np.ndarray, np.ndarray]:
 
 def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
          title: str = '') -> None:
-  """Draws every seed's way from its first evaluation to its end.
+  """Draws accuracy against epsilon for every seed, over its evaluations.
 
-  A run without epsilon is a level line at its mean final accuracy: what it
-  would be without privacy. Runs that diverged or guess are marked. Where the
+  A run without epsilon is a level line at its mean final accuracy: what there
+  would be without privacy. Runs that diverged or guess are marked. If the
   budgets are far apart the axis of epsilon is logarithmic.
 
   Args:
-    runs: by name, one list of rows a seed, as `report.load` gives.
+    runs: by name, one list of rows for each seed, as `summary.load` gives.
     path: file to write; its ending chooses the format.
     title: above the plot.
 
@@ -83,4 +83,4 @@ def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
   file.parent.mkdir(parents=True, exist_ok=True)
   drawn = io.BytesIO()
   chart.savefig(drawn, dpi=150, format=file.suffix[1:] or 'png')
-  disk.replace(file, drawn.getvalue())  # An older one stays until then.
+  disk.replace(file, drawn.getvalue())  # An older file stays until then.

@@ -1,4 +1,4 @@
-"""What a reader of a run's numbers must know: it diverged, or it guesses.
+"""Marks runs whose numbers mislead: they diverged, or they guess.
 
 A verdict changes no number and hides none: it is a mark beside it and a
 footnote.
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 DIVERGED = 'diverged'
 GUESSES = 'guesses'
 MARKS = {DIVERGED: '†', GUESSES: '‡'}
-# In a legend.
+# What legends say.
 SHORT = {DIVERGED: 'diverged', GUESSES: 'hardly above the largest class'}
-# Nats, as a mean over the test examples: a model that is sure and wrong each
-# time stays far below.
+# Nats, as a mean over the test examples: even a model that is sure and wrong
+# each time stays far below.
 MOST_LOSS = 100.0
 # Weights of networks that learn are of the order of 1.
 MOST_WEIGHT = 1e4
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
 
 def bar(largest_class: float) -> float:
-  """Accuracy in 0..1 up to which a model counts as one that guesses.
+  """Computes the accuracy, 0 to 1, up to which a model counts as guessing.
 
   The largest class's share plus a margin: the smallest of 0.05, half that
   share, and half of one minus it.
@@ -40,7 +40,7 @@ def bar(largest_class: float) -> float:
 
 
 def of(row: Mapping[str, Any]) -> Verdict | None:
-  """The verdict on an evaluated row; None if there is nothing to say.
+  """Judges an evaluated row; None if there is nothing to say.
 
   Older rows lack some fields. Without `largest_class` its share is taken as
   1 / C, a lower bound.
@@ -57,7 +57,7 @@ def of(row: Mapping[str, Any]) -> Verdict | None:
 
 
 def _absurd(row: Mapping[str, Any]) -> str:
-  """Which number is not finite or absurd; '' if none is."""
+  """Says which number is not finite or absurd; '' if none is."""
   for name, most in (('loss', MOST_LOSS), ('largest_weight', MOST_WEIGHT)):
     if name not in row:
       continue
@@ -72,7 +72,7 @@ def _absurd(row: Mapping[str, Any]) -> str:
 
 
 def _one_class(row: Mapping[str, Any]) -> str:
-  """Says so where nearly all examples get one class; else ''."""
+  """Says so if nearly all examples get one class; else ''."""
   said = row.get('most_predicted')
   largest = _largest_class(row)
   if said is not None and largest is not None:
@@ -87,7 +87,10 @@ def _one_class(row: Mapping[str, Any]) -> str:
 
 
 def _largest_class(row: Mapping[str, Any]) -> float | None:
-  """Its share of the test examples, or of an older row at least so much."""
+  """Returns the largest class's share of the test examples.
+
+  For an older row, which lacks it, 1 / C, which the share is at least.
+  """
   if row.get('largest_class') is not None:
     return float(row['largest_class'])
   classes = row.get('per_class_accuracy')
@@ -99,7 +102,7 @@ def _of_classes(row: Mapping[str, Any]) -> list[float]:
 
 
 def stored(run: Mapping[str, Any]) -> list[Verdict | None]:
-  """Of a run's seeds as `study.read` made it.
+  """Returns the verdicts on the seeds of a run that `study.read` made.
 
   Older files say only which seeds ended near chance.
   """
@@ -110,19 +113,19 @@ def stored(run: Mapping[str, Any]) -> list[Verdict | None]:
 
 
 def mark(verdicts: Sequence[Verdict | None]) -> str:
-  """The mark of numbers that are means over seeds; '' if all is well."""
+  """Returns the mark of means over seeds; '' if all is well."""
   kinds = {v.kind for v in verdicts if v is not None}
   return next((m for kind, m in MARKS.items() if kind in kinds), '')
 
 
 def note(verdicts: Sequence[Verdict | None]) -> str:
-  """What is wrong with a run, for its footnote; '' if all is well.
+  """Says what is wrong with a run, for its footnote; '' if all is well.
 
   Args:
-    verdicts: one a seed.
+    verdicts: one for each seed.
 
   Returns:
-    As in `† diverged in 2 of 3 seeds: loss 7.6e+10`.
+    A text such as `† diverged in 2 of 3 seeds: loss 7.6e+10`.
   """
   parts = []
   for kind, sign in MARKS.items():
@@ -139,14 +142,14 @@ def note(verdicts: Sequence[Verdict | None]) -> str:
 
 
 def legend(runs: Iterable[Sequence[Verdict | None]]) -> list[str]:
-  """A line for each mark that is seen."""
+  """Returns a line for each mark that is used."""
   seen = {mark(verdicts) for verdicts in runs}
   return [f'({sign} {SHORT[kind]})' for kind, sign in MARKS.items()
           if sign in seen]
 
 
 def footnotes(runs: Mapping[str, Sequence[Verdict | None]]) -> list[str]:
-  """What marks below a table mean: a line for all names with the same note."""
+  """Explains marks below a table: one line for all names with the same note."""
   said: dict[str, list[str]] = {}
   for name, verdicts in runs.items():
     if text := note(verdicts):
@@ -155,5 +158,5 @@ def footnotes(runs: Mapping[str, Sequence[Verdict | None]]) -> list[str]:
 
 
 def marked(text: str, verdicts: Sequence[Verdict | None]) -> str:
-  """A number with its mark."""
+  """Returns a number with its mark."""
   return f'{text} {mark(verdicts)}'.rstrip()

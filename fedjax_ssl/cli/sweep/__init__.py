@@ -6,12 +6,12 @@ fedjax-ssl sweep --out=runs/study --slots=2 -- \
     '--method=fixmatch | uda' --num_rounds=50
 
 Grids are explained below. The same command again continues after an
-interruption of any kind and passes over what is finished; several sweeps may
-share a folder, and a cell is then run by one of them. `--status` looks,
-`--dry_run` prints the commands, `--shard=i/n` takes every n-th cell, for n
-machines. A run that fails is tried again, but not if it refuses its flags or
-data (its exit code 2). Exit code 1: some cell failed; 2: the grid is wrong, a
-setting does not know a flag, or the folder cannot be used; 130: interrupted.
+interruption of any kind and skips what is finished; several sweeps may share a
+folder, and a cell is then run by one of them. `--status` shows where each cell
+stands, `--dry_run` prints the commands, `--shard=i/n` takes every n-th cell,
+for n machines. A run that fails is tried again, but not if it refuses its flags
+or data (its exit code 2). Exit code 1: some cell failed; 2: the grid is wrong,
+a setting does not know a flag, or the folder cannot be used; 130: interrupted.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def read_cells(words: Sequence[str]) -> list[grid.Cell]:
-  """Cells of a grid file, or of a grid's lines.
+  """Returns the cells of a grid file, or of a grid's lines.
 
   Raises:
     grid.GridError: if they cannot be read.
@@ -79,7 +79,7 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
-  """A line for each cell: done, running, failed or to do, and its rounds.
+  """Returns a line for each cell: its state, its rounds and its name.
 
   Below a failed cell are the last lines that it printed.
   """

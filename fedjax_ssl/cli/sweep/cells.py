@@ -1,4 +1,4 @@
-"""What a sweep keeps about a cell: a lock, a record, and the run's own files.
+"""The files of a sweep's cell: a lock, a record, and those of the run.
 
     OUT/NAME/               the run's folder
     OUT/NAME.log            what it printed, all attempts
@@ -25,23 +25,23 @@ from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
 from fedjax_ssl.training import disk
 
-# Of bounds that a run makes below its own folder.
+# Folders of the bounds that a run makes below its own folder.
 _BOUNDS = ('labels_few', 'labels_all')
 _MOST_FLAGS = 1000  # Of one command line.
 
 
 def folder(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
-  """The run's folder."""
+  """Returns the run's folder."""
   return out / cell.name
 
 
 def log(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
-  """The file with what the run printed."""
+  """Returns the file with what the run printed."""
   return out / f'{cell.name}.log'
 
 
 def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
-  """The command line of a cell."""
+  """Returns the command line of a cell."""
   # The last one counts: a flagfile may hold a --workdir of its own.
   return [*cell.program(python), *cell.args,
           f'--workdir={folder(out, cell)}']
@@ -49,13 +49,13 @@ def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
 
 def check_flags(python: str, cells: Sequence[grid.Cell],
                 env: Mapping[str, str]) -> None:
-  """Asks every program about all flags that it will get; it runs nothing.
+  """Lets every program check all flags that it will get; nothing is trained.
 
-  Only settings, and scripts that train one, can be asked. An interpreter that
-  cannot start them is no fault of the grid, which may be for another machine.
+  Only settings, and scripts that train one, can do so. An interpreter that
+  cannot be started is ignored, as the grid may be for another machine.
 
   Raises:
-    grid.GridError: for a flag that is unknown, or a value that is none.
+    grid.GridError: for an unknown flag, or a value that a flag does not take.
   """
   asked: dict[tuple[str, ...], dict[str, None]] = {}
   for cell in cells:
@@ -87,11 +87,11 @@ def _is_experiment(script: str) -> bool:
 
 
 def fingerprint(cell: grid.Cell) -> str:
-  """Hash of all that the grid asks for, the flagfile's text included.
+  """Returns a hash of all that the grid asks for, and of the flagfile's text.
 
-  The same from every folder and for every place of the repository.
+  It is the same from every folder and for every place of the repository.
   """
-  # As sweeps before there were settings called them.
+  # The name that sweeps used before there were settings.
   name = (f'experiments/{cell.setting}.py' if cell.setting
           else _place(cell.script))
   words, texts = [name], []
@@ -107,14 +107,14 @@ def fingerprint(cell: grid.Cell) -> str:
 
 
 def _place(file: str) -> str:
-  """A path from the repository's root, or a whole one outside of it."""
+  """Returns a path relative to the repository's root, absolute outside it."""
   path, root = pathlib.Path(file).resolve(), places.repository()
   return (path.relative_to(root) if root and path.is_relative_to(root)
           else path).as_posix()
 
 
 def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:
-  """Takes the cell for this process; None if somebody else has it."""
+  """Takes the cell's lock; returns None if another process has it."""
   file = out / '.sweep' / f'{cell.name}.lock'
   file.parent.mkdir(parents=True, exist_ok=True)
   handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -130,7 +130,7 @@ def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:
 
 
 def is_held(out: pathlib.Path, cell: grid.Cell) -> bool:
-  """Whether somebody runs the cell now; writes nothing."""
+  """Whether a process runs the cell now; writes nothing."""
   try:
     handle = os.open(out / '.sweep' / f'{cell.name}.lock', os.O_RDONLY)
   except FileNotFoundError:
@@ -145,7 +145,7 @@ def is_held(out: pathlib.Path, cell: grid.Cell) -> bool:
 
 
 def record(out: pathlib.Path, cell: grid.Cell) -> dict[str, Any]:
-  """How the last attempt ended; {} if there was none."""
+  """Reads how the last attempt ended; {} if there was none."""
   try:
     stored = json.loads((out / '.sweep' / f'{cell.name}.json').read_text())
   except (OSError, ValueError, RecursionError):
@@ -165,10 +165,10 @@ def write_record(out: pathlib.Path, cell: grid.Cell, **values: Any) -> None:
 
 
 def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:
-  """What the run in the cell's folder was told otherwise; '' if nothing.
+  """Says how the flags of the run in the cell's folder differ; '' if equal.
 
-  A folder's name holds what varies in a grid; what all cells share can be
-  edited without another name.
+  A folder's name holds what varies in a grid. So if lines that all cells share
+  are edited, the name stays the same.
   """
   stored = record(out, cell)
   if stored.get('fingerprint', fingerprint(cell)) == fingerprint(cell) or (
@@ -184,7 +184,7 @@ def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:
 
 
 def is_done(out: pathlib.Path, cell: grid.Cell) -> bool:
-  """Whether this very cell ended well, and its results are still there."""
+  """Whether a cell with the same flags succeeded and its results are there."""
   stored = record(out, cell)
   return (stored.get('state') == 'done'
           and stored.get('fingerprint') == fingerprint(cell)
@@ -192,10 +192,10 @@ def is_done(out: pathlib.Path, cell: grid.Cell) -> bool:
 
 
 def progress(path: pathlib.Path) -> tuple[int, int] | None:
-  """(rounds measured, rounds wanted) of a run's folder; None without a run.
+  """Returns a run's (rounds measured, rounds wanted); None without a run.
 
-  A process that is told to end saves and exits with 0, so that the exit code
-  alone does not say that a run is finished.
+  A process that is told to end saves and exits with 0, so the exit code alone
+  does not show that a run is finished.
   """
   flags = _flags(path)
   wanted = flags.get('num_rounds')
@@ -209,7 +209,7 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
 
 
 def is_complete(path: pathlib.Path) -> bool:
-  """Whether a run, and the bounds that go with it, reached their last round."""
+  """Whether a run, and the bounds run with it, reached their last round."""
   flags = _flags(path)
   parts = [path, *(path / b for b in _BOUNDS if flags.get('bounds'))]
   states = [progress(part) for part in parts]
@@ -217,7 +217,7 @@ def is_complete(path: pathlib.Path) -> bool:
 
 
 def _flags(path: pathlib.Path) -> dict[str, Any]:
-  """Flags of a run's `config.json`; {} without one, or of a damaged one."""
+  """Reads the flags of a run's `config.json`; {} if missing or damaged."""
   try:
     return dict(json.loads((path / 'config.json').read_text())['flags'])
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -225,7 +225,7 @@ def _flags(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Whole rows; a kill or a broken disk may have damaged others."""
+  """Yields the whole rows; a kill or a broken disk may have damaged others."""
   try:
     lines = file.read_bytes().splitlines()
   except OSError:
@@ -239,5 +239,5 @@ def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def tail(text: str, lines: int = 5) -> list[str]:
-  """The last lines that say something, of a width that holds a reason."""
+  """Returns the last lines that are not blank, at most 400 characters each."""
   return [line[:400] for line in text.splitlines() if line.strip()][-lines:]

@@ -1,6 +1,6 @@
 """Grids: flagfiles x overrides x seeds, as a small text.
 
-    # Blank lines and comments are passed over.
+    # Blank lines and comments are skipped.
     flagfile: experiments/flagfiles/feddure/cifar_dirdir.*.flags
     seeds: 0 1 2
     --num_rounds=20
@@ -10,11 +10,12 @@
     --bounds | --nobounds
 
 A block is the product of its lines; `---` begins another block. Alternatives
-are separated by ` | `; a line without any may hold several flags. `flagfile:`
-takes several names and patterns; names with spaces or commas are quoted as for
-a shell. A flagfile `a.b.flags` is of the setting `a`, or of your own `a.py` one
-or two folders above it, unless `setting: NAME` or `script: PATH` names another.
-Without `seeds:` a run has the seeds of its flagfile or setting.
+are separated by ` | `; a line without alternatives may hold several flags.
+`flagfile:` takes several names and patterns; names with spaces or commas are
+quoted as for a shell. A flagfile `a.b.flags` belongs to the setting `a`, or to
+your own `a.py` one or two folders above it, unless `setting: NAME` or
+`script: PATH` names another. Without `seeds:` a run has the seeds of its
+flagfile or setting.
 """
 from __future__ import annotations
 
@@ -33,15 +34,15 @@ from fedjax_ssl import config
 from fedjax_ssl.cli import places
 from fedjax_ssl.running import settings
 
-# Flags that the sweep itself gives or takes, and where they belong. A run would
-# pass some of them over: `--dry_run` in a grid would run for real.
+# Flags that the sweep itself sets or takes, and what to do instead. A run would
+# ignore some of them: with `--dry_run` in a grid it would run for real.
 _OPTION = 'it is an option of the sweep, not of a run'
 _OURS = {'workdir': 'the sweep chooses the folders',
          'seed': 'use a line `seeds:`', 'seeds': 'use a line `seeds:`',
          'flagfile': 'use a line `flagfile:`',
          **dict.fromkeys(('dry_run', 'status', 'slots', 'retries', 'shard',
                           'out', 'python', 'env'), _OPTION)}
-# Of cells: each has a command, a name and files, all held in memory.
+# Cells of a grid: each has a command, a name and files, all held in memory.
 _MOST = 100_000
 _LONGEST = 120  # Bytes of a folder's name; file systems end at 255.
 
@@ -57,8 +58,8 @@ class Cell:
   Attributes:
     name: of its folder; made from what differs, the same in every sweep.
     script: path of a program of the user's own; '' for a setting.
-    args: its flags, those of the flagfile first; the folder is not there.
-    setting: what `fedjax-ssl train` knows it by.
+    args: its flags, the flagfile first; without --workdir.
+    setting: its name for `fedjax-ssl train`; '' for a script.
   """
 
   name: str
@@ -67,7 +68,7 @@ class Cell:
   setting: str = ''
 
   def program(self, python: str) -> list[str]:
-    """The command that runs it, without flags."""
+    """Returns the command that runs it, without flags."""
     return (settings.program(self.setting, python) if self.setting
             else [python, self.script])
 
@@ -92,8 +93,8 @@ def parse(text: str, source: str = 'grid') -> list[Cell]:
     source: file name for messages.
 
   Returns:
-    The cells, in the order of the text; the last line varies fastest, and
-    seeds slowest, so that a first answer comes early.
+    The cells, in the order of the text. The last line varies fastest, and seeds
+    slowest, so that all alternatives have a first result early.
 
   Raises:
     GridError: with file, line and reason.
@@ -128,7 +129,7 @@ def parse(text: str, source: str = 'grid') -> list[Cell]:
 
 
 def shard(cells: list[Cell], text: str) -> list[Cell]:
-  """The cells of one machine of several.
+  """Returns the cells of one machine of several.
 
   Args:
     cells: all of them.
@@ -171,7 +172,7 @@ def _read(block: _Block, line: str, where: str) -> None:
     scripts = _find(value)
     known = re.fullmatch(r'experiments/(\w+)\.py', value)
     if not scripts and known and known[1] in settings.SETTINGS:
-      block.setting = known[1]  # Of a repository that is not here.
+      block.setting = known[1]  # A copy without the repository's scripts.
       return
     if not scripts:
       raise GridError(f'{where}: there is no {value}.')
@@ -196,7 +197,7 @@ def _read(block: _Block, line: str, where: str) -> None:
 
 
 def _words(text: str, where: str) -> list[str]:
-  """Words between spaces and commas, with a shell's quotes."""
+  """Splits a text at spaces and commas, with quotes as in a shell."""
   reader = shlex.shlex(text, posix=True)
   reader.whitespace += ','
   reader.whitespace_split, reader.commenters = True, ''
@@ -207,9 +208,9 @@ def _words(text: str, where: str) -> list[str]:
 
 
 def _find(pattern: str) -> list[str]:
-  """Files that fit, looked for here and then in the repository.
+  """Finds files that fit a pattern, here or else in the repository.
 
-  A file of that very name comes before what the name means as a pattern.
+  A file of exactly that name comes before the pattern's matches.
   """
   for place in ('', str(places.repository() or '')):
     literal = os.path.join(place, pattern)
@@ -235,12 +236,12 @@ def _seeds(text: str, where: str) -> list[int]:
 
 
 def _flags(line: str, where: str) -> list[str]:
-  """The flags of a line, each with its value or its alternatives."""
+  """Splits a line into flags, each with its value or its alternatives."""
   begins, ends = [0], []
   for match in re.finditer(r'\s+(?=--[A-Za-z_]\w*(?:[=\s]|$))', line):
     before = line[:match.start()]
-    # In quotes or brackets it belongs to a value; behind a bar it is another
-    # alternative of a flag without one.
+    # In quotes or brackets it is part of a value; after a bar it is another
+    # alternative of a flag that has no value.
     if not before.endswith('|') and before.count('(') == before.count(
         ')') and not any(before.count(quote) % 2 for quote in '\'"'):
       begins.append(match.end())
@@ -253,7 +254,7 @@ def _flags(line: str, where: str) -> list[str]:
 
 
 def _unquoted(value: str) -> str:
-  """The value without the quotes that a shell would take away."""
+  """Removes the quotes that a shell would remove."""
   quote = value[:1]
   if quote and quote in '"\'' and value.count(quote) == 2 and (
       value.endswith(quote)):
@@ -262,9 +263,9 @@ def _unquoted(value: str) -> str:
 
 
 def _axis(line: str, where: str) -> tuple[str, list[str]]:
-  """The flag's name and its alternatives, each a whole argument."""
-  # The space behind a bar may be that before the next: `a | | b` has an empty
-  # alternative.
+  """Returns the flag's name and its alternatives, each a whole argument."""
+  # The space after a bar may be the one before the next bar: `a | | b` has an
+  # empty alternative.
   first, *rest = (part.strip() for part in re.split(r'\s+\|(?=\s|$)', line))
   match = re.fullmatch(r'--([A-Za-z_]\w*)(=.*)?', first)
   if not match:
@@ -295,7 +296,7 @@ def _axis(line: str, where: str) -> tuple[str, list[str]]:
 
 
 def _size(block: _Block) -> int:
-  """Cells of a block, without making them."""
+  """Counts the cells of a block, without making them."""
   return math.prod([len(block.seeds) or 1, len(block.flagfiles) or 1,
                     *map(len, block.axes.values())])
 
@@ -321,7 +322,7 @@ def _product(block: _Block) -> Iterator[Cell]:
 
 
 def _owner(flagfile: str, where: str) -> tuple[str, str]:
-  """The setting or the script that a flagfile is of; the other is ''."""
+  """Finds the setting or the script of a flagfile; the other one is ''."""
   path = pathlib.Path(flagfile)
   name = path.name.split('.')[0]
   above, root = path.parent.parent, places.repository()
@@ -337,16 +338,16 @@ def _owner(flagfile: str, where: str) -> tuple[str, str]:
 
 
 def _name(base: str, varied: Iterable[str]) -> str:
-  """What differs, in letters that every shell and file system takes."""
+  """Names a cell by what differs, in letters that any shell and disk takes."""
   parts = [base, *(v.removeprefix('--').replace('seeds=', 'seed=')
                    for v in varied)]
   plain = '__'.join(parts)
   name = '__'.join(re.sub(r'[^\w.=+-]+', '_', p).strip('_') for p in parts)
-  if len(name.encode()) > _LONGEST:  # Not ASCII alone, else cut below.
+  if len(name.encode()) > _LONGEST:  # By bytes; names of ASCII are cut below.
     name = name.encode()[:_LONGEST].decode(errors='ignore')
   if name == plain and len(name) <= _LONGEST:
     return name
-  # Of what differs alone: the same in every folder and for every grid that
-  # has more rounds or lines that all cells share.
+  # A hash of what differs only. So it is the same in every folder, and stays
+  # when lines that all cells share are added or edited.
   digest = hashlib.sha256(plain.encode()).hexdigest()[:8]
   return f'{name[:_LONGEST].rstrip("_")}__{digest}'

@@ -1,4 +1,4 @@
-"""Processes of a sweep: so many at a time, watched, retried, ended."""
+"""Runs the processes of a sweep: some at a time, watched, retried, ended."""
 from __future__ import annotations
 
 import collections
@@ -24,7 +24,7 @@ _LOOK = 3.0  # Seconds between two looks at cells of another sweep.
 _LINE = 60.0  # Seconds between two lines of status, where there is no terminal.
 _GRACE = 60.0  # Seconds that a run has to save, once told to end.
 _TAIL = 1 << 16  # Bytes at the end of a log that are looked at.
-# Exit code of a run that refuses what it was given: it would do so again.
+# Exit code of a run that refuses its flags or data: it would do so again.
 _REFUSED = 2
 # Codes of a run that was told to end: in training it saves first.
 _TOLD = (0, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM,
@@ -39,18 +39,18 @@ class _Running:
   process: subprocess.Popen
   lock: int
   log: IO[bytes]
-  start: int  # Of this attempt in the log.
-  asked: str  # Fingerprint at that time; a flagfile may change meanwhile.
+  start: int  # Where this attempt begins in the log.
+  asked: str  # Fingerprint at the start; a flagfile may change meanwhile.
   began: float
 
 
 class Sweep:
-  """All cells, until each is done or has failed for good."""
+  """Runs cells until each is done or has failed for good."""
 
   def __init__(self, out: pathlib.Path, cells: Sequence[grid.Cell], *,
                num_slots: int, retries: int, python: str,
                env: dict[str, str]):
-    """See `run`; `env` may hold {slot}."""
+    """Nothing runs before `run`; values of `env` may hold {slot}."""
     self._out, self._cells = out, list(cells)
     self._retries, self._python, self._env = retries, python, env
     self._slots: list[_Running | None] = [None] * num_slots
@@ -81,7 +81,7 @@ class Sweep:
                   'command continues')
         self._end_all()
         self._reap()
-    except OSError as error:  # Of the folder: without it nothing can go on.
+    except OSError as error:  # The folder fails; without it no run can go on.
       self._end_all()
       say(f'error: {error.filename or self._out} cannot be used: '
              f'{error.strerror or error}.', stream=sys.stderr)
@@ -141,7 +141,7 @@ class Sweep:
                     time.monotonic())
 
   def _reap(self) -> None:
-    """Takes in what has ended."""
+    """Frees the slots of runs that have ended, and judges these."""
     for slot, running in enumerate(self._slots):
       if running is not None and running.process.poll() is not None:
         self._slots[slot] = None
@@ -164,7 +164,7 @@ class Sweep:
     attempts = self._attempts[cell.name]
     again = (attempts <= self._retries and not self._heard
              and code != _REFUSED)
-    # Stopped: not by a fault of its own, and not for good.
+    # Stopped means: not by a fault of the run, and not for good.
     stopped = (self._heard and code in (*_TOLD, -signal.SIGKILL)
                or again and code in _TOLD)
     state = 'done' if good else 'stopped' if stopped else 'failed'
@@ -189,7 +189,7 @@ class Sweep:
               + f'{last} [{cells_lib.log(self._out, cell)}]')
 
   def _return_to_others(self) -> None:
-    """Looks again at cells that another sweep had."""
+    """Queues cells again that another sweep held."""
     now = time.monotonic()
     if self._elsewhere and now - self._looked >= _LOOK:
       self._looked = now
@@ -209,7 +209,7 @@ class Sweep:
       time.sleep(_TICK)
 
   def _eta(self) -> str:
-    """Time left if the rest takes as long as what is done."""
+    """Estimates the time left from the mean duration of finished runs."""
     left = len(self._queue) + len(self._elsewhere)
     running = [r for r in self._slots if r is not None]
     if not self._seconds or not (left or running):
@@ -236,7 +236,7 @@ class Sweep:
       say(self._line(), stream=sys.stderr)
 
   def _say(self, text: str) -> None:
-    """An event, with the state of everything where there is no live line."""
+    """Prints an event, with the whole state if there is no live line."""
     head = '\r\033[K' if self._live else ''
     tail = '' if self._live else f' ({self._line()})'
     say(f'{head}{text}{tail}', stream=sys.stderr)
@@ -258,7 +258,7 @@ class Sweep:
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:
-  """Signals a run and all that it started."""
+  """Signals a run and all processes that it started."""
   if process.poll() is None:
     try:
       os.killpg(process.pid, number)
@@ -267,7 +267,7 @@ def _signal(process: subprocess.Popen, number: int) -> None:
 
 
 def reason(code: int) -> str:
-  """How a run ended that is not done."""
+  """Says how a run ended that is not done."""
   if code == 0:
     return 'ended before its last round'
   if code in _TOLD and code > 0:

@@ -21,8 +21,8 @@ from fedjax_ssl.methods.parts import network
 
 # Rows of Table 2: FedDure, F-reg, C-reg, Baseline+MAML, Baseline.
 REGULATORS = ('both', 'fine', 'coarse', 'maml', 'none')
-# Passes of a step through the network, forward and backward, as (times the
-# labeled, times the unlabeled rows). The second derivative's pass counts as
+# Forward and backward passes of a step through the network, each as (passes of
+# a labeled row, of an unlabeled row). The second derivative's pass counts as
 # forward, for it goes from the inputs to the logits.
 _PASSES = {'both': ((4, 4), (2, 3)), 'fine': ((2, 3), (2, 2)),
            'coarse': ((3, 3), (1, 2)), 'maml': ((2, 3), (1, 2)),
@@ -59,7 +59,7 @@ class Carry(NamedTuple):
 
 def start(model: Variables, coarse: PyTree, fine: PyTree, rules: Rules
           ) -> Carry:
-  """A carry with fresh optimizers."""
+  """Makes a carry with fresh optimizers."""
   return Carry(model, coarse, fine, Rules(
       rules.local.init(model.params), rules.coarse.init(coarse),
       rules.fine.init(fine)))
@@ -68,7 +68,7 @@ def start(model: Variables, coarse: PyTree, fine: PyTree, rules: Rules
 def _together(apply: Apply, model: Variables, views: Sequence[Batch],
               dropping: Sequence[jax.Array]
               ) -> tuple[list[jax.Array], PyTree]:
-  """One pass over several views: logits of each, and the statistics."""
+  """Runs one pass over several views: logits of each, and the statistics."""
   rows = network.joined(views)
   logits, stats = apply(model, rows.inputs, rows.mask, *dropping)
   ends = [sum(v.mask.shape[0] for v in views[:i + 1])
@@ -81,11 +81,11 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
          threshold: float = 0.95, detach: bool = False,
          form: str = 'probabilities', joint: bool = False,
          key: jax.Array | None = None) -> tuple[Carry, Metrics]:
-  r"""One local iteration of FedDure.
+  r"""Does one local iteration of FedDure.
 
-  These come in order: pseudo-labels (1); the virtual step to phi^- (4); F-reg's
-  step (5), whose gradient goes through it; C-reg's step (2); its reward d (3);
-  the row weights m (6); and the local model's step (10),
+  Its parts are, in order: pseudo-labels (1); the virtual step to phi^- (4);
+  F-reg's step (5), whose gradient goes through the virtual one; C-reg's step
+  (2); its reward d (3); the row weights m (6); and the local model's step (10),
 
     :math:`\theta \leftarrow \theta - \eta (g_s + g_u + g_d)`.
 
@@ -103,13 +103,14 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
       virtual step on its unlabeled one; 'none', FixMatch.
     virtual_rate: eta_s of (4) and of the step of 'maml'; 0 leaves F-reg as it
       is and makes 'maml' FixMatch.
-    threshold: of the last three choices; 0 accepts all, above 1 none.
-    detach: H is a constant for phi in (2) and (4).
+    threshold: confidence for the last three choices; 0 accepts all, above 1
+      none.
+    detach: whether the weights H are constants for phi in (2) and (4).
     form: what F-reg sees, 'probabilities' or 'logits'.
-    joint: the weak view goes through theta together with the other two, as
-      networks with batch statistics need it.
-    key: for networks with dropout, which drop the same in all passes over the
-      same rows; a weak view that goes apart, and None, drop nothing.
+    joint: whether the weak view goes through theta together with the other two,
+      as networks with batch statistics need.
+    key: draws dropout, which is the same in all passes over the same rows. A
+      weak view with a pass of its own has no dropout; None drops nothing.
 
   Returns:
     The carry, and metrics: `reward`, the d of C-reg, if there is one;
@@ -186,9 +187,10 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
               labeled_loss: Callable[[PyTree], jax.Array],
               accepted: jax.Array, rules: Rules, which: str,
               virtual_rate: float) -> tuple[Carry, jax.Array]:
-  """The steps (5) of F-reg and (2) of C-reg, if there are such; the reward (3).
+  """Does the steps (5) of F-reg and (2) of C-reg, if there are such.
 
-  `labeled_loss` is that of parameters, `accepted` the weights of C-reg alone.
+  Returns the carry and the reward (3). `labeled_loss` takes parameters;
+  `accepted` are the row weights if there is no F-reg.
   """
   reward = jnp.float32(0)
   (local_state, coarse_state, fine_state) = carry.opt_states
@@ -210,7 +212,7 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
 def _metrics(views: Views, which: str, weights: jax.Array,
              supervised: jax.Array, weighted: jax.Array, reward: jax.Array
              ) -> Metrics:
-  """What `step` reports."""
+  """Collects what `step` reports."""
   labeled, _, strong = views
   metrics = {
       'mask_rate': network.over_rows(
@@ -227,7 +229,7 @@ def _metrics(views: Views, which: str, weights: jax.Array,
 
 
 def _maml_gradient(passes, params, labeled_loss, unlabeled_loss, rate):
-  """Gradient of L_u(theta) + L_s(theta - rate grad L_u(theta)), exact."""
+  """Computes the exact gradient of L_u(theta) + L_s(theta - rate grad L_u)."""
   def inner(params):
     return unlabeled_loss(passes(params)[0])
 

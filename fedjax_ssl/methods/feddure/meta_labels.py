@@ -2,9 +2,9 @@ r"""Meta pseudo-labels with UDA: what FedDure's released code trains.
 
 Each client has a teacher, which is sent, and a student. The student learns the
 teacher's pseudo-labels. The teacher learns from labels, from its own confident
-predictions (UDA), and from the student: by how much the student's labeled loss
-changed is the weight of the teacher's cross entropy with its own hard
-predictions of the strong view.
+predictions (UDA), and from the student: the change of the student's labeled
+loss is the weight of the teacher's cross entropy with its own hard predictions
+for the strong view.
 
 Pham et al., Meta Pseudo Labels, https://arxiv.org/abs/2003.10580; Bai et al.,
 FedDure, https://arxiv.org/abs/2307.05358.
@@ -46,7 +46,7 @@ class Learner(NamedTuple):
   student: PyTree  # Parameters.
   teacher_state: PyTree  # Of the optimizer.
   student_state: PyTree
-  done: jax.Array  # int32[], steps of the round so far, for the warm-up.
+  done: jax.Array  # int32[], steps done in the round, for the warm-up.
 
 
 class Schedule(NamedTuple):
@@ -58,8 +58,8 @@ class Schedule(NamedTuple):
     fine_tune: supervised steps of the teacher that come first.
     main: steps of both that follow; 1 or more.
     warmup: steps until the learning rate has its full value.
-    wait: of the student's steps the first ones, in which its rate is 0, so that
-      the reward is 0 as well.
+    wait: the student's first steps, in which its rate is 0, so that the reward
+      is 0 as well.
   """
 
   fine_tune: int = 5
@@ -69,10 +69,10 @@ class Schedule(NamedTuple):
 
 
 def factor(step: Array, schedule: Schedule, *, wait: int = 0) -> jax.Array:
-  """Factor on the learning rate: 0, a rise, and half a cosine to 0.
+  """Computes the factor on the learning rate: 0, a rise, half a cosine to 0.
 
   As in the authors' code, the rise ends at `warmup + wait`; the cosine spans
-  the main steps that are then left, at least 1. After a long warm-up the factor
+  the main steps that are left then, at least 1. After a long warm-up the factor
   therefore jumps between 1 and 0.
 
   Args:
@@ -91,7 +91,7 @@ def factor(step: Array, schedule: Schedule, *, wait: int = 0) -> jax.Array:
 
 
 def num_steps(schedule: Schedule, shard: Shard) -> jax.Array:
-  """int32[]: steps of a client in a round; 0 without rows."""
+  """Counts the steps of a client in a round, int32[]; 0 without rows."""
   rows = client_weights.rows_held(shard, 'both')
   steps = schedule.fine_tune + schedule.main
   return jnp.where(rows > 0, steps, 0).astype(jnp.int32)
@@ -99,7 +99,7 @@ def num_steps(schedule: Schedule, shard: Shard) -> jax.Array:
 
 def start(model: Variables, optimizer: optax.GradientTransformation
           ) -> Learner:
-  """Teacher and student at the received model, with fresh optimizers."""
+  """Starts teacher and student at the received model with fresh optimizers."""
   state = optimizer.init(model.params)
   return Learner(model, model.params, state, state, jnp.int32(0))
 
@@ -107,7 +107,7 @@ def start(model: Variables, optimizer: optax.GradientTransformation
 def fine_tune_step(
     task: Task, schedule: Schedule,
     optimizer: optax.GradientTransformation) -> local_training.Step:
-  """A supervised step of the teacher, whose batch statistics see all views."""
+  """Makes a supervised step of the teacher; batch statistics see all views."""
   coupled = task.model.norm in ('batch', 'static')
 
   def step(learner: Learner, batch: Pair, key: jax.Array):
@@ -158,11 +158,13 @@ def _student_step(task: Task, schedule: Schedule,
 def main_step(task: Task, schedule: Schedule,
               optimizer: optax.GradientTransformation, *,
               threshold: float = 0.6) -> local_training.Step:
-  r"""A step of both: :math:`L_s + \lambda L_{uda} + dot\, CE(\arg\max p, p)`.
+  r"""Makes a step of both: the student's, then the teacher's.
 
-  :math:`dot` is the student's labeled loss after its step less that before, so
-  labels that help the student push the teacher away from its own strong
-  predictions; in the paper's d the sign is the other.
+  The teacher minimises :math:`L_s + \lambda L_{uda} + dot\, CE(\arg\max p, p)`,
+  p its predictions for the strong view. :math:`dot` is the student's labeled
+  loss after its step minus that before. So pseudo-labels that help the student
+  push the teacher away from these predictions; the paper's d has the opposite
+  sign.
 
   Args:
     task: has the network and the views.
@@ -217,14 +219,15 @@ def main_step(task: Task, schedule: Schedule,
 def train(task: Task, schedule: Schedule, model: Variables, client: Client,
           key: jax.Array, *, threshold: float = 0.6
           ) -> tuple[Learner, Metrics]:
-  """A client's round: supervised steps, then those of both networks.
+  """Does a client's round: supervised steps, then those of both networks.
 
   Args:
-    task: the static choices; its batches are used, for other numbers of steps.
+    task: the static choices; its batch sizes are used, but not its numbers of
+      epochs and steps.
     schedule: the steps and warm-up.
     model: as received.
     client: has the rows.
-    key: draws orders and views, for either part its own.
+    key: draws orders and views, anew for each of the two parts.
     threshold: see `main_step`.
 
   Returns:

@@ -57,10 +57,10 @@ from fedjax_ssl.methods.parts import assemble, network
 
 
 class Server(NamedTuple):
-  """The server's record, and with changes in place of numbers a message."""
+  """The server's record; a client's message holds the changes of its fields."""
 
   model: Variables
-  coarse: PyTree = ()  # The regulators, where they travel.
+  coarse: PyTree = ()  # The regulators, if they are sent.
   fine: PyTree = ()
 
 
@@ -72,7 +72,7 @@ class _Memory(NamedTuple):
 
 
 class _Settings(NamedTuple):
-  """`feddure`'s knobs, settled."""
+  """The knobs of `feddure`, resolved."""
 
   official: bool
   regulators: str
@@ -94,7 +94,7 @@ class _Settings(NamedTuple):
 
   @property
   def has_coarse(self) -> bool:
-    """Whether there is a C-reg of its own."""
+    """Whether there is a C-reg."""
     return not self.official and self.regulators in ('both', 'coarse')
 
   @property
@@ -134,35 +134,37 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
             keep_fine: bool = True, fine_tune_steps: int = 5,
             main_steps: int = 5, warmup_steps: int = 10, wait_steps: int = 2,
             weighting: str = 'examples', keep_local: bool = False) -> Method:
-  """FedDure on a FedAvg server; only the local model is sent.
+  """Runs FedDure on a FedAvg server; only the local model is sent.
 
   Args:
     task: the static choices; labels must be at the clients.
     profile: 'paper', equations (1) to (10), or 'official', what the released
-      code trains: meta pseudo-labels without a fine regulator. The former
-      ignores the four numbers of steps, the latter all knobs between
-      `averaged` and `keep_fine` but the threshold.
+      code trains: meta pseudo-labels without a fine regulator. 'paper' ignores
+      the four numbers of steps. 'official' ignores `virtual_rate`, `detach`,
+      `fine_input`, `hidden` and `keep_fine`, and has no ablations.
     regulators: rows of Table 2: 'both' is FedDure; 'fine' or 'coarse' has one
       of them; 'maml' and 'none' are FixMatch with and without a look-ahead.
-    averaged: 'no'; or a round begins with the regulators that the clients of
-      earlier rounds ended with, averaged over the 'last' round or over 'all'
-      of them, in place of the received model and the client's own F-reg
-      (Avg F-reg and Avg C-reg of Table 2). They are then sent too.
+    averaged: which regulators a round begins with. 'no': the received model as
+      C-reg, and the client's own F-reg. Else those that clients ended with,
+      averaged over the 'last' round or over 'all' rounds (Avg F-reg and Avg
+      C-reg of Table 2); they are then sent, too.
     virtual_rate: eta_s of the virtual step (4), the paper's 0.0005. The other
       two rates are the task's; the paper has one number for all three.
-    threshold: of confidence, where one is used. None is 0.95 in the paper's
-      profile, which leaves it open, and 0.6 in the official one.
-    detach: the weights H are constants for C-reg's gradient.
+    threshold: of confidence, where one is used. None is 0.95 for 'paper', as
+      the paper leaves it open, and 0.6 for 'official'.
+    detach: whether the weights H are constants for C-reg's gradient.
     fine_input: what F-reg sees: 'probabilities' or 'logits'.
     hidden: units of F-reg; the paper's 128.
     keep_fine: F-reg stays on its client from round to round; else each round
       draws a new one.
-    fine_tune_steps: of the official profile: supervised steps of each client
-      in a round, whatever its rows are; 5 for CIFAR-10, 100 for CINIC-10.
-    main_steps: the steps that follow; 5, or 10 for CINIC-10.
-    warmup_steps: over which the learning rate rises in each round, before it
-      falls like half a cosine; 10, or 100 for CINIC-10.
-    wait_steps: in which C-reg rests; 2, or 0 for CINIC-10.
+    fine_tune_steps: for 'official', as are the next three: supervised steps of
+      each client in a round, however many rows it has; 5 for CIFAR-10, 100 for
+      CINIC-10.
+    main_steps: the steps that follow, 1 or more; 5, or 10 for CINIC-10.
+    warmup_steps: in each round the learning rate rises over these steps, and
+      then falls like half a cosine; 10, or 100 for CINIC-10.
+    wait_steps: first main steps, in which the student does not move; 2, or 0
+      for CINIC-10.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
     keep_local: keep each client's last model, to report local accuracy.
 
@@ -230,7 +232,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
                    key: jax.Array) -> Update:
   after, metrics = (_official_round if s.official else _paper_round)(
       task, s, payload, client, key)
-  if task.model.norm == 'static':  # A pass of its own renews them.
+  if task.model.norm == 'static':  # A pass of its own computes these.
     after = after._replace(model=after.model._replace(
         stats=payload.model.stats))
   weight = client_weights.client_weight(client.shard, 'both',
@@ -245,7 +247,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
 
 def _paper_round(task: Task, s: _Settings, payload: Server, client: Client,
                  key: jax.Array) -> tuple[Server, Metrics]:
-  """Equations (1) to (10) over the client's batches."""
+  """Does equations (1) to (10) over the client's batches."""
   order_key, step_key = jax.random.split(key)
   fine = (payload.fine if s.travels else client.memory.fine if s.keeps
           else _new_fine(task, s, jax.random.fold_in(key, 2)) if s.has_fine
@@ -271,7 +273,7 @@ def _paper_round(task: Task, s: _Settings, payload: Server, client: Client,
 
 def _official_round(task: Task, s: _Settings, payload: Server, client: Client,
                     key: jax.Array) -> tuple[Server, Metrics]:
-  """What the released code trains."""
+  """Does what the released code trains."""
   learner, metrics = meta_labels.train(
       task, s.schedule, payload.model, client, key, threshold=s.threshold)
   return Server(learner.teacher), metrics

@@ -2,8 +2,8 @@ r"""FedDure's two regulators as functions: the mathematics of one local step.
 
 The fine regulator f_w (F-reg) is a small network that maps a row's prediction
 to a weight in (0, 1). The coarse regulator f_d (C-reg) is a second copy of the
-client's network, phi, that learns from the pseudo-labels and is then asked
-whether the labels that the client knows got likelier.
+client's network, phi, that learns from the pseudo-labels. Its reward is how
+much the labels that the client holds got likelier by that.
 
 Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, has the
 equations that are numbered here. B rows, C classes.
@@ -35,7 +35,9 @@ class Fine(NamedTuple):
 
 
 def init_fine(key: Array, num_classes: int, *, hidden: int = 128) -> Fine:
-  """F-reg with LeCun's normal weights and zero biases: weights near a half.
+  """Draws F-reg with LeCun's normal kernels and zero biases.
+
+  Its row weights are then near a half.
 
   Args:
     key: PRNG key.
@@ -54,11 +56,12 @@ def init_fine(key: Array, num_classes: int, *, hidden: int = 128) -> Fine:
 
 def row_weights(fine: Fine, logits: Array, *, form: str = 'probabilities'
                 ) -> jax.Array:
-  """What each row counts: float[B] in (0, 1), f_w of equation (6).
+  """Computes row weights float[B] in (0, 1), f_w of equation (6).
 
   Args:
     fine: F-reg's parameters w.
-    logits: float[B, C], differentiated too unless the caller stops that.
+    logits: float[B, C]; derivatives go through them unless the caller stops
+      that.
     form: what F-reg sees, 'probabilities' or 'logits'; the paper leaves it
       open, and the authors' unused network sees probabilities.
 
@@ -96,7 +99,7 @@ class Lookahead(NamedTuple):
   Attributes:
     params: phi, where the virtual step starts.
     logits: float[B, C], f_d(A_s(u); phi).
-    pull: derivative of a loss by the logits -> by phi.
+    pull: (gradient of a loss by the logits) -> gradient by phi.
     labels: int32[B] pseudo-labels.
     mask: float32[B].
     detach: whether the weights H count as constants for phi. The paper's
@@ -113,7 +116,7 @@ class Lookahead(NamedTuple):
   form: str = 'probabilities'
 
   def gradient(self, weigh: Callable[[jax.Array], jax.Array]) -> PyTree:
-    """Gradient by phi of the weighted loss on pseudo-labels, as in (2).
+    """Computes the gradient by phi of the weighted loss on pseudo-labels (2).
 
     Args:
       weigh: logits float[B, C] -> weights float[B].
@@ -127,14 +130,14 @@ class Lookahead(NamedTuple):
     return self.pull(jax.grad(loss)(self.logits))
 
   def fine_gradient(self, fine: Fine) -> PyTree:
-    """`gradient` with F-reg's weights."""
+    """Computes `gradient` with F-reg's weights."""
     return self.gradient(lambda x: row_weights(fine, x, form=self.form))
 
 
 def virtual_step(ahead: Lookahead, fine: Fine, *, rate: Number) -> PyTree:
-  r"""Equation (4): :math:`\phi^- = \phi - \eta_s \nabla_\phi E\, H L_{ce}`.
+  r"""Does step (4): :math:`\phi^- = \phi - \eta_s \nabla_\phi E\, H L_{ce}`.
 
-  Plain gradient descent, so that it can be differentiated.
+  It is plain gradient descent, so that it can be differentiated.
 
   Args:
     ahead: phi with its rows.
@@ -150,11 +153,11 @@ def virtual_step(ahead: Lookahead, fine: Fine, *, rate: Number) -> PyTree:
 
 def meta_gradient(ahead: Lookahead, fine: Fine, labeled_loss: Callable[
     [PyTree], jax.Array], *, rate: Number) -> tuple[jax.Array, Fine]:
-  r"""Equation (5): :math:`\nabla_w E\, L_{ce}(y, f_d(x; \phi^-(w)))`.
+  r"""Computes :math:`\nabla_w E\, L_{ce}(y, f_d(x; \phi^-(w)))` of (5).
 
   The second derivative is exact. w acts on the loss only through the pullback,
-  which is linear; so all it needs is the pullback's transpose at the gradient
-  of the labeled loss, which costs two forward passes.
+  which is linear. So only the pullback's transpose is needed, at the gradient
+  of the labeled loss; that costs two forward passes.
 
   Args:
     ahead: phi with its rows.
@@ -171,7 +174,7 @@ def meta_gradient(ahead: Lookahead, fine: Fine, labeled_loss: Callable[
 
 def look_ahead(network: Logits, params: PyTree, labels: Array, mask: Array,
                **choices: Any) -> Lookahead:
-  """A `Lookahead` of a network on fixed rows.
+  """Makes a `Lookahead` of a network on fixed rows.
 
   Args:
     network: parameters -> logits float[B, C] of the strong views.

@@ -62,7 +62,7 @@ _PROFILES: dict[str, dict[str, Any]] = {
 
 
 class _Settings(NamedTuple):
-  """`fedlabel`'s knobs, settled, and the two chains of local training."""
+  """The knobs of `fedlabel`, resolved, and the two chains of local training."""
 
   threshold: float
   consistency: float
@@ -87,7 +87,7 @@ class _Settings(NamedTuple):
     return self.combine == 'apart'
 
   def chain(self, task: Task, streams: str) -> Task | None:
-    """The task with a chain's own number of steps; None if it takes none."""
+    """Returns the task with a chain's number of steps; None without steps."""
     steps = (self.labeled_steps if streams == 'labeled'
              else self.unlabeled_steps)
     if steps == 0:
@@ -97,7 +97,7 @@ class _Settings(NamedTuple):
 
 def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
                 uses: tuple[jax.Array, jax.Array]) -> Variables:
-  """Adds both chains' steps; averages their statistics by rows used.
+  """Adds both chains' changes; averages those of statistics by rows used.
 
   The statistics are not added: the sum of two moves could make a running
   variance negative.
@@ -110,13 +110,14 @@ def _add_deltas(model: Variables, local: Variables, unlabeled: Variables,
 
 
 def _unit(task: Task, width: int) -> float:
-  """A factor that keeps a change times its row count no longer than the change.
+  """Returns a factor on row counts that makes them at most 1.
 
-  The server needs the sum of change x rows over the clients. Sent as such it
-  would be as many times longer than the change as there are rows, and
-  --max_update_norm, which bounds the change, would refuse it. The factor is at
-  most 1 over the rows that a client can use in a round. It is a power of two,
-  so that multiplying by it rounds nothing.
+  The server needs the sum over clients of a change times its row count. Sent
+  like this, the message would be as many times longer than the change as there
+  are rows, and --max_update_norm, which is meant for the change, would reject
+  it. So counts are multiplied by this factor. It is at most 1 over the rows
+  that a client can use in a round, and a power of two, so that no product is
+  rounded.
   """
   size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
   most = task.local_steps * size if task.local_steps else (
@@ -143,13 +144,14 @@ def fedlabel(task: Task, *, profile: str = 'official',
              unlabeled_steps: int | None = None, server: str = 'fedavg',
              mu: float = 0.01, weighting: str = 'used',
              keep_local: bool = False) -> Method:
-  """Trains one model on labels, another on what the surer model says.
+  """Trains one model on labels, another on labels of the surer model.
 
   From the received model w a client trains w_L on its labels, then w_U on its
-  unlabeled rows, labeled by w or w_L, both frozen, whichever is surer of a
-  row. By the authors' code it sends both, and the server takes the middle of
-  their means. By the paper it sends (w_L - w) + (w_U - w) and the number of
-  rows used. Metrics of its own are those of `loss`.
+  unlabeled rows. Each of these is labeled by w or by w_L, both frozen,
+  whichever is surer of it. In the authors' code the client sends both models,
+  and the server takes the middle of their means. In the paper it sends
+  (w_L - w) + (w_U - w) and the number of rows used. The method's metrics are
+  those of `loss`.
 
   The default is the code's form, as the printed one trains worse: in the test
   setting of `uda` 'official' ends at 92.4 %, 'paper' at 70.3, labels alone at
@@ -157,21 +159,19 @@ def fedlabel(task: Task, *, profile: str = 'official',
   95.0. In the code's form a client sends two models.
 
   One thing of the code is left out: it never clears the gradients of w_U, so
-  that each of its steps adds those of all steps before. The paper does not say
-  so, and its rate would mean another length at every step. With gradients that
-  add up ours agrees with two rounds of the code to 1e-7.
+  that each step adds those of all earlier steps. The paper does not do so, and
+  a learning rate would then mean another step length at every step. With
+  gradients that add up, two rounds of ours agree with the code to 1e-7.
 
   Args:
     task: the static choices; labels must be at the clients.
     profile: 'official', as in the authors' code: threshold=.3,
       consistency=.05, combine='apart', divergence='discarded_first', a warm-up
-      over 50 of 2000 rounds; both terms are means over their own
-      accepted rows; w_L is
-      always the model that the second one keeps w_U near; and 10 times the
-      mean squared distance to w of each array is added. With it go
+      over 50 of 2000 rounds; both terms are means over their own accepted
+      rows; the second term always keeps w_U near w_L; and 10 times the mean
+      squared distance to w of each array is added. The code uses it with
       labeled_steps=30, unlabeled_steps=10, batches of 64, rate .003 and no
-      momentum. Or
-      'paper', as printed.
+      momentum. Or 'paper', as printed.
     threshold: beta; 0 uses every row, 1 none. The paper, which does not state
       it, has its best from .3 to .5 in Figure 10: .4 in 'paper'. None is the
       profile's, as for the next one.
@@ -181,21 +181,21 @@ def fedlabel(task: Task, *, profile: str = 'official',
       consistency term.
     divergence: 'student_first' as printed, or 'discarded_first'; None is the
       profile's, as for the next one.
-    combine: 'sum' of both steps, as in Algorithm 1, which is twice as far where
-      they agree; 'mean', half of it; or 'apart': the server averages the w_L
-      evenly, the w_U by accepted rows, and takes the middle of the two, so that
-      a client sends both.
+    combine: 'sum' of both changes, as in Algorithm 1, which is twice as far
+      where they agree; 'mean', half of it; or 'apart': a client sends both
+      models, and the server averages the w_L evenly, the w_U by accepted rows,
+      and takes the middle of the two.
     warmup: first rounds in which w_U stays at w; None is the profile's share
-      of the run, any begun round counted.
+      of the run, rounded up to whole rounds.
     labeled_steps: tau, steps on labels; 0 leaves w_L at w, None takes the
       task's steps or epochs. Not stated; 5 is too few in Figure 8; the code has
       30.
     unlabeled_steps: tau', the same for unlabeled rows; the code has 10.
     server: 'fedavg', or 'fedprox', whose pull acts on w_L only.
     mu: weight of FedProx's term; ignored by 'fedavg'.
-    weighting: clients count by rows 'used', r_k: every visit of a labeled row
-      and of an accepted one, which depends on the round; or by the 'examples'
-      they hold, or 'uniform'. Ignored by combine='apart'.
+    weighting: clients count by the rows 'used' in the round, r_k: every visit
+      of a labeled row and of an accepted one; or by the 'examples' they hold;
+      or 'uniform'. Ignored by combine='apart'.
     keep_local: keep each client's last w_L, to report local accuracy.
 
   Returns:
@@ -246,7 +246,7 @@ def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
 
 
 def _supervised(task: Task) -> LossFn:
-  """Cross entropy on labeled rows, reported."""
+  """Makes the cross entropy on labeled rows, and reports it."""
   def loss_fn(model, given, batch, key):
     value, aux = averaging.supervised(task)(model, given, batch, key)
     return value, Aux(aux.stats, {
@@ -256,10 +256,10 @@ def _supervised(task: Task) -> LossFn:
 
 
 def _on_unlabeled(task: Task, s: _Settings, local: Variables) -> LossFn:
-  """The loss on rows that the received model or `local`, w_L, labels."""
+  """Makes the loss on rows that the received model or `local`, w_L, labels."""
   def loss_fn(model, given, batch, key):
     rows: Batch = batch.unlabeled
-    # A labeler that is alone stands for both, so that it is computed once.
+    # A single labeler takes both places, so that its model runs once.
     experts = {'both': (given.anchor, local), 'local': (local,),
                'global': (given.anchor,)}[s.labeler]
     predicted = [task.apply(expert, rows.inputs) for expert in experts]
@@ -276,7 +276,7 @@ def _on_unlabeled(task: Task, s: _Settings, local: Variables) -> LossFn:
     value, metrics = loss(choice, logits[0], logits[-1], rows.mask,
                           consistency=s.consistency if with_clean else 0.0,
                           divergence=s.divergence, over=s.over)
-    if s.pull:  # Only where there is something to learn.
+    if s.pull:  # Acts only in steps with accepted rows.
       value += s.pull * (kept.mask.sum() > 0) * (
           selection.mean_square_gaps(model.params, given.anchor.params))
     return value, Aux(stats, {
@@ -290,7 +290,7 @@ def _on_unlabeled(task: Task, s: _Settings, local: Variables) -> LossFn:
 def _train(task: Task, s: _Settings, streams: str, loss_fn: LossFn,
            model: Variables, client: Client, key: jax.Array
            ) -> tuple[Variables, Metrics]:
-  """A chain's model and metrics; the model as it was without steps."""
+  """Trains a chain; returns its model and metrics."""
   own_task = s.chain(task, streams)
   if own_task is None:
     return model, {}
@@ -341,7 +341,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
 @aggregation.linear
 def _middle(record: assemble.Server, mean: Any, cohort: Any, context: Any,
             key: Any) -> tuple[assemble.Server, Metrics]:
-  """The middle of the mean w_L and the mean w_U of all accepted rows."""
+  """Moves to the middle of the mean w_L and the mean w_U by accepted rows."""
   (labeled, unlabeled), rows = mean
   middle = tree.scale(tree.add(labeled, tree.scale(
       unlabeled, 1 / jnp.where(rows > 0, rows, 1))), 0.5)
@@ -349,7 +349,7 @@ def _middle(record: assemble.Server, mean: Any, cohort: Any, context: Any,
 
 
 def _work(task: Task, s: _Settings, shard: Shard) -> jax.Array:
-  """int32[]: steps of a client, of both chains."""
+  """Counts a client's steps in both chains, int32[]."""
   chains = {streams: s.chain(task, streams)
             for streams in ('labeled', 'unlabeled')}
   return jnp.asarray(sum(

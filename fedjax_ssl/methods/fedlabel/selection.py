@@ -2,8 +2,8 @@
 
 The equations of FedLabel: Cho, Joshi, Dimitriadis, Local or Global: Selective
 Knowledge Assimilation for Federated Learning with Limited Labels, ICCV 2023,
-https://arxiv.org/abs/2307.08809. Where the authors' code differs, it is
-microsoft/msrflute, `core/trainer.py`.
+https://arxiv.org/abs/2307.08809. The authors' code is `core/trainer.py` of
+microsoft/msrflute.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
   labels: jax.Array  # int32[B]
   accepted: jax.Array  # float32[B], 1 where the label is used.
   from_local: jax.Array  # float32[B], 1 where the local model labels.
-  # float32[B, C], logits that the second term of `loss` keeps the student near.
+  # float32[B, C], the logits that the second term of `loss` compares with.
   discarded: jax.Array
   agreed: jax.Array  # float32[B], 1 where both models give the same label.
   # float32[B], confidence of the model not chosen over that of the chosen one.
@@ -68,24 +68,26 @@ def confidence_score(logits: Array, kind: str = 'variance') -> jax.Array:
 def select(global_logits: Array, local_logits: Array, *,
            threshold: Number = 0.4, confidence: str = 'variance',
            labeler: str = 'both', teacher: str = 'discarded') -> Choice:
-  r"""Lets the surer model label each row.
+  r"""Lets the surer of two models label each row.
 
-  :math:`s^* = \arg\max_s h(s)`, :math:`\hat y = \arg\max_c s^*_c` where
-  :math:`\max_c s^*_c > \beta`; equal confidence is the global model's.
+  With s a model's probabilities and h(s) its confidence,
+  :math:`s^* = \arg\max_s h(s)`. The label is
+  :math:`\hat y = \arg\max_c s^*_c`, used if :math:`\max_c s^*_c > \beta`. If
+  both models have the same confidence, the global one labels.
 
   Args:
     global_logits: float[B, C] of the model that the client received.
     local_logits: float[B, C] of that model after training on its labels.
     threshold: beta, strict; 0 accepts every row and 1 none.
     confidence: h, see `confidence_score`.
-    labeler: 'both', the surer one; or always the 'local' or the 'global' one.
-      Then no model is left to agree with it, and `agreed` is 0.
-    teacher: the model that the second term of `loss` keeps the student near,
-      where both agree: 'discarded', the one not chosen; or always 'local', as
-      in the code.
+    labeler: 'both': the surer model labels; or always the 'local' or the
+      'global' one. Then there is no other model to agree, and `agreed` is 0.
+    teacher: where both models agree, the second term of `loss` keeps the
+      student near one of them: the 'discarded' one, which was not chosen; or
+      always the 'local' one, as in the code.
 
   Returns:
-    The Choice; its ratio is in [0, 1], and 1 where both are uniform.
+    The choice; its ratio is in [0, 1], and 1 where both are uniform.
 
   Raises:
     ValueError: for another confidence, labeler or teacher.
@@ -124,10 +126,11 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
          mask: Array, *, consistency: Number = 0.1,
          divergence: str = 'student_first', over: str = 'batch'
          ) -> tuple[jax.Array, Metrics]:
-  r"""FedLabel's loss on unlabeled rows.
+  r"""Computes FedLabel's loss on unlabeled rows.
 
   :math:`1[accepted] (CE(\hat y, p(\psi(x))) + \lambda_k KL(p(x), s^{-*})
-  1[agreed])` with :math:`\lambda_k = \lambda_0 h(s^{-*}) / h(s^*)`.
+  1[agreed])` with :math:`\lambda_k = \lambda_0 h(s^{-*}) / h(s^*)`;
+  :math:`s^{-*}` is the discarded model's prediction, psi the strong view.
 
   Args:
     choice: what `select` returned.
@@ -162,7 +165,7 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
   rows = total if over == 'batch' else None
   hard = losses.cross_entropy(strong_logits, choice.labels, used, total=rows)[0]
   shared = used * choice.agreed
-  # Rows that do not count are replaced: their derivative must not be NaN.
+  # Rows that do not count are set to 0, as their derivative must not be NaN.
   student, other = (jnp.where(shared[:, None] > 0, x, 0)
                     for x in (clean_logits, choice.discarded))
   pair = (student, other) if divergence == 'student_first' else (
@@ -178,6 +181,6 @@ def loss(choice: Choice, strong_logits: Array, clean_logits: Array,
 
 
 def mean_square_gaps(params: PyTree, anchor: PyTree) -> jax.Array:
-  """float32[]: the mean squared distance of each array, summed over arrays."""
+  """Sums over arrays the mean squared distance in each, float32[]."""
   gaps = jax.tree.map(lambda x, y: jnp.mean(jnp.square(x - y)), params, anchor)
   return sum(jax.tree.leaves(gaps), jnp.float32(0))

@@ -30,11 +30,11 @@ class Payload(NamedTuple):
   psi: PyTree
   stats: PyTree  # Normalization statistics, of networks that have some.
   agents: helpers.Helpers | None
-  factor: jax.Array | None  # Of a learning rate that the server rules.
+  factor: jax.Array | None  # On the learning rate, if the server sets it.
 
 
 class Message(NamedTuple):
-  """What the server then holds of a client, minus the payload."""
+  """What the server holds of a client after its update, minus the payload."""
 
   sigma: PyTree  # None where it is not sent.
   psi: PyTree
@@ -45,26 +45,27 @@ class Memory(NamedTuple):
   """What stays on a client; None where it is not needed."""
 
   rate: Plateau | None
-  copy: Parts | None  # As last sent: what the server holds of it.
+  copy: Parts | None  # As last sent, which the server holds too.
   model: Variables | None  # theta as last sent.
 
 
 def received(s: Settings, payload: Payload, client: Client, due: jax.Array
             ) -> tuple[Parts, helpers.Helpers | None, jax.Array]:
-  """What the client holds after the server has sent, and what that costs.
+  """Returns what a client holds after the server has sent, and what that costs.
 
-  Costs are counted as in the authors' code: two dense models in the first
-  round; later, of sigma and psi what `sending` sends; and helpers in rounds
-  that have some. Of a helper's psi those numbers count that are not 0. With
-  sending='differences' they must also differ from what the client itself sent
-  last. If the client holds only what was sent (exact_down=False), a number of
-  a helper that has become 0 is sent, and counts, as well. A sigma that is
-  always 0 does not count.
+  Costs are counted as in the authors' code: the numbers of sigma and psi that
+  `sending` sends, and the helpers in rounds that have some. With
+  sending='differences' the first round costs two dense models instead, or one
+  if psi is the whole model. Of a helper's psi only numbers that are not 0
+  count. With sending='differences' they must also differ from what the client
+  itself sent last. If the client holds only what was sent (exact_down=False), a
+  number of a helper that has become 0 must be sent too, and counts. A sigma
+  that is always 0 does not count.
 
   Args:
     s: settings.
     payload: what the server sends.
-    client: its memory has what it sent last; at first, the initial values.
+    client: its memory has what it sent last; before that, the initial values.
     due: bool[], whether this round has helpers.
 
   Returns:
@@ -108,7 +109,7 @@ def received(s: Settings, payload: Payload, client: Client, due: jax.Array
 
 def sent_to_server(s: Settings, held: Parts, trained: Parts
               ) -> tuple[Parts, jax.Array]:
-  """What the server holds after the client has sent, and what that costs.
+  """Returns what the server holds after a client has sent, and what that costs.
 
   Args:
     s: settings.
@@ -139,7 +140,7 @@ def sent_to_server(s: Settings, held: Parts, trained: Parts
 def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
           agents: helpers.Helpers | None, due: jax.Array
           ) -> losses.Panel | None:
-  """Makes the function that asks the helpers, in rounds that have some.
+  """Makes the function that predicts with the helpers, in rounds with helpers.
 
   A helper's model is the received sigma plus another client's psi; it is not
   trained.
@@ -159,7 +160,7 @@ def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
 
 def update(task: Task, s: Settings, payload: Payload, client: Client,
            key: jax.Array) -> Update:
-  """One client's round; the update weighs 0 if none of its rows are used."""
+  """Does one client's round; its update weighs 0 if no row of it is used."""
   order_key, step_key = jax.random.split(key)
   memory = client.memory
   due = (client.round + 1) % s.helper_interval == 0
@@ -181,8 +182,8 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   model = losses.whole(*sent, learner.stats)  # As the server will hold it.
   rate = memory.rate
   if s.judges:
-    # The server asks for the accuracy and could measure it itself. It is done
-    # here because clients are spread over the devices.
+    # The accuracy is for the server, which could measure it. It is done here
+    # because clients are spread over the devices.
     metrics[SCORE], loss = plateau.judge(task, model, client.validation)
     if rate is not None:
       rate = optimizers.after_loss(

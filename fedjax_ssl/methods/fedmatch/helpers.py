@@ -1,9 +1,10 @@
 """Helper agents of FedMatch: other clients' models, chosen by the server.
 
-A helper is another client's psi; who receives it adds its own sigma. The server
-chooses by reliability, the clients that did best on its validation set in the
-last round (first version of the paper), or by similarity, those that answer
-most alike on a fixed noise image (third version and code). Jeong et al.,
+A helper is another client's psi; the client that receives it adds the sigma
+that it holds. The server chooses helpers by reliability: the clients that did
+best on its validation set in the last round (first version of the paper). Or it
+chooses them by similarity: the clients whose predictions for a fixed noise
+image are nearest to the receiver's (third version and code). Jeong et al.,
 https://arxiv.org/abs/2006.12097.
 """
 from __future__ import annotations
@@ -18,21 +19,21 @@ from fedjax_ssl.core.types import Array, PyTree, Task, Variables
 
 
 class Helpers(NamedTuple):
-  """What one client receives: H places, of which some may be empty."""
+  """The helpers that one client receives: H places; some may be empty."""
 
   psi: PyTree  # [H, ...]
-  ids: jax.Array  # int32[H], whose; -1 where empty.
+  ids: jax.Array  # int32[H], the helpers' clients; -1 where empty.
 
   @property
   def present(self) -> jax.Array:
-    """float32[H], 1 where there is a helper."""
+    """Returns float32[H], 1 where there is a helper."""
     return (self.ids >= 0).astype(jnp.float32)
 
 
 class Ranking(NamedTuple):
   """The most reliable clients of the last round, best first.
 
-  One more than are sent, as nobody is its own helper.
+  One more than a client receives, as no client is its own helper.
   """
 
   psi: PyTree  # [H + 1, ...]
@@ -40,22 +41,22 @@ class Ranking(NamedTuple):
 
 
 class Bank(NamedTuple):
-  """The last psi of every client, and how its model answers the noise."""
+  """Every client's last psi, and its model's prediction for the noise image."""
 
   psi: PyTree  # [N, ...]
   answers: jax.Array  # float32[N, C], probabilities.
-  seen: jax.Array  # bool[N], whether it has reported.
+  seen: jax.Array  # bool[N], whether the client has sent any.
 
 
 def no_ranking(psi: PyTree, num_helpers: int) -> Ranking:
-  """An empty ranking for H helpers of the form of `psi`."""
+  """Makes an empty ranking for H helpers of the form of `psi`."""
   return Ranking(tree.zeros_like(tree.repeat(psi, num_helpers + 1)),
                  jnp.full(num_helpers + 1, -1, jnp.int32))
 
 
 def rank(ranking: Ranking, psi: PyTree, ids: jax.Array, scores: jax.Array,
          active: jax.Array) -> Ranking:
-  """The best of this round; the old ranking if nobody took part.
+  """Ranks the clients of a round; keeps the old ranking if nobody took part.
 
   Args:
     ranking: of the round before.
@@ -76,7 +77,7 @@ def rank(ranking: Ranking, psi: PyTree, ids: jax.Array, scores: jax.Array,
 
 
 def most_reliable(ranking: Ranking, client_id: Array | int) -> Helpers:
-  """Takes the H best clients, the receiver itself left out."""
+  """Takes the H best clients other than the receiver."""
   num_helpers = ranking.ids.shape[0] - 1
   usable = (ranking.ids >= 0) & (ranking.ids != client_id)
   slots = jnp.argsort(~usable, stable=True)[:num_helpers]
@@ -85,7 +86,7 @@ def most_reliable(ranking: Ranking, client_id: Array | int) -> Helpers:
 
 
 def no_bank(psi: PyTree, num_clients: int, num_classes: int) -> Bank:
-  """A bank in which nobody has reported."""
+  """Makes a bank in which no client has sent anything."""
   return Bank(tree.zeros_like(tree.repeat(psi, num_clients)),
               jnp.zeros((num_clients, num_classes)),
               jnp.zeros(num_clients, bool))
@@ -101,10 +102,10 @@ def report(bank: Bank, psi: PyTree, answers: jax.Array, ids: jax.Array,
 
 
 def most_similar(bank: Bank, client_id: Array, num_helpers: int) -> Helpers:
-  """Finds the H clients whose answers are nearest to the client's own.
+  """Finds the H clients whose predictions are nearest to the client's own.
 
-  Answers are those of the last models that were sent. A client that has sent
-  none yet gets no helpers.
+  They are compared on the noise image, for the models that clients sent last. A
+  client that has sent none yet gets no helpers.
   """
   num_clients = bank.seen.shape[0]
   own = jnp.take(bank.answers, client_id, axis=0, mode='clip')
@@ -120,14 +121,14 @@ def most_similar(bank: Bank, client_id: Array, num_helpers: int) -> Helpers:
 
 
 def noise_image(like: Array) -> jax.Array:
-  """The image on which models are compared, the same in all rounds and runs.
+  """Draws the image on which models are compared, the same in all runs.
 
   Args:
     like: uint8[D, H, W, C], images of the wanted shape and type.
 
   Returns:
-    [1, H, W, C], drawn from a normal law of mean and deviation 125, truncated
-    to [0, 255].
+    [1, H, W, C], from a normal distribution with mean and deviation 125,
+    truncated to [0, 255].
   """
   draw = jax.random.truncated_normal(
       jax.random.key(0), -1.0, (255 - 125) / 125, (1, *like.shape[1:]))
@@ -135,5 +136,5 @@ def noise_image(like: Array) -> jax.Array:
 
 
 def answer(task: Task, model: Variables, image: jax.Array) -> jax.Array:
-  """float32[C]: the model's probabilities on one image [1, ...]."""
+  """Computes the model's probabilities float32[C] on one image [1, ...]."""
   return jax.nn.softmax(task.apply(model, image)[0])

@@ -1,7 +1,7 @@
 """FedMatch's two losses and its local step, on theta = sigma + psi.
 
-sigma learns from labels and psi from unlabeled rows; neither loss has a
-derivative by the other's part, unless the learner is undivided. Jeong et al.,
+sigma learns from labels and psi from unlabeled rows; each loss treats the
+other's part as a constant, unless the learner is undivided. Jeong et al.,
 https://arxiv.org/abs/2006.12097.
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ Panel = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """What the losses are made of; `fedmatch.fedmatch` explains the fields."""
+  """Settings of the losses; `fedmatch.fedmatch` explains the fields."""
 
   num_helpers: int = 2
   threshold: float = 0.75
@@ -54,14 +54,14 @@ class Learner(NamedTuple):
 
 
 def whole(sigma: PyTree, psi: PyTree, stats: PyTree) -> Variables:
-  """The model theta = sigma + psi."""
+  """Returns the model theta = sigma + psi."""
   return Variables(tree.add(sigma, psi), stats)
 
 
 def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
                  batch: Batch, key: jax.Array, *, weight: float = 10.0
                  ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-  r"""Equation 5: :math:`\lambda_s CE(y, p_{\sigma + \psi^*}(x))`.
+  r"""Computes equation 5, :math:`\lambda_s CE(y, p_{\sigma + \psi^*}(x))`.
 
   Args:
     task: has the network and the labeled view.
@@ -69,7 +69,7 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
     psi: a constant for derivatives.
     stats: normalization statistics.
     batch: labeled rows.
-    key: draws the view, and what drops out.
+    key: draws the view and dropout.
     weight: lambda_s.
 
   Returns:
@@ -86,9 +86,10 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
 
 
 def penalty(sigma: PyTree, psi: PyTree, weights: Weights) -> jax.Array:
-  r""":math:`\lambda_{L2} \|\sigma^* - \psi\|^2 + \lambda_{L1} \|\psi\|_1`.
+  r"""Computes the terms that make psi small and sparse, float32[].
 
-  Both are sums over all weights, but L2 is their mean if
+  :math:`\lambda_{L2} \|\sigma^* - \psi\|^2 + \lambda_{L1} \|\psi\|_1`. Both are
+  sums over all numbers of psi; the first is their mean if
   `weights.l2_reduction` is 'mean'.
   """
   terms = jnp.float32(0)
@@ -107,12 +108,12 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
                    panel: Panel | None = None,
                    present: jax.Array | None = None
                    ) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-  r"""Equation 6: agreement, inter-client consistency, L2 and L1 on psi.
+  r"""Computes equation 6: agreement, inter-client consistency, L2 and L1.
 
   :math:`\lambda_a CE(\hat y, p(A_s(u))) + \lambda_i \sum_j KL[p_{h_j}(u) \|
-  p(u)]` over rows of which the own model is confident, plus `penalty` if the
-  batch has any row. The label is the vote of own model and helpers on the weak
-  view u.
+  p(u)]` over rows of which the client's own model is confident, plus `penalty`
+  if the batch has any row. The own model and the helpers vote on the weak view
+  u for the label.
 
   Args:
     task: has the network and the views.
@@ -120,14 +121,14 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
     psi: what learns.
     stats: normalization statistics.
     batch: unlabeled rows.
-    key: draws the views, and what drops out.
+    key: draws the views and dropout.
     weights: of the terms.
-    panel: the helpers' logits; None has no helpers.
+    panel: predicts with the helpers; None has no helpers.
     present: float32[H], 0 for an empty place, which neither votes nor teaches.
 
   Returns:
     float32[], the statistics after the batch and metrics: `mask_rate`, and
-    `outvoted`, the share of confident rows whose label is not the own vote.
+    `outvoted`, the share of confident rows whose label is not the own model's.
   """
   weak_key, strong_key = jax.random.split(key)
   model = whole(lax.stop_gradient(sigma), psi, stats)
@@ -148,7 +149,7 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
   loss = weights.agreement * losses.cross_entropy(
       logits, labels, chosen, total=total)[0]
   if panel is not None and weights.consistency:
-    if present is not None:  # To agree with one's own prediction costs 0.
+    if present is not None:  # An empty place agrees, so that it adds no loss.
       advice = jnp.where(present[:, None, None] > 0, advice,
                          lax.stop_gradient(own))
     gap = losses.inter_client_kl(own, advice, chosen, total=total)[0]
@@ -172,13 +173,13 @@ def unlabeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
 
 def start(sigma: PyTree, psi: PyTree, stats: PyTree,
           optimizer: optax.GradientTransformation) -> Learner:
-  """A learner with fresh optimizers, one for each part."""
+  """Makes a learner with fresh optimizers, one for each part."""
   return Learner(sigma, psi, stats, optimizer.init(sigma), optimizer.init(psi))
 
 
 def _move(loss_fn: Callable[..., Any], part: PyTree, opt_state: PyTree,
           optimizer: optax.GradientTransformation, factor: jax.Array) -> Any:
-  """One step of one part: (part, opt_state, loss, stats, metrics)."""
+  """Does a step of one part: (part, opt_state, loss, stats, metrics)."""
   (loss, (stats, metrics)), grads = jax.value_and_grad(
       loss_fn, has_aux=True)(part)
   part, opt_state = descend(optimizer, grads, opt_state, part, factor)
@@ -190,7 +191,7 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
          factor: jax.Array | float = 1.0, panel: Panel | None = None,
          present: jax.Array | None = None, undivided: bool = False
          ) -> tuple[Learner, Metrics]:
-  """A step on sigma with the labeled rows, then one on psi with the others.
+  """Does a step on sigma with labeled rows, then one on psi with the others.
 
   An undivided learner takes one step on psi with both losses.
 

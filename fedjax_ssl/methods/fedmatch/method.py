@@ -23,7 +23,7 @@ from fedjax_ssl.methods.fedmatch.settings import (
 )
 from fedjax_ssl.methods.parts import assemble
 
-# Which of the two a knob that is None takes depends on where the labels are.
+# A knob that is None takes one of the two, by where the labels are.
 _PROFILES = {name: {'clients': PROFILES[name], 'server': AT_SERVER[name]}
              for name in PROFILES}
 
@@ -42,33 +42,36 @@ def fedmatch(
     delta_threshold: float | None = None, exact_down: bool = True,
     lr_decay: str = 'clients', patience: int | None = None,
     max_gib: float = 16.0, keep_local: bool = False) -> Method:
-  """theta = sigma + psi, helpers from other clients, sparse messages.
+  """Trains theta = sigma + psi with helpers from other clients.
 
-  With labels at the server it trains sigma, and the clients psi only. A knob
-  that is None takes the profile's value, v1 / v3code below.
+  With labels at the server, the server trains sigma and the clients train psi
+  only. A knob that is None takes the profile's value; below, 'a / b' are those
+  of v1 and of v3code.
 
   Args:
     task: the static choices.
     profile: 'v1' or 'v3code'.
-    num_helpers: H, other clients' psi that a client receives; 0 is none, and
-      labels are then FixMatch's.
+    num_helpers: H, from how many other clients a client receives psi; 0 is
+      none, and pseudo-labels are then FixMatch's.
     helper_choice: 'reliability', the best of the last round on the server's
-      validation rows, or 'similarity', the nearest answers to a noise image.
-    helper_interval: rounds between helpers, 1 / 10; none in other rounds.
+      validation rows, or 'similarity', the clients with the nearest predictions
+      for a noise image.
+    helper_interval: every how many rounds clients have helpers, 1 / 10; in
+      other rounds they have none.
     aggregation: 'reliability', weights of equation 4 (equal if nobody gets a
       validation row right), or 'uniform'.
     labeled_client_weight: factor on the weight of a client that holds labels;
       1 is no difference.
-    threshold: confidence tau of the own model; at 1.1 no row counts. The
-      third version's text has 0.85.
-    tie: classes with equally many votes: the 'lowest' one wins, or the own
-      model's, 'local'.
+    threshold: confidence tau of the client's own model from which on a row
+      counts; 0 keeps all, 1.1 none. The third version's text has 0.85.
+    tie: of classes with equally many votes the 'lowest' one wins, or that of
+      the client's own model, 'local'.
     over: losses are means over the 'batch' (v1, not stated) or the 'confident'
       rows.
     labeled_weight: lambda_s, of the labeled loss.
     agreement_weight: of the vote's cross entropy, 1 / .01.
-    consistency_weight: of the helpers' divergence, 1 / .01; 0 leaves
-      inter-client consistency out, the votes stay.
+    consistency_weight: of the divergence from the helpers, 1 / .01; 0 leaves
+      inter-client consistency out, but helpers still vote.
     l2: of ||sigma - psi||^2, .01 / 10.
     l2_reduction: l2 weighs the 'mean' over the weights (v1, not stated) or
       the 'sum'.
@@ -82,29 +85,34 @@ def fedmatch(
       or sparse is refused: `l2`, `l1`, `psi_init`, `psi_threshold`, `density`.
     psi_init: psi starts at this share of sigma, 0 (not stated) / .2.
     density: largest share of psi that a client sends, 1 is all.
-    sending: 'values', all of sigma and psi above `psi_threshold`, or
-      'differences' to what the receiver holds above `delta_threshold`.
-    psi_threshold: numbers of psi up to it are 0 in what a client sends and in
-      the model that predicts, and do not count as sent by the server, which
-      itself keeps them. 0 (v1, not stated: all of a dense psi is sent) / 5e-6,
-      with labels at the server 1e-5. The authors' code cuts them only to decide
-      what is sent, and then sends them as they are; here they are sent as 0.
-    delta_threshold: 5e-5, with labels at the server 1e-5, for differences.
-    exact_down: whether a client gets all numbers, those that do not count as
-      sent too, as in the authors' code. With False it holds only what was sent,
-      of helpers as well.
+    sending: 'values': all of sigma, and the numbers of psi above
+      `psi_threshold`. Or 'differences' from what the receiver holds, if they
+      are above `delta_threshold`.
+    psi_threshold: numbers of psi up to this size are 0 in what a client sends
+      and in the model that predicts. The server keeps them, but they do not
+      count as sent by it. 0 (v1, not stated: all of a dense psi is sent) /
+      5e-6, with labels at the server 1e-5. The authors' code sets them to 0
+      only to decide what is sent, and then sends them as they are; here they
+      are sent as 0.
+    delta_threshold: with sending='differences', those up to this size are not
+      sent; 5e-5, with labels at the server 1e-5.
+    exact_down: whether a client receives all numbers, even those that do not
+      count as sent, as in the authors' code. With False it holds only what was
+      sent, also of its helpers.
     lr_decay: divides the learning rate by 3 after `patience` epochs without a
       lower validation loss. 'clients': each client its own rate, by the loss of
       its model; 'server': one rate for all, by the loss of the global model;
-      or 'none'. Clients' rates start again with each task of a stream.
+      or 'none'. These rates start again with each task of a stream.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
-    max_gib: most weights to keep, over all clients and ranked helpers.
+    max_gib: GiB of weights that may be kept for all clients and for helpers;
+      a run that needs more is refused.
     keep_local: keep each client's last model, as it was sent, to report local
       accuracy.
 
   Returns:
-    The method. Its metrics: `cost_up` and `cost_down`, percent of one dense
-    model a client and round; `psi_density`; `outvoted`.
+    The method. Its metrics: `cost_up` and `cost_down`, what a client sends and
+    receives in a round, in percent of one dense model; `psi_density`, the share
+    of psi that is not 0; `outvoted`.
 
   Raises:
     ValueError: for an unknown choice or a number out of range; or later, in
@@ -137,7 +145,7 @@ def fedmatch(
 
 
 def _labels(task: Task, s: Settings, record, memory, inputs):
-  """The vote of the global model and the most reliable clients."""
+  """Labels rows by the vote of the global model and the best clients."""
   del memory
   own = task.apply(server.predicted(s, record), inputs)
   if not isinstance(record.agents, helpers.Ranking):

@@ -1,4 +1,4 @@
-"""FedMatch's server: its labels, its helpers, its mean of the clients."""
+"""FedMatch's server: trains on its labels, picks helpers, averages clients."""
 from __future__ import annotations
 
 import functools
@@ -40,14 +40,18 @@ class Server(NamedTuple):
 
 
 def predicted(s: Settings, server: Server) -> Variables:
-  """The global model: sigma plus what of psi is not negligible."""
+  """Returns the global model: sigma, and psi without negligible numbers."""
   return losses.whole(server.sigma, sparse.cut(server.psi, s.psi_threshold),
                       server.stats)
 
 
 def init(task: Task, s: Settings, key: jax.Array, federation: Federation
          ) -> tuple[Server, Memory]:
-  """The first record and memory; refuses what cannot be judged or kept."""
+  """Makes the first record and memory.
+
+  Raises:
+    ValueError: if validation rows are missing, or memory exceeds `max_gib`.
+  """
   sigma, stats = assemble.new_model(task, key)
   psi = tree.scale(sigma, s.psi_init)
   if s.undivided:
@@ -87,7 +91,7 @@ def init(task: Task, s: Settings, key: jax.Array, federation: Federation
 
 def learn(task: Task, s: Settings, server: Server, context: Context,
           key: jax.Array) -> tuple[Server, Metrics]:
-  """The server's epochs on its own labels: sigma learns, psi stays."""
+  """Trains sigma on the server's own labels; psi stays."""
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(context.round)
   rate = server.rate
@@ -110,7 +114,10 @@ def learn(task: Task, s: Settings, server: Server, context: Context,
 
 def on_tasks(s: Settings, state: State, federation: Federation,
              round_: jax.Array) -> State:
-  """Clients' learning rates start again with each task of a stream."""
+  """Starts learning rates again with each task of a stream.
+
+  The rate for the server's own labels goes on.
+  """
   rate, memory = state.server.rate, state.memory
   if s.lr_decay == 'server' and rate is not None:
     rate = plateau.renewed(rate, federation, round_)
@@ -129,7 +136,7 @@ def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
 
 
 def broadcast(s: Settings, server: Server, client_id: jax.Array) -> Payload:
-  """What one client receives: both parts, and others' psi to help."""
+  """Returns what one client receives: both parts, and its helpers."""
   agents = None
   if isinstance(server.agents, helpers.Bank):
     agents = helpers.most_similar(server.agents, client_id,
@@ -145,7 +152,7 @@ def broadcast(s: Settings, server: Server, client_id: jax.Array) -> Payload:
 def aggregate(task: Task, s: Settings, server: Server, updates: Update,
               cohort: Cohort, context: Context, key: jax.Array
               ) -> tuple[Server, Metrics]:
-  """Equation 4, or the plain mean, of both parts; then new helpers.
+  """Averages both parts by equation 4, or evenly; then renews the helpers.
 
   The record stays as it is if nobody took part. Reports `psi_density`.
   """
@@ -161,7 +168,8 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
   sent = (server.sigma, server.psi, server.stats)
   new, each = [], []
   for old, gaps in zip(sent, message, strict=True):
-    # Means of what clients hold: where all sent 0 there is no rounding left.
+    # Averages what clients hold, not the gaps, so that a number that all have
+    # as 0 is exactly 0.
     each.append(tree.repeat(old, ids.shape[0]) if gaps is None
                 else jax.tree.map(jnp.add, old, gaps))
     new.append(old if gaps is None else aggregation.reliability_weighted_mean(

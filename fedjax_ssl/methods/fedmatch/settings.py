@@ -1,4 +1,4 @@
-"""The values of FedMatch's knobs, those of the two profiles filled in."""
+"""The values of FedMatch's knobs, with those of the two profiles."""
 from __future__ import annotations
 
 import dataclasses
@@ -44,11 +44,11 @@ _CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """One value for every choice; the fields are `fedmatch`'s knobs.
+  """A value for each knob of `fedmatch`, which explains them.
 
   Attributes:
-    weights: of the losses.
-    at_server: whether the labels are there.
+    weights: settings of the losses.
+    at_server: whether the labels are at the server.
   """
 
   weights: Weights
@@ -86,7 +86,7 @@ class Settings:
 
   @property
   def streams(self) -> str:
-    """The rows that clients use."""
+    """Returns the `streams` of `batching.batches` that clients use."""
     if self.undivided:
       return 'both'
     if not self.sends_sigma:
@@ -124,7 +124,7 @@ def settle(task: Task, **knobs: Any) -> Settings:
     **knobs: those of `fedmatch`, `profile` among them; None is the profile's.
 
   Raises:
-    ValueError: that names the first knob that does not fit.
+    ValueError: naming the first knob that does not fit.
   """
   profile = checks.check('profile', knobs['profile'], PROFILES)
   at_server = task.labels_at == 'server'
@@ -140,7 +140,7 @@ def settle(task: Task, **knobs: Any) -> Settings:
       raise checks.FieldError(
           'labels_at', 'server', "with learn='undivided' labels at the server "
           'divide what learns from them; give clients.')
-    # They keep two parts apart, or psi near 0, which is here the whole model.
+    # These relate two parts, or keep psi near 0; here psi is the whole model.
     for name in ('l2', 'l1', 'psi_init', 'psi_threshold'):
       if knobs.get(name):
         raise ValueError(f"learn='undivided' has no {name}, for there is one "

@@ -40,7 +40,7 @@ class Nets(NamedTuple):
 
 def start(nets: Nets, optimizers: dict[str, optax.GradientTransformation]
           ) -> dict[str, PyTree]:
-  """The first states of the optimizers, by network."""
+  """Makes the first states of the optimizers, by network."""
   return {'model': optimizers['model'].init(nets.model.params),
           'generator': optimizers['generator'].init(nets.generator),
           'discriminator': optimizers['discriminator'].init(
@@ -48,7 +48,7 @@ def start(nets: Nets, optimizers: dict[str, optax.GradientTransformation]
 
 
 class Rows(NamedTuple):
-  """Rows of a step, those with and those without a label together."""
+  """The labeled and the unlabeled rows of a step, in one batch."""
 
   inputs: jax.Array  # [B, ...] raw.
   labels: jax.Array  # int32[B], -1 where hidden.
@@ -74,7 +74,7 @@ class Material(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-  """What the paper fixes and what it leaves open; see `fedssl.fedssl`."""
+  """Knobs of the costs; `fedssl.fedssl` explains them."""
 
   num_views: int
   exponent: float
@@ -90,11 +90,11 @@ class Choices:
 
 
 def merge(pair: Pair, size: int | None = None) -> Rows:
-  """One batch of the labeled rows and, after them, the unlabeled ones.
+  """Joins the labeled rows and, after them, the unlabeled ones in one batch.
 
   Args:
-    pair: the two streams; None is one that is not used.
-    size: keep so many rows, real ones first; None keeps all.
+    pair: the two streams; one that is not used is None.
+    size: how many rows to keep, real ones first; None keeps all.
   """
   parts: list[Batch] = [b for b in pair[:2] if b is not None]
   known = [b.mask if b is pair.labeled else jnp.zeros_like(b.mask)
@@ -119,7 +119,7 @@ class Problem(NamedTuple):
 
 
 def continuous(problem: Problem, model: Variables, inputs: Array) -> jax.Array:
-  """float32[B, ...]: images preprocessed, tokens embedded by the model."""
+  """Preprocesses images, or embeds tokens by the model: float32[B, ...]."""
   ready = problem.task.preprocess(inputs)
   embed = problem.task.model.embed
   if embed is None or not jnp.issubdtype(ready.dtype, jnp.integer):
@@ -128,7 +128,7 @@ def continuous(problem: Problem, model: Variables, inputs: Array) -> jax.Array:
 
 
 def check(problem: Problem, inputs: Array) -> None:
-  """Raises ValueError where nothing would train the word vectors."""
+  """Raises ValueError if nothing would train the word vectors."""
   task = problem.task
   if (problem.choices.real_data == 'none' and task.model.embed is not None
       and jnp.issubdtype(task.preprocess(inputs).dtype, jnp.integer)):
@@ -139,7 +139,7 @@ def check(problem: Problem, inputs: Array) -> None:
 
 def limits(problem: Problem, inputs: Array
            ) -> tuple[jax.Array, jax.Array] | None:
-  """The preprocessed black and white image; None for other inputs."""
+  """Returns a black and a white image, preprocessed; None for other inputs."""
   if inputs.ndim != 4:
     return None
   black = jnp.zeros((1, *inputs.shape[1:]), jnp.uint8)
@@ -148,7 +148,7 @@ def limits(problem: Problem, inputs: Array
 
 def material(problem: Problem, model: Variables, rows: Rows, key: jax.Array
              ) -> Material:
-  """Draws a view, labels, classes, noise and blends for a batch.
+  """Draws a view, pseudo-labels, classes, noise and ratios for a batch.
 
   Args:
     problem: what the costs depend on.
@@ -179,7 +179,10 @@ def material(problem: Problem, model: Variables, rows: Rows, key: jax.Array
 
 def _pseudo_labels(problem: Problem, model: Variables, rows: Rows,
                    key: jax.Array) -> jax.Array:
-  """float32[B, C] of equation 2, without dropout; if a row needs one."""
+  """Computes the pseudo-labels float32[B, C] of equation 2, without dropout.
+
+  If all real rows have labels, nothing is computed.
+  """
   views, classes = problem.choices.num_views, problem.task.num_classes
 
   def predict():
@@ -199,7 +202,7 @@ def _pseudo_labels(problem: Problem, model: Variables, rows: Rows,
 
 def generate(problem: Problem, generator: PyTree, made: Material,
              *lams: jax.Array) -> list[jax.Array]:
-  """The blends of a batch, float32[B, ...] for each lam float32[B]."""
+  """Generates a batch's blends, float32[B, ...] for each lam float32[B]."""
   def tile(x):
     return jnp.concatenate([x] * len(lams))
   made_of = gan.Conditions(tile(made.labels), tile(made.target),
@@ -216,12 +219,12 @@ def _condition(problem: Problem, made: Material) -> jax.Array:
 
 def discriminator_cost(problem: Problem, discriminator: PyTree, nets: Nets,
                        made: Material) -> jax.Array:
-  """float32[]: what D minimises, equation 6.
+  """Computes what D minimises, float32[], equation 6.
 
   Args:
     problem: what the costs depend on.
-    discriminator: D's parameters, in which to differentiate.
-    nets: the others.
+    discriminator: D's parameters, by which to differentiate.
+    nets: the other networks.
     made: the batch.
   """
   fake = jax.lax.stop_gradient(
@@ -235,11 +238,11 @@ def discriminator_cost(problem: Problem, discriminator: PyTree, nets: Nets,
 
 def joint_cost(problem: Problem, trained: tuple[PyTree, PyTree], nets: Nets,
                made: Material) -> tuple[jax.Array, tuple[PyTree, Metrics]]:
-  """What F and G minimise: equations 4 to 7, and F on the real rows.
+  """Computes what F and G minimise: equations 4 to 7, and F on the real rows.
 
   Args:
     problem: what the costs depend on.
-    trained: F's and G's parameters, in which to differentiate.
+    trained: F's and G's parameters, by which to differentiate.
     nets: D, and F's statistics.
     made: the batch.
 
@@ -295,7 +298,7 @@ def passes(problem: Problem, rows: Rows) -> Metrics:
 
 def _logits(problem: Problem, model: Variables, fake: jax.Array, made: Material
             ) -> tuple[list[Any], PyTree]:
-  """F on the blends and, if it learns from them, on the real rows."""
+  """Runs F on the blends and, if it learns from them, on the real rows."""
   views = [fake]
   if problem.choices.real_data != 'none':
     # Not `made.real`: an embedding is trained by what F reads.

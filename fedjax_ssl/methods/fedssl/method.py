@@ -65,7 +65,7 @@ class Server(NamedTuple):
 
   @property
   def nets(self) -> gmixup.Nets:
-    """What travels."""
+    """Returns the three networks, which are sent."""
     return gmixup.Nets(self.model, self.generator, self.discriminator)
 
 
@@ -83,7 +83,7 @@ class _ToAgent(NamedTuple):
 
 
 class _Settings(NamedTuple):
-  """`fedssl`'s knobs, settled."""
+  """The knobs of `fedssl`, resolved."""
 
   problem: gmixup.Problem
   plan: private_agents.Plan | None  # None without privacy.
@@ -95,7 +95,7 @@ class _Settings(NamedTuple):
 
   def optimizers(self, round_: Array
                  ) -> dict[str, optax.GradientTransformation]:
-    """The optimizer of each network in a round."""
+    """Returns the optimizer of each network in a round."""
     return {'model': self.problem.task.optimizer(round_),
             **{name: optax.adam(self.gan_rate, b1=0.5)
                for name in ('generator', 'discriminator')}}
@@ -104,7 +104,7 @@ class _Settings(NamedTuple):
 def step(
     problem: gmixup.Problem,
     optimizers: dict[str, optax.GradientTransformation]) -> local_training.Step:
-  """One batch: D against the blends, then F and G together.
+  """Makes the step of one batch: D against the blends, then F and G together.
 
   Args:
     problem: what the costs of the three networks depend on.
@@ -176,8 +176,9 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   """Trains on blends that a generator shared by all agents makes.
 
   Without privacy all agents of a round train at once. With it, those with
-  labels train first, one after another in a drawn order, each from the last
-  one's networks; then all others at once; their mean change is added.
+  labels train first, one after another in a random order, each starting from
+  the networks of the one before. Then all others train at once, and their mean
+  change is added.
 
   Args:
     task: the static choices. Under privacy `labeled_batch` is the expected
@@ -185,20 +186,22 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     dp_scope: None; 'generator', noise on G alone as in the paper, whose
       epsilon is nominal and guarantees nothing; or 'all', noise on F, G and
       D: the networks are (epsilon, delta)-private in the labeled rows.
-    epsilon: the budget, above 0; the paper has 4, 8 and 16. Labels rest once
-      a round would exceed it. Refused without `dp_scope`, as are the six that
-      follow: they would do nothing.
+    epsilon: the budget, above 0; the paper has 4, 8 and 16. Once a round would
+      exceed it, labels are no longer used. Refused without `dp_scope`, as are
+      the next six: they would do nothing.
     delta: of the budget, in (0, 1).
     clip_norm: C, to which a labeled row's gradient is clipped; above 0.
     noise_multiplier: sigma; None solves it from the budget, the sampling rate
       and the steps of all planned rounds. 0 is no privacy.
     microbatch: rows whose gradients are held at a time; 0 is all.
     accountant: 'rdp', or 'pld', which is tighter and takes longer to start.
-    private_steps: steps with noise of an agent with labels, a round; 0 is as
-      many as without privacy. Fewer need less noise each. With noise on G
-      alone, F and D take all the steps that they take without privacy.
+    private_steps: how many steps with noise an agent with labels takes in a
+      round; 0 is as many as without privacy. Fewer steps need less noise each.
+      With noise on G alone, F and D take all the steps that they take without
+      privacy.
     use_rec: the reconstruction of equation 7; False is an ablation.
-    use_real: the realism of equation 6; False is an ablation, D stays still.
+    use_real: the realism of equation 6; False is an ablation, in which D does
+      not train.
     real_data: real rows from which F learns besides the blends: those with
       'labeled' truth; 'all', the others by their pseudo-labels; or 'none',
       which is equations 4 and 5 alone and refused for trained word vectors:
@@ -216,10 +219,10 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     gan_width: channels of the first layers of G and D.
     gan_rate: learning rate of G and D, above 0.
     packed: labeled and unlabeled rows share max(labeled_batch,
-      unlabeled_batch) places, labeled ones first. It spares agents that hold
-      one kind the masked half; an agent with both sees fewer unlabeled rows.
-    ramp: share of the run over which what F learns from pseudo-labels rises
-      linearly to its full weight; 0 is the full weight at once.
+      unlabeled_batch) places, labeled ones first. Agents that hold only one
+      kind then save the masked half; agents with both see fewer unlabeled rows.
+    ramp: share of the run over which the weight of pseudo-labels in F's loss
+      rises linearly to its full value; 0 is the full weight at once.
     labeled_client_weight: factor on the weight of an agent that holds labels,
       above 0. 3 makes both groups count the same, as in equation 1, in all
       settings of the paper, where N_Q = 3 N_S; 1 is one agent, one vote.
@@ -286,7 +289,7 @@ def _init(s: _Settings, key: jax.Array, federation: Federation
 def _train(s: _Settings, nets: gmixup.Nets, examples: Examples, shard: Shard,
            round_: Array, key: jax.Array, streams: str
            ) -> tuple[gmixup.Nets, Metrics]:
-  """An agent's or the server's local epochs, without noise."""
+  """Trains for the local epochs of an agent, or the server, without noise."""
   task = s.problem.task
   order_key, step_key = jax.random.split(key)
   made = batching.batches(task, examples, shard, order_key, streams, round_)
@@ -324,7 +327,7 @@ def _add_mean(server: Server, mean: gmixup.Nets, cohort: Any, context: Any,
 
 def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
                ) -> tuple[Server, Metrics]:
-  """The server's epochs on its own labels."""
+  """Trains the server's networks on its own labels."""
   nets, metrics = _train(s, server.nets, context.train, context.shard,
                          context.round, key, 'labeled')
   good = tree.all_finite(nets)
@@ -334,7 +337,7 @@ def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
 
 
 def _private_passes(s: _Settings) -> list[rounds.Pass]:
-  """Agents with labels, one after another; then the budget counts the round."""
+  """Makes the passes with noise: agents in turn, then the budget's count."""
   task, plan = s.problem.task, s.plan
   assert plan is not None
 
@@ -361,11 +364,11 @@ def _private_passes(s: _Settings) -> list[rounds.Pass]:
 
 def _pictures(problem: gmixup.Problem, server: Server, examples: Examples,
               key: jax.Array) -> jax.Array | None:
-  """One image blended towards each class: a row a class, a column a blend.
+  """Draws blends towards each class: one class a row, one blend a column.
 
-  Columns: the image itself, then lambda of 1, .75, .5, .25 and 0, which is
-  generated from noise and the class alone. A row's image is the first of the
-  next class, so that column 1 shows all classes.
+  The columns are a real image, then lambda of 1, .75, .5, .25 and 0, which is
+  generated from noise and the class alone. A row's image is the first one of
+  the next class, so that the first column shows all classes.
   """
   if examples.inputs.ndim != 4:
     return None

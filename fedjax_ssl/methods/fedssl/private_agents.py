@@ -1,14 +1,15 @@
 r"""FedSSL-DP: agents with labels train one after another, with noise.
 
 Fan et al., Private Semi-Supervised Federated Learning, IJCAI 2022, algorithm
-2. As printed it adds noise to the generator only, while the classifier and the
-discriminator learn from the same labels without, and shape the generator's
-later gradients: then NO network released has a formal guarantee, and the
-epsilon is nominal. With noise on all three networks, epsilon is a guarantee for
-each labeled row of each agent: neighbours differ by one row, and the numbers of
-rows are public. It covers the networks of every round. It does not cover what
-else a simulation tells, which must stay secret: its seed, from which the noise
-can be drawn again, and metrics of the labeled rows, such as `labeled_accuracy`.
+2. As printed it adds noise to the generator only. The classifier and the
+discriminator learn from the same labels without noise, and shape the
+generator's later gradients: then NO network released has a formal guarantee,
+and the epsilon is nominal. With noise on all three networks, epsilon is a
+guarantee for each labeled row of each agent: neighbouring data sets differ by
+one row, and the numbers of rows are public. It covers the networks of every
+round. It does not cover what else a simulation shows, which must stay secret:
+its seed, from which the noise can be drawn again, and metrics of the labeled
+rows, such as `labeled_accuracy`.
 """
 from __future__ import annotations
 
@@ -35,26 +36,26 @@ PARTS = ('model', 'generator', 'discriminator')
 
 
 class Budget(NamedTuple):
-  """What has been spent, and what may be; all steps are per agent."""
+  """The privacy budget, and how much of it is spent; steps are per agent."""
 
-  rounds: jax.Array  # int32[], rounds in which the labels were used.
-  allowed: jax.Array  # int32[], such rounds that stay within the budget.
-  steps: jax.Array  # int32[], private steps of an agent in such a round.
+  rounds: jax.Array  # int32[], private rounds so far: those that used labels.
+  allowed: jax.Array  # int32[], private rounds that stay within the budget.
+  steps: jax.Array  # int32[], private steps of an agent in a private round.
   noise: jax.Array  # float32[], noise multiplier sigma.
-  epsilons: jax.Array  # float32[T + 1] after each such round.
+  epsilons: jax.Array  # float32[T + 1], after 0 to T private rounds.
 
   @property
   def steps_now(self) -> jax.Array:
-    """int32[]: private steps of an agent in the coming round."""
+    """Returns the private steps of an agent in the coming round, int32[]."""
     return jnp.where(self.rounds < self.allowed, self.steps, 0)
 
   @property
   def spent(self) -> jax.Array:
-    """float32[]: epsilon so far."""
+    """Returns the epsilon spent so far, float32[]."""
     return self.epsilons[jnp.minimum(self.rounds, self.epsilons.shape[0] - 1)]
 
   def next(self) -> Budget:
-    """After a round."""
+    """Returns the budget after a round."""
     return self._replace(rounds=jnp.minimum(self.rounds + 1, self.allowed))
 
 
@@ -88,7 +89,7 @@ class Plan(NamedTuple):
 
   @property
   def clip_norms(self) -> dict[str, float]:
-    """C_p of each network; of those with noise the squares sum to C^2."""
+    """Returns C_p of each network; for those with noise squares sum to C^2."""
     if self.scope == 'generator':
       return {**dict.fromkeys(PARTS, math.inf), 'generator': self.clip_norm}
     return dict.fromkeys(PARTS, self.clip_norm / math.sqrt(len(PARTS)))
@@ -98,8 +99,8 @@ class Plan(NamedTuple):
 
     A row is on one client, so only that client's steps spend its epsilon. The
     client with the fewest rows draws each of them most often and has the
-    largest epsilon; it is the one that is tabulated. A round's private steps
-    are taken only if the budget has room for all of them.
+    largest epsilon, so the table is made for it. A round's private steps are
+    taken only if the budget has room for all of them.
     """
     first = _num_holders(federation)
     counts = np.asarray(federation.clients.num_labeled)
@@ -116,7 +117,7 @@ class Plan(NamedTuple):
     holders = counts[counts > 0]
     fewest = int(holders.min()) if holders.size else 1
     rate = min(1.0, task.labeled_batch / fewest)
-    # Nobody holds labels where a finished run is read back: shapes only.
+    # A finished run is read back without labels; then only shapes matter.
     steps = self.steps if holders.size else 0
     if holders.size and not steps:
       with jax.ensure_compile_time_eval():  # Also where shapes are traced.
@@ -138,7 +139,7 @@ class Plan(NamedTuple):
 
 
 def _num_holders(federation: Federation) -> int:
-  """How many clients, the first ones, hold labels."""
+  """Returns how many clients hold labels; they are the first ones."""
   size, total = federation.num_labeled_clients, federation.num_clients
   if not 0 < size < total:
     raise checks.FieldError(
@@ -149,14 +150,14 @@ def _num_holders(federation: Federation) -> int:
 
 
 def in_turn(state: Any, federation: Federation, key: jax.Array) -> Cohort:
-  """The clients with labels, each a group of its own, in a drawn order."""
+  """Samples the clients with labels in random order, each as its own group."""
   return sampling.one_by_one(sampling.labeled_clients(
       _num_holders(federation)))(state, federation, key)
 
 
 def without_labels(state: Any, federation: Federation, key: jax.Array
                    ) -> Cohort:
-  """All other clients at once."""
+  """Samples all other clients, in one group."""
   size = federation.num_clients - federation.num_labeled_clients
   return sampling.unlabeled_clients(size)(state, federation, key)
 
@@ -164,14 +165,14 @@ def without_labels(state: Any, federation: Federation, key: jax.Array
 def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
           optimizers: dict[str, optax.GradientTransformation], client: Any,
           steps: jax.Array, noise: jax.Array, key: jax.Array) -> gmixup.Nets:
-  """Private steps of one agent on its labeled rows.
+  """Does the private steps of one agent on its labeled rows.
 
   A step draws its rows once, then updates D, then F and G together. The noise
   of all three has the same size, and their gradients are clipped to norms
   whose squares sum to C^2. So the step as a whole is one Gaussian mechanism of
   sensitivity C, although F and G are trained after D has moved. A network
-  without noise follows the mean over the rows, as without privacy. Where only
-  G has noise, F and D then go on, G at rest, to the usual number of steps.
+  without noise follows the mean over the rows, as without privacy. If only G
+  has noise, F and D then go on without G, up to the usual number of steps.
 
   Args:
     task: its labeled batch is the expected size of a step.
@@ -193,6 +194,7 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
   expected = jnp.maximum(rate * shard.num_labeled, 1)
 
   def moved(carry, cost, parts, made, key):
+    """Does a gradient step of the networks in `parts` on one cost."""
     nets, states = carry
     held = {'model': nets.model.params, 'generator': nets.generator,
             'discriminator': nets.discriminator}
@@ -208,6 +210,7 @@ def train(task: Task, problem: gmixup.Problem, plan: Plan, nets: gmixup.Nets,
         discriminator=held['discriminator']), states
 
   def body(t, carry, parts=('model', 'generator')):
+    """Does step t: draws rows, updates D, then the networks in `parts`."""
     keys = jax.random.split(jax.random.fold_in(key, t), 4)
     places, mask = privacy.poisson_rows(
         keys[0], shard.num_labeled, rate, width=width, capacity=capacity)
@@ -238,10 +241,11 @@ def _gradients(plan: Plan, cost: Callable[..., jax.Array],
                parts: dict[str, PyTree], made: gmixup.Material,
                noise: jax.Array, expected: jax.Array, key: jax.Array
                ) -> dict[str, PyTree]:
-  """Gradients of some networks, by name: private ones, or means over the rows.
+  """Computes gradients of the networks in `parts`, by name.
 
-  A private one is the sum over clipped rows, with noise, over the `expected`
-  number of rows. `cost` is (parts, material) -> float32[].
+  A network without noise has the gradient of the mean over the rows. A private
+  one has the sum of clipped gradients of the rows, with noise, divided by the
+  `expected` number of rows. `cost` is (parts, material) -> float32[].
   """
   norms = plan.clip_norms
   noisy = {k: v for k, v in parts.items() if math.isfinite(norms[k])}

@@ -1,8 +1,9 @@
-"""FedTriNet: three networks of a client agree on labels that stay.
+"""FedTriNet: a client's three networks vote for pseudo-labels, which it keeps.
 
 Che et al., FedTriNet: A Pseudo Labeling Method with Three Players for Federated
 Semi-supervised Learning, IEEE Big Data 2021, https://arxiv.org/abs/2109.05612.
-Details are those of the authors' code, which the profile 'official' follows.
+Details that the paper leaves open are those of the authors' code. The profile
+'official' follows that code.
 """
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ from fedjax_ssl.methods.fedtrinet import shared_layers
 from fedjax_ssl.methods.parts import assemble, averaging, network
 
 # Whether the shared layers are frozen while the others are tuned, and whether
-# networks label as in training: with dropout, and statistics of one image.
+# networks label in training mode: with dropout, and statistics of one image.
 _PROFILES: dict[str, dict[str, bool]] = {
     'paper': {'freezes': True, 'labels_in_training': False},
     'official': {'freezes': False, 'labels_in_training': True},
 }
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
-_FEW = 10  # New labels that make a round a harvest.
+_FEW = 10  # A round that accepts this many new labels is called a harvest.
 _RAMP = (50, 150)  # Epochs between which pseudo-labels gain weight.
 
 
@@ -52,7 +53,7 @@ class Server(NamedTuple):
   """The server's record."""
 
   model: Variables
-  confidence: jax.Array  # float32[], mean largest probability; 0: unknown.
+  confidence: jax.Array  # float32[], mean largest probability; 0 is unknown.
   threshold: jax.Array  # float32[], of the next round.
 
 
@@ -61,12 +62,12 @@ class Memory(NamedTuple):
 
   model: Variables  # As it was after its last round.
   seen: jax.Array  # int32[], rounds it has trained in.
-  labels: jax.Array  # int32[U], accepted for good; -1 none yet.
+  labels: jax.Array  # int32[U], accepted for good; -1 is none yet.
   harvests: jax.Array  # int32[], rounds that accepted `_FEW` labels or more.
 
 
 class _Trained(NamedTuple):
-  """What local training gives in either phase."""
+  """What a client's round gives in either phase."""
 
   model: Variables
   rows: jax.Array  # int32[], rows that it learnt from.
@@ -75,7 +76,7 @@ class _Trained(NamedTuple):
 
 
 class _Settings(NamedTuple):
-  """`fedtrinet`'s knobs, settled."""
+  """The knobs of `fedtrinet`, resolved."""
 
   freezes: bool
   labels_in_training: bool
@@ -88,17 +89,17 @@ class _Settings(NamedTuple):
 
 def threshold_at(confidence: Number, phase_round: Number, *,
                  scale: float = 2.8, protected: bool = True) -> jax.Array:
-  """The sum of three probabilities that a label needs.
+  """Computes the sum of three probabilities that a label needs.
 
   With b = scale * confidence: b in the first 10 rounds of the second phase,
-  b (100 - 2 t) / 100 in rounds 10 to 34, then b / 2.
+  b (100 - 2 t) / 100 in its rounds 10 to 34, then b / 2.
 
   Args:
     confidence: float32[], mean largest probability of the global model; 0 is
       unknown and accepts nothing.
-    phase_round: t, int32[]; below 0 nothing is accepted.
-    scale: factor on it, 3 being three networks as sure as that.
-    protected: whether it stays at b / 2 from round 35; else it goes on to 0.
+    phase_round: t, int32[], from 0; below 0 nothing is accepted.
+    scale: factor on the confidence; 3 would be three networks as sure as that.
+    protected: whether it is b / 2 from round 35 on; else it falls on to 0.
 
   Returns:
     float32[].
@@ -113,7 +114,7 @@ def threshold_at(confidence: Number, phase_round: Number, *,
 
 
 def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
-  """The class with the largest sum of probabilities over the networks.
+  """Finds the class with the largest sum of probabilities over the networks.
 
   Args:
     logits: float[3, B, C], one prediction per network.
@@ -134,17 +135,18 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
               num_shared: int = 1, scale: float = 2.8,
               protected: bool = True, final_weight: float = 0.15,
               keep_local: bool = False) -> Method:
-  """Trains on labels, then also on labels that three networks agree on.
+  """Trains on labels, then also on labels that three networks vote for.
 
   The first phase is FedAvg with equal weights. In the second, a client has
-  three networks: the received one, its own last one (the received one in its
-  first round), and a third made of the received first layers and its own later
-  ones, which it tunes on its labels. The three probabilities of a row's class
-  are added; a row whose largest sum reaches a threshold gets that label for
-  good. Then the client trains the third network and sends it. The loss is the
-  cross entropy of labeled and accepted rows together until 10 labels were
-  accepted in one round, then (CE_labeled + a CE_accepted) / 2, with a rising
-  from 0. All clients count the same.
+  three networks: the received one; its own last one (the received one in its
+  first round); and a third one, with the first layers of the received network
+  and the later layers of its own last one, which it tunes on its labels. For
+  each row the probabilities of the three are added. A row whose largest sum
+  reaches a threshold gets that class as its label for good. Then the client
+  trains the third network and sends it. The loss is the cross entropy of
+  labeled and accepted rows together. Once a round has accepted 10 labels, it is
+  (CE_labeled + a CE_accepted) / 2, where a rises from 0. All clients count the
+  same.
 
   Args:
     task: the static choices; labels must be at the clients. The authors train
@@ -158,13 +160,15 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
     num_shared: first layers that the third network takes from the server:
       convolutions, or dense layers in networks without. The authors share 1,
       or 2 of their network for digits.
-    scale: threshold over the mean largest probability at the end of phase 1,
-      0 to 6; 0 accepts every row.
-    protected: whether the falling threshold stops at half.
+    scale: the first threshold over the mean largest probability at the end of
+      phase 1, 0 to 6; 0 accepts every row.
+    protected: whether the threshold, which falls from round 10 of the second
+      phase on, goes back to half of its first value in round 35; else it falls
+      on to 0 in round 50.
     final_weight: of accepted labels, the last value of a; the code has .5 in a
       routine that it does not call.
     keep_local: report the accuracy of the clients' last models, which are kept
-      anyway.
+      in any case.
 
   Returns:
     The method; evaluation judges the labels that the three networks would
@@ -207,12 +211,12 @@ def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
 
 
 def _one_epoch(task: Task) -> Task:
-  """The task of passes that visit each row once."""
+  """Returns the task of a pass that visits each row once."""
   return dataclasses.replace(task, local_epochs=1, local_steps=0)
 
 
 def _work(task: Task, shard: Shard) -> jax.Array:
-  """int32[]: steps of a client."""
+  """Counts the steps of a client, int32[]."""
   return (batching.num_steps(task, shard, 'labeled')
           + batching.num_steps(_one_epoch(task), shard, 'unlabeled'))
 
@@ -224,7 +228,7 @@ def _supervised(task: Task) -> LossFn:
 
 def _three(s: _Settings, received: Variables, memory: Memory
            ) -> tuple[Variables, Variables]:
-  """The client's last model, and the third one, with the received layers."""
+  """Returns the client's last model, and the third one, not tuned yet."""
   last = tree.where(memory.seen > 0, memory.model, received)
   shared = shared_layers.shared_layers(last.params, s.num_shared)
   return last, last._replace(params=shared_layers.combine(
@@ -233,13 +237,13 @@ def _three(s: _Settings, received: Variables, memory: Memory
 
 def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
                    key: jax.Array) -> Update:
-  """One client's round.
+  """Does one client's round.
 
   In the first phase it trains on its labels (`_pretraining`), in the second
-  also on labels that its three networks agree on (`_with_labels`). From the
-  last round of the first phase on, until the server knows how sure its model
-  is, the client measures that on its unlabeled rows, and sends the sum and the
-  number of rows in `Update.counts`, with 1 if it trained.
+  also on labels that its three networks vote for (`_with_labels`). In the last
+  round of the first phase, and later if the server still has no `confidence`,
+  the client measures that of the received model on its unlabeled rows. It sends
+  the sum and the number of these rows in `Update.counts`, and 1 if it trained.
   """
   model, rows, memory, metrics = lax.cond(
       client.round < s.first_phase, functools.partial(_pretraining, task),
@@ -266,7 +270,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
 
 def _pretraining(task: Task, payload: Server, client: Client, key: jax.Array
                  ) -> _Trained:
-  """A client's round in the first phase: FedAvg."""
+  """Does a client's round in the first phase: FedAvg."""
   model, metrics, _ = averaging.train_locally(
       task, _supervised(task), payload.model, client.train, client.shard,
       client.round, key, 'labeled')
@@ -276,7 +280,7 @@ def _pretraining(task: Task, payload: Server, client: Client, key: jax.Array
 
 def _with_labels(task: Task, s: _Settings, payload: Server, client: Client,
                  key: jax.Array) -> _Trained:
-  """A client's round in the second phase: tune, label, train on both."""
+  """Does a client's round in the second phase: tune, label, train on both."""
   memory: Memory = client.memory
   keys = jax.random.split(key, 3)
   last, third = _three(s, payload.model, memory)
@@ -296,7 +300,7 @@ def _with_labels(task: Task, s: _Settings, payload: Server, client: Client,
 
 def _measure(task: Task, model: Variables, client: Client, key: jax.Array,
              wanted: jax.Array) -> jax.Array:
-  """float32[2]: sum of largest probabilities over unlabeled rows, rows."""
+  """Sums the largest probabilities of unlabeled rows: float32[2], sum, rows."""
   def step(sums, batch, key):
     del key
     rows = batch.unlabeled
@@ -310,7 +314,7 @@ def _measure(task: Task, model: Variables, client: Client, key: jax.Array,
 
 def _predict(task: Task, s: _Settings, model: Variables, inputs: jax.Array,
              key: jax.Array) -> jax.Array:
-  """Logits float32[B, C] by which a network votes."""
+  """Computes the logits float32[B, C] by which a network votes."""
   if not s.labels_in_training:
     return task.apply(model, inputs)
   def alone(image, key):
@@ -321,7 +325,7 @@ def _predict(task: Task, s: _Settings, model: Variables, inputs: jax.Array,
 def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
                 client: Client, threshold: jax.Array, key: jax.Array
                 ) -> tuple[jax.Array, Metrics]:
-  """The client's table with what the three networks accept now."""
+  """Adds the labels that the three networks accept now to a client's table."""
   labels = client.memory.labels
   shard, order = batching.narrowed(client.shard, labels < 0)
 
@@ -330,7 +334,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
     found, sure = vote(jnp.stack([
         _predict(task, s, m, rows.inputs, jax.random.fold_in(key, i))
         for i, m in enumerate(models)]), threshold)
-    # A place beyond the table is dropped.
+    # Rows not accepted go to a place beyond the table, where they are dropped.
     place = jnp.where(sure * rows.mask > 0, order[rows.slots],
                       labels.shape[0])
     return labels.at[place].set(found, mode='drop'), {
@@ -344,7 +348,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
 
 def _tune(task: Task, s: _Settings, model: Variables, client: Client,
           key: jax.Array) -> tuple[Variables, Metrics]:
-  """The third network after the task's epochs on labels."""
+  """Tunes the third network on labels, for the task's epochs."""
   optimizer = task.optimizer(client.round)
   if s.freezes:
     optimizer = shared_layers.freeze(
@@ -365,7 +369,7 @@ def _tune(task: Task, s: _Settings, model: Variables, client: Client,
 def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
                    labels: jax.Array, harvests: jax.Array, key: jax.Array
                    ) -> tuple[Variables, Metrics]:
-  """The client's epochs on its labels and those that it accepted."""
+  """Trains the third network on the client's labels and the accepted ones."""
   shard, order = batching.narrowed(client.shard, labels >= 0)
   made = batching.batches(task, client.train, shard, key, 'both',
                           client.round, pseudo_labels=labels[order])
@@ -395,7 +399,7 @@ def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
 
 def _finish(s: _Settings, record: Server, mean: Any, cohort: Any,
             context: Context, key: Any) -> tuple[Server, Metrics]:
-  """The mean over those who trained, and the next round's threshold."""
+  """Adds the mean over those that trained; sets the next round's threshold."""
   del cohort, key
   delta, (top, rows, share) = mean
   confidence = jnp.where(rows > 0, top / jnp.maximum(rows, 1e-30),
@@ -408,7 +412,7 @@ def _finish(s: _Settings, record: Server, mean: Any, cohort: Any,
 
 def _pseudo_label(task: Task, s: _Settings, record: Server, memory: Memory,
                   inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Labels that the three networks would give, the third one untuned."""
+  """Labels rows as the three networks would, the third one not tuned."""
   last, third = _three(s, record.model, memory)
   return vote(jnp.stack([task.apply(m, inputs) for m in (
       record.model, last, third)]), record.threshold)

@@ -1,4 +1,4 @@
-"""A network in two parts: first layers from the server, the rest a client's."""
+"""Splits a network: first layers from the server, the others from a client."""
 from __future__ import annotations
 
 import jax
@@ -8,11 +8,11 @@ from fedjax_ssl.core.types import PyTree
 
 
 def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
-  """Names of the first `count` convolutions, or of dense layers without any.
+  """Names the first `count` convolutions, or dense layers if there are none.
 
   Args:
-    params: a network's, by layer.
-    count: 0 shares nothing.
+    params: parameters of a network, by layer.
+    count: how many; 0 shares nothing.
 
   Raises:
     ValueError: if there are fewer such layers.
@@ -29,13 +29,13 @@ def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
 
 
 def combine(first: PyTree, later: PyTree, shared: tuple[str, ...]) -> PyTree:
-  """Parameters with the `shared` layers of `first`, the others of `later`."""
+  """Joins the `shared` layers of `first` and the other layers of `later`."""
   return {k: first[k] if k in shared else v for k, v in later.items()}
 
 
 def freeze(optimizer: optax.GradientTransformation, params: PyTree,
             shared: tuple[str, ...]) -> optax.GradientTransformation:
-  """The optimizer with updates of the `shared` layers set to 0."""
+  """Wraps an optimizer so that it leaves the `shared` layers as they are."""
   mask = {k: jax.tree.map(lambda _, k=k: k in shared, v)
           for k, v in params.items()}
   return optax.chain(optimizer, optax.masked(optax.set_to_zero(), mask))

@@ -1,8 +1,8 @@
-"""What a task adds to any method: an optimizer of the server, and attackers.
+"""Adds a server optimizer or hostile clients to any method.
 
-The server's record and the clients' memory are then the method's own and,
-beside it, the state of the optimizer and who is hostile. A method knows
-nothing of it.
+Both are options of the task, and the method does not see them. The server's
+record becomes `Beside`: the method's own record and the optimizer's state. So
+do the clients' memories: the method's own, and whether a client is hostile.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ClientUpdate = Callable[..., Update]
 
 
 class Beside(NamedTuple):
-  """A server's record or a client's memory, and what is added to it."""
+  """A method's record or memory, and what the task adds to it."""
 
   own: PyTree  # The method's.
   added: PyTree  # Moments of the server's optimizer; bool, who is hostile.
@@ -41,22 +41,22 @@ def wanted(task: Task) -> bool:
 
 
 def own(record: Any) -> Any:
-  """The method's part of a record or memory."""
+  """Returns the method's part of a record or memory."""
   return record.own
 
 
 def start(task: Task, state: State, update: ClientUpdate,
           broadcast: Callable[..., PyTree], federation: Federation,
           key: jax.Array) -> State:
-  """The first state, with what is added.
+  """Puts the task's additions beside a method's first state.
 
   Args:
-    task: says what.
+    task: has the server's optimizer and the attack.
     state: the method's own.
     update: the method's `client_update`, which is only traced.
-    broadcast: what the client receives.
+    broadcast: (server, client_id) -> what the client receives.
     federation: the clients.
-    key: of the initial values.
+    key: the one that drew the initial values.
 
   Returns:
     The state, whose record and memory are `Beside`.
@@ -76,7 +76,7 @@ def start(task: Task, state: State, update: ClientUpdate,
 def _message(state: State, update: ClientUpdate,
              broadcast: Callable[..., PyTree], federation: Federation,
              key: jax.Array) -> PyTree:
-  """Shapes of what a client sends."""
+  """Returns the shapes of a client's message."""
   def one(state: State, federation: Federation) -> PyTree:
     first = jnp.int32(0)
     client = Client(
@@ -88,7 +88,7 @@ def _message(state: State, update: ClientUpdate,
 
 
 def within(one: rounds.Pass) -> rounds.Pass:
-  """A pass that sees the method's own parts alone."""
+  """Wraps a pass so that it sees only the method's own parts."""
   def run(state, federation, round_, key):
     server, memory, _ = state
     after, metrics = one(state._replace(server=server.own, memory=memory.own),
@@ -99,7 +99,10 @@ def within(one: rounds.Pass) -> rounds.Pass:
 
 
 def client_update(task: Task, update: ClientUpdate) -> ClientUpdate:
-  """What a client does, by its own part; it may be hostile."""
+  """Wraps a method's `client_update`, which sees its own memory only.
+
+  Hostile clients attack.
+  """
   attack = task.attack
   attacked = None if attack is None else attacks.attacked(
       attack, update, task.num_classes)
@@ -115,14 +118,15 @@ def client_update(task: Task, update: ClientUpdate) -> ClientUpdate:
 
 def aggregate(task: Task, finish: Callable[..., tuple[Any, Metrics]]
               ) -> Callable[..., tuple[Any, Metrics]]:
-  """What the server does, by its own part, and with its optimizer.
+  """Wraps a method's `aggregate`; the optimizer turns the mean into a step.
 
   Args:
-    task: says which.
-    finish: see `core.rounds.client_pass`; linear if there is an optimizer.
+    task: has the optimizer, if any.
+    finish: `aggregate` of `core.rounds.client_pass`, over the method's own
+      record; linear if there is an optimizer.
 
   Returns:
-    The same, of records that are `Beside`; linear if `finish` is.
+    `aggregate` over records that are `Beside`; linear if `finish` is.
   """
   optimizer = task.server_optimizer
 

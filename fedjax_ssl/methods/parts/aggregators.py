@@ -19,14 +19,16 @@ _SHARE = knobs.Bound(0, 0.5, below=True)
 
 
 def mean() -> None:
-  """The weighted mean, as in FedAvg.
+  """Takes the weighted mean, as in FedAvg.
 
   McMahan et al., FedAvg, AISTATS 2017, https://arxiv.org/abs/1602.05629.
   """
 
 
 def median() -> Rule:
-  """Weighted median, number by number; withstands less than half.
+  """Takes the weighted median of each number.
+
+  It withstands attackers below half the weight.
 
   Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
   https://arxiv.org/abs/1803.01498.
@@ -36,42 +38,42 @@ def median() -> Rule:
 
 @knobs.checked(trim=_SHARE._replace(cases=(_MEAN,)))
 def trimmed_mean(*, trim: float = 0.2) -> Rule:
-  """Mean of each number without its largest and its smallest.
+  """Averages each number without its largest and its smallest values.
 
   Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
   https://arxiv.org/abs/1803.01498.
 
   Args:
-    trim: share of the weight that is left out at either end; withstands as
-      much. 0 is the mean.
+    trim: share of the weight that is left out at either end, and so the share
+      of attackers that it withstands. 0 is the mean.
   """
   return functools.partial(aggregation.trimmed_mean, trim=trim)
 
 
 @knobs.checked(share=_SHARE)
 def krum(*, share: float = 0.2) -> Rule:
-  """The one update that is nearest to its neighbours.
+  """Takes the one update that is nearest to its neighbours.
 
   Blanchard et al., Byzantine Tolerant Gradient Descent, NeurIPS 2017,
   https://arxiv.org/abs/1703.02757.
 
   Args:
-    share: of a cohort's clients that may be hostile; they are rounded up to f,
-      and a cohort should have at least 2 f + 3.
+    share: of a cohort's clients that may be hostile. With f that share as a
+      number of clients, rounded up, a cohort should have 2 f + 3 or more.
   """
   return functools.partial(aggregation.krum, share=share)
 
 
 @knobs.checked(share=_SHARE._replace(cases=(_MEAN,)))
 def multi_krum(*, share: float = 0.2) -> Rule:
-  """Weighted mean of the updates that are nearest to their neighbours.
+  """Averages, by weight, the updates that are nearest to their neighbours.
 
   Blanchard et al., Byzantine Tolerant Gradient Descent, NeurIPS 2017,
   https://arxiv.org/abs/1703.02757.
 
   Args:
-    share: of a cohort's clients that may be hostile: so many, rounded up, are
-      left out. 0 is the mean.
+    share: of a cohort's clients that may be hostile: this many, rounded up,
+      are left out. 0 is the mean.
   """
   return functools.partial(aggregation.multi_krum, share=share)
 
@@ -79,14 +81,17 @@ def multi_krum(*, share: float = 0.2) -> Rule:
 @knobs.checked(smoothing=knobs.Bound(above=True), steps=knobs.Bound(
     1, 1000, whole=True))
 def geometric_median(*, smoothing: float = 1e-6, steps: int = 8) -> Rule:
-  """The point with the least sum of distances; withstands less than half.
+  """Finds the point with the least sum of distances to the updates.
+
+  It withstands attackers below half the weight.
 
   Pillutla et al., Robust Aggregation for Federated Learning,
   https://arxiv.org/abs/1912.13445.
 
   Args:
-    smoothing: distances below it count as it; a large one gives the mean.
-    steps: of the smoothed Weiszfeld algorithm.
+    smoothing: smaller distances count as this one; a large value gives the
+      mean.
+    steps: iterations of the smoothed Weiszfeld algorithm.
   """
   return functools.partial(aggregation.geometric_median, smoothing=smoothing,
                            steps=steps)
@@ -94,21 +99,22 @@ def geometric_median(*, smoothing: float = 1e-6, steps: int = 8) -> Rule:
 
 @knobs.checked()
 def norm_clipped(*, max_norm: float = 1.0) -> Rule:
-  """Mean of the updates, those that are too long made shorter.
+  """Averages the updates; those that are too long are scaled down first.
 
   Sun et al., Can You Really Backdoor Federated Learning?,
   https://arxiv.org/abs/1911.07963.
 
   Args:
-    max_norm: to which longer updates are cut.
+    max_norm: L2 norm to which longer updates are scaled down.
   """
   return functools.partial(aggregation.norm_clipped, max_norm=max_norm)
 
 
 def _builder(given: Any) -> Callable[..., Rule | None]:
-  """Makes a builder of a rule itself, whose keyword-only arguments are knobs.
+  """Turns a rule into its builder, with its keyword-only arguments as knobs.
 
-  A builder is left as it is: it takes no argument by its place.
+  A rule takes positional arguments. A builder takes none, and is returned as it
+  is.
 
   Raises:
     ValueError: for anything that cannot be called.
@@ -143,6 +149,9 @@ AGGREGATORS: registry.Registry[Callable[..., Rule | None]] = (
 
 
 def make(text: str) -> Rule | None:
-  """The rule of a text such as 'trimmed_mean(trim=.3)'; None for the mean."""
+  """Makes the rule that a text such as 'trimmed_mean(trim=.3)' names.
+
+  None stands for the mean.
+  """
   rule: Rule | None = registry.build('aggregator', text, AGGREGATORS)
   return rule

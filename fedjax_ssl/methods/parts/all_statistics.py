@@ -2,7 +2,8 @@
 
 Diao et al., SemiFL, NeurIPS 2022, https://arxiv.org/abs/2106.01432, whose
 networks train with the statistics of each batch and never track them. For
-prediction the rows of all go through the network once more, without any view.
+prediction the rows of all clients go through the network once more, not
+augmented.
 """
 from __future__ import annotations
 
@@ -39,14 +40,14 @@ def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
 
   Each batch b of the rows of a client, or of the server, is normalized by
   itself and has mean :math:`m_b` and variance :math:`v_b` in each layer; the
-  model keeps :math:`\frac1B \sum_b m_b` and :math:`\frac1B \sum_b v_b` over the
-  B batches of all. So each client sends its means and their number. Only the
-  model is sent to the clients, and what they remember is not touched. The
-  variances are biased, as everywhere under norm='static'.
+  model keeps :math:`\frac1B \sum_b m_b` and :math:`\frac1B \sum_b v_b` over all
+  B batches. So each client sends its two means and its number of batches. It
+  receives the model only, and its memory stays as it is. The variances are
+  biased, as everywhere under norm='static'.
 
   Args:
     task: the static choices.
-    num_clients: so many clients are drawn for it; 0 asks all.
+    num_clients: how many clients are drawn for it; 0 takes all.
 
   Returns:
     The pass.
@@ -62,7 +63,7 @@ def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
   def run(state: State, federation: Any, round_: Array, key: jax.Array
           ) -> tuple[State, Metrics]:
     after, metrics = inner(state._replace(memory=()), federation, round_, key)
-    # Who only measures does not take part in training.
+    # Clients that only measure do not count as participants in training.
     del metrics['num_participants']
     return after._replace(memory=state.memory), metrics
   return run
@@ -70,7 +71,7 @@ def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
 
 def of_rows(task: Task, model: Variables, examples: Examples, shard: Shard,
             key: jax.Array) -> tuple[PyTree, jax.Array]:
-  """Computes the mean over batches of their statistics.
+  """Computes the statistics of each batch of rows, and their mean.
 
   Args:
     task: the static choices.
@@ -80,8 +81,8 @@ def of_rows(task: Task, model: Variables, examples: Examples, shard: Shard,
     key: draws their order.
 
   Returns:
-    The change from the model's statistics, and float32[], the number of
-    batches; without any, zeros.
+    The mean minus the model's statistics, and float32[], the number of
+    batches; zeros without rows.
   """
   made = batching.batches(_wide(task, shard), examples, shard, key)
 
@@ -97,7 +98,7 @@ def of_rows(task: Task, model: Variables, examples: Examples, shard: Shard,
 
 
 def _wide(task: Task, shard: Shard) -> Task:
-  """The task of one pass in batches as wide as is of use."""
+  """Returns the task of one pass, in batches of at most `_BATCH` rows."""
   labeled, unlabeled = (min(_BATCH, rows.shape[-1]) for rows in (
       shard.labeled, shard.unlabeled))
   return dataclasses.replace(
@@ -113,7 +114,7 @@ def _client_update(task: Task, payload: Any, client: Client, key: jax.Array
 
 def _finish(task: Task, server: Any, updates: Update, cohort: Any,
             context: Context, key: jax.Array) -> tuple[Any, Metrics]:
-  """The mean over all batches, the server's own among them."""
+  """Averages over all batches, the server's own among them."""
   del cohort
   own, count = of_rows(task, server.model, context.train, context.shard, key)
   stacked = jax.tree.map(

@@ -1,8 +1,8 @@
 """Alternate training: clients learn pseudo-labels, then the server its labels.
 
-Diao et al., SemiFL, NeurIPS 2022, https://arxiv.org/abs/2106.01432. What
-methods of this kind share: the order of a round, the momentum of the server
-and of each client, clipped gradients, and statistics over all clients.
+Diao et al., SemiFL, NeurIPS 2022, https://arxiv.org/abs/2106.01432. Methods of
+this kind share the order of a round, the momentum of the server and of each
+client, clipped gradients, and statistics over all clients.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Server(NamedTuple):
   """The server's record."""
 
   model: Variables
-  opt_state: PyTree  # Of the optimizer of its own labels; () if not kept.
+  opt_state: PyTree  # Of its training on its own labels; () if not kept.
 
 
 class Settings(NamedTuple):
@@ -55,8 +55,9 @@ class Settings(NamedTuple):
     server_momentum: beta of the server, m <- beta m + mean update; 0 is off.
     clip_norm: global norm to which gradients are scaled down; inf is off.
     keep_momentum: whether clients and server keep their optimizers.
-    stats_clients: so many give statistics under norm='static'; 0 is all.
-    warmup_passes: how often the server trains as in a round before the first.
+    stats_clients: how many compute statistics under norm='static'; 0 is all.
+    warmup_passes: before the first round the server trains as long as in this
+      many rounds; 0 is off.
   """
 
   server_momentum: float
@@ -69,7 +70,7 @@ class Settings(NamedTuple):
 def settled(task: Task, s: Settings) -> Task:
   """Gives a task clipped gradients and the server's momentum.
 
-  An optimizer of the server that the task has takes the place of the momentum.
+  If the task has a server optimizer already, that replaces the momentum.
   """
   plain, server = task.optimizer, task.server_optimizer
   def clipped(round_: Any) -> optax.GradientTransformation:
@@ -82,7 +83,7 @@ def settled(task: Task, s: Settings) -> Task:
 
 
 def _streams(task: Task) -> str:
-  """Rows that clients train on: their labels too, where they have some."""
+  """Returns the `streams` of `batching.batches` that clients train on."""
   return 'unlabeled' if task.labels_at == 'server' else 'both'
 
 
@@ -90,9 +91,10 @@ class Kept(NamedTuple):
   """The rows that a client learns from in a round.
 
   Attributes:
-    batches: of these rows, and of the client's own labels if it has some.
-    shard: the client's, with these rows first, and counted alone.
-    order: int32[U], the place of each in the client's table before.
+    batches: of these rows, and of the client's labeled rows if it has some.
+    shard: the client's, with these rows first; its `num_unlabeled` counts only
+      them.
+    order: int32[U], where each row stood in the client's table before.
   """
 
   batches: local_training.Batches
@@ -102,13 +104,13 @@ class Kept(NamedTuple):
 
 def kept(task: Task, client: Client, labels: jax.Array, mask: jax.Array,
          key: jax.Array) -> Kept:
-  """Has a client keep some of its unlabeled rows for the round.
+  """Selects the unlabeled rows that a client trains on in the round.
 
   Args:
     task: as `settled` made it.
-    client: whose rows.
-    labels: int32[U], the class of each row.
-    mask: bool[U], which it keeps.
+    client: the one that holds the rows.
+    labels: int32[U], the pseudo-label of each row.
+    mask: bool[U], true for the rows to train on.
     key: draws the order.
   """
   shard, order = batching.narrowed(client.shard, mask)
@@ -124,10 +126,10 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
            weigh: assemble.Weigh | None = None) -> Method:
   """Makes a method whose server fine-tunes the averaged model.
 
-  A round: clients train and are averaged; the server takes a step with
+  In a round the clients train and are averaged; the server takes a step with
   momentum along the mean update, unless nobody took part; it trains on its own
   labels; and, under norm='static', the statistics of all rows are computed.
-  Those of the first model, and of the warm-up's, are computed before. With
+  Before the first round come the warm-up and the statistics of its model. With
   labels at the clients the server does not train.
 
   Args:
@@ -140,7 +142,8 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
     weigh: see `assemble.assemble`.
 
   Returns:
-    The method; its server's record is `Server`, beside the momentum.
+    The method; its own server record is `Server`. The momentum is kept beside
+    it, see `additions`.
   """
   def init(key: jax.Array, federation: Federation) -> tuple[Server, PyTree]:
     model = assemble.new_model(task, key)
@@ -168,7 +171,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
 
 def _opening(task: Task, s: Settings, renew: rounds.Pass | None
              ) -> rounds.Pass | None:
-  """The warm-up and the statistics that the first clients need."""
+  """Makes the warm-up, and the statistics that the first clients need."""
   passes = [] if renew is None else [renew]
   if s.warmup_passes and task.labels_at == 'server':
     longer = dataclasses.replace(
@@ -180,7 +183,10 @@ def _opening(task: Task, s: Settings, renew: rounds.Pass | None
 
 
 def descending(task: Task, loss_fn: LossFn) -> Callable[..., Step]:
-  """A step down a loss, for `trained`; running statistics stay as they are."""
+  """Makes a gradient step on a loss, for `trained`.
+
+  Under norm='static' it leaves the statistics as they are.
+  """
   return functools.partial(
       local_training.gradient_step,
       averaging.with_server_rule(task, loss_fn, 'fedavg', 0.0))
@@ -190,18 +196,19 @@ def trained(task: Task, s: Settings, step: Callable[..., Step],
             model: Variables, opt_state: PyTree, batches: Any, round_: Any,
             key: jax.Array, *, memory: PyTree = None
             ) -> tuple[Learner, Metrics]:
-  """Trains with the optimizer as it was left, or with a fresh one.
+  """Trains with the optimizer's kept state, or with a fresh one.
 
   Args:
     task: as `settled` made it.
     s: the settings.
     step: optimizer -> a step of `core.local_training.train`.
     model: the start.
-    opt_state: of an optimizer, if they are kept.
+    opt_state: the optimizer's state of the last round; not read unless
+      `s.keep_momentum`.
     batches: to train on.
     round_: int32[], for the learning rate.
     key: of the steps.
-    memory: what the loss keeps, as the round starts.
+    memory: what the loss keeps from step to step, at its start.
 
   Returns:
     The learner, and the metrics of `core.local_training.train`.
@@ -216,17 +223,17 @@ def trained(task: Task, s: Settings, step: Callable[..., Step],
 def update(client: Client, received: Variables, learner: Learner,
            memory: PyTree, weight: jax.Array, count: Array, metrics: Metrics,
            labeled: Metrics) -> Update:
-  """What a client sends.
+  """Makes the update that a client sends.
 
   Args:
-    client: as it began.
-    received: the model that it was given.
+    client: as it was before training.
+    received: the model that it received.
     learner: what it has trained.
     memory: what it keeps.
-    weight: float32[], 0 sits out.
+    weight: float32[], 0 leaves the client out.
     count: int32[], unlabeled rows that it has trained on.
     metrics: of the training.
-    labeled: of `labeling.probabilities`.
+    labeled: metrics of `labeling.probabilities`.
 
   Returns:
     The update, with the share of rows that it trained on as `mask_rate`.
@@ -240,7 +247,7 @@ def update(client: Client, received: Variables, learner: Learner,
 
 def _fine_tune(task: Task, s: Settings, record: Server, context: Context,
                key: jax.Array) -> tuple[Server, Metrics]:
-  """The server's epochs on its own labels."""
+  """Trains the server's model on its own labels."""
   order_key, step_key = jax.random.split(key)
   learner, metrics = trained(
       task, s, descending(task, averaging.supervised(task)),

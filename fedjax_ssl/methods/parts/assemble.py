@@ -56,7 +56,7 @@ def new_model(task: Task, key: jax.Array) -> Variables:
 
 
 def moved(model: Variables, delta: Variables) -> Variables:
-  """The model after an averaged update of parameters and statistics."""
+  """Adds an averaged update of parameters and statistics to a model."""
   return Variables(optax.apply_updates(model.params, delta.params),
                    tree.add(model.stats, delta.stats))
 
@@ -101,16 +101,17 @@ def assemble(
   some; the passes `before`; the clients train; and, under norm='static', the
   statistics of the new model are computed. With `labels_last` the server trains
   after the clients, so that its fine-tuned model predicts. `task.aggregator`
-  replaces the mean of the clients' updates and nothing else. What a server's
-  optimizer and an attack do, `additions` says.
+  replaces the mean of the clients' updates and nothing else. `additions` says
+  what a server optimizer and an attack do.
 
   Args:
     task: the static choices.
     client_update: (payload, client, key) -> Update, for one client.
     aggregate: see `core.rounds.client_pass`; None where clients send nothing.
     init: (key, federation) -> the server's record and the clients' memory
-      [N, ...]; default a new model in `Server`, and none.
-    sample: see `core.rounds.client_pass`, as for the next two.
+      [N, ...]; by default a new model in `Server`, and no memory.
+    sample: draws the cohort; see `core.rounds.client_pass`, as for the next
+      two.
     broadcast: what a client receives.
     work: steps of one client.
     on_labels: (server, context, key) -> (server, metrics), what the server
@@ -121,19 +122,21 @@ def assemble(
       have trained, and not before.
     opening: a pass ahead of all others in the first round, which changes the
       server's record alone.
-    renew: computes the statistics of norm='static'; default `statistics`.
+    renew: the pass that computes the statistics of norm='static'; by default
+      `statistics`.
     model: server -> the model that predicts.
     local_model: a client's row of memory -> its own model; None where clients
       keep none.
-    pseudo_label: see `Method`, as for the next two.
-    weigh: the weights that the server gives the clients, of what they send
-      beside their updates, in place of their own; None leaves these. A rule
-      of the task gets them too.
-    report: metrics of the server's record.
-    pictures: images to look at.
+    pseudo_label: see `Method`.
+    weigh: computes new weights of the clients from what they send beside their
+      updates. `task.aggregator` gets these too. None keeps the weights that the
+      clients sent.
+    report: metrics of the server's record, see `Method`.
+    pictures: images to look at, see `Method`.
     takes_rule: whether `task.aggregator` may replace the mean; False where
       `aggregate` needs the weighted mean itself.
-    splits_key: False gives the round's key unsplit to a pass that is alone.
+    splits_key: False: where a round has one pass only, that gets the round's
+      key as it is, not split.
 
   Raises:
     ValueError: for an aggregator, a server's optimizer or an attack of the task
@@ -181,7 +184,7 @@ def assemble(
 def _begun(begin: Callable[..., State],
            within: Callable[[rounds.Pass], rounds.Pass],
            one_round: rounds.Pass) -> rounds.Pass:
-  """A round that has `begin` before anything else, and no key for it."""
+  """Puts `begin`, which draws nothing and needs no key, ahead of a round."""
   def first(state, federation, round_, key):
     del key
     return begin(state, federation, round_), {}
@@ -198,9 +201,9 @@ def _in_order(task: Task, clients: rounds.Pass,
               on_labels: Callable[..., tuple[Any, Metrics]] | None,
               labels_last: bool, opening: rounds.Pass | None,
               renew: rounds.Pass | None) -> list[rounds.Pass]:
-  """The passes of a round around that of the clients; see `assemble`.
+  """Puts the passes of a round around that of the clients; see `assemble`.
 
-  Those besides `clients` are made `within` the method's own record.
+  `within` makes all but `clients` see the method's own record only.
   """
   passes = [*map(within, before), clients]
   if task.labels_at == 'server' and on_labels is not None:
@@ -219,10 +222,10 @@ def _readers(task: Task, own: Callable[[Any], Any], *,
              pseudo_label: Callable[..., Any] | None,
              report: Callable[..., Metrics] | None,
              pictures: Callable[..., Any] | None) -> dict[str, Any]:
-  """The fields of `Method` that read records, by their `own` parts.
+  """Makes the fields of `Method` that read records, by their `own` parts.
 
-  Each is None where the function that it calls is; `predict` calls `model`, and
-  `local_predict` `local_model`.
+  A field is None if the function that it calls is None. `predict` calls
+  `model`, and `local_predict` calls `local_model`.
   """
   return {
       'predict': None if model is None else (
@@ -244,7 +247,7 @@ def _unchanged(x: Any) -> Any:
 
 def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
            alone: bool) -> None:
-  """Refuses what a task adds where there is nothing that it acts on."""
+  """Refuses an addition of the task that would have nothing to act on."""
   names = [name for name in ('aggregator', 'server_optimizer')
            if getattr(task, name) is not None]
   linear = takes_rule and getattr(aggregate, 'is_linear', False)
@@ -270,7 +273,7 @@ def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
 
 def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate,
             weigh: Weigh | None = None) -> Aggregate:
-  """Replaces the mean of the messages by a rule of the user's.
+  """Replaces the mean of the messages by a rule that the user chose.
 
   `Update.counts` are averaged as before.
 
@@ -299,9 +302,9 @@ def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate,
 
 
 def once(one: rounds.Pass) -> rounds.Pass:
-  """Makes a pass over the server's record that only the first round has.
+  """Makes a pass over the server's record run in the first round only.
 
-  In all other rounds it costs nothing, and its metrics count nothing.
+  In all other rounds it costs nothing, and its metrics are 0.
   """
   def run(state, federation, round_, key):
     def made(server):
@@ -319,8 +322,8 @@ def once(one: rounds.Pass) -> rounds.Pass:
 def statistics(task: Task) -> rounds.Pass:
   """Recomputes normalization statistics at the averaged model (SemiFL).
 
-  A cohort is drawn for this, whose clients average the batch statistics over
-  one epoch of their rows. The server's rows are not used.
+  Draws a cohort for this; each of its clients averages the batch statistics
+  over one epoch of its rows. The server's rows are not used.
   """
   once = dataclasses.replace(task, local_epochs=1, local_steps=0)
 
@@ -351,7 +354,11 @@ def statistics(task: Task) -> rounds.Pass:
 
 def confident_labels(task: Task, threshold: float, *, strict: bool = False
                      ) -> Callable[..., Any]:
-  """The likeliest class of raw inputs, weight 1 from (or above) `threshold`."""
+  """Makes a `pseudo_label` that gives raw inputs their likeliest class.
+
+  The weight is 1 from the confidence `threshold` on, or with `strict` only
+  above it, else 0.
+  """
   bar = jnp.nextafter(jnp.float32(threshold), 2) if strict else threshold
   def pseudo_label(record, memory, inputs):
     del memory

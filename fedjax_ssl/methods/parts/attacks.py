@@ -1,8 +1,8 @@
 """Clients that attack, for studies of robustness.
 
-A fixed share of the clients is hostile from the first round to the last. Who
-they are follows from the seed of the run and is told to nobody. Numbers that a
-client sends beside its model (`Update.counts`) stay honest.
+A fixed share of the clients is hostile from the first round to the last. The
+seed of the run decides which, and no method is told. Numbers that a client
+sends beside its model (`Update.counts`) stay honest.
 """
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def noise(*, share: float = 0.2, scale: float = 10.0) -> Attack:
 
   Args:
     share: of all clients, rounded to the nearest number of them.
-    scale: about how many times as long as the update it is.
+    scale: length of the noise over that of the update, approximately.
   """
   def send(message: PyTree, key: jax.Array) -> PyTree:
     count = max(tree.num_scalars(message), 1)
@@ -93,18 +93,24 @@ def _floats(function: Callable[..., jax.Array], message: PyTree, *rest: PyTree
 
 
 def make(text: str) -> Attack | None:
-  """The attack of a text such as 'sign_flip(share=.3)'; None if nobody does."""
+  """Makes the attack that a text such as 'sign_flip(share=.3)' names.
+
+  None stands for no attack.
+  """
   made: Attack | None = registry.build('attack', text, ATTACKS)
   return made if made is not None and made.share > 0 else None
 
 
 def hostile(attack: Attack, key: jax.Array, num_clients: int) -> jax.Array:
-  """bool[N]: which clients attack in a run.
+  """Draws the clients that attack in a run.
 
   Args:
-    attack: says how many.
+    attack: has their share.
     key: of the initial values of a seed, see `training.runner.root_keys`.
     num_clients: N.
+
+  Returns:
+    bool[N], true for a hostile client.
   """
   count = round(attack.share * num_clients)
   order = jax.random.permutation(jax.random.fold_in(key, 0xbad), num_clients)
@@ -113,11 +119,11 @@ def hostile(attack: Attack, key: jax.Array, num_clients: int) -> jax.Array:
 
 def attacked(attack: Attack, update: Callable[..., Update], num_classes: int
              ) -> Callable[..., Update]:
-  """What a client does that may be hostile.
+  """Makes a client's update that attacks if the client is hostile.
 
   Args:
     attack: what hostile clients do.
-    update: (payload, client, key) -> Update, of an honest one.
+    update: (payload, client, key) -> Update, what honest clients do.
     num_classes: C.
 
   Returns:

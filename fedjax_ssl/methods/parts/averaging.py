@@ -1,10 +1,10 @@
 """The shape most methods share: train locally, average the updates.
 
 A loss for `averaging` is `loss_fn(model, given, batch, key) -> (loss, Aux)`,
-the form of `core.local_training.LossFn`: `given.anchor` is the model that the
-client received, `given.memory` what the loss keeps on it, `given.told` what the
-server's loss kept in the round, and `batch` a `data.batching.Pair` in which a
-stream that is not used is None.
+the form of `core.local_training.LossFn`. `given.anchor` is the model that the
+client received, `given.memory` what the loss has kept on this client, and
+`given.told` what the server's loss has kept in this round. `batch` is a
+`data.batching.Pair`; a stream that is not used is None.
 """
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SERVERS = ('fedavg', 'fedprox', 'local')
 
 
 def supervised(task: Task) -> LossFn:
-  """Cross entropy on the weakly augmented labeled rows."""
+  """Makes the cross entropy on the weakly augmented labeled rows."""
   def loss_fn(model, given, batch, key):
     del given
     (logits,), stats = network.forward(
@@ -87,13 +87,13 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
     round_: int32[], for the learning rate and the loss's progress.
     key: draws the order of the rows and the views.
     streams: 'both', 'labeled' or 'unlabeled'.
-    memory: what the loss has kept; None if it keeps nothing.
+    memory: what the loss has kept so far; None if it keeps nothing.
     factor: float32[] that multiplies the optimizer's steps; None is 1.
     told: what the loss gets as `given.told`.
 
   Returns:
     The trained model, the metrics of `core.local_training.train`, and what
-    the loss keeps now.
+    the loss has kept after the last step.
   """
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(round_)
@@ -124,22 +124,22 @@ class Telling(NamedTuple):
 
 
 class _Settings(NamedTuple):
-  """`averaging`'s arguments, settled."""
+  """The arguments of `averaging`, checked and resolved."""
 
   client_loss: LossFn
-  labels_loss: LossFn  # Of the server, where the labels are there.
+  labels_loss: LossFn  # Of the server, if it holds the labels.
   streams: str
   weighting: str
   labeled_client_weight: float
   keep_local: bool
   alone: bool  # Whether clients send nothing.
-  falls: bool  # Whether learning rates fall with the validation loss.
+  falls: bool  # Whether learning rates fall when the validation loss does not.
   remember: Callable[[Federation], PyTree] | None
   sees_last: bool  # Whether the loss is given the client's last model.
-  tells: PyTree  # What the server's loss keeps, as a round starts; or None.
+  tells: PyTree  # See `averaging`.
 
   def own(self, row: Any) -> _Memory:
-    """A client's memory without the state of its learning rate."""
+    """Returns a client's memory without the state of its learning rate."""
     return row.own if self.falls else row
 
 
@@ -152,7 +152,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               sees_last: bool = False,
               server_loss: LossFn | None = None, tells: PyTree = None,
               pseudo_label: Callable[..., Any] | None = None) -> Method:
-  """FedAvg or FedProx over a client loss, or every client for itself.
+  """Makes FedAvg or FedProx over a client loss, or local training alone.
 
   With labels at the server a round first trains the server's model on them;
   then the clients learn from what they hold.
@@ -164,7 +164,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       labels at the server 'both' becomes 'unlabeled' at the clients.
     server: 'fedavg'; 'fedprox', which adds mu/2 ||w - w_received||^2; or
       'local': clients go on from their own last model and send nothing. Only
-      the cohort trains in a round: let it be everyone for equal effort.
+      the cohort trains in a round, so all clients train equally much only if
+      all are in it.
     mu: weight of FedProx's term; 0 is FedAvg, and the others ignore it.
     weighting: clients count by their 'examples' used, or 'uniform'.
     labeled_client_weight: see `core.client_weights.client_weight`.
@@ -174,12 +175,13 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       trained model on the validation rows; a client's starts again with each
       task of a stream.
     remember: federation -> [N, ...], what the loss keeps on the clients.
-    sees_last: the loss is given the client's last model in place of what it
-      keeps; then that is kept.
-    server_loss: what the server minimises on its labels; default cross
+    sees_last: the loss gets the client's last model as `given.memory`, in place
+      of what it keeps. The last models are then kept.
+    server_loss: what the server minimises on its labels; by default cross
       entropy.
-    tells: with labels at the server, what its loss keeps when a round starts.
-      What it keeps at the end goes to the clients beside the model.
+    tells: with labels at the server, what the server's loss gets as
+      `given.memory` in its first step of a round. What it has kept after the
+      last one goes to the clients beside the model, as `given.told`.
     pseudo_label: (server, memory_row, inputs) -> (label, weight), for
       evaluation.
 
@@ -252,7 +254,7 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
   message = () if s.alone else tree.subtract(model, first)
   if not s.falls:
     return Update(message, weight, memory, metrics)
-  # Judged by the model as the server would hold it.
+  # The rate depends on the model that the server can make of the message.
   reached = memory.model if s.alone else tree.add(payload.model, message)
   rate = plateau.after(task, client.memory.rate, reached, client.validation,
                        weight > 0)
@@ -261,7 +263,7 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
 
 def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
                key: jax.Array) -> tuple[Any, Metrics]:
-  """The server's epochs on its own labels."""
+  """Trains the server's model on its own labels."""
   model, metrics, kept = train_locally(
       task, s.labels_loss, record.model, context.train, context.shard,
       context.round, key, 'labeled', s.tells,

@@ -1,4 +1,4 @@
-"""What the received model says of a client's rows, before it is trained."""
+"""Predictions of the received model for a client's rows, before training."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ def probabilities(task: Task, model: Variables, client: Client,
 
   Args:
     task: the static choices.
-    model: as the client received it: for all clients the same weights.
-    client: whose rows.
+    model: as received, which is the same for all clients.
+    client: the one that holds the rows.
     key: draws the views.
     view: (rows, key) -> rows as the model sees them; None is `network.weakly`.
 
@@ -41,7 +41,7 @@ def probabilities(task: Task, model: Variables, client: Client,
   def step(table, batch, key):
     rows = view(batch.unlabeled, key)
     found = jax.nn.softmax(task.apply(model, rows.inputs))
-    # A place beyond the table is dropped.
+    # Padding goes to a place beyond the table, where it is dropped.
     place = jnp.where(rows.mask > 0, rows.slots, size)
     return table.at[place].set(found, mode='drop'), {
         'forward_passes': rows.mask.sum(), 'backward_passes': jnp.float32(0)}

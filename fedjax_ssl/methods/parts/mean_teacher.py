@@ -1,8 +1,9 @@
-"""Mean teachers, for clients of which some hold labels and others do not.
+"""Mean teachers, for federations in which only some clients hold labels.
 
 RSCFed, FedIRM, Fed-Consist and CBAFed share this: a step that spends no time on
-a kind of rows that the client does not have; a teacher and an optimizer that
-stay on the client; and a warm-up in which only clients with labels train.
+a kind of rows (labeled or unlabeled) that the client does not have; a teacher
+and an optimizer that stay on the client; and a warm-up in which only clients
+with labels train.
 
 A loss here is for rows of one kind. It is `(model, teacher, batch, key) ->
 (loss, Aux)`, the form of `core.local_training.LossFn` with the client's mean
@@ -44,7 +45,7 @@ from fedjax_ssl.methods.parts import assemble, network
 class Memory(NamedTuple):
   """What a client keeps from round to round, and from group to group."""
 
-  teacher: Variables | None  # Counts once `steps` is positive.
+  teacher: Variables | None  # Not used while `steps` is 0.
   opt_state: PyTree
   steps: jax.Array  # int32[], steps on unlabeled rows so far.
 
@@ -59,11 +60,11 @@ class Learner(NamedTuple):
 
 
 def teacher_decay(steps: Number, *, most: float = 0.999) -> jax.Array:
-  r"""Decay of a mean teacher, :math:`\min(1 - 1 / (it + 1), \alpha)`.
+  r"""Computes a mean teacher's decay, :math:`\min(1 - 1 / (it + 1), \alpha)`.
 
   Args:
-    steps: it, steps that the client made before; at 0 the teacher becomes the
-      student.
+    steps: it, steps that the client made before; at 0 the teacher becomes a
+      copy of the student.
     most: alpha, the decay in the long run; 0 keeps teacher and student equal.
 
   Returns:
@@ -76,17 +77,17 @@ def teacher_decay(steps: Number, *, most: float = 0.999) -> jax.Array:
 
 
 def has_labels(shard: Shard) -> jax.Array:
-  """bool[...]: whether a client holds at least one labeled row."""
+  """Whether a client holds at least one labeled row, bool[...]."""
   return jnp.asarray(shard.num_labeled) > 0
 
 
 def warmup_rounds(task: Task, warmup: float, what: str = '') -> int:
-  """Rounds of a warm-up over a share of the run, rounded up.
+  """Computes the rounds of a warm-up over a share of the run, rounded up.
 
   Args:
     task: says how long the run is.
     warmup: share of the run; 0 is none.
-    what: how messages call it; by default the knob.
+    what: its name in messages; by default that of the knob `warmup`.
   """
   if not warmup:
     return 0
@@ -100,9 +101,9 @@ def after_warmup(sampler: sampling.Sampler, num_rounds: int
 
   Args:
     sampler: draws the cohorts after the warm-up; their shape is kept.
-    num_rounds: rounds of the warm-up. Then the first group has clients with
-      labels, drawn at random if there are more than slots; all other slots are
-      empty.
+    num_rounds: rounds of the warm-up. In these the first group holds clients
+      with labels, drawn at random if there are more of them than slots; all
+      other slots are empty.
   """
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     cohort = sampler(state, federation, key)
@@ -119,13 +120,13 @@ def after_warmup(sampler: sampling.Sampler, num_rounds: int
 
 
 def cohorts(task: Task, groups: int, warmup: float) -> sampling.Sampler:
-  """`groups` groups of `task.cohort_size` clients, after the warm-up."""
+  """Samples groups of `task.cohort_size` clients, after the warm-up."""
   return after_warmup(sampling.groups(groups, task.cohort_size),
                       warmup_rounds(task, warmup))
 
 
 def supervised(task: Task) -> LossFn:
-  """Cross entropy of the labeled view."""
+  """Makes the cross entropy of the labeled view."""
   def labeled_loss(model, teacher, batch, key):
     del teacher
     (logits,), stats = network.forward(
@@ -143,7 +144,7 @@ def check(task: Task) -> None:
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:
-  """Gradients scaled down to a global norm of at most `most`; inf is off."""
+  """Scales gradients down to a global norm of at most `most`; inf is off."""
   if most == float('inf'):
     return gradients
   norm = tree.global_norm(gradients)
@@ -152,7 +153,10 @@ def clip(gradients: PyTree, most: float) -> PyTree:
 
 def _part(present: Array, loss_fn: Callable[[Variables], Any],
           model: Variables) -> tuple[jax.Array, PyTree, PyTree, Metrics]:
-  """Loss, gradients, statistics and metrics; zeros if there are no rows."""
+  """Computes loss, gradients, statistics and metrics of one kind of rows.
+
+  If there are no such rows they are 0, but for the model's own statistics.
+  """
   def run(model):
     def of(params):
       return loss_fn(model._replace(params=params))
@@ -171,7 +175,7 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
          max_norm: float = float('inf'), labeled_rate: Number = 1.0,
          unlabeled_rate: Number = 1.0, teacher_stats: str = 'first',
          labelings: int = 1) -> local_training.Step:
-  """One optimizer step on the kinds of rows that the batch holds.
+  """Makes an optimizer step on the kinds of rows that the batch holds.
 
   Labeled and unlabeled rows go through the network separately; the gradients
   of a client with both are added. A kind that the client does not have costs
@@ -189,7 +193,8 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
     unlabeled_rate: factor on the step of a client without.
     teacher_stats: normalization statistics of the teacher: 'first', those it
       was made with, or 'student', those of the student after each step.
-    labelings: forward passes of an unlabeled row that only label it.
+    labelings: forward passes of an unlabeled row that only label it, which are
+      counted in the metrics.
 
   Returns:
     (learner, pair, key) -> (learner, metrics), metrics with `train_loss`.
@@ -228,7 +233,7 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
 
 def _taught(teacher: Variables, student: Variables, decay: jax.Array,
             stats: str) -> Variables:
-  """The teacher after a step; `stats` as `teacher_stats` of `step`."""
+  """Moves the teacher after a step; `stats` is `teacher_stats` of `step`."""
   params = aggregation.ema(teacher.params, student.params, decay)
   return Variables(params, student.stats if stats == 'student'
                    else teacher.stats)
@@ -240,7 +245,7 @@ def _real(batch: Batch | None) -> jax.Array:
 
 
 def remember(task: Task, model: Variables, num_clients: int) -> Memory:
-  """The memories [N, ...] of clients that have not trained yet."""
+  """Makes the memories [N, ...] of clients that have not trained yet."""
   optimizer = task.optimizer(jnp.int32(0))
   return tree.repeat(
       Memory(model, optimizer.init(model.params), jnp.int32(0)), num_clients)
@@ -278,11 +283,11 @@ def train(task: Task, one: local_training.Step, model: Variables,
 
 def num_steps(task: Task, shard: Shard, passes: int,
               kept: Shard | None = None) -> jax.Array:
-  """Local steps of a client whose epochs depend on whether it has labels.
+  """Counts a client's local steps where its epochs depend on its labels.
 
   Args:
-    task: how many epochs a client with labels takes, or steps, which then are
-      those of all clients.
+    task: `local_epochs` are those of a client with labels; `local_steps`, if
+      set, are those of every client.
     shard: the client's rows.
     passes: epochs of a client without labels.
     kept: the rows that it trains on; None is all.
@@ -299,10 +304,13 @@ def num_steps(task: Task, shard: Shard, passes: int,
 
 def processed(task: Task, made: local_training.Batches, shard: Shard
               ) -> Metrics:
-  """The metric `rows_processed`: rows of a kind that a client lacks are not.
+  """Computes the metric `rows_processed` of a client's training.
+
+  Steps skip a kind of rows that the client lacks, so its places in the batches
+  do not count.
 
   Args:
-    task: where its clients are not mapped one by one, there is no such metric.
+    task: unless its clients are mapped one by one, there is no such metric.
     made: the batches that the client trained on.
     shard: the rows behind them.
   """
@@ -316,7 +324,10 @@ def processed(task: Task, made: local_training.Batches, shard: Shard
 
 
 def teacher_labels(task: Task) -> Callable[..., Any]:
-  """Labels of a client's teacher, or of the server's model if it has none."""
+  """Makes a `pseudo_label` by a client's teacher.
+
+  A client that has no teacher yet uses the server's model.
+  """
   def pseudo_label(record, memory: Memory, inputs):
     model = tree.where(memory.steps > 0, memory.teacher, record.model)
     return assemble.confident_labels(task, 0.0)(assemble.Server(model),

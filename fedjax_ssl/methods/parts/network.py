@@ -23,29 +23,29 @@ _COUPLED = ('batch', 'static')
 
 
 def is_coupled(task: Task) -> bool:
-  """Whether what a row is worth depends on the other rows of its batch."""
+  """Whether a row's logits depend on the other rows of its batch."""
   return task.model.norm in _COUPLED
 
 
 def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
-  """A batch's mean as a Ratio, so that in the end all real rows count alike."""
+  """Makes a Ratio of a batch's mean, so that all real rows count the same."""
   rows = batch.mask.sum()
   return Ratio(mean * rows, rows)
 
 
 def _dropout_key(key: jax.Array | None) -> jax.Array | None:
-  """The key of a pass, apart from all that a step draws by its own key."""
+  """Derives a key for dropout, independent of the step's other draws."""
   return None if key is None else jax.random.fold_in(key, 0xd0)
 
 
 def forward(task: Task, model: Variables, *views: Batch | None,
             key: jax.Array | None = None) -> tuple[list[Any], PyTree]:
-  """One training pass of the network over several views together.
+  """Runs one training pass of the network over several views together.
 
   Args:
     task: has the network.
     model: its variables.
-    *views: raw inputs with masks; None is passed over.
+    *views: raw inputs with masks; None is skipped.
     key: of the step, for networks with dropout; None drops nothing.
 
   Returns:
@@ -64,7 +64,7 @@ def forward(task: Task, model: Variables, *views: Batch | None,
 def forward_with_features(task: Task, model: Variables, view: Batch, *,
                           key: jax.Array | None = None
                           ) -> tuple[jax.Array, jax.Array, PyTree]:
-  """As `forward` of one view: features float32[B, F], logits, statistics.
+  """Runs `forward` on one view: features float32[B, F], logits, statistics.
 
   Raises:
     ValueError: if the network gives none.
@@ -78,7 +78,7 @@ def forward_with_features(task: Task, model: Variables, view: Batch, *,
 
 
 def features(task: Task, model: Variables, view: Batch) -> jax.Array:
-  """float32[B, F] of a model that does not train; no gradient."""
+  """Computes features float32[B, F] in prediction mode, without gradient."""
   assert task.model.features is not None
   return jax.lax.stop_gradient(
       task.model.features(model, task.preprocess(view.inputs)))
@@ -87,10 +87,10 @@ def features(task: Task, model: Variables, view: Batch) -> jax.Array:
 def forward_with_targets(task: Task, model: Variables, targets: Batch,
                          *views: Batch | None, key: jax.Array | None = None
                          ) -> tuple[jax.Array, list[Any], PyTree]:
-  """As `forward`, with one more view, whose logits are only a target.
+  """Runs `forward` with one more view, whose logits are only a target.
 
-  With batch statistics the target view is a part of the batch. Without, it has
-  a pass of its own, which needs no gradient.
+  With batch statistics the target view is a part of the batch. Without them it
+  has a pass of its own, which needs no gradient.
 
   Returns:
     The target's logits with gradients stopped, the views' logits, statistics.
@@ -105,28 +105,28 @@ def forward_with_targets(task: Task, model: Variables, targets: Batch,
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-  """One batch of all rows; places in tables are dropped."""
+  """Concatenates batches; their rows' places in tables are dropped."""
   return Batch(jnp.concatenate([b.inputs for b in batches]),
                jnp.concatenate([b.labels for b in batches]),
                jnp.concatenate([b.mask for b in batches]))
 
 
 def weakly(task: Task, batch: Any, key: jax.Array) -> Any:
-  """The batch's weak view; None for None."""
+  """Returns the batch's weak view; None for None."""
   if batch is None:
     return None
   return batch._replace(inputs=task.weak(key, batch.inputs))
 
 
 def labeled_view(task: Task, batch: Any, key: jax.Array) -> Any:
-  """The labeled rows as the loss sees them; None for None."""
+  """Returns the labeled rows as the loss sees them; None for None."""
   if batch is None or task.labeled_view is None:
     return weakly(task, batch, key)
   return batch._replace(inputs=task.labeled_view(key, batch.inputs))
 
 
 def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
-  """The weak, the labeled and the strong view of a batch."""
+  """Returns the weak, the labeled and the strong view of a batch."""
   keys = jax.random.split(key, 3)
   assert batch.unlabeled is not None
   return (weakly(task, batch.unlabeled, keys[0]),
@@ -136,17 +136,17 @@ def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
 
 def forward_views(task: Task, model: Variables, batch: Pair, key: jax.Array
                   ) -> tuple[jax.Array, list[Any], PyTree]:
-  """As `forward_with_targets` of the weak view, and of the two others."""
+  """Runs `forward_with_targets` on a batch; the weak view is the target."""
   return forward_with_targets(task, model, *views(task, batch, key), key=key)
 
 
 def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:
-  """The batch's strong view."""
+  """Returns the batch's strong view."""
   return batch._replace(inputs=task.strong(key, batch.inputs))
 
 
 def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
-  """The rows in a form that can be averaged: pixels or word vectors.
+  """Returns the rows in a form that can be averaged: pixels or word vectors.
 
   Args:
     task: has the network.
@@ -154,7 +154,7 @@ def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
     batch: raw rows.
 
   Returns:
-    Images as they are; of a network with word vectors float32[B, T, E].
+    Images as they are; word vectors float32[B, T, E] if the network embeds.
 
   Raises:
     ValueError: for token ids that the network does not embed.
@@ -170,7 +170,7 @@ def blendable(task: Task, model: Variables, batch: Batch) -> Batch:
 
 
 def of_blends(task: Task) -> Task:
-  """Returns the task of blends: word vectors need no more preprocessing."""
+  """Returns the task for blended rows: word vectors skip preprocessing."""
   if task.model.embed is None:
     return task
   return dataclasses.replace(task, preprocess=lambda x: x)

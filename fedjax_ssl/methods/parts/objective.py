@@ -13,7 +13,7 @@ from fedjax_ssl.methods.parts import network
 
 def labeled(logits: jax.Array | None, rows: Batch | None
             ) -> jax.Array | None:
-  """float32[]: cross entropy of the labeled rows, the usual L_s, if any."""
+  """Computes the usual L_s, cross entropy float32[]; None without labels."""
   if logits is None or rows is None:
     return None
   return losses.cross_entropy(logits, rows.labels, rows.mask)[0]
@@ -33,9 +33,10 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
       clients whose labels are at the server.
     weight: of L_u; 0 leaves L_s.
     mask_rate: share of the unlabeled rows that count in L_u.
-    labelings: forward passes of an unlabeled row that only label it.
+    labelings: forward passes of an unlabeled row that only label it; like the
+      next two they are counted in the metrics.
     views: passes of an unlabeled row that train.
-    labeled_views: the same of a labeled row.
+    labeled_views: passes of a labeled row that train.
 
   Returns:
     float32[], and the metrics 'labeled_loss', 'unlabeled_loss', 'mask_rate'

@@ -30,7 +30,7 @@ _BATCH = 256  # Validation rows of one pass.
 
 
 class Server(NamedTuple):
-  """The server's record; its rate is that of its own labels."""
+  """The server's record; the rate is for training on its own labels."""
 
   model: Variables
   rate: optimizers.Plateau | None  # None where labels are at the clients.
@@ -40,7 +40,7 @@ class Memory(NamedTuple):
   """A client's memory, with the state of its learning rate."""
 
   rate: optimizers.Plateau
-  own: PyTree  # What the client keeps besides.
+  own: PyTree  # The rest of what the client keeps.
 
 
 def start(task: Task, model: Variables, own: PyTree, federation: Federation
@@ -50,7 +50,7 @@ def start(task: Task, model: Variables, own: PyTree, federation: Federation
   Args:
     task: tells where the labels are.
     model: the first one.
-    own: what clients keep besides, [N, ...].
+    own: the rest of what clients keep, [N, ...].
     federation: has validation rows.
 
   Returns:
@@ -70,12 +70,12 @@ def start(task: Task, model: Variables, own: PyTree, federation: Federation
 
 def judge(task: Task, model: Variables, examples: Examples
           ) -> tuple[jax.Array, jax.Array]:
-  """Accuracy and cross entropy of a model on held-out rows.
+  """Computes accuracy and cross entropy of a model on held-out rows.
 
   Args:
     task: has the network.
     model: its variables.
-    examples: at least one row; no augmentation.
+    examples: at least one row; they are not augmented.
 
   Returns:
     float32[] each.
@@ -103,7 +103,7 @@ def renewed(rate: optimizers.Plateau, federation: Federation,
             round_: jax.Array) -> optimizers.Plateau:
   """Starts again at the full rate when a stream's next task begins.
 
-  The rule comes from a paper on sequences of tasks, which does so too.
+  So does the paper of Serra et al., which learns tasks one after another.
   """
   if federation.stream is None:
     return rate
@@ -114,7 +114,7 @@ def renewed(rate: optimizers.Plateau, federation: Federation,
 
 
 def begin(state: State, federation: Federation, round_: jax.Array) -> State:
-  """The state with the clients' rates for this round, see `renewed`."""
+  """Applies `renewed` to the clients' rates as a round begins."""
   memory = state.memory
   rates = renewed(memory.rate, federation, round_)
   return state._replace(memory=memory._replace(rate=rates))

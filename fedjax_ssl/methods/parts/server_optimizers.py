@@ -1,10 +1,11 @@
 """Optimizers of the server, which take the clients' mean update as a gradient.
 
 Reddi et al., Adaptive Federated Optimization, ICLR 2021,
-https://arxiv.org/abs/2003.00295. They are optax's, which differ from the paper:
-Adam and Yogi correct both moments for their start; Yogi's begin at 1e-6, the
-paper's at 0 and tau^2; Adagrad has tau in the root alone, the paper outside it
-too, which halves steps far smaller than tau.
+https://arxiv.org/abs/2003.00295. They are optax's, which differ from the paper.
+Adam and Yogi correct both moments for the bias of their start. Yogi's moments
+begin at 1e-6, the paper's at 0 and tau^2. Adagrad has tau under the root alone,
+the paper outside it too, which halves the steps while updates are far smaller
+than tau.
 """
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Rate = float | None
 
 _BETA = knobs.Bound(0, 1, below=True)
 _TAU = knobs.Bound(above=True)
-_ADAPTIVE = 0.01  # Default rate of those whose steps have about this size.
+# Default rate of the adaptive ones: each step moves a number by about the rate.
+_ADAPTIVE = 0.01
 
 
 def _or(rate: Rate, default: float) -> float:
@@ -36,7 +38,7 @@ def sgd(rate: Rate) -> optax.GradientTransformation:
 
 @knobs.checked(beta=_BETA)
 def momentum(rate: Rate, *, beta: float = 0.9) -> optax.GradientTransformation:
-  """Momentum of the server (FedAvgM); default rate 1.
+  """Makes FedAvgM, with momentum at the server; default rate 1.
 
   Hsu et al., Measuring the Effects of Non-Identical Data Distribution for
   Federated Visual Classification, https://arxiv.org/abs/1909.06335.
@@ -51,7 +53,7 @@ def momentum(rate: Rate, *, beta: float = 0.9) -> optax.GradientTransformation:
 @knobs.checked(beta1=_BETA, beta2=_BETA, tau=_TAU)
 def adam(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
          tau: float = 1e-3) -> optax.GradientTransformation:
-  """FedAdam; default rate 0.01.
+  """Makes FedAdam; default rate 0.01.
 
   Args:
     rate: the learning rate; None is the default.
@@ -65,7 +67,7 @@ def adam(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
 @knobs.checked(beta1=_BETA, beta2=_BETA, tau=_TAU)
 def yogi(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
          tau: float = 1e-3) -> optax.GradientTransformation:
-  """FedYogi; default rate 0.01.
+  """Makes FedYogi; default rate 0.01.
 
   Args:
     rate: the learning rate; None is the default.
@@ -78,7 +80,7 @@ def yogi(rate: Rate, *, beta1: float = 0.9, beta2: float = 0.99,
 
 @knobs.checked(tau=_TAU)
 def adagrad(rate: Rate, *, tau: float = 1e-3) -> optax.GradientTransformation:
-  """FedAdagrad without a first moment; default rate 0.01.
+  """Makes FedAdagrad without a first moment; default rate 0.01.
 
   Args:
     rate: the learning rate; None is the default.
@@ -100,9 +102,17 @@ SERVER_OPTIMIZERS: registry.Registry[
 
 
 def make(text: str, rate: Rate = None) -> optax.GradientTransformation | None:
-  """The optimizer of a text such as 'adam(tau=1e-2)', with a rate if any.
+  """Makes the optimizer that a text such as 'adam(tau=1e-2)' names.
 
-  None for sgd with rate 1, which changes nothing.
+  Args:
+    text: name, or name(knob=value, ...).
+    rate: its learning rate; None is its default.
+
+  Returns:
+    The optimizer; None for sgd with rate 1, which is FedAvg.
+
+  Raises:
+    ValueError: for an unknown name or knob, or a number out of range.
   """
   if rate is not None and (allowed := knobs.fault(rate, knobs.RATE)):
     raise checks.FieldError(
@@ -118,25 +128,26 @@ def _is_model(x: Any) -> bool:
 
 
 def trained(message: PyTree) -> PyTree:
-  """What an optimizer moves: all but models' running statistics."""
+  """Returns what an optimizer moves: all but models' running statistics."""
   return jax.tree.map(lambda x: x.params if _is_model(x) else x, message,
                       is_leaf=_is_model)
 
 
 def step(optimizer: optax.GradientTransformation, mean: PyTree, moments: PyTree
          ) -> tuple[PyTree, PyTree]:
-  """What the server adds in place of the mean.
+  """Computes what the server adds in place of the mean.
 
-  Running statistics of models are averaged as ever. A mean of nothing but
-  zeros, as of a round that nobody joined, moves nothing and leaves the moments.
+  Running statistics of models are averaged as without an optimizer. A mean of
+  zeros, as in a round that nobody joined, leaves the model and the moments as
+  they are.
 
   Args:
     optimizer: of the server.
     mean: of the clients' messages.
-    moments: its state.
+    moments: the optimizer's state.
 
   Returns:
-    What to add, of the form of `mean`, and the state after.
+    What to add, of the form of `mean`, and the optimizer's next state.
   """
   change = trained(mean)
   steps, after = optimizer.update(tree.scale(change, -1), moments)
