@@ -172,7 +172,7 @@ def _charts(drawn: Sequence[_Drawn], live: bool) -> list[str]:
             'page are the same ones.</noscript>'] * live
   curves = [d for d in drawn if d.chart.name not in _CURVES]
   parts = _section('Curves', 'Line: mean over seeds; band: one standard '
-                   'deviation to each side, within what can be.', curves)
+                   'deviation to each side, as far as the metric goes.', curves)
   for name, title, note in (
       ('classes', 'Accuracy in each class', 'After the last round.'),
       ('clients', 'Accuracy of each client', 'After the last round, from the '

@@ -366,23 +366,16 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
 def _cost(rows: Sequence[Row], name: str) -> float | None:
   """Averages a cost over all rounds, as FedMatch's tables do.
 
-  Rows hold means over the rounds since the one before; each row is weighted by
-  the rounds it covers. If a row has no `name`, it is derived from bytes:
+  If a row has no `name`, it is derived from bytes:
   100 * models_sent * (bytes one way) / (bytes both ways).
   """
   way = name.replace('cost', 'bytes')
-  total = weight = 0.0
-  before = 0
-  for row in rows:
-    value = row.get(name)
+  def value(row: Row) -> float | None:
     sent = (row.get('bytes_up') or 0) + (row.get('bytes_down') or 0)
-    if value is None and sent and row.get('models_sent') is not None:
-      value = 100 * row['models_sent'] * (row.get(way) or 0) / sent
-    if value is not None:
-      total += value * (row['round'] - before)
-      weight += row['round'] - before
-    before = row['round']
-  return total / weight if weight else None
+    if row.get(name) is None and sent and row.get('models_sent') is not None:
+      return float(100 * row['models_sent'] * (row.get(way) or 0) / sent)
+    return row.get(name)
+  return summary_lib.over_rounds([(row['round'], value(row)) for row in rows])
 
 
 def reached(rows: Sequence[Row], target: float) -> tuple[int, float] | None:

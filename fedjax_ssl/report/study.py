@@ -64,7 +64,9 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
          for name in (*_COSTS, _LOCAL)},
       'columns': {name: [summary.last(rows, name) for rows in seeds]
                   for name in columns},
-      **{name: [_average(rows, name) for rows in seeds] for name in _DENSE},
+      **{name: [summary.over_rounds([(row['round'], row.get(name))
+                                     for row in rows]) for rows in seeds]
+         for name in _DENSE},
       'flags': config['flags'],
       'environment': config['environment'],
       'restarts': len(config['restarts']),
@@ -77,12 +79,6 @@ def _longest(seconds: Sequence[float | None]) -> float | None:
   if not known or len(known) < len(seconds):
     return None
   return round(max(known), 1)
-
-
-def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-  """Averages over the run's rows, each with the same weight."""
-  values = [row[name] for row in rows if row.get(name) is not None]
-  return sum(values) / len(values) if values else None
 
 
 def percent(values: Sequence[float | None], scale: float = 100) -> str:

@@ -306,6 +306,26 @@ def _percent(share: float | None) -> float | None:
   return None if share is None else 100 * share
 
 
+def over_rounds(rows: Sequence[tuple[int, float | None]]) -> float | None:
+  """Averages a metric over the rounds of a run.
+
+  Args:
+    rows: pairs of a round and the mean since the row before; None is unknown.
+
+  Returns:
+    The mean, each row weighted by the rounds it covers; None if all are
+    unknown.
+  """
+  total = weight = 0.0
+  before = 0
+  for round_, value in rows:
+    if value is not None:
+      total += value * (round_ - before)
+      weight += round_ - before
+    before = round_
+  return total / weight if weight else None
+
+
 def mean_std(values: Sequence[float | None]) -> str:
   """Returns `50.00 ± 1.00`, a sample's deviation; `-` if one is unknown."""
   numbers = [v for v in values if v is not None]

@@ -223,7 +223,7 @@ def test_a_federation_keeps_its_rows(straight):
   jax.tree.map(np.testing.assert_array_equal, run.federations[0].clients,
                given.clients)
   assert run.metrics['accuracy'][0] == straight.metrics['accuracy'][0]
-  with pytest.raises(ValueError, match='num_clients=5: the given federation has 6'):
+  with pytest.raises(ValueError, match='num_clients=5: the given .* 6'):
     fedjax_ssl.fit(METHOD, given, clients=5)
 
 

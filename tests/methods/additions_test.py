@@ -87,7 +87,7 @@ def test_a_rule_itself_is_one_by_name_too(tmp_path):
   np.testing.assert_array_equal(rule(stacked, weights)['w'], [3., 7.])
   with pytest.raises(ValueError, match='no knob'):
     aggregators.make(f'{tmp_path}/rule.py:last(by=2)')
-  with pytest.raises(ValueError, match='3 is no rule'):
+  with pytest.raises(ValueError, match='3 is neither a rule'):
     aggregators.AGGREGATORS.adapt(3)
 
 

@@ -206,8 +206,8 @@ def fedlabel(task: Task, *, profile: str = 'official',
       server.
   """
   if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients: without '
-                            'labels one has no local model to choose.')
+    raise checks.FieldError('labels_at', 'server', 'give clients: each '
+                            'needs labels to train a local labeler.')
   chosen = checks.profile(
       _PROFILES, profile, threshold=threshold, consistency=consistency,
       divergence=divergence, combine=combine)

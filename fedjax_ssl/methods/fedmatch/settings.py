@@ -138,8 +138,8 @@ def settle(task: Task, **knobs: Any) -> Settings:
   if v['learn'] == 'undivided':
     if at_server:
       raise checks.FieldError(
-          'labels_at', 'server', "with learn='undivided' labels at the server "
-          'divide what learns from them; give clients.')
+          'labels_at', 'server', "needs the two parts, and learn='undivided' "
+          'has one; give clients.')
     # These relate two parts, or keep psi near 0; here psi is the whole model.
     for name in ('l2', 'l1', 'psi_init', 'psi_threshold'):
       if knobs.get(name):

@@ -120,7 +120,8 @@ def _builder(given: Any) -> Callable[..., Rule | None]:
     ValueError: for anything that cannot be called.
   """
   if not callable(given):
-    raise ValueError(f'{given!r} is no rule, and no function that makes one.')
+    raise ValueError(f'{given!r} is neither a rule nor a function that makes '
+                     'one.')
   known = inspect.signature(given).parameters.values()
   if not any(p.default is p.empty and p.kind in _BY_PLACE for p in known):
     return given

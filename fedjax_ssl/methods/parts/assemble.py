@@ -267,8 +267,8 @@ def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
     raise ValueError('with labels at the server no client has labels to flip; '
                      'leave attack out.')
   if not alone:
-    raise ValueError('this has passes of its own that nobody can attack; '
-                     'leave attack out.')
+    raise ValueError('no attack is written for a method with passes of its '
+                     'own; leave attack out.')
 
 
 def by_rule(rule: Callable[[PyTree, jax.Array], PyTree], finish: Aggregate,

@@ -139,8 +139,8 @@ def supervised(task: Task) -> LossFn:
 def check(task: Task) -> None:
   """Refuses labels at the server."""
   if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients, of which '
-                            'those with labels lead the others.')
+    raise checks.FieldError('labels_at', 'server', 'give clients: the method '
+                            'lets those with labels lead the others.')
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:
