@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.core import sampling
-from fedjax_ssl.core.types import Cohort
+from fedjax_ssl.core.types import Cohort, State
 from tests import toy
 
 KEY = jax.random.key(4)
+NOTHING = State((), (), jnp.int32(0))
 
 
 @jax.jit
@@ -51,7 +52,7 @@ def test_a_cohort_is_of_different_clients(size):
 def test_a_split_has_each_client_once_in_groups_alike(groups, size):
   federation, _ = toy.federation()
   sample = jax.jit(lambda key: sampling.split(groups, size)(
-      None, federation, key))
+      NOTHING, federation, key))
   seen = set()
   for i in range(8):
     ids, active = (np.asarray(x) for x in sample(toy.key(i)))
@@ -72,7 +73,7 @@ def test_who_is_in_a_group_is_not_by_place_or_activity():
       assert (number, size) == (1, 5)
       return lambda *unused: Cohort(jnp.array([ids]), jnp.array([active]))
     with mock.patch.object(sampling, 'groups', told):
-      found = sampling.split(2, 5)(None, federation, toy.key(1))
+      found = sampling.split(2, 5)(NOTHING, federation, toy.key(1))
     return [{i for i, a in zip(*row, strict=True) if a}
             for row in zip(*(x.tolist() for x in found), strict=True)]
 

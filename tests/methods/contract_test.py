@@ -21,6 +21,8 @@ OTHER = "fedmatch(profile='v3code', helper_interval=2)"
 # One of each kind of round; that of the others differs in a client's step
 # alone, so that for them these are more samples.
 _AT_SERVER = ('fedmatch', 'fixmatch', 'semifl')
+# Nothing but the last layer is nothing to send.
+_DEEP = ('fedcon',)
 _TOGETHER = ('feddure', 'fedmatch', 'fixmatch')
 
 
@@ -62,7 +64,8 @@ def _runner(text, model, place, **changes):
 
 def runner(text, place):
   """Clients one after another, with networks that normalize by batches."""
-  return _runner(text, 'conv' if place == 'clients' else 'linear', place)
+  return _runner(text, 'conv' if place == 'clients' or text in _DEEP else
+                 'linear', place)
 
 
 def limited(text):

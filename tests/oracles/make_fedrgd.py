@@ -76,7 +76,7 @@ class Loader:
 
 def loaders(torch: Any, rows: dict[str, np.ndarray]) -> list[Loader]:
   """By number of a user; 0 and 11 are the server."""
-  made = []
+  made: list[Loader] = []
   for views, labels in zip(
       torch.tensor(rows['inputs']).split(ROWS),
       torch.tensor(rows['labels']).split(ROWS), strict=True):
