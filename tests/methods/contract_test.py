@@ -21,8 +21,6 @@ OTHER = "fedmatch(profile='v3code', helper_interval=2)"
 # One of each kind of round; that of the others differs in a client's step
 # alone, so that for them these are more samples.
 _AT_SERVER = ('fedmatch', 'fixmatch', 'semifl')
-# Nothing but the last layer is nothing to send.
-_DEEP = ('fedcon',)
 _TOGETHER = ('feddure', 'fedmatch', 'fixmatch')
 
 
@@ -62,10 +60,14 @@ def _runner(text, model, place, **changes):
       functools.partial(methods.make, text), model, place, **changes)
 
 
+@functools.lru_cache
+def _model(text, place):
+  return testing.model_of(functools.partial(methods.make, text), place)
+
+
 def runner(text, place):
   """Clients one after another, with networks that normalize by batches."""
-  return _runner(text, 'conv' if place == 'clients' or text in _DEEP else
-                 'linear', place)
+  return _runner(text, _model(text, place), place)
 
 
 def limited(text):

@@ -4,6 +4,7 @@ That their values do is in `tests/methods/contract_test.py`.
 """
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import methods, testing
 from fedjax_ssl.core.types import Ratio, SUMMED, Variables
 from fedjax_ssl.methods import fedssl
 from fedjax_ssl.methods.fedssl import private_agents
@@ -49,7 +50,10 @@ def own_words(name: str) -> str:
 def form_of(name: str, place: str) -> dict[str, Any]:
   """Shapes and dtypes of what a row is made from; nothing is compiled."""
   federation, _ = toy.federation(place)
-  method = methods.make(name, toy.task(labels_at=place))
+  make = functools.partial(methods.make, name)
+  method = make(toy.task(
+      testing.model_of(make, place) if place == 'server' else 'linear',
+      labels_at=place))
   state = method.init(toy.key(0), federation)
   totals = runner.totals_shape(method, federation, state)
   scores = jax.eval_shape(evaluate.evaluation(method), state, federation,
