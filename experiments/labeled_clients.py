@@ -1,4 +1,4 @@
-r"""Fully labeled beside fully unlabeled clients, or all partially labeled.
+r"""Fully labeled, unlabeled and partially labeled clients, in any mix.
 
 python experiments/labeled_clients.py --data_dir=DIR \
     --flagfile=experiments/flagfiles/rscfed/labeled_clients.rscfed_fmnist.flags

@@ -141,6 +141,9 @@ class Config:
   num_labeled_clients: int = _option(
       -1, 'The first so many clients hold labels; -1 where the setting has '
       'no such rule.', _whole(-1))
+  num_partly_labeled_clients: int = _option(
+      0, 'Of labeled_clients: so many clients after the num_labeled_clients '
+      'with all their labels know labeled_fraction of their own.', _whole(0))
   min_size: int | None = _option(
       None, 'Least rows that a capped Dirichlet partition deals to a client; '
       'default: 10. Of labeled rows dealt apart a fifth of the mean, if that '

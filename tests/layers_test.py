@@ -35,7 +35,7 @@ LAYERS = {
     'models': ('core.types', 'core.checks', 'core.conv_forms', 'core.knobs',
                'core.registry', 'ops'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
-                 'models.projector', 'methods.parts'),
+                 'models.last_layer', 'models.projector', 'methods.parts'),
     # A method too long for one file is a package.
     **{f'methods.{name}': ('core', *LEAVES, 'data.batching', 'models.gan',
                            'methods.parts')

@@ -61,7 +61,8 @@ class Group(NamedTuple):
 def catalog() -> dict[str, Group]:
   """Returns all groups by name; a group's entries are sorted by name."""
   labels = {f.__name__: f for f in (
-      data.choose_labeled, data.label_within, data.label_clients)}
+      data.choose_labeled, data.label_within, data.label_clients,
+      data.label_mixed)}
   return {
       'methods': Group('--method=NAME(option=value)', _of(methods.METHODS)),
       'models': Group('--model=NAME(option=value)', _of(models.MODELS)),
@@ -73,8 +74,8 @@ def catalog() -> dict[str, Group]:
           _of(data.PARTITIONS)),
       'labels': Group(
           'by the setting, as fedjax_ssl.data.NAME; '
-          '--labels_per_class, --labeled_fraction and --num_labeled_clients '
-          'set how many', _of(labels)),
+          '--labels_per_class, --labeled_fraction, --num_labeled_clients and '
+          '--num_partly_labeled_clients set how many', _of(labels)),
       'streams': Group(
           'by the setting, as fedjax_ssl.data.NAME; '
           '--rounds_per_task sets how long a task lasts',

@@ -33,6 +33,8 @@ from fedjax_ssl.core.types import (
 
 Pass = Callable[..., tuple[State, Metrics]]
 Work = Callable[[Shard], jax.Array]
+# (server, client_id, group) -> what this client receives.
+Broadcast = Callable[[PyTree, jax.Array, jax.Array], PyTree]
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
@@ -66,9 +68,10 @@ def _default_work(shard: Shard) -> jax.Array:
   return jnp.asarray(shard.num_labeled + shard.num_unlabeled)
 
 
-def whole_record(server: PyTree, client_id: jax.Array) -> PyTree:
+def whole_record(server: PyTree, client_id: jax.Array, group: jax.Array
+                 ) -> PyTree:
   """Broadcasts the server's whole record to a client."""
-  del client_id
+  del client_id, group
   return server
 
 
@@ -169,7 +172,7 @@ class _ClientPass(NamedTuple):
   client_update: Callable[..., Update]
   aggregate: Callable[..., tuple[PyTree, Metrics]] | None
   sample: sampling.Sampler
-  broadcast: Callable[[PyTree, jax.Array], PyTree]
+  broadcast: Broadcast
   relay: bool
   work: Work
 
@@ -214,7 +217,7 @@ def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
 
   Message and counts come back as a pair; zeros if the update is not used.
   """
-  payload = parts.broadcast(server, client.id)
+  payload = parts.broadcast(server, client.id, client.group)
   key = jax.random.fold_in(jax.random.fold_in(key, client.id), client.group)
   update = parts.client_update(payload, client, key)
   limit = parts.task.max_update_norm
@@ -289,7 +292,7 @@ def client_pass(
     aggregate: Callable[..., tuple[PyTree, Metrics]] | None,
     *,
     sample: sampling.Sampler | None = None,
-    broadcast: Callable[[PyTree, jax.Array], PyTree] | None = None,
+    broadcast: Broadcast | None = None,
     relay: bool = False,
     work: Work | None = None,
 ) -> Pass:
@@ -322,7 +325,8 @@ def client_pass(
       if all weights are 0. If the mark names a part of each message, these
       parts come along, [G, S, ...]. None leaves the server as it is.
     sample: (state, federation, key) -> Cohort; default uniform.
-    broadcast: (server, client_id) -> payload; default the server's record.
+    broadcast: (server, client_id, group) -> payload; default the server's
+      record.
     relay: whether to aggregate after each group, so that the next group starts
       from the result.
     work: Shard -> int32[], steps of one client, by which slots are sorted;

@@ -83,6 +83,40 @@ def groups(num_groups: int, size: int) -> Sampler:
   return sample
 
 
+def split(num_groups: int, size: int) -> Sampler:
+  """Draws `size` clients and deals them to groups at random, evenly.
+
+  Who is in a group with whom does not depend on the order in which clients are
+  drawn, nor on who of them is active.
+
+  Args:
+    num_groups: G, at most `size`. Their sizes differ by one at most.
+    size: clients of all groups together; N is everyone.
+
+  Returns:
+    A sampler of G groups of ceil(size / G) slots.
+
+  Raises:
+    ValueError: if there are more groups than clients.
+  """
+  if num_groups > size:
+    raise ValueError(f'{num_groups} groups were asked for, but a cohort has '
+                     f'{size} clients.')
+  draw = groups(1, size)
+
+  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
+    ids, active = (x[0] for x in draw(state, federation, key))
+    deal = jax.random.fold_in(key, 1)
+    luck = jax.vmap(lambda i: jax.random.uniform(
+        jax.random.fold_in(deal, i)))(ids)
+    order = jnp.argsort(luck, stable=True)
+    empty = (0, -ids.shape[0] % num_groups)
+    ids = jnp.pad(ids[order], empty, constant_values=federation.num_clients)
+    active = jnp.pad(active[order], empty)
+    return Cohort(*(x.reshape(-1, num_groups).T for x in (ids, active)))
+  return sample
+
+
 def everyone() -> Sampler:
   """Takes all clients, in the order of their ids."""
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:

@@ -25,6 +25,7 @@ from fedjax_ssl.data.partition import (
     iid_count,
     iid_random,
     label_clients,
+    label_mixed,
     label_within,
     labeled_min_size,
     load_partition,
@@ -42,7 +43,7 @@ __all__ = (
     'DataError', 'Dataset', 'PARTITIONS', 'Partition', 'bimb', 'choose_labeled',
     'choose_validation', 'class_counts', 'datasets', 'deal_tasks', 'describe',
     'dirichlet_capped', 'dirichlet_clients', 'dirichlet_shares', 'federate',
-    'federation', 'iid_count', 'iid_random', 'label_clients', 'label_within',
-    'labeled_min_size', 'load', 'load_partition', 'partition',
+    'federation', 'iid_count', 'iid_random', 'label_clients', 'label_mixed',
+    'label_within', 'labeled_min_size', 'load', 'load_partition', 'partition',
     'partition_hash', 'register_dataset', 'round_robin', 'save_partition',
     'shards', 'shift', 'split_validation', 'streaming', 'text')

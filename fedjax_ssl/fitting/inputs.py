@@ -119,7 +119,8 @@ def _of_federation(given: Federation) -> Source:
           'labeled_fraction': None,
           'labels_at': 'server' if at_server else 'clients',
           'max_rows': 0, 'rounds_per_task': given.rounds_per_task,
-          'num_labeled_clients': given.num_labeled_clients})
+          'num_labeled_clients': given.num_labeled_clients,
+          'num_partly_labeled_clients': 0})
 
 
 def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:

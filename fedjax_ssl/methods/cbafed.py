@@ -217,7 +217,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s),
       aggregate=_finish(s), sample=mean_teacher.cohorts(task, 1, warmup),
-      broadcast=lambda server, client_id: server._replace(record=()),
+      broadcast=lambda server, client_id, group: server._replace(record=()),
       work=lambda shard: mean_teacher.num_steps(task, shard, passes),
       splits_key=False, pseudo_label=pseudo_label)
 

@@ -83,7 +83,7 @@ def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   return assemble.assemble(
       task, init=functools.partial(_init, task),
       client_update=functools.partial(_client_update, task, weighting),
-      aggregate=_finish, broadcast=lambda server, client_id: server[:2],
+      aggregate=_finish, broadcast=lambda server, client_id, group: server[:2],
       work=lambda shard: batching.num_steps(task, shard, 'labeled'))
 
 

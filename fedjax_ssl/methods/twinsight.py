@@ -47,8 +47,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import functools
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -71,7 +69,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
-from fedjax_ssl.models import projector
+from fedjax_ssl.models import last_layer, projector
 
 DIVISORS = ('pairs', 'xor')
 LABEL_VIEWS = ('weak', 'strong')
@@ -183,21 +181,20 @@ def twins(model: Model, *, hidden: int | None = None, size: int | None = None
   Raises:
     ValueError: for a network that does not say which layer is its last.
   """
-  if model.head is None or model.features_train is None:
-    raise ValueError('the model does not say which layer is its last; a Model '
-                     'needs features, features_train and head.')
+  last_layer.head(model)  # Refused where there is none.
 
   def init(key: jax.Array) -> Variables:
     first = model.init(key)  # As without a twin.
     other = model.init(jax.random.fold_in(key, 1))
-    kernel = functools.reduce(operator.getitem, _head(model), first.params)
+    kernel = last_layer.at(first.params, last_layer.head(model))
     width = kernel.shape[0]
     top = projector.init(
         jax.random.fold_in(key, 2), jax.ShapeDtypeStruct(
             (1, width), kernel.dtype), norm=model.norm,
         hidden=hidden or min(_WIDENED[0] * width, _HIDDEN),
         size=size or min(_WIDENED[1] * width, _SIZE))
-    other = other._replace(params=_without(other.params, _last(model)))
+    other = other._replace(params=last_layer.without(
+        other.params, last_layer.place(model)))
     made = {_CLASSES: first, _INSTANCES: other, _PROJECTOR: top}
     return Variables({k: v.params for k, v in made.items()},
                      {k: v.stats for k, v in made.items()})
@@ -212,39 +209,12 @@ def twins(model: Model, *, hidden: int | None = None, size: int | None = None
 
   return Model(init, call(model.apply), apply_train, model.norm,
                call(model.embed), call(model.features),
-               head=lambda: (_CLASSES, *_head(model)))
+               head=lambda: (_CLASSES, *last_layer.head(model)))
 
 
 def part(variables: Variables, name: str) -> Variables:
   """Returns the variables of one of the three networks of `twins`."""
   return Variables(variables.params[name], variables.stats[name])
-
-
-def _head(model: Model) -> tuple[str, ...]:
-  assert model.head is not None  # `twins` refuses others.
-  return model.head()
-
-
-def _last(model: Model) -> tuple[str, ...]:
-  """Returns the path of the last layer, bias included."""
-  path = _head(model)
-  return path[:-1] or path
-
-
-def _without(params: PyTree, path: tuple[str, ...]) -> PyTree:
-  """Returns the parameters without those at a path."""
-  rest = {k: v for k, v in params.items() if k != path[0]}
-  if path[1:]:
-    rest[path[0]] = _without(params[path[0]], path[1:])
-  return rest
-
-
-def _with(params: PyTree, whole: PyTree, path: tuple[str, ...]) -> PyTree:
-  """Adds zeros at a path to the parameters, of the shapes in `whole`."""
-  if not path:
-    return tree.zeros_like(whole)
-  inner = _with(params.get(path[0]), whole[path[0]], path[1:])
-  return {**params, path[0]: inner}
 
 
 @knobs.checked(_PROFILES, temperature=knobs.Bound(above=True),
@@ -391,8 +361,9 @@ def _parts(task: Task, s: _Settings, model: Variables, weak: Batch,
   both = network.joined([weak, strong])
   other = part(model, _INSTANCES)
   shapes = jax.eval_shape(task.model.init, key).params
-  other = other._replace(params=_with(
-      other.params, shapes, _last(task.model)))
+  place = last_layer.place(task.model)
+  other = other._replace(params=last_layer.put(
+      other.params, place, tree.zeros_like(last_layer.at(shapes, place))))
   plain, _, other_stats = network.forward_with_features(
       task, other, both, key=jax.random.fold_in(key, 2))
   projections, top_stats = projector.project(

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
+import operator
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -70,6 +71,44 @@ def ends_dense(call: Callable[..., jax.Array], *args: Any) -> bool:
     return logits
   jax.eval_shape(traced, *args)
   return found
+
+
+def head(model: types.Model) -> tuple[str, ...]:
+  """Where the weights of the last layer are; see `types.Model`.
+
+  Raises:
+    ValueError: for a network that does not say which layer is its last.
+  """
+  if model.head is None or model.features_train is None:
+    raise ValueError('the model does not say which layer is its last; a Model '
+                     'needs features, features_train and head.')
+  return model.head()
+
+
+def place(model: types.Model) -> tuple[str, ...]:
+  """Where the last layer is in the parameters, with its bias."""
+  path = head(model)
+  return path[:-1] or path
+
+
+def at(params: Any, path: tuple[str, ...]) -> Any:
+  """What is at a path."""
+  return functools.reduce(operator.getitem, path, params)
+
+
+def put(params: Any, path: tuple[str, ...], value: Any) -> Any:
+  """The parameters with this at a path."""
+  if not path:
+    return value
+  return {**params, path[0]: put(params.get(path[0], {}), path[1:], value)}
+
+
+def without(params: Any, path: tuple[str, ...]) -> Any:
+  """The parameters less those at a path."""
+  rest = {k: v for k, v in params.items() if k != path[0]}
+  if path[1:]:
+    rest[path[0]] = without(params[path[0]], path[1:])
+  return rest
 
 
 def _finished(calls: list[_Call]) -> jax.Array:

@@ -42,8 +42,9 @@ def check_labels(rule: str, options: Any) -> None:
     rule: how a setting labels rows:
       'pool': labels_per_class or labeled_fraction, of all rows together.
       'share': labeled_fraction of each client's rows.
-      'clients': all rows of the first num_labeled_clients clients; if that is
-        -1, as 'share'.
+      'clients': all rows of the first num_labeled_clients clients, and
+        labeled_fraction of those of the num_partly_labeled_clients after them;
+        if the former is -1, as 'share'.
       'agents': as 'pool'; the first num_labeled_clients clients, not all,
         hold the labeled rows.
     options: a `Config`, or what has the same attributes.
@@ -54,6 +55,9 @@ def check_labels(rule: str, options: Any) -> None:
   counts = {name: getattr(options, name)
             for name in ('labels_per_class', 'labeled_fraction')}
   holders = options.num_labeled_clients
+  partly = _num_partly(options)
+  if partly:
+    _check_partly(rule, partly, options)
   if rule == 'agents' and not 0 < holders < options.num_clients:
     raise FieldError('num_labeled_clients', holders, 'must be from 1 to '
                      f'{options.num_clients - 1}, so that some have none.',
@@ -67,13 +71,13 @@ def check_labels(rule: str, options: Any) -> None:
   if options.labels_at == 'server':
     raise FieldError('labels_at', 'server',
                      'here clients hold the labels; give clients.')
-  if rule == 'clients' and not holders:
+  if rule == 'clients' and not holders and not partly:
     raise FieldError('num_labeled_clients', 0, 'leaves nobody with labels; '
                      'give at least 1, or -1 and labeled_fraction.')
   if rule == 'share' and holders >= 0:
     raise FieldError('num_labeled_clients', holders, 'here every client holds '
                      'labels; leave it out.')
-  shares = rule == 'share' or holders < 0
+  shares = rule == 'share' or holders < 0 or partly > 0
   if not shares:
     for name, value in counts.items():
       if value is not None:
@@ -88,6 +92,35 @@ def check_labels(rule: str, options: Any) -> None:
     raise FieldError('labeled_fraction', None, 'give the labeled share of each '
                      "client's rows" + (', or num_labeled_clients.'
                      if rule == 'clients' else '.'))
+
+
+def _num_partly(options: Any) -> int:
+  return getattr(options, 'num_partly_labeled_clients', 0)
+
+
+def _check_partly(rule: str, partly: int, options: Any) -> None:
+  """Raises FieldError unless so many clients can be partly labeled."""
+  holders = options.num_labeled_clients
+  if rule != 'clients':
+    raise FieldError('num_partly_labeled_clients', partly, 'this setting has '
+                     'no such clients; leave it out, or take labeled_clients.')
+  if holders < 0:
+    raise FieldError('num_partly_labeled_clients', partly, 'with the latter '
+                     'every client is partly labeled; leave the first out, or '
+                     'give how many know all their labels, from 0 on.',
+                     num_labeled_clients=holders)
+  if holders + partly > options.num_clients:
+    raise FieldError('num_partly_labeled_clients', partly, 'together more '
+                     f'than the {options.num_clients} clients; at most '
+                     f'{max(options.num_clients - holders, 0)} are left.',
+                     num_labeled_clients=holders,
+                     num_clients=options.num_clients)
+
+
+def num_holders(options: Any) -> int:
+  """How many clients, the first ones, hold labels; -1 where no rule says."""
+  holders: int = options.num_labeled_clients
+  return holders if holders < 0 else holders + _num_partly(options)
 
 
 def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
@@ -254,7 +287,8 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
   """Deals all rows; the first --num_labeled_clients know all their labels.
 
   With --num_labeled_clients=-1 every client knows --labeled_fraction of its
-  own. The setting of FedIRM and RSCFed.
+  own; with --num_partly_labeled_clients so many after the first ones do. The
+  setting of FedIRM and RSCFed, and of FedGGp.
   """
   check_labels('clients', options)
   return _label(rng, labels, _capped(rng, labels, pool, options), options)
@@ -264,6 +298,10 @@ def _label(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
            options: Any) -> tuple[np.ndarray, np.ndarray]:
   """Owners of the labeled and the other rows; see `whole_clients`."""
   from fedjax_ssl import data
+  if partly := _num_partly(options):
+    return data.label_mixed(
+        rng, labels, owner, options.num_labeled_clients, num_partly=partly,
+        fraction=options.labeled_fraction)
   if options.num_labeled_clients > 0:
     return data.label_clients(owner, options.num_labeled_clients)
   return data.label_within(rng, labels, owner,
@@ -290,7 +328,8 @@ def holders_alone(options: Any) -> bool:
 def natural(owner: np.ndarray) -> Deal:
   """Leaves the rows with the clients that the data name.
 
-  Which rows are labeled: all of the first --num_labeled_clients clients;
+  Which rows are labeled: all of the first --num_labeled_clients clients, and
+  of the --num_partly_labeled_clients after them --labeled_fraction each;
   or --labels_per_class over all clients together; or else
   --labeled_fraction of each client's own, or of all rows where the server
   holds the labels.

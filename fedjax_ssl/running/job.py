@@ -24,6 +24,7 @@ from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, printing, summary
 from fedjax_ssl.running import (
   client_memory,
+  dealing,
   devices,
   spellings,
   start_line,
@@ -200,7 +201,7 @@ def _knob_error(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
 
 
 def _federation(dataset: data.Dataset, dealt: data.Partition, options: Config):
-  holders, rounds_ = options.num_labeled_clients, options.rounds_per_task
+  holders, rounds_ = dealing.num_holders(options), options.rounds_per_task
   if (dealt.tasks is None) != (not rounds_):
     raise FieldError('rounds_per_task', rounds_, 'this setting is ' + (
         'no stream of tasks; leave it at 0.' if rounds_ else

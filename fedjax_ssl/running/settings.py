@@ -193,13 +193,13 @@ _ALL = (
              rounds_per_task=10)),
     Setting(
         'labeled_clients',
-        'Fully labeled beside fully unlabeled clients, or all partially '
-        'labeled.',
+        'Fully labeled, unlabeled and partially labeled clients, in any mix.',
         'The setting of FedIRM (https://arxiv.org/abs/2106.08600) and RSCFed '
         '(https://arxiv.org/abs/2203.13993): a capped Dirichlet partition, of '
         'which the first --num_labeled_clients clients know all their labels '
         'and the others none. With --num_labeled_clients=-1 every client knows '
-        '--labeled_fraction of its own.',
+        '--labeled_fraction of its own; with --num_partly_labeled_clients so '
+        'many after the first ones do, as in FedGGp.',
         dealing.whole_clients,
         dict(dataset='fashion_mnist', model='cnn', method='rscfed',
              optimizer='sgd', learning_rate=0.03, momentum=0.9,

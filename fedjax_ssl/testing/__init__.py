@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 import functools
 from typing import Any
 
+import jax
+
 from fedjax_ssl import methods
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Method
-from fedjax_ssl.testing import contract, toy
+from fedjax_ssl.testing import contract, keys, toy
 
 __all__ = ('check_method', 'contract', 'toy')
 
@@ -55,9 +57,7 @@ def check_method(builder: str | Callable[..., Method], *,
   found = {}
   for place in places_of(make) if places is None else places:
     checks.check('place', place, ('clients', 'server'))
-    # A network that normalizes by batches where clients have labels.
-    model = 'conv' if place == 'clients' else 'linear'
-    one = contract.CohortRunner(make, model, place)
+    one = contract.CohortRunner(make, model_of(make, place), place)
     for law in wanted:
       where = f'{law} at {place}'
       found[where] = _held(contract.LAWS[law], one, where)
@@ -73,6 +73,23 @@ def places_of(make: contract.Make) -> list[str]:
       raise
     return ['clients']
   return ['clients', 'server']
+
+
+def model_of(make: contract.Make, place: str) -> str:
+  """The network that a method is tried on, by its name in `toy.task`.
+
+  Where clients have labels it is one that normalizes by batches. Else it is
+  linear, unless the method has no use for a single layer and refuses it.
+  """
+  if place == 'clients':
+    return 'conv'
+  federation, _ = toy.federation(place)
+  method = make(toy.task(labels_at=place))
+  try:
+    jax.eval_shape(lambda key: method.init(key, federation), keys.key(0))
+  except ValueError:
+    return 'conv'
+  return 'linear'
 
 
 def _held(law: contract.Law, one: contract.CohortRunner, where: str) -> str:

@@ -98,7 +98,8 @@ _FIRST = (
 )
 _OTHERS = (
     Metric('contrastive_loss', 'number',
-           "mean of MOON's, ProxyFL's or Twin-sight's contrastive term"),
+           "mean of FedCon's, MOON's, ProxyFL's or Twin-sight's contrastive "
+           'term'),
     Metric('cost_down', 'number', 'FedMatch: numbers sent to a client, percent '
            'of one dense model; mean over clients and rounds'),
     Metric('cost_up', 'number', 'FedMatch: the same sent by a client'),

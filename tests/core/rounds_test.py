@@ -223,7 +223,7 @@ def test_a_record_never_stops_being_finite(relay):
     return (server[0] * 1e30 + 0 * mean['id'], server[1]), {}
   one = rounds.client_pass(
       toy.task(), count, grow, sample=fixed([[1], [5]]), relay=relay,
-      broadcast=lambda server, client_id: jnp.float32(0))
+      broadcast=lambda server, client_id, group: jnp.float32(0))
   first = (jnp.float32(1), jnp.float32(jnp.inf))
   after, metrics = run(one, state()._replace(server=first))
   assert after.server == (1e30, jnp.inf)
@@ -283,7 +283,7 @@ def test_broadcast_is_per_client():
     return server + mean['id'], {}
   one = rounds.client_pass(
       toy.task(), count, aggregation.linear(keep), sample=fixed([[0, 5]]),
-      broadcast=lambda server, client_id: server[client_id])
+      broadcast=lambda server, client_id, group: server[client_id])
   after, metrics = run(one, State(bank, jnp.zeros(6), jnp.int32(0)))
   np.testing.assert_allclose(after.server - bank, (0 * 4 + 55 * 5) / 9,
                              rtol=1e-6)

@@ -13,7 +13,7 @@ from tests.thorough import wider
 
 KEY = toy.key(3)
 # Methods whose server does more than to add a mean.
-OWN = {'fedmatch': {}, 'fedtrinet': {}, 'rscfed': {},
+OWN = {'fedmatch': {}, 'fedrgd': {}, 'fedtrinet': {}, 'rscfed': {},
        "fedlabel(combine='apart')": {},
        "fedssl(dp_scope='all')": {'cohort_size': toy.NUM_CLIENTS},
        "fixmatch(server='local')": {}, 'local': {}}

@@ -61,9 +61,14 @@ def _runner(text, model, place, **changes):
       functools.partial(methods.make, text), model, place, **changes)
 
 
+@functools.lru_cache
+def _model(text, place):
+  return testing.model_of(functools.partial(methods.make, text), place)
+
+
 def runner(text, place):
   """Clients one after another, with networks that normalize by batches."""
-  return _runner(text, 'conv' if place == 'clients' else 'linear', place)
+  return _runner(text, _model(text, place), place)
 
 
 def limited(text):

@@ -118,7 +118,7 @@ def test_undivided_helpers_are_the_models_that_their_clients_sent():
   state, _ = run(method.init(toy.key(0), federation), federation,
                  jnp.int32(0), KEY)
   s = settled(num_helpers=2, learn='undivided', l2=0.0)
-  sent = server.broadcast(s, state.server, jnp.int32(0))
+  sent = server.broadcast(s, state.server, jnp.int32(0), jnp.int32(0))
   inputs = jnp.asarray(federation.train.inputs[:5])
   ask = client.panel(task(), s, sent.sigma, sent.stats, sent.agents,
                      jnp.bool_(True))
@@ -269,7 +269,7 @@ def test_the_server_keeps_what_is_too_small_to_count():
   """Else a psi that starts at 0 and learns slowly never leaves it."""
   _, new, s = gamma([.5, .5, .5], psi_threshold=10.0)
   np.testing.assert_allclose(jax.tree.leaves(new.psi)[0], 2, rtol=1e-6)
-  sent = server.broadcast(s, new, jnp.int32(0))
+  sent = server.broadcast(s, new, jnp.int32(0), jnp.int32(0))
   chex.assert_trees_all_equal(sent.psi, new.psi)
   chex.assert_trees_all_equal(server.predicted(s, new).params, new.sigma)
   assert settings.PROFILES['v1']['psi_threshold'] == 0  # Dense is dense.

@@ -265,7 +265,7 @@ def test_a_turn_depends_on_the_order():
   one = jax.jit(rounds.client_pass(
       _task(), plain.client_update,
       runner(ALL).method.aggregate, relay=True, sample=told,
-      broadcast=lambda server, client_id: server.nets))
+      broadcast=lambda server, client_id, group: server.nets))
   ends = []
   for order in ([0, 1], [1, 0]):
     federation = _federation()

@@ -43,7 +43,7 @@ _REGULAR = {'fedavg': _DEVICES, 'flexmatch': (2, 4), 'fedmatch': (1, 2),
 # them: devices see nothing of a loss. The contract takes them on one.
 _ALIKE = ('adamatch', 'fedprox', 'fixmatch', 'freematch', 'local', 'mixmatch',
           'moon', 'pseudo_label', 'sage', 'softmatch', 'twinsight', 'uda',
-          'feddb', 'fl2', 'fed_consist')
+          'feddb', 'fedcon', 'fl2', 'fed_consist')
 # Processes, so that several processors have work; the thorough tests have as
 # many of their own.
 _SHARES = 2

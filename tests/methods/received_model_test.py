@@ -58,8 +58,8 @@ def test_a_model_for_each_client_is_found():
   """What a client receives must not depend on who it is."""
   whole = averaging._broadcast
 
-  def own(s, record, client_id):
+  def own(s, record, client_id, group):
     return jax.tree.map(lambda x: x + 0 * client_id, whole(
-        s, record, client_id))
+        s, record, client_id, group))
   with mock.patch.object(averaging, '_broadcast', own):
     assert not _shared('sage')

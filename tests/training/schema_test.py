@@ -5,6 +5,7 @@ That their values do, and that rows of labels at the clients fit, is in
 """
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -58,7 +59,10 @@ def with_scores(method: Any, state: Any, federation: Any,
 def form_of(name: str, place: str) -> dict[str, Any]:
   """Shapes and dtypes of what a row is made from; nothing is compiled."""
   federation, _ = toy.federation(place)
-  method = methods.make(name, toy.task(labels_at=place))
+  make = functools.partial(methods.make, name)
+  method = make(toy.task(
+      testing.model_of(make, place) if place == 'server' else 'linear',
+      labels_at=place))
   state = method.init(toy.key(0), federation)
   totals = runner.totals_shape(method, federation, state)
   return with_scores(method, state, federation, totals.sums)

@@ -33,6 +33,7 @@ from fedjax_ssl.data.partition.labeling import (
     choose_labeled,
     choose_validation,
     label_clients,
+    label_mixed,
     label_within,
     shift,
     split_owner,
@@ -43,9 +44,9 @@ __all__ = (
     'PARTITIONS', 'Partition', 'bimb', 'bimb_rows', 'check_partition',
     'choose_labeled', 'choose_validation', 'dirichlet_capped',
     'dirichlet_clients', 'dirichlet_pairs', 'dirichlet_shares', 'iid_count',
-    'iid_random', 'label_clients', 'label_within', 'labeled_min_size',
-    'load_partition', 'make_partition', 'partition_hash', 'round_robin',
-    'save_partition', 'shards', 'shift', 'split_owner')
+    'iid_random', 'label_clients', 'label_mixed', 'label_within',
+    'labeled_min_size', 'load_partition', 'make_partition', 'partition_hash',
+    'round_robin', 'save_partition', 'shards', 'shift', 'split_owner')
 
 def _nobody(labels: np.ndarray) -> np.ndarray:
   return np.full(labels.shape, -1, np.int32)

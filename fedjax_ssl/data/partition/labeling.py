@@ -143,6 +143,35 @@ def label_clients(owner: np.ndarray, num_labeled_clients: int
   return split_owner(owner, np.asarray(owner) < number)
 
 
+def label_mixed(rng: np.random.Generator, labels: np.ndarray,
+                owner: np.ndarray, num_labeled_clients: int, *,
+                num_partly: int, fraction: float
+                ) -> tuple[np.ndarray, np.ndarray]:
+  """The first clients know all their labels, the next some, the others none.
+
+  FedGGp's mix. Without `num_partly` these are the rows of `label_clients`, and
+  with all clients partly labeled those of `label_within`.
+
+  Args:
+    rng: host generator.
+    labels: int[D].
+    owner: int32[D], -1 where not dealt.
+    num_labeled_clients: clients that hold labels only.
+    num_partly: clients after them that hold both kinds of rows.
+    fraction: their share of labeled rows, as in `label_within`.
+
+  Returns:
+    labeled, unlabeled: int32[D] owners, together `owner`.
+  """
+  first = checks.count('num_labeled_clients', num_labeled_clients, 0)
+  last = first + checks.count('num_partly', num_partly, 0)
+  owner = np.asarray(owner, np.int32)
+  partly = (owner >= first) & (owner < last)
+  few, _ = label_within(rng, labels, np.where(partly, owner, -1),
+                        fraction=fraction)
+  return split_owner(owner, (owner < first) | (few >= 0))
+
+
 def split_owner(owner: np.ndarray, labeled: np.ndarray
                 ) -> tuple[np.ndarray, np.ndarray]:
   """Splits owners int32[D] into those of labeled and of other rows, else -1."""

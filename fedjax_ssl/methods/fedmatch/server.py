@@ -135,8 +135,10 @@ def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
                                epochs=task.local_epochs)
 
 
-def broadcast(s: Settings, server: Server, client_id: jax.Array) -> Payload:
+def broadcast(s: Settings, server: Server, client_id: jax.Array,
+              group: jax.Array) -> Payload:
   """Returns what one client receives: both parts, and its helpers."""
+  del group
   agents = None
   if isinstance(server.agents, helpers.Bank):
     agents = helpers.most_similar(server.agents, client_id,

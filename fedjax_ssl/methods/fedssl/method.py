@@ -260,7 +260,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       task, init=functools.partial(_init, s),
       client_update=functools.partial(_client_update, s), aggregate=_add_mean,
       sample=private_agents.without_labels if plan else None,
-      broadcast=lambda server, client_id: server.nets,
+      broadcast=lambda server, client_id, group: server.nets,
       work=lambda shard: batching.num_steps(task, shard, streams),
       on_labels=functools.partial(_on_labels, s),
       before=_private_passes(s) if plan else (), takes_rule=plan is None,
@@ -350,8 +350,8 @@ def _private_passes(s: _Settings) -> list[rounds.Pass]:
                   jnp.asarray(client.shard.num_labeled > 0, jnp.float32),
                   client.memory, {})
 
-  def to_agent(server, client_id):
-    del client_id
+  def to_agent(server, client_id, group):
+    del client_id, group
     budget = server.budget
     return _ToAgent(server.nets, budget.steps_now, budget.noise)
 

@@ -46,7 +46,7 @@ def own(record: Any) -> Any:
 
 
 def start(task: Task, state: State, update: ClientUpdate,
-          broadcast: Callable[..., PyTree], federation: Federation,
+          broadcast: rounds.Broadcast, federation: Federation,
           key: jax.Array) -> State:
   """Puts the task's additions beside a method's first state.
 
@@ -74,7 +74,7 @@ def start(task: Task, state: State, update: ClientUpdate,
 
 
 def _message(state: State, update: ClientUpdate,
-             broadcast: Callable[..., PyTree], federation: Federation,
+             broadcast: rounds.Broadcast, federation: Federation,
              key: jax.Array) -> PyTree:
   """Returns the shapes of a client's message."""
   def one(state: State, federation: Federation) -> PyTree:
@@ -83,7 +83,7 @@ def _message(state: State, update: ClientUpdate,
         first, tree.take(federation.at(first).clients, first),
         tree.take(state.memory, first), federation.train,
         federation.validation, first, first)
-    return update(broadcast(state.server, first), client, key).message
+    return update(broadcast(state.server, first, first), client, key).message
   return jax.eval_shape(one, state, federation)
 
 

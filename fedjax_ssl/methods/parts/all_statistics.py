@@ -57,7 +57,7 @@ def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
   inner = rounds.client_pass(
       task, functools.partial(_client_update, task),
       functools.partial(_finish, task), sample=sample,
-      broadcast=lambda server, client_id: assemble.Server(server.model),
+      broadcast=lambda server, client_id, group: assemble.Server(server.model),
       work=lambda shard: batching.num_steps(_wide(task, shard), shard))
 
   def run(state: State, federation: Any, round_: Array, key: jax.Array

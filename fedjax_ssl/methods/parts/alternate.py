@@ -162,7 +162,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
            else None)
   return assemble.assemble(
       task, init=init, client_update=client_update,
-      broadcast=lambda server, client_id: assemble.Server(server.model),
+      broadcast=lambda server, client_id, group: assemble.Server(server.model),
       on_labels=functools.partial(_fine_tune, task, s), labels_last=True,
       opening=_opening(task, s, renew), renew=renew,
       work=lambda shard: batching.num_steps(task, shard, _streams(task)),

@@ -78,7 +78,7 @@ def assemble(
     aggregate: Aggregate | None = add_mean,
     init: Callable[[jax.Array, Federation], tuple[Any, PyTree]] | None = None,
     sample: sampling.Sampler | None = None,
-    broadcast: Callable[[Any, jax.Array], PyTree] | None = None,
+    broadcast: rounds.Broadcast | None = None,
     work: rounds.Work | None = None,
     on_labels: Callable[..., tuple[Any, Metrics]] | None = None,
     begin: Callable[..., State] | None = None,
@@ -112,7 +112,7 @@ def assemble(
       [N, ...]; by default a new model in `Server`, and no memory.
     sample: draws the cohort; see `core.rounds.client_pass`, as for the next
       two.
-    broadcast: what a client receives.
+    broadcast: what a client of a group receives.
     work: steps of one client.
     on_labels: (server, context, key) -> (server, metrics), what the server
       learns from its own labels; not called where labels are at the clients.
@@ -156,7 +156,8 @@ def assemble(
                      weigh)
   clients = rounds.client_pass(
       task, update, finish, sample=sample,
-      broadcast=lambda server, client_id: send(own(server), client_id),
+      broadcast=lambda server, client_id, group: send(
+          own(server), client_id, group),
       work=work)
   passes = _in_order(
       task, clients, within, before=before, on_labels=on_labels,

@@ -280,8 +280,9 @@ def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
   return record, reported
 
 
-def _broadcast(s: _Settings, record: Any, client_id: jax.Array) -> PyTree:
-  del client_id
+def _broadcast(s: _Settings, record: Any, client_id: jax.Array,
+               group: jax.Array) -> PyTree:
+  del client_id, group
   if s.tells is not None:
     return record
   return () if s.alone else assemble.Server(record.model)
