@@ -91,6 +91,8 @@ class Federation:
     num_labeled_clients: the first so many clients hold labels; -1 if that is
       no rule of the setting.
     num_classes: C.
+    held: whose rows the memory of a state has, ascending and filled up with N;
+      None is all clients. See `core.held`.
   """
 
   train: Examples
@@ -104,6 +106,7 @@ class Federation:
   num_labeled_clients: int = dataclasses.field(
       default=-1, metadata={'static': True})
   num_classes: int = dataclasses.field(default=10, metadata={'static': True})
+  held: Array | None = None  # int32[K]
 
   @property
   def num_clients(self) -> int:
