@@ -58,8 +58,8 @@ class Place(NamedTuple):
       return memory
     count = leaves[0].shape[0]
     return Table(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (
-        ((count,), np.int32), ((count,), np.uint32), ((), np.int32),
-        ((32,), np.uint8))))
+        ((count,), np.int32), ((count,), np.uint32), ((count,), np.int32),
+        ((), np.int32), ((32,), np.uint8))))
 
   def opened(self, seed: int, memory: PyTree, saved: PyTree | None, *,
              reads_only: bool = False) -> Rows:
@@ -114,12 +114,15 @@ class Table(NamedTuple):
   Attributes:
     place: int32[N], the record of each client; -1: it has its first value.
     sums: uint32[N], CRC-32 of each client's record.
+    before: int32[N], `place` of the checkpoint before it, which may be needed
+      where this one is damaged.
     used: int32[], records of the file that may be needed.
     first: uint8[32], SHA-256 of the file of first values.
   """
 
   place: Any
   sums: Any
+  before: Any
   used: Any
   first: Any
 
@@ -160,9 +163,9 @@ class RowsOnDisk(Rows):
         os.ftruncate(self._descriptor, self._size * int(self._table.used))
     self._fresh = np.zeros(self._count, bool)  # Written since the last save.
     self._seen = np.zeros(self._count, bool)  # Its sums were looked at.
-    # Of a continued run nobody knows what the checkpoint before it needs.
-    self._saved = self._table.place.copy() if saved is not None else None
-    self._free: list[int] = []
+    self._free = self._unneeded()
+    # From now on the newest checkpoint is the one before the next.
+    self._table.before[:] = self._table.place
     self.memory = jax.tree.unflatten(jax.tree.structure(memory), [
         LeafOnDisk(self, i) for i in range(len(self._leaves))])
 
@@ -212,7 +215,7 @@ class RowsOnDisk(Rows):
         self._fresh[client] = self._seen[client] = True
       total = 0
       for leaf, part in zip(self._leaves, parts, strict=True):
-        total = zlib.crc32(part[k], total)
+        total = zlib.crc32(_view(part[k]), total)
         with _naming(self._file):
           _write(self._descriptor, part[k],
                  self._size * int(place[client]) + leaf.offset)
@@ -224,7 +227,7 @@ class RowsOnDisk(Rows):
     with _naming(self._file):
       _read(self._descriptor, record,
             self._size * int(self._table.place[client]))
-    if zlib.crc32(record) != self._table.sums[client]:
+    if zlib.crc32(_view(record)) != self._table.sums[client]:
       raise RowsError(f'{self._file}: what client {client} keeps is not what '
                       'the checkpoint was saved with. Bring back a copy of '
                       'the file, or remove the folder and run again.')
@@ -248,12 +251,14 @@ class RowsOnDisk(Rows):
 
   def kept(self) -> None:
     """Frees what neither this checkpoint nor the one before it needs."""
+    self._free = self._unneeded()
+    self._table.before[:] = self._table.place
+
+  def _unneeded(self) -> list[int]:
     needed = np.zeros(int(self._table.used), bool)
-    for place in (self._table.place, self._saved):
-      if place is not None:
-        needed[place[place >= 0]] = True
-    self._saved = self._table.place.copy()
-    self._free = np.flatnonzero(~needed)[::-1].tolist()
+    for place in (self._table.place, self._table.before):
+      needed[place[place >= 0]] = True
+    return np.flatnonzero(~needed)[::-1].tolist()
 
 
 class LeafOnDisk:
@@ -309,10 +314,11 @@ def _begin(count: int, first: bytes, saved: Table | None) -> Table:
   digest = np.frombuffer(hashlib.sha256(first).digest(), np.uint8)
   if saved is None:
     return Table(np.full(count, -1, np.int32), np.zeros(count, np.uint32),
-                 np.int32(0), digest)
+                 np.full(count, -1, np.int32), np.int32(0), digest)
   if not np.array_equal(saved.first, digest):
     raise OSError(errno.EIO, 'the first values are not those of the checkpoint')
-  return Table(*(np.array(x) for x in saved[:2]), np.int32(saved.used), digest)
+  return Table(np.array(saved.place), np.array(saved.sums),
+               np.array(saved.before), np.int32(saved.used), digest)
 
 
 def _packed(memory: PyTree) -> bytes:
@@ -322,8 +328,9 @@ def _packed(memory: PyTree) -> bytes:
     same = x.shape[0] > 1 and x.strides[0] == 0
     return _bytes(np.ascontiguousarray(x[:1] if same else x))
   file = io.BytesIO()
-  np.savez(file, **{str(i): one(x) for i, x in enumerate(
-      jax.tree.leaves(memory))})
+  arrays: dict[str, Any] = {
+      str(i): one(x) for i, x in enumerate(jax.tree.leaves(memory))}
+  np.savez(file, **arrays)
   return file.getvalue()
 
 
@@ -350,9 +357,13 @@ def _bytes(rows: np.ndarray) -> np.ndarray:
   return rows.reshape(count, -1).view(np.uint8)
 
 
-def _read(descriptor: int, into: np.ndarray, offset: int) -> None:
+def _view(data: Any) -> memoryview:
+  return memoryview(data)
+
+
+def _read(descriptor: int, into: Any, offset: int) -> None:
   """Fills an array of bytes."""
-  view = memoryview(into)
+  view = _view(into)
   while view:
     count = os.preadv(descriptor, [view], offset)
     if not count:
@@ -360,8 +371,8 @@ def _read(descriptor: int, into: np.ndarray, offset: int) -> None:
     view, offset = view[count:], offset + count
 
 
-def _write(descriptor: int, data: np.ndarray, offset: int) -> None:
-  view = memoryview(data)
+def _write(descriptor: int, data: Any, offset: int) -> None:
+  view = _view(data)
   while view:
     count = os.pwrite(descriptor, view, offset)
     view, offset = view[count:], offset + count
