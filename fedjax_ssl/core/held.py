@@ -6,8 +6,8 @@ needs no other rows. `readers` tells beforehand whose they are, and
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-import contextlib
+from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
@@ -27,7 +27,17 @@ from fedjax_ssl.core.types import (
 )
 
 _METRIC = 'clients_read'
-_asked: list[list[int]] = []  # Slots of the passes that are traced for it.
+
+
+@jax.tree_util.register_static
+class _Asked:
+  """Stands in `Federation.held` where passes are to say whom they read.
+
+  No two are equal, so no trace that a program has kept is taken for this one.
+  """
+
+  def __init__(self) -> None:
+    self.slots: list[int] = []  # Of each pass.
 
 
 class DependsOnMemoryError(ValueError):
@@ -45,30 +55,23 @@ def places(federation: Federation, ids: jax.Array) -> jax.Array:
     int32[S]; a place beyond the end for a client whose row is not there.
   """
   held = federation.held
-  if held is None:
+  if held is None or isinstance(held, _Asked):
     return ids
   found = jnp.minimum(jnp.searchsorted(held, ids), held.shape[0] - 1)
   here = (jnp.take(held, found) == ids) & (ids < federation.num_clients)
   return jnp.where(here, found, held.shape[0]).astype(jnp.int32)
 
 
-def told(memory: PyTree, cohort: Cohort, num_clients: int) -> Metrics:
+def told(memory: PyTree, cohort: Cohort, federation: Federation) -> Metrics:
   """What a pass says of its cohort to `readers`; nothing to all others."""
-  if not _asked or not jax.tree.leaves(memory):
+  asked = federation.held
+  if not isinstance(asked, _Asked) or not jax.tree.leaves(memory):
     return {}
-  _asked[-1].append(cohort.ids.size)
-  reads = jnp.zeros(num_clients, bool).at[cohort.ids.reshape(-1)].max(
-      cohort.active.reshape(-1), mode='drop').astype(jnp.float32)
-  return {_METRIC: Ratio(reads, reads)}  # Several passes add theirs.
-
-
-@contextlib.contextmanager
-def _asking() -> Iterator[list[int]]:
-  _asked.append([])
-  try:
-    yield _asked[-1]
-  finally:
-    _asked.pop()
+  asked.slots.append(cohort.ids.size)
+  reads = jnp.zeros(federation.num_clients, bool).at[
+      cohort.ids.reshape(-1)].max(cohort.active.reshape(-1), mode='drop')
+  count = reads.astype(jnp.float32)
+  return {_METRIC: Ratio(count, count)}  # Several passes add theirs.
 
 
 def readers(method: Method, state: State, federation: Federation,
@@ -95,15 +98,15 @@ def readers(method: Method, state: State, federation: Federation,
 
   def one(memory: PyTree, server: PyTree, federation: Federation,
           round_: jax.Array, key: jax.Array) -> jax.Array:
-    round_ = jnp.asarray(round_, jnp.int32)
+    federation = dataclasses.replace(federation, held=asked)
     _, metrics = method.round(
         State(server, memory, round_), federation.at(round_), round_, key)
     nobody = jnp.zeros(federation.num_clients)
     return metrics.get(_METRIC, Ratio(nobody, nobody)).total > 0
 
+  asked = _Asked()
   given = (memory, state.server, federation, jnp.int32(0), key)
-  with _asking() as slots:
-    closed = jax.make_jaxpr(one)(*given)
+  closed = jax.make_jaxpr(one)(*given)
   jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True])
   if any(used[:len(jax.tree.leaves(memory))]):
     raise DependsOnMemoryError(
@@ -116,7 +119,7 @@ def readers(method: Method, state: State, federation: Federation,
     found: jax.Array = small(*(
         x for x, needed in zip(leaves, used, strict=True) if needed))[0]
     return found
-  return members, min(sum(slots), federation.num_clients)
+  return members, min(sum(asked.slots), federation.num_clients)
 
 
 def take(memory: PyTree, federation: Federation, ids: jax.Array) -> PyTree:

@@ -369,7 +369,7 @@ def _client_round(parts: _ClientPass, state: State, federation: Federation,
   if not parts.relay:
     server, metrics = _aggregate_or_keep(
         parts, server, groups, context, close_key)
-  told = held.told(state.memory, cohort, federation.num_clients)
+  told = held.told(state.memory, cohort, federation)
   return state._replace(server=server, memory=memory), {**metrics, **told}
 
 

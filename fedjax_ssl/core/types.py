@@ -106,7 +106,7 @@ class Federation:
   num_labeled_clients: int = dataclasses.field(
       default=-1, metadata={'static': True})
   num_classes: int = dataclasses.field(default=10, metadata={'static': True})
-  held: Array | None = None  # int32[K]
+  held: Any = None  # int32[K]
 
   @property
   def num_clients(self) -> int:
