@@ -209,8 +209,9 @@ def kept(mesh: Any) -> Study:
   few, *_, many = sorted(harness.numbers('num_clients',
                                          least=FLAGS.cohort_size))
   shape = harness.image_shape(FLAGS.model, FLAGS.side)
-  spec = spec_of(method='rscfed(warmup=0.0)', input_shape=shape, mean=(0.5,) * shape[-1],
-                 std=(0.25,) * shape[-1], unlabeled_batch=FLAGS.batch)
+  spec = spec_of(
+      method='rscfed(warmup=0.0)', input_shape=shape, mean=(0.5,) * shape[-1],
+      std=(0.25,) * shape[-1], unlabeled_batch=FLAGS.batch)
   pathlib.Path(FLAGS.out).mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=FLAGS.out) as folder:
     begun, runs = [], {}

@@ -78,6 +78,8 @@ class Away(runner.Sequential):
     self._where, self._reads_only = place, reads_only
     self._rows: list[client_rows.Rows] = []
     self._reads = 1  # Clients whose rows are on the devices at a time.
+    self._host: PyTree = None  # Room for them.
+    self._last: PyTree = None  # Those of the last round, on the devices.
     super().__init__(method, federations, seeds, mesh)
 
   def _place(self) -> None:
@@ -101,6 +103,7 @@ class Away(runner.Sequential):
       state = sharding.state(state._replace(memory=()), self._mesh)
       if not self._rows:
         self._find_members(state._replace(memory=memory))
+        self._host = client_rows.empty(memory, self._reads)
       self._rows.append(rows)
       nobody = np.zeros(0, np.int32)
       first, federation = self._brought(i, state, nobody)
@@ -132,20 +135,24 @@ class Away(runner.Sequential):
             state, self._totals[i], federation, jnp.int32(round_),
             jnp.int32(1), root)
         self._rows[i].put(ids, _first(state.memory, len(ids)))
+        self._last = state.memory
         self.states[i] = state._replace(memory=self._rows[i].memory)
 
   def _brought(self, i: int, state: State, ids: np.ndarray
                ) -> tuple[State, Federation]:
     """State and federation of a round that reads the rows of some clients."""
-    federation, empty = self._federations[i], self._reads - len(ids)
-    def filled(x: np.ndarray) -> np.ndarray:
-      return np.concatenate(
-          [x, np.zeros((empty, *x.shape[1:]), x.dtype)]) if empty else x
-    memory = jax.tree.map(filled, self._rows[i].take(ids))
-    whose = np.append(ids, np.full(empty, federation.num_clients, np.int32))
-    return (state._replace(memory=sharding.by_client(memory, self._mesh)),
-            dataclasses.replace(federation, held=sharding.whole(
-                whose, self._mesh)))
+    federation = self._federations[i]
+    whose = np.full(self._reads, federation.num_clients, np.int32)
+    whose[:len(ids)] = ids
+    memory = self._rows[i].take(ids, out=self._host)
+    # Into the memory that the last round's rows had: new memory takes longer
+    # than all else here.
+    memory = sharding.by_client(memory, self._mesh) if (
+        self._last is None or self._mesh is not None) else _instead(
+            self._last, memory)
+    self._last = None
+    return (state._replace(memory=memory), dataclasses.replace(
+        federation, held=sharding.whole(whose, self._mesh)))
 
   def _scores(self, i: int) -> Metrics:
     """Evaluates a seed; its clients' rows come in chunks."""
@@ -185,6 +192,13 @@ class Away(runner.Sequential):
     """Hears that the newest snapshot is written."""
     for rows in self._rows:
       rows.kept()
+
+
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _instead(old: PyTree, new: PyTree) -> PyTree:
+  """Copies `new` to the place of `old`."""
+  del old
+  return jax.lax.optimization_barrier(new)
 
 
 def _first(memory: PyTree, count: int) -> PyTree:

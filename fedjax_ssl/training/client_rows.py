@@ -90,9 +90,13 @@ class Rows:
     """Copies [N, ...]."""
     self.memory = jax.tree.map(np.array, memory)
 
-  def take(self, ids: np.ndarray) -> PyTree:
-    """The rows of clients, [K, ...]."""
-    return jax.tree.map(lambda x: x[ids], self.memory)
+  def take(self, ids: np.ndarray, out: PyTree = None) -> PyTree:
+    """The rows of clients, [K, ...]; the first of `out`, if it is given."""
+    out = empty(self.memory, len(ids)) if out is None else out
+    for x, into in zip(jax.tree.leaves(self.memory), jax.tree.leaves(out),
+                       strict=True):
+      np.take(x, ids, axis=0, out=into[:len(ids)], mode='clip')
+    return out
 
   def put(self, ids: np.ndarray, rows: PyTree) -> None:
     """Replaces rows of clients by [K, ...]."""
@@ -185,16 +189,23 @@ class RowsOnDisk(Rows):
   def __len__(self) -> int:
     return self._count
 
-  def take(self, ids: np.ndarray) -> PyTree:
-    """The rows of clients, [K, ...]."""
-    found = [self.read(i, ids) for i in range(len(self._leaves))]
-    return jax.tree.unflatten(jax.tree.structure(self.memory), found)
+  def take(self, ids: np.ndarray, out: PyTree = None) -> PyTree:
+    """The rows of clients, [K, ...]; the first of `out`, if it is given."""
+    out = empty(self.memory, len(ids)) if out is None else out
+    for i, into in enumerate(jax.tree.leaves(out)):
+      self._read(i, ids, into)
+    return out
 
   def read(self, i: int, ids: np.ndarray) -> np.ndarray:
     """One leaf of the rows of clients, [K, ...]."""
     leaf = self._leaves[i]
     out = np.empty((len(ids), *leaf.shape), leaf.dtype)
-    for row, client in zip(_bytes(out), ids, strict=True):
+    self._read(i, ids, out)
+    return out
+
+  def _read(self, i: int, ids: np.ndarray, out: np.ndarray) -> None:
+    leaf = self._leaves[i]
+    for row, client in zip(_bytes(out), ids, strict=False):
       place = int(self._table.place[client])
       if place < 0:
         row[:] = _bytes(leaf.of(client[None]))[0]
@@ -203,7 +214,6 @@ class RowsOnDisk(Rows):
         self._look_at(client)
       with _naming(self._file):
         _read(self._descriptor, row, self._size * place + leaf.offset)
-    return out
 
   def put(self, ids: np.ndarray, rows: PyTree) -> None:
     """Replaces rows of clients by [K, ...]."""
@@ -281,6 +291,21 @@ class LeafOnDisk:
 
   def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
     return self[:] if dtype is None else self[:].astype(dtype)
+
+
+def empty(memory: PyTree, count: int) -> PyTree:
+  """Room on the host for the rows of so many clients, zeros.
+
+  A processor computes with these very bytes where they begin at a multiple of
+  64, and copies them to new memory where not.
+  """
+  def one(x: Any) -> np.ndarray:
+    shape, kind = (count, *x.shape[1:]), np.dtype(x.dtype)
+    size = math.prod(shape) * kind.itemsize
+    room = np.zeros(size + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    return room[begin:begin + size].view(kind).reshape(shape)
+  return jax.tree.map(one, memory)
 
 
 def rows_of(memory: PyTree, ids: np.ndarray) -> PyTree:
