@@ -77,8 +77,9 @@ def _timing(file: pathlib.Path) -> str:
     return f'{value:.4g}' if isinstance(value, float) else str(value)
   lines = [f'| {" | ".join(head)} |', '|---' + '|---:' * (len(head) - 1) + '|',
            *(f'| {" | ".join(map(cell, row))} |' for row in rows), '',
-           f'`{" ".join(stored["command"])}`, seed {stored["measured"]["seed"]}'
-           f', commit {str(on.get("commit"))[:7]}, {on["machine"]}, load '
+           f'`{" ".join(stored["command"])}`, seed '
+           f'{stored["measured"].get("seed", 0)}, commit '
+           f'{str(on.get("commit"))[:7]}, {on["machine"]}, load '
            f'{stored["load_average"][0]:.1f}; `benchmarks/{file.name}`.', '']
   return '\n'.join(lines)
 

@@ -283,8 +283,8 @@ def main() -> None:
              'seeds': seeds, 'kept': kept}[name](mesh)
     path = harness.report(f'growth_{name}', table(study), {
         'task': {flag: FLAGS[flag].value for flag in (
-            'model', 'side', 'rows', 'batch', 'pool', 'cohort_size')}, 'seed': 0,
-        'sizes': study.sizes, 'lines': study.lines})
+            'model', 'side', 'rows', 'batch', 'pool', 'cohort_size')},
+        'seed': 0, 'sizes': study.sizes, 'lines': study.lines})
     draw(study, path.with_suffix('.png'))
     print(f'Drawn: {path.with_suffix(".png")}')
 
