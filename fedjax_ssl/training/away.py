@@ -5,9 +5,10 @@ clients' rows. A call of the compiled loop is one round.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,8 +116,9 @@ class Away(runner.Sequential):
 
   def _find_members(self, state: State) -> None:
     """Makes what tells whose rows a round needs."""
-    members, self._reads = held.readers(
+    members, reads = held.readers(
         self._method, state, self._federations[0], self._roots[0][1])
+    self._reads = max(reads, 1)
     self._members = jax.jit(
         lambda server, federation, round_, root: members(
             server, federation, round_, jax.random.fold_in(root, round_)),
@@ -144,34 +146,45 @@ class Away(runner.Sequential):
     federation = self._federations[i]
     whose = np.full(self._reads, federation.num_clients, np.int32)
     whose[:len(ids)] = ids
-    memory = self._rows[i].take(ids, out=self._host)
-    # Into the memory that the last round's rows had: new memory takes longer
-    # than all else here.
-    memory = sharding.by_client(memory, self._mesh) if (
-        self._last is None or self._mesh is not None) else _instead(
-            self._last, memory)
-    self._last = None
+    memory = self._at_hand(i, ids, sharding.by_client)
     return (state._replace(memory=memory), dataclasses.replace(
         federation, held=sharding.whole(whose, self._mesh)))
+
+  def _at_hand(self, i: int, ids: np.ndarray,
+               put: Callable[[PyTree, Mesh | None], PyTree]) -> PyTree:
+    """Rows of clients on the devices, filled up to as many as a round reads.
+
+    They go to the memory that the last ones had: new memory takes longer than
+    all else here.
+    """
+    memory, last = self._rows[i].take(ids, out=self._host), self._last
+    self._last = None
+    return put(memory, self._mesh) if (
+        last is None or self._mesh is not None) else _instead(last, memory)
 
   def _scores(self, i: int) -> Metrics:
     """Evaluates a seed; its clients' rows come in chunks."""
     server, federation = self.states[i].server, self._federations[i]
     probe, made, size = self._probes[i], self._evaluation, self._reads
-    rows, total = self._rows[i], federation.num_clients
+    total = federation.num_clients
     of_all, judged = [], []
+
+    def scored(ids: np.ndarray, score: Callable[[PyTree], Any]) -> Any:
+      memory = self._at_hand(i, ids, sharding.whole)
+      found = jax.device_get(score(memory))
+      self._last = memory
+      return found
+
     if made.reads_all:
-      for ids in client_rows.chunks(total, size):
-        of_all.append(jax.device_get(self._of_all(
-            server, sharding.whole(rows.take(ids), self._mesh), size,
-            federation.test)))
+      of_all = [scored(ids, lambda memory: self._of_all(
+          server, memory, size, federation.test))
+                for ids in client_rows.chunks(total, size)]
     asked = len(probe.clients)
     if made.reads_probe and asked:
-      for some in client_rows.chunks(asked, size):
-        part = evaluate.Probe(*(x[some] for x in probe))
-        judged.append(jax.device_get(self._of_probe(
-            server, sharding.whole(rows.take(part.clients), self._mesh),
-            jnp.arange(size), federation.train, part)))
+      parts = [evaluate.Probe(*(x[some] for x in probe))
+               for some in client_rows.chunks(asked, size)]
+      judged = [scored(part.clients, functools.partial(
+          self._judged, server, federation, part)) for part in parts]
     own, largest = _joined([own for own, _ in of_all], total), ()
     if made.reads_all and jax.tree.leaves(of_all[0][1]):
       largest = np.max([largest for _, largest in of_all])
@@ -179,6 +192,11 @@ class Away(runner.Sequential):
         server, federation, probe, evaluate.OfClients(
             own or {}, _joined(judged, asked) or (), largest))
     return metrics
+
+  def _judged(self, server: PyTree, federation: Federation,
+              part: evaluate.Probe, memory: PyTree) -> Any:
+    return self._of_probe(server, memory, jnp.arange(len(part.clients)),
+                          federation.train, part)
 
   def snapshot(self) -> PyTree:
     """What a checkpoint holds; see `runner.checkpoint_template`."""

@@ -42,8 +42,6 @@ FOLDER = 'memory'  # Of a run on disk.
 class RowsError(ValueError):
   """Rows cannot be written, or are not those of the checkpoint."""
 
-  may_pass = True  # Another try may find room.
-
 
 class Place(NamedTuple):
   """Where rows are: one of `KINDS`, and the folder of those on disk."""
