@@ -73,11 +73,12 @@ def _timing(file: pathlib.Path) -> str:
   stored = json.loads(file.read_text())
   head, *rows = stored['table']
   on = stored['environment']
+  words = [x for x in stored['command'] if not x.startswith('--out=')]
   def cell(value: Any) -> str:
     return f'{value:.4g}' if isinstance(value, float) else str(value)
   lines = [f'| {" | ".join(head)} |', '|---' + '|---:' * (len(head) - 1) + '|',
            *(f'| {" | ".join(map(cell, row))} |' for row in rows), '',
-           f'`{" ".join(stored["command"])}`, seed '
+           f'`{" ".join(words)}`, seed '
            f'{stored["measured"].get("seed", 0)}, commit '
            f'{str(on.get("commit"))[:7]}, {on["machine"]}, load '
            f'{stored["load_average"][0]:.1f}; `benchmarks/{file.name}`.', '']
