@@ -27,6 +27,7 @@ from fedjax_ssl.report import study, verdict
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
+_GROWTH = 'growth_million', 'growth_kept'  # Benchmarks with a page.
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -58,7 +59,30 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
     page = file.with_suffix('.md')
     if not page.exists() or _BEGIN.format('table') in page.read_text():
       made[page] = _on_page(page, *_study_part(file))
+  timings = [file for name in _GROWTH
+             if (file := here / 'benchmarks' / f'{name}.json').exists()]
+  if timings:
+    page = here / 'growth.md'
+    made[page] = _on_page(page, 'Growth: a million clients, and teachers of '
+                          '10,000 on disk', '\n'.join(map(_timing, timings)))
   return made
+
+
+def _timing(file: pathlib.Path) -> str:
+  """The table of a benchmark, and how it was measured."""
+  stored = json.loads(file.read_text())
+  head, *rows = stored['table']
+  on = stored['environment']
+  words = [x for x in stored['command'] if not x.startswith('--out=')]
+  def cell(value: Any) -> str:
+    return f'{value:.4g}' if isinstance(value, float) else str(value)
+  lines = [f'| {" | ".join(head)} |', '|---' + '|---:' * (len(head) - 1) + '|',
+           *(f'| {" | ".join(map(cell, row))} |' for row in rows), '',
+           f'`{" ".join(words)}`, seed '
+           f'{stored["measured"].get("seed", 0)}, commit '
+           f'{str(on.get("commit"))[:7]}, {on["machine"]}, load '
+           f'{stored["load_average"][0]:.1f}; `benchmarks/{file.name}`.', '']
+  return '\n'.join(lines)
 
 
 def _on_page(page: pathlib.Path, title: str, body: str) -> str:

@@ -244,6 +244,13 @@ class Config:
       'chunk_size places, of which each takes its next client when one is '
       'done; auto: map on CPU, measured elsewhere.',
       choices=('auto', 'map', 'vmap', 'lanes'))
+  client_memory: str = _option(
+      'device', 'Where that is which clients keep between rounds, such as '
+      "teachers or momenta: all on the devices; or on the host, or in files of "
+      "the workdir, from where a round's clients bring theirs. The bits are "
+      'the same. disk: a record for each client that has trained, up to three '
+      'where all train between two checkpoints.',
+      choices=('device', 'host', 'disk'))
   conv_impl: str = _option(
       'auto', 'Form of the convolutions: lax, reordered, gemm, taps or '
       'winograd. measure: the fastest of each layer, found by timing them at '

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import pathlib
 from typing import Any, NamedTuple, TypeVar
 import zipfile
 
@@ -353,13 +354,20 @@ def load(workdir: str | os.PathLike[str]) -> Run:
       `save`.
 
   Returns:
-    The run at its newest checkpoint.
+    The run at its newest checkpoint. With client_memory=disk a leaf of
+    `state.memory` reads the rows it is asked for, as in `leaf[client]`.
 
   Raises:
     ValueError: if the folder holds no run, none of its checkpoints can be
       read, or the newest is of another run.
   """
-  from fedjax_ssl.training import checkpoint, own_code, runner
+  from fedjax_ssl.training import (
+    away,
+    checkpoint,
+    client_rows,
+    own_code,
+    runner,
+  )
   from fedjax_ssl.training import workdir as workdir_lib
   from fedjax_ssl.training.checkpoint import sealed
   if os.path.isfile(workdir):
@@ -373,8 +381,11 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   run_seeds = facts['task'].get('seeds')
   task = make_task(spec)
   method = methods.make(spec.method, task)
-  shape = runner.checkpoint_template(method, struct, template(method, struct),
-                                     run_seeds)
+  state = template(method, struct)
+  place = client_rows.Place(
+      stored['flags'].get('client_memory', 'device'),
+      pathlib.Path(workdir) / client_rows.FOLDER)
+  shape = runner.checkpoint_template(method, struct, state, run_seeds, place)
   found = checkpoint.Checkpoints(
       os.path.join(os.fspath(workdir), 'checkpoints'),
       run=sealed.identity(began['facts'])).restore(shape)
@@ -382,9 +393,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
                      'read.')
   round_, tree = found
-  states = {int(k): jax.tree.map(jnp.asarray, v['state'])
-            for k, v in tree.items()}
-
+  states = away.finished(place, state, {
+      int(k): v['state'] for k, v in tree.items()})
   return finished(spec, task, method, states, round_)
 
 

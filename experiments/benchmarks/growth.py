@@ -6,6 +6,8 @@ clients: clients of the federation at one cohort; less than 5 % more time.
 alpha: Dirichlet parameter of the labels; also the share of masked rows,
   clients one by one and in chunks under vmap.
 seeds: runs of one program, one after another and under one vmap.
+kept: clients of RSCFed, which keep a teacher each: few of them on the devices,
+  many with --client_memory=disk; less than 30 % more time.
 
 Sizes of one study take turns, so that all see the same noise. Pixels are
 random; but for `alpha` clients draw their rows from one pool, so that the data
@@ -13,6 +15,8 @@ do not grow with their number.
 
 python experiments/benchmarks/growth.py
 python experiments/benchmarks/growth.py --study=clients --num_clients=100,10000
+python experiments/benchmarks/growth.py --study=kept --model=resnet9 \
+    --num_clients=20,10000 --cohort_size=5 --rows=8 --batch=4 --repeats=5
 """
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ import dataclasses
 import functools
 import pathlib
 import sys
+import tempfile
+import time
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -30,11 +36,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks import counting, harness
 import fedjax_ssl as fssl
+from fedjax_ssl.core import tree
+from fedjax_ssl.training import client_rows
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_multi_enum('study', ['cohort', 'clients', 'alpha', 'seeds'],
-                        ['cohort', 'clients', 'alpha', 'seeds'],
+                        ['cohort', 'clients', 'alpha', 'seeds', 'kept'],
                         'Which; may be given several times.')
 flags.DEFINE_list('cohort_sizes', ['8', '32', '128', '512', '1024'],
                   'Clients of a round.')
@@ -92,11 +100,12 @@ def spec_of(**changes: Any) -> fssl.TaskSpec:
       'cohort_size': FLAGS.cohort_size, **changes})
 
 
-def drawn(num_clients: int) -> fssl.Federation:
+def drawn(num_clients: int, shape: tuple[int, ...] = ()) -> fssl.Federation:
   """Clients that draw --rows rows each from one pool of --pool rows."""
+  shape = shape or (FLAGS.side, FLAGS.side, 1)
   if FLAGS.rows > FLAGS.pool:
     raise ValueError(f'--rows={FLAGS.rows} is more than --pool={FLAGS.pool}.')
-  train = harness.examples(FLAGS.pool, (FLAGS.side, FLAGS.side, 1))
+  train = harness.examples(FLAGS.pool, shape)
   few = harness.federate(train, np.zeros(FLAGS.pool, np.int32), num_clients=1)
   rng = np.random.default_rng(0)
   # A window of the pool, which begins anywhere: distinct rows, cheaply drawn.
@@ -133,15 +142,23 @@ def cohort(mesh: Any) -> Study:
 
 
 def clients(mesh: Any) -> Study:
-  """Clients of the federation."""
+  """Clients of the federation; the start is until the rounds are compiled."""
   sizes = sorted(harness.numbers('num_clients', least=FLAGS.cohort_size))
-  times = _times({n: harness.Simulation(spec_of(), drawn(n), mesh)
-                  for n in sizes})
+  runs, begun, tables = {}, [], []
+  for size in sizes:
+    start = time.perf_counter()
+    federation = drawn(size)
+    runs[size] = harness.Simulation(spec_of(), federation, mesh)
+    runs[size].compile()
+    begun.append(time.perf_counter() - start)
+    tables.append(tree.num_bytes(federation.clients) / 1e6)
+  times = _times(runs)
   more = [100 * (t / times[0] - 1) for t in times]
   print(f'{sizes[-1]} clients: {more[-1]:+.1f} % of the time of {sizes[0]} '
         '(goal: below 5)')
   return Study('clients', 'clients of the federation', sizes, {
-      's/round': times, '% more': more}, ('% more',), '% more time')
+      's/round': times, 's to start': begun, 'MB of tables': tables,
+      '% more': more}, ('% more',), '% more time')
 
 
 def alpha(mesh: Any) -> Study:
@@ -195,6 +212,41 @@ def seeds(mesh: Any) -> Study:
   return Study('seeds', 'seeds', [float(n) for n in counts], lines)
 
 
+def kept(mesh: Any) -> Study:
+  """Clients that keep a teacher each, few on the devices and many on disk."""
+  few, *_, many = sorted(harness.numbers('num_clients',
+                                         least=FLAGS.cohort_size))
+  shape = harness.image_shape(FLAGS.model, FLAGS.side)
+  spec = spec_of(
+      method='rscfed(warmup=0.0)', input_shape=shape, mean=(0.5,) * shape[-1],
+      std=(0.25,) * shape[-1], unlabeled_batch=FLAGS.batch)
+  pathlib.Path(FLAGS.out).mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=FLAGS.out) as folder:
+    begun, runs = [], {}
+    for count, kind in ((few, 'device'), (many, 'disk')):
+      start = time.perf_counter()
+      runs[count] = harness.Simulation(
+          spec, _halved(drawn(count, shape)), mesh,
+          place=client_rows.Place(kind, pathlib.Path(folder)))
+      begun.append(time.perf_counter() - start)
+    times = _times(runs)
+    sizes = [tree.num_bytes(runs[few].memory) / 1e6, sum(
+        file.stat().st_size for file in pathlib.Path(folder).iterdir()) / 1e6]
+  print(f'{many} clients on disk: {times[1] / times[0]:.3f} of the time of '
+        f'{few} on the devices (goal: below 1.3)')
+  return Study('kept', 'clients that keep a teacher', [few, many], {
+      's/round': times, 's to start': begun, 'MB': sizes}, ('MB',),
+      'MB on the device, and in files')
+
+
+def _halved(federation: fssl.Federation) -> fssl.Federation:
+  """The second half of each client's rows without labels."""
+  rows, half = np.asarray(federation.clients.labeled), FLAGS.rows // 2
+  sizes = np.full(len(rows), half, np.int32)
+  return dataclasses.replace(federation, clients=fssl.Shard(
+      rows[:, :half], sizes, rows[:, half:2 * half], sizes))
+
+
 def draw(study: Study, path: Any) -> None:
   """Writes the plot: both axes logarithmic, those on the right linear."""
   import matplotlib
@@ -228,11 +280,11 @@ def main() -> None:
   mesh = harness.make_mesh()
   for name in dict.fromkeys(FLAGS.study):
     study = {'cohort': cohort, 'clients': clients, 'alpha': alpha,
-             'seeds': seeds}[name](mesh)
+             'seeds': seeds, 'kept': kept}[name](mesh)
     path = harness.report(f'growth_{name}', table(study), {
         'task': {flag: FLAGS[flag].value for flag in (
             'model', 'side', 'rows', 'batch', 'pool', 'cohort_size')},
-        'sizes': study.sizes, 'lines': study.lines})
+        'seed': 0, 'sizes': study.sizes, 'lines': study.lines})
     draw(study, path.with_suffix('.png'))
     print(f'Drawn: {path.with_suffix(".png")}')
 

@@ -20,7 +20,7 @@ import numpy as np
 import fedjax_ssl as fssl
 from fedjax_ssl import models
 from fedjax_ssl.core import sampling
-from fedjax_ssl.training import environment, runner
+from fedjax_ssl.training import away, client_rows, environment, runner
 
 FLAGS = flags.FLAGS
 
@@ -177,17 +177,20 @@ class Simulation:
     mesh: devices, or None.
     num_seeds: runs of one program, all with the same federation.
     together: whether the seeds are under one vmap, or one after another.
+    place: where what clients keep is between rounds.
   """
 
   def __init__(self, spec: fssl.TaskSpec, federation: fssl.Federation,
                mesh: jax.sharding.Mesh | None, *, num_seeds: int = 1,
-               together: bool = False):
+               together: bool = False,
+               place: client_rows.Place = client_rows.ON_DEVICES):
     self.task = fssl.make_task(spec, mesh)
     self.spec, self.federation = spec, federation
     self._method = fssl.make_method(spec.method, self.task)
     kind = runner.Together if together else runner.Sequential
-    self._seeds = kind(self._method, [federation] * num_seeds,
-                       list(range(num_seeds)), mesh)
+    self._seeds = away.runs(
+        self._method, [federation] * num_seeds, list(range(num_seeds)), mesh,
+        place, kind=kind)
     self._seeds.start(None)
     self._done = 0
 

@@ -91,6 +91,8 @@ class Federation:
     num_labeled_clients: how many clients hold labels, the first ones; -1 if
       the setting has no such rule.
     num_classes: C.
+    held: whose rows the memory of a state has, ascending and filled up with N;
+      None is all clients. See `core.held`.
   """
 
   train: Examples
@@ -104,6 +106,7 @@ class Federation:
   num_labeled_clients: int = dataclasses.field(
       default=-1, metadata={'static': True})
   num_classes: int = dataclasses.field(default=10, metadata={'static': True})
+  held: Any = None  # int32[K]
 
   @property
   def num_clients(self) -> int:

@@ -11,16 +11,15 @@ import tempfile
 from typing import Any, TextIO
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
+from fedjax_ssl.running import client_memory, runs, stopping
 from fedjax_ssl.running import job as job_lib
-from fedjax_ssl.running import runs, stopping
-from fedjax_ssl.training import columns, per_client
+from fedjax_ssl.training import away, columns, per_client
 
 
 class Run:
@@ -120,8 +119,10 @@ class Run:
     job = self._job
     self._rows = job_lib.run(job, place, stream=self._stream)
     self.round, saved = job_lib.newest(job)
-    self.states = jax.tree.map(jnp.asarray, {
-        seed: saved[str(seed)]['state'] for seed in job.seeds})
+    self.states = away.finished(
+        client_memory.place(job.options, job.folder),
+        task_lib.template(job.method, job.federations[0]),
+        {seed: saved[str(seed)]['state'] for seed in job.seeds})
     rows = sorted((row for seed in self._rows for row in seed),
                   key=lambda row: row['round'])
     self.metrics = columns.scalars(rows)

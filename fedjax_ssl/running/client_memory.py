@@ -1,14 +1,17 @@
-"""Checks that what clients keep between rounds fits into the memory."""
+"""Checks that what clients keep between rounds fits where it is kept."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+import pathlib
+import shutil
 
 import jax
 
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Federation, State
+from fedjax_ssl.core import held, optimizers, tree
+from fedjax_ssl.core.types import Federation, Method, State
 from fedjax_ssl.data import files
+from fedjax_ssl.training import client_rows
 
 
 def memory(num_devices: int = 0) -> int:
@@ -19,26 +22,119 @@ def memory(num_devices: int = 0) -> int:
   return files.memory() * jax.process_count()
 
 
-def check(options: Config, state: State,
-          federations: Sequence[Federation]) -> None:
-  """Refuses more clients than there is memory for what they keep.
+def place(options: Config, folder: pathlib.Path) -> client_rows.Place:
+  """Where a run in a folder has what its clients keep."""
+  return client_rows.Place(options.client_memory, folder / client_rows.FOLDER)
+
+
+def check(options: Config, method: Method, state: State,
+          federations: Sequence[Federation], folder: pathlib.Path) -> None:
+  """Refuses more clients than there is room for what they keep.
 
   Args:
     options: what is asked for.
+    method: of the run.
     state: of one seed; only its shapes are used.
     federations: of each seed.
+    folder: of the run.
 
   Raises:
-    FieldError: for num_clients.
+    FieldError: for num_clients, or for client_memory where the method does not
+      go with it.
   """
-  clients = federations[0].num_clients
   total = tree.num_bytes(state.memory) * len(federations)
-  most = memory(options.num_devices)
-  if total > most:
+  if not total:
+    return
+  kind = options.client_memory
+  if kind == 'device':
+    if total > (most := memory(options.num_devices)):
+      raise _too_many(options, total, len(federations),
+                      f'there are {_gib(most)} of memory',
+                      _ways_on(options, method, state, federations, folder))
+    return
+  if options.distributed:
+    raise FieldError('client_memory', kind, 'is for runs of one process; give '
+                     'device.', distributed=True)
+  if options.seed_map == 'vmap' and len(federations) > 1:
+    raise FieldError('client_memory', kind, 'seeds go one after another; give '
+                     'seed_map=map.', seed_map='vmap')
+  reads = _check_goes(options, method, state, federations[0])
+  if kind == 'host' and total > (most := files.memory()):
+    raise _too_many(options, total, len(federations),
+                    f'the host has {_gib(most)} of memory',
+                    _ways_on(options, method, state, federations, folder))
+  if kind == 'disk':
+    need, free = _on_disk(options, state, federations, folder, reads)
+    if need > free:
+      raise _too_many(options, total, len(federations), f'the files may need '
+                      f'{_gib(need)} and {folder} has {_gib(free)} of disk', '')
+
+
+def _too_many(options: Config, total: int, seeds: int, room: str, ways: str
+              ) -> FieldError:
+  clients = options.num_clients
+  beside = {} if options.client_memory == 'device' else {
+      'client_memory': options.client_memory}
+  return FieldError(
+      'num_clients', clients, 'between rounds each client keeps '
+      f'{total / seeds / clients / 2**20:.1f} MiB, which is {_gib(total)} for '
+      f'all clients of {seeds} seed{"s" * (seeds > 1)}, and {room}. Take '
+      f'{ways}fewer clients or seeds, or a smaller network.',
+      method=options.method, **beside)
+
+
+def _gib(size: int) -> str:
+  return f'{size / 2**30:.1f} GiB'
+
+
+def _ways_on(options: Config, method: Method, state: State,
+             federations: Sequence[Federation], folder: pathlib.Path) -> str:
+  """Says which other places there is room at."""
+  if options.distributed:
+    return ''
+  total = tree.num_bytes(state.memory) * len(federations)
+  ways = ['host'] if total <= files.memory() else []
+  try:
+    reads = _check_goes(options, method, state, federations[0])
+  except FieldError:
+    return ''
+  need, free = _on_disk(options, state, federations, folder, reads)
+  ways += ['disk'] if need <= free else []
+  return ''.join(f'client_memory={way}, ' for way in ways)
+
+
+def _check_goes(options: Config, method: Method, state: State,
+                federation: Federation) -> int:
+  """How many clients' rows a round needs, where it needs no others.
+
+  Raises:
+    FieldError: where it changes or reads all of them.
+  """
+  def is_rate(x: object) -> bool:
+    return isinstance(x, optimizers.Plateau)
+  if federation.stream is not None and any(map(is_rate, jax.tree.leaves(
+      state.memory, is_leaf=is_rate))):
     raise FieldError(
-        'num_clients', clients, 'between rounds each client keeps '
-        f'{total / len(federations) / clients / 2**20:.1f} MiB, which is '
-        f'{total / 2**30:.1f} GiB for all clients of {len(federations)} '
-        f'seed{"s" * (len(federations) > 1)}, and there are {most / 2**30:.1f} '
-        'GiB of memory. Take fewer clients or seeds, or a smaller network.',
-        method=options.method)
+        'client_memory', options.client_memory, 'the learning rates of all '
+        'clients begin anew with each task; give device.',
+        method=options.method, rounds_per_task=options.rounds_per_task)
+  try:
+    return held.readers(method, state, federation, jax.random.key(0))[1]
+  except held.DependsOnMemoryError as error:
+    raise FieldError('client_memory', options.client_memory, str(error),
+                     method=options.method) from error
+
+
+def _on_disk(options: Config, state: State, federations: Sequence[Federation],
+             folder: pathlib.Path, reads: int) -> tuple[int, int]:
+  """Bytes that files of rows may need, and that they may have."""
+  clients = federations[0].num_clients
+  row = tree.num_bytes(state.memory) // clients
+  count = client_rows.records(clients, reads, options.num_rounds,
+                              options.checkpoint_every)
+  there = folder.absolute()
+  while not there.exists():
+    there = there.parent
+  old = sum(file.stat().st_blocks * 512
+            for file in (folder / client_rows.FOLDER).glob('*.rows'))
+  return count * row * len(federations), shutil.disk_usage(there).free + old

@@ -31,6 +31,7 @@ from fedjax_ssl.running import (
   stopping,
 )
 from fedjax_ssl.training import (
+  away,
   checkpoint,
   loop,
   metrics,
@@ -118,7 +119,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
       runner.totals_shape(made, federations[0], state)
-      client_memory.check(options, state, federations)
+      client_memory.check(options, made, state, federations, folder)
       cohorts = [_cohort(one, federations[0], state)
                  for one in noted.samplers]
   except jax.errors.JAXTypeError:
@@ -267,8 +268,8 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   if (job.folder / workdir_lib.CONFIG).exists():
     _check_folder(job)
   place = workdir_lib.open_workdir(
-      job.folder, job.config, allow=spellings.may_differ(job), facts=job.facts,
-      origin=job.origin)
+      job.folder, job.config, facts=job.facts, origin=job.origin,
+      allow=spellings.may_differ(job))
   def describe() -> None:
     command.write(place.path)
     own_code.keep(place.path, vars(job.options))
@@ -336,9 +337,10 @@ def _checkpoints(job: Job) -> checkpoint.Checkpoints:
 
 
 def _restore(job: Job, checkpoints: checkpoint.Checkpoints) -> Any:
-  state = task_lib.template(job.method, job.federations[0])
+  first = job.federations[0]
   return checkpoints.restore(runner.checkpoint_template(
-      job.method, job.federations[0], state, job.seeds))
+      job.method, first, task_lib.template(job.method, first), job.seeds,
+      client_memory.place(job.options, job.folder)))
 
 
 class _Recorder:
@@ -440,15 +442,15 @@ def _train(job: Job, recorder: _Recorder, saved: Any) -> None:
       job.name, options.num_rounds, start=saved[0] if saved else 0,
       stream=recorder.stream, compiled=compilation.seconds)
   with stopping.saving() as trained, compilation.listening(), bar:
-    # Processes must stop together, so SIGTERM saves from the first round, not
-    # only after one round.
+    # Processes stop together, so SIGTERM saves from the very first round.
     if processes.count() > 1:
       trained()
     result = loop.train(
         job.method, job.federations, num_rounds=options.num_rounds,
         seeds=job.seeds, eval_every=options.eval_every,
         checkpoint_every=options.checkpoint_every, seed_map=options.seed_map,
-        mesh=job.mesh, saved=saved, observer=recorder.observer(bar, trained))
+        mesh=job.mesh, saved=saved, observer=recorder.observer(bar, trained),
+        place=client_memory.place(options, job.folder))
     bar.close()
     recorder.say_left_out()
     if result.interrupted:
@@ -484,7 +486,9 @@ def evaluate(job: Job) -> None:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
   _check_folder(job)
   round_, saved = newest(job)
-  runs = runner.Sequential(job.method, job.federations, job.seeds, job.mesh)
+  runs = away.runs(
+      job.method, job.federations, job.seeds, job.mesh,
+      client_memory.place(job.options, job.folder), reads_only=True)
   runs.start(saved)
   for row in runs.scores(round_):
     plain = metrics.to_plain(

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -164,19 +164,27 @@ def probe_of(federation: Federation) -> Probe:
                mask.astype(np.float32))
 
 
-def _judge(pseudo_label, state: State, federation: Federation, probe: Probe
-           ) -> Metrics:
-  """Share of the probe's rows that get a pseudo-label, and of right ones."""
+def _judge(pseudo_label: Any, server: PyTree, memory: PyTree,
+           places: jax.Array, train: Examples, probe: Probe
+           ) -> tuple[jax.Array, jax.Array]:
+  """float32[P] each: rows that get the right pseudo-label, and that get one.
+
+  Args:
+    pseudo_label: see `Method`.
+    server: the record.
+    memory: rows of clients, and of each of the probe's its place there.
+    places: int32[P].
+    train: has the probe's rows.
+    probe: of some clients.
+  """
   def one(part):
-    client, rows, mask = part
+    place, rows, mask = part
     label, weight = pseudo_label(
-        state.server, tree.take(state.memory, client),
-        jnp.take(federation.train.inputs, rows, axis=0))
-    right = label == jnp.take(federation.train.labels, rows)
+        server, tree.take(memory, place),
+        jnp.take(train.inputs, rows, axis=0))
+    right = label == jnp.take(train.labels, rows)
     return (weight * right * mask).sum(), (weight * mask).sum()
-  right, used = lax.map(one, jax.tree.map(jnp.asarray, tuple(probe)))
-  return {'pseudo_label_accuracy': right.sum() / used.sum(),
-          'pseudo_label_rate': used.sum() / probe.mask.sum()}
+  return lax.map(one, jax.tree.map(jnp.asarray, (places, *probe[1:])))
 
 
 def labeled_rows(federation: Federation) -> tuple[jax.Array, jax.Array]:
@@ -189,16 +197,113 @@ def labeled_rows(federation: Federation) -> tuple[jax.Array, jax.Array]:
     int32[M] rows and float32[M], 0 where a place of the tables is empty. M
     depends on shapes only.
   """
-  rows, real = [], []
-  for shard in (federation.clients, federation.server):
-    table = jnp.asarray(shard.labeled)
-    width = jnp.arange(table.shape[-1])
-    real.append((width < jnp.asarray(
-        shard.num_labeled)[..., None]).reshape(-1))
-    rows.append(table.reshape(-1))
-  step = max(1, -(-sum(x.shape[0] for x in rows) // _PROBE))
-  return (jnp.concatenate(rows)[::step],
-          jnp.concatenate(real)[::step].astype(jnp.float32))
+  rows, real, first = [], [], 0
+  shards = federation.clients, federation.server
+  sizes = [int(np.prod(shard.labeled.shape)) for shard in shards]
+  picked = np.arange(0, sum(sizes), max(1, -(-sum(sizes) // _PROBE)))
+  # Only these places are read: of a million clients' tables all would take
+  # longer than the rest of the evaluation.
+  for shard, size in zip(shards, sizes, strict=True):
+    width = shard.labeled.shape[-1]
+    mine = picked[(picked >= first) & (picked < first + size)] - first
+    holder, column = np.divmod(mine, width)
+    rows.append(jnp.asarray(shard.labeled).reshape(-1, width)[holder, column])
+    real.append(column < jnp.asarray(shard.num_labeled).reshape(-1)[holder])
+    first += size
+  return jnp.concatenate(rows), jnp.concatenate(real).astype(jnp.float32)
+
+
+class OfClients(NamedTuple):
+  """What an evaluation has from the clients' memory.
+
+  Attributes:
+    own: scores of clients' own models, float32[N, ...] each; {} without any.
+    judged: float32[P] each, see `_judge`; () without pseudo-labels.
+    largest: `largest_weight` of the memory, where there is no global model.
+  """
+
+  own: Metrics
+  judged: tuple[jax.Array, ...]
+  largest: Any
+
+
+class Evaluation:
+  """Evaluates a method's states, also where clients' rows come in parts."""
+
+  def __init__(self, method: Method, mesh: Mesh | None = None):
+    """Takes the method, and the devices that share the work, or None."""
+    self._method, self._mesh = method, mesh
+
+  def _over(self, predict: Predict, given: tuple[PyTree, ...],
+            examples: Examples, rows: Any = None) -> Any:
+    rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows
+    return in_batches(predict, examples.inputs, rows, given=given,
+                      mesh=self._mesh)
+
+  @property
+  def reads_all(self) -> bool:
+    """Whether the memory of all clients is read."""
+    return self._method.local_predict is not None
+
+  @property
+  def reads_probe(self) -> bool:
+    """Whether the memory of the probe's clients is read."""
+    method = self._method
+    return method.predict is not None and method.pseudo_label is not None
+
+  def of_all(self, server: PyTree, memory: PyTree, clients: int,
+             test: Examples) -> tuple[Metrics, Any]:
+    """`OfClients.own` and `largest`, of so many clients' rows."""
+    own = self._method.local_predict
+    if own is None:
+      return {}, ()
+    count = test.labels.shape[0]
+    rows = jnp.arange(0, count, -(-count // _PROBE))
+
+    def one(i):
+      row = tree.take(memory, i)
+      logits = self._over(own, (server, row), test, rows)
+      return scores(logits, jnp.asarray(test.labels)[rows])
+    return lax.map(one, jnp.arange(clients)), (
+        largest_weight(memory, least_rank=3)
+        if self._method.predict is None else ())
+
+  def of_probe(self, server: PyTree, memory: PyTree, places: jax.Array,
+               train: Examples, probe: Probe) -> tuple[jax.Array, ...]:
+    """`OfClients.judged`, of some of the probe's clients or of all."""
+    if not self.reads_probe or not probe.clients.shape[0]:
+      return ()
+    return _judge(self._method.pseudo_label, server, memory, places, train,
+                  probe)
+
+  def whole(self, server: PyTree, federation: Federation, probe: Probe,
+            clients: OfClients) -> Metrics:
+    """All metrics; see `evaluation`."""
+    test, validation = federation.test, federation.validation
+    predict, out = self._method.predict, {}
+    local = jax.tree.map(lambda x: x.mean(0), clients.own)
+    if local:
+      out['local_accuracy'] = local['accuracy']
+    if predict is None:  # No model but the clients' own.
+      return {**out, **local, 'largest_weight': clients.largest}
+    over_all = functools.partial(self._over, predict, (server,))
+    out.update(scores(over_all(test), test.labels))
+    out['largest_weight'] = largest_weight(server)
+    if validation.labels.shape[0]:
+      logits = over_all(validation)
+      held = scores(logits, validation.labels)
+      out['val_accuracy'], out['val_loss'] = held['accuracy'], held['loss']
+    rows, real = labeled_rows(federation)
+    hits = over_all(federation.train, rows).argmax(-1) == jnp.take(
+        jnp.asarray(federation.train.labels), rows)
+    out['labeled_accuracy'] = (hits * real).sum() / real.sum()
+    if clients.judged:
+      right, used = clients.judged
+      out['pseudo_label_accuracy'] = right.sum() / used.sum()
+      out['pseudo_label_rate'] = used.sum() / jnp.asarray(probe.mask).sum()
+    if self._method.report is not None:
+      out.update(self._method.report(server))
+    return out
 
 
 def evaluation(method: Method, mesh: Mesh | None = None
@@ -221,47 +326,15 @@ def evaluation(method: Method, mesh: Mesh | None = None
     there are only such means of all `scores`, local_accuracy, and the
     largest_weight of the clients' models.
   """
-  def over(predict, given, examples: Examples, rows=None):
-    rows = jnp.arange(examples.labels.shape[0]) if rows is None else rows
-    return in_batches(predict, examples.inputs, rows, given=given, mesh=mesh)
-
-  global_predict, own_predict = method.predict, method.local_predict
-
-  def of_clients(own, state, federation, examples, rows):
-    """Mean over the clients of their own models' scores."""
-    def one(i):
-      row = tree.take(state.memory, i)
-      logits = over(own, (state.server, row), examples, rows)
-      return scores(logits, jnp.asarray(examples.labels)[rows])
-    each = lax.map(one, jnp.arange(federation.num_clients))
-    return jax.tree.map(lambda x: x.mean(0), each)
+  made = Evaluation(method, mesh)
 
   def evaluate(state, federation, probe):
-    test, validation = federation.test, federation.validation
-    out = {}
-    if own_predict is not None:
-      count = test.labels.shape[0]
-      rows = jnp.arange(0, count, -(-count // _PROBE))
-      local = of_clients(own_predict, state, federation, test, rows)
-      out['local_accuracy'] = local['accuracy']
-    if global_predict is None:  # No model but the clients' own.
-      return {**out, **local,
-              'largest_weight': largest_weight(state.memory, least_rank=3)}
-    over_all = functools.partial(over, global_predict, (state.server,))
-    out.update(scores(over_all(test), test.labels))
-    out['largest_weight'] = largest_weight(state.server)
-    if validation.labels.shape[0]:
-      logits = over_all(validation)
-      held = scores(logits, validation.labels)
-      out['val_accuracy'], out['val_loss'] = held['accuracy'], held['loss']
-    rows, real = labeled_rows(federation)
-    hits = over_all(federation.train, rows).argmax(-1) == jnp.take(
-        jnp.asarray(federation.train.labels), rows)
-    out['labeled_accuracy'] = (hits * real).sum() / real.sum()
-    if method.pseudo_label is not None and probe.clients.shape[0]:
-      out.update(_judge(method.pseudo_label, state, federation, probe))
-    if method.report is not None:
-      out.update(method.report(state.server))
-    return out
+    own, largest = made.of_all(state.server, state.memory,
+                               federation.num_clients, federation.test)
+    judged = made.of_probe(
+        state.server, state.memory, jnp.asarray(probe.clients),
+        federation.train, probe)
+    return made.whole(state.server, federation, probe,
+                      OfClients(own, judged, largest))
 
   return evaluate

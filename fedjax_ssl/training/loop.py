@@ -16,7 +16,14 @@ import numpy as np
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
 from fedjax_ssl.data import federation as federation_lib
-from fedjax_ssl.training import columns, environment, processes, runner
+from fedjax_ssl.training import (
+  away,
+  client_rows,
+  columns,
+  environment,
+  processes,
+  runner,
+)
 from fedjax_ssl.training.runner import Row
 
 # One call of the compiled loop should take this many seconds: between calls
@@ -116,7 +123,8 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
           eval_every: int = 1,
           checkpoint_every: int = 0, seed_map: str = 'auto',
           mesh: Mesh | None = None, saved: tuple[int, PyTree] | None = None,
-          observer: Observer | None = None) -> Result:
+          observer: Observer | None = None,
+          place: client_rows.Place = client_rows.ON_DEVICES) -> Result:
   """Trains one method, for one seed or several.
 
   Args:
@@ -135,6 +143,8 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
     mesh: devices to split the clients over, or None.
     saved: (round, tree) to continue from, as given to `on_save`.
     observer: its functions are called; None calls nothing.
+    place: where the clients' memory is between rounds. If not on the devices,
+      seeds go one after another.
 
   Returns:
     The states, the round reached, and what was measured.
@@ -154,12 +164,12 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   if len(set(seeds)) < len(seeds) or len(federations) != len(seeds):
     raise ValueError(f'{len(federations)} federations do not go with the '
                      f'seeds {list(seeds)}: one for each, all different.')
-  kind = (runner.Together if seeds_together(seed_map, len(seeds))
-          else runner.Sequential)
   observer = observer or Observer()
   if method.spanning is not None:
     method = method.spanning(max(int(num_rounds), 1))
-  runs = kind(method, federations, seeds, mesh)
+  runs = away.runs(method, federations, seeds, mesh, place, kind=(
+      runner.Together if seeds_together(seed_map, len(seeds))
+      else runner.Sequential))
   measured = columns.Columns(several=len(seeds) > 1)
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
@@ -185,6 +195,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
           observer.on_row(row)
       if (stop.saves and done == stop.round) or (ends and done != kept):
         observer.on_save(done, runs.snapshot())
+        runs.kept()
         kept = done
       if ends:
         break

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 
 import jax
 from jax import lax
@@ -9,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Federation, Method, State
+from fedjax_ssl.core.types import Federation, Method, PyTree, State
 from fedjax_ssl.data import federation as federation_lib
-from fedjax_ssl.training import evaluate
+from fedjax_ssl.training import client_rows, evaluate
+
+# Clients whose models are brought to the devices at a time.
+_AT_ONCE = 8
 
 
 def table(method: Method, state: State, federation: Federation
@@ -44,11 +48,16 @@ def table(method: Method, state: State, federation: Federation
     found['accuracy'] = weighed(np.asarray(scores), mix)
   if method.local_predict is not None:
     own = _of_classes(method.local_predict, federation)
-    def each(state: State) -> jax.Array:
-      return lax.map(
-          lambda i: own(state.server, tree.take(state.memory, i)),
-          jnp.arange(federation.num_clients))
-    local = weighed(np.asarray(jax.jit(each)(state)), mix)
+    @functools.partial(jax.jit, static_argnums=2)
+    def each(server: PyTree, memory: PyTree, clients: int) -> jax.Array:
+      return lax.map(lambda i: own(server, tree.take(memory, i)),
+                     jnp.arange(clients))
+    total, size = federation.num_clients, _AT_ONCE
+    if all(isinstance(x, jax.Array) for x in jax.tree.leaves(state.memory)):
+      size = total  # They are on the devices already.
+    scores = [each(state.server, client_rows.rows_of(state.memory, ids), size)
+              for ids in client_rows.chunks(total, size)]
+    local = weighed(np.concatenate(scores)[:total], mix)
     found = {**found, 'accuracy': found.get('accuracy', local),
              'local_accuracy': local}
   return found

@@ -22,7 +22,7 @@ from fedjax_ssl.core.types import (
   SUMMED,
 )
 from fedjax_ssl.data import federation as federations_lib
-from fedjax_ssl.training import evaluate, sharding
+from fedjax_ssl.training import client_rows, evaluate, sharding
 
 
 class Totals(NamedTuple):
@@ -92,9 +92,12 @@ def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
 
 
 def checkpoint_template(method: Method, federation: Any, state: Any,
-                        seeds: Sequence[int]) -> PyTree:
+                        seeds: Sequence[int],
+                        place: client_rows.Place = client_rows.ON_DEVICES
+                        ) -> PyTree:
   """Returns the form of a checkpoint: each seed's state and current totals."""
   totals = totals_shape(method, federation, state)
+  state = state._replace(memory=place.saved(state.memory))
   return {str(s): {'state': state, 'totals': totals} for s in seeds}
 
 
@@ -190,6 +193,9 @@ class Sequential:
     """Returns what a checkpoint holds; see `checkpoint_template`."""
     return {str(s): {'state': self.states[i], 'totals': self._totals[i]}
             for i, s in enumerate(self._seeds)}
+
+  def kept(self) -> None:
+    """Hears that the newest snapshot is written."""
 
 
 def _stacked(probes: Sequence[evaluate.Probe]) -> evaluate.Probe:

@@ -4,6 +4,7 @@
   metrics.jsonl  what was measured, a row per evaluation (`training.metrics`)
   timings.jsonl  how long it took
   checkpoints/   the newest steps (`training.checkpoint`)
+  memory/        what clients keep, if on disk (`training.client_rows`)
   lock           held by the running process, which it names; else empty
 
 The lock is `flock`: the kernel frees it when the process ends, however it

@@ -60,17 +60,17 @@ def until(started: launcher.Started, folder: pathlib.Path, round_: int) -> None:
     time.sleep(0.002)
 
 
-@pytest.mark.parametrize('number', [3, *wider(10)])
-def test_kills_change_no_bit(tmp_path, expected, number):
-  folder, draw = tmp_path / 'run', random.Random(5)
+def kill(folder: pathlib.Path, number: int, *more: str) -> None:
+  """Kills a run so often, and lets it end."""
+  draw = random.Random(5)
   # Before the folder exists, and then anywhere, saves included.
-  started = launcher.start(folder, *args())
+  started = launcher.start(folder, *args(), *more)
   time.sleep(draw.uniform(0, 1))
   started.process.kill()
   started.wait()
   kills = 1
   while kills < number:
-    started = launcher.start(folder, *args())
+    started = launcher.start(folder, *args(), *more)
     until(started, folder, newest(folder) + draw.choice((0, 0, 1)))
     time.sleep(draw.uniform(0, 0.1))
     started.process.kill()
@@ -79,8 +79,23 @@ def test_kills_change_no_bit(tmp_path, expected, number):
     kills += 1
   assert kills == number, started.output()
   assert newest(folder) < ROUNDS
-  launcher.run(folder, *args())
-  assert content(folder, ROUNDS) == expected
+  launcher.run(folder, *args(), *more)
+
+
+@pytest.mark.parametrize('number', [3, *wider(10)])
+def test_kills_change_no_bit(tmp_path, expected, number):
+  kill(tmp_path / 'run', number)
+  assert content(tmp_path / 'run', ROUNDS) == expected
+
+
+@pytest.mark.parametrize('number', [3, *wider(10)])
+def test_nor_with_what_clients_keep_on_disk(tmp_path, expected, number):
+  kill(tmp_path / 'run', number, '--client_memory=disk')
+  found = content(tmp_path / 'run', ROUNDS)
+  assert {**found, 'checkpoint': expected['checkpoint']} == expected
+  folder = tmp_path / 'run' / 'memory'
+  assert {path.name for path in folder.iterdir()} == {
+      '0.rows', '0.first', '1.rows', '1.first'}
 
 
 def test_sigterm_saves_and_exits_0(tmp_path, expected):

@@ -1,9 +1,13 @@
 """A refusal names the flag that was given, and what to give instead."""
 from __future__ import annotations
 
+import shutil
+from unittest import mock
+
 import numpy as np
 import pytest
 
+from fedjax_ssl.data import files
 from fedjax_ssl.running import client_memory, dealing, settings
 
 # The flags, and parts of the line.
@@ -150,3 +154,31 @@ def test_more_clients_than_their_memory_allows(refuse, monkeypatch):
   line = refuse('--method=fixmatch(keep_local=True)', '--model=mlp(width=256)')
   assert '--num_clients=20 and --method=fixmatch(keep_local=True): ' in line
   assert 'there are 0.0 GiB' in line
+  assert 'Take client_memory=host, client_memory=disk, fewer' in line
+
+
+KEEPS = ('--method=fixmatch(keep_local=True)', '--model=mlp(width=256)')
+
+
+def test_a_host_without_room_says_that_the_disk_has_it(refuse, monkeypatch):
+  monkeypatch.setattr(files, 'memory', lambda: 2**20)
+  line = refuse(*KEEPS, '--client_memory=host')
+  assert '--num_clients=20 and --method=fixmatch(keep_local=True)' in line
+  assert '--client_memory=host: ' in line and 'host has 0.0 GiB' in line
+  assert 'Take client_memory=disk, fewer clients' in line
+
+
+def test_a_disk_without_room(refuse, monkeypatch):
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: mock.Mock(free=2**20))
+  line = refuse(*KEEPS, '--client_memory=disk')
+  assert '--client_memory=disk: ' in line and 'has 0.0 GiB of disk' in line
+  assert 'Take fewer clients' in line
+
+
+@pytest.mark.parametrize('args, words', [
+    (['--seeds=0,1', '--seed_map=vmap'], ['--seed_map=vmap', 'seed_map=map']),
+    (['--client_memory=floppy'], ['disk'])])
+def test_what_does_not_go_with_memory_on_the_host(refuse, args, words):
+  line = refuse(*KEEPS, '--client_memory=host', *args)
+  assert '--client_memory' in line
+  assert all(word in line for word in words)

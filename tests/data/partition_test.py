@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_ssl.core import registry
 from fedjax_ssl.data import partition
+from fedjax_ssl.data.partition import dirichlet
 
 C = 10
 LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
@@ -286,3 +287,14 @@ def test_round_robin_of_fedssl():
   assert classes(9) == [{0, 9}] + [{k} for k in range(1, 9)]
   with pytest.raises(ValueError, match='num_clients=11'):
     classes(11)
+
+
+@pytest.mark.parametrize('alpha', [1.0, 0.01, 1e-310])
+def test_mixes_at_once_are_those_one_after_another(alpha):
+  """Also where shares underflow, for which more numbers are drawn."""
+  concentration = np.full(4, alpha)
+  rngs = np.random.default_rng(3), np.random.default_rng(3)
+  mixes = dirichlet._mixes(rngs[0], concentration, 50)
+  np.testing.assert_array_equal(mixes, [
+      dirichlet._dirichlet(rngs[1], concentration) for _ in range(50)])
+  assert rngs[0].integers(1 << 60) == rngs[1].integers(1 << 60)

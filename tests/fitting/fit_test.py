@@ -69,6 +69,22 @@ def test_a_resume_equals_a_straight_run(straight, images, tmp_path, capsys):
     run.resume(rounds=3)
 
 
+def test_what_clients_keep_may_be_on_disk(straight, tmp_path):
+  folder = tmp_path / 'run'
+  run = fit(rounds=2, workdir=folder, client_memory='disk')
+  assert run.resume(rounds=4).per_client().keys() == (
+      straight.per_client().keys())
+  assert rows(folder) == rows(straight.workdir)
+  for name, column in straight.per_client().items():
+    np.testing.assert_array_equal(run.per_client()[name], column, name)
+  loaded = fedjax_ssl.load(folder).state.memory
+  for leaf, other in zip(*map(jax.tree.leaves, (
+      loaded, straight.states[0].memory)), strict=True):
+    np.testing.assert_array_equal(leaf[3], other[3])
+  with pytest.raises(ValueError, match='client_memory disk -> device'):
+    fit(rounds=4, workdir=folder, client_memory='device')
+
+
 def test_a_program_continues_a_fit(straight, tmp_path):
   folder = tmp_path / 'run'
   fit(rounds=2, workdir=folder)

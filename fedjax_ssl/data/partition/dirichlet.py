@@ -59,12 +59,26 @@ def _dirichlet(rng: np.random.Generator, concentration: np.ndarray,
     if allowed is not None:
       shares = np.where(allowed, shares, 0.0)
       shares = shares / shares.sum()
-  if np.isfinite(shares).all() and shares.sum() > 0:
-    return shares
+    # Shares are not negative: the sum says whether one is no number.
+    if 0 < shares.sum() < np.inf:
+      return shares
   shares = np.zeros(shares.size)
   shares[rng.choice(shares.size, p=concentration / concentration.sum())
          if allowed is None else rng.choice(np.flatnonzero(allowed))] = 1.0
   return shares
+
+
+def _mixes(rng: np.random.Generator, concentration: np.ndarray, num: int
+           ) -> np.ndarray:
+  """As many draws of `_dirichlet` one after another, float64[num, C]."""
+  begin = rng.bit_generator.state
+  with np.errstate(all='ignore'):
+    mixes = rng.dirichlet(concentration, num)
+    totals = mixes.sum(1)
+  if ((totals > 0) & np.isfinite(totals)).all():
+    return mixes
+  rng.bit_generator.state = begin
+  return np.stack([_dirichlet(rng, concentration) for _ in range(num)])
 
 
 def _capped_bounds(rng: np.random.Generator, class_sizes: np.ndarray,
@@ -175,16 +189,17 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
                      f'{pool.classes.size} examples to deal')
   concentration = pool.alpha * left / left.sum()
   taken = np.zeros((pool.num_clients, left.size), np.int64)
-  for k in range(pool.num_clients):
-    mix = _dirichlet(rng, concentration)
-    while (missing := size - taken[k].sum()) > 0:
+  for mine in taken:
+    mix, missing = _dirichlet(rng, concentration), size
+    while missing:
       shares = np.where(left > 0, mix, 0.0)
-      if shares.sum() <= 0:
+      if (total := shares.sum()) <= 0:
         shares = left.astype(float)
-      got = rng.multinomial(missing, shares / shares.sum())
-      got = np.minimum(got, left)
-      taken[k] += got
+        total = shares.sum()
+      got = np.minimum(rng.multinomial(missing, shares / total), left)
+      mine += got
       left = left - got
+      missing -= int(got.sum())
   return _cut(rng, pool, np.cumsum(taken, axis=0).T)
 
 
@@ -218,8 +233,7 @@ def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
   number = pool.sizes.size
   bounds = np.zeros((number, pool.num_clients), np.int64)
   if number:
-    mixes = np.stack([_dirichlet(rng, np.full(number, pool.alpha))
-                      for _ in range(pool.num_clients)])
+    mixes = _mixes(rng, np.full(number, pool.alpha), pool.num_clients)
     # A class that no client drew is shared equally.
     mixes[:, mixes.sum(0) <= 0] = 1
     ends = np.cumsum(mixes, axis=0)

@@ -48,12 +48,12 @@ def dirichlet_pairs(rng: np.random.Generator, labels: np.ndarray,
   ends = np.cumsum(groups)[:-1] * len(rows) // num_clients
   order = []
   for chunk, members in zip(np.split(rows, ends), groups, strict=True):
-    inside = np.zeros(labels.shape, bool)
-    inside[chunk] = True
-    owner = dirichlet_capped(
-        rng, labels, members, alpha=alpha, where=inside,
+    places = np.argsort(chunk)  # Dealt in the order of the data set.
+    owner = np.empty(len(chunk), np.int32)
+    owner[places] = dirichlet_capped(
+        rng, labels[chunk[places]], members, alpha=alpha,
         min_size=len(chunk) // (2 * members))
-    order.append(chunk[np.lexsort((labels[chunk], owner[chunk]))])
+    order.append(chunk[np.lexsort((labels[chunk], owner))])
   out = np.full(labels.shape, -1, np.int32)
   for client, part in enumerate(np.array_split(
       np.concatenate(order), num_clients)):

@@ -1,0 +1,133 @@
+"""Rounds whose state holds the memory of some clients, not of all.
+
+A round gathers the memory of those that take part and scatters it back. So it
+needs no other rows. `readers` tells beforehand whose they are, and
+`Federation.held` says whose rows a state's memory has.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import partial_eval
+import jax.numpy as jnp
+
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import (
+  Cohort,
+  Federation,
+  Method,
+  Metrics,
+  PyTree,
+  Ratio,
+  State,
+)
+
+_METRIC = 'clients_read'
+
+
+@jax.tree_util.register_static
+class _Asked:
+  """Stands in `Federation.held` where passes are to say whom they read.
+
+  No two are equal, so no trace that a program has kept is taken for this one.
+  """
+
+  def __init__(self) -> None:
+    self.slots: list[int] = []  # Of each pass.
+
+
+class DependsOnMemoryError(ValueError):
+  """Nobody can tell beforehand whose memory a round reads."""
+
+
+def places(federation: Federation, ids: jax.Array) -> jax.Array:
+  """Computes where the rows of clients are in a state's memory.
+
+  Args:
+    federation: says whose rows there are.
+    ids: int32[S], N for nobody.
+
+  Returns:
+    int32[S]; a place beyond the end for a client whose row is not there.
+  """
+  held = federation.held
+  if held is None or isinstance(held, _Asked):
+    return ids
+  found = jnp.minimum(jnp.searchsorted(held, ids), held.shape[0] - 1)
+  here = (jnp.take(held, found) == ids) & (ids < federation.num_clients)
+  return jnp.where(here, found, held.shape[0]).astype(jnp.int32)
+
+
+def told(memory: PyTree, cohort: Cohort, federation: Federation) -> Metrics:
+  """What a pass says of its cohort to `readers`; nothing to all others."""
+  asked = federation.held
+  if not isinstance(asked, _Asked) or not jax.tree.leaves(memory):
+    return {}
+  asked.slots.append(cohort.ids.size)
+  reads = jnp.zeros(federation.num_clients, bool).at[
+      cohort.ids.reshape(-1)].max(cohort.active.reshape(-1), mode='drop')
+  count = reads.astype(jnp.float32)
+  return {_METRIC: Ratio(count, count)}  # Several passes add theirs.
+
+
+def readers(method: Method, state: State, federation: Federation,
+            key: jax.Array) -> tuple[Callable[..., jax.Array], int]:
+  """Makes the function that tells whose memory a round reads.
+
+  The round is traced, and all of it is left out that does not decide this.
+
+  Args:
+    method: any.
+    state: with the memory of all clients; its shapes count alone.
+    federation: with all clients.
+    key: of the kind that rounds get.
+
+  Returns:
+    (server, federation, round, key) -> bool[N], to be jitted, and how many
+    clients a round reads at most.
+
+  Raises:
+    DependsOnMemoryError: if who takes part depends on what clients keep.
+  """
+  memory = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.memory)
+
+  def one(memory: PyTree, server: PyTree, federation: Federation,
+          round_: jax.Array, key: jax.Array) -> jax.Array:
+    federation = dataclasses.replace(federation, held=asked)
+    _, metrics = method.round(
+        State(server, memory, round_), federation.at(round_), round_, key)
+    nobody = jnp.zeros(federation.num_clients)
+    return metrics.get(_METRIC, Ratio(nobody, nobody)).total > 0
+
+  asked = _Asked()
+  given = (memory, state.server, federation, jnp.int32(0), key)
+  closed = jax.make_jaxpr(one)(*given)
+  jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True])
+  if any(used[:len(jax.tree.leaves(memory))]):
+    raise DependsOnMemoryError(
+        'who takes part in a round depends on what clients keep, so all of it '
+        'must be on the devices; give device.')
+  small = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, closed.consts))
+
+  def members(*given: Any) -> jax.Array:
+    leaves = jax.tree.leaves((memory, *given))
+    found: jax.Array = small(*(
+        x for x, needed in zip(leaves, used, strict=True) if needed))[0]
+    return found
+  return members, min(sum(asked.slots), federation.num_clients)
+
+
+def take(memory: PyTree, federation: Federation, ids: jax.Array) -> PyTree:
+  """The rows of clients, bit by bit."""
+  return tree.take_bits(memory, places(federation, ids))
+
+
+def put(memory: PyTree, federation: Federation, ids: jax.Array,
+        values: PyTree) -> PyTree:
+  """The memory with the rows of some clients replaced."""
+  return tree.put(memory, places(federation, ids), values)
