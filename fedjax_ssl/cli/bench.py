@@ -26,7 +26,7 @@ import shlex
 import sys
 from typing import Any
 
-from fedjax_ssl.bench import page, plan, standing
+from fedjax_ssl.bench import page, picture, plan, standing
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
@@ -209,8 +209,11 @@ class _Bench:
     text = page.markdown(self._bed, lines, tried, command,
                          self._args.configurations, self._changed)
     stored = page.stored(self._bed, lines, self._facts(lines))
-    disk.replace_all(self._out, {f'{self._bed.name}.md': text.encode(),
-                                 f'{self._bed.name}.json': stored.encode()})
+    drawn = picture.svg(lines)
+    disk.replace_all(self._out, {
+        f'{self._bed.name}.md': text.encode(),
+        f'{self._bed.name}.json': stored.encode(),
+        **({f'{self._bed.name}.svg': drawn} if drawn else {})})
     for skew, rows in lines.items():
       folders = {row.measured.entry.name: [str(self._out / plan.final_run(
           row.measured.entry, self._bed, skew,

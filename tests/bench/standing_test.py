@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from fedjax_ssl.bench import page, plan, standing
+from fedjax_ssl.bench import page, picture, plan, standing
 from fedjax_ssl.report import clients
 from fedjax_ssl.training import per_client
 
@@ -80,6 +80,26 @@ class CompareTest(absltest.TestCase):
     text = page.stored(BED, {'mild': lines}, {})
     self.assertIsNone(json.loads(text, parse_constant=self.fail)['rows'][
         'mild'][-1]['gap'])
+
+
+class PictureTest(absltest.TestCase):
+  """The picture of all rows."""
+
+  def test_names_rows_and_skews_and_is_the_same_again(self):
+    lines = {skew: standing.compare([
+        measured(plan.FEW, [.5, .5]), measured(plan.ALL, [.9, .9]),
+        measured('second', [.6, .7]), measured('first', [.7, .8])])
+             for skew in ('mild', 'strong')}
+    drawn = picture.svg(lines)
+    assert drawn is not None
+    for word in (b'>first<', b'>second<', b'>mild<', b'>strong<'):
+      self.assertIn(word, drawn)
+    self.assertNotIn(b'>labels_only<', drawn)  # A dashed line.
+    self.assertEqual(drawn, picture.svg(lines))
+
+  def test_nothing_to_draw(self):
+    self.assertIsNone(picture.svg({'mild': standing.compare(
+        [measured(plan.FEW, [.5, .5])])}))
 
 
 class ReadTest(absltest.TestCase):

@@ -1,0 +1,71 @@
+"""The bench as one picture: the accuracy of each row, between the bounds."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import io
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.bench import standing
+from fedjax_ssl.report.summary import COLOURS
+
+_MARKS = 'osD^v'  # Of the skews.
+
+
+def svg(lines: Mapping[str, Sequence[standing.Line]]) -> bytes | None:
+  """Draws every row of every skew: the seeds' mean and deviation.
+
+  Rows are sorted by the first skew. Dashed lines are labels only and all
+  labels, in the colour of their skew.
+
+  Args:
+    lines: of each skew, as `standing.compare` gives them.
+
+  Returns:
+    The SVG file, the same bytes for the same numbers; None without any row.
+  """
+  import matplotlib
+  from matplotlib import figure
+  names = {line.measured.entry.name: None
+           for rows in lines.values() for line in rows if line.rank is not None}
+  if not names:
+    return None
+  places = {name: -i for i, name in enumerate(names)}
+  with matplotlib.rc_context({
+      'svg.fonttype': 'none', 'svg.hashsalt': 'fedjax_ssl'}):
+    chart = figure.Figure(figsize=(7.2, 1.2 + 0.24 * len(names)),
+                          layout='constrained')
+    axes = chart.subplots()
+    for i, (skew, rows) in enumerate(lines.items()):
+      _draw(axes, skew, rows, places, i, len(lines))
+    axes.set_yticks([*places.values()], [*places])
+    axes.set_ylim(-len(names) + 0.4, 0.6)
+    axes.set_xlabel('test accuracy, %; dashed: labels only and all labels')
+    axes.grid(axis='x', color='#dddddd', linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[['top', 'right', 'left']].set_visible(False)
+    axes.tick_params(axis='y', length=0)
+    chart.legend(loc='outside upper right', ncols=len(lines), frameon=False)
+    file = io.BytesIO()
+    chart.savefig(file, format='svg', metadata={'Date': None})
+  return file.getvalue()
+
+
+def _draw(axes: Any, skew: str, rows: Sequence[standing.Line],
+          places: Mapping[str, int], which: int, count: int) -> None:
+  """Draws the rows of one skew, a little below those of the one before."""
+  colour = COLOURS[which % len(COLOURS)]
+  shift = 0.25 * ((count - 1) / 2 - which)
+  for line in rows:
+    values = 100 * line.measured.accuracy
+    if line.rank is None:
+      axes.axvline(values.mean(), color=colour, linewidth=1, linestyle='--')
+  ranked = [line for line in rows if line.rank is not None]
+  values = [100 * line.measured.accuracy for line in ranked]
+  axes.errorbar(
+      [v.mean() for v in values],
+      [places[line.measured.entry.name] + shift for line in ranked],
+      xerr=[np.std(v, ddof=1) if len(v) > 1 else 0 for v in values],
+      fmt=_MARKS[which % len(_MARKS)], color=colour, markersize=4.5,
+      linewidth=1.2, label=skew)
