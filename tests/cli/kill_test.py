@@ -88,7 +88,8 @@ def test_kills_change_no_bit(tmp_path, expected, number):
   assert content(tmp_path / 'run', ROUNDS) == expected
 
 
-@pytest.mark.parametrize('number', [3, *wider(10)])
+@pytest.mark.thorough
+@pytest.mark.parametrize('number', [3, 10])
 def test_nor_with_what_clients_keep_on_disk(tmp_path, expected, number):
   kill(tmp_path / 'run', number, '--client_memory=disk')
   found = content(tmp_path / 'run', ROUNDS)

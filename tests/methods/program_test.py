@@ -37,13 +37,13 @@ _ROUNDS = 2
 _DEVICES = (1, 2, 4)
 # A mean, a memory of rows, models of other clients, a method's own aggregation:
 # regular on several of them.
-_REGULAR = {'fedavg': _DEVICES, 'flexmatch': (2, 4), 'fedmatch': (1, 2),
-            'rscfed': (1, 2)}
+_REGULAR = {'fedavg': _DEVICES, 'flexmatch': (2,), 'fedmatch': (1, 2),
+            'rscfed': (2,)}
 # Another loss in the round of flexmatch, semifl or rscfed, which stand for
 # them: devices see nothing of a loss. The contract takes them on one.
 _ALIKE = ('adamatch', 'fedprox', 'fixmatch', 'freematch', 'local', 'mixmatch',
           'moon', 'pseudo_label', 'sage', 'softmatch', 'twinsight', 'uda',
-          'feddb', 'fedcon', 'fl2', 'fed_consist')
+          'feddb', 'fedcon', 'fedggp', 'fl2', 'fed_consist', 'pdcfed')
 # Processes, so that several processors have work; the thorough tests have as
 # many of their own.
 _SHARES = 2
