@@ -58,9 +58,9 @@ def _draw(axes: Any, skew: str, rows: Sequence[standing.Line],
   colour = COLOURS[which % len(COLOURS)]
   shift = 0.25 * ((count - 1) / 2 - which)
   for line in rows:
-    values = 100 * line.measured.accuracy
     if line.rank is None:
-      axes.axvline(values.mean(), color=colour, linewidth=1, linestyle='--')
+      axes.axvline(100 * line.measured.accuracy.mean(), color=colour,
+                   linewidth=1, linestyle='--')
   ranked = [line for line in rows if line.rank is not None]
   values = [100 * line.measured.accuracy for line in ranked]
   axes.errorbar(
