@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ssl.bench import plan, standing
 
-VERSION = 'bench_v1'
+VERSION = 'bench_v2'
 _HEAD = ('rank', 'method', 'accuracy, %', 'gap closed', 'rounds to labels only',
          'worst tenth, %', 'MB up', 'MB down', 'passes', 'seconds')
 _CURVES = 7  # Rows that are drawn beside the bounds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import math
 import pathlib
 import tempfile
 
@@ -27,7 +28,7 @@ class BedTest(parameterized.TestCase):
                            plan.Configuration(0, bed.rates[0], {}))
             for skew in bed.skews]
     digest = hashlib.sha256(repr((bed.rates, runs)).encode()).hexdigest()
-    self.assertEqual(digest[:16], 'ce64bb7851c945a1')
+    self.assertEqual(digest[:16], '4521d56e1ebd4779')
 
   @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
   def test_flags(self, bed):
@@ -64,6 +65,16 @@ class EntryTest(parameterized.TestCase):
     self.assertIn(entry.of, ['', *ENTRIES])
 
 
+  @parameterized.named_parameters((n, entry) for n, entry in ENTRIES.items())
+  def test_clients_count_the_same(self, entry):
+    """Where the method's default would count their rows."""
+    name, given = registry.parse(entry.method)
+    knob = inspect.signature(methods.METHODS[name]).parameters.get('weighting')
+    if knob is not None and knob.default == 'examples':
+      self.assertEqual(given.get('weighting'), 'uniform')
+    self.assertNotIn('weighting', entry.knobs)
+
+
 class ConfigurationTest(parameterized.TestCase):
   """Configurations are few, different, and the same everywhere."""
 
@@ -71,7 +82,8 @@ class ConfigurationTest(parameterized.TestCase):
   def test_drawn(self, entry):
     bed = BEDS['clients']
     found = plan.configurations(entry, bed)
-    self.assertLen(found, plan.CONFIGURATIONS)
+    choices = math.prod(map(len, (bed.rates, *entry.knobs.values())))
+    self.assertLen(found, min(plan.CONFIGURATIONS, choices))
     self.assertEqual(found, plan.configurations(entry, bed))
     self.assertEqual(found[:3], plan.configurations(entry, bed, 3))
     self.assertEqual((found[0].learning_rate, found[0].knobs),
@@ -97,7 +109,8 @@ class ConfigurationTest(parameterized.TestCase):
         plan.method_of(entry, plan.Configuration(1, .1, {'tsa': 'log'})),
         "uda(profile='fedmatch', tsa='log')")
     self.assertEqual(plan.method_of(
-        ENTRIES['fixmatch'], plan.Configuration(0, .1, {})), 'fixmatch')
+        ENTRIES['fixmatch'], plan.Configuration(0, .1, {})),
+                     "fixmatch(weighting='uniform')")
 
   def test_seeds_of_search_are_not_counted(self):
     self.assertNotIn(plan.SEARCH_SEED, plan.SEEDS)
