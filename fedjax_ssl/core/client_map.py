@@ -6,9 +6,10 @@ of long and short clients. In one tick a device works on `per_tick` blocks,
 client by client or under one vmap.
 
 A linear rule's sums are taken in slot order inside a block, then block by
-block. The devices exchange their block sums after each tick. So memory does not
-grow with the cohort, and the same numbers are added in the same order whatever
-the number of devices.
+block, so memory for them does not grow with the cohort. If the order of
+aggregation is 'fixed', devices exchange their block sums after each tick, and
+numbers are added in the same order whatever the number of devices. Otherwise
+each device adds up its own blocks, and one sum over the devices follows.
 
 In lanes, blocks are single slots, and a device takes its clients one after
 another into as many lanes as a chunk has. A linear rule's sums are then taken

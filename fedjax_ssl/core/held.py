@@ -31,9 +31,10 @@ _METRIC = 'clients_read'
 
 @jax.tree_util.register_static
 class _Asked:
-  """Stands in `Federation.held` where passes are to say whom they read.
+  """Marks a federation whose passes report which clients' memory they read.
 
-  No two are equal, so no trace that a program has kept is taken for this one.
+  It stands in `Federation.held`. No two are equal, so JAX never takes a trace
+  that was made with another.
   """
 
   def __init__(self) -> None:
@@ -78,11 +79,11 @@ def readers(method: Method, state: State, federation: Federation,
             key: jax.Array) -> tuple[Callable[..., jax.Array], int]:
   """Makes the function that tells whose memory a round reads.
 
-  The round is traced, and all of it is left out that does not decide this.
+  The round is traced, and only what decides this is kept of it.
 
   Args:
     method: any.
-    state: with the memory of all clients; its shapes count alone.
+    state: with the memory of all clients; only its shapes are used.
     federation: with all clients.
     key: of the kind that rounds get.
 

@@ -51,7 +51,7 @@ class Given(NamedTuple):
 
   anchor: Variables  # The model as the client received it.
   memory: PyTree = None  # What the loss last kept; None if it keeps nothing.
-  told: PyTree = None  # What the server sends of its own loss's memory, if any.
+  told: PyTree = None  # The memory of the server's loss, if it is sent.
 
 
 class Aux(NamedTuple):
@@ -63,8 +63,8 @@ class Aux(NamedTuple):
 
 
 # Every loss is (model Variables, given, batch, key) -> (loss float32[], Aux),
-# and its gradient is taken in `model.params`. `given` is a `Given`, unless the
-# caller of the loss says otherwise: `gradient_step` gives the learner's memory.
+# and its gradient is taken in `model.params`. `given` is a `Given`, except from
+# `gradient_step`, which passes the learner's memory.
 LossFn = Callable[..., tuple[jax.Array, Aux]]
 Step = Callable[[Any, Any, jax.Array], tuple[Any, Metrics]]
 
@@ -116,8 +116,8 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
 
   The number of steps is a traced value. So a client that runs alone takes the
   time of its own steps. Under vmap a chunk takes as long as its longest client,
-  and JAX keeps the results of those that are done. In lanes the next client
-  follows as soon as one is done with the last such loop.
+  and clients that are done keep their results. In lanes, a lane takes its next
+  client as soon as its own has finished the last such loop.
 
   Args:
     step: (learner, batch, key) -> (learner, metrics).

@@ -22,18 +22,18 @@ The mean of these predicts. With S = 1 this is FedAvg with the server as one
 more client. The paper's other proposal is norm='group' for norm='batch'.
 
 Where labels are at the clients, the server is no member, and clients add the
-cross entropy of their labels. Then 'paper' and 'code' differ: in the code every
-view of a row without labels learns its own label, weak ones too. With labels at
-the server both are the same.
+cross entropy of their labels. Then 'paper' and 'code' differ: in the code each
+view of an unlabeled row, weak or strong, learns the pseudo-label of its own
+prediction. With labels at the server both are the same.
 
-In the code momentum stays with the place that a client has in its group,
-whoever takes it in the next round, and an epoch's first round has a step more;
-here optimizers are new in each round, whose steps are the task's. With labels
-at the clients the code then averages the first client of the first group with
-the last one of the last, and lets these two go on from that; here all clients
-go on from their groups' models. SemiFL's tables have another FedRGD: all
-clients of the next round receive the mean of the groups, apart=False, and the
-server has a momentum.
+In the code momentum belongs to a place in a group and passes to the client that
+takes this place next, and an epoch's first round has one step more. Here
+optimizers start afresh in each round, and the task sets the number of steps.
+With labels at the clients the code then averages the first client of the first
+group with the last one of the last, and lets these two go on from that; here
+all clients go on from their groups' models. SemiFL's tables have another
+FedRGD: all clients of the next round receive the mean of the groups,
+apart=False, and the server has a momentum.
 """
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def group_means(groups: Variables, moves: Variables, weights: jax.Array,
     moves: [S, K, ...], what these changed.
     weights: float32[S, K], how much each counts.
     own: the server's model.
-    own_weight: the same of it; 0 leaves it out.
+    own_weight: how much that counts; 0 leaves it out.
 
   Returns:
-    The models [S, ...]; of a group in which nobody counts as it was.
+    The models [S, ...]; a group whose weights are all 0 keeps its model.
   """
   def one(model: Variables, moves: Variables, weights: jax.Array) -> Variables:
     all_moves = jax.tree.map(
@@ -118,7 +118,7 @@ def group_means(groups: Variables, moves: Variables, weights: jax.Array,
 def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
            threshold: float = 0.95, unlabeled_weight: float = 1.0,
            apart: bool = True, own_labels: bool | None = None) -> Method:
-  """FixMatch in random groups of clients, of each of which the server is one.
+  """FixMatch in random groups of clients, which a server with labels joins.
 
   All clients with rows count the same. Pseudo-labels and accuracy are those of
   the mean of the groups' models.
@@ -135,7 +135,7 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
     apart: whether groups go on from their own models; False: all receive the
       mean.
     own_labels: whether, with labels at the clients, every view learns its own
-      label, in place of the strong view the weak one's.
+      pseudo-label, instead of the strong view that of the weak one.
 
   Returns:
     The method; its server's record is `Server`.
