@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
+import functools
 import gc
 import itertools
 import os
@@ -117,6 +118,12 @@ _ORACLES = {'baselines': 'fixmatch', 'fedmatch_cost': 'fedmatch',
             'mean_teacher': 'fedirm'}
 
 
+@functools.cache
+def _oracle_of(name: str) -> bool:
+  return (ROOT / 'tests' / 'oracles' / f'{_ORACLES.get(name, name)}_test.py'
+          ).exists()
+
+
 def _has_oracle(nodeid: str) -> bool:
   """Whether a law is of a method that is held against its authors' code.
 
@@ -124,9 +131,7 @@ def _has_oracle(nodeid: str) -> bool:
   laws, on whole rounds, are thorough.
   """
   name = pathlib.PurePosixPath(nodeid.partition('::')[0]).name
-  name = name.removesuffix('_test.py')
-  return (ROOT / 'tests' / 'oracles' / f'{_ORACLES.get(name, name)}_test.py'
-          ).exists()
+  return _oracle_of(name.removesuffix('_test.py'))
 
 
 # What comes first: groups of half a minute, of processors or of waiting; those

@@ -11,6 +11,7 @@ import tempfile
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl.config import FieldError
@@ -41,11 +42,11 @@ _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
 
 
 def fit(method: str | Callable[..., Method] = 'fixmatch',
-        dataset: str | Federation | data.Dataset | Mapping[str, Any]
-        | Sequence[Any] = 'digits', *,
+        dataset: str | Federation | data.Dataset
+        | Mapping[str, npt.ArrayLike] | Sequence[npt.ArrayLike] = 'digits', *,
         workdir: str | os.PathLike[str] | None = None,
         setting: str | settings.Setting | None = None, progress: bool = True,
-        **options: Any) -> Run:
+        **options: object) -> Run:
   """Trains a method on data that is dealt out to clients.
 
   It is what `fedjax-ssl train` does, with one seed and without bounds unless

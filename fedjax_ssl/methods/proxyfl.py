@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +56,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
+from fedjax_ssl.models import last_layer
 
 LABELERS = ('either', 'global', 'local', 'blended', 'surer')
 _NETWORK, _FEATURES, _PROXIES = 'network', 'features', 'proxies'
@@ -238,7 +238,7 @@ def projected(model: Model) -> Model:
 
   def init(key: jax.Array) -> Variables:
     made = model.init(key)
-    width = _at(made.params, _path(model)).shape[0]
+    width = last_layer.at(made.params, last_layer.head(model)).shape[0]
     keys = jax.random.split(jax.random.fold_in(key, 1), 3)
     bound = width ** -0.5  # PyTorch's, as for the last layer there.
     def draw(key: jax.Array, *shape: int) -> jax.Array:
@@ -257,26 +257,7 @@ def projected(model: Model) -> Model:
       init=init, apply=call(model.apply), apply_train=call(model.apply_train),
       embed=call(model.embed), features=call(model.features),
       features_train=call(model.features_train),
-      head=lambda: (_NETWORK, *_path(model)))
-
-
-def _path(model: Model) -> tuple[str, ...]:
-  if model.head is None:
-    raise ValueError('the model does not say which layer is its last; a Model '
-                     'needs features, features_train and head.')
-  return model.head()
-
-
-def _at(params: PyTree, path: tuple[str, ...]) -> Any:
-  """Returns the array at a path."""
-  return functools.reduce(operator.getitem, path, params)
-
-
-def _with(params: PyTree, path: tuple[str, ...], array: jax.Array) -> PyTree:
-  """Returns the parameters with another array at a path."""
-  if not path:
-    return array
-  return {**params, path[0]: _with(params[path[0]], path[1:], array)}
+      head=lambda: (_NETWORK, *last_layer.head(model)))
 
 
 @knobs.checked(
@@ -340,13 +321,14 @@ def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
                 true_labels, tuning_epochs, tuning_rate, tuning_batch,
                 max_margin, prior_decay, weighting)
   if tuning_epochs or contrast_weight:
-    _path(task.model)  # Refused where there is none.
+    last_layer.head(task.model)  # Refused where there is none.
   if contrast_weight:
     task = dataclasses.replace(task, model=projected(task.model))
   # The server needs every client's proxies, and only the mean of all else.
   aggregate = aggregation.linear(
       functools.partial(_aggregate, task, s),
-      each=(lambda message: _at(message.params, _path(task.model)))
+      each=(lambda message: last_layer.at(
+          message.params, last_layer.head(task.model)))
       if tuning_epochs else None)
   return assemble.assemble(
       task, init=functools.partial(_init, task),
@@ -414,7 +396,7 @@ def _contrast(s: _Settings, seen: _Views, params: PyTree,
   a, v = params[_FEATURES], params[_PROXIES]
   values = contrast(
       seen.features @ a['kernel'] + a['bias'],
-      _at(params, path).T @ v['kernel'],
+      last_layer.at(params, path).T @ v['kernel'],
       jnp.concatenate([of_known, of_rows, of_rows]),
       jnp.concatenate([known_sure, sure, sure]), prior,
       jnp.concatenate([known.mask, rows.mask, rows.mask]))
@@ -443,8 +425,8 @@ def _loss_fn(task: Task, s: _Settings, prior: jax.Array, begin: jax.Array
     sure = jnp.maximum(sure, losses.pseudo_label(
         seen.own, threshold=s.threshold)[1])
     if s.contrast_weight:
-      apart = _contrast(s, seen, model.params, _path(task.model), batch, sure,
-                        prior)
+      path = last_layer.head(task.model)
+      apart = _contrast(s, seen, model.params, path, batch, sure, prior)
       loss += s.contrast_weight * apart
       metrics['contrastive_loss'] = network.over_rows(apart, rows)
       if not s.true_labels:
@@ -481,14 +463,14 @@ def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,
   del context
   model = assemble.moved(server.model, updates.mean)
   if s.tuning_epochs:
-    path = _path(task.model)
+    path = last_layer.head(task.model)
     moves = updates.each.reshape(-1, *updates.each.shape[2:])
-    sent = _at(server.model.params, path) + moves
+    sent = last_layer.at(server.model.params, path) + moves
     head = tuned(
-        _at(model.params, path).T, jnp.swapaxes(sent, 1, 2),
+        last_layer.at(model.params, path).T, jnp.swapaxes(sent, 1, 2),
         cohort.active.reshape(-1), key, epochs=s.tuning_epochs,
         rate=s.tuning_rate, batch=s.tuning_batch, max_margin=s.max_margin)
-    model = model._replace(params=_with(model.params, path, head.T))
+    model = model._replace(params=last_layer.put(model.params, path, head.T))
   total = updates.counts.sum()
   share = updates.counts / jnp.where(total > 0, total, 1)
   prior = jnp.where(total > 0, s.prior_decay * server.prior + (

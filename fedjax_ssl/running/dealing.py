@@ -105,9 +105,9 @@ def _check_partly(rule: str, partly: int, options: Any) -> None:
     raise FieldError('num_partly_labeled_clients', partly, 'this setting has '
                      'no such clients; leave it out, or take labeled_clients.')
   if holders < 0:
-    raise FieldError('num_partly_labeled_clients', partly, 'with the latter '
-                     'every client is partly labeled; leave the first out, or '
-                     'give how many know all their labels, from 0 on.',
+    raise FieldError('num_partly_labeled_clients', partly, 'with '
+                     'num_labeled_clients at -1 all are partly labeled; leave '
+                     'it out, or give num_labeled_clients from 0 on.',
                      num_labeled_clients=holders)
   if holders + partly > options.num_clients:
     raise FieldError('num_partly_labeled_clients', partly, 'together more '

@@ -25,7 +25,7 @@ __all__ = ('check_method', 'contract', 'toy')
 
 def check_method(builder: str | Callable[..., Method], *,
                  places: Iterable[str] | None = None,
-                 laws: Iterable[str] | None = None, **knobs: Any
+                 laws: Iterable[str] | None = None, **knobs: object
                  ) -> dict[str, str]:
   """Holds a method to the laws of all methods, on a federation of 6 clients.
 

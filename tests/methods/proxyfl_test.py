@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.methods import proxyfl
+from fedjax_ssl.models import last_layer
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.updates import change, same, update
@@ -264,4 +265,4 @@ def test_a_path_deep_in_a_network():
   model = models.make('resnet8(width=4)', num_classes=3, input_shape=(8, 8, 3))
   assert model.head is not None
   params = jax.eval_shape(model.init, KEY).params
-  assert proxyfl._at(params, model.head()).shape == (16, 3)
+  assert last_layer.at(params, model.head()).shape == (16, 3)
