@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 import functools
-from typing import Any
 
 import jax
 
