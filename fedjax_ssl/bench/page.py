@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import json
 from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.bench import plan, standing
+from fedjax_ssl.bench import plan, records, standing
 
-VERSION = 'bench_v2'
 _HEAD = ('rank', 'method', 'accuracy, %', 'gap closed', 'rounds to labels only',
          'worst tenth, %', 'MB up', 'MB down', 'passes', 'seconds')
 _CURVES = 7  # Rows that are drawn beside the bounds.
@@ -30,7 +28,7 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
     changed: flags that were given to all runs besides the bed's; such a page
       does not count as the bench.
   """
-  text = [f'# {VERSION}: {bed.name}', '', bed.about, '']
+  text = [f'# {records.VERSION}: {bed.name}', '', bed.about, '']
   if changed or count != plan.CONFIGURATIONS:
     text += ['**Not the bench itself**: '
              + (f'all runs have `{" ".join(changed)}` besides.' if changed
@@ -64,15 +62,6 @@ def table(rows: Sequence[standing.Line]) -> list[str]:
            '|' + '|'.join('---' if h == 'method' else '---:' for h in _HEAD)
            + '|']
   return [*found, *(f'| {" | ".join(_cells(row))} |' for row in rows)]
-
-
-def stored(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
-           facts: Mapping[str, Any]) -> str:
-  """Returns the same numbers as JSON, with commit and machine."""
-  return json.dumps({
-      'version': VERSION, 'bed': bed.name, **facts,
-      'rows': {skew: [_plain(line) for line in rows]
-               for skew, rows in lines.items()}}, indent=1) + '\n'
 
 
 def drawn(rows: Sequence[standing.Line]) -> list[standing.Line]:
@@ -118,27 +107,6 @@ def _search(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
         + '; '.join(f'{knob} {", ".join(map(_short, choices))}'
                     for knob, choices in spaces.items()) + ' |')
   return text
-
-
-def _plain(line: standing.Line) -> dict[str, Any]:
-  m = line.measured
-  return {
-      'row': m.entry.name, 'rank': line.rank, 'between': line.between,
-      'method': plan.method_of(m.entry, m.configuration),
-      'learning_rate': m.configuration.learning_rate,
-      'accuracy': _finite(m.accuracy), 'worst': _finite(m.worst),
-      'gap': _number(line.gap), 'reached': line.reached, 'bytes_up': m.bytes_up,
-      'bytes_down': m.bytes_down, 'passes': m.passes, 'seconds': m.seconds,
-      'curve': [(r, _number(v)) for r, v in m.curve], 'notes': m.notes}
-
-
-def _finite(values: np.ndarray) -> list[float | None]:
-  return [_number(v) for v in values]
-
-
-def _number(value: float | None) -> float | None:
-  """The number as JSON can hold it: None for NaN."""
-  return None if value is None or not np.isfinite(value) else float(value)
 
 
 def _mean(shares: np.ndarray) -> str:

@@ -21,7 +21,8 @@ class Measured(NamedTuple):
     configuration: the chosen one.
     accuracy: float64[S], of the test set over the last tenth of the run, 0 to
       1; NaN where it is not finite.
-    curve: (round, accuracy) of each evaluation, mean over seeds.
+    rounds: those that all seeds were evaluated at, R of them.
+    curves: float64[S, R], accuracy at these rounds.
     worst: float64[S], mean accuracy of the worst tenth of the clients, each on
       test rows weighed by the classes of its own rows; NaN where unknown.
     bytes_up: of one seed, all clients together; None if not measured.
@@ -35,13 +36,20 @@ class Measured(NamedTuple):
   entry: plan.Entry
   configuration: plan.Configuration
   accuracy: np.ndarray
-  curve: tuple[tuple[int, float], ...]
+  rounds: tuple[int, ...]
+  curves: np.ndarray
   worst: np.ndarray
   bytes_up: float | None
   bytes_down: float | None
   passes: float | None
   seconds: float | None
   notes: tuple[str, ...]
+
+  def evaluations(self) -> list[list[dict[str, Any]]]:
+    """Returns the curve of each seed as a run's log has it."""
+    return [[{'round': r, 'accuracy': v} for r, v in
+             zip(self.rounds, curve.tolist(), strict=True)]
+            for curve in self.curves]
 
 
 class Line(NamedTuple):
@@ -109,21 +117,20 @@ def measure(folder: pathlib.Path, entry: plan.Entry,
   """
   run = stored_runs.read(folder)
   seeds = run.seeds
-  rounds = sorted(set.intersection(
-      *({row['round'] for row in rows} for rows in seeds)))
+  rounds = tuple(sorted(set.intersection(
+      *({row['round'] for row in rows} for rows in seeds))))
   by_round = [{row['round']: row.get('accuracy') for row in rows}
               for rows in seeds]
-  curve = tuple((r, float(np.mean([math.nan if b[r] is None else b[r]
-                                   for b in by_round]))) for r in rounds)
+  curves = np.array([[b[r] for r in rounds] for b in by_round], float)
   worst = [_worst(folder, rows, seed, labels)
            for rows, seed in zip(seeds, run.numbers, strict=True)]
   passes = [sum(_mean(rows, f'{way}_passes') for way in ('forward', 'backward'))
             for rows in seeds]
   return Measured(
       entry, configuration,
-      np.array([last_tenth(rows, 'accuracy') for rows in seeds]), curve,
-      np.array(worst), _sent(seeds, 'bytes_up'), _sent(seeds, 'bytes_down'),
-      _known(float(np.mean(passes))),
+      np.array([last_tenth(rows, 'accuracy') for rows in seeds]), rounds,
+      curves, np.array(worst), _sent(seeds, 'bytes_up'),
+      _sent(seeds, 'bytes_down'), _known(float(np.mean(passes))),
       None if run.seconds is None else run.seconds / len(seeds),
       tuple(run.notes()))
 
@@ -176,7 +183,8 @@ def _reached(row: Measured, bounds: Mapping[str, Measured]) -> int | None:
   if plan.FEW not in bounds:
     return None
   end = bounds[plan.FEW].accuracy.mean()
-  return next((r for r, value in row.curve if value >= end), None)
+  return next((r for r, value in zip(
+      row.rounds, row.curves.mean(axis=0), strict=True) if value >= end), None)
 
 
 def _worst(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], seed: int,

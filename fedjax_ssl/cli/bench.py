@@ -4,6 +4,7 @@ fedjax-ssl bench clients --out=runs/bench
 fedjax-ssl bench clients fixmatch feddure --out=runs/bench
 fedjax-ssl bench clients 'fixmatch(threshold=0.9)' --out=runs/bench
 fedjax-ssl bench clients --out=runs/bench --status
+fedjax-ssl bench clients ./mine.py:mine --out=runs/mine --stored=clients.json
 fedjax-ssl bench clients fixmatch --out=runs/look -- --num_rounds=20
 
 Row by row, both bounds first: every configuration of a row is run on one seed,
@@ -11,22 +12,24 @@ then the one with the best validation accuracy on the other seeds. OUT/BED.md
 and OUT/BED.json hold the table and are written anew after each row. The same
 command again continues after an interruption of any kind and skips what is
 finished; later commands with other rows add to the same table. A method with
-knobs becomes a row of its own, and only its learning rate is tuned. Flags after
-`--` change every run; the page then says that it is not the bench, and later
-commands for this folder must have the same. Exit code 1: some run failed, and
-its row is left out; 2: refused; 130: interrupted.
+knobs becomes a row of its own, and only its learning rate is tuned. Rows of a
+BED.json that an earlier bench has written enter the table by --stored, and are
+not run again. Flags after `--` change every run; the page then says that it is
+not the bench, and later commands for this folder must have the same. Exit
+code 1: some run failed, and its row is left out; 2: refused; 130: interrupted.
 """
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import json
 import pathlib
 import shlex
 import sys
-from typing import Any
 
-from fedjax_ssl.bench import page, picture, plan, standing
+import numpy as np
+
+from fedjax_ssl.bench import page, picture, plan, records, standing
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
@@ -61,10 +64,13 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       'bench, or a method with knobs; default: all rows')
   parser.add_argument('--out', required=True, help='folder of all runs')
   parser.add_argument('--slots', type=int, default=1,
-                      help='runs at a time (default: 1)')
+                      help='runs at a time, each on its share of the '
+                      'cores (default: 1)')
   parser.add_argument('--configurations', type=int, metavar='N',
                       default=plan.CONFIGURATIONS, help='tried of each row '
                       f'(default: {plan.CONFIGURATIONS})')
+  parser.add_argument('--stored', metavar='FILE', help='the BED.json of an '
+                      'earlier bench; its rows are not run again')
   parser.add_argument('--data_dir', help='as of `fedjax-ssl train`')
   parser.add_argument('--python', default=sys.executable,
                       help='interpreter of the runs (default: this one)')
@@ -93,6 +99,8 @@ class _Bench:
         raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
     self._args, self._changed = args, changed
     self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
+    self._stored = {} if args.stored is None else records.read(
+        pathlib.Path(args.stored), self._bed, args.configurations, changed)
     self._entries = plan.chosen(args.rows, self._bed)
     kept = self._out / _CHANGED
     if kept.exists() and tuple(json.loads(kept.read_text())) != changed:
@@ -101,7 +109,8 @@ class _Bench:
                        ' behind --; give the same, or another folder.')
     cells_lib.check_flags(args.python, [
         self._cell(plan.search_run(entry, self._bed, configuration))
-        for entry in self._entries for configuration in self._tries(entry)], {})
+        for entry in self._to_run()
+        for configuration in self._tries(entry)], {})
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
@@ -113,12 +122,15 @@ class _Bench:
     return '\n'.join(
         shlex.join(cells_lib.command(self._args.python, self._out, self._cell(
             plan.search_run(entry, self._bed, configuration))))
-        for entry in self._entries for configuration in self._tries(entry))
+        for entry in self._to_run() for configuration in self._tries(entry))
 
   def status(self) -> str:
     """Returns a line for each row: its tries, the choice, its final seeds."""
     lines = []
     for entry in self._entries:
+      if entry.name in self._stored:
+        lines.append(f'{entry.name:24} in {self._args.stored}')
+        continue
       tried = self._tried(entry)
       wanted = len(self._tries(entry))
       said = f'{len(tried)}/{wanted} tried'
@@ -133,7 +145,7 @@ class _Bench:
   def run(self) -> int:
     """Runs all rows; returns the exit code."""
     worst = 0
-    for entry in self._entries:
+    for entry in self._to_run():
       code = self._sweep(plan.search_run(entry, self._bed, configuration)
                          for configuration in self._tries(entry))
       if code == 0:
@@ -143,8 +155,14 @@ class _Bench:
         return code
       worst = max(worst, code)
       self._write()
+    if not self._to_run():
+      self._write()
     printing.say((self._out / f'{self._bed.name}.md').read_text())
     return worst
+
+  def _to_run(self) -> list[plan.Entry]:
+    """Returns the rows that were asked for and that no file has."""
+    return [e for e in self._entries if e.name not in self._stored]
 
   def _tries(self, entry: plan.Entry) -> list[plan.Configuration]:
     return plan.configurations(entry, self._bed, self._args.configurations)
@@ -181,63 +199,66 @@ class _Bench:
                       standing.validation(self._out / run.name)))
     return found
 
+  def _found(self, entry: plan.Entry, labels: np.ndarray
+             ) -> records.Record | None:
+    """Returns a row that is finished on a skew at least."""
+    from fedjax_ssl.training import workdir
+    if entry.name in self._stored:
+      return self._stored[entry.name]
+    tried = self._tried(entry)
+    if len(tried) < len(self._tries(entry)):
+      return None
+    best = standing.choose(tried)
+    measured, environments = {}, {}
+    for skew in self._bed.skews:
+      run = plan.final_run(entry, self._bed, skew, best)
+      if self._done(run):
+        folder = self._out / run.name
+        measured[skew] = standing.measure(folder, entry, best, labels)
+        environments[skew] = workdir.read_config(folder)['environment']
+    return records.Record({c.number: value for c, value in tried}, measured,
+                          environments)
+
   def _write(self) -> None:
-    """Writes the table of all rows that are finished in the folder."""
+    """Writes the table of all rows that are finished."""
     from fedjax_ssl.report import summary
     from fedjax_ssl.training import disk
     labels = self._labels()
-    lines: dict[str, list[standing.Line]] = {}
-    tried: dict[str, Mapping[int, float]] = {}
-    known = list({e.name: e for e in (*plan.chosen((), self._bed),
-                                      *self._entries)}.values())
-    for skew in self._bed.skews:
-      measured = []
-      for entry in known:
-        values = self._tried(entry)
-        if len(values) < len(self._tries(entry)):
-          continue
-        tried[entry.name] = {c.number: value for c, value in values}
-        best = standing.choose(values)
-        run = plan.final_run(entry, self._bed, skew, best)
-        if self._done(run):
-          measured.append(standing.measure(
-              self._out / run.name, entry, best, labels))
-      lines[skew] = standing.compare(measured)
-    command = shlex.join(['fedjax-ssl', 'bench', self._bed.name,
-                          *self._args.rows, f'--out={self._args.out}',
-                          *(('--', *self._changed) if self._changed else ())])
-    text = page.markdown(self._bed, lines, tried, command,
-                         self._args.configurations, self._changed)
-    stored = page.stored(self._bed, lines, self._facts(lines))
+    known = {e.name: e for e in (
+        *plan.chosen((), self._bed), *self._entries,
+        *(next(iter(record.measured.values())).entry
+          for record in self._stored.values()))}
+    found = {name: record for name, entry in known.items()
+             if (record := self._found(entry, labels)) and record.measured}
+    lines = {skew: standing.compare(
+        [record.measured[skew] for record in found.values()
+         if skew in record.measured]) for skew in self._bed.skews}
+    command = shlex.join([
+        'fedjax-ssl', 'bench', self._bed.name, *self._args.rows,
+        f'--out={self._args.out}',
+        *((f'--stored={self._args.stored}',) if self._args.stored else ()),
+        *(('--', *self._changed) if self._changed else ())])
+    text = page.markdown(
+        self._bed, lines, {name: r.tried for name, r in found.items()}, command,
+        self._args.configurations, self._changed)
+    stored = records.written(self._bed, lines, found,
+                             self._args.configurations, self._changed)
     drawn = picture.svg(lines)
     disk.replace_all(self._out, {
         f'{self._bed.name}.md': text.encode(),
         f'{self._bed.name}.json': stored.encode(),
         **({f'{self._bed.name}.svg': drawn} if drawn else {})})
     for skew, rows in lines.items():
-      folders = {row.measured.entry.name: [str(self._out / plan.final_run(
-          row.measured.entry, self._bed, skew,
-          row.measured.configuration).name)] for row in page.drawn(rows)}
-      if folders:
-        summary.plot_curves(summary.load(folders),
-                            self._out / f'{self._bed.name}_{skew}.svg')
+      curves = {row.measured.entry.name: row.measured.evaluations()
+                for row in page.drawn(rows)}
+      if curves:
+        summary.plot_curves(curves, self._out / f'{self._bed.name}_{skew}.svg',
+                            panels=('accuracy',))
 
-  def _labels(self) -> Any:
+  def _labels(self) -> np.ndarray:
     """Returns int[D], classes of all training rows of the bed's data set."""
     from fedjax_ssl import data
     flags = dict(flag.removeprefix('--').split('=', 1) for flag in (
         *(f'--{k}={v}' for k, v in self._bed.flags.items()), *self._changed))
-    return data.load(flags['dataset'], self._args.data_dir).train.labels
-
-  def _facts(self, lines: Mapping[str, Sequence[standing.Line]]
-             ) -> dict[str, Any]:
-    """Returns commits and machines of the final runs, each once."""
-    from fedjax_ssl.training import workdir
-    found: dict[str, None] = {}
-    for skew, rows in lines.items():
-      for row in rows:
-        run = plan.final_run(row.measured.entry, self._bed, skew,
-                             row.measured.configuration)
-        stored = workdir.read_config(self._out / run.name)['environment']
-        found[json.dumps(stored, sort_keys=True)] = None
-    return {'environments': [json.loads(text) for text in found]}
+    return np.asarray(
+        data.load(flags['dataset'], self._args.data_dir).train.labels)

@@ -8,19 +8,20 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from fedjax_ssl.bench import page, picture, plan, standing
+from fedjax_ssl.bench import page, picture, plan, records, standing
 from fedjax_ssl.report import clients
 from fedjax_ssl.training import per_client
 
 BED = plan.beds()['clients']
 
 
-def measured(name, accuracy, curve=((1, .1), (2, .6))):
+def measured(name, accuracy):
   """A row with given accuracies of its seeds."""
   entry = plan.Entry(name, 'fixmatch', {}, {}, (), '')
   return standing.Measured(
-      entry, plan.Configuration(0, .1, {}), np.array(accuracy), curve,
-      np.array(accuracy), None, None, None, None, ())
+      entry, plan.Configuration(0, .1, {}), np.array(accuracy), (1, 2),
+      np.array([[.1, .6]] * len(accuracy)), np.array(accuracy),
+      None, None, None, None, ())
 
 
 class CompareTest(absltest.TestCase):
@@ -77,7 +78,10 @@ class CompareTest(absltest.TestCase):
         measured('a', [np.nan, .9])])
     broken, = (line for line in lines if line.measured.entry.name == 'a')
     self.assertIsNone(broken.gap)
-    text = page.stored(BED, {'mild': lines}, {})
+    text = records.written(BED, {'mild': lines}, {
+        line.measured.entry.name: records.Record(
+            {0: -np.inf}, {'mild': line.measured}, {'mild': {}})
+        for line in lines})
     self.assertIsNone(json.loads(text, parse_constant=self.fail)['rows'][
         'mild'][-1]['gap'])
 

@@ -5,12 +5,14 @@ import json
 import os
 import pathlib
 import shlex
+import shutil
 import sys
 
+import numpy as np
 import pytest
 
 from fedjax_ssl import cli
-from fedjax_ssl.bench import plan
+from fedjax_ssl.bench import plan, records, standing
 
 # Stands for the interpreter: trains in no time, and the better the nearer the
 # rate is to .05; fixmatch has 20 points more on test rows. Not started by its
@@ -74,6 +76,20 @@ def out(tmp_path):
   return tmp_path / 'out'
 
 
+@pytest.fixture(scope='module')
+def finished() -> dict:
+  """The stored table of one row, made up."""
+  entry = plan.entries()['fixmatch']
+  lines = {skew: standing.compare([standing.Measured(
+      entry, plan.configurations(entry, BED, COUNT)[0], np.ones(3), (4,),
+      np.ones((3, 1)), np.ones(3), None, None, None, None, ())])
+           for skew in BED.skews}
+  return json.loads(records.written(BED, lines, {'fixmatch': records.Record(
+      dict.fromkeys(range(COUNT), .5),
+      {skew: line.measured for skew, (line,) in lines.items()},
+      dict.fromkeys(lines, {}))}, COUNT, ['--dataset=digits']))
+
+
 def started(folder: pathlib.Path) -> list[str]:
   return (folder / 'started').read_text().split()
 
@@ -131,6 +147,41 @@ def test_goes_on_and_adds_rows(bench, out):
   code, _, errors = bench('clients', 'fixmatch')
   assert code == 2 and '--dataset=digits' in errors
   assert sorted(os.listdir(out)) == before
+
+
+def test_stored_rows_are_not_run_again(bench, out, tmp_path):
+  """Their table is the one of a bench that has run all of them."""
+  assert bench('clients', 'fixmatch', 'fedprox', *CHANGED)[0] == 0
+  whole = json.loads((out / 'clients.json').read_text())
+  table = (out / 'clients.md').read_text().split('Command:')
+  shutil.rmtree(out)
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  file = shutil.copy(out / 'clients.json', tmp_path)
+  shutil.rmtree(out)
+  stored = f'--stored={file}'
+  _, said, _ = bench('clients', 'fixmatch', stored, '--status', *CHANGED)
+  assert [line.split()[1] for line in said.splitlines()] == ['in'] * 3
+  assert bench('clients', 'fedprox', stored, *CHANGED)[0] == 0
+  assert {name.split('__')[1] for name in started(out)} == {'fedprox'}
+  assert json.loads((out / 'clients.json').read_text()) == whole
+  again = (out / 'clients.md').read_text().split('Command:')
+  assert again[0] == table[0]
+  assert again[1].splitlines()[1:] == table[1].splitlines()[1:]
+
+
+@pytest.mark.parametrize('change, said', [
+    ({'version': 'bench_v1'}, "version 'bench_v1', and this bench"),
+    ({'changed': []}, "changed [], and this bench ['--dataset=digits']"),
+    ({'tried': {'fixmatch': {'0': .5}}}, 'tuned over another space'),
+    ({'rows': {}}, 'is damaged'),
+])
+def test_refuses_stored_rows_of_another_bench(
+    bench, out, tmp_path, finished, change, said):
+  file = tmp_path / 'clients.json'
+  file.write_text(json.dumps(finished | change))
+  code, _, errors = bench('clients', 'fixmatch', f'--stored={file}', *CHANGED)
+  assert code == 2 and said in errors and len(errors.splitlines()) == 1
+  assert not out.exists()
 
 
 @pytest.mark.thorough

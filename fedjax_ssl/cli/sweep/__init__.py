@@ -34,7 +34,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help='a grid file, or after -- the lines of one')
   parser.add_argument('--out', required=True, help='folder of all runs')
   parser.add_argument('--slots', type=int, default=1,
-                      help='runs at a time (default: 1)')
+                      help='runs at a time, each on its share of the '
+                      'cores (default: 1)')
   parser.add_argument('--retries', type=int, default=1,
                       help='further attempts of a failed run (default: 1)')
   parser.add_argument('--shard', default='0/1', metavar='I/N',

@@ -5,6 +5,7 @@ import collections
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shlex
@@ -130,7 +131,7 @@ class Sweep:
       process = subprocess.Popen(
           command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
           env=os.environ | env, pass_fds=(handle,), start_new_session=True,
-          preexec_fn=child.end_with_parent)
+          preexec_fn=functools.partial(_begin, share(slot, len(self._slots))))
     except OSError as error:
       log.write(f'{self._python} cannot be started: {error}\n'.encode())
       log.close()
@@ -255,6 +256,28 @@ class Sweep:
                    f'attempt{"s" * (count > 1)}; {self._out / name}.log)')
       lines += [f'    {line}' for line in result['tail']]
     say('\n'.join(lines))
+
+
+def share(slot: int, num_slots: int) -> set[int]:
+  """Returns the cores of a slot; empty to leave its runs where they are.
+
+  Runs that go side by side on all cores wait for each other: with a share each,
+  two runs of a small network on two cores take three quarters of the time.
+  """
+  if num_slots == 1 or not hasattr(os, 'sched_getaffinity'):
+    return set()
+  cores = sorted(os.sched_getaffinity(0))
+  if len(cores) < num_slots:
+    return set()
+  first, end = (i * len(cores) // num_slots for i in (slot, slot + 1))
+  return set(cores[first:end])
+
+
+def _begin(cores: set[int]) -> None:
+  """What a run does before it starts."""
+  child.end_with_parent()
+  if cores:
+    os.sched_setaffinity(0, cores)
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:

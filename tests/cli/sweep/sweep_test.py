@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import pathlib
 import re
 import signal
@@ -13,6 +14,7 @@ import time
 import pytest
 
 from fedjax_ssl.cli import sweep
+from fedjax_ssl.cli.sweep import slots
 from tests.thorough import wider
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -290,6 +292,27 @@ def test_variables_of_a_slot(tmp_path):
       options=['--env=MY_SLOT=gpu{slot}', '--retries=0'], code=1)
   assert 'slot gpu0' in (tmp_path / 'out' / 'experiment__seed=0.log'
                          ).read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'),
+                    reason='this system has no affinity to cores')
+def test_slots_divide_the_cores(tmp_path):
+  """Between them they have all, and none has another's."""
+  script = tmp_path / 'experiment.py'
+  script.write_text(
+      'import os, sys, time\nprint("cores", *os.sched_getaffinity(0))\n'
+      'time.sleep(.5)\nsys.exit(2)\n')
+  run(tmp_path / 'out', f'script: {script}', 'seeds: 0 1',
+      options=['--slots=2', '--retries=0'], code=1)
+  found = [{int(core) for core in re.search(
+      'cores (.*)', (tmp_path / 'out' / f'experiment__seed={i}.log').read_text()
+  )[1].split()} for i in (0, 1)]
+  mine = os.sched_getaffinity(0)
+  assert found[0] | found[1] == mine
+  assert not found[0] & found[1] or len(mine) < 2
+  shares = [slots.share(i, 3) for i in range(3)]
+  assert not any(shares) if len(mine) < 3 else set().union(*shares) == mine
+  assert slots.share(0, 1) == set()
 
 
 @pytest.mark.parametrize('options, lines, words', [
