@@ -33,8 +33,8 @@ from there it rises to a tenth.
 The code stores projector and target of a client under a wrong name, by which
 one that comes again takes up those of whoever trained before it; here each has
 its own. Its last layer is a network of two or three. Its teacher's decay rises
-and falls with a cosine over every 20 of its rounds. It draws other units in the
-teacher's pass where the network has dropout.
+to 1 with a cosine over 20 of its rounds, and falls again over the next 20. It
+draws other units in the teacher's pass where the network has dropout.
 
 FedSiam, https://arxiv.org/abs/2012.03292, is another method: its online network
 learns from its own target's classes, and sends those layers that have moved

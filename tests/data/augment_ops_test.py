@@ -210,6 +210,12 @@ def test_agrees_with_pillow_on_photographs(name):
   _check(pool, _gaps(pool, reference, images))
 
 
+def test_the_square_can_be_left_out_of_semifl():
+  every, rest = (pools.semifl(2, 10, square) for square in (True, False))
+  assert [op for op in every.ops if op.kind != 'cutout'] == [*rest.ops]
+  assert len(every.ops) == len(rest.ops) + 1
+
+
 def test_level_zero_is_the_identity():
   pool, _ = POOLS['cubuk']
   table = pools.rows(pool, 32, 32)

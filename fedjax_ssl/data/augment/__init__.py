@@ -82,7 +82,8 @@ def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
 
 @knobs.checked()
 def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
-          weak: str = 'flip_crop', flip: bool = True) -> View:
+          square: bool = True, weak: str = 'flip_crop', flip: bool = True
+          ) -> View:
   """RandAugment of SemiFL: 15 operations, all at the same level.
 
   At the top level a translation moves an image by 100 pixels whatever its size,
@@ -91,15 +92,17 @@ def ra_pc(*, num_ops: int = 2, magnitude: int = 10, cutout: int | None = 0,
   Args:
     num_ops: as in `ra_mc`; each is applied with probability 1/2.
     magnitude: the level of all operations, 1 to 10.
-    cutout: as in `ra_mc`; besides, the pool has a square of up to 40 pixels.
+    cutout: as in `ra_mc`, besides what `square` says.
+    square: whether the pool has a square of up to 40 pixels, as in the authors'
+      code for all data but Fashion-MNIST.
     weak: the weak view that comes first.
     flip: whether the weak view may mirror.
 
   References:
     Diao et al., SemiFL, 2022, https://arxiv.org/abs/2106.01432, code.
   """
-  return strong(pools.semifl(num_ops, magnitude), cutout=cutout, weak=weak,
-                flip=flip)
+  return strong(pools.semifl(num_ops, magnitude, square), cutout=cutout,
+                weak=weak, flip=flip)
 
 
 @knobs.checked()

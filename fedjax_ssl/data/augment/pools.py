@@ -166,14 +166,16 @@ def fixmatch(num_ops: int, magnitude: int, probability: float) -> Pool:
   return _checked(Pool(_FIXMATCH, num_ops, probability, 10, 1, (magnitude,)))
 
 
-def semifl(num_ops: int, magnitude: int) -> Pool:
+def semifl(num_ops: int, magnitude: int, square: bool = True) -> Pool:
   """Makes 15 operations at one level, each applied half of the time.
 
   SemiFL's code draws the probability of each operation from U(.2, .8), which
-  comes to one half.
+  comes to one half. Without `square` there are 14, as that code has them for
+  Fashion-MNIST: cutout is left out.
   """
   _require('magnitude', magnitude, 1, 10)
-  return _checked(Pool(_SEMIFL, num_ops, .5, 10, magnitude, (magnitude + 1,),
+  ops = tuple(op for op in _SEMIFL if square or op.kind != 'cutout')
+  return _checked(Pool(ops, num_ops, .5, 10, magnitude, (magnitude + 1,),
                        'bilinear'))
 
 

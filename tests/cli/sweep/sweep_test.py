@@ -304,9 +304,10 @@ def test_slots_divide_the_cores(tmp_path):
       'time.sleep(.5)\nsys.exit(2)\n')
   run(tmp_path / 'out', f'script: {script}', 'seeds: 0 1',
       options=['--slots=2', '--retries=0'], code=1)
-  found = [{int(core) for core in re.search(
-      'cores (.*)', (tmp_path / 'out' / f'experiment__seed={i}.log').read_text()
-  )[1].split()} for i in (0, 1)]
+  logs = [(tmp_path / 'out' / f'experiment__seed={i}.log').read_text()
+          for i in (0, 1)]
+  found = [{int(core) for line in re.findall('cores (.*)', log)
+            for core in line.split()} for log in logs]
   mine = os.sched_getaffinity(0)
   assert found[0] | found[1] == mine
   assert not found[0] & found[1] or len(mine) < 2
