@@ -202,10 +202,10 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     use_rec: the reconstruction of equation 7; False is an ablation.
     use_real: the realism of equation 6; False is an ablation, in which D does
       not train.
-    real_data: real rows from which F learns besides the blends: those with
-      'labeled' truth; 'all', the others by their pseudo-labels; or 'none',
-      which is equations 4 and 5 alone and refused for trained word vectors:
-      blends do not train them.
+    real_data: real rows from which F learns besides the blends, which the
+      equations leave open: those with 'labeled' truth, our reading; 'all', the
+      others by their pseudo-labels; or 'none', which is equations 4 and 5 alone
+      and refused for trained word vectors: blends do not train them.
     condition: D judges a blend beside the 'mixed' label; or the 'target'
       class, as printed, which contradicts the reconstruction where lambda is
       near 1.
