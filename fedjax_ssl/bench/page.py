@@ -30,12 +30,18 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
   """
   text = [f'# {records.VERSION}: {bed.name}', '', bed.about, '']
   if changed or count != plan.CONFIGURATIONS:
-    text += ['**Not the bench itself**: '
-             + (f'all runs have `{" ".join(changed)}` besides.' if changed
-                else 'rows had another number of configurations.'), '']
+    found = [f'all runs have `{" ".join(changed)}` besides'] * bool(changed)
+    if count != plan.CONFIGURATIONS:
+      found.append(f'rows had {count} of {plan.CONFIGURATIONS} configurations')
+    text += [f'**Not the bench itself**: {", and ".join(found)}.', '']
   for skew, rows in lines.items():
+    there = {row.measured.entry.name for row in rows}
+    lost = [f'`{name}`' for name in tried if name not in there]
     if rows:
       text += [f'## {skew}', '', *table(rows), '', *_notes(rows)]
+    if lost:
+      text += [*([] if rows else [f'## {skew}', '']), 'Without a result, as a '
+               f'run failed or has not ended: {", ".join(lost)}.', '']
   text += [
       'Accuracy is on the test set, the mean over the last tenth of the '
       f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. '
@@ -50,8 +56,8 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       f'Flags of the bed: `fedjax-ssl train {bed.setting} '
       f'{" ".join(f"--{k}={v}" for k, v in bed.flags.items())}`', '',
       f'Command: `{command}`', '', '## What was tried', '',
-      f'Up to {count} configurations a row, the default first, '
-      f'on the validation rows of seed {plan.SEARCH_SEED} and on '
+      f'Up to {count} configuration{"s" * (count > 1)} a row, the default '
+      f'first, on the validation rows of seed {plan.SEARCH_SEED} and on '
       f'{next(iter(bed.skews))}.', '', *_search(bed, lines, tried)]
   return '\n'.join(text).rstrip() + '\n'
 
@@ -72,7 +78,7 @@ def drawn(rows: Sequence[standing.Line]) -> list[standing.Line]:
 
 def _cells(row: standing.Line) -> tuple[str, ...]:
   m = row.measured
-  name = f'`{m.entry.name}`' + ('†' if m.notes else '')
+  name = f'`{m.entry.name}`' + (r' \*' if m.notes else '')
   rank = ('' if row.rank is None or row.between is None
           else f'{row.rank} ({row.between[0]}-{row.between[1]})')
   return (rank, name, _mean(m.accuracy),
@@ -84,7 +90,7 @@ def _cells(row: standing.Line) -> tuple[str, ...]:
 
 
 def _notes(rows: Sequence[standing.Line]) -> list[str]:
-  found = [f'† `{row.measured.entry.name}`: {"; ".join(row.measured.notes)}.'
+  found = [rf'\* `{row.measured.entry.name}`: {"; ".join(row.measured.notes)}.'
            for row in rows if row.measured.notes]
   return [*found, ''] if found else []
 

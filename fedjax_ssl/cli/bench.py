@@ -29,10 +29,12 @@ import sys
 
 import numpy as np
 
+from fedjax_ssl import methods
 from fedjax_ssl.bench import page, picture, plan, records, standing
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
+from fedjax_ssl.core import knobs
 from fedjax_ssl.report import printing
 
 _CHANGED = 'changed.json'  # Holds the flags after `--`, one file a folder.
@@ -49,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if args.dry_run or args.status:
       printing.say(bench.commands() if args.dry_run else bench.status())
       return 0
+    bench.check_data()
     bench.keep_changed()
     return bench.run()
   except OSError as error:
@@ -60,8 +63,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser = arguments.Parser('bench', __doc__)
   parser.add_argument('bed', metavar='BED',
                       help=f'one of {", ".join(plan.beds())}')
-  parser.add_argument('rows', nargs='*', metavar='ROW', help='a row of the '
-                      'bench, or a method with knobs; default: all rows')
+  parser.add_argument('rows', nargs='*', default=[], metavar='ROW',
+                      help='a row of the bench, or a method with knobs; '
+                      'default: all rows')
   parser.add_argument('--out', required=True, help='folder of all runs')
   parser.add_argument('--slots', type=int, default=1,
                       help='runs at a time, each on its share of the '
@@ -91,9 +95,9 @@ class _Bench:
       raise ValueError(f'BED={args.bed} must be one of {", ".join(beds)}.')
     if not args.out:
       raise ValueError('--out= is empty; name a folder.')
-    if args.slots < 1 or args.configurations < 1:
-      raise ValueError(f'--slots={args.slots} and --configurations='
-                       f'{args.configurations} must be at least 1.')
+    for name in ('slots', 'configurations'):
+      if getattr(args, name) < 1:
+        raise ValueError(f'--{name}={getattr(args, name)} must be at least 1.')
     for flag in changed:
       if not flag.startswith('--') or '=' not in flag:
         raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
@@ -102,8 +106,11 @@ class _Bench:
     self._stored = {} if args.stored is None else records.read(
         pathlib.Path(args.stored), self._bed, args.configurations, changed)
     self._entries = plan.chosen(args.rows, self._bed)
+    for entry in self._entries:
+      knobs.check('ROW', entry.method, methods.METHODS)
     kept = self._out / _CHANGED
-    if kept.exists() and tuple(json.loads(kept.read_text())) != changed:
+    if (kept.exists() and any(self._out.glob('*/config.json'))
+        and tuple(json.loads(kept.read_text())) != changed):
       raise ValueError(f'--out={args.out} holds runs with '
                        f'{" ".join(json.loads(kept.read_text())) or "no flags"}'
                        ' behind --; give the same, or another folder.')
@@ -111,6 +118,11 @@ class _Bench:
         self._cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
         for configuration in self._tries(entry)], {})
+
+  def check_data(self) -> None:
+    """Raises ValueError if the data are not there, before five runs do so."""
+    if self._to_run():
+      self._labels()
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
@@ -201,7 +213,7 @@ class _Bench:
 
   def _found(self, entry: plan.Entry, labels: np.ndarray
              ) -> records.Record | None:
-    """Returns a row that is finished on a skew at least."""
+    """Returns a row whose configurations were all tried, or None."""
     from fedjax_ssl.training import workdir
     if entry.name in self._stored:
       return self._stored[entry.name]
@@ -229,13 +241,15 @@ class _Bench:
         *(next(iter(record.measured.values())).entry
           for record in self._stored.values()))}
     found = {name: record for name, entry in known.items()
-             if (record := self._found(entry, labels)) and record.measured}
+             if (record := self._found(entry, labels)) is not None}
     lines = {skew: standing.compare(
         [record.measured[skew] for record in found.values()
          if skew in record.measured]) for skew in self._bed.skews}
     command = shlex.join([
         'fedjax-ssl', 'bench', self._bed.name, *self._args.rows,
         f'--out={self._args.out}',
+        *((f'--configurations={self._args.configurations}',)
+          if self._args.configurations != plan.CONFIGURATIONS else ()),
         *((f'--stored={self._args.stored}',) if self._args.stored else ()),
         *(('--', *self._changed) if self._changed else ())])
     text = page.markdown(

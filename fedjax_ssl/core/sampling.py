@@ -100,8 +100,8 @@ def split(num_groups: int, size: int) -> Sampler:
     ValueError: if there are more groups than clients.
   """
   if num_groups > size:
-    raise ValueError(f'{num_groups} groups were asked for, but a cohort has '
-                     f'{size} clients.')
+    raise ValueError(f'{num_groups} groups were asked for; a cohort of {size} '
+                     f'clients has at most {size}.')
   draw = groups(1, size)
 
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:

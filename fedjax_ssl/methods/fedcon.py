@@ -238,7 +238,7 @@ def fedcon(task: Task, *, profile: str = 'paper',
       on_labels=functools.partial(_on_labels, task, s, 1), labels_last=True,
       opening=None if at_clients else rounds.server_pass(
           functools.partial(_on_labels, task, s, 0)),
-      renew=all_statistics.everywhere(task),
+      renew=all_statistics.if_static(task),
       work=lambda shard: batching.num_steps(task, shard, streams))
 
 

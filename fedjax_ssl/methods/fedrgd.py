@@ -30,8 +30,8 @@ In the code momentum belongs to a place in a group and passes to the client that
 takes this place next, and an epoch's first round has one step more. Here
 optimizers start afresh in each round, and the task sets the number of steps.
 The code averages parameters alone; here statistics of norm='batch' are averaged
-with them. There each group trains a copy of the server's model on batches of its
-own; here all groups share :math:`w_s`.
+with them. There each group trains a copy of the server's model on batches of
+its own; here all groups share :math:`w_s`.
 With labels at the clients the code then averages the first client of the first
 group with the last one of the last, and lets these two go on from that; here
 all clients go on from their groups' models. SemiFL's tables have another
@@ -175,7 +175,7 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
           tree.take(server.groups, group)),
       work=lambda shard: batching.num_steps(task, shard, streams),
       on_labels=functools.partial(_on_labels, task),
-      renew=all_statistics.everywhere(task),
+      renew=all_statistics.if_static(task),
       pseudo_label=assemble.confident_labels(task, threshold))
 
 

@@ -77,14 +77,18 @@ def _too_many(options: Config, total: int, seeds: int, room: str, ways: str
       'client_memory': options.client_memory}
   return FieldError(
       'num_clients', clients, 'between rounds each client keeps '
-      f'{total / seeds / clients / 2**20:.1f} MiB, which is {_gib(total)} for '
+      f'{_gib(total / seeds / clients)}, which is {_gib(total)} for '
       f'all clients of {seeds} seed{"s" * (seeds > 1)}, and {room}. Take '
       f'{ways}fewer clients or seeds, or a smaller network.',
       method=options.method, **beside)
 
 
-def _gib(size: int) -> str:
-  return f'{size / 2**30:.1f} GiB'
+def _gib(size: float) -> str:
+  """A size in GiB, or in MiB or KiB if it is small."""
+  for power, unit in ((30, 'GiB'), (20, 'MiB')):
+    if size >= 2**power / 10:
+      return f'{size / 2**power:.1f} {unit}'
+  return f'{size / 2**10:.1f} KiB'
 
 
 def _ways_on(options: Config, method: Method, state: State,

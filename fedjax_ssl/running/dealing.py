@@ -88,6 +88,13 @@ def check_labels(rule: str, options: Any) -> None:
     raise FieldError('labels_per_class', counts['labels_per_class'], 'here '
                      'labeled_fraction says how many rows of each client are '
                      'labeled; leave it out.')
+  elif counts['labeled_fraction'] is None and partly:
+    raise FieldError('num_partly_labeled_clients', partly, 'give '
+                     'labeled_fraction, the labeled share of their rows.')
+  elif partly and not counts['labeled_fraction']:
+    raise FieldError('labeled_fraction', counts['labeled_fraction'], 'leaves '
+                     'clients that are partly labeled without labels; give '
+                     'more than 0.', num_partly_labeled_clients=partly)
   elif counts['labeled_fraction'] is None:
     raise FieldError('labeled_fraction', None, 'give the labeled share of each '
                      "client's rows" + (', or num_labeled_clients.'

@@ -156,8 +156,9 @@ class RowsOnDisk(Rows):
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace(first, _packed(memory))
       data = first.read_bytes()
-      self._leaves = list(_unpacked(data, memory))
+      # Before anything is read from it: it compares the file's hash.
       self._table = _begin(self._count, data, saved)
+      self._leaves = list(_unpacked(data, memory))
       self._descriptor = os.open(
           self._file, os.O_RDONLY if reads_only else os.O_RDWR | os.O_CREAT,
           0o666)
@@ -238,7 +239,8 @@ class RowsOnDisk(Rows):
     if zlib.crc32(_view(record)) != self._table.sums[client]:
       raise RowsError(f'{self._file}: what client {client} keeps is not what '
                       'the checkpoint was saved with. Bring back a copy of '
-                      'the file, or remove the folder and run again.')
+                      f'the file, or remove {self._file.parent.parent}, the '
+                      'whole run, and run again.')
     self._seen[client] = True
 
   def _record(self) -> int:
@@ -412,8 +414,13 @@ class _naming:
 
   def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
     if isinstance(error, OSError):
+      lost = error.errno in (errno.ENOENT, errno.EIO)
       raise RowsError(
           f'{self._file}: what clients keep cannot be read or written: '
-          f'{error.strerror or error}. Earlier checkpoints are kept; the same '
-          'command continues from the newest one.') from error
+          f'{error.strerror or error}. ' + (
+              f'Bring back a copy of {self._file.parent}, or remove '
+              f'{self._file.parent.parent}, the whole run, and run again.'
+              if lost else 'Earlier checkpoints are kept; with room and the '
+              'rights to write, training goes on from the newest one.')
+      ) from error
 

@@ -191,12 +191,17 @@ def test_row_that_fails_is_left_out(bench, out):
   assert 'FAILED clients__uda__mild__final' in said
   assert 'it fell over' in said
   assert [*rows(out, 'mild')] == ['all_labels', 'fixmatch', 'labels_only']
+  assert 'Without a result, as a run failed or has not ended: `uda`' in said
+  assert '--configurations=3' in said
 
 
 @pytest.mark.parametrize('words, said', [
     (('cliens',), 'BED=cliens must be one of clients'),
     (('clients', 'fixmach'), "Did you mean 'fixmatch'"),
-    (('clients', '--slots=0'), '--slots=0'),
+    (('clients', '--slots=0'), '--slots=0 must be at least 1'),
+    (('clients', 'fixmatch(thresh=0.9)'), "has no knob 'thresh'"),
+    (('clients', 'fixmatch(threshold=7)'), 'threshold'),
+    (('clients', '--data_dir=/nowhere'), '/nowhere'),
     (('clients', '--', 'num_rounds=3'), 'num_rounds=3 behind --'),
 ])
 def test_refuses(bench, out, words, said):

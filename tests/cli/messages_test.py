@@ -153,7 +153,7 @@ def test_more_clients_than_their_memory_allows(refuse, monkeypatch):
   monkeypatch.setattr(client_memory, 'memory', lambda count: 2**20)
   line = refuse('--method=fixmatch(keep_local=True)', '--model=mlp(width=256)')
   assert '--num_clients=20 and --method=fixmatch(keep_local=True): ' in line
-  assert 'there are 0.0 GiB' in line
+  assert 'there are 1.0 MiB' in line
   assert 'Take client_memory=host, client_memory=disk, fewer' in line
 
 
@@ -164,14 +164,14 @@ def test_a_host_without_room_says_that_the_disk_has_it(refuse, monkeypatch):
   monkeypatch.setattr(files, 'memory', lambda: 2**20)
   line = refuse(*KEEPS, '--client_memory=host')
   assert '--num_clients=20 and --method=fixmatch(keep_local=True)' in line
-  assert '--client_memory=host: ' in line and 'host has 0.0 GiB' in line
+  assert '--client_memory=host: ' in line and 'host has 1.0 MiB' in line
   assert 'Take client_memory=disk, fewer clients' in line
 
 
 def test_a_disk_without_room(refuse, monkeypatch):
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: mock.Mock(free=2**20))
   line = refuse(*KEEPS, '--client_memory=disk')
-  assert '--client_memory=disk: ' in line and 'has 0.0 GiB of disk' in line
+  assert '--client_memory=disk: ' in line and 'has 1.0 MiB of disk' in line
   assert 'Take fewer clients' in line
 
 

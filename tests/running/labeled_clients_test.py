@@ -85,6 +85,8 @@ def test_other_settings_have_no_partly_labeled_clients():
 @pytest.mark.parametrize('args, message', [
     ({'num_labeled_clients': 2, 'num_partly_labeled_clients': 3},
      'labeled_fraction'),
+    ({'num_labeled_clients': 2, 'num_partly_labeled_clients': 3,
+      'labeled_fraction': 0.0}, 'labeled_fraction=0'),
     ({'num_labeled_clients': 2, 'num_partly_labeled_clients': 9,
       'labeled_fraction': 0.5}, 'at most 8'),
     ({'num_labeled_clients': 2, 'num_partly_labeled_clients': 3,

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -121,10 +122,22 @@ def test_damage_is_said(tmp_path, fault):
     opened(tmp_path, saved).take(np.array([5]))
 
 
+@pytest.mark.parametrize('damage', [
+    lambda folder: os.truncate(folder / '0.first', 100),
+    lambda folder: (folder / '0.first').unlink()])
+def test_lost_first_values_name_the_run(tmp_path, damage):
+  rows = opened(tmp_path)
+  saved = rows.snapshot()
+  damage(tmp_path)
+  with pytest.raises(client_rows.RowsError,
+                     match=f'remove {re.escape(str(tmp_path.parent))}, the'):
+    opened(tmp_path, saved)
+
+
 def test_a_full_disk_is_said(tmp_path, monkeypatch):
   def full(*args: Any) -> int:
     raise OSError(28, os.strerror(28))
   rows = opened(tmp_path)
   monkeypatch.setattr(os, 'pwrite', full)
-  with pytest.raises(client_rows.RowsError, match='No space left.*continues'):
+  with pytest.raises(client_rows.RowsError, match='No space left.*goes on'):
     rows.put(np.array([5]), some(np.random.default_rng(3), 1))

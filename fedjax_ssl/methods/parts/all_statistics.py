@@ -35,6 +35,16 @@ from fedjax_ssl.methods.parts import assemble, network
 _BATCH = 250  # Rows of a batch, as in the authors' code.
 
 
+def if_static(task: Task, num_clients: int = 0) -> rounds.Pass | None:
+  """Makes the pass of `everywhere` for norm='static', None for others.
+
+  A pass that is made counts as one of the method's, run or not.
+  """
+  if task.model.norm != 'static':
+    return None
+  return everywhere(task, num_clients)
+
+
 def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
   r"""Makes the pass that recomputes statistics over all clients.
 

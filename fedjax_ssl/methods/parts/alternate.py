@@ -157,9 +157,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
     return Server(model, opt_state), remember(
         federation, tree.repeat(opt_state, size))
 
-  is_static = task.model.norm == 'static'
-  renew = (all_statistics.everywhere(task, s.stats_clients) if is_static
-           else None)
+  renew = all_statistics.if_static(task, s.stats_clients)
   return assemble.assemble(
       task, init=init, client_update=client_update,
       broadcast=lambda server, client_id, group: assemble.Server(server.model),
