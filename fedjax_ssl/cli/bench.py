@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+import functools
 import json
 import pathlib
 import shlex
@@ -29,7 +30,6 @@ import sys
 
 import numpy as np
 
-from fedjax_ssl import methods
 from fedjax_ssl.bench import page, picture, plan, records, standing
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
@@ -105,6 +105,7 @@ class _Bench:
     self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
     self._stored = {} if args.stored is None else records.read(
         pathlib.Path(args.stored), self._bed, args.configurations, changed)
+    from fedjax_ssl import methods  # Imports JAX, which --help can do without.
     self._entries = plan.chosen(args.rows, self._bed)
     for entry in self._entries:
       knobs.check('ROW', entry.method, methods.METHODS)
@@ -122,7 +123,7 @@ class _Bench:
   def check_data(self) -> None:
     """Raises ValueError if the data are not there, before five runs do so."""
     if self._to_run():
-      self._labels()
+      _ = self._labels
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
@@ -235,7 +236,7 @@ class _Bench:
     """Writes the table of all rows that are finished."""
     from fedjax_ssl.report import summary
     from fedjax_ssl.training import disk
-    labels = self._labels()
+    labels = self._labels
     known = {e.name: e for e in (
         *plan.chosen((), self._bed), *self._entries,
         *(next(iter(record.measured.values())).entry
@@ -269,6 +270,7 @@ class _Bench:
         summary.plot_curves(curves, self._out / f'{self._bed.name}_{skew}.svg',
                             panels=('accuracy',))
 
+  @functools.cached_property
   def _labels(self) -> np.ndarray:
     """Returns int[D], classes of all training rows of the bed's data set."""
     from fedjax_ssl import data

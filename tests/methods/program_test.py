@@ -44,6 +44,8 @@ _REGULAR = {'fedavg': _DEVICES, 'flexmatch': (2,), 'fedmatch': (1, 2),
 _ALIKE = ('adamatch', 'fedprox', 'fixmatch', 'freematch', 'local', 'mixmatch',
           'moon', 'pseudo_label', 'sage', 'softmatch', 'twinsight', 'uda',
           'feddb', 'fedcon', 'fedggp', 'fl2', 'fed_consist', 'pdcfed')
+# Its bits differ where those of XLA's own products do; see `same_bits`.
+_SEES_THREADS = ("fedmatch(profile='v3code')", 'server')
 # Processes, so that several processors have work; the thorough tests have as
 # many of their own.
 _SHARES = 2
@@ -211,24 +213,24 @@ def test_every_method_is_one_of_the_defaults():
     assert sorted(taken) == sorted(CASES)
 
 
-def _agree(found: list[dict[str, Any]], same_bits: Any) -> None:
+def _agree(found: list[dict[str, Any]]) -> None:
   """Holds what several numbers of devices came to against the first."""
   first, *others = found
   assert first.get('error') is None
   assert first['rounds'] == [*range(1, _ROUNDS + 1)]
   assert all(0 <= value <= 1 for value in first['accuracy'])
   for other in others:
-    same_bits(other, first)
+    assert other == first
 
 
 @_of(REGULAR)
 def test_any_number_of_devices_trains_and_evaluates_the_same(
-    results, same_bits, text, place, share):
+    results, text, place, share):
   found = results(share)[f'{text}-{place}']
-  _agree(found[:1], same_bits)  # An error is all that there is.
+  _agree(found[:1])  # An error is all that there is.
   *found, _ = found
   assert len(found) == len(_regular(text))
-  _agree(found, same_bits)
+  _agree(found)
 
 
 @pytest.mark.thorough
@@ -236,17 +238,21 @@ def test_any_number_of_devices_trains_and_evaluates_the_same(
 def test_so_do_profiles_and_labels_at_the_server(
     results, same_bits, text, place, share):
   found = results(share)[f'{text}-{place}']
-  _agree(found[:len(_DEVICES)], same_bits)
+  if (text, place) == _SEES_THREADS:
+    _agree(found[:1])
+    for other in found[1:len(_DEVICES)]:
+      same_bits(other, found[0])
+  _agree(found[:len(_DEVICES)])
   assert len(found) == len(_DEVICES) + ((text, place) in DEFAULTS)
 
 
 @pytest.mark.thorough
 @_of([w for w in REGULAR if w.devices != _DEVICES])
 def test_other_numbers_train_and_evaluate_as_two(
-    results, same_bits, text, place, share):
+    results, text, place, share):
   known, *_ = results(share)[f'{text}-{place}']
   others = results(2 * _SHARES + share)[f'{text}-{place}']
-  _agree([known, *others], same_bits)
+  _agree([known, *others])
   assert len(others) == len(_DEVICES) - len(_regular(text))
 
 

@@ -110,11 +110,11 @@ def results(run_python) -> Callable[[bool], dict[str, list[dict[str, str]]]]:
 
 @pytest.mark.parametrize('name', [
     *REGULAR, *wider(*(name for name in RUNS if name not in REGULAR))])
-def test_the_number_of_devices_changes_no_bit(results, same_bits, name):
+def test_the_number_of_devices_changes_no_bit(results, name):
   first, *others = results(name in REGULAR)[name]
   assert first and len(others) + 1 == len(RUNS[name][-1])
   for other in others:
-    same_bits(other, first)
+    assert other == first
 
 
 @pytest.mark.thorough
@@ -167,4 +167,6 @@ def test_layers_of_real_size_do_not_see_the_threads(
   one, many = (run_python(_WIDE, *layers, devices=n, env={'XLA_FLAGS': ''}
                           ).splitlines() for n in (1, 8))
   assert len(one) == 3 * len(layers)
-  same_bits(one, many)
+  if layers == ('dense',):  # The others make no such product.
+    same_bits(one, many)
+  assert one == many
