@@ -7,4 +7,4 @@ nothing else, then runs with other seeds.
 """
 from fedjax_ssl.bench import page, plan, standing
 
-__all__ = ['page', 'plan', 'standing']
+__all__ = ['page', 'picture', 'plan', 'records', 'standing']

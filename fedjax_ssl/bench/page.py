@@ -14,34 +14,44 @@ _CURVES = 7  # Rows that are drawn beside the bounds.
 
 
 def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
-             tried: Mapping[str, Mapping[int, float]], command: str,
-             count: int = plan.CONFIGURATIONS, changed: Sequence[str] = ()
-             ) -> str:
+             found: Mapping[str, records.Record], command: str,
+             count: int = plan.CONFIGURATIONS, changed: Sequence[str] = (),
+             missing: Mapping[str, int] | None = None) -> str:
   """Returns the page of a bed.
 
   Args:
     bed: the bed.
     lines: of each skew, as `standing.compare` gives them.
-    tried: by row and number of configuration, its validation accuracy.
+    found: the same rows by name, with what was tried of them.
     command: the one that makes and continues the bench.
     count: configurations that each row had at most.
     changed: flags that were given to all runs besides the bed's; such a page
       does not count as the bench.
+    missing: rows that were asked for and not tuned to the end, each with the
+      number of configurations that have a result.
   """
   text = [f'# {records.VERSION}: {bed.name}', '', bed.about, '']
   if changed or count != plan.CONFIGURATIONS:
-    found = [f'all runs have `{" ".join(changed)}` besides'] * bool(changed)
+    why = [f'all runs have `{" ".join(changed)}` besides'] * bool(changed)
     if count != plan.CONFIGURATIONS:
-      found.append(f'rows had {count} of {plan.CONFIGURATIONS} configurations')
-    text += [f'**Not the bench itself**: {", and ".join(found)}.', '']
+      why.append(f'rows had {count} of {plan.CONFIGURATIONS} configurations')
+    text += [f'**Not the bench itself**: {", and ".join(why)}.', '']
   for skew, rows in lines.items():
     there = {row.measured.entry.name for row in rows}
-    lost = [f'`{name}`' for name in tried if name not in there]
+    lost = [f'`{name}`' for name in found if name not in there]
     if rows:
       text += [f'## {skew}', '', *table(rows), '', *_notes(rows)]
     if lost:
       text += [*([] if rows else [f'## {skew}', '']), 'Without a result, as a '
                f'run failed or has not ended: {", ".join(lost)}.', '']
+  if missing:
+    text += ['Not in the table, as not all their configurations have a result: '
+             + ', '.join(f'`{name}` ({number} have)'
+                         for name, number in missing.items()) + '.', '']
+  for file in sorted({record.stored for record in found.values()} - {''}):
+    rows_of = [f'`{n}`' for n, record in found.items() if record.stored == file]
+    text += [f'Taken from {file}, where other machines may have run them: '
+             f'{", ".join(rows_of)}.', '']
   text += [
       'Accuracy is on the test set, the mean over the last tenth of the '
       f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. '
@@ -58,7 +68,7 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       f'Command: `{command}`', '', '## What was tried', '',
       f'Up to {count} configuration{"s" * (count > 1)} a row, the default '
       f'first, on the validation rows of seed {plan.SEARCH_SEED} and on '
-      f'{next(iter(bed.skews))}.', '', *_search(bed, lines, tried)]
+      f'{next(iter(bed.skews))}.', '', *_search(lines, found)]
   return '\n'.join(text).rstrip() + '\n'
 
 
@@ -95,17 +105,18 @@ def _notes(rows: Sequence[standing.Line]) -> list[str]:
   return [*found, ''] if found else []
 
 
-def _search(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
-            tried: Mapping[str, Mapping[int, float]]) -> list[str]:
+def _search(lines: Mapping[str, Sequence[standing.Line]],
+            found: Mapping[str, records.Record]) -> list[str]:
   chosen = {line.measured.entry.name: line.measured
             for rows in lines.values() for line in rows}
   text = ['| row | chosen | validation, % | default | tuned |',
           '|---|---|---:|---:|---|']
-  for name, values in tried.items():
+  for name, record in found.items():
     if name not in chosen:
       continue
     entry, best = chosen[name].entry, chosen[name].configuration
-    spaces = {'learning_rate': bed.rates, **entry.knobs}
+    values, space = record.tried, record.space
+    spaces = {'learning_rate': space['learning_rate'], **space['knobs']}
     text.append(
         f'| `{name}` | `{plan.method_of(entry, best)}`, rate '
         f'{best.learning_rate:g} | {_percent(values.get(best.number))} | '

@@ -130,6 +130,30 @@ def own_entry(text: str) -> Entry:
   return Entry(name, text, {}, {}, tuple(beds()), '')
 
 
+def space(entry: Entry, bed: Bed) -> dict[str, Any]:
+  """Returns what a row is and what it is chosen from, as JSON has it.
+
+  Rows with equal ones are the same row. Of a file of one's own it has the
+  SHA-256 of the code.
+  """
+  found = {'method': entry.method, 'flags': dict(entry.flags),
+           'learning_rate': list(bed.rates),
+           'knobs': {name: list(values)
+                     for name, values in entry.knobs.items()}}
+  placed = imports.split(entry.method)
+  if placed and imports.is_file(placed.place):
+    code = pathlib.Path(placed.place).read_bytes()
+    found['code'] = hashlib.sha256(code).hexdigest()
+  return found
+
+
+def from_space(name: str, given: Mapping[str, Any]) -> Entry:
+  """Returns the row of a name that `space` describes."""
+  return Entry(name, given['method'], {
+      knob: tuple(values) for knob, values in given['knobs'].items()},
+               dict(given['flags']), tuple(beds()), '')
+
+
 def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
   """Returns the rows that are asked for, with both bounds before them.
 
@@ -139,7 +163,8 @@ def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
     bed: where they run.
 
   Raises:
-    ValueError: for a row that is unknown, or that the bed does not admit.
+    ValueError: for a row that is unknown, that has the name of another one,
+      or that the bed does not admit.
   """
   known = entries()
   found = {name: known[name] for name in (FEW, ALL)}
@@ -149,6 +174,10 @@ def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
       if '(' not in name and imports.split(name) is None:
         checks.check('row', name, known)
       entry = own_entry(name)
+      if (other := {**known, **found}.get(entry.name, entry)) != entry:
+        raise ValueError(f'ROW={name} would have the name of the row '
+                         f'{entry.name}, {other.method}; give it a knob, or '
+                         'its function another name.')
     if bed.name not in entry.beds:
       raise ValueError(f'{name} is not for the bed {bed.name}, but for '
                        f'{", ".join(entry.beds)}.')

@@ -1,7 +1,7 @@
 """Finished rows of a bench as JSON, which later benches add to their tables."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import pathlib
 import re
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.bench import plan, standing
+from fedjax_ssl.core import checks
 
 VERSION = 'bench_v2'
 
@@ -18,15 +19,25 @@ class Record(NamedTuple):
   """A finished row.
 
   Attributes:
+    space: what it was chosen from, as `plan.space` gives it.
     tried: by number of configuration, its validation accuracy; -inf where it
       diverged.
     measured: of each skew, its final seeds.
     environments: of each skew, commit, packages and machine.
+    stored: name of the table that it was taken from; '' if it was run for this
+      one.
   """
 
+  space: Mapping[str, Any]
   tried: Mapping[int, float]
   measured: Mapping[str, standing.Measured]
   environments: Mapping[str, Mapping[str, Any]]
+  stored: str = ''
+
+  @property
+  def entry(self) -> plan.Entry:
+    """The row as it was run."""
+    return next(iter(self.measured.values())).entry
 
 
 def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
@@ -51,21 +62,27 @@ def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       number = environments.setdefault(text, len(environments))
       rows[skew].append({**_plain(line), 'environment': number})
   text = json.dumps({
-      'version': VERSION, 'bed': bed.name, 'configurations': count,
-      'changed': list(changed),
+      **_heading(bed, count, changed),
       'environments': [json.loads(text) for text in environments],
-      'tried': {name: {str(n): _number(value)
-                       for n, value in record.tried.items()}
+      'tuned': {name: {
+          'space': record.space,
+          'tried': {str(n): _number(value)
+                    for n, value in record.tried.items()},
+          **({'stored': record.stored} if record.stored else {})}
                 for name, record in found.items()},
       'rows': rows}, indent=1)
-  # A list of numbers takes a line, not a line for each of them.
-  return re.sub(r'\[\s+([-+\w.,\s]+?)\s+\]', lambda found: '[' + ' '.join(
+  # A list of numbers takes a line, not a line for each of them. A text of JSON
+  # holds no line break, so this changes none.
+  return re.sub(r'\[\n\s+([-+\w.,\s]+?)\n\s*\]', lambda found: '[' + ' '.join(
       found[1].split()) + ']', text) + '\n'
 
 
 def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,
          changed: Sequence[str] = ()) -> dict[str, Record]:
   """Reads the rows of a table that `written` has made.
+
+  Whether a row's method and space are those that the reader wants is not
+  looked at here: compare `Record.space` with `plan.space`.
 
   Args:
     file: the table.
@@ -77,52 +94,76 @@ def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,
     The rows that have final seeds on every skew, by name.
 
   Raises:
-    ValueError: if the file is none, or if its rows were run or tuned otherwise.
+    FieldError: if the file is none, is damaged, or is of another bench.
   """
+  def refuse(reason: str) -> checks.FieldError:
+    return checks.FieldError('stored', file, reason)
   try:
     stored = json.loads(file.read_text('utf-8'))
-    same = {name: stored[name] for name in
-            ('version', 'bed', 'configurations', 'changed')}
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'{file} is no table of `fedjax-ssl bench` of this '
-                     f'version ({type(error).__name__}: {error}).') from error
-  wanted = {'version': VERSION, 'bed': bed.name, 'configurations': count,
-            'changed': list(changed)}
-  for name, value in wanted.items():
-    if same[name] != value:
-      raise ValueError(f'{file} has {name} {same[name]!r}, and this bench '
-                       f'{value!r}: their rows cannot be compared.')
+    given = {name: stored[name] for name in _heading(bed, count, changed)}
+  except OSError as error:
+    raise refuse(f'cannot be read: {error.strerror}.') from error
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise refuse('is no table of `fedjax-ssl bench` of this version '
+                 f'({type(error).__name__}: {error}).') from error
+  for name, value in _heading(bed, count, changed).items():
+    if given[name] != value:
+      raise refuse(f'was made with {_HEADING[name]} '
+                   f'{_text(given[name])}, this bench with {_text(value)}: '
+                   'their rows cannot be compared.')
   try:
     return _records(stored, bed, count)
-  except (KeyError, TypeError, IndexError) as error:
-    raise ValueError(f'{file} is damaged ({type(error).__name__}: {error}).'
-                     ) from error
+  except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+    raise refuse(f'is damaged ({type(error).__name__}: {error}).') from error
+
+
+# Words for what two tables must have in common.
+_HEADING = {'version': 'the version', 'bed': 'BED', 'seeds': 'the seeds',
+            'configurations': '--configurations',
+            'changed': 'the flags behind --'}
+
+
+def _heading(bed: plan.Bed, count: int, changed: Sequence[str]
+             ) -> dict[str, Any]:
+  return {'version': VERSION, 'bed': bed.name, 'seeds': list(plan.SEEDS),
+          'configurations': count, 'changed': list(changed)}
+
+
+def _text(value: Any) -> str:
+  return ' '.join(map(str, value)) or 'none' if isinstance(value, list) else (
+      str(value))
 
 
 def _records(stored: Mapping[str, Any], bed: plan.Bed, count: int
              ) -> dict[str, Record]:
-  known = plan.entries()
   found = {}
-  for name, tried in stored['tried'].items():
-    rows = {skew: row for skew in bed.skews
-            for row in stored['rows'][skew] if row['row'] == name}
+  for name, tuned in stored['tuned'].items():
+    rows: dict[str, Mapping[str, Any]] = {}
+    for skew in bed.skews:
+      mine = [row for row in stored['rows'][skew] if row['row'] == name]
+      if len(mine) > 1:
+        raise ValueError(f'the row {name} is there {len(mine)} times')
+      if mine:
+        rows[skew] = mine[0]
     if len(rows) < len(bed.skews):
       continue
-    first = next(iter(rows.values()))
-    entry = known.get(name) or plan.own_entry(first['entry'])
-    space = plan.configurations(entry, bed, count)
-    chosen = next((c for c in space if c.number == first['configuration']),
-                  None)
-    if chosen is None or len(space) != len(tried) or (
-        plan.method_of(entry, chosen), chosen.learning_rate) != (
-            first['method'], first['learning_rate']):
-      raise ValueError(f'The row {name} was tuned over another space than '
-                       'entries.toml has now; leave it out of the file.')
+    entry = plan.from_space(name, tuned['space'])
+    configurations = plan.configurations(entry, bed, count)
+    tried = {int(n): -np.inf if v is None else _share(v)
+             for n, v in tuned['tried'].items()}
+    if [*tried] != [c.number for c in configurations]:
+      raise ValueError(f'the row {name} does not have its '
+                       f'{len(configurations)} configurations')
     found[name] = Record(
-        {int(n): -np.inf if v is None else v for n, v in tried.items()},
-        {skew: _measured(row, entry, chosen) for skew, row in rows.items()},
-        {skew: stored['environments'][row['environment']]
-         for skew, row in rows.items()})
+        tuned['space'], tried,
+        {skew: _measured(row, entry, configurations)
+         for skew, row in rows.items()},
+        {skew: dict(stored['environments'][row['environment']])
+         for skew, row in rows.items()}, str(tuned.get('stored', '')))
+  counts = {len(measured.accuracy) for record in found.values()
+            for measured in record.measured.values()}
+  if len(counts) > 1 or 0 in counts:
+    raise ValueError(f'its rows have {sorted(counts)} seeds')
   return found
 
 
@@ -130,7 +171,7 @@ def _plain(line: standing.Line) -> dict[str, Any]:
   m = line.measured
   return {
       'row': m.entry.name, 'rank': line.rank, 'between': line.between,
-      'entry': m.entry.method, 'configuration': m.configuration.number,
+      'configuration': m.configuration.number,
       'method': plan.method_of(m.entry, m.configuration),
       'learning_rate': m.configuration.learning_rate,
       'accuracy': _finite(m.accuracy), 'worst': _finite(m.worst),
@@ -141,16 +182,55 @@ def _plain(line: standing.Line) -> dict[str, Any]:
 
 
 def _measured(row: Mapping[str, Any], entry: plan.Entry,
-              configuration: plan.Configuration) -> standing.Measured:
-  return standing.Measured(
-      entry, configuration, _array(row['accuracy']),
-      tuple(row['rounds']), _array(row['curves']), _array(row['worst']),
-      row['bytes_up'], row['bytes_down'], row['passes'], row['seconds'],
-      tuple(row['notes']))
+              configurations: Sequence[plan.Configuration]
+              ) -> standing.Measured:
+  """Reads a row on a skew; ValueError if a value is none that it can have."""
+  number = row['configuration']
+  chosen = configurations[_whole(number)]
+  if (plan.method_of(entry, chosen), chosen.learning_rate) != (
+      row['method'], row['learning_rate']):
+    raise ValueError(f'configuration {number} of the row {entry.name} is not '
+                     f'{row["method"]} with the rate {row["learning_rate"]}')
+  accuracy, worst = (_array(row[k], _share) for k in ('accuracy', 'worst'))
+  rounds = tuple(_whole(r) for r in row['rounds'])
+  curves = np.array([_array(curve, _share) for curve in row['curves']])
+  if worst.shape != accuracy.shape or curves.shape != (
+      len(accuracy), len(rounds)):
+    raise ValueError(f'the row {entry.name} has another number of values than '
+                     'of seeds or rounds')
+  notes = row['notes']
+  if not isinstance(notes, list) or not all(isinstance(n, str) for n in notes):
+    raise ValueError(f'the notes of the row {entry.name} are no texts')
+  up, down, passes, seconds = (
+      None if row[k] is None else _positive(row[k])
+      for k in ('bytes_up', 'bytes_down', 'passes', 'seconds'))
+  return standing.Measured(entry, chosen, accuracy, rounds, curves, worst, up,
+                           down, passes, seconds, tuple(notes))
 
 
-def _array(values: Sequence[Any]) -> np.ndarray:
-  return np.array(values, float)  # None becomes NaN.
+def _array(values: Any, one: Callable[[Any], float]) -> np.ndarray:
+  if not isinstance(values, list):
+    raise ValueError(f'{values!r} is no list')
+  return np.array([np.nan if v is None else one(v) for v in values], float)
+
+
+def _positive(value: Any) -> float:
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
+      0 <= value < np.inf):
+    raise ValueError(f'{value!r} is no number of 0 or more')
+  return value
+
+
+def _share(value: Any) -> float:
+  if _positive(value) > 1:
+    raise ValueError(f'{value!r} is no share of 1')
+  return value
+
+
+def _whole(value: Any) -> int:
+  if _positive(value) != int(value):
+    raise ValueError(f'{value!r} is no whole number')
+  return int(value)
 
 
 def _finite(values: np.ndarray) -> list[float | None]:

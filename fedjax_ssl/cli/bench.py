@@ -12,10 +12,12 @@ then the one with the best validation accuracy on the other seeds. OUT/BED.md
 and OUT/BED.json hold the table and are written anew after each row. The same
 command again continues after an interruption of any kind and skips what is
 finished; later commands with other rows add to the same table. A method with
-knobs becomes a row of its own, and only its learning rate is tuned. Rows of a
-BED.json that an earlier bench has written enter the table by --stored, and are
-not run again. Flags after `--` change every run; the page then says that it is
-not the bench, and later commands for this folder must have the same. Exit
+knobs becomes a row of its own, and only its learning rate is tuned.
+
+Rows of a BED.json that an earlier bench has written enter the table by --stored
+and stay in it. They are not run again, unless method, code, or what is tuned is
+not what it was. Flags after `--` change every run; the page then says that it
+is not the bench, and later commands for this folder must have the same. Exit
 code 1: some run failed, and its row is left out; 2: refused; 130: interrupted.
 """
 from __future__ import annotations
@@ -34,7 +36,7 @@ from fedjax_ssl.bench import page, picture, plan, records, standing
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
-from fedjax_ssl.core import knobs
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.report import printing
 
 _CHANGED = 'changed.json'  # Holds the flags after `--`, one file a folder.
@@ -68,13 +70,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       'default: all rows')
   parser.add_argument('--out', required=True, help='folder of all runs')
   parser.add_argument('--slots', type=int, default=1,
-                      help='runs at a time, each on its share of the '
-                      'cores (default: 1)')
+                      help='runs at a time (default: 1); if there are cores '
+                      'for all, each has its share, and as many devices')
   parser.add_argument('--configurations', type=int, metavar='N',
                       default=plan.CONFIGURATIONS, help='tried of each row '
                       f'(default: {plan.CONFIGURATIONS})')
-  parser.add_argument('--stored', metavar='FILE', help='the BED.json of an '
-                      'earlier bench; its rows are not run again')
+  parser.add_argument('--stored', metavar='FILE', action='append', default=[],
+                      help='the BED.json of an earlier bench; its rows are not '
+                      'run again; of several files the first with a row counts')
   parser.add_argument('--data_dir', help='as of `fedjax-ssl train`')
   parser.add_argument('--python', default=sys.executable,
                       help='interpreter of the runs (default: this one)')
@@ -82,7 +85,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help='print the commands of all tries and stop')
   parser.add_argument('--status', action='store_true',
                       help='print where each row stands and stop')
-  return parser.parse_args(argv)
+  return parser.parse_intermixed_args(argv)
 
 
 class _Bench:
@@ -103,22 +106,70 @@ class _Bench:
         raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
     self._args, self._changed = args, changed
     self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
-    self._stored = {} if args.stored is None else records.read(
-        pathlib.Path(args.stored), self._bed, args.configurations, changed)
+    self._check_changed()
     from fedjax_ssl import methods  # Imports JAX, which --help can do without.
     self._entries = plan.chosen(args.rows, self._bed)
     for entry in self._entries:
-      knobs.check('ROW', entry.method, methods.METHODS)
-    kept = self._out / _CHANGED
-    if (kept.exists() and any(self._out.glob('*/config.json'))
-        and tuple(json.loads(kept.read_text())) != changed):
-      raise ValueError(f'--out={args.out} holds runs with '
-                       f'{" ".join(json.loads(kept.read_text())) or "no flags"}'
-                       ' behind --; give the same, or another folder.')
+      try:
+        knobs.check('ROW', entry.method, methods.METHODS)
+      except checks.FieldError as error:  # ROW is no flag.
+        raise ValueError(error.text()) from error
+    self._stored, self._known = self._tables()
     cells_lib.check_flags(args.python, [
         self._cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
         for configuration in self._tries(entry)], {})
+
+  def _check_changed(self) -> None:
+    """Raises ValueError if the folder's runs have other flags behind --."""
+    kept = self._out / _CHANGED
+    if not kept.exists():
+      return
+    try:
+      flags = tuple(json.loads(kept.read_text()))
+    except ValueError as error:
+      raise ValueError(f'{kept} is damaged; give another folder.') from error
+    # A run that has begun and is not there yet has a lock.
+    if flags != self._changed and (
+        any(self._out.glob('*/config.json'))
+        or cells_lib.any_is_held(self._out)):
+      raise ValueError(f'--out={self._args.out} holds runs with '
+                       f'{" ".join(flags) or "no flags"} behind --; give the '
+                       'same, or another folder.')
+
+  def _tables(self) -> tuple[dict[str, records.Record], dict[str, plan.Entry]]:
+    """Reads the rows of stored tables, and of the one in the folder.
+
+    Returns:
+      The rows that need no run here; and by name all rows that the table can
+      have.
+    """
+    known = {e.name: e for e in (*plan.chosen((), self._bed), *self._entries)}
+    files = [pathlib.Path(file) for file in self._args.stored]
+    own = self._out / f'{self._bed.name}.json'
+    found: dict[str, records.Record] = {}
+    for file in (*files, *[own] * own.exists()):
+      try:
+        table = records.read(file, self._bed, self._args.configurations,
+                             self._changed)
+      except checks.FieldError:
+        if file in files:
+          raise
+        continue  # What was written here before is written anew.
+      for name, record in table.items():
+        entry = known.setdefault(name, record.entry)
+        if file is own and not record.stored and entry is not record.entry:
+          continue  # Its runs are here, and are read again.
+        if name not in found and (
+            entry is record.entry
+            or plan.space(entry, self._bed) == record.space):
+          found[name] = record._replace(
+              stored=record.stored or ('' if file is own else file.name))
+        elif name not in found:
+          printing.say(f'The row {name} of {file} does not count: it is '
+                       f'{record.entry.method}, with other code or tuned '
+                       'otherwise than here.', stream=sys.stderr)
+    return found, known
 
   def check_data(self) -> None:
     """Raises ValueError if the data are not there, before five runs do so."""
@@ -127,11 +178,15 @@ class _Bench:
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
+    from fedjax_ssl.training import disk
     (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
-    (self._out / _CHANGED).write_text(json.dumps(self._changed) + '\n')
+    disk.replace(self._out / _CHANGED,
+                 (json.dumps(self._changed) + '\n').encode())
 
   def commands(self) -> str:
     """Returns the commands of all tries; later runs depend on their results."""
+    if not self._to_run():
+      return 'Nothing is to be run: all rows are stored.'
     return '\n'.join(
         shlex.join(cells_lib.command(self._args.python, self._out, self._cell(
             plan.search_run(entry, self._bed, configuration))))
@@ -142,7 +197,8 @@ class _Bench:
     lines = []
     for entry in self._entries:
       if entry.name in self._stored:
-        lines.append(f'{entry.name:24} in {self._args.stored}')
+        stored = self._stored[entry.name].stored
+        lines.append(f'{entry.name:24} in {stored}')
         continue
       tried = self._tried(entry)
       wanted = len(self._tries(entry))
@@ -212,8 +268,7 @@ class _Bench:
                       standing.validation(self._out / run.name)))
     return found
 
-  def _found(self, entry: plan.Entry, labels: np.ndarray
-             ) -> records.Record | None:
+  def _found(self, entry: plan.Entry) -> records.Record | None:
     """Returns a row whose configurations were all tried, or None."""
     from fedjax_ssl.training import workdir
     if entry.name in self._stored:
@@ -227,35 +282,25 @@ class _Bench:
       run = plan.final_run(entry, self._bed, skew, best)
       if self._done(run):
         folder = self._out / run.name
-        measured[skew] = standing.measure(folder, entry, best, labels)
+        measured[skew] = standing.measure(folder, entry, best, self._labels)
         environments[skew] = workdir.read_config(folder)['environment']
-    return records.Record({c.number: value for c, value in tried}, measured,
-                          environments)
+    return records.Record(
+        plan.space(entry, self._bed), {c.number: v for c, v in tried}, measured,
+        environments)
 
   def _write(self) -> None:
     """Writes the table of all rows that are finished."""
     from fedjax_ssl.report import summary
     from fedjax_ssl.training import disk
-    labels = self._labels
-    known = {e.name: e for e in (
-        *plan.chosen((), self._bed), *self._entries,
-        *(next(iter(record.measured.values())).entry
-          for record in self._stored.values()))}
-    found = {name: record for name, entry in known.items()
-             if (record := self._found(entry, labels)) is not None}
+    found = {name: record for name, entry in self._known.items()
+             if (record := self._found(entry)) is not None}
     lines = {skew: standing.compare(
         [record.measured[skew] for record in found.values()
          if skew in record.measured]) for skew in self._bed.skews}
-    command = shlex.join([
-        'fedjax-ssl', 'bench', self._bed.name, *self._args.rows,
-        f'--out={self._args.out}',
-        *((f'--configurations={self._args.configurations}',)
-          if self._args.configurations != plan.CONFIGURATIONS else ()),
-        *((f'--stored={self._args.stored}',) if self._args.stored else ()),
-        *(('--', *self._changed) if self._changed else ())])
     text = page.markdown(
-        self._bed, lines, {name: r.tried for name, r in found.items()}, command,
-        self._args.configurations, self._changed)
+        self._bed, lines, found, self._command(), self._args.configurations,
+        self._changed, {e.name: len(self._tried(e)) for e in self._entries
+                        if e.name not in found})
     stored = records.written(self._bed, lines, found,
                              self._args.configurations, self._changed)
     drawn = picture.svg(lines)
@@ -269,6 +314,20 @@ class _Bench:
       if curves:
         summary.plot_curves(curves, self._out / f'{self._bed.name}_{skew}.svg',
                             panels=('accuracy',))
+
+  def _command(self) -> str:
+    """Returns the command that goes on with this table."""
+    args = self._args
+    given = [f'--out={args.out}']
+    if args.configurations != plan.CONFIGURATIONS:
+      given.append(f'--configurations={args.configurations}')
+    given += [f'--stored={file}' for file in args.stored]
+    if args.data_dir:
+      given.append('--data_dir=DATA')
+    if self._changed:
+      given += ['--', *self._changed]
+    return shlex.join(
+        ['fedjax-ssl', 'bench', self._bed.name, *args.rows, *given])
 
   @functools.cached_property
   def _labels(self) -> np.ndarray:

@@ -335,7 +335,8 @@ def _show(chosen: Plan, args: argparse.Namespace) -> bool:
     target = pathlib.Path(args.write_flagfiles)
     with _writing(target):
       names = flagfiles.write(chosen.chosen, target)
-    printing.say(f'wrote {len(names)} flagfiles into {target}')
+    printing.say(f'wrote {len(names)} flagfile{"s" * (len(names) != 1)} into '
+                 f'{target}')
   else:
     return False
   return True

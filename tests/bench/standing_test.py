@@ -80,7 +80,7 @@ class CompareTest(absltest.TestCase):
     self.assertIsNone(broken.gap)
     text = records.written(BED, {'mild': lines}, {
         line.measured.entry.name: records.Record(
-            {0: -np.inf}, {'mild': line.measured}, {'mild': {}})
+            {}, {0: -np.inf}, {'mild': line.measured}, {'mild': {}})
         for line in lines})
     self.assertIsNone(json.loads(text, parse_constant=self.fail)['rows'][
         'mild'][-1]['gap'])

@@ -25,7 +25,7 @@ seeds = [int(s) for s in flags['seeds'].split(',')]
 method, folder = flags['method'], flags['workdir']
 with open(os.path.join(os.path.dirname(folder), 'started'), 'a') as file:
   print(os.path.basename(folder), file=file)
-if method.startswith('uda') and 'final' in folder:
+if method.startswith('uda') and 'final' in folder or method.startswith('moon'):
   print('error: it fell over')
   sys.exit(1)
 good = .7 - abs(float(flags['learning_rate']) - .05)
@@ -85,7 +85,7 @@ def finished() -> dict:
       np.ones((3, 1)), np.ones(3), None, None, None, None, ())])
            for skew in BED.skews}
   return json.loads(records.written(BED, lines, {'fixmatch': records.Record(
-      dict.fromkeys(range(COUNT), .5),
+      plan.space(entry, BED), dict.fromkeys(range(COUNT), .5),
       {skew: line.measured for skew, (line,) in lines.items()},
       dict.fromkeys(lines, {}))}, COUNT, ['--dataset=digits']))
 
@@ -160,38 +160,126 @@ def test_stored_rows_are_not_run_again(bench, out, tmp_path):
   shutil.rmtree(out)
   stored = f'--stored={file}'
   _, said, _ = bench('clients', 'fixmatch', stored, '--status', *CHANGED)
-  assert [line.split()[1] for line in said.splitlines()] == ['in'] * 3
-  assert bench('clients', 'fedprox', stored, *CHANGED)[0] == 0
+  assert [line.split()[1:] for line in said.splitlines()] == [
+      ['in', 'clients.json']] * 3
+  assert 'Nothing is to be run' in bench(
+      'clients', 'fixmatch', stored, '--dry_run', *CHANGED)[1]
+  assert bench('clients', stored, 'fedprox', *CHANGED)[0] == 0
   assert {name.split('__')[1] for name in started(out)} == {'fedprox'}
-  assert json.loads((out / 'clients.json').read_text()) == whole
-  again = (out / 'clients.md').read_text().split('Command:')
-  assert again[0] == table[0]
-  assert again[1].splitlines()[1:] == table[1].splitlines()[1:]
+  assert without_origin(out) == whole
+  again = (out / 'clients.md').read_text()
+  assert again.startswith(table[0].split('Accuracy is')[0])
+  assert 'Taken from clients.json' in again and '`fixmatch`.' in again
+  assert again.splitlines()[-5:] == table[1].splitlines()[-5:]
+  # Its rows stay in the folder's table.
+  ran = started(out)
+  os.remove(file)
+  assert bench('clients', 'fedprox', *CHANGED)[0] == 0
+  assert started(out) == ran
+  assert without_origin(out) == whole
+
+
+def without_origin(folder: pathlib.Path) -> dict:
+  """The table, without where its rows were taken from."""
+  stored = json.loads((folder / 'clients.json').read_text())
+  for row in stored['tuned'].values():
+    row.pop('stored', None)
+  return stored
+
+
+def test_stored_rows_of_other_choices_do_not_count(
+    bench, out, tmp_path, finished):
+  """They are run, as are those of another method of the same name."""
+  file = tmp_path / 'clients.json'
+  changed = json.loads(json.dumps(finished))
+  changed['tuned']['fixmatch']['space']['flags'] = {'cohort_size': 3}
+  file.write_text(json.dumps(changed))
+  code, _, errors = bench('clients', 'fixmatch', f'--stored={file}', *CHANGED)
+  assert code == 0 and f'The row fixmatch of {file} does not count' in errors
+  assert any('fixmatch' in name for name in started(out))
+  assert rows(out, 'mild')['fixmatch']['accuracy'] != [1., 1., 1.]
+
+
+def test_own_rows_stay_though_their_file_is_gone(bench, out, tmp_path):
+  """And other code under the same name is another row."""
+  own = tmp_path / 'own.py'
+  own.write_text('from fedjax_ssl.methods.fixmatch import fixmatch as mine\n')
+  assert bench('clients', f'{own}:mine', *CHANGED)[0] == 0
+  ran = started(out)
+  table = rows(out, 'mild')
+  file = shutil.copy(out / 'clients.json', tmp_path)
+  code = own.read_text()
+  own.unlink()
+  assert bench('clients', 'labels_only', *CHANGED)[0] == 0
+  assert started(out) == ran and rows(out, 'mild') == table
+  own.write_text(code + '# Edited.\n')
+  shutil.rmtree(out)
+  code, _, errors = bench(
+      'clients', f'{own}:mine', f'--stored={file}', *CHANGED)
+  assert code == 0 and 'The row mine of' in errors
+  assert {name.split('__')[1] for name in started(out)} == {'mine'}
+
+
+def _row(finished: dict, **values) -> dict:
+  first, *others = BED.skews
+  return {'rows': {first: [finished['rows'][first][0] | values],
+                   **{skew: finished['rows'][skew] for skew in others}}}
+
+
+def _tuned(finished: dict, **values) -> dict:
+  return {'tuned': {'fixmatch': finished['tuned']['fixmatch'] | values}}
 
 
 @pytest.mark.parametrize('change, said', [
-    ({'version': 'bench_v1'}, "version 'bench_v1', and this bench"),
-    ({'changed': []}, "changed [], and this bench ['--dataset=digits']"),
-    ({'tried': {'fixmatch': {'0': .5}}}, 'tuned over another space'),
-    ({'rows': {}}, 'is damaged'),
+    (lambda _: {'version': 'bench_v1'}, 'the version bench_v1, this bench'),
+    (lambda _: {'changed': []},
+     'the flags behind -- none, this bench with --dataset=digits'),
+    (lambda _: {'seeds': [0, 1]}, 'the seeds 0 1, this bench with 0 1 2'),
+    (lambda _: {'rows': {}}, 'is damaged'),
+    (lambda _: {'tuned': None}, 'is damaged'),
+    (lambda f: _tuned(f, tried={'0': .5}), 'its 3 configurations'),
+    (lambda f: _tuned(f, tried={'7': .5, '8': .5, '9': .5}),
+     'its 3 configurations'),
+    (lambda f: _tuned(f, tried={'k': .5}), 'is damaged'),
+    (lambda f: _row(f, accuracy=[93, 93, 94]), '93 is no share of 1'),
+    (lambda f: _row(f, accuracy=[.9, .8]), 'another number of values'),
+    (lambda f: _row(f, accuracy=.5), '0.5 is no list'),
+    (lambda f: _row(f, curves=[[.5], [.5], []]), 'is damaged'),
+    (lambda f: _row(f, rounds=[4, 8]), 'another number of values'),
+    (lambda f: _row(f, seconds='58'), "'58' is no number"),
+    (lambda f: _row(f, notes='hi'), 'are no texts'),
+    (lambda f: _row(f, notes=[1]), 'are no texts'),
+    (lambda f: _row(f, learning_rate=7), 'is not fixmatch'),
+    (lambda f: {'rows': {skew: 2 * rows for skew, rows in f['rows'].items()}},
+     'is there 2 times'),
 ])
 def test_refuses_stored_rows_of_another_bench(
     bench, out, tmp_path, finished, change, said):
   file = tmp_path / 'clients.json'
-  file.write_text(json.dumps(finished | change))
+  file.write_text(json.dumps(finished | change(finished)))
   code, _, errors = bench('clients', 'fixmatch', f'--stored={file}', *CHANGED)
-  assert code == 2 and said in errors and len(errors.splitlines()) == 1
+  assert code == 2 and len(errors.splitlines()) == 1 and said in errors
+  assert f'--stored={file}' in errors
+  assert not out.exists()
+
+
+def test_refuses_two_rows_of_one_name(bench, out, tmp_path):
+  own = tmp_path / 'own.py'
+  own.write_text('from fedjax_ssl.methods.uda import uda as fixmatch\n')
+  code, _, errors = bench('clients', f'{own}:fixmatch', *CHANGED)
+  assert code == 2 and 'the name of the row fixmatch' in errors
   assert not out.exists()
 
 
 @pytest.mark.thorough
 def test_row_that_fails_is_left_out(bench, out):
-  code, said, _ = bench('clients', 'uda', 'fixmatch', *CHANGED)
+  code, said, _ = bench('clients', 'uda', 'moon', 'fixmatch', *CHANGED)
   assert code == 1
   assert 'FAILED clients__uda__mild__final' in said
   assert 'it fell over' in said
   assert [*rows(out, 'mild')] == ['all_labels', 'fixmatch', 'labels_only']
   assert 'Without a result, as a run failed or has not ended: `uda`' in said
+  assert 'not all their configurations have a result: `moon` (0 have).' in said
   assert '--configurations=3' in said
 
 

@@ -131,8 +131,17 @@ def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:
 
 def is_held(out: pathlib.Path, cell: grid.Cell) -> bool:
   """Whether a process runs the cell now; writes nothing."""
+  return _is_held(out / '.sweep' / f'{cell.name}.lock')
+
+
+def any_is_held(out: pathlib.Path) -> bool:
+  """Whether a process runs any cell of a folder now; writes nothing."""
+  return any(map(_is_held, out.glob('.sweep/*.lock')))
+
+
+def _is_held(lock: pathlib.Path) -> bool:
   try:
-    handle = os.open(out / '.sweep' / f'{cell.name}.lock', os.O_RDONLY)
+    handle = os.open(lock, os.O_RDONLY)
   except FileNotFoundError:
     return False
   try:
