@@ -1,11 +1,11 @@
-"""Compares a finished quickstart with the first table of README.md.
+"""Compares a finished quickstart with its table in the results.
 
 python experiments/check_quickstart.py runs/quickstart
 python experiments/check_quickstart.py runs/quickstart --picture
 
 Exit code 1 if a mean or a deviation is not within a point of the table's, if
 FixMatch is not clearly above labels only, or if it is not stable over seeds.
-With --picture a run that passes is drawn for README as well.
+With --picture a run that passes is drawn for that page as well.
 """
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from fedjax_ssl.report import printing, summary
 from fedjax_ssl.training import metrics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-README = ROOT / 'README.md'
-PICTURE = ROOT / 'experiments' / 'results' / 'quickstart.svg'
+RESULTS = ROOT / 'experiments' / 'results'
+PAGE = RESULTS / 'README.md'
+PICTURE = RESULTS / 'quickstart.svg'
 # Rows of the table, by how they begin, and their folders below the run's.
 ROWS = {'FixMatch': '.', 'labels only': 'labels_few',
         'all labels': 'labels_all'}
@@ -33,7 +34,7 @@ Numbers = dict[str, tuple[float, float]]  # By row: mean and deviation, %.
 
 
 def printed(text: str) -> Numbers:
-  """What README's table says.
+  """What the page's table says.
 
   Raises:
     ValueError: if a row is not there once.
@@ -44,8 +45,8 @@ def printed(text: str) -> Numbers:
         rf'^\| {name}[^|\n]*\| (\d+\.\d+) ± (\d+\.\d+) % \|$', text,
         re.MULTILINE)
     if len(cells) != 1:
-      raise ValueError(f'README.md must have one row {name!r} with a mean and '
-                       f'a deviation; it has {len(cells)}.')
+      raise ValueError(f'{PAGE} must have one row {name!r} with a mean and a '
+                       f'deviation; it has {len(cells)}.')
     found[name] = float(cells[0][0]), float(cells[0][1])
   return found
 
@@ -68,15 +69,15 @@ def measured(folder: pathlib.Path) -> Numbers:
   return found
 
 
-def faults(ours: Numbers, readme: Numbers) -> list[str]:
+def faults(ours: Numbers, told: Numbers) -> list[str]:
   """A line for each thing that is not as it should be."""
   lines = []
   for name, numbers in ours.items():
-    for what, mine, theirs in zip(('mean', 'deviation'), numbers, readme[name],
+    for what, mine, theirs in zip(('mean', 'deviation'), numbers, told[name],
                                   strict=True):
-      # Not `>`, so that NaN is a fault; README has two digits.
+      # Not `>`, so that NaN is a fault; the table has two digits.
       if not abs(mine - theirs) <= _TOLERANCE + 0.005:
-        lines.append(f"{name}: the {what} is {mine:.2f}, README's "
+        lines.append(f"{name}: the {what} is {mine:.2f}, the table's "
                      f'{theirs:.2f}, more than {_TOLERANCE} apart')
   gain = ours['FixMatch'][0] - ours['labels only'][0]
   if not gain >= _GAIN:
@@ -107,14 +108,14 @@ def main(argv: Sequence[str], picture: pathlib.Path = PICTURE) -> int:
     return 2
   try:
     found = faults(measured(pathlib.Path(argv[0])),
-                   printed(README.read_text(encoding='utf-8')))
+                   printed(PAGE.read_text(encoding='utf-8')))
   except (ValueError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
   for line in found:
     print(line, file=sys.stderr)
   if not found:
-    printing.say("The quickstart's table is README's, within a point.")
+    printing.say("The quickstart's table is the stored one, within a point.")
     if argv[1:]:
       draw(pathlib.Path(argv[0]), picture)
       printing.say(f'wrote {picture}')

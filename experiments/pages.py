@@ -4,10 +4,11 @@ python experiments/pages.py           # after new results or settings
 python experiments/pages.py --check   # exit code 1 if that was forgotten
 
 Numbers come from `experiments/results/*.json` (studies of `results.py`) and
-`experiments/results/tables/*/*.json` (cells of `fedjax-ssl tables`); each study
-and each table has a page beside it. What an experiment asks and shows is
-written by hand, outside of the marks. The table of settings is made from the
-scripts' docstrings and the papers' tables.
+`experiments/results/tables/*/*.json` (cells of `fedjax-ssl tables`) and the
+bench's table; each has a page beside it, and the bench's best rows stand in
+README.md. What an experiment asks and shows is written by hand, outside of
+the marks. The table of settings is made from the scripts' docstrings and the
+papers' tables.
 """
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ import re
 import sys
 from typing import Any
 
+import numpy as np
+
+from fedjax_ssl.bench import page as bench_page
+from fedjax_ssl.bench import picture, plan, records, standing
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
 from fedjax_ssl.report import study, verdict
@@ -28,6 +33,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
 _GROWTH = 'growth_million', 'growth_kept'  # Benchmarks with a page.
+_BENCH = 'bench_v2_clients'  # The table of the bench.
+_SHOWN = 8  # Rows of it in README.md, the bounds included.
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -57,7 +64,9 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
       made[page] = _on_page(page, *found)
   for file in sorted(here.glob('*.json')):
     page = file.with_suffix('.md')
-    if not page.exists() or _BEGIN.format('table') in page.read_text():
+    if file.stem == _BENCH:
+      made[page] = _on_page(page, 'The bench', _bench_part(file))
+    elif not page.exists() or _BEGIN.format('table') in page.read_text():
       made[page] = _on_page(page, *_study_part(file))
   timings = [file for name in _GROWTH
              if (file := here / 'benchmarks' / f'{name}.json').exists()]
@@ -220,6 +229,59 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
   return f'{sum(known) / len(known):.4g}' if known else ''
 
 
+def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
+    str, list[standing.Line]]]:
+  """The rows of the bench, and how they compare on each skew."""
+  bed = plan.beds()['clients']
+  found = records.read(file, bed)
+  return found, {skew: standing.compare(
+      [record.measured[skew] for record in found.values()])
+                 for skew in bed.skews}
+
+
+def _bench_part(file: pathlib.Path) -> str:
+  """The bench's own page without its title, and what has run the rows."""
+  found, lines = _bench(file)
+  text = bench_page.markdown(
+      plan.beds()['clients'], lines, found,
+      'fedjax-ssl bench clients --out=runs/bench --data_dir=DATA')
+  runs: dict[str, list[str]] = collections.defaultdict(list)
+  for name, record in found.items():
+    for on in record.environments.values():
+      place = (f'commit {str(on["commit"])[:7]}, {on["machine"]}, '
+               f'jax {on["jax"]}')
+      if f'`{name}`' not in runs[place]:
+        runs[place].append(f'`{name}`')
+  return '\n'.join([
+      text[text.index('\n## ') + 1:].rstrip(), '', '## What has run them', '',
+      *(f'- {place}: {", ".join(rows)}.' for place, rows in runs.items())])
+
+
+def best_rows(file: pathlib.Path) -> str:
+  """The table of the best rows, between the bounds."""
+  _, lines = _bench(file)
+  by_row: dict[str, list[standing.Line]] = collections.defaultdict(list)
+  for rows in lines.values():
+    for line in rows:
+      by_row[line.measured.entry.name].append(line)
+  def gap(name: str) -> float:
+    return float(np.mean([line.gap or 0 for line in by_row[name]]))
+  bounds = plan.ALL, plan.FEW
+  best = sorted(by_row.keys() - {*bounds}, key=gap, reverse=True)
+  text = ['| method | ' + ' | '.join(
+      f'{skew} skew | gap' for skew in lines) + ' |',
+          '|---' + '|---:' * 2 * len(lines) + '|']
+  for name in (plan.ALL, *best[:_SHOWN - 2], plan.FEW):
+    text.append(f'| {name.replace("_", " ")} | ' + ' | '.join(
+        f'{_points(line.measured.accuracy)} | {100 * (line.gap or 0):.0f} %'
+        for line in by_row[name]) + ' |')
+  return '\n'.join(text)
+
+
+def _points(shares: np.ndarray) -> str:
+  return f'{100 * shares.mean():.2f} ± {100 * shares.std(ddof=1):.2f}'
+
+
 def settings(root: pathlib.Path = ROOT) -> str:
   """A line for each setting."""
   lines = ['| setting | what it is | tables of papers |', '|---|---|---|']
@@ -246,7 +308,9 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
   here = root / 'experiments'
   for file, part, body in (
       (here / 'results' / 'README.md', 'index', index(root, made)),
-      (here / 'README.md', 'settings', settings(root))):
+      (here / 'README.md', 'settings', settings(root)),
+      (root / 'README.md', 'bench', best_rows(
+          here / 'results' / f'{_BENCH}.json'))):
     made[file] = replaced(file.read_text(), part, body)
   return made
 
@@ -269,6 +333,10 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
     else:
       file.write_text(text)
       print(f'wrote {file.relative_to(root)}')
+  if not argv:  # Another version of matplotlib draws other bytes.
+    file = root / 'experiments' / 'results' / f'{_BENCH}.json'
+    if drawn := picture.svg(_bench(file)[1]):
+      file.with_suffix('.svg').write_bytes(drawn)
   return 1 if stale and argv else 0
 
 

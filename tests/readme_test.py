@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_ssl
@@ -90,15 +92,14 @@ def test_a_rule_and_a_loss_run(root):
   chex.assert_trees_all_close(scope['loss'], jnp.log(10.))
 
 
-def test_the_python_example_runs(root, monkeypatch):
-  text = (root / 'README.md').read_text('utf-8')
-  block, = re.findall(r'```python\n(import numpy as np\n\nimport fedjax_ssl.*?)'
-                      r'```', text, re.DOTALL)
+def test_the_example_without_flags_runs(root, monkeypatch):
   rounds = []
-  monkeypatch.setattr(fedjax_ssl, 'train', lambda method, federation, *,
-                      num_rounds: rounds.append((federation, num_rounds)))
-  scope: dict = {}
-  exec(block, scope)  # The repository's own text.
+  def train(_, federation, *, num_rounds):
+    rounds.append((federation, num_rounds))
+    return loop.Result([], num_rounds, False, {'accuracy': np.ones(1)})
+  monkeypatch.setattr(fedjax_ssl, 'train', train)
+  scope = runpy.run_path(
+      str(root / 'experiments' / 'examples' / 'without_flags.py'))
   (federation, num_rounds), = rounds
   assert num_rounds and scope['task'].schedule_rounds is None
   scope['method'].init(jax.random.key(0), federation)

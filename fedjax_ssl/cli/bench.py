@@ -9,10 +9,11 @@ fedjax-ssl bench clients fixmatch --out=runs/look -- --num_rounds=20
 
 Row by row, both bounds first: every configuration of a row is run on one seed,
 then the one with the best validation accuracy on the other seeds. OUT/BED.md
-and OUT/BED.json hold the table and are written anew after each row. The same
-command again continues after an interruption of any kind and skips what is
-finished; later commands with other rows add to the same table. A method with
-knobs becomes a row of its own, and only its learning rate is tuned.
+and OUT/BED.json hold the table and are written anew after each row, pictures
+at the end. The same command again continues after an interruption of any kind
+and skips what is finished; later commands with other rows add to the same
+table. A method with knobs becomes a row of its own, and only its learning rate
+is tuned.
 
 Rows of a BED.json that an earlier bench has written enter the table by --stored
 and stay in it. They are not run again, unless method, code, or what is tuned is
@@ -23,7 +24,7 @@ code 1: some run failed, and its row is left out; 2: refused; 130: interrupted.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 import json
 import pathlib
@@ -224,8 +225,7 @@ class _Bench:
         return code
       worst = max(worst, code)
       self._write()
-    if not self._to_run():
-      self._write()
+    self._draw(self._write())
     printing.say((self._out / f'{self._bed.name}.md').read_text())
     return worst
 
@@ -288,9 +288,8 @@ class _Bench:
         plan.space(entry, self._bed), {c.number: v for c, v in tried}, measured,
         environments)
 
-  def _write(self) -> None:
-    """Writes the table of all rows that are finished."""
-    from fedjax_ssl.report import summary
+  def _write(self) -> dict[str, list[standing.Line]]:
+    """Writes the table of all rows that are finished, and returns it."""
     from fedjax_ssl.training import disk
     found = {name: record for name, entry in self._known.items()
              if (record := self._found(entry)) is not None}
@@ -303,11 +302,16 @@ class _Bench:
                         if e.name not in found})
     stored = records.written(self._bed, lines, found,
                              self._args.configurations, self._changed)
-    drawn = picture.svg(lines)
-    disk.replace_all(self._out, {
-        f'{self._bed.name}.md': text.encode(),
-        f'{self._bed.name}.json': stored.encode(),
-        **({f'{self._bed.name}.svg': drawn} if drawn else {})})
+    disk.replace_all(self._out, {f'{self._bed.name}.md': text.encode(),
+                                 f'{self._bed.name}.json': stored.encode()})
+    return lines
+
+  def _draw(self, lines: Mapping[str, Sequence[standing.Line]]) -> None:
+    """Draws all rows in one picture, and the best rows' curves of each skew."""
+    from fedjax_ssl.report import summary
+    from fedjax_ssl.training import disk
+    if drawn := picture.svg(lines):
+      disk.replace(self._out / f'{self._bed.name}.svg', drawn)
     for skew, rows in lines.items():
       curves = {row.measured.entry.name: row.measured.evaluations()
                 for row in page.drawn(rows)}

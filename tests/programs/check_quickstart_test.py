@@ -1,4 +1,4 @@
-"""The first table is what a run prints, and a drift is found."""
+"""The table in the results is what a run prints, and a drift is found."""
 from __future__ import annotations
 
 import pytest
@@ -47,11 +47,11 @@ def test_a_drift_is_found(tmp_path, means, words):
 
 
 def test_a_run_that_swings_is_found():
-  readme = check_quickstart.printed(TABLE)
-  found = check_quickstart.faults({**readme, 'FixMatch': (94.0, 1.5)}, readme)
+  page = check_quickstart.printed(TABLE)
+  found = check_quickstart.faults({**page, 'FixMatch': (94.0, 1.5)}, page)
   assert len(found) == 1 and '1.50 points over seeds' in found[0]
   lost = check_quickstart.faults(
-      {**readme, 'FixMatch': (float('nan'), 0.5)}, readme)
+      {**page, 'FixMatch': (float('nan'), 0.5)}, page)
   assert len(lost) == 2
 
 
@@ -62,9 +62,9 @@ def test_a_row_that_is_lost_or_doubled_is_named():
 
 
 def test_a_run_that_passes_is_drawn(tmp_path, monkeypatch, capsys):
-  readme, picture = tmp_path / 'README.md', tmp_path / 'picture.svg'
-  readme.write_text(TABLE)
-  monkeypatch.setattr(check_quickstart, 'README', readme)
+  page, picture = tmp_path / 'page.md', tmp_path / 'picture.svg'
+  page.write_text(TABLE)
+  monkeypatch.setattr(check_quickstart, 'PAGE', page)
   args = [str(finished(tmp_path)), '--picture']
   assert check_quickstart.main(args, picture) == 0
   first = picture.read_bytes()
@@ -72,7 +72,7 @@ def test_a_run_that_passes_is_drawn(tmp_path, monkeypatch, capsys):
   assert check_quickstart.main(args, picture) == 0
   assert picture.read_bytes() == first
   picture.unlink()
-  readme.write_text(TABLE.replace('94.00', '90.00'))
+  page.write_text(TABLE.replace('94.00', '90.00'))
   assert check_quickstart.main(args, picture) == 1
   assert not picture.exists() and 'FixMatch' in capsys.readouterr().err
 

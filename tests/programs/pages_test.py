@@ -18,6 +18,7 @@ def copy(root, tmp_path):
   """What the pages are made from, in a folder that may be changed."""
   skip = shutil.ignore_patterns('__pycache__', 'benchmarks')
   shutil.copytree(root / 'experiments', tmp_path / 'experiments', ignore=skip)
+  shutil.copy(root / 'README.md', tmp_path)
   assert pages.main([], tmp_path) == 0
   return tmp_path
 

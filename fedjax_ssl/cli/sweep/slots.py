@@ -20,7 +20,7 @@ from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid
 from fedjax_ssl.report.printing import say
 
-_TICK = 0.1  # Seconds between two looks at the processes.
+_TICK = 0.02  # Seconds between two looks at the processes.
 _LOOK = 3.0  # Seconds between two looks at cells of another sweep.
 _LINE = 60.0  # Seconds between two lines of status, where there is no terminal.
 _GRACE = 60.0  # Seconds that a run has to save, once told to end.
