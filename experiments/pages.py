@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
 _GROWTH = 'growth_million', 'growth_kept'  # Benchmarks with a page.
-_BENCH = 'bench_v2_clients'  # The table of the bench.
+_BENCH = 'bench_v3_clients'  # The table of the bench.
 _SHOWN = 8  # Rows of it in README.md, the bounds included.
 
 

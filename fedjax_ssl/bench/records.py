@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_ssl.bench import plan, standing
 from fedjax_ssl.core import checks
 
-VERSION = 'bench_v2'
+VERSION = 'bench_v3'
 
 
 class Record(NamedTuple):

@@ -27,8 +27,10 @@ class BedTest(parameterized.TestCase):
     runs = [plan.final_run(ENTRIES['fixmatch'], bed, skew,
                            plan.Configuration(0, bed.rates[0], {}))
             for skew in bed.skews]
-    digest = hashlib.sha256(repr((bed.rates, runs)).encode()).hexdigest()
-    self.assertEqual(digest[:16], '4521d56e1ebd4779')
+    draws = [(c.learning_rate, *c.knobs.values())
+             for c in plan.configurations(ENTRIES['fixmatch'], bed)]
+    digest = hashlib.sha256(repr((bed.rates, runs, draws)).encode()).hexdigest()
+    self.assertEqual(digest[:16], '1079007a485ccd08')
 
   @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
   def test_flags(self, bed):
@@ -102,6 +104,24 @@ class ConfigurationTest(parameterized.TestCase):
     bed = BEDS['clients']
     found = plan.configurations(entry, bed)
     self.assertCountEqual([c.learning_rate for c in found], bed.rates)
+
+  def test_rows_draw_the_same_of_what_they_share(self):
+    """Whatever their defaults and their other knobs are."""
+    bed = BEDS['clients']
+    shared = [[(c.learning_rate, c.knobs['threshold'],
+                c.knobs['unlabeled_weight'])
+               for c in plan.configurations(ENTRIES[name], bed)[1:]]
+              for name in ('fixmatch', 'adamatch', 'sage', 'proxyfl')]
+    for other in shared[1:]:
+      self.assertEqual(other, shared[0])
+    # Each value comes once before any comes again.
+    rates, thresholds, weights = zip(*shared[0], strict=True)
+    self.assertCountEqual(rates[:4], bed.rates)
+    self.assertLen({*thresholds[:4]}, 4)
+    self.assertLen({*weights[:3]}, 3)
+    small = [drawn for drawn in shared[0] if drawn[0] <= .01]
+    self.assertLen({drawn[1] for drawn in small}, 4)
+    self.assertLen({drawn[2] for drawn in small}, 3)
 
   def test_method_of(self):
     entry = ENTRIES['uda_annealed']._replace(method="uda(profile='fedmatch')")
