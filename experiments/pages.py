@@ -265,9 +265,11 @@ def best_rows(file: pathlib.Path) -> str:
     for line in rows:
       by_row[line.measured.entry.name].append(line)
   def gap(name: str) -> float:
-    return float(np.mean([line.gap or 0 for line in by_row[name]]))
+    return float(np.mean([-np.inf if line.gap is None else line.gap
+                          for line in by_row[name]]))
   bounds = plan.ALL, plan.FEW
-  best = sorted(by_row.keys() - {*bounds}, key=gap, reverse=True)
+  best = sorted((name for name in by_row if name not in bounds),
+                key=lambda name: (-gap(name), name))
   text = ['| method | ' + ' | '.join(
       f'{skew} skew | gap' for skew in lines) + ' |',
           '|---' + '|---:' * 2 * len(lines) + '|']
@@ -335,8 +337,9 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
       print(f'wrote {file.relative_to(root)}')
   if not argv:  # Another version of matplotlib draws other bytes.
     file = root / 'experiments' / 'results' / f'{_BENCH}.json'
-    if drawn := picture.svg(_bench(file)[1]):
-      file.with_suffix('.svg').write_bytes(drawn)
+    drawn = picture.svg(_bench(file)[1])
+    assert drawn  # There is a row besides the bounds.
+    file.with_suffix('.svg').write_bytes(drawn)
   return 1 if stale and argv else 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.bench import plan, records, standing
+from fedjax_ssl.core import imports
 
 _HEAD = ('rank', 'method', 'accuracy, %', 'gap closed', 'rounds to labels only',
          'worst tenth, %', 'MB up', 'MB down', 'passes', 'seconds')
@@ -118,7 +119,7 @@ def _search(lines: Mapping[str, Sequence[standing.Line]],
     values, space = record.tried, record.space
     spaces = {'learning_rate': space['learning_rate'], **space['knobs']}
     text.append(
-        f'| `{name}` | `{plan.method_of(entry, best)}`, rate '
+        f'| `{name}` | `{imports.short(plan.method_of(entry, best))}`, rate '
         f'{best.learning_rate:g} | {_percent(values.get(best.number))} | '
         f'{_percent(values.get(0))} | '
         + '; '.join(f'{knob} {", ".join(map(_short, choices))}'

@@ -20,9 +20,9 @@ from fedjax_ssl.core import checks, imports, registry
 CONFIGURATIONS = 8
 SEARCH_SEED = 1000  # Chooses configurations, and is used for nothing else.
 SEEDS = (0, 1, 2)
-# Of all draws. The first with which every threshold and every weight that most
-# rows share is tried with one of the two small rates: FixMatch and labels only
-# were best there when the bed was chosen.
+# Of all draws. The first from 0 on with which every threshold and every weight
+# that most rows share is tried with one of the two small rates, where FixMatch
+# and labels only were best in `bench_v1` and `bench_v2`.
 _KEY = 22
 FEW, ALL = 'labels_only', 'all_labels'  # Entries that are the bounds.
 _HERE = pathlib.Path(__file__).parent
@@ -137,8 +137,11 @@ def own_entry(text: str) -> Entry:
 def space(entry: Entry, bed: Bed) -> dict[str, Any]:
   """Returns what a row is and what it is chosen from, as JSON has it.
 
-  Rows with equal ones are the same row. Of a file of one's own it has the
-  SHA-256 of the code.
+  Rows with equal ones are the same row. A method in a file of one's own is its
+  name and the SHA-256 of the code, wherever the file lies.
+
+  Raises:
+    OSError: if such a file cannot be read.
   """
   found = {'method': entry.method, 'flags': dict(entry.flags),
            'learning_rate': list(bed.rates),
@@ -146,8 +149,9 @@ def space(entry: Entry, bed: Bed) -> dict[str, Any]:
                      for name, values in entry.knobs.items()}}
   placed = imports.split(entry.method)
   if placed and imports.is_file(placed.place):
-    code = pathlib.Path(placed.place).read_bytes()
-    found['code'] = hashlib.sha256(code).hexdigest()
+    found['method'] = imports.short(entry.method)
+    found['code'] = hashlib.sha256(
+        pathlib.Path(placed.place).expanduser().read_bytes()).hexdigest()
   return found
 
 
@@ -196,6 +200,7 @@ def configurations(entry: Entry, bed: Bed, count: int = CONFIGURATIONS
   Rows that have a knob with the same values draw the same of them in the same
   order, and so do all rows of the bed's rates: else rows would differ by luck,
   as a good rate and weight that come together for the one do not for the other.
+  Of these draws a row leaves out its default and what it has had.
 
   Args:
     entry: its knobs are drawn. Each value of a knob comes once before any comes

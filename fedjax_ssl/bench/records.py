@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.bench import plan, standing
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, imports
 
 VERSION = 'bench_v3'
 
@@ -78,7 +78,7 @@ def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
 
 
 def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,
-         changed: Sequence[str] = ()) -> dict[str, Record]:
+         changed: Sequence[str] = (), whole: bool = True) -> dict[str, Record]:
   """Reads the rows of a table that `written` has made.
 
   Whether a row's method and space are those that the reader wants is not
@@ -89,9 +89,10 @@ def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,
     bed: the bed that they must be of.
     count: configurations that they must have had at most.
     changed: flags that their runs must have had besides the bed's.
+    whole: leave out rows without final seeds on some skew.
 
   Returns:
-    The rows that have final seeds on every skew, by name.
+    The rows by name.
 
   Raises:
     FieldError: if the file is none, is damaged, or is of another bench.
@@ -112,7 +113,7 @@ def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,
                    f'{_text(given[name])}, this bench with {_text(value)}: '
                    'their rows cannot be compared.')
   try:
-    return _records(stored, bed, count)
+    return _records(stored, bed, count, whole)
   except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
     raise refuse(f'is damaged ({type(error).__name__}: {error}).') from error
 
@@ -134,8 +135,8 @@ def _text(value: Any) -> str:
       str(value))
 
 
-def _records(stored: Mapping[str, Any], bed: plan.Bed, count: int
-             ) -> dict[str, Record]:
+def _records(stored: Mapping[str, Any], bed: plan.Bed, count: int,
+             whole: bool) -> dict[str, Record]:
   found = {}
   for name, tuned in stored['tuned'].items():
     rows: dict[str, Mapping[str, Any]] = {}
@@ -145,9 +146,9 @@ def _records(stored: Mapping[str, Any], bed: plan.Bed, count: int
         raise ValueError(f'the row {name} is there {len(mine)} times')
       if mine:
         rows[skew] = mine[0]
-    if len(rows) < len(bed.skews):
+    if not rows or whole and len(rows) < len(bed.skews):
       continue
-    entry = plan.from_space(name, tuned['space'])
+    entry = _entry(name, tuned['space'], bed)
     configurations = plan.configurations(entry, bed, count)
     tried = {int(n): -np.inf if v is None else _share(v)
              for n, v in tuned['tried'].items()}
@@ -167,12 +168,25 @@ def _records(stored: Mapping[str, Any], bed: plan.Bed, count: int
   return found
 
 
+def _entry(name: str, space: Mapping[str, Any], bed: plan.Bed) -> plan.Entry:
+  """Reads the row that a space describes; ValueError if it is no space."""
+  entry = plan.from_space(name, space)
+  if {*space} - {'code'} != {*plan.space(entry, bed)}:
+    raise ValueError(f'the space of the row {name} has {", ".join(space)}')
+  if space['learning_rate'] != list(bed.rates):
+    raise ValueError(f'the row {name} has other learning rates')
+  for knob, values in entry.knobs.items():
+    if not values or len({*values}) < len(values):
+      raise ValueError(f'the row {name} has the values {values} of {knob}')
+  return entry
+
+
 def _plain(line: standing.Line) -> dict[str, Any]:
   m = line.measured
   return {
       'row': m.entry.name, 'rank': line.rank, 'between': line.between,
       'configuration': m.configuration.number,
-      'method': plan.method_of(m.entry, m.configuration),
+      'method': imports.short(plan.method_of(m.entry, m.configuration)),
       'learning_rate': m.configuration.learning_rate,
       'accuracy': _finite(m.accuracy), 'worst': _finite(m.worst),
       'gap': _number(line.gap), 'reached': line.reached, 'bytes_up': m.bytes_up,
@@ -216,7 +230,7 @@ def _array(values: Any, one: Callable[[Any], float]) -> np.ndarray:
 
 def _positive(value: Any) -> float:
   if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
-      0 <= value < np.inf):
+      0 <= value < 1e300):
     raise ValueError(f'{value!r} is no number of 0 or more')
   return value
 

@@ -37,7 +37,7 @@ from fedjax_ssl.bench import page, picture, plan, records, standing
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
-from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core import checks, imports, knobs
 from fedjax_ssl.report import printing
 
 _CHANGED = 'changed.json'  # Holds the flags after `--`, one file a folder.
@@ -115,7 +115,8 @@ class _Bench:
         knobs.check('ROW', entry.method, methods.METHODS)
       except checks.FieldError as error:  # ROW is no flag.
         raise ValueError(error.text()) from error
-    self._stored, self._known = self._tables()
+    self._check_code()
+    self._stored = self._tables()
     cells_lib.check_flags(args.python, [
         self._cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
@@ -127,8 +128,8 @@ class _Bench:
     if not kept.exists():
       return
     try:
-      flags = tuple(json.loads(kept.read_text()))
-    except ValueError as error:
+      flags = tuple(map(str, json.loads(kept.read_text())))
+    except (ValueError, TypeError) as error:
       raise ValueError(f'{kept} is damaged; give another folder.') from error
     # A run that has begun and is not there yet has a lock.
     if flags != self._changed and (
@@ -138,39 +139,64 @@ class _Bench:
                        f'{" ".join(flags) or "no flags"} behind --; give the '
                        'same, or another folder.')
 
-  def _tables(self) -> tuple[dict[str, records.Record], dict[str, plan.Entry]]:
-    """Reads the rows of stored tables, and of the one in the folder.
+  def _check_code(self) -> None:
+    """Raises ValueError if a row has runs here with other code of one's own."""
+    from fedjax_ssl.training import workdir
+    for entry in self._entries:
+      code, placed = (plan.space(entry, self._bed).get('code'),
+                      imports.split(entry.method))
+      if placed is None or not code:
+        continue
+      for file in self._out.glob(
+          f'{self._bed.name}__{entry.name}__*/config.json'):
+        config = workdir.read_config(file.parent)
+        method = str(config['flags']['method'])
+        was, known = imports.split(method), config['facts'].get('code', {})
+        if was is None or was.place != placed.place or (
+            known and code not in known.values()):
+          raise ValueError(
+              f'--out={self._args.out} holds runs of {entry.name} with other '
+              f'code, {method}; give another folder, or the function another '
+              'name.')
 
-    Returns:
-      The rows that need no run here; and by name all rows that the table can
-      have.
-    """
-    known = {e.name: e for e in (*plan.chosen((), self._bed), *self._entries)}
-    files = [pathlib.Path(file) for file in self._args.stored]
-    own = self._out / f'{self._bed.name}.json'
+  def _tables(self) -> dict[str, records.Record]:
+    """Reads the rows of stored tables that need no run here."""
+    asked = {e.name: e for e in self._entries}
+    known = {e.name: e for e in plan.chosen((), self._bed)} | asked
     found: dict[str, records.Record] = {}
-    for file in (*files, *[own] * own.exists()):
-      try:
-        table = records.read(file, self._bed, self._args.configurations,
-                             self._changed)
-      except checks.FieldError:
-        if file in files:
-          raise
-        continue  # What was written here before is written anew.
+    for text in self._args.stored:
+      file = pathlib.Path(text)
+      if self._table.exists() and file.exists() and file.samefile(self._table):
+        continue
+      table = records.read(file, self._bed, self._args.configurations,
+                           self._changed)
       for name, record in table.items():
-        entry = known.setdefault(name, record.entry)
-        if file is own and not record.stored and entry is not record.entry:
-          continue  # Its runs are here, and are read again.
-        if name not in found and (
-            entry is record.entry
-            or plan.space(entry, self._bed) == record.space):
-          found[name] = record._replace(
-              stored=record.stored or ('' if file is own else file.name))
-        elif name not in found:
+        if name in found:
+          continue
+        if name in known and plan.space(known[name], self._bed) != record.space:
           printing.say(f'The row {name} of {file} does not count: it is '
                        f'{record.entry.method}, with other code or tuned '
                        'otherwise than here.', stream=sys.stderr)
-    return found, known
+        else:
+          found[name] = record._replace(stored=record.stored or file.name)
+    return found | {
+        name: record for name, record in self._kept().items()
+        if name not in found and record.stored and (
+            name not in known
+            or plan.space(known[name], self._bed) == record.space)}
+
+  @property
+  def _table(self) -> pathlib.Path:
+    """The folder's own table."""
+    return self._out / f'{self._bed.name}.json'
+
+  def _kept(self) -> dict[str, records.Record]:
+    """Reads the folder's own table; {} if it is none of this bench."""
+    try:
+      return records.read(self._table, self._bed, self._args.configurations,
+                          self._changed, whole=False)
+    except checks.FieldError:
+      return {}
 
   def check_data(self) -> None:
     """Raises ValueError if the data are not there, before five runs do so."""
@@ -183,6 +209,11 @@ class _Bench:
     (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
     disk.replace(self._out / _CHANGED,
                  (json.dumps(self._changed) + '\n').encode())
+    if self._table.exists() and not self._kept():
+      old = self._table.with_suffix('.json.old')
+      self._table.replace(old)
+      printing.say(f'{self._table} is damaged, or the table of another bench; '
+                   f'it is kept as {old}.', stream=sys.stderr)
 
   def commands(self) -> str:
     """Returns the commands of all tries; later runs depend on their results."""
@@ -291,8 +322,18 @@ class _Bench:
   def _write(self) -> dict[str, list[standing.Line]]:
     """Writes the table of all rows that are finished, and returns it."""
     from fedjax_ssl.training import disk
-    found = {name: record for name, entry in self._known.items()
-             if (record := self._found(entry)) is not None}
+    known = {e.name: e for e in (
+        *plan.chosen((), self._bed), *self._entries)}
+    found = {name: record for name, entry in known.items()
+             if (record := self._found(entry)) is not None} | {
+                 name: record for name, record in self._stored.items()
+                 if name not in known}
+    # Another bench may have added rows meanwhile, and runs may be gone.
+    for name, record in self._kept().items():
+      if name not in found and (
+          name not in known
+          or plan.space(known[name], self._bed) == record.space):
+        found[name] = record
     lines = {skew: standing.compare(
         [record.measured[skew] for record in found.values()
          if skew in record.measured]) for skew in self._bed.skews}
@@ -310,8 +351,11 @@ class _Bench:
     """Draws all rows in one picture, and the best rows' curves of each skew."""
     from fedjax_ssl.report import summary
     from fedjax_ssl.training import disk
+    file = self._out / f'{self._bed.name}.svg'
     if drawn := picture.svg(lines):
-      disk.replace(self._out / f'{self._bed.name}.svg', drawn)
+      disk.replace(file, drawn)
+    else:
+      file.unlink(missing_ok=True)
     for skew, rows in lines.items():
       curves = {row.measured.entry.name: row.measured.evaluations()
                 for row in page.drawn(rows)}

@@ -17,7 +17,7 @@ from fedjax_ssl.bench import plan, records, standing
 # Stands for the interpreter: trains in no time, and the better the nearer the
 # rate is to .05; fixmatch has 20 points more on test rows. Not started by its
 # first line alone, in which no path may have a space.
-TRAINER = """import json, os, sys
+TRAINER = """import hashlib, json, os, sys
 if '--only_check_args' in sys.argv:
   sys.exit(0)
 flags = dict(a[2:].split('=', 1) for a in sys.argv if a.startswith('--'))
@@ -39,9 +39,14 @@ with open(folder + '/metrics.jsonl', 'w') as file:
                             loss=1.0, val_accuracy=good * r / 10)), file=file)
 with open(folder + '/timings.jsonl', 'w') as file:
   print(json.dumps(dict(round=10, seconds=7.0)), file=file)
+place = method.partition('.py:')[0] + '.py'
+facts = {}
+if os.path.exists(place):
+  with open(place, 'rb') as file:
+    facts['code'] = {'own.py': hashlib.sha256(file.read()).hexdigest()}
 with open(folder + '/config.json', 'w') as file:
   json.dump(dict(flags=dict(method=method, seeds=seeds, num_rounds=10),
-                 facts=dict(), origin=dict(), environment=dict(commit='abc'),
+                 facts=facts, origin=dict(), environment=dict(commit='abc'),
                  restarts=[]), file)
 """
 
@@ -208,11 +213,13 @@ def test_own_rows_stay_though_their_file_is_gone(bench, out, tmp_path):
   ran = started(out)
   table = rows(out, 'mild')
   file = shutil.copy(out / 'clients.json', tmp_path)
-  code = own.read_text()
+  text = own.read_text()
   own.unlink()
   assert bench('clients', 'labels_only', *CHANGED)[0] == 0
   assert started(out) == ran and rows(out, 'mild') == table
-  own.write_text(code + '# Edited.\n')
+  own.write_text(text + '# Edited.\n')
+  code, _, errors = bench('clients', f'{own}:mine', *CHANGED)
+  assert code == 2 and 'holds runs of mine with other code' in errors
   shutil.rmtree(out)
   code, _, errors = bench(
       'clients', f'{own}:mine', f'--stored={file}', *CHANGED)
@@ -220,10 +227,50 @@ def test_own_rows_stay_though_their_file_is_gone(bench, out, tmp_path):
   assert {name.split('__')[1] for name in started(out)} == {'mine'}
 
 
+def test_own_rows_are_known_by_their_code_wherever_it_is(
+    bench, out, tmp_path):
+  own = tmp_path / 'own.py'
+  own.write_text('from fedjax_ssl.methods.fixmatch import fixmatch as mine\n')
+  assert bench('clients', f'{own}:mine', *CHANGED)[0] == 0
+  table = (out / 'clients.json').read_text()
+  assert str(tmp_path) not in table
+  file = shutil.copy(out / 'clients.json', tmp_path)
+  shutil.rmtree(out)
+  (tmp_path / 'there').mkdir()
+  moved = shutil.move(own, tmp_path / 'there')
+  assert bench('clients', f'{moved}:mine', f'--stored={file}', *CHANGED)[0] == 0
+  assert not (out / 'started').exists()
+  assert 'mine' in rows(out, 'mild')
+
+
+def test_rows_stay_in_the_folders_table(bench, out):
+  """Though runs are gone, or only one skew has a result."""
+  assert bench('clients', 'fixmatch', 'uda(threshold=0.5)', *CHANGED)[0] == 1
+  for skew in BED.skews:
+    assert 'fixmatch' in rows(out, skew)
+  for config in out.glob('clients__fixmatch__*/config.json'):
+    shutil.rmtree(config.parent)
+  assert bench('clients', 'labels_only', *CHANGED)[0] == 0
+  for skew in BED.skews:
+    assert 'fixmatch' in rows(out, skew)
+  # A table that is not this bench's is kept beside it.
+  code, _, errors = bench('clients', 'labels_only', '--configurations=2',
+                          *CHANGED[1:])
+  assert code == 0 and 'is kept as' in errors
+  assert 'fixmatch' in (out / 'clients.json.old').read_text()
+  (out / 'changed.json').write_text('5')
+  code, _, errors = bench('clients', 'labels_only', *CHANGED)
+  assert code == 2 and 'changed.json is damaged' in errors
+
+
 def _row(finished: dict, **values) -> dict:
   first, *others = BED.skews
   return {'rows': {first: [finished['rows'][first][0] | values],
                    **{skew: finished['rows'][skew] for skew in others}}}
+
+
+def _space(finished: dict, **values) -> dict:
+  return finished['tuned']['fixmatch']['space'] | values
 
 
 def _tuned(finished: dict, **values) -> dict:
@@ -241,6 +288,11 @@ def _tuned(finished: dict, **values) -> dict:
     (lambda f: _tuned(f, tried={'7': .5, '8': .5, '9': .5}),
      'its 3 configurations'),
     (lambda f: _tuned(f, tried={'k': .5}), 'is damaged'),
+    (lambda f: _tuned(f, space={}), 'is damaged'),
+    (lambda f: _tuned(f, space=_space(f, learning_rate=[.5, .1])),
+     'other learning rates'),
+    (lambda f: _tuned(f, space=_space(f, knobs={'threshold': [1, 1]})),
+     'the values (1, 1) of threshold'),
     (lambda f: _row(f, accuracy=[93, 93, 94]), '93 is no share of 1'),
     (lambda f: _row(f, accuracy=[.9, .8]), 'another number of values'),
     (lambda f: _row(f, accuracy=.5), '0.5 is no list'),
