@@ -337,9 +337,10 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
       print(f'wrote {file.relative_to(root)}')
   if not argv:  # Another version of matplotlib draws other bytes.
     file = root / 'experiments' / 'results' / f'{_BENCH}.json'
-    drawn = picture.svg(_bench(file)[1])
-    assert drawn  # There is a row besides the bounds.
-    file.with_suffix('.svg').write_bytes(drawn)
+    if drawn := picture.svg(_bench(file)[1]):
+      file.with_suffix('.svg').write_bytes(drawn)
+    else:
+      file.with_suffix('.svg').unlink(missing_ok=True)
   return 1 if stale and argv else 0
 
 
