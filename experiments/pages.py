@@ -234,9 +234,7 @@ def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
   """The rows of the bench, and how they compare on each skew."""
   bed = plan.beds()['clients']
   found = records.read(file, bed)
-  return found, {skew: standing.compare(
-      [record.measured[skew] for record in found.values()])
-                 for skew in bed.skews}
+  return found, records.compared(bed, found)
 
 
 def _bench_part(file: pathlib.Path) -> str:
@@ -275,13 +273,9 @@ def best_rows(file: pathlib.Path) -> str:
           '|---' + '|---:' * 2 * len(lines) + '|']
   for name in (plan.ALL, *best[:_SHOWN - 2], plan.FEW):
     text.append(f'| {name.replace("_", " ")} | ' + ' | '.join(
-        f'{_points(line.measured.accuracy)} | {100 * (line.gap or 0):.0f} %'
-        for line in by_row[name]) + ' |')
+        f'{bench_page.percent(line.measured.accuracy)} | '
+        f'{bench_page.gap(line)}' for line in by_row[name]) + ' |')
   return '\n'.join(text)
-
-
-def _points(shares: np.ndarray) -> str:
-  return f'{100 * shares.mean():.2f} ± {100 * shares.std(ddof=1):.2f}'
 
 
 def settings(root: pathlib.Path = ROOT) -> str:

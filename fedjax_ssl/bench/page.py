@@ -92,9 +92,8 @@ def _cells(row: standing.Line) -> tuple[str, ...]:
   name = f'`{m.entry.name}`' + (r' \*' if m.notes else '')
   rank = ('' if row.rank is None or row.between is None
           else f'{row.rank} ({row.between[0]}-{row.between[1]})')
-  return (rank, name, _mean(m.accuracy),
-          '-' if row.gap is None else f'{100 * row.gap:.0f} %',
-          '-' if row.reached is None else str(row.reached), _mean(m.worst),
+  return (rank, name, percent(m.accuracy), gap(row),
+          '-' if row.reached is None else str(row.reached), percent(m.worst),
           _megabytes(m.bytes_up), _megabytes(m.bytes_down),
           '-' if m.passes is None else f'{m.passes:.0f}',
           '-' if m.seconds is None else f'{m.seconds:.0f}')
@@ -127,7 +126,13 @@ def _search(lines: Mapping[str, Sequence[standing.Line]],
   return text
 
 
-def _mean(shares: np.ndarray) -> str:
+def gap(row: standing.Line) -> str:
+  """Says which share of the gap between the bounds a row closes."""
+  return '-' if row.gap is None else f'{100 * row.gap:.0f} %'
+
+
+def percent(shares: np.ndarray) -> str:
+  """Says mean and deviation of some shares in percent; '-' if one is NaN."""
   if not np.isfinite(shares).all():
     return '-'
   text = f'{100 * shares.mean():.2f}'

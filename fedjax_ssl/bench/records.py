@@ -40,6 +40,15 @@ class Record(NamedTuple):
     return next(iter(self.measured.values())).entry
 
 
+def compared(bed: plan.Bed, found: Mapping[str, Record]
+             ) -> dict[str, list[standing.Line]]:
+  """Compares rows on each skew that they have final seeds on."""
+  return {skew: standing.compare([record.measured[skew]
+                                  for record in found.values()
+                                  if skew in record.measured])
+          for skew in bed.skews}
+
+
 def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
             found: Mapping[str, Record], count: int = plan.CONFIGURATIONS,
             changed: Sequence[str] = ()) -> str:
@@ -47,7 +56,7 @@ def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
 
   Args:
     bed: the bed.
-    lines: of each skew, as `standing.compare` gives them.
+    lines: of each skew, as `compared` gives them.
     found: the same rows by name, with what was tried of them.
     count: configurations that each row had at most.
     changed: flags that were given to all runs besides the bed's.

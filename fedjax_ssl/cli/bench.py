@@ -161,8 +161,6 @@ class _Bench:
 
   def _tables(self) -> dict[str, records.Record]:
     """Reads the rows of stored tables that need no run here."""
-    asked = {e.name: e for e in self._entries}
-    known = {e.name: e for e in plan.chosen((), self._bed)} | asked
     found: dict[str, records.Record] = {}
     for text in self._args.stored:
       file = pathlib.Path(text)
@@ -173,17 +171,25 @@ class _Bench:
       for name, record in table.items():
         if name in found:
           continue
-        if name in known and plan.space(known[name], self._bed) != record.space:
+        if self._counts(name, record):
+          found[name] = record._replace(stored=record.stored or file.name)
+        else:
           printing.say(f'The row {name} of {file} does not count: it is '
                        f'{record.entry.method}, with other code or tuned '
                        'otherwise than here.', stream=sys.stderr)
-        else:
-          found[name] = record._replace(stored=record.stored or file.name)
-    return found | {
-        name: record for name, record in self._kept().items()
-        if name not in found and record.stored and (
-            name not in known
-            or plan.space(known[name], self._bed) == record.space)}
+    return {name: record for name, record in self._kept().items()
+            if record.stored} | found
+
+  def _counts(self, name: str, record: records.Record) -> bool:
+    """Whether a table's row is the one that has this name here."""
+    return name not in self._known or record.space == plan.space(
+        self._known[name], self._bed)
+
+  @functools.cached_property
+  def _known(self) -> dict[str, plan.Entry]:
+    """All rows of the bed and those that were asked for, by name."""
+    return {e.name: e for e in (
+        *plan.chosen((), self._bed), *self._entries)}
 
   @property
   def _table(self) -> pathlib.Path:
@@ -191,12 +197,18 @@ class _Bench:
     return self._out / f'{self._bed.name}.json'
 
   def _kept(self) -> dict[str, records.Record]:
-    """Reads the folder's own table; {} if it is none of this bench."""
+    """Reads the rows of the folder's own table that count.
+
+    Returns:
+      The rows by name; {} if it is no table of this bench.
+    """
     try:
-      return records.read(self._table, self._bed, self._args.configurations,
-                          self._changed, whole=False)
+      table = records.read(self._table, self._bed, self._args.configurations,
+                           self._changed, whole=False)
     except checks.FieldError:
       return {}
+    return {name: record for name, record in table.items()
+            if self._counts(name, record)}
 
   def check_data(self) -> None:
     """Raises ValueError if the data are not there, before five runs do so."""
@@ -212,8 +224,8 @@ class _Bench:
     if self._table.exists() and not self._kept():
       old = self._table.with_suffix('.json.old')
       self._table.replace(old)
-      printing.say(f'{self._table} is damaged, or the table of another bench; '
-                   f'it is kept as {old}.', stream=sys.stderr)
+      printing.say(f'{self._table} has no row that counts here; it is kept as '
+                   f'{old}.', stream=sys.stderr)
 
   def commands(self) -> str:
     """Returns the commands of all tries; later runs depend on their results."""
@@ -245,7 +257,7 @@ class _Bench:
 
   def run(self) -> int:
     """Runs all rows; returns the exit code."""
-    worst = 0
+    worst, lines = 0, None
     for entry in self._to_run():
       code = self._sweep(plan.search_run(entry, self._bed, configuration)
                          for configuration in self._tries(entry))
@@ -255,8 +267,8 @@ class _Bench:
       if code > 1:
         return code
       worst = max(worst, code)
-      self._write()
-    self._draw(self._write())
+      lines = self._write()
+    self._draw(self._write() if lines is None else lines)
     printing.say((self._out / f'{self._bed.name}.md').read_text())
     return worst
 
@@ -322,21 +334,12 @@ class _Bench:
   def _write(self) -> dict[str, list[standing.Line]]:
     """Writes the table of all rows that are finished, and returns it."""
     from fedjax_ssl.training import disk
-    known = {e.name: e for e in (
-        *plan.chosen((), self._bed), *self._entries)}
-    found = {name: record for name, entry in known.items()
-             if (record := self._found(entry)) is not None} | {
-                 name: record for name, record in self._stored.items()
-                 if name not in known}
+    found = {name: record for name, entry in self._known.items()
+             if (record := self._found(entry)) is not None}
     # Another bench may have added rows meanwhile, and runs may be gone.
-    for name, record in self._kept().items():
-      if name not in found and (
-          name not in known
-          or plan.space(known[name], self._bed) == record.space):
-        found[name] = record
-    lines = {skew: standing.compare(
-        [record.measured[skew] for record in found.values()
-         if skew in record.measured]) for skew in self._bed.skews}
+    for name, record in {**self._kept(), **self._stored}.items():
+      found.setdefault(name, record)
+    lines = records.compared(self._bed, found)
     text = page.markdown(
         self._bed, lines, found, self._command(), self._args.configurations,
         self._changed, {e.name: len(self._tried(e)) for e in self._entries

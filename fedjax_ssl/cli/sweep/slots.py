@@ -22,6 +22,7 @@ from fedjax_ssl.report.printing import say
 
 _TICK = 0.02  # Seconds between two looks at the processes.
 _LOOK = 3.0  # Seconds between two looks at cells of another sweep.
+_LIVE = 0.1  # Seconds between two lines of status on a terminal.
 _LINE = 60.0  # Seconds between two lines of status, where there is no terminal.
 _GRACE = 60.0  # Seconds that a run has to save, once told to end.
 _TAIL = 1 << 16  # Bytes at the end of a log that are looked at.
@@ -232,10 +233,12 @@ class Sweep:
 
   def _show(self) -> None:
     now = time.monotonic()
+    if now - self._said < (_LIVE if self._live else _LINE):
+      return
+    self._said = now
     if self._live:
       say(f'\r\033[K{self._line()}', end='', stream=sys.stderr)
-    elif now - self._said >= _LINE:
-      self._said = now
+    else:
       say(self._line(), stream=sys.stderr)
 
   def _say(self, text: str) -> None:
