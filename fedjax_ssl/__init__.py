@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # The same names, for editors and type checkers.
   from fedjax_ssl import (
     aggregation,
+    bench,
     cli,
     config,
     core,
@@ -59,9 +60,9 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
 __version__ = '0.1.0'
 
 _MODULES = (
-    'aggregation', 'cli', 'config', 'core', 'data', 'fitting', 'losses',
-    'methods', 'models', 'ops', 'papers', 'privacy', 'report', 'running',
-    'sparse', 'task', 'testing', 'training')
+    'aggregation', 'bench', 'cli', 'config', 'core', 'data', 'fitting',
+    'losses', 'methods', 'models', 'ops', 'papers', 'privacy', 'report',
+    'running', 'sparse', 'task', 'testing', 'training')
 
 # Public name to its module and its name there.
 _NAMES = {
@@ -94,8 +95,8 @@ _NAMES = {
 __all__ = [
     'Batch', 'Client', 'Examples', 'Federation', 'METHODS', 'MODELS', 'Method',
     'Model', 'Observer', 'Row', 'Run', 'Shard', 'State', 'Task', 'TaskSpec',
-    'Update', 'aggregation', 'cli', 'client_pass', 'config', 'core', 'data',
-    'fit', 'fitting', 'load', 'losses', 'make_method', 'make_model',
+    'Update', 'aggregation', 'bench', 'cli', 'client_pass', 'config', 'core',
+    'data', 'fit', 'fitting', 'load', 'losses', 'make_method', 'make_model',
     'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
     'register_setting', 'report', 'running', 'sparse', 'task', 'testing',
     'train', 'training']

@@ -61,7 +61,7 @@ LAYERS = {
     'cli': ('bench', 'config', 'core', 'data', 'methods', 'models', 'papers',
             'report', 'running', 'task', 'training'),
     '__main__': ('cli',),
-    '__init__': ('cli', 'config', 'core', 'data', 'fitting', 'methods',
+    '__init__': ('bench', 'cli', 'config', 'core', 'data', 'fitting', 'methods',
                  'models', 'ops', 'papers', 'report', 'running', 'task',
                  'testing', 'training', *LEAVES),
 }
