@@ -272,7 +272,8 @@ def best_rows(file: pathlib.Path) -> str:
       f'{skew} skew | gap' for skew in lines) + ' |',
           '|---' + '|---:' * 2 * len(lines) + '|']
   for name in (plan.ALL, *best[:_SHOWN - 2], plan.FEW):
-    text.append(f'| {name.replace("_", " ")} | ' + ' | '.join(
+    title = name.replace('_', ' ') if name in bounds else f'`{name}`'
+    text.append(f'| {title} | ' + ' | '.join(
         f'{bench_page.percent(line.measured.accuracy)} | '
         f'{bench_page.gap(line)}' for line in by_row[name]) + ' |')
   return '\n'.join(text)
