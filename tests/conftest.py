@@ -103,10 +103,11 @@ _PROGRAMS = ('tests/cli/', 'tests/programs/', 'tests/report/',
              'tests/training/round_hlo_test.py')
 
 
-# Tests of scripts that measure; a flag that they lack is found without them.
-_BENCHMARKS = tuple(f'tests/programs/{name}_test.py' for name in (
-    'accelerator', 'benchmarks', 'conv_layers', 'conv_tiles', 'growth', 'peers',
-    'torch'))
+# Tests of scripts that measure, of what pip installs, and of the pages of
+# results, which lint compares. Flags that a script lacks are found without.
+_RARE = tuple(f'tests/programs/{name}_test.py' for name in (
+    'accelerator', 'benchmarks', 'conv_layers', 'conv_tiles', 'growth',
+    'installed', 'pages', 'peers', 'processes', 'profile', 'torch'))
 
 
 # Laws of one method each, on whole rounds; those of all are its contract.
@@ -160,7 +161,7 @@ def pytest_collection_modifyitems(config: pytest.Config,
       item.add_marker('laws')
       if _has_oracle(item.nodeid):
         item.add_marker('thorough')
-    if item.nodeid.startswith(_BENCHMARKS):
+    if item.nodeid.startswith(_RARE):
       item.add_marker('thorough')
   if not hasattr(config, 'workerinput'):
     return

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 import contextlib
 import functools
-import json
 import os
 import pathlib
 import socket
@@ -38,7 +37,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list('processes', ['1', '2', '4'], 'Processes of a run.')
 flags.DEFINE_string('part', None, 'What a started process is: its number, of '
                     'how many, and their port or 0 where none is exchanged.')
-flags.set_default(FLAGS['cohort_sizes'], ['8', '32', '128'])
+FLAGS.set_default('cohort_sizes', ['8', '32', '128'])
+
+_ANSWER = 'seconds: '  # What a line of a process begins with.
 
 QUICK = {**growth.QUICK, 'processes': ['1', '2'], 'cohort_sizes': ['4']}
 
@@ -47,12 +48,12 @@ class Part(NamedTuple):
   """One of the processes that train together, or beside each other.
 
   Attributes:
-    index: of it.
-    count: of them.
+    process: its number, from 0.
+    processes: how many there are.
     port: where they meet; 0 if they exchange nothing.
   """
-  index: int
-  count: int
+  process: int
+  processes: int
   port: int
 
 
@@ -64,17 +65,17 @@ def work(part: Part) -> None:
   """
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[part.index % len(cores)]})
+    os.sched_setaffinity(0, {cores[part.process % len(cores)]})
   jax.config.update('jax_num_cpu_devices', 1)
   mesh = None
   if part.port:
     jax.distributed.initialize(
-        f'localhost:{part.port}', part.count, part.index)
-    mesh = jax.make_mesh((part.count,), ('clients',),
+        f'localhost:{part.port}', part.processes, part.process)
+    mesh = jax.make_mesh((part.processes,), ('clients',),
                          axis_types=(jax.sharding.AxisType.Auto,))
   sizes = harness.numbers('cohort_sizes')
   federation = growth.drawn(max(sizes))
-  share = 1 if part.port else part.count
+  share = 1 if part.port else part.processes
   runs = {size: harness.Simulation(
       growth.spec_of(cohort_size=size // share), federation, mesh)
           for size in sizes}
@@ -84,11 +85,11 @@ def work(part: Part) -> None:
   asked[0] = exchange(sum(x.size for x in jax.tree.leaves(model)), mesh)
   for function in asked.values():
     function()  # Untimed: it compiles.
-  print('ready', flush=True)
+  print(f'{_ANSWER}0', flush=True)
   for line in sys.stdin:
     begin = time.perf_counter()
     asked[int(line)]()
-    print(time.perf_counter() - begin, flush=True)
+    print(f'{_ANSWER}{time.perf_counter() - begin}', flush=True)
   if part.port:
     jax.distributed.shutdown()
 
@@ -123,7 +124,7 @@ class Group:
 
   def wait(self) -> None:
     """Waits until all have compiled."""
-    self._answers()
+    self._slowest()
 
   def ask(self, what: int) -> float:
     """Seconds of the slowest; see `work`."""
@@ -131,18 +132,20 @@ class Group:
       assert process.stdin is not None
       process.stdin.write(f'{what}\n')
       process.stdin.flush()
-    return max(map(float, self._answers()))
+    return self._slowest()
 
-  def _answers(self) -> list[str]:
-    lines = []
+  def _slowest(self) -> float:
+    seconds = []
     for process in self._started:
       assert process.stdout is not None
-      line = process.stdout.readline()
-      if not line:
+      for line in process.stdout:  # Gloo prints there as well.
+        if line.startswith(_ANSWER):
+          seconds.append(float(line.removeprefix(_ANSWER)))
+          break
+      else:
         raise ValueError('A process ended; `--part=0,1,0` in place of '
                          '--processes shows why.')
-      lines.append(line.strip())
-    return lines
+    return max(seconds)
 
 
 def measure(counts: Sequence[int], sizes: Sequence[int]

@@ -15,6 +15,7 @@ def bench(monkeypatch):
   Those of the experiments, some with the same names, are put aside meanwhile.
   """
   monkeypatch.setattr(sys, 'path', [*sys.path])
+  importlib.import_module('absl.app')  # It defines flags, which stay.
   aside = {name: flags.FLAGS[name] for name in flags.FLAGS
            if not str(flags.FLAGS.find_module_defining_flag(name)).startswith(
                'absl')}
