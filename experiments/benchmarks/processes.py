@@ -1,10 +1,11 @@
 r"""Rounds over several processes (gloo), and what their exchange costs.
 
-Processes of one run train their part of a cohort and exchange its mean. Beside
-them as many processes train the same part each, at the same time, and exchange
-nothing: what a round takes longer than theirs is the exchange, with the time in
-which one waits for another. A process has one device and one core; with more
-processes than cores some share one.
+Processes of one run train their part of a cohort and exchange what they send:
+with --aggregation_order=fixed every client's update, with `fast` one sum. As many
+other processes train the same part at the same time and exchange nothing: what a
+round takes longer than theirs is the exchange, and waiting for each other. A
+process has one device and one core; with more processes than cores some share
+one.
 
 python experiments/benchmarks/processes.py
 python experiments/benchmarks/processes.py --processes=1,2 --cohort_sizes=16 \
@@ -12,7 +13,7 @@ python experiments/benchmarks/processes.py --processes=1,2 --cohort_sizes=16 \
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
 import os
@@ -39,6 +40,7 @@ flags.DEFINE_string('part', None, 'What a started process is: its number, of '
                     'how many, and their port or 0 where none is exchanged.')
 FLAGS.set_default('cohort_sizes', ['8', '32', '128'])
 
+_ORDERS = 'fixed', 'fast'
 _ANSWER = 'seconds: '  # What a line of a process begins with.
 
 QUICK = {**growth.QUICK, 'processes': ['1', '2'], 'cohort_sizes': ['4']}
@@ -60,8 +62,7 @@ class Part(NamedTuple):
 def work(part: Part) -> None:
   """Answers each line of standard input with the seconds of what it asks for.
 
-  A line is a number of clients, for one round of so many, or 0, for one mean of
-  the model over all processes.
+  A line is a name of `rounds`, or `mean`, of the model over all processes.
   """
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
@@ -73,25 +74,37 @@ def work(part: Part) -> None:
         f'localhost:{part.port}', part.processes, part.process)
     mesh = jax.make_mesh((part.processes,), ('clients',),
                          axis_types=(jax.sharding.AxisType.Auto,))
-  sizes = harness.numbers('cohort_sizes')
-  federation = growth.drawn(max(sizes))
-  share = 1 if part.port else part.processes
-  runs = {size: harness.Simulation(
-      growth.spec_of(cohort_size=size // share), federation, mesh)
-          for size in sizes}
-  asked = {size: functools.partial(run.advance, 1)
-           for size, run in runs.items()}
-  model = runs[sizes[0]].model
-  asked[0] = exchange(sum(x.size for x in jax.tree.leaves(model)), mesh)
+  asked, size = rounds(part, mesh)
+  asked['mean'] = exchange(size, mesh)
   for function in asked.values():
     function()  # Untimed: it compiles.
   print(f'{_ANSWER}0', flush=True)
   for line in sys.stdin:
     begin = time.perf_counter()
-    asked[int(line)]()
+    asked[line.strip()]()
     print(f'{_ANSWER}{time.perf_counter() - begin}', flush=True)
   if part.port:
     jax.distributed.shutdown()
+
+
+def rounds(part: Part, mesh: jax.sharding.Mesh | None
+           ) -> tuple[dict[str, Callable[[], None]], int]:
+  """Makes the rounds of a process, by `ORDER CLIENTS`.
+
+  Returns:
+    The rounds, and how many numbers the model has.
+  """
+  sizes = harness.numbers('cohort_sizes')
+  federation = growth.drawn(max(sizes))
+  share = 1 if part.port else part.processes
+  runs = {f'{order} {size}': harness.Simulation(growth.spec_of(
+      cohort_size=size // share, aggregation_order=order), federation, mesh)
+          for order in (_ORDERS if part.port else _ORDERS[:1])
+          for size in sizes}
+  model = next(iter(runs.values())).model
+  return ({name: functools.partial(run.advance, 1)
+           for name, run in runs.items()},
+          sum(x.size for x in jax.tree.leaves(model)))
 
 
 def exchange(size: int, mesh: jax.sharding.Mesh | None) -> Any:
@@ -126,7 +139,7 @@ class Group:
     """Waits until all have compiled."""
     self._slowest()
 
-  def ask(self, what: int) -> float:
+  def ask(self, what: str) -> float:
     """Seconds of the slowest; see `work`."""
     for process in self._started:
       assert process.stdin is not None
@@ -149,18 +162,14 @@ class Group:
 
 
 def measure(counts: Sequence[int], sizes: Sequence[int]
-            ) -> list[dict[str, float]]:
-  """Rounds of every number of processes, in turn.
-
-  Args:
-    counts: processes, the smallest first.
-    sizes: clients of a round; each count divides them.
+            ) -> dict[tuple[int, str], list[float]]:
+  """Seconds of every number of processes, all in turn.
 
   Returns:
-    For each count and size the numbers of its line.
+    By number of processes and what was asked: `ORDER CLIENTS` (one process has
+    one order), `alone CLIENTS` of those that exchange nothing, and `mean`.
   """
-  seconds: dict[tuple[int, int, bool], list[float]] = {}
-  means: dict[int, list[float]] = {count: [] for count in counts}
+  seconds: dict[tuple[int, str], list[float]] = {}
   with contextlib.ExitStack() as stack:
     groups = {(count, together): Group(count, together, stack)
               for count in counts for together in (True, False)
@@ -169,27 +178,43 @@ def measure(counts: Sequence[int], sizes: Sequence[int]
       group.wait()
     for _ in range(FLAGS.repeats):
       for (count, together), group in groups.items():
-        for size in sizes:
-          seconds.setdefault((count, size, together), []).append(
-              group.ask(size))
+        for order in _ORDERS if together else _ORDERS[:1]:
+          for size in sizes:
+            name = f'{order if together else "alone"} {size}'
+            seconds.setdefault((count, name), []).append(
+                group.ask(f'{order} {size}'))
         if together:
-          means[count].append(group.ask(0))
-  found = []
-  first = counts[0]
-  for count in counts:
-    for size in sizes:
-      alone = seconds[count, size, False]
-      whole = seconds.get((count, size, True), alone)
-      base = seconds.get((first, size, True), seconds[first, size, False])
-      median = statistics.median
-      found.append({
-          'processes': count, 'clients': size, 's/round': median(whole),
-          's/round, nothing exchanged': median(alone),
-          'exchange, %': 100 * median(
-              1 - a / w for a, w in zip(alone, whole, strict=True)),
-          'times as fast': median(
-              b / w for b, w in zip(base, whole, strict=True)),
-          'ms of a mean': 1e3 * median(means[count] or [0.0])})
+          seconds.setdefault((count, 'mean'), []).append(group.ask('mean'))
+  return seconds
+
+
+def line(seconds: Mapping[tuple[int, str], Sequence[float]], count: int,
+         size: int, first: int) -> dict[str, float]:
+  """What `count` processes take for a round of `size` clients.
+
+  Args:
+    seconds: of `measure`.
+    count: processes.
+    size: clients of a round.
+    first: the number of processes that the others are compared with.
+  """
+  def of(processes: int, order: str) -> Sequence[float]:
+    return seconds.get((processes, f'{order} {size}'),
+                       seconds[processes, f'alone {size}'])
+  def median(function: Callable[[float, float], float], one: str,
+             processes: int, other: str) -> float:
+    return statistics.median(map(
+        function, of(count, one), of(processes, other)))
+  found: dict[str, float] = {'processes': count, 'clients': size}
+  found['s, nothing exchanged'] = statistics.median(of(count, 'alone'))
+  for order in _ORDERS:
+    found[f's, {order}'] = statistics.median(of(count, order))
+    found[f'exchange, {order}, %'] = 100 * median(
+        lambda whole, alone: 1 - alone / whole, order, count, 'alone')
+    found[f'times as fast, {order}'] = median(
+        lambda whole, base: base / whole, order, first, order)
+  found['ms of a mean'] = 1e3 * statistics.median(
+      seconds.get((count, 'mean'), [0.0]))
   return found
 
 
@@ -204,12 +229,16 @@ def main() -> None:
     if bad := [count for count in counts if size % count]:
       raise ValueError(f'--cohort_sizes={size} must be a multiple of '
                        f'--processes={bad[0]}.')
-  found = measure(counts, sizes)
+  seconds = measure(counts, sizes)
+  found = [line(seconds, count, size, counts[0])
+           for count in counts for size in sizes]
   harness.report('processes', [
       [*found[0]], *([int(x) if name in ('processes', 'clients') else x
-                      for name, x in line.items()] for line in found)],
+                      for name, x in one.items()] for one in found)],
       {'task': {flag: FLAGS[flag].value for flag in (
-          'model', 'side', 'rows', 'batch', 'pool')}, 'lines': found})
+          'model', 'side', 'rows', 'batch', 'pool')}, 'lines': found,
+       'seconds': {f'{count}: {name}': values
+                   for (count, name), values in seconds.items()}})
 
 
 if __name__ == '__main__':
