@@ -5,7 +5,8 @@ python experiments/check_quickstart.py runs/quickstart --picture
 
 Exit code 1 if a mean or a deviation is not within a point of the table's, if
 FixMatch is not clearly above labels only, or if it is not stable over seeds.
-With --picture a run that passes is drawn for that page as well.
+With --picture a run that passes is drawn for experiments/results/README.md as
+well.
 """
 from __future__ import annotations
 

@@ -231,9 +231,22 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
 
 def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
     str, list[standing.Line]]]:
-  """The rows of the bench, and how they compare on each skew."""
-  bed = plan.beds()['clients']
+  """The rows of the bench, and how they compare on each skew.
+
+  Raises:
+    ValueError: if a row is not one that the bench has today, or a bound is
+      missing.
+  """
+  bed, known = plan.beds()['clients'], plan.entries()
   found = records.read(file, bed)
+  for name, record in found.items():
+    if name not in known:
+      raise ValueError(f'{file} has a row {name}, which the bench has not')
+    if keys := plan.differing(record.space, plan.space(known[name], bed)):
+      raise ValueError(f'the row {name} of {file} has other '
+                       f'{", ".join(keys)} than the bench')
+  if missing := [name for name in (plan.ALL, plan.FEW) if name not in found]:
+    raise ValueError(f'{file} has no row {" and no row ".join(missing)}')
   return found, records.compared(bed, found)
 
 

@@ -2,7 +2,8 @@
 
 python experiments/examples/without_flags.py
 
-Rows that are held out, `held`, belong to no client; `validation` takes them.
+Rows that are held out, `held`, belong to no client; with `validation=None` they
+are the validation set.
 """
 import numpy as np
 

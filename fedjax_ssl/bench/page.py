@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.bench import plan, records, standing
-from fedjax_ssl.core import imports
 
 _HEAD = ('rank', 'method', 'accuracy, %', 'gap closed', 'rounds to labels only',
          'worst tenth, %', 'MB up', 'MB down', 'passes', 'seconds')
@@ -17,7 +16,7 @@ _CURVES = 7  # Rows that are drawn beside the bounds.
 def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
              found: Mapping[str, records.Record], command: str,
              count: int = plan.CONFIGURATIONS, changed: Sequence[str] = (),
-             missing: Mapping[str, int] | None = None) -> str:
+             missing: Mapping[str, tuple[int, int]] | None = None) -> str:
   """Returns the page of a bed.
 
   Args:
@@ -29,7 +28,7 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
     changed: flags that were given to all runs besides the bed's; such a page
       does not count as the bench.
     missing: rows that were asked for and not tuned to the end, each with the
-      number of configurations that have a result.
+      number of configurations that have a result, and of all it has.
   """
   text = [f'# {records.VERSION}: {bed.name}', '', bed.about, '']
   if changed or count != plan.CONFIGURATIONS:
@@ -47,8 +46,9 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
                f'run failed or has not ended: {", ".join(lost)}.', '']
   if missing:
     text += ['Not in the table, as not all their configurations have a result: '
-             + ', '.join(f'`{name}` ({number} have)'
-                         for name, number in missing.items()) + '.', '']
+             + ', '.join(f'`{name}` ({number} of {every})'
+                         for name, (number, every) in missing.items()) + '.',
+             '']
   for file in sorted({record.stored for record in found.values()} - {''}):
     rows_of = [f'`{n}`' for n, record in found.items() if record.stored == file]
     text += [f'Taken from {file}, where other machines may have run them: '
@@ -118,7 +118,7 @@ def _search(lines: Mapping[str, Sequence[standing.Line]],
     values, space = record.tried, record.space
     spaces = {'learning_rate': space['learning_rate'], **space['knobs']}
     text.append(
-        f'| `{name}` | `{imports.short(plan.method_of(entry, best))}`, rate '
+        f'| `{name}` | `{plan.shown(plan.method_of(entry, best))}`, rate '
         f'{best.learning_rate:g} | {_percent(values.get(best.number))} | '
         f'{_percent(values.get(0))} | '
         + '; '.join(f'{knob} {", ".join(map(_short, choices))}'

@@ -20,9 +20,10 @@ from fedjax_ssl.core import checks, imports, registry
 CONFIGURATIONS = 8
 SEARCH_SEED = 1000  # Chooses configurations, and is used for nothing else.
 SEEDS = (0, 1, 2)
-# Of all draws. The first from 0 on with which every threshold and every weight
-# that most rows share is tried with one of the two small rates, where FixMatch
-# and labels only were best in `bench_v1` and `bench_v2`.
+# Seed of all draws. It was chosen: the smallest for which every threshold and
+# every weight that most rows share comes with a rate of .005 or .01, and no
+# draw is the default. At these rates FixMatch and labels only were best in
+# bench_v1 and bench_v2.
 _KEY = 22
 FEW, ALL = 'labels_only', 'all_labels'  # Entries that are the bounds.
 _HERE = pathlib.Path(__file__).parent
@@ -125,34 +126,55 @@ def own_entry(text: str) -> Entry:
   Raises:
     ValueError: if the text has another form.
   """
-  registry.parse(text)
-  short = text
-  if placed := imports.split(text):  # The name leaves out the file's folder.
-    text = placed._replace(place=imports.absolute(placed.place)).text
-    short = placed.name + placed.rest
+  named, knobs = registry.parse(text)
+  placed = imports.split(named)
+  # In one spelling, so that rows with equal knobs are one row. The name leaves
+  # out the place.
+  short = method = registry.written(placed.name if placed else named, knobs)
+  if placed:
+    method = f'{imports.absolute(placed.place)}:{short}'
   name = re.sub(r'[^\w.=-]+', '_', short).strip('_')
-  return Entry(name, text, {}, {}, tuple(beds()), '')
+  return Entry(name, method, {}, {}, tuple(beds()), '')
+
+
+def shown(method: str) -> str:
+  """Returns a method's text as tables have it, without a file's path.
+
+  The name of a module stays, as it is the same on all machines.
+  """
+  placed = imports.split(method)
+  return (imports.short(method) if placed and imports.is_file(placed.place)
+          else method)
 
 
 def space(entry: Entry, bed: Bed) -> dict[str, Any]:
   """Returns what a row is and what it is chosen from, as JSON has it.
 
-  Rows with equal ones are the same row. A method in a file of one's own is its
-  name and the SHA-256 of the code, wherever the file lies.
+  Rows with equal ones are the same row. A method in a file or module of one's
+  own is its name, and the SHA-256 of the code as `code`; where a file lies does
+  not count, nor does what the code imports.
 
   Raises:
     OSError: if such a file cannot be read.
+    ValueError: if such a module cannot be imported.
   """
-  found = {'method': entry.method, 'flags': dict(entry.flags),
+  found = {'method': shown(entry.method), 'flags': dict(entry.flags),
            'learning_rate': list(bed.rates),
            'knobs': {name: list(values)
                      for name, values in entry.knobs.items()}}
   placed = imports.split(entry.method)
   if placed and imports.is_file(placed.place):
-    found['method'] = imports.short(entry.method)
     found['code'] = hashlib.sha256(
         pathlib.Path(placed.place).expanduser().read_bytes()).hexdigest()
+  elif placed and (code := imports.hashes([placed.place])):
+    found['code'] = code[placed.place]
   return found
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+  """Returns what two spaces differ in, in words."""
+  return [key.replace('_', ' ') for key in {**one, **other}
+          if one.get(key) != other.get(key)]
 
 
 def from_space(name: str, given: Mapping[str, Any]) -> Entry:
@@ -197,10 +219,10 @@ def configurations(entry: Entry, bed: Bed, count: int = CONFIGURATIONS
                    ) -> list[Configuration]:
   """Draws the configurations of an entry on a bed; the same in every process.
 
-  Rows that have a knob with the same values draw the same of them in the same
-  order, and so do all rows of the bed's rates: else rows would differ by luck,
-  as a good rate and weight that come together for the one do not for the other.
-  Of these draws a row leaves out its default and what it has had.
+  All rows draw the bed's rates in one order, and rows that have a knob with the
+  same values draw these in one order. With draws of their own rows would differ
+  by luck: a good rate would meet a good weight in one row and not in another. A
+  row leaves out draws that are its default, and those that it has had.
 
   Args:
     entry: its knobs are drawn. Each value of a knob comes once before any comes

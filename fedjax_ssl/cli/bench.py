@@ -16,10 +16,13 @@ table. A method with knobs becomes a row of its own, and only its learning rate
 is tuned.
 
 Rows of a BED.json that an earlier bench has written enter the table by --stored
-and stay in it. They are not run again, unless method, code, or what is tuned is
-not what it was. Flags after `--` change every run; the page then says that it
-is not the bench, and later commands for this folder must have the same. Exit
-code 1: some run failed, and its row is left out; 2: refused; 130: interrupted.
+and stay in it; a row that is finished in OUT itself stays what it is. A stored
+row is run again only if its method, the file or module of your own code, or
+what is tuned has changed. The library's own commit is not compared: the page of
+the stored results names each row's. Rows of other data are refused. Flags after
+`--` change every run; the page then says that it is not the bench, and later
+commands for this folder must have the same. Exit code 1: some run failed, and
+its row stands only where it has a result; 2: refused; 130: interrupted.
 """
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ import json
 import pathlib
 import shlex
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.bench import page, picture, plan, records, standing
+from fedjax_ssl.bench import page, picture, plan, records, standing, tables
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
@@ -41,6 +45,13 @@ from fedjax_ssl.core import checks, imports, knobs
 from fedjax_ssl.report import printing
 
 _CHANGED = 'changed.json'  # Holds the flags after `--`, one file a folder.
+
+
+class _Data(NamedTuple):
+  """What the bench needs of the data set."""
+
+  labels: np.ndarray  # int[D], classes of all training rows.
+  digest: str  # As runs store it.
 
 
 @arguments.refusing
@@ -64,15 +75,19 @@ def main(argv: Sequence[str]) -> int:
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser = arguments.Parser('bench', __doc__)
-  parser.add_argument('bed', metavar='BED',
+  parser.usage = ('%(prog)s BED [ROW ...] --out=OUT [--NAME=VALUE ...] '
+                  '[-- FLAGS]')
+  # Both may be missing, so that one message names both.
+  parser.add_argument('bed', metavar='BED', nargs='?',
                       help=f'one of {", ".join(plan.beds())}')
   parser.add_argument('rows', nargs='*', default=[], metavar='ROW',
                       help='a row of the bench, or a method with knobs; '
                       'default: all rows')
-  parser.add_argument('--out', required=True, help='folder of all runs')
+  parser.add_argument('--out', help='folder of all runs')
   parser.add_argument('--slots', type=int, default=1,
-                      help='runs at a time (default: 1); if there are cores '
-                      'for all, each has its share, and as many devices')
+                      help='runs at a time (default: 1); with at least as many '
+                      'cores, each run gets an equal share of them, and as '
+                      'many devices')
   parser.add_argument('--configurations', type=int, metavar='N',
                       default=plan.CONFIGURATIONS, help='tried of each row '
                       f'(default: {plan.CONFIGURATIONS})')
@@ -86,7 +101,12 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help='print the commands of all tries and stop')
   parser.add_argument('--status', action='store_true',
                       help='print where each row stands and stop')
-  return parser.parse_intermixed_args(argv)
+  args = parser.parse_intermixed_args(argv)
+  given = {'BED': args.bed, '--out': args.out}
+  if missing := [name for name, value in given.items() if value is None]:
+    parser.error('the following arguments are required: '
+                 f'{", ".join(missing)}')
+  return args
 
 
 class _Bench:
@@ -108,7 +128,7 @@ class _Bench:
     self._args, self._changed = args, changed
     self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
     self._check_changed()
-    from fedjax_ssl import methods  # Imports JAX, which --help can do without.
+    from fedjax_ssl import methods  # Every method; --help can do without.
     self._entries = plan.chosen(args.rows, self._bed)
     for entry in self._entries:
       try:
@@ -116,7 +136,7 @@ class _Bench:
       except checks.FieldError as error:  # ROW is no flag.
         raise ValueError(error.text()) from error
     self._check_code()
-    self._stored = self._tables()
+    self._stored = self._needing_no_run()
     cells_lib.check_flags(args.python, [
         self._cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
@@ -142,6 +162,7 @@ class _Bench:
   def _check_code(self) -> None:
     """Raises ValueError if a row has runs here with other code of one's own."""
     from fedjax_ssl.training import workdir
+    instead = 'give another folder, or the function another name.'
     for entry in self._entries:
       code, placed = (plan.space(entry, self._bed).get('code'),
                       imports.split(entry.method))
@@ -152,38 +173,74 @@ class _Bench:
         config = workdir.read_config(file.parent)
         method = str(config['flags']['method'])
         was, known = imports.split(method), config['facts'].get('code', {})
-        if was is None or was.place != placed.place or (
-            known and code not in known.values()):
+        if was is None or was.place != placed.place:
           raise ValueError(
-              f'--out={self._args.out} holds runs of {entry.name} with other '
-              f'code, {method}; give another folder, or the function another '
-              'name.')
+              f'--out={self._args.out} holds runs of {entry.name} from '
+              f'{was.place if was else method}, not {placed.place}; {instead}')
+        if known and code not in known.values():
+          raise ValueError(
+              f'{entry.name} in --out={self._args.out} was run with an earlier '
+              f'version of {placed.place}; {instead}')
 
-  def _tables(self) -> dict[str, records.Record]:
-    """Reads the rows of stored tables that need no run here."""
+  def _needing_no_run(self) -> dict[str, records.Record]:
+    """Reads the rows of tables that need no run here.
+
+    Returns:
+      By name the rows of stored tables, except those that are finished in the
+      folder. Such a row is there itself if its runs are gone.
+
+    Raises:
+      FieldError: if a table cannot be read, or a row is of other data.
+    """
+    kept = self._kept(say=True)
+    mine = {name: record for name, record in kept.items() if not record.stored}
+    known = self._known_data(mine)
     found: dict[str, records.Record] = {}
     for text in self._args.stored:
       file = pathlib.Path(text)
       if self._table.exists() and file.exists() and file.samefile(self._table):
         continue
-      table = records.read(file, self._bed, self._args.configurations,
-                           self._changed)
-      for name, record in table.items():
+      for name, record in self._reader.read(file).items():
         if name in found:
           continue
-        if self._counts(name, record):
-          found[name] = record._replace(stored=record.stored or file.name)
-        else:
-          printing.say(f'The row {name} of {file} does not count: it is '
-                       f'{record.entry.method}, with other code or tuned '
-                       'otherwise than here.', stream=sys.stderr)
-    return {name: record for name, record in self._kept().items()
-            if record.stored} | found
+        if name in mine and (keys := plan.differing(
+            mine[name].space, record.space)):
+          tables.say_lost(name, file, keys, f'in {self._table}')
+          continue
+        tables.check_data(file, name, record, known)
+        found[name] = record._replace(
+            stored=record.stored or tables.last_two(file))
+    found = {name: record for name, record in kept.items()
+             if record.stored} | found
+    return {name: self._whole(mine.get(name)) or record
+            for name, record in found.items()
+            if name not in self._known or not self._is_finished(
+                self._known[name])}
 
-  def _counts(self, name: str, record: records.Record) -> bool:
-    """Whether a table's row is the one that has this name here."""
-    return name not in self._known or record.space == plan.space(
-        self._known[name], self._bed)
+  def _whole(self, record: records.Record | None) -> records.Record | None:
+    """Returns a record if it has all skews, else None."""
+    return record if record and {*record.measured} == {*self._bed.skews} else (
+        None)
+
+  def _is_finished(self, entry: plan.Entry) -> bool:
+    """Whether all runs of a row are done in the folder."""
+    tried = self._tried(entry)
+    return len(tried) == len(self._tries(entry)) and all(
+        map(self._done, self._finals(entry, standing.choose(tried))))
+
+  def _known_data(self, mine: Mapping[str, records.Record]
+                  ) -> dict[str, tuple[str, str]]:
+    """Returns, by the hash of data of one's own rows, a row and its place."""
+    from fedjax_ssl.training import workdir
+    found = {digest: (name, str(self._table)) for name, record in mine.items()
+             for digest in record.data.values()}
+    if self._args.stored:
+      for file in self._out.glob(f'{self._bed.name}__*/config.json'):
+        config = workdir.read_config(file.parent)
+        if digest := config['facts'].get('data_hash'):
+          found.setdefault(
+              digest, (file.parent.name.split('__')[1], str(self._out)))
+    return found
 
   @functools.cached_property
   def _known(self) -> dict[str, plan.Entry]:
@@ -191,29 +248,45 @@ class _Bench:
     return {e.name: e for e in (
         *plan.chosen((), self._bed), *self._entries)}
 
+  @functools.cached_property
+  def _reader(self) -> tables.Reader:
+    return tables.Reader(self._bed, self._args.configurations, self._changed,
+                         self._known)
+
   @property
   def _table(self) -> pathlib.Path:
     """The folder's own table."""
     return self._out / f'{self._bed.name}.json'
 
-  def _kept(self) -> dict[str, records.Record]:
+  def _kept(self, say: bool = False) -> dict[str, records.Record]:
     """Reads the rows of the folder's own table that count.
+
+    Args:
+      say: whether to print a line for each row that does not.
 
     Returns:
       The rows by name; {} if it is no table of this bench.
     """
     try:
-      table = records.read(self._table, self._bed, self._args.configurations,
-                           self._changed, whole=False)
+      return self._reader.read(self._table, whole=False, say=say)
     except checks.FieldError:
       return {}
-    return {name: record for name, record in table.items()
-            if self._counts(name, record)}
 
   def check_data(self) -> None:
-    """Raises ValueError if the data are not there, before five runs do so."""
-    if self._to_run():
-      _ = self._labels
+    """Raises ValueError for data that are not there, or not a table's.
+
+    Without this check five runs would find so, one after the other.
+    """
+    if not self._to_run():
+      return
+    ours = self._data.digest
+    for name, record in self._stored.items():
+      for digest in record.data.values():
+        if digest != ours:
+          raise ValueError(
+              f'The row {name} of {record.stored or self._table} was run on '
+              f'other data than {self._args.data_dir or "the data folder"} has '
+              'under this name: rows of both cannot be compared.')
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
@@ -221,11 +294,7 @@ class _Bench:
     (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
     disk.replace(self._out / _CHANGED,
                  (json.dumps(self._changed) + '\n').encode())
-    if self._table.exists() and not self._kept():
-      old = self._table.with_suffix('.json.old')
-      self._table.replace(old)
-      printing.say(f'{self._table} has no row that counts here; it is kept as '
-                   f'{old}.', stream=sys.stderr)
+    self._reader.keep(self._table)
 
   def commands(self) -> str:
     """Returns the commands of all tries; later runs depend on their results."""
@@ -242,7 +311,7 @@ class _Bench:
     for entry in self._entries:
       if entry.name in self._stored:
         stored = self._stored[entry.name].stored
-        lines.append(f'{entry.name:24} in {stored}')
+        lines.append(f'{entry.name:24} in {stored or self._table.name}')
         continue
       tried = self._tried(entry)
       wanted = len(self._tries(entry))
@@ -320,16 +389,20 @@ class _Bench:
     if len(tried) < len(self._tries(entry)):
       return None
     best = standing.choose(tried)
-    measured, environments = {}, {}
+    measured, environments, data = {}, {}, {}
     for skew in self._bed.skews:
       run = plan.final_run(entry, self._bed, skew, best)
       if self._done(run):
         folder = self._out / run.name
-        measured[skew] = standing.measure(folder, entry, best, self._labels)
-        environments[skew] = workdir.read_config(folder)['environment']
+        measured[skew] = standing.measure(
+            folder, entry, best, self._data.labels)
+        config = workdir.read_config(folder)
+        environments[skew] = config['environment']
+        if digest := config['facts'].get('data_hash'):
+          data[skew] = digest
     return records.Record(
         plan.space(entry, self._bed), {c.number: v for c, v in tried}, measured,
-        environments)
+        environments, data=data)
 
   def _write(self) -> dict[str, list[standing.Line]]:
     """Writes the table of all rows that are finished, and returns it."""
@@ -338,12 +411,13 @@ class _Bench:
              if (record := self._found(entry)) is not None}
     # Another bench may have added rows meanwhile, and runs may be gone.
     for name, record in {**self._kept(), **self._stored}.items():
-      found.setdefault(name, record)
+      found[name] = found.get(name, record).with_skews_of(record)
     lines = records.compared(self._bed, found)
     text = page.markdown(
         self._bed, lines, found, self._command(), self._args.configurations,
-        self._changed, {e.name: len(self._tried(e)) for e in self._entries
-                        if e.name not in found})
+        self._changed,
+        {e.name: (len(self._tried(e)), len(self._tries(e)))
+         for e in self._entries if e.name not in found})
     stored = records.written(self._bed, lines, found,
                              self._args.configurations, self._changed)
     disk.replace_all(self._out, {f'{self._bed.name}.md': text.encode(),
@@ -381,10 +455,12 @@ class _Bench:
         ['fedjax-ssl', 'bench', self._bed.name, *args.rows, *given])
 
   @functools.cached_property
-  def _labels(self) -> np.ndarray:
-    """Returns int[D], classes of all training rows of the bed's data set."""
+  def _data(self) -> _Data:
+    """Reads the bed's data set."""
     from fedjax_ssl import data
+    from fedjax_ssl.running import job
     flags = dict(flag.removeprefix('--').split('=', 1) for flag in (
         *(f'--{k}={v}' for k, v in self._bed.flags.items()), *self._changed))
-    return np.asarray(
-        data.load(flags['dataset'], self._args.data_dir).train.labels)
+    found = data.load(flags['dataset'], self._args.data_dir,
+                      split=flags['split'])
+    return _Data(np.asarray(found.train.labels), job.data_hash(found))

@@ -13,6 +13,7 @@ from absl.testing import absltest, parameterized
 from fedjax_ssl import config, methods
 from fedjax_ssl.bench import plan
 from fedjax_ssl.core import registry
+from fedjax_ssl.methods import uda
 from fedjax_ssl.running import dealing, settings
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
@@ -147,6 +148,24 @@ class ChosenTest(absltest.TestCase):
   def test_own(self):
     found = plan.chosen(['fixmatch(threshold=0.9)'], BEDS['clients'])[-1]
     self.assertEqual(found.method, 'fixmatch(threshold=0.9)')
+
+  def test_one_spelling(self):
+    """Equal knobs are one row, however they are written."""
+    first, second = (plan.own_entry(text) for text in (
+        'fixmatch(threshold=.9,mu=1)', ' fixmatch( threshold=0.90, mu=1 )'))
+    self.assertEqual(first, second)
+    self.assertEqual(first.method, 'fixmatch(threshold=0.9, mu=1)')
+    self.assertEqual(first.name, 'fixmatch_threshold=0.9_mu=1')
+
+  def test_a_module(self):
+    """It keeps its name, and its code is known."""
+    entry = plan.own_entry('fedjax_ssl.methods.uda:uda(threshold=.5)')
+    self.assertEqual(entry.name, 'uda_threshold=0.5')
+    space = plan.space(entry, BEDS['clients'])
+    self.assertEqual(space['method'],
+                     'fedjax_ssl.methods.uda:uda(threshold=0.5)')
+    self.assertEqual(space['code'], hashlib.sha256(
+        pathlib.Path(uda.__file__).read_bytes()).hexdigest())
 
   def test_unknown(self):
     with self.assertRaisesRegex(ValueError, "Did you mean 'fixmatch'"):

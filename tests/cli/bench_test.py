@@ -8,11 +8,13 @@ import shlex
 import shutil
 import sys
 
-import numpy as np
 import pytest
 
-from fedjax_ssl import cli
-from fedjax_ssl.bench import plan, records, standing
+from fedjax_ssl import cli, data
+from fedjax_ssl.bench import plan
+from fedjax_ssl.running import job
+from tests.bench import made_up
+from tests.bench.made_up import BED, COUNT
 
 # Stands for the interpreter: trains in no time, and the better the nearer the
 # rate is to .05; fixmatch has 20 points more on test rows. Not started by its
@@ -51,10 +53,7 @@ with open(folder + '/config.json', 'w') as file:
 """
 
 
-COUNT = 3
-TRIES = (f'--configurations={COUNT}',)
-CHANGED = (*TRIES, '--', '--dataset=digits')
-BED = plan.beds()['clients']
+CHANGED = (f'--configurations={COUNT}', '--', *made_up.CHANGED)
 
 
 @pytest.fixture
@@ -69,7 +68,9 @@ def bench(tmp_path, capsys):
   def run(*given):
     words = list(given)
     cut = words.index('--') if '--' in words else len(words)
-    words[cut:cut] = [f'--python={trainer}', f'--out={tmp_path / "out"}']
+    words[cut:cut] = [f'--python={trainer}', *(
+        [] if any(word.startswith('--out=') for word in words) else
+        [f'--out={tmp_path / "out"}'])]
     code = cli.main(['bench', *words])
     return (code, *capsys.readouterr())
   return run
@@ -79,20 +80,6 @@ def bench(tmp_path, capsys):
 def out(tmp_path):
   """Where the bench of `bench` writes."""
   return tmp_path / 'out'
-
-
-@pytest.fixture(scope='module')
-def finished() -> dict:
-  """The stored table of one row, made up."""
-  entry = plan.entries()['fixmatch']
-  lines = {skew: standing.compare([standing.Measured(
-      entry, plan.configurations(entry, BED, COUNT)[0], np.ones(3), (4,),
-      np.ones((3, 1)), np.ones(3), None, None, None, None, ())])
-           for skew in BED.skews}
-  return json.loads(records.written(BED, lines, {'fixmatch': records.Record(
-      plan.space(entry, BED), dict.fromkeys(range(COUNT), .5),
-      {skew: line.measured for skew, (line,) in lines.items()},
-      dict.fromkeys(lines, {}))}, COUNT, ['--dataset=digits']))
 
 
 def started(folder: pathlib.Path) -> list[str]:
@@ -166,7 +153,7 @@ def test_stored_rows_are_not_run_again(bench, out, tmp_path):
   stored = f'--stored={file}'
   _, said, _ = bench('clients', 'fixmatch', stored, '--status', *CHANGED)
   assert [line.split()[1:] for line in said.splitlines()] == [
-      ['in', 'clients.json']] * 3
+      ['in', f'{tmp_path.name}/clients.json']] * 3
   assert 'Nothing is to be run' in bench(
       'clients', 'fixmatch', stored, '--dry_run', *CHANGED)[1]
   assert bench('clients', stored, 'fedprox', *CHANGED)[0] == 0
@@ -174,7 +161,8 @@ def test_stored_rows_are_not_run_again(bench, out, tmp_path):
   assert without_origin(out) == whole
   again = (out / 'clients.md').read_text()
   assert again.startswith(table[0].split('Accuracy is')[0])
-  assert 'Taken from clients.json' in again and '`fixmatch`.' in again
+  assert f'Taken from {tmp_path.name}/clients.json,' in again
+  assert '`fixmatch`.' in again
   assert again.splitlines()[-5:] == table[1].splitlines()[-5:]
   # Its rows stay in the folder's table.
   ran = started(out)
@@ -193,14 +181,15 @@ def without_origin(folder: pathlib.Path) -> dict:
 
 
 def test_stored_rows_of_other_choices_do_not_count(
-    bench, out, tmp_path, finished):
+    bench, out, tmp_path):
   """They are run, as are those of another method of the same name."""
   file = tmp_path / 'clients.json'
-  changed = json.loads(json.dumps(finished))
+  changed = made_up.table()
   changed['tuned']['fixmatch']['space']['flags'] = {'cohort_size': 3}
   file.write_text(json.dumps(changed))
   code, _, errors = bench('clients', 'fixmatch', f'--stored={file}', *CHANGED)
-  assert code == 0 and f'The row fixmatch of {file} does not count' in errors
+  assert code == 0 and (f'The row fixmatch of {file} does not count: other '
+                        'flags than here.') in errors
   assert any('fixmatch' in name for name in started(out))
   assert rows(out, 'mild')['fixmatch']['accuracy'] != [1., 1., 1.]
 
@@ -219,11 +208,16 @@ def test_own_rows_stay_though_their_file_is_gone(bench, out, tmp_path):
   assert started(out) == ran and rows(out, 'mild') == table
   own.write_text(text + '# Edited.\n')
   code, _, errors = bench('clients', f'{own}:mine', *CHANGED)
-  assert code == 2 and 'holds runs of mine with other code' in errors
+  assert code == 2 and f'was run with an earlier version of {own}' in errors
+  shutil.copy(own, tmp_path / 'moved.py')
+  code, _, errors = bench('clients', f'{tmp_path}/moved.py:mine', *CHANGED)
+  assert code == 2 and (
+      f'holds runs of mine from {own}, not {tmp_path}/moved.py;') in errors
   shutil.rmtree(out)
   code, _, errors = bench(
       'clients', f'{own}:mine', f'--stored={file}', *CHANGED)
-  assert code == 0 and 'The row mine of' in errors
+  assert code == 0
+  assert f'The row mine of {file} does not count: other code than' in errors
   assert {name.split('__')[1] for name in started(out)} == {'mine'}
 
 
@@ -243,6 +237,149 @@ def test_own_rows_are_known_by_their_code_wherever_it_is(
   assert 'mine' in rows(out, 'mild')
 
 
+def test_a_row_of_a_module_is_read_again(bench, out, tmp_path, monkeypatch):
+  """And other code of it is another row."""
+  package = tmp_path / 'bench_rows'
+  package.mkdir()
+  (package / '__init__.py').touch()
+  own = package / 'own.py'
+  own.write_text('from fedjax_ssl.methods.fixmatch import fixmatch as mine\n')
+  monkeypatch.syspath_prepend(str(tmp_path))
+  row = 'bench_rows.own:mine(threshold=0.9)'
+  assert bench('clients', row, *CHANGED)[0] == 0
+  table = rows(out, 'mild')
+  assert table['mine_threshold=0.9']['method'] == row
+  file = shutil.copy(out / 'clients.json', tmp_path)
+  shutil.rmtree(out)
+  stored = f'--stored={file}'
+  code, _, errors = bench('clients', row, stored, *CHANGED)
+  assert code == 0 and not errors
+  assert not (out / 'started').exists() and rows(out, 'mild') == table
+  shutil.rmtree(out)
+  own.write_text(own.read_text() + '# Edited.\n')
+  code, _, errors = bench('clients', row, stored, '--status', *CHANGED)
+  assert code == 0 and (f'The row mine_threshold=0.9 of {file} does not count: '
+                        'other code than here.') in errors
+
+
+def test_numbers_stay_though_only_final_runs_are_gone(bench, out):
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  table = json.loads((out / 'clients.json').read_text())
+  for skew in ('strong', 'mild'):
+    for config in out.glob(f'clients__fixmatch__{skew}__*/config.json'):
+      shutil.rmtree(config.parent)
+    assert bench('clients', 'labels_only', *CHANGED)[0] == 0
+    assert json.loads((out / 'clients.json').read_text()) == table
+
+
+def _edit(file: pathlib.Path, name: str, flags: dict | None = None, **values
+          ) -> None:
+  """Gives a row of a table other flags, and other values on all skews."""
+  stored = json.loads(file.read_text())
+  if flags:
+    stored['tuned'][name]['space']['flags'] = flags
+  for found in stored['rows'].values():
+    for row in found:
+      if row['row'] == name:
+        row.update(values)
+  file.write_text(json.dumps(stored))
+
+
+def _without(file: pathlib.Path, name: str) -> None:
+  """Takes a row from a table."""
+  stored = json.loads(file.read_text())
+  del stored['tuned'][name]
+  stored['rows'] = {skew: [row for row in found if row['row'] != name]
+                    for skew, found in stored['rows'].items()}
+  file.write_text(json.dumps(stored))
+
+
+def test_own_finished_rows_are_not_replaced_by_stored_ones(
+    bench, out, tmp_path):
+  """A row that is not finished comes from the stored table."""
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  ran, table = started(out), rows(out, 'mild')
+  file = pathlib.Path(shutil.copy(out / 'clients.json', tmp_path))
+  _edit(file, 'fixmatch', accuracy=[.1, .1, .1])
+  call = ('clients', 'fixmatch', f'--stored={file}', *CHANGED)
+  assert bench(*call)[0] == 0
+  assert started(out) == ran and rows(out, 'mild') == table
+  # So is one whose runs are gone, and it is not run again.
+  for config in out.glob('clients__fixmatch__*/config.json'):
+    shutil.rmtree(config.parent)
+  assert bench(*call)[0] == 0
+  assert started(out) == ran and rows(out, 'mild') == table
+  os.remove(out / 'clients.json')
+  assert bench(*call)[0] == 0
+  assert started(out) == ran
+  assert rows(out, 'mild')['fixmatch']['accuracy'] == [.1, .1, .1]
+
+
+def test_rows_that_do_not_count_are_named(bench, out, tmp_path):
+  """A stored one of another space, and one's own that stops counting."""
+  name = 'fixmatch_threshold=0.9'
+  assert bench('clients', 'fixmatch(threshold=0.9)', *CHANGED)[0] == 0
+  table = rows(out, 'mild')
+  file = pathlib.Path(shutil.copy(out / 'clients.json', tmp_path))
+  _edit(file, name, {'cohort_size': 3}, accuracy=[.1, .1, .1])
+  code, _, errors = bench(
+      'clients', 'labels_only', f'--stored={file}', *CHANGED)
+  assert code == 0 and rows(out, 'mild') == table
+  assert errors == (f'The row {name} of {file} does not count: other flags '
+                    f'than in {out}/clients.json.\n')
+  _edit(out / 'clients.json', 'labels_only', {'labels': 'all'})
+  code, _, errors = bench('clients', 'all_labels', *CHANGED)
+  assert code == 0 and errors == (
+      f'The row labels_only of {out}/clients.json does not count: other flags '
+      'than here.\n')
+
+
+def _on_data(folder: pathlib.Path, digest: str) -> None:
+  """Has runs say that their data have this hash."""
+  for file in folder.glob('clients__*/config.json'):
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {'facts': {'data_hash': digest}}))
+
+
+def test_refuses_rows_of_other_data(bench, out, tmp_path):
+  """Than those of another table, of runs here, or than the data here."""
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  assert 'data' not in rows(out, 'mild')['fixmatch']
+  bounds, row = (pathlib.Path(shutil.copy(
+      out / 'clients.json', tmp_path / name)) for name in ('one', 'two'))
+  _without(bounds, 'fixmatch')
+  _edit(bounds, 'labels_only', data='a')
+  stored = [f'--stored={file}' for file in (bounds, row)]
+  _edit(row, 'fixmatch', data='a')
+  there = (f'--out={tmp_path}/there', '--status', *CHANGED)
+  assert bench('clients', 'fixmatch', *stored, *there)[0] == 0
+  _edit(row, 'fixmatch', data='b')
+  code, _, errors = bench('clients', 'fixmatch', *stored, *there)
+  assert code == 2 and errors == (
+      f'error: --stored={row}: the row fixmatch was run on other data than the '
+      f'row labels_only of {bounds}: they cannot be compared.\n')
+  _on_data(out, 'c')
+  code, _, errors = bench('clients', 'fixmatch', stored[1], *CHANGED)
+  assert code == 2 and f'--stored={row}: the row fixmatch was' in errors
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  assert {found['data'] for skew in BED.skews
+          for found in rows(out, skew).values()} == {'c'}
+
+
+def test_refuses_to_run_rows_beside_those_of_other_data(
+    bench, out, tmp_path):
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  file = pathlib.Path(shutil.copy(out / 'clients.json', tmp_path))
+  shutil.rmtree(out)
+  call = ('clients', 'fedprox', f'--stored={file}', *CHANGED)
+  _edit(file, 'labels_only', data='b')
+  code, _, errors = bench(*call)
+  assert code == 2 and 'The row labels_only of' in errors
+  assert len(errors.splitlines()) == 1 and not out.exists()
+  _edit(file, 'labels_only', data=job.data_hash(data.load('digits')))
+  assert bench(*call)[0] == 0
+
+
 def test_rows_stay_in_the_folders_table(bench, out):
   """Though runs are gone, or only one skew has a result."""
   assert bench('clients', 'fixmatch', 'uda(threshold=0.5)', *CHANGED)[0] == 1
@@ -257,62 +394,22 @@ def test_rows_stay_in_the_folders_table(bench, out):
   code, _, errors = bench('clients', 'labels_only', '--configurations=2',
                           *CHANGED[1:])
   assert code == 0 and 'is kept as' in errors
+  assert '--configurations 3, this bench with 2' in errors
   assert 'fixmatch' in (out / 'clients.json.old').read_text()
+  # A table that was kept before stays what it is.
+  code, _, errors = bench('clients', 'labels_only', *CHANGED)
+  assert code == 0 and f'is kept as {out}/clients.json.old.1.' in errors
+  assert 'fixmatch' in (out / 'clients.json.old').read_text()
+  # One without rows is not kept.
+  stored = json.loads((out / 'clients.json').read_text())
+  (out / 'clients.json').write_text(json.dumps(stored | {
+      'configurations': 2, 'tuned': {}, 'rows': dict.fromkeys(BED.skews, [])}))
+  code, _, errors = bench('clients', 'labels_only', *CHANGED)
+  assert code == 0 and not errors
+  assert not (out / 'clients.json.old.2').exists()
   (out / 'changed.json').write_text('5')
   code, _, errors = bench('clients', 'labels_only', *CHANGED)
   assert code == 2 and 'changed.json is damaged' in errors
-
-
-def _row(finished: dict, **values) -> dict:
-  first, *others = BED.skews
-  return {'rows': {first: [finished['rows'][first][0] | values],
-                   **{skew: finished['rows'][skew] for skew in others}}}
-
-
-def _space(finished: dict, **values) -> dict:
-  return finished['tuned']['fixmatch']['space'] | values
-
-
-def _tuned(finished: dict, **values) -> dict:
-  return {'tuned': {'fixmatch': finished['tuned']['fixmatch'] | values}}
-
-
-@pytest.mark.parametrize('change, said', [
-    (lambda _: {'version': 'bench_v1'}, 'the version bench_v1, this bench'),
-    (lambda _: {'changed': []},
-     'the flags behind -- none, this bench with --dataset=digits'),
-    (lambda _: {'seeds': [0, 1]}, 'the seeds 0 1, this bench with 0 1 2'),
-    (lambda _: {'rows': {}}, 'is damaged'),
-    (lambda _: {'tuned': None}, 'is damaged'),
-    (lambda f: _tuned(f, tried={'0': .5}), 'its 3 configurations'),
-    (lambda f: _tuned(f, tried={'7': .5, '8': .5, '9': .5}),
-     'its 3 configurations'),
-    (lambda f: _tuned(f, tried={'k': .5}), 'is damaged'),
-    (lambda f: _tuned(f, space={}), 'is damaged'),
-    (lambda f: _tuned(f, space=_space(f, learning_rate=[.5, .1])),
-     'other learning rates'),
-    (lambda f: _tuned(f, space=_space(f, knobs={'threshold': [1, 1]})),
-     'the values (1, 1) of threshold'),
-    (lambda f: _row(f, accuracy=[93, 93, 94]), '93 is no share of 1'),
-    (lambda f: _row(f, accuracy=[.9, .8]), 'another number of values'),
-    (lambda f: _row(f, accuracy=.5), '0.5 is no list'),
-    (lambda f: _row(f, curves=[[.5], [.5], []]), 'is damaged'),
-    (lambda f: _row(f, rounds=[4, 8]), 'another number of values'),
-    (lambda f: _row(f, seconds='58'), "'58' is no number"),
-    (lambda f: _row(f, notes='hi'), 'are no texts'),
-    (lambda f: _row(f, notes=[1]), 'are no texts'),
-    (lambda f: _row(f, learning_rate=7), 'is not fixmatch'),
-    (lambda f: {'rows': {skew: 2 * rows for skew, rows in f['rows'].items()}},
-     'is there 2 times'),
-])
-def test_refuses_stored_rows_of_another_bench(
-    bench, out, tmp_path, finished, change, said):
-  file = tmp_path / 'clients.json'
-  file.write_text(json.dumps(finished | change(finished)))
-  code, _, errors = bench('clients', 'fixmatch', f'--stored={file}', *CHANGED)
-  assert code == 2 and len(errors.splitlines()) == 1 and said in errors
-  assert f'--stored={file}' in errors
-  assert not out.exists()
 
 
 def test_refuses_two_rows_of_one_name(bench, out, tmp_path):
@@ -331,8 +428,17 @@ def test_row_that_fails_is_left_out(bench, out):
   assert 'it fell over' in said
   assert [*rows(out, 'mild')] == ['all_labels', 'fixmatch', 'labels_only']
   assert 'Without a result, as a run failed or has not ended: `uda`' in said
-  assert 'not all their configurations have a result: `moon` (0 have).' in said
+  assert 'not all their configurations have a result: `moon` (0 of 3).' in said
   assert '--configurations=3' in said
+
+
+def test_names_all_that_is_missing(capsys):
+  for words, said in (((), 'BED, --out;'), (('clients',), 'required: --out;'),
+                      (('--out=here',), 'required: BED;')):
+    with pytest.raises(SystemExit) as ended:
+      cli.main(['bench', *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('words, said', [

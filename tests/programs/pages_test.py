@@ -151,6 +151,35 @@ def test_a_new_setting_shows_up_by_itself(copy, monkeypatch):
   assert '| `moons` | Two moons. |' in text
 
 
+def _other_space(stored):
+  stored['tuned']['uda']['space']['flags'] = {'cohort_size': 3}
+
+
+def _other_row(stored):
+  stored['tuned']['old'] = stored['tuned'].pop('uda')
+  for rows in stored['rows'].values():
+    for row in rows:
+      row['row'] = row['row'].replace('uda', 'old')
+
+
+def _no_bound(stored):
+  del stored['tuned']['all_labels']
+  stored['rows'] = {skew: [row for row in rows if row['row'] != 'all_labels']
+                    for skew, rows in stored['rows'].items()}
+
+
+@pytest.mark.parametrize('change, said', [
+    (_other_space, 'the row uda of'), (_other_row, 'has a row old,'),
+    (_no_bound, 'has no row all_labels')])
+def test_a_bench_that_is_not_todays_is_refused(copy, capsys, change, said):
+  file = copy / 'experiments' / 'results' / f'{pages._BENCH}.json'
+  stored = json.loads(file.read_text())
+  change(stored)
+  file.write_text(json.dumps(stored))
+  assert pages.main([], copy) == 2
+  assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('text', ['', '<!-- index: made by '
                                   'experiments/pages.py, do not edit -->'])
 def test_lost_marks_are_named(copy, text, capsys):

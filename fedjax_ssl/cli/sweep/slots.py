@@ -55,7 +55,7 @@ class Sweep:
     """Nothing runs before `run`; values of `env` may hold {slot}."""
     self._out, self._cells = out, list(cells)
     self._retries, self._python, self._env = retries, python, env
-    # With a slot for each cell at most, their shares are of all cores.
+    # No more slots than cells, so that the cells share all cores.
     self._slots: list[_Running | None] = [None] * min(
         num_slots, max(len(cells), 1))
     self._queue = collections.deque(cells)

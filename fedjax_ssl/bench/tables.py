@@ -1,0 +1,107 @@
+"""Tables that earlier benches have written, and which of their rows count."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import itertools
+import os
+import pathlib
+import sys
+from typing import NamedTuple
+
+from fedjax_ssl.bench import plan, records
+from fedjax_ssl.core import checks
+from fedjax_ssl.report import printing
+
+
+class Reader(NamedTuple):
+  """Reads tables for one bench.
+
+  Attributes:
+    bed: what they must be of.
+    most: configurations that their rows must have had at most.
+    changed: flags that their runs must have had besides the bed's.
+    known: the rows of this bench, by name.
+  """
+
+  bed: plan.Bed
+  most: int
+  changed: tuple[str, ...]
+  known: Mapping[str, plan.Entry]
+
+  def read(self, file: pathlib.Path, whole: bool = True, say: bool = True
+           ) -> dict[str, records.Record]:
+    """Reads the rows of a table that are what their names mean here.
+
+    Args:
+      file: the table.
+      whole: whether to leave out rows that lack final seeds on any skew.
+      say: whether to print a line for each row that does not count.
+
+    Returns:
+      The rows by name.
+
+    Raises:
+      FieldError: as `records.read`.
+    """
+    found = {}
+    for name, record in records.read(file, self.bed, self.most, self.changed,
+                                     whole).items():
+      keys = plan.differing(record.space, plan.space(
+          self.known[name], self.bed)) if name in self.known else []
+      if not keys:
+        found[name] = record
+      elif say:
+        say_lost(name, file, keys, 'here')
+    return found
+
+  def keep(self, file: pathlib.Path) -> None:
+    """Moves a table away of which no row counts, so that no row is lost."""
+    if not records.has_rows(file):
+      return
+    reason = 'has no row that counts here.'
+    try:
+      if self.read(file, whole=False, say=False):
+        return
+    except checks.FieldError as error:
+      reason = error.reason
+    names = (file.with_name(f'{file.name}.old{f".{n}" if n else ""}')
+             for n in itertools.count())
+    old = next(name for name in names if not name.exists())
+    file.replace(old)
+    printing.say(f'{file} {reason} It is kept as {old}.', stream=sys.stderr)
+
+
+def say_lost(name: str, file: pathlib.Path, keys: Sequence[str], than: str
+             ) -> None:
+  """Prints that a table's row is another one, and what they differ in."""
+  printing.say(f'The row {name} of {file} does not count: other '
+               f'{", ".join(keys)} than {than}.', stream=sys.stderr)
+
+
+def last_two(file: pathlib.Path) -> str:
+  """Returns a file's name after its folder's, which tells tables apart."""
+  path = pathlib.Path(os.path.abspath(file))
+  return '/'.join(part for part in path.parts[-2:] if part != path.anchor)
+
+
+def check_data(file: pathlib.Path, name: str, record: records.Record,
+               known: dict[str, tuple[str, str]]) -> None:
+  """Notes the data that a stored row was run on.
+
+  Args:
+    file: the table.
+    name: of the row.
+    record: the row.
+    known: by the hash of data, a row that was run on them, and where it is;
+      the row's are added.
+
+  Raises:
+    FieldError: if these rows were run on other data.
+  """
+  for digest in record.data.values():
+    for other, (row, place) in known.items():
+      if other != digest:
+        raise checks.FieldError(
+            'stored', file, f'the row {name} was run on other data than the '
+            f'row {row} of {place}: they cannot be compared.')
+    known[digest] = name, str(file)
