@@ -1,11 +1,10 @@
 r"""Rounds over several processes (gloo), and what their exchange costs.
 
-Processes of one run train their part of a cohort and exchange what they send:
-with --aggregation_order=fixed every client's update, with `fast` one sum. As many
-other processes train the same part at the same time and exchange nothing: what a
-round takes longer than theirs is the exchange, and waiting for each other. A
-process has one device and one core; with more processes than cores some share
-one.
+Processes of one run train their part of a cohort and exchange what they send,
+in both values of --aggregation_order. As many others train it at the same time
+and exchange nothing: what a round takes longer than theirs is the exchange, and
+waiting for each other. A process has one device and one core; with more
+processes than cores some share one.
 
 python experiments/benchmarks/processes.py
 python experiments/benchmarks/processes.py --processes=1,2 --cohort_sizes=16 \
