@@ -7,9 +7,12 @@ client by client or under one vmap.
 
 A linear rule's sums are taken in slot order inside a block, then block by
 block, so memory for them does not grow with the cohort. If the order of
-aggregation is 'fixed', devices exchange their block sums after each tick, and
-numbers are added in the same order whatever the number of devices. Otherwise
-each device adds up its own blocks, and one sum over the devices follows.
+aggregation is 'fixed', numbers are added in the same order whatever the number
+of devices: block j goes into sum j % 8, and the eight sums are added at the
+end. 1, 2, 4 or 8 devices have whole sums of their own, and exchange them once a
+round. Other numbers exchange their blocks after each tick. If the order is
+'fast', each device has one sum of its own blocks, and one sum over the devices
+follows.
 
 In lanes, blocks are single slots, and a device takes its clients one after
 another into as many lanes as a chunk has. A linear rule's sums are then taken
@@ -36,6 +39,9 @@ AXIS = 'clients'
 # One vmap over a device's whole share is cut into about this many blocks, so
 # that up to this many devices make the same sums.
 _BLOCKS = 16
+# Sums of a fixed order. More of them would let more devices have their own, and
+# would take more memory: each is as large as a message.
+_SUMS = 8
 
 
 class Plan(NamedTuple):
@@ -161,15 +167,14 @@ class Plan(NamedTuple):
       message, result = made
       if summing:
         alone = self._replace(per_tick=1, block=1)
-        total = alone._add(total, *jax.tree.map(
-            lambda x: x[None], (message, result.weight)))
+        total = alone._add(total, jax.tree.map(lambda x: x[None], message),
+                           result.weight[None], 0)
         message = ()
       return total, jax.tree.map(
           lambda all_, new: all_.at[place].set(new), rows, (message, result))
 
     total, rows = lanes_lib.run(one, slots, self.lanes, take, (
-        jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), message)
-        if summing else (),
+        self._zeros(message) if summing else (),
         jax.tree.map(empty, (() if summing else message, result))))
     return total, message, jax.tree.map(lambda x: x[:, None], rows)
 
@@ -179,8 +184,7 @@ class Plan(NamedTuple):
       total, message, out = self._in_lanes(body, summing, shared, slots)
     else:
       total, message, out = self._in_ticks(body, summing, shared, slots)
-    if summing and not self.fixed and self.mesh is not None:
-      total = lax.psum(total, AXIS)
+    total = jax.tree.map(self._added_up, total)
     like = jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), message)
     return (total, like) if summing else (), out
 
@@ -189,7 +193,8 @@ class Plan(NamedTuple):
     def one(slot):
       return body(shared, slot)
 
-    def tick(total, slots):
+    def tick(total, given):
+      number, slots = given
       if self.vmapped:
         messages, results = jax.vmap(one)(slots)
       else:
@@ -197,32 +202,60 @@ class Plan(NamedTuple):
             lambda x: x[None], one(tree.take(slots, 0)))
       if not summing:
         return total, (messages, results)
-      return self._add(total, messages, results.weight), ((), results)
+      return self._add(total, messages, results.weight, number), ((), results)
 
     first = jax.tree.map(lambda x: x[0, 0], slots)
     message, _ = jax.eval_shape(one, first)
-    total = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), message)
-    total = total if summing else ()
+    total = self._zeros(message) if summing else ()
     if self.ticks == 1:
-      total, out = tick(total, tree.take(slots, 0))
+      total, out = tick(total, (0, tree.take(slots, 0)))
       out = jax.tree.map(lambda x: x[None], out)
     else:
-      total, out = lax.scan(tick, total, slots)
+      total, out = lax.scan(
+          tick, total, (jnp.arange(self.ticks, dtype=jnp.int32), slots))
     return total, message, out
 
   def _in_order(self, messages: PyTree, weights: jax.Array) -> PyTree:
     """Sums messages [S, ...] in slot order, as `run` returns them."""
-    one = self._replace(per_tick=1, block=1, fixed=False)
+    one = self._replace(per_tick=1, block=1, devices=1, mesh=None)
     def add(i, total):
       return one._add(total, jax.tree.map(lambda x: x[i][None], messages),
-                      weights[i][None])
-    return (lax.fori_loop(0, self.size, add, jax.tree.map(
-        lambda x: jnp.zeros(x.shape[1:], jnp.float32), messages)),
-            jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), messages))
+                      weights[i][None], i)
+    like = jax.tree.map(lambda x: x[:0], messages)
+    total = lax.fori_loop(0, self.size, add, one._zeros(
+        jax.tree.map(lambda x: x[0], messages)))
+    return jax.tree.map(one._added_up, total), like
 
-  def _add(self, total: PyTree, messages: PyTree, weights: jax.Array
-           ) -> PyTree:
-    """Adds one tick's weighted messages [per_tick * block, ...]."""
+  @property
+  def _is_apart(self) -> bool:
+    """Whether each device has sums of its own, of a fixed order."""
+    return self.fixed and _SUMS % self.devices == 0
+
+  @property
+  def _sums(self) -> int:
+    """How many sums a device has."""
+    if not self.fixed:
+      return 1
+    return _SUMS // self.devices if self._is_apart else _SUMS
+
+  def _zeros(self, message: PyTree) -> PyTree:
+    """Sums of nothing, float32[sums, ...]."""
+    return jax.tree.map(
+        lambda x: jnp.zeros((self._sums, *x.shape), jnp.float32), message)
+
+  def _added_up(self, sums: jax.Array) -> jax.Array:
+    """Adds up all devices' sums: [sums, ...] to [...]."""
+    if self.mesh is not None and not self.fixed:
+      return lax.psum(sums[0], AXIS)
+    if self.mesh is not None and self._is_apart:
+      # Sum number i of device d is number i * devices + d of all.
+      sums = lax.all_gather(sums, AXIS, axis=1)
+      sums = sums.reshape(-1, *sums.shape[2:])
+    return tree.sum_in_order(sums) if sums.shape[0] > 1 else sums[0]
+
+  def _add(self, total: PyTree, messages: PyTree, weights: jax.Array,
+           number: jax.Array | int) -> PyTree:
+    """Adds weighted messages [per_tick * block, ...] of tick `number`."""
     one = 1 + (weights[0] < 0).astype(jnp.int32)  # No weight is negative.
 
     def block_sums(x):
@@ -231,12 +264,16 @@ class Plan(NamedTuple):
       return tree.sum_in_order(jnp.moveaxis(x, 1, 0))
 
     def add(total, x):
-      sums = block_sums(x)  # [per_tick, ...]
-      if self.mesh is not None and self.fixed:
-        sums = lax.all_gather(sums, AXIS, axis=1)
-        sums = sums.reshape(-1, *sums.shape[2:])
-      return total + sums[0] if sums.shape[0] == 1 else lax.fori_loop(
-          0, sums.shape[0], lambda i, t: t + sums[i], total)
+      blocks = block_sums(x)  # [per_tick, ...]
+      if self.mesh is not None and self.fixed and not self._is_apart:
+        blocks = lax.all_gather(blocks, AXIS, axis=1)
+        blocks = blocks.reshape(-1, *blocks.shape[2:])
+      count = blocks.shape[0]
+      def into_its_sum(i, total):
+        return total.at[(number * count + i) % self._sums].add(blocks[i])
+      if count == 1:
+        return into_its_sum(0, total)
+      return lax.fori_loop(0, count, into_its_sum, total)
 
     return jax.tree.map(add, total, messages)
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from tests import hlo
 
-SLOTS = 4
+# Stacks of a model: of a cohort's slots, or the eight sums of a fixed order.
+SLOTS = 8
 # One for each client, or each slot of several groups.
 NUMBERS = 24
 # Two programs that exchange could each hold a device that the other waits for.
