@@ -257,9 +257,9 @@ class Config:
       'the start. auto: by shape on CPU, measure elsewhere. Stored runs hold '
       'the form of each layer.')
   aggregation_order: str = _option(
-      'fixed', 'fixed: the same bits on any number of devices, by eight sums of '
-      'models; 1, 2, 4 or 8 devices exchange them once a round, other numbers '
-      'after every client. fast: one sum for each device, exchanged once.',
+      'fixed', 'fixed: the same bits on any number of devices. 1, 2, 4 and 8 '
+      'exchange eight sums a round, others every update. fast: they exchange '
+      'one sum, and a device holds one sum in place of up to eight.',
       choices=('fixed', 'fast'))
   compute_dtype: str = _option(
       'float32', "Of the networks' arithmetic; parameters stay float32.",

@@ -123,10 +123,7 @@ def exchange(size: int, mesh: jax.sharding.Mesh | None) -> Any:
 class Group:
   """Processes that get the same line at the same time."""
 
-  def __init__(self, count: int, together: bool, stack: contextlib.ExitStack):
-    with socket.socket() as free:
-      free.bind(('localhost', 0))
-      port = free.getsockname()[1] if together else 0
+  def __init__(self, count: int, port: int, stack: contextlib.ExitStack):
     self._started = [stack.enter_context(subprocess.Popen(
         [sys.executable, *sys.argv, f'--part={i},{count},{port}'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -160,6 +157,15 @@ class Group:
     return max(seconds)
 
 
+def free_ports(count: int) -> list[int]:
+  """Finds ports of this machine that nobody listens on, all different."""
+  with contextlib.ExitStack() as stack:
+    sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+    for one in sockets:
+      one.bind(('localhost', 0))
+    return [one.getsockname()[1] for one in sockets]
+
+
 def measure(counts: Sequence[int], sizes: Sequence[int]
             ) -> dict[tuple[int, str], list[float]]:
   """Seconds of every number of processes, all in turn.
@@ -170,11 +176,13 @@ def measure(counts: Sequence[int], sizes: Sequence[int]
   """
   seconds: dict[tuple[int, str], list[float]] = {}
   with contextlib.ExitStack() as stack:
-    groups = {(count, together): Group(count, together, stack)
-              for count in counts for together in (True, False)
-              if count > 1 or not together}
-    for group in groups.values():
-      group.wait()
+    ports = free_ports(len(counts))
+    groups = {}
+    for count, together in zip(counts, ports, strict=True):
+      for port in (together, 0) if count > 1 else (0,):
+        groups[count, bool(port)] = Group(count, port, stack)
+        # Gloo gives up if one process compiles for much longer than another.
+        groups[count, bool(port)].wait()
     for _ in range(FLAGS.repeats):
       for (count, together), group in groups.items():
         for order in _ORDERS if together else _ORDERS[:1]:

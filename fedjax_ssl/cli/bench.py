@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser = arguments.Parser('bench', __doc__)
   parser.usage = ('%(prog)s BED [ROW ...] --out=OUT [--NAME=VALUE ...] '
-                  '[-- FLAGS]')
+                  '[-- --flag=value ...]')
   # Both may be missing, so that one message names both.
   parser.add_argument('bed', metavar='BED', nargs='?',
                       help=f'one of {", ".join(plan.beds())}')
