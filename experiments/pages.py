@@ -32,7 +32,7 @@ from fedjax_ssl.report import study, verdict
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
-_GROWTH = 'growth_million', 'growth_kept'  # Benchmarks with a page.
+_GROWTH = 'growth_million', 'growth_kept', 'processes'  # On one page.
 _BENCH = 'bench_v3_clients'  # The table of the bench.
 _SHOWN = 8  # Rows of it in README.md, the bounds included.
 
@@ -72,8 +72,8 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
              if (file := here / 'benchmarks' / f'{name}.json').exists()]
   if timings:
     page = here / 'growth.md'
-    made[page] = _on_page(page, 'Growth: a million clients, and teachers of '
-                          '10,000 on disk', '\n'.join(map(_timing, timings)))
+    made[page] = _on_page(page, 'Growth: a million clients, teachers of '
+                          '10,000 on disk, processes', '\n'.join(map(_timing, timings)))
   return made
 
 
