@@ -257,9 +257,8 @@ class Config:
       'the start. auto: by shape on CPU, measure elsewhere. Stored runs hold '
       'the form of each layer.')
   aggregation_order: str = _option(
-      'fixed', 'fixed: the same bits on any number of devices. 1, 2, 4 and 8 '
-      'exchange eight sums a round, others every update. fast: they exchange '
-      'one sum, and a device holds one sum in place of up to eight.',
+      'fixed', 'fixed: the same bits on any number of devices; 1, 2, 4 and 8 '
+      'exchange eight sums a round, others every update. fast: one sum.',
       choices=('fixed', 'fast'))
   compute_dtype: str = _option(
       'float32', "Of the networks' arithmetic; parameters stay float32.",
