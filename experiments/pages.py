@@ -73,7 +73,8 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
   if timings:
     page = here / 'growth.md'
     made[page] = _on_page(
-        page, 'Growth: a million clients, teachers of 10,000 on disk, processes',
+        page, 'Growth: a million clients, teachers of 10,000 on disk, '
+        'processes',
         '\n'.join(map(_timing, timings)))
   return made
 
