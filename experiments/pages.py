@@ -243,7 +243,7 @@ def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
   found = records.read(file, bed)
   for name, record in found.items():
     if name not in known:
-      raise ValueError(f'{file} has a row {name}, which the bench has not')
+      raise ValueError(f'{file} has a row {name} that no bench has')
     if keys := plan.differing(record.space, plan.space(known[name], bed)):
       raise ValueError(f'the row {name} of {file} has other '
                        f'{", ".join(keys)} than the bench')

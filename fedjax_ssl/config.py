@@ -258,7 +258,7 @@ class Config:
       'the form of each layer.')
   aggregation_order: str = _option(
       'fixed', 'fixed: the same bits on any number of devices; 1, 2, 4 and 8 '
-      'exchange eight sums a round, others every update. fast: one sum.',
+      'exchange up to eight sums a round, others more. fast: one sum.',
       choices=('fixed', 'fast'))
   compute_dtype: str = _option(
       'float32', "Of the networks' arithmetic; parameters stay float32.",

@@ -1,7 +1,7 @@
 r"""Rounds over several processes (gloo), and what their exchange costs.
 
 Processes of one run train their part of a cohort and exchange what they send,
-in both values of --aggregation_order. As many others train it at the same time
+in both values of --aggregation_order. In turn with them as many others train it
 and exchange nothing: what a round takes longer than theirs is the exchange, and
 waiting for each other. A process has one device and one core; with more
 processes than cores some share one.
@@ -98,8 +98,7 @@ def rounds(part: Part, mesh: jax.sharding.Mesh | None
   share = 1 if part.port else part.processes
   runs = {f'{order} {size}': harness.Simulation(growth.spec_of(
       cohort_size=size // share, aggregation_order=order), federation, mesh)
-          for order in (_ORDERS if part.port else _ORDERS[:1])
-          for size in sizes}
+          for order in _ORDERS for size in sizes}
   model = next(iter(runs.values())).model
   return ({name: functools.partial(run.advance, 1)
            for name, run in runs.items()},
@@ -139,8 +138,9 @@ class Group:
     """Seconds of the slowest; see `work`."""
     for process in self._started:
       assert process.stdin is not None
-      process.stdin.write(f'{what}\n')
-      process.stdin.flush()
+      with contextlib.suppress(BrokenPipeError):  # `_slowest` says it.
+        process.stdin.write(f'{what}\n')
+        process.stdin.flush()
     return self._slowest()
 
   def _slowest(self) -> float:
@@ -171,8 +171,8 @@ def measure(counts: Sequence[int], sizes: Sequence[int]
   """Seconds of every number of processes, all in turn.
 
   Returns:
-    By number of processes and what was asked: `ORDER CLIENTS` (one process has
-    one order), `alone CLIENTS` of those that exchange nothing, and `mean`.
+    By number of processes and what was asked: `ORDER CLIENTS`, with `alone `
+    before it of those that exchange nothing, and `mean`.
   """
   seconds: dict[tuple[int, str], list[float]] = {}
   with contextlib.ExitStack() as stack:
@@ -185,11 +185,9 @@ def measure(counts: Sequence[int], sizes: Sequence[int]
         groups[count, bool(port)].wait()
     for _ in range(FLAGS.repeats):
       for (count, together), group in groups.items():
-        for order in _ORDERS if together else _ORDERS[:1]:
-          for size in sizes:
-            name = f'{order if together else "alone"} {size}'
-            seconds.setdefault((count, name), []).append(
-                group.ask(f'{order} {size}'))
+        for name in (f'{order} {size}' for order in _ORDERS for size in sizes):
+          seconds.setdefault((count, name if together else f'alone {name}'),
+                             []).append(group.ask(name))
         if together:
           seconds.setdefault((count, 'mean'), []).append(group.ask('mean'))
   return seconds
@@ -206,20 +204,18 @@ def line(seconds: Mapping[tuple[int, str], Sequence[float]], count: int,
     first: the number of processes that the others are compared with.
   """
   def of(processes: int, order: str) -> Sequence[float]:
-    return seconds.get((processes, f'{order} {size}'),
-                       seconds[processes, f'alone {size}'])
-  def median(function: Callable[[float, float], float], one: str,
-             processes: int, other: str) -> float:
-    return statistics.median(map(
-        function, of(count, one), of(processes, other)))
+    alone = seconds[processes, f'alone {order} {size}']
+    return seconds.get((processes, f'{order} {size}'), alone)
   found: dict[str, float] = {'processes': count, 'clients': size}
-  found['s, nothing exchanged'] = statistics.median(of(count, 'alone'))
   for order in _ORDERS:
-    found[f's, {order}'] = statistics.median(of(count, order))
-    found[f'exchange, {order}, %'] = 100 * median(
-        lambda whole, alone: 1 - alone / whole, order, count, 'alone')
-    found[f'times as fast, {order}'] = median(
-        lambda whole, base: base / whole, order, first, order)
+    whole, base = of(count, order), of(first, order)
+    alone = seconds[count, f'alone {order} {size}']
+    found[f's alone, {order}'] = statistics.median(alone)
+    found[f's, {order}'] = statistics.median(whole)
+    found[f'exchange, {order}, %'] = 100 * statistics.median(
+        1 - a / w for a, w in zip(alone, whole, strict=True))
+    found[f'times as fast, {order}'] = statistics.median(
+        b / w for b, w in zip(base, whole, strict=True))
   found['ms of a mean'] = 1e3 * statistics.median(
       seconds.get((count, 'mean'), [0.0]))
   return found

@@ -43,11 +43,6 @@ class Record(NamedTuple):
   stored: str = ''
   data: Mapping[str, str] = types.MappingProxyType({})
 
-  @property
-  def entry(self) -> plan.Entry:
-    """The row as it was run."""
-    return next(iter(self.measured.values())).entry
-
   def with_skews_of(self, other: Record) -> Record:
     """Adds the skews that only another record of the same row has.
 
@@ -61,7 +56,9 @@ class Record(NamedTuple):
     return self._replace(measured={**other.measured, **self.measured},
                          environments={**other.environments,
                                        **self.environments},
-                         data={**other.data, **self.data})
+                         data={**{skew: digest
+                                  for skew, digest in other.data.items()
+                                  if skew not in self.measured}, **self.data})
 
 
 def compared(bed: plan.Bed, found: Mapping[str, Record]
@@ -307,7 +304,7 @@ def _environment(row: Mapping[str, Any], environments: Sequence[Any]
 
 def _hash(row: Mapping[str, Any]) -> str:
   if not isinstance(row['data'], str):
-    raise _Damaged(f'the data of the row {row["row"]} are no hash')
+    raise _Damaged(f'the data of the row {row["row"]} are not a hash')
   return row['data']
 
 
@@ -320,7 +317,7 @@ def _array(values: Any, one: Callable[[Any], float]) -> np.ndarray:
 def _positive(value: Any) -> float:
   if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
       0 <= value < 1e300):
-    raise _Damaged(f'{value!r} is no number of 0 or more')
+    raise _Damaged(f'{value!r} is not a number of at least 0')
   return value
 
 

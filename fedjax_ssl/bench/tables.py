@@ -1,7 +1,7 @@
 """Tables that earlier benches have written, and which of their rows count."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import itertools
 import os
 import pathlib
@@ -55,20 +55,25 @@ class Reader(NamedTuple):
     return found
 
   def keep(self, file: pathlib.Path) -> None:
-    """Moves a table away of which no row counts, so that no row is lost."""
+    """Copies a table of which a row does not count, so that no row is lost."""
     if not records.has_rows(file):
       return
-    reason = 'has no row that counts here.'
+    reason = 'has rows that do not count here.'
     try:
-      if self.read(file, whole=False, say=False):
+      if {*self.read(file, whole=False, say=False)} == {*records.read(
+          file, self.bed, self.most, self.changed, False)}:
         return
     except checks.FieldError as error:
       reason = error.reason
-    names = (file.with_name(f'{file.name}.old{f".{n}" if n else ""}')
-             for n in itertools.count())
-    old = next(name for name in names if not name.exists())
-    file.replace(old)
-    printing.say(f'{file} {reason} It is kept as {old}.', stream=sys.stderr)
+    text = file.read_bytes()
+    for number in itertools.count():
+      old = file.with_name(f'{file.name}.old{f".{number}" if number else ""}')
+      if not old.exists():
+        old.write_bytes(text)
+        break
+      if old.read_bytes() == text:  # A start before this one has copied it.
+        break
+    printing.say(f'{file} {reason} A copy is kept as {old}.', stream=sys.stderr)
 
 
 def say_lost(name: str, file: pathlib.Path, keys: Sequence[str], than: str
@@ -84,24 +89,26 @@ def last_two(file: pathlib.Path) -> str:
   return '/'.join(part for part in path.parts[-2:] if part != path.anchor)
 
 
-def check_data(file: pathlib.Path, name: str, record: records.Record,
-               known: dict[str, tuple[str, str]]) -> None:
-  """Notes the data that a stored row was run on.
+def check_data(file: pathlib.Path, name: str, hashes: Iterable[str],
+               known: dict[str, tuple[str, str]], flag: str = 'stored'
+               ) -> None:
+  """Notes the data that a row was run on.
 
   Args:
-    file: the table.
+    file: the table, or the folder of a run.
     name: of the row.
-    record: the row.
+    hashes: of the data, where they are known.
     known: by the hash of data, a row that was run on them, and where it is;
       the row's are added.
+    flag: that names the file.
 
   Raises:
     FieldError: if these rows were run on other data.
   """
-  for digest in record.data.values():
+  for digest in hashes:
     for other, (row, place) in known.items():
       if other != digest:
         raise checks.FieldError(
-            'stored', file, f'the row {name} was run on other data than the '
+            flag, file, f'the row {name} was run on other data than the '
             f'row {row} of {place}: they cannot be compared.')
-    known[digest] = name, str(file)
+    known.setdefault(digest, (name, str(file)))

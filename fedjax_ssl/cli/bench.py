@@ -194,7 +194,7 @@ class _Bench:
     """
     kept = self._kept(say=True)
     mine = {name: record for name, record in kept.items() if not record.stored}
-    known = self._known_data(mine)
+    known = self._known_data
     found: dict[str, records.Record] = {}
     for text in self._args.stored:
       file = pathlib.Path(text)
@@ -203,11 +203,11 @@ class _Bench:
       for name, record in self._reader.read(file).items():
         if name in found:
           continue
-        if name in mine and (keys := plan.differing(
-            mine[name].space, record.space)):
+        if name in kept and (keys := plan.differing(
+            kept[name].space, record.space)):
           tables.say_lost(name, file, keys, f'in {self._table}')
           continue
-        tables.check_data(file, name, record, known)
+        tables.check_data(file, name, record.data.values(), known)
         found[name] = record._replace(
             stored=record.stored or tables.last_two(file))
     found = {name: record for name, record in kept.items()
@@ -228,18 +228,21 @@ class _Bench:
     return len(tried) == len(self._tries(entry)) and all(
         map(self._done, self._finals(entry, standing.choose(tried))))
 
-  def _known_data(self, mine: Mapping[str, records.Record]
-                  ) -> dict[str, tuple[str, str]]:
-    """Returns, by the hash of data of one's own rows, a row and its place."""
+  @functools.cached_property
+  def _known_data(self) -> dict[str, tuple[str, str]]:
+    """The hash of the data of all rows and runs: a row of it, and its place.
+
+    Raises:
+      ValueError: if they are of several.
+    """
     from fedjax_ssl.training import workdir
-    found = {digest: (name, str(self._table)) for name, record in mine.items()
-             for digest in record.data.values()}
-    if self._args.stored:
-      for file in self._out.glob(f'{self._bed.name}__*/config.json'):
-        config = workdir.read_config(file.parent)
-        if digest := config['facts'].get('data_hash'):
-          found.setdefault(
-              digest, (file.parent.name.split('__')[1], str(self._out)))
+    found: dict[str, tuple[str, str]] = {}
+    for name, record in self._kept().items():
+      tables.check_data(self._table, name, record.data.values(), found)
+    for file in self._out.glob(f'{self._bed.name}__*/config.json'):
+      if digest := workdir.read_config(file.parent)['facts'].get('data_hash'):
+        tables.check_data(file.parent, file.parent.name.split('__')[1],
+                          [digest], found, 'out')
     return found
 
   @functools.cached_property
@@ -280,13 +283,12 @@ class _Bench:
     if not self._to_run():
       return
     ours = self._data.digest
-    for name, record in self._stored.items():
-      for digest in record.data.values():
-        if digest != ours:
-          raise ValueError(
-              f'The row {name} of {record.stored or self._table} was run on '
-              f'other data than {self._args.data_dir or "the data folder"} has '
-              'under this name: rows of both cannot be compared.')
+    for digest, (name, place) in self._known_data.items():
+      if digest != ours:
+        raise ValueError(
+            f'The row {name} of {place} was run on other data than '
+            f'{self._args.data_dir or "the data folder"} has under the name '
+            f'{self._bed.flags["dataset"]}: rows of both cannot be compared.')
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
@@ -411,7 +413,9 @@ class _Bench:
              if (record := self._found(entry)) is not None}
     # Another bench may have added rows meanwhile, and runs may be gone.
     for name, record in {**self._kept(), **self._stored}.items():
-      found[name] = found.get(name, record).with_skews_of(record)
+      new = found.get(name, record).with_skews_of(record)
+      # What was finished stays until what is run anew is finished too.
+      found[name] = self._whole(new) or self._whole(record) or new
     lines = records.compared(self._bed, found)
     text = page.markdown(
         self._bed, lines, found, self._command(), self._args.configurations,
@@ -461,6 +465,7 @@ class _Bench:
     from fedjax_ssl.running import job
     flags = dict(flag.removeprefix('--').split('=', 1) for flag in (
         *(f'--{k}={v}' for k, v in self._bed.flags.items()), *self._changed))
-    found = data.load(flags['dataset'], self._args.data_dir,
+    found = data.load(flags['dataset'],
+                      flags.get('data_dir', self._args.data_dir),
                       split=flags['split'])
     return _Data(np.asarray(found.train.labels), job.data_hash(found))

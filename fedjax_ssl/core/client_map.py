@@ -18,7 +18,7 @@ In lanes, blocks are single slots, and a device takes its clients one after
 another into as many lanes as a chunk has. A linear rule's sums are then taken
 as clients finish, in an order that depends on the number of devices. If all
 numbers of devices must give the same bits, the messages are kept instead and
-added in slot order.
+added in that order.
 """
 from __future__ import annotations
 
@@ -216,8 +216,9 @@ class Plan(NamedTuple):
     return total, message, out
 
   def _in_order(self, messages: PyTree, weights: jax.Array) -> PyTree:
-    """Sums messages [S, ...] in slot order, as `run` returns them."""
-    one = self._replace(per_tick=1, block=1, devices=1, mesh=None)
+    """Sums messages [S, ...] as without lanes; returns what `run` does."""
+    one = self._replace(per_tick=1, block=1, ticks=self.size, devices=1,
+                        mesh=None)
     def add(i, total):
       return one._add(total, jax.tree.map(lambda x: x[i][None], messages),
                       weights[i][None], i)
@@ -233,10 +234,13 @@ class Plan(NamedTuple):
 
   @property
   def _sums(self) -> int:
-    """How many sums a device has."""
+    """How many sums a device has; no more than blocks go into them."""
     if not self.fixed:
       return 1
-    return _SUMS // self.devices if self._is_apart else _SUMS
+    blocks = self.ticks * self.per_tick
+    if self._is_apart:
+      return min(_SUMS // self.devices, blocks)
+    return min(_SUMS, blocks * self.devices)
 
   def _zeros(self, message: PyTree) -> PyTree:
     """Sums of nothing, float32[sums, ...]."""
@@ -251,7 +255,9 @@ class Plan(NamedTuple):
       # Sum number i of device d is number i * devices + d of all.
       sums = lax.all_gather(sums, AXIS, axis=1)
       sums = sums.reshape(-1, *sums.shape[2:])
-    return tree.sum_in_order(sums) if sums.shape[0] > 1 else sums[0]
+    total = tree.sum_in_order(sums) if sums.shape[0] > 1 else sums[0]
+    # Whether a compiler leaves out the first 0 + x decides the sign of zeros.
+    return jnp.where(total == 0, 0, total) if self.fixed else total
 
   def _add(self, total: PyTree, messages: PyTree, weights: jax.Array,
            number: jax.Array | int) -> PyTree:

@@ -272,6 +272,18 @@ def test_numbers_stay_though_only_final_runs_are_gone(bench, out):
     assert json.loads((out / 'clients.json').read_text()) == table
 
 
+def test_a_finished_row_stays_until_a_new_one_is_finished(bench, out):
+  """Its runs were begun anew, with other results, and have not ended."""
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  stored = json.loads((out / 'clients.json').read_text())
+  stored['tuned']['fixmatch']['tried']['0'] = .123
+  (out / 'clients.json').write_text(json.dumps(stored))
+  for config in out.glob('clients__fixmatch__*final*/config.json'):
+    shutil.rmtree(config.parent)
+  assert bench('clients', 'labels_only', *CHANGED)[0] == 0
+  assert json.loads((out / 'clients.json').read_text()) == stored
+
+
 def _edit(file: pathlib.Path, name: str, flags: dict | None = None, **values
           ) -> None:
   """Gives a row of a table other flags, and other values on all skews."""
@@ -328,10 +340,13 @@ def test_rows_that_do_not_count_are_named(bench, out, tmp_path):
   assert errors == (f'The row {name} of {file} does not count: other flags '
                     f'than in {out}/clients.json.\n')
   _edit(out / 'clients.json', 'labels_only', {'labels': 'all'})
+  before = (out / 'clients.json').read_bytes()
   code, _, errors = bench('clients', 'all_labels', *CHANGED)
   assert code == 0 and errors == (
       f'The row labels_only of {out}/clients.json does not count: other flags '
-      'than here.\n')
+      f'than here.\n{out}/clients.json has rows that do not count here. A copy '
+      f'is kept as {out}/clients.json.old.\n')
+  assert (out / 'clients.json.old').read_bytes() == before
 
 
 def _on_data(folder: pathlib.Path, digest: str) -> None:
@@ -361,9 +376,29 @@ def test_refuses_rows_of_other_data(bench, out, tmp_path):
   _on_data(out, 'c')
   code, _, errors = bench('clients', 'fixmatch', stored[1], *CHANGED)
   assert code == 2 and f'--stored={row}: the row fixmatch was' in errors
+  code, _, errors = bench('clients', 'fixmatch', *CHANGED)
+  assert code == 2 and 'was run on other data than' in errors
+  here = job.data_hash(data.load('digits'))
+  _on_data(out, here)
   assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
   assert {found['data'] for skew in BED.skews
-          for found in rows(out, skew).values()} == {'c'}
+          for found in rows(out, skew).values()} == {here}
+
+
+def test_rows_taken_before_are_of_the_same_data_too(bench, out, tmp_path):
+  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
+  one, two = (pathlib.Path(shutil.copy(
+      out / 'clients.json', tmp_path / name)) for name in ('one', 'two'))
+  _edit(one, 'fixmatch', data='a')
+  _edit(two, 'labels_only', data='b')
+  _without(two, 'fixmatch')
+  there = (f'--out={tmp_path}/there', *CHANGED)
+  assert bench('clients', 'fixmatch', f'--stored={one}', *there)[0] == 0
+  code, _, errors = bench('clients', 'fixmatch', f'--stored={two}', *there)
+  assert code == 2 and errors == (
+      f'error: --stored={two}: the row labels_only was run on other data than '
+      f'the row fixmatch of {tmp_path}/there/clients.json: they cannot be '
+      'compared.\n')
 
 
 def test_refuses_to_run_rows_beside_those_of_other_data(

@@ -1,6 +1,7 @@
 """Sums over clients: the written order on any number of devices."""
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import pytest
 from fedjax_ssl.core import client_map
 from tests import toy
 
-_SIZE = 11  # No multiple of any number of devices, and more than the sums.
+# More than the sums and no multiple of any number of devices; as many as sums;
+# fewer.
+_SIZES = 11, 8, 2
 _LAYOUTS: dict[str, dict[str, Any]] = {
     'one by one': {'client_map': 'map'},
     'in chunks': {'client_map': 'vmap', 'chunk_size': 2},
@@ -35,11 +38,13 @@ class Result(NamedTuple):
   memory: jax.Array
 
 
-def _slots() -> Slot:
+def _slots(size: int) -> Slot:
   rng = np.random.default_rng(0)
-  return Slot(jnp.asarray(rng.normal(0, 1000, (_SIZE, 37)), jnp.float32),
-              jnp.asarray(rng.uniform(0, 3, _SIZE), jnp.float32),
-              jnp.ones(_SIZE, bool))
+  messages = rng.normal(0, 1000, (size, 37))
+  messages[:, 0] = -0.0  # Added to zero it is 0.0.
+  return Slot(jnp.asarray(messages, jnp.float32),
+              jnp.asarray(rng.uniform(0, 3, size), jnp.float32),
+              jnp.ones(size, bool))
 
 
 def _body(shared: Any, slot: Slot) -> tuple[jax.Array, Result]:
@@ -49,29 +54,30 @@ def _body(shared: Any, slot: Slot) -> tuple[jax.Array, Result]:
 
 
 def _sum(slots: Slot, layout: str, mesh: Any) -> jax.Array:
-  plan = client_map.plan(toy.task(mesh=mesh, **_LAYOUTS[layout]), _SIZE)
+  plan = client_map.plan(toy.task(mesh=mesh, **_LAYOUTS[layout]),
+                         len(slots.active))
   return plan.run(_body, (), slots, summing=True)[0][0]
 
 
 def sums_on(counts: list[int]) -> dict[str, list[float]]:
   """Sums of every layout on so many devices of this process."""
   found = {}
-  for layout in _LAYOUTS:
+  for layout, size in itertools.product(_LAYOUTS, _SIZES):
     for count in counts:
       mesh = jax.make_mesh(
           (count,), ('clients',), devices=jax.devices()[:count],
           axis_types=(jax.sharding.AxisType.Auto,)) if count > 1 else None
       total = jax.jit(lambda slots, layout=layout, mesh=mesh: _sum(
-          slots, layout, mesh))(_slots())
-      found[f'{layout} {count}'] = np.asarray(total).tolist()
+          slots, layout, mesh))(_slots(size))
+      found[f'{layout} {size} {count}'] = np.asarray(total).tolist()
   return found
 
 
-def _by_hand(block: int) -> np.ndarray:
+def _by_hand(size: int, block: int) -> np.ndarray:
   """Blocks in slot order, block j into sum j % 8, the sums in order."""
-  slots, sums = _slots(), np.zeros((8, 37), np.float32)
+  slots, sums = _slots(size), np.zeros((8, 37), np.float32)
   products = np.asarray(slots.message) * np.asarray(slots.weight)[:, None]
-  for number, first in enumerate(range(0, _SIZE, block)):
+  for number, first in enumerate(range(0, size, block)):
     one = products[first].copy()
     for other in products[first + 1:first + block]:
       one += other
@@ -86,12 +92,13 @@ def test_the_order_is_the_written_one_on_any_number_of_devices(run_python):
   counts = [1, 2, 3, 4, 8]
   found = json.loads(run_python(
       _CODE, json.dumps(counts), devices=8).splitlines()[-1])
-  for layout, block in (('one by one', 1), ('in chunks', 2), ('together', 1)):
+  for layout, size in itertools.product(_LAYOUTS, _SIZES):
+    block = 2 if layout == 'in chunks' else 1
     for count in counts:
-      np.testing.assert_array_equal(
-          np.float32(found[f'{layout} {count}']), _by_hand(block),
-          f'{layout} on {count}')
-  assert (_by_hand(1) != _by_hand(2)).any()  # An order can be told by its bits.
+      np.testing.assert_array_equal(  # As integers, where -0.0 is not 0.0.
+          np.float32(found[f'{layout} {size} {count}']).view(np.int32),
+          _by_hand(size, block).view(np.int32), f'{size} {layout} on {count}')
+  assert (_by_hand(11, 1) != _by_hand(11, 2)).any()  # Bits tell an order.
 
 
 @pytest.mark.parametrize('count, order, inside', [

@@ -169,7 +169,8 @@ def _no_bound(stored):
 
 
 @pytest.mark.parametrize('change, said', [
-    (_other_space, 'the row uda of'), (_other_row, 'has a row old,'),
+    (_other_space, 'the row uda of'),
+    (_other_row, 'has a row old that no bench has'),
     (_no_bound, 'has no row all_labels')])
 def test_a_bench_that_is_not_todays_is_refused(copy, capsys, change, said):
   file = copy / 'experiments' / 'results' / f'{pages._BENCH}.json'
