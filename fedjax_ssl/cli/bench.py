@@ -20,10 +20,10 @@ and stay in it; a row that is finished in OUT itself stays what it is. A stored
 row is run again only if its method, the file or module of your own code, or
 what is tuned has changed. The library's own commit is not compared: the page of
 the stored results names each row's. Rows of other data are refused, where they
-record them. Flags after `--` change every run; the page then says that it is not
-the bench, and later commands for this folder must have the same. Exit code 1:
-some run failed, and its row stands only where it has a result; 2: refused; 130:
-interrupted.
+record them. Flags after `--` change every run; the page then says that it is
+not the bench, and later commands for this folder must have the same. Exit code
+1: some run failed, and its row stands only where it has a result; 2: refused;
+130: interrupted.
 """
 from __future__ import annotations
 
