@@ -49,13 +49,13 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
              + ', '.join(f'`{name}` ({number} of {every})'
                          for name, (number, every) in missing.items()) + '.',
              '']
+  if unknown := [f'`{n}`' for n, record in found.items() if not record.data]:
+    text += ['No record of the data that they were run on, which is compared '
+             f'between rows: {", ".join(unknown)}.', '']
   for file in sorted({record.stored for record in found.values()} - {''}):
     rows_of = [f'`{n}`' for n, record in found.items() if record.stored == file]
     text += [f'Taken from {file}, where other machines may have run them: '
              f'{", ".join(rows_of)}.', '']
-  if unknown := [f'`{n}`' for n, record in found.items() if not record.data]:
-    text += ['No record of the data that they were run on, which is compared '
-             f'between rows: {", ".join(unknown)}.', '']
   text += [
       'Accuracy is on the test set, the mean over the last tenth of the '
       f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. '

@@ -23,7 +23,9 @@ added in that order.
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 import math
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -255,7 +257,7 @@ class Plan(NamedTuple):
       # Sum number i of device d is number i * devices + d of all.
       sums = lax.all_gather(sums, AXIS, axis=1)
       sums = sums.reshape(-1, *sums.shape[2:])
-    total = tree.sum_in_order(sums) if sums.shape[0] > 1 else sums[0]
+    total = functools.reduce(operator.add, sums)
     # Whether a compiler leaves out the first 0 + x decides the sign of zeros.
     return jnp.where(total == 0, 0, total) if self.fixed else total
 
@@ -276,7 +278,11 @@ class Plan(NamedTuple):
         blocks = blocks.reshape(-1, *blocks.shape[2:])
       count = blocks.shape[0]
       def into_its_sum(i, total):
-        return total.at[(number * count + i) % self._sums].add(blocks[i])
+        if self._sums == 1:
+          return total + blocks[i]
+        place = jnp.int32(number * count + i) % self._sums
+        return lax.dynamic_update_index_in_dim(
+            total, total[place] + blocks[i], place, 0)
       if count == 1:
         return into_its_sum(0, total)
       return lax.fori_loop(0, count, into_its_sum, total)
