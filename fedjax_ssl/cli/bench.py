@@ -467,6 +467,6 @@ class _Bench:
     flags = dict(flag.removeprefix('--').split('=', 1) for flag in (
         *(f'--{k}={v}' for k, v in self._bed.flags.items()), *self._changed))
     found = data.load(flags['dataset'],
-                      flags.get('data_dir', self._args.data_dir),
+                      self._args.data_dir or flags.get('data_dir'),
                       split=flags['split'])
     return _Data(np.asarray(found.train.labels), job.data_hash(found))
