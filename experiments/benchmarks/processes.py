@@ -130,20 +130,17 @@ class Group:
     for process in self._started:
       stack.callback(process.kill)  # Before the stack waits for it.
 
-  def wait(self) -> None:
-    """Waits until all have compiled."""
-    self._slowest()
-
   def ask(self, what: str) -> float:
     """Seconds of the slowest; see `work`."""
     for process in self._started:
       assert process.stdin is not None
-      with contextlib.suppress(BrokenPipeError):  # `_slowest` says it.
+      with contextlib.suppress(BrokenPipeError):  # `slowest` says it.
         process.stdin.write(f'{what}\n')
         process.stdin.flush()
-    return self._slowest()
+    return self.slowest()
 
-  def _slowest(self) -> float:
+  def slowest(self) -> float:
+    """Seconds of the slowest; the first answer comes when all have compiled."""
     seconds = []
     for process in self._started:
       assert process.stdout is not None
@@ -182,7 +179,7 @@ def measure(counts: Sequence[int], sizes: Sequence[int]
       for port in (together, 0) if count > 1 else (0,):
         groups[count, bool(port)] = Group(count, port, stack)
         # Gloo gives up if one process compiles for much longer than another.
-        groups[count, bool(port)].wait()
+        groups[count, bool(port)].slowest()
     for _ in range(FLAGS.repeats):
       for (count, together), group in groups.items():
         for name in (f'{order} {size}' for order in _ORDERS for size in sizes):

@@ -287,9 +287,8 @@ class _Bench:
     for digest, (name, place) in self._known_data.items():
       if digest != ours:
         raise ValueError(
-            f'The row {name} of {place} was run on other data than '
-            f'{self._args.data_dir or "the data folder"} has under the name '
-            f'{self._bed.flags["dataset"]}: rows of both cannot be compared.')
+            f'The row {name} of {place} was run on other data than the runs '
+            'here would be: rows of both cannot be compared.')
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
