@@ -1,7 +1,9 @@
-r"""Batch IID: every client has as many images of each class.
+r"""Batch IID: every client has equally many images of each class.
 
 python experiments/cifar_batch_iid.py --data_dir=DIR \
     --flagfile=experiments/flagfiles/fedmatch/cifar_batch_iid.fedmatch_dense.flags
+
+How rows are dealt, and its defaults: fedjax_ssl/running/settings.py.
 """
 from fedjax_ssl import cli
 

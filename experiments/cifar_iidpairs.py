@@ -1,6 +1,8 @@
 r"""(IID, pairs): labels dealt evenly, images Dirichlet in pairs of clients.
 
 python experiments/cifar_iidpairs.py --data_dir=DIR --method=sage
+
+How rows are dealt, and its defaults: fedjax_ssl/running/settings.py.
 """
 from fedjax_ssl import cli
 

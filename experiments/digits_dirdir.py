@@ -1,6 +1,8 @@
 r"""Quickstart: real handwritten digits, labels and images skewed over clients.
 
 python experiments/digits_dirdir.py
+
+How rows are dealt, and its defaults: fedjax_ssl/running/settings.py.
 """
 from fedjax_ssl import cli
 

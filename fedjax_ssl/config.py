@@ -201,11 +201,11 @@ class Config:
       0.05, 'Share of the training examples that the server holds out.',
       knobs.Bound(0, 0.9))
   alpha: float = _option(
-      0.5, 'Dirichlet concentration; smaller is more skewed. Settings with a '
-      'Dirichlet partition split each class over the N clients by a draw from '
-      'Dir(alpha, ..., alpha); cross_device and cross_silo follow --dirichlet. '
-      'It is refused where nothing reads it: in the other settings, and where '
-      'the data name the clients.', knobs.RATE)
+      0.5, 'Dirichlet concentration: near 0 a class is at one client, from 100 '
+      'on nearly IID. A Dirichlet partition splits each class over the clients '
+      'by a draw from Dir(alpha, ..., alpha); cross_device and cross_silo '
+      'follow --dirichlet. It is refused where nothing reads it: in the other '
+      'settings, and where the data name the clients.', knobs.RATE)
   labeled_fraction: float | None = _option(
       None, "Labeled share of the examples, or of each client's, instead of "
       'labels_per_class.', knobs.Bound(0, 1))

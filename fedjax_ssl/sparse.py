@@ -34,18 +34,18 @@ def num_nonzero(tree: PyTree) -> jax.Array:
   return _total(jax.tree.map(lambda x: x != 0, tree))
 
 
-def cut(tree: PyTree, bar: Scalar) -> PyTree:
-  r"""Sets entries with :math:`|x| \le` bar to 0.
+def cut(tree: PyTree, threshold: Scalar) -> PyTree:
+  r"""Sets entries with :math:`|x| \le` threshold to 0.
 
   Args:
     tree: pytree of float arrays.
-    bar: at least 0; 0 changes nothing, infinity leaves only zeros.
+    threshold: at least 0; 0 changes nothing, infinity leaves only zeros.
 
   Returns:
     The same pytree; an entry that is not finite stays, so that it is noticed.
   """
   return jax.tree.map(
-      lambda x: jnp.where(jnp.abs(x) <= bar, 0, x), tree)
+      lambda x: jnp.where(jnp.abs(x) <= threshold, 0, x), tree)
 
 
 def keep_largest(tree: PyTree, density: float) -> PyTree:
@@ -79,20 +79,21 @@ def keep_largest(tree: PyTree, density: float) -> PyTree:
   return jax.tree.map(largest, tree)
 
 
-def receive(held: PyTree, sent: PyTree, *, bar: Scalar
+def receive(held: PyTree, sent: PyTree, *, threshold: Scalar
             ) -> tuple[PyTree, jax.Array]:
-  r"""Sends only the entries that moved: :math:`|new - old| >` bar.
+  r"""Sends only the entries that moved: :math:`|new - old| >` threshold.
 
   Args:
     held: what the receiver holds, pytree of float arrays.
     sent: what the sender has, of the same structure.
-    bar: at least 0; 0 leaves out only equal entries, infinity all but NaN.
+    threshold: at least 0; 0 leaves out only equal entries, infinity all but
+      NaN.
 
   Returns:
     What the receiver holds afterwards, with its old entries where nothing was
-    sent, and how many numbers were sent, float32[]. Under a finite bar an entry
-    that is not finite is sent.
+    sent, and how many numbers were sent, float32[]. Under a finite threshold an
+    entry that is not finite is sent.
   """
   moved = jax.tree.map(
-      lambda old, new: ~(jnp.abs(new - old) <= bar), held, sent)
+      lambda old, new: ~(jnp.abs(new - old) <= threshold), held, sent)
   return jax.tree.map(jnp.where, moved, sent, held), _total(moved)

@@ -27,21 +27,21 @@ def test_cut_keeps_what_is_above_the_bar():
 
 
 def test_only_entries_that_moved_arrive():
-  held, count = sparse.receive(HELD, NEW, bar=0.25)
+  held, count = sparse.receive(HELD, NEW, threshold=0.25)
   assert count == 2  # .3 and 8 are sent, .2 is not.
   chex.assert_trees_all_equal(held, {
       'bias': HELD['bias'], 'kernel': NEW['kernel']})
-  held, count = sparse.receive(HELD, NEW, bar=0.0)
+  held, count = sparse.receive(HELD, NEW, threshold=0.0)
   assert count == 3
   chex.assert_trees_all_equal(held, NEW)
-  held, count = sparse.receive(HELD, NEW, bar=np.inf)
+  held, count = sparse.receive(HELD, NEW, threshold=np.inf)
   assert count == 0
   chex.assert_trees_all_equal(held, HELD)
 
 
 def test_a_broken_entry_is_sent_and_seen():
   broken = {**NEW, 'bias': jnp.array([jnp.nan, jnp.inf])}
-  held, count = sparse.receive(HELD, broken, bar=1e9)
+  held, count = sparse.receive(HELD, broken, threshold=1e9)
   assert count == 2
   assert not np.isfinite(held['bias']).any()
   assert not np.isfinite(sparse.cut(broken, 1e9)['bias']).any()

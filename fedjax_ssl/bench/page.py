@@ -50,8 +50,8 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
                          for name, (number, every) in missing.items()) + '.',
              '']
   if unknown := [f'`{n}`' for n, record in found.items() if not record.data]:
-    text += ['No record of the data that they were run on, which is compared '
-             f'between rows: {", ".join(unknown)}.', '']
+    text += ['Their tables hold no hash of the data, so it was not compared '
+             f'with that of the other rows: {", ".join(unknown)}.', '']
   for file in sorted({record.stored for record in found.values()} - {''}):
     rows_of = [f'`{n}`' for n, record in found.items() if record.stored == file]
     text += [f'Taken from {file}, where other machines may have run them: '
@@ -61,19 +61,32 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       f'rounds and over {len(plan.SEEDS)} seeds, ± their standard deviation. '
       'Gap '
       'closed is the share of the way from labels only to all labels. A rank '
-      'has in brackets what the paired seeds leave open at 95 %, each pair of '
-      'rows for itself. The worst '
-      'tenth are clients, each on test rows weighed as its own classes. Bytes '
+      'has in brackets the best and the worst that paired t intervals of 95 % '
+      'leave open, each pair of rows for itself. Rounds to labels only: the '
+      'first evaluated round whose mean is at least the end of labels only. '
+      'The worst tenth is the mean over these clients; that of a client is on '
+      'test rows weighed as its own classes. Bytes '
       'are of all clients together; passes are rows through the network '
       'forward and backward, a client and round; seconds are of one seed by '
       'the clock.', '',
-      f'Flags of the bed: `fedjax-ssl train {bed.setting} '
-      f'{" ".join(f"--{k}={v}" for k, v in bed.flags.items())}`', '',
+      f'Flags of the bed: `{" ".join(_flags(bed.flags))}`; '
+      + '; '.join(_skew(bed, name) for name in bed.skews) + '.', '',
       f'Command: `{command}`', '', '## What was tried', '',
       f'Up to {count} configuration{"s" * (count > 1)} a row, the default '
       f'first, on the validation rows of seed {plan.SEARCH_SEED} and on '
       f'{next(iter(bed.skews))}.', '', *_search(lines, found)]
   return '\n'.join(text).rstrip() + '\n'
+
+
+def _flags(flags: Mapping[str, Any]) -> list[str]:
+  return [f'--{name}={value}' for name, value in flags.items()]
+
+
+def _skew(bed: plan.Bed, name: str) -> str:
+  """What the runs of a skew have besides the flags of the bed."""
+  flags = {**bed.skews[name]}
+  words = ['fedjax-ssl train', flags.pop('setting', bed.setting)]
+  return f'{name}: `{" ".join([*words, *_flags(flags)])}`'
 
 
 def table(rows: Sequence[standing.Line]) -> list[str]:

@@ -43,16 +43,18 @@ class Reader(NamedTuple):
     Raises:
       FieldError: as `records.read`.
     """
-    found = {}
-    for name, record in records.read(file, self.bed, self.most, self.changed,
-                                     whole).items():
-      keys = plan.differing(record.space, plan.space(
-          self.known[name], self.bed)) if name in self.known else []
-      if not keys:
-        found[name] = record
-      elif say:
-        say_lost(name, file, keys, 'here')
-    return found
+    found = records.read(file, self.bed, self.most, self.changed, whole)
+    return {name: record for name, record in found.items()
+            if self._counts(name, record, file if say else None)}
+
+  def _counts(self, name: str, record: records.Record,
+              file: pathlib.Path | None = None) -> bool:
+    """Whether a row is what its name means; says it of a file's if not."""
+    keys = plan.differing(record.space, plan.space(
+        self.known[name], self.bed)) if name in self.known else []
+    if keys and file:
+      say_lost(name, file, keys, 'here')
+    return not keys
 
   def keep(self, file: pathlib.Path) -> None:
     """Copies a table of which a row does not count, so that no row is lost."""
@@ -60,8 +62,8 @@ class Reader(NamedTuple):
       return
     reason = 'has rows that do not count here.'
     try:
-      if {*self.read(file, whole=False, say=False)} == {*records.read(
-          file, self.bed, self.most, self.changed, False)}:
+      found = records.read(file, self.bed, self.most, self.changed, False)
+      if all(self._counts(*row) for row in found.items()):
         return
     except checks.FieldError as error:
       reason = error.reason

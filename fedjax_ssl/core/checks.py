@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import difflib
 from typing import Any
 
-# Knobs are used in float32: its largest number, and the smallest one that
-# keeps all its digits.
+# Knobs are used in float32: its largest number, and the smallest one that is
+# normal, which has all digits.
 MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 
 # Fields whose flag has a name that Python keeps for itself.
@@ -68,7 +68,7 @@ def check(kind: str, name: str, allowed: Iterable[str]) -> str:
 
 
 def unknown(name: str, allowed: Iterable[str]) -> str:
-  """Returns 'unknown.' with what there is instead."""
+  """Returns the end of a message: 'unknown.', the nearest name, all names."""
   allowed = sorted(allowed)
   return (f'unknown.{near(name, allowed)} Allowed: '
           f'{", ".join(allowed)}.')
@@ -94,5 +94,5 @@ def near(name: str, allowed: Iterable[str]) -> str:
 
 
 def initials(name: str) -> str:
-  """Returns the initials that people write for a name: lr, learning_rate."""
+  """Returns what people write for a name: learning_rate, lr."""
   return ''.join(part[:1] for part in name.split('_'))

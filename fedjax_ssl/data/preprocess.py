@@ -9,7 +9,7 @@ import numpy as np
 
 
 def as_floats(inputs: jax.Array) -> jax.Array:
-  """Converts texts for the network: token ids stay, vectors become float32."""
+  """Converts texts for the network: vectors to float32; token ids stay."""
   if jnp.issubdtype(inputs.dtype, jnp.floating):
     return inputs.astype(jnp.float32)
   return inputs
@@ -18,7 +18,7 @@ def as_floats(inputs: jax.Array) -> jax.Array:
 def preprocessor(mean: Sequence[float], std: Sequence[float], *,
                  channels: int | None = None, side: int | None = None
                  ) -> Callable[[jax.Array], jax.Array]:
-  """Scales, normalizes, repeats gray channels and pads with black.
+  """Scales, pads with black, normalizes and repeats gray channels.
 
   Args:
     mean: of each channel, in units of the full range 0..1.
@@ -32,11 +32,11 @@ def preprocessor(mean: Sequence[float], std: Sequence[float], *,
     uint8[B, H, W, C] -> float32[B, H', W', C'].
 
   Raises:
-    ValueError: if an image has colours and the network takes gray only; at
-      trace time.
+    ValueError: if images have neither one channel nor as many as the network
+      takes; at trace time.
   """
   shift = np.asarray(mean, np.float32)
-  width = np.asarray(std, np.float32)
+  deviation = np.asarray(std, np.float32)
 
   def preprocess(inputs: jax.Array) -> jax.Array:
     have = inputs.shape[-1]
@@ -45,7 +45,7 @@ def preprocessor(mean: Sequence[float], std: Sequence[float], *,
       gaps = [max(side - s, 0) for s in inputs.shape[1:3]]
       if any(gaps):
         x = jnp.pad(x, ((0, 0), *[(g // 2, g - g // 2) for g in gaps], (0, 0)))
-    x = (x - shift) / width
+    x = (x - shift) / deviation
     if channels is not None and have != channels:
       if have != 1:
         raise ValueError(f'The model takes {channels} channels, the images '

@@ -1,16 +1,16 @@
-r"""AdaMatch at the clients: a bar from the labeled rows, and aligned labels.
+r"""AdaMatch at the clients: a threshold from the labeled rows, aligned labels.
 
 Berthelot et al., AdaMatch, ICLR 2022, https://arxiv.org/abs/2106.04732. For
 learning with few labels it is mostly run in the form that
 microsoft/Semi-supervised-learning (USB) gave it.
 
 Let p be the predictions for the weak views of a batch's labeled rows, q those
-for its unlabeled rows, and :math:`\tilde p` and :math:`\tilde q` their means.
-Then
+for its unlabeled rows, r those for strong views of these, and :math:`\tilde p`
+and :math:`\tilde q` the means of p and q. Then
 
   :math:`\bar q_b = norm(q_b \tilde p / \tilde q)` and
   :math:`L_u = mean_b\, 1[\max_c \bar q_b(c) \ge \tau\, mean_i \max_c p_i(c)]\,
-  H(\bar q_b, A_s(u_b))`.
+  H(\bar q_b, r_b)`.
 
 In the paper the means are those of the batch; labels are soft; labeled rows
 learn from a strong view too; and the weight of :math:`L_u` rises along a cosine
@@ -21,7 +21,8 @@ this; its means are moving averages, and that of labeled rows starts uniform.
 
 With labels at the server a client sees no p. The server then sends the sums of
 p and of its largest entry over its labeled rows of the round. For a batch of a
-client that has no labels, the bar is FixMatch's, tau, and the mean of p stays.
+client that has no labels, the threshold is FixMatch's, tau, and the mean of p
+stays.
 """
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class Seen(NamedTuple):
 
   shares: jax.Array  # float32[C], on unlabeled rows; zeros before the first.
   target: jax.Array  # float32[C], on labeled rows; uniform at the start.
-  bar: jax.Array  # float32[], of the last batch.
+  confidence_threshold: jax.Array  # float32[], of the last batch.
 
 
 class Told(NamedTuple):
@@ -93,7 +94,7 @@ def adamatch(task: Task, *, profile: str = 'paper',
              align: bool = True, unlabeled_weight: float = 1.0,
              server: str = 'fedavg', mu: float = 0.01,
              weighting: str = 'examples', keep_local: bool = False) -> Method:
-  """Runs FixMatch with a relative bar, and labels aligned to the labeled rows.
+  """Runs FixMatch with a relative threshold, labels aligned to labeled rows.
 
   The means are a client's own, and stay on it from round to round as
   FlexMatch's memory does. A batch without unlabeled rows leaves their mean.
@@ -119,8 +120,8 @@ def adamatch(task: Task, *, profile: str = 'paper',
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. The metric `bar` is the confidence that a row must reach, a mean
-    over rows.
+    The method. The metric `confidence_threshold` is what a row must reach, a
+    mean over rows.
   """
   chosen = checks.profile(
       _PROFILES, profile, threshold=threshold, decay=decay, form=form,
@@ -138,7 +139,7 @@ def adamatch(task: Task, *, profile: str = 'paper',
     seen = memory.kept
     p = _labels(s, seen, jax.nn.softmax(task.apply(record.model, inputs)))
     return (p.argmax(-1).astype(jnp.int32),
-            (p.max(-1) >= seen.bar).astype(jnp.float32))
+            (p.max(-1) >= seen.confidence_threshold).astype(jnp.float32))
 
   def loss_fn(model, given, batch, key):
     return _loss(task, s, model, given, batch, key)
@@ -157,7 +158,7 @@ def adamatch(task: Task, *, profile: str = 'paper',
 def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
             labeled: tuple[jax.Array, jax.Array] | None, told: Told | None, *,
             threshold: float, decay: float) -> Seen:
-  """Moves the means by a batch, and sets the batch's bar.
+  """Moves the means by a batch, and sets the batch's threshold.
 
   Args:
     seen: before.
@@ -179,7 +180,7 @@ def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
     confidence = told.confidence / most
     target = jnp.where(rows > 0, told.shares / most, seen.target)
   bar = threshold * jnp.where(rows > 0, confidence, 1)
-  return Seen(shares, target, bar.astype(seen.bar.dtype))
+  return Seen(shares, target, bar.astype(seen.confidence_threshold.dtype))
 
 
 def _labels(s: _Settings, seen: Seen, p: jax.Array) -> jax.Array:
@@ -204,7 +205,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
       given.memory, (p, rows.mask), (_softmax(logits[0]), known[0].mask)
       if known else None, given.told, threshold=s.threshold, decay=s.decay)
   labels = _labels(s, seen, p)
-  sure = (labels.max(-1) >= seen.bar).astype(jnp.float32)
+  sure = (labels.max(-1) >= seen.confidence_threshold).astype(jnp.float32)
   loss, _ = losses.cross_entropy(
       ours, labels if s.form == 'soft' else labels.argmax(-1).astype(jnp.int32),
       rows.mask * sure, total=rows.mask.sum())
@@ -217,7 +218,8 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
       weight=s.unlabeled_weight * rising,
       mask_rate=losses.masked_mean(sure, rows.mask),
       labeled_views=len(known) * (2 if blends else 1))
-  metrics['bar'] = network.over_rows(seen.bar, rows)
+  metrics['confidence_threshold'] = network.over_rows(
+      seen.confidence_threshold, rows)
   return loss, Aux(stats, metrics, seen)
 
 

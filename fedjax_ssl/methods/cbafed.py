@@ -1,4 +1,4 @@
-r"""CBAFed: labels kept for a round, with lower bars for rare classes.
+r"""CBAFed: labels kept for a round, with lower thresholds for rare classes.
 
 Li, Li and Wang, Class Balanced Adaptive Pseudo Labeling for Federated
 Semi-Supervised Learning, CVPR 2023. What follows is the authors' code,
@@ -6,8 +6,8 @@ minglllli/CBAFed; their paper was not at hand.
 
 The server keeps how many rows of each class the clients of the last round
 learnt from, labeled and pseudo-labeled. Let :math:`q_c` be the share of class c
-times C / 10, which is 0.1 for all classes if they are equal. The bar of a class
-is
+times C / 10, which is 0.1 for all classes if they are equal. The threshold of a
+class is
 
   :math:`t_c = \min(q_c + b - std(q), t_{max})`,
 
@@ -113,14 +113,14 @@ def levels(shares: Array) -> jax.Array:
   return jnp.asarray(shares) * jnp.shape(shares)[0] / 10
 
 
-def bars(shares: Array, *, base: float = 0.84, max_threshold: float = 0.95
+def thresholds(shares: Array, *, base: float = 0.84, max_threshold: float = 0.95
          ) -> jax.Array:
-  """Computes the bar of each class, t; see the module's docstring.
+  """Computes the threshold of each class, t; see the module's docstring.
 
   Args:
     shares: float32[C], of sum 1.
     base: b.
-    max_threshold: no bar is higher.
+    max_threshold: no class has a higher one.
 
   Returns:
     float32[C].
@@ -137,7 +137,7 @@ def kept_labels(probabilities: Array, shares: Array, *, base: float = 0.84,
   Args:
     probabilities: float[B, C].
     shares: float32[C], of sum 1.
-    base: see `bars`.
+    base: see `thresholds`.
     max_threshold: the same.
     rare: level below which a class may be a second choice; 0 is none.
 
@@ -146,7 +146,8 @@ def kept_labels(probabilities: Array, shares: Array, *, base: float = 0.84,
   """
   p = jnp.asarray(probabilities)
   first = p.argmax(-1)
-  sure = p.max(-1) > bars(shares, base=base, max_threshold=max_threshold)[first]
+  sure = p.max(-1) > thresholds(
+      shares, base=base, max_threshold=max_threshold)[first]
   is_first = jnp.arange(p.shape[-1]) == first[:, None]
   second = jnp.where(is_first, -1, p).argmax(-1)
   helps = levels(shares)[second] < rare
@@ -167,7 +168,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
            unlabeled_rate: float = 2 / 3, max_norm: float = 5.0,
            labeled_client_weight: float = 1.0, keep_momentum: bool = True,
            warmup: float = 0.083) -> Method:
-  """Keeps confident labels for a round, by bars that follow class shares.
+  """Keeps confident labels for a round, by thresholds that follow class shares.
 
   Meant for clients with all labels beside clients with none, all of them in
   every round; if only some take part, the shares are those of these. Clients
@@ -175,9 +176,9 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
 
   Args:
     task: the static choices; its learning rate is that of labeled clients.
-    base: b of the bar q_c + b - std(q), with q_c the share of class c times
-      C / 10.
-    max_threshold: largest bar; the authors' is 0.9 for SVHN and skin lesions.
+    base: b of the threshold q_c + b - std(q), with q_c the share of class c
+      times C / 10.
+    max_threshold: largest one; the authors' is 0.9 for SVHN and skin lesions.
     rare: share of a class, times C / 10, below which rows may keep it as their
       second class; 0 is none.
     passes: epochs over the rows that a client without labels has kept.

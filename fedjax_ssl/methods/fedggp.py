@@ -1,4 +1,4 @@
-r"""FedGGp: bars, and second labels for unsure rows, by class frequencies.
+r"""FedGGp: thresholds, and second labels if unsure, by class frequencies.
 
 FedGGp, "globally guided pseudo-labeling", 2025; its paper was not at hand. The
 authors' code is whatement/FedGGp. Clients may hold labels of all their rows, of
@@ -8,7 +8,7 @@ The server keeps :math:`\Phi`, how often each class is predicted; it starts at
 1/C. Let p be the probabilities that the model in training gives the weak views
 of a batch, m the mean of their largest entries, and s the mean over rows of
 their standard deviation over the classes. A row with the likeliest class c is
-accepted if its confidence reaches the bar of c,
+accepted if its confidence reaches the threshold of c,
 
   :math:`m\, \Phi_c / \max \Phi`, if :math:`\Phi_c \ge 1/C` (head),
   :math:`1/C`, if :math:`\Phi_c / \max \Phi < 2/C` (tail),
@@ -32,10 +32,10 @@ their labels exceeds 1/C, or 0 if it does not:
 accepted row is learnt only if its strong view gets the same label (else it has
 no second chance either), and the rows of all clients enter P. In 'code' there
 is no such filter, and only rows of clients that hold both kinds of rows enter
-P. Without any such client the code divides by zero; here the bars stay as they
-are. The code's sums start at 1/C at each client and at the server, ours at 0: a
-difference of at most a few rows of thousands. The code drops a client's last,
-short batch, which counts here.
+P. Without any such client the code divides by zero; here the thresholds stay as
+they are. The code's sums start at 1/C at each client and at the server, ours at
+0: a difference of at most a few rows of thousands. The code drops a client's
+last, short batch, which counts here.
 """
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def tails(frequencies: Array) -> jax.Array:
   return phi / phi.max() < 2 / phi.shape[0]
 
 
-def bars(frequencies: Array, probabilities: Array, mask: Array) -> jax.Array:
+def thresholds(frequencies: Array, probabilities: Array, mask: Array
+               ) -> jax.Array:
   """Computes the confidence from which on a row of each class is accepted.
 
   Args:
@@ -181,13 +182,13 @@ def moved(frequencies: Array, learnt: Learnt, decay: float) -> jax.Array:
     top=knobs.Bound(1, 1000, whole=True, cases=(
         knobs.at(1, 'a row has no second choice'),)),
     decay=knobs.Bound(0, 1, cases=(
-        knobs.at(1, 'bars stay at the mean confidence'),)))
+        knobs.at(1, 'thresholds stay at the mean confidence'),)))
 def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
            counted: str | None = None, unlabeled_weight: float = 3.0,
            lone_weight: float = 0.1, tail_weight: float = 3.0,
            tail_confidence: float = 0.5, top: int = 2, decay: float = 0.9,
            warmup: float = 0.0, weighting: str = 'examples') -> Method:
-  """Runs FixMatch with bars by class frequencies, and second labels if unsure.
+  """Runs FixMatch with thresholds and second labels by class frequencies.
 
   Args:
     task: the static choices; labels must be at the clients.
@@ -229,11 +230,11 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
         task.num_classes, 1 / task.num_classes, jnp.float32)), ()
 
   def pseudo_label(record: Server, memory: Any, inputs: Array):
-    """Labels the inputs as one batch, as the bars depend on it."""
+    """Labels the inputs as one batch, as the thresholds depend on it."""
     del memory
     p = jax.nn.softmax(task.apply(record.model, inputs))
     labels = p.argmax(-1).astype(jnp.int32)
-    least = bars(record.frequencies, p, jnp.ones(len(p)))
+    least = thresholds(record.frequencies, p, jnp.ones(len(p)))
     return labels, (p.max(-1) >= least[labels]).astype(jnp.float32)
 
   @aggregation.linear
@@ -280,7 +281,7 @@ def _loss_fn(task: Task, s: _Settings, frequencies: jax.Array, shard: Shard
         task, model, batch, key)
     p, mask = jax.nn.softmax(weak), batch.unlabeled.mask
     rows, labels = mask.sum(), p.argmax(-1)
-    sure = p.max(-1) >= bars(frequencies, p, mask)[labels]
+    sure = p.max(-1) >= thresholds(frequencies, p, mask)[labels]
     used = sure & (strong.argmax(-1) == labels) if s.agree else sure
     accepted = mask * used
     loss, _ = losses.cross_entropy(strong, labels, accepted, total=rows)

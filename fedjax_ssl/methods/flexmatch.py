@@ -1,4 +1,4 @@
-"""FlexMatch at the clients: lower bars for classes that are learnt less well.
+"""FlexMatch at the clients: lower thresholds for classes learnt less well.
 
 Zhang et al., FlexMatch, NeurIPS 2021, https://arxiv.org/abs/2110.08263.
 """
@@ -21,7 +21,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
               keep_local: bool = False) -> Method:
-  """Runs FixMatch with the bar threshold * M(beta_c) for class c.
+  """Runs FixMatch with the threshold tau * M(beta_c) for class c.
 
   For each of its unlabeled rows a client remembers, from round to round, the
   last class predicted with a confidence of `threshold` or more. beta_c is the
@@ -31,8 +31,8 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
 
   Args:
     task: the static choices.
-    threshold: tau, the bar of the class learnt best. While no row has reached
-      it, all bars are 0 and every row counts, as in the paper's warm-up. So
+    threshold: tau, that of the class learnt best. While no row has reached
+      it, all are 0 and every row counts, as in the paper's warm-up. So
       1.1 is self-training on all rows.
     mapping: M, 'convex' b / (2 - b), or 'linear'.
     unlabeled_weight: lambda_u; 0 leaves the supervised part.
@@ -53,22 +53,22 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     real = place < jnp.asarray(shard.num_unlabeled)[:, None]
     return jnp.where(real, -1, -2).astype(jnp.int32)
 
-  def bars(memory):
-    """Computes the bar of each class, float32[C]."""
+  def thresholds(memory):
+    """Computes the threshold of each class, float32[C]."""
     return losses.flexmatch_thresholds(
         jax.nn.one_hot(memory, task.num_classes).sum(0), threshold=threshold,
         mapping=mapping, num_unused=(memory == -1).sum())
 
   def pseudo_label(record, memory, inputs):
     return losses.pseudo_label(task.apply(record.model, inputs),
-                               threshold=bars(memory.kept))
+                               threshold=thresholds(memory.kept))
 
   def loss_fn(model, given, batch, key):
     memory, rows = given.memory, batch.unlabeled
     weak, (labeled, strong), stats = network.forward_views(
         task, model, batch, key)
     loss, used = losses.fixmatch(strong, weak, rows.mask,
-                                 threshold=bars(memory))
+                                 threshold=thresholds(memory))
     label, sure = losses.pseudo_label(weak, threshold=threshold)
     # Masked rows and rows that are not sure get a place beyond the table, which
     # is dropped.

@@ -1,4 +1,4 @@
-r"""FreeMatch at the clients: bars that follow how sure the model is.
+r"""FreeMatch at the clients: thresholds that follow how sure the model is.
 
 Wang et al., FreeMatch, ICLR 2023, https://arxiv.org/abs/2205.07246. The
 authors' code is in microsoft/Semi-supervised-learning.
@@ -64,7 +64,7 @@ def freematch(task: Task, *, decay: float = 0.999,
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
               keep_local: bool = False) -> Method:
-  """Runs FixMatch with bars that follow the confidence, and a fairness term.
+  """Runs FixMatch with thresholds by the confidence, and a fairness term.
 
   The averages describe a client's own rows and stay on it from round to round,
   as FlexMatch's memory does, also with labels at the server: with the published
@@ -74,8 +74,8 @@ def freematch(task: Task, *, decay: float = 0.999,
   Args:
     task: the static choices.
     decay: of the averages. With the default they take thousands of steps to
-      settle, more than short runs have. 1 leaves every bar at 1/C, so that
-      every row counts; 0 is the batch alone.
+      settle, more than short runs have. 1 leaves every threshold at 1/C, so
+      that every row counts; 0 is the batch alone.
     max_threshold: largest tau. For SVHN, where it matters, the code's is 0.95,
       and the paper bounds tau from below by 0.9 too.
     fairness_weight: of the fairness term; 0 leaves it out. The default is that
@@ -88,20 +88,20 @@ def freematch(task: Task, *, decay: float = 0.999,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. The metric `bar` is tau, and `fairness_loss` the term that
-    spreads the predictions, both means over rows.
+    The method. The metric `confidence_threshold` is tau, and `fairness_loss`
+    the term that spreads the predictions, both means over rows.
   """
   def remember(federation: Federation) -> Seen:
     size = task.num_classes
     equal = jnp.ones((federation.num_clients, size)) / size
     return Seen(equal[:, 0], equal, equal)
 
-  def bars(seen: Seen) -> jax.Array:
+  def thresholds(seen: Seen) -> jax.Array:
     return losses.freematch_thresholds(seen.confidence, seen.shares)
 
   def pseudo_label(record, memory, inputs):
     return losses.pseudo_label(task.apply(record.model, inputs),
-                               threshold=bars(memory.kept))
+                               threshold=thresholds(memory.kept))
 
   def loss_fn(model, given, batch, key):
     rows = batch.unlabeled
@@ -109,14 +109,14 @@ def freematch(task: Task, *, decay: float = 0.999,
         task, model, batch, key)
     seen = renewed(given.memory, weak, rows.mask, decay=decay,
                    most=max_threshold)
-    bar = bars(seen)
-    loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=bar)
+    least = thresholds(seen)
+    loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=least)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
-    metrics['bar'] = network.over_rows(seen.confidence, rows)
+    metrics['confidence_threshold'] = network.over_rows(seen.confidence, rows)
     if fairness_weight:
-      _, sure = losses.pseudo_label(weak, threshold=bar)
+      _, sure = losses.pseudo_label(weak, threshold=least)
       fairness, _ = losses.fairness(
           strong, seen.shares, rows.mask * sure, histogram=seen.histogram)
       loss += fairness_weight * fairness

@@ -27,10 +27,10 @@ square. So its N weighs 62 times as much as the paper's mean. For a batch of two
 rows XOR gives 0, and N would be infinite; here the divisor is then 1.
 
 The code can do more. It has SimSiam and BYOL in place of SimCLR. For
-pseudo-labels it has FreeMatch's bars, which start at 1/C in every epoch and,
-with their decay of 0.999, let almost every row through, like `threshold=0` here
-(for SVHN they are at least 0.9, like `threshold=0.9`). Its clients with labels
-for some of their rows take the pseudo-labels of weak views, with
+pseudo-labels it has FreeMatch's thresholds, which start at 1/C in every epoch
+and, with their decay of 0.999, let almost every row through, like `threshold=0`
+here (for SVHN they are at least 0.9, like `threshold=0.9`). Its clients with
+labels for some of their rows take the pseudo-labels of weak views, with
 `unlabeled_weight=5`, and a FedProx term of 0.5 ||w - w_received||^2, which is
 mu=1 here; their I and N are over all rows together, as here.
 

@@ -39,34 +39,34 @@ def uda(task: Task, *, profile: str = 'official',
   """Keeps the prediction of a clean view on a strong view.
 
   With annealing the labeled loss leaves out rows that are already predicted
-  better than a bar, which rises from 1/C to 1 over the whole federated run,
-  not the round.
+  better than eta, which rises from 1/C to 1 over the whole federated run, not
+  the round.
 
-  The default has no bar. In the module's test setting 'official' ends at
+  The default has no eta. In the module's test setting 'official' ends at
   96.7 % and 'fedmatch' at 10.3 %, which is chance. With the threshold and
   temperature of 'official', tsa='linear' and tsa='exp' end at 10.3 % too,
-  although the formulas are those of the authors' code. The reason: while the
-  bar is near 1/C, only one or two of a batch's ten labeled rows stay in the
+  although the formulas are those of the authors' code. The reason: while
+  eta is near 1/C, only one or two of a batch's ten labeled rows stay in the
   loss, those of a class that the last steps unlearnt, and the loss is the mean
   over these. So one full step goes towards one class, and the next towards
   another. With momentum .9 the labeled loss of the first round is 3.0, more
   than that of a guess. From then on nearly all ReLUs give 0, the logits of all
   images agree to three digits, and only the last layer's bias has a gradient;
-  the higher bar of later rounds does not help. This happens without the
+  the higher eta of later rounds does not help. This happens without the
   unlabeled loss too, but not without momentum, nor with a mean over all labeled
-  rows. A bar 'exp' that rises anew in each round ends at 10.3 % as well. Today
-  the authors use the bar for texts, with a pretrained network and 10,000 steps;
+  rows. An eta 'exp' that rises anew in each round ends at 10.3 % as well. Today
+  the authors use eta for texts, with a pretrained network and 10,000 steps;
   this run has 1,200.
 
   Args:
-    task: the static choices; the bar rises over `task.schedule_rounds`. The
-      first step has count 1, so the last one has the full bar; the authors'
+    task: the static choices; eta rises over `task.schedule_rounds`. The
+      first step has count 1, so the last one has the full eta; the authors'
       first step has count 0, so none has it.
-    profile: 'official', what the authors' scripts run for images: no bar,
-      threshold .8, temperature .4; or 'fedmatch': the bar 'exp', as FedMatch
+    profile: 'official', what the authors' scripts run for images: no eta,
+      threshold .8, temperature .4; or 'fedmatch': eta 'exp', as FedMatch
       states, and no threshold and no sharpening, of which it says nothing.
     unlabeled_weight: lambda; 0 leaves the labeled loss.
-    tsa: how the bar rises: 'exp', 'linear', 'log', or 'none' for no bar; None
+    tsa: how eta rises: 'exp', 'linear', 'log', or 'none' for no eta; None
       is the profile's, as for the next two.
     threshold: confidence above which a clean view counts; 0 keeps all and 1
       none. FedDure says that there is one but not its value.

@@ -93,7 +93,7 @@ _ALL = (
         dealing.agents('round_robin'), _FEDSSL),
     Setting(
         'cifar_batch_iid',
-        'Batch IID: every client has as many images of each class.',
+        'Batch IID: every client has equally many images of each class.',
         'Table 2 of FedMatch (first version, https://arxiv.org/abs/2006.12097)'
         ': 100 clients, 5 labels a class and client, 5 or 10 clients a round.',
         dealing.two_pools('iid_count', 'iid_count'),

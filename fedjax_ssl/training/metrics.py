@@ -128,7 +128,7 @@ class MetricsWriter:
     self._mirrors: list[trackers.Mirror] = []
     if lacking := trackers.lacking(track):
       raise MetricsError(f'track: {lacking}')
-    with _one_line(folder):
+    with _as_metrics_error(folder):
       whole = _whole(folder, last, seals)  # Both, before one is changed.
       self._files = {name: _GrowingFile(folder / name, data)
                      for name, data in whole.items()}
@@ -146,7 +146,7 @@ class MetricsWriter:
     Raises:
       MetricsError: if that is impossible.
     """
-    with _one_line(self._folder):
+    with _as_metrics_error(self._folder):
       return {name: file.seal() for name, file in self._files.items()}
 
   def _remember(self, row: Row) -> None:
@@ -246,7 +246,7 @@ def cut_back(workdir: str | os.PathLike[str], round_: int,
       written.
   """
   folder = pathlib.Path(workdir)
-  with _one_line(folder):
+  with _as_metrics_error(folder):
     for name, data in _whole(folder, round_, seals).items():
       if (sealed.content(folder / name) or b'') != data:
         disk.replace(folder / name, data)
@@ -257,7 +257,7 @@ def _rows(data: bytes | bytearray) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _one_line(folder: pathlib.Path) -> Iterator[None]:
+def _as_metrics_error(folder: pathlib.Path) -> Iterator[None]:
   """Turns what the system refuses into a MetricsError."""
   try:
     yield

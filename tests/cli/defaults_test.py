@@ -36,6 +36,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
   return place
 
 
+@pytest.mark.thorough
 def test_another_default_is_refused_with_the_knob_to_write(folder, tmp_path):
   before = launcher.fingerprints(folder)
   for words in (['train', 'digits_dirdir', *ARGS, UDA, '--num_rounds=4',

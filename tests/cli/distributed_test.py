@@ -85,6 +85,7 @@ def expected(tmp_path_factory) -> dict[str, Any]:
   return content(folder)
 
 
+@pytest.mark.thorough
 def test_processes_come_and_go_and_change_no_bit(tmp_path, expected):
   folder = tmp_path / 'run'
   started = pair(folder, *ARGS, '--num_devices=2', '--num_rounds=10')

@@ -1,4 +1,4 @@
-"""Laws of moving averages, and of the bars and weights made of them."""
+"""Laws of moving averages, and of thresholds and weights made of them."""
 from __future__ import annotations
 
 import jax

@@ -1,4 +1,4 @@
-"""CBAFed: its bars, second classes, residual connections and counts."""
+"""CBAFed: its thresholds, second classes, residual connections and counts."""
 from __future__ import annotations
 
 import functools
@@ -21,21 +21,21 @@ from tests.methods.updates import KNOWN, same, UNKNOWN, whole
 def test_bars_of_equal_classes_are_the_same_for_any_number(size):
   equal = jnp.full(size, 1 / size)
   np.testing.assert_allclose(cbafed.levels(equal), .1, rtol=1e-5)
-  np.testing.assert_allclose(cbafed.bars(equal), .94, rtol=1e-5)
+  np.testing.assert_allclose(cbafed.thresholds(equal), .94, rtol=1e-5)
 
 
 def test_bars_follow_the_shares_up_to_the_highest():
   shares = np.random.default_rng(0).dirichlet(np.full(10, .3))
-  found = cbafed.bars(shares)
+  found = cbafed.thresholds(shares)
   want = np.minimum(shares + .84 - shares.std(ddof=1), .95)
   np.testing.assert_allclose(found, want, rtol=1e-5)
   assert (want == .95).any() and (want < .84).any()
-  assert cbafed.bars(shares, max_threshold=.8).max() <= .8
+  assert cbafed.thresholds(shares, max_threshold=.8).max() <= .8
 
 
 def test_a_row_keeps_its_second_class_if_that_is_rare():
-  shares = jnp.array([.5, .5, 0, 0])  # Levels .2, .2, 0, 0; bars near .92.
-  bar = float(cbafed.bars(shares)[0])
+  shares = jnp.array([.5, .5, 0, 0])  # Levels .2, .2, 0, 0; t near .92, .72.
+  bar = float(cbafed.thresholds(shares)[0])
   p = np.array([[.96, 0, .04, 0], [.6, .1, .3, 0], [.6, .3, .1, 0],
                 [bar, 0, 0, 1 - bar], [.2, 0, .3, .5], [0, 0, 0, 1]],
                np.float32)

@@ -1,4 +1,4 @@
-"""FedGGp: its bars, second chances and frequencies, and who weighs how."""
+"""FedGGp: thresholds, second chances and frequencies, and who weighs how."""
 from __future__ import annotations
 
 import chex
@@ -23,7 +23,7 @@ def _draw(rows, size, key=0):
 def test_bars_of_equal_frequencies_are_the_mean_confidence():
   p, mask = _draw(6, 10), np.array([1, 1, 0, 1, 1, 1.])
   assert not fedggp.tails(UNIFORM).any()
-  np.testing.assert_allclose(fedggp.bars(UNIFORM, p, mask),
+  np.testing.assert_allclose(fedggp.thresholds(UNIFORM, p, mask),
                              p.max(-1)[mask > 0].mean(), rtol=1e-5)
 
 
@@ -33,10 +33,10 @@ def test_bars_of_a_head_a_middle_and_a_tail():
   phi = jnp.array([.3, .21, .16, .1, .0])  # A tail is below .12.
   mean, spread = p.max(-1).mean(), p.std(-1, ddof=1).mean()
   np.testing.assert_allclose(
-      fedggp.bars(phi, p, np.ones(7)),
+      fedggp.thresholds(phi, p, np.ones(7)),
       [mean, .7 * mean, (mean - spread) * .16 / .3, .2, .2], rtol=1e-5)
-  # One class of nearly all: a head may be a tail too, and its bars add up.
-  odd = fedggp.bars(jnp.array([.65, .35, .0]), p[:, :3], np.ones(7))
+  # One class of nearly all: a head may be a tail too; its thresholds add up.
+  odd = fedggp.thresholds(jnp.array([.65, .35, .0]), p[:, :3], np.ones(7))
   head = p[:, :3].max(-1).mean()
   np.testing.assert_allclose(odd, [head, head * 7 / 13 + 1 / 3, 1 / 3],
                              rtol=1e-5)

@@ -91,6 +91,7 @@ def test_without_any_row_the_server_trains_alone():
                               (first.memory, first.server.added))
 
 
+@pytest.mark.thorough
 def test_rounds_are_semifls():
   """With a fixed threshold and neither blends nor the rest: the same bits."""
   changes = {'strong': lambda key, x: 255 - x,

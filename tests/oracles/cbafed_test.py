@@ -41,12 +41,13 @@ def test_three_rounds_of_three_clients():
       ours.close(state.server.model.params, want.params)
       ours.close(state.server.model.stats, want.stats)
       ours.close(cbafed.levels(state.server.shares), STORED['levels'][i], 1e-6)
-      ours.close(cbafed.bars(state.server.shares), STORED['bars'][i + 1], 1e-6)
+      ours.close(cbafed.thresholds(state.server.shares),
+                 STORED['bars'][i + 1], 1e-6)
       assert metrics['mask_rate'].total == STORED['kept'][i].sum()
       if round_ == 4:
         state = state._replace(server=state.server._replace(
             record=_variables('record_')))
   known = np.asarray(STORED['known'])
-  ours.close(cbafed.bars(known / known.sum()), STORED['bars'][0])
+  ours.close(cbafed.thresholds(known / known.sum()), STORED['bars'][0])
   # The second round's model is far from what it is drawn back to.
   assert abs(STORED['record_w1'] - STORED['after5_w1']).max() > .1

@@ -82,19 +82,19 @@ def received(s: Settings, payload: Payload, client: Client, due: jax.Array
     def one(psi):
       return psi, sparse.num_nonzero(psi)
   else:
-    copy, bar = client.memory.copy, s.delta_threshold
-    held, count = sparse.receive(copy, new, bar=bar)
+    copy, threshold = client.memory.copy, s.delta_threshold
+    held, count = sparse.receive(copy, new, threshold=threshold)
     own = sparse.cut(copy[1], s.psi_threshold)
     if s.exact_down:
       count = sparse.receive((copy[0], own), (
-          new[0], sparse.cut(new[1], s.psi_threshold)), bar=bar)[1]
+          new[0], sparse.cut(new[1], s.psi_threshold)), threshold=threshold)[1]
     held = tree.where(client.round == 0, new, held)
     count = jnp.where(client.round == 0, whole, count)
     def one(psi):
-      arrived, number = sparse.receive(copy[1], psi, bar=bar)
+      arrived, number = sparse.receive(copy[1], psi, threshold=threshold)
       if s.exact_down:
         number = sparse.num_nonzero(jax.tree.map(
-            lambda x, own: jnp.where(jnp.abs(x - own) <= bar, 0, x),
+            lambda x, own: jnp.where(jnp.abs(x - own) <= threshold, 0, x),
             sparse.cut(psi, s.psi_threshold), own))
       return arrived, number
   count += sparse.size(payload.stats)
@@ -127,12 +127,12 @@ def sent_to_server(s: Settings, held: Parts, trained: Parts
     if s.sending == 'values':
       count += sparse.num_nonzero(psi)
     else:
-      psi, number = sparse.receive(held[1], psi, bar=s.delta_threshold)
+      psi, number = sparse.receive(held[1], psi, threshold=s.delta_threshold)
       count += number
   if s.sends_sigma and s.sending == 'values':
     count += sparse.size(sigma)
   elif s.sends_sigma:
-    sigma, number = sparse.receive(held[0], sigma, bar=s.delta_threshold)
+    sigma, number = sparse.receive(held[0], sigma, threshold=s.delta_threshold)
     count += number
   return (sigma, psi), count
 

@@ -189,7 +189,11 @@ def _is_sound(folder: pathlib.Path, round_: int) -> bool:
 
 
 def _readable(folder: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
-  """Rounds and metadata of the steps that can be read, newest first."""
+  """As `_headers`, looking again while a run replaces its steps.
+
+  Raises:
+    SealError: if there are steps and none can be read.
+  """
   for look in range(_LOOKS):
     if found := list(_headers(folder)):
       return found
