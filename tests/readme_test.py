@@ -39,7 +39,7 @@ def test_the_example_trains(root, place):
 
 def _rule(root):
   text = (root / 'README.md').read_text('utf-8')
-  block, = re.findall(r'```python\n("""FixMatch whose server .*?)```', text,
+  block, = re.findall(r'```python\n("""median.py, .*?)```', text,
                       re.DOTALL)
   scope: dict = {}
   exec(block, scope)  # The repository's own text.

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 import functools
 import json
 import pathlib
@@ -356,10 +357,14 @@ class _Bench:
             for skew in self._bed.skews]
 
   def _cell(self, run: plan.Run) -> grid.Cell:
-    data = ((f'--data_dir={self._args.data_dir}',)
-            if self._args.data_dir else ())
-    return grid.Cell(run.name, '', (*run.flags, *self._changed, *data),
-                     run.setting)
+    cell = grid.Cell(run.name, '', (*run.flags, *self._changed), run.setting,
+                     (f'--data_dir={self._args.data_dir}',)
+                     if self._args.data_dir else ())
+    # Benches used to count the folder of data among the flags of a run.
+    was = cells_lib.record(self._out, cell).get('args')
+    return dataclasses.replace(cell, args=(*cell.args, *(
+        word for word in (was if isinstance(was, list) else [])
+        if isinstance(word, str) and word.startswith('--data_dir='))))
 
   def _done(self, run: plan.Run) -> bool:
     return cells_lib.is_done(self._out, self._cell(run))

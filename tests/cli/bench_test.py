@@ -4,91 +4,15 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import shlex
 import shutil
-import sys
 
 import pytest
 
-from fedjax_ssl import cli, data
+from fedjax_ssl import cli
 from fedjax_ssl.bench import plan
-from fedjax_ssl.running import job
 from tests.bench import made_up
 from tests.bench.made_up import BED, COUNT
-
-# Stands for the interpreter: trains in no time, and the better the nearer the
-# rate is to .05; fixmatch has 20 points more on test rows. Not started by its
-# first line alone, in which no path may have a space.
-TRAINER = """import hashlib, json, os, sys
-if '--only_check_args' in sys.argv:
-  sys.exit(0)
-flags = dict(a[2:].split('=', 1) for a in sys.argv if a.startswith('--'))
-seeds = [int(s) for s in flags['seeds'].split(',')]
-method, folder = flags['method'], flags['workdir']
-with open(os.path.join(os.path.dirname(folder), 'started'), 'a') as file:
-  print(os.path.basename(folder), file=file)
-if method.startswith('uda') and 'final' in folder or method.startswith('moon'):
-  print('error: it fell over')
-  sys.exit(1)
-good = .7 - abs(float(flags['learning_rate']) - .05)
-best = good + .2 * method.startswith('fixmatch') + .3 * (
-    flags.get('labels') == 'all')
-os.mkdir(folder)
-with open(folder + '/metrics.jsonl', 'w') as file:
-  for seed in seeds:
-    for r in range(1, 11):
-      print(json.dumps(dict(round=r, seed=seed, accuracy=best * r / 10,
-                            loss=1.0, val_accuracy=good * r / 10)), file=file)
-with open(folder + '/timings.jsonl', 'w') as file:
-  print(json.dumps(dict(round=10, seconds=7.0)), file=file)
-place = method.partition('.py:')[0] + '.py'
-facts = {}
-if os.path.exists(place):
-  with open(place, 'rb') as file:
-    facts['code'] = {'own.py': hashlib.sha256(file.read()).hexdigest()}
-with open(folder + '/config.json', 'w') as file:
-  json.dump(dict(flags=dict(method=method, seeds=seeds, num_rounds=10),
-                 facts=facts, origin=dict(), environment=dict(commit='abc'),
-                 restarts=[]), file)
-"""
-
-
-CHANGED = (f'--configurations={COUNT}', '--', *made_up.CHANGED)
-
-
-@pytest.fixture
-def bench(tmp_path, capsys):
-  """Runs `fedjax-ssl bench`; returns its exit code, output and errors."""
-  (tmp_path / 'trainer.py').write_text(TRAINER)
-  trainer = tmp_path / 'trainer'
-  trainer.write_text('#!/bin/sh\nexec ' + shlex.join(
-      [sys.executable, '-S', str(tmp_path / 'trainer.py')]) + ' "$@"\n')
-  trainer.chmod(0o755)
-
-  def run(*given):
-    words = list(given)
-    cut = words.index('--') if '--' in words else len(words)
-    words[cut:cut] = [f'--python={trainer}', *(
-        [] if any(word.startswith('--out=') for word in words) else
-        [f'--out={tmp_path / "out"}'])]
-    code = cli.main(['bench', *words])
-    return (code, *capsys.readouterr())
-  return run
-
-
-@pytest.fixture
-def out(tmp_path):
-  """Where the bench of `bench` writes."""
-  return tmp_path / 'out'
-
-
-def started(folder: pathlib.Path) -> list[str]:
-  return (folder / 'started').read_text().split()
-
-
-def rows(folder: pathlib.Path, skew: str) -> dict[str, dict]:
-  stored = json.loads((folder / 'clients.json').read_text())
-  return {row['row']: row for row in stored['rows'][skew]}
+from tests.cli.bench_trainer import CHANGED, edit, rows, started
 
 
 def test_each_row_is_tuned_and_then_measured(bench, out):
@@ -284,35 +208,13 @@ def test_a_finished_row_stays_until_a_new_one_is_finished(bench, out):
   assert json.loads((out / 'clients.json').read_text()) == stored
 
 
-def _edit(file: pathlib.Path, name: str, flags: dict | None = None, **values
-          ) -> None:
-  """Gives a row of a table other flags, and other values on all skews."""
-  stored = json.loads(file.read_text())
-  if flags:
-    stored['tuned'][name]['space']['flags'] = flags
-  for found in stored['rows'].values():
-    for row in found:
-      if row['row'] == name:
-        row.update(values)
-  file.write_text(json.dumps(stored))
-
-
-def _without(file: pathlib.Path, name: str) -> None:
-  """Takes a row from a table."""
-  stored = json.loads(file.read_text())
-  del stored['tuned'][name]
-  stored['rows'] = {skew: [row for row in found if row['row'] != name]
-                    for skew, found in stored['rows'].items()}
-  file.write_text(json.dumps(stored))
-
-
 def test_own_finished_rows_are_not_replaced_by_stored_ones(
     bench, out, tmp_path):
   """A row that is not finished comes from the stored table."""
   assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
   ran, table = started(out), rows(out, 'mild')
   file = pathlib.Path(shutil.copy(out / 'clients.json', tmp_path))
-  _edit(file, 'fixmatch', accuracy=[.1, .1, .1])
+  edit(file, 'fixmatch', accuracy=[.1, .1, .1])
   call = ('clients', 'fixmatch', f'--stored={file}', *CHANGED)
   assert bench(*call)[0] == 0
   assert started(out) == ran and rows(out, 'mild') == table
@@ -333,13 +235,13 @@ def test_rows_that_do_not_count_are_named(bench, out, tmp_path):
   assert bench('clients', 'fixmatch(threshold=0.9)', *CHANGED)[0] == 0
   table = rows(out, 'mild')
   file = pathlib.Path(shutil.copy(out / 'clients.json', tmp_path))
-  _edit(file, name, {'cohort_size': 3}, accuracy=[.1, .1, .1])
+  edit(file, name, {'cohort_size': 3}, accuracy=[.1, .1, .1])
   code, _, errors = bench(
       'clients', 'labels_only', f'--stored={file}', *CHANGED)
   assert code == 0 and rows(out, 'mild') == table
   assert errors == (f'The row {name} of {file} does not count: other flags '
                     f'than in {out}/clients.json.\n')
-  _edit(out / 'clients.json', 'labels_only', {'labels': 'all'})
+  edit(out / 'clients.json', 'labels_only', {'labels': 'all'})
   before = (out / 'clients.json').read_bytes()
   code, _, errors = bench('clients', 'all_labels', *CHANGED)
   assert code == 0 and errors == (
@@ -347,72 +249,6 @@ def test_rows_that_do_not_count_are_named(bench, out, tmp_path):
       f'than here.\n{out}/clients.json has rows that do not count here. A copy '
       f'is kept as {out}/clients.json.old.\n')
   assert (out / 'clients.json.old').read_bytes() == before
-
-
-def _on_data(folder: pathlib.Path, digest: str) -> None:
-  """Has runs say that their data have this hash."""
-  for file in folder.glob('clients__*/config.json'):
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps(config | {'facts': {'data_hash': digest}}))
-
-
-def test_refuses_rows_of_other_data(bench, out, tmp_path):
-  """Than those of another table, of runs here, or than the data here."""
-  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
-  assert 'data' not in rows(out, 'mild')['fixmatch']
-  bounds, row = (pathlib.Path(shutil.copy(
-      out / 'clients.json', tmp_path / name)) for name in ('one', 'two'))
-  _without(bounds, 'fixmatch')
-  _edit(bounds, 'labels_only', data='a')
-  stored = [f'--stored={file}' for file in (bounds, row)]
-  _edit(row, 'fixmatch', data='a')
-  there = (f'--out={tmp_path}/there', '--status', *CHANGED)
-  assert bench('clients', 'fixmatch', *stored, *there)[0] == 0
-  _edit(row, 'fixmatch', data='b')
-  code, _, errors = bench('clients', 'fixmatch', *stored, *there)
-  assert code == 2 and errors == (
-      f'error: --stored={row}: the row fixmatch was run on other data than the '
-      f'row labels_only of {bounds}: they cannot be compared.\n')
-  _on_data(out, 'c')
-  code, _, errors = bench('clients', 'fixmatch', stored[1], *CHANGED)
-  assert code == 2 and f'--stored={row}: the row fixmatch was' in errors
-  code, _, errors = bench('clients', 'fixmatch', *CHANGED)
-  assert code == 2 and 'was run on other data than' in errors
-  here = job.data_hash(data.load('digits'))
-  _on_data(out, here)
-  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
-  assert {found['data'] for skew in BED.skews
-          for found in rows(out, skew).values()} == {here}
-
-
-def test_rows_taken_before_are_of_the_same_data_too(bench, out, tmp_path):
-  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
-  one, two = (pathlib.Path(shutil.copy(
-      out / 'clients.json', tmp_path / name)) for name in ('one', 'two'))
-  _edit(one, 'fixmatch', data='a')
-  _edit(two, 'labels_only', data='b')
-  _without(two, 'fixmatch')
-  there = (f'--out={tmp_path}/there', *CHANGED)
-  assert bench('clients', 'fixmatch', f'--stored={one}', *there)[0] == 0
-  code, _, errors = bench('clients', 'fixmatch', f'--stored={two}', *there)
-  assert code == 2 and errors == (
-      f'error: --stored={two}: the row labels_only was run on other data than '
-      f'the row fixmatch of {tmp_path}/there/clients.json: they cannot be '
-      'compared.\n')
-
-
-def test_refuses_to_run_rows_beside_those_of_other_data(
-    bench, out, tmp_path):
-  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
-  file = pathlib.Path(shutil.copy(out / 'clients.json', tmp_path))
-  shutil.rmtree(out)
-  call = ('clients', 'fedprox', f'--stored={file}', *CHANGED)
-  _edit(file, 'labels_only', data='b')
-  code, _, errors = bench(*call)
-  assert code == 2 and 'The row labels_only of' in errors
-  assert len(errors.splitlines()) == 1 and not out.exists()
-  _edit(file, 'labels_only', data=job.data_hash(data.load('digits')))
-  assert bench(*call)[0] == 0
 
 
 def test_rows_stay_in_the_folders_table(bench, out):

@@ -1,14 +1,17 @@
-"""Commands that must be refused, in this process."""
+"""Commands that must be refused, and a made-up bench, in this process."""
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
 from absl.testing import flagsaver
 import pytest
 
+from fedjax_ssl import cli
 from fedjax_ssl.cli import train
 from fedjax_ssl.running import dealing, settings
+from tests.cli.bench_trainer import TRAINER
 
 DEFAULTS: dict[str, Any] = {
     'dataset': 'digits', 'model': 'linear', 'method': 'fedavg',
@@ -37,3 +40,29 @@ def refuse(monkeypatch, capfd):
   saved = flagsaver.save_flag_values()
   yield call
   flagsaver.restore_flag_values(saved)
+
+
+@pytest.fixture
+def bench(tmp_path, capsys):
+  """Runs `fedjax-ssl bench`; returns its exit code, output and errors."""
+  (tmp_path / 'trainer.py').write_text(TRAINER)
+  trainer = tmp_path / 'trainer'
+  trainer.write_text('#!/bin/sh\nexec ' + shlex.join(
+      [sys.executable, '-S', str(tmp_path / 'trainer.py')]) + ' "$@"\n')
+  trainer.chmod(0o755)
+
+  def run(*given):
+    words = list(given)
+    cut = words.index('--') if '--' in words else len(words)
+    words[cut:cut] = [f'--python={trainer}', *(
+        [] if any(word.startswith('--out=') for word in words) else
+        [f'--out={tmp_path / "out"}'])]
+    code = cli.main(['bench', *words])
+    return (code, *capsys.readouterr())
+  return run
+
+
+@pytest.fixture
+def out(tmp_path):
+  """Where the bench of `bench` writes."""
+  return tmp_path / 'out'

@@ -43,7 +43,7 @@ def log(out: pathlib.Path, cell: grid.Cell) -> pathlib.Path:
 def command(python: str, out: pathlib.Path, cell: grid.Cell) -> list[str]:
   """Returns the command line of a cell."""
   # The last one counts: a flagfile may hold a --workdir of its own.
-  return [*cell.program(python), *cell.args,
+  return [*cell.program(python), *cell.args, *cell.places,
           f'--workdir={folder(out, cell)}']
 
 
@@ -61,7 +61,7 @@ def check_flags(python: str, cells: Sequence[grid.Cell],
   for cell in cells:
     if cell.setting or _is_experiment(cell.script):
       asked.setdefault((*cell.program(python), cell.setting or cell.script),
-                       {}).update(dict.fromkeys(cell.args))
+                       {}).update(dict.fromkeys((*cell.args, *cell.places)))
   for (*program, name), known in asked.items():
     args = list(known)
     for start in range(0, len(args), _MOST_FLAGS):

@@ -60,12 +60,14 @@ class Cell:
     script: path of a program of the user's own; '' for a setting.
     args: its flags, the flagfile first; without --workdir.
     setting: its name for `fedjax-ssl train`; '' for a script.
+    places: flags that say where things are; with others it is the same run.
   """
 
   name: str
   script: str
   args: tuple[str, ...]
   setting: str = ''
+  places: tuple[str, ...] = ()
 
   def program(self, python: str) -> list[str]:
     """Returns the command that runs it, without flags."""

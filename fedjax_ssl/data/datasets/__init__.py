@@ -218,7 +218,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
       return files.read_npz(path)
     if path.with_suffix('.csv').exists():
       return text.read_csv(path.with_suffix('.csv'), embeddings)
-    advice = f'data set {name!r} not found: put {path} there'
+    advice = f'data set {name!r} not found: there is no {path}'
   advice += (' (keys x_train, y_train, x_test, y_test; uint8 images), or a '
              '.csv of that name (columns text and label)')
   return files.Source(tfds.read_tfds(name, data_dir, advice))

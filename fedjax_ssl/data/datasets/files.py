@@ -219,7 +219,10 @@ def _images(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if unit:
       images = np.rint(images.astype(np.float32) * 255)
     elif images.dtype.kind == 'f' and (images != np.rint(images)).any():
-      raise DataError(f'{part} images are floats neither in [0, 1] nor whole')
+      raise DataError(
+          f'{part} images are floats neither in [0, 1] nor whole'
+          if images.max() > 1 else f'{part} images are floats in [0, 1], those '
+          'of another part are not; all must have one scale')
     images = images if images.ndim == 4 else images[..., None]
     result[part] = np.ascontiguousarray(images.astype(np.uint8))
   return result
