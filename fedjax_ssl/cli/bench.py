@@ -46,6 +46,8 @@ from fedjax_ssl.cli.sweep import grid, slots
 from fedjax_ssl.core import checks, imports, knobs
 from fedjax_ssl.report import printing
 
+# Flags by which the runs of one bed differ.
+_OWN = 'method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir'
 _CHANGED = 'changed.json'  # Holds the flags after `--`, one file a folder.
 
 
@@ -127,6 +129,9 @@ class _Bench:
     for flag in changed:
       if not flag.startswith('--') or '=' not in flag:
         raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
+      if flag[2:].partition('=')[0] in _OWN:
+        raise ValueError(f'{flag} cannot be given behind --: the bench itself '
+                         f'sets {", ".join(_OWN)}.')
     self._args, self._changed = args, changed
     self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
     self._check_changed()

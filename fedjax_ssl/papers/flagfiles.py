@@ -1,13 +1,14 @@
 """Makes flagfiles of cells, and checks those that are stored."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import pathlib
 import textwrap
 
 from fedjax_ssl.papers import cells
 
 ENDING = '.flags'
+_COMMAND = '# python experiments/'  # How each tells what it is for.
 _TEMPLATES = {'cost_up': '{} % sent up', 'cost_down': '{} % sent down',
               'models_sent': '{} models sent'}
 
@@ -61,21 +62,33 @@ def text(cell: cells.Cell, folder: str = '') -> str:
   lines = [head, *(line for remark in remarks for line in textwrap.wrap(
       remark, 78, initial_indent='# ', subsequent_indent='# ',
       break_long_words=False, break_on_hyphens=False))]
-  lines += [f'# python experiments/{cell.setting}.py --data_dir=DIR \\',
+  lines += [f'{_COMMAND}{cell.setting}.py --data_dir=DIR \\',
             f'#     --flagfile={path}{ENDING}', *cell.flags]
   return '\n'.join(lines) + '\n'
 
 
 def write(chosen: Iterable[cells.Cell], folder: pathlib.Path) -> list[str]:
   """Writes a flagfile for each cell that can be run; returns their names."""
-  folder.mkdir(parents=True, exist_ok=True)
-  names = []
-  for cell in chosen:
-    if not cell.missing and cell.name not in names:
-      names.append(cell.name)
-      (folder / f'{cell.name}{ENDING}').write_text(
-          text(cell, folder.as_posix()), 'utf-8')
-  return names
+  wanted = {cell.name: cell for cell in chosen if not cell.missing}
+  _write({folder / f'{name}{ENDING}': text(cell, folder.as_posix())
+          for name, cell in wanted.items()})
+  return [*wanted]
+
+
+def _write(texts: Mapping[pathlib.Path, str]) -> None:
+  """Writes flagfiles, and replaces flagfiles alone.
+
+  Raises:
+    ValueError: for a file of such a name that was not written here, in which
+      case nothing is written.
+  """
+  for file in texts:
+    if file.is_file() and _COMMAND not in file.read_text('utf-8', 'replace'):
+      raise ValueError(f'{file} was not written by this command and stays; '
+                       'give another folder.')
+  for file, content in texts.items():
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content, 'utf-8')
 
 
 def _stored(folder: pathlib.Path, tables: pathlib.Path
@@ -90,9 +103,7 @@ def write_headline(folder: pathlib.Path, tables: pathlib.Path = cells.TABLES
                    ) -> int:
   """Writes the headline cells, a folder for each paper; returns how many."""
   wanted = _stored(folder, tables)
-  for file, content in wanted.items():
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(content, 'utf-8')
+  _write(wanted)
   return len(wanted)
 
 

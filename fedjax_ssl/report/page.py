@@ -327,8 +327,11 @@ def texts_of_good(runs: Sequence[stored_runs.Run], options: Options,
         good.append(run)
       except Exception as fault:
         left_out.append(f'{run.folders[0]} cannot be shown: {fault!r}.')
+    if not good and left_out:
+      raise ValueError(' '.join(left_out)) from error
     if not good or len(good) == len(runs):
-      raise ValueError(' '.join(left_out) or repr(error)) from error
+      raise ValueError(str(error) if isinstance(error, ValueError)
+                       else repr(error)) from error
   return texts_of(stored_runs.named(good), options, left_out)
 
 

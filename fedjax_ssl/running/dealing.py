@@ -149,7 +149,8 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
     raise FieldError(
         name, getattr(options, name), f'{error} that are not held out; give '
         'less, or labeled_fraction instead.' if name == 'labels_per_class' else
-        f'{error}.') from error
+        f'{error}.', **({'max_rows': options.max_rows} if options.max_rows
+                        else {})) from error
 
 
 def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:

@@ -46,8 +46,9 @@ def place(options: Config) -> tuple[str, int, int] | None:
   numbers = [str(given[name]) for name in ('num_processes', 'process_id')]
   if not all(n.isascii() and n.isdigit() for n in numbers) or not (
       int(numbers[1]) < int(numbers[0])):
-    raise FieldError('num_processes', numbers[0], 'they must be whole numbers; '
-                     'ids count from 0.', process_id=numbers[1])
+    raise FieldError('num_processes', numbers[0], 'must be a whole number '
+                     'above process_id, which counts from 0.',
+                     process_id=numbers[1])
   address = str(given['coordinator_address'])
   # With another form JAX waits for minutes and then ends the process itself.
   match = re.fullmatch(r'(?:[\w.-]+|\[[\w:.%]+\]):(\d{1,5})', address)

@@ -307,6 +307,13 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
   checkpoints = _checkpoints(job)
   saved = _restore(job, checkpoints)
   done = saved[0] if saved else 0
+  if saved is None:
+    # A kill before the first checkpoint loses rows of a start alone.
+    kept = processes.once(lambda: metrics.keep_beyond(
+        place.path, job.options.checkpoint_every))
+    if kept:
+      print(f'{job.folder} has rows of later rounds and no checkpoint: it '
+            f'starts over, and they are kept in {kept}.', file=stream)
   seals = processes.once(
       lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:

@@ -273,8 +273,12 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
   """One seed's partition: from a file, or dealt."""
   labels = np.asarray(dataset.train.labels)
   if options.partition_file:
-    return data.load_partition(options.partition_file, labels.size,
-                               options.num_clients, labels=labels)
+    try:
+      return data.load_partition(options.partition_file, labels.size,
+                                 options.num_clients, labels=labels)
+    except ValueError as error:
+      raise FieldError('partition_file', options.partition_file, f'{error}.'
+                       ) from error
   if options.partition_seed is not None:
     seed = options.partition_seed
   deal = setting.deal

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -250,6 +251,26 @@ def cut_back(workdir: str | os.PathLike[str], round_: int,
     for name, data in _whole(folder, round_, seals).items():
       if (sealed.content(folder / name) or b'') != data:
         disk.replace(folder / name, data)
+
+
+def keep_beyond(workdir: str | os.PathLike[str], round_: int) -> str:
+  """Copies the rows of a run if there are any beyond a round.
+
+  Returns:
+    The copy's name; '' if there was nothing to copy.
+
+  Raises:
+    MetricsError: if it cannot be written.
+  """
+  file = pathlib.Path(workdir) / METRICS
+  data = sealed.content(file) or b''
+  if not any(row['round'] > round_ for row in _rows(data)):
+    return ''
+  names = (f'{METRICS}.replaced-{number}' for number in itertools.count(1))
+  name = next(n for n in names if not file.with_name(n).exists())
+  with _as_metrics_error(file.parent):
+    disk.replace(file.with_name(name), data)
+  return name
 
 
 def _rows(data: bytes | bytearray) -> list[Row]:

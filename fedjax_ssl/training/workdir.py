@@ -156,7 +156,9 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     raise WorkdirError(f'{path} holds no run: {CONFIG} is missing.') from None
   except OSError as error:
     raise WorkdirError(f'{file} cannot be read: {_reason(error)}.') from error
-  except (ValueError, KeyError, TypeError, RecursionError) as error:
+  except KeyError as error:
+    raise WorkdirError(f'{file} is damaged: {error} is missing.') from error
+  except (ValueError, TypeError, RecursionError) as error:
     raise WorkdirError(f'{file} is damaged: {error}.') from error
 
 

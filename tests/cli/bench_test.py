@@ -320,6 +320,8 @@ def test_names_all_that_is_missing(capsys):
     (('clients', 'fixmatch(threshold=7)'), 'threshold'),
     (('clients', '--data_dir=/nowhere'), '/nowhere'),
     (('clients', '--', 'num_rounds=3'), 'num_rounds=3 behind --'),
+    (('clients', '--', '--seed=3'), '--seed=3 cannot be given behind --'),
+    (('clients', '--', '--workdir=x'), 'the bench itself sets method,'),
 ])
 def test_refuses(bench, out, words, said):
   code, _, errors = bench(*words)

@@ -105,7 +105,7 @@ def test_refuses_broken_files(tmp_path, content, words):
 
 
 def test_images_take_no_embeddings(tmp_path):
-  with pytest.raises(data.DataError, match='images'):
+  with pytest.raises(ValueError, match='images'):
     data.load('digits', tmp_path, embeddings='v.npz')
 
 

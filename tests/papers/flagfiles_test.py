@@ -63,6 +63,22 @@ def test_a_table_is_written_but_what_is_missing(tmp_path):
   assert "# Rates and batches are those of RSCFed's code" in text
 
 
+def test_only_flagfiles_of_cells_are_replaced(tmp_path):
+  chosen = [*TABLES['twinsight'].cells()]
+  names = flagfiles.write(chosen, tmp_path)
+  last = tmp_path / f'{names[-1]}.flags'
+  first = tmp_path / f'{names[0]}.flags'
+  whole = first.read_text()
+  first.write_text(whole + '--seeds=7')
+  last.write_text('--method=mine')
+  with pytest.raises(ValueError, match='was not written by this command'):
+    flagfiles.write(chosen, tmp_path)
+  assert first.read_text() != whole and last.read_text() == '--method=mine'
+  last.unlink()
+  assert flagfiles.write(chosen, tmp_path) == names
+  assert first.read_text() == whole
+
+
 def test_stored_files_that_differ_are_found(tmp_path):
   count = flagfiles.write_headline(tmp_path)
   assert count == len({*tmp_path.glob('*/*.flags')})

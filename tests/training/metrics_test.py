@@ -58,6 +58,16 @@ def test_resume_equals_straight_run(tmp_path, stopped, restored):
   assert len(metrics.read(tmp_path, metrics.TIMINGS)) == 6
 
 
+def test_rows_beyond_a_round_are_kept_beside(tmp_path):
+  assert metrics.keep_beyond(tmp_path, 0) == ''  # There are none.
+  for number in (1, 2):
+    data = write(tmp_path, range(number, 4))
+    assert metrics.keep_beyond(tmp_path, 3) == ''
+    name = metrics.keep_beyond(tmp_path, 2)
+    assert name == f'{metrics.METRICS}.replaced-{number}'
+    assert (tmp_path / name).read_bytes() == data
+
+
 def test_a_line_cut_anywhere_is_dropped(tmp_path, caplog):
   want = write(tmp_path, range(4))
   start = len(b''.join(want.splitlines(keepends=True)[:3]))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedjax_ssl.core import registry
+from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data.datasets import files, names, text, tfds
 from fedjax_ssl.data.files import DataError
@@ -123,7 +123,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
     there are some, else computed from `train`.
 
   Raises:
-    DataError: if the set is missing or broken, or `split` cannot be made.
+    DataError: if the set is missing or broken.
+    FieldError: if `data_dir` is no folder, `split` cannot be made, or
+      `embeddings` are given for images.
   """
   if not re.fullmatch(r'\w[\w.+-]*(/\w[\w.+-]*)?', name):
     raise DataError(f'name {name!r} is no name of a data set')
@@ -143,7 +145,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   flip = False
   if train.inputs.ndim >= 4:
     if embeddings is not None:
-      raise DataError(f'embeddings are of texts; {name!r} has images')
+      raise checks.FieldError('embeddings', os.fspath(embeddings),
+                              f'they are of texts, and {name} has images.')
     base = _SAME.get(name.split('/')[0], name.split('/')[0])
     mean, std = _NORMALIZATION.get(base, ((), ()))
     if len(mean) != train.inputs.shape[-1]:
@@ -213,7 +216,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
     path = pathlib.Path(data_dir) / file
     # A bucket is read by TensorFlow Datasets only.
     if '://' not in os.fspath(data_dir) and not path.parent.is_dir():
-      raise DataError(f'data_dir {os.fspath(data_dir)} is no folder')
+      raise checks.FieldError('data_dir', os.fspath(data_dir), 'is no folder.')
     if path.exists():
       return files.read_npz(path)
     if path.with_suffix('.csv').exists():
@@ -230,9 +233,9 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
   nobodys = any(part not in clients or clients[part].dtype.kind == 'U'
                 and (clients[part] == '').any() for part in parts)
   if clients and nobodys:
-    raise DataError(f'split {split!r} would have rows to train on of no '
-                    'client: those of the other parts name none; leave it '
-                    'official')
+    raise checks.FieldError(
+        'split', split, 'would have rows to train on of no client: those of '
+        'the other parts name none; leave it official.')
   merged = Examples(
       np.concatenate([parts[k].inputs for k in sorted(parts)]),
       np.concatenate([parts[k].labels for k in sorted(parts)]))
@@ -241,8 +244,9 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
   texts = split.split('/')
   if len(texts) not in names or not all(
       re.fullmatch(r'[0-9]+(\.[0-9]+)?', text) for text in texts):
-    raise DataError(f"split {split!r} must be 'official', 'train/test' or "
-                    "'train/validation/test' in percent or counts")
+    raise checks.FieldError(
+        'split', split, "must be 'official', 'train/test' or "
+        "'train/validation/test' in percent or counts.")
   numbers = [float(text) for text in texts]
   if sum(numbers) == 100:
     ends = [round(total * end / 100) for end in np.cumsum(numbers)]
@@ -254,8 +258,9 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
       any(n != int(n) for n in numbers)
       # Less than a tenth is hardly meant: these are percents with a slip.
       or max(numbers) < 100 and 10 * sum(numbers) < total):
-    raise DataError(f'split {split!r} cannot be made of {total} examples: '
-                    'give percents that sum to 100, or counts')
+    raise checks.FieldError(
+        'split', split, f'cannot be made of {total} examples; give percents '
+        'that sum to 100, or counts.')
   order = np.random.default_rng(seed).permutation(total)
   owners = (np.concatenate([clients[k] for k in sorted(parts)])
             if clients else None)
@@ -268,8 +273,8 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
   present = np.bincount(cut['train'].labels,
                         minlength=int(merged.labels.max()) + 1)
   if present.min() == 0:
-    raise DataError(f'split {split!r} leaves train without class '
-                    f'{np.argmin(present)}')
+    raise checks.FieldError('split', split, 'leaves train without class '
+                            f'{np.argmin(present)}.')
   return files.Source(cut, cut_clients, source.class_names)
 
 
