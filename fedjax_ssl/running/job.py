@@ -307,13 +307,10 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
   checkpoints = _checkpoints(job)
   saved = _restore(job, checkpoints)
   done = saved[0] if saved else 0
-  if saved is None:
-    # A kill before the first checkpoint loses rows of a start alone.
-    kept = processes.once(lambda: metrics.keep_beyond(
-        place.path, job.options.checkpoint_every))
-    if kept:
-      print(f'{job.folder} has rows of later rounds and no checkpoint: it '
-            f'starts over, and they are kept in {kept}.', file=stream)
+  if saved is None and (kept := processes.once(lambda: metrics.keep_beyond(
+      place.path, job.options.checkpoint_every))):
+    print(f'{job.folder} has no checkpoint and starts over; its rows are kept '
+          f'in {kept}.', file=stream)
   seals = processes.once(
       lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:
@@ -330,9 +327,8 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
           file=stream)
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
-    raise ValueError(f'{job.folder} is at round {done}, but its '
-                     f'{metrics.METRICS} holds no rows; remove the folder and '
-                     'run again.')
+    raise ValueError(f'{place.path / metrics.METRICS} holds no rows, at round '
+                     f'{done}; remove {job.folder} and run again.')
   return rows
 
 
