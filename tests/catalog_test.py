@@ -115,7 +115,7 @@ def test_the_program(capsys):
   assert catalog.main(['uda']) == 0
   whole = capsys.readouterr().out
   assert "profile='fedmatch': tsa='exp'" in whole
-  assert 'a bar, which rises from 1/C to 1' in ' '.join(whole.split())
+  assert 'eta, which rises from 1/C to 1' in ' '.join(whole.split())
   assert 'threshold: float | None' in whole and 'fixmatch' not in whole
   assert catalog.main(['umda']) == catalog.main(['mehtods', 'uda']) == 2
   errors = capsys.readouterr().err.splitlines()

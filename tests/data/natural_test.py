@@ -97,7 +97,7 @@ def test_a_misspelt_column_is_named(tmp_path, header, name):
 
 def test_a_new_split_needs_a_client_of_every_row(tmp_path):
   load(tmp_path)
-  with pytest.raises(data.DataError, match='official'):
+  with pytest.raises(ValueError, match='official'):
     data.load('toy', tmp_path, split='60/40')
 
 
@@ -118,7 +118,7 @@ def test_columns_of_texts(tmp_path):
   assert found.train.labels.tolist() == [1, 0, 1]
   assert found.validation.labels.tolist() == [0]
   assert found.test.labels.tolist() == [0]
-  with pytest.raises(data.DataError, match='official'):
+  with pytest.raises(ValueError, match='official'):
     data.load('toy', tmp_path, split='60/40')
 
 
