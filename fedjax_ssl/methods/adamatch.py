@@ -59,7 +59,7 @@ class Seen(NamedTuple):
 
   shares: jax.Array  # float32[C], on unlabeled rows; zeros before the first.
   target: jax.Array  # float32[C], on labeled rows; uniform at the start.
-  confidence_threshold: jax.Array  # float32[], of the last batch.
+  bar: jax.Array  # float32[], the confidence needed in the last batch.
 
 
 class Told(NamedTuple):
@@ -120,8 +120,8 @@ def adamatch(task: Task, *, profile: str = 'paper',
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. The metric `confidence_threshold` is what a row must reach, a
-    mean over rows.
+    The method. The metric `bar` is the confidence that a row must reach, a mean
+    over rows.
   """
   chosen = checks.profile(
       _PROFILES, profile, threshold=threshold, decay=decay, form=form,
@@ -139,7 +139,7 @@ def adamatch(task: Task, *, profile: str = 'paper',
     seen = memory.kept
     p = _labels(s, seen, jax.nn.softmax(task.apply(record.model, inputs)))
     return (p.argmax(-1).astype(jnp.int32),
-            (p.max(-1) >= seen.confidence_threshold).astype(jnp.float32))
+            (p.max(-1) >= seen.bar).astype(jnp.float32))
 
   def loss_fn(model, given, batch, key):
     return _loss(task, s, model, given, batch, key)
@@ -180,7 +180,7 @@ def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
     confidence = told.confidence / most
     target = jnp.where(rows > 0, told.shares / most, seen.target)
   bar = threshold * jnp.where(rows > 0, confidence, 1)
-  return Seen(shares, target, bar.astype(seen.confidence_threshold.dtype))
+  return Seen(shares, target, bar.astype(seen.bar.dtype))
 
 
 def _labels(s: _Settings, seen: Seen, p: jax.Array) -> jax.Array:
@@ -205,7 +205,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
       given.memory, (p, rows.mask), (_softmax(logits[0]), known[0].mask)
       if known else None, given.told, threshold=s.threshold, decay=s.decay)
   labels = _labels(s, seen, p)
-  sure = (labels.max(-1) >= seen.confidence_threshold).astype(jnp.float32)
+  sure = (labels.max(-1) >= seen.bar).astype(jnp.float32)
   loss, _ = losses.cross_entropy(
       ours, labels if s.form == 'soft' else labels.argmax(-1).astype(jnp.int32),
       rows.mask * sure, total=rows.mask.sum())
@@ -218,8 +218,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
       weight=s.unlabeled_weight * rising,
       mask_rate=losses.masked_mean(sure, rows.mask),
       labeled_views=len(known) * (2 if blends else 1))
-  metrics['confidence_threshold'] = network.over_rows(
-      seen.confidence_threshold, rows)
+  metrics['bar'] = network.over_rows(seen.bar, rows)
   return loss, Aux(stats, metrics, seen)
 
 

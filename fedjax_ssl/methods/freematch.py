@@ -88,8 +88,8 @@ def freematch(task: Task, *, decay: float = 0.999,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. The metric `confidence_threshold` is tau, and `fairness_loss`
-    the term that spreads the predictions, both means over rows.
+    The method. The metric `bar` is tau, and `fairness_loss` the term that
+    spreads the predictions, both means over rows.
   """
   def remember(federation: Federation) -> Seen:
     size = task.num_classes
@@ -114,7 +114,7 @@ def freematch(task: Task, *, decay: float = 0.999,
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
-    metrics['confidence_threshold'] = network.over_rows(seen.confidence, rows)
+    metrics['bar'] = network.over_rows(seen.confidence, rows)
     if fairness_weight:
       _, sure = losses.pseudo_label(weak, threshold=least)
       fairness, _ = losses.fairness(

@@ -95,9 +95,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. The metric `mask_rate` is the mean weight of a row, and
-    `confidence_threshold` is mu, the confidence from which on the weight is 1,
-    both means over rows.
+    The method. The metric `mask_rate` is the mean weight of a row, and `bar` is
+    mu, the confidence from which on the weight is 1, both means over rows.
   """
   def remember(federation: Federation) -> Seen:
     size = federation.num_clients
@@ -126,7 +125,7 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight,
         mask_rate=losses.masked_mean(weight, rows.mask))
-    metrics['confidence_threshold'] = network.over_rows(seen.mean, rows)
+    metrics['bar'] = network.over_rows(seen.mean, rows)
     return loss, Aux(stats, metrics, seen)
 
   return averaging.averaging(

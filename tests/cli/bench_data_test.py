@@ -5,6 +5,8 @@ import json
 import pathlib
 import shutil
 
+import pytest
+
 from fedjax_ssl import data
 from fedjax_ssl.cli.sweep import cells, grid
 from fedjax_ssl.running import job
@@ -68,6 +70,7 @@ def test_refuses_rows_of_other_data(bench, out, tmp_path):
           for found in rows(out, skew).values()} == {here}
 
 
+@pytest.mark.thorough
 def test_rows_taken_before_are_of_the_same_data_too(bench, out, tmp_path):
   assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
   one, two = (pathlib.Path(shutil.copy(

@@ -66,8 +66,7 @@ def test_the_bar_follows_the_labeled_rows():
     np.testing.assert_allclose(
         now.target, known.mean(0) if len(known) else start, rtol=1e-5)
     np.testing.assert_allclose(
-        now.confidence_threshold,
-        .8 * (known.max(-1).mean() if len(known) else 1), rtol=1e-5)
+        now.bar, .8 * (known.max(-1).mean() if len(known) else 1), rtol=1e-5)
 
 
 def test_labels_have_the_classes_of_the_labeled_rows():
@@ -102,8 +101,8 @@ def test_the_server_tells_what_it_saw_of_its_labels():
   assert told.rows == 2 * sum(toy.LABELED)
   np.testing.assert_allclose(told.shares.sum(), told.rows, rtol=1e-5)
   assert tree.global_norm(before.server.told) == 0
-  np.testing.assert_allclose(metrics['confidence_threshold'],
-                             .5 * told.confidence / told.rows, rtol=1e-5)
+  np.testing.assert_allclose(metrics['bar'], .5 * told.confidence / told.rows,
+                             rtol=1e-5)
   seen = after.memory.kept
   trained = np.asarray(jnp.abs(seen.shares).sum(-1)) > 0
   assert trained.any()

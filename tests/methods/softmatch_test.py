@@ -34,7 +34,7 @@ def test_a_narrow_gaussian_is_a_threshold_at_the_mean():
   assert 0 < found['mask_rate'] < 1
   np.testing.assert_allclose(metrics['mask_rate'], found['mask_rate'],
                              rtol=1e-5)
-  np.testing.assert_allclose(metrics['confidence_threshold'], .45, rtol=1e-6)
+  np.testing.assert_allclose(metrics['bar'], .45, rtol=1e-6)
 
 
 def test_alignment_with_equal_classes_changes_nothing():
