@@ -13,6 +13,7 @@ import pytest
 from fedjax_ssl import methods, testing
 from fedjax_ssl.testing import contract
 from tests import toy
+from tests.methods import checkpoint_names
 from tests.thorough import wider
 from tests.training import schema_test
 
@@ -96,6 +97,14 @@ def test_rows_fit_the_schema(text):
   state, totals = one.start
   schema_test.check(text, schema_test.with_scores(
       one.method, state, one.federation, totals.sums))
+
+
+@pytest.mark.parametrize('text', methods.METHODS)
+def test_earlier_runs_continue(text):
+  """Checkpoints hold what they held; `checkpoint_names` says what to do."""
+  found = checkpoint_names.stored()
+  assert checkpoint_names.of(runner(text, 'clients')) == sorted(
+      [*found['all'], *found[text]])
 
 
 @cases
