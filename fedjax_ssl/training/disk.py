@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
 import shutil
@@ -25,6 +26,12 @@ def flush(step: pathlib.Path) -> None:
     for path in [*(os.path.join(folder, f) for f in files), folder]:
       flush_one(path)
   flush_one(step.parent)
+
+
+def aside(path: pathlib.Path) -> pathlib.Path:
+  """Returns a place beside a path that is free: `NAME.replaced-N`."""
+  return next(place for number in itertools.count(1) if not (
+      place := path.with_name(f'{path.name}.replaced-{number}')).exists())
 
 
 def replace(file: pathlib.Path, data: bytes | bytearray) -> None:

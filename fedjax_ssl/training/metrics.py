@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -266,11 +265,10 @@ def keep_beyond(workdir: str | os.PathLike[str], round_: int) -> str:
   data = sealed.content(file) or b''
   if not any(row['round'] > round_ for row in _rows(data)):
     return ''
-  names = (f'{METRICS}.replaced-{number}' for number in itertools.count(1))
-  name = next(n for n in names if not file.with_name(n).exists())
+  copy = disk.aside(file)
   with _as_metrics_error(file.parent):
-    disk.replace(file.with_name(name), data)
-  return name
+    disk.replace(copy, data)
+  return copy.name
 
 
 def _rows(data: bytes | bytearray) -> list[Row]:

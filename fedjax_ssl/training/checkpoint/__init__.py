@@ -278,9 +278,7 @@ class Checkpoints:
         return False
     except _StepError:
       pass
-    count = 1
-    while (aside := step.with_name(f'{step.name}.replaced-{count}')).exists():
-      count += 1
+    aside = disk.aside(step)
     os.rename(step, aside)
     logging.warning('Checkpoint %s is replaced; the old one is now %s.',
                     step, aside.name)
