@@ -33,8 +33,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
 _GROWTH = 'growth_million', 'growth_kept', 'processes'  # On one page.
-_BENCH = 'bench_v3_clients'  # The table of the bench.
-_SHOWN = 8  # Rows of it in README.md, the bounds included.
+_BENCH = f'{records.VERSION}_'  # Tables of the bench; a bed's name follows.
+_FIRST = 'clients'  # The bed whose best rows are in README.md.
+_SHOWN = 8  # Of them, the bounds included.
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -64,8 +65,9 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
       made[page] = _on_page(page, *found)
   for file in sorted(here.glob('*.json')):
     page = file.with_suffix('.md')
-    if file.stem == _BENCH:
-      made[page] = _on_page(page, 'The bench', _bench_part(file))
+    if file.stem.startswith(_BENCH):
+      made[page] = _on_page(page, f'The bench, bed `{_bed(file).name}`',
+                            _bench_part(file))
     elif not page.exists() or _BEGIN.format('table') in page.read_text():
       made[page] = _on_page(page, *_study_part(file))
   timings = [file for name in _GROWTH
@@ -231,6 +233,19 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
   return f'{sum(known) / len(known):.4g}' if known else ''
 
 
+def _bed(file: pathlib.Path) -> plan.Bed:
+  """The bed that a table of the bench is of.
+
+  Raises:
+    ValueError: if there is none of that name.
+  """
+  name, beds = file.stem.removeprefix(_BENCH), plan.beds()
+  if name not in beds:
+    raise ValueError(f'{file} is named after a bed {name!r}; there are '
+                     f'{", ".join(beds)}')
+  return beds[name]
+
+
 def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
     str, list[standing.Line]]]:
   """The rows of the bench, and how they compare on each skew.
@@ -239,7 +254,7 @@ def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
     ValueError: if a row is not one that the bench has today, or a bound is
       missing.
   """
-  bed, known = plan.beds()['clients'], plan.entries()
+  bed, known = _bed(file), plan.entries()
   found = records.read(file, bed)
   for name, record in found.items():
     if name not in known:
@@ -254,10 +269,11 @@ def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
 
 def _bench_part(file: pathlib.Path) -> str:
   """The bench's own page without its title, and what has run the rows."""
+  bed = _bed(file)
   found, lines = _bench(file)
   text = bench_page.markdown(
-      plan.beds()['clients'], lines, found,
-      'fedjax-ssl bench clients --out=runs/bench --data_dir=DATA')
+      bed, lines, found,
+      f'fedjax-ssl bench {bed.name} --out=runs/bench --data_dir=DATA')
   runs: dict[str, list[str]] = collections.defaultdict(list)
   for name, record in found.items():
     for on in record.environments.values():
@@ -322,7 +338,7 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
       (here / 'results' / 'README.md', 'index', index(root, made)),
       (here / 'README.md', 'settings', settings(root)),
       (root / 'README.md', 'bench', best_rows(
-          here / 'results' / f'{_BENCH}.json'))):
+          here / 'results' / f'{_BENCH}{_FIRST}.json'))):
     made[file] = replaced(file.read_text(), part, body)
   return made
 
@@ -346,11 +362,12 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
       file.write_text(text)
       print(f'wrote {file.relative_to(root)}')
   if not argv:  # Another version of matplotlib draws other bytes.
-    file = root / 'experiments' / 'results' / f'{_BENCH}.json'
-    if drawn := picture.svg(_bench(file)[1]):
-      file.with_suffix('.svg').write_bytes(drawn)
-    else:
-      file.with_suffix('.svg').unlink(missing_ok=True)
+    here = root / 'experiments' / 'results'
+    for file in sorted(here.glob(f'{_BENCH}*.json')):
+      if drawn := picture.svg(_bench(file)[1]):
+        file.with_suffix('.svg').write_bytes(drawn)
+      else:
+        file.with_suffix('.svg').unlink(missing_ok=True)
   return 1 if stale and argv else 0
 
 

@@ -109,10 +109,13 @@ def beds() -> dict[str, Bed]:
 
 def entries() -> dict[str, Entry]:
   """Returns the rows, by name, the bounds first."""
-  every = tuple(beds())
+  where = {name: bed.flags.get('labels_at', 'clients')
+           for name, bed in beds().items()}
   return {name: Entry(name, raw['method'],
                       {k: tuple(v) for k, v in raw.get('knobs', {}).items()},
-                      raw.get('flags', {}), tuple(raw.get('beds', every)),
+                      raw.get('flags', {}),
+                      tuple(bed for bed, at in where.items()
+                            if raw.get('labels_at', at) == at),
                       raw.get('of', ''))
           for name, raw in _toml('entries.toml').items()}
 

@@ -169,6 +169,8 @@ BOUNDS: dict[str, Bound] = {
     'labeled_steps': _whole(0, _STEPS),
     'labeled_weight': Bound(cases=(at(0, 'labels do not count'),)),
     'levels': _whole(1, 1000),
+    'local_share': _share(at(0, 'the model in training labels nothing'),
+                          at(1, 'only the model in training labels')),
     'magnitude': _whole(0, 1000),
     'main_steps': _whole(1, _STEPS),
     'max_entropy': Bound(cases=(at(0, 'no row enters a relation matrix'),)),

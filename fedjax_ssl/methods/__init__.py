@@ -41,6 +41,7 @@ from fedjax_ssl.methods import (
   scaffold,
   semifl,
   softmatch,
+  steadymatch,
   twinsight,
   uda,
 )
@@ -81,6 +82,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'scaffold': scaffold.scaffold,
     'semifl': semifl.semifl,
     'softmatch': softmatch.softmatch,
+    'steadymatch': steadymatch.steadymatch,
     'twinsight': twinsight.twinsight,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')

@@ -15,6 +15,7 @@ from fedjax_ssl.bench import plan
 from fedjax_ssl.core import registry
 from fedjax_ssl.methods import uda
 from fedjax_ssl.running import dealing, settings
+from fedjax_ssl.testing import toy
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
 
@@ -76,6 +77,17 @@ class EntryTest(parameterized.TestCase):
     if knob is not None and knob.default == 'examples':
       self.assertEqual(given.get('weighting'), 'uniform')
     self.assertNotIn('weighting', entry.knobs)
+
+
+  @parameterized.named_parameters((n, entry) for n, entry in ENTRIES.items())
+  def test_beds_are_those_that_the_method_takes(self, entry):
+    for name, bed in BEDS.items():
+      task = toy.task(labels_at=bed.flags.get('labels_at', 'clients'))
+      if name in entry.beds:
+        methods.make(entry.method, task)
+      else:
+        with self.assertRaisesRegex(ValueError, 'labels_at'):
+          methods.make(entry.method, task)
 
 
 class ConfigurationTest(parameterized.TestCase):

@@ -44,6 +44,7 @@ def _shared(text):
 
 @pytest.mark.parametrize('text, rows', [
     ('fixmatch', None), ("fixmatch(labeler='global')", 4), ('sage', 4),
+    ('steadymatch', 4),
     ('proxyfl', 7), ('proxyfl(true_labels=True)', 4),
     ('proxyfl(contrast_weight=0.0)', 4), ('semifl', 12), ('fl2', 12)])
 def test_the_received_model_sees_all_clients_rows_as_one_batch(text, rows):

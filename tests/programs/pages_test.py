@@ -173,12 +173,20 @@ def _no_bound(stored):
     (_other_row, 'has a row old that no bench has'),
     (_no_bound, 'has no row all_labels')])
 def test_a_bench_that_is_not_todays_is_refused(copy, capsys, change, said):
-  file = copy / 'experiments' / 'results' / f'{pages._BENCH}.json'
+  file = copy / 'experiments' / 'results' / f'{pages._BENCH}{pages._FIRST}.json'
   stored = json.loads(file.read_text())
   change(stored)
   file.write_text(json.dumps(stored))
   assert pages.main([], copy) == 2
   assert said in capsys.readouterr().err
+
+
+def test_each_table_of_the_bench_is_of_the_bed_in_its_name(copy, capsys):
+  here = copy / 'experiments' / 'results'
+  stored = here / f'{pages._BENCH}{pages._FIRST}.json'
+  (here / f'{pages._BENCH}attic.json').write_text(stored.read_text())
+  assert pages.main([], copy) == 2
+  assert "a bed 'attic'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('text', ['', '<!-- index: made by '

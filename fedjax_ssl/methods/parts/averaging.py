@@ -109,6 +109,34 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
   return learner.model, metrics, learner.memory
 
 
+def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
+            key: jax.Array, *, first: PyTree = None, last: PyTree = None,
+            factor: Array | None = None) -> tuple[Variables, PyTree, Metrics]:
+  """Trains the server's model on the labels that the server holds.
+
+  Args:
+    task: the static choices.
+    loss_fn: see the module's docstring.
+    model: the start.
+    context: the round, and the server's rows.
+    key: draws the order of the rows and the views.
+    first: what the loss gets as `given.memory` in the first step.
+    last: what it had kept after the last round.
+    factor: float32[] that multiplies the optimizer's steps; None is 1.
+
+  Returns:
+    The trained model and what the loss has kept, or `model` and `last` if
+    these are not finite; and the metrics of the server.
+  """
+  trained, metrics, kept = train_locally(
+      task, loss_fn, model, context.train, context.shard, context.round, key,
+      'labeled', first, factor=factor)
+  good = tree.all_finite((trained, kept))
+  return (tree.where(good, trained, model),
+          None if last is None else tree.where(good, kept, last),
+          local_training.server_metrics(metrics, good))
+
+
 class _Memory(NamedTuple):
   """A client's memory: what its loss keeps, and its last model."""
 
@@ -264,20 +292,18 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
 def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
                key: jax.Array) -> tuple[Any, Metrics]:
   """Trains the server's model on its own labels."""
-  model, metrics, kept = train_locally(
-      task, s.labels_loss, record.model, context.train, context.shard,
-      context.round, key, 'labeled', s.tells,
+  model, told, metrics = learned(
+      task, s.labels_loss, record.model, context, key, first=s.tells,
+      last=None if s.tells is None else record.told,
       factor=record.rate.factor if s.falls else None)
-  good = tree.all_finite((model, kept))
-  record = record._replace(model=tree.where(good, model, record.model))
+  record = record._replace(model=model)
   if s.tells is not None:
-    record = record._replace(told=tree.where(good, kept, record.told))
-  reported = local_training.server_metrics(metrics, good)
+    record = record._replace(told=told)
   if s.falls:
     record = record._replace(rate=plateau.after(
         task, record.rate, record.model, context.validation,
-        reported['server_loss'].rows > 0))
-  return record, reported
+        metrics['server_loss'].rows > 0))
+  return record, metrics
 
 
 def _broadcast(s: _Settings, record: Any, client_id: jax.Array,

@@ -1,0 +1,170 @@
+r"""SteadyMatch: FixMatch with labels from the local and an averaged server model.
+
+No paper has it. It was found by taking the methods of the bench apart, see
+experiments/results/bench_own.md. A client that has few rows, or rows of few
+classes, soon believes what it tells itself, and the model that it received
+changes with each cohort. So the mean of two predictions labels a row: that of
+the model in training, which knows the client's own labels, and that of a moving
+average of the server's models, which no cohort moves far.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.core import checks, client_weights, knobs, tree
+from fedjax_ssl.core.local_training import Aux, LossFn
+from fedjax_ssl.core.types import (
+  Client,
+  Context,
+  Federation,
+  Method,
+  Metrics,
+  State,
+  Task,
+  Update,
+  Variables,
+)
+from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import assemble, averaging, network, objective
+
+
+class Server(NamedTuple):
+  """The server's record; clients receive both models."""
+
+  model: Variables
+  teacher: Variables  # The moving average of what was `model`.
+
+
+@knobs.checked(decay=knobs.AVERAGE)
+def steadymatch(task: Task, *, threshold: float = 0.9,
+                unlabeled_weight: float = 1.0, local_share: float = 0.5,
+                decay: float = 0.8, unlabeled_rate: float = 1.0,
+                weighting: str = 'uniform') -> Method:
+  r"""Trains strong views on the labels of two models for the plain rows.
+
+  The loss is :math:`L_s + \lambda_u L_u`, with L_u the mean over the batch of
+  :math:`1[\max q \ge \tau] CE(\arg\max q, p(A_s(u)))` and
+  :math:`q = s\, p(u) + (1 - s)\, \bar p(u)`, p of the model in training and
+  :math:`\bar p` of the averaged one, held constant. Rows are labeled as they
+  are, without a weak view.
+
+  The average starts at the model that the first round made. It is the plain
+  mean of the models after the rounds until its weight on the past reaches
+  `decay`. With labels at the server, the server trains on them after the
+  clients, and its model is then averaged and predicts.
+
+  Args:
+    task: the static choices.
+    threshold: confidence tau of the mean prediction from which on a row counts;
+      0 keeps all rows, 1.1 none, which leaves the supervised part.
+    unlabeled_weight: lambda_u; 0 leaves the supervised part.
+    local_share: s; 1 is FixMatch on plain rows, and sends no average; 0 leaves
+      labels to the average alone.
+    decay: of the average, by rounds. 0 is the model that the client receives
+      anyway, which then is all that is sent; 1 averages all rounds alike.
+    unlabeled_rate: factor on the steps of clients that hold no labels while
+      others do; 1 trains them like the others.
+    weighting: 'uniform', or 'examples' counts labeled and unlabeled rows.
+  """
+  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
+  averages = decay > 0 and local_share < 1
+  loss_fn = averaging.with_server_rule(
+      task, _loss_fn(task, threshold, unlabeled_weight, local_share), 'fedavg',
+      0.0)
+  streams = 'both' if task.labels_at == 'clients' else 'unlabeled'
+
+  def init(key: jax.Array, federation: Federation) -> tuple[Any, Any]:
+    del federation
+    model = assemble.new_model(task, key)
+    return (Server(model, jax.tree.map(jnp.copy, model)) if averages
+            else assemble.Server(model)), ()
+
+  def begin(state: State, federation: Federation, round_: jax.Array) -> State:
+    del federation
+    past = jnp.maximum(round_ - 1, 0)
+    weight = jnp.minimum(decay, past / jnp.maximum(round_, 1))
+    record = state.server
+    return state._replace(server=record._replace(teacher=aggregation.ema(
+        record.teacher, record.model, weight)))
+
+  def client_update(payload: Any, client: Client, key: jax.Array) -> Update:
+    holds = client.shard.num_labeled > 0
+    factor = (jnp.where(holds, 1.0, unlabeled_rate)
+              if task.labels_at == 'clients' else jnp.float32(1))
+    model, metrics, _ = averaging.train_locally(
+        task, loss_fn, payload.model, client.train, client.shard, client.round,
+        key, streams, factor=factor,
+        told=payload.teacher if averages else payload.model)
+    weight = client_weights.client_weight(client.shard, streams,
+                                          weighting=weighting)
+    return Update(tree.subtract(model, payload.model), weight, client.memory,
+                  metrics)
+
+  return assemble.assemble(
+      task, init=init, client_update=client_update,
+      begin=begin if averages else None,
+      on_labels=functools.partial(_on_labels, task), labels_last=True,
+      work=lambda shard: batching.num_steps(task, shard, streams),
+      pseudo_label=functools.partial(_pseudo_label, task, threshold,
+                                     local_share))
+
+
+def _loss_fn(task: Task, threshold: float, unlabeled_weight: float,
+             local_share: float) -> LossFn:
+  """Makes the loss; `given.told` is the averaged model."""
+  def loss_fn(model, given, batch, key):
+    plain = batch.unlabeled
+    _, *views = network.views(task, batch, key)
+    parts = []
+    if local_share > 0:
+      own, (labeled, strong), stats = network.forward_with_targets(
+          task, model, plain, *views, key=key)
+      parts.append(local_share * jax.nn.softmax(own))
+    else:
+      (labeled, strong), stats = network.forward(task, model, *views, key=key)
+    if local_share < 1:
+      parts.append((1 - local_share) * jax.nn.softmax(
+          task.apply(given.told, plain.inputs)))
+    labels, accepted = _labels(sum(parts), threshold)
+    loss, _ = losses.cross_entropy(
+        strong, labels, plain.mask * accepted, total=plain.mask.sum())
+    loss, metrics = objective.total(
+        batch, loss, objective.labeled(labeled, batch.labeled),
+        weight=unlabeled_weight, labelings=len(parts),
+        mask_rate=losses.masked_mean(accepted, plain.mask))
+    return loss, Aux(stats, metrics)
+  return loss_fn
+
+
+def _labels(mean: Any, threshold: float) -> tuple[jax.Array, jax.Array]:
+  """Returns the likeliest classes int32[B], and float32[B], 1 where sure."""
+  mean = jax.lax.stop_gradient(mean)
+  sure = mean.max(-1) >= threshold
+  return mean.argmax(-1).astype(jnp.int32), sure.astype(jnp.float32)
+
+
+def _pseudo_label(task: Task, threshold: float, local_share: float, record: Any,
+                  memory: Any, inputs: jax.Array
+                  ) -> tuple[jax.Array, jax.Array]:
+  """Labels raw inputs as a client does in its first step, see `Method`."""
+  del memory
+  mean = jax.nn.softmax(task.apply(record.model, inputs))
+  if isinstance(record, Server):
+    mean = local_share * mean + (1 - local_share) * jax.nn.softmax(
+        task.apply(record.teacher, inputs))
+  return _labels(mean, threshold)
+
+
+def _on_labels(task: Task, record: Any, context: Context, key: jax.Array
+               ) -> tuple[Any, Metrics]:
+  """Trains the server's model on its own labels."""
+  loss_fn = averaging.with_server_rule(task, averaging.supervised(task),
+                                       'fedavg', 0.0)
+  model, _, metrics = averaging.learned(task, loss_fn, record.model, context,
+                                        key)
+  return record._replace(model=model), metrics
