@@ -1,11 +1,15 @@
-r"""SteadyMatch: FixMatch with labels from the local and an averaged server model.
+"""SteadyMatch: FixMatch whose labels two models give to rows as they are.
 
-No paper has it. It was found by taking the methods of the bench apart, see
-experiments/results/bench_own.md. A client that has few rows, or rows of few
-classes, soon believes what it tells itself, and the model that it received
-changes with each cohort. So the mean of two predictions labels a row: that of
-the model in training, which knows the client's own labels, and that of a moving
-average of the server's models, which no cohort moves far.
+No paper has it: it was found on the bench, by taking apart which model labels a
+row, in which view, and how fast clients without labels move; see
+experiments/results/steadymatch.md. The mean of two predictions labels a row:
+that of the model in training, which knows the client's own labels, and that of
+a moving average of the server's models, which no cohort moves far.
+
+Strong views learn as in FixMatch (Sohn et al., NeurIPS 2020,
+https://arxiv.org/abs/2001.07685). Labels of rows as they are, and a smaller rate
+for clients without labels, are those of Fed-Consist (Yang et al., Medical Image
+Analysis 2021, https://arxiv.org/abs/2011.11750).
 """
 from __future__ import annotations
 
