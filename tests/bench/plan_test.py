@@ -23,16 +23,18 @@ BEDS, ENTRIES = plan.beds(), plan.entries()
 class BedTest(parameterized.TestCase):
   """Beds are settings with flags that there are."""
 
-  def test_frozen(self):
+  @parameterized.parameters(
+      ('clients', '1079007a485ccd08'), ('server', 'b2a4e0d2d7de4935'))
+  def test_frozen(self, name, wanted):
     """Stored results are of these runs; other numbers are another version."""
-    bed = BEDS['clients']
+    bed = BEDS[name]
     runs = [plan.final_run(ENTRIES['fixmatch'], bed, skew,
                            plan.Configuration(0, bed.rates[0], {}))
             for skew in bed.skews]
     draws = [(c.learning_rate, *c.knobs.values())
              for c in plan.configurations(ENTRIES['fixmatch'], bed)]
     digest = hashlib.sha256(repr((bed.rates, runs, draws)).encode()).hexdigest()
-    self.assertEqual(digest[:16], '1079007a485ccd08')
+    self.assertEqual(digest[:16], wanted)
 
   @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
   def test_flags(self, bed):
