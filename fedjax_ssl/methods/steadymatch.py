@@ -7,9 +7,9 @@ that of the model in training, which knows the client's own labels, and that of
 a moving average of the server's models, which no cohort moves far.
 
 Strong views learn as in FixMatch (Sohn et al., NeurIPS 2020,
-https://arxiv.org/abs/2001.07685). Labels of rows as they are, and a smaller rate
-for clients without labels, are those of Fed-Consist (Yang et al., Medical Image
-Analysis 2021, https://arxiv.org/abs/2011.11750).
+https://arxiv.org/abs/2001.07685). Labels of rows as they are, and a smaller
+rate for clients without labels, are those of Fed-Consist (Yang et al., Medical
+Image Analysis 2021, https://arxiv.org/abs/2011.11750).
 """
 from __future__ import annotations
 
