@@ -35,6 +35,10 @@ IMPLS = conv_forms.FORMS
 _MIN_TILE_CHANNELS = 16
 # Up to this many input channels patches are small and a convolution wasteful.
 _MAX_PATCH_CHANNELS = 4
+# Up to this many outputs one product of patches for the four pixels of a pool
+# is faster than re-ordered gradients: with 5 to 15 inputs it takes .45 to .85
+# of their time for 8 to 16 outputs, and mostly 1.1 of it for 24 to 64.
+_MAX_TOGETHER_OUTPUTS = 16
 _TILE_KERNELS = ((3, 3), (5, 5))
 # These limits were measured by `experiments/benchmarks/conv_tiles.py`. Maps
 # with smaller sides take 2x2 output tiles: their products read more weights
@@ -131,8 +135,8 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
                       impl: str = 'auto') -> jax.Array:
   """Computes `pooling.max_pool` of `conv2d`, cheaper where the form allows.
 
-  Tiles, and patches of few channels, give the four pixels of every 2x2 window
-  as four arrays, so the convolution's own map is never laid out.
+  Tiles, and patches where channels are few, give the four pixels of every 2x2
+  window apart, so the convolution's own map is never laid out.
 
   Args:
     x: float[B, H, W, I].
@@ -146,19 +150,21 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
   Raises:
     ValueError: as `conv2d` and `pooling.max_pool`.
   """
-  window, impl = _plan(x, w, 1, padding, impl)
+  window, impl = _plan(x, w, 1, padding, impl, pooled=True)
   pooling.check_size(window.out)
   if impl == 'winograd':
     (a, b), (c, d) = _tile_conv(x, w, window, 2)
   elif impl == 'gemm' and w.shape[2] <= _MAX_PATCH_CHANNELS:
     a, b, c, d = conv_im2col.quarters(x, w, window)
+  elif impl == 'gemm' and _together(window, w.shape[3]):
+    return conv_im2col.max_pooled(x, w, window)
   else:
     return pooling.max_pool(conv2d(x, w, padding=padding, impl=impl))
   return pooling.max_of((a, b, c, d))
 
 
-def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str,
-          impl: str) -> tuple[conv_geometry.Window, str]:
+def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str, impl: str,
+          pooled: bool = False) -> tuple[conv_geometry.Window, str]:
   """Checks the arguments of `conv2d`; returns its window and its form."""
   forms = conv_forms.by_layer(impl)
   checks.check('padding', padding, ('SAME', 'VALID'))
@@ -177,19 +183,27 @@ def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str,
   if forms:
     impl = forms.get(str(layer), 'auto')
   if impl == 'auto':
-    impl = choose(window, w.shape[2], jax.default_backend())
+    impl = choose(window, w.shape[2], jax.default_backend(),
+                  pooled=w.shape[3] if pooled else None)
   if impl == 'winograd' and not _tileable(window):
     impl = 'reordered'
   return window, impl
 
 
-def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
+def choose(window: conv_geometry.Window, channels: int, backend: str,
+           pooled: int | None = None) -> str:
   """Returns the form that `auto` takes for I input channels.
 
   On CPU: patches for up to 4 channels, tiles for 3x3 and 5x5 kernels of stride
   1 and padding SAME with 16 channels or more, else patches where the map is
-  smaller than the kernel, and re-ordered gradients where it is not.
-  On other devices 'lax'; there `conv_measure` finds what is faster.
+  smaller than the kernel or few outputs are pooled, and re-ordered gradients
+  where not. On other devices 'lax'; there `conv_measure` finds what is faster.
+
+  Args:
+    window: its kernel and map decide.
+    channels: I.
+    backend: of JAX: 'cpu', 'gpu' or 'tpu'.
+    pooled: channels O of an output that is pooled; None for one that is not.
   """
   if backend != 'cpu':
     return 'lax'
@@ -199,7 +213,14 @@ def choose(window: conv_geometry.Window, channels: int, backend: str) -> str:
     return 'winograd'
   if min(window.out) < max(window.kernel):
     return 'gemm'  # XLA would swap map and kernel, to an order that is slow.
+  if pooled is not None and _together(window, pooled):
+    return 'gemm'
   return 'reordered'
+
+
+def _together(window: conv_geometry.Window, outputs: int) -> bool:
+  """Whether one product for the four pixels of a pool takes least time."""
+  return min(window.kernel) > 2 and outputs <= _MAX_TOGETHER_OUTPUTS
 
 
 def is_tileable(layer: Layer) -> bool:

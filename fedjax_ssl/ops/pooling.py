@@ -107,6 +107,54 @@ def _max_of_forward(parts: Four) -> tuple[jax.Array, jax.Array]:
 max_of.defvjp(_max_of_forward, lambda choice, g: (_give(g, choice),))
 
 
+@jax.custom_vjp
+def _choose(parts: jax.Array, chosen: jax.Array) -> jax.Array:
+  """float[N, 4, C] where bool[N, 4, C], summed over the four: float[N, C]."""
+  return jnp.where(chosen, parts, 0).sum(1)
+
+
+@jax.custom_vjp
+def _place(y: jax.Array, chosen: jax.Array) -> jax.Array:
+  """Adjoint of `_choose`."""
+  return jnp.where(chosen, y[:, None], 0)
+
+
+_choose.defvjp(lambda parts, chosen: (_choose(parts, chosen), chosen),
+               lambda chosen, g: (_place(g, chosen), None))
+_place.defvjp(lambda y, chosen: (_place(y, chosen), chosen),
+              lambda chosen, g: (_choose(g, chosen), None))
+
+
+@jax.custom_vjp
+def max_of_four(parts: jax.Array) -> jax.Array:
+  """Takes the maximum over an axis of four: float[N, 4, C] -> float[N, C].
+
+  The first of equals takes the gradient. Where one is NaN, the maximum is NaN
+  too, and none takes it.
+  """
+  return parts.max(1)
+
+
+def _max_of_four_backward(kept: tuple[jax.Array, jax.Array], g: jax.Array
+                          ) -> tuple[jax.Array]:
+  parts, y = kept
+  a, b, c, _ = (parts[:, i] for i in range(4))
+  ab = jnp.maximum(a, b)
+  before = jnp.stack([jnp.full_like(a, -jnp.inf), a, ab, jnp.maximum(ab, c)], 1)
+  chosen = (parts == y[:, None]) & (parts > before)
+  # Otherwise XLA computes what comes before g four times, once for each part.
+  return _place(lax.optimization_barrier(g), chosen),
+
+
+def _max_of_four_forward(parts: jax.Array
+                         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  y = max_of_four(parts)
+  return y, (parts, y)
+
+
+max_of_four.defvjp(_max_of_four_forward, _max_of_four_backward)
+
+
 def max_pool(x: jax.Array) -> jax.Array:
   """Takes the maximum of every 2x2 window: [B, H, W, C] -> [B, H//2, W//2, C].
 

@@ -95,7 +95,8 @@ def test_equals_lax_to_second_order(shape):
 @pytest.mark.parametrize('impl,shape', [
     ('gemm', (7, 3, 4, 5, 'SAME')), ('gemm', (8, 2, 4, 4, 'SAME')),
     ('gemm', (9, 2, 4, 3, 'VALID')), ('gemm', (6, 3, 4, 1, 'SAME')),
-    ('gemm', (7, 6, 4, 3, 'SAME')),
+    ('gemm', (7, 6, 4, 3, 'SAME')), ('gemm', (6, 6, 5, 1, 'SAME')),
+    ('gemm', (4, 6, 17, 3, 'SAME')),
     ('reordered', (7, 6, 4, 3, 'SAME')), ('winograd', (6, 4, 3, 3, 'SAME')),
     *wider(('winograd', (7, 4, 3, 5, 'SAME')),
            ('winograd', (9, 4, 3, 5, 'SAME')))],
@@ -194,15 +195,18 @@ def test_own_weights_for_each_client(impl, kernel):
 
 
 def test_choice_on_cpu():
-  def choice(side, kernel, stride, channels):
+  def choice(side, kernel, stride, channels, pooled=None):
     window = conv_geometry.window((side, side), (kernel, kernel), stride,
                                   'SAME')
-    return conv.choose(window, channels, 'cpu')
+    return conv.choose(window, channels, 'cpu', pooled)
   assert choice(32, 3, 1, 3) == 'gemm'
   assert choice(32, 3, 1, 64) == 'winograd'
   assert choice(14, 5, 1, 32) == 'winograd'
   assert choice(32, 3, 2, 64) == 'reordered'
-  assert choice(32, 3, 1, 8) == 'reordered'
+  assert choice(32, 3, 1, 8) == choice(32, 3, 1, 8, 17) == 'reordered'
+  assert choice(32, 3, 1, 8, 16) == choice(32, 5, 1, 8, 16) == 'gemm'
+  assert choice(32, 1, 1, 8, 16) == 'reordered'
+  assert choice(32, 3, 1, 64, 16) == 'winograd'
   assert conv.choose(conv_geometry.window((8, 8), (3, 3), 1, 'SAME'), 64,
                      'gpu') == 'lax'
 

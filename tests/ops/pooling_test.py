@@ -13,26 +13,39 @@ def _maps(height, width):
   return jnp.asarray(rng.standard_normal((2, height, width, 3)), jnp.float32)
 
 
+def _four(x):
+  """`max_of_four` of what `max_pool` reads, with maps of an even size."""
+  parts = jnp.stack([x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], 3)
+  return pooling.max_of_four(parts.reshape(-1, 4, x.shape[3])).reshape(
+      *parts.shape[:3], x.shape[3])
+
+
 def _reduced(x):
   return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1),
                            'VALID')
 
 
-@pytest.mark.parametrize('size', [(2, 2), (6, 4), (7, 5), (3, 2)], ids=str)
-def test_max_pool_equals_reduce_window(size):
+@pytest.mark.parametrize('size,pool', [
+    ((2, 2), pooling.max_pool), ((6, 4), pooling.max_pool), ((6, 4), _four),
+    ((7, 5), pooling.max_pool), ((3, 2), pooling.max_pool)], ids=str)
+def test_max_pool_equals_reduce_window(size, pool):
   x = _maps(*size)
 
   def derivatives(pool):
     first = jax.grad(lambda x: jnp.sum(jnp.sin(pool(x) * 3)))
     return pool(x), first(x), jax.grad(lambda x: jnp.sum(first(x)**3))(x)
-  for got, want in zip(derivatives(pooling.max_pool), derivatives(_reduced),
+  for got, want in zip(derivatives(pool), derivatives(_reduced),
                        strict=True):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_one_of_equal_maxima_takes_the_gradient():
+@pytest.mark.parametrize('pool', [pooling.max_pool, _four])
+def test_the_first_of_equal_maxima_takes_the_gradient(pool):
+  x = jnp.zeros((1, 4, 4, 2)).at[:, 2:, 2].set(-1.)
+  grad = jax.grad(lambda x: pool(x).sum())(x)
+  assert grad[0, 2, 3].all() and grad.sum() == 2 * 4
   x = jnp.zeros((1, 4, 4, 2))
-  grad = jax.grad(lambda x: pooling.max_pool(x).sum())(x)
+  grad = jax.grad(lambda x: pool(x).sum())(x)
   np.testing.assert_array_equal(grad[:, ::2, ::2], 1)
   assert grad.sum() == 2 * 4
 
@@ -47,6 +60,14 @@ def test_nan_is_the_maximum_and_the_last_takes_its_gradient(place):
   # Other windows do not notice.
   np.testing.assert_array_equal(
       grad[1], jax.grad(lambda x: _reduced(x).sum())(x)[1])
+
+
+def test_nan_of_four_is_the_maximum_and_takes_no_gradient():
+  x = _maps(2, 2).at[0, 1, 0, 0].set(jnp.nan)
+  y, vjp = jax.vjp(_four, x)
+  assert jnp.isnan(y[0, 0, 0, 0]) and jnp.isnan(y).sum() == 1
+  grad, = vjp(jnp.ones_like(y))
+  assert not grad[0, :, :, 0].any() and grad.sum() == 5
 
 
 def test_max_pool_needs_a_window():
