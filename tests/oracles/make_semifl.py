@@ -15,6 +15,7 @@ python -m tests.oracles.make_semifl --checkout=DIR \
 from __future__ import annotations
 
 import datetime
+import importlib
 import pathlib
 import sys
 import time
@@ -57,7 +58,7 @@ def settings() -> dict[str, Any]:
 def import_theirs(checkout: pathlib.Path, weights: dict[str, np.ndarray]
                   ) -> tuple[Any, Any]:
   """Returns PyTorch and their modules, with a network of ours among theirs."""
-  import torch
+  torch: Any = importlib.import_module('torch')
   torch.set_default_dtype(torch.float64)
   torch.manual_seed(0)
   authors.pretend('torchvision', 'torchvision.transforms', 'torchvision.utils',

@@ -6,6 +6,7 @@ and storing are replaced.
 """
 from __future__ import annotations
 
+import importlib
 import pathlib
 import types
 from typing import Any
@@ -32,8 +33,8 @@ def start(checkout: pathlib.Path) -> Any:
                   'sklearn.metrics', 'custom_writer',
                   'torch.utils.tensorboard')
   # A class of PyTorch's that they import and do not use is gone by now.
-  import torch.optim.optimizer as optimizer
-  optimizer.required = getattr(optimizer, 'required', object())  # type: ignore[attr-defined]
+  optimizer: Any = importlib.import_module('torch.optim.optimizer')
+  optimizer.required = getattr(optimizer, 'required', object())
   return torch
 
 
