@@ -62,6 +62,8 @@ class Entry(NamedTuple):
     flags: those that this row has besides the bed's.
     beds: where it can be run.
     of: the row that this one is an ablation of; '' for a method.
+    groups: in which the method draws a round's clients: each is that part of
+      the bed's cohort.
   """
 
   name: str
@@ -70,6 +72,7 @@ class Entry(NamedTuple):
   flags: Mapping[str, Any]
   beds: tuple[str, ...]
   of: str
+  groups: int = 1
 
 
 class Configuration(NamedTuple):
@@ -116,7 +119,7 @@ def entries() -> dict[str, Entry]:
                       raw.get('flags', {}),
                       tuple(bed for bed, at in where.items()
                             if raw.get('labels_at', at) == at),
-                      raw.get('of', ''))
+                      raw.get('of', ''), raw.get('groups', 1))
           for name, raw in _toml('entries.toml').items()}
 
 
@@ -161,7 +164,7 @@ def space(entry: Entry, bed: Bed) -> dict[str, Any]:
     OSError: if such a file cannot be read.
     ValueError: if such a module cannot be imported.
   """
-  found = {'method': shown(entry.method), 'flags': dict(entry.flags),
+  found = {'method': shown(entry.method), 'flags': _own_flags(entry, bed),
            'learning_rate': list(bed.rates),
            'knobs': {name: list(values)
                      for name, values in entry.knobs.items()}}
@@ -277,12 +280,20 @@ def _run(name: str, entry: Entry, bed: Bed, skew: str,
          configuration: Configuration, seeds: Sequence[int]) -> Run:
   special = dict(bed.skews[skew])
   setting = special.pop('setting', bed.setting)
-  flags = {**bed.flags, **special, **entry.flags,
+  flags = {**bed.flags, **special, **_own_flags(entry, bed),
            'method': method_of(entry, configuration),
            'learning_rate': configuration.learning_rate,
            'seeds': ','.join(map(str, seeds))}
   return Run(f'{bed.name}__{name}', setting, tuple(
       f'--{flag}={value}' for flag, value in flags.items()))
+
+
+def _own_flags(entry: Entry, bed: Bed) -> dict[str, Any]:
+  """Returns what a row's runs have besides the flags of the bed."""
+  if entry.groups == 1:
+    return dict(entry.flags)
+  return {**entry.flags,
+          'cohort_size': bed.flags['cohort_size'] // entry.groups}
 
 
 def method_of(entry: Entry, configuration: Configuration) -> str:

@@ -24,7 +24,8 @@ class BedTest(parameterized.TestCase):
   """Beds are settings with flags that there are."""
 
   @parameterized.parameters(
-      ('clients', '1079007a485ccd08'), ('server', 'b2a4e0d2d7de4935'))
+      ('clients', '1079007a485ccd08'), ('server', 'b2a4e0d2d7de4935'),
+      ('mixed', ''), ('agents', ''))
   def test_frozen(self, name, wanted):
     """Stored results are of these runs; other numbers are another version."""
     bed = BEDS[name]
@@ -112,6 +113,15 @@ class ConfigurationTest(parameterized.TestCase):
       self.assertIn(configuration.learning_rate, bed.rates)
       for knob, value in configuration.knobs.items():
         self.assertIn(value, entry.knobs[knob])
+
+  def test_groups_share_the_cohort(self):
+    """So that as many clients train in a round as in the other rows."""
+    for name, size in (('clients', 2), ('agents', 3)):
+      run = plan.search_run(ENTRIES['rscfed'], BEDS[name],
+                            plan.Configuration(0, .02, {}))
+      self.assertIn(f'--cohort_size={size}', run.flags)
+      self.assertEqual(plan.space(ENTRIES['rscfed'], BEDS[name])['flags'],
+                       {'cohort_size': size})
 
   def test_few_choices(self):
     """Where there are fewer choices than that, each is taken once."""
