@@ -70,6 +70,9 @@ def pretend(*names: str) -> None:
   for name in names:
     sys.modules[name] = module = _Anything(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    package, _, child = name.rpartition('.')
+    if isinstance(sys.modules.get(package), _Anything):
+      setattr(sys.modules[package], child, module)
 
 
 def load(checkout: pathlib.Path, name: str) -> Any:
@@ -108,7 +111,8 @@ def lines(program: pathlib.Path, first: str, last: str) -> Any:
 
   Args:
     program: the file.
-    first: the statement that they begin with, as `ast.unparse` writes it.
+    first: the statement that they begin with, as `ast.unparse` writes it; of
+      one with a body, the line before the body.
     last: the one that they end with.
 
   Returns:
@@ -116,7 +120,8 @@ def lines(program: pathlib.Path, first: str, last: str) -> Any:
   """
   for node in ast.walk(ast.parse(program.read_text('utf-8'))):
     body: Any = getattr(node, 'body', None)
-    texts = [*map(ast.unparse, body)] if isinstance(body, list) else []
+    texts = [ast.unparse(x).partition('\n')[0] for x in body] if (
+        isinstance(body, list)) else []
     if first in texts and last in texts[texts.index(first):]:
       begin = texts.index(first)
       end = texts.index(last, begin) + 1

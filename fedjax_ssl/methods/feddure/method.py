@@ -8,7 +8,10 @@ The step is in `bilevel`, its mathematics in `regulation`.
 
 Profile 'paper' is equations (1) to (10). Profile 'official' is what the
 released code trains, which is another method (see `meta_labels`): it has no
-fine regulator (F-reg), and the reward has the opposite sign.
+fine regulator (F-reg), and the reward has the opposite sign. Its batches differ
+where the task's `unlabeled_batch` is 0: here the unlabeled rows are split
+evenly over the steps of an epoch; in the code a batch has floor(n / steps) of
+the n rows, or a quarter of that from 400 on, and the rest makes one more.
 
 The paper leaves some points open. Here the virtual step (4) is plain gradient
 descent; the steps (2), (5) and (10) use the client's optimizer, which starts
