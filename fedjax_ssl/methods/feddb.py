@@ -23,7 +23,9 @@ weights. On the clients of the authors' code these weights stay nearly equal.
 
 The authors' clients take one step an epoch, on all their labels and all rows
 that they keep; here batches are the task's. Where they keep no row they train
-on their labels alone, as here.
+on their labels alone, as here. Two more things differ: there a batch's labels
+and strong views are normalized apart, and a client's labeled images are among
+its unlabeled rows too.
 """
 from __future__ import annotations
 

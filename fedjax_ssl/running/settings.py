@@ -134,12 +134,11 @@ _ALL = (
         'The middle setting of FedDure; see `cifar_dirdir`.',
         dealing.two_pools('iid_random', 'dirichlet_capped'), _FEDDURE),
     Setting(
-        'cifar_iidpairs',
-        '(IID, pairs): labels dealt evenly, images Dirichlet in pairs of '
-        'clients.',
+        'cifar_pairs',
+        '(pairs, pairs): labels and images Dirichlet in pairs of clients.',
         'SAGE (CVPR 2025, https://arxiv.org/abs/2503.13227) and ProxyFL: 20 '
         'clients, 8 a round, a tenth of the images labeled.',
-        dealing.two_pools('iid_count', 'dirichlet_pairs'), _SAGE),
+        dealing.two_pools('dirichlet_pairs', 'dirichlet_pairs'), _SAGE),
     Setting(
         'cross_device',
         'Cross-device: 100 clients, 10 a round, all rows dealt by one '

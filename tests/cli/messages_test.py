@@ -115,7 +115,7 @@ def test_dirichlet_is_refused_where_nothing_reads_it(refuse):
 def test_alpha_is_refused_where_nothing_reads_it(refuse, name):
   line = refuse('--alpha=0.1', setting=settings.SETTINGS[name])
   assert line == (
-      'error: --alpha=0.1: only cifar_dirdir, cifar_iiddir, cifar_iidpairs, '
+      'error: --alpha=0.1: only cifar_dirdir, cifar_iiddir, cifar_pairs, '
       'cross_device, cross_silo, digits_dirdir, labeled_clients and own_data '
       'read it; leave it out or at 0.5.')
 
