@@ -105,6 +105,19 @@ def test_tiles_and_patches_have_no_convolution():
   assert ' dot(' in text
 
 
+@pytest.mark.parametrize('gradient', [_meta, *wider(_first, _per_example)])
+def test_few_pooled_outputs_are_products(gradient):
+  def loss(weights, x):
+    for w in weights:
+      x = jnp.tanh(conv.max_pooled_conv2d(x, w))
+    return jnp.mean(jnp.square(x))
+  text = _steps(gradient(loss))([
+      jnp.ones((3, 3, 3, 8)), jnp.ones((3, 3, 8, 16)), jnp.ones((5, 5, 16, 8))])
+  assert ' while(' in text
+  assert ' convolution(' not in text
+  assert ' dot(' in text
+
+
 def test_sharded_clients_do_not_communicate():
   code = textwrap.dedent("""
       import jax
