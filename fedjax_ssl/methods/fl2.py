@@ -23,7 +23,11 @@ that makes the cross entropy of those rows worse. The weight of a client is
 
 The paper's learning rate falls along a cosine, the released script keeps it
 constant, and here `lr_schedule` sets it. In the script a client that keeps no
-row sends the model as it received it; here it sits out. A fairness loss that
+row, which only rounding can cause, sends the model as it received it; here it
+sits out. Where all clients are sure of all rows the script divides 0 by 0; here
+each weight has 1e-8 more. Under norm='static' the script takes statistics of 10
+rows of the server, and of 2048 of all clients together, at a time; here those
+of a batch are one holder's, see `parts.all_statistics`. A fairness loss that
 the paper names once has no formula, and is left out.
 
 Kwon et al., ASAM, ICML 2021, https://arxiv.org/abs/2102.11600.

@@ -37,6 +37,16 @@ def test_the_most_frequent_class_has_the_clients_threshold():
   chex.assert_trees_all_equal(nobody, (jnp.float32(0), jnp.zeros(4)))
 
 
+@pytest.mark.parametrize('num_rows', [1, 2, 7])
+def test_the_surest_row_reaches_its_threshold(num_rows):
+  """No mean is above its largest entry: a client with rows keeps one."""
+  table = jax.nn.softmax(3 * jax.random.normal(KEY, (7, 4)))
+  table = table.at[num_rows:].set(0)
+  _, bars = fl2.client_thresholds(table, num_rows)
+  surest = table.max(-1).argmax()
+  assert table[surest].max() >= bars[table[surest].argmax()] > 0
+
+
 def test_the_step_uphill_has_its_length_where_it_is_measured():
   """|eps / T| = rho; biases by their gradient, weights by their own size."""
   params = {'a': {'kernel': jnp.array([[2.0, -0.5], [0.0, 1.0]]),
