@@ -84,7 +84,7 @@ def _clipped():
   """PyTorch's clipping to norm 1."""
   def update(gradient, state, params=None):
     del params
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     return tree.scale(gradient, jnp.minimum(1 / (norm + 1e-6), 1)), state
   return optax.GradientTransformation(
       lambda params: optax.EmptyState(), update)
