@@ -62,8 +62,8 @@ class Entry(NamedTuple):
     flags: those that this row has besides the bed's.
     beds: where it can be run.
     of: the row that this one is an ablation of; '' for a method.
-    groups: in which the method draws a round's clients: each is that part of
-      the bed's cohort.
+    groups: how many groups of clients the method draws in a round. Each gets
+      as many of the bed's cohort, rounded down; they may share clients.
   """
 
   name: str
@@ -140,7 +140,9 @@ def own_entry(text: str) -> Entry:
   if placed:
     method = f'{imports.absolute(placed.place)}:{short}'
   name = re.sub(r'[^\w.=-]+', '_', short).strip('_')
-  return Entry(name, method, {}, {}, tuple(beds()), '')
+  groups = next((entry.groups for entry in entries().values()
+                 if registry.parse(entry.method)[0] == named), 1)
+  return Entry(name, method, {}, {}, tuple(beds()), '', groups)
 
 
 def shown(method: str) -> str:

@@ -136,7 +136,8 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
   """Computes `pooling.max_pool` of `conv2d`, cheaper where the form allows.
 
   Tiles, and patches where channels are few, give the four pixels of every 2x2
-  window apart, so the convolution's own map is never laid out.
+  window apart, so the convolution's own map is never laid out. Where these are
+  one array a NaN takes no gradient, see `pooling.max_of_four`.
 
   Args:
     x: float[B, H, W, I].
@@ -213,7 +214,8 @@ def choose(window: conv_geometry.Window, channels: int, backend: str,
     return 'winograd'
   if min(window.out) < max(window.kernel):
     return 'gemm'  # XLA would swap map and kernel, to an order that is slow.
-  if pooled is not None and _together(window, pooled):
+  if (pooled is not None and channels < _MIN_TILE_CHANNELS
+      and _together(window, pooled)):
     return 'gemm'
   return 'reordered'
 

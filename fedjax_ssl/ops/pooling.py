@@ -129,8 +129,8 @@ _place.defvjp(lambda y, chosen: (_place(y, chosen), chosen),
 def max_of_four(parts: jax.Array) -> jax.Array:
   """Takes the maximum over an axis of four: float[N, 4, C] -> float[N, C].
 
-  The first of equals takes the gradient. Where one is NaN, the maximum is NaN
-  too, and none takes it.
+  The first of equals takes the gradient, and none where all are -inf. Where one
+  is NaN, the maximum is NaN too, and none takes it.
   """
   return parts.max(1)
 

@@ -96,7 +96,7 @@ def test_equals_lax_to_second_order(shape):
     ('gemm', (7, 3, 4, 5, 'SAME')), ('gemm', (8, 2, 4, 4, 'SAME')),
     ('gemm', (9, 2, 4, 3, 'VALID')), ('gemm', (6, 3, 4, 1, 'SAME')),
     ('gemm', (7, 6, 4, 3, 'SAME')), ('gemm', (6, 6, 5, 1, 'SAME')),
-    ('gemm', (4, 6, 17, 3, 'SAME')),
+    ('gemm', (4, 6, 17, 3, 'SAME')), ('gemm', (9, 6, 4, 3, 'VALID')),
     ('reordered', (7, 6, 4, 3, 'SAME')), ('winograd', (6, 4, 3, 3, 'SAME')),
     *wider(('winograd', (7, 4, 3, 5, 'SAME')),
            ('winograd', (9, 4, 3, 5, 'SAME')))],
@@ -180,13 +180,13 @@ def test_dtype_is_kept(impl, dtype):
   assert error[0] < (1e-2 if dtype == 'bfloat16' else 1e-5)
 
 
-@pytest.mark.parametrize('impl,kernel', [
-    *((impl, 3) for impl in _FORMS), ('winograd', 5)])
-def test_own_weights_for_each_client(impl, kernel):
+@pytest.mark.parametrize('impl,kernel,function', [
+    *((impl, 3, conv.conv2d) for impl in _FORMS), ('winograd', 5, conv.conv2d),
+    ('gemm', 3, conv.max_pooled_conv2d)])
+def test_own_weights_for_each_client(impl, kernel, function):
   x, w = _case(4, 16, 4, kernel)
   xs, ws = jnp.stack([x, 2 * x]), jnp.stack([w, w[::-1]])
-  grad = jax.grad(lambda w, x: jnp.sum(jnp.sin(
-      conv.conv2d(x, w, impl=impl))))
+  grad = jax.grad(lambda w, x: jnp.sum(jnp.sin(function(x, w, impl=impl))))
   mapped = _quick_jit(jax.vmap(grad))(ws, xs)
   grad = _quick_jit(grad)
   for i in range(2):
@@ -205,7 +205,7 @@ def test_choice_on_cpu():
   assert choice(32, 3, 2, 64) == 'reordered'
   assert choice(32, 3, 1, 8) == choice(32, 3, 1, 8, 17) == 'reordered'
   assert choice(32, 3, 1, 8, 16) == choice(32, 5, 1, 8, 16) == 'gemm'
-  assert choice(32, 1, 1, 8, 16) == 'reordered'
+  assert choice(32, 1, 1, 8, 16) == choice(32, 7, 1, 16, 16) == 'reordered'
   assert choice(32, 3, 1, 64, 16) == 'winograd'
   assert conv.choose(conv_geometry.window((8, 8), (3, 3), 1, 'SAME'), 64,
                      'gpu') == 'lax'

@@ -79,7 +79,7 @@ def test_three_rounds_of_groups(monkeypatch: pytest.MonkeyPatch, which: int):
 
 
 def test_what_is_not_literal_differs(monkeypatch: pytest.MonkeyPatch):
-  """In counters of steps, and where client 1 is in a group without 0."""
+  """So the stored results tell the two readings apart."""
   monkeypatch.setattr(sampling, 'groups', _drawn)
   with ours.in_order():
     state, _ = ours.one_round(_method(0, False), _data())
