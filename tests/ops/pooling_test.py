@@ -14,8 +14,8 @@ def _maps(height, width):
 
 
 def _four(x):
-  """`max_of_four` of what `max_pool` reads, with maps of an even size."""
-  parts = jnp.stack([x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], 3)
+  """`max_of_four` of the windows that `max_pool` reads."""
+  parts = jnp.stack(pooling.quarters(x, x.shape[1:3]), 3)
   return pooling.max_of_four(parts.reshape(-1, 4, x.shape[3])).reshape(
       *parts.shape[:3], x.shape[3])
 
@@ -27,7 +27,7 @@ def _reduced(x):
 
 @pytest.mark.parametrize('pool,height,width', [
     (pooling.max_pool, 2, 2), (pooling.max_pool, 6, 4), (_four, 6, 4),
-    (pooling.max_pool, 7, 5), (pooling.max_pool, 3, 2)])
+    (pooling.max_pool, 7, 5), (_four, 7, 5), (pooling.max_pool, 3, 2)])
 def test_max_pool_equals_reduce_window(pool, height, width):
   x = _maps(height, width)
 

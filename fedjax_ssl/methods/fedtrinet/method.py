@@ -4,7 +4,7 @@ Che et al., FedTriNet: A Pseudo Labeling Method with Three Players for Federated
 Semi-supervised Learning, IEEE Big Data 2021, https://arxiv.org/abs/2109.05612.
 Details that the paper leaves open are those of the authors' code. The profile
 'official' follows that code but for one thing: there the accepted rows join
-the labeled ones, with their true labels. So once rows are accepted, its nets
+the labeled ones, with their true labels. So once rows are accepted, networks
 are tuned with labels that a client does not have, the loss on labels counts
 these rows too, and an epoch ends with the accepted rows. Here labels are the
 client's alone.
