@@ -13,6 +13,7 @@ from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   adamatch,
   cbafed,
+  dpsgd,
   fed_consist,
   fedavg,
   fedcon,
@@ -54,6 +55,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'method', {
     'adamatch': adamatch.adamatch,
     'cbafed': cbafed.cbafed,
+    'dpsgd': dpsgd.dpsgd,
     'fed_consist': fed_consist.fed_consist,
     'fedavg': fedavg.fedavg,
     'fedcon': fedcon.fedcon,

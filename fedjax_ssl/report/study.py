@@ -109,7 +109,8 @@ def _more(row: dict[str, Any], name: str) -> str:
 
 def _scope(row: dict[str, Any]) -> str | None:
   """Says which networks got noise; None is no privacy."""
-  return registry.parse(row['method'])[1].get('dp_scope')
+  name, given = registry.parse(row['method'])
+  return 'all' if name == 'dpsgd' else given.get('dp_scope')
 
 
 def _same(rows: list[dict[str, Any]], part: str) -> dict[str, Any]:

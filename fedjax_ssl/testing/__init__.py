@@ -77,10 +77,17 @@ def places_of(make: contract.Make) -> list[str]:
 def model_of(make: contract.Make, place: str) -> str:
   """The network that a method is tried on, by its name in `toy.task`.
 
-  Where clients have labels it is one that normalizes by batches. Else it is
-  linear, unless the method has no use for a single layer and refuses it.
+  Where clients have labels it is one that normalizes by batches, unless the
+  method refuses that with a ValueError that names the norm. Else it is linear,
+  unless the method has no use for a single layer and refuses it.
   """
   if place == 'clients':
+    try:
+      make(toy.task('conv'))
+    except ValueError as error:
+      if 'norm' not in str(error):
+        raise
+      return 'linear'
     return 'conv'
   federation, _ = toy.federation(place)
   method = make(toy.task(labels_at=place))

@@ -74,8 +74,8 @@ def runner(text, place):
 
 def limited(text):
   """Under vmap, two at a time, with updates of a norm of at most `NORM`."""
-  return _runner(text, 'conv', 'clients', client_map='vmap', chunk_size=2,
-                 max_update_norm=contract.NORM)
+  return _runner(text, _model(text, 'clients'), 'clients', client_map='vmap',
+                 chunk_size=2, max_update_norm=contract.NORM)
 
 
 def _hold(law, one):

@@ -21,6 +21,7 @@ from fedjax_ssl.data import partition
 from fedjax_ssl.methods import fedssl
 from fedjax_ssl.methods.fedssl import gmixup, private_agents
 from fedjax_ssl.methods.fedssl import method as fedssl_method
+from fedjax_ssl.methods.parts import private_labels
 from fedjax_ssl.models import gan
 from fedjax_ssl.training import evaluate, metrics
 from tests import toy
@@ -155,18 +156,19 @@ class Agent:
     problem = gmixup.Problem(task, gan.make(width=4), gmixup.Choices(
         2, 2.0, .75, 3, use_real, True, 'all', 'mixed', 'mean',
         'non_saturating', 0.0))
-    plan = private_agents.Plan(scope, 8.0, 1e-5, clip, None, 3, 'rdp', 0)
+    plan = private_labels.Plan('dp_scope', 8.0, 1e-5, clip, None, 3, 'rdp', 0)
     optimizers = {name: optax.sgd(0.1) for name in private_agents.PARTS}
     shard = tree.take(federation.clients, 0)
     root = toy.key(5)
-    self.plan, self.nets = plan, runner(ALL).start.server.nets
+    self.norms = private_agents.norms(scope, clip)
+    self.nets = runner(ALL).start.server.nets
     self.inputs, self.rows = federation.train.inputs, shard.labeled
 
     def private(noise, inputs):
       client = ToAgent(jnp.int32(0), shard, (), federation.train._replace(
           inputs=inputs), federation.validation, jnp.int32(0), jnp.int32(0))
       return private_agents.train(
-          task, problem, plan, self.nets, optimizers, client, jnp.int32(1),
+          task, problem, scope, plan, self.nets, optimizers, client, jnp.int32(1),
           noise, root)
     self._private = jax.jit(private)
 
@@ -231,7 +233,7 @@ def test_no_row_moves_a_network_further_than_its_norm():
       255 - one.inputs[one.rows[2]]))
   for name, of in (('generator', lambda nets: nets.generator),
                    ('model', lambda nets: nets.model.params)):
-    norm = one.plan.clip_norms[name]
+    norm = one.norms[name]
     gap, moved = (float(tree.global_norm(tree.subtract(of(plain), of(x))))
                   for x in (other, one.nets))
     assert 0 < gap <= 1.001 * 0.1 * 2 * norm / 8
@@ -240,10 +242,22 @@ def test_no_row_moves_a_network_further_than_its_norm():
 
 def test_norms_of_all_parts_make_the_sensitivity():
   for scope in private_agents.SCOPES:
-    plan = private_agents.Plan(scope, 8.0, 1e-5, 0.7, None, 0, 'rdp', 0)
-    finite = [c for c in plan.clip_norms.values() if math.isfinite(c)]
+    norms = private_agents.norms(scope, 0.7)
+    finite = [c for c in norms.values() if math.isfinite(c)]
     assert math.hypot(*finite) == pytest.approx(0.7)
-    assert len(finite) == {'generator': 1, 'all': 3}[scope]
+    assert (len(finite), len(norms)) == {
+        'generator': (1, 3), 'classifier': (1, 1), 'all': (3, 3)}[scope]
+
+
+def test_the_classifier_alone_learns_from_labels():
+  """Without noise and clipping as it does where G moves beside it."""
+  one = agent('classifier', use_real=False)
+  alone, both = one.private(0), agent('all', use_real=False).private(0)
+  chex.assert_trees_all_equal(alone.generator, one.nets.generator)
+  chex.assert_trees_all_equal(alone.discriminator, one.nets.discriminator)
+  chex.assert_trees_all_close(alone.model, both.model, rtol=1e-5, atol=1e-6)
+  moved = tree.global_norm(tree.subtract(alone.model, one.nets.model))
+  assert float(moved) > 1e-3
 
 
 def test_agents_in_turn_go_in_a_drawn_order():

@@ -49,7 +49,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedssl import gmixup, private_agents
-from fedjax_ssl.methods.parts import assemble
+from fedjax_ssl.methods.parts import assemble, private_labels
 from fedjax_ssl.models import gan
 
 _PICTURE_BLENDS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -61,7 +61,7 @@ class Server(NamedTuple):
   model: Variables
   generator: PyTree
   discriminator: PyTree
-  budget: private_agents.Budget | None = None
+  budget: private_labels.Budget | None = None
 
   @property
   def nets(self) -> gmixup.Nets:
@@ -86,7 +86,8 @@ class _Settings(NamedTuple):
   """The knobs of `fedssl`, resolved."""
 
   problem: gmixup.Problem
-  plan: private_agents.Plan | None  # None without privacy.
+  scope: str | None  # The networks that have noise; None without privacy.
+  plan: private_labels.Plan | None  # None without privacy.
   streams: str  # The rows that clients use in the pass without noise.
   gan_rate: float
   packed: bool
@@ -144,21 +145,13 @@ def step(
 
 
 _PRIVATE = knobs.Needs(
-    'dp_scope', private_agents.SCOPES, "write dp_scope='all' for training that "
-    "is private, or dp_scope='generator', which guarantees nothing")
+    'dp_scope', private_agents.SCOPES, "write dp_scope='all' or 'classifier' "
+    "for training that is private, or dp_scope='generator', which guarantees "
+    'nothing')
 
 
-# A network without a finite norm would get no noise.
 @knobs.checked(
-    epsilon=knobs.Bound(above=True, needs=_PRIVATE, advice='a budget is above '
-                        '0; without privacy leave epsilon and dp_scope out'),
-    delta=knobs.Bound(0, 1, above=True, below=True, needs=_PRIVATE),
-    clip_norm=knobs.Bound(above=True, needs=_PRIVATE),
-    noise_multiplier=knobs.Bound(needs=_PRIVATE, cases=(
-        knobs.at(0, 'no noise, no privacy'),)),
-    microbatch=knobs.Bound(0, 2**31 - 1, whole=True, needs=_PRIVATE),
-    private_steps=knobs.Bound(0, 2**31 - 1, whole=True, needs=_PRIVATE),
-    accountant=knobs.Word(_PRIVATE),
+    **private_labels.bounds(_PRIVATE), accountant=knobs.Word(_PRIVATE),
     alpha=knobs.Bound(0, 1e6, above=True))
 def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
            delta: float = 1e-5, clip_norm: float = 1.0,
@@ -184,8 +177,10 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
     task: the static choices. Under privacy `labeled_batch` is the expected
       size of a sampled batch, of rate labeled_batch / rows.
     dp_scope: None; 'generator', noise on G alone as in the paper, whose
-      epsilon is nominal and guarantees nothing; or 'all', noise on F, G and
-      D: the networks are (epsilon, delta)-private in the labeled rows.
+      epsilon is nominal and guarantees nothing; 'all', noise on F, G and D; or
+      'classifier', ours: agents with labels train F alone, with noise, and G
+      and D learn from the other agents. With the last two the networks are
+      (epsilon, delta)-private in the labeled rows.
     epsilon: the budget, above 0; the paper has 4, 8 and 16. Once a round would
       exceed it, labels are no longer used. Refused without `dp_scope`, as are
       the next six: they would do nothing.
@@ -246,15 +241,16 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
                ('non_saturating', 'saturating', 'hinge'))
   plan = None
   if dp_scope is not None:
-    plan = private_agents.Plan(dp_scope, epsilon, delta, clip_norm,
-                               noise_multiplier, microbatch, accountant,
-                               private_steps)
+    checks.check('dp_scope', dp_scope, private_agents.SCOPES)
+    plan = private_labels.Plan(
+        f'dp_scope={dp_scope!r}', epsilon, delta, clip_norm, noise_multiplier,
+        microbatch, accountant, private_steps)
     plan.check(task)
   problem = gmixup.Problem(task, gan.make(width=gan_width), gmixup.Choices(
       num_views, sharpening, alpha, noise_size, use_real, use_rec, real_data,
       condition, rec_over, generator_loss, ramp))
   streams = 'unlabeled' if plan or task.labels_at == 'server' else 'both'
-  s = _Settings(problem, plan, streams, gan_rate, packed, weighting,
+  s = _Settings(problem, dp_scope, plan, streams, gan_rate, packed, weighting,
                 labeled_client_weight)
   return assemble.assemble(
       task, init=functools.partial(_init, s),
@@ -272,7 +268,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
 def _init(s: _Settings, key: jax.Array, federation: Federation
           ) -> tuple[Server, PyTree]:
   task, networks, choices = s.problem
-  budget = None if s.plan is None else s.plan.budget(task, federation)
+  budget = (None if s.plan is None
+            else private_agents.budget(s.plan, task, federation))
   first = jnp.asarray(federation.train.inputs[:1])
   gmixup.check(s.problem, first)
 
@@ -338,13 +335,13 @@ def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
 
 def _private_passes(s: _Settings) -> list[rounds.Pass]:
   """Makes the passes with noise: agents in turn, then the budget's count."""
-  task, plan = s.problem.task, s.plan
-  assert plan is not None
+  task, scope, plan = s.problem.task, s.scope, s.plan
+  assert scope is not None and plan is not None
 
   def update(payload: _ToAgent, client: Client, key) -> Update:
     nets = private_agents.train(
-        task, s.problem, plan, payload.nets, s.optimizers(client.round), client,
-        payload.steps, payload.noise, key)
+        task, s.problem, scope, plan, payload.nets, s.optimizers(client.round),
+        client, payload.steps, payload.noise, key)
     # No metrics: what a loss says of private rows would carry no noise.
     return Update(tree.subtract(nets, payload.nets),
                   jnp.asarray(client.shard.num_labeled > 0, jnp.float32),
