@@ -20,8 +20,15 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import checks, client_weights, knobs, rounds, sampling, tree
-from fedjax_ssl.core.local_training import Aux, LossFn, descend
+from fedjax_ssl.core import (
+  checks,
+  client_weights,
+  knobs,
+  rounds,
+  sampling,
+  tree,
+)
+from fedjax_ssl.core.local_training import Aux, descend, LossFn
 from fedjax_ssl.core.types import (
   Client,
   Federation,

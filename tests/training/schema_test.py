@@ -19,7 +19,7 @@ import pytest
 from fedjax_ssl import methods, testing
 from fedjax_ssl.core.types import Ratio, SUMMED, Variables
 from fedjax_ssl.methods import fedssl
-from fedjax_ssl.methods.fedssl import private_agents
+from fedjax_ssl.methods.parts import private_labels
 from fedjax_ssl.training import evaluate, loop, metric_names, metrics, runner
 from tests import toy
 
@@ -112,7 +112,7 @@ def test_rows_of_labels_at_the_server_fit_the_schema(name):
 def test_short_rows_hold_what_private_records_report():
   """Readers of accuracies know a short row by its names."""
   method = methods.make("fedssl(dp_scope='all')", toy.task())
-  budget = private_agents.Budget(
+  budget = private_labels.Budget(
       rounds=jnp.int32(1), allowed=jnp.int32(2), steps=jnp.int32(1),
       noise=jnp.float32(1), epsilons=jnp.array([0., 3., 4.]))
   assert method.report is not None

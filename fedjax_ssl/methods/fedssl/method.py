@@ -151,7 +151,9 @@ _PRIVATE = knobs.Needs(
 
 
 @knobs.checked(
-    **private_labels.bounds(_PRIVATE), accountant=knobs.Word(_PRIVATE),
+    **private_labels.bounds(_PRIVATE, or_else='; without privacy leave epsilon '
+                            'and dp_scope out'),
+    accountant=knobs.Word(_PRIVATE),
     alpha=knobs.Bound(0, 1e6, above=True))
 def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
            delta: float = 1e-5, clip_norm: float = 1.0,

@@ -22,17 +22,18 @@ from fedjax_ssl.core.types import Batch, Examples, PyTree, Shard, Task
 from fedjax_ssl.data import batching
 
 
-def bounds(needs: knobs.Needs | None = None) -> dict[str, knobs.Bound]:
+def bounds(needs: knobs.Needs | None = None, *, or_else: str = ''
+           ) -> dict[str, knobs.Bound]:
   """Returns what the knobs of a `Plan` may be, for `knobs.checked`.
 
   Args:
     needs: another knob without which they do nothing.
+    or_else: what to write for no privacy, after a refused epsilon.
   """
   # A network without a finite norm would get no noise.
   return {
-      'epsilon': knobs.Bound(above=True, needs=needs, advice='a budget is above '
-                             '0; without privacy leave epsilon and dp_scope '
-                             'out' if needs else 'a budget is above 0'),
+      'epsilon': knobs.Bound(above=True, needs=needs,
+                             advice=f'a budget is above 0{or_else}'),
       'delta': knobs.Bound(0, 1, above=True, below=True, needs=needs),
       'clip_norm': knobs.Bound(above=True, needs=needs),
       'noise_multiplier': knobs.Bound(needs=needs, cases=(
