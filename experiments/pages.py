@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import collections
 from collections.abc import Mapping, Sequence
+import io
 import json
 import pathlib
 import re
@@ -28,6 +29,7 @@ from fedjax_ssl.bench import picture, plan, records, standing
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
 from fedjax_ssl.report import study, verdict
+from fedjax_ssl.report.summary import COLOURS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
@@ -36,6 +38,9 @@ _GROWTH = 'growth_million', 'growth_kept', 'processes'  # On one page.
 _BENCH = f'{records.VERSION}_'  # Tables of the bench; a bed's name follows.
 _FIRST = 'clients'  # The bed whose best rows are in README.md.
 _SHOWN = 8  # Of them, the bounds included.
+# A study whose runs are named LINE_LABELS, and drawn as lines over the labels.
+_BY_LABELS = 'private_labels'
+_DASHES = '-', '--', ':'
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -228,7 +233,7 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
     return study.percent(values) if any(values) else ''
   known = [v for v in values if v is not None]
   if name == 'epsilon':
-    return (('' if 'dp_scope' not in run['method'] else 'unbounded')
+    return (('' if study.noisy_networks(run) is None else 'unbounded')
             if len(known) < len(values) or not known else f'{max(known):.2f}')
   return f'{sum(known) / len(known):.4g}' if known else ''
 
@@ -343,6 +348,39 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
   return made
 
 
+def by_labels(file: pathlib.Path) -> bytes:
+  """Draws final accuracy against labels, a line for each name, as SVG."""
+  import matplotlib
+  from matplotlib import figure
+  lines: dict[str, dict[int, float]] = collections.defaultdict(dict)
+  for run in json.loads(file.read_text())['runs']:
+    name, _, labels = run['run'].rpartition('_')
+    lines[name.replace('_', ' ')][int(labels)] = 100 * np.mean(run['final'])
+  ends = [*dict.fromkeys(name.rpartition(' ')[2] for name in lines)]
+  kinds = [*dict.fromkeys(name.rpartition(' ')[0] for name in lines)]
+  with matplotlib.rc_context({
+      'svg.fonttype': 'none', 'svg.hashsalt': 'fedjax_ssl'}):
+    chart = figure.Figure(figsize=(7.2, 4.2), layout='constrained')
+    axes = chart.subplots()
+    for name, found in sorted(lines.items()):
+      kind, _, end = name.rpartition(' ')
+      axes.plot(*zip(*sorted(found.items()), strict=True), 'o-', markersize=4,
+                color=COLOURS[kinds.index(kind) % len(COLOURS)], label=name,
+                linestyle=_DASHES[ends.index(end) % len(_DASHES)])
+    axes.set_xscale('log')
+    ticks = sorted({x for found in lines.values() for x in found})
+    axes.set_xticks(ticks, [f'{x:,}' for x in ticks], minor=False)
+    axes.minorticks_off()
+    axes.set_xlabel('labels')
+    axes.set_ylabel('test accuracy, %')
+    axes.grid(color='#dddddd', linewidth=0.6)
+    axes.spines[['top', 'right']].set_visible(False)
+    chart.legend(loc='outside right upper', frameon=False, fontsize='small')
+    drawn = io.BytesIO()
+    chart.savefig(drawn, format='svg', metadata={'Date': None})
+  return drawn.getvalue()
+
+
 def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
   """Writes or checks the pages; returns an exit code."""
   if argv not in ([], ['--check']):
@@ -368,6 +406,8 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
         file.with_suffix('.svg').write_bytes(drawn)
       else:
         file.with_suffix('.svg').unlink(missing_ok=True)
+    if (file := here / f'{_BY_LABELS}.json').exists():
+      file.with_suffix('.svg').write_bytes(by_labels(file))
   return 1 if stale and argv else 0
 
 

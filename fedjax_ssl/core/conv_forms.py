@@ -15,7 +15,7 @@ FORMS = ('auto', 'gemm', 'lax', 'reordered', 'taps', 'winograd')
 # Asks the programs to time the forms, and to store the fastest in its place.
 MEASURE = 'measure'
 
-_LAYER = re.compile(r'\d+x\d+/\d+ (SAME|VALID) \d+x\d+ \d+>\d+')
+_LAYER = re.compile(r'\d+x\d+/\d+ (SAME|VALID) \d+x\d+ \d+>\d+( pooled)?')
 
 
 @functools.cache

@@ -61,6 +61,7 @@ class Layer(NamedTuple):
     padding: 'SAME' or 'VALID'.
     inputs: channels of the input.
     outputs: channels of the output.
+    pooled: whether 2x2 maxima of the output are all that is used.
   """
 
   size: tuple[int, int]
@@ -69,11 +70,12 @@ class Layer(NamedTuple):
   padding: str
   inputs: int
   outputs: int
+  pooled: bool = False
 
   def __str__(self) -> str:
     (height, width), (kh, kw) = self.size, self.kernel
     return (f'{kh}x{kw}/{self.stride} {self.padding} {height}x{width} '
-            f'{self.inputs}>{self.outputs}')
+            f'{self.inputs}>{self.outputs}{" pooled" * self.pooled}')
 
 
 _NOTED: list[list[Layer]] = []
@@ -115,10 +117,15 @@ def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
       dtypes that differ between x and w, or a VALID kernel larger than the
       input.
   """
-  window, impl = _plan(x, w, stride, padding, impl)
+  return _computed(x, w, *_plan(x, w, stride, padding, impl))
+
+
+def _computed(x: jax.Array, w: jax.Array, window: conv_geometry.Window,
+              impl: str) -> jax.Array:
+  """Computes a convolution in a form that `_plan` chose."""
   if impl == 'lax':
     return lax.conv_general_dilated(
-        x, w, (stride, stride), window.pads,
+        x, w, (window.stride, window.stride), window.pads,
         dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
   if window.kernel == (1, 1):
     return conv_im2col.pointwise(x, w, window)
@@ -160,7 +167,7 @@ def max_pooled_conv2d(x: jax.Array, w: jax.Array, *, padding: str = 'SAME',
   elif impl == 'gemm' and _together(window, w.shape[3]):
     return conv_im2col.max_pooled(x, w, window)
   else:
-    return pooling.max_pool(conv2d(x, w, padding=padding, impl=impl))
+    return pooling.max_pool(_computed(x, w, window, impl))
   return pooling.max_of((a, b, c, d))
 
 
@@ -178,11 +185,14 @@ def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str, impl: str,
     raise ValueError(f'x is {x.dtype} and w is {w.dtype}; they must be alike.')
   window = conv_geometry.window((x.shape[1], x.shape[2]),
                                 (w.shape[0], w.shape[1]), stride, padding)
-  layer = Layer(window.size, window.kernel, stride, padding, *w.shape[2:])
+  layer = Layer(window.size, window.kernel, stride, padding, w.shape[2],
+                w.shape[3], pooled)
   for found in _NOTED:
     found.append(layer)
   if forms:
-    impl = forms.get(str(layer), 'auto')
+    # Texts of earlier runs do not tell whether a layer is pooled.
+    impl = forms.get(str(layer)) or forms.get(
+        str(layer._replace(pooled=False)), 'auto')
   if impl == 'auto':
     impl = choose(window, w.shape[2], jax.default_backend(),
                   pooled=w.shape[3] if pooled else None)

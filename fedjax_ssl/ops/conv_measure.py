@@ -1,12 +1,14 @@
 """Finds the fastest form of each convolution by running it.
 
 A form is timed much as training uses it: forward and both gradients, inside a
-loop, with weights of each client; pooling is left out. The times are kept in a
-file, by machine, layer, rows, clients and dtype, and read back from there.
+loop, with weights of each client, and with the pooling that follows it. The
+times are kept in a file, by machine, layer, rows, clients and dtype, and read
+back from there.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+import functools
 import json
 import math
 import os
@@ -74,10 +76,13 @@ def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
   rate = 1e-3 / math.prod((load.rows, *layer.size, *layer.kernel,
                            layer.inputs, layer.outputs))
 
+  function = functools.partial(
+      conv.max_pooled_conv2d, padding=layer.padding, impl=form
+  ) if layer.pooled else functools.partial(
+      conv.conv2d, stride=layer.stride, padding=layer.padding, impl=form)
+
   def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    y, pull = jax.vjp(
-        lambda x, w: conv.conv2d(x, w, stride=layer.stride,
-                                 padding=layer.padding, impl=form), x, w)
+    y, pull = jax.vjp(function, x, w)
     dx, dw = pull(y)
     return x - rate * dx, w - rate * dw
 

@@ -100,15 +100,15 @@ def _more(row: dict[str, Any], name: str) -> str:
     return percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
-  if _scope(row) is None:
+  if noisy_networks(row) is None:
     return ''
   spent = [x for x in row[name] if x is not None]
   text = f'{max(spent):.2f}' if len(spent) == len(row[name]) else 'unbounded'
-  return text + (', nominal' if _scope(row) == 'generator' else '')
+  return text + (', nominal' if noisy_networks(row) == 'generator' else '')
 
 
-def _scope(row: dict[str, Any]) -> str | None:
-  """Says which networks got noise; None is no privacy."""
+def noisy_networks(row: Mapping[str, Any]) -> str | None:
+  """Returns which networks got noise, as of a row's method, or None."""
   name, given = registry.parse(row['method'])
   return 'all' if name == 'dpsgd' else given.get('dp_scope')
 
@@ -150,7 +150,7 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   lines = [note, ''] if note else []
   extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
            if any(any(r[name]) for r in rows)
-           or name == 'epsilon' and any(map(_scope, rows))]
+           or name == 'epsilon' and any(map(noisy_networks, rows))]
   asked = list(rows[0].get('columns', {}))
   lines += ['| run | method | labels | seeds | rounds | final | mean of last '
             f'{summary.TAIL} | validation-selected | seconds | models sent | '
@@ -178,7 +178,7 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
             '(down and up) and examples through the network are per client '
             'and round.'
             + (' A nominal epsilon is no guarantee: only the generator got '
-               'noise.' if 'generator' in map(_scope, rows) else '')
+               'noise.' if 'generator' in map(noisy_networks, rows) else '')
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
             *(text for said in verdict.footnotes(

@@ -30,7 +30,33 @@ def test_layers_of_a_network():
   found = conv_measure.layers_of(
       lambda key, x: model.apply(model.init(key), x), jax.random.key(0), inputs)
   assert [*map(str, found)] == [
-      '3x3/1 SAME 8x8 1>4', '3x3/1 SAME 4x4 4>8']
+      '3x3/1 SAME 8x8 1>4 pooled', '3x3/1 SAME 4x4 4>8 pooled']
+
+
+def test_a_pooled_layer_is_timed_with_its_pool(monkeypatch):
+  calls = []
+  pooled = conv.max_pooled_conv2d
+
+  def noted(x, w, **how):
+    calls.append(how)
+    return pooled(x, w, **how)
+  monkeypatch.setattr(conv, 'max_pooled_conv2d', noted)
+  layer = _LAYER._replace(pooled=True)
+  assert conv_measure.seconds(layer, 'gemm', _LOAD, at_least=0) < 60
+  assert calls and calls[0] == {'padding': 'SAME', 'impl': 'gemm'}
+
+
+@pytest.mark.parametrize('end', [' pooled', ''])
+def test_a_pooled_layer_has_the_form_that_is_stored(end):
+  """Also in the texts of runs that did not tell pooled layers."""
+  x, w = jnp.ones((1, 4, 4, 8)), jnp.ones((3, 3, 8, 4))
+  def jaxpr(impl):
+    return str(jax.make_jaxpr(
+        lambda x, w: conv.max_pooled_conv2d(x, w, impl=impl))(x, w))
+  text = f'3x3/1 SAME 4x4 8>4{end} lax'
+  assert jaxpr(text) == jaxpr('lax') != jaxpr('gemm')
+  both = '3x3/1 SAME 4x4 8>4 lax; 3x3/1 SAME 4x4 8>4 pooled gemm'
+  assert jaxpr(both) == jaxpr('gemm')
 
 
 @pytest.mark.parametrize('clients', [1, 2])

@@ -46,7 +46,7 @@ def _options(**changes):
 def test_the_fastest_form_takes_the_place_of_the_word(clock):
   decided = _decided(_options())
   assert decided.conv_impl == (
-      '3x3/1 SAME 8x8 1>16 gemm; 3x3/1 SAME 4x4 16>32 gemm')
+      '3x3/1 SAME 8x8 1>16 pooled gemm; 3x3/1 SAME 4x4 16>32 pooled gemm')
   assert decided.client_map == 'vmap'  # Twice as long, for four clients.
 
 
@@ -118,7 +118,8 @@ def test_a_run_goes_on_with_the_forms_that_it_stored(clock, tmp_path):
   fit(1)
   first = stored()
   assert first == (
-      '3x3/1 SAME 8x8 1>2 gemm; 3x3/1 SAME 4x4 2>4 gemm', 'vmap')
+      '3x3/1 SAME 8x8 1>2 pooled gemm; 3x3/1 SAME 4x4 2>4 pooled gemm',
+      'vmap')
   (tmp_path / 'cache' / 'fedjax_ssl' / 'convolutions.json').unlink()
   clock[1]['lax'] = clock[4]['lax'] = .1
   run = fit(2)
