@@ -28,13 +28,15 @@ _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 # Steps of the privacy loss; a coarser grid overestimates epsilon a little.
 _GRID = 1e-3
 _LARGEST_NOISE = 1e6
-_OVERFLOW = 1e-9
+# To leave a row out of a full batch is a change that epsilon does not count, so
+# that it must stay rarer than any delta, over all steps.
+_OVERFLOW = 1e-15
 
 
 def poisson_capacity(expected: float) -> int:
   """Computes for how many rows a Poisson-sampled batch needs room.
 
-  It is the least c with P(X > c) < 1e-9 for X of the Poisson law, whose upper
+  It is the least c with P(X > c) < 1e-15 for X of the Poisson law, whose upper
   tail is heavier than that of any binomial law of the same mean.
 
   Args:
@@ -272,7 +274,7 @@ def noise_multiplier(target: float, rate: float, steps: int, *, delta: float,
     low, high = high, 2 * high
     if high > _LARGEST_NOISE:
       raise ValueError(f'No noise keeps {steps} steps at rate {rate} within '
-                       f'target={target}.')
+                       f'an epsilon of {target}.')
   while high - low > 1e-4 * high:
     middle = (low + high) / 2
     low, high = (low, middle) if spent(middle) <= target else (middle, high)

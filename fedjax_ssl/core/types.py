@@ -211,8 +211,8 @@ class Method(NamedTuple):
     float32[B]) of a client's rows, for evaluation only.
   client_update: (payload, client, key) -> Update, ONE client.
   aggregate: see `core.rounds.client_pass`.
-  report: (server) -> metrics float32[] of the record itself, after
-    each round; a name in `training.metrics.BETWEEN`.
+  report: (server, round) -> metrics float32[] of the record itself after so
+    many rounds; names in `training.metrics.BETWEEN`.
   pictures: (server, examples, key) -> uint8[rows, columns, H, W, C] to look
     at; None where the examples are no images.
   spanning: (num_rounds) -> the same method for a run of so many rounds, which

@@ -19,7 +19,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl import aggregation, losses
+from fedjax_ssl import losses
 from fedjax_ssl.core import (
   checks,
   client_weights,
@@ -33,7 +33,6 @@ from fedjax_ssl.core.types import (
   Client,
   Federation,
   Method,
-  Metrics,
   PyTree,
   Task,
   Update,
@@ -58,6 +57,13 @@ class Server(NamedTuple):
   budget: private_labels.Budget
 
 
+class _ToClient(NamedTuple):
+  """The payload of a client that learns from its labels."""
+
+  model: Variables
+  terms: private_labels.Terms
+
+
 _LEARNT = knobs.Needs('unlabeled', ('fixmatch',))
 
 
@@ -77,8 +83,7 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
   """Minimises cross entropy on labeled rows by gradients with noise.
 
   All clients with labels count the same in the mean, and so do all with other
-  rows in that of FixMatch: to weigh them by how many labels they hold would
-  tell it.
+  rows in that of FixMatch.
 
   Args:
     task: the static choices. `labeled_batch` is the expected size of a sampled
@@ -87,20 +92,21 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
       longer used.
     delta: of the budget, in (0, 1).
     clip_norm: C, to which a row's gradient is clipped; above 0.
-    noise_multiplier: sigma; None solves it from the budget, the sampling rate
-      and the steps of all planned rounds, as if every client took part in
-      each. 0 is no privacy.
+    noise_multiplier: sigma, above 0; None solves it from the budget, the
+      sampling rate and the steps of all planned rounds, as if every client
+      took part in each. The client with the fewest labels sets it for all.
     microbatch: rows whose gradients are held at a time; 0 is all.
     accountant: 'rdp', or 'pld', which is tighter and takes longer to start.
     private_steps: how many steps with noise a client takes in a round; 0 is as
-      many as without privacy. Fewer steps need less noise each.
+      many as the client that would take most without privacy. Fewer steps need
+      less noise each.
     unlabeled: 'unused', which is labels only; or 'fixmatch': after the mean
       over the clients with labels, a cohort of its own learns from its rows
       without, and the mean of that is added.
     threshold: of FixMatch, the confidence from which on a row counts.
     unlabeled_weight: of FixMatch's loss.
-    unlabeled_rate: factor on FixMatch's steps; gradients with noise often want
-      a larger learning rate than those without.
+    unlabeled_rate: factor on the size of FixMatch's steps; gradients with
+      noise often want a larger learning rate than those without.
 
   Returns:
     The method; its server record is `Server`.
@@ -116,39 +122,34 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
   plan.check(task)
   shared: dict[str, Any] = {
       'init': functools.partial(_init, task, plan),
-      'pseudo_label': assemble.confident_labels(task, threshold),
-      'report': lambda server: {'epsilon': server.budget.spent}}
-  private = functools.partial(_on_labels, task, plan)
+      'report': lambda server, round_: {
+          'epsilon': server.budget.spent(round_)}}
+  private: dict[str, Any] = {
+      'client_update': functools.partial(_on_labels, task, plan),
+      'broadcast': lambda server, client_id, group: _ToClient(
+          server.model, server.budget.terms),
+      'work': functools.partial(plan.steps_of, task)}
   if unlabeled == 'unused':
-    return assemble.assemble(
-        task, client_update=private, aggregate=_count,
-        work=lambda shard: batching.num_steps(task, shard, 'labeled'), **shared)
-  labels = rounds.client_pass(task, private, _count,
+    return assemble.assemble(task, **private, **shared)
+  labels = rounds.client_pass(task, aggregate=assemble.add_mean, **private,
                               sample=sampling.uniform(task.cohort_size))
   return assemble.assemble(
       task, before=[labels], client_update=functools.partial(
           _without_labels, task, _fixmatch(task, threshold, unlabeled_weight),
           unlabeled_rate),
       broadcast=lambda server, client_id, group: server.model,
-      work=lambda shard: batching.num_steps(task, shard, 'unlabeled'), **shared)
+      work=lambda shard: batching.num_steps(task, shard, 'unlabeled'),
+      takes_rule=False, pseudo_label=assemble.confident_labels(task, threshold),
+      **shared)
 
 
 def _init(task: Task, plan: private_labels.Plan, key: jax.Array,
           federation: Federation) -> tuple[Server, PyTree]:
   return Server(assemble.new_model(task, key),
-                plan.budget(task, federation.clients)), ()
+                plan.budget(task, federation)), ()
 
 
-@aggregation.linear
-def _count(server: Server, update: rounds.Counted, cohort: Any, context: Any,
-           key: Any) -> tuple[Server, Metrics]:
-  """Adds the mean update, and counts the round if it has used any label."""
-  del cohort, context, key
-  budget = tree.where(update.counts > 0, server.budget.next(), server.budget)
-  return Server(assemble.moved(server.model, update.mean), budget), {}
-
-
-def _on_labels(task: Task, plan: private_labels.Plan, payload: Server,
+def _on_labels(task: Task, plan: private_labels.Plan, payload: _ToClient,
                client: Client, key: jax.Array) -> Update:
   """Does the private steps of a client."""
   shard, model = client.shard, payload.model
@@ -171,10 +172,11 @@ def _on_labels(task: Task, plan: private_labels.Plan, payload: Server,
     found = private_labels.noisy_means(
         plan, {'model': plan.clip_norm}, gradient,
         (batch, jax.random.split(keys[1], len(batch.mask))), batch.mask,
-        payload.budget.noise, draws.expected, {'model': keys[2]})
+        payload.terms.noise, draws.expected, {'model': keys[2]})
     return descend(optimizer, found['model'], state, params)
 
-  steps = jnp.where(shard.num_labeled > 0, payload.budget.steps_now, 0)
+  steps = jnp.where(shard.num_labeled > 0,
+                    payload.terms.steps_in(client.round), 0)
   params, _ = lax.fori_loop(0, steps, step, (
       model.params, optimizer.init(model.params)))
   weight = client_weights.client_weight(shard, 'labeled', weighting='uniform')
@@ -184,7 +186,7 @@ def _on_labels(task: Task, plan: private_labels.Plan, payload: Server,
   metrics = {'rows_used': rows, 'rows_processed': jnp.float32(
       draws.capacity * steps), 'forward_passes': rows, 'backward_passes': rows}
   return Update(tree.subtract(model._replace(params=params), model), weight,
-                client.memory, metrics, counts=jnp.float32(1))
+                client.memory, metrics)
 
 
 def _without_labels(task: Task, loss_fn: LossFn, rate: float,

@@ -85,7 +85,7 @@ def model_of(make: contract.Make, place: str) -> str:
     try:
       make(toy.task('conv'))
     except ValueError as error:
-      if 'norm' not in str(error):
+      if 'norm=' not in str(error):
         raise
       return 'linear'
     return 'conv'

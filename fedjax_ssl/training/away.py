@@ -190,7 +190,8 @@ class Away(runner.Sequential):
       largest = np.max([largest for _, largest in of_all])
     metrics: Metrics = self._of_whole(
         server, federation, probe, evaluate.OfClients(
-            own or {}, _joined(judged, asked) or (), largest))
+            own or {}, _joined(judged, asked) or (), largest),
+        self.states[i].round)
     return metrics
 
   def _judged(self, server: PyTree, federation: Federation,

@@ -277,7 +277,7 @@ class Evaluation:
                   probe)
 
   def whole(self, server: PyTree, federation: Federation, probe: Probe,
-            clients: OfClients) -> Metrics:
+            clients: OfClients, round_: jax.Array) -> Metrics:
     """All metrics; see `evaluation`."""
     test, validation = federation.test, federation.validation
     predict, out = self._method.predict, {}
@@ -302,7 +302,7 @@ class Evaluation:
       out['pseudo_label_accuracy'] = right.sum() / used.sum()
       out['pseudo_label_rate'] = used.sum() / jnp.asarray(probe.mask).sum()
     if self._method.report is not None:
-      out.update(self._method.report(server))
+      out.update(self._method.report(server, round_))
     return out
 
 
@@ -335,6 +335,6 @@ def evaluation(method: Method, mesh: Mesh | None = None
         state.server, state.memory, jnp.asarray(probe.clients),
         federation.train, probe)
     return made.whole(state.server, federation, probe,
-                      OfClients(own, judged, largest))
+                      OfClients(own, judged, largest), state.round)
 
   return evaluate

@@ -183,7 +183,8 @@ class Sequential:
     report = self._method.report
     if report is None:
       return []
-    return [Row(round_, seed, jax.device_get(report(self.states[i].server)))
+    return [Row(round_, seed, jax.device_get(report(
+        self.states[i].server, self.states[i].round)))
             for i, seed in enumerate(self._seeds)]
 
   def _scores(self, i: int) -> Metrics:

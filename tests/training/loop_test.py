@@ -109,8 +109,8 @@ def test_a_saved_run_may_go_on_under_the_other_seed_map():
 @pytest.mark.parametrize('seed_map', ['map', 'vmap'])
 def test_a_report_comes_every_round_and_again_after_a_kill(
     seed_map, tmp_path):
-  def spent(server):
-    return {'epsilon': server.model.params['Dense_0']['bias'][0]}
+  def spent(server, round_):
+    return {'epsilon': round_ + server.model.params['Dense_0']['bias'][0]}
   one = methods.make('fedavg', toy.task())._replace(report=spent)
   saves: dict[int, Any] = {}
   def run(saved=None):
@@ -134,7 +134,7 @@ def test_a_report_comes_every_round_and_again_after_a_kill(
     own = [r for r in rows if r['seed'] == seed]
     assert len({r['epsilon'] for r in own}) == 7
     assert own[-1]['epsilon'] == pytest.approx(
-        float(spent(state.server)['epsilon']), rel=1e-6)
+        float(spent(state.server, 7)['epsilon']), rel=1e-6)
   kept = summary.by_seed(rows)
   assert [[r['round'] for r in own] for own in kept] == [[3, 6, 7]] * 2
   assert all('accuracy' in r for own in kept for r in own)

@@ -112,11 +112,12 @@ def test_rows_of_labels_at_the_server_fit_the_schema(name):
 def test_short_rows_hold_what_private_records_report():
   """Readers of accuracies know a short row by its names."""
   method = methods.make("fedssl(dp_scope='all')", toy.task())
-  budget = private_labels.Budget(
-      rounds=jnp.int32(1), allowed=jnp.int32(2), steps=jnp.int32(1),
-      noise=jnp.float32(1), epsilons=jnp.array([0., 3., 4.]))
+  budget = private_labels.Budget(private_labels.Terms(
+      allowed=jnp.int32(2), steps=jnp.int32(1), noise=jnp.float32(1)),
+                                 epsilons=jnp.array([0., 3., 4.]))
   assert method.report is not None
-  found = method.report(fedssl.Server(Variables({}, {}), {}, {}, budget))
+  found = method.report(
+      fedssl.Server(Variables({}, {}), {}, {}, budget), jnp.int32(1))
   assert set(found) == set(metrics.BETWEEN) and found['epsilon'] == 3
   assert metrics.is_short({'round': 1, 'seed': 0, **found})
   assert not metrics.is_short({'round': 1, 'accuracy': 0.5, **found})

@@ -78,8 +78,7 @@ class _ToAgent(NamedTuple):
   """The payload of an agent with labels under privacy."""
 
   nets: gmixup.Nets
-  steps: jax.Array  # int32[]
-  noise: jax.Array  # float32[]
+  terms: private_labels.Terms
 
 
 class _Settings(NamedTuple):
@@ -188,8 +187,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       the next six: they would do nothing.
     delta: of the budget, in (0, 1).
     clip_norm: C, to which a labeled row's gradient is clipped; above 0.
-    noise_multiplier: sigma; None solves it from the budget, the sampling rate
-      and the steps of all planned rounds. 0 is no privacy.
+    noise_multiplier: sigma, above 0; None solves it from the budget, the
+      sampling rate and the steps of all planned rounds.
     microbatch: rows whose gradients are held at a time; 0 is all.
     accountant: 'rdp', or 'pld', which is tighter and takes longer to start.
     private_steps: how many steps with noise an agent with labels takes in a
@@ -261,10 +260,11 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       broadcast=lambda server, client_id, group: server.nets,
       work=lambda shard: batching.num_steps(task, shard, streams),
       on_labels=functools.partial(_on_labels, s),
-      before=_private_passes(s) if plan else (), takes_rule=plan is None,
+      before=[_private_pass(s)] if plan else (), takes_rule=plan is None,
       pseudo_label=assemble.confident_labels(task, 0.0),
-      report=(lambda server: {'epsilon': server.budget.spent}) if plan
-      else None, pictures=functools.partial(_pictures, problem))
+      report=(lambda server, round_: {
+          'epsilon': server.budget.spent(round_)}) if plan else None,
+      pictures=functools.partial(_pictures, problem))
 
 
 def _init(s: _Settings, key: jax.Array, federation: Federation
@@ -335,15 +335,15 @@ def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
           local_training.server_metrics(metrics, good))
 
 
-def _private_passes(s: _Settings) -> list[rounds.Pass]:
-  """Makes the passes with noise: agents in turn, then the budget's count."""
+def _private_pass(s: _Settings) -> rounds.Pass:
+  """Makes the pass with noise, of agents in turn."""
   task, scope, plan = s.problem.task, s.scope, s.plan
   assert scope is not None and plan is not None
 
   def update(payload: _ToAgent, client: Client, key) -> Update:
     nets = private_agents.train(
         task, s.problem, scope, plan, payload.nets, s.optimizers(client.round),
-        client, payload.steps, payload.noise, key)
+        client, payload.terms.steps_in(client.round), payload.terms.noise, key)
     # No metrics: what a loss says of private rows would carry no noise.
     return Update(tree.subtract(nets, payload.nets),
                   jnp.asarray(client.shard.num_labeled > 0, jnp.float32),
@@ -351,14 +351,10 @@ def _private_passes(s: _Settings) -> list[rounds.Pass]:
 
   def to_agent(server, client_id, group):
     del client_id, group
-    budget = server.budget
-    return _ToAgent(server.nets, budget.steps_now, budget.noise)
+    return _ToAgent(server.nets, server.budget.terms)
 
-  return [
-      rounds.client_pass(task, update, _add_mean, relay=True,
-                         sample=private_agents.in_turn, broadcast=to_agent),
-      rounds.server_pass(lambda server, context, key: (
-          server._replace(budget=server.budget.next()), {}))]
+  return rounds.client_pass(task, update, _add_mean, relay=True,
+                            sample=private_agents.in_turn, broadcast=to_agent)
 
 
 def _pictures(problem: gmixup.Problem, server: Server, examples: Examples,

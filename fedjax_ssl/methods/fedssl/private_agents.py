@@ -58,7 +58,7 @@ def budget(plan: private_labels.Plan, task: Task, federation: Federation
     raise checks.FieldError(
         'cohort_size', task.cohort_size, 'dp_scope takes all '
         f'{federation.num_clients} clients in every round.')
-  return plan.budget(task, federation.clients)
+  return plan.budget(task, federation)
 
 
 def _num_holders(federation: Federation) -> int:

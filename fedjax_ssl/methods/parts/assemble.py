@@ -237,7 +237,8 @@ def _readers(task: Task, own: Callable[[Any], Any], *,
       'pseudo_label': None if pseudo_label is None else (
           lambda server, row, inputs: pseudo_label(
               own(server), own(row), inputs)),
-      'report': None if report is None else lambda server: report(own(server)),
+      'report': None if report is None else (
+          lambda server, round_: report(own(server), round_)),
       'pictures': None if pictures is None else (
           lambda server, *rest: pictures(own(server), *rest))}
 

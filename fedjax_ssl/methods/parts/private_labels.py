@@ -2,15 +2,23 @@
 
 A client samples its labeled rows, clips the gradient of each and adds noise;
 see `fedjax_ssl.privacy`. Epsilon is a guarantee for each labeled row of each
-client: neighbouring data sets differ by one row, and the numbers of rows are
-public. It covers the networks of every round. It does not cover what else a
-simulation shows, which must stay secret: its seed, from which the noise can be
-drawn again, and metrics of the labeled rows, such as `labeled_accuracy`.
+client. Neighbouring data sets differ in one row, which one of them has and
+which counts as absent in the other: its gradient is zero there, while the
+numbers of rows, on which rates and divisors depend, are public. To exchange a
+row, or its label, is two such changes and costs more than epsilon.
+
+The guarantee covers the networks of every round, and every client's update. It
+does not cover what else a simulation shows or reads, which must stay secret or
+come from other data: its seed, from which the noise can be drawn again; metrics
+and facts of the labeled rows, such as `labeled_accuracy` and which classes
+which client holds; mean and standard deviation of the pixels, and the
+vocabulary of texts. Bounds, further runs and searches for knobs on the same
+rows spend their own epsilon.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +26,15 @@ import numpy as np
 
 from fedjax_ssl import privacy
 from fedjax_ssl.core import checks, knobs, tree
-from fedjax_ssl.core.types import Batch, Examples, PyTree, Shard, Task
+from fedjax_ssl.core.types import (
+  Array,
+  Batch,
+  Examples,
+  Federation,
+  PyTree,
+  Shard,
+  Task,
+)
 from fedjax_ssl.data import batching
 
 
@@ -36,40 +52,42 @@ def bounds(needs: knobs.Needs | None = None, *, or_else: str = ''
                              advice=f'a budget is above 0{or_else}'),
       'delta': knobs.Bound(0, 1, above=True, below=True, needs=needs),
       'clip_norm': knobs.Bound(above=True, needs=needs),
-      'noise_multiplier': knobs.Bound(needs=needs, cases=(
-          knobs.at(0, 'no noise, no privacy'),)),
+      'noise_multiplier': knobs.Bound(above=True, needs=needs, advice='without '
+                                      'noise no budget holds any step'),
       'microbatch': knobs.Bound(0, 2**31 - 1, whole=True, needs=needs),
       'private_steps': knobs.Bound(0, 2**31 - 1, whole=True, needs=needs)}
 
 
-class Budget(NamedTuple):
-  """The privacy budget, and how much of it is spent; steps are per client."""
+class Terms(NamedTuple):
+  """What a client is told of the budget; steps are per client."""
 
-  rounds: jax.Array  # int32[], private rounds so far: those that used labels.
   allowed: jax.Array  # int32[], private rounds that stay within the budget.
   steps: jax.Array  # int32[], private steps of a client in a private round.
   noise: jax.Array  # float32[], noise multiplier sigma.
+
+  def steps_in(self, round_: Array) -> jax.Array:
+    """Returns the private steps of a client in a round from 0 on, int32[]."""
+    return jnp.where(round_ < self.allowed, self.steps, 0)
+
+
+class Budget(NamedTuple):
+  """The privacy budget; every round spends some of it until it is used up."""
+
+  terms: Terms
   epsilons: jax.Array  # float32[T + 1], after 0 to T private rounds.
 
-  @property
-  def steps_now(self) -> jax.Array:
-    """Returns the private steps of a client in the coming round, int32[]."""
-    return jnp.where(self.rounds < self.allowed, self.steps, 0)
+  def spent(self, rounds: Array) -> jax.Array:
+    """Returns the epsilon spent after so many rounds, float32[].
 
-  @property
-  def spent(self) -> jax.Array:
-    """Returns the epsilon spent so far, float32[]."""
-    return self.epsilons[jnp.minimum(self.rounds, self.epsilons.shape[0] - 1)]
-
-  def next(self) -> Budget:
-    """Returns the budget after a round."""
-    return self._replace(rounds=jnp.minimum(self.rounds + 1, self.allowed))
+    A round counts even if all of its updates were refused: labels were read.
+    """
+    return self.epsilons[jnp.minimum(rounds, self.terms.allowed)]
 
 
 class Plan(NamedTuple):
   """The knobs of privacy; `dpsgd.dpsgd` explains them."""
 
-  asked: str  # What asks for privacy, for messages: 'dp_scope', or a method.
+  asked: str  # What asks for privacy: a knob with its value, or a method.
   epsilon: float
   delta: float
   clip_norm: float
@@ -78,43 +96,57 @@ class Plan(NamedTuple):
   accountant: str
   steps: int
 
+  @property
+  def name(self) -> str:
+    """Returns what asks for privacy, without a value, for messages."""
+    return self.asked.partition('=')[0]
+
   def check(self, task: Task) -> None:
     """Raises ValueError, naming the option, for what cannot be private."""
     task.horizon(self.asked)
     if self.accountant not in privacy.ACCOUNTANTS:
       raise ValueError(f'accountant is {self.accountant!r}; allowed are '
                        f'{", ".join(privacy.ACCOUNTANTS)}.')
-    name = self.asked.partition('=')[0]
     if task.labels_at == 'server':
-      raise checks.FieldError('labels_at', 'server', f'{name} protects the '
-                              'labels of clients; give clients.')
+      raise checks.FieldError('labels_at', 'server', f'{self.name} protects '
+                              'the labels of clients; give clients.')
     if task.model.norm in ('batch', 'static'):
-      raise checks.FieldError('norm', task.model.norm, f'{name} cannot bound '
-                              'what a row does under it; give none or group.')
+      raise checks.FieldError('norm', task.model.norm, f'{self.name} cannot '
+                              'bound what a row does under it; give none or '
+                              'group.')
 
-  def budget(self, task: Task, shards: Shard) -> Budget:
+  def steps_of(self, task: Task, shard: Shard) -> jax.Array:
+    """Returns the private steps that a client alone would take, int32[]."""
+    usual = batching.num_steps(task, shard, 'labeled')
+    return jnp.where(usual > 0, self.steps or usual, 0)
+
+  def budget(self, task: Task, federation: Federation) -> Budget:
     """Solves for the noise and tabulates epsilon, on the host.
 
-    A row is on one client, so only that client's steps spend its epsilon. The
-    client with the fewest rows draws each of them most often and has the
-    largest epsilon, so the table is made for it, as if it took part in every
-    round. A round's private steps are taken only if the budget has room for
-    all of them.
+    A row is on one client, so only that client's steps spend its epsilon. All
+    clients take as many steps as the one that would take most. The client with
+    the fewest rows draws each of them most often and has the largest epsilon,
+    so the table is made for it, as if it took part in every round. A round's
+    private steps are taken only if the budget has room for all of them.
 
     Args:
       task: its labeled batch is the expected size of a step.
-      shards: the clients' rows, [N, ...].
+      federation: the clients' rows; of a stream, those of every task.
+
+    Raises:
+      ValueError: if a labeled row is elsewhere too, or the budget is too small
+        for a single round.
     """
-    shards = jax.tree.map(np.asarray, shards)
-    holders = shards.num_labeled[shards.num_labeled > 0]
-    fewest = int(holders.min()) if holders.size else 1
+    shards = _by_task(federation)
+    _check_alone(self.name, shards)
+    counts = shards.num_labeled[shards.num_labeled > 0]
+    fewest = int(counts.min()) if counts.size else 1
     rate = min(1.0, task.labeled_batch / fewest)
-    # A finished run is read back without labels; then only shapes matter.
-    steps = self.steps if holders.size else 0
-    if holders.size and not steps:
+    steps = 0  # A finished run is read back without labels: only shapes matter.
+    if counts.size:
       with jax.ensure_compile_time_eval():  # Also where shapes are traced.
-        steps = int(np.max(jax.vmap(lambda shard: batching.num_steps(
-            task, shard, 'labeled'))(shards)))
+        steps = int(np.max(jax.vmap(jax.vmap(
+            lambda shard: self.steps_of(task, shard)))(shards)))
     planned = task.horizon(self.asked)
     sigma = self.noise_multiplier
     if sigma is None:
@@ -124,9 +156,39 @@ class Plan(NamedTuple):
     table = privacy.spending(
         sigma, rate, steps, planned, delta=self.delta,
         accountant=self.accountant)
-    within = np.flatnonzero(table <= np.float32(self.epsilon))
-    return Budget(jnp.int32(0), jnp.int32(within[-1]), jnp.int32(steps),
-                  jnp.float32(sigma), jnp.asarray(table))
+    allowed = int(np.flatnonzero(table <= np.float32(self.epsilon))[-1])
+    if steps and not allowed:
+      raise ValueError(
+          f'epsilon={self.epsilon:g} does not hold the first round of {steps} '
+          f'private steps with noise_multiplier={sigma:g}, so no label would '
+          'be used; give a larger noise_multiplier, or leave it out.')
+    return Budget(Terms(jnp.int32(allowed), jnp.int32(steps),
+                        jnp.float32(sigma)), jnp.asarray(table))
+
+
+def _by_task(federation: Federation) -> Any:
+  """Returns the clients' shards on the host, [T, N, ...]; T is 1 by default."""
+  if federation.stream is not None:
+    return jax.tree.map(np.asarray, federation.stream)
+  return jax.tree.map(lambda x: np.asarray(x)[None], federation.clients)
+
+
+def _check_alone(name: str, shards: Any) -> None:
+  """Refuses labeled rows that are unlabeled too, or with several clients."""
+  def held(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns pairs of a row and its client, each once."""
+    real = np.arange(rows.shape[-1]) < counts[..., None]
+    clients = np.broadcast_to(np.arange(rows.shape[1])[:, None], rows.shape)
+    pairs = np.stack([rows[real], clients[real]], -1).astype(np.int64)
+    return np.unique(pairs, axis=0)[:, 0]
+  labeled = held(shards.labeled, shards.num_labeled)
+  if np.unique(labeled).size < labeled.size:
+    raise ValueError(f'{name} accounts for rows of one client each, but a '
+                     'labeled row is with several clients.')
+  others = held(shards.unlabeled, shards.num_unlabeled)
+  if np.intersect1d(labeled, others).size:
+    raise ValueError(f'{name} adds noise to what labeled rows teach, but a '
+                     'labeled row is among the unlabeled ones too.')
 
 
 class Sampling(NamedTuple):
