@@ -115,9 +115,10 @@ def test_a_step_is_the_clipped_sum_of_the_drawn_rows():
   shards = jax.tree.map(jnp.asarray, federation.clients)
   payload = dpsgd._ToClient(one.start.server.model, one.terms)
   model, sizes = one.start.server.model, []
+  assert one.method.client_update is not None
   update = jax.jit(one.method.client_update)
-  for client in np.flatnonzero(np.asarray(shards.num_labeled)):
-    shard, key = tree.take(shards, client), toy.key(int(client))
+  for client in np.flatnonzero(np.asarray(shards.num_labeled)).tolist():
+    shard, key = tree.take(shards, jnp.int32(client)), toy.key(client)
     rate = min(1.0, batch / float(shard.num_labeled))
     places, mask = privacy.poisson_rows(
         jax.random.split(jax.random.fold_in(key, 0), 3)[0], shard.num_labeled,
