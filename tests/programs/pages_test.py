@@ -195,3 +195,21 @@ def test_lost_marks_are_named(copy, text, capsys):
   (copy / 'experiments' / 'results' / 'README.md').write_text(text)
   assert pages.main([], copy) == 2
   assert "'index'" in capsys.readouterr().err
+
+
+def test_lines_over_labels(tmp_path):
+  """One for each name before the labels; the same bytes for the same runs."""
+  runs = [{'run': f'{name}_{labels}', 'final': final}
+          for name, labels, final in (
+              ('labels_only_eps8', 500, [.5, .7]),
+              ('labels_only_eps8', 100, [.2]), ('fixmatch_eps8', 500, [.8]),
+              ('labels_only_eps4', 500, [.4]))]
+  file = tmp_path / 'private_labels.json'
+  file.write_text(json.dumps({'runs': runs}))
+  drawn = pages.by_labels(file).decode()
+  for name in ('labels only eps8', 'fixmatch eps8', 'labels only eps4',
+               '>100<', '>500<'):
+    assert name in drawn, name
+  assert pages.by_labels(file).decode() == drawn
+  file.write_text(json.dumps({'runs': runs[:-1]}))
+  assert 'labels only eps4' not in pages.by_labels(file).decode()
