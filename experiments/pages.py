@@ -364,8 +364,9 @@ def by_labels(file: pathlib.Path) -> bytes:
     axes = chart.subplots()
     for name, found in sorted(lines.items()):
       kind, _, end = name.rpartition(' ')
-      axes.plot(*zip(*sorted(found.items()), strict=True), marker='o', markersize=4,
-                color=COLOURS[kinds.index(kind) % len(COLOURS)], label=name,
+      axes.plot(*zip(*sorted(found.items()), strict=True), marker='o',
+                markersize=4, label=name,
+                color=COLOURS[kinds.index(kind) % len(COLOURS)],
                 linestyle=_DASHES[ends.index(end) % len(_DASHES)])
     axes.set_xscale('log')
     ticks = sorted({x for found in lines.values() for x in found})
