@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import collections
 from collections.abc import Mapping, Sequence
-import io
 import json
 import pathlib
 import re
@@ -231,10 +230,9 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
   values = run.get(name) or []
   if name == 'local_accuracy':
     return study.percent(values) if any(values) else ''
-  known = [v for v in values if v is not None]
   if name == 'epsilon':
-    return (('' if study.noisy_networks(run) is None else 'unbounded')
-            if len(known) < len(values) or not known else f'{max(known):.2f}')
+    return study.spent(run)
+  known = [v for v in values if v is not None]
   return f'{sum(known) / len(known):.4g}' if known else ''
 
 
@@ -350,18 +348,14 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
 
 def by_labels(file: pathlib.Path) -> bytes:
   """Draws final accuracy against labels, a line for each name, as SVG."""
-  import matplotlib
-  from matplotlib import figure
   lines: dict[str, dict[int, float]] = collections.defaultdict(dict)
   for run in json.loads(file.read_text())['runs']:
     name, _, labels = run['run'].rpartition('_')
     lines[name.replace('_', ' ')][int(labels)] = 100 * np.mean(run['final'])
   ends = [*dict.fromkeys(name.rpartition(' ')[2] for name in lines)]
   kinds = [*dict.fromkeys(name.rpartition(' ')[0] for name in lines)]
-  with matplotlib.rc_context({
-      'svg.fonttype': 'none', 'svg.hashsalt': 'fedjax_ssl'}):
-    chart = figure.Figure(figsize=(7.2, 4.2), layout='constrained')
-    axes = chart.subplots()
+
+  def draw(chart: Any, axes: Any) -> None:
     for name, found in sorted(lines.items()):
       kind, _, end = name.rpartition(' ')
       axes.plot(*zip(*sorted(found.items()), strict=True), marker='o',
@@ -377,9 +371,7 @@ def by_labels(file: pathlib.Path) -> bytes:
     axes.grid(color='#dddddd', linewidth=0.6)
     axes.spines[['top', 'right']].set_visible(False)
     chart.legend(loc='outside right upper', frameon=False, fontsize='small')
-    drawn = io.BytesIO()
-    chart.savefig(drawn, format='svg', metadata={'Date': None})
-  return drawn.getvalue()
+  return picture.drawn((7.2, 4.2), draw)
 
 
 def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:

@@ -1,7 +1,7 @@
 """The bench as one picture: the accuracy of each row, between the bounds."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import io
 from typing import Any
 
@@ -25,18 +25,13 @@ def svg(lines: Mapping[str, Sequence[standing.Line]]) -> bytes | None:
   Returns:
     The SVG file, the same bytes for the same numbers; None without any row.
   """
-  import matplotlib
-  from matplotlib import figure
   names = {line.measured.entry.name: None
            for rows in lines.values() for line in rows if line.rank is not None}
   if not names:
     return None
   places = {name: -i for i, name in enumerate(names)}
-  with matplotlib.rc_context({
-      'svg.fonttype': 'none', 'svg.hashsalt': 'fedjax_ssl'}):
-    chart = figure.Figure(figsize=(7.2, 1.2 + 0.24 * len(names)),
-                          layout='constrained')
-    axes = chart.subplots()
+
+  def draw(chart: Any, axes: Any) -> None:
     for i, (skew, rows) in enumerate(lines.items()):
       _draw(axes, skew, rows, places, i, len(lines))
     axes.set_yticks([*places.values()], [*places])
@@ -47,6 +42,23 @@ def svg(lines: Mapping[str, Sequence[standing.Line]]) -> bytes | None:
     axes.spines[['top', 'right', 'left']].set_visible(False)
     axes.tick_params(axis='y', length=0)
     chart.legend(loc='outside upper right', ncols=len(lines), frameon=False)
+  return drawn((7.2, 1.2 + 0.24 * len(names)), draw)
+
+
+def drawn(size: tuple[float, float], draw: Callable[[Any, Any], None]
+          ) -> bytes:
+  """Makes an SVG file of one chart, the same bytes whenever it is drawn.
+
+  Args:
+    size: width and height in inches.
+    draw: fills matplotlib's figure and its only axes.
+  """
+  import matplotlib
+  from matplotlib import figure
+  with matplotlib.rc_context({
+      'svg.fonttype': 'none', 'svg.hashsalt': 'fedjax_ssl'}):
+    chart = figure.Figure(figsize=size, layout='constrained')
+    draw(chart, chart.subplots())
     file = io.BytesIO()
     chart.savefig(file, format='svg', metadata={'Date': None})
   return file.getvalue()

@@ -121,7 +121,7 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
                              private_steps)
   plan.check(task)
   shared: dict[str, Any] = {
-      'init': functools.partial(_init, task, plan),
+      'init': functools.partial(_init, task, plan, unlabeled != 'unused'),
       'report': lambda server, round_: {
           'epsilon': server.budget.spent(round_)}}
   private: dict[str, Any] = {
@@ -143,10 +143,10 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
       **shared)
 
 
-def _init(task: Task, plan: private_labels.Plan, key: jax.Array,
-          federation: Federation) -> tuple[Server, PyTree]:
-  return Server(assemble.new_model(task, key),
-                plan.budget(task, federation)), ()
+def _init(task: Task, plan: private_labels.Plan, learns_others: bool,
+          key: jax.Array, federation: Federation) -> tuple[Server, PyTree]:
+  budget = plan.budget(task, federation, learns_others=learns_others)
+  return Server(assemble.new_model(task, key), budget), ()
 
 
 def _on_labels(task: Task, plan: private_labels.Plan, payload: _ToClient,

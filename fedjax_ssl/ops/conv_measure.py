@@ -157,7 +157,7 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
 
 def _different(layer: conv.Layer) -> tuple[str, ...]:
   """The forms that give different programs for a layer."""
-  if layer.kernel == (1, 1):
+  if layer.kernel == (1, 1) and not layer.pooled:
     return 'lax', 'gemm'  # All forms but 'lax' make the same product.
   return tuple(form for form in FORMS
                if form != 'winograd' or conv.is_tileable(layer))

@@ -100,10 +100,15 @@ def _more(row: dict[str, Any], name: str) -> str:
     return percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
+  return spent(row)
+
+
+def spent(row: Mapping[str, Any]) -> str:
+  """Formats the epsilon of a row, the largest of its seeds; '' without one."""
   if noisy_networks(row) is None:
     return ''
-  spent = [x for x in row[name] if x is not None]
-  text = f'{max(spent):.2f}' if len(spent) == len(row[name]) else 'unbounded'
+  values = row.get('epsilon') or [None]
+  text = 'unbounded' if None in values else f'{max(values):.2f}'
   return text + (', nominal' if noisy_networks(row) == 'generator' else '')
 
 

@@ -123,6 +123,15 @@ def _attacked(job: Any) -> str:
   return f'{job.spec.attack} by clients {" and ".join(said)}' if said else ''
 
 
+def _open_bounds(job: Any) -> str:
+  """Whether bounds learn the labels that the method itself keeps private."""
+  from fedjax_ssl.report import study
+  noisy = study.noisy_networks({'method': job.spec.method})
+  if not job.options.bounds or noisy in (None, 'generator'):
+    return ''
+  return 'its bounds learn from the same labels without noise (--nobounds)'
+
+
 def _switched_off(job: Any) -> str:
   """Knobs whose value switches something off."""
   return '; '.join(task.notes(job.spec))
@@ -131,4 +140,4 @@ def _switched_off(job: Any) -> str:
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Any], str], ...] = (
     _natural, _rows_left_out, _without_rows, _schedules, _attacked,
-    _switched_off)
+    _open_bounds, _switched_off)

@@ -184,7 +184,7 @@ class Sequential:
     if report is None:
       return []
     return [Row(round_, seed, jax.device_get(report(
-        self.states[i].server, self.states[i].round)))
+        self.states[i].server, jnp.int32(round_))))
             for i, seed in enumerate(self._seeds)]
 
   def _scores(self, i: int) -> Metrics:

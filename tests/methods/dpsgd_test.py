@@ -269,7 +269,7 @@ def test_refuses_what_cannot_be_private(kind, changes, word):
 def test_rows_that_are_elsewhere_too_are_refused():
   federation, _ = toy.federation()
   clients = federation.clients
-  method = methods.make('dpsgd', _task())
+  method = methods.make("dpsgd(unlabeled='fixmatch')", _task())
   first, second = np.flatnonzero(np.asarray(clients.num_labeled))[:2]
   holder = int(jnp.argmax(clients.num_unlabeled))
   row = clients.labeled[first, 0]
@@ -277,10 +277,16 @@ def test_rows_that_are_elsewhere_too_are_refused():
       labeled=jnp.asarray(clients.labeled).at[second, 0].set(row))
   hidden = clients._replace(
       unlabeled=jnp.asarray(clients.unlabeled).at[holder, 0].set(row))
-  for shards, word in ((several, 'with several clients'),
+  twice = clients._replace(
+      labeled=jnp.asarray(clients.labeled).at[first, 1].set(row))
+  for shards, word in ((several, 'there several times'),
+                       (twice, 'there several times'),
                        (hidden, 'among the unlabeled ones')):
     with pytest.raises(ValueError, match=word):
       method.init(toy.key(0), dataclasses.replace(federation, clients=shards))
+  # What is never learnt tells nothing.
+  methods.make('dpsgd', _task()).init(
+      toy.key(0), dataclasses.replace(federation, clients=hidden))
 
 
 def test_a_budget_that_holds_no_round_is_refused():
@@ -303,7 +309,7 @@ def test_a_rule_of_the_users_is_not_half_applied():
 @pytest.mark.parametrize('text, word', [
     ("dpsgd(unlabeled='uda')", "unlabeled 'uda' is unknown"),
     ('dpsgd(epsilon=0.0)', 'epsilon must be above 0'),
-    ("dpsgd(accountant='x')", 'accountant'),
+    ("dpsgd(accountant='x')", "accountant 'x' is unknown"),
     ('dpsgd(noise_multiplier=0.0)', 'noise_multiplier must be above 0'),
     ('dpsgd(clip_norm=1e39)', 'clip_norm must be')])
 def test_a_knob_out_of_range_is_named(text, word):

@@ -48,7 +48,7 @@ def budget(plan: private_labels.Plan, task: Task, federation: Federation
            ) -> private_labels.Budget:
   """Makes the budget of a federation; refuses one without such agents."""
   first = _num_holders(federation)
-  counts = np.asarray(federation.clients.num_labeled)
+  counts = private_labels.by_task(federation).num_labeled.max(0)
   if counts[first:].any():
     raise ValueError(
         f"dp_scope takes labels of the first {first} clients, and client "

@@ -12,8 +12,8 @@ does not cover what else a simulation shows or reads, which must stay secret or
 come from other data: its seed, from which the noise can be drawn again; metrics
 and facts of the labeled rows, such as `labeled_accuracy` and which classes
 which client holds; mean and standard deviation of the pixels, and the
-vocabulary of texts. Bounds, further runs and searches for knobs on the same
-rows spend their own epsilon.
+vocabulary of texts. Further runs and searches for knobs on the same rows spend
+their own epsilon, and bounds, which train without noise, keep nothing private.
 """
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ class Plan(NamedTuple):
   def check(self, task: Task) -> None:
     """Raises ValueError, naming the option, for what cannot be private."""
     task.horizon(self.asked)
-    if self.accountant not in privacy.ACCOUNTANTS:
-      raise ValueError(f'accountant is {self.accountant!r}; allowed are '
-                       f'{", ".join(privacy.ACCOUNTANTS)}.')
+    checks.check('accountant', self.accountant, privacy.ACCOUNTANTS)
     if task.labels_at == 'server':
       raise checks.FieldError('labels_at', 'server', f'{self.name} protects '
                               'the labels of clients; give clients.')
@@ -120,7 +118,8 @@ class Plan(NamedTuple):
     usual = batching.num_steps(task, shard, 'labeled')
     return jnp.where(usual > 0, self.steps or usual, 0)
 
-  def budget(self, task: Task, federation: Federation) -> Budget:
+  def budget(self, task: Task, federation: Federation, *,
+             learns_others: bool = True) -> Budget:
     """Solves for the noise and tabulates epsilon, on the host.
 
     A row is on one client, so only that client's steps spend its epsilon. All
@@ -132,13 +131,14 @@ class Plan(NamedTuple):
     Args:
       task: its labeled batch is the expected size of a step.
       federation: the clients' rows; of a stream, those of every task.
+      learns_others: whether unlabeled rows are learnt, without noise.
 
     Raises:
       ValueError: if a labeled row is elsewhere too, or the budget is too small
         for a single round.
     """
-    shards = _by_task(federation)
-    _check_alone(self.name, shards)
+    shards = by_task(federation)
+    _check_alone(self.name, shards, learns_others)
     counts = shards.num_labeled[shards.num_labeled > 0]
     fewest = int(counts.min()) if counts.size else 1
     rate = min(1.0, task.labeled_batch / fewest)
@@ -166,27 +166,27 @@ class Plan(NamedTuple):
                         jnp.float32(sigma)), jnp.asarray(table))
 
 
-def _by_task(federation: Federation) -> Any:
+def by_task(federation: Federation) -> Any:
   """Returns the clients' shards on the host, [T, N, ...]; T is 1 by default."""
   if federation.stream is not None:
     return jax.tree.map(np.asarray, federation.stream)
   return jax.tree.map(lambda x: np.asarray(x)[None], federation.clients)
 
 
-def _check_alone(name: str, shards: Any) -> None:
-  """Refuses labeled rows that are unlabeled too, or with several clients."""
+def _check_alone(name: str, shards: Any, learns_others: bool) -> None:
+  """Refuses labeled rows that are elsewhere too, where these are learnt."""
   def held(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns pairs of a row and its client, each once."""
+    """Returns a column of task, client and row for each row that is held."""
     real = np.arange(rows.shape[-1]) < counts[..., None]
-    clients = np.broadcast_to(np.arange(rows.shape[1])[:, None], rows.shape)
-    pairs = np.stack([rows[real], clients[real]], -1).astype(np.int64)
-    return np.unique(pairs, axis=0)[:, 0]
+    return np.stack([*np.nonzero(real)[:2], rows[real]])
   labeled = held(shards.labeled, shards.num_labeled)
-  if np.unique(labeled).size < labeled.size:
-    raise ValueError(f'{name} accounts for rows of one client each, but a '
-                     'labeled row is with several clients.')
-  others = held(shards.unlabeled, shards.num_unlabeled)
-  if np.intersect1d(labeled, others).size:
+  by_client = np.unique(labeled[1:], axis=1)
+  if (np.unique(labeled, axis=1).shape != labeled.shape
+      or np.unique(by_client[1]).size < by_client.shape[1]):
+    raise ValueError(f'{name} accounts for labeled rows that one client holds '
+                     'once, but one is there several times.')
+  others = held(shards.unlabeled, shards.num_unlabeled)[2]
+  if learns_others and np.intersect1d(labeled[2], others).size:
     raise ValueError(f'{name} adds noise to what labeled rows teach, but a '
                      'labeled row is among the unlabeled ones too.')
 
