@@ -2,10 +2,10 @@
 
 Abadi et al., Deep Learning with Differential Privacy, CCS 2016,
 https://arxiv.org/abs/1607.00133, at every client of a round, averaged as in
-FedAvg. `parts.private_labels` says what epsilon guarantees.
+FedAvg.
 
-What learns from a private model and from rows without labels alone has the
-same guarantee, so it costs none of the budget. Hence a round may go on with
+What learns from a private model and from rows without labels alone has the same
+guarantee, so it costs none of the budget. Hence a round may go on with
 FixMatch, Sohn et al., NeurIPS 2020, https://arxiv.org/abs/2001.07685, whose
 labels the model makes itself. Labels only and semi-supervised learning are then
 compared under the same accounting.
@@ -88,8 +88,9 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
   Args:
     task: the static choices. `labeled_batch` is the expected size of a sampled
       batch, of rate labeled_batch / rows.
-    epsilon: the budget, above 0. Once a round would exceed it, labels are no
-      longer used.
+    epsilon: the budget, above 0, of each labeled row: what is sent and released
+      hardly tells whether it was there. Once a round would exceed it, labels
+      are no longer used.
     delta: of the budget, in (0, 1).
     clip_norm: C, to which a row's gradient is clipped; above 0.
     noise_multiplier: sigma, above 0; None solves it from the budget, the

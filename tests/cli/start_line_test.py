@@ -121,3 +121,14 @@ def test_it_says_who_takes_part(text, cohort, said):
   cohorts = [job._cohort(one, federation, state) for one in noted.samplers]
   assert cohorts == [cohort]
   assert start_line._cohorts(types.SimpleNamespace(cohorts=cohorts)) == said
+
+
+@pytest.mark.parametrize('method, bounds, said', [
+    ('dpsgd', True, True), ('dpsgd', False, False), ('fixmatch', True, False),
+    ("fedssl(dp_scope='classifier')", True, True),
+    ("fedssl(dp_scope='generator')", True, False)])
+def test_bounds_beside_private_labels_are_said(method, bounds, said):
+  one = types.SimpleNamespace(
+      spec=types.SimpleNamespace(method=method),
+      options=types.SimpleNamespace(bounds=bounds))
+  assert ('--nobounds' in start_line._open_bounds(one)) == said

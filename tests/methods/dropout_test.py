@@ -20,7 +20,7 @@ FEDSSL = 'fedssl(gan_width=4, noise_size=3{})'
     ('fedmatch(num_helpers=0)', 'clients', 1 / 3), ('rscfed', 'clients', 0),
     ('fedirm(max_entropy=1.0)', 'clients', 0),
     ('fed_consist', 'clients', 1 / 3), (FEDSSL.format(''), 'clients', 1 / 2),
-    *wider((FEDSSL.format(', dp_scope="all", noise_multiplier=1.0'), 'clients',
+    *wider((FEDSSL.format(', dp_scope="all", epsilon=1e6'), 'clients',
             1 / 2))])
 def test_every_pass_that_learns_has_a_key(text, place, without):
   """The others only label rows: a share of the traced passes."""

@@ -41,7 +41,7 @@ from tests.training import round_hlo_test
 print(json.dumps(round_hlo_test.everything(*sys.argv[1:])))
 """
 PRIVATE = ("fedssl(gan_width=4, noise_size=3, dp_scope='all', "
-           'noise_multiplier=1.0, use_real=False)')
+           'noise_multiplier=1.0, epsilon=1e6, use_real=False)')
 # Several views, gradients through a gradient, gradients of every row. XLA makes
 # no convolution where it is given none: these need not be compiled.
 LOWERED = ('fixmatch', 'feddure', PRIVATE)
