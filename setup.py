@@ -43,7 +43,9 @@ TEST = [
     'pytest-xdist>=3.6,<4',
 ]
 # Its attrs<24 keeps it from the core.
-PRIVACY = ['dp-accounting>=0.6,<0.7']
+# It takes any mpmath; PyTorch's sympy needs one below 1.4, beside which the
+# lock has to fit as well.
+PRIVACY = ['dp-accounting>=0.6,<0.7', 'mpmath>=1.1,<1.4']
 TEST += PRIVACY
 TENSORBOARD = ['tensorboardX>=2.6.4,<3']
 # Its light build; what it needs for a database in one file comes along.
