@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   command, *words = [*(sys.argv[1:] if argv is None else argv)] or ['--help']
   if argv is None and command in _TRAINING:
-    _listen()
+    _begin()
   if command in ('--help', '-h', 'help'):
     _say(_usage())
     return 0
@@ -66,7 +66,7 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
     The exit code 0; a failure ends the process with another one.
   """
   if argv is None:
-    _listen()
+    _begin()
   from fedjax_ssl.cli import train
   from fedjax_ssl.running import settings
   words = sys.argv[1:] if argv is None else argv
@@ -76,14 +76,15 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   return 0
 
 
-def _listen() -> None:
-  """Lets signals end this process from now on, even during slow imports.
+def _begin() -> None:
+  """Takes huge pages, and lets signals end this process from now on.
 
   Called only if the command is the whole process. A process that calls `main`
   with arguments of its own goes on after it, so there `train.main` handles
   signals, and gives them back when it returns.
   """
-  from fedjax_ssl.running import stopping
+  from fedjax_ssl.running import huge_pages, stopping
+  huge_pages.restart()
   stopping.listen()
 
 

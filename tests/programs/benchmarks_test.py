@@ -169,7 +169,7 @@ def test_repetitions_take_turns(bench):
   calls = []
   seconds = harness.interleave(
       {'a': lambda: calls.append('a'), 'b': lambda: calls.append('b')}, 3)
-  assert ''.join(calls) == 'ab' * 4  # The first of each is not timed.
+  assert ''.join(calls) == 'aabb' * 3  # The second of each turn is timed.
   assert [len(v) for v in seconds.values()] == [3, 3]
   assert harness.medians({'a': [3.0, 1.0, 2.0]}) == {'a': 2.0}
 

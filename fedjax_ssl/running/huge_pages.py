@@ -1,0 +1,80 @@
+"""Large arrays on huge pages, which a CPU needs for large networks.
+
+A round's arrays are given back to the system at its end, and in the next round
+the first touch of every page of 4 KB costs a fault. Pages of 2 MB make it one in
+512: a FixMatch round on ResNet-9 then takes .79 of its time
+(`experiments/benchmarks/huge_pages.py`). The C library asks for them if a
+variable says so before the process starts, so the programs start once more,
+before they have loaded anything. In a process of your own, a notebook for
+one, set the variable yourself: GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+import os
+import pathlib
+import re
+import sys
+
+_VARIABLE = 'GLIBC_TUNABLES'
+_TUNABLE = 'glibc.malloc.hugetlb'
+_MODES = '/sys/kernel/mm/transparent_hugepage/enabled'
+_FIRST = (2, 35)  # The C library that knows the tunable.
+
+
+def restart(begun: bool = False) -> None:
+  """Starts this process again with huge pages, where that changes something.
+
+  It keeps its number and its arguments. Call it first of all. It returns if
+  the system gives huge pages to all or to nobody, if the variable already says
+  0 or 1, or if the program comes from standard input, which cannot be read
+  twice.
+
+  Args:
+    begun: restart although NumPy is loaded; otherwise that is taken for a
+      program that has begun its work.
+  """
+  if 'numpy' in sys.modules and not begun:
+    return
+  if sys.argv[0] in ('', '-') or not sys.executable:
+    return
+  variable = wanted(os.environ, _modes(), _libc())
+  if variable is None:
+    return
+  os.environ[_VARIABLE] = variable
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def wanted(environ: Mapping[str, str], modes: str, libc: str) -> str | None:
+  """Returns the variable's value with huge pages; None to leave it.
+
+  Args:
+    environ: the process's variables.
+    modes: of the system, as 'always [madvise] never'; '' if there are none.
+    libc: name and version of the C library, as 'glibc 2.36'.
+  """
+  found = re.match(r'glibc (\d+)\.(\d+)', libc)
+  if '[madvise]' not in modes or not found:
+    return None
+  if tuple(map(int, found.groups())) < _FIRST:
+    return None
+  before = environ.get(_VARIABLE, '')
+  if _TUNABLE in before:
+    return None
+  return ':'.join([*filter(None, [before]), f'{_TUNABLE}=1'])
+
+
+def _modes() -> str:
+  try:
+    return pathlib.Path(_MODES).read_text('utf-8')
+  except OSError:
+    return ''
+
+
+def _libc() -> str:
+  try:
+    return os.confstr('CS_GNU_LIBC_VERSION') or ''
+  except (AttributeError, OSError, ValueError):
+    return ''
