@@ -20,7 +20,6 @@ import numpy as np
 import fedjax_ssl as fssl
 from fedjax_ssl import models
 from fedjax_ssl.core import sampling
-from fedjax_ssl.running import huge_pages
 from fedjax_ssl.training import away, client_rows, environment, runner
 
 FLAGS = flags.FLAGS
@@ -54,7 +53,6 @@ def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None
         FLAGS[name].value = os.path.expanduser(str(FLAGS[name].value))
     _try_out()
     main()
-  huge_pages.restart(begun=True)
   app.run(lambda argv: _in_a_line(checked, argv),
           flags_parser=lambda argv: _in_a_line(FLAGS, argv))
 

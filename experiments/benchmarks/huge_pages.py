@@ -1,8 +1,8 @@
 r"""Seconds of a round with pages of 4 KB and with pages of 2 MB.
 
 Large arrays of a CPU are on huge pages where the C library asks for them, as
-`fedjax_ssl.running.huge_pages` makes it do. Processes with and without them take
-turns; in each, the first round is not timed.
+`fedjax_ssl.running.huge_pages` makes it do. Processes with and without them
+take turns; in each, the first round is not timed.
 
 python experiments/benchmarks/huge_pages.py --model=resnet9
 """

@@ -1,11 +1,11 @@
 """Large arrays on huge pages, which a CPU needs for large networks.
 
-A round's arrays are given back to the system at its end, and in the next round
-the first touch of every page of 4 KB costs a fault. Pages of 2 MB make it one in
-512: a FixMatch round on ResNet-9 then takes .79 of its time
-(`experiments/benchmarks/huge_pages.py`). The C library asks for them if a
-variable says so before the process starts, so the programs start once more,
-before they have loaded anything. In a process of your own, a notebook for
+A compiled program's arrays are given back to the system at its end, and in the
+next one the first touch of every page of 4 KB costs a fault. Pages of 2 MB make
+it one in 512: a FixMatch round on ResNet-9 then takes .95 of its time with 10
+local steps and .86 with 2 (`experiments/benchmarks/huge_pages.py`). The C library asks for
+them if a variable says so before the process starts, so the programs start once
+more, before they have loaded anything. In a process of your own, a notebook for
 one, set the variable yourself: GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 from __future__ import annotations
@@ -22,21 +22,15 @@ _MODES = '/sys/kernel/mm/transparent_hugepage/enabled'
 _FIRST = (2, 35)  # The C library that knows the tunable.
 
 
-def restart(begun: bool = False) -> None:
+def restart() -> None:
   """Starts this process again with huge pages, where that changes something.
 
   It keeps its number and its arguments. Call it first of all. It returns if
   the system gives huge pages to all or to nobody, if the variable already says
-  0 or 1, or if the program comes from standard input, which cannot be read
-  twice.
-
-  Args:
-    begun: restart although NumPy is loaded; otherwise that is taken for a
-      program that has begun its work.
+  0 or 1, if the program comes from standard input, which cannot be read twice,
+  or if NumPy is loaded: then the program has begun its work.
   """
-  if 'numpy' in sys.modules and not begun:
-    return
-  if sys.argv[0] in ('', '-') or not sys.executable:
+  if 'numpy' in sys.modules or sys.argv[0] in ('', '-') or not sys.executable:
     return
   variable = wanted(os.environ, _modes(), _libc())
   if variable is None:

@@ -48,8 +48,8 @@ def test_a_trial_of_out_leaves_nothing(call, tmp_path):
 
 @pytest.mark.parametrize('name', [
     'conv_layers', 'conv_tiles', 'fedavg_cnn', 'feddure_round',
-    'feddure_step', 'growth', 'huge_pages', 'memory', 'method_rounds', 'padding', 'processes',
-    'profile_round', 'resnet9'])
+    'feddure_step', 'growth', 'huge_pages', 'memory', 'method_rounds',
+    'padding', 'processes', 'profile_round', 'resnet9'])
 def test_quick_sizes_are_flags(bench, name):
   """And none overrides what is on the command line."""
   made, harness = bench(name), bench('harness')
