@@ -269,8 +269,7 @@ def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
   """Seconds of each function, called in turn so that all see the same noise.
 
   Each timed call follows another one of the same function, as rounds follow
-  each other in a run: after another system's turn, memory and caches are cold,
-  and FedDure's first round on ResNet-9 takes 1.8 times as long as its second.
+  each other in a run; the first after another system's turn is slower.
 
   Args:
     runs: functions by name.

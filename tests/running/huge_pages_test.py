@@ -67,3 +67,12 @@ def test_a_program_that_has_begun_goes_on():
 
 def test_a_program_from_standard_input_goes_on():
   assert _said(PROGRAM, options=('-',))[1:] == ['None']
+
+
+def test_the_command_starts_once_more():
+  """So nothing that it imports before has loaded NumPy."""
+  said = _said(PROGRAM.replace('huge_pages.restart()', (
+      'from fedjax_ssl import cli\n'
+      'sys.argv = ["fedjax-ssl", "train"]\ncli.main()')))
+  assert said[-1] == ON
+  assert [line.split()[0] for line in said if line].count('start') == 2
