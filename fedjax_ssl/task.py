@@ -28,6 +28,7 @@ from fedjax_ssl.core.types import (
   Task,
 )
 from fedjax_ssl.data import augment, preprocess
+from fedjax_ssl.data.datasets import files
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
 Kind = TypeVar('Kind', Examples, Shard)
@@ -308,8 +309,9 @@ class Run(NamedTuple):
     """Computes the logits of raw inputs.
 
     Args:
-      inputs: uint8[B, H, W, C] as stored, or uint8[B, H, W] if C is 1; of
-        texts int32[B, T] or float[B, T, E].
+      inputs: images [B, H, W, C], or [B, H, W] if C is 1, 0 to 255, or floats
+        of 0 to 1, as a data set may have; of texts int32[B, T] or
+        float[B, T, E].
       seed: which of the run's seeds; the first by default.
 
     Returns:
@@ -326,12 +328,15 @@ class Run(NamedTuple):
     if given.ndim == len(shape) and shape[-1] == 1:
       inputs = given[..., None]
     kinds = 'f' if len(shape) == 2 else 'iu'
-    if inputs.shape[1:] != shape or given.dtype.kind not in kinds:
+    if inputs.shape[1:] != shape:
       sizes = ', '.join(map(str, ('B', *shape)))
-      words = 'floats' if kinds == 'f' else 'integers'
-      raise ValueError(f'inputs must be {words} of shape [{sizes}] as stored, '
-                       f'0 to 255 for images, not {given.dtype}'
+      raise ValueError(f'inputs must be of shape [{sizes}], not '
                        f'{list(given.shape)}.')
+    if len(shape) == 3 and given.size and given.dtype != np.uint8:
+      inputs = files.as_stored({'given': inputs})['given']
+    elif len(shape) != 3 and given.dtype.kind not in kinds:
+      words = 'floats' if kinds == 'f' else 'integers'
+      raise ValueError(f'inputs must be {words}, not {given.dtype}.')
     predict = self.global_model(seed)
     if not len(inputs):
       return jnp.zeros((0, self.spec.num_classes))

@@ -91,6 +91,9 @@ def _with(part: str, **changes: Any) -> Any:
      'test has no examples'),
     ('clients', {'labeled': jnp.full((6, 7), 53)}, 'labeled names row 53'),
     ('clients', {'unlabeled': jnp.full((6, 12), -1)}, 'unlabeled names row -1'),
+    ('clients', {'labeled': jnp.zeros((6, 7))}, 'clients.labeled is float32'),
+    ('clients', {'num_labeled': jnp.full(6, -1)}, 'num_labeled has -1'),
+    ('clients', {'unlabeled': jnp.zeros((5, 12), int)}, 'clients, 5 and 6'),
     ('clients', {'unlabeled': jnp.zeros((6, 3), int)}, 'shape .6, 3.')])
 def test_the_parts_of_a_federation_must_fit_each_other(part, changes, words):
   with pytest.raises(ValueError, match=words) as error:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   command, *words = [*(sys.argv[1:] if argv is None else argv)] or ['--help']
   if argv is None and command in _TRAINING:
-    _begin()
+    _begin(may_restart=True)
   if command in ('--help', '-h', 'help'):
     _say(_usage())
     return 0
@@ -66,7 +66,7 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
     The exit code 0; a failure ends the process with another one.
   """
   if argv is None:
-    _begin()
+    _begin(may_restart=_is_script())
   from fedjax_ssl.cli import train
   from fedjax_ssl.running import settings
   words = sys.argv[1:] if argv is None else argv
@@ -76,16 +76,30 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   return 0
 
 
-def _begin() -> None:
+def _begin(may_restart: bool) -> None:
   """Takes huge pages, and lets signals end this process from now on.
 
   Called only if the command is the whole process. A process that calls `main`
   with arguments of its own goes on after it, so there `train.main` handles
   signals, and gives them back when it returns.
+
+  Args:
+    may_restart: whether nothing has been done that would be done twice.
   """
   from fedjax_ssl.running import huge_pages, stopping
-  huge_pages.restart()
+  if may_restart:
+    huge_pages.restart()
   stopping.listen()
+
+
+def _is_script() -> bool:
+  """Whether this process is a script in experiments/, not one of a user's."""
+  import pathlib
+
+  from fedjax_ssl.cli import places
+  root = places.repository()
+  return root is not None and (
+      pathlib.Path(sys.argv[0]).resolve().parent == root / 'experiments')
 
 
 def _train(words: list[str]) -> int:

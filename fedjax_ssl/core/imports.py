@@ -108,7 +108,7 @@ def load(place: str) -> ModuleType:
     raise ValueError(f'there is no module {error.name!r}; install its package, '
                      'set PYTHONPATH, or give the path of a file, which ends '
                      'with .py.') from error
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     raise ValueError(_failed(place, error)) from error
 
 

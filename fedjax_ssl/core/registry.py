@@ -43,6 +43,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     ValueError: if the text has another form; the message shows it.
   """
   form = f'{text!r} is not of the form name or name(knob=value, ...)'
+  if text.strip().endswith('.py'):
+    form += ', with FILE.py: before the name of one that is in a file'
   if placed := imports.split(text):
     name, knobs = parse(placed.name + placed.rest)
     return f'{placed.place}:{name}', knobs
@@ -59,7 +61,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   try:
     knobs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
   except (ValueError, TypeError, MemoryError, RecursionError):
-    raise ValueError(f'{form}; values must be literals') from None
+    raise ValueError(f'{form}; values must be literals, infinity is 1e999'
+                     ) from None
   return node.func.id, knobs
 
 
@@ -183,7 +186,8 @@ def register(known: dict[str, Any], name: str, kind: str = ''
     path = imports.path_of(_module(made))
     if path:
       _OF_FILES.setdefault(path, []).append((known, name, made))
-      if name in known and _is_version(known[name], path):
+      if name in known and (_is_version(known[name], path)
+                            or _place(known[name]) == _place(made)):
         return given
     if name in known and not _is_again(known[name], made):
       raise ValueError(f'{kind} {name!r} is registered already, by '

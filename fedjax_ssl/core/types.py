@@ -212,7 +212,8 @@ class Method(NamedTuple):
   client_update: (payload, client, key) -> Update, ONE client.
   aggregate: see `core.rounds.client_pass`.
   report: (server, round) -> metrics float32[] of the record itself after so
-    many rounds; names in `training.metrics.BETWEEN`.
+    many rounds, by name, for evaluated rounds; those in
+    `training.metrics.BETWEEN` also for the rounds between.
   pictures: (server, examples, key) -> uint8[rows, columns, H, W, C] to look
     at; None where the examples are no images.
   spanning: (num_rounds) -> the same method for a run of so many rounds, which

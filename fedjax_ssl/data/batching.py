@@ -20,6 +20,8 @@ from fedjax_ssl.core.types import (
   Task,
 )
 
+STREAMS = ('both', 'labeled', 'unlabeled')  # What a loss may need.
+
 
 class Pair(NamedTuple):
   """What a semi-supervised step sees; None is a stream that is not used."""

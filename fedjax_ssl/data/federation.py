@@ -187,6 +187,13 @@ def check(federation: Federation) -> None:
   server holds it among its labeled rows.
   """
   classes, train = federation.num_classes, federation.train
+  _check_tables(federation)
+  for name in ('train', 'validation', 'test'):
+    labels = np.asarray(getattr(federation, name).labels)
+    if labels.ndim != 1 or labels.dtype.kind not in 'iu':
+      raise ValueError(f'{name} has labels {labels.dtype}{list(labels.shape)}; '
+                       f'they must be integers, 0 to {classes - 1}, one for '
+                       'each example')
   _num_classes((train, federation.validation, federation.test), classes)
   if not len(federation.test.labels):
     raise ValueError('test has no examples; a training is evaluated on them')
@@ -204,13 +211,31 @@ def check(federation: Federation) -> None:
   for name, least in (('train', np.where(known, 0, -1)), ('validation', 0),
                       ('test', 0)):
     labels = np.asarray(getattr(federation, name).labels)
-    if labels.ndim != 1 or labels.dtype.kind not in 'iu':
-      raise ValueError(f'{name} has labels {labels.dtype}{list(labels.shape)}; '
-                       f'they must be integers, 0 to {classes - 1}, one for '
-                       'each example')
     if (labels < least).any():
       raise ValueError(f'{name} has label {labels[labels < least][0]}; labels '
                        f'must be 0 to {classes - 1}')
+
+
+def _check_tables(federation: Federation) -> None:
+  """Raises ValueError unless tables hold integers, for the same clients."""
+  shards = {name: getattr(federation, name)
+            for name in ('clients', 'server', 'stream')}
+  for name, shard in shards.items():
+    if shard is None and name != 'stream':
+      raise ValueError(f'{name} is None; it must be a Shard, whose tables may '
+                       'be empty')
+    for field, table in shard._asdict().items() if shard else ():
+      table = np.asarray(table)
+      if table.dtype.kind not in 'iu':
+        raise ValueError(f'{name}.{field} is {table.dtype}; it must hold '
+                         'integers')
+      if field.startswith('num_') and (table < 0).any():
+        raise ValueError(f'{name}.{field} has {table.min()}; numbers of rows '
+                         'are 0 or more')
+  counts = sorted({np.shape(table)[:1] for table in federation.clients})
+  if len(counts) > 1:
+    raise ValueError('the tables of clients are of different numbers of '
+                     f'clients, {" and ".join(str(*n) for n in counts)}')
 
 
 def _real_rows(name: str, table: Array, sizes: Array) -> np.ndarray:

@@ -70,7 +70,8 @@ def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     if 'allow_pickle' not in str(error):
       raise
     raise DataError(f'{name!r} is an array of Python objects, which are not '
-                    'read; save it with a number dtype') from None
+                    'read; save numbers as such, and words by .astype(str)'
+                    ) from None
   if not isinstance(array, np.ndarray):  # Bytes of a member of another kind.
     raise DataError(f'{name!r} is no .npy array')
   return array

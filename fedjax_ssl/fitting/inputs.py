@@ -57,7 +57,8 @@ def source(given: Any) -> Source:
     given = dict(zip(_KEYS, given, strict=True))
   if not isinstance(given, Mapping):
     raise TypeError(f'dataset must be {_TAKES}, not {type(given).__name__}.')
-  absent = [key for key in _KEYS if key not in given]
+  held_out = ('x_val', 'y_val') if {'x_val', 'y_val'} & {*given} else ()
+  absent = [key for key in (*_KEYS, *held_out) if key not in given]
   strange = [key for key in given if key not in (*_KEYS, 'x_val', 'y_val')]
   if absent or strange:
     raise TypeError(f'dataset must be {_TAKES}; '

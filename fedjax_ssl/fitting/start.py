@@ -81,6 +81,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   """
   given = _given(options)
   if workdir is not None:
+    if not isinstance(workdir, str | os.PathLike):
+      raise FieldError('workdir', workdir, 'must be the path of a folder.')
     given['workdir'] = os.path.expanduser(os.fspath(workdir))
   stored = workdir_lib.stored_config(given.get('workdir'))
   source = inputs.source(dataset)
@@ -111,7 +113,12 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
                       'fields of fedjax_ssl.config.Config.')
     if name in given:
       raise TypeError(f'{name} is given twice.')
-    given[name] = value.item() if isinstance(value, np.generic) else value
+    if hasattr(value, 'dtype'):  # A number of NumPy's or JAX's.
+      if np.ndim(value):  # type: ignore[arg-type]
+        raise FieldError(name, f'an array {np.shape(value)}',  # type: ignore
+                         'must be a plain value, or a list of some.')
+      value = value.item()
+    given[name] = value
   if isinstance(given.get('seeds'), int):
     raise FieldError('seeds', given['seeds'],
                      'must be several, as in [0, 1, 2]; or give seed.')
@@ -169,10 +176,10 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
                if name in config.OPTIONS and name != 'bounds'
                and not config.OPTIONS[name].this_start}
   values |= given
-  if 'cohort_size' not in given and not stored:
+  clients = values.get('num_clients', config.Config.num_clients)
+  if 'cohort_size' not in given and not stored and isinstance(clients, int):
     values['cohort_size'] = min(
-        values.get('cohort_size', config.Config.cohort_size),
-        max(values.get('num_clients', config.Config.num_clients), 1))
+        values.get('cohort_size', config.Config.cohort_size), max(clients, 1))
   return config.resolve(values, given)
 
 

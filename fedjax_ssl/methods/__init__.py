@@ -4,11 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
+import inspect
 from typing import Any, NoReturn, TypeVar
 
 import jax
 
-from fedjax_ssl.core import checks, registry, rounds
+from fedjax_ssl.core import checks, imports, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   adamatch,
@@ -88,6 +89,18 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
     'twinsight': twinsight.twinsight,
     'uda': uda.uda,
 }, 'fedjax_ssl.methods')
+
+
+def is_own(text: str) -> bool:
+  """Returns whether a text names a method of a user's, not of this library."""
+  if imports.split(text):
+    return True
+  try:
+    builder = METHODS.get(registry.parse(text)[0])
+  except ValueError:
+    return False
+  module = getattr(inspect.unwrap(builder), '__module__', '') if builder else ''
+  return builder is not None and not module.startswith('fedjax_ssl.')
 
 
 def register(name: str) -> Callable[[_Builder], _Builder]:

@@ -11,21 +11,23 @@ with
 
   :math:`\max_c p'_i(c) \ge \tau`, :math:`p'_i = norm(p_i / s)`,
 
-and trains on its labels and on strong views of these rows. Every step moves s
-half of the way to the mean prediction for the weak views of the step's rows.
-The client sends the model and s. The server weighs the clients so that
-:math:`\sum_m w_m s_m` is uniform.
+and trains on its labels and on strong views of these rows. Every pass over them
+moves s half of the way to the mean prediction for their weak views, every step
+by its share of that. The client sends the model and s. The server weighs the
+clients so that :math:`\sum_m w_m s_m` is uniform.
 
 'paper' minimises the squared distance from uniform over all weights that sum to
-one. 'code' does what the authors' loop does: 100 times a gradient step of rate
-1 on the mean square, with a weight decay of .9, and then a softmax of the
-weights. On the clients of the authors' code these weights stay nearly equal.
+one, which is our reading: the paper's formula was not at hand. 'code' does what
+the authors' loop does: 100 times a gradient step of rate 1 on the mean square,
+with a weight decay of .9, and then a softmax of the weights. On the clients of
+the authors' code these weights stay nearly equal.
 
 The authors' clients take one step an epoch, on all their labels and all rows
 that they keep; here batches are the task's. Where they keep no row they train
-on their labels alone, as here. Two more things differ: there a batch's labels
-and strong views are normalized apart, and a client's labeled images are among
-its unlabeled rows too.
+on their labels alone, as here. Three more things differ: there a batch's labels
+and strong views are normalized apart, a client's labeled images are among its
+unlabeled rows too, and it labels them by the statistics of its own batches
+under norm='static', where here these are of all clients, as in SemiFL.
 """
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ import jax.numpy as jnp
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
-from fedjax_ssl.core.types import Client, Method, Task, Update
+from fedjax_ssl.core.types import Client, Method, Number, Task, Update
 from fedjax_ssl.losses import moving
 from fedjax_ssl.methods.parts import (
   alternate,
@@ -212,7 +214,8 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
       task, client, after.argmax(-1).astype(jnp.int32),
       after.max(-1) >= own.threshold, keys[1])
   learner, metrics = alternate.trained(
-      task, s, alternate.descending(task, _loss_fn(task, own)), payload.model,
+      task, s, alternate.descending(task, _loss_fn(
+          task, own, kept.shard.num_unlabeled)), payload.model,
       client.memory.opt_state, kept.batches, client.round, keys[4],
       memory=shares)
   takes_part = kept.batches.num_steps > 0
@@ -229,7 +232,7 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
       shares.sum() > 0, learner.memory, 1 / task.num_classes))
 
 
-def _loss_fn(task: Task, own: _Settings) -> LossFn:
+def _loss_fn(task: Task, own: _Settings, num_kept: Number) -> LossFn:
   """Makes the loss on labels and kept rows; it moves s if that is sent."""
   def loss_fn(model, shares, batch, key):
     rows, keys = batch.unlabeled, jax.random.split(key, 3)
@@ -242,7 +245,7 @@ def _loss_fn(task: Task, own: _Settings) -> LossFn:
           network.weakly(task, rows, keys[2]), key=keys[2])
       shares = moving.moved(
           shares, moving.row_mean(jax.nn.softmax(weak), rows.mask), rows.mask,
-          decay=0.5)
+          decay=0.5 ** (rows.mask.sum() / jnp.maximum(num_kept, 1)))
     loss, _ = losses.cross_entropy(strong, rows.labels, rows.mask)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(told, batch.labeled),

@@ -130,8 +130,9 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
   Each of the paper's three parts can be switched off: thresholds='fixed',
   sharpness_weight=0 and weighting='uniform'. With labels at the clients, which
   the paper does not have, a client adds the cross entropy of its own labels,
-  and the server does not train. `sharpness_loss` is the mean of the consistency
-  over steps and rows.
+  and the server does not train; tau_k of a client that has labeled rows alone
+  is its mean largest probability of these. `sharpness_loss` is the mean of the
+  consistency over steps and rows.
 
   Args:
     task: the static choices; if it has a server optimizer, that replaces the
@@ -195,13 +196,29 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
       task, s, step, payload.model, memory.opt_state, kept.batches,
       client.round, keys[2])
   takes_part = kept.batches.num_steps > 0
-  counts = (jnp.float32(1) if own.weighting == 'uniform'
-            else 1 - overall + _LEAST)
+  counts = (jnp.float32(1) if own.weighting == 'uniform' else _status(
+      task, payload.model, client, overall, keys[0]))
   after = Memory(learner.opt_state if s.keep_momentum else (), bars)
   return alternate.update(
       client, payload.model, learner, tree.where(takes_part, after, memory),
       jnp.where(takes_part, counts, 0), kept.shard.num_unlabeled, metrics,
       labeled)
+
+
+def _status(task: Task, model: Variables, client: Client, overall: jax.Array,
+            key: jax.Array) -> jax.Array:
+  """Computes the weight of a client, float32[].
+
+  Without unlabeled rows it is by how sure the model is of the labeled ones;
+  else such a client would count most of all.
+  """
+  if task.labels_at == 'clients':
+    alone = client.shard.num_unlabeled == 0
+    top, rows = labeling.sureness(
+        task, lambda inputs, key: task.apply(model, inputs), client, key,
+        kind='labeled', wanted=alone)
+    overall = jnp.where(alone, top / jnp.maximum(rows, 1), overall)
+  return 1 - overall + _LEAST
 
 
 def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any

@@ -29,8 +29,8 @@ rows of the two stages, and :math:`m_3` for those with
 The code gives the cross entropy s in place of the logits, so that a softmax is
 taken of probabilities: gradients are small, and its :math:`\lambda_u` is chosen
 for them. The profile 'code' does this. In 'paper', which is our reading, the
-cross entropy is that of the logits :math:`z_s`; there :math:`\lambda_u` should
-be nearer to 1, as in other methods.
+cross entropy is that of the logits :math:`z_s`, and :math:`\lambda_u` is 1, as
+in other methods.
 
 Clients keep the optimizer's state from round to round. The server weighs them
 by rows, those with labels six times. The authors draw 5 of 10 clients, so that
@@ -77,7 +77,8 @@ from fedjax_ssl.methods.parts import (
 
 LEARNT = ('logits', 'probabilities')
 _PROFILES: dict[str, dict[str, Any]] = {
-    'code': {'learnt': 'probabilities'}, 'paper': {'learnt': 'logits'}}
+    'code': {'learnt': 'probabilities', 'unlabeled_weight': 0.027},
+    'paper': {'learnt': 'logits', 'unlabeled_weight': 1.0}}
 _MOST, _BELOW, _ABOVE = 0.999, 4.0, 9.0  # Of F.
 
 
@@ -192,7 +193,7 @@ def chosen_rows(weak: Array, strong: Array, seen: Seen, *,
         knobs.at(0, 'the entropy is left as it is'),)))
 def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
            threshold: float = 0.85, low_threshold: float = 0.6,
-           least_weight: float = 0.6, unlabeled_weight: float = 0.027,
+           least_weight: float = 0.6, unlabeled_weight: float | None = None,
            entropy_weight: float = 1e-3, temperature: float = 0.9,
            decay: float = 0.999, passes: int = 1, unlabeled_rate: float = 0.7,
            labeled_client_weight: float = 6.0, max_norm: float = 5.0,
@@ -205,15 +206,16 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
 
   Args:
     task: the static choices; its learning rate is that of labeled clients.
-    profile: 'code' or 'paper', see the module's docstring. It sets the next
-      knob, if that is not given.
+    profile: 'code' or 'paper', see the module's docstring. It sets `learnt` and
+      `unlabeled_weight`, if these are not given.
     learnt: what the cross entropy of pseudo-labels takes as its logits: the
       'logits', or the 'probabilities'.
     threshold: tau, from which on a row is sure; 0.8 for SVHN.
     low_threshold: tau_low, above which a row may be taken in the second stage.
     least_weight: sigma in [0, 1.1]; the higher it is, the less such a row may
       change; 0.4 for SVHN.
-    unlabeled_weight: lambda_u; 0.05 for SVHN.
+    unlabeled_weight: lambda_u; None is the profile's, 0.027 or 1. The code has
+      0.05 for SVHN.
     entropy_weight: lambda_e; 1e-4 for CIFAR-100.
     temperature: T, of the entropy.
     decay: of the averages.
@@ -235,10 +237,12 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
       range.
   """
   mean_teacher.check(task)
-  chosen = checks.profile(_PROFILES, profile, learnt=learnt)
+  chosen = checks.profile(_PROFILES, profile, learnt=learnt,
+                          unlabeled_weight=unlabeled_weight)
   checks.check('learnt', chosen['learnt'], LEARNT)
-  s = _Settings(threshold, low_threshold, least_weight, unlabeled_weight,
-                entropy_weight, temperature, decay, **chosen)
+  s = _Settings(threshold, low_threshold, least_weight,
+                entropy_weight=entropy_weight, temperature=temperature,
+                decay=decay, **chosen)
   local = alternate.Settings(0.0, max_norm, keep_momentum, 0, 0)
   task = alternate.settled(task, local)
 

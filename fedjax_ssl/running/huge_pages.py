@@ -5,8 +5,9 @@ next one the first touch of every page of 4 KB costs a fault. Pages of 2 MB make
 it one in 512: a FixMatch round on ResNet-9 then takes .95 of its time with 10
 local steps and .86 with 2 (`experiments/benchmarks/huge_pages.py`). The C
 library asks for them if a variable says so before the process starts, so the
-programs start once more, before they have loaded anything. In a process of your
-own, as a notebook's, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+command and the scripts in experiments/ start once more, before they have loaded
+anything. For a script of your own, or a notebook, set
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ _FIRST = (2, 35)  # The C library that knows the tunable.
 def restart() -> None:
   """Starts this process again with huge pages, where that changes something.
 
-  It keeps its number and its arguments. Call it first of all. It returns if
-  the system gives huge pages to all or to nobody, if the variable already says
-  0 or 1, if the program comes from standard input, which cannot be read twice,
-  or if NumPy is loaded: then the program has begun its work.
+  It keeps its number and its arguments. Call it first of all, and only where
+  all that the process has done before may be done again. It returns if the
+  system gives huge pages to all or to nobody, if the variable already says
+  how, if the program is not in a file, as a pipe cannot be read twice, if
+  another process has made this one to work for it, or if NumPy is loaded: then
+  the program has begun its work.
   """
-  if 'numpy' in sys.modules or sys.argv[0] in ('', '-') or not sys.executable:
+  if 'numpy' in sys.modules or not sys.executable or not _can_begin_again():
     return
   variable = wanted(os.environ, _modes(), _libc())
   if variable is None:
@@ -39,6 +42,18 @@ def restart() -> None:
   sys.stdout.flush()
   sys.stderr.flush()
   os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _can_begin_again() -> bool:
+  """Whether the same words would start the same program once more."""
+  multiprocessing = sys.modules.get('multiprocessing')
+  if '--multiprocessing-fork' in sys.orig_argv or (
+      multiprocessing and multiprocessing.parent_process()):
+    return False
+  # Links such as /dev/stdin lead to files that have been read.
+  program = pathlib.Path(sys.argv[0])
+  return program.is_file() and not program.is_relative_to('/dev') and (
+      not program.is_relative_to('/proc'))
 
 
 def wanted(environ: Mapping[str, str], modes: str, libc: str) -> str | None:

@@ -12,13 +12,14 @@ import sys
 from typing import Any, NamedTuple, TextIO
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import imports, rounds, sampling, tree
-from fedjax_ssl.core.types import Task
+from fedjax_ssl.core.types import Method, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, printing, summary
@@ -118,6 +119,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
+      _check_report(made, state)
       runner.totals_shape(made, federations[0], state)
       client_memory.check(options, made, state, federations, folder)
       cohorts = [_cohort(one, federations[0], state)
@@ -150,13 +152,40 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
 
 @contextlib.contextmanager
 def _naming_method(text: str) -> Iterator[None]:
-  """Names the method in the errors of its first trace."""
+  """Names the method in the errors of its first trace.
+
+  Of a user's method in all of them: also where the library calls what has
+  other arguments, or gives something else, than it should.
+  """
   try:
     yield
   except FieldError:
     raise
   except ValueError as error:
     raise FieldError('method', text, str(error)) from error
+  except Exception as error:
+    if not methods.is_own(text):
+      raise
+    first = (str(error).strip().splitlines() or [''])[0]
+    raise FieldError('method', text,
+                     f'{type(error).__name__}: {first}') from error
+
+
+def _check_report(made: Method, state: State) -> None:
+  """Raises ValueError unless the method's report is a dict of numbers."""
+  if made.report is None:
+    return
+  try:
+    found: Any = jax.eval_shape(made.report, state.server, jnp.int32(0))
+  except TypeError as error:
+    raise ValueError(f'report must take (server, round): {error}') from error
+  wrong = '' if isinstance(found, Mapping) else type(found).__name__
+  for name, value in () if wrong else found.items():
+    if jnp.shape(value) or not isinstance(name, str):
+      wrong = f'{name!r} of shape {jnp.shape(value)}'
+  if wrong:
+    raise ValueError('report must return numbers by name, '
+                     f"{{'name': float32[]}}, not {wrong}")
 
 
 def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:

@@ -23,6 +23,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import federation as federations_lib
 from fedjax_ssl.training import client_rows, evaluate, sharding
+from fedjax_ssl.training.metrics import BETWEEN
 
 
 class Totals(NamedTuple):
@@ -179,13 +180,15 @@ class Sequential:
             for i, seed in enumerate(self._seeds)]
 
   def reports(self, round_: int) -> list[Row]:
-    """Returns the method's report on each seed's record; [] without one."""
+    """Returns each seed's report, as far as it is of every round; or []."""
     report = self._method.report
     if report is None:
       return []
-    return [Row(round_, seed, jax.device_get(report(
-        self.states[i].server, jnp.int32(round_))))
-            for i, seed in enumerate(self._seeds)]
+    rows = [{name: value for name, value in report(
+        self.states[i].server, jnp.int32(round_)).items()
+             if name in BETWEEN} for i in range(len(self._seeds))]
+    return [Row(round_, seed, jax.device_get(row))
+            for seed, row in zip(self._seeds, rows, strict=True) if row]
 
   def _scores(self, i: int) -> Metrics:
     return self._score(self.states[i], self._federations[i], self._probes[i])

@@ -184,6 +184,26 @@ def test_labels_of_arrays_may_be_words(straight):
         words[getattr(digits, part).labels].tolist())
 
 
+def test_labels_may_be_words_that_are_objects(straight):
+  """As a column of a table is."""
+  words = np.array(['no', 'yes', 'no', 'yes'], object)
+  found = inputs.source((IMAGES, words, IMAGES, words)).load(straight.options)
+  assert found.class_names == ('no', 'yes')
+  with pytest.raises(ValueError, match='dtype object'):
+    inputs.source((IMAGES, np.array([0, 'yes'] * 2, object), IMAGES, words))
+
+
+def test_images_of_any_scale_that_data_may_have_are_predicted(straight, images):
+  logits = np.asarray(straight.predict(images))
+  for same in (images.astype(float), images / 255, images.astype(np.int64)):
+    np.testing.assert_allclose(straight.predict(same), logits, atol=1e-5)
+  for wrong, words in ((images.astype(int) + 100, 'hold values 100 to'),
+                       (images * 0.5, 'neither in .0, 1. nor whole'),
+                       (images[:, :5], r'of shape \[B, 8, 8, 1\], not')):
+    with pytest.raises(ValueError, match=words):
+      straight.predict(wrong)
+
+
 def test_a_saved_model_predicts_the_same(straight, images, tmp_path):
   file = tmp_path / 'model.npz'
   straight.save(file)
@@ -284,6 +304,12 @@ def test_arrays_functions_and_seeds():
     ({'method': 3}, TypeError, "method must be a text, such as 'fixmatch'"),
     ({'method': 'fixmach'}, ValueError, "fixmach.*'fixmatch'"),
     ({'method': lambda task: None}, TypeError, 'a function with a name'),
+    ({'dataset': {'x_train': IMAGES, 'y_train': [0, 1, 1, 0],
+                  'x_test': IMAGES, 'y_test': [0, 1, 1, 0],
+                  'y_val': [0]}}, TypeError, 'x_val is missing'),
+    ({'clients': '4'}, ValueError, 'num_clients=4: must be'),
+    ({'learning_rate': np.ones(2)}, ValueError, 'learning_rate='),
+    ({'workdir': 3}, ValueError, 'workdir=3: must be the path of a folder'),
     ({'workdir': ''}, ValueError, 'workdir')])
 def test_what_is_refused(options, error, words):
   with pytest.raises(error, match=words) as info:

@@ -9,9 +9,11 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Update
+from fedjax_ssl.core.types import Batch, Update
+from fedjax_ssl.data import batching
 from fedjax_ssl.methods import feddb
 from tests import toy
+from tests.methods import updates
 from tests.methods.averaging_test import one_round
 from tests.thorough import wider
 
@@ -125,6 +127,24 @@ def test_the_server_weighs_by_what_clients_say(profile, rule):
       lambda x, move: x + jnp.tensordot(shares, move[0], 1), server.model,
       deltas)
   chex.assert_trees_all_close(after.model, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('size', [1, 3, 6])
+def test_a_pass_moves_the_shares_by_half_in_any_batches(size):
+  """Half of the way from what they were to what the model says."""
+  task = toy.task(weak=updates.same)
+  model = methods.make('fedavg', task).init(
+      toy.key(0), toy.federation()[0]).server.model
+  start = jnp.array([.7, .2, .1])
+  loss = feddb._loss_fn(task, feddb._Settings(0.0, True, True, 1.0), 6)
+  inputs = jnp.zeros((size, toy.SIDE, toy.SIDE, 1), jnp.uint8)
+  rows = Batch(inputs, jnp.zeros(size, jnp.int32), jnp.ones(size))
+  shares = start
+  for _ in range(6 // size):
+    shares = loss(model, shares, batching.Pair(rows, rows, jnp.float32(0)),
+                  toy.key(1))[1].memory
+  said = jax.nn.softmax(task.apply(model, inputs))[0]
+  np.testing.assert_allclose(shares, (start + said) / 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize('text, word', [

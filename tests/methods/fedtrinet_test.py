@@ -59,7 +59,8 @@ def test_the_vote_adds_probabilities_and_not_votes():
 def test_first_layers_are_convolutions_by_number():
   params = {f'{kind}_{i}': i for kind in ('Conv', 'Dense', 'Norm')
             for i in (10, 2, 0)}
-  assert shared_layers.shared_layers(params, 2) == ('Conv_0', 'Conv_2')
+  assert shared_layers.shared_layers(params, 2) == (
+      'Conv_0', 'Conv_2', 'Norm_0', 'Norm_2')  # Their normalizations as well.
   assert shared_layers.shared_layers({'Dense_0': 1}, 1) == ('Dense_0',)
   with pytest.raises(ValueError, match='num_shared is 4'):
     shared_layers.shared_layers(params, 4)
@@ -71,6 +72,16 @@ def test_splicing_takes_each_layer_from_its_owner():
       'Conv_0': 1,
       'Dense_0': 4
   }
+
+
+def test_statistics_of_the_shared_layers_come_from_the_server():
+  """From the received model, as the weights that they belong to."""
+  model = methods.make('fedavg', toy.task('conv')).init(
+      KEY, toy.federation()[0]).server.model
+  shared = shared_layers.shared_layers(model.params, 1)
+  other = tree.scale(model.stats, 2.0)
+  mixed = shared_layers.combine(model.stats, other, shared)
+  chex.assert_trees_all_equal(mixed['Norm_0'], model.stats['Norm_0'])
 
 
 def test_frozen_layers_rest_under_momentum_and_decay():
@@ -238,6 +249,23 @@ def test_the_official_profile_tunes_what_the_paper_freezes():
   chex.assert_trees_all_close(paper[1], official[1], rtol=1e-5, atol=1e-7)
   gap = tree.subtract(paper[2].server.model, official[2].server.model)
   assert tree.global_norm(gap) > 1e-4
+
+
+@pytest.mark.parametrize('profile, networks', [('paper', 3), ('official', 2)])
+def test_so_many_networks_vote(profile, networks):
+  """Networks that are sure of all rows reach their number, and no more."""
+  federation, _ = toy.federation()
+  method = methods.make(f"fedtrinet(profile='{profile}', pretrain=0.0)",
+                        toy.task(**EVERYONE))
+  state, step = method.init(KEY, federation), jax.jit(method.round)
+  model = state.server.model
+  sure = model._replace(params=tree.scale(model.params, 1e6))
+  for bar, some in ((networks - 0.01, True), (networks + 0.01, False)):
+    server = state.server._replace(
+        model=sure, confidence=jnp.float32(1), threshold=jnp.float32(bar))
+    after, _ = step(state._replace(server=server), federation, jnp.int32(1),
+                    KEY)
+    assert (accepted(after) >= 0).any() == some
 
 
 def test_the_official_profile_labels_image_by_image_in_training_mode():

@@ -13,8 +13,9 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.methods import fl2
+from fedjax_ssl.methods.parts import assemble
 from tests import toy
-from tests.methods import alternate_rounds
+from tests.methods import alternate_rounds, updates
 from tests.methods.alternate_rounds import RATE
 from tests.methods.alternate_rounds import task as _task
 from tests.thorough import wider
@@ -190,6 +191,26 @@ def test_a_round_by_hand():
       memory[np.array(toy.UNLABELED) > 0], bars, rtol=1e-4)
   np.testing.assert_allclose(memory[toy.NOBODY], tau)
   assert metrics['num_participants'] == len(bars)
+
+
+def test_a_client_with_labels_alone_counts_by_these():
+  """Else it would be the least sure of all, and count most."""
+  federation, _ = toy.federation()
+  weights = []
+  for i in (updates.KNOWN, updates.BOTH):
+    received: list[assemble.Server] = []
+    def sent(record, received=received):
+      received.append(assemble.Server(record.own.model))
+      return received[0]
+    found = updates.whole('fl2', i, sent=sent).weight
+    rows = (federation.clients.labeled[i][:toy.LABELED[i]]
+            if i == updates.KNOWN
+            else federation.clients.unlabeled[i][:toy.UNLABELED[i]])
+    p = jax.nn.softmax(toy.task().apply(received[0].model,
+                                        federation.train.inputs[rows]))
+    np.testing.assert_allclose(found, 1 - p.max(-1).mean(), rtol=1e-5)
+    weights.append(float(found))
+  assert weights[0] < 0.9
 
 
 @pytest.mark.parametrize('text', ["fl2(thresholds='all')",

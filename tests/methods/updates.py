@@ -41,17 +41,20 @@ def _program(text: str, model: str, place: str, **changes: Any) -> Any:
 
 def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
            place: str = 'clients', kept: dict[str, Any] | None = None,
-           given: dict[str, Any] | None = None, **changes: Any) -> Update:
+           given: dict[str, Any] | None = None, sent: Any = None,
+           **changes: Any) -> Update:
   """What a client sends from the first model.
 
   Args:
-    text: a method that broadcasts the server's record.
+    text: the method.
     client: by default one with rows of both kinds.
     round_: which it is.
     model: of `toy.task`.
     place: of the labels.
     kept: what a client of `parts.averaging` has kept, by name; the rest is as
       at the start.
+    given: fields of the server's record that differ.
+    sent: the server's record -> what clients receive; by default the record.
     **changes: of the task.
   """
   state, run = _program(text, model, place, **changes)
@@ -62,7 +65,7 @@ def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
                                  getattr(one.memory.kept, name).shape)
            for name, value in kept.items()})))
   server = state.server._replace(**given) if given else state.server
-  return run(server, one, KEY)
+  return run(sent(server) if sent else server, one, KEY)
 
 
 def whole(text: str, client: int, **changes: Any) -> Update:

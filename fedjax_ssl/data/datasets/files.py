@@ -104,6 +104,8 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
               ) -> tuple[Arrays, tuple[str, ...] | None]:
   """The arrays with numbers for words, and the names of the classes."""
   names = None if given is None else names_lib.check_names(given)
+  arrays = {part: (inputs, _words_of(labels))
+            for part, (inputs, labels) in arrays.items()}
   if arrays['train'][1].dtype.kind not in 'US':
     return arrays, names
   words = {part: names_lib.as_words(f'labels of {part}', labels)
@@ -111,6 +113,14 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
   numbers, names = names_lib.number(words, names)
   return {part: (inputs, numbers[part])
           for part, (inputs, _) in arrays.items()}, names
+
+
+def _words_of(labels: np.ndarray) -> np.ndarray:
+  """The labels, as an array of text if they are objects that all are text."""
+  if labels.dtype.kind == 'O' and labels.size and all(
+      isinstance(word, str) for word in labels.flat):
+    return labels.astype(str)
+  return labels
 
 
 def _read(path: pathlib.Path) -> tuple[Arrays, dict[str, np.ndarray]]:
@@ -170,7 +180,7 @@ def check_spelling(kind: str, spare: Collection[str], absent: Collection[str],
 def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
                 ) -> dict[str, Examples]:
   """Converts raw parts to Examples; see `read_npz`."""
-  images = _images({k: v[0] for k, v in arrays.items()})
+  images = as_stored({k: v[0] for k, v in arrays.items()})
   labels = {k: _labels(k, v[1]) for k, v in arrays.items()}
   num_classes = int(labels['train'].max(initial=-1)) + 1
   for part in arrays:
@@ -194,8 +204,16 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
   return {part: Examples(images[part], labels[part]) for part in arrays}
 
 
-def _images(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """uint8[D, H, W, C] each; all parts are scaled alike."""
+def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Converts images to uint8[D, H, W, C]; all parts are scaled alike.
+
+  Args:
+    parts: [D, H, W] or [D, H, W, C], C being 1 or 3: numbers of 0 to 255, or
+      floats of 0 to 1, if no part holds larger ones.
+
+  Raises:
+    DataError: for other shapes, types or values.
+  """
   for part, images in parts.items():
     if images.ndim not in (3, 4) or (
         images.ndim == 4 and images.shape[-1] not in (1, 3)):

@@ -40,13 +40,16 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedtrinet import shared_layers
-from fedjax_ssl.methods.parts import assemble, averaging, network
+from fedjax_ssl.methods.parts import assemble, averaging, labeling, network
 
-# Whether the shared layers are frozen while the others are tuned, and whether
-# networks label in training mode: with dropout, and statistics of one image.
+# Whether the shared layers are frozen while the others are tuned; whether
+# networks label in training mode: with dropout, and statistics of one image;
+# and whether the client's last network votes.
 _PROFILES: dict[str, dict[str, bool]] = {
-    'paper': {'freezes': True, 'labels_in_training': False},
-    'official': {'freezes': False, 'labels_in_training': True},
+    'paper': {'freezes': True, 'labels_in_training': False,
+              'last_votes': True},
+    'official': {'freezes': False, 'labels_in_training': True,
+                 'last_votes': False},
 }
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
 _FEW = 10  # A round that accepts this many new labels is called a harvest.
@@ -84,6 +87,7 @@ class _Settings(NamedTuple):
 
   freezes: bool
   labels_in_training: bool
+  last_votes: bool
   first_phase: int  # Rounds.
   num_shared: int
   scale: float
@@ -121,8 +125,8 @@ def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
   """Finds the class with the largest sum of probabilities over the networks.
 
   Args:
-    logits: float[3, B, C], one prediction per network.
-    threshold: float32[], what that sum must reach; 0 accepts all, above 3
+    logits: float[V, B, C], one prediction per network.
+    threshold: float32[], what that sum must reach; 0 accepts all, above V
       none.
 
   Returns:
@@ -150,22 +154,29 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   trains the third network and sends it. The loss is the cross entropy of
   labeled and accepted rows together. Once a round has accepted 10 labels, it is
   (CE_labeled + a CE_accepted) / 2, where a rises from 0. All clients count the
-  same.
+  same. The thresholds and a follow the rounds and epochs of the authors' phase
+  2 of 60 rounds, not shares of a run: a shorter one ends before they do.
+  Clients without labels are ours: a is small, so after their first harvest they
+  hardly move.
 
   Args:
     task: the static choices; labels must be at the clients. The authors train
       5 epochs a round with batches of 50.
     profile: 'paper'; or 'official', as in the authors' code for color images:
-      nothing is frozen while tuning, and labels come from networks in training
-      mode, image by image. Both take the threshold from the clients' unlabeled
-      images, where the code takes the test images.
+      nothing is frozen while tuning, labels come from networks in training
+      mode, image by image, and a client's own last network does not vote (its
+      option `pseudo_select`, which is on). The threshold stays, so where the
+      received network is sure, two may not reach it in the first 10 rounds.
+      Both profiles measure on the clients' unlabeled images, where the code
+      takes the test images.
     pretrain: share of the run that is the first phase, at least a round; the
       authors' is 40 of 100 rounds, 1 is the first phase alone.
     num_shared: first layers that the third network takes from the server:
-      convolutions, or dense layers in networks without. The authors share 1,
-      or 2 of their network for digits.
-    scale: the first threshold over the mean largest probability at the end of
-      phase 1, 0 to 6; 0 accepts every row.
+      convolutions with their normalization, or dense layers in networks
+      without. The authors share 1, or 2 of their network for digits.
+    scale: the first threshold over the mean largest probability, 0 to 6; 0
+      accepts every row. That is measured in the last round of phase 1 on the
+      model which the clients receive in it, one average before the authors'.
     protected: whether the threshold, which falls from round 10 of the second
       phase on, goes back to half of its first value in round 35; else it falls
       on to 0 in round 50.
@@ -235,8 +246,15 @@ def _three(s: _Settings, received: Variables, memory: Memory
   """Returns the client's last model, and the third one, not tuned yet."""
   last = tree.where(memory.seen > 0, memory.model, received)
   shared = shared_layers.shared_layers(last.params, s.num_shared)
-  return last, last._replace(params=shared_layers.combine(
-      received.params, last.params, shared))
+  return last, Variables(*(shared_layers.combine(first, later, shared)
+                           for first, later in zip(received, last,
+                                                   strict=True)))
+
+
+def _voters(s: _Settings, received: Variables, last: Variables,
+            third: Variables) -> tuple[Variables, ...]:
+  """Returns the networks whose probabilities are added."""
+  return (received, last, third) if s.last_votes else (received, third)
 
 
 def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
@@ -252,8 +270,10 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   model, rows, memory, metrics = lax.cond(
       client.round < s.first_phase, functools.partial(_pretraining, task),
       functools.partial(_with_labels, task, s), payload, client, key)
-  sureness = _measure(task, payload.model, client, key, (
-      client.round >= s.first_phase - 1) & (payload.confidence == 0))
+  sureness = labeling.sureness(
+      task, functools.partial(_predict, task, s, payload.model), client, key,
+      kind='unlabeled', wanted=(client.round >= s.first_phase - 1)
+      & (payload.confidence == 0))
   metrics['forward_passes'] += sureness[1]
   trained = rows > 0
   share = trained.astype(jnp.float32)
@@ -290,7 +310,8 @@ def _with_labels(task: Task, s: _Settings, payload: Server, client: Client,
   last, third = _three(s, payload.model, memory)
   third, tuned = _tune(task, s, third, client, keys[0])
   labels, labeled = _label_rows(
-      task, s, (payload.model, last, third), client, payload.threshold, keys[1])
+      task, s, _voters(s, payload.model, last, third), client,
+      payload.threshold, keys[1])
   new = ((labels >= 0) & (memory.labels < 0)).sum()
   harvests = memory.harvests + (new >= _FEW)
   model, metrics = _train_on_both(task, s, third, client, labels, harvests,
@@ -300,20 +321,6 @@ def _with_labels(task: Task, s: _Settings, payload: Server, client: Client,
   rows = jnp.asarray(client.shard.num_labeled) + (labels >= 0).sum()
   memory = memory._replace(labels=labels, harvests=harvests.astype(jnp.int32))
   return _Trained(model, rows, memory, metrics)
-
-
-def _measure(task: Task, model: Variables, client: Client, key: jax.Array,
-             wanted: jax.Array) -> jax.Array:
-  """Sums the largest probabilities of unlabeled rows: float32[2], sum, rows."""
-  def step(sums, batch, key):
-    del key
-    rows = batch.unlabeled
-    top = jax.nn.softmax(task.apply(model, rows.inputs)).max(-1)
-    return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]), {}
-  made = batching.batches(_one_epoch(task), client.train, client.shard, key,
-                          'unlabeled')
-  made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
-  return local_training.train(step, jnp.zeros(2), made, key)[0]
 
 
 def _predict(task: Task, s: _Settings, model: Variables, inputs: jax.Array,
@@ -342,7 +349,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
     place = jnp.where(sure * rows.mask > 0, order[rows.slots],
                       labels.shape[0])
     return labels.at[place].set(found, mode='drop'), {
-        'forward_passes': 3 * rows.mask.sum(),
+        'forward_passes': len(models) * rows.mask.sum(),
         'backward_passes': jnp.float32(0)}
 
   return local_training.train(
@@ -418,5 +425,5 @@ def _pseudo_label(task: Task, s: _Settings, record: Server, memory: Memory,
                   inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Labels rows as the three networks would, the third one not tuned."""
   last, third = _three(s, record.model, memory)
-  return vote(jnp.stack([task.apply(m, inputs) for m in (
-      record.model, last, third)]), record.threshold)
+  return vote(jnp.stack([task.apply(m, inputs) for m in _voters(
+      s, record.model, last, third)]), record.threshold)

@@ -10,9 +10,14 @@ from fedjax_ssl.core.types import PyTree
 def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
   """Names the first `count` convolutions, or dense layers if there are none.
 
+  The normalization of the same number belongs to a layer.
+
   Args:
     params: parameters of a network, by layer.
     count: how many; 0 shares nothing.
+
+  Returns:
+    The layers, and their normalizations.
 
   Raises:
     ValueError: if there are fewer such layers.
@@ -25,11 +30,16 @@ def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
   if not 0 <= count <= len(found):
     raise ValueError(f'num_shared is {count}; the network has {len(found)} '
                      f'layers to share: {", ".join(found) or "give 0"}.')
-  return tuple(found[:count])
+  own = found[:count]
+  norms = [f'Norm_{k.removeprefix(kind)}' for k in own]
+  return (*own, *(n for n in norms if n in params))
 
 
 def combine(first: PyTree, later: PyTree, shared: tuple[str, ...]) -> PyTree:
-  """Joins the `shared` layers of `first` and the other layers of `later`."""
+  """Joins the `shared` layers of `first` and the other layers of `later`.
+
+  Works on parameters and on statistics.
+  """
   return {k: first[k] if k in shared else v for k, v in later.items()}
 
 

@@ -224,6 +224,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   """
   _check(task, server, lr_decay)
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
+  checks.check('streams', streams, batching.STREAMS)
   alone, falls = server == 'local', lr_decay == 'plateau'
   if task.labels_at == 'clients':
     tells = None

@@ -1,4 +1,4 @@
-"""Predictions of the received model for a client's rows, before training."""
+"""Predictions of received models for a client's rows, before training."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -52,3 +52,30 @@ def probabilities(task: Task, model: Variables, client: Client,
       batching.batches(once, client.train, client.shard, order_key,
                        'unlabeled'), view_key)
   return table, {name: metrics[name] for name in WORK}
+
+
+def sureness(task: Task, predict: Callable[..., jax.Array], client: Client,
+             key: jax.Array, *, kind: str, wanted: jax.Array) -> jax.Array:
+  """Sums the largest probabilities of a client's rows, as they are.
+
+  Args:
+    task: the static choices.
+    predict: (inputs, key) -> logits.
+    client: the one that holds the rows.
+    key: of the order, and of `predict`.
+    kind: 'labeled' or 'unlabeled' rows.
+    wanted: bool[], without which no row is predicted.
+
+  Returns:
+    float32[2], the sum and the number of rows.
+  """
+  once = dataclasses.replace(task, local_epochs=1, local_steps=0)
+
+  def step(sums, batch, key):
+    rows = getattr(batch, kind)
+    top = jax.nn.softmax(predict(rows.inputs, key)).max(-1)
+    return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]), {}
+
+  made = batching.batches(once, client.train, client.shard, key, kind)
+  made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
+  return local_training.train(step, jnp.zeros(2), made, key)[0]

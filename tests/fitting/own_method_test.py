@@ -1,0 +1,106 @@
+"""Mistakes in a method of one's own: the message names it, and nothing else."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedjax_ssl
+from fedjax_ssl import losses
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.methods.parts import averaging, network
+
+
+def made(task, loss_fn=None, streams='labeled', **options):
+  def loss(model, given, batch, key):
+    rows = batch.labeled
+    (logits,), stats = network.forward(task, model, rows, key=key)
+    return losses.cross_entropy(logits, rows.labels, rows.mask)[0], Aux(
+        stats, {})
+  return averaging.averaging(task, loss_fn or loss, streams=streams, **options)
+
+
+def few_arguments(task):
+  return made(task, lambda model, batch, key: 0.0)
+
+
+def no_aux(task):
+  return made(task, lambda model, given, batch, key: jnp.float32(0))
+
+
+def no_number(task):
+  return made(task, lambda *a: (jnp.ones(3), Aux({}, {})))
+
+
+def strange_option(task):
+  return made(task, weightng='uniform')
+
+
+def fails(task):
+  def loss(*args):
+    raise KeyError('absent')
+  return made(task, loss)
+
+
+def strange_streams(task):
+  return made(task, streams='bth')
+
+
+def report_of_one(task):
+  return made(task)._replace(report=lambda server: {})
+
+
+def report_of_vectors(task):
+  return made(task)._replace(report=lambda server, round_: {'v': jnp.ones(3)})
+
+
+def report_of_a_number(task):
+  return made(task)._replace(report=lambda server, round_: jnp.float32(1))
+
+
+def fit(method, **options):
+  return fedjax_ssl.fit(method, 'digits', clients=3, labels_per_class=2,
+                        rounds=2, model='linear', local_steps=1,
+                        progress=False, **options)
+
+
+@pytest.mark.parametrize('method, words', [
+    (few_arguments, 'takes 3 positional arguments but 4 were given'),
+    (no_aux, 'TypeError'), (no_number, 'scalar'),
+    (strange_option, "unexpected keyword argument 'weightng'"),
+    (fails, "KeyError: 'absent'"),
+    (strange_streams, 'bth.* Allowed: both, labeled, unlabeled'),
+    (report_of_one, r'report must take \(server, round\)'),
+    (report_of_vectors, r"not 'v' of shape \(3,\)"),
+    (report_of_a_number, 'must return numbers by name')],
+    ids=lambda x: getattr(x, '__name__', ''))
+def test_the_method_is_named(method, words):
+  with pytest.raises(ValueError, match=words) as error:
+    fit(method)
+  assert str(error.value).startswith(f'method={method.__name__}: ')
+  assert '\n' not in str(error.value)
+
+
+def test_a_report_of_any_name_is_of_evaluated_rounds():
+  def reported(task):
+    def report(server, round_):
+      leaves = jax.tree.leaves(server.model.params)
+      return {'size': sum(jnp.abs(x).sum() for x in leaves)}
+    return made(task)._replace(report=report)
+  run = fit(reported, eval_every=2)
+  assert run.metrics['round'].tolist() == [2]
+  assert run.metrics['size'][0] > 0 and run.metrics['accuracy'][0] > 0
+
+
+def test_a_file_may_be_imported_and_named(tmp_path, monkeypatch):
+  """Both register its method, which is the same."""
+  file = tmp_path / 'one_of_mine.py'
+  file.write_text('from fedjax_ssl import methods\n\n\n'
+                  "@methods.register('one_of_mine')\n"
+                  'def one_of_mine(task, *, mu: float = 0.1):\n'
+                  "  return methods.METHODS['fedprox'](task, mu=mu)\n")
+  monkeypatch.syspath_prepend(tmp_path)
+  import one_of_mine  # type: ignore[import-not-found]
+  assert fit(one_of_mine.one_of_mine).name == 'one_of_mine'
+  assert 'one_of_mine' in fit(f'{file}:one_of_mine(mu=0.3)').name
+  fedjax_ssl.methods.METHODS.pop('one_of_mine')
