@@ -72,7 +72,10 @@ def test_the_example_keeps_the_contract(root):
       'sharpened_fixmatch(threshold=0.3)')
   assert {*found} == {f'{law} at {place}' for law in contract.LAWS
                       for place in ('clients', 'server')}
-  assert {*found.values()} == {'', 'keeps nothing on the clients'}
+  assert {*found.values()} == {'', 'keeps nothing on the clients',
+                               'reports nothing'}
+  assert 'resume is exact at clients: holds\n' in repr(found)
+  assert 'at server: does not apply, reports nothing' in repr(found)
 
 
 def test_laws_that_cannot_be_told_are_passed_over():

@@ -244,7 +244,8 @@ def _datasets() -> Iterator[Entry]:
   folder = os.environ.get(datasets.DATA_DIR)
   # `data.load` takes the file of arrays before that of texts.
   found = {file.stem: file for kind in ('*.csv', '*.npz') if folder
-           for file in pathlib.Path(folder).glob(kind)}
+           for file in pathlib.Path(folder).glob(kind)
+           if re.fullmatch(datasets.NAME, file.stem)}
   for name, builder in datasets.DATASETS.items():
     yield Entry(name, _first_sentence(inspect.getdoc(builder) or ''), (split,),
                 ('registered',))

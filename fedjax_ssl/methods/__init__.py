@@ -1,13 +1,14 @@
 """The methods by name."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import inspect
 from typing import Any, NoReturn, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ssl.core import checks, imports, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
@@ -174,6 +175,23 @@ def make(text: str, task: Task, *,
 
   return made._replace(
       init=init, round=jax.jit(made.round, inline=True), spanning=spanning)
+
+
+def check_report(made: Method, server: PyTree) -> None:
+  """Raises ValueError unless the method's report is a dict of numbers."""
+  if made.report is None:
+    return
+  try:
+    found: Any = jax.eval_shape(made.report, server, jnp.int32(0))
+  except TypeError as error:
+    raise ValueError(f'report must take (server, round): {error}') from error
+  wrong = '' if isinstance(found, Mapping) else type(found).__name__
+  for name, value in () if wrong else found.items():
+    if jnp.shape(value) or not isinstance(name, str):
+      wrong = f'{name!r} of shape {jnp.shape(value)}'
+  if wrong:
+    raise ValueError('report must return numbers by name, '
+                     f"{{'name': float32[]}}, not {wrong}")
 
 
 def _build(text: str, task: Task) -> Method:

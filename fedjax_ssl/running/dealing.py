@@ -208,6 +208,9 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
         raise
       raise FieldError('alpha', options.alpha, f'{error}.') from error
   rows = int(where.sum())
+  if least > rows:
+    raise FieldError('min_size', least, f'there are {rows} rows to deal; give '
+                     f'{rows // options.num_clients} or less.')
   if options.num_clients * least > rows:
     raise FieldError(
         'num_clients', options.num_clients, f'too many for {rows} rows to '

@@ -12,14 +12,13 @@ import sys
 from typing import Any, NamedTuple, TextIO
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import imports, rounds, sampling, tree
-from fedjax_ssl.core.types import Method, State, Task
+from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, printing, summary
@@ -109,8 +108,12 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
              for f in federations):
     who = 'The server' if at_server else 'No client'
     has = 'has no' if at_server else 'has a'
-    raise FieldError('labels_at', options.labels_at, f'{who} {has} labeled '
-                     'example; raise labels_per_class or labeled_fraction.')
+    what = f'{who} {has} labeled example'
+    if options.labeled_fraction is not None:
+      raise FieldError('labeled_fraction', options.labeled_fraction,
+                       f'{what}; give more.')
+    raise FieldError('labels_at', options.labels_at,
+                     f'{what}; raise labels_per_class or labeled_fraction.')
   spec = _spec(dataset, federations, options)
   mesh = devices.mesh(options.num_devices)
   try:
@@ -119,7 +122,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
-      _check_report(made, state)
+      methods.check_report(made, state.server)
       runner.totals_shape(made, federations[0], state)
       client_memory.check(options, made, state, federations, folder)
       cohorts = [_cohort(one, federations[0], state)
@@ -169,23 +172,6 @@ def _naming_method(text: str) -> Iterator[None]:
     first = (str(error).strip().splitlines() or [''])[0]
     raise FieldError('method', text,
                      f'{type(error).__name__}: {first}') from error
-
-
-def _check_report(made: Method, state: State) -> None:
-  """Raises ValueError unless the method's report is a dict of numbers."""
-  if made.report is None:
-    return
-  try:
-    found: Any = jax.eval_shape(made.report, state.server, jnp.int32(0))
-  except TypeError as error:
-    raise ValueError(f'report must take (server, round): {error}') from error
-  wrong = '' if isinstance(found, Mapping) else type(found).__name__
-  for name, value in () if wrong else found.items():
-    if jnp.shape(value) or not isinstance(name, str):
-      wrong = f'{name!r} of shape {jnp.shape(value)}'
-  if wrong:
-    raise ValueError('report must return numbers by name, '
-                     f"{{'name': float32[]}}, not {wrong}")
 
 
 def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:

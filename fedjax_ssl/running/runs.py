@@ -207,11 +207,15 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
 
   Their folders are not touched.
   """
-  return [job_lib.build(
+  jobs = [job_lib.build(
       dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
           options, labels=labels, method=method, seed=None,
           seeds=tuple(deals)), origin)
           for name, folder, labels, method in names]
+  if options.pictures and all(job.method.pictures is None for job in jobs):
+    raise config.FieldError('pictures', True, f'{jobs[0].name} generates '
+                            'nothing to draw; fedssl does.')
+  return jobs
 
 
 def wanted(options: Config, workdir: pathlib.Path

@@ -22,10 +22,20 @@ from fedjax_ssl.testing import contract, keys, toy
 __all__ = ('check_method', 'contract', 'toy')
 
 
+class Found(dict[str, str]):
+  """For each 'LAW at PLACE' '' if it holds, else why it does not apply."""
+
+  def __repr__(self) -> str:
+    return '\n'.join(
+        f'{where.replace("_", " ")}: '
+        + (f'does not apply, {why}' if why else 'holds')
+        for where, why in self.items())
+
+
 def check_method(builder: str | Callable[..., Method], *,
                  places: Iterable[str] | None = None,
                  laws: Iterable[str] | None = None, **knobs: object
-                 ) -> dict[str, str]:
+                 ) -> Found:
   """Holds a method to the laws of all methods, on a federation of 6 clients.
 
   Args:
@@ -38,7 +48,8 @@ def check_method(builder: str | Callable[..., Method], *,
     **knobs: of the builder.
 
   Returns:
-    For each 'LAW at PLACE', '' if it holds, or why it does not apply.
+    For each 'LAW at PLACE', '' if it holds, or why it does not apply; printed,
+    a line for each.
 
   Raises:
     AssertionError: for the first law that does not hold; the message begins
@@ -53,7 +64,7 @@ def check_method(builder: str | Callable[..., Method], *,
   wanted = [*(contract.LAWS if laws is None else laws)]
   for law in wanted:
     checks.check('law', law, contract.LAWS)
-  found = {}
+  found = Found()
   for place in places_of(make) if places is None else places:
     checks.check('place', place, ('clients', 'server'))
     one = contract.CohortRunner(make, model_of(make, place), place)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl import methods
 from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.types import (
   Cohort,
@@ -336,12 +337,23 @@ def a_round_of_broken_clients_changes_nothing(one: CohortRunner) -> None:
                                 one.start[0]._replace(round=0))
 
 
+def report_is_numbers_by_name(one: CohortRunner) -> None:
+  """And takes the server's record and the round."""
+  if one.method.report is None:
+    raise Skip('reports nothing')
+  try:
+    methods.check_report(one.method, one.start[0].server)
+  except ValueError as error:
+    raise AssertionError(str(error)) from error
+
+
 LAWS: dict[str, Law] = {law.__name__: law for law in (
     state_keeps_its_form_and_metrics_are_finite,
     any_number_of_rounds_is_one_program,
     masked_rows_are_never_learnt_from,
     hidden_labels_are_never_read,
     predict_gives_logits_of_every_class,
+    report_is_numbers_by_name,
     slot_order_changes_no_bit,
     memory_of_an_unsampled_client_is_unchanged,
     a_client_without_rows_equals_an_absent_one,

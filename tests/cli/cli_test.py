@@ -70,7 +70,8 @@ BAD = {
     'clients_overflow': (['--num_clients=100000000000'],
                          ['--num_clients=100000000000', '2147483647']),
     'nobody_labeled': (['--labeled_fraction=0'],
-                       ['--labels_at=clients: No client', 'labels_per_class']),
+                       ['--labeled_fraction=0.0: No client', 'give more']),
+    'min_size': (['--min_size=100000'], ['--min_size=100000: ', '1265 rows']),
     'all_at_server': (
         ['--labels=all', '--labels_at=server', '--method=fixmatch'],
         ['--labels=all', '--labels_at=server', 'fixmatch']),

@@ -249,6 +249,14 @@ def test_folder_that_cannot_be_made(tmp_path):
   assert '\n' not in str(info.value)
 
 
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+  """It is refused at once, and not as a fault that may pass."""
+  (tmp_path / 'checkpoints').write_text('')
+  with pytest.raises(checkpoint.CheckpointError, match='is no folder') as info:
+    checkpoint.Checkpoints(tmp_path / 'checkpoints')
+  assert not getattr(info.value, 'may_pass', False)
+
+
 def test_what_comes_late_after_a_failure_is_not_reported(folder, monkeypatch):
   """A callback of the writer, on a processor with other work."""
   reported: list[Any] = []

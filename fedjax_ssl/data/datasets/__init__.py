@@ -19,6 +19,7 @@ __all__ = ('DATASETS', 'DATA_DIR', 'DataError', 'Dataset', 'load', 'register',
            'split_validation')
 
 # Environment variable: the folder of .npz files.
+NAME = r'\w[\w.+-]*'  # Of a data set, and of its file without the end.
 DATA_DIR = 'FEDJAX_SSL_DATA'
 
 # Mean and standard deviation of each channel, as the papers' codes use them:
@@ -127,8 +128,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
     FieldError: if `data_dir` is no folder, `split` cannot be made, or
       `embeddings` are given for images.
   """
-  if not re.fullmatch(r'\w[\w.+-]*(/\w[\w.+-]*)?', name):
-    raise DataError(f'name {name!r} is no name of a data set')
+  if not re.fullmatch(rf'{NAME}(/{NAME})?', name):
+    raise DataError(f'name {name!r} is no name of a data set; allowed are '
+                    'letters, digits and _ . + -, as in NAME or NAME/CONFIG')
   registered = None if name == 'digits' else _registered(name)
   source = (files.Source(_digits()) if name == 'digits' else
             registered if registered else

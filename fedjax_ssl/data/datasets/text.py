@@ -199,7 +199,8 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
 def _place(header: Sequence[str], name: str) -> int:
   if header.count(name) != 1:
     count = 'no' if name not in header else f'{header.count(name)} times the'
-    raise DataError(f'{count} column {name!r}')
+    raise DataError(f'{count} column {name!r}; the first line, whose columns '
+                    f'are parted by commas, has {", ".join(map(repr, header))}')
   return header.index(name)
 
 

@@ -164,9 +164,9 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
       5 epochs a round with batches of 50.
     profile: 'paper'; or 'official', as in the authors' code for color images:
       nothing is frozen while tuning, labels come from networks in training
-      mode, image by image, and a client's own last network does not vote (its
-      option `pseudo_select`, which is on). The threshold stays, so where the
-      received network is sure, two may not reach it in the first 10 rounds.
+      mode, image by image, and a client's own last network does not vote (the
+      code's option of selection, which is on). The threshold stays, so where
+      the received network is sure, two may not reach it in the first 10 rounds.
       Both profiles measure on the clients' unlabeled images, where the code
       takes the test images.
     pretrain: share of the run that is the first phase, at least a round; the

@@ -84,10 +84,14 @@ class Checkpoints:
 
     Raises:
       ValueError: if `keep` is below 1.
+      CheckpointError: if the folder is something else.
     """
     if keep < 1:
       raise ValueError(f'keep={keep} must be at least 1.')
     self._directory = pathlib.Path(directory).absolute()
+    if self._directory.exists() and not self._directory.is_dir():
+      raise CheckpointError(f'{self._directory} is no folder; checkpoints go '
+                            'there.')
     self._keep = keep
     self._run = dict(run) if run else None
     self._orbax: Any = None
