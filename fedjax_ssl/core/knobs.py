@@ -387,8 +387,11 @@ def fault(value: Any, bound: Bound) -> str:
 def _words(bound: Bound) -> str:
   """What a bound allows, in words."""
   least, most = bound.least, bound.most
-  if bound.whole and most >= 2**31 - 1:
-    return f'a whole number of at least {least:g} and below 2**31'
+  if bound.whole and most in (2**31 - 1, 2**32 - 1):
+    return (f'a whole number of at least {least:g} and below '
+            f'2**{31 if most < 2**31 else 32}')
+  if bound.whole and most > 2**32:
+    return f'a whole number of at least {least:g}'
   if bound.whole:
     return f'a whole number of at least {least:g} and at most {most:.0f}'
   if most < checks.MOST:

@@ -100,7 +100,10 @@ def devices(wanted: int) -> list[jax.Device]:
   """
   found, count = environment.devices(), processes.count()
   if wanted > len(found):
-    raise FieldError('num_devices', wanted, f'there are {len(found)} devices.')
+    kept = (' A process keeps as many of a CPU as its first run asked for.'
+            if found[0].platform == 'cpu' else '')
+    raise FieldError('num_devices', wanted,
+                     f'there are {len(found)} devices.{kept}')
   if wanted % count:
     raise FieldError('num_devices', wanted,
                      f'must be a multiple of the {count} processes.')

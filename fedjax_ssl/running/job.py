@@ -1,7 +1,7 @@
 """One method on one federation: built, checked, trained, resumed."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 import hashlib
@@ -17,12 +17,13 @@ import numpy as np
 from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import imports, rounds, sampling, tree
+from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, printing, summary
 from fedjax_ssl.running import (
+  blame,
   client_memory,
   dealing,
   devices,
@@ -118,7 +119,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with _naming_method(options.method), rounds.noting() as noted:
+    with blame.naming_method(options.method), rounds.noting() as noted:
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])
@@ -130,7 +131,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
-    raise _knob_error(error, spec) from error
+    raise blame.knob_error(error, spec) from error
   seeds, partitions = list(dealt), list(dealt.values())
   facts = {
       'data_hash': data_hash(dataset),
@@ -151,27 +152,6 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   return Job(name, folder, options, facts, spec, made, federations, seeds,
              partitions, np.asarray(dataset.train.labels), mesh,
              tree.num_scalars(params), noted.works, cohorts, origin)
-
-
-@contextlib.contextmanager
-def _naming_method(text: str) -> Iterator[None]:
-  """Names the method in the errors of its first trace.
-
-  Of a user's method in all of them: also where the library calls what has
-  other arguments, or gives something else, than it should.
-  """
-  try:
-    yield
-  except FieldError:
-    raise
-  except ValueError as error:
-    raise FieldError('method', text, str(error)) from error
-  except Exception as error:
-    if not methods.is_own(text):
-      raise
-    first = (str(error).strip().splitlines() or [''])[0]
-    raise FieldError('method', text,
-                     f'{type(error).__name__}: {first}') from error
 
 
 def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
@@ -198,22 +178,6 @@ def data_hash(dataset: data.Dataset) -> str:
     for array in part or ():
       digest.update(np.ascontiguousarray(array).data)
   return digest.hexdigest()
-
-
-def _knob_error(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
-  """Turns a TypeError into a FieldError that names the given knobs.
-
-  Returns the error itself if none was given, or if a user's file raised it.
-  """
-  if imports.where(error):
-    return error  # The author of that file needs the whole traceback.
-  given = {name: text for name in task_lib.REGISTRIES
-           if '(' in (text := getattr(spec, name) or '')}
-  if not given:
-    return error
-  field = next(iter(given))
-  return FieldError(field, given.pop(field), 'a knob has a wrong type: '
-                    f'{str(error).splitlines()[0]}', **given)
 
 
 def _federation(dataset: data.Dataset, dealt: data.Partition, options: Config):
