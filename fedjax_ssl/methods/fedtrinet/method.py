@@ -318,7 +318,8 @@ def _with_labels(task: Task, s: _Settings, payload: Server, client: Client,
                                   keys[2])
   for name in WORK:
     metrics[name] += tuned[name] + labeled[name]
-  rows = jnp.asarray(client.shard.num_labeled) + (labels >= 0).sum()
+  rows = jnp.asarray(client.shard.num_labeled) + (labels >= 0).sum(
+      dtype=jnp.int32)
   memory = memory._replace(labels=labels, harvests=harvests.astype(jnp.int32))
   return _Trained(model, rows, memory, metrics)
 
