@@ -107,13 +107,11 @@ def test_a_client_with_many_labels_weighs_them_apart():
   given, later = OTHER[0] - 2, int(STORED['later'])
   with ours.in_order():
     method = _method('official', 1 / 100, schedule_rounds=100)
-    data = ours.federation(
-        STORED['inputs'][[*range(KNOWN[0]), *range(
-            sum(KNOWN), sum(KNOWN) + given)]][:, None],
-        np.zeros(KNOWN[0] + given, int), STORED['b3'].size, (KNOWN[0], given))
-    data = data.__class__(**{**vars(data), 'train': data.train._replace(
-        labels=data.train.labels.at[:KNOWN[0]].set(
-            STORED['labels'][:KNOWN[0]]))})
+    rows = [*range(KNOWN[0]), *range(sum(KNOWN), sum(KNOWN) + given)]
+    labels = np.where(np.arange(len(rows)) < KNOWN[0],
+                      STORED['labels'][rows], 0)
+    data = ours.federation(STORED['inputs'][rows][:, None], labels,
+                           STORED['b3'].size, (KNOWN[0], given))
     state = method.init(jax.random.key(0), data)
     state = state._replace(
         round=jnp.int32(1 + later),
