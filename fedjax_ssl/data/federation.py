@@ -121,8 +121,9 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
                        'row and -1 for all others')
     tasks = _stream(labeled, unlabeled, stream, num_clients, least,
                     labels == 'all')
-  if labels == 'all':
-    labeled = np.where(unlabeled >= 0, unlabeled, labeled)
+  if labels == 'all':  # But for rows that have no label.
+    labeled = np.where((unlabeled >= 0) & (np.asarray(train.labels) >= 0),
+                       unlabeled, labeled)
     unlabeled = nobody
   server = _shards(at_server, nobody, 1, (1, 1))
   return Federation(

@@ -172,8 +172,9 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
       least = min(_least(options), data.labeled_min_size(
           int(labeled.sum()), options.num_clients))
       owner = _dealt(labeled_scheme, rng, labels, labeled, least, options)
-    return owner, _dealt(unlabeled_scheme, rng, labels, pool & ~labeled,
-                         _least(options), options)
+    others = pool & ~labeled
+    return owner, _dealt(unlabeled_scheme, rng, labels, others,
+                         _least(options, labels, others), options)
   return deal
 
 
@@ -182,10 +183,20 @@ def _is_skewed(scheme: str) -> bool:
   return scheme.startswith('dirichlet')
 
 
-def _least(options: Any) -> int:
-  """Rows that a client gets at least."""
+def _least(options: Any, labels: np.ndarray | None = None,
+           where: np.ndarray | None = None) -> int:
+  """Rows that a client gets at least.
+
+  Of a pool beside which there are rows without a label, which clients get as
+  well, it may get fewer.
+  """
   given = getattr(options, 'min_size', None)
-  return 10 if given is None else given
+  if given is not None:
+    return int(given)
+  if labels is not None and where is not None and (labels < 0).any():
+    from fedjax_ssl import data
+    return data.labeled_min_size(int(where.sum()), options.num_clients)
+  return 10
 
 
 def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
@@ -229,7 +240,8 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
 def _capped(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
             options: Any) -> np.ndarray:
   """Owners of all rows of a pool, by the capped Dirichlet partition."""
-  return _dealt('dirichlet_capped', rng, labels, pool, _least(options), options)
+  return _dealt('dirichlet_capped', rng, labels, pool,
+                _least(options, labels, pool), options)
 
 
 def _refuse_min_size(scheme: str, options: Any) -> None:

@@ -274,7 +274,11 @@ def _new_workdir(name: str) -> str:
 
 def _partition(setting: Setting, options: Config, dataset: data.Dataset,
                seed: int) -> data.Partition:
-  """One seed's partition: from a file, or dealt."""
+  """One seed's partition: from a file, or dealt.
+
+  Rows without a label, -1, go to clients at random and evenly, where the data
+  do not name their clients.
+  """
   labels = np.asarray(dataset.train.labels)
   if options.partition_file:
     try:
@@ -289,12 +293,22 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
   if options.partition == 'natural' and dataset.owner is not None:
     deal = dealing.natural(dataset.owner)
   rng = np.random.default_rng([seed, 0x5353])
-  validation = np.zeros(labels.size, bool)
+  validation, known = np.zeros(labels.size, bool), labels >= 0
   if dataset.validation is None:
     validation = data.choose_validation(
-        rng, labels, fraction=options.validation_fraction)
+        rng, labels, fraction=options.validation_fraction,
+        where=None if known.all() else known)
   pool = _drawn(seed, ~validation, options.max_rows)
-  labeled, unlabeled, *tasks = deal(rng, labels, pool, options)
+  labeled, unlabeled, *tasks = deal(rng, labels, pool & known, options)
+  if not known.all():
+    if tasks:
+      raise FieldError('dataset', options.dataset, 'has rows without a label '
+                       '(-1), which a stream of tasks cannot deal.')
+    rows = rng.permutation(np.flatnonzero(pool & ~known))
+    unlabeled[rows] = (
+        dataset.owner[rows]
+        if options.partition == 'natural' and dataset.owner is not None
+        else np.arange(rows.size) % options.num_clients)
   return data.Partition(labeled, unlabeled, validation, *tasks)
 
 

@@ -182,8 +182,9 @@ def _judge(pseudo_label: Any, server: PyTree, memory: PyTree,
     label, weight = pseudo_label(
         server, tree.take(memory, place),
         jnp.take(train.inputs, rows, axis=0))
-    right = label == jnp.take(train.labels, rows)
-    return (weight * right * mask).sum(), (weight * mask).sum()
+    truth = jnp.take(train.labels, rows)
+    mask = mask * (truth >= 0)  # The others cannot be judged.
+    return (weight * (label == truth) * mask).sum(), (weight * mask).sum()
   return lax.map(one, jax.tree.map(jnp.asarray, (places, *probe[1:])))
 
 

@@ -197,6 +197,9 @@ def test_a_byte_order_mark_changes_nothing(folder):
     ('text,label\na,0\nb,one\n', ('line 3', "'one'")),
     ('text,label\na,0\nb,99999999999\n', ('line 3', '2**31')),
     ('text,label\na,0\nb,\n', ('line 3', 'whole')),
+    ('text,label\na,-1\nb,-1\n', ('no row has a label but -1',)),
+    ('text,label\na,0\nb,-2\nc,1\n', ('-1 for a row without',)),
+    ('text,label\na,yes\nb,\nc,no\n', ('line 3', 'without any it is -1')),
     ('text,label,text\na,0,b\n', ("2 times the column 'text'",)),
     ('', ("'label'",)), ('\n\n', ("'label'",)),
     ('"', ('line 1',)), ('text;label\na;0\n', (
@@ -204,6 +207,20 @@ def test_a_byte_order_mark_changes_nothing(folder):
 def test_tables_of_texts(tmp_path, content, words):
   (tmp_path / 'bad.csv').write_text(content)
   _refused(lambda: text.read_rows(tmp_path / 'bad.csv'), 'bad.csv', *words)
+
+
+@pytest.mark.parametrize('names', [('0', '1'), ('no', 'yes')])
+def test_texts_without_a_label_are_trained_on(tmp_path, names):
+  """None of them is held out, whatever its hash says."""
+  path = tmp_path / 'some.csv'
+  lines = [f'text {i},{names[i % 2] if i < 40 else -1}' for i in range(200)]
+  path.write_text('\n'.join(['text,label', *lines]))
+  parts = text.read_csv(path).parts
+  labels = parts['train'].labels
+  assert (labels < 0).sum() == 160 and set(labels) == {-1, 0, 1}
+  assert (parts['test'].labels >= 0).all()
+  path.write_text('text,label,split\na,0,train\nb,1,train\nc,-1,test\n')
+  _refused(lambda: text.read_csv(path), "in the part 'test'")
 
 
 @pytest.mark.parametrize('raw', [

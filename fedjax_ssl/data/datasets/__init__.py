@@ -263,6 +263,10 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
     raise checks.FieldError(
         'split', split, f'cannot be made of {total} examples; give percents '
         'that sum to 100, or counts.')
+  if (merged.labels < 0).any():
+    raise checks.FieldError(
+        'split', split, 'the set has rows without a label (-1), which cannot '
+        'be tested on; give official.')
   order = np.random.default_rng(seed).permutation(total)
   owners = (np.concatenate([clients[k] for k in sorted(parts)])
             if clients else None)

@@ -49,9 +49,9 @@ def read_npz(path: pathlib.Path) -> Source:
       or train_images, train_labels, ... as MedMNIST names them. Images [D, H,
       W], [D, H, W, 1] or [D, H, W, 3]: uint8, other integers in 0..255, or
       floats in [0, 1] or whole in 0..255. Labels [D] or [D, 1], integers or
-      words. There may be two more keys: `class_names`, words [C], and
-      `client_train`, the client of each training row: integers 0 to N-1, or
-      words. Nothing is unpickled.
+      words; of a training row -1 is no label. There may be two more keys:
+      `class_names`, words [C], and `client_train`, the client of each training
+      row: integers 0 to N-1, or words. Nothing is unpickled.
 
   Returns:
     A Source with inputs uint8[D, H, W, C] and labels int32[D].
@@ -202,7 +202,8 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
   if num_classes < 2:
     raise DataError('train has one class only, all labels are 0; there is '
                     'nothing to tell apart')
-  absent = np.flatnonzero(np.bincount(labels['train']) == 0)
+  known = labels['train'][labels['train'] >= 0]
+  absent = np.flatnonzero(np.bincount(known) == 0)
   if absent.size:
     raise DataError(f'labels must be 0 to C-1: the largest is '
                     f'{num_classes - 1}, but train has no example of class '
@@ -253,7 +254,7 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _labels(part: str, labels: np.ndarray) -> np.ndarray:
-  """int32[D]."""
+  """int32[D]; -1 for rows of train that have none."""
   if labels.ndim == 2 and labels.shape[1] == 1:
     labels = labels[:, 0]
   if labels.ndim != 1:
@@ -264,10 +265,11 @@ def _labels(part: str, labels: np.ndarray) -> np.ndarray:
                     'integers and words')
   if not labels.size:
     raise DataError(f'{part} labels are empty')
-  if labels.min() < 0 or labels.max() >= 2**31 - 1:
+  least = -1 if part == 'train' else 0
+  if labels.min() < least or labels.max() >= 2**31 - 1:
     raise DataError(f'{part} labels run from {labels.min()} to '
-                    f'{labels.max()}; allowed is 0 to C-1, of every row: a '
-                    'setting says whose labels are hidden')
+                    f'{labels.max()}; allowed is 0 to C-1'
+                    + (', and -1 for a row without a label' if least else ''))
   if int(labels.max()) >= max(labels.size, 1000) and part == 'train':
     raise DataError(f'{part} has label {labels.max()} but only {labels.size} '
                     'examples; labels must be 0 to C-1')

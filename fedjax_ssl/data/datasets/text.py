@@ -30,6 +30,7 @@ PADDING, UNKNOWN = 0, 1
 _TEST_PERCENT = 20
 _COLUMNS = ('label', 'text', 'split', 'client')
 _PARTS = ('train', 'validation', 'test')
+_NONE = '-1'  # The label of a row without one.
 _NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|nan|inf)', re.IGNORECASE)
 _WORD = re.compile(r"[#@]?\w+(?:'\w+)?|[!?]+")
 
@@ -70,7 +71,7 @@ class Rows(NamedTuple):
 
   Attributes:
     texts: D of them.
-    labels: int32[D].
+    labels: int32[D]; -1 for a row without one.
     class_names: where labels are words.
     splits: 'train', 'validation' or 'test' of each row, if a column says so.
     clients: words [D], if a column says so; '' for a row without a client.
@@ -109,17 +110,24 @@ Records = Sequence[tuple[int, dict[str, str]]]
 
 
 def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
-  """int32[D], and the names where labels are words."""
+  """int32[D], -1 for none, and the names where labels are words."""
   words = [cells['label'].strip() for _, cells in rows]
-  if not any(_NUMBER.fullmatch(word) for word in words):
+  known = np.array([word != _NONE for word in words])
+  told = [word for word in words if word != _NONE]
+  if not told:
+    raise DataError(f'no row has a label but {_NONE}, which is none')
+  if not any(_NUMBER.fullmatch(word) for word in told):
     for (line, _), word in zip(rows, words, strict=True):
       if not word:
-        raise DataError(f', line {line}: no label')
-    numbers, names = names_lib.number({'train': np.array(words)})
+        raise DataError(f', line {line}: no label; of a row without any it is '
+                        f'{_NONE}')
+    numbers, names = names_lib.number({'train': np.array(told)})
     if len(names) < 2:
       raise DataError(f'all labels are {names[0][:40]!r}; one class is nothing '
                       'to tell apart')
-    return numbers['train'].astype(np.int32), names
+    found = np.full(len(words), -1, np.int32)
+    found[known] = numbers['train']
+    return found, names
   labels = []
   for (line, _), word in zip(rows, words, strict=True):
     try:
@@ -129,9 +137,10 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
                       f'2**31, or words all of them, not {word[:40]!r}'
                       ) from None
   found = np.array(labels, np.int32)
-  if found.min() < 0 or len(np.unique(found)) <= found.max():
-    raise DataError('labels must be 0 to C-1, each present')
-  if not found.any():
+  if found.min() < -1 or len(np.unique(found[known])) <= found.max():
+    raise DataError(f'labels must be 0 to C-1, each present, or {_NONE} for a '
+                    'row without a label')
+  if not found[known].any():
     raise DataError('all labels are 0; one class is nothing to tell apart')
   return found, None
 
@@ -228,11 +237,16 @@ def read_csv(path: pathlib.Path,
   held = np.array([is_test(text) for text in texts])
   splits = rows.splits
   if splits is None:
+    held &= rows.labels >= 0  # The others cannot be tested on.
     splits = np.where(held, 'test', 'train')
     if held.all() or not held.any():
       raise DataError(f'{path}: its {len(texts)} texts, {len(set(texts))} of '
                       'them different, are too few to split')
   train = splits == 'train'
+  if (rows.labels[~train] < 0).any():
+    raise DataError(f'{path}: a row without a label ({_NONE}) is in the part '
+                    f'{splits[~train & (rows.labels < 0)][0]!r}; only train '
+                    'may have such')
   absent = np.setdiff1d(rows.labels, rows.labels[train])
   if rows.splits is not None and absent.size:
     name = rows.class_names[absent[0]] if rows.class_names else absent[0]

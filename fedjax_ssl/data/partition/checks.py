@@ -8,19 +8,20 @@ import numpy as np
 
 def pool(labels: np.ndarray, where: np.ndarray | None
          ) -> tuple[np.ndarray, np.ndarray]:
-  """Checks labels int[D] and where bool[D]; None selects every row."""
+  """Checks labels int[D] and where bool[D]; None selects every row.
+
+  Labels may be -1, for unknown, in rows that are not selected.
+  """
   labels = np.asarray(labels)
   if labels.ndim != 1 or labels.dtype.kind not in 'iu':
     raise ValueError('labels must be integers of shape [D], not '
                      f'{labels.dtype} of shape {labels.shape}')
-  if labels.size and labels.min() < 0:
-    raise ValueError(f'labels must be >= 0, found {labels.min()}')
-  if where is None:
-    return labels, np.ones(labels.shape, bool)
-  where = np.asarray(where)
+  where = np.ones(labels.shape, bool) if where is None else np.asarray(where)
   if where.dtype != bool or where.shape != labels.shape:
     raise ValueError(f'where must be bool of shape {labels.shape}, not '
                      f'{where.dtype} of shape {where.shape}')
+  if (labels < 0)[where].any():
+    raise ValueError(f'labels must be >= 0, found {labels[where].min()}')
   return labels, where
 
 
