@@ -243,10 +243,9 @@ def read_csv(path: pathlib.Path,
       raise DataError(f'{path}: its {len(texts)} texts, {len(set(texts))} of '
                       'them different, are too few to split')
   train = splits == 'train'
-  if (rows.labels[~train] < 0).any():
+  for part in splits[~train & (rows.labels < 0)]:
     raise DataError(f'{path}: a row without a label ({_NONE}) is in the part '
-                    f'{splits[~train & (rows.labels < 0)][0]!r}; only train '
-                    'may have such')
+                    f'{str(part)!r}; only train may have such')
   absent = np.setdiff1d(rows.labels, rows.labels[train])
   if rows.splits is not None and absent.size:
     name = rows.class_names[absent[0]] if rows.class_names else absent[0]
