@@ -205,8 +205,13 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           origin: Mapping[str, Any]) -> list[job_lib.Job]:
   """Builds the jobs of a run and its bounds; see `wanted`.
 
-  Their folders are not touched.
+  Their folders are not touched. Where the data have no more labels than the run
+  gets, nobody can train on all, and that bound is left out.
   """
+  truth = np.asarray(dataset.train.labels)
+  if (truth < 0).any() and not any(
+      (truth[deal.unlabeled >= 0] >= 0).any() for deal in deals.values()):
+    names = [names[0], *(name for name in names[1:] if name[2] != 'all')]
   jobs = [job_lib.build(
       dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
           options, labels=labels, method=method, seed=None,

@@ -79,6 +79,18 @@ def test_arrays_with_them_are_trained_on_and_their_guesses_not_judged():
   assert run.metrics['accuracy'][0] > 0
 
 
+def test_there_is_no_upper_bound_where_no_label_is_hidden():
+  for given, bounds in (({'labeled_fraction': 1.0}, ['labels only']),
+                        ({'labels_per_class': 2},
+                         ['labels only', 'all labels'])):
+    run = fedjax_ssl.fit(
+        'fixmatch', (SET.train.inputs, LABELS, SET.test.inputs,
+                     SET.test.labels), rounds=1, clients=3, bounds=True,
+        model='linear', local_steps=1, progress=False, weak='none',
+        strong='none', **given)
+    assert [name.partition(' (')[0] for name in run.bounds] == bounds
+
+
 def test_a_test_row_has_a_label():
   wrong = np.asarray(SET.test.labels).copy()
   wrong[3] = -1
