@@ -124,7 +124,10 @@ def index(root: pathlib.Path, made: Mapping[pathlib.Path, str]) -> str:
 
 def _paper_part(here: pathlib.Path, folder: pathlib.Path
                 ) -> tuple[str, str] | None:
-  """Title and table, the paper's numbers before ours; None without results."""
+  """Title and table, the paper's numbers before ours; None without results.
+
+  Of a variant only the rows and columns in which something has been run.
+  """
   name, _, variant = folder.name.partition('.')
   table = papers.load(name)
   stored = {}
@@ -139,12 +142,16 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
   title = table.title + (f', variant `{variant}`' if variant else '')
   lines = [f'Paper / ours, {table.unit}. {table.citation}; {table.runs}. '
            'Ours: the last round, mean ± standard deviation over seeds. '
-           + _how(name, variant, known), '',
-           '| | ' + ' | '.join(c['title'] for c in table.columns) + ' |',
-           '|---' * (len(table.columns) + 1) + '|']
-  for i, row in enumerate(table.rows):
-    places = []
-    for j, column in enumerate(table.columns):
+           + _how(name, variant, known), '']
+  shape = len(table.rows), len(table.columns)
+  run = np.array([[table.place(i, j).name in stored or not variant
+                   for j in range(shape[1])] for i in range(shape[0])])
+  columns = [(j, table.columns[j]) for j in np.flatnonzero(run.any(0))]
+  lines += ['| | ' + ' | '.join(c['title'] for _, c in columns) + ' |',
+            '|---' * (len(columns) + 1) + '|']
+  for i in np.flatnonzero(run.any(1)):
+    row, places = table.rows[i], []
+    for j, column in columns:
       value, std = table.value(i, j)
       text = table.text(value) + ('' if std is None else
                                   f' ± {table.text(std)}')

@@ -104,6 +104,7 @@ def test_a_variant_is_named_and_is_not_the_table(copy):
   text = page(copy, 'tables/feddure1.short')
   assert 'FedDure, Table 1, variant `short`' in text
   assert '--variant=short -- --num_rounds=9`' in text
+  assert '/ 40.00 |' in text and '/ - |' not in text  # What was run, alone.
 
 
 def test_numbers_that_are_no_accuracy(copy):
