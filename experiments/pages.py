@@ -146,10 +146,11 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
   shape = len(table.rows), len(table.columns)
   run = np.array([[table.place(i, j).name in stored or not variant
                    for j in range(shape[1])] for i in range(shape[0])])
-  columns = [(j, table.columns[j]) for j in np.flatnonzero(run.any(0))]
+  columns = [(j, table.columns[j])
+             for j in np.flatnonzero(run.any(0)).tolist()]
   lines += ['| | ' + ' | '.join(c['title'] for _, c in columns) + ' |',
             '|---' * (len(columns) + 1) + '|']
-  for i in np.flatnonzero(run.any(1)):
+  for i in np.flatnonzero(run.any(1)).tolist():
     row, places = table.rows[i], []
     for j, column in columns:
       value, std = table.value(i, j)
