@@ -310,7 +310,8 @@ class Run(NamedTuple):
 
     Args:
       inputs: images [B, H, W, C], or [B, H, W] if C is 1, 0 to 255, or floats
-        of 0 to 1, as a data set may have; of texts int32[B, T] or
+        of 0 to 1, as a data set may have (all of 1 or less: by
+        their scale the whole call counts); of texts int32[B, T] or
         float[B, T, E].
       seed: which of the run's seeds; the first by default.
 

@@ -186,9 +186,11 @@ def register(known: dict[str, Any], name: str, kind: str = ''
     path = imports.path_of(_module(made))
     if path:
       _OF_FILES.setdefault(path, []).append((known, name, made))
-      if name in known and (_is_version(known[name], path)
-                            or _place(known[name]) == _place(made)):
+      if name in known and _is_version(known[name], path):
         return given
+    # The file was imported by its path as well as by its name.
+    if name in known and _place(known[name]) == _place(made):
+      return given
     if name in known and not _is_again(known[name], made):
       raise ValueError(f'{kind} {name!r} is registered already, by '
                        f'{_place(known[name])}; choose another name.')

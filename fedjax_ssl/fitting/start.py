@@ -10,7 +10,6 @@ import pathlib
 import tempfile
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from fedjax_ssl import config, data, methods
@@ -113,12 +112,9 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
                       'fields of fedjax_ssl.config.Config.')
     if name in given:
       raise TypeError(f'{name} is given twice.')
-    if hasattr(value, 'dtype'):  # A number of NumPy's or JAX's.
-      if np.ndim(value):  # type: ignore[arg-type]
-        raise FieldError(name, f'an array {np.shape(value)}',  # type: ignore
-                         'must be a plain value, or a list of some.')
-      value = value.item()
-    given[name] = value
+    # Numbers of NumPy's or JAX's, or a few of them, as Python's.
+    given[name] = value.tolist() if hasattr(value, 'dtype') and hasattr(
+        value, 'tolist') else value
   if isinstance(given.get('seeds'), int):
     raise FieldError('seeds', given['seeds'],
                      'must be several, as in [0, 1, 2]; or give seed.')

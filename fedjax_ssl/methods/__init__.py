@@ -182,13 +182,16 @@ def check_report(made: Method, server: PyTree) -> None:
   if made.report is None:
     return
   try:
-    found: Any = jax.eval_shape(made.report, server, jnp.int32(0))
+    inspect.signature(made.report).bind(server, 0)
   except TypeError as error:
     raise ValueError(f'report must take (server, round): {error}') from error
+  found: Any = jax.eval_shape(made.report, server, jnp.int32(0))
   wrong = '' if isinstance(found, Mapping) else type(found).__name__
   for name, value in () if wrong else found.items():
-    if jnp.shape(value) or not isinstance(name, str):
-      wrong = f'{name!r} of shape {jnp.shape(value)}'
+    if getattr(value, 'shape', None) != () or not isinstance(name, str):
+      shape = getattr(value, 'shape', '')
+      wrong = f'{name!r}' + (f' of shape {shape}' if shape else
+                             f', a {type(value).__name__}')
   if wrong:
     raise ValueError('report must return numbers by name, '
                      f"{{'name': float32[]}}, not {wrong}")

@@ -196,8 +196,10 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
       task, s, step, payload.model, memory.opt_state, kept.batches,
       client.round, keys[2])
   takes_part = kept.batches.num_steps > 0
-  counts = (jnp.float32(1) if own.weighting == 'uniform' else _status(
-      task, payload.model, client, overall, keys[0]))
+  counts = jnp.float32(1)
+  if own.weighting == 'status':
+    counts, more = _status(task, payload.model, client, overall, keys[0])
+    labeled = {**labeled, 'forward_passes': labeled['forward_passes'] + more}
   after = Memory(learner.opt_state if s.keep_momentum else (), bars)
   return alternate.update(
       client, payload.model, learner, tree.where(takes_part, after, memory),
@@ -206,19 +208,20 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
 
 
 def _status(task: Task, model: Variables, client: Client, overall: jax.Array,
-            key: jax.Array) -> jax.Array:
-  """Computes the weight of a client, float32[].
+            key: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Computes the weight of a client, float32[], and counts passes for it.
 
   Without unlabeled rows it is by how sure the model is of the labeled ones;
   else such a client would count most of all.
   """
+  rows = jnp.float32(0)
   if task.labels_at == 'clients':
     alone = client.shard.num_unlabeled == 0
     top, rows = labeling.sureness(
         task, lambda inputs, key: task.apply(model, inputs), client, key,
         kind='labeled', wanted=alone)
     overall = jnp.where(alone, top / jnp.maximum(rows, 1), overall)
-  return 1 - overall + _LEAST
+  return 1 - overall + _LEAST, rows
 
 
 def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any

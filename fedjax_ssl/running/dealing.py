@@ -219,7 +219,7 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
         raise
       raise FieldError('alpha', options.alpha, f'{error}.') from error
   rows = int(where.sum())
-  if least > rows:
+  if least > rows and getattr(options, 'min_size', None) is not None:
     raise FieldError('min_size', least, f'there are {rows} rows to deal; give '
                      f'{rows // options.num_clients} or less.')
   if options.num_clients * least > rows:
@@ -271,7 +271,7 @@ def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
   """
   check_labels('share', options)
   owner = _dealt(f'dirichlet_{options.dirichlet}', rng, labels, pool,
-                 _least(options), options)
+                 _least(options, labels, pool), options)
   return _label(rng, labels, owner, options)
 
 
@@ -346,6 +346,12 @@ def holders_alone(options: Any) -> bool:
   """Returns whether the first clients hold all labels, if a deal allows it."""
   return bool(options.num_labeled_clients >= 0
               and options.labels_at == 'clients')
+
+
+def num_known(options: Any) -> int:
+  """How many clients, the first ones, know all their labels; 0 if all do."""
+  first = options.num_labeled_clients if holders_alone(options) else 0
+  return int(first) if first < options.num_clients else 0
 
 
 def natural(owner: np.ndarray) -> Deal:

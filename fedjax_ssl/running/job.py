@@ -110,7 +110,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     who = 'The server' if at_server else 'No client'
     has = 'has no' if at_server else 'has a'
     what = f'{who} {has} labeled example'
-    if options.labeled_fraction is not None:
+    if options.labeled_fraction is not None and not options.partition_file:
       raise FieldError('labeled_fraction', options.labeled_fraction,
                        f'{what}; give more.')
     raise FieldError('labels_at', options.labels_at,

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from fedjax_ssl import config, data
@@ -218,8 +219,8 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           seeds=tuple(deals)), origin)
           for name, folder, labels, method in names]
   if options.pictures and all(job.method.pictures is None for job in jobs):
-    raise config.FieldError('pictures', True, f'{jobs[0].name} generates '
-                            'nothing to draw; fedssl does.')
+    logging.warning('--pictures: %s generates nothing to draw; fedssl does.',
+                    jobs[0].name)
   return jobs
 
 
@@ -282,13 +283,17 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
   """One seed's partition: from a file, or dealt.
 
   Rows without a label, -1, go to clients at random and evenly, where the data
-  do not name their clients.
+  do not name their clients; but to none that by the setting has labels only.
   """
   labels = np.asarray(dataset.train.labels)
   if options.partition_file:
     try:
-      return data.load_partition(options.partition_file, labels.size,
-                                 options.num_clients, labels=labels)
+      found = data.load_partition(options.partition_file, labels.size,
+                                  options.num_clients, labels=labels)
+      if (labels < 0)[(found.labeled >= 0) | found.validation].any():
+        raise ValueError('a row that has no label (-1) is labeled in it, or '
+                         'held out')
+      return found
     except ValueError as error:
       raise FieldError('partition_file', options.partition_file, f'{error}.'
                        ) from error
@@ -310,10 +315,11 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
       raise FieldError('dataset', options.dataset, 'has rows without a label '
                        '(-1), which a stream of tasks cannot deal.')
     rows = rng.permutation(np.flatnonzero(pool & ~known))
+    first = dealing.num_known(options)
     unlabeled[rows] = (
         dataset.owner[rows]
         if options.partition == 'natural' and dataset.owner is not None
-        else np.arange(rows.size) % options.num_clients)
+        else first + np.arange(rows.size) % (options.num_clients - first))
   return data.Partition(labeled, unlabeled, validation, *tasks)
 
 

@@ -166,8 +166,8 @@ def probe_of(federation: Federation) -> Probe:
 
 def _judge(pseudo_label: Any, server: PyTree, memory: PyTree,
            places: jax.Array, train: Examples, probe: Probe
-           ) -> tuple[jax.Array, jax.Array]:
-  """float32[P] each: rows that get the right pseudo-label, and that get one.
+           ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Counts pseudo-labels, float32[P] each: right, of known class, in all.
 
   Args:
     pseudo_label: see `Method`.
@@ -183,8 +183,9 @@ def _judge(pseudo_label: Any, server: PyTree, memory: PyTree,
         server, tree.take(memory, place),
         jnp.take(train.inputs, rows, axis=0))
     truth = jnp.take(train.labels, rows)
-    mask = mask * (truth >= 0)  # The others cannot be judged.
-    return (weight * (label == truth) * mask).sum(), (weight * mask).sum()
+    known = truth >= 0  # The others cannot be judged.
+    return ((weight * (label == truth) * known * mask).sum(),
+            (weight * known * mask).sum(), (weight * mask).sum())
   return lax.map(one, jax.tree.map(jnp.asarray, (places, *probe[1:])))
 
 
@@ -299,8 +300,8 @@ class Evaluation:
         jnp.asarray(federation.train.labels), rows)
     out['labeled_accuracy'] = (hits * real).sum() / real.sum()
     if clients.judged:
-      right, used = clients.judged
-      out['pseudo_label_accuracy'] = right.sum() / used.sum()
+      right, known, used = clients.judged
+      out['pseudo_label_accuracy'] = right.sum() / known.sum()
       out['pseudo_label_rate'] = used.sum() / jnp.asarray(probe.mask).sum()
     if self._method.report is not None:
       out.update(self._method.report(server, round_))

@@ -32,12 +32,14 @@ def partition(setting, dataset=SET, **given):
     ('own_data', {'labels_per_class': 4}),
     ('digits_dirdir', {'labels_per_class': 8}),
     ('cifar_iid', {'labels_per_class': 5}),
+    ('cross_device', {'labeled_fraction': 0.5, 'labels_per_class': None}),
     ('labeled_clients', {'num_labeled_clients': 2})])
 def test_they_are_dealt_to_all_evenly_and_never_as_labeled(setting, given):
   found = partition(setting, **given)
   assert not found.validation[~KNOWN].any() and found.validation.any()
   assert (found.labeled[~KNOWN] == -1).all()
-  sizes = np.bincount(found.unlabeled[~KNOWN], minlength=5)  # All of them.
+  first = given.get('num_labeled_clients', 0)  # They have labels only.
+  sizes = np.bincount(found.unlabeled[~KNOWN], minlength=5)[first:]
   assert sizes.sum() == (~KNOWN).sum() and np.ptp(sizes) <= 1
   assert (found.labeled >= 0).any()
 
@@ -76,6 +78,7 @@ def test_arrays_with_them_are_trained_on_and_their_guesses_not_judged():
       progress=False, weak='none', strong='none')
   assert run.federations[0].clients.num_unlabeled.sum() == (~KNOWN).sum()
   assert np.isnan(run.metrics['pseudo_label_accuracy']).all()
+  assert run.metrics['pseudo_label_rate'] == [1]
   assert run.metrics['accuracy'][0] > 0
 
 

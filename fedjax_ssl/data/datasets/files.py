@@ -15,6 +15,7 @@ from fedjax_ssl.data.datasets import names as names_lib
 from fedjax_ssl.data.files import DataError as DataError
 
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
+_NONE = '-1'  # A row without a label, among words.
 _DARK = 64  # Images with less everywhere probably have another scale.
 
 # Key names: Keras' mnist.npz, and MedMNIST.
@@ -112,15 +113,26 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
     return arrays, names
   words = {part: names_lib.as_words(f'labels of {part}', labels)
            for part, (_, labels) in arrays.items()}
-  numbers, names = names_lib.number(words, names)
+  known = words['train'] != _NONE
+  if not known.any():
+    raise DataError(f'no row of train has a label, all are {_NONE}')
+  numbers, names = names_lib.number(
+      {**words, 'train': words['train'][known]}, names)
+  found = np.full(known.shape, -1)
+  found[known] = numbers['train']
+  numbers['train'] = found
   return {part: (inputs, numbers[part])
           for part, (inputs, _) in arrays.items()}, names
 
 
 def _words_of(labels: np.ndarray) -> np.ndarray:
-  """The labels, as an array of text if they are objects that all are text."""
+  """The labels, as an array of text if they are objects that all are text.
+
+  Some may be the number -1, for no label.
+  """
   if labels.dtype.kind == 'O' and labels.size and all(
-      isinstance(word, str) for word in labels.flat):
+      isinstance(word, str) or word == -1 for word in labels.flat) and any(
+          isinstance(word, str) for word in labels.flat):
     return labels.astype(str)
   return labels
 
@@ -189,6 +201,8 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
                     'their scale, multiply them: views expect it.', brightest)
   labels = {k: _labels(k, v[1]) for k, v in arrays.items()}
   num_classes = int(labels['train'].max(initial=-1)) + 1
+  if not num_classes:
+    raise DataError('no row of train has a label, all are -1')
   for part in arrays:
     if len(images[part]) != len(labels[part]):
       raise DataError(f'{part} has {len(images[part])} images and '

@@ -137,6 +137,7 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
                       f'2**31, or words all of them, not {word[:40]!r}'
                       ) from None
   found = np.array(labels, np.int32)
+  known = found >= 0
   if found.min() < -1 or len(np.unique(found[known])) <= found.max():
     raise DataError(f'labels must be 0 to C-1, each present, or {_NONE} for a '
                     'row without a label')
@@ -237,13 +238,18 @@ def read_csv(path: pathlib.Path,
   held = np.array([is_test(text) for text in texts])
   splits = rows.splits
   if splits is None:
-    held &= rows.labels >= 0  # The others cannot be tested on.
-    splits = np.where(held, 'test', 'train')
+    known = rows.labels >= 0  # The others cannot be tested on.
+    tested = {text for text, one in zip(texts, held & known, strict=True)
+              if one}
+    again = ~known & np.array([text in tested for text in texts])
+    held &= known
+    splits = np.where(held, 'test', np.where(again, 'neither', 'train'))
     if held.all() or not held.any():
       raise DataError(f'{path}: its {len(texts)} texts, {len(set(texts))} of '
                       'them different, are too few to split')
   train = splits == 'train'
-  for part in splits[~train & (rows.labels < 0)]:
+  for part in () if rows.splits is None else (
+      splits[~train & (rows.labels < 0)]):
     raise DataError(f'{path}: a row without a label ({_NONE}) is in the part '
                     f'{str(part)!r}; only train may have such')
   absent = np.setdiff1d(rows.labels, rows.labels[train])
@@ -252,8 +258,8 @@ def read_csv(path: pathlib.Path,
     raise DataError(f'{path}: no row with label {str(name)[:40]!r} is one to '
                     'train on')
   if embeddings is None:
-    known = vocabulary([t for t, own in zip(texts, train, strict=True) if own])
-    inputs = encode(texts, known)
+    inputs = encode(texts, vocabulary(
+        [t for t, own in zip(texts, train, strict=True) if own]))
   else:
     inputs = _vectors(pathlib.Path(embeddings), texts)
   parts = {part: splits == part for part in _PARTS if (splits == part).any()}

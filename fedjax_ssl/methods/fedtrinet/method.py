@@ -44,11 +44,12 @@ from fedjax_ssl.methods.parts import assemble, averaging, labeling, network
 
 # Whether the shared layers are frozen while the others are tuned; whether
 # networks label in training mode: with dropout, and statistics of one image;
-# and whether the client's last network votes.
+# and whether the client's last network votes. `frozen` was `freezes` when three
+# always voted, so that runs of then are not continued as others.
 _PROFILES: dict[str, dict[str, bool]] = {
-    'paper': {'freezes': True, 'labels_in_training': False,
+    'paper': {'frozen': True, 'labels_in_training': False,
               'last_votes': True},
-    'official': {'freezes': False, 'labels_in_training': True,
+    'official': {'frozen': False, 'labels_in_training': True,
                  'last_votes': False},
 }
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
@@ -85,7 +86,7 @@ class _Trained(NamedTuple):
 class _Settings(NamedTuple):
   """The knobs of `fedtrinet`, resolved."""
 
-  freezes: bool
+  frozen: bool
   labels_in_training: bool
   last_votes: bool
   first_phase: int  # Rounds.
@@ -143,13 +144,14 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
               num_shared: int = 1, scale: float = 2.8,
               protected: bool = True, final_weight: float = 0.15,
               keep_local: bool = False) -> Method:
-  """Trains on labels, then also on labels that three networks vote for.
+  """Trains on labels, then also on labels that a client's networks vote for.
 
   The first phase is FedAvg with equal weights. In the second, a client has
   three networks: the received one; its own last one (the received one in its
   first round); and a third one, with the first layers of the received network
   and the later layers of its own last one, which it tunes on its labels. For
-  each row the probabilities of the three are added. A row whose largest sum
+  each row the probabilities of the three are added, in 'official' those of the
+  first and the third. A row whose largest sum
   reaches a threshold gets that class as its label for good. Then the client
   trains the third network and sends it. The loss is the cross entropy of
   labeled and accepted rows together. Once a round has accepted 10 labels, it is
@@ -186,8 +188,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
       in any case.
 
   Returns:
-    The method; evaluation judges the labels that the three networks would
-    give, the third one untuned.
+    The method; evaluation judges the labels that these networks would give, the
+    third one untuned.
 
   Raises:
     ValueError: for an unknown profile, a number out of range, or labels at
@@ -362,7 +364,7 @@ def _tune(task: Task, s: _Settings, model: Variables, client: Client,
           key: jax.Array) -> tuple[Variables, Metrics]:
   """Tunes the third network on labels, for the task's epochs."""
   optimizer = task.optimizer(client.round)
-  if s.freezes:
+  if s.frozen:
     optimizer = shared_layers.freeze(
         optimizer, model.params,
         shared_layers.shared_layers(model.params, s.num_shared))

@@ -10,7 +10,8 @@ from fedjax_ssl.core.types import PyTree
 def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
   """Names the first `count` convolutions, or dense layers if there are none.
 
-  The normalization of the same number belongs to a layer.
+  The normalization of the same number belongs to a layer; that holds up to the
+  first shortcut with a convolution of its own.
 
   Args:
     params: parameters of a network, by layer.

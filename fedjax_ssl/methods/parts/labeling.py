@@ -74,8 +74,10 @@ def sureness(task: Task, predict: Callable[..., jax.Array], client: Client,
   def step(sums, batch, key):
     rows = getattr(batch, kind)
     top = jax.nn.softmax(predict(rows.inputs, key)).max(-1)
-    return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]), {}
+    return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]
+                            ).astype(jnp.float32), {}
 
   made = batching.batches(once, client.train, client.shard, key, kind)
   made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
-  return local_training.train(step, jnp.zeros(2), made, key)[0]
+  return local_training.train(
+      step, jnp.zeros(2, jnp.float32), made, key)[0]
