@@ -188,10 +188,9 @@ def register(known: dict[str, Any], name: str, kind: str = ''
       _OF_FILES.setdefault(path, []).append((known, name, made))
       if name in known and _is_version(known[name], path):
         return given
-    # The file was imported by its path as well as by its name.
-    if name in known and _place(known[name]) == _place(made):
-      return given
     if name in known and not _is_again(known[name], made):
+      if _place(known[name]) == _place(made):
+        return given  # A file that was imported by its path and by its name.
       raise ValueError(f'{kind} {name!r} is registered already, by '
                        f'{_place(known[name])}; choose another name.')
     known[name] = made

@@ -11,6 +11,9 @@ from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
 
 
+pytestmark = pytest.mark.usefixtures('as_registered')
+
+
 def made(task, loss_fn=None, streams='labeled', **options):
   def loss(model, given, batch, key):
     rows = batch.labeled
@@ -103,4 +106,3 @@ def test_a_file_may_be_imported_and_named(tmp_path, monkeypatch):
   import one_of_mine  # type: ignore[import-not-found]
   assert fit(one_of_mine.one_of_mine).name == 'one_of_mine'
   assert 'one_of_mine' in fit(f'{file}:one_of_mine(mu=0.3)').name
-  fedjax_ssl.methods.METHODS.pop('one_of_mine')
