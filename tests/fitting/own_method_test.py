@@ -10,7 +10,6 @@ from fedjax_ssl import losses
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
 
-
 pytestmark = pytest.mark.usefixtures('as_registered')
 
 
