@@ -112,7 +112,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     what = f'{who} {has} labeled example'
     if options.labeled_fraction is not None and not options.partition_file:
       raise FieldError('labeled_fraction', options.labeled_fraction,
-                       f'{what}; give more.')
+                       f'{what}; give more.', labels_at=options.labels_at)
     raise FieldError('labels_at', options.labels_at,
                      f'{what}; raise labels_per_class or labeled_fraction.')
   spec = _spec(dataset, federations, options)

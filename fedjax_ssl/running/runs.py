@@ -32,6 +32,7 @@ from fedjax_ssl.running.settings import Setting
 from fedjax_ssl.training import processes
 from fedjax_ssl.training import workdir as workdir_lib
 
+_DARK = 64  # Images with less everywhere probably have another scale.
 # Where bounds live below the workdir, by name in tables: (folder, flags).
 BOUNDS = {
     name: (f'labels_{labels}', labels)
@@ -197,6 +198,10 @@ def deal(setting: Setting, options: Config, dataset: data.Dataset
         f'{num_train} training examples.', dataset=options.dataset)
   if not len(dataset.test.labels):
     raise FieldError('dataset', options.dataset, 'no test examples.')
+  pixels = np.asarray(dataset.train.inputs)
+  if pixels.ndim == 4 and 0 < (brightest := pixels.max()) < _DARK:
+    logging.warning('The images hold 0 to %d, where 255 is white; if that is '
+                    'their scale, multiply them: views expect it.', brightest)
   return {seed: _partition(setting, options, dataset, seed)
           for seed in options.all_seeds}
 

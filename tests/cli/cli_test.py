@@ -57,7 +57,7 @@ BAD = {
     'fraction': (['--labeled_fraction=1.5'], ['labeled_fraction=1.5', '1.0']),
     'fraction_nan': (['--labeled_fraction=nan'], ['labeled_fraction=nan']),
     'server_empty': (['--labels_at=server', '--labeled_fraction=0'],
-                     ['--labels_at=server', 'raise labels_per_class']),
+                     ['--labels_at=server', 'give more']),
     'validation': (['--validation_fraction=nan'], ['validation_fraction=nan']),
     'validation_all': (['--validation_fraction=1'],
                        ['validation_fraction=1', '0.9']),
@@ -70,7 +70,7 @@ BAD = {
     'clients_overflow': (['--num_clients=100000000000'],
                          ['--num_clients=100000000000', '2147483647']),
     'nobody_labeled': (['--labeled_fraction=0'],
-                       ['--labeled_fraction=0.0: No client', 'give more']),
+                       ['--labeled_fraction=0.0', 'No client', 'give more']),
     'min_size': (['--min_size=100000'], ['--min_size=100000: ', '1265 rows']),
     'all_at_server': (
         ['--labels=all', '--labels_at=server', '--method=fixmatch'],
@@ -168,17 +168,13 @@ def arrays(side: int = 8) -> dict[str, np.ndarray]:
           'x_test': rng.integers(0, 256, (40, side, side), dtype=np.uint8)}
 
 
-def negative(labels):
-  return np.where(labels == 3, -1, labels)
-
-
 def without_2(labels):
   return np.where(labels == 2, 3, labels)
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     'objects': ({'x_train': lambda x: x.astype(object)}, 'Python objects'),
-    'labels_negative': ({'y_train': negative}, '-1'),
+    'labels_negative': ({'y_train': lambda y: y - 2}, '-2'),
     'labels_above': ({'y_test': lambda y: y + 3}, 'label 6'),
     'labels_text': ({'y_train': lambda y: y.astype(str)}, 'list of words'),
     'labels_short': ({'y_train': lambda y: y[:-1]}, '399 labels'),

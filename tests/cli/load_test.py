@@ -61,8 +61,8 @@ def test_inputs_may_lack_the_one_channel(finished, test_set):
 
 
 @pytest.mark.parametrize('change, words', [
-    (lambda x: x[:, :4], '[B, 8, 8, 1]'), (lambda x: x[0], 'uint8[8, 8, 1]'),
-    (lambda x: x / 255, 'float64')])
+    (lambda x: x[:, :4], '[B, 8, 8, 1]'), (lambda x: x[0], 'not [8, 8, 1]'),
+    (lambda x: x / 3, 'floats neither'), (lambda x: x * 1j, 'complex128')])
 def test_other_inputs_are_refused(finished, test_set, change, words):
   run = fedjax_ssl.load(finished)
   with pytest.raises(ValueError) as info:

@@ -46,13 +46,17 @@ def _shared(text):
     ('fixmatch', None), ("fixmatch(labeler='global')", 4), ('sage', 4),
     ('steadymatch', 4),
     ('proxyfl', 7), ('proxyfl(true_labels=True)', 4),
-    ('proxyfl(contrast_weight=0.0)', 4), ('semifl', 12), ('fl2', 12)])
+    ('proxyfl(contrast_weight=0.0)', 4), ('semifl', 12)])
 def test_the_received_model_sees_all_clients_rows_as_one_batch(text, rows):
   """`rows` of each client: the 4 unlabeled ones of a step, with the 3 others.
 
   Or all its unlabeled ones, which are labeled before the first step.
   """
   assert _shared(text) == ([] if rows is None else [TOGETHER * rows])
+
+
+def test_fl2_also_sees_the_labeled_rows_of_clients_with_labels_alone():
+  assert _shared('fl2') == [TOGETHER * 12, TOGETHER * 3]
 
 
 def test_a_model_for_each_client_is_found():

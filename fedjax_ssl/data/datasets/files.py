@@ -6,7 +6,6 @@ import difflib
 import pathlib
 from typing import NamedTuple
 
-from absl import logging
 import numpy as np
 
 from fedjax_ssl.core.types import Examples
@@ -16,7 +15,6 @@ from fedjax_ssl.data.files import DataError as DataError
 
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
 _NONE = '-1'  # A row without a label, among words.
-_DARK = 64  # Images with less everywhere probably have another scale.
 
 # Key names: Keras' mnist.npz, and MedMNIST.
 _LAYOUTS = (
@@ -195,10 +193,6 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
                 ) -> dict[str, Examples]:
   """Converts raw parts to Examples; see `read_npz`."""
   images = as_stored({k: v[0] for k, v in arrays.items()})
-  brightest = int(images['train'].max())
-  if 0 < brightest < _DARK:
-    logging.warning('The images hold 0 to %d, where 255 is white; if that is '
-                    'their scale, multiply them: views expect it.', brightest)
   labels = {k: _labels(k, v[1]) for k, v in arrays.items()}
   num_classes = int(labels['train'].max(initial=-1)) + 1
   if not num_classes:
