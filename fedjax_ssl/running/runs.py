@@ -10,7 +10,6 @@ import sys
 import time
 from typing import Any
 
-from absl import logging
 import numpy as np
 
 from fedjax_ssl import config, data
@@ -200,8 +199,8 @@ def deal(setting: Setting, options: Config, dataset: data.Dataset
     raise FieldError('dataset', options.dataset, 'no test examples.')
   pixels = np.asarray(dataset.train.inputs)
   if pixels.ndim == 4 and 0 < (brightest := pixels.max()) < _DARK:
-    logging.warning('The images hold 0 to %d, where 255 is white; if that is '
-                    'their scale, multiply them: views expect it.', brightest)
+    _note(f'The images hold 0 to {brightest}, where 255 is white; if that is '
+          'their scale, multiply them: views expect it.')
   return {seed: _partition(setting, options, dataset, seed)
           for seed in options.all_seeds}
 
@@ -224,9 +223,14 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           seeds=tuple(deals)), origin)
           for name, folder, labels, method in names]
   if options.pictures and all(job.method.pictures is None for job in jobs):
-    logging.warning('--pictures: %s generates nothing to draw; fedssl does.',
-                    jobs[0].name)
+    _note(f'--pictures: {jobs[0].name} generates nothing to draw; fedssl does.')
   return jobs
+
+
+def _note(text: str) -> None:
+  """Says something that changes nothing, once for all processes."""
+  if processes.is_first():
+    print(f'Note: {text}', file=sys.stderr)
 
 
 def wanted(options: Config, workdir: pathlib.Path
