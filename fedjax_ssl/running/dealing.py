@@ -349,7 +349,7 @@ def holders_alone(options: Any) -> bool:
 
 
 def num_known(options: Any) -> int:
-  """How many clients, the first ones, know all their labels; 0 if all do."""
+  """How many clients, the first ones, have labels only; 0 if none or all."""
   first = options.num_labeled_clients if holders_alone(options) else 0
   return int(first) if first < options.num_clients else 0
 

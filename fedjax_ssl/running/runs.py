@@ -308,9 +308,8 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
                        ) from error
   if options.partition_seed is not None:
     seed = options.partition_seed
-  deal = setting.deal
-  if options.partition == 'natural' and dataset.owner is not None:
-    deal = dealing.natural(dataset.owner)
+  owner = dataset.owner if options.partition == 'natural' else None
+  deal = setting.deal if owner is None else dealing.natural(owner)
   rng = np.random.default_rng([seed, 0x5353])
   validation, known = np.zeros(labels.size, bool), labels >= 0
   if dataset.validation is None:
@@ -325,10 +324,8 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
                        '(-1), which a stream of tasks cannot deal.')
     rows = rng.permutation(np.flatnonzero(pool & ~known))
     first = dealing.num_known(options)
-    unlabeled[rows] = (
-        dataset.owner[rows]
-        if options.partition == 'natural' and dataset.owner is not None
-        else first + np.arange(rows.size) % (options.num_clients - first))
+    unlabeled[rows] = owner[rows] if owner is not None else (
+        first + np.arange(rows.size) % (options.num_clients - first))
   return data.Partition(labeled, unlabeled, validation, *tasks)
 
 

@@ -18,8 +18,8 @@ from fedjax_ssl.data.partition import labeling
 __all__ = ('DATASETS', 'DATA_DIR', 'DataError', 'Dataset', 'load', 'register',
            'split_validation')
 
-# Environment variable: the folder of .npz files.
 NAME = r'\w[\w.+-]*'  # Of a data set, and of its file without the end.
+# Environment variable: the folder of .npz files.
 DATA_DIR = 'FEDJAX_SSL_DATA'
 
 # Mean and standard deviation of each channel, as the papers' codes use them:

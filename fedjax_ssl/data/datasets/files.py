@@ -14,7 +14,6 @@ from fedjax_ssl.data.datasets import names as names_lib
 from fedjax_ssl.data.files import DataError as DataError
 
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
-_NONE = '-1'  # A row without a label, among words.
 
 # Key names: Keras' mnist.npz, and MedMNIST.
 _LAYOUTS = (
@@ -111,9 +110,9 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
     return arrays, names
   words = {part: names_lib.as_words(f'labels of {part}', labels)
            for part, (_, labels) in arrays.items()}
-  known = words['train'] != _NONE
+  known = words['train'] != names_lib.NONE
   if not known.any():
-    raise DataError(f'no row of train has a label, all are {_NONE}')
+    raise DataError(f'no row of train has a label, all are {names_lib.NONE}')
   numbers, names = names_lib.number(
       {**words, 'train': words['train'][known]}, names)
   found = np.full(known.shape, -1)

@@ -8,6 +8,8 @@ import numpy as np
 
 from fedjax_ssl.data.files import DataError
 
+NONE = '-1'  # The label of a row without one, among words.
+
 
 def as_words(kind: str, values: np.ndarray) -> np.ndarray:
   """Converts an array of strings, or of UTF-8 bytes, to str[D].

@@ -30,7 +30,6 @@ PADDING, UNKNOWN = 0, 1
 _TEST_PERCENT = 20
 _COLUMNS = ('label', 'text', 'split', 'client')
 _PARTS = ('train', 'validation', 'test')
-_NONE = '-1'  # The label of a row without one.
 _NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|nan|inf)', re.IGNORECASE)
 _WORD = re.compile(r"[#@]?\w+(?:'\w+)?|[!?]+")
 
@@ -112,15 +111,15 @@ Records = Sequence[tuple[int, dict[str, str]]]
 def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
   """int32[D], -1 for none, and the names where labels are words."""
   words = [cells['label'].strip() for _, cells in rows]
-  known = np.array([word != _NONE for word in words])
-  told = [word for word in words if word != _NONE]
+  known = np.array([word != names_lib.NONE for word in words])
+  told = [word for word in words if word != names_lib.NONE]
   if not told:
-    raise DataError(f'no row has a label but {_NONE}, which is none')
+    raise DataError(f'no row has a label but {names_lib.NONE}, which is none')
   if not any(_NUMBER.fullmatch(word) for word in told):
     for (line, _), word in zip(rows, words, strict=True):
       if not word:
         raise DataError(f', line {line}: no label; of a row without any it is '
-                        f'{_NONE}')
+                        f'{names_lib.NONE}')
     numbers, names = names_lib.number({'train': np.array(told)})
     if len(names) < 2:
       raise DataError(f'all labels are {names[0][:40]!r}; one class is nothing '
@@ -139,8 +138,8 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
   found = np.array(labels, np.int32)
   known = found >= 0
   if found.min() < -1 or len(np.unique(found[known])) <= found.max():
-    raise DataError(f'labels must be 0 to C-1, each present, or {_NONE} for a '
-                    'row without a label')
+    raise DataError('labels must be 0 to C-1, each present, or '
+                    f'{names_lib.NONE} for a row without a label')
   if not found[known].any():
     raise DataError('all labels are 0; one class is nothing to tell apart')
   return found, None
@@ -250,8 +249,8 @@ def read_csv(path: pathlib.Path,
   train = splits == 'train'
   for part in () if rows.splits is None else (
       splits[~train & (rows.labels < 0)]):
-    raise DataError(f'{path}: a row without a label ({_NONE}) is in the part '
-                    f'{str(part)!r}; only train may have such')
+    raise DataError(f'{path}: a row without a label ({names_lib.NONE}) is in '
+                    f'the part {str(part)!r}; only train may have such')
   absent = np.setdiff1d(rows.labels, rows.labels[train])
   if rows.splits is not None and absent.size:
     name = rows.class_names[absent[0]] if rows.class_names else absent[0]
