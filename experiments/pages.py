@@ -33,7 +33,8 @@ from fedjax_ssl.report.summary import COLOURS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
 _END = '<!-- end of {} -->'
-_GROWTH = ('growth_million', 'growth_million_one', 'growth_kept', 'processes')  # On one page.
+# On one page.
+_GROWTH = 'growth_million', 'growth_million_one', 'growth_kept', 'processes'
 _BENCH = f'{records.VERSION}_'  # Tables of the bench; a bed's name follows.
 _FIRST = 'clients'  # The bed whose best rows are in README.md.
 _SHOWN = 8  # Of them, the bounds included.

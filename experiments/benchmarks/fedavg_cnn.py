@@ -9,7 +9,6 @@ python experiments/benchmarks/fedavg_cnn.py
 """
 from __future__ import annotations
 
-import itertools
 import pathlib
 import sys
 
@@ -18,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from experiments.benchmarks import harness, limit
+from experiments.benchmarks import harness, limit, torch_apart
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS
@@ -26,7 +25,6 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer('num_clients', 100, 'Clients.', lower_bound=10)
 flags.DEFINE_integer('rows', 200, 'Images of each client.', lower_bound=1)
 flags.DEFINE_integer('batch', 20, 'Rows of a local step.', lower_bound=1)
-flags.DEFINE_integer('rounds', 1, 'Rounds of one repetition.', lower_bound=1)
 
 QUICK = {'num_clients': 10, 'rows': 4, 'batch': 2}
 
@@ -34,11 +32,7 @@ QUICK = {'num_clients': 10, 'rows': 4, 'batch': 2}
 def main() -> None:
   """Times both and reports."""
   harness.need_torch()
-  import torch
-
-  from experiments.benchmarks import torch_loop
   mesh = harness.make_mesh()
-  torch.set_num_threads(FLAGS.num_devices)
   train = harness.examples(FLAGS.num_clients * FLAGS.rows, (28, 28, 1))
   owner = np.repeat(np.arange(FLAGS.num_clients, dtype=np.int32), FLAGS.rows)
   spec = fssl.TaskSpec(
@@ -51,27 +45,16 @@ def main() -> None:
   flops = limit.round_flops(spec, ours.federation, ours.cohort(0), 'labeled')
   rows = np.split(np.arange(owner.size), FLAGS.num_clients)
 
-  def pytorch(layout):
-    network = torch_loop.FedAvgCNN()
-    torch_loop.load_flax(network, ours.model.params)
-    loop = torch_loop.Loop(
-        network, np.asarray(train.inputs), np.asarray(train.labels), rows,
-        mean=0.5, std=0.25,
-        batch=FLAGS.batch, learning_rate=0.05, layout=layout)
-    rounds = itertools.count()
-    def run():
-      for _ in range(FLAGS.rounds):
-        loop.round(ours.cohort(next(rounds)))
-    return run
-
-  runs = {f'PyTorch, {layout}': pytorch(layout)
-          for layout in torch_loop.LAYOUTS}
+  runs = torch_apart.loops(
+      'torch_loop', ours, (train.inputs, train.labels, rows),
+      threads=FLAGS.num_devices, mean=0.5, std=0.25, batch=FLAGS.batch,
+      learning_rate=0.05)
   products = limit.Products(mesh, 'float32', FLAGS.product_size)
   seconds = harness.interleave(
-      {'ours': lambda: ours.advance(FLAGS.rounds), **runs, **products.runs},
+      {'ours': lambda: ours.advance(1), **runs, **products.runs},
       FLAGS.repeats)
   middle = harness.medians(seconds)
-  per_round = {name: middle[name] / FLAGS.rounds for name in ('ours', *runs)}
+  per_round = {name: middle[name] for name in ('ours', *runs)}
   ratio = harness.over_fastest(seconds, 'ours', runs)
   images = spec.cohort_size * FLAGS.rows
   reached = limit.shares({'network': (flops, per_round['ours'])},
@@ -80,10 +63,10 @@ def main() -> None:
       'fedavg_cnn',
       [['', 's/round', 'images/s'],
        *[[name, s, images / s] for name, s in per_round.items()]],
-      {'data': 'random pixels', 'rounds': FLAGS.rounds, 'seconds': seconds,
-       'limit': reached},
+      {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
+       'pages': torch_apart.pages()},
       ratio)
 
 
 if __name__ == '__main__':
-  harness.run(main, QUICK)
+  harness.run(main, QUICK, as_programs=True)

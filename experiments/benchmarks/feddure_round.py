@@ -10,16 +10,14 @@ python experiments/benchmarks/feddure_round.py --model=resnet9
 """
 from __future__ import annotations
 
-import itertools
 import pathlib
 import sys
 
 from absl import flags
-import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from experiments.benchmarks import harness
+from experiments.benchmarks import harness, torch_apart
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS
@@ -54,27 +52,14 @@ def make(mesh) -> harness.Simulation:
 def main() -> None:
   """Times both and reports."""
   harness.need_torch()
-  import torch
-
-  from experiments.benchmarks import torch_feddure, torch_loop
   mesh = harness.make_mesh()
-  torch.set_num_threads(FLAGS.num_devices)
   ours = make(mesh)
   train, clients = ours.federation.train, ours.federation.clients
-
-  def pytorch(layout):
-    network = torch_loop.network_of(
-        FLAGS.model, ours.model.params, train.inputs.shape[1])
-    loop = torch_feddure.Loop(
-        network, train.inputs, train.labels, np.asarray(clients.labeled),
-        np.asarray(clients.unlabeled), mean=0.5, std=0.25,
-        batch=FLAGS.labeled, unlabeled_batch=FLAGS.unlabeled,
-        learning_rate=_RATE, layout=layout)
-    rounds = itertools.count()
-    return lambda: loop.round(ours.cohort(next(rounds)))
-
-  runs = {f'PyTorch, {layout}': pytorch(layout)
-          for layout in torch_loop.LAYOUTS}
+  runs = torch_apart.loops(
+      'torch_feddure', ours, (
+          train.inputs, train.labels, clients.labeled, clients.unlabeled),
+      threads=FLAGS.num_devices, mean=0.5, std=0.25, batch=FLAGS.labeled,
+      unlabeled_batch=FLAGS.unlabeled, learning_rate=_RATE)
   seconds = harness.interleave(
       {'ours': lambda: ours.advance(1), **runs}, FLAGS.repeats)
   middle = harness.medians(seconds)
@@ -86,9 +71,9 @@ def main() -> None:
        *[[name, s, rows / s] for name, s in middle.items()]],
       {'data': 'random pixels', 'model': FLAGS.model, 'steps': FLAGS.steps,
        'labeled': FLAGS.labeled, 'unlabeled': FLAGS.unlabeled,
-       'seconds': seconds},
+       'seconds': seconds, 'pages': torch_apart.pages()},
       harness.over_fastest(seconds, 'ours', runs))
 
 
 if __name__ == '__main__':
-  harness.run(main, QUICK)
+  harness.run(main, QUICK, as_programs=True)

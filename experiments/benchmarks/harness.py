@@ -20,6 +20,7 @@ import numpy as np
 import fedjax_ssl as fssl
 from fedjax_ssl import models
 from fedjax_ssl.core import sampling
+from fedjax_ssl.running import huge_pages
 from fedjax_ssl.training import away, client_rows, environment, runner
 
 FLAGS = flags.FLAGS
@@ -36,14 +37,18 @@ flags.DEFINE_bool('quick', False, 'Tiny sizes, to see that all runs; says '
                   'nothing about speed. A flag that is given keeps its value.')
 
 
-def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None
-        ) -> None:
+def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None,
+        *, as_programs: bool = False) -> None:
   """Runs a benchmark; what a user can mend is one line and exit code 2.
 
   Args:
     main: the benchmark.
     quick: see `shrink`.
+    as_programs: whether it starts once more for huge pages, as the library's
+      programs do.
   """
+  if as_programs:
+    huge_pages.begin_again()
   def checked(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')

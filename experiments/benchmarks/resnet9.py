@@ -14,8 +14,7 @@ python experiments/benchmarks/resnet9.py --compile   # FixMatch's compilation
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import os
 import pathlib
 import subprocess
@@ -30,7 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from experiments.benchmarks import harness, limit
+from experiments.benchmarks import harness, limit, torch_apart
 import fedjax_ssl as fssl
 
 FLAGS = flags.FLAGS
@@ -87,13 +86,10 @@ def _compare() -> None:
       _spec(), harness.federate(train, owner, num_clients=FLAGS.num_clients),
       mesh)
   rows = np.split(np.arange(owner.size), FLAGS.num_clients)
-  def loop(torch_loop, layout, network):
-    return torch_loop.Loop(
-        network, train.inputs, train.labels, rows, mean=0.5, std=0.25,
-        batch=FLAGS.batch, learning_rate=0.01, layout=layout)
-
   flops = _flops(ours, 'labeled')
-  runs, missing = _pytorch(ours, loop)
+  runs, missing = _pytorch(
+      'torch_loop', ours, (train.inputs, train.labels, rows),
+      batch=FLAGS.batch)
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: ours.advance(1), **runs, **products.runs},
@@ -107,31 +103,26 @@ def _compare() -> None:
        *[[name, middle[name], owner.size / middle[name]]
          for name in ('ours', *runs)], *missing],
       {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
-       **_sizes()}, _ratio(seconds, runs))
+       'pages': torch_apart.pages(), **_sizes()}, _ratio(seconds, runs))
 
 
-def _pytorch(ours: harness.Simulation, make: Callable[[Any, str, Any], Any]
+def _pytorch(kind: str, ours: harness.Simulation, data: Sequence[Any],
+             **choices: Any
              ) -> tuple[dict[str, Callable[[], None]], list[list[str]]]:
   """Rounds of PyTorch by layout, and the table's rows of what is missing.
 
   Args:
-    ours: whose weights and cohorts it gets.
-    make: (torch_loop, layout, network) -> its loop.
+    kind: see `torch_apart.loops`.
+    ours: the same.
+    data: the same.
+    **choices: of the loop.
   """
   missing = harness.without_torch()
   if missing:
     return {}, [['PyTorch', '-', missing]]
-  import torch
-
-  from experiments.benchmarks import torch_loop
-  torch.set_num_threads(FLAGS.num_devices)
-  def rounds(layout):
-    network = torch_loop.ResNet9()
-    torch_loop.load_flax(network, ours.model.params)
-    loop, count = make(torch_loop, layout, network), itertools.count()
-    return lambda: loop.round(ours.cohort(next(count)))
-  return {f'PyTorch, {layout}': rounds(layout)
-          for layout in torch_loop.LAYOUTS}, []
+  return torch_apart.loops(
+      kind, ours, data, threads=FLAGS.num_devices, mean=0.5, std=0.25,
+      learning_rate=0.01, **choices), []
 
 
 def _ratio(seconds: Mapping[str, list[float]], runs: Iterable[str]
@@ -154,16 +145,11 @@ def _compare_fixmatch() -> None:
   plain = _fixmatch(mesh)
   full = _fixmatch(mesh, weak='flip_crop', strong='ra_mc')
   clients, train = plain.federation.clients, plain.federation.train
-  def loop(_, layout, network):
-    from experiments.benchmarks import torch_fixmatch
-    return torch_fixmatch.Loop(
-        network, np.asarray(train.inputs), np.asarray(train.labels),
-        list(np.asarray(clients.labeled)), list(np.asarray(clients.unlabeled)),
-        mean=0.5, std=0.25, batch=FLAGS.labeled,
-        unlabeled_batch=FLAGS.unlabeled, learning_rate=0.01, layout=layout)
-
   flops, more = _flops(plain), _flops(full)
-  runs, missing = _pytorch(plain, loop)
+  runs, missing = _pytorch(
+      'torch_fixmatch', plain, (
+          train.inputs, train.labels, clients.labeled, clients.unlabeled),
+      batch=FLAGS.labeled, unlabeled_batch=FLAGS.unlabeled)
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: plain.advance(1), **runs,
@@ -184,7 +170,7 @@ def _compare_fixmatch() -> None:
        *[[name, s, rows / s] for name, s in middle.items()
          if name not in products.runs], *missing],
       {'seconds': seconds, 'augmentation_share': share, 'limit': reached,
-       **_sizes()}, _ratio(seconds, runs))
+       'pages': torch_apart.pages(), **_sizes()}, _ratio(seconds, runs))
 
 
 def _compile() -> None:
@@ -239,4 +225,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  harness.run(main, QUICK)
+  harness.run(main, QUICK, as_programs=True)

@@ -24,16 +24,21 @@ _FIRST = (2, 35)  # The C library that knows the tunable.
 
 
 def restart() -> None:
+  """Calls `begin_again`, unless NumPy is loaded: then the work has begun."""
+  if 'numpy' not in sys.modules:
+    begin_again()
+
+
+def begin_again() -> None:
   """Starts this process again with huge pages, where that changes something.
 
   It keeps its number and its arguments. Call it first of all, and only where
   all that the process has done before may be done again. It returns if the
   system gives huge pages to all or to nobody, if the variable already says
-  how, if the program is not in a file, as a pipe cannot be read twice, if
-  another process has made this one to work for it, or if NumPy is loaded: then
-  the program has begun its work.
+  how, if the program is not in a file, as a pipe cannot be read twice, or if
+  another process has made this one to work for it.
   """
-  if 'numpy' in sys.modules or not sys.executable or not _can_begin_again():
+  if not sys.executable or not _can_begin_again():
     return
   variable = wanted(os.environ, _modes(), _libc())
   if variable is None:
