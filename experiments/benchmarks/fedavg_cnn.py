@@ -64,7 +64,7 @@ def main() -> None:
       [['', 's/round', 'images/s'],
        *[[name, s, images / s] for name, s in per_round.items()]],
       {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
-       'pages': torch_apart.pages()},
+       'our_tunables': torch_apart.tunables()},
       ratio)
 
 

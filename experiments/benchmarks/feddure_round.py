@@ -71,7 +71,7 @@ def main() -> None:
        *[[name, s, rows / s] for name, s in middle.items()]],
       {'data': 'random pixels', 'model': FLAGS.model, 'steps': FLAGS.steps,
        'labeled': FLAGS.labeled, 'unlabeled': FLAGS.unlabeled,
-       'seconds': seconds, 'pages': torch_apart.pages()},
+       'seconds': seconds, 'our_tunables': torch_apart.tunables()},
       harness.over_fastest(seconds, 'ours', runs))
 
 

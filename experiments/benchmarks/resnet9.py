@@ -103,7 +103,8 @@ def _compare() -> None:
        *[[name, middle[name], owner.size / middle[name]]
          for name in ('ours', *runs)], *missing],
       {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
-       'pages': torch_apart.pages(), **_sizes()}, _ratio(seconds, runs))
+       'our_tunables': torch_apart.tunables(), **_sizes()},
+      _ratio(seconds, runs))
 
 
 def _pytorch(kind: str, ours: harness.Simulation, data: Sequence[Any],
@@ -170,7 +171,8 @@ def _compare_fixmatch() -> None:
        *[[name, s, rows / s] for name, s in middle.items()
          if name not in products.runs], *missing],
       {'seconds': seconds, 'augmentation_share': share, 'limit': reached,
-       'pages': torch_apart.pages(), **_sizes()}, _ratio(seconds, runs))
+       'our_tunables': torch_apart.tunables(), **_sizes()},
+      _ratio(seconds, runs))
 
 
 def _compile() -> None:

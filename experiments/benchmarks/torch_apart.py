@@ -1,7 +1,7 @@
 """A loop of PyTorch in a process of its own, started as its users start it.
 
-Our side takes pages of 2 MB, as our programs do. That is a choice of the whole
-process, and not to PyTorch's advantage: it gives memory back within a step.
+Our side takes pages of 2 MB, as our programs do, and that is a choice of the
+whole process.
 """
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from experiments.benchmarks import harness
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_bool('torch_huge_pages', False, 'Give PyTorch pages of 2 MB too, '
-                  'in place of what the C library takes by itself.')
+flags.DEFINE_bool('torch_huge_pages', False, 'Time PyTorch with pages of 2 MB '
+                  'as well.')
 
 # What multiprocessing starts reads its variables from this process.
 _TUNABLES = 'GLIBC_TUNABLES'
 _LAYOUTS = 'contiguous', 'channels_last'  # Keys of `torch_loop.LAYOUTS`.
+_HUGE = 'glibc.malloc.hugetlb=1'
 
 
 def loops(kind: str, ours: harness.Simulation, data: Sequence[Any], *,
           threads: int, **choices: Any) -> dict[str, Callable[[], None]]:
-  """A function for each layout that trains one more round of ours.
+  """Functions that train one more round of ours, by layout and pages.
 
   Args:
     kind: module whose `Loop` it is, as 'torch_fixmatch'.
@@ -39,14 +40,15 @@ def loops(kind: str, ours: harness.Simulation, data: Sequence[Any], *,
     threads: of PyTorch.
     **choices: of the loop, but its layout.
   """
-  return {f'PyTorch, {layout}': Apart(
-      kind, ours, data, threads, {**choices, 'layout': layout}).advance
-      for layout in _LAYOUTS}
+  kinds = {'': '', **({', 2 MB': _HUGE} if FLAGS.torch_huge_pages else {})}
+  return {f'PyTorch, {layout}{pages}': Apart(
+      kind, ours, data, threads, {**choices, 'layout': layout}, huge).advance
+      for layout in _LAYOUTS for pages, huge in kinds.items()}
 
 
-def pages() -> dict[str, str]:
-  """The C library's tunables on both sides, for the report."""
-  return {'ours': os.environ.get(_TUNABLES, ''), 'PyTorch': _tunables()}
+def tunables() -> str:
+  """The C library's tunables on our side, for the report."""
+  return os.environ.get(_TUNABLES, '')
 
 
 class Apart:
@@ -57,14 +59,14 @@ class Apart:
   """
 
   def __init__(self, kind: str, ours: harness.Simulation, data: Sequence[Any],
-               threads: int, choices: dict[str, Any]):
+               threads: int, choices: dict[str, Any], pages: str):
     self._ours, self._round = ours, 0
     context = multiprocessing.get_context('spawn')
     self._pipe, there = context.Pipe()
     process = context.Process(target=_serve, daemon=True, args=(
         there, threads, kind, ours.spec.model,
         jax.device_get(ours.model.params), [*map(_plain, data)], choices))
-    with _variables():
+    with _variables(pages):
       process.start()
     there.close()
     self._wait()
@@ -90,15 +92,11 @@ def _plain(value: Any) -> Any:
           else np.asarray(value))
 
 
-def _tunables() -> str:
-  return 'glibc.malloc.hugetlb=1' if FLAGS.torch_huge_pages else ''
-
-
 @contextlib.contextmanager
-def _variables() -> Iterator[None]:
+def _variables(pages: str) -> Iterator[None]:
   before = os.environ.get(_TUNABLES)
   try:
-    os.environ[_TUNABLES] = _tunables()
+    os.environ[_TUNABLES] = pages
     yield
   finally:
     del os.environ[_TUNABLES]
