@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
+from importlib import metadata
 import importlib.util
 import json
 import os
@@ -364,5 +365,5 @@ def _cell(value: Any) -> str:
 
 
 def _torch_version() -> str | None:
-  torch = sys.modules.get('torch')
-  return None if torch is None else str(torch.__version__)
+  """PyTorch's, which another process may have loaded; None: not installed."""
+  return metadata.version('torch') if has_torch() else None
