@@ -20,6 +20,12 @@ _PASSING = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
 
+# What absl says of a value that does not fit its flag, by what we say.
+_PLAIN = {
+    'invalid literal for int': 'is no whole number',
+    'could not convert string to float': 'is no number',
+    'Non-boolean argument': 'is neither true nor false'}
+
 
 def may_pass(error: BaseException) -> bool:
   """Whether an error is due to a fault of the system that may pass by itself.
@@ -47,6 +53,8 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
   text = str(error)
   if isinstance(error, flags.UnrecognizedFlagError):
     text = _unknown(error, given)
+  elif isinstance(error, flags.IllegalFlagValueError):
+    text = _illegal(text)
   elif isinstance(error, flags.CantOpenFlagFileError):
     cause = error.__context__
     if isinstance(cause, OSError):
@@ -62,6 +70,15 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
   if place and place not in text:
     text += f' (at {place}; --verbosity=1 shows all)'
   return ' '.join(text.split()) or type(error).__name__
+
+
+def _illegal(text: str) -> str:
+  """Returns absl's message for a value, without the names of Python's types."""
+  said, _, why = text.partition(': ')
+  for theirs, ours in _PLAIN.items():
+    if theirs in why:
+      return f'{said.removeprefix("flag ")} {ours}.'
+  return text
 
 
 def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
