@@ -322,6 +322,42 @@ def best_rows(file: pathlib.Path) -> str:
   return '\n'.join(text)
 
 
+def everywhere(root: pathlib.Path = ROOT) -> str:
+  """The gap that each row closes on each bed and skew; the largest are bold.
+
+  Those that have run in most places come first, then the larger mean.
+  """
+  here = root / 'experiments' / 'results'
+  places: dict[str, dict[str, standing.Line]] = {}
+  for name in plan.beds():
+    file = here / f'{_BENCH}{name}.json'
+    if file.exists():
+      for skew, lines in _bench(file)[1].items():
+        places[f'`{name}`, {skew}'] = {
+            line.measured.entry.name: line for line in lines
+            if line.rank is not None}
+  def closed(line: standing.Line) -> float:
+    return -np.inf if line.gap is None else line.gap
+  gaps: dict[str, list[float]] = collections.defaultdict(list)
+  for lines_of in places.values():
+    for name, line in lines_of.items():
+      gaps[name].append(closed(line))
+  largest = {place: max(map(closed, lines_of.values()), default=0)
+             for place, lines_of in places.items()}
+  text = ['| method | ' + ' | '.join(places) + ' |',
+          '|---' + '|---:' * len(places) + '|']
+  for name in sorted(gaps, key=lambda n: (
+      -len(gaps[n]), -float(np.mean(gaps[n])), n)):
+    cells = []
+    for place, lines_of in places.items():
+      found = lines_of.get(name)
+      cell = '' if found is None else bench_page.gap(found)
+      first = found is not None and closed(found) == largest[place]
+      cells.append(f'**{cell}**' if first else cell)
+    text.append(f'| `{name}` | ' + ' | '.join(cells) + ' |')
+  return '\n'.join(text)
+
+
 def settings(root: pathlib.Path = ROOT) -> str:
   """A line for each setting."""
   lines = ['| setting | what it is | tables of papers |', '|---|---|---|']
@@ -348,10 +384,11 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
   here = root / 'experiments'
   for file, part, body in (
       (here / 'results' / 'README.md', 'index', index(root, made)),
+      (here / 'results' / 'README.md', 'beds', everywhere(root)),
       (here / 'README.md', 'settings', settings(root)),
       (root / 'README.md', 'bench', best_rows(
           here / 'results' / f'{_BENCH}{_FIRST}.json'))):
-    made[file] = replaced(file.read_text(), part, body)
+    made[file] = replaced(made.get(file) or file.read_text(), part, body)
   return made
 
 

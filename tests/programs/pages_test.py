@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -180,6 +181,28 @@ def test_a_bench_that_is_not_todays_is_refused(copy, capsys, change, said):
   file.write_text(json.dumps(stored))
   assert pages.main([], copy) == 2
   assert said in capsys.readouterr().err
+
+
+def test_the_table_of_all_beds_has_the_gaps_of_their_pages(root):
+  text = (root / 'experiments' / 'results' / 'README.md').read_text()
+  table = text.partition('<!-- beds: ')[2].split('\n\n')[1]
+  head, _, *rows = [[cell.strip() for cell in line.split('|')[1:-1]]
+                    for line in table.splitlines()]
+  places: dict = {name: [] for name in head[1:]}
+  for name, *cells in rows:
+    for place, cell in zip(places, cells, strict=True):
+      if cell:
+        places[place].append((name, cell))
+  for place, found in places.items():
+    bed, skew = place.replace('`', '').split(', ')
+    page_ = root / 'experiments' / 'results' / f'{pages._BENCH}{bed}.md'
+    part = page_.read_text().partition(f'## {skew}\n')[2].partition('## ')[0]
+    there = dict(re.findall(r'^\| \d+ \(.*?\) \| (.*?) \| .*? \| (.*?) \|',
+                            part, re.MULTILINE))
+    assert {name: cell.strip('*') for name, cell in found} == there
+    bold = [float(cell.strip('*% ')) for _, cell in found if '*' in cell]
+    assert bold and max(bold) == max(
+        float(cell.rstrip('% ')) for cell in there.values())
 
 
 def test_each_table_of_the_bench_is_of_the_bed_in_its_name(copy, capsys):
