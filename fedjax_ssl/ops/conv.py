@@ -44,6 +44,10 @@ _TILE_KERNELS = ((3, 3), (5, 5))
 # with smaller sides take 2x2 output tiles: their products read more weights
 # than pixels.
 _MIN_LARGE_TILE_MAP = 7
+# Maps of one 4x4 tile take it with at least this many rows and channels.
+_SMALL_MAP = 4, 4
+_MIN_SMALL_MAP_ROWS = 50
+_MIN_SMALL_MAP_CHANNELS = 64
 # 3x3 layers take `conv_rowwise` where the tiled maps are more than this many
 # times as large as the weights, which its loop reads for each part of a batch.
 _MAPS_OVER_WEIGHTS = 5
@@ -268,6 +272,10 @@ def tile_form(window: conv_geometry.Window, rows: int, inputs: int,
   if (large and min(inputs, outputs) >= _MIN_ROW_CHANNELS
       and tiles * (inputs + outputs) > _MAPS_OVER_WEIGHTS * inputs * outputs):
     return 'rowwise', 4
+  if window.out == _SMALL_MAP and (
+      rows >= _MIN_SMALL_MAP_ROWS
+      and min(inputs, outputs) >= _MIN_SMALL_MAP_CHANNELS):
+    return 'winograd', 4
   # Ragged tiles waste work, and filling them up costs passes over the map.
   whole = large and not any(n % 4 for n in window.out)
   return 'winograd', 4 if whole else 2
