@@ -45,10 +45,11 @@ def main() -> None:
   flops = limit.round_flops(spec, ours.federation, ours.cohort(0), 'labeled')
   rows = np.split(np.arange(owner.size), FLAGS.num_clients)
 
-  runs = torch_apart.loops(
+  pytorch = torch_apart.Loops(
       'torch_loop', ours, (train.inputs, train.labels, rows),
       threads=FLAGS.num_devices, mean=0.5, std=0.25, batch=FLAGS.batch,
       learning_rate=0.05)
+  runs = pytorch.runs
   products = limit.Products(mesh, 'float32', FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: ours.advance(1), **runs, **products.runs},
@@ -64,7 +65,8 @@ def main() -> None:
       [['', 's/round', 'images/s'],
        *[[name, s, images / s] for name, s in per_round.items()]],
       {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
-       'our_tunables': torch_apart.tunables()},
+       'quartiles': harness.quartiles(seconds, 'ours', runs),
+       **pytorch.about()},
       ratio)
 
 

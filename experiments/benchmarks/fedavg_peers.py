@@ -297,4 +297,4 @@ def report(seconds: Mapping[str, list[float]], gaps: Mapping[str, float],
 
 if __name__ == '__main__':
   harness.run(main, {'num_clients': 10, 'rows': 8, 'cohort_size': 2, 'batch': 4,
-                     'side': 8}, as_programs=True)
+                     'side': 8})

@@ -55,11 +55,12 @@ def main() -> None:
   mesh = harness.make_mesh()
   ours = make(mesh)
   train, clients = ours.federation.train, ours.federation.clients
-  runs = torch_apart.loops(
+  pytorch = torch_apart.Loops(
       'torch_feddure', ours, (
           train.inputs, train.labels, clients.labeled, clients.unlabeled),
       threads=FLAGS.num_devices, mean=0.5, std=0.25, batch=FLAGS.labeled,
       unlabeled_batch=FLAGS.unlabeled, learning_rate=_RATE)
+  runs = pytorch.runs
   seconds = harness.interleave(
       {'ours': lambda: ours.advance(1), **runs}, FLAGS.repeats)
   middle = harness.medians(seconds)
@@ -71,7 +72,9 @@ def main() -> None:
        *[[name, s, rows / s] for name, s in middle.items()]],
       {'data': 'random pixels', 'model': FLAGS.model, 'steps': FLAGS.steps,
        'labeled': FLAGS.labeled, 'unlabeled': FLAGS.unlabeled,
-       'seconds': seconds, 'our_tunables': torch_apart.tunables()},
+       'seconds': seconds,
+       'quartiles': harness.quartiles(seconds, 'ours', runs),
+       **pytorch.about()},
       harness.over_fastest(seconds, 'ours', runs))
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
-from importlib import metadata
 import importlib.util
 import json
 import os
@@ -316,6 +315,14 @@ def over_fastest(seconds: Mapping[str, Sequence[float]], one: str,
   return max(paired(seconds, one, other) for other in others)
 
 
+def quartiles(seconds: Mapping[str, Sequence[float]], one: str,
+              others: Iterable[str]) -> list[float]:
+  """The quartiles, over the turns, of what `over_fastest` has the median of."""
+  other = max(others, key=lambda name: paired(seconds, one, name))
+  turns = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
+  return [float(x) for x in np.quantile(turns, [.25, .75])]
+
+
 def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
            ratio: float | None = None) -> pathlib.Path:
   """Prints a table and the ratio, and saves both.
@@ -334,7 +341,9 @@ def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   path = save(name, table, measured, ratio)
   print(f'Written: {path}')
   if ratio is not None:
-    print(f'ratio ours/pytorch: {ratio:.3f}')
+    low, high = measured.get('quartiles', (ratio, ratio))
+    between = f', of the turns {low:.3f} to {high:.3f}' if low < high else ''
+    print(f'ratio ours/pytorch: {ratio:.3f}{between}')
   return path
 
 
@@ -353,7 +362,8 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   part = folder / f'{name}.json.part'
   part.write_text(json.dumps({
       'benchmark': name, 'command': sys.argv, 'load_average': load,
-      'environment': {**environment.describe(), 'torch': _torch_version(),
+      'environment': {**environment.describe(),
+                      'torch': measured.get('torch') or _torch_version(),
                       'usable_cpus': environment.cores()},
       'table': table, 'measured': measured, 'ratio': ratio}, indent=2) + '\n')
   os.replace(part, path)
@@ -365,5 +375,5 @@ def _cell(value: Any) -> str:
 
 
 def _torch_version() -> str | None:
-  """PyTorch's, which another process may have loaded; None: not installed."""
-  return metadata.version('torch') if has_torch() else None
+  torch = sys.modules.get('torch')
+  return None if torch is None else str(torch.__version__)

@@ -128,13 +128,9 @@ class Peer:
 
 
 def _variables(inherited: Mapping[str, str]) -> dict[str, str]:
-  """The peer sees our scripts, and nothing of our environment's packages.
-
-  Nor does it get the pages of 2 MB that our own program asks for.
-  """
+  """The peer sees our scripts, and nothing of our environment's packages."""
   kept = {name: value for name, value in inherited.items()
-          if not name.startswith(('PYTHON', 'JAX_', 'XLA_', 'VIRTUAL_ENV',
-                                  'GLIBC_TUNABLES'))}
+          if not name.startswith(('PYTHON', 'JAX_', 'XLA_', 'VIRTUAL_ENV'))}
   return {**kept, 'PYTHONPATH': str(_HERE.parents[1]), 'PYTHONUNBUFFERED': '1',
           # Flower and Ray report home by default.
           'FLWR_TELEMETRY_ENABLED': '0', 'RAY_USAGE_STATS_ENABLED': '0'}

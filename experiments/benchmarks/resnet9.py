@@ -14,7 +14,7 @@ python experiments/benchmarks/resnet9.py --compile   # FixMatch's compilation
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import os
 import pathlib
 import subprocess
@@ -87,9 +87,10 @@ def _compare() -> None:
       mesh)
   rows = np.split(np.arange(owner.size), FLAGS.num_clients)
   flops = _flops(ours, 'labeled')
-  runs, missing = _pytorch(
+  pytorch = _pytorch(
       'torch_loop', ours, (train.inputs, train.labels, rows),
       batch=FLAGS.batch)
+  runs = pytorch.runs if pytorch else {}
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: ours.advance(1), **runs, **products.runs},
@@ -97,39 +98,42 @@ def _compare() -> None:
   middle = harness.medians(seconds)
   reached = limit.shares({'network': (flops, middle['ours'])},
                          products.rate(middle))
+  missing, beside, ratio = _beside(pytorch, seconds)
   harness.report(
       _named('resnet9'),
       [['', 's/round', 'images/s'],
        *[[name, middle[name], owner.size / middle[name]]
          for name in ('ours', *runs)], *missing],
       {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
-       'our_tunables': torch_apart.tunables(), **_sizes()},
-      _ratio(seconds, runs))
+       **beside, **_sizes()}, ratio)
 
 
 def _pytorch(kind: str, ours: harness.Simulation, data: Sequence[Any],
-             **choices: Any
-             ) -> tuple[dict[str, Callable[[], None]], list[list[str]]]:
-  """Rounds of PyTorch by layout, and the table's rows of what is missing.
+             **choices: Any) -> torch_apart.Loops | None:
+  """PyTorch's rounds, normalized and with the rate as ours; None without it.
 
   Args:
-    kind: see `torch_apart.loops`.
-    ours: the same.
-    data: the same.
-    **choices: of the loop.
+    kind: as `torch_apart.Loops` has it, and so the rest.
+    ours: the rounds that it is compared with.
+    data: images, labels, and the clients' rows.
+    **choices: batch sizes.
   """
-  missing = harness.without_torch()
-  if missing:
-    return {}, [['PyTorch', '-', missing]]
-  return torch_apart.loops(
+  if harness.without_torch():
+    return None
+  return torch_apart.Loops(
       kind, ours, data, threads=FLAGS.num_devices, mean=0.5, std=0.25,
-      learning_rate=0.01, **choices), []
+      learning_rate=0.01, **choices)
 
 
-def _ratio(seconds: Mapping[str, list[float]], runs: Iterable[str]
-           ) -> float | None:
-  names = list(runs)
-  return harness.over_fastest(seconds, 'ours', names) if names else None
+def _beside(pytorch: torch_apart.Loops | None,
+            seconds: Mapping[str, list[float]]
+            ) -> tuple[list[list[str]], dict[str, Any], float | None]:
+  """The table's row where PyTorch is missing, what is measured, the ratio."""
+  if pytorch is None:
+    return [['PyTorch', '-', harness.without_torch()]], {}, None
+  return [], {
+      'quartiles': harness.quartiles(seconds, 'ours', pytorch.runs),
+      **pytorch.about()}, harness.over_fastest(seconds, 'ours', pytorch.runs)
 
 
 def _sizes() -> dict[str, Any]:
@@ -147,10 +151,11 @@ def _compare_fixmatch() -> None:
   full = _fixmatch(mesh, weak='flip_crop', strong='ra_mc')
   clients, train = plain.federation.clients, plain.federation.train
   flops, more = _flops(plain), _flops(full)
-  runs, missing = _pytorch(
+  pytorch = _pytorch(
       'torch_fixmatch', plain, (
           train.inputs, train.labels, clients.labeled, clients.unlabeled),
       batch=FLAGS.labeled, unlabeled_batch=FLAGS.unlabeled)
+  runs = pytorch.runs if pytorch else {}
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: plain.advance(1), **runs,
@@ -165,14 +170,14 @@ def _compare_fixmatch() -> None:
       products.rate(middle))
   print(f'augmentation share of the round: {share:.3f} (goal: below 0.25)')
   rows = FLAGS.num_clients * FLAGS.steps * (FLAGS.labeled + FLAGS.unlabeled)
+  missing, beside, ratio = _beside(pytorch, seconds)
   harness.report(
       _named('resnet9_fixmatch'),
       [['FixMatch', 's/round', 'images/s'],
        *[[name, s, rows / s] for name, s in middle.items()
          if name not in products.runs], *missing],
       {'seconds': seconds, 'augmentation_share': share, 'limit': reached,
-       'our_tunables': torch_apart.tunables(), **_sizes()},
-      _ratio(seconds, runs))
+       **beside, **_sizes()}, ratio)
 
 
 def _compile() -> None:

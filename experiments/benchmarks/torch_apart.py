@@ -1,15 +1,18 @@
-"""A loop of PyTorch in a process of its own, started as its users start it.
+"""PyTorch's side of a comparison, in a process of its own.
 
-Our side takes pages of 2 MB, as our programs do, and that is a choice of the
-whole process.
+Our side takes pages of 2 MB where our programs take them
+(`fedjax_ssl.running.huge_pages`), which is a choice of the whole process.
+PyTorch's has what its users get, which is what the C library takes by itself.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-import contextlib
-import importlib
-import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
 import os
+import pathlib
+import signal
+import subprocess
+import sys
 from typing import Any
 
 from absl import flags
@@ -17,109 +20,121 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import harness
+from fedjax_ssl.running import huge_pages
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_bool('torch_huge_pages', False, 'Time PyTorch with pages of 2 MB '
-                  'as well.')
+                  'as well; the fastest counts.')
 
-# What multiprocessing starts reads its variables from this process.
-_TUNABLES = 'GLIBC_TUNABLES'
 _LAYOUTS = 'contiguous', 'channels_last'  # Keys of `torch_loop.LAYOUTS`.
-_HUGE = 'glibc.malloc.hugetlb=1'
+_PATIENCE = 600.0  # Seconds for an answer.
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def loops(kind: str, ours: harness.Simulation, data: Sequence[Any], *,
-          threads: int, **choices: Any) -> dict[str, Callable[[], None]]:
-  """Functions that train one more round of ours, by layout and pages.
+class Loops:
+  """PyTorch's rounds by layout and pages.
 
   Args:
-    kind: module whose `Loop` it is, as 'torch_fixmatch'.
-    ours: whose network, weights and cohorts it gets.
+    kind: module whose `Loop` trains, as 'torch_fixmatch'.
+    ours: the rounds that it is compared with: it gets their network, initial
+      weights and cohorts.
     data: the loop's arguments that follow the network.
     threads: of PyTorch.
     **choices: of the loop, but its layout.
-  """
-  kinds = {'': '', **({', 2 MB': _HUGE} if FLAGS.torch_huge_pages else {})}
-  return {f'PyTorch, {layout}{pages}': Apart(
-      kind, ours, data, threads, {**choices, 'layout': layout}, huge).advance
-      for layout in _LAYOUTS for pages, huge in kinds.items()}
 
-
-def tunables() -> str:
-  """The C library's tunables on our side, for the report."""
-  return os.environ.get(_TUNABLES, '')
-
-
-class Apart:
-  """Starts the process, which ends with this one; see `loops`.
+  Attributes:
+    runs: functions by name that train one more round each.
 
   Raises:
-    ValueError: if it cannot make the loop.
+    ValueError: if a process cannot make its loop, or if pages of 2 MB are
+      asked for where the system does not give them on demand.
   """
 
   def __init__(self, kind: str, ours: harness.Simulation, data: Sequence[Any],
-               threads: int, choices: dict[str, Any], pages: str):
-    self._ours, self._round = ours, 0
-    context = multiprocessing.get_context('spawn')
-    self._pipe, there = context.Pipe()
-    process = context.Process(target=_serve, daemon=True, args=(
-        there, threads, kind, ours.spec.model,
-        jax.device_get(ours.model.params), [*map(_plain, data)], choices))
-    with _variables(pages):
-      process.start()
+               *, threads: int, **choices: Any):
+    plain = huge_pages.without(os.environ)
+    variables = {'': plain}
+    if FLAGS.torch_huge_pages:
+      variables[', 2 MB'] = huge = huge_pages.asking(plain)
+      if huge == plain:
+        raise ValueError('--torch_huge_pages: this system does not give pages '
+                         'of 2 MB to those that ask; leave it out.')
+    params = jax.device_get(ours.model.params)
+    found = [*map(_on_host, data)]
+    processes = {
+        f'PyTorch, {layout}{pages}': Apart(
+            'experiments.benchmarks.torch_loop:made',
+            (kind, threads, ours.spec.model, params, found,
+             {**choices, 'layout': layout}), environ)
+        for layout in _LAYOUTS for pages, environ in variables.items()}
+    self._version = next(iter(processes.values())).version
+    self._rounds = dict.fromkeys(processes, 0)
+    self.runs: dict[str, Callable[[], None]] = {
+        name: self._round(name, process, ours)
+        for name, process in processes.items()}
+
+  def _round(self, name: str, process: Apart, ours: harness.Simulation
+             ) -> Callable[[], None]:
+    def run() -> None:
+      process.advance(ours.cohort(self._rounds[name]))
+      self._rounds[name] += 1
+    return run
+
+  def about(self) -> dict[str, Any]:
+    """Returns what the report says of both sides."""
+    return {'torch': self._version, 'our_pages': huge_pages.said(os.environ)}
+
+
+class Apart:
+  """Starts `torch_worker.py`, which ends with this process.
+
+  Args:
+    place: 'module:function' that returns a loop and PyTorch's version.
+    arguments: of the function.
+    environ: variables of the process.
+
+  Attributes:
+    version: PyTorch's.
+
+  Raises:
+    ValueError: if the function raises, or the process ends.
+  """
+
+  def __init__(self, place: str, arguments: tuple[Any, ...],
+               environ: dict[str, str]):
+    here, there = connection.Pipe()
+    self._pipe: Any = here
+    self._process = subprocess.Popen(
+        [sys.executable, '-m', 'experiments.benchmarks.torch_worker',
+         str(there.fileno())], env=environ, cwd=_ROOT,
+        pass_fds=[there.fileno()])
     there.close()
-    self._wait()
+    self.version, error = self._ask((place, arguments))
+    self._check(error)
 
-  def advance(self) -> None:
+  def advance(self, cohort: np.ndarray) -> None:
     """Trains a round, to the end."""
-    self._pipe.send(self._ours.cohort(self._round))
-    self._round += 1
-    self._wait()
+    self._check(self._ask(cohort))
 
-  def _wait(self) -> None:
+  def _ask(self, value: Any) -> Any:
     try:
-      error = self._pipe.recv()
-    except EOFError:
-      error = 'it ended'
+      self._pipe.send(value)
+      if not self._pipe.poll(_PATIENCE):
+        raise ValueError(f"PyTorch's process: no answer in {_PATIENCE:.0f} s")
+      return self._pipe.recv()
+    except (EOFError, OSError):
+      code = self._process.wait()
+    how = (f'exit status {code}' if code >= 0
+           else f'signal {signal.Signals(-code).name}')
+    raise ValueError(f"PyTorch's process ended: {how}")
+
+  def _check(self, error: str) -> None:
     if error:
       raise ValueError(f"PyTorch's process: {error}")
 
 
-def _plain(value: Any) -> Any:
-  """Arrays on the host, which another process can read."""
+def _on_host(value: Any) -> Any:
+  """Arrays that another process can read."""
   return ([np.asarray(x) for x in value] if isinstance(value, list)
           else np.asarray(value))
-
-
-@contextlib.contextmanager
-def _variables(pages: str) -> Iterator[None]:
-  before = os.environ.get(_TUNABLES)
-  try:
-    os.environ[_TUNABLES] = pages
-    yield
-  finally:
-    del os.environ[_TUNABLES]
-    if before is not None:
-      os.environ[_TUNABLES] = before
-
-
-def _serve(pipe: Any, threads: int, kind: str, model: str, params: Any,
-           data: Sequence[Any], choices: dict[str, Any]) -> None:
-  """Trains a round for each cohort that comes; answers '' or an error."""
-  try:
-    import torch
-
-    from experiments.benchmarks import torch_loop
-    torch.set_num_threads(threads)
-    make = importlib.import_module(f'experiments.benchmarks.{kind}').Loop
-    loop = make(torch_loop.network_of(model, params, data[0].shape[1]), *data,
-                **choices)
-    pipe.send('')
-    while True:
-      loop.round(pipe.recv())
-      pipe.send('')
-  except EOFError:
-    return
-  except Exception as error:  # It is told in the other process.
-    pipe.send(f'{type(error).__name__}: {error}')

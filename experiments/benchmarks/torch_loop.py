@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import importlib
 import re
 from typing import Any
 
@@ -203,6 +204,27 @@ class Loop:
         logits = self.network(self._images[part])
         F.cross_entropy(logits, self._labels[part]).backward()
         self._optimizer.step()
+
+
+def made(kind: str, threads: int, model: str, params: Any, data: Sequence[Any],
+         choices: dict[str, Any]) -> tuple[Loop, str]:
+  """Makes a loop for `torch_apart.Loops`.
+
+  Args:
+    kind: module whose `Loop` it is.
+    threads: of PyTorch.
+    model: one of `NETWORKS`.
+    params: the library's initial parameters.
+    data: the loop's arguments that follow the network, images first.
+    choices: its other arguments.
+
+  Returns:
+    The loop, and PyTorch's version.
+  """
+  torch.set_num_threads(threads)
+  loop = importlib.import_module(f'experiments.benchmarks.{kind}').Loop(
+      network_of(model, params, data[0].shape[1]), *data, **choices)
+  return loop, str(torch.__version__)
 
 
 def make(task: Any, layout: str) -> Loop:

@@ -6,8 +6,8 @@ it one in 512: a FixMatch round on ResNet-9 then takes .95 of its time with 10
 local steps and .86 with 2 (`experiments/benchmarks/huge_pages.py`). The C
 library asks for them if a variable says so before the process starts, so the
 command and the scripts in experiments/ start once more, before they have loaded
-anything. For a script of your own, or a notebook, set
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+anything; benchmarks that time our side as its programs run do so too. For a
+script of your own, or a notebook, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def begin_again() -> None:
   """
   if not sys.executable or not _can_begin_again():
     return
-  variable = wanted(os.environ, _modes(), _libc())
-  if variable is None:
+  environ = asking(os.environ)
+  if environ == dict(os.environ):
     return
-  os.environ[_VARIABLE] = variable
+  os.environ.update(environ)
   sys.stdout.flush()
   sys.stderr.flush()
   os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -78,6 +78,30 @@ def wanted(environ: Mapping[str, str], modes: str, libc: str) -> str | None:
   if _TUNABLE in before:
     return None
   return ':'.join([*filter(None, [before]), f'{_TUNABLE}=1'])
+
+
+def asking(environ: Mapping[str, str]) -> dict[str, str]:
+  """Returns the variables, asking for huge pages where that changes something.
+
+  They are the same where the system gives such pages to all or to nobody, or
+  where the variables already say how.
+  """
+  variable = wanted(environ, _modes(), _libc())
+  return {**environ, **({} if variable is None else {_VARIABLE: variable})}
+
+
+def without(environ: Mapping[str, str]) -> dict[str, str]:
+  """Returns the variables without any word on huge pages."""
+  rest = [word for word in environ.get(_VARIABLE, '').split(':')
+          if word and not word.startswith(f'{_TUNABLE}=')]
+  kept = {name: value for name, value in environ.items() if name != _VARIABLE}
+  return {**kept, **({_VARIABLE: ':'.join(rest)} if rest else {})}
+
+
+def said(environ: Mapping[str, str]) -> str:
+  """Returns how pages are given, for reports: the system's way, the tunable."""
+  chosen = re.search(r'\[(\w+)\]', _modes())
+  return f'{chosen[1] if chosen else "none"}; {environ.get(_VARIABLE, "")}'
 
 
 def _modes() -> str:
