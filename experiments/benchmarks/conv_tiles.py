@@ -177,4 +177,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  harness.run(main, QUICK)
+  harness.run(main, QUICK, as_programs=True)
