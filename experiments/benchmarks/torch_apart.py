@@ -7,6 +7,7 @@ PyTorch's has what its users get, which is what the C library takes by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import itertools
 from multiprocessing import connection
 import os
 import pathlib
@@ -47,12 +48,14 @@ class Loops:
     runs: functions by name that train one more round each.
 
   Raises:
-    ValueError: if a process cannot make its loop, or if pages of 2 MB are
-      asked for where the system does not give them on demand.
+    ValueError: if a process cannot make its loop, on an accelerator, or if
+      pages of 2 MB are asked for where the system does not give them on demand.
   """
 
   def __init__(self, kind: str, ours: harness.Simulation, data: Sequence[Any],
                *, threads: int, **choices: Any):
+    if reason := harness.without_torch():
+      raise ValueError(f'PyTorch is {reason}.')
     plain = huge_pages.without(os.environ)
     variables = {'': plain}
     if FLAGS.torch_huge_pages:
@@ -69,17 +72,10 @@ class Loops:
              {**choices, 'layout': layout}), environ)
         for layout in _LAYOUTS for pages, environ in variables.items()}
     self._version = next(iter(processes.values())).version
-    self._rounds = dict.fromkeys(processes, 0)
+    # Drawn before anything is timed; each turn has two rounds.
+    cohorts = [ours.cohort(r) for r in range(2 * FLAGS.repeats)]
     self.runs: dict[str, Callable[[], None]] = {
-        name: self._round(name, process, ours)
-        for name, process in processes.items()}
-
-  def _round(self, name: str, process: Apart, ours: harness.Simulation
-             ) -> Callable[[], None]:
-    def run() -> None:
-      process.advance(ours.cohort(self._rounds[name]))
-      self._rounds[name] += 1
-    return run
+        name: _rounds(process, cohorts) for name, process in processes.items()}
 
   def about(self) -> dict[str, Any]:
     """Returns what the report says of both sides."""
@@ -132,6 +128,12 @@ class Apart:
   def _check(self, error: str) -> None:
     if error:
       raise ValueError(f"PyTorch's process: {error}")
+
+
+def _rounds(process: Apart, cohorts: Sequence[np.ndarray]
+            ) -> Callable[[], None]:
+  left = itertools.cycle(cohorts)
+  return lambda: process.advance(next(left))
 
 
 def _on_host(value: Any) -> Any:

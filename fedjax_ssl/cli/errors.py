@@ -20,7 +20,7 @@ _PASSING = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
 
-# What absl says of a value that does not fit its flag, by what we say.
+# What we say of a value that does not fit its flag, by what absl says.
 _PLAIN = {
     'invalid literal for int': 'is no whole number',
     'could not convert string to float': 'is no number',
@@ -74,10 +74,11 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
 
 def _illegal(text: str) -> str:
   """Returns absl's message for a value, without the names of Python's types."""
-  said, _, why = text.partition(': ')
   for theirs, ours in _PLAIN.items():
-    if theirs in why:
-      return f'{said.removeprefix("flag ")} {ours}.'
+    said, found, _ = text.rpartition(theirs)
+    if found:
+      flag = re.sub(r": (\(')?$", '', said.removeprefix('flag '))
+      return f'{flag} {ours}.'
   return text
 
 

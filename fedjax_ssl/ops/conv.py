@@ -44,9 +44,10 @@ _TILE_KERNELS = ((3, 3), (5, 5))
 # with smaller sides take 2x2 output tiles: their products read more weights
 # than pixels.
 _MIN_LARGE_TILE_MAP = 7
-# Maps of one 4x4 tile take it with at least this many rows and channels.
+# But 3x3 layers with maps of one 4x4 tile take that one with at least this many
+# rows and channels (`experiments/results/benchmarks/conv_tiles_4x4.json`).
 _SMALL_MAP = 4, 4
-_MIN_SMALL_MAP_ROWS = 50
+_MIN_SMALL_MAP_ROWS = 40
 _MIN_SMALL_MAP_CHANNELS = 64
 # 3x3 layers take `conv_rowwise` where the tiled maps are more than this many
 # times as large as the weights, which its loop reads for each part of a batch.
