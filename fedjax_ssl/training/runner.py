@@ -124,9 +124,10 @@ class Sequential:
   def start(self, saved: PyTree | None) -> None:
     """Begins at a saved tree, or at the method's initial states."""
     self.states, self._totals = [], []
+    seen: set[int] = set()
     for i in range(len(self._seeds)):
       state, totals = self._first(i, saved)
-      state = sharding.state(state, self._mesh)
+      state = sharding.state(state, self._mesh, seen=seen)
       if totals is None:  # With the state placed, the round is traced once.
         totals = self._zeros(i, self._federations[i], state)
       self.states.append(state)

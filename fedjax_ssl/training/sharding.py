@@ -58,25 +58,40 @@ def by_client(x: PyTree, mesh: Mesh | None, axis: int = 0) -> PyTree:
   return jax.tree.map(one, x)
 
 
-def _unshared(value: State) -> State:
-  """The state, with copies wherever an array occurs again."""
-  seen: set[int] = set()
+def _owned(value: State, seen: set[int]) -> State:
+  """The state in arrays that are nobody else's; see `state`.
+
+  A method may hold an array that its `init` returns, and give it to each seed.
+  What clients keep may be large: of that an array is copied only if it occurs
+  again.
+  """
+  server, round_ = jax.tree.map(
+      lambda x: x.copy() if hasattr(x, 'copy') else x,
+      (value.server, value.round))
 
   def one(x):
     if id(x) in seen:
       return x.copy()
     seen.add(id(x))
     return x
-  return jax.tree.map(one, value)
+  return State(server, jax.tree.map(one, value.memory), round_)
 
 
-def state(value: State, mesh: Mesh | None, axis: int = 0) -> State:
+def state(value: State, mesh: Mesh | None, axis: int = 0,
+          seen: set[int] | None = None) -> State:
   """Puts a state on the devices: memory by client, all else on each.
 
   Rounds donate its buffers, each of which can be donated only once. So no two
-  leaves may share one.
+  leaves may share one, nor leaves of several seeds, nor a leaf and the method.
+
+  Args:
+    value: the state.
+    mesh: with the one axis 'clients', or None.
+    axis: that of the clients in the memory.
+    seen: ids of the memory's arrays of other seeds; gets those of this one.
   """
-  value = _unshared(value)
+  seen = set() if seen is None else seen
+  value = _owned(value, seen)
   return State(whole(value.server, mesh), by_client(value.memory, mesh, axis),
                whole(value.round, mesh))
 
