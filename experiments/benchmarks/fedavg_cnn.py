@@ -55,15 +55,15 @@ def main() -> None:
       {'ours': lambda: ours.advance(1), **runs, **products.runs},
       FLAGS.repeats)
   middle = harness.medians(seconds)
-  per_round = {name: middle[name] for name in ('ours', *runs)}
   ratio = harness.over_fastest(seconds, 'ours', runs)
   images = spec.cohort_size * FLAGS.rows
-  reached = limit.shares({'network': (flops, per_round['ours'])},
+  reached = limit.shares({'network': (flops, middle['ours'])},
                          products.rate(middle))
   harness.report(
       'fedavg_cnn',
       [['', 's/round', 'images/s'],
-       *[[name, s, images / s] for name, s in per_round.items()]],
+       *[[name, middle[name], images / middle[name]]
+         for name in ('ours', *runs)]],
       {'data': 'random pixels', 'seconds': seconds, 'limit': reached,
        'quartiles': harness.quartiles(seconds, 'ours', runs),
        **pytorch.about()},
