@@ -59,21 +59,21 @@ def by_client(x: PyTree, mesh: Mesh | None, axis: int = 0) -> PyTree:
 
 
 def _owned(value: State, seen: set[int]) -> State:
-  """The state in arrays that are nobody else's; see `state`.
+  """Copies what is somebody else's too; see `state`.
 
-  A method may hold an array that its `init` returns, and give it to each seed.
-  What clients keep may be large: of that an array is copied only if it occurs
-  again.
+  A method may hold an array of the record that its `init` returns, and give it
+  to each seed. What clients keep may be large: of that an array is copied only
+  if it occurs again.
   """
-  server, round_ = jax.tree.map(
-      lambda x: x.copy() if hasattr(x, 'copy') else x,
-      (value.server, value.round))
-
   def one(x):
-    if id(x) in seen:
-      return x.copy()
-    seen.add(id(x))
-    return x
+    if id(x) not in seen:
+      seen.add(id(x))
+      return x
+    return x.copy()
+
+  server, round_ = jax.tree.map(
+      lambda x: x.copy() if isinstance(x, jax.Array) else x,
+      (value.server, value.round))
   return State(server, jax.tree.map(one, value.memory), round_)
 
 
@@ -82,7 +82,8 @@ def state(value: State, mesh: Mesh | None, axis: int = 0,
   """Puts a state on the devices: memory by client, all else on each.
 
   Rounds donate its buffers, each of which can be donated only once. So no two
-  leaves may share one, nor leaves of several seeds, nor a leaf and the method.
+  leaves share one, nor leaves of several seeds, nor a leaf of the server's
+  record and the method. On a mesh all arrays are new.
 
   Args:
     value: the state.
@@ -90,8 +91,8 @@ def state(value: State, mesh: Mesh | None, axis: int = 0,
     axis: that of the clients in the memory.
     seen: ids of the memory's arrays of other seeds; gets those of this one.
   """
-  seen = set() if seen is None else seen
-  value = _owned(value, seen)
+  if mesh is None:
+    value = _owned(value, set() if seen is None else seen)
   return State(whole(value.server, mesh), by_client(value.memory, mesh, axis),
                whole(value.round, mesh))
 

@@ -59,5 +59,5 @@ def test_seeds_may_give_away_what_a_method_gives_to_each(num_devices):
 def test_a_method_trains_several_seeds_with_what_it_holds():
   run = fedjax_ssl.fit(
       'adamatch(decay=0.9)', 'digits', labels_at='server', model='linear',
-      clients=2, rounds=1, seeds=[0, 1], progress=False)
+      clients=2, rounds=1, seeds=[0, 1], num_devices=1, progress=False)
   assert np.isfinite(run.metrics['loss']).all()
