@@ -75,9 +75,11 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
 def _illegal(text: str) -> str:
   """Returns absl's message for a value, without the names of Python's types."""
   for theirs, ours in _PLAIN.items():
-    said, found, _ = text.rpartition(theirs)
-    if found:
-      flag = re.sub(r": (\(')?$", '', said.removeprefix('flag '))
+    # The value, which may be anything, stands on both sides of their words.
+    parts = text.split(theirs)
+    if len(parts) > 1:
+      said = theirs.join(parts[:len(parts) // 2]).removeprefix('flag ')
+      flag = re.sub(r": (\(')?$", '', said)
       return f'{flag} {ours}.'
   return text
 

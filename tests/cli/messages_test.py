@@ -31,6 +31,11 @@ LINES = {
     'whole_number': (['--num_rounds=1e3'],
                      ['--num_rounds=1e3 is no whole number.']),
     'number': (['--alpha=x'], ['--alpha=x is no number.']),
+    'number_with_colon': (['--num_rounds=a: b'],
+                          ['--num_rounds=a: b is no whole number.']),
+    'number_in_their_words': (
+        ['--alpha=could not convert string to float'],
+        ['--alpha=could not convert string to float is no number.']),
     'boolean': (['--bounds=maybe'],
                 ['--bounds=maybe is neither true nor false.']),
     'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
