@@ -65,7 +65,6 @@ def main() -> None:
       {'ours': lambda: ours.advance(1), **runs}, FLAGS.repeats)
   middle = harness.medians(seconds)
   rows = FLAGS.num_clients * FLAGS.steps * (FLAGS.labeled + FLAGS.unlabeled)
-  print('goal: at most 0.6 of PyTorch, 0.4 hoped for')
   harness.report(
       f'feddure_round_{FLAGS.model}',
       [['FedDure', 's/round', 'images/s'],

@@ -317,7 +317,7 @@ def over_fastest(seconds: Mapping[str, Sequence[float]], one: str,
 
 def quartiles(seconds: Mapping[str, Sequence[float]], one: str,
               others: Iterable[str]) -> list[float]:
-  """The quartiles, over the turns, of what `over_fastest` has the median of."""
+  """Returns the quartiles of what `over_fastest` has the median of: the turns."""
   other = max(others, key=lambda name: paired(seconds, one, name))
   turns = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
   return [float(x) for x in np.quantile(turns, [.25, .75])]

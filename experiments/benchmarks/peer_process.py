@@ -120,11 +120,20 @@ class Peer:
       code = self._process.wait(_LOOK)
     except subprocess.TimeoutExpired:
       return 'it closed its output'
-    how = (f'exit status {code}' if code >= 0
-           else f'signal {signal.Signals(-code).name}')
+    how = ending(code)
     log = _COLOR.sub('', self._log.read_text(errors='replace'))
     words = [line.strip() for line in log.splitlines() if line.strip()]
     return f'{words[-1]} ({how})' if words else how
+
+
+def ending(code: int) -> str:
+  """Returns how a process ended, by the code that `subprocess` gives."""
+  if code >= 0:
+    return f'exit status {code}'
+  try:
+    return f'signal {signal.Signals(-code).name}'
+  except ValueError:  # A real-time signal has no name.
+    return f'signal {-code}'
 
 
 def _variables(inherited: Mapping[str, str]) -> dict[str, str]:

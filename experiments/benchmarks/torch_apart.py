@@ -6,12 +6,12 @@ PyTorch's has what its users get, which is what the C library takes by itself.
 """
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 import itertools
 from multiprocessing import connection
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 from typing import Any
@@ -20,7 +20,7 @@ from absl import flags
 import jax
 import numpy as np
 
-from experiments.benchmarks import harness
+from experiments.benchmarks import harness, peer_process
 from fedjax_ssl.running import huge_pages
 
 FLAGS = flags.FLAGS
@@ -30,6 +30,7 @@ flags.DEFINE_bool('torch_huge_pages', False, 'Time PyTorch with pages of 2 MB '
 
 _LAYOUTS = 'contiguous', 'channels_last'  # Keys of `torch_loop.LAYOUTS`.
 _PATIENCE = 600.0  # Seconds for an answer.
+_END = 5.0  # Seconds to end, once its pipe is closed.
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -61,8 +62,8 @@ class Loops:
     if FLAGS.torch_huge_pages:
       variables[', 2 MB'] = huge = huge_pages.asking(plain)
       if huge == plain:
-        raise ValueError('--torch_huge_pages: this system does not give pages '
-                         'of 2 MB to those that ask; leave it out.')
+        raise ValueError('--torch_huge_pages: asking for pages of 2 MB changes '
+                         'nothing on this system; leave it out.')
     params = jax.device_get(ours.model.params)
     found = [*map(_on_host, data)]
     processes = {
@@ -83,7 +84,7 @@ class Loops:
 
 
 class Apart:
-  """Starts `torch_worker.py`, which ends with this process.
+  """Starts `torch_worker.py`, which ends with this process, or by `close`.
 
   Args:
     place: 'module:function' that returns a loop and PyTorch's version.
@@ -101,11 +102,14 @@ class Apart:
                environ: dict[str, str]):
     here, there = connection.Pipe()
     self._pipe: Any = here
+    found = os.pathsep.join(
+        [str(_ROOT), *filter(None, [environ.get('PYTHONPATH')])])
     self._process = subprocess.Popen(
         [sys.executable, '-m', 'experiments.benchmarks.torch_worker',
-         str(there.fileno())], env=environ, cwd=_ROOT,
+         str(there.fileno())], env={**environ, 'PYTHONPATH': found},
         pass_fds=[there.fileno()])
     there.close()
+    atexit.register(self.close)
     self.version, error = self._ask((place, arguments))
     self._check(error)
 
@@ -113,20 +117,30 @@ class Apart:
     """Trains a round, to the end."""
     self._check(self._ask(cohort))
 
+  def close(self) -> None:
+    """Ends it, in the middle of a round too."""
+    self._pipe.close()
+    try:
+      self._process.wait(_END)
+    except subprocess.TimeoutExpired:
+      self._process.kill()
+      self._process.wait()
+
   def _ask(self, value: Any) -> Any:
     try:
       self._pipe.send(value)
-      if not self._pipe.poll(_PATIENCE):
-        raise ValueError(f"PyTorch's process: no answer in {_PATIENCE:.0f} s")
-      return self._pipe.recv()
+      if self._pipe.poll(_PATIENCE):
+        return self._pipe.recv()
     except (EOFError, OSError):
-      code = self._process.wait()
-    how = (f'exit status {code}' if code >= 0
-           else f'signal {signal.Signals(-code).name}')
-    raise ValueError(f"PyTorch's process ended: {how}")
+      self.close()
+      how = peer_process.ending(self._process.returncode)
+      raise ValueError(f"PyTorch's process ended: {how}") from None
+    self.close()
+    raise ValueError(f"PyTorch's process: no answer in {_PATIENCE:.0f} s")
 
   def _check(self, error: str) -> None:
     if error:
+      self.close()
       raise ValueError(f"PyTorch's process: {error}")
 
 
@@ -137,6 +151,6 @@ def _rounds(process: Apart, cohorts: Sequence[np.ndarray]
 
 
 def _on_host(value: Any) -> Any:
-  """Arrays that another process can read."""
+  """Returns arrays that another process can read."""
   return ([np.asarray(x) for x in value] if isinstance(value, list)
           else np.asarray(value))

@@ -40,6 +40,17 @@ def test_how_it_ended_is_told(bench):
     process.advance(np.array([9]))
 
 
+def test_a_round_without_end_is_ended(bench, monkeypatch):
+  process = apart(bench)
+  module = bench('torch_apart')
+  monkeypatch.setattr(module, '_PATIENCE', .2)
+  monkeypatch.setattr(module, '_END', .2)
+  with pytest.raises(ValueError, match='process: no answer in 0 s'):
+    process.advance(np.array([7]))
+  with pytest.raises(ValueError, match='process ended: signal SIGKILL'):
+    process.advance(np.array([7]))
+
+
 @pytest.mark.parametrize('given, rest', [
     ('', None), ('glibc.malloc.hugetlb=1', None),
     ('a.b=2:glibc.malloc.hugetlb=0', 'a.b=2')])
