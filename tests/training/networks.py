@@ -22,7 +22,7 @@ TILE_CHANNELS = (17, 19, 13)
 LAYER_CHANNELS = (13, 17, 19)
 
 
-def _made(shapes: dict[str, tuple[int, ...]], body: Any) -> Model:
+def made(shapes: dict[str, tuple[int, ...]], body: Any) -> Model:
   """A model of the arrays by name, and of (arrays, inputs) -> features.
 
   The array `Dense_0` makes logits of them.
@@ -56,7 +56,7 @@ def reordered(impl: str = 'auto') -> Model:
   def body(params, x):
     x = conv.conv2d(x * params['Scale_0'], params['Conv_0'], impl=impl)
     return jnp.tanh(x).mean((1, 2))
-  return _made({
+  return made({
       'Scale_0': CHANNELS[:1], 'Conv_0': (3, 3, *CHANNELS),
       'Dense_0': (CHANNELS[1], toy.NUM_CLASSES)}, body)
 
@@ -69,7 +69,7 @@ def tiles_and_patches(impl: str = 'auto') -> Model:
     x = jnp.tanh(conv.max_pooled_conv2d(x, params['Conv_2'], impl=impl))
     return x.mean((1, 2))
   first, second, third = TILE_CHANNELS
-  return _made({
+  return made({
       'Conv_0': (3, 3, 1, first), 'Conv_1': (3, 3, first, second),
       'Conv_2': (5, 5, second, third),
       'Dense_0': (third, toy.NUM_CLASSES)}, body)
