@@ -186,7 +186,7 @@ class Config:
       may_change=True)
   chunk_size: int = _option(
       0, "Clients under one vmap, or lanes of a device; 0: a device's whole "
-      'share.', _whole(0))
+      'share, or what client_map=auto measures.', _whole(0))
   num_devices: int = _option(
       0, 'Devices to split the clients over, of all processes together; 0: '
       'every accelerator, or one for each CPU core.', _whole(0),

@@ -317,7 +317,7 @@ def over_fastest(seconds: Mapping[str, Sequence[float]], one: str,
 
 def quartiles(seconds: Mapping[str, Sequence[float]], one: str,
               others: Iterable[str]) -> list[float]:
-  """Returns the quartiles of what `over_fastest` has the median of: the turns."""
+  """Returns quartiles of the turns, of which `over_fastest` has the median."""
   other = max(others, key=lambda name: paired(seconds, one, name))
   turns = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
   return [float(x) for x in np.quantile(turns, [.25, .75])]

@@ -1,8 +1,9 @@
 r"""Rounds and images a second, with the forms that are fastest here.
 
 For each number of clients a round: the forms of every convolution are timed as
-`--conv_impl=measure` does, under vmap and one client after another; then rounds
-with what is chosen, and with XLA's own convolutions under vmap beside them.
+`--conv_impl=measure` does, for all clients at once, for halves of them and one
+after another, and how long that took; then rounds with what is chosen, and with
+XLA's own convolutions under vmap beside them.
 
 python experiments/benchmarks/round_speed.py --model=resnet9 --clients=5,20,100
 """
@@ -13,6 +14,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
+import time
 from typing import Any
 
 from absl import flags
@@ -57,31 +59,38 @@ def spec_of(clients: int, **changes: Any) -> fssl.TaskSpec:
       **changes})
 
 
-def forms_of(clients: int, cache: pathlib.Path
-             ) -> dict[str, dict[str, dict[str, float]]]:
-  """Seconds of each form of each layer, by how clients are taken.
+def chosen(clients: int, cache: pathlib.Path
+           ) -> tuple[convolutions.Choice, dict[str, conv_measure.Table]]:
+  """Finds what a run would choose, and the seconds behind it.
 
   Args:
     clients: of a round, all on one device.
     cache: file of what was timed before.
+
+  Returns:
+    The choice, and seconds of each form of each layer by clients at once.
   """
   spec = spec_of(clients)
   layers = convolutions.layers(
       fssl.make_task(spec), jnp.zeros((1, *spec.input_shape), jnp.uint8))
   rows = FLAGS.labeled + FLAGS.unlabeled
-  return {way: conv_measure.table(layers, conv_measure.Load(
-      rows, count, FLAGS.compute_dtype), cache)
-          for way, count in (('map', 1), ('vmap', clients))}
+  tables: dict[str, conv_measure.Table] = {}
+  def measured(count: int, forms: convolutions.Forms, until: float
+               ) -> conv_measure.Table:
+    tables[str(count)] = conv_measure.table(layers, conv_measure.Load(
+        rows, count, FLAGS.compute_dtype), cache, forms=forms, until=until)
+    return tables[str(count)]
+  return convolutions.searched(measured, clients), tables
 
 
-def measured(clients: int, tables: Any) -> dict[str, Any]:
+def measured(clients: int, choice: convolutions.Choice) -> dict[str, Any]:
   """Rounds with the chosen forms beside XLA's own under vmap."""
   federation = harness.two_pools(
       clients, FLAGS.labeled * FLAGS.steps, FLAGS.unlabeled * FLAGS.steps,
       harness.image_shape(FLAGS.model, FLAGS.side))
-  forms, way = convolutions.fastest(tables, clients)
-  fields = {'chosen': {'conv_impl': forms, 'client_map': way},
-            'lax, vmap': {'conv_impl': 'lax', 'client_map': 'vmap'}}
+  fields: dict[str, dict[str, Any]] = {
+      'chosen': choice._asdict(),
+      'lax, vmap': {'conv_impl': 'lax', 'client_map': 'vmap'}}
   runs, failed = {}, {}
   for name, changes in fields.items():
     try:
@@ -107,6 +116,8 @@ def rows_of(clients: int, found: Mapping[str, Any], flops: float
         ', '.join(dict.fromkeys(
             conv_forms.by_layer(fields['conv_impl']).values())))
     label = f'{name}: {fields["client_map"]}'
+    if fields.get('chunk_size'):
+      label += f' of {fields["chunk_size"]}'
     if name in found['failed']:
       rows.append([clients, label, '-', '-', '-', found['failed'][name]])
       continue
@@ -125,13 +136,16 @@ def main() -> None:
   name = '_'.join(['round_speed', FLAGS.model.partition('(')[0], FLAGS.method,
                    FLAGS.compute_dtype])
   for clients in counts:
-    tables = forms_of(clients, cache)
-    one = measured(clients, tables)
+    start = time.monotonic()
+    choice, tables = chosen(clients, cache)
+    taken = time.monotonic() - start
+    one = measured(clients, choice)
     spec = dataclasses.replace(spec_of(clients), conv_impl='lax')
     with limit.on_cpu():
       flops = limit.step_flops(spec, harness.two_pools(
           clients, FLAGS.labeled, FLAGS.unlabeled, spec.input_shape))
-    found[str(clients)] = {**one, 'layers': tables, 'step_flops': flops}
+    found[str(clients)] = {**one, 'layers': tables, 'step_flops': flops,
+                           'timing_seconds': taken}
     table += rows_of(clients, one, flops)
     harness.save(name, table, found)
   harness.report(name, table, found)

@@ -7,7 +7,8 @@ back from there.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+import concurrent.futures
 import functools
 import json
 import math
@@ -29,9 +30,12 @@ FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
 # should not choose.
 _CLEARLY = 0.95
 Table = dict[str, dict[str, float]]
+Program = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 _FAILURES = (jax.errors.JaxRuntimeError, MemoryError, NotImplementedError)
 # A form whose first call takes this many times the fastest is not timed again.
 _HOPELESS = 4.0
+# Seconds of a step from which on noise is small, and one timing enough.
+_LONG = 0.2
 
 
 class Load(NamedTuple):
@@ -56,20 +60,16 @@ def layers_of(apply: Callable[..., Any], *args: Any) -> list[conv.Layer]:
   return list(dict.fromkeys(found))
 
 
-def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
-            hopeless: float = float('inf')) -> float:
-  """Times a form of a layer: forward, and the gradients of both operands.
+def program(layer: conv.Layer, form: str, load: Load) -> Program | None:
+  """Compiles a step of a form of a layer, repeated: (count, x, w) -> sum.
 
   Args:
     layer: the shapes.
     form: one of `conv.IMPLS`.
     load: how much at once.
-    at_least: seconds that a timing lasts.
-    hopeless: seconds; if the first step takes longer, its time is returned.
 
   Returns:
-    Seconds for one step of all clients; infinity if the form does not compile
-    or run here.
+    The program, or None if the form does not compile here.
   """
   # Each step changes both operands a little, so that XLA cannot leave out a
   # gradient, and so little that nothing grows, however large the layer.
@@ -93,16 +93,46 @@ def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
     x, w = lax.fori_loop(0, count, lambda _, xw: together(*xw), (x, w))
     return jnp.sum(x[..., 0]) + jnp.sum(w[..., 0])
 
+  shapes = jax.eval_shape(lambda: _operands(layer, load))
+  try:
+    return steps.lower(jax.ShapeDtypeStruct((), jnp.int32), *shapes).compile()
+  except _FAILURES:
+    return None
+
+
+def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
+            hopeless: float = float('inf'), steps: Program | None = None
+            ) -> float:
+  """Times a form of a layer: forward, and the gradients of both operands.
+
+  Args:
+    layer: the shapes.
+    form: one of `conv.IMPLS`.
+    load: how much at once.
+    at_least: seconds that a timing lasts.
+    hopeless: seconds; if the first step takes longer, its time is returned.
+    steps: what `program` returned, if it was called before.
+
+  Returns:
+    Seconds for one step of all clients; infinity if the form does not compile
+    or run here.
+  """
+  run = steps or program(layer, form, load)
+  if run is None:
+    return float('inf')
+
   def timed(count: int, given: tuple[jax.Array, jax.Array]) -> float:
     start = time.perf_counter()
-    jax.block_until_ready(steps(jnp.int32(count), *given))
+    jax.block_until_ready(run(jnp.int32(count), *given))
     return (time.perf_counter() - start) / count
 
   try:
     given = _operands(layer, load)
-    timed(1, given)  # Compiles.
     first = timed(1, given)
     if first > hopeless:
+      return first
+    first = timed(1, given)  # The first time more than the step was done.
+    if first > min(hopeless, _LONG):
       return first
     count = min(max(round(at_least / max(first, 1e-6)), 1), 1000)
     return min(timed(count, given) for _ in range(3))
@@ -122,7 +152,9 @@ def _operands(layer: conv.Layer, load: Load) -> tuple[jax.Array, jax.Array]:
 
 
 def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
-          *, machine: str = '') -> Table:
+          *, machine: str = '',
+          forms: Mapping[str, Collection[str]] | None = None,
+          until: float = float('inf')) -> Table:
   """Returns the seconds of every form of every layer, measured or read back.
 
   Args:
@@ -130,37 +162,67 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
     load: how much at once.
     path: file of what was measured before; None keeps nothing.
     machine: names the machine that the times hold for.
+    forms: those that are tried, by the layer's text; all of a layer that is not
+      in it.
+    until: time of the monotonic clock from which on no other form is begun. The
+      plainest of all layers come first, compiled together.
 
   Returns:
-    By the layer's text, seconds by form. A form that does not run is left out,
-    and tried again next time: memory may have been short.
+    By the layer's text, seconds by form. A form that does not run, or whose
+    turn did not come, is left out, and tried again next time: memory may have
+    been short.
   """
+  def tried(layer: conv.Layer) -> list[str]:
+    chosen = (forms or {}).get(str(layer), FORMS)
+    return [form for form in _different(layer) if form in chosen]
+
+  def key(layer: conv.Layer) -> str:
+    return (f'{machine}; {layer}; {load.rows} rows; {load.clients} clients; '
+            f'{load.dtype}')
+
   known = _read(path)
-  out: Table = {}
-  for layer in layers:
-    key = (f'{machine}; {layer}; {load.rows} rows; {load.clients} clients; '
-           f'{load.dtype}')
-    found = {**known.get(key, {})}
-    forms = _different(layer)
-    for form in forms:
-      if form not in found:
-        best = min(found.values(), default=float('inf'))
-        taken = seconds(layer, form, load, hopeless=_HOPELESS * best)
-        if taken < float('inf'):
-          found[form] = taken
-    if found != known.get(key):
-      known[key] = found
-      _write(path, known)
-    out[str(layer)] = {form: found[form] for form in forms if form in found}
-  return out
+  found = {layer: {**known.get(key(layer), {})} for layer in layers}
+  for form in FORMS:
+    missing = [layer for layer in layers
+               if form in tried(layer) and form not in found[layer]]
+    programs = _programs(missing, form, load, until)
+    for layer, steps in programs.items():
+      if time.monotonic() > until:
+        break
+      best = min(found[layer].values(), default=float('inf'))
+      taken = float('inf') if steps is None else seconds(
+          layer, form, load, hopeless=_HOPELESS * best, steps=steps)
+      if taken < float('inf'):
+        found[layer][form] = taken
+    if programs:
+      _write(path, {key(layer): found[layer] for layer in layers})
+  return {str(layer): {form: found[layer][form] for form in tried(layer)
+                       if form in found[layer]} for layer in layers}
+
+
+def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float
+              ) -> dict[conv.Layer, Program | None]:
+  """Compiles on all cores those layers whose turn comes in time."""
+  def one(layer: conv.Layer) -> tuple[bool, Program | None]:
+    if time.monotonic() > until:
+      return False, None
+    return True, program(layer, form, load)
+
+  # Nothing is timed meanwhile, which would take its time.
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    made = dict(zip(layers, pool.map(one, layers), strict=True))
+  return {layer: steps for layer, (came, steps) in made.items() if came}
 
 
 def _different(layer: conv.Layer) -> tuple[str, ...]:
-  """The forms that give different programs for a layer."""
+  """The forms that give different programs for a layer, hopeless ones apart."""
   if layer.kernel == (1, 1) and not layer.pooled:
     return 'lax', 'gemm'  # All forms but 'lax' make the same product.
+  # XLA:CPU takes minutes for the gradients of a large layer in a loop.
+  hopeless = jax.default_backend() == 'cpu'
   return tuple(form for form in FORMS
-               if form != 'winograd' or conv.is_tileable(layer))
+               if (form != 'winograd' or conv.is_tileable(layer))
+               and not (form == 'lax' and hopeless))
 
 
 def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:

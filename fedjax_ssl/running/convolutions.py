@@ -1,17 +1,19 @@
-"""Times convolutions, to choose their forms and whether clients run together.
+"""Times convolutions, to choose their forms and how many clients run together.
 
 On a CPU the forms follow rules that were measured once. Elsewhere, and with
 `--conv_impl=measure`, they are timed at the start of a new run, unless this
 machine has timed the layers before. What is chosen replaces the words `auto`
-and `measure` in `config.json`, so that the run goes on as it began.
+and `measure`, and a chunk size of 0, in `config.json`, so that the run goes on
+as it began.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import pathlib
 import sys
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,7 +28,19 @@ from fedjax_ssl.ops import conv, conv_measure
 from fedjax_ssl.training import environment, loop, processes
 from fedjax_ssl.training import workdir as workdir_lib
 
-_OPEN = ('auto', conv_forms.MEASURE)
+# What leaves a choice to the clock, or to the stored run.
+_OPEN = ('auto', conv_forms.MEASURE, 0)
+# Seconds that timing may take; what is under way then comes to its end.
+_PATIENCE = 50.0
+Forms = Mapping[str, Collection[str]]
+
+
+class Choice(NamedTuple):
+  """Options that timing decides on; see `Config`."""
+
+  conv_impl: str
+  client_map: str
+  chunk_size: int
 
 
 def decided(options: Config, dataset: data.Dataset,
@@ -41,57 +55,94 @@ def decided(options: Config, dataset: data.Dataset,
     dataset: the examples.
     deals: the partition of each seed.
   """
-  forms, client_map = processes.once(lambda: _found(options, dataset, deals))
-  return dataclasses.replace(options, conv_impl=forms, client_map=client_map)
+  found = processes.once(lambda: tuple(_found(options, dataset, deals)))
+  return dataclasses.replace(
+      options, **dict(zip(Choice._fields, found, strict=True)))
 
 
 def _found(options: Config, dataset: data.Dataset,
-           deals: Mapping[int, data.Partition]) -> tuple[str, str]:
-  """conv_impl and client_map."""
+           deals: Mapping[int, data.Partition]) -> Choice:
+  given = Choice(*(getattr(options, name) for name in Choice._fields))
   stored = workdir_lib.stored_config(options.workdir).get('flags')
   if stored:
-    def kept(name: str) -> str:
-      given: str = getattr(options, name)
-      return stored.get(name, given) if given in _OPEN else given
-    return kept('conv_impl'), kept('client_map')
+    return Choice(*(
+        stored.get(name, value) if value in _OPEN else value
+        for name, value in zip(Choice._fields, given, strict=True)))
   if options.conv_impl == conv_forms.MEASURE or (
       options.conv_impl == 'auto'
       and environment.devices()[0].platform != 'cpu'):
-    return _measured(options, dataset, deals)
-  return options.conv_impl, options.client_map
+    return _measured(options, given, dataset, deals)
+  return given
 
 
-def _measured(options: Config, dataset: data.Dataset,
-              deals: Mapping[int, data.Partition]) -> tuple[str, str]:
-  """The fastest forms, and the fastest client_map."""
+def _measured(options: Config, given: Choice, dataset: data.Dataset,
+              deals: Mapping[int, data.Partition]) -> Choice:
+  """Asks the clock about all that is open."""
   task = task_lib.make_task(task_lib.TaskSpec(
       num_classes=dataset.num_classes,
       input_shape=tuple(dataset.train.inputs.shape[1:]), model=options.model,
       norm=options.norm, compute_dtype=options.compute_dtype))
   found = layers(task, dataset.train.inputs[:1])
   if not found:
-    return 'auto', options.client_map
-  print(f'Timing the convolutions of {options.model}: {len(found)} layers.',
-        file=sys.stderr)
+    return given._replace(conv_impl='auto')
+  print(f'Timing the convolutions of {options.model}: {len(found)} layers, '
+        'about a minute at most.', file=sys.stderr)
   devices = min(options.num_devices or jax.device_count(),
                 options.cohort_size)
   each = -(-options.cohort_size // devices)
-  together = min(options.chunk_size or each, each)
   seeds = len(deals) if loop.seeds_together(
       options.seed_map, len(deals)) else 1
   rows, machine = _rows(options, deals), _machine()
-  def measured(clients: int) -> conv_measure.Table:
+  def measured(clients: int, forms: Forms, until: float) -> conv_measure.Table:
     return conv_measure.table(
         found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
-        _path(), machine=machine)
-  tables = {}
-  if options.client_map == 'map' or (
-      options.client_map == 'auto' and not options.chunk_size):
-    tables['map'] = measured(1)
-  if options.client_map != 'map':
-    tables['vmap'] = measured(together)
-  forms, way = fastest(tables, together)
-  return forms, 'lanes' if options.client_map == 'lanes' else way
+        _path(), machine=machine, forms=forms, until=until)
+  if given.client_map == 'auto' and not given.chunk_size:
+    return searched(measured, each)
+  together = 1 if given.client_map == 'map' else min(
+      given.chunk_size or each, each)
+  forms = conv_measure.fastest(
+      measured(together, {}, time.monotonic() + _PATIENCE))
+  return given._replace(
+      conv_impl=conv_forms.joined(forms) or 'auto',
+      client_map='vmap' if given.client_map == 'auto' else given.client_map)
+
+
+def searched(measured: Callable[[int, Forms, float], conv_measure.Table],
+             clients: int) -> Choice:
+  """Finds the fastest forms, and how many clients should run together.
+
+  All of them are tried, one after another, and, each layer in the form that is
+  fastest for all, halves of them for as long as that gains.
+
+  Args:
+    measured: (clients at once, forms to try by layer, time of the monotonic
+      clock at which to stop) -> seconds of the forms by layer.
+    clients: of a device in a round.
+  """
+  def seconds(size: int) -> float:
+    return -(-clients // size) * conv_measure.total(tables[size])
+
+  end = time.monotonic() + _PATIENCE
+  tables = {clients: measured(clients, {}, end - _PATIENCE / 2)}
+  if clients > 1:
+    tables[1] = measured(1, {}, end - _PATIENCE / 6)
+  best = size = clients
+  # Where all at once are too many for the memory, no form is known.
+  forms = {layer: (form,) for layer, form in conv_measure.fastest(
+      tables[clients]).items()}
+  while size > 3:
+    size = -(-size // 2)
+    tables[size] = measured(size, forms, end)
+    if seconds(size) >= seconds(best) < float('inf'):
+      break
+    best = size
+  best = min(best, 1, key=seconds) if clients > 1 else best
+  text = conv_forms.joined(conv_measure.fastest(tables[best])) or 'auto'
+  if seconds(best) == float('inf'):  # Some layer has no time at all.
+    return Choice(text, 'auto', 0)
+  return Choice(text, 'map' if best == 1 else 'vmap',
+                0 if best in (1, clients) else best)
 
 
 def layers(task: Task, inputs: Any) -> list[conv.Layer]:
@@ -104,21 +155,6 @@ def layers(task: Task, inputs: Any) -> list[conv.Layer]:
   return conv_measure.layers_of(
       lambda key, inputs: task.apply(task.model.init(key), inputs),
       jax.random.key(0), inputs)
-
-
-def fastest(tables: Mapping[str, conv_measure.Table], clients: int
-            ) -> tuple[str, str]:
-  """Returns the fastest forms, as conv_impl has them, and client_map.
-
-  Args:
-    tables: under 'map' the seconds of one client, under 'vmap' of all.
-    clients: how many run under the vmap.
-  """
-  times = {'vmap': 1, 'map': clients}
-  best = min(tables, key=lambda way: (
-      times[way] * conv_measure.total(tables[way])))
-  forms = conv_forms.joined(conv_measure.fastest(tables[best]))
-  return forms or 'auto', best
 
 
 def _rows(options: Config, deals: Mapping[int, data.Partition]) -> int:

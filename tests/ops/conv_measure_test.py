@@ -14,13 +14,15 @@ _LOAD = conv_measure.Load(rows=2, clients=2)
 
 
 def _clock(monkeypatch, seconds):
-  """Each form takes what is said; returns the calls."""
+  """Each form takes what is said, on a GPU; returns the calls."""
   calls = []
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
 
   def timed(layer, form, load, **_):
     calls.append((str(layer), form))
     return seconds[form]
   monkeypatch.setattr(conv_measure, 'seconds', timed)
+  monkeypatch.setattr(conv_measure, 'program', lambda *_: object())
   return calls
 
 
@@ -93,6 +95,39 @@ def test_the_fastest_wins_and_is_kept(monkeypatch, tmp_path):
   assert len(calls) == 2 * len(seconds)
 
 
+def test_no_form_is_begun_when_the_time_is_over(monkeypatch):
+  calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  now = [0.]
+  monkeypatch.setattr(conv_measure.time, 'monotonic', lambda: now[0])
+
+  def program(layer, form, load):
+    del layer, load
+    now[0] += form == 'taps'
+    return object()
+  monkeypatch.setattr(conv_measure, 'program', program)
+  other = _LAYER._replace(outputs=4)
+  found = conv_measure.table([_LAYER, other], _LOAD, None, until=.5)
+  assert [form for _, form in calls] == ['lax', 'lax', 'gemm', 'gemm']
+  assert found == {str(layer): {'lax': 1., 'gemm': 1.}
+                   for layer in (_LAYER, other)}
+
+
+def test_only_the_forms_that_are_asked_for(monkeypatch):
+  calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  other = _LAYER._replace(outputs=4)
+  found = conv_measure.table([_LAYER, other], _LOAD, None,
+                             forms={str(_LAYER): ('taps',)})
+  assert found[str(_LAYER)] == {'taps': 1.}
+  assert len(found[str(other)]) == len(calls) - 1 == len(conv_measure.FORMS)
+
+
+def test_a_form_that_is_no_program_takes_for_ever(monkeypatch):
+  def fail(*_, **__):
+    raise NotImplementedError
+  monkeypatch.setattr(conv, 'conv2d', fail)
+  assert conv_measure.program(_LAYER, 'lax', _LOAD) is None
+
+
 def test_noise_does_not_choose():
   forms = {'lax': 1., 'gemm': .96, 'taps': 2.}
   assert conv_measure.fastest({'layer': forms}) == {'layer': 'lax'}
@@ -110,6 +145,13 @@ def test_equal_programs_are_timed_once(monkeypatch):
       'lax', 'gemm']
   assert 'winograd' not in [
       form for layer, form in calls if layer == str(strided)]
+
+
+def test_on_a_cpu_xlas_own_gradients_are_not_waited_for(monkeypatch):
+  calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'cpu')
+  conv_measure.table([_LAYER], _LOAD, None)
+  assert [form for _, form in calls] == [*conv_measure.FORMS[1:]]
 
 
 def test_no_step_leaves_the_numbers(monkeypatch):

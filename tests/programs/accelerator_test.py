@@ -52,6 +52,27 @@ def test_a_slice_is_cut_off_and_goes_on(script, monkeypatch, tmp_path, capfd):
   assert 'long: done' in capfd.readouterr().out
 
 
+def test_a_slice_that_took_too_long_comes_last(script, monkeypatch, capfd):
+  monkeypatch.setattr(script, 'plan', lambda: [
+      _slice(script, 'long', 'import time; time.sleep(60)'),
+      _slice(script, 'short', 'pass')])
+  flags.FLAGS['minutes'].value = 1 / 60
+  assert script.main(['']) == 0
+  said = capfd.readouterr().out
+  assert 'long: cut off; it comes last' in said
+  flags.FLAGS['minutes'].value = 2 / 60
+  assert script.main(['']) == 0
+  said = capfd.readouterr().out
+  assert said.index('short: done') < said.index('long: cut off')
+
+
+def test_cells_come_by_their_worth_a_minute(script):
+  names = [part.name for part in script.plan()
+           if part.name.startswith('cell')]
+  assert names[:4] == ['cell_fedavg_few', 'cell_fedavg_all', 'cell_fixmatch',
+                       'cell_feddure']
+
+
 def test_what_cannot_end_in_time_is_not_begun(script, monkeypatch, capfd):
   monkeypatch.setattr(script, 'plan', lambda: [_slice(script, 'late', '1/0')])
   flags.FLAGS['quick'].value, flags.FLAGS['minutes'].value = False, 1.

@@ -1,4 +1,5 @@
 """Runs find the fastest convolutions, store them, and go on with them."""
+import dataclasses
 import json
 
 import numpy as np
@@ -17,12 +18,14 @@ _SECONDS = {'lax': 3., 'gemm': 2., 'taps': 4., 'winograd': 4., 'reordered': 5.}
 def clock(monkeypatch, tmp_path):
   """Seconds of every form by number of clients, which a test may change."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  table = {1: dict(_SECONDS), 4: {form: 2 * s for form, s in _SECONDS.items()}}
+  table = {n: {form: times * s for form, s in _SECONDS.items()}
+           for n, times in ((1, 1), (2, 1.5), (4, 2))}
 
   def timed(layer, form, load, **_):
     del layer
     return table[load.clients][form]
   monkeypatch.setattr(conv_measure, 'seconds', timed)
+  monkeypatch.setattr(conv_measure, 'program', lambda *_: object())
   return table
 
 
@@ -47,15 +50,45 @@ def test_the_fastest_form_takes_the_place_of_the_word(clock):
   decided = _decided(_options())
   assert decided.conv_impl == (
       '3x3/1 SAME 8x8 1>16 pooled gemm; 3x3/1 SAME 4x4 16>32 pooled gemm')
-  assert decided.client_map == 'vmap'  # Twice as long, for four clients.
+  # Twice as long, for four clients; halves take three times as long.
+  assert (decided.client_map, decided.chunk_size) == ('vmap', 0)
 
 
 def test_one_client_after_another_where_that_is_faster(clock):
   clock[4] = {form: 9 * s for form, s in _SECONDS.items()}
   clock[1]['taps'] = 1.
   decided = _decided(_options())
-  assert decided.client_map == 'map'
+  assert (decided.client_map, decided.chunk_size) == ('map', 0)
   assert 'taps' in decided.conv_impl and 'gemm' not in decided.conv_impl
+
+
+def test_halves_where_these_are_faster(clock):
+  """They are timed in the form that is fastest for all."""
+  clock[2] = {'gemm': .9}
+  decided = _decided(_options())
+  assert (decided.client_map, decided.chunk_size) == ('vmap', 2)
+  assert 'gemm' in decided.conv_impl
+
+
+@pytest.mark.parametrize('seconds,best', [
+    ({16: 9., 8: 4., 4: 3., 2: 2., 1: 2.}, 8),  # 9, 8, 12 and 16 * 2.
+    ({16: 9., 8: 5., 4: .1, 2: .1, 1: 9.}, 16),  # Halves did not gain.
+    ({16: 9., 8: 4., 4: 1., 2: .4, 1: .1}, 1),
+    ({16: float('inf'), 8: float('inf'), 4: 3., 2: 2., 1: 9.}, 4)])
+def test_parts_are_halved_while_that_gains(seconds, best):
+  asked = []
+
+  def measured(size, forms, until):
+    del until
+    asked.append((size, forms))
+    return {'3x3/1 SAME 8x8 1>4': {} if seconds[size] == float('inf') else {
+        'taps': seconds[size]}}
+  found = convolutions.searched(measured, 16)
+  assert found == ('3x3/1 SAME 8x8 1>4 taps', 'map' if best == 1 else 'vmap',
+                   best % 16 if best > 1 else 0)
+  known = {} if seconds[16] == float('inf') else {
+      '3x3/1 SAME 8x8 1>4': ('taps',)}
+  assert asked[:3] == [(16, {}), (1, {}), (8, known)]
 
 
 @pytest.mark.parametrize('changes,way', [
@@ -71,8 +104,8 @@ def test_what_a_device_works_on_at_once(monkeypatch):
   """Seeds under one vmap count, a chunk is no larger than the cohort."""
   loads = []
 
-  def table(layers, load, path, *, machine):
-    del path, machine
+  def table(layers, load, path, *, machine, forms, until):
+    del path, machine, forms, until
     loads.append(load)
     return {str(layer): {'lax': 1.} for layer in layers}
   monkeypatch.setattr(conv_measure, 'table', table)
@@ -80,15 +113,16 @@ def test_what_a_device_works_on_at_once(monkeypatch):
   _decided(_options(chunk_size=64, client_map='vmap', seed_map='vmap'),
            seeds=3)
   _decided(_options(labeled_batch=5, unlabeled_batch=0, local_steps=2))
-  assert loads == [(12, 1, 'float32'), (12, 4, 'float32'),
+  assert loads == [(12, 4, 'float32'), (12, 1, 'float32'), (12, 2, 'float32'),
                    (60, 12, 'float32'),
                    # Two steps over the labels, thirty rows without.
-                   (5 + 15, 1, 'float32'), (5 + 15, 4, 'float32')]
+                   *((5 + 15, n, 'float32') for n in (4, 1, 2))]
 
 
 def test_where_no_form_runs_the_rule_decides(clock):
-  clock[1] = clock[4] = dict.fromkeys(_SECONDS, float('inf'))
-  assert _decided(_options()).conv_impl == 'auto'
+  clock[1] = clock[2] = clock[4] = dict.fromkeys(_SECONDS, float('inf'))
+  options = _options()
+  assert _decided(options) == dataclasses.replace(options, conv_impl='auto')
 
 
 def test_a_network_without_convolutions(clock):
@@ -114,12 +148,13 @@ def test_a_run_goes_on_with_the_forms_that_it_stored(clock, tmp_path):
 
   def stored():
     flags = json.loads((folder / 'config.json').read_text())['flags']
-    return flags['conv_impl'], flags['client_map']
+    return flags['conv_impl'], flags['client_map'], flags['chunk_size']
+  clock[2]['gemm'] = .9
   fit(1)
   first = stored()
   assert first == (
       '3x3/1 SAME 8x8 1>2 pooled gemm; 3x3/1 SAME 4x4 2>4 pooled gemm',
-      'vmap')
+      'vmap', 2)
   (tmp_path / 'cache' / 'fedjax_ssl' / 'convolutions.json').unlink()
   clock[1]['lax'] = clock[4]['lax'] = .1
   run = fit(2)

@@ -1,4 +1,4 @@
-"""Every method's round is lowered for accelerators, in each form of convolution.
+"""Every method's round is lowered for accelerators, in each convolution's form.
 
 With the forms that are chosen by shape it is so too: `methods/program_test.py`.
 """
