@@ -55,19 +55,21 @@ def decided(options: Config, dataset: data.Dataset,
     dataset: the examples.
     deals: the partition of each seed.
   """
-  found = processes.once(lambda: tuple(_found(options, dataset, deals)))
+  # From another process it comes as a list.
+  found = Choice(*processes.once(lambda: _found(options, dataset, deals)))
   return dataclasses.replace(
-      options, **dict(zip(Choice._fields, found, strict=True)))
+      options, conv_impl=found.conv_impl, client_map=found.client_map,
+      chunk_size=found.chunk_size)
 
 
 def _found(options: Config, dataset: data.Dataset,
            deals: Mapping[int, data.Partition]) -> Choice:
-  given = Choice(*(getattr(options, name) for name in Choice._fields))
+  given = Choice(options.conv_impl, options.client_map, options.chunk_size)
   stored = workdir_lib.stored_config(options.workdir).get('flags')
   if stored:
-    return Choice(*(
-        stored.get(name, value) if value in _OPEN else value
-        for name, value in zip(Choice._fields, given, strict=True)))
+    return given._replace(**{
+        name: stored[name] for name, value in given._asdict().items()
+        if value in _OPEN and name in stored})
   if options.conv_impl == conv_forms.MEASURE or (
       options.conv_impl == 'auto'
       and environment.devices()[0].platform != 'cpu'):

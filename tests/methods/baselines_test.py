@@ -268,7 +268,8 @@ def test_a_local_client_starts_from_its_own_last_model():
 
 
 @pytest.mark.parametrize('name', [
-    'fixmatch', *wider('flexmatch', 'uda', 'pseudo_label', 'mixmatch')])
+    'fixmatch', *wider('flexmatch', 'uda', 'pseudo_label', 'mixmatch',
+                       'freematch', 'softmatch', 'adamatch')])
 def test_every_method_runs_on_the_fedprox_server(name):
   """Without its term it is the plain one."""
   plain, zero, pulled = (change(text) for text in (

@@ -91,6 +91,25 @@ def test_nobody_is_fixed_nothing_goes_uphill():
   assert 0 < toy.means(metrics)['mask_rate'] < 1
 
 
+def test_clients_that_are_equally_sure_count_the_same():
+  """A model of zeros is as sure of every row; others are not."""
+  federation, _ = toy.federation('server')
+  made, equal = (methods.make(f'fl2(threshold=0, {PLAIN}{more})', _task())
+                 for more in ('', ", weighting='uniform'"))
+  first = made.init(KEY, federation)
+  own = first.server.own
+  zeros = first._replace(server=first.server._replace(own=own._replace(
+      model=tree.zeros_like(own.model))))
+
+  def distance(state):
+    one, other = (jax.jit(m.round)(state, federation, jnp.int32(0), KEY)[0]
+                  for m in (made, equal))
+    return tree.global_norm(tree.subtract(one.server.own.model,
+                                          other.server.own.model))
+  assert distance(zeros) < 1e-6
+  assert distance(first) > 1e-5
+
+
 def test_without_any_row_the_server_trains_alone():
   text = f"fl2(thresholds='fixed', threshold=1.1, {PLAIN})"
   first, after, metrics = _rounds(text, 2, _task())

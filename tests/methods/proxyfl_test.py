@@ -149,6 +149,13 @@ def test_without_its_parts_it_is_the_method_that_labels(model, labeler, other):
   chex.assert_trees_all_close(ours, theirs, rtol=2e-4, atol=1e-5)
 
 
+def test_without_weight_and_parts_it_learns_from_labels_alone():
+  ours, theirs = (change(x, local_steps=5) for x in (
+      f'proxyfl(unlabeled_weight=0.0, threshold=0.45, {OFF})',
+      'fixmatch(threshold=1.1)'))
+  chex.assert_trees_all_close(ours, theirs, rtol=2e-4, atol=1e-5)
+
+
 # The own model says 0 and the received one 1, with these confidences. Wanted is
 # the probability of 0 in the target, or None for a row that does not count.
 _SURE = [(.99, .96), (.99, .6), (.6, .99), (.96, .99), (.7, .6)]

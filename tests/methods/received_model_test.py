@@ -46,7 +46,8 @@ def _shared(text):
     ('fixmatch', None), ("fixmatch(labeler='global')", 4), ('sage', 4),
     ('steadymatch', 4),
     ('proxyfl', 7), ('proxyfl(true_labels=True)', 4),
-    ('proxyfl(contrast_weight=0.0)', 4), ('semifl', 12)])
+    ('proxyfl(contrast_weight=0.0)', 4), ('semifl', 12), ('feddb', 12),
+    ("fedlabel(labeler='global')", 4), ('cbafed', 12)])
 def test_the_received_model_sees_all_clients_rows_as_one_batch(text, rows):
   """`rows` of each client: the 4 unlabeled ones of a step, with the 3 others.
 
