@@ -177,6 +177,11 @@ def run(one: Cut, slots: Any, width: int,
         ) -> PyTree:
   """Trains all clients in `width` lanes.
 
+  The loop ends by a condition on its state, not after a fixed number of steps.
+  How many it takes depends on who was drawn, and a number that is enough for
+  every draw is that of the longest clients, which takes as long as no lanes. A
+  device reads one bool a step for it.
+
   Args:
     one: a client's computation.
     slots: [S, ...], taken in this order.

@@ -161,7 +161,7 @@ def _other_row(stored):
   stored['tuned']['old'] = stored['tuned'].pop('uda')
   for rows in stored['rows'].values():
     for row in rows:
-      row['row'] = row['row'].replace('uda', 'old')
+      row['row'] = {'uda': 'old'}.get(row['row'], row['row'])
 
 
 def _no_bound(stored):
