@@ -56,7 +56,7 @@ class Slice(NamedTuple):
     command: to run at the repository's root.
     resumes: whether a process that is cut off goes on later; else the slice
       starts only where there is time for all of it, and one that took longer
-      comes last in later calls.
+      comes last in later calls that are no longer.
     needs_data: whether it reads cifar10.npz.
   """
 
@@ -164,10 +164,13 @@ def is_done(part: Slice) -> bool:
 def in_turn(parts: Sequence[Slice]) -> list[Slice]:
   """Returns the slices that are left, those cut off in vain behind the others.
 
-  Each of these took longer than a call of its minutes, and would do so again.
+  Each of these took longer than a call of so many minutes, or more.
   """
-  return sorted((part for part in parts if not is_done(part)),
-                key=lambda part: (_folder(part.name) / CUT).exists())
+  def in_vain(part: Slice) -> bool:
+    path = _folder(part.name) / CUT
+    return path.exists() and FLAGS.minutes <= json.loads(
+        path.read_text())['minutes']
+  return sorted((part for part in parts if not is_done(part)), key=in_vain)
 
 
 def _environment(part: Slice) -> dict[str, str]:
@@ -208,7 +211,8 @@ def run(part: Slice, seconds: float) -> int:
       code = _STOPPED
   if code == 0 or (code == _STOPPED and not part.resumes):
     _write(folder / (CUT if code else DONE), {
-        'command': part.command, 'seconds': time.monotonic() - start})
+        'command': part.command, 'seconds': time.monotonic() - start,
+        'minutes': FLAGS.minutes})
   return code
 
 

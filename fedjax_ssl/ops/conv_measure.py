@@ -28,12 +28,14 @@ from fedjax_ssl.ops import conv
 FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
 # Another form must take at most this share of the plainest form's time: noise
 # should not choose.
-_CLEARLY = 0.95
+CLEARLY = 0.95
 Table = dict[str, dict[str, float]]
 Program = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 _FAILURES = (jax.errors.JaxRuntimeError, MemoryError, NotImplementedError)
 # A form whose first call takes this many times the fastest is not timed again.
 _HOPELESS = 4.0
+# Seconds of a first call from which on it is mostly the step itself.
+_CERTAIN = 1.0
 # Seconds of a step from which on noise is small, and one timing enough.
 _LONG = 0.2
 
@@ -128,10 +130,10 @@ def seconds(layer: conv.Layer, form: str, load: Load, *, at_least: float = 0.02,
 
   try:
     given = _operands(layer, load)
-    first = timed(1, given)
-    if first > hopeless:
+    first = timed(1, given)  # With all that is done only once.
+    if first > max(hopeless, _CERTAIN):
       return first
-    first = timed(1, given)  # The first time more than the step was done.
+    first = timed(1, given)
     if first > min(hopeless, _LONG):
       return first
     count = min(max(round(at_least / max(first, 1e-6)), 1), 1000)
@@ -216,13 +218,13 @@ def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float
 
 def _different(layer: conv.Layer) -> tuple[str, ...]:
   """The forms that give different programs for a layer, hopeless ones apart."""
-  if layer.kernel == (1, 1) and not layer.pooled:
-    return 'lax', 'gemm'  # All forms but 'lax' make the same product.
   # XLA:CPU takes minutes for the gradients of a large layer in a loop.
-  hopeless = jax.default_backend() == 'cpu'
-  return tuple(form for form in FORMS
-               if (form != 'winograd' or conv.is_tileable(layer))
-               and not (form == 'lax' and hopeless))
+  forms = FORMS[jax.default_backend() == 'cpu':]
+  if layer.kernel == (1, 1) and not layer.pooled:
+    # All forms but 'lax' make the same product.
+    return tuple(form for form in forms if form in ('lax', 'gemm'))
+  return tuple(form for form in forms
+               if form != 'winograd' or conv.is_tileable(layer))
 
 
 def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
@@ -234,7 +236,7 @@ def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
   def chosen(forms: Mapping[str, float]) -> str:
     best = min(forms, key=lambda form: forms[form])
     plain = next(iter(forms))
-    return best if forms[best] < _CLEARLY * forms[plain] else plain
+    return best if forms[best] < CLEARLY * forms[plain] else plain
   return {layer: chosen(forms) for layer, forms in measured.items() if forms}
 
 

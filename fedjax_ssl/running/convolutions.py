@@ -126,25 +126,34 @@ def searched(measured: Callable[[int, Forms, float], conv_measure.Table],
     return -(-clients // size) * conv_measure.total(tables[size])
 
   end = time.monotonic() + _PATIENCE
-  tables = {clients: measured(clients, {}, end - _PATIENCE / 2)}
+  half = end - _PATIENCE / 2
+  tables = {clients: measured(clients, {}, half)}
+  best = size = clients
+  if seconds(best) == float('inf') and time.monotonic() > half:
+    return _chosen(tables[best])  # Some layer's turn did not come.
   if clients > 1:
     tables[1] = measured(1, {}, end - _PATIENCE / 6)
-  best = size = clients
   # Where all at once are too many for the memory, no form is known.
   forms = {layer: (form,) for layer, form in conv_measure.fastest(
-      tables[clients]).items()}
+      tables[clients]).items() if len(tables[clients][layer]) > 1}
   while size > 3:
     size = -(-size // 2)
     tables[size] = measured(size, forms, end)
-    if seconds(size) >= seconds(best) < float('inf'):
+    if seconds(size) > conv_measure.CLEARLY * seconds(best):
       break
     best = size
   best = min(best, 1, key=seconds) if clients > 1 else best
-  text = conv_forms.joined(conv_measure.fastest(tables[best])) or 'auto'
-  if seconds(best) == float('inf'):  # Some layer has no time at all.
-    return Choice(text, 'auto', 0)
-  return Choice(text, 'map' if best == 1 else 'vmap',
-                0 if best in (1, clients) else best)
+  if seconds(best) == float('inf'):
+    return _chosen(tables[best])
+  return _chosen(tables[best], 'map' if best == 1 else 'vmap',
+                 0 if best in (1, clients) else best)
+
+
+def _chosen(table: conv_measure.Table, client_map: str = 'auto',
+            chunk_size: int = 0) -> Choice:
+  """The fastest forms of those that are known."""
+  return Choice(conv_forms.joined(conv_measure.fastest(table)) or 'auto',
+                client_map, chunk_size)
 
 
 def layers(task: Task, inputs: Any) -> list[conv.Layer]:

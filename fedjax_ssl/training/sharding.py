@@ -83,7 +83,8 @@ def state(value: State, mesh: Mesh | None, axis: int = 0,
 
   Rounds donate its buffers, each of which can be donated only once. So no two
   leaves share one, nor leaves of several seeds, nor a leaf of the server's
-  record and the method. On a mesh all arrays are new.
+  record and the method. On a mesh all arrays are new; a CPU may share their
+  memory with others, and then does not give it away.
 
   Args:
     value: the state.

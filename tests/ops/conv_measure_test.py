@@ -1,5 +1,6 @@
 """The fastest form of a convolution is found, kept, and read again."""
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -152,6 +153,20 @@ def test_on_a_cpu_xlas_own_gradients_are_not_waited_for(monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'cpu')
   conv_measure.table([_LAYER], _LOAD, None)
   assert [form for _, form in calls] == [*conv_measure.FORMS[1:]]
+
+
+def test_what_is_done_once_is_not_counted():
+  """The first call of a program loads it."""
+  calls = []
+
+  def steps(count, x, w):
+    del x, w
+    calls.append(int(count))
+    time.sleep(.05 if len(calls) == 1 else 0)
+    return jnp.zeros(())
+  found = conv_measure.seconds(_LAYER, 'taps', _LOAD, at_least=0, hopeless=.02,
+                               steps=steps)
+  assert len(calls) > 2 and found < .02
 
 
 def test_no_step_leaves_the_numbers(monkeypatch):

@@ -82,7 +82,7 @@ def test_parts_are_halved_while_that_gains(seconds, best):
     del until
     asked.append((size, forms))
     return {'3x3/1 SAME 8x8 1>4': {} if seconds[size] == float('inf') else {
-        'taps': seconds[size]}}
+        'lax': 2 * seconds[size], 'taps': seconds[size]}}
   found = convolutions.searched(measured, 16)
   assert found == ('3x3/1 SAME 8x8 1>4 taps', 'map' if best == 1 else 'vmap',
                    best % 16 if best > 1 else 0)
@@ -98,6 +98,20 @@ def test_what_the_user_says_of_clients_stays(clock, changes, way):
   clock[4] = {form: 9 * s for form, s in _SECONDS.items()}
   decided = _decided(_options(**changes))
   assert decided.client_map == way
+
+
+def test_where_the_time_is_over_no_way_is_preferred(monkeypatch):
+  """One by one is not the winner because nothing else was timed."""
+  now = [0.]
+  monkeypatch.setattr(convolutions.time, 'monotonic', lambda: now[0])
+
+  def measured(size, forms, until):
+    del size, forms
+    now[0] = until + 1
+    return {'3x3/1 SAME 8x8 1>4': {'lax': 2., 'taps': 1.},
+            '3x3/1 SAME 4x4 4>8': {}}
+  assert convolutions.searched(measured, 16) == (
+      '3x3/1 SAME 8x8 1>4 taps', 'auto', 0)
 
 
 def test_what_a_device_works_on_at_once(monkeypatch):
