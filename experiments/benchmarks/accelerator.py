@@ -262,7 +262,7 @@ def main(argv: Sequence[str]) -> int:
       continue
     code = run(part, left)
     words = {0: 'done', _STOPPED: 'goes on in the next call' if part.resumes
-             else 'cut off; it comes last in the next call'}
+             else 'cut off; it comes last in calls that are no longer'}
     print(f'{part.name}: {words.get(code, f"failed, exit {code}")}; '
           f'{_folder(part.name) / "log.txt"}', flush=True)
     failed += [part.name] * (code not in words)

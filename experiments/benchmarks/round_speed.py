@@ -2,8 +2,9 @@ r"""Rounds and images a second, with the forms that are fastest here.
 
 For each number of clients a round: the forms of every convolution are timed as
 `--conv_impl=measure` does, for all clients at once, for halves of them and one
-after another, and how long that took; then rounds with what is chosen, and with
-XLA's own convolutions under vmap beside them.
+after another, and how long that took, unless they were timed before; then
+rounds with what is chosen, and with XLA's own convolutions under vmap beside
+them.
 
 python experiments/benchmarks/round_speed.py --model=resnet9 --clients=5,20,100
 """
@@ -78,7 +79,7 @@ def chosen(clients: int, cache: pathlib.Path
   def measured(count: int, forms: convolutions.Forms, until: float
                ) -> conv_measure.Table:
     tables[str(count)] = conv_measure.table(layers, conv_measure.Load(
-        rows, count, FLAGS.compute_dtype), cache, forms=forms, until=until)
+        rows, count, FLAGS.compute_dtype), cache, only=forms, until=until)
     return tables[str(count)]
   return convolutions.searched(measured, clients), tables
 

@@ -155,7 +155,7 @@ def _operands(layer: conv.Layer, load: Load) -> tuple[jax.Array, jax.Array]:
 
 def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
           *, machine: str = '',
-          forms: Mapping[str, Collection[str]] | None = None,
+          only: Mapping[str, Collection[str]] | None = None,
           until: float = float('inf')) -> Table:
   """Returns the seconds of every form of every layer, measured or read back.
 
@@ -164,7 +164,7 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
     load: how much at once.
     path: file of what was measured before; None keeps nothing.
     machine: names the machine that the times hold for.
-    forms: those that are tried, by the layer's text; all of a layer that is not
+    only: forms that are tried, by the layer's text; all of a layer that is not
       in it.
     until: time of the monotonic clock from which on no other form is begun. The
       plainest of all layers come first, compiled together.
@@ -175,7 +175,7 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
     been short.
   """
   def tried(layer: conv.Layer) -> list[str]:
-    chosen = (forms or {}).get(str(layer), FORMS)
+    chosen = (only or {}).get(str(layer), FORMS)
     return [form for form in _different(layer) if form in chosen]
 
   def key(layer: conv.Layer) -> str:
@@ -184,9 +184,10 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
 
   known = _read(path)
   found = {layer: {**known.get(key(layer), {})} for layer in layers}
+  wanted = {layer: tried(layer) for layer in layers}
   for form in FORMS:
-    missing = [layer for layer in layers
-               if form in tried(layer) and form not in found[layer]]
+    missing = [layer for layer, forms in wanted.items()
+               if form in forms and form not in found[layer]]
     programs = _programs(missing, form, load, until)
     for layer, steps in programs.items():
       if time.monotonic() > until:
@@ -198,8 +199,9 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
         found[layer][form] = taken
     if programs:
       _write(path, {key(layer): found[layer] for layer in layers})
-  return {str(layer): {form: found[layer][form] for form in tried(layer)
-                       if form in found[layer]} for layer in layers}
+  return {str(layer): {form: found[layer][form] for form in forms
+                       if form in found[layer]}
+          for layer, forms in wanted.items()}
 
 
 def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float

@@ -98,7 +98,7 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
   def measured(clients: int, forms: Forms, until: float) -> conv_measure.Table:
     return conv_measure.table(
         found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
-        _path(), machine=machine, forms=forms, until=until)
+        _path(), machine=machine, only=forms, until=until)
   if given.client_map == 'auto' and not given.chunk_size:
     return searched(measured, each)
   together = 1 if given.client_map == 'map' else min(

@@ -117,7 +117,7 @@ def test_only_the_forms_that_are_asked_for(monkeypatch):
   calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
   other = _LAYER._replace(outputs=4)
   found = conv_measure.table([_LAYER, other], _LOAD, None,
-                             forms={str(_LAYER): ('taps',)})
+                             only={str(_LAYER): ('taps',)})
   assert found[str(_LAYER)] == {'taps': 1.}
   assert len(found[str(other)]) == len(calls) - 1 == len(conv_measure.FORMS)
 
