@@ -366,7 +366,7 @@ def beside_published(root: pathlib.Path = ROOT) -> str:
   row may be the best.
   """
   here = root / 'experiments' / 'results'
-  text = []
+  text: list[str] = []
   for name, bed in plan.beds().items():
     file = here / f'{_BENCH}{name}.json'
     if not file.exists():

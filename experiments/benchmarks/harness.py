@@ -111,9 +111,14 @@ def define_seconds(name: str, default: float, text: str) -> None:
 def shrink(sizes: Mapping[str, Any]) -> None:
   """With --quick, gives flags that are not on the command line tiny values."""
   if FLAGS.quick:
-    for name, value in {'repeats': 1, 'product_size': 64, **sizes}.items():
-      if not FLAGS[name].present:
-        FLAGS[name].value = value
+    default({'repeats': 1, 'product_size': 64, **sizes})
+
+
+def default(sizes: Mapping[str, Any]) -> None:
+  """Gives flags that are not on the command line these values."""
+  for name, value in sizes.items():
+    if not FLAGS[name].present:
+      FLAGS[name].value = value
 
 
 def make_mesh() -> jax.sharding.Mesh | None:
