@@ -49,7 +49,7 @@ def test_what_the_paper_has(table, row, column, text):
 
 def test_a_table_is_written_but_what_is_missing(tmp_path):
   chosen = [*TABLES['twinsight'].cells(), *(
-      c for c in TABLES['sage'].cells() if c.missing)]
+      c for c in TABLES['fedmatch_v3_2'].cells() if c.missing)]
   names = flagfiles.write(chosen, tmp_path / 'new')
   assert {f.stem for f in (tmp_path / 'new').iterdir()} == {*names} == {
       c.name for c in chosen if not c.missing}
