@@ -118,8 +118,9 @@ _LAWS = 'tests/methods/'
 _ORACLES = {'baselines': 'fixmatch', 'fedmatch_cost': 'fedmatch',
             'mean_teacher': 'fedirm'}
 
-# Methods whose authors' code is another method than the default profile.
-_ELSEWHERE = ('feddure',)
+# Methods whose authors' code is another method than the default profile, or has
+# only a part of it: what privacy promises is held by laws alone.
+_ELSEWHERE = ('feddure', 'dpsgd')
 
 
 @functools.cache

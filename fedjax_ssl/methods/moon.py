@@ -51,9 +51,12 @@ def moon(task: Task, *, mu: float = 1.0, temperature: float = 0.5,
          weighting: str = 'examples') -> Method:
   """Adds mu times a contrast of the models' features to cross entropy.
 
-  Before a client's first round its last model is the first global one. Clients
-  keep their last model, so local accuracy is reported. `contrastive_loss` is
-  the mean of the contrast over steps and rows.
+  Before a client's first round its last model is the first global one, so that
+  the first round's contrast pulls nowhere. In the authors' code it is a random
+  network of the client's own, which the first round leaves out. That code also
+  drops batches that are not full, so that a client with few labels would learn
+  nothing. Clients keep their last model, so local accuracy is reported.
+  `contrastive_loss` is the mean of the contrast over steps and rows.
 
   Args:
     task: the static choices.

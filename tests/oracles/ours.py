@@ -21,6 +21,7 @@ import optax
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import optimizers
 from fedjax_ssl.core.types import (
+    Cohort,
     Examples,
     Federation,
     Model,
@@ -79,6 +80,7 @@ def perceptron(weights: dict[str, np.ndarray], norm: str = 'none') -> Model:
       lambda key: Variables(params, stats),
       lambda variables, inputs: run(variables, inputs, None, False)[1],
       lambda *given: features_train(*given)[1:], norm,
+      features=lambda variables, inputs: run(variables, inputs, None, False)[0],
       features_train=features_train, head=lambda: ('w1',))
 
 
@@ -132,6 +134,27 @@ def in_order() -> Iterator[None]:
   with jax.enable_x64(True), mock.patch.object(
       batching._Stream, 'shuffled', shuffled):
     yield
+
+
+def drawn(groups: np.ndarray) -> Any:
+  """Takes the place of `sampling.groups`: draws those of the state's round.
+
+  Args:
+    groups: int[T, G, S], or int[T, S] for one group.
+  """
+  told = groups.reshape(len(groups), -1, groups.shape[-1])
+
+  def made(num_groups: int, size: int) -> Any:
+    assert told.shape[1:] == (num_groups, size)
+
+    def sample(state: State, data: Federation, key: jax.Array) -> Cohort:
+      del data, key
+      ids = jnp.asarray(told, jnp.int32)[state.round]
+      return Cohort(ids, jnp.ones(ids.shape, bool))
+
+    return sample
+
+  return made
 
 
 def one_round(method: Any, data: Federation, round_: int = 0,

@@ -7,22 +7,11 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers, sampling
-from fedjax_ssl.core.types import Cohort, Method
+from fedjax_ssl.core.types import Method
 from tests.oracles import ours
 
 STORED = ours.stored('rscfed')
 KNOWN, OTHER = STORED['labeled'].tolist(), STORED['unlabeled'].tolist()
-
-
-def _drawn(num_groups, size):
-  """The stored groups of the round in place of random ones."""
-  assert STORED['groups'].shape[1:] == (num_groups, size)
-
-  def sample(state, federation, key):
-    del federation, key
-    ids = jnp.asarray(STORED['groups'], jnp.int32)[state.round]
-    return Cohort(ids, jnp.ones(ids.shape, bool))
-  return sample
 
 
 def _method(which: int, literal: bool) -> Method:
@@ -63,7 +52,7 @@ def _data():
 @pytest.mark.parametrize('which', range(len(STORED['optimizers'])))
 def test_three_rounds_of_groups(monkeypatch: pytest.MonkeyPatch, which: int):
   """Clients, their teachers and optimizers, and the mean of the groups."""
-  monkeypatch.setattr(sampling, 'groups', _drawn)
+  monkeypatch.setattr(sampling, 'groups', ours.drawn(STORED['groups']))
   with ours.in_order():
     method, data, state = _method(which, True), _data(), None
     for i, losses in enumerate(STORED['losses'][which]):
@@ -80,7 +69,7 @@ def test_three_rounds_of_groups(monkeypatch: pytest.MonkeyPatch, which: int):
 
 def test_what_is_not_literal_differs(monkeypatch: pytest.MonkeyPatch):
   """So the stored results tell the two readings apart."""
-  monkeypatch.setattr(sampling, 'groups', _drawn)
+  monkeypatch.setattr(sampling, 'groups', ours.drawn(STORED['groups']))
   with ours.in_order():
     state, _ = ours.one_round(_method(0, False), _data())
   found, theirs = _ours(state.server.model), _theirs('after', 0, 0)
