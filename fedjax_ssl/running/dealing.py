@@ -215,9 +215,8 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
     except FieldError:
       raise
     except ValueError as error:
-      if not skew:
-        raise
-      raise FieldError('alpha', options.alpha, f'{error}.') from error
+      name = 'alpha' if skew else 'num_clients'
+      raise FieldError(name, getattr(options, name), f'{error}.') from error
   rows = int(where.sum())
   if least > rows and getattr(options, 'min_size', None) is not None:
     raise FieldError('min_size', least, f'there are {rows} rows to deal; give '

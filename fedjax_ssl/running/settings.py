@@ -134,6 +134,14 @@ _ALL = (
         'The middle setting of FedDure; see `cifar_dirdir`.',
         dealing.two_pools('iid_random', 'dirichlet_capped'), _FEDDURE),
     Setting(
+        'cifar_iidshards',
+        '(IID, shards): labels at random, images of two classes a client.',
+        'The non-IID setting of SemiFL with "2 classes" '
+        '(https://arxiv.org/abs/2106.01432), whose labels are at the server. '
+        'Twice the number of clients must be a multiple of that of classes; '
+        'both shards of a client may be of the same class.',
+        dealing.two_pools('iid_random', 'shards'), _FEDDURE),
+    Setting(
         'cifar_pairs',
         '(pairs, pairs): labels and images Dirichlet in pairs of clients.',
         'SAGE (CVPR 2025, https://arxiv.org/abs/2503.13227) and ProxyFL: 20 '
