@@ -221,7 +221,9 @@ def _status(task: Task, model: Variables, client: Client, overall: jax.Array,
         task, lambda inputs, key: task.apply(model, inputs), client, key,
         kind='labeled', wanted=alone)
     overall = jnp.where(alone, top / jnp.maximum(rows, 1), overall)
-  return 1 - overall + _LEAST, rows
+  # A rounded mean may be above 1, and a compiler may add up two constants, of
+  # which 1 would be left.
+  return jnp.maximum(1 - overall, 0) + _LEAST, rows
 
 
 def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any

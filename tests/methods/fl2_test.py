@@ -86,7 +86,7 @@ def test_nobody_is_fixed_nothing_goes_uphill():
   """No row of h_b = 1: what is left are the client's own thresholds."""
   _, one, metrics = _rounds(f'fl2(threshold=1.1, {PLAIN})', 1, _task())
   _, other, _ = _rounds(f'fl2(sharpness_weight=0, {PLAIN})', 1, _task())
-  chex.assert_trees_all_close(one.server, other.server, rtol=1e-5, atol=1e-7)
+  chex.assert_trees_all_equal(one.server, other.server)
   assert toy.means(metrics)['sharpness_loss'] == 0
   assert 0 < toy.means(metrics)['mask_rate'] < 1
 
@@ -130,9 +130,8 @@ def test_rounds_are_semifls():
       "fl2(thresholds='fixed', threshold=.45, sharpness_weight=0, "
       "weighting='uniform', warmup_passes=2)",
       'semifl(threshold=.45, mix_weight=0, warmup_passes=2)'))
-  chex.assert_trees_all_close(one.server, other.server, rtol=1e-5, atol=1e-7)
-  chex.assert_trees_all_close(one.memory.own.opt_state, other.memory.own,
-                              rtol=1e-5, atol=1e-7)
+  chex.assert_trees_all_equal(one.server, other.server)
+  chex.assert_trees_all_equal(one.memory.own.opt_state, other.memory.own)
   assert tree.global_norm(one.memory.own.opt_state) > 0
 
 
@@ -230,6 +229,23 @@ def test_a_client_with_labels_alone_counts_by_these():
     np.testing.assert_allclose(found, 1 - p.max(-1).mean(), rtol=1e-5)
     weights.append(float(found))
   assert weights[0] < 0.9
+
+
+def test_clients_that_are_sure_of_every_row_count_the_same():
+  """A little, as weights of 0 would leave all of them out."""
+  def sharp(record):
+    return assemble.Server(tree.scale(record.own.model, 1e9))
+  weights = [updates.whole('fl2', i, sent=sharp).weight
+             for i in (updates.KNOWN, updates.BOTH)]
+  np.testing.assert_allclose(weights, 1e-8, rtol=1e-6)
+
+
+def test_without_a_weight_unlabeled_rows_change_no_bit():
+  """Clients that learn nothing are as good as none."""
+  text = f'fl2(sharpness_weight=0, {PLAIN}, {{}})'
+  one, other = (_rounds(text.format(knobs), 1, _task())[1] for knobs in (
+      'unlabeled_weight=0', "thresholds='fixed', threshold=1.1"))
+  chex.assert_trees_all_equal(one.server, other.server)
 
 
 @pytest.mark.parametrize('text', ["fl2(thresholds='all')",
