@@ -95,7 +95,7 @@ def test_without_its_two_parts_it_is_semifl_without_blends(model, place):
   chex.assert_trees_all_close(mine, semifl, rtol=1e-5)
   assert full['bytes_up'] > mine['bytes_up']
   a, b, c = (state.server for state, _ in rounds)
-  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-6)
+  chex.assert_trees_all_equal(a, b)
   gap = tree.global_norm(tree.subtract(a.own.model.params, c.own.model.params))
   assert gap > 1e-3
 
@@ -104,7 +104,15 @@ def test_without_unlabeled_rows_it_is_the_supervised_part():
   """A bar out of reach leaves what it leaves of SemiFL."""
   mine = one_round("feddb(weights='uniform', threshold=1.1)")[1].server
   semifl = one_round('semifl(threshold=1.1, mix_weight=0.0)')[1].server
-  chex.assert_trees_all_close(mine, semifl, rtol=1e-5, atol=1e-7)
+  chex.assert_trees_all_equal(mine, semifl)
+
+
+def test_without_a_weight_unlabeled_rows_change_no_bit():
+  """Clients that learn nothing are as good as none."""
+  one, other = (one_round(f'feddb({knob})', place='server')[1].server
+                for knob in ('threshold=0.4, unlabeled_weight=0.0',
+                             'threshold=1.1'))
+  chex.assert_trees_all_equal(one, other)
 
 
 @pytest.mark.parametrize('profile, rule', [

@@ -38,7 +38,7 @@ def test_without_both_terms_it_is_the_supervised_part(place):
   a, b = (end(text, 'conv', place) for text in (
       'freematch(unlabeled_weight=0.0, fairness_weight=0.0)',
       'fixmatch(threshold=1.1)'))
-  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
+  chex.assert_trees_all_equal(a, b)
 
 
 def test_the_fairness_term_moves_the_model_where_it_is_asked_for():

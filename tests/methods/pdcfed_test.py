@@ -87,6 +87,16 @@ def test_without_its_losses_it_is_fedavg(who):
   assert mine.weight == 6 * (toy.LABELED[who] + toy.UNLABELED[who])
 
 
+def test_without_weights_unlabeled_rows_change_no_bit():
+  """As if no row were in either stage."""
+  one, other = (whole(f'pdcfed({knobs})', BOTH) for knobs in (
+      'threshold=0.3, unlabeled_weight=0.0, entropy_weight=0.0',
+      'threshold=1.1, low_threshold=1.0'))
+  chex.assert_trees_all_equal(one.message, other.message)
+  assert one.metrics['mask_rate'].total > 0
+  assert other.metrics['mask_rate'].total == 0
+
+
 def test_its_first_stage_alone_is_fixmatch():
   """Of probabilities, as in the code, it is another one that learns less."""
   text = ("pdcfed(profile='{}', threshold=0.3, least_weight=1.1, passes=3, "

@@ -58,7 +58,7 @@ def test_alignment_with_equal_classes_changes_nothing():
 def test_without_unlabeled_rows_it_is_the_supervised_part(place):
   a, b = (end(text, 'conv', place) for text in (
       'softmatch(unlabeled_weight=0.0)', 'fixmatch(threshold=1.1)'))
-  chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
+  chex.assert_trees_all_equal(a, b)
 
 
 def test_memory_is_what_the_model_says_of_the_clients_rows():
