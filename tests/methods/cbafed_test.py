@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_ssl import methods
@@ -90,6 +91,24 @@ def test_a_residual_connection_goes_back_to_the_first_epoch():
                               atol=1e-7)
   chex.assert_trees_all_close(*(moved(x, 2, UNKNOWN) for x in (0.0, .8)),
                               rtol=1e-5, atol=1e-7)
+
+
+def test_a_residual_connection_to_an_equal_model_is_the_identity():
+  """Halves give the same bits; 4/5 and 1/5 are rounded."""
+  def stays(round_):
+    del round_
+    return optax.sgd(0.0)
+  sent = whole(f'cbafed({PLAIN}, interval=1, keep_momentum=False)', KNOWN,
+               local_epochs=3, optimizer=stays).message
+  most = max(float(abs(x).max()) for x in jax.tree.leaves(sent))
+  assert most < 1e-7
+  federation, _ = toy.federation()
+  method = methods.make('cbafed(interval=3, warmup=0.0)', toy.task())
+  server = method.init(toy.key(0), federation).server
+  chex.assert_trees_all_equal(server.record, server.model)
+  after = _closed(method, server, tree.zeros_like(server.model), 3)
+  chex.assert_trees_all_equal(after.model, server.model)
+  chex.assert_trees_all_equal(after.record, server.model)
 
 
 @functools.lru_cache

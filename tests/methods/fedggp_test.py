@@ -120,6 +120,8 @@ def test_rows_that_are_unsure_learn_rare_classes():
 
 def test_a_warmup_is_of_labels_alone():
   before, after, metrics = one_round('fedggp(warmup=1.0)')
+  np.testing.assert_array_equal(before.server.frequencies,
+                                np.float32(1 / toy.NUM_CLASSES))
   chex.assert_trees_all_equal(before.server.frequencies,
                               after.server.frequencies)
   assert 'mask_rate' not in metrics or np.isnan(metrics['mask_rate'])

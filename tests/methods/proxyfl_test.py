@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from fedjax_ssl import methods, models
+from fedjax_ssl.core import tree
 from fedjax_ssl.methods import proxyfl
 from fedjax_ssl.models import last_layer
 from tests import toy
@@ -153,7 +154,29 @@ def test_without_weight_and_parts_it_learns_from_labels_alone():
   ours, theirs = (change(x, local_steps=5) for x in (
       f'proxyfl(unlabeled_weight=0.0, threshold=0.45, {OFF})',
       'fixmatch(threshold=1.1)'))
-  chex.assert_trees_all_close(ours, theirs, rtol=2e-4, atol=1e-5)
+  chex.assert_trees_all_equal(ours, theirs)
+
+
+@pytest.mark.parametrize('model', ['linear', *wider('conv')])
+def test_without_its_parts_it_learns_global_labels_of_which_either_is_sure(
+    model):
+  """As SAGE where no gap is so small that the local label counts.
+
+  FixMatch with global labels leaves out the rows of which only the local model
+  is sure.
+  """
+  ours, sage, fixmatch = (
+      update(text, model=model, local_steps=5) for text in (
+          f'proxyfl(threshold=0.5, {OFF})',
+          'sage(threshold=0.5, half_gap=1e-9)',
+          "fixmatch(threshold=0.5, labeler='global', weak_in_batch=True)"))
+  chex.assert_trees_all_close(ours.message, sage.message, rtol=2e-4,
+                              atol=1e-5)
+  assert sage.metrics['local_rate'].total == 0
+  rates = [x.metrics['mask_rate'].total for x in (ours, sage, fixmatch)]
+  assert rates[0] == rates[1] > rates[2] > 0
+  gap = tree.global_norm(tree.subtract(ours.message, fixmatch.message))
+  assert gap > 1e-3
 
 
 # The own model says 0 and the received one 1, with these confidences. Wanted is

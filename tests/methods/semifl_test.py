@@ -48,6 +48,23 @@ def test_without_confident_rows_the_server_trains_alone():
   assert metrics['server_loss'].rows == 1
 
 
+def test_without_clients_the_momentum_of_the_server_rests():
+  """What earlier rounds left in it moves the model in no round of nobody."""
+  federation, _ = toy.federation('server')
+  task = _task(optimizer=_momentum)
+  method = methods.make(
+      'semifl(threshold=1.1, keep_momentum=False, clip_norm=1e999)', task)
+  still = method.init(KEY, federation)
+  moving = still._replace(server=still.server._replace(
+      added=jax.tree.map(lambda x: x + 3, still.server.added)))
+  run = jax.jit(method.round)
+  a, b = (run(state, federation, jnp.int32(0), KEY)[0].server
+          for state in (still, moving))
+  chex.assert_trees_all_equal(a.own, b.own)
+  chex.assert_trees_all_equal(b.added, moving.server.added)
+  assert tree.global_norm(moving.server.added) > 3
+
+
 def test_without_a_threshold_every_row_is_learnt():
   _, after, metrics = _rounds('semifl(threshold=0)', 1,
                               _task(optimizer=_momentum))

@@ -59,6 +59,7 @@ def test_neighbourhoods_that_are_alike():
   features = _draw(6, 4)
   turn, _ = np.linalg.qr(_draw(4, 4, key=1))
   mask = jnp.array([1, 1, 1, 1, 0, 1.])
+  assert twinsight.neighbourhood(features, features, mask) == 0
   for other in (features, 3 * features, features @ turn,
                 np.concatenate([features, np.zeros((6, 2))], -1)):
     assert twinsight.neighbourhood(features, other, mask) < 1e-9
@@ -97,7 +98,7 @@ def _made(text, model, **changes):
   """The method, its first state, and one client's compiled round."""
   plain = optimizers.make('sgd', learning_rate=.1, momentum=.5)
   method = methods.make(text, toy.task(
-      model, optimizer=plain, weak=same, **changes))
+      model, **{'optimizer': plain, 'weak': same, **changes}))
   assert method.client_update is not None
   state = method.init(KEY, toy.federation()[0])
   return state, jax.jit(method.client_update)
@@ -139,6 +140,22 @@ def test_without_pseudo_labels_rows_without_labels_leave_the_last_layer():
   assert below and min(below) > 1e-5
   assert 'mask_rate' not in update.metrics
   _trains(update, 4)  # The statistics are those of both views.
+
+
+def test_weight_decay_moves_a_last_layer_that_nobody_teaches():
+  """As it does all parameters: by its own share in every step."""
+  rate, decay = .1, .01
+  start, update = _update(
+      f"twinsight(profile='code', {SMALL})", UNKNOWN, local_steps=2,
+      optimizer=optimizers.make('sgd', learning_rate=rate, momentum=0.0,
+                                weight_decay=decay))
+  left = (1 - rate * decay) ** 2 - 1
+  layer, = start.params['supervised'].values()
+  sent, = update.message.params['supervised'].values()
+  for name in ('kernel', 'bias'):
+    np.testing.assert_allclose(sent[name], left * layer[name], rtol=1e-3,
+                               atol=1e-7)
+  assert abs(left * layer['kernel']).max() > 1e-4
 
 
 def test_pseudo_labels_teach_the_last_layer():
