@@ -88,6 +88,9 @@ if __name__ == '__main__':
       license='Apache-2.0',
       license_files=['LICENSE'],
       packages=setuptools.find_packages(include=['fedjax_ssl', 'fedjax_ssl.*']),
+      # So an editable install is a path, which type checkers and editors read,
+      # and no hook in the import system, which they do not.
+      package_dir={'': '.'},
       package_data={'fedjax_ssl': ['py.typed'],
                     'fedjax_ssl.bench': ['*.toml'],
                     'fedjax_ssl.papers': ['tables/*.toml'],

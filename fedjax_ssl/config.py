@@ -21,8 +21,6 @@ LARGEST_SEED = 2**32 - 1
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 SCHEDULES = ('constant', 'cosine', 'fixmatch_cosine', 'linear', 'exponential',
              'warmup_cosine')
-
-
 _ANY = knobs.Bound()
 
 
@@ -354,7 +352,8 @@ def check(name: str, value: Any) -> None:
     bound = _OF_DATA[name] if option is None else option.bound
     if value is None and option is not None and option.optional:
       return
-    if allowed := knobs.fault(value, bound):
+    other = option and option.kind is int and isinstance(value, float)
+    if allowed := 'a whole number' if other else knobs.fault(value, bound):
       raise FieldError(name, value, f'must be {allowed}.')
   elif value is None and option.optional:
     return
@@ -430,6 +429,7 @@ def _whole_place(name: str, value: str, place: str) -> str:
 
 def _numbers(words: Sequence[Any]) -> tuple[int, ...]:
   """Different seeds, from words or numbers."""
+  words = words.split(',') if isinstance(words, str) else words
   try:
     found = tuple(int(word) for word in words)
   except ValueError:

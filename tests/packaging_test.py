@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import sysconfig
 
 from packaging import requirements, version
 import pytest
@@ -178,6 +179,16 @@ def test_every_folder_of_the_library_is_a_package():
   # Else the wheel would leave it out.
   folders = {path.parent for path in _sources('fedjax_ssl')}
   assert not [str(x) for x in folders if not (x / '__init__.py').exists()]
+
+
+def test_an_editable_install_is_a_path():
+  """Type checkers and editors do not see what an import hook finds."""
+  places = list(pathlib.Path(sysconfig.get_path('purelib')).glob(
+      '__editable__.fedjax_ssl-*.pth'))
+  if not places:
+    pytest.skip('the library is not installed as editable')
+  line, = places[0].read_text().split('\n')[:1]
+  assert (pathlib.Path(line) / 'fedjax_ssl' / 'py.typed').exists()
 
 
 def test_no_file_names_a_machine_or_a_registry():

@@ -42,7 +42,7 @@ class FieldError(ValueError):
     reason = cause.text(mark) if isinstance(cause, FieldError) else self.reason
     given = ' and '.join(
         f'{mark}{flag(name) if mark else name}'
-        + ('' if value is True else f'={value}')
+        + ('' if value is True and mark else f'={value}')
         for name, value in self._fields.items())
     return f'{given}: {reason}'
 

@@ -73,9 +73,27 @@ def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
   if 'x_val' in given:
     names['validation'] = 'val'
   parts, classes = datasets.files.named_parts({
-      part: (np.asarray(given[f'x_{key}']), np.asarray(given[f'y_{key}']))
+      part: (_array(f'x_{key}', given), _array(f'y_{key}', given))
       for part, key in names.items()})
   return _dataset('arrays', parts)._replace(class_names=classes)
+
+
+def _array(key: str, given: Mapping[str, Any]) -> np.ndarray:
+  """One of the arrays; masked labels of training rows are unknown, -1.
+
+  Raises:
+    ValueError: for lists that make no array, or other masked entries.
+  """
+  value = given[key]
+  if np.ma.is_masked(value):
+    if key != 'y_train' or value.dtype.kind not in 'iu':
+      raise ValueError(f'{key} has masked entries; only numbers in y_train may '
+                       'be masked: such rows have no label.')
+    return np.ma.filled(value.astype(np.int64), -1)
+  try:
+    return np.asarray(value)
+  except ValueError as error:
+    raise ValueError(f'{key} is no array: {error}') from error
 
 
 def _dataset(name: str, parts: Mapping[str, Any], num_classes: int = 0

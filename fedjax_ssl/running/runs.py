@@ -164,6 +164,8 @@ def decided(setting: Setting, options: Config, given: Collection[str],
   """Returns the options with what the data, or each other, decide.
 
   Where the first clients hold all labels, no default says how many there are.
+  Of a user's own data of which some rows have no label, all known labels count:
+  nobody hides labels that are rare.
 
   Args:
     setting: how rows are dealt.
@@ -175,11 +177,16 @@ def decided(setting: Setting, options: Config, given: Collection[str],
     FieldError: see `auto.decided`.
   """
   options = auto.decided(options, given, dataset)
-  may_hold = options.partition == 'natural' or setting.deal is dealing.own
-  if (may_hold and dealing.holders_alone(options)
-      and not {'labels_per_class', 'labeled_fraction'} & set(given)):
+  own = setting.deal is dealing.own
+  if {'labels_per_class', 'labeled_fraction'} & set(given):
+    return options
+  if dealing.holders_alone(options):
+    if own or options.partition == 'natural':
+      options = dataclasses.replace(
+          options, labels_per_class=None, labeled_fraction=None)
+  elif own and (np.asarray(dataset.train.labels) < 0).any():
     options = dataclasses.replace(
-        options, labels_per_class=None, labeled_fraction=None)
+        options, labels_per_class=None, labeled_fraction=1.0)
   return options
 
 

@@ -184,6 +184,14 @@ def test_labels_of_arrays_may_be_words(straight):
         words[getattr(digits, part).labels].tolist())
 
 
+def test_masked_labels_are_unknown(straight):
+  labels = np.array([0, 1, 1, 0], np.uint8)
+  masked = np.ma.array(labels, mask=[False, True, False, False])
+  found = inputs.source((IMAGES, masked, IMAGES, labels)).load(straight.options)
+  assert found.train.labels.tolist() == [0, -1, 1, 0]
+  assert found.test.labels.tolist() == labels.tolist()
+
+
 def test_labels_may_be_words_that_are_objects(straight):
   """As a column of a table is."""
   words = np.array(['no', 'yes', 'no', 'yes'], object)
@@ -290,7 +298,14 @@ def test_arrays_functions_and_seeds():
     ({'rounds': 1, 'num_rounds': 2}, TypeError, 'num_rounds is given twice'),
     ({'clients': 0}, ValueError, 'num_clients=0: must be'),
     ({'rounds': 2.5}, ValueError, 'num_rounds=2.5: must be a whole number'),
+    ({'rounds': 2.0}, ValueError, 'num_rounds=2.0: must be a whole number'),
+    ({'rounds': True}, ValueError, 'num_rounds=True: must be'),
     ({'seeds': 3}, ValueError, 'seeds=3: must be several'),
+    ({'seeds': '3,3'}, ValueError, 'seeds=3,3: must be different'),
+    ({'dataset': ([[1, 2], [3]], [0, 1], IMAGES, [0, 1])}, ValueError,
+     'x_train is no array'),
+    ({'dataset': (IMAGES, [0, 1, 1, 0], np.ma.masked_equal(IMAGES, 0),
+                  [0, 1, 1, 0])}, ValueError, 'x_test has masked entries'),
     ({'setting': 'digits'}, ValueError, "setting=digits: .* 'digits_dirdir'"),
     ({'dataset': 3}, TypeError, 'dataset must be a name, .* not int'),
     ({'dataset': {'x_train': 1}}, TypeError, 'y_train is missing'),

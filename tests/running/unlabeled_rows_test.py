@@ -44,6 +44,18 @@ def test_they_are_dealt_to_all_evenly_and_never_as_labeled(setting, given):
   assert (found.labeled >= 0).any()
 
 
+@pytest.mark.parametrize('labels_at', ['clients', 'server'])
+def test_own_data_hide_no_known_label_unless_asked(labels_at):
+  found = partition('own_data', labels_at=labels_at)
+  known = KNOWN & ~found.validation
+  np.testing.assert_array_equal(found.labeled >= 0, known)
+  assert not (found.unlabeled[known] >= 0).any()
+  few = partition('own_data', labels_at=labels_at, labels_per_class=4)
+  assert (few.labeled >= 0).sum() == 40
+  whole = partition('own_data', DIGITS, labels_at=labels_at)
+  assert (whole.labeled >= 0).sum() == 100
+
+
 def test_they_stay_with_the_clients_that_the_data_name():
   owner = (np.arange(TRUTH.size) % 7).astype(np.int32)
   named = SET._replace(owner=owner, client_names=tuple('abcdefg'))
