@@ -283,9 +283,9 @@ def _plan(args: argparse.Namespace) -> Plan:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
   table = cells.load(args.table, pathlib.Path(args.tables))
   return Plan(table, args.variant, flags, pathlib.Path(args.runs),
-                  pathlib.Path(args.results),
-                  pathlib.Path(args.scripts) if args.scripts else None,
-                  tuple(table.choose(args.row, args.column)))
+              pathlib.Path(args.results),
+              pathlib.Path(args.scripts) if args.scripts else None,
+              tuple(table.choose(args.row, args.column)))
 
 
 @contextlib.contextmanager

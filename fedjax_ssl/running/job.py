@@ -12,13 +12,14 @@ import sys
 from typing import Any, NamedTuple, TextIO
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import rounds, sampling, tree
-from fedjax_ssl.core.types import Task
+from fedjax_ssl.core.types import Federation, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.report import command, printing, summary
@@ -137,8 +138,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       'data_hash': data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
-        'choices': spellings.of(spec, options.profile),
-        **own_code.of(vars(options), origin.get('setting', '')),
+      'choices': spellings.of(spec, options.profile),
+      **own_code.of(vars(options), origin.get('setting', '')),
       'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   if task.attack is not None:
@@ -162,11 +163,11 @@ def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
   return [int(client) for client in np.flatnonzero(found)]
 
 
-def _cohort(sampler: sampling.Sampler, federation: Any, state: Any
+def _cohort(sampler: sampling.Sampler, federation: Federation, state: State
             ) -> tuple[int, int]:
   """How many groups a round draws, and of how many clients."""
-  def ids(state, federation, key):
-    return sampler(state, federation.at(0), key).ids
+  def ids(state: State, federation: Federation, key: jax.Array) -> jax.Array:
+    return sampler(state, federation.at(jnp.int32(0)), key).ids
   groups, size = jax.eval_shape(ids, state, federation, jax.random.key(0)).shape
   return groups, size
 
@@ -180,7 +181,8 @@ def data_hash(dataset: data.Dataset) -> str:
   return digest.hexdigest()
 
 
-def _federation(dataset: data.Dataset, dealt: data.Partition, options: Config):
+def _federation(dataset: data.Dataset, dealt: data.Partition, options: Config
+                ) -> Federation:
   holders, rounds_ = dealing.num_holders(options), options.rounds_per_task
   if (dealt.tasks is None) != (not rounds_):
     raise FieldError('rounds_per_task', rounds_, 'this setting is ' + (
