@@ -109,6 +109,19 @@ def test_the_program(capsys):
   for group, entry in ENTRIES:
     assert re.search(rf'^  {entry.name}   ', printed, re.MULTILINE), group
   assert max(map(len, printed.splitlines())) <= 100
+  assert not re.search('threshold: float|source: ', printed)
+  assert len(printed.splitlines()) < len(ENTRIES) + 100
+  assert catalog.main(['methods']) == 0
+  _, _, *lines, empty, hint = capsys.readouterr().out.splitlines()
+  assert len(lines) == len(methods.METHODS) and not empty
+  assert 'fedjax-ssl list NAME' in hint and '--all' in hint
+  assert '  uda   Keeps the prediction of a clean view on a strong view.' in (
+      lines)
+  assert catalog.main(['streams']) == 0  # A group of one entry is a group.
+  assert 'num_tasks' not in capsys.readouterr().out
+  assert catalog.main(['methods', '--all']) == 0
+  every = capsys.readouterr().out
+  assert 'threshold: float = 0.95' in every and 'source: ' in every
   assert catalog.main(['methods', 'fixmatch']) == 0
   one = capsys.readouterr().out
   assert "labeler: str = 'local'" in one and 'flexmatch' not in one
@@ -126,6 +139,15 @@ def test_the_program(capsys):
       *models.MODELS}
   assert catalog.main(['models', 'nothing']) == 2
   assert 'resnet9' in capsys.readouterr().err
+
+
+def test_a_line_ends_with_the_first_sentence():
+  entries = [catalog.Entry('mine', f'Adds {word}. More of it.', (), ('x',))
+             for word in ('i.e. a bit', 'much ' * 30)]
+  *_, first, second = catalog.brief('methods', catalog.Group(
+      '--method=NAME', tuple(entries))).splitlines()
+  assert first == '  mine   Adds i.e. a bit.'
+  assert second.endswith('much ...') and len(second) <= 99
 
 
 def test_it_is_a_program(run_python):

@@ -95,11 +95,28 @@ def catalog() -> dict[str, Group]:
   }
 
 
+def brief(group: str, found: Group, width: int = 99) -> str:
+  """Formats a group with one line for each entry."""
+  lines = _head(group, found)
+  for entry in found.entries:
+    start = f'  {entry.name}   '
+    lines.append(start + textwrap.shorten(
+        _first_sentence(entry.summary), max(width - len(start), 20),
+        placeholder=' ...'))
+  return '\n'.join([*lines, ''])
+
+
 def show(group: str, found: Group, width: int = 79, whole: bool = False
          ) -> str:
-  """Formats a group; `whole` includes all that docstrings say."""
-  lines = [*textwrap.wrap(f'{group}   {found.flag}', width,
-                          subsequent_indent='    '), '']
+  """Formats a group with all options and sources.
+
+  Args:
+    group: its name.
+    found: its entries.
+    width: of a line.
+    whole: whether to include all that docstrings say.
+  """
+  lines = _head(group, found)
   for entry in found.entries:
     lines += textwrap.wrap(f'  {entry.name}   {entry.summary}', width,
                            subsequent_indent='      ')
@@ -122,6 +139,12 @@ def show(group: str, found: Group, width: int = 79, whole: bool = False
   return '\n'.join(lines)
 
 
+def _head(group: str, found: Group, width: int = 79) -> list[str]:
+  """Returns a group's name and flag, and an empty line."""
+  return [*textwrap.wrap(f'{group}   {found.flag}', width,
+                         subsequent_indent='    '), '']
+
+
 def _of(known: Mapping[str, Callable[..., Any]]) -> tuple[Entry, ...]:
   return tuple(_entry(name, known[name]) for name in sorted(known))
 
@@ -134,7 +157,7 @@ def _entry(name: str, function: Callable[..., Any]) -> Entry:
   if named and hasattr(place, named[1]):
     described.append(inspect.getdoc(getattr(place, named[1])) or '')
   return Entry(
-      name, _first_sentence(described[-1]),
+      name, _first_paragraph(described[-1]),
       tuple(_options(function, described)),
       tuple(_sources(described, *_docs_above(place.__name__))) or (
           _home(function),),
@@ -169,6 +192,11 @@ def _docs_above(module: str) -> Iterator[str]:
 
 
 def _first_sentence(text: str) -> str:
+  """Returns a paragraph up to the first full stop before a capital letter."""
+  return re.split(r'(?<=[.!?]) (?=[A-Z])', text, maxsplit=1)[0]
+
+
+def _first_paragraph(text: str) -> str:
   """Returns the docstring's first paragraph, without math marks."""
   first = ' '.join(text.split('\n\n')[0].split())
   return re.sub(r':math:`([^`]*)`', r'\1', first)
@@ -247,7 +275,7 @@ def _datasets() -> Iterator[Entry]:
            for file in pathlib.Path(folder).glob(kind)
            if re.fullmatch(datasets.NAME, file.stem)}
   for name, builder in datasets.DATASETS.items():
-    yield Entry(name, _first_sentence(inspect.getdoc(builder) or ''), (split,),
+    yield Entry(name, _first_paragraph(inspect.getdoc(builder) or ''), (split,),
                 ('registered',))
   for name, file in sorted(found.items()):
     texts = file.suffix == '.csv'
@@ -258,22 +286,24 @@ def _datasets() -> Iterator[Entry]:
               'y_test, or with the arrays of MedMNIST.', (split,),
               ('your file',))
   yield Entry('NAME', 'Texts: any DIR/NAME.csv with the columns text and '
-              'label, of which one in five goes to the test part.',
+              'label; one row in five is for the test.',
               (split, vectors), ('your file',))
   yield Entry('NAME or NAME/CONFIG', 'Any image set of TensorFlow Datasets '
-              'that has been prepared as array_record.', (split,),
+              'that is prepared as array_record.', (split,),
               ('https://www.tensorflow.org/datasets/catalog',))
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = arguments.Parser('list', 'Lists methods, models, data sets, '
       'partitions, labels, streams, views, settings, aggregators, optimizers '
-      'of the server and attacks, their options, defaults and sources. Of one '
-      'entry it shows all there is to say.')
+      'of the server and attacks, a line for each. Of one entry it shows all '
+      'there is to say: options, defaults and sources.')
   parser.add_argument('group', nargs='?', metavar='GROUP or NAME',
                       help='one kind only, as in methods; or an entry of any '
                       'kind, as in fixmatch')
   parser.add_argument('name', nargs='?', help='one entry of that kind')
+  parser.add_argument('--all', action='store_true', help='options, defaults '
+                      'and sources of all that is listed')
   parser.add_argument('--import', dest='imports', action='append', default=[],
                       metavar='FILE or MODULE', help='show what it registers '
                       'too')
@@ -323,14 +353,20 @@ def main(argv: Sequence[str]) -> int:
     for line in known.load_entry_points():
       print(f'left out: {line}', file=sys.stderr)
   groups = _chosen(catalog(), args.group, args.name)
-  whole = all(len(group.entries) == 1 for group in groups.values())
+  # `_chosen` takes a first word that is no group for an entry.
+  one = args.name is not None or args.group not in (None, *groups)
+  whole = one and all(len(group.entries) == 1 for group in groups.values())
   if args.json:
     printing.say(json.dumps({
         name: [{**entry._asdict(),
                 'options': [o._asdict() for o in entry.options]}
                for entry in group.entries]
         for name, group in groups.items()}, indent=1))
-  else:
+  elif one or args.all:
     printing.say('\n'.join(show(*item, whole=whole)
                            for item in groups.items()), end='')
+  else:
+    printing.say('\n'.join(brief(*item) for item in groups.items())
+                 + '\n`fedjax-ssl list NAME` shows the options and sources of '
+                 'one, --all those of all.')
   return 0
