@@ -1,4 +1,4 @@
-"""Marks runs whose numbers mislead: they diverged, or they guess.
+"""Marks runs whose numbers mislead: diverged, of one class, or guesses.
 
 A verdict changes no number and hides none: it is a mark beside it and a
 footnote.
@@ -6,13 +6,17 @@ footnote.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+import re
 from typing import Any, NamedTuple
 
 DIVERGED = 'diverged'
+# Untrained networks do so as well as collapsed ones: it says what was seen.
+ONE_CLASS = 'one class'
 GUESSES = 'guesses'
-MARKS = {DIVERGED: '†', GUESSES: '‡'}
+MARKS = {DIVERGED: '†', ONE_CLASS: '†', GUESSES: '‡'}
 # What legends say.
-SHORT = {DIVERGED: 'diverged', GUESSES: 'hardly above the largest class'}
+SHORT = {DIVERGED: 'diverged', ONE_CLASS: 'predicts one class',
+         GUESSES: 'hardly above the largest class'}
 # Nats, as a mean over the test examples: even a model that is sure and wrong
 # each time stays far below.
 MOST_LOSS = 100.0
@@ -26,7 +30,7 @@ _FEW = 0.05
 class Verdict(NamedTuple):
   """Something to say about the last row of a seed."""
 
-  kind: str  # DIVERGED or GUESSES.
+  kind: str  # DIVERGED, ONE_CLASS or GUESSES.
   reason: str  # Continues the run's name.
 
 
@@ -45,9 +49,10 @@ def of(row: Mapping[str, Any]) -> Verdict | None:
   Older rows lack some fields. Without `largest_class` its share is taken as
   1 / C, a lower bound.
   """
-  reason = _absurd(row) or _one_class(row)
-  if reason:
+  if reason := _absurd(row):
     return Verdict(DIVERGED, reason)
+  if reason := _one_class(row):
+    return Verdict(ONE_CLASS, reason)
   largest, accuracy = _largest_class(row), row.get('accuracy')
   if largest is None or accuracy is None or accuracy > bar(largest):
     return None
@@ -77,13 +82,17 @@ def _one_class(row: Mapping[str, Any]) -> str:
   largest = _largest_class(row)
   if said is not None and largest is not None:
     if largest < 1 and 1 - said <= _FEW * (1 - largest):
-      return f'one class predicted for {100 * said:.4g} %'
+      return _for_rows(f'{100 * said:.4g} %')
     return ''
   shares = _of_classes(row)
   if len(shares) > 1 and max(shares) >= 1 - _FEW and (
       sum(shares) - max(shares) <= _FEW * (len(shares) - 1)):
-    return 'one class predicted for nearly all'
+    return _for_rows('nearly all')
   return ''
+
+
+def _for_rows(share: str) -> str:
+  return f'predicts one class for {share} of the rows'
 
 
 def _largest_class(row: Mapping[str, Any]) -> float | None:
@@ -104,12 +113,18 @@ def _of_classes(row: Mapping[str, Any]) -> list[float]:
 def stored(run: Mapping[str, Any]) -> list[Verdict | None]:
   """Returns the verdicts on the seeds of a run that `study.read` made.
 
-  Older files say only which seeds ended near chance.
+  Older files call one class for all diverged, or say only which seeds ended
+  near chance.
   """
   if 'verdict' in run:
-    return [v and Verdict(*v) for v in run['verdict']]
+    return [v and _renewed(Verdict(*v)) for v in run['verdict']]
   return [Verdict(GUESSES, 'not above chance') if lost else None
           for lost in run.get('diverged', ())]
+
+
+def _renewed(old: Verdict) -> Verdict:
+  found = re.fullmatch('one class predicted for (.*)', old.reason)
+  return Verdict(ONE_CLASS, _for_rows(found[1])) if found else old
 
 
 def mark(verdicts: Sequence[Verdict | None]) -> str:
@@ -125,7 +140,8 @@ def note(verdicts: Sequence[Verdict | None]) -> str:
     verdicts: one for each seed.
 
   Returns:
-    A text such as `† diverged in 2 of 3 seeds: loss 7.6e+10`.
+    A text such as `† diverged in 2 of 3 seeds: loss 7.6e+10`, or
+    `† predicts one class for 97 % of the rows`.
   """
   parts = []
   for kind, sign in MARKS.items():
@@ -136,16 +152,19 @@ def note(verdicts: Sequence[Verdict | None]) -> str:
     of_them = (f' in {len(found)} of {len(verdicts)} seeds'
                if len(verdicts) > 1 else '')
     more = f', and {len(reasons) - 1} more' if len(reasons) > 1 else ''
-    parts.append(f'{sign} {reasons[0]}{of_them}' if kind == GUESSES else
-                 f'{sign} diverged{of_them}: {reasons[0]}{more}')
+    like = ', or a like share,' if more and kind == ONE_CLASS else ''
+    parts.append(f'{sign} diverged{of_them}: {reasons[0]}{more}'
+                 if kind == DIVERGED else
+                 f'{sign} {reasons[0]}{like}{of_them}')
   return '; '.join(parts)
 
 
 def legend(runs: Iterable[Sequence[Verdict | None]]) -> list[str]:
-  """Returns a line for each mark that is used."""
-  seen = {mark(verdicts) for verdicts in runs}
+  """Returns a line for each meaning of a mark that is used."""
+  seen = {v.kind for verdicts in runs for v in verdicts
+          if v is not None and MARKS[v.kind] == mark(verdicts)}
   return [f'({sign} {SHORT[kind]})' for kind, sign in MARKS.items()
-          if sign in seen]
+          if kind in seen]
 
 
 def footnotes(runs: Mapping[str, Sequence[Verdict | None]]) -> list[str]:

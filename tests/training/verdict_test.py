@@ -41,22 +41,39 @@ def test_sound_rows_have_none(row):
     ({'loss': None}, 'loss not finite'), ({'loss': 7.6e10}, 'loss 7.6e+10'),
     ({'largest_weight': None}, 'largest weight not finite'),
     ({'largest_weight': 2e9}, 'largest weight 2e+09'),
-    ({'num_rejected': 8, 'train_loss': None}, 'every update'),
-    ({'most_predicted': 1.0}, 'one class predicted for 100 %'),
-    ({'most_predicted': 0.97}, 'one class predicted for 97 %')])
+    ({'num_rejected': 8, 'train_loss': None}, 'every update')])
 def test_diverged_rows(change, word):
   found = verdict.of(SOUND | change)
   assert found is not None
   assert found.kind == verdict.DIVERGED and word in found.reason
 
 
+def test_one_class_is_said_and_not_called_diverged():
+  """A run of six rounds and few labels does so too, and has not diverged."""
+  found = verdict.of(SOUND | {'most_predicted': 0.9967})
+  other = verdict.of(SOUND | {'most_predicted': 1.0})
+  lost = verdict.of(SOUND | {'most_predicted': 1.0, 'loss': None})
+  assert lost is not None and lost.kind == verdict.DIVERGED
+  assert verdict.note([found]) == (
+      '† predicts one class for 99.67 % of the rows')
+  assert verdict.note([None, found, other]) == (
+      '† predicts one class for 99.67 % of the rows, or a like share, in 2 of '
+      '3 seeds')
+  assert verdict.legend([[found], [None]]) == ['(† predicts one class)']
+  assert verdict.legend([[found, lost]]) == [
+      '(† diverged)', '(† predicts one class)']
+  # As files of earlier versions have it.
+  assert verdict.stored({'verdict': [
+      ['diverged', 'one class predicted for 100 %']]}) == [other]
+
+
 def test_one_class_for_all_is_seen_in_two_unequal_classes():
   """As of PneumoniaMNIST: 62.5 % of the test examples are of one class."""
   constant = {'accuracy': 0.625, 'loss': 0.7, 'largest_class': 0.625,
               'per_class_accuracy': [0.0, 1.0], 'most_predicted': 1.0}
-  assert kind(constant) == verdict.DIVERGED
+  assert kind(constant) == verdict.ONE_CLASS
   old = {k: constant[k] for k in ('accuracy', 'loss', 'per_class_accuracy')}
-  assert kind(old) == verdict.DIVERGED
+  assert kind(old) == verdict.ONE_CLASS
   assert kind(constant | {'most_predicted': 0.9}) == verdict.GUESSES
   assert kind(constant | {'most_predicted': 0.9, 'accuracy': 0.7}) is None
 
