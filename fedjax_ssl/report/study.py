@@ -157,9 +157,9 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
            if any(any(r[name]) for r in rows)
            or name == 'epsilon' and any(map(noisy_networks, rows))]
   asked = list(rows[0].get('columns', {}))
-  lines += ['| run | method | labels | seeds | rounds | final | mean of last '
-            f'{summary.TAIL} | validation-selected | seconds | models sent | '
-            'forward | backward |' + ''.join(f' {name} |' for name in (
+  lines += ['| run | method | labels | seeds | rounds | final | last '
+            f'{summary.TAIL} evaluations | validation-selected | seconds | '
+            'models sent | forward | backward |' + ''.join(f' {name} |' for name in (
                 *(metric_names.title(name) for name in asked), *extra)),
             '|---|---|---|' + (9 + len(asked) + len(extra)) * '---:|']
   for row in rows:

@@ -14,11 +14,11 @@ from fedjax_ssl.training import metric_names, metrics
 Row = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Sequence[Row]]]
 
-# Rows that the mean at the end covers by default.
+# Evaluations that the mean at the end covers by default.
 TAIL = 5
 COLUMNS = {
     'final': 'final',
-    'tail': 'mean of last {tail}',
+    'tail': 'last {tail} evaluations',
     'selected': 'validation-selected',
     'best': 'best',
 }
@@ -83,12 +83,13 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
 
   Args:
     rows: its rows, oldest first.
-    tail: rows that the mean at the end covers; 1 is only the last.
+    tail: evaluations that the mean at the end covers; 1 is only the last.
 
   Returns:
     round: of the last row.
     final: test accuracy of the last row.
-    tail: mean test accuracy of the last `tail` rows.
+    tail: mean test accuracy of the last `tail` rows; None if there are fewer
+      after the start, as a mean of a rise says little.
     selected: test accuracy at the row with the best validation accuracy (first
       on ties).
     best: the highest test accuracy; as it is chosen on the test set, it is
@@ -108,11 +109,13 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
     raise ValueError(f'tail={tail} must be at least 1.')
   accuracy = _column(rows, 'accuracy')
   validation = _column(rows, 'val_accuracy')
+  trained = sum(row['round'] > 0 for row in rows)
   chosen = np.where(np.isnan(accuracy), np.nan, validation)
   result: dict[str, Any] = {
       'round': rows[-1]['round'],
       'final': _value(accuracy[-1]),
-      'tail': _value(accuracy[-tail:].mean()),
+      'tail': (None if trained < tail
+               else _value(accuracy[-tail:].mean())),
       'selected': (None if np.isnan(chosen).all()
                    else _value(accuracy[np.nanargmax(chosen)])),
       'best': None if np.isnan(accuracy).all() else _value(

@@ -106,7 +106,7 @@ def main_table(runs: Sequence[stored_runs.Run],
         Value(None if run.seconds is None else run.seconds / 60,
               None, 1)])
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
-               f'mean of last {summary.TAIL}, %',
+               f'last {summary.TAIL} evaluations, %',
                'validation-selected, %', *['local models, %'] * local,
                *map(metric_names.title, more),
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),

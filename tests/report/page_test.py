@@ -74,9 +74,10 @@ def test_seeds_of_one_cell_are_one_line(runs):
   assert [list(run.numbers) for run in runs] == [[0, 1], [0, 1]]
   assert all(len(run.seeds) == 2 and run.rounds == 20 for run in runs)
   _, _, line, _ = cells(tables.markdown(tables.main_table(runs)))
-  # Finals .6 and .7, and all four rows of each; the best validation is final.
-  assert line == ['fedavg', '2', '20', '65.00 ± 7.07',
-                  '57.50 ± 7.07', '65.00 ± 7.07', '70.25', '0.02 ± 0.00', '0.2']
+  # Finals .6 and .7; four rows have no mean of five, and no column for it; the
+  # best validation is final.
+  assert line == ['fedavg', '2', '20', '65.00 ± 7.07', '65.00 ± 7.07', '70.25',
+                  '0.02 ± 0.00', '0.2']
 
 
 def test_order_of_folders_changes_no_number(tmp_path):
@@ -281,7 +282,7 @@ onload = event => {{
 def test_every_table_means_over_the_same_rows(tmp_path):
   rows = [fake.row(r, r / 100) for r in range(10, 100, 10)]
   folder = fake.write(tmp_path / 'run', rows)
-  tail = f'mean of last {summary.TAIL}'
+  tail = f'last {summary.TAIL} evaluations'
   grid = tables.main_table([stored_runs.read(folder)])
   place = [name.startswith(tail) for name in grid.columns].index(True)
   value = grid.rows[0][place]
@@ -293,3 +294,20 @@ def test_every_table_means_over_the_same_rows(tmp_path):
   for text in (study_lib.markdown([study_row], ''),
                summary.table({'run': stored_runs.read(folder).seeds})):
     assert tail in text and f'{100 * want:.2f}' in text
+
+
+def test_four_evaluations_have_no_mean_of_the_last_five(tmp_path):
+  """The one before the first round is none of them."""
+  rows = [fake.row(r, r / 100) for r in range(0, 50, 10)]
+  run = stored_runs.read(fake.write(tmp_path / 'run', rows))
+  grid = tables.main_table([run])
+  cell, = [cell for name, cell in zip(grid.columns, grid.rows[0])
+           if name.startswith('last 5')]
+  assert isinstance(cell, tables.Value) and cell.text() == '-'
+  head, _, line, *_ = summary.table({'run': run.seeds}).splitlines()
+  cells = dict(zip((x.strip() for x in head.split('|')),
+                   (x.strip() for x in line.split('|'))))
+  assert (cells['final'], cells['last 5 evaluations']) == ('40.00', '-')
+  assert study_lib.read(run.folders[0])['tail'] == [None]
+  later = [*rows, fake.row(50, .5)]
+  assert summary.summary(later)['tail'] == pytest.approx(.3)

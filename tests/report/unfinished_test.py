@@ -146,4 +146,4 @@ def test_numbers_stand_to_the_right_in_latex_too(tmp_path):
   grid = tables.main_table([run])
   right = tables.markdown(grid).splitlines()[1].count('---:')
   kinds = tables.latex(grid).split('tabular}{')[1].split('}')[0]
-  assert kinds.count('r') == right == 7
+  assert kinds.count('r') == right == 6
