@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
-from fedjax_ssl.core import registry
+from fedjax_ssl.core import imports, registry
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import command
 
@@ -71,14 +71,46 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
   keys = sorted({key for parts in texts for key in parts}, key=_rank)
   varying = [key for key in keys if len({p.get(key) for p in texts}) > 1]
   chosen = _chosen(texts, varying)
-  names = [_name(parts, chosen) for parts in texts]
+  words = {key: short(parts[key] for parts in texts if key in parts)
+           for key in imports.TEXTS}
+  seen = [{key: words[key][text] if key in words else text
+           for key, text in parts.items()} for parts in texts]
+  names = [_name(parts, chosen, own) for parts, own in zip(texts, seen)]
   if len(configs) == 1:
     names = [_cut(folders[0][0], LONGEST)]
   return Plan(
-      _distinct(names, folders), _looks(texts, chosen),
+      _distinct(names, folders), _looks(seen, chosen),
       [tuple(parts.get(k, '') for k in chosen if k not in ('method', 'labels'))
        for parts in texts],
       [k for k in varying if k not in chosen and k not in paper_flags.FREE])
+
+
+def short(texts: Iterable[str]) -> dict[str, str]:
+  """Shortens what names the user's files, as `/home/me/mine.py:fast(k=2)`.
+
+  Args:
+    texts: of methods, networks and the like.
+
+  Returns:
+    By text what people call it: without its place, as `fast(k=2)`. Where two of
+    them would be equal, with the file's name, or as much of its path as it
+    takes.
+  """
+  kept = [*dict.fromkeys(texts)]
+  found = {text: _ending(text, 0) for text in kept}
+  for parts in range(1, max((text.count('/') for text in kept), default=0) + 2):
+    count = collections.Counter(found.values())
+    found = {text: word if count[word] == 1 else _ending(text, parts)
+             for text, word in found.items()}
+  return found
+
+
+def _ending(text: str, parts: int) -> str:
+  """Returns a text with this many parts of its file's path."""
+  placed = imports.split(text)
+  if placed is None or not parts:
+    return imports.short(text)
+  return placed._replace(place='/'.join(placed.place.split('/')[-parts:])).text
 
 
 def _parts(config: Config, free: Sequence[str]) -> Parts:
@@ -124,15 +156,15 @@ def _chosen(texts: Sequence[Parts], varying: Sequence[str]) -> list[str]:
   return chosen
 
 
-def _name(parts: Parts, chosen: Sequence[str]) -> str:
-  """Makes a name such as `fixmatch, alpha=0.1`."""
-  words = [_word(key, parts[key]) for key in chosen if key in parts]
+def _name(parts: Parts, chosen: Sequence[str], seen: Parts) -> str:
+  """Makes a name such as `fixmatch, alpha=0.1` of texts as people see them."""
+  words = [_word(key, seen[key]) for key in chosen if key in parts]
   if 'labels' in chosen and parts.get('method') == PLAIN:
     words = [BOUNDS.get(parts.get('labels', 'few'), PLAIN), *(
-        _word(key, parts[key]) for key in chosen
+        _word(key, seen[key]) for key in chosen
         if key in parts and key not in ('method', 'labels'))]
   return _cut(', '.join(filter(None, words)) or (
-      'few labels' if 'labels' in chosen else parts.get('method', '')), LONGEST)
+      'few labels' if 'labels' in chosen else seen.get('method', '')), LONGEST)
 
 
 def _word(key: str, value: str) -> str:

@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 from fedjax_ssl.core import registry
-from fedjax_ssl.report import summary, tradeoff, verdict
+from fedjax_ssl.report import names, summary, tradeoff, verdict
 from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import disk, metric_names, metrics
 from fedjax_ssl.training import workdir as workdir_lib
@@ -159,11 +159,13 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
   asked = list(rows[0].get('columns', {}))
   lines += ['| run | method | labels | seeds | rounds | final | last '
             f'{summary.TAIL} evaluations | validation-selected | seconds | '
-            'models sent | forward | backward |' + ''.join(f' {name} |' for name in (
-                *(metric_names.title(name) for name in asked), *extra)),
+            'models sent | forward | backward |' + ''.join(
+                f' {name} |' for name in (
+                    *(metric_names.title(name) for name in asked), *extra)),
             '|---|---|---|' + (9 + len(asked) + len(extra)) * '---:|']
+  called = names.short(row['method'] for row in rows)
   for row in rows:
-    cells = [row['run'], f'`{row["method"]}`', row['labels'],
+    cells = [row['run'], f'`{called[row["method"]]}`', row['labels'],
              str(len(row['seeds'])), str(row['rounds']),
              *(verdict.marked(percent(row[name]), verdict.stored(row))
                for name in _SHOWN),

@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.report import clients, pairs, stored_runs, summary, verdict
+from fedjax_ssl.report import (
+  clients,
+  names,
+  pairs,
+  stored_runs,
+  summary,
+  verdict,
+)
 from fedjax_ssl.training import metric_names
 
 
@@ -83,10 +90,12 @@ def main_table(runs: Sequence[stored_runs.Run],
   except ValueError as error:
     raise ValueError(f'--{error}') from None
   rows: list[list[str | Value]] = []
+  methods = [run.config['flags'].get('method', '') for run in runs]
+  called = names.short(methods)
   all_outcomes = [[stored_runs.outcome(seed) for seed in run.seeds]
                   for run in runs]
   local = any('local_accuracy' in o['metrics'] for o in sum(all_outcomes, []))
-  for run, outcomes in zip(runs, all_outcomes):
+  for run, method, outcomes in zip(runs, methods, all_outcomes, strict=True):
     columns = [over_seeds([o[key] for o in outcomes], scale=100)
                for key in ('final', 'tail', 'selected')]
     if local:
@@ -99,7 +108,7 @@ def main_table(runs: Sequence[stored_runs.Run],
     sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
             for o in outcomes]
     rows.append([
-        run.name, run.config['flags'].get('method', ''),
+        run.name, called[method],
         _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
         _paper(run),
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),

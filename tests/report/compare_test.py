@@ -24,6 +24,7 @@ from fedjax_ssl.report import (
   pairs,
   series,
   stored_runs,
+  study,
   tables,
 )
 from tests.report import fake
@@ -85,6 +86,39 @@ def test_names_hold_what_differs():
               {'method': 'uda'}).names == [
                   'labels only (lower bound)', 'all labels (upper bound)',
                   'uda']
+
+
+def test_own_methods_are_called_by_their_names():
+  """By the file too where two would be equal, and by folders if needed."""
+  fast = '/home/me/mine/methods.py:fast'
+  assert plan({'method': fast}, {'method': 'uda'}).names == ['fast', 'uda']
+  assert plan({'method': f'{fast}(k=2)'}, {'method': f'{fast}(k=3)'}).names == [
+      'k=2', 'k=3']
+  assert plan({'method': fast}, {'method': 'fast'},
+              {'method': '/home/me/other.py:fast'}).names == [
+                  'methods.py:fast', 'fast', 'other.py:fast']
+  assert plan({'method': '/a/x/mine.py:f'}, {'method': '/a/y/mine.py:f'}
+              ).names == ['x/mine.py:f', 'y/mine.py:f']
+  assert plan({'model': '/a/nets.py:net(width=3)', 'method': 'uda'},
+              {'model': 'cnn', 'method': 'uda'}).names == [
+                  'net(width=3)', 'cnn']
+  # A method of that name is no bound.
+  assert plan({'method': '/a/mine.py:fedavg'},
+              {'method': 'uda', 'labels': 'all'}).names == [
+                  'fedavg', 'uda, all labels']
+
+
+def test_tables_call_own_methods_by_their_names_too(tmp_path):
+  own = str(tmp_path / 'mine.py') + ':fast(k=2)'
+  folders = [fake.write(tmp_path / name, [fake.row(20, .5)],
+                        fake.config(method=method))
+             for name, method in (('a', own), ('b', 'uda'))]
+  grid = tables.main_table(stored_runs.load(folders))
+  assert [row[:2] for row in grid.rows] == [
+      ['fast', 'fast(k=2)'], ['uda', 'uda']]
+  rows = [study.read(folder) for folder in folders]
+  assert '| a | `fast(k=2)` |' in study.markdown(rows, '')
+  assert rows[0]['method'] == own
 
 
 def test_flags_that_differ_along_with_others_are_said_and_not_named():

@@ -308,6 +308,6 @@ def test_four_evaluations_have_no_mean_of_the_last_five(tmp_path):
   cells = dict(zip((x.strip() for x in head.split('|')),
                    (x.strip() for x in line.split('|'))))
   assert (cells['final'], cells['last 5 evaluations']) == ('40.00', '-')
-  assert study_lib.read(run.folders[0])['tail'] == [None]
+  assert study_lib.read(str(run.folders[0]))['tail'] == [None]
   later = [*rows, fake.row(50, .5)]
   assert summary.summary(later)['tail'] == pytest.approx(.3)
