@@ -25,7 +25,6 @@ import contextlib
 import pathlib
 import sys
 import time
-from typing import Any
 
 from fedjax_ssl.cli import arguments, places
 from fedjax_ssl.report import page, printing, stored_runs
@@ -36,17 +35,12 @@ _EVERY = 30  # Seconds between two looks.
 _FILES = (metrics.METRICS, 'config.json', 'checkpoints')
 
 
-def _defaults(name: str) -> Mapping[str, Any]:
-  """Returns the defaults of a setting's flags; {} for a user's own setting."""
-  return settings.defaults_of(name) if name in settings.SETTINGS else {}
-
-
 def write(folders: Sequence[pathlib.Path], out: pathlib.Path, title: str
           ) -> pathlib.Path:
   """Writes a report on runs, and returns its page."""
   left_out: list[str] = []
   runs = stored_runs.load([str(folder) for folder in folders], left_out,
-                          _defaults)
+                          settings.known_defaults)
   page.write(page.texts_of_good(runs, page.Options(title=title), left_out),
              out)
   return out / 'index.html'
@@ -108,7 +102,8 @@ def _write(args: argparse.Namespace, left_out: list[str], refresh: int = 0
   """
   if not args.out:
     raise ValueError('--out= is empty; name a folder.')
-  runs = stored_runs.load(places.runs_in(args.workdirs), left_out, _defaults)
+  runs = stored_runs.load(places.runs_in(args.workdirs), left_out,
+                          settings.known_defaults)
   columns = [name for name in args.columns.split(',') if name]
   texts = page.texts_of_good(runs, page.Options(
       args.target, args.title, columns, args.reference, refresh), left_out)

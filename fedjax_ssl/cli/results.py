@@ -16,6 +16,7 @@ import pathlib
 
 from fedjax_ssl.cli import arguments, places
 from fedjax_ssl.report import printing, study
+from fedjax_ssl.running import settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
   folders = places.runs_in(args.workdirs)
   rows = [study.read(folder, columns) for folder in folders]
   study.check_columns(rows, columns)
-  text = study.markdown(rows, args.note)
+  text = study.markdown(rows, args.note, settings.known_defaults)
   if args.out:
     out = pathlib.Path(args.out)
     if out.suffix in ('.json', '.md'):

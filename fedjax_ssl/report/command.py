@@ -13,7 +13,7 @@ from fedjax_ssl.training import disk
 from fedjax_ssl.training import workdir as workdir_lib
 
 # Flags that say where a run is and not what it is, or belong to one process.
-_LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
+LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
              'num_processes', 'process_id')
 _TEXTS = ('setting', 'script')
 
@@ -86,7 +86,7 @@ def flags_of(config: Mapping[str, Any]) -> list[str]:
   """Returns the command line flags that make a configuration again."""
   lines = []
   for name, value in sorted(config['flags'].items()):
-    if name in _LEFT_OUT or value is None or value == []:
+    if name in LEFT_OUT or value is None or value == []:
       continue
     name = checks.flag(name)
     if isinstance(value, bool):

@@ -4,13 +4,13 @@ Every number comes from the runs' own files.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import pathlib
 from typing import Any
 
 from fedjax_ssl.core import registry
-from fedjax_ssl.report import names, summary, tradeoff, verdict
+from fedjax_ssl.report import command, names, summary, tradeoff, verdict
 from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import disk, metric_names, metrics
 from fedjax_ssl.training import workdir as workdir_lib
@@ -44,6 +44,10 @@ def read(folder: str, columns: Sequence[str] = ()) -> dict[str, Any]:
 
 def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
   config = workdir_lib.read_config(folder)
+  try:
+    setting = command.setting_of(config)
+  except ValueError as error:
+    raise ValueError(f'{folder} is damaged: {error}') from error
   seeds = summary.by_seed(metrics.read(folder))
   if not seeds:
     raise ValueError(f'{folder} has no rows; let it finish first.')
@@ -53,6 +57,7 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
   summaries = [summary.summary(rows) for rows in seeds]
   return {
       'run': plain(pathlib.Path(folder).name),
+      'setting': setting,
       'method': config['flags']['method'],
       'labels': config['flags']['labels'],
       'seeds': config['flags']['seeds'],
@@ -147,11 +152,39 @@ def _other(rows: list[dict[str, Any]], part: str,
 
 
 def _text(value: Any) -> str:
-  return ','.join(map(str, value)) if isinstance(value, list) else str(value)
+  return (','.join(map(str, value)) if isinstance(value, list | tuple)
+          else str(value))
 
 
-def markdown(rows: list[dict[str, Any]], note: str) -> str:
-  """Makes the table and, below it, what the runs share."""
+def _shared_flags(rows: list[dict[str, Any]],
+                  defaults: Callable[[str], Mapping[str, Any]]) -> str:
+  """Says which flags the runs share, but for defaults of their settings."""
+  names_ = list(dict.fromkeys(row['setting'] for row in rows))
+  known = [defaults(name) for name in names_]
+  told = [f'--{name}={_text(value)}'
+          for name, value in sorted(_same(rows, 'flags').items())
+          if value not in (None, []) and name not in (
+              *command.LEFT_OUT, 'data_dir')
+          and not all(name in of and (
+              of[name] == value or _text(of[name]) == _text(value))
+                      for of in known)]
+  but = (f', where they are not defaults of {" and ".join(names_)}'
+         if all(known) else '')
+  return f'Flags that all runs share{but}: ' + (
+      f'`{" ".join(told)}`' if told else 'none')
+
+
+def markdown(rows: list[dict[str, Any]], note: str,
+             defaults: Callable[[str], Mapping[str, Any]] = lambda name: {}
+             ) -> str:
+  """Makes the table and, below it, what the runs share.
+
+  Args:
+    rows: what `read` made of each run.
+    note: one line above the table.
+    defaults: values of all flags of a setting, by its name; {} if they are not
+      known. Flags with these values are left out.
+  """
   lines = [note, ''] if note else []
   extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
            if any(any(r[name]) for r in rows)
@@ -174,10 +207,6 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
              *(summary.mean_std(row['columns'][name]) for name in asked),
              *(_more(row, name) for name in extra)]
     lines.append('| ' + ' | '.join(cells) + ' |')
-  flags_text = ' '.join(
-      f'--{k}={_text(v)}'
-      for k, v in sorted(_same(rows, 'flags').items())
-      if v is not None and k not in ('workdir', 'data_dir'))
   facts = ', '.join(f'{k} {v}' for k, v in _same(
       rows, 'environment').items())
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
@@ -191,7 +220,7 @@ def markdown(rows: list[dict[str, Any]], note: str) -> str:
             *(text for said in verdict.footnotes(
                 {row['run']: verdict.stored(row) for row in rows})
               for text in ('', said)),
-            '', f'Flags that all runs share: `{flags_text}`']
+            '', _shared_flags(rows, defaults)]
   flags_not_shared = _other(
       rows, 'flags', ('workdir', 'data_dir', 'method', 'labels', 'profile'))
   if flags_not_shared:

@@ -44,6 +44,11 @@ def defaults_of(name: str) -> dict[str, Any]:
   return {**dataclasses.asdict(config.Config()), **SETTINGS[name].defaults}
 
 
+def known_defaults(name: str) -> dict[str, Any]:
+  """Returns `defaults_of` a setting; {} for one that is not registered."""
+  return defaults_of(name) if name in SETTINGS else {}
+
+
 def program(name: str, python: str = sys.executable) -> list[str]:
   """Returns the command that trains a setting, without flags."""
   # With -P files in the user's folder hide no modules, as for `fedjax-ssl`.

@@ -4,6 +4,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from fedjax_ssl.report import study
 from tests.report import fake
 
 
@@ -32,6 +35,10 @@ def test_a_damaged_run_is_named(tmp_path):
   done = _call(run)
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
   assert f"{run} is damaged: KeyError('labels')" in done.stderr
+  made = fake.config() | {'origin': {'setting': 3}}
+  other = fake.write(tmp_path / 'b', [fake.row(20, .5)], made)
+  with pytest.raises(ValueError, match=f'{other} is damaged: origin='):
+    study.read(other)
 
 
 def test_a_doubled_row_is_refused_with_the_name_of_the_run(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_ssl.report import study
 from tests.cli import launcher
+from tests.report import fake
 
 _call = functools.partial(launcher.call, 'results')
 
@@ -42,6 +43,28 @@ def test_table_and_json_hold_the_runs_numbers(tmp_path):
   assert str(tmp_path) not in text
   stored = json.loads((tmp_path / 'out' / 'table.json').read_text())
   assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
+
+
+def test_flags_with_the_settings_values_are_not_listed(tmp_path):
+  """But for settings that are not known here, of which it lists all."""
+  made = fake.config([0, 1, 2], method='uda', eval_only=False, imports=[],
+                     model='mlp(width=9)', momentum=0.9, num_clients=20,
+                     distributed=False, max_rows=0, num_rounds=3)
+  texts = []
+  for name, origin in (('a', {'setting': 'digits_dirdir'}),
+                       ('b', {'script': '/mine.py'})):
+    folder = fake.write(tmp_path / name, [fake.row(3, .5)],
+                        made | {'origin': origin})
+    texts.append(_call(folder).stdout)
+  assert ('Flags that all runs share, where they are not defaults of '
+          'digits_dirdir: `--bounds=False --method=uda --model=mlp(width=9) '
+          '--num_rounds=3`\n') in texts[0]
+  for flag in ('--momentum=0.9', '--max_rows=0', '--seeds=0,1,2'):
+    assert flag in texts[1]
+  assert 'eval_only' not in texts[1] and '--imports' not in texts[1]
+  a, b = (study.read(str(tmp_path / name)) for name in 'ab')
+  assert a['setting'] == 'digits_dirdir' and 'not defaults' not in (
+      study.markdown([a, b], '', lambda name: {'x': 1} if name else {}))
 
 
 def test_what_differs_between_runs_is_said(tmp_path):
