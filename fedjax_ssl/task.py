@@ -282,7 +282,7 @@ class Run(NamedTuple):
     return next(iter(self.states.values()))
 
   def __repr__(self) -> str:
-    return (f'Run({self.spec.method}, round {self.round:,}, seeds '
+    return (f'Loaded run of {self.spec.method} (round {self.round:,}, seeds '
             f'{", ".join(map(str, self.states))}, {self.spec.num_classes} '
             f'classes, inputs {self.spec.input_shape})')
 

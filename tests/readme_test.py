@@ -92,7 +92,7 @@ def test_a_rule_and_a_loss_run(root):
   chex.assert_trees_all_close(scope['loss'], jnp.log(10.))
 
 
-def test_the_example_without_flags_runs(root, monkeypatch):
+def test_the_example_without_flags_runs(root, monkeypatch, capsys):
   rounds = []
   def train(_, federation, *, num_rounds):
     rounds.append((federation, num_rounds))
@@ -102,4 +102,5 @@ def test_the_example_without_flags_runs(root, monkeypatch):
       str(root / 'experiments' / 'examples' / 'without_flags.py'))
   (federation, num_rounds), = rounds
   assert num_rounds and scope['task'].schedule_rounds is None
+  assert f'{num_rounds} rounds are only a look' in capsys.readouterr().out
   scope['method'].init(jax.random.key(0), federation)

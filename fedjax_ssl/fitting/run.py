@@ -59,7 +59,7 @@ class Run:
                    for job in jobs[1:]}
 
   def __repr__(self) -> str:
-    return columns.text(f'Run of {self.name}', self.round, self.states,
+    return columns.text(f'Run of {self.name} ', self.round, self.states,
                         self.metrics)
 
   @property

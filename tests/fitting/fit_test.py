@@ -53,7 +53,7 @@ def test_metrics_are_the_columns_of_the_file(straight):
   assert straight.class_metrics['per_class_accuracy'].shape == (4, 10)
   assert {*straight.metrics, *straight.class_metrics} == {*lines[0]}
   assert repr(straight) == (
-      f'Run of {METHOD}(round 4, 1 seed, accuracy '
+      f'Run of {METHOD} (round 4, 1 seed, accuracy '
       f'{lines[-1]["accuracy"]:.4f})')
 
 
@@ -218,7 +218,9 @@ def test_a_saved_model_predicts_the_same(straight, images, tmp_path):
   loaded = fedjax_ssl.load(file)
   logits = np.asarray(straight.predict(images))
   np.testing.assert_array_equal(loaded.predict(images), logits)
-  assert loaded.round == 4 and 'round 4' in repr(loaded)
+  assert loaded.round == 4
+  assert repr(loaded).startswith(
+      f'Loaded run of {loaded.spec.method} (round 4, seeds ')
   assert (logits.argmax(-1) == data.load('digits').test.labels).mean() == (
       pytest.approx(straight.metrics['accuracy'][-1], abs=1e-6))
   # The arrays alone say it too: a linear model on centered pixels.
