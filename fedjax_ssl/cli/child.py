@@ -29,11 +29,17 @@ class Ended(Exception):
 
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
-  """Makes SIGTERM and SIGINT raise `Ended` once; later ones are ignored."""
+  """Makes signals that end a process raise `Ended` once; later ones do nothing.
+
+  These are SIGTERM, SIGINT and SIGHUP, the last unless it is ignored, as under
+  `nohup`.
+  """
   if threading.current_thread() is not threading.main_thread():
     yield
     return
-  numbers = (signal.SIGTERM, signal.SIGINT)
+  numbers = [signal.SIGTERM, signal.SIGINT]
+  if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    numbers.append(signal.SIGHUP)
   def end(number, frame):
     del frame
     for each in numbers:

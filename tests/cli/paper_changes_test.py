@@ -35,7 +35,7 @@ def test_changed_flags_make_numbers_stale(place):
 
 
 @pytest.mark.parametrize('number, code', [
-    (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    (signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_its_run_ends_with_it(place, number, code):
   place.change('ours', 'seconds = 0.2, num_rounds = 500')
   process = subprocess.Popen(
