@@ -1,20 +1,25 @@
 r"""All that an accelerator should be asked, in the order of its worth.
 
 Slices run one after another, each in a process of its own, until --minutes are
-over; the next call goes on where this one stopped. A slice that is done is not
-run again. Everything lies under --out: tables, the runs' folders, and what was
-timed and compiled.
+over; the next call goes on where this one stopped, also after a signal. A slice
+that is done is not run again, unless its command has changed. Everything lies
+under --out: tables, the runs' folders, and what was timed and compiled; what
+--quick makes lies in the folder quick there.
 
 python experiments/benchmarks/accelerator.py --dry_run
 python experiments/benchmarks/accelerator.py --data_dir=DIR --out=runs/gpu
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import hashlib
 import json
+import math
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +29,8 @@ from absl import app, flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+
+from fedjax_ssl.cli import child
 
 FLAGS = flags.FLAGS
 
@@ -39,11 +46,19 @@ flags.DEFINE_list('only', [], 'Names of slices; none: all.')
 
 _BENCHMARKS = 'experiments/benchmarks'
 _TABLE = 'experiments/flagfiles/feddure'
+_DATA = 'cifar10.npz'
+_VARIABLE = 'FEDJAX_SSL_DATA'
 DONE = 'done.json'
 CUT = 'cut_off.json'  # Of a slice that must begin anew.
 # A run that is told to stop saves first.
 _GRACE = 30
 _STOPPED = 143
+# Flags that name a folder of results, which may lie anywhere.
+_FOLDERS = '--out=', '--workdir='
+
+
+class OutError(Exception):
+  """A file of --out cannot be used; the message names it and says why."""
 
 
 class Slice(NamedTuple):
@@ -107,9 +122,20 @@ def _train(name: str, setting: str, *words: str) -> list[str]:
           '--labeled_view=flip_crop', '--eval_every=1', '--checkpoint_every=1']
   if 'agents' in setting:
     tiny += ['--num_labeled_clients=2', '--cohort_size=4']
-  return ['-m', 'fedjax_ssl', 'train', setting, *words,
-          *(tiny if FLAGS.quick else []), '--nobounds',
-          f'--workdir={_folder(name) / "run"}']
+  command = ['-m', 'fedjax_ssl', 'train', setting, *words,
+             *(tiny if FLAGS.quick else []), '--nobounds']
+  return [*command,
+          f'--workdir={_folder(name) / f"run_{_digest(command)}"}']
+
+
+def _digest(words: Sequence[str]) -> str:
+  """A name for the flags of a run, those in its flagfiles included.
+
+  A run with other flags would refuse to go on in the same folder.
+  """
+  texts = [(ROOT / word.partition('=')[2]).read_text() if word.startswith(
+      '--flagfile=') else word for word in words]
+  return hashlib.sha256('\0'.join(texts).encode()).hexdigest()[:8]
 
 
 def _methods() -> Iterator[Slice]:
@@ -153,12 +179,13 @@ def _cells() -> Iterator[Slice]:
 
 
 def _folder(name: str) -> pathlib.Path:
-  return pathlib.Path(os.path.expanduser(FLAGS.out)).absolute() / name
+  out = pathlib.Path(os.path.expanduser(FLAGS.out)).absolute()
+  return out / 'quick' / name if FLAGS.quick else out / name
 
 
 def is_done(part: Slice) -> bool:
-  """Whether an earlier call finished the slice."""
-  return (_folder(part.name) / DONE).exists()
+  """Whether an earlier call finished the slice, with the command of today."""
+  return _stored(part, DONE) is not None
 
 
 def in_turn(parts: Sequence[Slice]) -> list[Slice]:
@@ -167,10 +194,29 @@ def in_turn(parts: Sequence[Slice]) -> list[Slice]:
   Each of these took longer than a call of so many minutes, or more.
   """
   def in_vain(part: Slice) -> bool:
-    path = _folder(part.name) / CUT
-    return path.exists() and FLAGS.minutes <= json.loads(
-        path.read_text())['minutes']
+    minutes = (_stored(part, CUT) or {}).get('minutes')
+    return isinstance(minutes, (int, float)) and FLAGS.minutes <= minutes
   return sorted((part for part in parts if not is_done(part)), key=in_vain)
+
+
+def _stored(part: Slice, name: str) -> Mapping[str, Any] | None:
+  """What an earlier call wrote of a slice; None if damaged or of another."""
+  path = _folder(part.name) / name
+  try:
+    if not os.path.isfile(path):  # To read a pipe would never end.
+      return None
+    found = json.loads(path.read_text())
+    same = _without_places(found['command']) == _without_places(part.command)
+  except (OSError, ValueError, KeyError, TypeError, AttributeError,
+          RecursionError):
+    return None
+  return found if same else None
+
+
+def _without_places(command: Sequence[str]) -> list[str]:
+  """A command without where its folders are: --out may have been moved."""
+  return [f'{word.partition("=")[0]}={pathlib.Path(word).name}'
+          if word.startswith(_FOLDERS) else word for word in command]
 
 
 def _environment(part: Slice) -> dict[str, str]:
@@ -189,56 +235,99 @@ def _environment(part: Slice) -> dict[str, str]:
 def run(part: Slice, seconds: float) -> int:
   """Runs a slice, at most so long; returns the exit code of its process.
 
-  What it prints goes to log.txt in its folder; --out says where that is.
+  What it prints goes to log.txt in its folder; --out says where that is. The
+  process ends before this function does, also where a signal ends that.
+
+  Raises:
+    OutError: if the folder cannot be written.
   """
-  folder = _folder(part.name)
-  folder.mkdir(parents=True, exist_ok=True)
+  log = _folder(part.name) / 'log.txt'
   command = [sys.executable, *part.command]
   start = time.monotonic()
-  with open(folder / 'log.txt', 'a') as log:
-    print(f'$ {shlex.join(command)}', file=log, flush=True)
-    process = subprocess.Popen(command, cwd=ROOT, env=_environment(part),
-                               stdout=log, stderr=subprocess.STDOUT)
+  with _blaming_out():
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and not log.is_file():
+      raise OutError(f'{log} is no file.')
+    with open(log, 'a') as file:
+      print(f'$ {shlex.join(command)}', file=file)
+  with open(log, 'a') as file:
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=_environment(part), stdin=subprocess.DEVNULL,
+        stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        preexec_fn=child.end_with_parent)
     try:
       code = process.wait(max(seconds, 1))
     except subprocess.TimeoutExpired:
-      process.terminate()
-      try:
-        process.wait(_GRACE)
-      except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
       code = _STOPPED
+    finally:
+      _end(process)
   if code == 0 or (code == _STOPPED and not part.resumes):
-    _write(folder / (CUT if code else DONE), {
+    _write(log.with_name(CUT if code else DONE), {
         'command': part.command, 'seconds': time.monotonic() - start,
         'minutes': FLAGS.minutes})
   return code
 
 
+def _end(process: subprocess.Popen) -> None:
+  """Asks a process to save and end, then kills it and its children."""
+  if process.poll() is not None:
+    return
+  for number in (signal.SIGTERM, signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      process.wait(_GRACE)
+
+
 def _write(path: pathlib.Path, value: Any) -> None:
   part = path.with_suffix('.part')
-  part.write_text(json.dumps(value, indent=2) + '\n')
-  os.replace(part, path)
+  with _blaming_out():
+    part.write_text(json.dumps(value, indent=2) + '\n')
+    os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _blaming_out() -> Iterator[None]:
+  """Turns errors of files into `OutError`."""
+  try:
+    yield
+  except OSError as error:
+    raise OutError(f'{error.filename or "a file"} cannot be written: '
+                   f'{error.strerror or error}.') from error
 
 
 def chosen(parts: Sequence[Slice]) -> list[Slice]:
   """Those of --only, or all whose data are there.
 
   Raises:
-    ValueError: for a name that no slice has.
+    ValueError: for a name that no slice has, and for one whose data are not
+      there.
   """
-  names = [part.name for part in parts]
+  known = {part.name: part for part in parts}
   for name in FLAGS.only:
-    if name not in names:
-      raise ValueError(f'--only={name}: allowed: {", ".join(names)}.')
-  data = FLAGS.data_dir or os.environ.get('FEDJAX_SSL_DATA')
-  has_data = FLAGS.quick or data is not None and (
-      pathlib.Path(os.path.expanduser(data)) / 'cifar10.npz').exists()
-  if FLAGS.data_dir and not has_data:
-    raise ValueError(f'--data_dir={FLAGS.data_dir} holds no cifar10.npz.')
+    if name not in known:
+      raise ValueError(f'--only={name}: allowed: {", ".join(known)}.')
+  lack = _lack()
+  if lack and FLAGS.data_dir:
+    raise ValueError(f'{lack}.')
+  for name in FLAGS.only:
+    if lack and known[name].needs_data:
+      raise ValueError(f'--only={name} needs {_DATA}; {lack}.')
   return [part for part in parts if (not FLAGS.only or part.name in FLAGS.only)
-          and (has_data or not part.needs_data)]
+          and not (lack and part.needs_data)]
+
+
+def _lack() -> str:
+  """Says why slices that need data cannot run; '' if they can."""
+  if FLAGS.quick:
+    return ''
+  given, word = FLAGS.data_dir, '--data_dir'
+  if not given:
+    given, word = os.environ.get(_VARIABLE), _VARIABLE
+  if not given:
+    return f'neither --data_dir nor {_VARIABLE} names its folder'
+  there = os.path.isfile(os.path.join(os.path.expanduser(given), _DATA))
+  return '' if there else f'{word}={given} holds no {_DATA}'
 
 
 def main(argv: Sequence[str]) -> int:
@@ -246,13 +335,32 @@ def main(argv: Sequence[str]) -> int:
   try:
     if len(argv) > 1:
       raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
-    parts = chosen(plan())
+    if not math.isfinite(FLAGS.minutes):  # absl lets NaN pass any bound.
+      raise ValueError(f'--minutes={FLAGS.minutes}: must be finite.')
+    every = plan()
+    parts = chosen(every)
   except ValueError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
+  if not FLAGS.only and len(parts) < len(every):
+    names = [part.name for part in every if part not in parts]
+    print(f'Left out, as {_lack()}: {", ".join(names)}.', flush=True)
   if FLAGS.dry_run:
     _print_plan(parts)
     return 0
+  try:
+    with child.ending_on_signals():
+      return _work(parts)
+  except OutError as error:
+    print(f'error: --out={FLAGS.out}: {error}', file=sys.stderr)
+    return 2
+  except child.Ended as ended:
+    print(f'Ended by {ended}; the same command continues.', file=sys.stderr)
+    return 128 + ended.number
+
+
+def _work(parts: Sequence[Slice]) -> int:
+  """Runs the slices that there is time for; returns 1 if any failed."""
   end = time.monotonic() + 60 * FLAGS.minutes
   failed = []
   for part in in_turn(parts):
