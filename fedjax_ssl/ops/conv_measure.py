@@ -249,15 +249,19 @@ def total(measured: Mapping[str, Mapping[str, float]]) -> float:
 
 
 def _read(path: pathlib.Path | None) -> dict[str, dict[str, float]]:
-  """What the file holds; nothing if it is missing or damaged."""
-  if path is None:
-    return {}
+  """What the file holds; nothing if it is missing or damaged.
+
+  Left out is what no clock has said: it would decide, and never be measured.
+  """
   try:
+    if path is None or not path.is_file():  # To read a pipe would never end.
+      return {}
     found = json.loads(path.read_text())
-    return {str(key): {str(form): float(value)
-                       for form, value in forms.items()}
+    return {str(key): {str(form): taken for form, value in forms.items()
+                       if 0 < (taken := float(value)) < math.inf}
             for key, forms in found.items()}
-  except (OSError, ValueError, AttributeError, TypeError):
+  except (OSError, ValueError, AttributeError, TypeError, OverflowError,
+          RecursionError):
     return {}
 
 

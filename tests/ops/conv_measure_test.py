@@ -1,5 +1,6 @@
 """The fastest form of a convolution is found, kept, and read again."""
 import json
+import os
 import time
 
 import jax
@@ -179,13 +180,38 @@ def test_no_step_leaves_the_numbers(monkeypatch):
 
 
 @pytest.mark.parametrize('text', [
-    '', '{', '[]', '{"a": 1}', '{"a": {"b": []}}'])
+    '', '{', '[]', '{"a": 1}', '{"a": {"b": []}}', 100_000 * '[',
+    f'{{"a": {{"b": 1{400 * "0"}}}}}'])
 def test_a_damaged_file_is_measured_anew(monkeypatch, tmp_path, text):
   path = tmp_path / 'convolutions.json'
   path.write_text(text)
   _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
   assert conv_measure.table([_LAYER], _LOAD, path)
   assert len(json.loads(path.read_text())) == 1
+
+
+@pytest.mark.parametrize('bad', ['NaN', 'Infinity', '-Infinity', '0', '-1'])
+def test_a_time_that_no_clock_says_is_measured_anew(monkeypatch, tmp_path, bad):
+  path = tmp_path / 'convolutions.json'
+  seconds = dict.fromkeys(conv_measure.FORMS, 2.) | {'gemm': 1.}
+  calls = _clock(monkeypatch, seconds)
+  conv_measure.table([_LAYER], _LOAD, path)
+  for form in ('lax', 'taps'):
+    (key, forms), = json.loads(path.read_text()).items()
+    text = json.dumps({key: {**forms, form: 'bad'}})
+    path.write_text(text.replace('"bad"', bad))
+    calls.clear()
+    assert conv_measure.table([_LAYER], _LOAD, path) == {str(_LAYER): seconds}
+    assert calls == [(str(_LAYER), form)]
+    assert json.loads(path.read_text()) == {key: seconds}
+
+
+def test_a_pipe_is_not_waited_for(monkeypatch, tmp_path):
+  path = tmp_path / 'convolutions.json'
+  os.mkfifo(path)
+  _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  assert conv_measure.table([_LAYER], _LOAD, path)
+  assert path.is_file()  # It is replaced.
 
 
 def test_a_folder_that_takes_no_file_costs_nothing_else(monkeypatch, tmp_path):
