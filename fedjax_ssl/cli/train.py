@@ -17,7 +17,7 @@ from absl import app, flags, logging
 from fedjax_ssl import config
 from fedjax_ssl.cli import errors
 from fedjax_ssl.core import checks, registry
-from fedjax_ssl.running import settings, stopping
+from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
 
 FLAGS = flags.FLAGS
@@ -87,10 +87,13 @@ def options(setting: str = '', script: str = '') -> config.Config:
   if FLAGS.eval_only and FLAGS.workdir:
     # Flags given explicitly are kept here and checked against the run later,
     # as at a restart.
-    values |= {name: value for name, value in _stored(
-        os.path.expanduser(FLAGS.workdir), setting, script).items()
-               if name in values and name not in given
-               and not config.OPTIONS[name].this_start}
+    folder = os.path.expanduser(FLAGS.workdir)
+    taken = {name: value for name, value in _stored(
+        folder, setting, script).items()
+             if name in values and name not in given
+             and not config.OPTIONS[name].this_start}
+    stored_options.check(folder, taken)
+    values |= taken
   found = config.resolve(values, given)
   if found.trackers:
     from fedjax_ssl.training import trackers

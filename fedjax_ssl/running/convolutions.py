@@ -25,6 +25,7 @@ from fedjax_ssl.core import conv_forms
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.ops import conv, conv_measure
+from fedjax_ssl.running import stored_options
 from fedjax_ssl.training import environment, loop, processes
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -65,11 +66,9 @@ def decided(options: Config, dataset: data.Dataset,
 def _found(options: Config, dataset: data.Dataset,
            deals: Mapping[int, data.Partition]) -> Choice:
   given = Choice(options.conv_impl, options.client_map, options.chunk_size)
-  stored = workdir_lib.stored_config(options.workdir).get('flags')
-  if stored:
-    return given._replace(**{
-        name: stored[name] for name, value in given._asdict().items()
-        if value in _OPEN and name in stored})
+  if workdir_lib.stored_config(options.workdir):
+    return given._replace(**stored_options.read(options.workdir, [
+        name for name, value in given._asdict().items() if value in _OPEN]))
   if options.conv_impl == conv_forms.MEASURE or (
       options.conv_impl == 'auto'
       and environment.devices()[0].platform != 'cpu'):

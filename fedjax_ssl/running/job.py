@@ -31,6 +31,7 @@ from fedjax_ssl.running import (
   spellings,
   start_line,
   stopping,
+  stored_options,
 )
 from fedjax_ssl.training import (
   away,
@@ -222,7 +223,7 @@ def schedule_rounds(options: Config) -> int:
   """Returns what is given, else what the first start stored or `num_rounds`."""
   if options.schedule_rounds is not None:
     return options.schedule_rounds
-  stored = workdir_lib.stored_config(options.workdir).get('flags', {})
+  stored = stored_options.read(options.workdir, ['schedule_rounds'])
   return stored.get('schedule_rounds') or options.num_rounds
 
 

@@ -146,12 +146,16 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
   """
   file = pathlib.Path(path) / CONFIG
   try:
-    stored = json.loads(file.read_text())
-    return {**stored, 'flags': dict(stored['flags']),
-            'facts': dict(stored['facts']),
-            'environment': dict(stored['environment']),
-            'restarts': [{**r, 'environment': dict(r['environment'])}
-                         for r in stored['restarts']]}
+    stored = _object('it', json.loads(file.read_text()))
+    for name in ('flags', 'facts', 'environment'):
+      stored[name] = _object(f'`{name}`', stored[name])
+    if not isinstance(stored['restarts'], list):
+      raise TypeError('`restarts` is no list')
+    stored['restarts'] = [
+        {**_object('a restart', restart), 'environment': _object(
+            '`environment` of a restart', restart['environment'])}
+        for restart in stored['restarts']]
+    return stored
   except FileNotFoundError:
     raise WorkdirError(f'{path} holds no run: {CONFIG} is missing.') from None
   except OSError as error:
@@ -160,6 +164,12 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     raise WorkdirError(f'{file} is damaged: {error} is missing.') from error
   except (ValueError, TypeError, RecursionError) as error:
     raise WorkdirError(f'{file} is damaged: {error}.') from error
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+  if not isinstance(value, dict):
+    raise TypeError(f'{name} is no object of JSON')
+  return dict(value)
 
 
 def stored_config(path: str | os.PathLike[str] | None) -> dict[str, Any]:

@@ -75,3 +75,19 @@ def test_a_changed_partition_is_named(finished):
   launcher.run(finished, *ARGS)  # Written anew, as the flags make it.
   again = data.load_partition(file, labels.size, 6)
   assert data.partition_hash(again) == data.partition_hash(partition)
+
+
+@pytest.mark.parametrize('more', [
+    ('--eval_only',), (*ARGS, '--conv_impl=measure')])
+def test_a_stored_flag_that_no_run_has_is_the_files_fault(finished, more):
+  file = finished / 'config.json'
+  good = file.read_text()
+  stored = json.loads(good)
+  stored['flags']['conv_impl'] = 'evil'
+  file.write_text(json.dumps(stored))
+  started = launcher.start(finished, *more)
+  assert started.wait() == 2
+  file.write_text(good)
+  line, = started.output().splitlines()
+  assert line.startswith(
+      f'error: {file} is damaged: conv_impl=evil: unknown.')

@@ -9,7 +9,7 @@ import fedjax_ssl
 from fedjax_ssl import data
 from fedjax_ssl.config import Config
 from fedjax_ssl.ops import conv_measure
-from fedjax_ssl.running import convolutions
+from fedjax_ssl.running import convolutions, job
 
 _SECONDS = {'lax': 3., 'gemm': 2., 'taps': 4., 'winograd': 4., 'reordered': 5.}
 
@@ -98,6 +98,22 @@ def test_what_the_user_says_of_clients_stays(clock, changes, way):
   clock[4] = {form: 9 * s for form, s in _SECONDS.items()}
   decided = _decided(_options(**changes))
   assert decided.client_map == way
+
+
+@pytest.mark.parametrize('name, value', [
+    ('conv_impl', 'evil'), ('conv_impl', None), ('client_map', 'evil'),
+    ('chunk_size', -1), ('chunk_size', '4'), ('schedule_rounds', 'x')])
+def test_a_damaged_choice_is_blamed_on_its_file(tmp_path, name, value):
+  """And not on a flag that nobody gave."""
+  file = tmp_path / 'config.json'
+  file.write_text(json.dumps({
+      'flags': {'conv_impl': 'lax', name: value}, 'facts': {},
+      'environment': {}, 'restarts': []}))
+  options = _options(workdir=str(tmp_path))
+  with pytest.raises(ValueError) as error:
+    _decided(options)
+    job.schedule_rounds(options)
+  assert str(error.value).startswith(f'{file} is damaged: {name}=')
 
 
 def test_where_the_time_is_over_no_way_is_preferred(monkeypatch):

@@ -228,6 +228,22 @@ def test_a_damaged_configuration_is_refused_and_kept(tmp_path, text):
   assert (tmp_path / workdir.CONFIG).read_text() == text
 
 
+@pytest.mark.parametrize('changes, said', [
+    ({'flags': None}, '`flags` is no object'),
+    ({'facts': [1]}, '`facts` is no object'),
+    ({'environment': 'ab'}, '`environment` is no object'),
+    ({'restarts': None}, '`restarts` is no list'),
+    ({'restarts': [3]}, 'a restart is no object'),
+    ({'restarts': [{'environment': []}]}, '`environment` of a restart is no')])
+def test_a_damaged_configuration_says_where(tmp_path, changes, said):
+  file = tmp_path / workdir.CONFIG
+  file.write_text(json.dumps({'flags': {}, 'facts': {}, 'environment': {},
+                              'restarts': []} | changes))
+  with pytest.raises(workdir.WorkdirError) as error:
+    workdir.read_config(tmp_path)
+  assert str(error.value).startswith(f'{file} is damaged: {said}')
+
+
 def test_bucket_addresses_are_refused():
   with pytest.raises(workdir.WorkdirError, match='gs://'):
     workdir.open_workdir('gs://bucket/run', FLAGS)
