@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import ast
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import json
 import pathlib
 import re
@@ -42,6 +43,26 @@ _OURS = 'steadymatch'  # The method that no paper has.
 # A study whose runs are named LINE_LABELS, and drawn as lines over the labels.
 _BY_LABELS = 'private_labels'
 _DASHES = '-', '--', ':'
+
+
+@contextlib.contextmanager
+def _stored(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Reads a file of results.
+
+  Raises:
+    ValueError: with the file's name, if it or what the block finds in it is
+      not as it should be.
+  """
+  try:
+    stored = json.loads(file.read_text())
+    if not isinstance(stored, dict):
+      raise TypeError('it is no object of JSON')
+    yield stored
+  except KeyError as error:
+    raise ValueError(f'{file} is damaged: {error} is missing.') from error
+  except (ValueError, TypeError, AttributeError, IndexError,
+          RecursionError) as error:
+    raise ValueError(f'{file} is damaged: {error}.') from error
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -89,7 +110,11 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
 
 def _timing(file: pathlib.Path) -> str:
   """The table of a benchmark, and how it was measured."""
-  stored = json.loads(file.read_text())
+  with _stored(file) as stored:
+    return _timing_of(file, stored)
+
+
+def _timing_of(file: pathlib.Path, stored: Mapping[str, Any]) -> str:
   head, *rows = stored['table']
   on = stored['environment']
   words = [x for x in stored['command'] if not x.startswith('--out=')]
@@ -208,7 +233,12 @@ _MORE = ('local_accuracy', 'cost_up', 'cost_down', 'epsilon')
 
 def _study_part(file: pathlib.Path) -> tuple[str, str]:
   """Title and table of a study's runs, as `results.py` stored them."""
-  stored = json.loads(file.read_text())
+  with _stored(file) as stored:
+    return _study_of(file, stored)
+
+
+def _study_of(file: pathlib.Path, stored: Mapping[str, Any]
+              ) -> tuple[str, str]:
   runs = stored['runs']
   more = [name for name in _MORE
           if any(any(run.get(name) or ()) for run in runs)]
@@ -440,9 +470,10 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
 def by_labels(file: pathlib.Path) -> bytes:
   """Draws final accuracy against labels, a line for each name, as SVG."""
   lines: dict[str, dict[int, float]] = collections.defaultdict(dict)
-  for run in json.loads(file.read_text())['runs']:
-    name, _, labels = run['run'].rpartition('_')
-    lines[name.replace('_', ' ')][int(labels)] = 100 * np.mean(run['final'])
+  with _stored(file) as stored:
+    for run in stored['runs']:
+      name, _, labels = run['run'].rpartition('_')
+      lines[name.replace('_', ' ')][int(labels)] = 100 * np.mean(run['final'])
   ends = [*dict.fromkeys(name.rpartition(' ')[2] for name in lines)]
   kinds = [*dict.fromkeys(name.rpartition(' ')[0] for name in lines)]
 
@@ -465,6 +496,18 @@ def by_labels(file: pathlib.Path) -> bytes:
   return picture.drawn((7.2, 4.2), draw)
 
 
+def _draw(root: pathlib.Path) -> None:
+  """Draws the pictures anew; another version of matplotlib has other bytes."""
+  here = root / 'experiments' / 'results'
+  for file in sorted(here.glob(f'{_BENCH}*.json')):
+    if drawn := picture.svg(_bench(file)[1]):
+      file.with_suffix('.svg').write_bytes(drawn)
+    else:
+      file.with_suffix('.svg').unlink(missing_ok=True)
+  if (file := here / f'{_BY_LABELS}.json').exists():
+    file.with_suffix('.svg').write_bytes(by_labels(file))
+
+
 def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
   """Writes or checks the pages; returns an exit code."""
   if argv not in ([], ['--check']):
@@ -473,6 +516,8 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
   try:
     stale = {f: text for f, text in pages(root).items()
              if not f.exists() or f.read_text() != text}
+    if not argv:
+      _draw(root)
   except (ValueError, KeyError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
@@ -483,15 +528,6 @@ def main(argv: Sequence[str], root: pathlib.Path = ROOT) -> int:
     else:
       file.write_text(text)
       print(f'wrote {file.relative_to(root)}')
-  if not argv:  # Another version of matplotlib draws other bytes.
-    here = root / 'experiments' / 'results'
-    for file in sorted(here.glob(f'{_BENCH}*.json')):
-      if drawn := picture.svg(_bench(file)[1]):
-        file.with_suffix('.svg').write_bytes(drawn)
-      else:
-        file.with_suffix('.svg').unlink(missing_ok=True)
-    if (file := here / f'{_BY_LABELS}.json').exists():
-      file.with_suffix('.svg').write_bytes(by_labels(file))
   return 1 if stale and argv else 0
 
 

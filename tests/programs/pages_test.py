@@ -236,6 +236,38 @@ def test_each_table_of_the_bench_is_of_the_bed_in_its_name(copy, capsys):
   assert "a bed 'attic'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('text, said', [
+    ('{"runs": [', 'Expecting value'), ('{}', "'runs' is missing"),
+    ('[]', 'it is no object of JSON'), ('{"runs": 3}', 'is not iterable'),
+    ('{"runs": [3]}', ''), ('{"runs": [{}]}', ' is missing'),
+    (100_000 * '[', 'recursion')])
+def test_a_damaged_study_is_named(tmp_path, capsys, text, said):
+  """Before anything else is read, so an empty repository will do."""
+  file = tmp_path / 'experiments' / 'results' / 'private_labels.json'
+  file.parent.mkdir(parents=True)
+  file.write_text(text)
+  assert pages.main(['--check'], tmp_path) == 2
+  line, = capsys.readouterr().err.splitlines()
+  assert line.startswith(f'error: {file} is damaged: ') and said in line
+  with pytest.raises(ValueError, match='private_labels.json is damaged: '):
+    pages.by_labels(file)
+
+
+def test_a_damaged_timing_is_named(tmp_path, capsys):
+  file = tmp_path / 'experiments/results/benchmarks/processes.json'
+  file.parent.mkdir(parents=True)
+  file.write_text('{"table": []}')
+  assert pages.main(['--check'], tmp_path) == 2
+  assert f'error: {file} is damaged: ' in capsys.readouterr().err
+
+
+def test_runs_that_are_no_line_are_named(tmp_path):
+  file = tmp_path / 'private_labels.json'
+  file.write_text('{"runs": [{"run": "fixmatch", "final": [0.5]}]}')
+  with pytest.raises(ValueError, match='private_labels.json is damaged: '):
+    pages.by_labels(file)
+
+
 @pytest.mark.parametrize('text', ['', '<!-- index: made by '
                                   'experiments/pages.py, do not edit -->'])
 def test_lost_marks_are_named(copy, text, capsys):
