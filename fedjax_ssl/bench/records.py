@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import itertools
 import json
 import pathlib
 import re
@@ -216,6 +217,11 @@ def _records(stored: Mapping[str, Any], bed: plan.Bed, count: int,
         {skew: _environment(row, stored['environments'])
          for skew, row in rows.items()}, str(tuned.get('stored', '')),
         {skew: _hash(row) for skew, row in rows.items() if 'data' in row})
+    best = standing.choose([(c, tried[c.number]) for c in configurations])
+    for measured in found[name].measured.values():
+      if (number := measured.configuration.number) != best.number:
+        raise _Damaged(f'the row {name} has configuration {number}, and of '
+                       f'what was tried {best.number} is the best')
   return found
 
 
@@ -278,6 +284,8 @@ def _measured(row: Mapping[str, Any], entry: plan.Entry,
                    f'{row["method"]} with the rate {row["learning_rate"]}')
   accuracy, worst = (_array(row[k], _share) for k in ('accuracy', 'worst'))
   rounds = tuple(_whole(r) for r in row['rounds'])
+  if any(after <= before for before, after in itertools.pairwise(rounds)):
+    raise _Damaged(f'the rounds of the row {entry.name} do not increase')
   curves = np.array([_array(curve, _share) for curve in row['curves']])
   if worst.shape != accuracy.shape or curves.shape != (
       len(accuracy), len(rounds)):
