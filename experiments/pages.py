@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import ast
 import collections
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
-import json
+from collections.abc import Mapping, Sequence
 import pathlib
 import re
 import sys
@@ -28,7 +26,7 @@ from fedjax_ssl.bench import page as bench_page
 from fedjax_ssl.bench import picture, plan, records, standing
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
-from fedjax_ssl.report import study, verdict
+from fedjax_ssl.report import stored_study, study, verdict
 from fedjax_ssl.report.summary import COLOURS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -43,26 +41,6 @@ _OURS = 'steadymatch'  # The method that no paper has.
 # A study whose runs are named LINE_LABELS, and drawn as lines over the labels.
 _BY_LABELS = 'private_labels'
 _DASHES = '-', '--', ':'
-
-
-@contextlib.contextmanager
-def _stored(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Reads a file of results.
-
-  Raises:
-    ValueError: with the file's name, if it or what the block finds in it is
-      not as it should be.
-  """
-  try:
-    stored = json.loads(file.read_text())
-    if not isinstance(stored, dict):
-      raise TypeError('it is no object of JSON')
-    yield stored
-  except KeyError as error:
-    raise ValueError(f'{file} is damaged: {error} is missing.') from error
-  except (ValueError, TypeError, AttributeError, IndexError,
-          RecursionError) as error:
-    raise ValueError(f'{file} is damaged: {error}.') from error
 
 
 def replaced(text: str, part: str, body: str) -> str:
@@ -96,7 +74,7 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
       made[page] = _on_page(page, f'The bench, bed `{_bed(file).name}`',
                             _bench_part(file))
     elif not page.exists() or _BEGIN.format('table') in page.read_text():
-      made[page] = _on_page(page, *_study_part(file))
+      made[page] = _on_page(page, *stored_study.table(file))
   timings = [file for name in _GROWTH
              if (file := here / 'benchmarks' / f'{name}.json').exists()]
   if timings:
@@ -110,7 +88,7 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
 
 def _timing(file: pathlib.Path) -> str:
   """The table of a benchmark, and how it was measured."""
-  with _stored(file) as stored:
+  with stored_study.reading(file) as stored:
     return _timing_of(file, stored)
 
 
@@ -189,16 +167,8 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
           _ours(ours, column.get('metric', 'accuracy'),
                 column.get('scale', 100))))
     lines.append(f'| {row["title"]} | ' + ' | '.join(places) + ' |')
-  return title, '\n'.join([*lines, *_footnotes({
+  return title, '\n'.join([*lines, *stored_study.footnotes({
       name: _verdicts(ours) for name, (_, ours) in stored.items() if ours})])
-
-
-def _footnotes(verdicts: Mapping[str, Sequence[verdict.Verdict | None]]
-               ) -> list[str]:
-  """What marks below a table mean, by the name of a run or cell."""
-  said = verdict.footnotes(
-      {f'`{name}`': found for name, found in verdicts.items()})
-  return ['', ' '.join(said)] if said else []
 
 
 def _how(name: str, variant: str, known: Sequence[dict[str, Any]]) -> str:
@@ -225,55 +195,6 @@ def _ours(stored: dict[str, Any], metric: str, scale: float) -> str:
 def _verdicts(stored: Mapping[str, Any]) -> list[verdict.Verdict | None]:
   """Of a cell's seeds."""
   return [verdict.of(s['metrics']) for s in stored['seeds'].values()]
-
-
-# Numbers that only some studies have; all others stand in the JSON file.
-_MORE = ('local_accuracy', 'cost_up', 'cost_down', 'epsilon')
-
-
-def _study_part(file: pathlib.Path) -> tuple[str, str]:
-  """Title and table of a study's runs, as `results.py` stored them."""
-  with _stored(file) as stored:
-    return _study_of(file, stored)
-
-
-def _study_of(file: pathlib.Path, stored: Mapping[str, Any]
-              ) -> tuple[str, str]:
-  runs = stored['runs']
-  more = [name for name in _MORE
-          if any(any(run.get(name) or ()) for run in runs)]
-  commits = sorted({str(r['environment'].get('commit', 'unknown'))[:7]
-                    for r in runs})
-  lines = ['| run | method | labels | seeds | rounds | final | tail | '
-           'validation-selected |' + ''.join(
-               f' {name.replace("_", " ")} |' for name in more),
-           '|---|---|---|---:|---:|---:|---:|---:|' + '---:|' * len(more)]
-  for run in runs:
-    lines.append('| ' + ' | '.join([
-        run['run'], f'`{run["method"]}`', run['labels'],
-        str(len(run['seeds'])), str(run['rounds']),
-        *(verdict.marked(study.percent(run[k]), verdict.stored(run))
-          for k in ('final', 'tail', 'selected')),
-        *(_extra(run, name) for name in more)]) + ' |')
-  lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
-            'seeds; tail is the mean of the last 5 evaluations'
-            + ('; costs are percent of one dense model' if 'cost_up' in more
-               else '') + f'. Commit {", ".join(commits)}. '
-            f'[{file.name}]({file.name}) has every flag, seed, machine and '
-            'cost.']
-  return (stored.get('note') or file.stem), '\n'.join([*lines, *_footnotes(
-      {run['run']: verdict.stored(run) for run in runs})])
-
-
-def _extra(run: Mapping[str, Any], name: str) -> str:
-  """A number of `_MORE`; empty where the run has none."""
-  values = run.get(name) or []
-  if name == 'local_accuracy':
-    return study.percent(values) if any(values) else ''
-  if name == 'epsilon':
-    return study.spent(run)
-  known = [v for v in values if v is not None]
-  return f'{sum(known) / len(known):.4g}' if known else ''
 
 
 def _bed(file: pathlib.Path) -> plan.Bed:
@@ -470,7 +391,7 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
 def by_labels(file: pathlib.Path) -> bytes:
   """Draws final accuracy against labels, a line for each name, as SVG."""
   lines: dict[str, dict[int, float]] = collections.defaultdict(dict)
-  with _stored(file) as stored:
+  with stored_study.reading(file) as stored:
     for run in stored['runs']:
       name, _, labels = run['run'].rpartition('_')
       lines[name.replace('_', ' ')][int(labels)] = 100 * np.mean(run['final'])

@@ -1,0 +1,90 @@
+"""Reads studies that `fedjax-ssl results` stored, and makes tables of them."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import json
+import pathlib
+from typing import Any
+
+from fedjax_ssl.report import study, verdict
+
+# Numbers that only some studies have; all others stand in the JSON file.
+_MORE = ('local_accuracy', 'cost_up', 'cost_down', 'epsilon')
+
+
+@contextlib.contextmanager
+def reading(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Reads a file of results, for a block that looks into it.
+
+  Raises:
+    ValueError: with the file's name, if it or what the block finds in it is
+      not as it should be.
+  """
+  try:
+    stored = json.loads(file.read_text())
+    if not isinstance(stored, dict):
+      raise TypeError('it is no object of JSON')
+    yield stored
+  except KeyError as error:
+    raise ValueError(f'{file} is damaged: {error} is missing.') from error
+  except (ValueError, TypeError, AttributeError, IndexError,
+          RecursionError) as error:
+    raise ValueError(f'{file} is damaged: {error}.') from error
+
+
+def table(file: pathlib.Path) -> tuple[str, str]:
+  """Returns title and table of a study's runs.
+
+  Raises:
+    ValueError: if the file is damaged.
+  """
+  with reading(file) as stored:
+    return _table(file, stored)
+
+
+def _table(file: pathlib.Path, stored: Mapping[str, Any]
+           ) -> tuple[str, str]:
+  runs = stored['runs']
+  more = [name for name in _MORE
+          if any(any(run.get(name) or ()) for run in runs)]
+  commits = sorted({str(r['environment'].get('commit', 'unknown'))[:7]
+                    for r in runs})
+  lines = ['| run | method | labels | seeds | rounds | final | tail | '
+           'validation-selected |' + ''.join(
+               f' {name.replace("_", " ")} |' for name in more),
+           '|---|---|---|---:|---:|---:|---:|---:|' + '---:|' * len(more)]
+  for run in runs:
+    lines.append('| ' + ' | '.join([
+        run['run'], f'`{run["method"]}`', run['labels'],
+        str(len(run['seeds'])), str(run['rounds']),
+        *(verdict.marked(study.percent(run[k]), verdict.stored(run))
+          for k in ('final', 'tail', 'selected')),
+        *(_extra(run, name) for name in more)]) + ' |')
+  lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
+            'seeds; tail is the mean of the last 5 evaluations'
+            + ('; costs are percent of one dense model' if 'cost_up' in more
+               else '') + f'. Commit {", ".join(commits)}. '
+            f'[{file.name}]({file.name}) has every flag, seed, machine and '
+            'cost.']
+  return (stored.get('note') or file.stem), '\n'.join([*lines, *footnotes(
+      {run['run']: verdict.stored(run) for run in runs})])
+
+
+def footnotes(verdicts: Mapping[str, Sequence[verdict.Verdict | None]]
+              ) -> list[str]:
+  """Says what marks in a table mean, by the name of a run or cell."""
+  said = verdict.footnotes(
+      {f'`{name}`': found for name, found in verdicts.items()})
+  return ['', ' '.join(said)] if said else []
+
+
+def _extra(run: Mapping[str, Any], name: str) -> str:
+  """A number of `_MORE`; empty where the run has none."""
+  values = run.get(name) or []
+  if name == 'local_accuracy':
+    return study.percent(values) if any(values) else ''
+  if name == 'epsilon':
+    return study.spent(run)
+  known = [v for v in values if v is not None]
+  return f'{sum(known) / len(known):.4g}' if known else ''
