@@ -5,8 +5,8 @@ fedjax-ssl tables --table=feddure1 --list
 fedjax-ssl tables --table=feddure1 --row=FedDure \
     --column='CIFAR-10 (DIR, DIR)' --print_flags
 fedjax-ssl tables --table=feddure1 --write_flagfiles=DIR
-fedjax-ssl tables --table=feddure1 --budget_minutes=120
-fedjax-ssl tables --table=feddure1 --budget_minutes=30 \
+fedjax-ssl tables --table=feddure1 --data_dir=DIR --budget_minutes=120
+fedjax-ssl tables --table=feddure1 --data_dir=DIR --budget_minutes=30 \
     --variant=short -- --num_rounds=60 --model=cnn --norm=auto
 
 The tables are in `fedjax_ssl/papers/tables/`, one file for each paper. Without
@@ -17,9 +17,11 @@ tables.
 With a budget, the cells that tell most are run first, one seed of each before
 the next seed of any. The same command again goes on where the budget ended;
 what is finished is not run again. A run that meets the end of the budget saves
-and is continued next time. Flags after `--` change every cell; they need a
---variant, which names another folder of results, so that these are never taken
-for the table itself.
+and is continued next time. After a failure no further seed of the cell is
+tried, and if its data set was not found, no cell with this set. `--status`
+shows where each cell stands, as --list does; `--dry_run` prints the commands.
+Flags after `--` change every cell; they need a --variant, which names another
+folder of results, so that these are never taken for the table itself.
 """
 from __future__ import annotations
 
@@ -29,6 +31,8 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import re
+import shlex
 import sys
 import tempfile
 import time
@@ -38,6 +42,10 @@ from fedjax_ssl.cli import arguments, child, places
 from fedjax_ssl.papers import cells, flagfiles, results
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
+
+_REFUSED = 2  # Exit code of a run that refuses its flags or data.
+# What it says if its data set, or the folder of the sets, is not there.
+_NO_DATA = re.compile(r'error: (data set .* not found|--data_dir=.* no folder)')
 
 
 def _results() -> pathlib.Path:
@@ -57,6 +65,7 @@ class Plan(NamedTuple):
   results: pathlib.Path
   scripts: pathlib.Path | None  # Folder of scripts to run, not settings.
   chosen: tuple[cells.Cell, ...]  # In the order of running.
+  data_dir: str | None = None  # Not among the flags: it changes no result.
 
   def folder(self) -> pathlib.Path:
     """Returns the folder of all runs of the table."""
@@ -72,6 +81,30 @@ class Plan(NamedTuple):
     if self.scripts is None:
       return settings.program(cell.setting)
     return [sys.executable, str(self.scripts / f'{cell.setting}.py')]
+
+  def workdir(self, step: Step) -> pathlib.Path:
+    """Returns the folder of a run."""
+    return self.folder() / step.cell.name / f'seed_{step.seed}'
+
+  def command(self, step: Step, flags: Sequence[str]) -> list[str]:
+    """Returns the command of a run.
+
+    Args:
+      step: what it runs.
+      flags: of its cell, or the flagfile that holds them.
+    """
+    place = () if self.data_dir is None else (f'--data_dir={self.data_dir}',)
+    return [*self.program(step.cell), *flags, *place, *self.flags,
+            f'--seeds={step.seed}', f'--workdir={self.workdir(step)}']
+
+  def dataset(self, cell: cells.Cell) -> str:
+    """Returns a cell's data set, in words if only its script has the name."""
+    given = [flag.partition('=')[2] for flag in (*cell.flags, *self.flags)
+             if flag.startswith('--dataset=')]
+    if given:
+      return given[-1]
+    return (settings.defaults_of(cell.setting)['dataset']
+            if self.scripts is None else f'the data set of {cell.setting}')
 
   def lacks(self, cell: cells.Cell) -> str:
     """Says why a cell cannot be run yet; '' if it can."""
@@ -129,17 +162,21 @@ def stale(chosen: Plan) -> list[str]:
 
 
 def run_step(chosen: Plan, step: Step, deadline: float) -> str:
-  """Runs one seed of a cell; returns 'done', 'stopped' or 'failed'."""
-  workdir = chosen.folder() / step.cell.name / f'seed_{step.seed}'
+  """Runs one seed of a cell.
+
+  Returns:
+    'done', 'stopped', 'failed', or 'no data' if its data set was not found.
+  """
+  workdir = chosen.workdir(step)
   workdir.parent.mkdir(parents=True, exist_ok=True)
   log = workdir.with_suffix('.log')
   flagfile = workdir.with_name(f'{step.cell.name}{flagfiles.ENDING}')
   flagfile.write_text(
       flagfiles.text(step.cell, workdir.parent.as_posix()), 'utf-8')
-  command = [*chosen.program(step.cell), f'--flagfile={flagfile}',
-             *chosen.flags, f'--seeds={step.seed}', f'--workdir={workdir}']
   with open(log, 'ab') as file:
-    code = child.run(command, file, deadline)
+    start = file.tell()
+    code = child.run(chosen.command(step, [f'--flagfile={flagfile}']), file,
+                     deadline)
   if code is None:
     return 'stopped'
   try:
@@ -147,12 +184,13 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
   except ValueError as error:  # Only this cell fails; the others go on.
     printing.say(f'    {error}')
     good = False
-  if not good:
-    tail = log.read_text(errors='replace').splitlines()[-3:]
-    for line in tail:
-      printing.say(f'    {line[:200]}')
-    return 'failed'
-  return 'done'
+  if good:
+    return 'done'
+  said = log.read_bytes()[start:].decode(errors='replace').splitlines()[-3:]
+  for line in said:
+    printing.say(f'    {line[:200]}')
+  return ('no data' if code == _REFUSED and any(map(_NO_DATA.match, said))
+          else 'failed')
 
 
 def _store(chosen: Plan, step: Step, workdir: pathlib.Path) -> bool:
@@ -227,28 +265,55 @@ def run(chosen: Plan, budget: float, began: float) -> int:
   """
   # The rest of the budget is for the last steps of this function.
   deadline = began + budget - min(1.0, 0.05 * budget)
-  counts = {'done': 0, 'stopped': 0, 'failed': 0}
+  done = failed = skipped = 0
   stored = chosen.results / chosen.folder().name
   with _alone(chosen.folder(), stored):
     left = steps(chosen)
-    failed: set[str] = set()
     while left and deadline - time.monotonic() > 2 * child.grace(budget):
       step = left.pop(0)
-      if step.cell.name in failed:
-        continue
       tick = time.monotonic()
       state = run_step(chosen, step, deadline)
-      counts[state] += 1
-      if state == 'failed':
-        failed.add(step.cell.name)
-      printing.say(f'{state} {step.cell.name}, seed {step.seed}, in '
-                   f'{time.monotonic() - tick:.0f} s; {len(left)} runs left')
+      said = f'seed {step.seed}, in {time.monotonic() - tick:.0f} s'
+      if state == 'done':
+        done += 1
+      elif state == 'stopped':
+        left.insert(0, step)
+      else:
+        failed += 1
+        others = [other for other in left
+                  if not _would_fail(chosen, state, step.cell, other.cell)]
+        if count := len(left) - len(others):
+          said += f'; {count} more skipped ' + (
+              'of this cell' if state == 'failed' else
+              f'as {chosen.dataset(step.cell)} was not found')
+        skipped, left = skipped + count, others
+        state = 'failed'
+      printing.say(f'{state} {step.cell.name}, {said}; {len(left)} runs left')
       if state == 'stopped':
         break
-  rest = len(steps(chosen))
-  printing.say(f'{counts["done"]} runs done, {counts["failed"]} failed, {rest} '
-               'left' + ('; the same command continues.' if rest else '.'))
-  return 1 if counts['failed'] else 0
+  printing.say(
+      f'{done} runs done, {failed} failed, '
+      + (f'{skipped} skipped, ' if skipped else '') + f'{len(left)} left'
+      + ('; the same command continues.' if left else
+         '; the same command tries again.' if failed else '.'))
+  return 1 if failed else 0
+
+
+def _would_fail(chosen: Plan, state: str, failed: cells.Cell,
+                other: cells.Cell) -> bool:
+  """Whether a cell would fail for the same reason as one that did."""
+  return other.name == failed.name or state == 'no data' and (
+      chosen.dataset(other) == chosen.dataset(failed))
+
+
+def commands(chosen: Plan) -> str:
+  """Returns the commands of all runs that are left, in their order.
+
+  The flags stand in them, as no flagfile is there before its cell is run.
+  """
+  return '\n'.join(
+      shlex.join(chosen.command(step, step.cell.flags))
+      for step in steps(chosen)) or 'Nothing is to be run; see --status.'
 
 
 def listing(chosen: Plan) -> str:
@@ -281,11 +346,16 @@ def _plan(args: argparse.Namespace) -> Plan:
              'seed', 'seeds', 'workdir', 'flagfile', 'eval_only')]
   if bad:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
+  place = args.data_dir
+  # A bucket is read by the runs alone.
+  if place is not None and '://' not in place and not (
+      pathlib.Path(place).is_dir()):
+    raise ValueError(f'--data_dir={place} is no folder.')
   table = cells.load(args.table, pathlib.Path(args.tables))
   return Plan(table, args.variant, flags, pathlib.Path(args.runs),
               pathlib.Path(args.results),
               pathlib.Path(args.scripts) if args.scripts else None,
-              tuple(table.choose(args.row, args.column)))
+              tuple(table.choose(args.row, args.column)), args.data_dir)
 
 
 @contextlib.contextmanager
@@ -315,7 +385,7 @@ def _all_tables(args: argparse.Namespace) -> int:
       count = flagfiles.write_headline(target, folder)
     printing.say(f'wrote {count} flagfiles below {target}')
     return 0
-  if not args.list:
+  if not args.list and not args.status:
     raise ValueError('name a --table, or give --list.')
   for name, table in found.items():
     printing.say(f'{name:22} {len(table.cells()):3} cells  {table.title}')
@@ -324,8 +394,10 @@ def _all_tables(args: argparse.Namespace) -> int:
 
 def _show(chosen: Plan, args: argparse.Namespace) -> bool:
   """Prints or writes cells, if that was asked for."""
-  if args.list:
+  if args.list or args.status:
     printing.say(listing(chosen))
+  elif args.dry_run:
+    printing.say(commands(chosen))
   elif args.print_flags:
     for cell in chosen.chosen:
       if cell.missing:
@@ -351,6 +423,9 @@ def _parser() -> argparse.ArgumentParser:
                       help='these columns only; may be repeated')
   parser.add_argument('--list', action='store_true',
                       help='show the cells, or without --table the tables')
+  parser.add_argument('--status', action='store_true', help='as --list')
+  parser.add_argument('--dry_run', action='store_true',
+                      help='print the commands of all runs left and stop')
   parser.add_argument('--print_flags', action='store_true',
                       help="print the cells' flags, as flagfiles")
   parser.add_argument('--write_flagfiles', metavar='DIR',
@@ -359,6 +434,7 @@ def _parser() -> argparse.ArgumentParser:
                       help='with --write_flagfiles: compare, write nothing')
   parser.add_argument('--budget_minutes', type=float, default=60.0,
                       metavar='N', help='time for all runs (default: 60)')
+  parser.add_argument('--data_dir', help='as of `fedjax-ssl train`')
   parser.add_argument('--variant', default='', metavar='NAME',
                       help='name of the results with the flags after --')
   parser.add_argument('--runs', default='runs/tables', help='folder of runs')
@@ -379,9 +455,10 @@ def main(argv: Sequence[str]) -> int:
   began = time.monotonic()  # The budget counts what is imported from here on.
   args = _parser().parse_args(argv)
   try:
-    if sum(map(bool, (args.list, args.print_flags, args.write_flagfiles))) > 1:
-      raise ValueError('give one of --list, --print_flags and '
-                       '--write_flagfiles.')
+    if sum(map(bool, (args.list, args.status, args.dry_run, args.print_flags,
+                      args.write_flagfiles))) > 1:
+      raise ValueError('give one of --list, --status, --dry_run, '
+                       '--print_flags and --write_flagfiles.')
     if args.check and (args.table or not args.write_flagfiles):
       raise ValueError('--check goes with --write_flagfiles, without --table.')
     if args.table is None:

@@ -106,7 +106,9 @@ def test_cells_run_in_order_and_once(place):
                   ['exp.base_hard,', 'seed', '1,'], ['exp.base,', 'seed', '1,']]
   assert 'failed exp.other, seed 0' in printed
   assert '    error: it fell over' in printed  # And the others went on.
-  assert '6 runs done, 1 failed, 2 left' in printed
+  assert '; 1 more skipped of this cell; ' in printed
+  assert printed.endswith('6 runs done, 1 failed, 1 skipped, 0 left; the same '
+                          'command tries again.\n')
   stored = place.results()['exp.base']
   assert stored['seeds']['1']['final'] == 0.6
   assert stored['columns'] == ['easy'] and stored['run_flags']['alpha'] == 0.5
@@ -118,6 +120,7 @@ def test_cells_run_in_order_and_once(place):
   place.call(code=1)
   assert {k: v for k, v in place.starts().items() if 'other' not in k} == before
   listed = place.call('--list')
+  assert place.call('--status') == listed
   assert listed.splitlines()[0] == (
       'done     Ours | hard: exp.ours_hard; paper: diverged (seeds 0, 1)')
   assert listed.count('to do ') == 1 and listed.count('missing ') == 1
@@ -129,7 +132,8 @@ def test_the_budget_holds_and_the_rest_follows(place):
   rows = ('--row=Ours', '--row=Base')
   printed = place.call(*rows, budget=0.03)
   assert 'stopped exp.base_hard, seed 0' in printed
-  assert '5 left; the same command continues.' in printed
+  assert '; 5 runs left\n1 runs done, 0 failed, 5 left; the same command ' in (
+      printed)
   assert [*place.results()] == ['exp.ours_hard']
   lines = place.root / 'runs/one/exp.base_hard/seed_0/metrics.jsonl'
   kept = lines.read_text()
