@@ -335,11 +335,14 @@ class _Bench:
   def run(self) -> int:
     """Runs all rows; returns the exit code."""
     worst, lines = 0, None
-    for entry in self._to_run():
-      code = self._sweep(plan.search_run(entry, self._bed, configuration)
-                         for configuration in self._tries(entry))
+    rows = self._to_run()
+    for number, entry in enumerate(rows, 1):
+      title = f'row {number} of {len(rows)}, {entry.name}'
+      code = self._sweep(f'{title}, tries', (
+          plan.search_run(entry, self._bed, configuration)
+          for configuration in self._tries(entry)))
       if code == 0:
-        code = self._sweep(self._finals(
+        code = self._sweep(f'{title}, final seeds', self._finals(
             entry, standing.choose(self._tried(entry))))
       if code > 1:
         return code
@@ -374,12 +377,12 @@ class _Bench:
   def _done(self, run: plan.Run) -> bool:
     return cells_lib.is_done(self._out, self._cell(run))
 
-  def _sweep(self, runs: Iterable[plan.Run]) -> int:
+  def _sweep(self, title: str, runs: Iterable[plan.Run]) -> int:
     cells = [self._cell(run) for run in runs]
     if all(cells_lib.is_done(self._out, cell) for cell in cells):
       return 0
     return slots.Sweep(self._out, cells, num_slots=self._args.slots, retries=1,
-                       python=self._args.python, env={}).run()
+                       python=self._args.python, env={}, title=title).run()
 
   def _tried(self, entry: plan.Entry
              ) -> list[tuple[plan.Configuration, float]]:

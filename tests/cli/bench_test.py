@@ -65,6 +65,18 @@ def test_goes_on_and_adds_rows(bench, out):
   assert sorted(os.listdir(out)) == before
 
 
+def test_progress_names_row_and_stage(bench):
+  _, said, errors = bench('clients', 'fixmatch', *CHANGED)
+  events = errors.splitlines()
+  assert events[0] == (
+      'started clients__labels_only__try0 (row 1 of 3, labels_only, tries: '
+      'done 0, running 1, failed 0 of 3, ETA unknown)')
+  row = 'row 3 of 3, fixmatch'
+  assert f'{row}, tries: done 3, running 0, failed 0 of 3, ' in errors
+  assert f'{row}, final seeds: done 2, running 0, failed 0' in events[-1]
+  assert f'{row}, final seeds: done 2, failed 0 of 2 in ' in said
+
+
 def test_stored_rows_are_not_run_again(bench, out, tmp_path):
   """Their table is the one of a bench that has run all of them."""
   assert bench('clients', 'fixmatch', 'fedprox', *CHANGED)[0] == 0

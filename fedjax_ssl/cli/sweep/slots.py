@@ -51,8 +51,19 @@ class Sweep:
 
   def __init__(self, out: pathlib.Path, cells: Sequence[grid.Cell], *,
                num_slots: int, retries: int, python: str,
-               env: dict[str, str]):
-    """Nothing runs before `run`; values of `env` may hold {slot}."""
+               env: dict[str, str], title: str = ''):
+    """Makes a sweep; nothing runs before `run`.
+
+    Args:
+      out: folder of all runs.
+      cells: what to run.
+      num_slots: runs at a time.
+      retries: further attempts of a failed run.
+      python: interpreter of the runs.
+      env: variables of the runs; values may hold {slot}.
+      title: what these cells are part of, before each line of progress.
+    """
+    self._title = f'{title}: ' if title else ''
     self._out, self._cells = out, list(cells)
     self._retries, self._python, self._env = retries, python, env
     # No more slots than cells, so that the cells share all cores.
@@ -229,7 +240,8 @@ class Sweep:
              f'failed {len(self._failed)}']
     if self._elsewhere:
       parts.append(f'with another sweep {len(self._elsewhere)}')
-    return f'{", ".join(parts)} of {len(self._cells)}, ETA {self._eta()}'
+    return (f'{self._title}{", ".join(parts)} of {len(self._cells)}, '
+            f'ETA {self._eta()}')
 
   def _show(self) -> None:
     now = time.monotonic()
@@ -252,8 +264,8 @@ class Sweep:
     before = f' ({self._before} before)' if self._before else ''
     left = (len(self._cells) - self._done - self._before - len(self._failed))
     rest = f', not finished {left}' if left else ''
-    lines = [f'{head}done {self._done + self._before}{before}, failed '
-             f'{len(self._failed)}{rest} of {len(self._cells)} in '
+    lines = [f'{head}{self._title}done {self._done + self._before}{before}, '
+             f'failed {len(self._failed)}{rest} of {len(self._cells)} in '
              f'{_duration(time.monotonic() - self._began)}']
     for name, result in self._failed.items():
       count = result['attempts']
