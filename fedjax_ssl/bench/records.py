@@ -170,6 +170,15 @@ def has_rows(file: pathlib.Path) -> bool:
     return True
 
 
+def configurations(file: pathlib.Path) -> int:
+  """Reads how many a table's rows had at most; the default if unknown."""
+  try:
+    stored = json.loads(file.read_text('utf-8'))
+    return max(1, int(stored['configurations']))
+  except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    return plan.CONFIGURATIONS
+
+
 # Words for what two tables must have in common.
 _HEADING = {'version': 'the version', 'bed': 'BED', 'seeds': 'the seeds',
             'configurations': '--configurations',

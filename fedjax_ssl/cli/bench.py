@@ -21,9 +21,10 @@ row is run again only if its method, the file or module of your own code, or
 what is tuned has changed. The library's own commit is not compared: the page of
 the stored results names each row's. Rows of other data are refused, where they
 record them. Flags after `--` change every run; the page then says that it is
-not the bench, and later commands for this folder must have the same. Exit code
-1: some run failed, and its row stands only where it has a result; 2: refused;
-130: interrupted.
+not the bench, and later commands for this folder must have the same. `--status`
+takes them and --configurations from the folder where they are not given. Exit
+code 1: some run failed, and its row stands only where it has a result; 2:
+refused; 130: interrupted.
 """
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       'cores, each run gets an equal share of them, and as '
                       'many devices')
   parser.add_argument('--configurations', type=int, metavar='N',
-                      default=plan.CONFIGURATIONS, help='tried of each row '
+                      help='tried of each row '
                       f'(default: {plan.CONFIGURATIONS})')
   parser.add_argument('--stored', metavar='FILE', action='append', default=[],
                       help='the BED.json of an earlier bench; its rows are not '
@@ -123,6 +124,10 @@ class _Bench:
       raise ValueError(f'BED={args.bed} must be one of {", ".join(beds)}.')
     if not args.out:
       raise ValueError('--out= is empty; name a folder.')
+    self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
+    if args.configurations is None:
+      args.configurations = (records.configurations(self._table) if args.status
+                             else plan.CONFIGURATIONS)
     for name in ('slots', 'configurations'):
       if getattr(args, name) < 1:
         raise ValueError(f'--{name}={getattr(args, name)} must be at least 1.')
@@ -132,9 +137,8 @@ class _Bench:
       if flag[2:].partition('=')[0] in _OWN:
         raise ValueError(f'{flag} cannot be given behind --: the bench itself '
                          f'sets {", ".join(_OWN)}.')
-    self._args, self._changed = args, changed
-    self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
-    self._check_changed()
+    self._args = args
+    self._changed = self._flags_behind(changed)
     from fedjax_ssl import methods  # Every method; --help can do without.
     self._entries = plan.chosen(args.rows, self._bed)
     for entry in self._entries:
@@ -149,22 +153,28 @@ class _Bench:
         for entry in self._to_run()
         for configuration in self._tries(entry)], {})
 
-  def _check_changed(self) -> None:
-    """Raises ValueError if the folder's runs have other flags behind --."""
+  def _flags_behind(self, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the flags behind --: who only looks need not give the folder's.
+
+    Raises:
+      ValueError: if the folder's runs have others.
+    """
     kept = self._out / _CHANGED
     if not kept.exists():
-      return
+      return given
     try:
       flags = tuple(map(str, json.loads(kept.read_text())))
     except (ValueError, TypeError) as error:
       raise ValueError(f'{kept} is damaged; give another folder.') from error
+    if self._args.status and not given:
+      return flags
     # A run that has begun and is not there yet has a lock.
-    if flags != self._changed and (
-        any(self._out.glob('*/config.json'))
-        or cells_lib.any_is_held(self._out)):
+    if flags != given and (any(self._out.glob('*/config.json'))
+                           or cells_lib.any_is_held(self._out)):
       raise ValueError(f'--out={self._args.out} holds runs with '
                        f'{" ".join(flags) or "no flags"} behind --; give the '
                        'same, or another folder.')
+    return given
 
   def _check_code(self) -> None:
     """Raises ValueError if a row has runs here with other code of one's own."""
@@ -334,7 +344,7 @@ class _Bench:
 
   def run(self) -> int:
     """Runs all rows; returns the exit code."""
-    worst, lines = 0, None
+    worst, lines = 0, self._write()
     rows = self._to_run()
     for number, entry in enumerate(rows, 1):
       title = f'row {number} of {len(rows)}, {entry.name}'
@@ -348,7 +358,7 @@ class _Bench:
         return code
       worst = max(worst, code)
       lines = self._write()
-    self._draw(self._write() if lines is None else lines)
+    self._draw(lines)
     printing.say((self._out / f'{self._bed.name}.md').read_text())
     return worst
 

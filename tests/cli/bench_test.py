@@ -59,6 +59,12 @@ def test_goes_on_and_adds_rows(bench, out):
   _, said, _ = bench('clients', 'fixmatch', 'fedprox', '--status', *CHANGED)
   assert 'fixmatch                 3/3 tried, fixmatch' in said
   assert 'fedprox                  0/3 tried' in said
+  # Who looks need not give what the folder knows.
+  asked = 'clients', 'fixmatch', 'fedprox', '--status'
+  assert bench(*asked)[:2] == (0, said)
+  assert '3/8 tried' in bench(*asked, '--configurations=8')[1]
+  code, _, errors = bench(*asked, '--', '--dataset=mnist')
+  assert code == 2 and '--dataset=digits behind --' in errors
   before = sorted(os.listdir(out))
   code, _, errors = bench('clients', 'fixmatch')
   assert code == 2 and '--dataset=digits' in errors
@@ -75,6 +81,21 @@ def test_progress_names_row_and_stage(bench):
   assert f'{row}, tries: done 3, running 0, failed 0 of 3, ' in errors
   assert f'{row}, final seeds: done 2, running 0, failed 0' in events[-1]
   assert f'{row}, final seeds: done 2, failed 0 of 2 in ' in said
+
+
+def test_first_row_can_be_looked_at_before_it_is_finished(bench, out):
+  """How many it tries stands in the table from the start."""
+  (out.parent / 'trainer.py').write_text(f"""import shutil, sys
+if '--only_check_args' not in sys.argv:
+  shutil.copy({str(out / 'clients.json')!r}, {str(out / 'seen.json')!r})
+  sys.exit(1)
+""")
+  assert bench('clients', 'labels_only', *CHANGED)[0] == 1
+  shutil.move(out / 'seen.json', out / 'clients.json')
+  assert 'labels_only              0/3 tried' in bench(
+      'clients', 'labels_only', '--status')[1]
+  (out / 'clients.json').write_text('5')
+  assert '0/8 tried' in bench('clients', '--status')[1]
 
 
 def test_stored_rows_are_not_run_again(bench, out, tmp_path):
