@@ -5,6 +5,7 @@ that all rows are real.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -76,8 +77,9 @@ def reduced(values: Array, mask: Array, *, reduction: str = 'mean',
 def all_rows(mask: Array | None, like: Array) -> Array:
   """Returns the mask, or float32[B] of ones for None; `like` has B rows."""
   if mask is not None:
+    check_array('mask', mask)
     return mask
-  return jnp.ones(jnp.shape(like)[:1], jnp.float32)
+  return jnp.ones(np.shape(like)[:1], jnp.float32)
 
 
 def visible(logits: Array, mask: Array) -> jax.Array:
@@ -98,20 +100,45 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
 
 
-def check_rows(logits: Array, mask: Array, **others: Array) -> None:
+def check_array(name: str, value: Any) -> None:
+  """Raises ValueError, naming the argument, for a list and all else."""
+  if not (hasattr(value, 'shape') and hasattr(value, 'dtype')):
+    raise ValueError(f'{name} has type {type(value).__name__}; allowed are '
+                     'arrays, such as jnp.asarray makes of a list.')
+
+
+def check_rows(logits: Array, mask: Array, *,
+               classes: Mapping[str, Array] | None = None,
+               distributions: Mapping[str, Array] | None = None,
+               **others: Array) -> None:
   """Raises ValueError for shapes that would broadcast to a wrong loss.
 
-  `logits` must be [B, C] and `mask` [B]; of `others`, whole numbers are
-  classes [B] and all else is [B, C].
+  `logits` must be [B, C] and `mask` [B]. `classes` are whole numbers [B], and
+  `distributions` are not whole and [B, C], arguments by name both; each of
+  `others` may be either.
   """
+  for name, value in {'logits': logits, 'mask': mask, **(classes or {}),
+                      **(distributions or {}), **others}.items():
+    check_array(name, value)
   shape = jnp.shape(logits)
   if len(shape) != 2:
     raise ValueError(f'logits have shape {shape}; allowed is [B, C].')
   if jnp.shape(mask) != shape[:1]:
     raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
                      f'{shape[:1]}, one entry per row.')
+  # At B = C the shape of one kind broadcasts with that of the other.
+  for name, value in (classes or {}).items():
+    if jnp.shape(value) != shape[:1] or not _is_whole(value):
+      raise ValueError(f'{name} have shape {jnp.shape(value)} and type '
+                       f'{value.dtype}; allowed are classes, whole numbers of '
+                       f'shape {shape[:1]}.')
+  for name, value in (distributions or {}).items():
+    if jnp.shape(value) != shape or _is_whole(value):
+      raise ValueError(f'{name} have shape {jnp.shape(value)} and type '
+                       f'{value.dtype}; allowed are floats of shape {shape}, '
+                       'that of the logits.')
   for name, value in others.items():
-    is_class = jnp.issubdtype(jnp.result_type(value), jnp.integer)
+    is_class = _is_whole(value)
     wanted = shape[:1] if is_class else shape
     if jnp.shape(value) != wanted:
       raise ValueError(
@@ -119,6 +146,11 @@ def check_rows(logits: Array, mask: Array, **others: Array) -> None:
           f'{jnp.result_type(value)}; beside logits of shape {shape} whole '
           f'numbers are classes of shape {shape[:1]}, and all else has the '
           'shape of the logits.')
+
+
+def _is_whole(value: Array) -> bool:
+  """Whether the array holds whole numbers."""
+  return bool(jnp.issubdtype(value.dtype, jnp.integer))
 
 
 def kl_rows(logits: Array, other_logits: Array) -> jax.Array:

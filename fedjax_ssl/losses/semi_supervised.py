@@ -81,7 +81,8 @@ def uda(strong_logits: Array, clean_logits: Array, mask: Array | None = None,
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
   mask = all_rows(mask, clean_logits)
-  check_rows(clean_logits, mask, strong_logits=strong_logits)
+  check_rows(clean_logits, mask,
+             distributions={'strong_logits': strong_logits})
   clean = jax.lax.stop_gradient(visible(clean_logits, mask))
   kept = (jax.nn.softmax(clean).max(-1) > threshold).astype(clean.dtype)
   rows = kl_rows(clean / temperature, visible(strong_logits, mask))
@@ -105,8 +106,12 @@ def target_kl(logits: Array, targets: Array, mask: Array | None = None, *,
 
   Returns:
     float32[], and no metrics.
+
+  Raises:
+    ValueError: for targets that are no distributions, as for classes.
   """
   mask = all_rows(mask, logits)
+  check_rows(logits, mask, distributions={'targets': targets})
   rows, _ = cross_entropy(logits, targets, mask, reduction='none')
   targets = jnp.where(mask[:, None] > 0, jax.lax.stop_gradient(targets), 0)
   rows += mask * jax.scipy.special.xlogy(targets, targets).sum(-1)
@@ -132,12 +137,15 @@ def consistency(logits: Array, targets: Array, mask: Array | None = None, *,
   Returns:
     float32[], and no metrics.
 
+  Raises:
+    ValueError: for targets that are no distributions, as for classes.
+
   References:
     Tarvainen and Valpola, Mean teachers, https://arxiv.org/abs/1703.01780;
     Liang et al., RSCFed, https://arxiv.org/abs/2203.13993.
   """
   mask = all_rows(mask, logits)
-  check_rows(logits, mask, targets=targets)
+  check_rows(logits, mask, distributions={'targets': targets})
   gap = jax.nn.softmax(visible(logits, mask)) - jax.lax.stop_gradient(targets)
   gap = jnp.where(mask[:, None] > 0, gap, 0)
   rows = jnp.sum(jnp.square(gap), -1)
@@ -196,6 +204,9 @@ def squared_error(logits: Array, targets: Array, mask: Array | None = None, *,
   Returns:
     float32[], and no metrics.
 
+  Raises:
+    ValueError: for targets that are no distributions, as for classes.
+
   References:
     Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 4.
   """
@@ -253,11 +264,14 @@ def relation_matrix(logits: Array, labels: Array, mask: Array | None = None, *,
   Returns:
     float32[C, C]; the row of a class without examples is uniform.
 
+  Raises:
+    ValueError: for labels that are no classes, as for one-hot rows.
+
   References:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.
   """
   mask = all_rows(mask, logits)
-  check_rows(logits, mask, labels=labels)
+  check_rows(logits, mask, classes={'labels': labels})
   logits = visible(logits, mask)
   member = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   sums = jnp.matmul(member.T, logits, precision=jax.lax.Precision.HIGHEST)

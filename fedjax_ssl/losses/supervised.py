@@ -71,9 +71,12 @@ def accuracy(logits: Array, labels: Array, mask: Array | None = None
 
   Returns:
     float32[] in [0, 1].
+
+  Raises:
+    ValueError: for labels that are no classes, as for one-hot rows.
   """
   mask = all_rows(mask, logits)
-  check_rows(logits, mask, labels=labels)
+  check_rows(logits, mask, classes={'labels': labels})
   return masked_mean((logits.argmax(-1) == labels).astype(jnp.float32),
                      jnp.where(labels >= 0, mask, 0))
 
@@ -93,11 +96,14 @@ def tsa_cross_entropy(logits: Array, labels: Array, mask: Array | None = None,
     float32[], a mean over the rows kept, and the metric `tsa_rate`, their
     share.
 
+  Raises:
+    ValueError: for labels that are no classes, as for one-hot rows.
+
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
   mask = all_rows(mask, logits)
-  check_rows(logits, mask, labels=labels)
+  check_rows(logits, mask, classes={'labels': labels})
   mask = jnp.where(labels >= 0, mask, 0)
   p = jax.nn.softmax(jax.lax.stop_gradient(visible(logits, mask)))
   chosen = jnp.take_along_axis(p, jnp.maximum(labels, 0)[:, None], -1)[:, 0]

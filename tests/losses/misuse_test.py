@@ -1,0 +1,65 @@
+"""Arguments that give a wrong number or an obscure error are refused."""
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import losses
+
+# As many rows as classes: there one kind of target broadcasts as the other.
+Z = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+Y = np.array([0, 2, 1], np.int32)
+HOT = np.eye(3, dtype=np.float32)[Y]
+tsa = functools.partial(losses.tsa_cross_entropy, threshold=0.9)
+
+
+def refused(function, *args, match):
+  """Asserts one clear line, also where the arguments are traced."""
+  for call in (function, functools.partial(jax.eval_shape, function)):
+    with pytest.raises(ValueError, match=match) as error:
+      call(*args)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize('loss', [
+    losses.target_kl, losses.consistency, losses.squared_error])
+def test_classes_are_no_distributions(loss):
+  refused(loss, Z, Y, match=r'targets .*\(3,\).*int32.*allowed.*\(3, 3\)')
+  refused(loss, Z, HOT.astype(int), match='targets .*allowed are floats')
+  loss(Z, HOT)
+
+
+@pytest.mark.parametrize('loss', [
+    losses.accuracy, losses.relation_matrix, tsa])
+def test_distributions_are_no_classes(loss):
+  refused(loss, Z, HOT, match=r'labels .*\(3, 3\).*float32.*allowed.*\(3,\)')
+  refused(loss, Z, Y.astype(np.float32), match='labels .*allowed are classes')
+  loss(Z, Y)
+
+
+def test_a_view_is_no_class():
+  refused(losses.uda, Y, Z, match=r'strong_logits .*allowed .*\(3, 3\)')
+
+
+@pytest.mark.parametrize('loss, target', [
+    (losses.cross_entropy, Y), (losses.target_kl, HOT),
+    (losses.consistency, HOT), (losses.accuracy, Y), (tsa, Y),
+    (losses.uda, Z), (losses.relation_matrix, Y)])
+@pytest.mark.parametrize('place', range(3))
+def test_lists_are_refused_by_name(loss, target, place):
+  args = [Z, target, np.ones(3, np.float32)]
+  loss(*args)
+  args[place] = args[place].tolist()
+  name = ('logits', 'targets|labels|logits', 'mask')[place]
+  with pytest.raises(ValueError, match=f'({name}) has type list; allowed'):
+    loss(*args)
+
+
+def test_the_message_names_what_is_allowed():
+  want = re.escape('targets have shape (3,) and type int32; allowed are floats '
+                   'of shape (3, 3), that of the logits.')
+  refused(losses.consistency, Z, Y, match=f'^{want}')
