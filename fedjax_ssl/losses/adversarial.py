@@ -15,6 +15,7 @@ from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
   check_choice,
+  check_shape,
   Loss,
   reduced,
   Scalar,
@@ -44,7 +45,7 @@ def discriminator_loss(real_logits: Array, fake_logits: Array,
     float32[], and no metrics.
 
   Raises:
-    ValueError: for another kind.
+    ValueError: for another kind, or if the shapes differ.
 
   References:
     Fan et al., FedSSL, IJCAI 2022, eq. 6; Goodfellow et al.,
@@ -53,6 +54,8 @@ def discriminator_loss(real_logits: Array, fake_logits: Array,
   """
   check_choice('kind', kind, ('logistic', 'hinge'))
   mask = all_rows(mask, real_logits)
+  check_shape('real_logits', real_logits, mask.shape)
+  check_shape('fake_logits', fake_logits, mask.shape)
   cost = jax.nn.softplus if kind == 'logistic' else lambda d: jax.nn.relu(1 + d)
   real, fake = _visible(real_logits, mask), _visible(fake_logits, mask)
   return reduced(cost(-real) + fake_weight * cost(fake), mask,
@@ -79,7 +82,7 @@ def generator_loss(fake_logits: Array, mask: Array | None = None, *,
     float32[], and no metrics.
 
   Raises:
-    ValueError: for another kind.
+    ValueError: for another kind, or if the shapes differ.
 
   References:
     Fan et al., FedSSL, IJCAI 2022, eq. 6; Goodfellow et al.,
@@ -87,6 +90,7 @@ def generator_loss(fake_logits: Array, mask: Array | None = None, *,
   """
   check_choice('kind', kind, ('non_saturating', 'saturating', 'hinge'))
   mask = all_rows(mask, fake_logits)
+  check_shape('fake_logits', fake_logits, mask.shape)
   fake = _visible(fake_logits, mask)
   costs: dict[str, Callable[[jax.Array], jax.Array]] = {
       'non_saturating': lambda d: jax.nn.softplus(-d),
@@ -112,13 +116,14 @@ def reconstruction(generated: Array, images: Array, mask: Array | None = None,
     float32[], and no metrics.
 
   Raises:
-    ValueError: for another `over_pixels`.
+    ValueError: for another `over_pixels`, or if the shapes differ.
 
   References:
     Fan et al., FedSSL, IJCAI 2022, eq. 7.
   """
   check_choice('over_pixels', over_pixels, ('sum', 'mean'))
   mask = all_rows(mask, generated)
+  check_shape('images', images, generated.shape)
   rows = mask.reshape(mask.shape + (1,) * (generated.ndim - 1)) > 0
   gap = jnp.where(rows, generated - jax.lax.stop_gradient(images), 0)
   reduce = jnp.sum if over_pixels == 'sum' else jnp.mean

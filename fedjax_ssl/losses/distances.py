@@ -4,11 +4,21 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.losses.rows import at_least_float32, PyTree, Scalar
+from fedjax_ssl.losses.rows import (
+  at_least_float32,
+  check_alike,
+  PyTree,
+  Scalar,
+)
 
 
 def squared_distance(a: PyTree, b: PyTree) -> jax.Array:
-  r"""Computes the sum :math:`\|a - b\|^2` over all leaves, float32[]."""
+  r"""Computes the sum :math:`\|a - b\|^2` over all leaves, float32[].
+
+  Raises:
+    ValueError: unless both have the same structure and shapes.
+  """
+  check_alike(a=a, b=b)
   gaps = jax.tree.map(
       lambda x, y: jnp.sum(jnp.square(at_least_float32(x)
                                       - at_least_float32(y))), a, b)
@@ -33,13 +43,17 @@ def proximal(params: PyTree, anchor: PyTree, *, mu: Scalar) -> jax.Array:
 
   Args:
     params: pytree of arrays.
-    anchor: pytree of the same structure, a constant for derivatives.
+    anchor: pytree of the same structure and shapes, a constant for derivatives.
     mu: 0 is FedAvg. Some codes leave the half out: their mu is twice ours.
 
   Returns:
     float32[].
 
+  Raises:
+    ValueError: unless both have the same structure and shapes.
+
   References:
     Li et al., FedProx, https://arxiv.org/abs/1812.06127, eq. 2.
   """
+  check_alike(params=params, anchor=anchor)
   return squared_distance(params, jax.lax.stop_gradient(anchor)) * (mu / 2)

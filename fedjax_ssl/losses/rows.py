@@ -148,6 +148,39 @@ def check_rows(logits: Array, mask: Array, *,
           'shape of the logits.')
 
 
+def check_shape(name: str, value: Any, allowed: tuple[int | str, ...]) -> None:
+  """Raises ValueError, naming the argument, for another shape.
+
+  A letter in `allowed` stands for any length.
+  """
+  check_array(name, value)
+  shape = value.shape
+  if len(shape) != len(allowed) or not all(
+      isinstance(want, str) or size == want
+      for size, want in zip(shape, allowed, strict=True)):
+    words = ', '.join(map(str, allowed)) + ',' * (len(allowed) == 1)
+    raise ValueError(f'{name} has shape {shape}; allowed is ({words}).')
+
+
+def check_alike(**trees: PyTree) -> None:
+  """Raises ValueError, naming the leaf, unless two trees have one form."""
+  (name, tree), (other_name, other) = trees.items()
+  leaves, others = map(jax.tree_util.tree_leaves_with_path, (tree, other))
+  form: Any = jax.tree.structure(tree)
+  if form != jax.tree.structure(other):
+    lone = sorted({jax.tree_util.keystr(path) for path, _ in leaves}
+                  ^ {jax.tree_util.keystr(path) for path, _ in others})
+    raise ValueError(f'{name} and {other_name} differ in structure; allowed is '
+                     f'the same one, but {lone[0] or "a leaf"} is in one only.'
+                     if lone else f'{name} and {other_name} differ in the '
+                     'types of their nodes; allowed are the same.')
+  for (path, leaf), (_, mate) in zip(leaves, others, strict=True):
+    if jnp.shape(leaf) != jnp.shape(mate):
+      raise ValueError(
+          f'{other_name}{jax.tree_util.keystr(path)} has shape '
+          f'{jnp.shape(mate)}; allowed is {jnp.shape(leaf)}, as in {name}.')
+
+
 def _is_whole(value: Array) -> bool:
   """Whether the array holds whole numbers."""
   return bool(jnp.issubdtype(value.dtype, jnp.integer))

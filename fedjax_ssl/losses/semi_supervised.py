@@ -13,6 +13,7 @@ from fedjax_ssl.losses.rows import (
   Array,
   check_choice,
   check_rows,
+  check_shape,
   kl_rows,
   Loss,
   masked_mean,
@@ -169,12 +170,17 @@ def fairness(logits: Array, shares: Array, mask: Array | None = None, *,
   Returns:
     float32[], 0 without rows, and no metrics.
 
+  Raises:
+    ValueError: for shares or a histogram without one number per class.
+
   References:
     Wang et al., FreeMatch, https://arxiv.org/abs/2205.07246; the 1e-12 that is
     added to b is the authors' code's.
   """
   mask = all_rows(mask, logits)
   check_rows(logits, mask)
+  check_shape('shares', shares, logits.shape[-1:])
+  check_shape('histogram', histogram, logits.shape[-1:])
   p = jax.nn.softmax(visible(logits, mask))
   size = p.shape[-1]
   chosen = jax.nn.one_hot(jax.lax.stop_gradient(p).argmax(-1), size)
@@ -241,9 +247,7 @@ def inter_client_kl(logits: Array, helper_logits: Array,
   check_choice('over_helpers', over_helpers, ('sum', 'mean'))
   mask = all_rows(mask, logits)
   check_rows(logits, mask)
-  if jnp.shape(helper_logits)[1:] != jnp.shape(logits):
-    raise ValueError(f'helper_logits have shape {jnp.shape(helper_logits)}; '
-                     f'allowed is (H, *{jnp.shape(logits)}).')
+  check_shape('helper_logits', helper_logits, ('H', *logits.shape))
   helpers = visible(jax.lax.stop_gradient(helper_logits), mask[None])
   rows = kl_rows(helpers, visible(logits, mask)[None]).sum(0)
   if over_helpers == 'mean':
@@ -299,10 +303,9 @@ def relation_matching(matrix: Array, target: Array,
   References:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.
   """
+  check_shape('matrix', matrix, ('C', 'C'))
+  check_shape('target', target, matrix.shape)
   target = jax.lax.stop_gradient(target)
-  if jnp.shape(matrix) != jnp.shape(target):
-    raise ValueError(f'matrix has shape {jnp.shape(matrix)} and target '
-                     f'{jnp.shape(target)}; both are [C, C].')
   # Derivatives stay finite at a probability of 0.
   log_target, log_matrix = (
       jnp.log(jnp.maximum(x, 1e-8)) for x in (target, matrix))

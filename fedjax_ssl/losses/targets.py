@@ -11,7 +11,10 @@ import jax.numpy as jnp
 from fedjax_ssl.losses.rows import (
   Array,
   at_least_float32,
+  check_alike,
+  check_array,
   check_choice,
+  check_shape,
   PyTree,
   Scalar,
 )
@@ -61,9 +64,15 @@ def pseudo_label(logits: Array, *, threshold: Scalar = 0.95
   Returns:
     int32[B] classes and float32[B], 1 for an accepted row.
 
+  Raises:
+    ValueError: for thresholds of another shape.
+
   References:
     Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, eq. 4.
   """
+  check_array('logits', logits)
+  if jnp.ndim(threshold):
+    check_shape('threshold', threshold, logits.shape[-1:])
   probabilities = jax.nn.softmax(
       at_least_float32(jax.lax.stop_gradient(logits)))
   labels = probabilities.argmax(-1).astype(jnp.int32)
@@ -94,9 +103,14 @@ def blended_label(local_logits: Array, global_logits: Array, *,
     are equally sure have a lambda just below 1: the authors' code adds 1e-6 to
     every gap.
 
+  Raises:
+    ValueError: if the shapes differ.
+
   References:
     Liu et al., SAGE, https://arxiv.org/abs/2503.13227.
   """
+  check_shape('local_logits', local_logits, ('B', 'C'))
+  check_shape('global_logits', global_logits, local_logits.shape)
   (own, own_sure, own_top), (other, other_sure, other_top) = (
       _hard(logits, threshold) for logits in (local_logits, global_logits))
   gap = jnp.abs(own_top - other_top) + 1e-6
@@ -124,10 +138,14 @@ def soft_pseudo_label(logits: Array, *, temperature: Scalar = 0.5
   Returns:
     float32[B, C], of sum 1.
 
+  Raises:
+    ValueError: for another shape: one view needs its axis too.
+
   References:
     Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 6 and 7;
     Fan et al., FedSSL, IJCAI 2022, eq. 2.
   """
+  check_shape('logits', logits, ('K', 'B', 'C'))
   views = jax.nn.softmax(at_least_float32(jax.lax.stop_gradient(logits)))
   return sharpen(views.mean(0), temperature=temperature)
 
@@ -155,12 +173,16 @@ def agreement_vote(logits: Array, helper_logits: Array, *,
     int32[B] classes and float32[B], 1 for an accepted row.
 
   Raises:
-    ValueError: for another `tie`.
+    ValueError: for another `tie`, or if the shapes do not go together.
 
   References:
     Jeong et al., FedMatch, https://arxiv.org/abs/2006.12097v1, eq. 3.
   """
   check_choice('tie', tie, ('lowest', 'local'))
+  check_shape('logits', logits, ('B', 'C'))
+  check_shape('helper_logits', helper_logits, ('H', *logits.shape))
+  if present is not None:
+    check_shape('present', present, helper_logits.shape[:1])
   num_classes = logits.shape[-1]
   own, accepted = pseudo_label(logits, threshold=threshold)
   own_vote = jax.nn.one_hot(own, num_classes)
@@ -247,10 +269,17 @@ def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
   Returns:
     The pytree in float32.
 
+  Raises:
+    ValueError: if structures or shapes differ, or for `lam` of another shape.
+
   References:
     Zhang et al., mixup, https://arxiv.org/abs/1710.09412.
   """
+  check_alike(a=a, b=b)
+
   def blend(x: Array, y: Array) -> jax.Array:
+    if jnp.ndim(lam):
+      check_shape('lam', lam, jnp.shape(x)[:1])
     share = jnp.reshape(lam, jnp.shape(lam) + (1,) * (
         x.ndim - 1 if jnp.ndim(lam) else 0))
     return share * at_least_float32(x) + (1 - share) * at_least_float32(y)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import losses
+from fedjax_ssl.losses import adversarial
 
 # As many rows as classes: there one kind of target broadcasts as the other.
 Z = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
@@ -63,3 +64,44 @@ def test_the_message_names_what_is_allowed():
   want = re.escape('targets have shape (3,) and type int32; allowed are floats '
                    'of shape (3, 3), that of the logits.')
   refused(losses.consistency, Z, Y, match=f'^{want}')
+
+
+@pytest.mark.parametrize('function', [
+    losses.squared_distance, functools.partial(losses.proximal, mu=0.1),
+    functools.partial(losses.mixup, 0.5)])
+def test_trees_of_two_forms_are_refused_by_leaf(function):
+  ones = {'w': np.ones((2, 3)), 'b': {'c': np.ones(3)}}
+  refused(function, ones, ones | {'w': np.ones(3)},
+          match=r"\w\['w'\] has shape \(3,\); allowed is \(2, 3\)")
+  refused(function, ones, {'w': ones['w'], 'b': {}}, match=r"\['b'\]\['c'\]")
+  refused(function, [np.ones(3)], (np.ones(3),), match='types of their nodes')
+
+
+def test_blends_have_a_ratio_for_each_row():
+  refused(losses.mixup, np.ones(2), np.ones((3, 2)), np.ones((3, 2)),
+          match=r'lam has shape \(2,\); allowed is \(3,\)')
+
+
+@pytest.mark.parametrize('function, args, match', [
+    (losses.soft_pseudo_label, [(4, 3)], r'logits .*\(4, 3\).*\(K, B, C\)'),
+    (losses.agreement_vote, [(4, 3), (4, 3)],
+     r'helper_logits .*\(4, 3\).*\(H, 4, 3\)'),
+    (losses.agreement_vote, [(4, 3), (2, 4, 5)], r'helper_logits .*\(H, 4, 3'),
+    (lambda z, helpers, present: losses.agreement_vote(
+        z, helpers, present=present), [(4, 3), (2, 4, 3), (3,)],
+     r'present .*\(3,\).*\(2,\)'),
+    (losses.inter_client_kl, [(4, 3), (4, 3)], r'helper_logits .*\(H, 4, 3\)'),
+    (losses.blended_label, [(4, 3), (1, 3)], r'global_logits .*\(4, 3\)'),
+    (lambda z, bar: losses.pseudo_label(z, threshold=bar), [(4, 3), (1,)],
+     r'threshold .*\(1,\).*\(3,\)'),
+    (lambda z, shares, seen: losses.fairness(z, shares, histogram=seen),
+     [(4, 3), (4, 3), (3,)], r'shares .*\(4, 3\).*\(3,\)'),
+    (lambda z, shares, seen: losses.fairness(z, shares, histogram=seen),
+     [(4, 3), (3,), (1,)], r'histogram .*\(1,\).*\(3,\)'),
+    (losses.relation_matching, [(3, 3), (1, 3)], r'target .*\(3, 3\)'),
+    (adversarial.discriminator_loss, [(4,), (1,)], r'fake_logits .*\(4,\)'),
+    (adversarial.generator_loss, [(4, 1), (4,)], r'fake_logits .*\(4,\)'),
+    (adversarial.reconstruction, [(4, 2), (1, 2)], r'images .*\(4, 2\)')])
+def test_shapes_that_broadcast_are_refused(function, args, match):
+  arrays = [np.full(shape, 0.25, np.float32) for shape in args]
+  refused(function, *arrays, match=match)
