@@ -140,6 +140,12 @@ class DistanceReweightedMeanTest(parameterized.TestCase):
       distance_mean(stacked, n, beta=1.0, distance='cosine')
     with self.assertRaisesRegex(ValueError, r'labeled.*\(4,\).*\(5,\)'):
       distance_mean(stacked, n, beta=1.0, labeled=np.zeros(4, bool))
+    with self.assertRaisesRegex(ValueError, 'labeled.*float32.*allowed.*bool'):
+      distance_mean(stacked, n, beta=1.0, labeled=np.full(5, np.float32(0.5)))
+    lists: Any = [True, False, False, False, False]
+    chex.assert_trees_all_equal(
+        *(distance_mean(stacked, n, beta=1.0, labeled=x, labeled_multiplier=3.0)
+          for x in (lists, np.array(lists))))
 
 
 class SubConsensusTest(parameterized.TestCase):

@@ -206,3 +206,12 @@ def test_the_geometric_median_has_the_least_distances():
 def test_what_makes_no_rule_is_refused(rule, knobs):
   with pytest.raises(ValueError, match=f'{next(iter(knobs))} .*(must|allowed)'):
     rule(jnp.ones((3, 2)), jnp.ones(3), **knobs)
+
+
+@pytest.mark.parametrize('rule', [
+    aggregation.median, aggregation.trimmed_mean, aggregation.krum,
+    aggregation.multi_krum, aggregation.geometric_median,
+    aggregation.norm_clipped])
+def test_no_clients_are_refused(rule):
+  with pytest.raises(ValueError, match=r'weights .*\(0,\); allowed is 1'):
+    rule({'w': jnp.ones((0, 2))}, jnp.ones(0))

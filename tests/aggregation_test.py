@@ -133,6 +133,22 @@ class EveryRuleTest(parameterized.TestCase):
       rule(stacked, n[:, None])
 
   @parameterized.named_parameters(*RULES)
+  def test_broken_weights_are_as_absent_after_finite_or_zero(self, rule):
+    stacked, n = five_clients()
+    for weight in (np.nan, np.inf, -np.inf, -1.0):
+      broken = np.where(np.arange(5) == 2, np.float32(weight), n)
+      kept, weights, _ = aggregation.finite_or_zero(stacked, broken)
+      chex.assert_trees_all_equal(
+          rule(kept, weights), rule(stacked, n * (np.arange(5) != 2)))
+
+  @parameterized.named_parameters(*RULES)
+  def test_weights_up_to_1e37_sum_to_one(self, rule):
+    stacked, _ = five_clients()
+    same = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), stacked)
+    most = np.full(5, 1.99e36, np.float32)
+    chex.assert_trees_all_close(rule(same, most), take(same, 0), rtol=1e-5)
+
+  @parameterized.named_parameters(*RULES)
   def test_empty_trees_pass_through(self, rule):
     _, n = five_clients()
     self.assertEqual(rule({}, n), {})
@@ -194,6 +210,49 @@ class EmaTest(absltest.TestCase):
     got = aggregation.ema(old, 2 * old, 0.99)
     self.assertEqual(got.dtype, jnp.bfloat16)
     self.assertEqual(got, jnp.bfloat16(1.01))
+
+
+  def test_trees_of_two_forms_are_refused_by_leaf(self):
+    old = {'w': np.ones((2, 3)), 'b': np.ones(3)}
+    with self.assertRaisesRegex(
+        ValueError, r"new\['w'\] has shape \(3,\); allowed is \(2, 3\)"):
+      aggregation.ema(old, old | {'w': np.ones(3)}, 0.5)
+    with self.assertRaisesRegex(ValueError, r"structure.*\['b'\] is in one"):
+      aggregation.ema(old, {'w': old['w']}, 0.5)
+    with self.assertRaisesRegex(ValueError, 'types of their nodes'):
+      aggregation.ema([old], (old,), 0.5)
+
+
+class RangeTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (aggregation.norm_clipped, 'max_norm', -1.0, 'above 0'),
+      (aggregation.norm_clipped, 'max_norm', 0.0, 'above 0'),
+      (aggregation.geometric_median, 'smoothing', 0.0, 'above 0'),
+      (distance_mean, 'beta', -1e9, '0 or more'),
+      (distance_mean, 'beta', float('nan'), '0 or more'),
+      (sub_consensus, 'beta', np.array([1.0, -1.0]), '0 or more'),
+      (distance_mean, 'labeled_multiplier', -2.0, '0 or more'),
+      (aggregation.finite_or_zero, 'max_norm', -1.0, '0 or more'),
+      (aggregation.ema, 'decay', 2.0, '0 to 1'),
+      (aggregation.ema, 'decay', np.float32(-0.1), '0 to 1'))
+  def test_numbers_that_turn_a_rule_around_are_refused(
+      self, rule, name, value, allowed):
+    stacked, n = five_clients()
+    args = {aggregation.ema: (stacked, stacked),
+            sub_consensus: (stacked, n, EVERYBODY)}.get(rule, (stacked, n))
+    knobs = {'beta': 1.0} if rule is distance_mean else {}
+    message = f'{name} is .*; allowed is {allowed}'
+    with self.assertRaisesRegex(ValueError, message):
+      rule(*args, **knobs | {name: value})
+
+  def test_the_place_of_a_number_does_not_matter(self):
+    with self.assertRaisesRegex(ValueError, 'decay is 2.0'):
+      aggregation.ema(np.ones(3), np.ones(3), 2.0)
+
+  def test_numbers_that_jax_holds_are_not_read(self):
+    got = jax.jit(aggregation.ema)(np.ones(3), np.zeros(3), 2.0)
+    np.testing.assert_array_equal(got, 2)
 
 
 class FiniteOrZeroTest(absltest.TestCase):

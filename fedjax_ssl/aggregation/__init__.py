@@ -6,10 +6,15 @@ float32 and each leaf keeps its dtype; integer leaves (some normalization layers
 count) are averaged and rounded to the nearest integer, exact up to 2**24. Empty
 subtrees and leaves without elements pass through.
 
-Weights are not negative. If all are zero the mean is zero, so average updates
-rather than models: a round without participants then changes nothing. A row of
-weight zero may hold NaN or infinity. A client's weight comes from
-`core.client_weights`.
+Weights are finite, not negative, and of a sum below 1e37. If all are zero the
+mean is zero, so average updates rather than models: a round without
+participants then changes nothing. A row of weight zero may hold NaN or
+infinity. What a rule makes of a weight that is NaN, infinite or negative is its
+own affair: use `finite_or_zero` first, and the row is as absent by every rule.
+A client's weight comes from `core.client_weights`.
+
+A number of the host that is out of its range raises ValueError. One that JAX
+holds, as under `jax.jit`, is not read.
 
 Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some
 clients, give the means `axis_name`, the mesh axis over which the clients are

@@ -10,16 +10,19 @@ import jax.numpy as jnp
 from fedjax_ssl.aggregation.algebra import (
   Array,
   Axis,
+  check_alike,
   check_rows,
   column,
   combined,
   Function,
   jit,
   narrowed,
+  NOT_NEGATIVE,
   over,
   row_lengths,
   row_norms,
   Scalar,
+  SHARE,
   shares_of,
   Tree,
   widened,
@@ -74,8 +77,11 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
   check_rows(stacked, count, 'num_examples')
   if labeled is None:
     labeled = jnp.zeros(count.shape, bool)
-  if jnp.shape(labeled) != count.shape:
-    raise ValueError(f'labeled has shape {jnp.shape(labeled)}; '
+  labeled = jnp.asarray(labeled)
+  if jnp.issubdtype(labeled.dtype, jnp.inexact):
+    raise ValueError(f'labeled has type {labeled.dtype}; allowed is bool.')
+  if labeled.shape != count.shape:
+    raise ValueError(f'labeled has shape {labeled.shape}; '
                      f'allowed is {count.shape}, as num_examples.')
   return count, jnp.where(labeled, labeled_multiplier, 1.0).astype(jnp.float32)
 
@@ -126,7 +132,8 @@ def reliability_weighted_mean(stacked: Tree, scores: Array, *,
   return weighted_mean(stacked, scores, axis_name=axis_name)
 
 
-@jit('distance', 'axis_name')
+@jit('distance', 'axis_name', beta=NOT_NEGATIVE,
+     labeled_multiplier=NOT_NEGATIVE)
 def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
@@ -159,7 +166,8 @@ def distance_reweighted_mean(
     The same pytree without the client axis, dtypes kept.
 
   Raises:
-    ValueError: for leaves or `labeled` without K rows, or another distance.
+    ValueError: for leaves or `labeled` without K rows, another distance, or a
+      negative number.
 
   References:
     Liang et al., RSCFed, CVPR 2022, https://arxiv.org/abs/2203.13993.
@@ -197,7 +205,8 @@ def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
   return order[:, :size].astype(jnp.int32)
 
 
-@jit('distance')
+@jit('distance', beta=NOT_NEGATIVE, labeled_multiplier=NOT_NEGATIVE,
+     first_multiplier=NOT_NEGATIVE)
 def sub_consensus_mean(
     stacked: Tree, num_examples: Array, members: Array, *,
     beta: Scalar, labeled: Array | None = None,
@@ -223,12 +232,13 @@ def sub_consensus_mean(
     examples counts as zeros.
 
   Raises:
-    ValueError: for another shape or distance.
+    ValueError: for another shape or distance, or a negative number.
   """
   count, boost = _checked(
       stacked, num_examples, labeled, labeled_multiplier, distance)
   labeled = jnp.zeros(count.shape, bool) if labeled is None else (
       jnp.asarray(labeled))
+  members = jnp.asarray(members)
   if jnp.ndim(members) != 2:
     raise ValueError(f'members has {jnp.ndim(members)} axes; allowed is 2.')
   groups = members.shape[0]
@@ -260,7 +270,7 @@ def sub_consensus_mean(
   return combined(stacked, jnp.mean(shares, axis=0))
 
 
-@jit()
+@jit(decay=SHARE)
 def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
   """Moves an exponential average: decay * old + (1 - decay) * new.
 
@@ -271,14 +281,18 @@ def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
 
   Returns:
     A pytree with the dtypes of `old`; integer leaves are rounded.
+
+  Raises:
+    ValueError: if structures or shapes differ, or for another decay.
   """
+  check_alike(old=old, new=new)
   moved: Tree = jax.tree.map(
       lambda x, y: narrowed(
           decay * widened(x) + (1 - decay) * widened(y), x.dtype), old, new)
   return moved
 
 
-@jit()
+@jit(max_norm=NOT_NEGATIVE)
 def finite_or_zero(stacked: Tree, weights: Array, *,
                    max_norm: Scalar = jnp.inf
                    ) -> tuple[Tree, jax.Array, jax.Array]:

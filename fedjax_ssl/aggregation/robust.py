@@ -20,6 +20,7 @@ from fedjax_ssl.aggregation.algebra import (
   combined,
   jit,
   narrowed,
+  POSITIVE,
   row_lengths,
   row_norms,
   Scalar,
@@ -37,6 +38,8 @@ def _started(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
   """Rows in float32, zeros where they are absent, and the weights."""
   weights = jnp.asarray(weights, jnp.float32)
   check_rows(stacked, weights, 'weights')
+  if not weights.shape[0]:
+    raise ValueError('weights has shape (0,); allowed is 1 client or more.')
   wide: Tree = jax.tree.map(
       lambda x: jnp.where(column(weights > 0, x), widened(x), 0), stacked)
   return wide, weights
@@ -220,7 +223,7 @@ def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=True)
 
 
-@jit('steps')
+@jit('steps', smoothing=POSITIVE)
 def geometric_median(stacked: Tree, weights: Array, *,
                      smoothing: Scalar = 1e-6, steps: int = 8) -> Tree:
   r"""Finds the point with the least weighted sum of distances to the rows.
@@ -240,7 +243,7 @@ def geometric_median(stacked: Tree, weights: Array, *,
     The same pytree without the client axis, dtypes kept.
 
   Raises:
-    ValueError: if `steps` is below 1.
+    ValueError: if `steps` is below 1, or `smoothing` not above 0.
 
   References:
     Pillutla et al., Robust Aggregation for Federated Learning,
@@ -262,7 +265,7 @@ def geometric_median(stacked: Tree, weights: Array, *,
   return _ended(jax.lax.fori_loop(0, steps, nearer, start), stacked)
 
 
-@jit()
+@jit(max_norm=POSITIVE)
 def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
                  ) -> Tree:
   """Averages the rows, those longer than `max_norm` scaled down to it.
@@ -277,6 +280,9 @@ def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
 
   Returns:
     The same pytree without the client axis, dtypes kept.
+
+  Raises:
+    ValueError: if `max_norm` is not above 0.
 
   References:
     Sun et al., Can You Really Backdoor Federated Learning?,
