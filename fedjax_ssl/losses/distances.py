@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from fedjax_ssl.losses.rows import (
   at_least_float32,
   check_alike,
+  check_number,
+  NOT_NEGATIVE,
   PyTree,
   Scalar,
 )
@@ -50,10 +52,12 @@ def proximal(params: PyTree, anchor: PyTree, *, mu: Scalar) -> jax.Array:
     float32[].
 
   Raises:
-    ValueError: unless both have the same structure and shapes.
+    ValueError: unless both have the same structure and shapes, or for a
+      negative mu.
 
   References:
     Li et al., FedProx, https://arxiv.org/abs/1812.06127, eq. 2.
   """
   check_alike(params=params, anchor=anchor)
+  check_number('mu', mu, NOT_NEGATIVE)
   return squared_distance(params, jax.lax.stop_gradient(anchor)) * (mu / 2)

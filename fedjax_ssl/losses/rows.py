@@ -5,7 +5,7 @@ that all rows are real.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,11 @@ Array = jax.Array | np.ndarray
 Scalar = Array | float
 _LEAST = 1e-12  # Added to squared lengths, so that rows of zeros have a slope.
 Loss = tuple[jax.Array, dict[str, jax.Array]]
+# What a number may be, in words, and whether one is it; NaN never is.
+Range = tuple[str, Callable[[Any], Any]]
+NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
+POSITIVE: Range = ('above 0', lambda x: x > 0)
+SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
 
 
 def at_least_float32(x: Array) -> jax.Array:
@@ -146,6 +151,17 @@ def check_rows(logits: Array, mask: Array, *,
           f'{jnp.result_type(value)}; beside logits of shape {shape} whole '
           f'numbers are classes of shape {shape[:1]}, and all else has the '
           'shape of the logits.')
+
+
+def check_number(name: str, value: Any, allowed: Range) -> None:
+  """Raises ValueError, naming the argument, for a number out of its range.
+
+  A number that JAX holds is not read: it may be traced, or not be there yet.
+  """
+  words, is_in = allowed
+  if (isinstance(value, (int, float, np.ndarray, np.number))
+      and not np.all(is_in(np.asarray(value)))):
+    raise ValueError(f'{name} is {value}; allowed is {words}.')
 
 
 def check_shape(name: str, value: Any, allowed: tuple[int | str, ...]) -> None:

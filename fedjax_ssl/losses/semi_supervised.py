@@ -12,11 +12,13 @@ from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
   check_choice,
+  check_number,
   check_rows,
   check_shape,
   kl_rows,
   Loss,
   masked_mean,
+  POSITIVE,
   reduced,
   Scalar,
   visible,
@@ -78,12 +80,16 @@ def uda(strong_logits: Array, clean_logits: Array, mask: Array | None = None,
   Returns:
     float32[], a mean over all real rows, and the metric `mask_rate`.
 
+  Raises:
+    ValueError: if the shapes differ, or for a temperature that is not above 0.
+
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
   mask = all_rows(mask, clean_logits)
   check_rows(clean_logits, mask,
              distributions={'strong_logits': strong_logits})
+  check_number('temperature', temperature, POSITIVE)
   clean = jax.lax.stop_gradient(visible(clean_logits, mask))
   kept = (jax.nn.softmax(clean).max(-1) > threshold).astype(clean.dtype)
   rows = kl_rows(clean / temperature, visible(strong_logits, mask))
@@ -269,13 +275,15 @@ def relation_matrix(logits: Array, labels: Array, mask: Array | None = None, *,
     float32[C, C]; the row of a class without examples is uniform.
 
   Raises:
-    ValueError: for labels that are no classes, as for one-hot rows.
+    ValueError: for labels that are no classes, as for one-hot rows, or a
+      temperature that is not above 0.
 
   References:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.
   """
   mask = all_rows(mask, logits)
   check_rows(logits, mask, classes={'labels': labels})
+  check_number('temperature', temperature, POSITIVE)
   logits = visible(logits, mask)
   member = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   sums = jnp.matmul(member.T, logits, precision=jax.lax.Precision.HIGHEST)

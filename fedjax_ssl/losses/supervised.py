@@ -14,11 +14,13 @@ import jax.numpy as jnp
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
+  check_number,
   check_rows,
   Loss,
   masked_mean,
   reduced,
   Scalar,
+  SHARE,
   visible,
 )
 
@@ -41,12 +43,13 @@ def cross_entropy(logits: Array, targets: Array, mask: Array | None = None, *,
     float32[], and no metrics.
 
   Raises:
-    ValueError: for another reduction, or if the shapes do not go together, as
-      for one-hot rows of whole numbers: make them floats, or give the
-      classes.
+    ValueError: for another reduction, smoothing out of [0, 1], or if the
+      shapes do not go together, as for one-hot rows of whole numbers: make them
+      floats, or give the classes.
   """
   mask = all_rows(mask, logits)
   check_rows(logits, mask, targets=targets)
+  check_number('label_smoothing', label_smoothing, SHARE)
   targets = jnp.asarray(targets)
   if jnp.issubdtype(targets.dtype, jnp.integer):
     mask = jnp.where(targets >= 0, mask, 0)

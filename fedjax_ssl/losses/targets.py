@@ -14,7 +14,10 @@ from fedjax_ssl.losses.rows import (
   check_alike,
   check_array,
   check_choice,
+  check_number,
   check_shape,
+  NOT_NEGATIVE,
+  POSITIVE,
   PyTree,
   Scalar,
 )
@@ -34,7 +37,7 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
     float32[..., C], of sum 1.
 
   Raises:
-    ValueError: unless exactly one of the two is given.
+    ValueError: unless exactly one of the two is given, 0 or more.
 
   References:
     Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 7;
@@ -43,6 +46,8 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
   if (temperature is None) == (exponent is None):
     raise ValueError(f'temperature is {temperature} and exponent {exponent}; '
                      'allowed is exactly one of the two.')
+  check_number('temperature', temperature, NOT_NEGATIVE)
+  check_number('exponent', exponent, NOT_NEGATIVE)
   p = at_least_float32(probabilities)
   if exponent is None:
     exponent = 1 / jnp.asarray(temperature, p.dtype)
@@ -104,13 +109,14 @@ def blended_label(local_logits: Array, global_logits: Array, *,
     every gap.
 
   Raises:
-    ValueError: if the shapes differ.
+    ValueError: if the shapes differ, or for a gap that is not above 0.
 
   References:
     Liu et al., SAGE, https://arxiv.org/abs/2503.13227.
   """
   check_shape('local_logits', local_logits, ('B', 'C'))
   check_shape('global_logits', global_logits, local_logits.shape)
+  check_number('half_gap', half_gap, POSITIVE)
   (own, own_sure, own_top), (other, other_sure, other_top) = (
       _hard(logits, threshold) for logits in (local_logits, global_logits))
   gap = jnp.abs(own_top - other_top) + 1e-6
@@ -301,9 +307,13 @@ def mixup_ratio(key: Array, shape: tuple[int, ...] = (), *,
   Returns:
     float32[shape] in [0, 1].
 
+  Raises:
+    ValueError: for an alpha that is not above 0.
+
   References:
     Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 8 and 9.
   """
+  check_number('alpha', alpha, POSITIVE)
   # Both gamma variables from one draw: `jax.random.beta` compiles two samplers,
   # each of which takes seconds.
   logs = jax.random.loggamma(key, alpha, (2, *shape))

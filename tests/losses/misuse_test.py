@@ -105,3 +105,27 @@ def test_blends_have_a_ratio_for_each_row():
 def test_shapes_that_broadcast_are_refused(function, args, match):
   arrays = [np.full(shape, 0.25, np.float32) for shape in args]
   refused(function, *arrays, match=match)
+
+
+@pytest.mark.parametrize('function, name, value, allowed', [
+    (functools.partial(losses.cross_entropy, Z, Y), 'label_smoothing', 2.0,
+     '0 to 1'),
+    (functools.partial(losses.uda, Z, Z), 'temperature', 0, 'above 0'),
+    (functools.partial(losses.relation_matrix, Z, Y), 'temperature', -2.0,
+     'above 0'),
+    (functools.partial(losses.sharpen, HOT), 'temperature', -1.0, '0 or more'),
+    (functools.partial(losses.sharpen, HOT), 'exponent', np.float32(-1),
+     '0 or more'),
+    (functools.partial(losses.soft_pseudo_label, Z[None]), 'temperature',
+     float('nan'), '0 or more'),
+    (functools.partial(losses.blended_label, Z, Z), 'half_gap', -0.1,
+     'above 0'),
+    (functools.partial(losses.mixup_ratio, jax.random.key(0)), 'alpha', 0.0,
+     'above 0'),
+    (functools.partial(losses.proximal, Z, Z), 'mu', -0.1, '0 or more')])
+def test_numbers_that_turn_a_loss_around_are_refused(
+    function, name, value, allowed):
+  refused(lambda: function(**{name: value}),
+          match=f'{name} is .*; allowed is {allowed}')
+  # One that JAX holds is not read.
+  jax.eval_shape(lambda x: function(**{name: x}), np.float32(value))
