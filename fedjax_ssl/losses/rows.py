@@ -116,11 +116,13 @@ def check_rows(logits: Array, mask: Array, *,
                classes: Mapping[str, Array] | None = None,
                distributions: Mapping[str, Array] | None = None,
                **others: Array) -> None:
-  """Raises ValueError for shapes that would broadcast to a wrong loss.
+  """Raises ValueError for what would give a wrong loss.
 
   `logits` must be [B, C] and `mask` [B]. `classes` are whole numbers [B], and
   `distributions` are not whole and [B, C], arguments by name both; each of
-  `others` may be either.
+  `others` may be either. Where the mask counts, a class must be one of the C,
+  or -1, which the losses take for masked. Values are known only outside of
+  `jax.jit`, so inside it they are not checked.
   """
   for name, value in {'logits': logits, 'mask': mask, **(classes or {}),
                       **(distributions or {}), **others}.items():
@@ -128,9 +130,7 @@ def check_rows(logits: Array, mask: Array, *,
   shape = jnp.shape(logits)
   if len(shape) != 2:
     raise ValueError(f'logits have shape {shape}; allowed is [B, C].')
-  if jnp.shape(mask) != shape[:1]:
-    raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
-                     f'{shape[:1]}, one entry per row.')
+  whole = {**(classes or {})}
   # At B = C the shape of one kind broadcasts with that of the other.
   for name, value in (classes or {}).items():
     if jnp.shape(value) != shape[:1] or not _is_whole(value):
@@ -151,6 +151,38 @@ def check_rows(logits: Array, mask: Array, *,
           f'{jnp.result_type(value)}; beside logits of shape {shape} whole '
           f'numbers are classes of shape {shape[:1]}, and all else has the '
           'shape of the logits.')
+    if is_class:
+      whole[name] = value
+  # After the others: where they fit the logits, it is the mask that does not.
+  if jnp.shape(mask) != shape[:1]:
+    raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
+                     f'{shape[:1]}, one entry per row.')
+  for name, value in whole.items():
+    _check_classes(name, value, mask, shape[1])
+
+
+def _check_classes(name: str, classes: Array, mask: Array, size: int) -> None:
+  """Raises ValueError for a row that counts and has no class of `size`."""
+  if isinstance(classes, jax.core.Tracer) or isinstance(mask, jax.core.Tracer):
+    return
+  given = np.asarray(classes)
+  wrong = (np.asarray(mask) > 0) & ((given < -1) | (given >= size))
+  if wrong.any():
+    row = int(wrong.argmax())
+    raise ValueError(f'{name} have the class {given[row]} in row {row}; beside '
+                     f'logits of {size} classes allowed are 0 to {size - 1}, '
+                     'and -1 for a row that does not count.')
+
+
+def check_views(**views: Array) -> None:
+  """Raises ValueError, naming both, if two views have different shapes."""
+  (name, value), (other, wanted) = views.items()
+  check_array(name, value)
+  check_array(other, wanted)
+  if jnp.shape(value) != jnp.shape(wanted):
+    raise ValueError(f'{name} have shape {jnp.shape(value)}; allowed is '
+                     f'{jnp.shape(wanted)}, that of {other}, the other view of '
+                     'the same rows.')
 
 
 def check_number(name: str, value: Any, allowed: Range) -> None:

@@ -15,6 +15,7 @@ from fedjax_ssl.losses.rows import (
   check_number,
   check_rows,
   check_shape,
+  check_views,
   kl_rows,
   Loss,
   masked_mean,
@@ -55,8 +56,10 @@ def fixmatch(strong_logits: Array, weak_logits: Array,
     Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, eq. 4.
   """
   check_choice('over', over, ('batch', 'confident'))
+  check_views(strong_logits=strong_logits, weak_logits=weak_logits)
   mask = all_rows(mask, weak_logits)
-  check_rows(weak_logits, mask, strong_logits=strong_logits)
+  check_rows(weak_logits, mask,
+             distributions={'strong_logits': strong_logits})
   labels, accepted = pseudo_label(weak_logits, threshold=threshold)
   total = jnp.sum(mask) if over == 'batch' else None
   loss, _ = cross_entropy(strong_logits, labels, mask * accepted, total=total,
@@ -81,11 +84,13 @@ def uda(strong_logits: Array, clean_logits: Array, mask: Array | None = None,
     float32[], a mean over all real rows, and the metric `mask_rate`.
 
   Raises:
-    ValueError: if the shapes differ, or for a temperature that is not above 0.
+    ValueError: for views of different shapes, or a temperature that is not
+      above 0.
 
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
+  check_views(strong_logits=strong_logits, clean_logits=clean_logits)
   mask = all_rows(mask, clean_logits)
   check_rows(clean_logits, mask,
              distributions={'strong_logits': strong_logits})
@@ -275,8 +280,9 @@ def relation_matrix(logits: Array, labels: Array, mask: Array | None = None, *,
     float32[C, C]; the row of a class without examples is uniform.
 
   Raises:
-    ValueError: for labels that are no classes, as for one-hot rows, or a
-      temperature that is not above 0.
+    ValueError: for labels that are no classes, as for one-hot rows, or not of
+      the C; under `jax.jit` such a row is left out. For a temperature that is
+      not above 0.
 
   References:
     Liu et al., FedIRM, https://arxiv.org/abs/2106.08600.

@@ -45,7 +45,9 @@ def cross_entropy(logits: Array, targets: Array, mask: Array | None = None, *,
   Raises:
     ValueError: for another reduction, smoothing out of [0, 1], or if the
       shapes do not go together, as for one-hot rows of whole numbers: make them
-      floats, or give the classes.
+      floats, or give the classes. For a class that counts and is not one of the
+      C. Under `jax.jit`, where values are not known, a row of class C or more
+      counts with a target of zeros, and a negative class counts as masked.
   """
   mask = all_rows(mask, logits)
   check_rows(logits, mask, targets=targets)
@@ -76,7 +78,9 @@ def accuracy(logits: Array, labels: Array, mask: Array | None = None
     float32[] in [0, 1].
 
   Raises:
-    ValueError: for labels that are no classes, as for one-hot rows.
+    ValueError: for labels that are no classes, as for one-hot rows, or not of
+      the C; under `jax.jit` one of C or more counts as wrong, and a negative
+      one as masked.
   """
   mask = all_rows(mask, logits)
   check_rows(logits, mask, classes={'labels': labels})
@@ -100,7 +104,9 @@ def tsa_cross_entropy(logits: Array, labels: Array, mask: Array | None = None,
     share.
 
   Raises:
-    ValueError: for labels that are no classes, as for one-hot rows.
+    ValueError: for labels that are no classes, as for one-hot rows, or not of
+      the C; under `jax.jit` a row of class C or more is left out, and a
+      negative class counts as masked.
 
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.

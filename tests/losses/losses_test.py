@@ -1,6 +1,8 @@
 """Laws of the losses and of what they train towards."""
 from __future__ import annotations
 
+import functools
+
 from absl.testing import absltest, parameterized
 import chex
 import jax
@@ -177,6 +179,42 @@ class SupervisedTest(parameterized.TestCase):
     logits = np.eye(C, dtype=np.float32)[[0, 3, 1, 0, 2, 1]]
     self.assertEqual(losses.accuracy(logits, LABELS, MASK), 2 / 4)
 
+  @parameterized.parameters(
+      losses.cross_entropy, losses.accuracy, losses.relation_matrix,
+      functools.partial(losses.tsa_cross_entropy, threshold=1.0))
+  def test_a_class_that_the_logits_lack_is_refused(self, loss):
+    for row, wrong in ((1, C), (3, -2)):
+      labels = np.copy(LABELS)
+      labels[row] = wrong
+      with self.assertRaisesRegex(
+          ValueError, f'^(labels|targets) have the class {wrong} in row {row}; '
+          '.* 0 to 3, and -1 .*[.]$'):
+        loss(LOGITS, labels)
+      with self.assertRaisesRegex(ValueError, 'have the class'):
+        loss(jnp.asarray(LOGITS), jnp.asarray(labels), jnp.asarray(MASK))
+      jax.jit(loss)(LOGITS, labels, MASK)  # No value is known here.
+      without = np.copy(MASK)
+      without[row] = 0
+      loss(LOGITS, labels, without)  # Padding may be anything.
+
+  def test_a_class_is_checked_under_a_derivative_too(self):
+    with self.assertRaisesRegex(ValueError, 'have the class 4 in row 0'):
+      jax.grad(lambda x: losses.cross_entropy(x, np.full(B, C))[0])(LOGITS)
+
+  def test_under_jit_a_class_that_the_logits_lack_costs_nothing(self):
+    """As the docstring says: the row counts, or is masked if negative."""
+    for wrong, count in ((C, B), (-2, B - 1)):
+      labels = np.zeros(B, np.int32)
+      labels[0] = wrong
+      rows = -np.log(softmax(LOGITS))[1:, 0]
+      np.testing.assert_allclose(
+          jax.jit(losses.cross_entropy)(LOGITS, labels)[0],
+          rows.sum() / count, rtol=1e-5)
+
+  def test_labels_of_other_rows_are_blamed_and_not_the_mask(self):
+    with self.assertRaisesRegex(ValueError, r'^targets have shape \(6,\)'):
+      losses.cross_entropy(LOGITS[:5], LABELS, MASK)
+
   def test_mask_of_another_shape_is_refused(self):
     with self.assertRaisesRegex(ValueError, r'mask.*\(6, 1\).*\(6,\)'):
       losses.masked_mean(np.ones(B), np.ones((B, 1)))
@@ -229,6 +267,15 @@ class SelfTrainingTest(parameterized.TestCase):
           STRONG, w, MASK)[0]))
   def test_targets_are_constants(self, loss):
     np.testing.assert_array_equal(jax.jit(jax.grad(loss))(LOGITS), 0)
+
+  @parameterized.parameters((losses.fixmatch, 'weak'), (losses.uda, 'clean'))
+  def test_views_of_other_rows_are_blamed_and_not_the_mask(self, loss, other):
+    with self.assertRaisesRegex(
+        ValueError, r'^strong_logits have shape \(6, 4\); allowed is \(5, 4\), '
+        f'that of {other}_logits'):
+      loss(STRONG, LOGITS[:5], MASK)
+    with self.assertRaisesRegex(ValueError, r'^mask has shape \(6,\)'):
+      loss(STRONG[:5], LOGITS[:5], MASK)
 
   def test_unknown_reduction_is_refused(self):
     with self.assertRaisesRegex(ValueError, "over is 'all'.*batch"):
