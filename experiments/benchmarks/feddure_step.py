@@ -102,6 +102,7 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
 
   def ours_with_views(carry, pair, key):
     weak, labeled, strong = network.views(task, pair, key)
+    assert labeled is not None
     return ours(carry, feddure.Views(labeled, weak, strong))
 
   learner = local_training.start(model, optimizer)

@@ -41,7 +41,6 @@ from fedjax_ssl.core import checks, client_weights, knobs, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
-  Batch,
   Client,
   Cohort,
   Federation,
@@ -359,13 +358,14 @@ class _Views(NamedTuple):
 
 
 def _passes(task: Task, s: _Settings, model: Variables, anchor: Variables,
-            views: tuple[Batch, Batch, Batch], key: jax.Array) -> _Views:
+            views: network.Views, key: jax.Array) -> _Views:
   weak, labeled, strong = views
   if not s.contrast_weight:
     received = task.apply(anchor, weak.inputs)
     own, (known, taught), stats = network.forward_with_targets(
         task, model, weak, labeled, strong, key=key)
     return _Views(known, own, taught, received, None, None, stats)
+  assert labeled is not None
   first, second = len(labeled.mask), len(labeled.mask) + len(weak.mask)
   if s.true_labels:
     received, of_labeled = task.apply(anchor, weak.inputs), None

@@ -1,6 +1,7 @@
 """FedAvg, FedProx, FixMatch: laws that tie them together."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import chex
@@ -13,6 +14,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch
+from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, network
 from tests import toy
 from tests.methods import updates
@@ -159,6 +161,23 @@ def test_views_go_through_together_exactly_where_norm_couples_them():
     alone, _, _ = forward(variables, batch, batch)
     mixed, _, _ = forward(variables, batch, other)
     assert np.allclose(alone, mixed, atol=1e-5) != coupled
+
+
+def test_views_have_names_in_the_order_in_which_they_are_unpacked():
+  """The labeled rows look like the labeled view, and None stays None."""
+  task = dataclasses.replace(
+      toy.task(), weak=lambda key, x: x + 1, strong=lambda key, x: x + 2,
+      labeled_view=lambda key, x: x + 3)
+  rows = Batch(jnp.zeros((2, 1)), jnp.zeros(2, int), jnp.ones(2))
+  seen = network.views(task, batching.Pair(rows, rows, None), KEY)
+  assert seen.labeled is not None
+  assert [view.inputs[0, 0] for view in (
+      seen.weak, seen.labeled, seen.strong)] == [1, 3, 2]
+  weak, labeled, strong = seen
+  assert weak is seen.weak and labeled is seen.labeled
+  assert strong is seen.strong
+  assert network.views(task, batching.Pair(None, rows, None), KEY
+                       ).labeled is None
 
 
 @pytest.mark.parametrize('text, message', [

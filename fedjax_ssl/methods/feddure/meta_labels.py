@@ -112,6 +112,7 @@ def fine_tune_step(
 
   def step(learner: Learner, batch: Pair, key: jax.Array):
     weak, labeled, strong = network.views(task, batch, key)
+    assert labeled is not None
 
     def loss_of(params):
       _, (logits, _), stats = network.forward_with_targets(
@@ -179,6 +180,7 @@ def main_step(task: Task, schedule: Schedule,
   def step(learner: Learner, batch: Pair, key: jax.Array
            ) -> tuple[Learner, Metrics]:
     weak, labeled, strong = network.views(task, batch, key)
+    assert labeled is not None
     ramp = jnp.minimum((learner.done - schedule.fine_tune + 1) / _RAMP, 1)
 
     def loss_of(params):

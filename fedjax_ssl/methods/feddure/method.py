@@ -261,6 +261,7 @@ def _paper_round(task: Task, s: _Settings, payload: Server, client: Client,
 
   def one(carry, batch, key):
     weak, labeled, strong = network.views(task, batch, key)
+    assert labeled is not None
     return step(task.apply_train, carry, Views(labeled, weak, strong),
                 rules=rules, which=s.regulators, virtual_rate=s.virtual_rate,
                 threshold=s.threshold, detach=s.detach, form=s.fine_input,

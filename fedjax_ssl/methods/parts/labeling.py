@@ -40,6 +40,7 @@ def probabilities(task: Task, model: Variables, client: Client,
 
   def step(table, batch, key):
     rows = view(batch.unlabeled, key)
+    assert rows.slots is not None
     found = jax.nn.softmax(task.apply(model, rows.inputs))
     # Padding goes to a place beyond the table, where it is dropped.
     place = jnp.where(rows.mask > 0, rows.slots, size)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from fedjax_ssl.data.batching import Pair
 # Norms whose statistics depend on all rows of a batch: all views go through the
 # network together, as in the authors' code of most methods.
 _COUPLED = ('batch', 'static')
+_Rows = TypeVar('_Rows', Batch, Batch | None)
 
 
 def is_coupled(task: Task) -> bool:
@@ -111,27 +112,35 @@ def joined(batches: Sequence[Batch]) -> Batch:
                jnp.concatenate([b.mask for b in batches]))
 
 
-def weakly(task: Task, batch: Any, key: jax.Array) -> Any:
+class Views(NamedTuple):
+  """The views of a step's batch."""
+
+  weak: Batch
+  labeled: Batch | None  # None where the step sees no labeled rows.
+  strong: Batch
+
+
+def weakly(task: Task, batch: _Rows, key: jax.Array) -> _Rows:
   """Returns the batch's weak view; None for None."""
   if batch is None:
-    return None
+    return batch
   return batch._replace(inputs=task.weak(key, batch.inputs))
 
 
-def labeled_view(task: Task, batch: Any, key: jax.Array) -> Any:
+def labeled_view(task: Task, batch: _Rows, key: jax.Array) -> _Rows:
   """Returns the labeled rows as the loss sees them; None for None."""
   if batch is None or task.labeled_view is None:
     return weakly(task, batch, key)
   return batch._replace(inputs=task.labeled_view(key, batch.inputs))
 
 
-def views(task: Task, batch: Pair, key: jax.Array) -> tuple[Any, Any, Any]:
+def views(task: Task, batch: Pair, key: jax.Array) -> Views:
   """Returns the weak, the labeled and the strong view of a batch."""
   keys = jax.random.split(key, 3)
   assert batch.unlabeled is not None
-  return (weakly(task, batch.unlabeled, keys[0]),
-          labeled_view(task, batch.labeled, keys[1]),
-          strongly(task, batch.unlabeled, keys[2]))
+  return Views(weakly(task, batch.unlabeled, keys[0]),
+               labeled_view(task, batch.labeled, keys[1]),
+               strongly(task, batch.unlabeled, keys[2]))
 
 
 def forward_views(task: Task, model: Variables, batch: Pair, key: jax.Array
