@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import sys
+import traceback
 from types import ModuleType
 from typing import NamedTuple
 
@@ -188,6 +189,27 @@ def where(error: BaseException) -> str:
       return found
     behind = behind.__cause__ or behind.__context__
   return ''
+
+
+def said(error: BaseException) -> str:
+  """Returns an error's type, its first line, and where the user's code is.
+
+  The place is left out if `where` finds one, which the programs add.
+  """
+  first = (str(error).strip().splitlines() or [''])[0]
+  at = '' if where(error) else _place_of(error)
+  return f'{type(error).__name__}: {first}{at}'
+
+
+def _place_of(error: BaseException) -> str:
+  """' (at FILE:LINE)' of the innermost line that is no library's."""
+  found = ''
+  for frame, line in traceback.walk_tb(error.__traceback__):
+    file = frame.f_code.co_filename
+    if pathlib.Path(file).is_file() and not re.search(
+        r'/(fedjax_ssl|site-packages|lib/python[0-9.]+)/', file):
+      found = f' (at {file}:{line})'
+  return found
 
 
 def hashes(places: Iterable[str]) -> dict[str, str]:

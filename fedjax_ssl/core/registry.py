@@ -13,6 +13,7 @@ from collections.abc import (
   Iterator,
   Mapping,
 )
+import contextlib
 import inspect
 import os
 import re
@@ -189,10 +190,10 @@ def register(known: dict[str, Any], name: str, kind: str = ''
       if name in known and _is_version(known[name], path):
         return given
     if name in known and not _is_again(known[name], made):
-      if _place(known[name]) == _place(made):
+      if place(known[name]) == place(made):
         return given  # A file that was imported by its path and by its name.
       raise ValueError(f'{kind} {name!r} is registered already, by '
-                       f'{_place(known[name])}; choose another name.')
+                       f'{place(known[name])}; choose another name.')
     known[name] = made
     return given
   return add
@@ -239,7 +240,7 @@ def _is_again(old: Any, new: Any) -> bool:
       getattr(old, '__qualname__', 0) == getattr(new, '__qualname__', 1))
 
 
-def _place(builder: Any) -> str:
+def place(builder: Any) -> str:
   """FILE:LINE of a builder, or whatever is known of it."""
   builder = getattr(builder, 'deal', builder)
   inner = inspect.unwrap(builder) if callable(builder) else builder
@@ -370,6 +371,46 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     return _called(function, args, {**(defaults or {}), **shared}, given)
   except ValueError as error:
     raise checks.FieldError(kind, text.strip(), str(error)) from error
+
+
+@contextlib.contextmanager
+def naming(kind: str, text: str, own: Callable[[str], bool]
+           ) -> Iterator[None]:
+  """Names a field in the errors of a block that runs what its text names.
+
+  Args:
+    kind: the field.
+    text: its value.
+    own: text -> whether it names code of a user's. That gets one line for
+      any error; the library raises nothing but ValueErrors on purpose.
+
+  Raises:
+    FieldError: for such an error.
+  """
+  try:
+    yield
+  except checks.FieldError:
+    raise
+  except ValueError as error:
+    raise checks.FieldError(kind, text, str(error)) from error
+  except (OSError, MemoryError):
+    raise  # Of the system, not of this code.
+  except Exception as error:
+    if not own(text):
+      raise
+    raise checks.FieldError(kind, text, imports.said(error)) from error
+
+
+def is_own(text: str, known: Mapping[str, Any]) -> bool:
+  """Returns whether a text names code of a user's, not of this library."""
+  if imports.split(text):
+    return True
+  try:
+    builder = known.get(parse(text)[0])
+  except ValueError:
+    return False
+  module = getattr(inspect.unwrap(builder), '__module__', '') if builder else ''
+  return builder is not None and not module.startswith('fedjax_ssl.')
 
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...],

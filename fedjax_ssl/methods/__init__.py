@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks, imports, registry, rounds
+from fedjax_ssl.core import checks, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   adamatch,
@@ -96,14 +96,7 @@ METHODS: registry.Registry[Callable[..., Method]] = registry.Registry(
 
 def is_own(text: str) -> bool:
   """Returns whether a text names a method of a user's, not of this library."""
-  if imports.split(text):
-    return True
-  try:
-    builder = METHODS.get(registry.parse(text)[0])
-  except ValueError:
-    return False
-  module = getattr(inspect.unwrap(builder), '__module__', '') if builder else ''
-  return builder is not None and not module.startswith('fedjax_ssl.')
+  return registry.is_own(text, METHODS)
 
 
 def register(name: str) -> Callable[[_Builder], _Builder]:

@@ -175,10 +175,11 @@ def test_a_network_a_set_and_a_setting(tmp_path):
     ('--method=broken.py:mine', "cannot be imported: ModuleNotFoundError: No "
      "module named 'nowhere' (at "),
     ('--method=bad.py:mine', 'SyntaxError'),
-    ('--method=empty.py:mine', "has no 'mine'. It has: other."),
+    ('--method=empty.py:mine', "has no 'mine'. It has: other, stacks."),
     ('--method=empty.py:othr', "Did you mean 'other'?"),
     ('--method=empty.py:other(weight=1)', "has no knob 'weight'"),
     ('--method=empty.py:other', 'gives no Method but NoneType'),
+    ('--aggregator=empty.py:stacks', ' gives params'),
     ('--model=no.such.module:Net', "there is no module 'no'"),
     ('--model=empty.py:other', 'gives no Flax linen module but NoneType'),
     ('--import=none.py', '--import=none.py: there is no file'),
@@ -187,7 +188,8 @@ def test_a_network_a_set_and_a_setting(tmp_path):
 def test_what_is_wrong_is_one_line(tmp_path, flag, words):
   (tmp_path / 'broken.py').write_text('\nimport nowhere\n')
   (tmp_path / 'bad.py').write_text('def mine(\n')
-  (tmp_path / 'empty.py').write_text('def other(*_): pass\n')
+  (tmp_path / 'empty.py').write_text('def other(*_): pass\n'
+                                     'def stacks(x, weights): return x\n')
   assert words in refusal(train(tmp_path, flag))
   assert not (tmp_path / 'run').exists()
 

@@ -1,9 +1,13 @@
 """A rule of the user's replaces the mean of a round, and nothing else."""
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_ssl import aggregation, methods
@@ -58,6 +62,84 @@ def test_others_refuse_one(text):
   methods.make(text, task)
   with pytest.raises(ValueError, match='leave aggregator out'):
     methods.make(text, task, aggregator=nothing)
+
+
+def unreduced(stacked, weights):
+  del weights
+  return stacked
+
+
+def swapped(weights, stacked):
+  return jax.tree.map(lambda x: weights @ x, stacked.params)
+
+
+def absent(stacked, weights):
+  del stacked, weights
+
+
+def parameters_alone(stacked, weights):
+  return aggregation.weighted_mean(stacked, weights).params
+
+
+def narrow(stacked, weights):
+  return jax.tree.map(lambda x: x.astype(jnp.float16),
+                      aggregation.weighted_mean(stacked, weights))
+
+
+def fewer(stacked, weights):
+  mean = aggregation.weighted_mean(stacked, weights)
+  return mean._replace(params={})
+
+
+def words(stacked, weights):
+  del weights
+  return jax.tree.map(lambda x: 'a word', stacked)
+
+
+def one_argument(stacked):
+  return stacked
+
+
+def scaled(stacked, weights, *, by):
+  return jax.tree.map(lambda x: x[0] * by.real, stacked)
+
+
+@pytest.mark.parametrize('rule, said', [
+    (unreduced, r"gives params.*\['bias'\] as float32\[\d, 3\], not "
+     r'float32\[3\]; a rule takes .* one update \(at .*ator_test.py:\d+\)[.]'),
+    (swapped, r'AttributeError: .* params \(at .*aggregator_test.py:\d+\)'),
+    (absent, 'gives NoneType, not Variables; '),
+    (parameters_alone, 'gives dict, not Variables; '),
+    (narrow, r"\['bias'\] as float16\[3\], not float32"),
+    (fewer, 'gives Variables with other arrays'),
+    (words, 'TypeError: .*word'),
+    (one_argument, 'TypeError: .*1 positional argument but 2 were given'),
+    (functools.partial(scaled, by='much'), "AttributeError: 'str' object")],
+    ids=lambda x: getattr(x, '__name__', ''))
+@pytest.mark.parametrize('whence', ['make', 'task'])
+def test_a_broken_rule_is_named_in_one_line(rule, said, whence):
+  task = toy.task()
+  if whence == 'make':
+    made = methods.make('fixmatch', task, aggregator=rule)
+  else:
+    made = methods.make('fixmatch', dataclasses.replace(task, aggregator=rule))
+  federation, _ = toy.federation()
+  with pytest.raises(ValueError, match=said) as error:
+    jax.eval_shape(lambda key: made.round(
+        made.init(key, federation), federation, jnp.int32(0), key), KEY)
+  name = getattr(rule, '__name__', 'scaled')
+  assert str(error.value).startswith(f'aggregator={name}: ')
+  assert '\n' not in str(error.value)
+
+
+def test_arrays_of_the_host_are_an_update_too():
+  """Its double precision becomes the single one of the updates."""
+  def of_the_host(stacked, weights):
+    del weights
+    return jax.tree.map(lambda x: np.zeros(x.shape[1:]), stacked)
+  before, after, _ = _round(methods.make(
+      'fixmatch', toy.task(), aggregator=of_the_host))
+  chex.assert_trees_all_equal(before.server.model, after.server.model)
 
 
 def test_what_the_server_keeps_besides_is_averaged_all_the_same():

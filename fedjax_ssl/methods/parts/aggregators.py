@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import inspect
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import knobs, registry
+from fedjax_ssl.core import checks, knobs, registry
 from fedjax_ssl.core.types import PyTree
 
 Rule = Callable[[PyTree, jax.Array], PyTree]
@@ -153,6 +155,84 @@ def make(text: str) -> Rule | None:
   """Makes the rule that a text such as 'trimmed_mean(trim=.3)' names.
 
   None stands for the mean.
+
+  Raises:
+    FieldError: for an unknown name or knob, or a user's builder that fails or
+      gives no rule.
   """
-  rule: Rule | None = registry.build('aggregator', text, AGGREGATORS)
+  with registry.naming('aggregator', text, _is_own):
+    made: Any = registry.build('aggregator', text, AGGREGATORS)
+  if not _is_own(text):
+    rule: Rule | None = made
+    return rule
+  if not callable(made):
+    raise checks.FieldError('aggregator', text, 'gives no rule but '
+                            f'{type(made).__name__}; does it end with return?')
+  return _Own(made, text)
+
+
+def _is_own(text: str) -> bool:
+  return registry.is_own(text, AGGREGATORS)
+
+
+def checked(rule: Rule) -> Rule:
+  """Makes a user's rule say in one line what is wrong with it.
+
+  That costs nothing in a run: shapes are compared when the rule is traced.
+
+  Args:
+    rule: see `Task.aggregator`. One of this library, or that is made to say it
+      already, stays as it is.
+
+  Returns:
+    A rule that gives what the user's gives. It raises a FieldError where that
+    raises anything, or gives something other than one update.
+  """
+  inner = _inner(rule)
+  module = getattr(inner, '__module__', None) or ''
+  if isinstance(rule, _Own) or module.startswith('fedjax_ssl.'):
+    return rule
+  return _Own(rule, getattr(inner, '__name__', type(inner).__name__))
+
+
+def _inner(rule: Any) -> Any:
+  """The function of which a rule is a partial one."""
+  while isinstance(rule, functools.partial):
+    rule = rule.func
   return rule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Own:
+  """A user's rule that names itself in its errors; see `checked`."""
+
+  rule: Rule
+  text: str  # What messages call it.
+
+  def __call__(self, stacked: PyTree, weights: jax.Array) -> PyTree:
+    with registry.naming('aggregator', self.text, lambda text: True):
+      made = self.rule(stacked, weights)
+      fault = _fault(made, stacked)
+    if fault:
+      raise checks.FieldError(
+          'aggregator', self.text, f'{fault}; a rule takes (updates stacked '
+          '[S, ...], weights [S]) and gives one update '
+          f'(at {registry.place(_inner(self.rule))}).')
+    return made
+
+
+def _fault(made: PyTree, stacked: PyTree) -> str:
+  """How a rule's result is unlike one of the updates; '' if it is like one."""
+  form: Any = jax.tree.structure(stacked)
+  if jax.tree.structure(made) != form:
+    kind, wanted = type(made).__name__, type(stacked).__name__
+    return (f'gives {kind}, not {wanted}' if kind != wanted else
+            f'gives {kind} with other arrays than the updates have')
+  for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(stacked),
+                          jax.tree.leaves(made), strict=True):
+    found = f'{jnp.result_type(y)}{[*jnp.shape(y)]}'
+    wanted = f'{x.dtype}{[*x.shape[1:]]}'
+    if found != wanted:
+      return (f'gives {jax.tree_util.keystr(path).lstrip(".")} as {found}, not '
+              f'{wanted}')
+  return ''

@@ -37,7 +37,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import additions, network
+from fedjax_ssl.methods.parts import additions, aggregators, network
 
 Aggregate = Callable[..., tuple[Any, Metrics]]
 # (Update.counts of all clients [S, ...], float32[S] weights) -> float32[S].
@@ -152,8 +152,8 @@ def assemble(
     update = additions.client_update(task, client_update)
     finish = None if aggregate is None else additions.aggregate(task, aggregate)
   if finish is not None and (task.aggregator or weigh) is not None:
-    finish = by_rule(task.aggregator or aggregation.weighted_mean, finish,
-                     weigh)
+    rule = task.aggregator or aggregation.weighted_mean
+    finish = by_rule(aggregators.checked(rule), finish, weigh)
   clients = rounds.client_pass(
       task, update, finish, sample=sample,
       broadcast=lambda server, client_id, group: send(
