@@ -47,7 +47,7 @@ def _rule(root):
 
 
 def test_the_rule_is_a_median_of_those_with_a_say(root):
-  median = _rule(root)['median']
+  median = _rule(root)['medians']
   rows = {'w': jnp.array([[1., 9.], [3., 7.], [1e9, -1e9], [2., 8.]])}
   heard = median(rows, jnp.array([1., 5., 0., 2.]))['w']
   chex.assert_trees_all_close(heard, jnp.array([2., 8.]))

@@ -18,6 +18,7 @@ from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
+from fedjax_ssl.methods.parts import aggregators
 from fedjax_ssl.report import command
 from fedjax_ssl.running import (
   convolutions,
@@ -38,6 +39,13 @@ _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
 _PROGRAMS = ('eval_only', 'distributed', 'coordinator_address',
              'num_processes', 'process_id')
 _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
+# Options that may be functions: what knows them by name, and for messages what
+# they are, a text, and how they are called.
+_FUNCTIONS: dict[str, tuple[registry.Registry[Any], str, str, str]] = {
+    'method': (methods.METHODS, 'method', 'fixmatch',
+               '(task, *, knobs) -> Method'),
+    'aggregator': (aggregators.AGGREGATORS, 'rule', 'median',
+                   '(updates, weights, *, knobs) -> update')}
 
 
 def fit(method: str | Callable[..., Method] = 'fixmatch',
@@ -68,7 +76,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     progress: whether to show a bar on a terminal or in a notebook, or else
       lines on standard error.
     **options: any of `config.Config`. `clients` and `rounds` are short for
-      num_clients and num_rounds.
+      num_clients and num_rounds. `aggregator` may be a function, too, see
+      `Task.aggregator`.
 
   Returns:
     The trained Run.
@@ -88,7 +97,9 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   found = _setting(setting, command.setting_of(stored) if stored else '',
                    source)
   inputs.check_free(given, source.options)
-  given |= {'method': _text(method), 'dataset': source.name}
+  given |= {'method': _text('method', method), 'dataset': source.name}
+  if callable(given.get('aggregator')):
+    given['aggregator'] = _text('aggregator', given['aggregator'])
   temporary = None
   if workdir is None:
     temporary = tempfile.TemporaryDirectory(prefix='fedjax_ssl_')
@@ -136,27 +147,34 @@ def _setting(given: str | settings.Setting | None, stored: str,
   return settings.SETTINGS[given]
 
 
-def _text(method: str | Callable[..., Method]) -> str:
-  """The text of a method; a function is registered under its name."""
-  if isinstance(method, str):
-    return method
+def _text(field: str, given: Any) -> str:
+  """The text of a method or rule; a function is registered under its name."""
+  if isinstance(given, str):
+    return given
+  known, kind, example, form = _FUNCTIONS[field]
   knobs: dict[str, Any] = {}
-  function = method
+  function = given
   while isinstance(function, functools.partial) and not function.args:
     knobs, function = {**function.keywords, **knobs}, function.func
   name = getattr(function, '__name__', '')
-  if isinstance(method, Method) or not callable(method) or (
+  if isinstance(given, Method) or not callable(given) or (
       not name.isidentifier()):
-    raise TypeError("method must be a text, such as 'fixmatch', or a function "
-                    'with a name, (task, *, knobs) -> Method, not '
-                    f'{type(method).__name__}.')
-  known = methods.METHODS.get(name, function)
+    what = 'a lambda' if name == '<lambda>' else type(given).__name__
+    raise TypeError(f'{field} must be a text, such as {example!r}, or a '
+                    f'function with a name, {form}, not {what}.')
+  held = known.get(name)
   # A notebook cell that is run again replaces its own function.
-  if known is not function and known.__module__.startswith('fedjax_ssl.'):
-    raise FieldError('method', name, 'a method of the library has this name; '
+  if held is not None and held is not function and _is_library(held):
+    if field == 'aggregator' and _is_library(function):
+      return registry.written(name, knobs)  # The one that the name stands for.
+    raise FieldError(field, name, f'a {kind} of the library has this name; '
                      'call the function otherwise.')
-  methods.METHODS[name] = function
+  known[name] = known.adapt(function)
   return registry.written(name, knobs)
+
+
+def _is_library(function: Any) -> bool:
+  return (getattr(function, '__module__', None) or '').startswith('fedjax_ssl.')
 
 
 def _resolved(given: dict[str, Any], stored: Mapping[str, Any],

@@ -293,6 +293,10 @@ def test_arrays_functions_and_seeds():
   fedjax_ssl.methods.METHODS.pop('mine')
 
 
+def median(stacked, weights):
+  raise NotImplementedError
+
+
 @pytest.mark.parametrize('options, error, words', [
     ({'label_per_class': 5}, TypeError, "'label_per_class'. .*'labels_per_cl"),
     ({'lr': .1}, TypeError, "'lr'. Did you mean 'learning_rate'"),
@@ -320,7 +324,13 @@ def test_arrays_functions_and_seeds():
      'alpha=0.1: only cifar_dirdir, .* read it'),
     ({'method': 3}, TypeError, "method must be a text, such as 'fixmatch'"),
     ({'method': 'fixmach'}, ValueError, "fixmach.*'fixmatch'"),
-    ({'method': lambda task: None}, TypeError, 'a function with a name'),
+    ({'method': lambda task: None}, TypeError,
+     r'a function with a name, \(task, .*, not a lambda[.]$'),
+    ({'aggregator': lambda stacked, weights: stacked}, TypeError,
+     r"aggregator must be a text, such as 'median', .*, not a lambda[.]$"),
+    ({'aggregator': 3}, ValueError, 'aggregator=3: must be of type str'),
+    ({'aggregator': median}, ValueError,
+     'aggregator=median: a rule of the library has this name'),
     ({'dataset': {'x_train': IMAGES, 'y_train': [0, 1, 1, 0],
                   'x_test': IMAGES, 'y_test': [0, 1, 1, 0],
                   'y_val': [0]}}, TypeError, 'x_val is missing'),

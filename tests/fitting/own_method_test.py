@@ -1,14 +1,18 @@
-"""Mistakes in a method of one's own: the message names it, and nothing else."""
+"""Methods and rules of one's own: messages name what is wrong, nothing else."""
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_ssl
-from fedjax_ssl import losses
+from fedjax_ssl import aggregation, losses
+from fedjax_ssl.cli import errors
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
 
@@ -83,6 +87,69 @@ def test_the_method_is_named(method, words):
     fit(method)
   assert str(error.value).startswith(f'method={method.__name__}: ')
   assert '\n' not in str(error.value)
+
+
+def halved(stacked, weights, *, factor: float = 0.5):
+  return jax.tree.map(lambda x: factor * x,
+                      aggregation.weighted_mean(stacked, weights))
+
+
+def unreduced(stacked, weights):
+  del weights
+  return stacked
+
+
+def fails_with(stacked, weights):
+  raise KeyError('absent')
+
+
+def test_a_rule_may_be_a_function():
+  """With knobs, as a method may; its text is what the run stores."""
+  whole, half, same = (
+      fit('fedavg', aggregator=rule) for rule in (
+          functools.partial(halved, factor=1.0), halved, 'halved(factor=0.5)'))
+  assert whole.options.aggregator == 'halved(factor=1.0)'
+  assert half.options.aggregator == 'halved'
+  plain = fit('fedavg')
+  np.testing.assert_allclose(whole.metrics['loss'], plain.metrics['loss'],
+                             rtol=1e-5)
+  assert not np.allclose(half.metrics['loss'], plain.metrics['loss'], rtol=1e-4)
+  np.testing.assert_array_equal(half.metrics['loss'], same.metrics['loss'])
+
+
+def test_a_rule_of_the_library_stands_for_its_name():
+  options = fit('fedavg', aggregator=functools.partial(
+      aggregation.trimmed_mean, trim=0.3)).options
+  assert options.aggregator == 'trimmed_mean(trim=0.3)'
+
+
+@pytest.mark.parametrize('rule, words', [
+    (unreduced, '^aggregator=unreduced: gives params'),
+    (fails_with, "^aggregator=fails_with: KeyError: 'absent' "
+     r'\(at .*own_method_test.py:\d+\)$')],
+    ids=lambda x: getattr(x, '__name__', ''))
+def test_the_rule_is_named(rule, words):
+  with pytest.raises(ValueError) as error:
+    fit('fedavg', aggregator=rule)
+  assert re.search(words, str(error.value))
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('body, words', [
+    ('def rule(stacked, weights):\n  return stacked',
+     r'gives params.*; a rule takes .* gives one update \(at {file}:1\)[.]'),
+    ('def rule(weights, stacked):\n  return stacked.params',
+     r'AttributeError: .* params \(at {file}:2; --verbosity=1 shows all\)'),
+    ('def rule(*, by=1):\n  by', 'gives no rule but NoneType; does it end .*'),
+    ('def rule(*, by=1):\n  return by.real.imaginary',
+     r"AttributeError: .*'imaginary' \(at {file}:2; --verbosity=1 .*")])
+def test_the_rule_of_a_file_is_named_as_programs_say_it(tmp_path, body, words):
+  file = tmp_path / 'bad.py'
+  file.write_text(body + '\n')
+  with pytest.raises(ValueError) as error:
+    fit('fedavg', aggregator=f'{file}:rule')
+  assert re.fullmatch(f'--aggregator={file}:rule: {words.format(file=file)}',
+                      errors.line(error.value, {}))
 
 
 def test_a_report_of_any_name_is_of_evaluated_rounds():
