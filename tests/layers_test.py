@@ -25,8 +25,9 @@ LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')
 # Longest prefix that fits a module says what it may import of the package. A
 # package may import itself unless its name ends with '!'.
 LAYERS = {
-    'aggregation': (),
-    'losses': (),
+    'arguments': (),
+    'aggregation': ('arguments',),
+    'losses': ('arguments',),
     'privacy': (),
     'sparse': (),
     'core': (),

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl import arguments
+
 # A pytree of arrays: a rule gives back the structure that it gets.
 Tree = TypeVar('Tree')
 Function = TypeVar('Function', bound=Callable[..., Any])
@@ -18,14 +20,9 @@ Scalar = Array | float
 Axis = str | tuple[str, ...] | None  # An axis of a mesh; None is one device.
 
 
-# What a number may be, in words, and whether one is it; NaN never is.
-Range = tuple[str, Callable[[Any], Any]]
-NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
-POSITIVE: Range = ('above 0', lambda x: x > 0)
-SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
 
-
-def jit(*static: str, **ranges: Range) -> Callable[[Function], Function]:
+def jit(*static: str, **ranges: arguments.Range
+        ) -> Callable[[Function], Function]:
   """Makes `jax.jit` keep a signature for editors and type checkers.
 
   Args:
@@ -46,42 +43,12 @@ def jit(*static: str, **ranges: Range) -> Callable[[Function], Function]:
     def checked(*args: Any, **named: Any) -> Any:
       for name, value in (*zip(names, args, strict=False), *named.items()):
         if name in ranges:
-          _check_number(name, value, *ranges[name])
+          arguments.check_number(name, value, ranges[name])
       return compiled(*args, **named)
 
     return cast('Function', checked)
 
   return decorate
-
-
-def _check_number(name: str, value: Any, words: str, is_in: Callable[[Any], Any]
-                  ) -> None:
-  """Raises ValueError for a number of the host that is out of its range."""
-  if (isinstance(value, (int, float, np.ndarray, np.number))
-      and not np.all(is_in(np.asarray(value)))):
-    raise ValueError(f'{name} is {value}; allowed is {words}.')
-
-
-def check_alike(**trees: Any) -> None:
-  """Raises ValueError, naming the leaf, unless two trees have one form.
-
-  As in `losses.rows`: neither package needs the other.
-  """
-  (name, tree), (other_name, other) = trees.items()
-  leaves, others = map(jax.tree_util.tree_leaves_with_path, (tree, other))
-  form: Any = jax.tree.structure(tree)
-  if form != jax.tree.structure(other):
-    lone = sorted({jax.tree_util.keystr(path) for path, _ in leaves}
-                  ^ {jax.tree_util.keystr(path) for path, _ in others})
-    raise ValueError(f'{name} and {other_name} differ in structure; allowed is '
-                     f'the same one, but {lone[0] or "a leaf"} is in one only.'
-                     if lone else f'{name} and {other_name} differ in the '
-                     'types of their nodes; allowed are the same.')
-  for (path, leaf), (_, mate) in zip(leaves, others, strict=True):
-    if jnp.shape(leaf) != jnp.shape(mate):
-      raise ValueError(
-          f'{other_name}{jax.tree_util.keystr(path)} has shape '
-          f'{jnp.shape(mate)}; allowed is {jnp.shape(leaf)}, as in {name}.')
 
 
 def check_rows(stacked: Any, weights: jax.Array, name: str) -> None:

@@ -7,22 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import arguments
 from fedjax_ssl.aggregation.algebra import (
   Array,
   Axis,
-  check_alike,
   check_rows,
   column,
   combined,
   Function,
   jit,
   narrowed,
-  NOT_NEGATIVE,
   over,
   row_lengths,
   row_norms,
   Scalar,
-  SHARE,
   shares_of,
   Tree,
   widened,
@@ -132,8 +130,8 @@ def reliability_weighted_mean(stacked: Tree, scores: Array, *,
   return weighted_mean(stacked, scores, axis_name=axis_name)
 
 
-@jit('distance', 'axis_name', beta=NOT_NEGATIVE,
-     labeled_multiplier=NOT_NEGATIVE)
+@jit('distance', 'axis_name', beta=arguments.NOT_NEGATIVE,
+     labeled_multiplier=arguments.NOT_NEGATIVE)
 def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
@@ -205,8 +203,9 @@ def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
   return order[:, :size].astype(jnp.int32)
 
 
-@jit('distance', beta=NOT_NEGATIVE, labeled_multiplier=NOT_NEGATIVE,
-     first_multiplier=NOT_NEGATIVE)
+@jit('distance', beta=arguments.NOT_NEGATIVE,
+     labeled_multiplier=arguments.NOT_NEGATIVE,
+     first_multiplier=arguments.NOT_NEGATIVE)
 def sub_consensus_mean(
     stacked: Tree, num_examples: Array, members: Array, *,
     beta: Scalar, labeled: Array | None = None,
@@ -270,7 +269,7 @@ def sub_consensus_mean(
   return combined(stacked, jnp.mean(shares, axis=0))
 
 
-@jit(decay=SHARE)
+@jit(decay=arguments.SHARE)
 def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
   """Moves an exponential average: decay * old + (1 - decay) * new.
 
@@ -285,14 +284,14 @@ def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
   Raises:
     ValueError: if structures or shapes differ, or for another decay.
   """
-  check_alike(old=old, new=new)
+  arguments.check_alike(old=old, new=new)
   moved: Tree = jax.tree.map(
       lambda x, y: narrowed(
           decay * widened(x) + (1 - decay) * widened(y), x.dtype), old, new)
   return moved
 
 
-@jit(max_norm=NOT_NEGATIVE)
+@jit(max_norm=arguments.NOT_NEGATIVE)
 def finite_or_zero(stacked: Tree, weights: Array, *,
                    max_norm: Scalar = jnp.inf
                    ) -> tuple[Tree, jax.Array, jax.Array]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import arguments
 from fedjax_ssl.aggregation.algebra import (
   Array,
   check_rows,
@@ -20,7 +21,6 @@ from fedjax_ssl.aggregation.algebra import (
   combined,
   jit,
   narrowed,
-  POSITIVE,
   row_lengths,
   row_norms,
   Scalar,
@@ -223,7 +223,7 @@ def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=True)
 
 
-@jit('steps', smoothing=POSITIVE)
+@jit('steps', smoothing=arguments.POSITIVE)
 def geometric_median(stacked: Tree, weights: Array, *,
                      smoothing: Scalar = 1e-6, steps: int = 8) -> Tree:
   r"""Finds the point with the least weighted sum of distances to the rows.
@@ -265,7 +265,7 @@ def geometric_median(stacked: Tree, weights: Array, *,
   return _ended(jax.lax.fori_loop(0, steps, nearer, start), stacked)
 
 
-@jit(max_norm=POSITIVE)
+@jit(max_norm=arguments.POSITIVE)
 def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
                  ) -> Tree:
   """Averages the rows, those longer than `max_norm` scaled down to it.

@@ -4,11 +4,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import arguments
 from fedjax_ssl.losses.rows import (
   at_least_float32,
-  check_alike,
-  check_number,
-  NOT_NEGATIVE,
   PyTree,
   Scalar,
 )
@@ -20,7 +18,7 @@ def squared_distance(a: PyTree, b: PyTree) -> jax.Array:
   Raises:
     ValueError: unless both have the same structure and shapes.
   """
-  check_alike(a=a, b=b)
+  arguments.check_alike(a=a, b=b)
   gaps = jax.tree.map(
       lambda x, y: jnp.sum(jnp.square(at_least_float32(x)
                                       - at_least_float32(y))), a, b)
@@ -58,6 +56,6 @@ def proximal(params: PyTree, anchor: PyTree, *, mu: Scalar) -> jax.Array:
   References:
     Li et al., FedProx, https://arxiv.org/abs/1812.06127, eq. 2.
   """
-  check_alike(params=params, anchor=anchor)
-  check_number('mu', mu, NOT_NEGATIVE)
+  arguments.check_alike(params=params, anchor=anchor)
+  arguments.check_number('mu', mu, arguments.NOT_NEGATIVE)
   return squared_distance(params, jax.lax.stop_gradient(anchor)) * (mu / 2)

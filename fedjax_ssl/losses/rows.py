@@ -5,7 +5,7 @@ that all rows are real.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,11 +17,6 @@ Array = jax.Array | np.ndarray
 Scalar = Array | float
 _LEAST = 1e-12  # Added to squared lengths, so that rows of zeros have a slope.
 Loss = tuple[jax.Array, dict[str, jax.Array]]
-# What a number may be, in words, and whether one is it; NaN never is.
-Range = tuple[str, Callable[[Any], Any]]
-NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
-POSITIVE: Range = ('above 0', lambda x: x > 0)
-SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
 
 
 def at_least_float32(x: Array) -> jax.Array:
@@ -185,17 +180,6 @@ def check_views(**views: Array) -> None:
                      'the same rows.')
 
 
-def check_number(name: str, value: Any, allowed: Range) -> None:
-  """Raises ValueError, naming the argument, for a number out of its range.
-
-  A number that JAX holds is not read: it may be traced, or not be there yet.
-  """
-  words, is_in = allowed
-  if (isinstance(value, (int, float, np.ndarray, np.number))
-      and not np.all(is_in(np.asarray(value)))):
-    raise ValueError(f'{name} is {value}; allowed is {words}.')
-
-
 def check_shape(name: str, value: Any, allowed: tuple[int | str, ...]) -> None:
   """Raises ValueError, naming the argument, for another shape.
 
@@ -208,25 +192,6 @@ def check_shape(name: str, value: Any, allowed: tuple[int | str, ...]) -> None:
       for size, want in zip(shape, allowed, strict=True)):
     words = ', '.join(map(str, allowed)) + ',' * (len(allowed) == 1)
     raise ValueError(f'{name} has shape {shape}; allowed is ({words}).')
-
-
-def check_alike(**trees: PyTree) -> None:
-  """Raises ValueError, naming the leaf, unless two trees have one form."""
-  (name, tree), (other_name, other) = trees.items()
-  leaves, others = map(jax.tree_util.tree_leaves_with_path, (tree, other))
-  form: Any = jax.tree.structure(tree)
-  if form != jax.tree.structure(other):
-    lone = sorted({jax.tree_util.keystr(path) for path, _ in leaves}
-                  ^ {jax.tree_util.keystr(path) for path, _ in others})
-    raise ValueError(f'{name} and {other_name} differ in structure; allowed is '
-                     f'the same one, but {lone[0] or "a leaf"} is in one only.'
-                     if lone else f'{name} and {other_name} differ in the '
-                     'types of their nodes; allowed are the same.')
-  for (path, leaf), (_, mate) in zip(leaves, others, strict=True):
-    if jnp.shape(leaf) != jnp.shape(mate):
-      raise ValueError(
-          f'{other_name}{jax.tree_util.keystr(path)} has shape '
-          f'{jnp.shape(mate)}; allowed is {jnp.shape(leaf)}, as in {name}.')
 
 
 def _is_whole(value: Array) -> bool:

@@ -7,19 +7,18 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import arguments
 from fedjax_ssl.losses.moving import row_mean
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
   check_choice,
-  check_number,
   check_rows,
   check_shape,
   check_views,
   kl_rows,
   Loss,
   masked_mean,
-  POSITIVE,
   reduced,
   Scalar,
   visible,
@@ -94,7 +93,7 @@ def uda(strong_logits: Array, clean_logits: Array, mask: Array | None = None,
   mask = all_rows(mask, clean_logits)
   check_rows(clean_logits, mask,
              distributions={'strong_logits': strong_logits})
-  check_number('temperature', temperature, POSITIVE)
+  arguments.check_number('temperature', temperature, arguments.POSITIVE)
   clean = jax.lax.stop_gradient(visible(clean_logits, mask))
   kept = (jax.nn.softmax(clean).max(-1) > threshold).astype(clean.dtype)
   rows = kl_rows(clean / temperature, visible(strong_logits, mask))
@@ -289,7 +288,7 @@ def relation_matrix(logits: Array, labels: Array, mask: Array | None = None, *,
   """
   mask = all_rows(mask, logits)
   check_rows(logits, mask, classes={'labels': labels})
-  check_number('temperature', temperature, POSITIVE)
+  arguments.check_number('temperature', temperature, arguments.POSITIVE)
   logits = visible(logits, mask)
   member = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   sums = jnp.matmul(member.T, logits, precision=jax.lax.Precision.HIGHEST)

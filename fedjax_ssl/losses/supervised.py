@@ -11,16 +11,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import arguments
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
-  check_number,
   check_rows,
   Loss,
   masked_mean,
   reduced,
   Scalar,
-  SHARE,
   visible,
 )
 
@@ -51,7 +50,7 @@ def cross_entropy(logits: Array, targets: Array, mask: Array | None = None, *,
   """
   mask = all_rows(mask, logits)
   check_rows(logits, mask, targets=targets)
-  check_number('label_smoothing', label_smoothing, SHARE)
+  arguments.check_number('label_smoothing', label_smoothing, arguments.SHARE)
   targets = jnp.asarray(targets)
   if jnp.issubdtype(targets.dtype, jnp.integer):
     mask = jnp.where(targets >= 0, mask, 0)

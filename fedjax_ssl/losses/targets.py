@@ -8,16 +8,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import arguments
 from fedjax_ssl.losses.rows import (
   Array,
   at_least_float32,
-  check_alike,
   check_array,
   check_choice,
-  check_number,
   check_shape,
-  NOT_NEGATIVE,
-  POSITIVE,
   PyTree,
   Scalar,
 )
@@ -46,8 +43,8 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
   if (temperature is None) == (exponent is None):
     raise ValueError(f'temperature is {temperature} and exponent {exponent}; '
                      'allowed is exactly one of the two.')
-  check_number('temperature', temperature, NOT_NEGATIVE)
-  check_number('exponent', exponent, NOT_NEGATIVE)
+  arguments.check_number('temperature', temperature, arguments.NOT_NEGATIVE)
+  arguments.check_number('exponent', exponent, arguments.NOT_NEGATIVE)
   p = at_least_float32(probabilities)
   if exponent is None:
     exponent = 1 / jnp.asarray(temperature, p.dtype)
@@ -116,7 +113,7 @@ def blended_label(local_logits: Array, global_logits: Array, *,
   """
   check_shape('local_logits', local_logits, ('B', 'C'))
   check_shape('global_logits', global_logits, local_logits.shape)
-  check_number('half_gap', half_gap, POSITIVE)
+  arguments.check_number('half_gap', half_gap, arguments.POSITIVE)
   (own, own_sure, own_top), (other, other_sure, other_top) = (
       _hard(logits, threshold) for logits in (local_logits, global_logits))
   gap = jnp.abs(own_top - other_top) + 1e-6
@@ -281,7 +278,7 @@ def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
   References:
     Zhang et al., mixup, https://arxiv.org/abs/1710.09412.
   """
-  check_alike(a=a, b=b)
+  arguments.check_alike(a=a, b=b)
 
   def blend(x: Array, y: Array) -> jax.Array:
     if jnp.ndim(lam):
@@ -313,7 +310,7 @@ def mixup_ratio(key: Array, shape: tuple[int, ...] = (), *,
   References:
     Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 8 and 9.
   """
-  check_number('alpha', alpha, POSITIVE)
+  arguments.check_number('alpha', alpha, arguments.POSITIVE)
   # Both gamma variables from one draw: `jax.random.beta` compiles two samplers,
   # each of which takes seconds.
   logs = jax.random.loggamma(key, alpha, (2, *shape))

@@ -1,0 +1,45 @@
+"""Checks of arguments that the pure functions share: losses, aggregation."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# What a number may be, in words, and whether one is it; NaN never is.
+Range = tuple[str, Callable[[Any], Any]]
+NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
+POSITIVE: Range = ('above 0', lambda x: x > 0)
+SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
+
+
+def check_number(name: str, value: Any, allowed: Range) -> None:
+  """Raises ValueError, naming the argument, for a number out of its range.
+
+  A number that JAX holds is not read: it may be traced, or not be there yet.
+  """
+  words, is_in = allowed
+  if (isinstance(value, (int, float, np.ndarray, np.number))
+      and not np.all(is_in(np.asarray(value)))):
+    raise ValueError(f'{name} is {value}; allowed is {words}.')
+
+
+def check_alike(**trees: Any) -> None:
+  """Raises ValueError, naming the leaf, unless two trees have one form."""
+  (name, tree), (other_name, other) = trees.items()
+  leaves, others = map(jax.tree_util.tree_leaves_with_path, (tree, other))
+  form: Any = jax.tree.structure(tree)
+  if form != jax.tree.structure(other):
+    lone = sorted({jax.tree_util.keystr(path) for path, _ in leaves}
+                  ^ {jax.tree_util.keystr(path) for path, _ in others})
+    raise ValueError(f'{name} and {other_name} differ in structure; allowed is '
+                     f'the same one, but {lone[0] or "a leaf"} is in one only.'
+                     if lone else f'{name} and {other_name} differ in the '
+                     'types of their nodes; allowed are the same.')
+  for (path, leaf), (_, mate) in zip(leaves, others, strict=True):
+    if jnp.shape(leaf) != jnp.shape(mate):
+      raise ValueError(
+          f'{other_name}{jax.tree_util.keystr(path)} has shape '
+          f'{jnp.shape(mate)}; allowed is {jnp.shape(leaf)}, as in {name}.')
