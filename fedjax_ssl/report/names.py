@@ -86,7 +86,7 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
 
 
 def short(texts: Iterable[str]) -> dict[str, str]:
-  """Shortens what names the user's files, as `/home/me/mine.py:fast(k=2)`.
+  """Shortens what names the user's files, as `~/mine.py:fast(k=2)`.
 
   Args:
     texts: of methods, networks and the like.

@@ -90,12 +90,12 @@ def test_names_hold_what_differs():
 
 def test_own_methods_are_called_by_their_names():
   """By the file too where two would be equal, and by folders if needed."""
-  fast = '/home/me/mine/methods.py:fast'
+  fast = '/data/me/mine/methods.py:fast'
   assert plan({'method': fast}, {'method': 'uda'}).names == ['fast', 'uda']
   assert plan({'method': f'{fast}(k=2)'}, {'method': f'{fast}(k=3)'}).names == [
       'k=2', 'k=3']
   assert plan({'method': fast}, {'method': 'fast'},
-              {'method': '/home/me/other.py:fast'}).names == [
+              {'method': '/data/me/other.py:fast'}).names == [
                   'methods.py:fast', 'fast', 'other.py:fast']
   assert plan({'method': '/a/x/mine.py:f'}, {'method': '/a/y/mine.py:f'}
               ).names == ['x/mine.py:f', 'y/mine.py:f']
