@@ -25,7 +25,8 @@ def test_processes_and_streams_of_rates(tmp_path):
       federation, stream=federation.clients, rounds_per_task=2)
   rates = "fixmatch(lr_decay='plateau')"
   check(tmp_path, rates, federation)
-  with pytest.raises(FieldError, match='client_memory=disk and distributed=True: '):
+  with pytest.raises(FieldError,
+                     match='client_memory=disk and distributed=True: '):
     check(tmp_path, rates, federation, distributed=True)
   with pytest.raises(FieldError, match='and rounds_per_task=2: the learning r'):
     check(tmp_path, rates, stream, rounds_per_task=2)
