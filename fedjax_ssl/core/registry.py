@@ -409,8 +409,12 @@ def is_own(text: str, known: Mapping[str, Any]) -> bool:
     builder = known.get(parse(text)[0])
   except ValueError:
     return False
-  module = getattr(inspect.unwrap(builder), '__module__', '') if builder else ''
-  return builder is not None and not module.startswith('fedjax_ssl.')
+  return builder is not None and not is_library(inspect.unwrap(builder))
+
+
+def is_library(function: Any) -> bool:
+  """Returns whether a function or class is defined in this library."""
+  return (getattr(function, '__module__', None) or '').startswith('fedjax_ssl.')
 
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...],

@@ -164,17 +164,13 @@ def _text(field: str, given: Any) -> str:
                     f'function with a name, {form}, not {what}.')
   held = known.get(name)
   # A notebook cell that is run again replaces its own function.
-  if held is not None and held is not function and _is_library(held):
-    if field == 'aggregator' and _is_library(function):
+  if held is not None and held is not function and registry.is_library(held):
+    if field == 'aggregator' and registry.is_library(function):
       return registry.written(name, knobs)  # The one that the name stands for.
     raise FieldError(field, name, f'a {kind} of the library has this name; '
                      'call the function otherwise.')
   known[name] = known.adapt(function)
   return registry.written(name, knobs)
-
-
-def _is_library(function: Any) -> bool:
-  return (getattr(function, '__module__', None) or '').startswith('fedjax_ssl.')
 
 
 def _resolved(given: dict[str, Any], stored: Mapping[str, Any],

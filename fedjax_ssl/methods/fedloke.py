@@ -79,10 +79,15 @@ def distill(logits: Array, teacher: Array, mask: Array, *,
     float32[], and float32[B], 1 for the rows that count.
   """
   labels = jax.nn.softmax(teacher)
-  entropy = -jax.scipy.special.xlogy(labels, labels).sum(-1)
-  sure = (entropy < max_entropy).astype(jnp.float32)
+  sure = _sure(labels, max_entropy)
   loss, _ = losses.target_kl(logits, labels, mask * sure, total=mask.sum())
   return loss, sure
+
+
+def _sure(labels: jax.Array, max_entropy: Number) -> jax.Array:
+  """Whether the entropy of soft labels is below the bar, float32[B]."""
+  entropy = -jax.scipy.special.xlogy(labels, labels).sum(-1)
+  return (entropy < max_entropy).astype(jnp.float32)
 
 
 @knobs.checked(
@@ -230,6 +235,5 @@ def _pseudo_label(task: Task, s: _Settings, record: assemble.Server,
   """Labels inputs as the local model does, which teaches what is sent."""
   del record
   logits = task.apply(memory, inputs)
-  _, sure = distill(logits, logits, jnp.ones(len(logits)),
-                    max_entropy=s.max_entropy)
-  return logits.argmax(-1).astype(jnp.int32), sure
+  return (logits.argmax(-1).astype(jnp.int32),
+          _sure(jax.nn.softmax(logits), s.max_entropy))

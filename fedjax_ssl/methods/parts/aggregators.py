@@ -189,8 +189,7 @@ def checked(rule: Rule) -> Rule:
     raises anything, or gives something other than one update.
   """
   inner = _inner(rule)
-  module = getattr(inner, '__module__', None) or ''
-  if isinstance(rule, _Own) or module.startswith('fedjax_ssl.'):
+  if isinstance(rule, _Own) or registry.is_library(inner):
     return rule
   return _Own(rule, getattr(inner, '__name__', type(inner).__name__))
 
