@@ -4,7 +4,7 @@ For each number of clients a round: the forms of every convolution are timed as
 `--conv_impl=measure` does, for all clients at once, for halves of them and one
 after another, and how long that took, unless they were timed before; then
 rounds with what is chosen, and with XLA's own convolutions under vmap beside
-them.
+them, which a GPU compiles for a minute or more.
 
 python experiments/benchmarks/round_speed.py --model=resnet9 --clients=5,20,100
 """
@@ -43,6 +43,7 @@ flags.DEFINE_integer('labeled', 10, 'Rows with labels in a step.',
 flags.DEFINE_integer('unlabeled', 50, 'Rows without.', lower_bound=1)
 flags.DEFINE_enum('compute_dtype', 'float32', ['float32', 'bfloat16'],
                   'Of the arithmetic, and of the limit.')
+flags.DEFINE_bool('lax', True, "Whether XLA's own convolutions are timed too.")
 
 QUICK = {'model': 'cnn(width=2)', 'side': 8, 'clients': ['2'], 'steps': 1,
          'labeled': 2, 'unlabeled': 2}
@@ -89,9 +90,9 @@ def measured(clients: int, choice: convolutions.Choice) -> dict[str, Any]:
   federation = harness.two_pools(
       clients, FLAGS.labeled * FLAGS.steps, FLAGS.unlabeled * FLAGS.steps,
       harness.image_shape(FLAGS.model, FLAGS.side))
-  fields: dict[str, dict[str, Any]] = {
-      'chosen': choice._asdict(),
-      'lax, vmap': {'conv_impl': 'lax', 'client_map': 'vmap'}}
+  fields: dict[str, dict[str, Any]] = {'chosen': choice._asdict()}
+  if FLAGS.lax:
+    fields['lax, vmap'] = {'conv_impl': 'lax', 'client_map': 'vmap'}
   runs, failed = {}, {}
   for name, changes in fields.items():
     try:

@@ -156,7 +156,7 @@ def _operands(layer: conv.Layer, load: Load) -> tuple[jax.Array, jax.Array]:
 def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
           *, machine: str = '',
           only: Mapping[str, Collection[str]] | None = None,
-          until: float = float('inf')) -> Table:
+          until: float = float('inf'), again: bool = False) -> Table:
   """Returns the seconds of every form of every layer, measured or read back.
 
   Args:
@@ -168,22 +168,24 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
       in it.
     until: time of the monotonic clock from which on no other form is begun. The
       plainest of all layers come first, compiled together.
+    again: whether to try again what did not run, or came too late, when it was
+      asked for before: memory may have been short, or the machine busy. A layer
+      without any form that ran is always tried again.
 
   Returns:
     By the layer's text, seconds by form. A form that does not run, or whose
-    turn did not come, is left out, and tried again next time: memory may have
-    been short.
+    turn did not come, is left out.
   """
   def tried(layer: conv.Layer) -> list[str]:
     chosen = (only or {}).get(str(layer), FORMS)
-    return [form for form in _different(layer) if form in chosen]
+    return [form for form in _different(layer, load.clients) if form in chosen]
 
   def key(layer: conv.Layer) -> str:
     return (f'{machine}; {layer}; {load.rows} rows; {load.clients} clients; '
             f'{load.dtype}')
 
   known = _read(path)
-  found = {layer: {**known.get(key(layer), {})} for layer in layers}
+  found = {layer: _worth(known.get(key(layer), {}), again) for layer in layers}
   wanted = {layer: tried(layer) for layer in layers}
   for form in FORMS:
     missing = [layer for layer, forms in wanted.items()
@@ -193,15 +195,21 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
       if time.monotonic() > until:
         break
       best = min(found[layer].values(), default=float('inf'))
-      taken = float('inf') if steps is None else seconds(
+      found[layer][form] = float('inf') if steps is None else seconds(
           layer, form, load, hopeless=_HOPELESS * best, steps=steps)
-      if taken < float('inf'):
-        found[layer][form] = taken
-    if programs:
+    for layer in missing:
+      found[layer].setdefault(form, float('inf'))  # Its turn did not come.
+    if missing:
       _write(path, {key(layer): found[layer] for layer in layers})
   return {str(layer): {form: found[layer][form] for form in forms
-                       if form in found[layer]}
+                       if found[layer][form] < float('inf')}
           for layer, forms in wanted.items()}
+
+
+def _worth(known: Mapping[str, float], again: bool) -> dict[str, float]:
+  """What was measured, with what failed unless that is to be tried again."""
+  ran = {form: taken for form, taken in known.items() if taken < math.inf}
+  return ran if again or not ran else {**known}
 
 
 def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float
@@ -218,10 +226,18 @@ def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float
   return {layer: steps for layer, (came, steps) in made.items() if came}
 
 
-def _different(layer: conv.Layer) -> tuple[str, ...]:
+def _different(layer: conv.Layer, clients: int) -> tuple[str, ...]:
   """The forms that give different programs for a layer, hopeless ones apart."""
-  # XLA:CPU takes minutes for the gradients of a large layer in a loop.
-  forms = FORMS[jax.default_backend() == 'cpu':]
+  backend = jax.default_backend()
+  forms = FORMS
+  if backend == 'cpu':
+    # XLA:CPU takes minutes for the gradients of a large layer in a loop.
+    forms = tuple(form for form in FORMS if form != 'lax')
+  elif backend == 'gpu' and clients > 1:
+    # Grouped convolutions: on an H200 the six layers of a ResNet-9 for 20
+    # clients took 55 s to compile, and then reached a tenth of the rate of
+    # products.
+    forms = tuple(form for form in FORMS if form not in ('lax', 'reordered'))
   if layer.kernel == (1, 1) and not layer.pooled:
     # All forms but 'lax' make the same product.
     return tuple(form for form in forms if form in ('lax', 'gemm'))
@@ -251,21 +267,25 @@ def total(measured: Mapping[str, Mapping[str, float]]) -> float:
 def _read(path: pathlib.Path | None) -> dict[str, dict[str, float]]:
   """What the file holds; nothing if it is missing or damaged.
 
-  Left out is what no clock has said: it would decide, and never be measured.
+  Infinity, `null` in the file, is a form that did not run. Left out is what no
+  clock has said: it would decide, and never be measured.
   """
   try:
     if path is None or not path.is_file():  # To read a pipe would never end.
       return {}
     found = json.loads(path.read_text())
-    return {str(key): {str(form): taken for form, value in forms.items()
-                       if 0 < (taken := float(value)) < math.inf}
+    return {str(key): {
+        str(form): math.inf if value is None else float(value)
+        for form, value in forms.items()
+        if value is None or 0 < float(value) < math.inf}
             for key, forms in found.items()}
   except (OSError, ValueError, AttributeError, TypeError, OverflowError,
           RecursionError):
     return {}
 
 
-def _write(path: pathlib.Path | None, known: Mapping[str, Any]) -> None:
+def _write(path: pathlib.Path | None,
+           known: Mapping[str, Mapping[str, float]]) -> None:
   """Replaces the file, unless nothing can be written there.
 
   Other processes may have measured meanwhile: what they found is kept.
@@ -274,7 +294,11 @@ def _write(path: pathlib.Path | None, known: Mapping[str, Any]) -> None:
     return
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**_read(path), **known}, indent=1, sort_keys=True)
+    text = json.dumps({
+        key: {form: taken if taken < math.inf else None
+              for form, taken in forms.items()}
+        for key, forms in {**_read(path), **known}.items()},
+                      indent=1, sort_keys=True)
     with tempfile.NamedTemporaryFile(
         'w', dir=path.parent, suffix='.partial', delete=False) as file:
       try:

@@ -94,10 +94,11 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
   seeds = len(deals) if loop.seeds_together(
       options.seed_map, len(deals)) else 1
   rows, machine = _rows(options, deals), _machine()
+  again = options.conv_impl == conv_forms.MEASURE
   def measured(clients: int, forms: Forms, until: float) -> conv_measure.Table:
     return conv_measure.table(
         found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
-        _path(), machine=machine, only=forms, until=until)
+        _path(), machine=machine, only=forms, until=until, again=again)
   if given.client_map == 'auto' and not given.chunk_size:
     return searched(measured, each)
   together = 1 if given.client_map == 'map' else min(

@@ -16,9 +16,9 @@ _LOAD = conv_measure.Load(rows=2, clients=2)
 
 
 def _clock(monkeypatch, seconds):
-  """Each form takes what is said, on a GPU; returns the calls."""
+  """Each form takes what is said, on a TPU; returns the calls."""
   calls = []
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
 
   def timed(layer, form, load, **_):
     calls.append((str(layer), form))
@@ -87,8 +87,10 @@ def test_the_fastest_wins_and_is_kept(monkeypatch, tmp_path):
   assert conv_measure.fastest(table) == {str(_LAYER): 'gemm'}
   assert conv_measure.total(table) == 2.
   assert len(calls) == len(seconds)
-  # Nothing is timed again but what failed: memory may have been short.
+  # Nothing is timed again, what failed only where that is asked for.
   assert conv_measure.table([_LAYER], _LOAD, path) == table
+  assert len(calls) == len(seconds)
+  assert conv_measure.table([_LAYER], _LOAD, path, again=True) == table
   assert calls[len(seconds):] == [(str(_LAYER), 'taps')]
   # Another load, or another machine, is another measurement.
   calls.clear()
@@ -112,6 +114,34 @@ def test_no_form_is_begun_when_the_time_is_over(monkeypatch):
   assert [form for _, form in calls] == ['lax', 'lax', 'gemm', 'gemm']
   assert found == {str(layer): {'lax': 1., 'gemm': 1.}
                    for layer in (_LAYER, other)}
+
+
+def test_what_came_too_late_is_not_waited_for_again(monkeypatch, tmp_path):
+  """Else every run would begin with as long a search as the first."""
+  path = tmp_path / 'convolutions.json'
+  calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  assert conv_measure.table([_LAYER], _LOAD, path, until=0) == {
+      str(_LAYER): {}}
+  assert not calls  # No form of the layer is known: its turn comes next time.
+  only = {str(_LAYER): ('taps',)}
+  first = conv_measure.table([_LAYER], _LOAD, path, only=only)
+  assert first == {str(_LAYER): {'taps': 1.}}
+  conv_measure.table([_LAYER], _LOAD, path, until=0)
+  assert conv_measure.table([_LAYER], _LOAD, path) == first
+  assert len(calls) == 1
+  conv_measure.table([_LAYER], _LOAD, path, again=True)
+  assert len(calls) == len(conv_measure.FORMS)
+
+
+def test_no_grouped_convolution_is_compiled_for_a_gpu(monkeypatch):
+  """They take a minute there, and are slow; one client alone has none."""
+  calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  conv_measure.table([_LAYER], _LOAD, None)
+  assert [form for _, form in calls] == ['gemm', 'taps', 'winograd']
+  calls.clear()
+  conv_measure.table([_LAYER], _LOAD._replace(clients=1), None)
+  assert [form for _, form in calls] == [*conv_measure.FORMS]
 
 
 def test_only_the_forms_that_are_asked_for(monkeypatch):

@@ -134,8 +134,9 @@ def test_what_a_device_works_on_at_once(monkeypatch):
   """Seeds under one vmap count, a chunk is no larger than the cohort."""
   loads = []
 
-  def table(layers, load, path, *, machine, only, until):
+  def table(layers, load, path, *, machine, only, until, again):
     del path, machine, only, until
+    assert again
     loads.append(load)
     return {str(layer): {'lax': 1.} for layer in layers}
   monkeypatch.setattr(conv_measure, 'table', table)
