@@ -26,6 +26,14 @@ from fedjax_ssl.ops import conv
 
 # The forms that are tried, the plainest first; 'reordered' is made for XLA:CPU.
 FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
+# What is not tried, by JAX's name of the backend. XLA:CPU takes minutes for the
+# gradients of a large layer in a loop. A GPU compiles slowly what has groups or
+# many products: on an H200 the six layers of a ResNet-9 for 20 clients took 55 s
+# as XLA's own grouped convolutions and above 36 s as 'taps', and then 3.9 and
+# 2.1 times the time of 'gemm' (`experiments/results/benchmarks/`,
+# round_speed_h200_grouped.json and round_speed_h200.json).
+_LEFT_OUT: Mapping[str, tuple[str, ...]] = {
+    'cpu': ('lax',), 'gpu': ('taps', 'reordered')}
 # Another form must take at most this share of the plainest form's time: noise
 # should not choose.
 CLEARLY = 0.95
@@ -228,16 +236,10 @@ def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float
 
 def _different(layer: conv.Layer, clients: int) -> tuple[str, ...]:
   """The forms that give different programs for a layer, hopeless ones apart."""
-  backend = jax.default_backend()
-  forms = FORMS
-  if backend == 'cpu':
-    # XLA:CPU takes minutes for the gradients of a large layer in a loop.
-    forms = tuple(form for form in FORMS if form != 'lax')
-  elif backend == 'gpu' and clients > 1:
-    # Grouped convolutions: on an H200 the six layers of a ResNet-9 for 20
-    # clients took 55 s to compile, and then reached a tenth of the rate of
-    # products.
-    forms = tuple(form for form in FORMS if form not in ('lax', 'reordered'))
+  out = _LEFT_OUT.get(jax.default_backend(), ())
+  if jax.default_backend() == 'gpu' and clients > 1:
+    out = (*out, 'lax')  # Grouped: see `_LEFT_OUT`.
+  forms = tuple(form for form in FORMS if form not in out)
   if layer.kernel == (1, 1) and not layer.pooled:
     # All forms but 'lax' make the same product.
     return tuple(form for form in forms if form in ('lax', 'gemm'))

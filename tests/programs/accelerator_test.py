@@ -278,9 +278,9 @@ def test_a_slice_that_trains(script, tmp_path):
 @pytest.mark.thorough
 def test_slices_that_measure(script, tmp_path):
   """The scripts themselves: `benchmarks_test`, `profile_test`."""
-  flags.FLAGS['only'].value = ['speed_resnet9_float32', 'profile_fixmatch']
+  flags.FLAGS['only'].value = ['speed_resnet9_float32_20', 'profile_fixmatch']
   assert script.main(['']) == 0
-  folder = tmp_path / 'quick' / 'speed_resnet9_float32'
+  folder = tmp_path / 'quick' / 'speed_resnet9_float32_20'
   found = json.loads(next(folder.glob('round_speed*')).read_text())
   assert found['measured']['2']['fields']['chosen']['client_map'] in (
       'map', 'vmap')
