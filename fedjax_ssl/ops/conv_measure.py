@@ -22,15 +22,15 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.ops import conv
+from fedjax_ssl.ops import conv, conv_geometry
 
 # The forms that are tried, the plainest first; 'reordered' is made for XLA:CPU.
 FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
 # What is not tried, by JAX's name of the backend. XLA:CPU takes minutes for the
 # gradients of a large layer in a loop. A GPU compiles slowly what has groups or
-# many products: on an H200 the six layers of a ResNet-9 for 20 clients took 55 s
-# as XLA's own grouped convolutions and above 36 s as 'taps', and then 3.9 and
-# 2.1 times the time of 'gemm' (`experiments/results/benchmarks/`,
+# many products: on an H200 the six layers of a ResNet-9 for 20 clients took
+# 55 s as XLA's own grouped convolutions and above 36 s as 'taps', and then 3.9
+# and 2.1 times the time of 'gemm' (`experiments/results/benchmarks/`,
 # round_speed_h200_grouped.json and round_speed_h200.json).
 _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     'cpu': ('lax',), 'gpu': ('taps', 'reordered')}
@@ -68,6 +68,14 @@ def layers_of(apply: Callable[..., Any], *args: Any) -> list[conv.Layer]:
     # A new function: JAX may know the trace of `apply` and not run it again.
     jax.eval_shape(lambda *given: apply(*given), *args)
   return list(dict.fromkeys(found))
+
+
+def operations(layer: conv.Layer) -> int:
+  """Counts what a direct convolution of one row and its gradients take."""
+  window = conv_geometry.window(layer.size, layer.kernel, layer.stride,
+                                layer.padding)
+  return 3 * 2 * math.prod((*window.out, *layer.kernel, layer.inputs,
+                            layer.outputs))
 
 
 def program(layer: conv.Layer, form: str, load: Load) -> Program | None:

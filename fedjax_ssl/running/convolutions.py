@@ -1,8 +1,9 @@
 """Times convolutions, to choose their forms and how many clients run together.
 
-On a CPU the forms follow rules that were measured once. Elsewhere, and with
-`--conv_impl=measure`, they are timed at the start of a new run, unless this
-machine has timed the layers before. What is chosen replaces the words `auto`
+On a CPU the forms follow rules that were measured once, and so they do where a
+run is done sooner than the timing. Elsewhere, and with `--conv_impl=measure`,
+they are timed at the start of a new run, unless this machine has timed the
+layers before. What is chosen replaces the words `auto`
 and `measure`, and a chunk size of 0, in `config.json`, so that the run goes on
 as it began.
 """
@@ -33,6 +34,8 @@ from fedjax_ssl.training import workdir as workdir_lib
 _OPEN = ('auto', conv_forms.MEASURE, 0)
 # Seconds that timing may take; what is under way then comes to its end.
 _PATIENCE = 50.0
+# Operations that a GPU does in about so long: an H200 did 9e13 a second.
+_SHORT = 4e15
 Forms = Mapping[str, Collection[str]]
 
 
@@ -84,7 +87,8 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
       input_shape=tuple(dataset.train.inputs.shape[1:]), model=options.model,
       norm=options.norm, compute_dtype=options.compute_dtype))
   found = layers(task, dataset.train.inputs[:1])
-  if not found:
+  again = options.conv_impl == conv_forms.MEASURE
+  if not found or not again and _work(options, found, deals) < _SHORT:
     return given._replace(conv_impl='auto')
   print(f'Timing the convolutions of {options.model}: {len(found)} layers, '
         'about a minute at most.', file=sys.stderr)
@@ -94,7 +98,6 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
   seeds = len(deals) if loop.seeds_together(
       options.seed_map, len(deals)) else 1
   rows, machine = _rows(options, deals), _machine()
-  again = options.conv_impl == conv_forms.MEASURE
   def measured(clients: int, forms: Forms, until: float) -> conv_measure.Table:
     return conv_measure.table(
         found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
@@ -179,6 +182,19 @@ def _rows(options: Config, deals: Mapping[int, data.Partition]) -> int:
       np.stack([counts(deal.labeled) for deal in deals.values()]),
       np.stack([counts(deal.unlabeled) for deal in deals.values()]),
       labeled_batch=options.labeled_batch, local_steps=options.local_steps)
+
+
+def _work(options: Config, found: Collection[conv.Layer],
+          deals: Mapping[int, data.Partition]) -> float:
+  """Estimates the operations of the convolutions of a whole run."""
+  if options.local_steps:
+    rows: float = options.local_steps * _rows(options, deals)
+  else:
+    dealt = np.mean([np.sum(deal.labeled >= 0) + np.sum(deal.unlabeled >= 0)
+                     for deal in deals.values()])
+    rows = options.local_epochs * float(dealt) / options.num_clients
+  return (options.num_rounds * len(deals) * options.cohort_size * rows
+          * sum(conv_measure.operations(layer) for layer in found))
 
 
 def _machine() -> str:

@@ -207,8 +207,12 @@ def test_choice_on_cpu():
   assert choice(32, 3, 1, 8, 16) == choice(32, 5, 1, 8, 16) == 'gemm'
   assert choice(32, 1, 1, 8, 16) == choice(32, 7, 1, 16, 16) == 'reordered'
   assert choice(32, 3, 1, 64, 16) == 'winograd'
-  assert conv.choose(conv_geometry.window((8, 8), (3, 3), 1, 'SAME'), 64,
-                     'gpu') == 'lax'
+
+
+def test_choice_elsewhere():
+  window = conv_geometry.window((8, 8), (3, 3), 1, 'SAME')
+  assert conv.choose(window, 64, 'gpu') == 'gemm'
+  assert conv.choose(window, 64, 'tpu') == 'lax'
 
 
 def test_tiles_by_size():

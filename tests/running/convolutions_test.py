@@ -1,6 +1,7 @@
 """Runs find the fastest convolutions, store them, and go on with them."""
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -165,6 +166,27 @@ def test_on_a_cpu_auto_measures_nothing(clock):
   clock.clear()
   options = _options(conv_impl='auto')
   assert _decided(options) == options
+
+
+@pytest.mark.parametrize('platform', ['gpu', 'tpu'])
+@pytest.mark.parametrize('changes', [
+    {'local_steps': 10}, {'local_steps': 0, 'labeled_batch': 10}])
+def test_elsewhere_auto_measures_only_for_long_runs(
+    clock, monkeypatch, platform, changes):
+  """Ten steps of 10 and 3 rows, or an epoch of 10 and 30, for four clients."""
+  device = types.SimpleNamespace(platform=platform, device_kind='other')
+  monkeypatch.setattr(convolutions.environment, 'devices', lambda: [device])
+  options = _options(conv_impl='auto', num_rounds=1, **changes)
+  assert _decided(options) == options
+  # 6 operations for each product of an entry: 64 pixels, 1 and 16 channels;
+  # 16 pixels, 16 and 32 channels.
+  row = 6 * 9 * (64 * 16 + 16 * 16 * 32)
+  rows = 4 * (130 if changes['local_steps'] else 40)
+  rounds = -(-4e15 // (row * rows))
+  few = dataclasses.replace(options, num_rounds=int(rounds) - 1)
+  assert _decided(few) == few
+  many = dataclasses.replace(options, num_rounds=int(rounds))
+  assert 'pooled gemm' in _decided(many).conv_impl
 
 
 def test_a_run_goes_on_with_the_forms_that_it_stored(clock, tmp_path):
