@@ -138,10 +138,10 @@ def test_no_grouped_convolution_is_compiled_for_a_gpu(monkeypatch):
   calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   conv_measure.table([_LAYER], _LOAD, None)
-  assert [form for _, form in calls] == ['gemm', 'winograd']
+  assert [form for _, form in calls] == ['gemm']
   calls.clear()
   conv_measure.table([_LAYER], _LOAD._replace(clients=1), None)
-  assert [form for _, form in calls] == ['lax', 'gemm', 'winograd']
+  assert [form for _, form in calls] == ['lax', 'gemm']
 
 
 def test_only_the_forms_that_are_asked_for(monkeypatch):
