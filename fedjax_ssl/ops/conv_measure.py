@@ -31,8 +31,8 @@ FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
 # many products: on an H200 the six layers of a ResNet-9 for 20 clients took
 # 55 s as XLA's own grouped convolutions and above 36 s as 'taps', and then 3.9
 # and 2.1 times the time of 'gemm' (`experiments/results/benchmarks/`,
-# round_speed_h200_grouped.json and round_speed_h200.json). 'winograd' has two to
-# four times the products of 'taps', in float32 without TF32.
+# round_speed_h200_grouped.json and round_speed_h200.json). 'winograd' has two
+# to four times the products of 'taps', in float32 without TF32.
 _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     'cpu': ('lax',), 'gpu': ('taps', 'winograd', 'reordered')}
 # Another form must take at most this share of the plainest form's time: noise
