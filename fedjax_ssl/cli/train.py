@@ -15,7 +15,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import errors
+from fedjax_ssl.cli import errors, flag_help
 from fedjax_ssl.core import checks, registry
 from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
@@ -61,10 +61,8 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   """
   for name, value in setting.defaults.items():
     FLAGS.set_default(checks.flag(name), value)
-  for name in config.OPTIONS:  # For --help.
-    FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
-  if _is_ours(setting):  # absl shows it above the flags.
-    sys.modules['__main__'].__doc__ = setting.text()
+  if not {*flag_help.WORDS}.isdisjoint(words):
+    return _report_errors(_print_help, setting)
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],
@@ -156,6 +154,13 @@ def _check_method(told: config.Config) -> None:
 
 def _is_ours(setting: Setting) -> bool:
   return settings.SETTINGS.get(setting.name) is setting
+
+
+def _print_help(setting: Setting) -> None:
+  """Says what a setting is, of a user's own by its script, and its flags."""
+  about = None if _is_ours(setting) else sys.modules['__main__'].__doc__
+  print((about or setting.text()).strip(), *flag_help.lines(FLAGS), sep='\n',
+        flush=True)
 
 
 def _read_flags(argv: Sequence[str]) -> Any:

@@ -1,0 +1,58 @@
+"""The help of `fedjax-ssl train SETTING`: its flags by topic."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from absl import flags
+
+from fedjax_ssl.core import checks
+
+# Every option of `config.OPTIONS` once, what most users set first.
+TOPICS = {
+    'Method and network': (
+        'method', 'profile', 'model', 'norm', 'aggregator', 'imports'),
+    'Data': (
+        'dataset', 'data_dir', 'split', 'validation_fraction', 'embeddings'),
+    'Who holds which rows': (
+        'num_clients', 'alpha', 'labels_at', 'labels_per_class',
+        'labeled_fraction', 'num_labeled_clients',
+        'num_partly_labeled_clients', 'labels', 'dirichlet', 'min_size',
+        'max_rows', 'partition', 'partition_file', 'partition_seed'),
+    'Rounds and steps': (
+        'num_rounds', 'cohort_size', 'local_epochs', 'local_steps',
+        'labeled_batch', 'unlabeled_batch', 'rounds_per_task',
+        'schedule_rounds'),
+    'Optimizers': (
+        'optimizer', 'learning_rate', 'lr_schedule', 'momentum',
+        'weight_decay', 'server_optimizer', 'server_learning_rate'),
+    'Views of the rows': ('weak', 'strong', 'labeled_view'),
+    'Runs, folders and reports': (
+        'workdir', 'seed', 'seeds', 'bounds', 'eval_every', 'checkpoint_every',
+        'report', 'pictures', 'track', 'tensorboard', 'eval_only'),
+    'Broken and hostile clients': ('max_update_norm', 'attack'),
+    'Devices and memory': (
+        'num_devices', 'client_map', 'chunk_size', 'seed_map', 'client_memory',
+        'compute_dtype', 'conv_impl', 'aggregation_order'),
+    'Several processes': (
+        'distributed', 'coordinator_address', 'num_processes', 'process_id'),
+}
+WORDS = ('--help', '-help', '-h', '--h', '-?', '--?', '--helpshort',
+         '-helpshort')
+
+
+def lines(values: flags.FlagValues) -> Iterator[str]:
+  """Yields the flags of a run, topic by topic, with their defaults."""
+  for topic, names in TOPICS.items():
+    yield ''
+    yield f'{topic}:'
+    for name in names:
+      yield from _lines(values[checks.flag(name)])
+  yield ''
+  yield '--flagfile=FILE reads flags from a file, one a line.'
+
+
+def _lines(flag: flags.Flag) -> Iterator[str]:
+  said = '[no]' * flag.boolean + flag.name
+  yield flags.text_wrap(f'--{said}: {flag.help}', 80, '    ', '  ')
+  if flag.default_as_str not in (None, "''", "'[]'"):
+    yield f'    (default: {flag.default_as_str})'

@@ -1,0 +1,37 @@
+"""The help of a setting lists every flag once, by topic."""
+import itertools
+
+import pytest
+
+from fedjax_ssl import config
+from fedjax_ssl.cli import flag_help, train
+from fedjax_ssl.core import checks
+from fedjax_ssl.running import settings
+
+
+def test_every_option_has_one_topic():
+  named = [*itertools.chain(*flag_help.TOPICS.values())]
+  assert sorted(named) == sorted(config.OPTIONS)
+
+
+@pytest.fixture
+def defaults():
+  """What a setting sets is the next test's default otherwise."""
+  yield
+  for name, option in config.OPTIONS.items():
+    train.FLAGS.set_default(checks.flag(name), option.default)
+
+
+@pytest.mark.parametrize('word', flag_help.WORDS)
+def test_help_has_the_defaults_of_the_setting(capsys, defaults, word):
+  setting = settings.SETTINGS['cifar_dirdir']
+  assert train.main(setting, ['--method=fedavg', word]) is None
+  out = capsys.readouterr().out
+  assert out.startswith(setting.about)
+  said = [line.partition(':')[0].strip().replace('[no]', '')
+          for line in out.splitlines() if line.startswith('  --')]
+  assert said == ['--' + checks.flag(name) for name in
+                  itertools.chain(*flag_help.TOPICS.values())]
+  shown = out.partition('  --num_clients:')[2].partition('  --')[0]
+  assert "(default: '100')" in shown
+  assert max(map(len, out.partition('Method and')[2].splitlines())) <= 80
