@@ -62,7 +62,8 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   for name, value in setting.defaults.items():
     FLAGS.set_default(checks.flag(name), value)
   if not {*flag_help.WORDS}.isdisjoint(words):
-    return _report_errors(_print_help, setting)
+    _report_errors(_print_help, setting)
+    sys.exit(0)
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],

@@ -25,7 +25,9 @@ def defaults():
 @pytest.mark.parametrize('word', flag_help.WORDS)
 def test_help_has_the_defaults_of_the_setting(capsys, defaults, word):
   setting = settings.SETTINGS['cifar_dirdir']
-  assert train.main(setting, ['--method=fedavg', word]) is None
+  with pytest.raises(SystemExit) as ended:
+    train.main(setting, ['--method=fedavg', word])
+  assert ended.value.code == 0
   out = capsys.readouterr().out
   assert out.startswith(setting.about)
   said = [line.partition(':')[0].strip().replace('[no]', '')
