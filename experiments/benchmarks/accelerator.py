@@ -53,6 +53,11 @@ CUT = 'cut_off.json'  # Of a slice that must begin anew.
 # A run that is told to stop saves first.
 _GRACE = 30
 _STOPPED = 143
+# By how names of slices begin.
+_XLA_FLAGS = {
+    # Else a GPU's kernels come without the names of instructions.
+    'profile': '--xla_gpu_enable_command_buffer=',
+    'bits_deterministic': '--xla_gpu_deterministic_ops=true'}
 # Flags that name a folder of results, which may lie anywhere.
 _FOLDERS = '--out=', '--workdir='
 
@@ -86,27 +91,35 @@ class Slice(NamedTuple):
 
 def plan() -> list[Slice]:
   """The slices, the most useful first."""
-  return [*_speed(), *_profiles(), *_methods(), *_dtypes(), *_cells()]
+  more = [] if FLAGS.quick else [*_speed(100), *_speed(5)]  # As 20, then.
+  return [*_speed(20), *_bits(), *_profiles(), *_methods(), *more, *_dtypes(),
+          *_cells()]
 
 
 def _script(name: str, *words: str) -> list[str]:
   return [f'{_BENCHMARKS}/{name}.py', *words, *['--quick'] * FLAGS.quick]
 
 
-def _speed() -> Iterator[Slice]:
-  """Rounds in chosen forms; once beside grouped ones, which compile slowly."""
-  for clients in (20,) if FLAGS.quick else (20, 5, 100):
-    for model in ('resnet9', 'cnn(width=32)'):
-      for dtype in ('float32', 'bfloat16'):
-        name = f'speed_{model.partition("(")[0]}_{dtype}_{clients}'
-        sizes = [] if FLAGS.quick else [
-            f'--model={model}', '--side=32', f'--clients={clients}',
-            '--product_size=8192', *['--nolax'] * (clients != 20)]
-        yield Slice(
-            name, 'which convolution is fastest; rounds and images a second of '
-            f'{clients} clients', 3 if clients == 20 else 2, _script(
-                'round_speed', *sizes, f'--compute_dtype={dtype}',
-                f'--out={_folder(name)}'))
+def _speed(clients: int) -> Iterator[Slice]:
+  """Rounds in chosen forms; of 20 beside grouped ones, which compile slowly."""
+  for model in ('resnet9', 'cnn(width=32)'):
+    for dtype in ('float32', 'bfloat16'):
+      name = f'speed_{model.partition("(")[0]}_{dtype}_{clients}'
+      sizes = [] if FLAGS.quick else [
+          f'--model={model}', '--side=32', f'--clients={clients}',
+          '--product_size=8192', *['--nolax'] * (clients != 20)]
+      yield Slice(
+          name, 'which convolution is fastest; rounds and images a second of '
+          f'{clients} clients', 3 if clients == 20 else 2, _script(
+              'round_speed', *sizes, f'--compute_dtype={dtype}',
+              f'--out={_folder(name)}'))
+
+
+def _bits() -> Iterator[Slice]:
+  for name, about in (('bits', ''), ('bits_deterministic', ', asked of XLA')):
+    yield Slice(name, 'whether a repeated and a continued run have the same '
+                f'bits{about}', 4, _script('same_bits',
+                                           f'--out={_folder(name)}'))
 
 
 def _profiles() -> Iterator[Slice]:
@@ -227,10 +240,10 @@ def _environment(part: Slice) -> dict[str, str]:
   cache = _folder('cache')
   given = {'XDG_CACHE_HOME': str(cache),
            'JAX_COMPILATION_CACHE_DIR': str(cache / 'xla')}
-  if part.name.startswith('profile'):
-    # Else a GPU's kernels come without the names of instructions.
-    given['XLA_FLAGS'] = ' '.join(filter(None, [
-        os.environ.get('XLA_FLAGS'), '--xla_gpu_enable_command_buffer=']))
+  for start, words in _XLA_FLAGS.items():
+    if part.name.startswith(start):
+      given['XLA_FLAGS'] = ' '.join(filter(None, [
+          os.environ.get('XLA_FLAGS'), words]))
   if FLAGS.data_dir:
     given['FEDJAX_SSL_DATA'] = os.path.expanduser(FLAGS.data_dir)
   return {**os.environ, **given}
