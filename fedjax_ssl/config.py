@@ -252,8 +252,8 @@ class Config:
   conv_impl: str = _option(
       'auto', 'Form of the convolutions: lax, reordered, gemm, taps or '
       'winograd. measure: the fastest of each layer, found by timing them at '
-      'the start. auto: by shape on CPU, measure elsewhere. Stored runs hold '
-      'the form of each layer.')
+      'the start. auto: by shape on CPU and in short runs, else measure. '
+      'Stored runs hold the form of each layer.')
   aggregation_order: str = _option(
       'fixed', 'fixed: the same bits on any number of devices; 1, 2, 4 and 8 '
       'exchange up to eight sums a round, others more. fast: one sum.',
