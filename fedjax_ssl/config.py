@@ -240,7 +240,7 @@ class Config:
   client_map: str = _option(
       'auto', 'Clients one after another, under vmap, or in lanes: a vmap of '
       'chunk_size places, of which each takes its next client when one is '
-      'done; auto: map on CPU, measured elsewhere.',
+      'done; auto: map on CPU, else vmap or measured.',
       choices=('auto', 'map', 'vmap', 'lanes'))
   client_memory: str = _option(
       'device', 'Where that is which clients keep between rounds, such as '
