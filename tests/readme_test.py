@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
+from fedjax_ssl.running import settings
 from fedjax_ssl.training import loop
 from tests import toy
 
@@ -104,3 +105,11 @@ def test_the_example_without_flags_runs(root, monkeypatch, capsys):
   assert num_rounds and scope['task'].schedule_rounds is None
   assert f'{num_rounds} rounds are only a look' in capsys.readouterr().out
   scope['method'].init(jax.random.key(0), federation)
+
+
+@pytest.mark.usefixtures('as_registered')
+def test_it_counts_methods_and_names_every_setting(root):
+  text = (root / 'README.md').read_text('utf-8')
+  assert f'[{len(fedjax_ssl.METHODS)} methods]' in text
+  assert f'in {len(settings.SETTINGS)} settings' in text
+  assert not [name for name in settings.SETTINGS if f'`{name}`' not in text]
