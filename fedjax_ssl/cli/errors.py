@@ -20,6 +20,8 @@ _PASSING = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
 
+# How JAX's error begins where a device has too little memory.
+_FULL = 'RESOURCE_EXHAUSTED'
 # What we say of a value that does not fit its flag, by what absl says.
 _PLAIN = {
     'invalid literal for int': 'is no whole number',
@@ -41,6 +43,11 @@ def may_pass(error: BaseException) -> bool:
       return True
     behind = behind.__cause__ or behind.__context__
   return False
+
+
+def is_full(error: BaseException) -> bool:
+  """Whether a device had too little memory for a program of JAX's."""
+  return isinstance(error, RuntimeError) and _FULL in str(error)
 
 
 def line(error: BaseException, given: Mapping[str, Any]) -> str:
@@ -66,6 +73,11 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
       text = text.replace(
           f'--method={error.value}',
           f'--method={given["method"]} --profile={given["profile"]}', 1)
+  elif is_full(error):
+    text = (f'The memory of a device is full ({text.splitlines()[0]}). Fewer '
+            'clients at once take less, by --client_map=map or with '
+            '--client_map=vmap by --chunk_size, as do --seed_map=map, smaller '
+            'batches and --compute_dtype=bfloat16.')
   place = imports.where(error)
   if place and place not in text:
     text += f' (at {place}; --verbosity=1 shows all)'

@@ -185,9 +185,10 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
   except BrokenPipeError:  # The reader of the output has closed it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
-  except (ValueError, OSError, MemoryError, OverflowError,
+  except (ValueError, OSError, MemoryError, OverflowError, RuntimeError,
           flags.Error) as error:
-    if FLAGS.is_parsed() and FLAGS.verbosity > 0:
+    if isinstance(error, RuntimeError) and not errors.is_full(error) or (
+        FLAGS.is_parsed() and FLAGS.verbosity > 0):
       raise
     print(f'error: {errors.line(error, _values())}', file=sys.stderr)
     sys.exit(75 if errors.may_pass(error) else 2)

@@ -1,0 +1,34 @@
+"""Too little memory of a device is said in one line, with what takes less."""
+import jax
+import pytest
+
+from fedjax_ssl import config
+from fedjax_ssl.cli import errors, train
+
+
+def _raise(error):
+  raise error
+
+
+def test_a_full_device_is_one_line(capsys):
+  error = jax.errors.JaxRuntimeError(
+      'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\n'
+      'Rest of a long report')
+  with pytest.raises(SystemExit) as ended:
+    train._report_errors(_raise, error)
+  assert ended.value.code == 2
+  said, = capsys.readouterr().err.splitlines()
+  assert said.startswith('error: The memory of a device is full (RESOURCE_')
+  assert 'allocate 9 bytes.)' in said and 'Rest' not in said
+  named = [word.partition('=')[0].rstrip(',.') for word in said.split()
+           if word.startswith('--')]
+  assert named and all(word[2:] in config.OPTIONS for word in named)
+
+
+@pytest.mark.parametrize('error', [
+    jax.errors.JaxRuntimeError('INTERNAL: a fault'),
+    NotImplementedError('RESOURCE'), RecursionError()])
+def test_other_faults_show_where_they_are(error):
+  assert not errors.is_full(error)
+  with pytest.raises(type(error)):
+    train._report_errors(_raise, error)
