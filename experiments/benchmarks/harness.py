@@ -101,6 +101,13 @@ def _try_out() -> None:
         place.rmdir()
 
 
+def variables(cache: pathlib.Path) -> dict[str, str]:
+  """This process's, with a cache directory and no word about compilation."""
+  kept = {name: value for name, value in os.environ.items()
+          if not name.startswith(('JAX_COMPILATION', 'JAX_PERSISTENT'))}
+  return {**kept, 'XDG_CACHE_HOME': str(cache)}
+
+
 def define_seconds(name: str, default: float, text: str) -> None:
   """Defines a flag of seconds, at least 1 and finite."""
   flags.DEFINE_float(name, default, text, lower_bound=1, upper_bound=1e6)

@@ -74,7 +74,7 @@ def trained(folder: pathlib.Path, cache: pathlib.Path, *ends: int) -> Trained:
          f'--schedule_rounds={FLAGS.rounds}', f'--num_rounds={end}',
          *(f'--{words}' for words in FLAGS.train_flags),
          f'--workdir={folder}'], cwd=_ROOT, check=False, capture_output=True,
-        text=True, env={**os.environ, 'XDG_CACHE_HOME': str(cache)})
+        text=True, env=harness.variables(cache))
     if made.returncode:
       raise ValueError(f'the run ended with {made.returncode}: '
                        f'{(made.stderr.strip().splitlines() or ["?"])[-1]}')

@@ -8,7 +8,6 @@ python experiments/benchmarks/startup.py
 """
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -30,13 +29,6 @@ _SCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'digits_dirdir.py'
 _PATIENCE = 60.0
 
 
-def variables(cache: pathlib.Path) -> dict[str, str]:
-  """This process's, with a cache directory and no word about compilation."""
-  kept = {name: value for name, value in os.environ.items()
-          if not name.startswith(('JAX_COMPILATION', 'JAX_PERSISTENT'))}
-  return {**kept, 'XDG_CACHE_HOME': str(cache)}
-
-
 def first_round(cache: pathlib.Path, workdir: pathlib.Path) -> float:
   """Starts the quickstart; seconds until its first round is done.
 
@@ -48,7 +40,7 @@ def first_round(cache: pathlib.Path, workdir: pathlib.Path) -> float:
   with log.open('w') as file:
     process = subprocess.Popen(
         [sys.executable, str(_SCRIPT), f'--workdir={workdir}'],
-        env=variables(cache), stdout=file, stderr=file,
+        env=harness.variables(cache), stdout=file, stderr=file,
         cwd=_SCRIPT.parents[1])
     try:
       while (seconds := time.perf_counter() - begin) < FLAGS.timeout:

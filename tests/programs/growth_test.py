@@ -78,7 +78,7 @@ def test_a_cold_start_knows_no_other_cache(bench, monkeypatch, tmp_path):
   startup = bench('startup')
   monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', 'somewhere')
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '9')
-  made = startup.variables(tmp_path)
+  made = startup.harness.variables(tmp_path)
   assert made['XDG_CACHE_HOME'] == str(tmp_path)
   assert made['PATH'] == os.environ['PATH']
   assert not [name for name in made
