@@ -252,7 +252,7 @@ class Config:
   conv_impl: str = _option(
       'auto', 'Form of the convolutions: lax, reordered, gemm, taps or '
       'winograd. measure: the fastest of each layer, found by timing them at '
-      'the start. auto: by shape on CPU and in short runs, else measure. '
+      'the start. auto: by rules on CPU and in short runs, else measure. '
       'Stored runs hold the form of each layer.')
   aggregation_order: str = _option(
       'fixed', 'fixed: the same bits on any number of devices; 1, 2, 4 and 8 '

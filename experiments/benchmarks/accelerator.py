@@ -72,8 +72,7 @@ class Slice(NamedTuple):
   Attributes:
     name: of the slice and its folder.
     about: what it answers.
-    minutes: what it is expected to take on one H100; the first took 2.2 on an
-      H200.
+    minutes: what it is expected to take on one H100; not measured.
     command: to run at the repository's root.
     resumes: whether a process that is cut off goes on later; else the slice
       starts only where there is time for all of it, and one that took longer
@@ -101,7 +100,7 @@ def _script(name: str, *words: str) -> list[str]:
 
 
 def _speed(clients: int) -> Iterator[Slice]:
-  """Rounds in chosen forms; of 20 beside grouped ones, which compile slowly."""
+  """Times rounds in chosen forms; 20 clients' beside grouped convolutions."""
   for model in ('resnet9', 'cnn(width=32)'):
     for dtype in ('float32', 'bfloat16'):
       name = f'speed_{model.partition("(")[0]}_{dtype}_{clients}'
@@ -395,7 +394,7 @@ def _work(parts: Sequence[Slice]) -> int:
 
 
 def _print_plan(parts: Sequence[Slice]) -> None:
-  print('Minutes are what is expected of one H100.')
+  print('Minutes are expected for one H100, and were not measured.')
   for part in parts:
     print(f'{"done" if is_done(part) else f"{part.minutes:g} min":>7}  '
           f'{part.name}: {part.about}')

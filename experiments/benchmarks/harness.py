@@ -102,7 +102,7 @@ def _try_out() -> None:
 
 
 def variables(cache: pathlib.Path) -> dict[str, str]:
-  """This process's, with a cache directory and no word about compilation."""
+  """Returns the environment with a user's cache and no other for programs."""
   kept = {name: value for name, value in os.environ.items()
           if not name.startswith(('JAX_COMPILATION', 'JAX_PERSISTENT'))}
   return {**kept, 'XDG_CACHE_HOME': str(cache)}

@@ -89,7 +89,7 @@ def compared(one: Trained, other: Trained) -> tuple[bool, float]:
   same = all(a.tobytes() == b.tobytes() for a, b in pairs)
   floats = [np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0)
             for a, b in pairs if a.dtype.kind not in 'OUS']
-  return same, float(max(floats, default=0))
+  return same, 0. if same else float(max(floats, default=0))
 
 
 def main() -> None:

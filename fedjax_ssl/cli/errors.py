@@ -20,7 +20,9 @@ _PASSING = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
 
-# How JAX's error begins where a device has too little memory.
+# JAX's errors, by name as JAX may not be imported, and how the one begins that
+# a device with too little memory raises.
+_JAX_ERRORS = ('JaxRuntimeError', 'XlaRuntimeError')
 _FULL = 'RESOURCE_EXHAUSTED'
 # What we say of a value that does not fit its flag, by what absl says.
 _PLAIN = {
@@ -32,12 +34,12 @@ _PLAIN = {
 def may_pass(error: BaseException) -> bool:
   """Whether an error is due to a fault of the system that may pass by itself.
 
-  Such are a full disk, too little memory, or a folder that another process
-  holds.
+  Such are a full disk, too little memory, of a device as well, or a folder that
+  another process holds.
   """
   behind: BaseException | None = error
   while behind is not None:
-    if getattr(behind, 'may_pass', False) or (
+    if getattr(behind, 'may_pass', False) or is_full(behind) or (
         isinstance(behind, MemoryError)) or (
         isinstance(behind, OSError) and behind.errno in _PASSING):
       return True
@@ -46,8 +48,10 @@ def may_pass(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-  """Whether a device had too little memory for a program of JAX's."""
-  return isinstance(error, RuntimeError) and _FULL in str(error)
+  """Returns whether a device had too little memory for a program of JAX's."""
+  text = str(error).lstrip()
+  return (type(error).__name__ in _JAX_ERRORS and text.startswith(_FULL)
+          and 'memory' in text.lower())
 
 
 def line(error: BaseException, given: Mapping[str, Any]) -> str:
@@ -74,10 +78,10 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
           f'--method={error.value}',
           f'--method={given["method"]} --profile={given["profile"]}', 1)
   elif is_full(error):
-    text = (f'The memory of a device is full ({text.splitlines()[0]}). Fewer '
-            'clients at once take less, by --client_map=map or with '
-            '--client_map=vmap by --chunk_size, as do --seed_map=map, smaller '
-            'batches and --compute_dtype=bfloat16.')
+    text = (f'The memory of a device is full ({text.splitlines()[0]}). '
+            '--seed_map=map takes less, and, in a new --workdir, fewer '
+            'clients at once (--client_map=map, or --client_map=vmap with a '
+            '--chunk_size), smaller batches or --compute_dtype=bfloat16.')
   place = imports.where(error)
   if place and place not in text:
     text += f' (at {place}; --verbosity=1 shows all)'

@@ -1,10 +1,13 @@
 """The help of `fedjax-ssl train SETTING`: its flags by topic."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+import re
+import sys
 
 from absl import flags
 
+from fedjax_ssl import config
 from fedjax_ssl.core import checks
 
 # Every option of `config.OPTIONS` once, what most users set first.
@@ -38,21 +41,49 @@ TOPICS = {
 }
 WORDS = ('--help', '-help', '-h', '--h', '-?', '--?', '--helpshort',
          '-helpshort')
+_REPEATED = re.compile(r';\s*repeat this option.*', re.DOTALL)  # By absl.
+
+
+def is_asked(words: Sequence[str], values: flags.FlagValues) -> bool:
+  """Returns whether one of the words of a command asks for help.
+
+  Not if it is the value of the flag before it, or behind a lone --.
+  """
+  for before, word in zip(['', *words], words, strict=False):
+    if word == '--':
+      return False
+    name = before.lstrip('-')
+    takes = before.startswith('-') and name in values and (
+        not values[name].boolean)
+    if word in WORDS and not takes:
+      return True
+  return False
 
 
 def lines(values: flags.FlagValues) -> Iterator[str]:
   """Yields the flags of a run, topic by topic, with their defaults."""
-  for topic, names in TOPICS.items():
-    yield ''
-    yield f'{topic}:'
+  topics = {topic: [checks.flag(name) for name in names]
+            for topic, names in TOPICS.items()}
+  ours = {*map(checks.flag, config.OPTIONS)}
+  topics['Of this program'] = [
+      flag.name for flag in values.get_key_flags_for_module(sys.argv[0])
+      if flag.name not in ours]
+  for topic, names in topics.items():
+    if names:
+      yield ''
+      yield f'{topic}:'
     for name in names:
-      yield from _lines(values[checks.flag(name)])
+      yield from _lines(values[name])
   yield ''
-  yield '--flagfile=FILE reads flags from a file, one a line.'
+  yield flags.text_wrap(
+      '--flagfile=FILE reads flags from a file, one a line. --verbosity=1 '
+      'shows where an error is. --helpfull lists the flags of libraries, too.',
+      80)
 
 
 def _lines(flag: flags.Flag) -> Iterator[str]:
   said = '[no]' * flag.boolean + flag.name
-  yield flags.text_wrap(f'--{said}: {flag.help}', 80, '    ', '  ')
+  text = _REPEATED.sub('', str(flag.help))
+  yield flags.text_wrap(f'--{said}: {text}', 80, '    ', '  ')
   if flag.default_as_str not in (None, "''", "'[]'"):
     yield f'    (default: {flag.default_as_str})'

@@ -61,9 +61,13 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   """
   for name, value in setting.defaults.items():
     FLAGS.set_default(checks.flag(name), value)
-  if not {*flag_help.WORDS}.isdisjoint(words):
+  if flag_help.is_asked(words, FLAGS):
     _report_errors(_print_help, setting)
     sys.exit(0)
+  for name in config.OPTIONS:  # For --helpfull and --help=true.
+    FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
+  if _is_ours(setting):  # absl shows it above the flags.
+    sys.modules['__main__'].__doc__ = setting.text()
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],
@@ -160,8 +164,8 @@ def _is_ours(setting: Setting) -> bool:
 def _print_help(setting: Setting) -> None:
   """Says what a setting is, of a user's own by its script, and its flags."""
   about = None if _is_ours(setting) else sys.modules['__main__'].__doc__
-  print((about or setting.text()).strip(), *flag_help.lines(FLAGS), sep='\n',
-        flush=True)
+  print(flags.text_wrap((about or setting.text()).strip(), 80),
+        *flag_help.lines(FLAGS), sep='\n', flush=True)
 
 
 def _read_flags(argv: Sequence[str]) -> Any:

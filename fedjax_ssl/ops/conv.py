@@ -215,7 +215,8 @@ def choose(window: conv_geometry.Window, channels: int, backend: str,
   1 and padding SAME with 16 channels or more, else patches where the map is
   smaller than the kernel or few outputs are pooled, and re-ordered gradients
   where not. On a GPU patches, which won wherever `conv_measure` was asked on
-  one; elsewhere 'lax'.
+  one, for 3 to 20 clients together; no form of a single one's was timed there,
+  and patches of large images take much memory. Elsewhere 'lax'.
 
   Args:
     window: its kernel and map decide.

@@ -35,6 +35,8 @@ FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
 # to four times the products of 'taps', in float32 without TF32.
 _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     'cpu': ('lax',), 'gpu': ('taps', 'winograd', 'reordered')}
+# What is tried on a GPU where nothing else runs.
+_LEAST_MEMORY = 'lax'
 # Another form must take at most this share of the plainest form's time: noise
 # should not choose.
 CLEARLY = 0.95
@@ -64,11 +66,11 @@ class Load(NamedTuple):
 
 
 def layers_of(apply: Callable[..., Any], *args: Any) -> list[conv.Layer]:
-  """Lists the different convolutions of a function, by tracing it."""
+  """Lists the convolutions of a function in order, by tracing it."""
   with conv.noting() as found:
     # A new function: JAX may know the trace of `apply` and not run it again.
     jax.eval_shape(lambda *given: apply(*given), *args)
-  return list(dict.fromkeys(found))
+  return found
 
 
 def operations(layer: conv.Layer) -> int:
@@ -191,7 +193,8 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
 
   Returns:
     By the layer's text, seconds by form. A form that does not run, or whose
-    turn did not come, is left out.
+    turn did not come, is left out. On a GPU a layer of which none ran is tried
+    as XLA's own convolution, which takes the least memory.
   """
   def tried(layer: conv.Layer) -> list[str]:
     chosen = (only or {}).get(str(layer), FORMS)
@@ -204,7 +207,8 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
   known = _read(path)
   found = {layer: _worth(known.get(key(layer), {}), again) for layer in layers}
   wanted = {layer: tried(layer) for layer in layers}
-  for form in FORMS:
+
+  def measure(form: str) -> None:
     missing = [layer for layer, forms in wanted.items()
                if form in forms and form not in found[layer]]
     programs = _programs(missing, form, load, until)
@@ -218,15 +222,28 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
       found[layer].setdefault(form, float('inf'))  # Its turn did not come.
     if missing:
       _write(path, {key(layer): found[layer] for layer in layers})
+
+  for form in FORMS:
+    measure(form)
+  if jax.default_backend() == 'gpu':
+    for layer, forms in wanted.items():
+      if str(layer) not in (only or {}) and not _ran(found[layer]):
+        forms += [_LEAST_MEMORY] * (_LEAST_MEMORY not in forms)
+    measure(_LEAST_MEMORY)
   return {str(layer): {form: found[layer][form] for form in forms
                        if found[layer][form] < float('inf')}
           for layer, forms in wanted.items()}
 
 
 def _worth(known: Mapping[str, float], again: bool) -> dict[str, float]:
-  """What was measured, with what failed unless that is to be tried again."""
-  ran = {form: taken for form, taken in known.items() if taken < math.inf}
+  """Returns the times, and what failed unless that is to be tried again."""
+  ran = _ran(known)
   return ran if again or not ran else {**known}
+
+
+def _ran(times: Mapping[str, float]) -> dict[str, float]:
+  """Returns the times of the forms that ran."""
+  return {form: taken for form, taken in times.items() if taken < math.inf}
 
 
 def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float
@@ -299,17 +316,23 @@ def _write(path: pathlib.Path | None,
            known: Mapping[str, Mapping[str, float]]) -> None:
   """Replaces the file, unless nothing can be written there.
 
-  Other processes may have measured meanwhile: what they found is kept.
+  Other processes may have measured meanwhile: what they found is kept, and a
+  form that ran for any of them has run.
   """
   if path is None:
     return
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
+    merged: dict[str, Mapping[str, float]] = {**_read(path)}
+    for key, forms in known.items():
+      old = merged.get(key, {})
+      merged[key] = {**old, **{
+          form: taken if taken < math.inf else old.get(form, taken)
+          for form, taken in forms.items()}}
     text = json.dumps({
         key: {form: taken if taken < math.inf else None
               for form, taken in forms.items()}
-        for key, forms in {**_read(path), **known}.items()},
-                      indent=1, sort_keys=True)
+        for key, forms in merged.items()}, indent=1, sort_keys=True)
     with tempfile.NamedTemporaryFile(
         'w', dir=path.parent, suffix='.partial', delete=False) as file:
       try:

@@ -3,9 +3,8 @@
 On a CPU the forms follow rules that were measured once, and so they do where a
 run is done sooner than the timing. Elsewhere, and with `--conv_impl=measure`,
 they are timed at the start of a new run, unless this machine has timed the
-layers before. What is chosen replaces the words `auto`
-and `measure`, and a chunk size of 0, in `config.json`, so that the run goes on
-as it began.
+layers before. What is chosen replaces the words `auto` and `measure`, and a
+chunk size of 0, in `config.json`, so that the run goes on as it began.
 """
 from __future__ import annotations
 
@@ -34,8 +33,9 @@ from fedjax_ssl.training import workdir as workdir_lib
 _OPEN = ('auto', conv_forms.MEASURE, 0)
 # Seconds that timing may take; what is under way then comes to its end.
 _PATIENCE = 50.0
-# Operations that a GPU does in about so long: an H200 did 9e13 a second.
-_SHORT = 4e15
+# Operations of a run's steps, as `_work` counts them for a device, that take
+# about so long: an H200 did 7e13 a second.
+_SHORT = 3e15
 Forms = Mapping[str, Collection[str]]
 
 
@@ -88,12 +88,13 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
       norm=options.norm, compute_dtype=options.compute_dtype))
   found = layers(task, dataset.train.inputs[:1])
   again = options.conv_impl == conv_forms.MEASURE
-  if not found or not again and _work(options, found, deals) < _SHORT:
-    return given._replace(conv_impl='auto')
-  print(f'Timing the convolutions of {options.model}: {len(found)} layers, '
-        'about a minute at most.', file=sys.stderr)
   devices = min(options.num_devices or jax.device_count(),
                 options.cohort_size)
+  if not found or not again and _work(
+      options, found, deals) / devices < _SHORT:
+    return given._replace(conv_impl='auto')
+  print(f'Timing the convolutions of {options.model}: {len({*found})} layers, '
+        'about a minute at most.', file=sys.stderr)
   each = -(-options.cohort_size // devices)
   seeds = len(deals) if loop.seeds_together(
       options.seed_map, len(deals)) else 1
@@ -160,15 +161,14 @@ def _chosen(table: conv_measure.Table, client_map: str = 'auto',
 
 
 def layers(task: Task, inputs: Any) -> list[conv.Layer]:
-  """Lists the different convolutions of a task's network, by tracing it.
+  """Lists the convolutions of a task's network in order, by tracing it.
 
   Args:
     task: the static choices.
     inputs: one row or more, as the data hold them; only their shape is read.
   """
-  return conv_measure.layers_of(
-      lambda key, inputs: task.apply(task.model.init(key), inputs),
-      jax.random.key(0), inputs)
+  model = jax.eval_shape(task.model.init, jax.random.key(0))
+  return conv_measure.layers_of(task.apply, model, inputs)
 
 
 def _rows(options: Config, deals: Mapping[int, data.Partition]) -> int:
@@ -186,15 +186,19 @@ def _rows(options: Config, deals: Mapping[int, data.Partition]) -> int:
 
 def _work(options: Config, found: Collection[conv.Layer],
           deals: Mapping[int, data.Partition]) -> float:
-  """Estimates the operations of the convolutions of a whole run."""
+  """Estimates the operations of the convolutions in the steps of a run.
+
+  Passes that only label rows, and evaluation, are left out.
+  """
   if options.local_steps:
     rows: float = options.local_steps * _rows(options, deals)
   else:
     dealt = np.mean([np.sum(deal.labeled >= 0) + np.sum(deal.unlabeled >= 0)
                      for deal in deals.values()])
     rows = options.local_epochs * float(dealt) / options.num_clients
-  return (options.num_rounds * len(deals) * options.cohort_size * rows
-          * sum(conv_measure.operations(layer) for layer in found))
+  rounds = max(options.num_rounds, options.schedule_rounds or 0)
+  return (rounds * len(deals) * options.cohort_size * rows
+          * sum(map(conv_measure.operations, found)))
 
 
 def _machine() -> str:

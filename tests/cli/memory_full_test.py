@@ -16,18 +16,21 @@ def test_a_full_device_is_one_line(capsys):
       'Rest of a long report')
   with pytest.raises(SystemExit) as ended:
     train._report_errors(_raise, error)
-  assert ended.value.code == 2
+  assert ended.value.code == 75  # A sweep tries again.
   said, = capsys.readouterr().err.splitlines()
   assert said.startswith('error: The memory of a device is full (RESOURCE_')
   assert 'allocate 9 bytes.)' in said and 'Rest' not in said
-  named = [word.partition('=')[0].rstrip(',.') for word in said.split()
-           if word.startswith('--')]
+  named = [word.partition('=')[0].strip('(),.') for word in said.split()
+           if word.strip('(').startswith('--')]
   assert named and all(word[2:] in config.OPTIONS for word in named)
 
 
 @pytest.mark.parametrize('error', [
     jax.errors.JaxRuntimeError('INTERNAL: a fault'),
-    NotImplementedError('RESOURCE'), RecursionError()])
+    jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Received message larger '
+                               'than max'),
+    RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), NotImplementedError(),
+    RecursionError()])
 def test_other_faults_show_where_they_are(error):
   assert not errors.is_full(error)
   with pytest.raises(type(error)):

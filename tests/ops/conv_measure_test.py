@@ -32,7 +32,7 @@ def test_layers_of_a_network():
   model = models.make('cnn(width=4)', num_classes=3, input_shape=(8, 8, 1))
   inputs = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
   found = conv_measure.layers_of(
-      lambda key, x: model.apply(model.init(key), x), jax.random.key(0), inputs)
+      model.apply, jax.eval_shape(model.init, jax.random.key(0)), inputs)
   assert [*map(str, found)] == [
       '3x3/1 SAME 8x8 1>4 pooled', '3x3/1 SAME 4x4 4>8 pooled']
 
@@ -142,6 +142,36 @@ def test_no_grouped_convolution_is_compiled_for_a_gpu(monkeypatch):
   calls.clear()
   conv_measure.table([_LAYER], _LOAD._replace(clients=1), None)
   assert [form for _, form in calls] == ['lax', 'gemm']
+
+
+def test_where_patches_do_not_run_a_gpu_takes_grouped_ones(monkeypatch):
+  """Else `auto` would be patches again."""
+  seconds = dict.fromkeys(conv_measure.FORMS, float('inf')) | {'lax': 3.}
+  calls = _clock(monkeypatch, seconds)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert conv_measure.table([_LAYER], _LOAD, None) == {
+      str(_LAYER): {'lax': 3.}}
+  assert [form for _, form in calls] == ['gemm', 'lax']
+  only = {str(_LAYER): ('gemm',)}
+  assert conv_measure.table([_LAYER], _LOAD, None, only=only) == {
+      str(_LAYER): {}}
+
+
+def test_what_another_process_has_timed_is_not_lost(monkeypatch, tmp_path):
+  path = tmp_path / 'convolutions.json'
+  _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  everything = conv_measure.table([_LAYER], _LOAD, path)
+  read = conv_measure._read
+  # One that has read the file before the other wrote, and comes too late.
+  monkeypatch.setattr(conv_measure, '_read', lambda path: {})
+  late = conv_measure.table
+  writes = conv_measure._write
+  def write(path, known):
+    monkeypatch.setattr(conv_measure, '_read', read)
+    writes(path, known)
+  monkeypatch.setattr(conv_measure, '_write', write)
+  assert late([_LAYER], _LOAD, path, until=0) == {str(_LAYER): {}}
+  assert late([_LAYER], _LOAD, path) == everything
 
 
 def test_only_the_forms_that_are_asked_for(monkeypatch):

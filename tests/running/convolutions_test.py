@@ -170,23 +170,38 @@ def test_on_a_cpu_auto_measures_nothing(clock):
 
 @pytest.mark.parametrize('platform', ['gpu', 'tpu'])
 @pytest.mark.parametrize('changes', [
-    {'local_steps': 10}, {'local_steps': 0, 'labeled_batch': 10}])
+    {'local_steps': 10, 'unlabeled_batch': 0}, {'local_steps': 0}])
 def test_elsewhere_auto_measures_only_for_long_runs(
     clock, monkeypatch, platform, changes):
   """Ten steps of 10 and 3 rows, or an epoch of 10 and 30, for four clients."""
   device = types.SimpleNamespace(platform=platform, device_kind='other')
   monkeypatch.setattr(convolutions.environment, 'devices', lambda: [device])
+  monkeypatch.setattr(conv_measure.jax, 'default_backend', lambda: platform)
+  asked = set()
+  timed = conv_measure.seconds
+  def noted(layer, form, load, **how):
+    asked.add((load.clients, form))
+    return timed(layer, form, load, **how)
+  monkeypatch.setattr(conv_measure, 'seconds', noted)
   options = _options(conv_impl='auto', num_rounds=1, **changes)
   assert _decided(options) == options
   # 6 operations for each product of an entry: 64 pixels, 1 and 16 channels;
   # 16 pixels, 16 and 32 channels.
   row = 6 * 9 * (64 * 16 + 16 * 16 * 32)
   rows = 4 * (130 if changes['local_steps'] else 40)
-  rounds = -(-4e15 // (row * rows))
+  rounds = -(-3e15 // (row * rows))
   few = dataclasses.replace(options, num_rounds=int(rounds) - 1)
   assert _decided(few) == few
   many = dataclasses.replace(options, num_rounds=int(rounds))
+  # A schedule says how long the run will be.
+  first = dataclasses.replace(few, schedule_rounds=int(rounds))
+  assert not asked
   assert 'pooled gemm' in _decided(many).conv_impl
+  assert {form for clients, form in asked if clients == 4} == (
+      {'gemm'} if platform == 'gpu' else {*_SECONDS})
+  assert {form for clients, form in asked if clients == 1} == (
+      {'lax', 'gemm'} if platform == 'gpu' else {*_SECONDS})
+  assert _decided(first).conv_impl == _decided(many).conv_impl
 
 
 def test_a_run_goes_on_with_the_forms_that_it_stored(clock, tmp_path):
