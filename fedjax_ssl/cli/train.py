@@ -61,13 +61,14 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   """
   for name, value in setting.defaults.items():
     FLAGS.set_default(checks.flag(name), value)
-  if flag_help.is_asked(words, FLAGS):
-    _report_errors(_print_help, setting)
-    sys.exit(0)
   for name in config.OPTIONS:  # For --helpfull and --help=true.
     FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
+  main_module = sys.modules['__main__']
   if _is_ours(setting):  # absl shows it above the flags.
-    sys.modules['__main__'].__doc__ = setting.text()
+    main_module.__doc__ = setting.text()
+  if flag_help.is_asked(words, FLAGS):
+    _report_errors(_print_help, main_module.__doc__ or setting.text())
+    sys.exit(0)
   with stopping.listening():
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],
@@ -161,11 +162,10 @@ def _is_ours(setting: Setting) -> bool:
   return settings.SETTINGS.get(setting.name) is setting
 
 
-def _print_help(setting: Setting) -> None:
-  """Says what a setting is, of a user's own by its script, and its flags."""
-  about = None if _is_ours(setting) else sys.modules['__main__'].__doc__
-  print(flags.text_wrap((about or setting.text()).strip(), 80),
-        *flag_help.lines(FLAGS), sep='\n', flush=True)
+def _print_help(about: str) -> None:
+  """Prints what a setting is about, and its flags."""
+  print(flags.text_wrap(about.strip(), 80), *flag_help.lines(FLAGS), sep='\n',
+        flush=True)
 
 
 def _read_flags(argv: Sequence[str]) -> Any:

@@ -227,8 +227,9 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
     measure(form)
   if jax.default_backend() == 'gpu':
     for layer, forms in wanted.items():
-      if str(layer) not in (only or {}) and not _ran(found[layer]):
-        forms += [_LEAST_MEMORY] * (_LEAST_MEMORY not in forms)
+      if (str(layer) not in (only or {}) and not _ran(found[layer])
+          and _LEAST_MEMORY not in forms):
+        forms.append(_LEAST_MEMORY)
     measure(_LEAST_MEMORY)
   return {str(layer): {form: found[layer][form] for form in forms
                        if found[layer][form] < float('inf')}
