@@ -15,7 +15,7 @@ from fedjax_ssl.methods.fedlabel import selection
 from tests import toy
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import weights
-from tests.methods.updates import change, same, update
+from tests.methods.updates import change, KNOWN, same, UNKNOWN, update
 
 KEY = toy.key(6)
 UNIFORM = jnp.zeros((2, 4))
@@ -218,7 +218,7 @@ def test_the_code_averages_both_models_apart_and_takes_the_middle():
   text = OFFICIAL.format(0)
   updates = [update(text, client) for client in (0, 1)]
   parts = [update.message for update in updates]
-  rows = [float(update.counts) for update in updates]
+  rows = [float(update.counts.accepted) for update in updates]
   assert rows[0] != rows[1]
   method = methods.make(text, toy.task())
   server = method.init(KEY, toy.federation()[0]).server
@@ -233,6 +233,25 @@ def test_the_code_averages_both_models_apart_and_takes_the_middle():
       new.model.params, jax.tree.map(
           want, w, *(part[i].params for i in (0, 1) for part in parts)),
       rtol=1e-5, atol=1e-7)
+
+
+def test_clients_without_labels_do_not_hold_back_the_mean_w_l():
+  """Beside any number of them the labeled step is the same half."""
+  text = OFFICIAL.format(1)  # In the warm-up w_U rests at w.
+  known, unknown = (update(text, client) for client in (KNOWN, UNKNOWN))
+  assert tree.global_norm(unknown.message) == 0
+  method = methods.make(text, toy.task())
+  server = method.init(KEY, toy.federation()[0]).server
+  assert method.aggregate is not None
+  for others in range(4):
+    mean = jax.tree.map(
+        lambda x, y, n=others: (x + n * y) / (1 + n), *(
+            (update.message, update.counts) for update in (known, unknown)))
+    new, _ = method.aggregate(server, mean, None, None, KEY)
+    chex.assert_trees_all_close(
+        new.model.params, jax.tree.map(
+            lambda w, l: w + l / 2, server.model.params,
+            known.message[0].params), rtol=1e-5, atol=1e-7)
 
 
 def test_the_default_is_the_code_and_its_warmup_a_share_of_the_run():
@@ -255,7 +274,7 @@ def test_in_the_warmup_w_u_rests():
   """Then the code takes half of the labeled step."""
   early = update(OFFICIAL.format(1))
   assert tree.global_norm(early.message[1]) == 0
-  assert early.counts == 1 / 16  # One row; the widest client has 12.
+  assert early.counts.accepted == 1 / 16  # One row; the widest client has 12.
   assert tree.global_norm(early.message[0]) > 0
   assert early.metrics['mask_rate'].rows == 0
   assert tree.global_norm(update(OFFICIAL.format(0)).message[1]) > 0
@@ -263,7 +282,7 @@ def test_in_the_warmup_w_u_rests():
 
 def test_counts_of_rows_do_not_drown_the_change_in_the_norm():
   updates = [update(OFFICIAL.format(0), i) for i in range(toy.NUM_CLIENTS)]
-  assert all(0 < update.counts <= 1 for update in updates)
+  assert all(0 < update.counts.accepted <= 1 for update in updates)
   limit = 1.001 * max(float(tree.global_norm(update.message))
                       for update in updates)
   server = [one_round(OFFICIAL.format(0), **more)[1] for more in (
