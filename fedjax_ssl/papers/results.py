@@ -5,9 +5,13 @@ from collections.abc import Sequence
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
+from fedjax_ssl.core.registry import RENAMED
 from fedjax_ssl.papers import cells
+
+_OLD_NAME = re.compile(rf'\b({"|".join(RENAMED)})(?==)')
 
 
 def file_of(cell: cells.Cell, folder: pathlib.Path, variant: str = ''
@@ -20,10 +24,12 @@ def file_of(cell: cells.Cell, folder: pathlib.Path, variant: str = ''
 def is_stale(cell: cells.Cell, stored: dict[str, Any]) -> bool:
   """Whether a cell's flags changed since its numbers were made.
 
-  Seeds do not count, as more may be added at any time, nor does the order.
+  Seeds do not count, as more may be added at any time, nor does the order, nor
+  that a knob had another name then.
   """
   def kept(flags: Sequence[str]) -> list[str]:
-    return sorted(flag for flag in flags
+    return sorted(_OLD_NAME.sub(lambda found: RENAMED[found[0]], flag)
+                  for flag in flags
                   if not flag.startswith(('--seed=', '--seeds=')))
   return bool(stored) and kept(stored['flags']) != kept(cell.flags)
 

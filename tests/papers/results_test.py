@@ -1,0 +1,29 @@
+"""Stored numbers of cells: when they are no longer those of the table."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedjax_ssl.papers import results
+
+
+class Cell:
+  """As much of a cell as counts here."""
+
+  def __init__(self, *flags: str):
+    self.flags = list(flags)
+
+
+@pytest.mark.parametrize('stored, stale', [
+    (['--method=pseudo_label(labeled_client_weight=3.0)', '--alpha=1'], False),
+    (['--alpha=1', '--method=pseudo_label(labeled_say=3.0)'], False),
+    (['--method=pseudo_label(labeled_say=2.0)', '--alpha=1'], True),
+    (['--method=pseudo_label(labeled_client_weight=3.0)', '--alpha=1',
+      '--seeds=0,1'], False),
+    (['--method=pseudo_label(labeled_client_weight=3.0)'], True)])
+def test_other_flags_make_numbers_stale_but_no_other_names(stored, stale):
+  cell: Any = Cell('--method=pseudo_label(labeled_client_weight=3.0)',
+                   '--alpha=1', '--seeds=0')
+  assert results.is_stale(cell, {'flags': stored}) == stale
+  assert not results.is_stale(cell, {})
