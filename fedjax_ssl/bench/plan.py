@@ -118,7 +118,8 @@ def entries() -> dict[str, Entry]:
                       {k: tuple(v) for k, v in raw.get('knobs', {}).items()},
                       raw.get('flags', {}),
                       tuple(bed for bed, at in where.items()
-                            if raw.get('labels_at', at) == at),
+                            if raw.get('labels_at', at) == at
+                            and bed in raw.get('beds', where)),
                       raw.get('of', ''), raw.get('groups', 1))
           for name, raw in _toml('entries.toml').items()}
 

@@ -93,7 +93,8 @@ def adamatch(task: Task, *, profile: str = 'paper',
              interpolate: bool | None = None, ramp: float | None = None,
              align: bool = True, unlabeled_weight: float = 1.0,
              server: str = 'fedavg', mu: float = 0.01,
-             weighting: str = 'examples', keep_local: bool = False) -> Method:
+             weighting: str = 'examples', labeled_client_weight: float = 1.0,
+             keep_local: bool = False) -> Method:
   """Runs FixMatch with a relative threshold, labels aligned to labeled rows.
 
   The means are a client's own, and stay on it from round to round as
@@ -117,6 +118,8 @@ def adamatch(task: Task, *, profile: str = 'paper',
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -150,7 +153,8 @@ def adamatch(task: Task, *, profile: str = 'paper',
   zero = jnp.zeros(())
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, remember=remember, server_loss=server_loss,
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
+      remember=remember, server_loss=server_loss,
       tells=Told(zero, zero, jnp.zeros(task.num_classes)),
       pseudo_label=pseudo_label)
 

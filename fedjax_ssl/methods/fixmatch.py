@@ -16,8 +16,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
              labeler: str = 'local', weak_in_batch: bool = False,
              server: str = 'fedavg', mu: float = 0.01,
-             weighting: str = 'examples', keep_local: bool = False,
-             lr_decay: str = 'none') -> Method:
+             weighting: str = 'examples', labeled_client_weight: float = 1.0,
+             keep_local: bool = False, lr_decay: str = 'none') -> Method:
   """Trains strong views on confident predictions of weak views.
 
   The loss is L_s + unlabeled_weight L_u with L_u of equation 4. In the tables
@@ -40,6 +40,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
@@ -72,5 +74,6 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, lr_decay=lr_decay,
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
+      lr_decay=lr_decay,
       pseudo_label=assemble.confident_labels(task, threshold))

@@ -20,7 +20,8 @@ from fedjax_ssl.methods.parts import averaging, network, objective
 def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
-              keep_local: bool = False) -> Method:
+              labeled_client_weight: float = 1.0, keep_local: bool = False
+              ) -> Method:
   """Runs FixMatch with the threshold tau * M(beta_c) for class c.
 
   For each of its unlabeled rows a client remembers, from round to round, the
@@ -39,6 +40,8 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
   """
   checks.check('mapping', mapping, ('convex', 'linear'))
@@ -81,4 +84,5 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, remember=remember, pseudo_label=pseudo_label)
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
+      remember=remember, pseudo_label=pseudo_label)

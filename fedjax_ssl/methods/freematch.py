@@ -63,7 +63,8 @@ def freematch(task: Task, *, decay: float = 0.999,
               max_threshold: float = 1.0, fairness_weight: float = 0.001,
               unlabeled_weight: float = 1.0, server: str = 'fedavg',
               mu: float = 0.01, weighting: str = 'examples',
-              keep_local: bool = False) -> Method:
+              labeled_client_weight: float = 1.0, keep_local: bool = False
+              ) -> Method:
   """Runs FixMatch with thresholds by the confidence, and a fairness term.
 
   The averages describe a client's own rows and stay on it from round to round,
@@ -85,6 +86,8 @@ def freematch(task: Task, *, decay: float = 0.999,
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -125,4 +128,5 @@ def freematch(task: Task, *, decay: float = 0.999,
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, remember=remember, pseudo_label=pseudo_label)
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
+      remember=remember, pseudo_label=pseudo_label)

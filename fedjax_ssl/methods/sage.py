@@ -20,7 +20,8 @@ from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
          unlabeled_weight: float = 1.0, server: str = 'fedavg',
          mu: float = 0.01, weighting: str = 'examples',
-         keep_local: bool = False) -> Method:
+         labeled_client_weight: float = 1.0, keep_local: bool = False
+         ) -> Method:
   r"""Trains strong views on labels that two models give the weak views.
 
   The loss is :math:`L_s + \lambda_u L_u`, where L_u is the mean over the batch
@@ -45,6 +46,8 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
     server: 'fedavg' or 'fedprox'.
     mu: weight of FedProx's term; ignored by 'fedavg'.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -72,5 +75,5 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local,
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
       pseudo_label=assemble.confident_labels(task, threshold))

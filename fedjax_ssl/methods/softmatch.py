@@ -72,7 +72,8 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
 def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
               align: bool = True, unlabeled_weight: float = 1.0,
               server: str = 'fedavg', mu: float = 0.01,
-              weighting: str = 'examples', keep_local: bool = False) -> Method:
+              weighting: str = 'examples', labeled_client_weight: float = 1.0,
+              keep_local: bool = False) -> Method:
   """Runs FixMatch with a truncated Gaussian in place of its threshold.
 
   The averages describe a client's own rows and stay on it from round to round,
@@ -92,6 +93,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
@@ -130,4 +133,5 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, remember=remember, pseudo_label=pseudo_label)
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
+      remember=remember, pseudo_label=pseudo_label)

@@ -48,7 +48,8 @@ class Server(NamedTuple):
 def steadymatch(task: Task, *, threshold: float = 0.9,
                 unlabeled_weight: float = 1.0, local_share: float = 0.5,
                 decay: float = 0.8, unlabeled_rate: float = 1.0,
-                weighting: str = 'uniform') -> Method:
+                weighting: str = 'uniform',
+                labeled_client_weight: float = 1.0) -> Method:
   r"""Trains strong views on the labels of two models for the plain rows.
 
   The loss is :math:`L_s + \lambda_u L_u`, with L_u the mean over the batch of
@@ -74,6 +75,8 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
     unlabeled_rate: factor on the steps of clients that hold no labels while
       others do; 1 trains them like the others.
     weighting: 'uniform', or 'examples' counts labeled and unlabeled rows.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
   """
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   averages = decay > 0 and local_share < 1
@@ -104,8 +107,9 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
         task, loss_fn, payload.model, client.train, client.shard, client.round,
         key, streams, factor=factor,
         told=payload.teacher if averages else payload.model)
-    weight = client_weights.client_weight(client.shard, streams,
-                                          weighting=weighting)
+    weight = client_weights.client_weight(
+        client.shard, streams, weighting=weighting,
+        labeled_client_weight=labeled_client_weight)
     return Update(tree.subtract(model, payload.model), weight, client.memory,
                   metrics)
 

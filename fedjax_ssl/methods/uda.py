@@ -35,7 +35,8 @@ def uda(task: Task, *, profile: str = 'official',
         unlabeled_weight: float = 1.0, tsa: str | None = None,
         threshold: float | None = None, temperature: float | None = None,
         server: str = 'fedavg', mu: float = 0.01, weighting: str = 'examples',
-        keep_local: bool = False, lr_decay: str = 'none') -> Method:
+        labeled_client_weight: float = 1.0, keep_local: bool = False,
+        lr_decay: str = 'none') -> Method:
   """Keeps the prediction of a clean view on a strong view.
 
   With annealing the labeled loss leaves out rows that are already predicted
@@ -74,6 +75,8 @@ def uda(task: Task, *, profile: str = 'official',
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
+    labeled_client_weight: factor on the weight of a client that holds labels;
+      1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
@@ -120,6 +123,7 @@ def uda(task: Task, *, profile: str = 'official',
 
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
-      keep_local=keep_local, lr_decay=lr_decay,
+      labeled_client_weight=labeled_client_weight, keep_local=keep_local,
+      lr_decay=lr_decay,
       server_loss=supervised_fn,
       pseudo_label=assemble.confident_labels(task, threshold, strict=True))

@@ -18,6 +18,9 @@ from fedjax_ssl.running import dealing, settings
 from fedjax_ssl.testing import toy
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
+# Rows that are of use where few clients hold the labels, and nowhere else.
+FEW_HOLD = {name for name in ENTRIES
+            if name.endswith('_weighted') or name == 'pdcfed_even'}
 
 
 class BedTest(parameterized.TestCase):
@@ -88,9 +91,24 @@ class EntryTest(parameterized.TestCase):
       task = toy.task(labels_at=bed.flags.get('labels_at', 'clients'))
       if name in entry.beds:
         methods.make(entry.method, task)
-      else:
+      elif entry.name not in FEW_HOLD:
         with self.assertRaisesRegex(ValueError, 'labels_at'):
           methods.make(entry.method, task)
+
+
+  def test_clients_with_labels_count_more_where_they_are_few(self):
+    """Six times as much in one row of a pair, and alike in the other."""
+    def factor(entry):
+      name, given = registry.parse(entry.method)
+      knobs = inspect.signature(methods.METHODS[name]).parameters
+      return given.get('labeled_client_weight',
+                       knobs['labeled_client_weight'].default)
+    for name in FEW_HOLD:
+      entry = ENTRIES[name]
+      self.assertCountEqual(
+          [factor(entry), factor(ENTRIES[entry.of])], [1, 6])
+      self.assertEqual(entry.beds, ('mixed', 'agents'))
+      self.assertEqual(entry.knobs, ENTRIES[entry.of].knobs)
 
 
 class ConfigurationTest(parameterized.TestCase):

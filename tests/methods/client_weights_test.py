@@ -30,6 +30,9 @@ def test_weights_of_all_clients(streams, weighting, factor):
 
 
 @pytest.mark.parametrize('text, received', [
+    *[(f"{name}(weighting='uniform', labeled_client_weight=3.0)", None)
+      for name in ('fixmatch', 'uda', 'flexmatch', 'freematch', 'softmatch',
+                   'adamatch', 'sage', 'steadymatch')],
     ("pseudo_label(weighting='uniform', labeled_client_weight=3.0)", None),
     ("mixmatch(weighting='uniform', labeled_client_weight=3.0)", None),
     ('fedmatch(num_helpers=0, labeled_client_weight=3.0)', 'broadcast'),
@@ -72,8 +75,8 @@ def test_the_weight_of_fedmatchs_labeled_loss_keeps_its_name():
     methods.make('fedmatch(labeled_weight=-1.0)', toy.task())
 
 
-@pytest.mark.parametrize('name', ['pseudo_label', 'mixmatch', 'fedmatch',
-                                  'fedssl'])
+@pytest.mark.parametrize('name', ['fixmatch', 'steadymatch', 'pseudo_label',
+                                  'mixmatch', 'fedmatch', 'fedssl'])
 @pytest.mark.parametrize('value', ['0.0', '-1.0', '1e999', '1e39'])
 def test_refuses(name, value):
   with pytest.raises(ValueError, match='labeled_client_weight'):
