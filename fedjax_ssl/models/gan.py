@@ -39,15 +39,16 @@ class Gan(NamedTuple):
   Attributes:
     init: (key, inputs float[1, ...], C, Z) -> (generator, discriminator),
       pytrees of parameters.
-    generate: (generator, inputs [B, ...], Conditions, limits) -> float32 of
-      the shape of inputs. limits: arrays (low, high) that broadcast to it, or
-      None for an unbounded output, as embeddings need.
+    generate: (generator, inputs [B, ...], *Conditions, limits=None) -> a
+      blend float32[B, ...] of the inputs for each of the Conditions; the inputs
+      are encoded once. limits: arrays (low, high) that broadcast to them, or
+      None for unbounded outputs, as embeddings need.
     judge: (discriminator, inputs [B, ...], labels float32[B, C]) -> logits
       float32[B] of being real.
   """
 
   init: Callable[..., tuple[PyTree, PyTree]]
-  generate: Callable[..., jax.Array]
+  generate: Callable[..., list[jax.Array]]
   judge: Callable[..., jax.Array]
 
 
@@ -155,14 +156,19 @@ class Generator(nn.Module):
   width: int
 
   @nn.compact
-  def __call__(self, x: jax.Array, given: Conditions) -> jax.Array:
-    """float[B, H, W, I] or [B, T, E] -> the same shape, unbounded."""
+  def __call__(self, x: jax.Array, *given: Conditions) -> list[jax.Array]:
+    """float[B, H, W, I] or [B, T, E] -> such blends, unbounded."""
     choices = layers.Choices()
     tiles = to_patches(x) if x.ndim == 4 else x
-    y = _Blend()(_features(tiles, self.width), given)
-    y = _leaky(layers.Dense(2 * self.width, choices)(neighbours(y)))
-    y = layers.Dense(tiles.shape[-1], choices)(y)
-    return from_patches(y, x.shape) if x.ndim == 4 else y
+    encoded, blend = _features(tiles, self.width), _Blend()
+    wide = layers.Dense(2 * self.width, choices)
+    last = layers.Dense(tiles.shape[-1], choices)
+
+    def decoded(one: Conditions) -> jax.Array:
+      y = last(_leaky(wide(neighbours(blend(encoded, one)))))
+      return from_patches(y, x.shape) if x.ndim == 4 else y
+    # One by one: a blend that was made before is then not made again.
+    return [decoded(one) for one in given]
 
 
 class Discriminator(nn.Module):
@@ -239,12 +245,12 @@ def make(*, width: int = 32) -> Gan:
     return (_he_normal(keys[0], made['params']),
             _he_normal(keys[1], judge['params']))
 
-  def generate(params, inputs, given, limits=None):
-    raw: Any = generator.apply({'params': params}, inputs, given)
+  def generate(params, inputs, *given, limits=None):
+    raw: Any = generator.apply({'params': params}, inputs, *given)
     if limits is None:
       return raw
     low, high = limits
-    return low + (high - low) * jax.nn.sigmoid(raw)
+    return [low + (high - low) * jax.nn.sigmoid(x) for x in raw]
 
   def judge(params, inputs, labels):
     return discriminator.apply({'params': _bounded(params)}, inputs, labels)

@@ -31,6 +31,11 @@ def _given(size, lam=0.5):
       jnp.zeros((size, 2)), jnp.full(size, lam))
 
 
+def _blend(networks, generator, x, given, limits=None):
+  made, = networks.generate(generator, x, given, limits=limits)
+  return made
+
+
 def test_patches_come_back():
   x = jnp.arange(2 * 7 * 9 * 3.0).reshape(2, 7, 9, 3)
   tiles = gan.to_patches(x)
@@ -65,7 +70,7 @@ def test_spectral_norm_is_the_largest_singular_value():
 @shapes
 def test_generated_examples_have_the_form_of_their_source(shape):
   networks, x, (generator, discriminator) = _made(shape)
-  made = networks.generate(generator, x, _given(len(x)))
+  made = _blend(networks, generator, x, _given(len(x)))
   assert made.shape == x.shape
   assert networks.judge(discriminator, x, _given(len(x)).source).shape == (
       len(x),)
@@ -74,7 +79,7 @@ def test_generated_examples_have_the_form_of_their_source(shape):
 def test_limits_hold_for_every_pixel():
   networks, x, (generator, _) = _made(SHAPES['odd'])
   low = jnp.array([-1.0, 0.0, 2.0])
-  made = networks.generate(generator, 100 * x, _given(len(x)),
+  made = _blend(networks, generator, 100 * x, _given(len(x)),
                            (low, low + jnp.array([1.0, 3.0, 0.0])))
   assert (made >= low).all() and (made <= low + 3).all()
   np.testing.assert_array_equal(made[..., 2], 2.0)
@@ -84,10 +89,10 @@ def test_limits_hold_for_every_pixel():
 def test_every_condition_matters(shape):
   networks, x, (generator, discriminator) = _made(shape)
   given = _given(len(x))
-  before = networks.generate(generator, x, given)
+  before = _blend(networks, generator, x, given)
   for field in given._fields:
     other = given._replace(**{field: 0.3 + getattr(given, field)})
-    assert not np.allclose(networks.generate(generator, x, other), before)
+    assert not np.allclose(_blend(networks, generator, x, other), before)
   assert not np.allclose(
       networks.judge(discriminator, x, given.source),
       networks.judge(discriminator, x, given.target))
@@ -97,21 +102,31 @@ def test_each_end_of_the_blend_has_one_source():
   networks, x, (generator, _) = _made(SHAPES['mnist'])
   given = _given(len(x), 0.0)
   np.testing.assert_array_equal(
-      networks.generate(generator, x, given),
-      networks.generate(generator, 5 - x, given._replace(
+      _blend(networks, generator, x, given),
+      _blend(networks, generator, 5 - x, given._replace(
           source=given.target)))
   given = _given(len(x), 1.0)
   np.testing.assert_array_equal(
-      networks.generate(generator, x, given),
-      networks.generate(generator, x, given._replace(
+      _blend(networks, generator, x, given),
+      _blend(networks, generator, x, given._replace(
           noise=given.noise + 1, target=given.source)))
+
+
+@shapes
+def test_blends_made_together_are_those_made_alone(shape):
+  networks, x, (generator, _) = _made(shape)
+  given = [_given(len(x), lam) for lam in (0.3, 1.0)]
+  for made, one in zip(networks.generate(generator, x, *given), given,
+                       strict=True):
+    np.testing.assert_allclose(
+        made, _blend(networks, generator, x, one), rtol=1e-5, atol=1e-6)
 
 
 def test_rows_do_not_touch():
   networks, x, (generator, discriminator) = _made(SHAPES['mnist'])
   given = _given(2)
-  whole = networks.generate(generator, x, given)
-  alone = networks.generate(generator, x[:1], jax.tree.map(
+  whole = _blend(networks, generator, x, given)
+  alone = _blend(networks, generator, x[:1], jax.tree.map(
       lambda v: v[:1], given))
   np.testing.assert_allclose(whole[:1], alone, rtol=1e-4, atol=1e-5)
   # A discriminator of bounded kernels cannot be steep.

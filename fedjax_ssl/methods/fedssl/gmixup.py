@@ -203,13 +203,10 @@ def _pseudo_labels(problem: Problem, model: Variables, rows: Rows,
 def generate(problem: Problem, generator: PyTree, made: Material,
              *lams: jax.Array) -> list[jax.Array]:
   """Generates a batch's blends, float32[B, ...] for each lam float32[B]."""
-  def tile(x):
-    return jnp.concatenate([x] * len(lams))
-  made_of = gan.Conditions(tile(made.labels), tile(made.target),
-                           tile(made.noise), jnp.concatenate(lams))
-  return jnp.split(problem.networks.generate(
-      generator, tile(made.real), made_of, limits(problem, made.inputs)),
-                   len(lams))
+  made_of = gan.Conditions(made.labels, made.target, made.noise, made.lam)
+  return problem.networks.generate(
+      generator, made.real, *[made_of._replace(lam=lam) for lam in lams],
+      limits=limits(problem, made.inputs))
 
 
 def _condition(problem: Problem, made: Material) -> jax.Array:
