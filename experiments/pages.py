@@ -37,7 +37,8 @@ _GROWTH = 'growth_million', 'growth_million_one', 'growth_kept', 'processes'
 _BENCH = f'{records.VERSION}_'  # Tables of the bench; a bed's name follows.
 _FIRST = 'clients'  # The bed whose best rows are in README.md.
 _SHOWN = 8  # Of them, the bounds included.
-# The method that no paper has, and with more weight of clients with labels.
+# The method that no paper has, and its row in which clients with labels count
+# more.
 _OURS = 'steadymatch', 'steadymatch_weighted'
 # A study whose runs are named LINE_LABELS, and drawn as lines over the labels.
 _BY_LABELS = 'private_labels'
@@ -312,7 +313,7 @@ def everywhere(root: pathlib.Path = ROOT) -> str:
 
 
 def beside_published(root: pathlib.Path = ROOT) -> str:
-  """Our own method and the best published row of each bed.
+  """Our own method and the best row of another method on each bed.
 
   By what all were tuned on, and by the test set of each skew: each time another
   row may be the best. Ours is the row of it that did best in tuning.
@@ -344,14 +345,14 @@ def beside_published(root: pathlib.Path = ROOT) -> str:
 
 
 def _ours_and_best(ours: str, shares: Mapping[str, np.ndarray]) -> str:
-  """A cell: our row's accuracy, then the best published row with its."""
+  """A cell: our row's accuracy, then the best other row with its accuracy."""
   mean = {row: found.mean() for row, found in shares.items()
           if np.isfinite(found).all()}
-  published = [row for row in mean if row not in (plan.ALL, plan.FEW)
-               and not row.startswith(_OURS[0])]
-  if ours not in mean or not published:
+  others = [row for row in mean if row not in (plan.ALL, plan.FEW)
+            and not row.startswith(_OURS[0])]
+  if ours not in mean or not others:
     return '-'
-  best = max(published, key=lambda row: mean[row])
+  best = max(others, key=lambda row: mean[row])
   mine, other = (bench_page.percent(shares[row]) for row in (ours, best))
   if mean[ours] > mean[best]:
     mine = f'**{mine}**'

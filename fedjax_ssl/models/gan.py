@@ -167,7 +167,7 @@ class Generator(nn.Module):
     def decoded(one: Conditions) -> jax.Array:
       y = last(_leaky(wide(neighbours(blend(encoded, one)))))
       return from_patches(y, x.shape) if x.ndim == 4 else y
-    # One by one: a blend that was made before is then not made again.
+    # Not in one batch: XLA then reuses a blend that another cost has made.
     return [decoded(one) for one in given]
 
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import json
 import os
 import pathlib
-import re
 from typing import Any
 
-from fedjax_ssl.core.registry import RENAMED
 from fedjax_ssl.papers import cells
 
-_OLD_NAME = re.compile(rf'\b({"|".join(RENAMED)})(?==)')
+# What a knob was called when some numbers were made, and is called today.
+_RENAMED = 'labeled_say=', 'labeled_client_weight='
 
 
 def file_of(cell: cells.Cell, folder: pathlib.Path, variant: str = ''
@@ -28,8 +27,7 @@ def is_stale(cell: cells.Cell, stored: dict[str, Any]) -> bool:
   that a knob had another name then.
   """
   def kept(flags: Sequence[str]) -> list[str]:
-    return sorted(_OLD_NAME.sub(lambda found: RENAMED[found[0]], flag)
-                  for flag in flags
+    return sorted(flag.replace(*_RENAMED) for flag in flags
                   if not flag.startswith(('--seed=', '--seeds=')))
   return bool(stored) and kept(stored['flags']) != kept(cell.flags)
 

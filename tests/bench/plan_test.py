@@ -19,8 +19,8 @@ from fedjax_ssl.testing import toy
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
 # Rows that are of use where few clients hold the labels, and nowhere else.
-FEW_HOLD = {name for name in ENTRIES
-            if name.endswith('_weighted') or name == 'pdcfed_even'}
+FEW_HOLD = {name: raw['beds'] for name, raw in plan._toml(
+    'entries.toml').items() if 'beds' in raw}
 
 
 class BedTest(parameterized.TestCase):
@@ -107,7 +107,7 @@ class EntryTest(parameterized.TestCase):
       entry = ENTRIES[name]
       self.assertCountEqual(
           [factor(entry), factor(ENTRIES[entry.of])], [1, 6])
-      self.assertEqual(entry.beds, ('mixed', 'agents'))
+      self.assertEqual([*entry.beds], FEW_HOLD[name])
       self.assertEqual(entry.knobs, ENTRIES[entry.of].knobs)
 
 

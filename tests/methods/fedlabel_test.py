@@ -254,6 +254,22 @@ def test_clients_without_labels_do_not_hold_back_the_mean_w_l():
             known.message[0].params), rtol=1e-5, atol=1e-7)
 
 
+def test_without_any_labels_in_a_round_half_of_the_other_step_is_taken():
+  """As where no row is accepted, and half of the labeled one is."""
+  text = OFFICIAL.format(0)
+  sent = update(text, UNKNOWN)
+  assert sent.counts.labeled == 0 < tree.global_norm(sent.message[1])
+  method = methods.make(text, toy.task())
+  server = method.init(KEY, toy.federation()[0]).server
+  assert method.aggregate is not None
+  new, _ = method.aggregate(
+      server, (sent.message, sent.counts), None, None, KEY)
+  chex.assert_trees_all_close(
+      new.model.params, jax.tree.map(
+          lambda w, u: w + u / sent.counts.accepted / 2, server.model.params,
+          sent.message[1].params), rtol=1e-5, atol=1e-7)
+
+
 def test_the_default_is_the_code_and_its_warmup_a_share_of_the_run():
   """50 rounds of 2000 there; of 60 rounds, as of 80, these are 2."""
   def sent(knobs, round_, horizon):

@@ -27,3 +27,9 @@ def test_other_flags_make_numbers_stale_but_no_other_names(stored, stale):
                    '--alpha=1', '--seeds=0')
   assert results.is_stale(cell, {'flags': stored}) == stale
   assert not results.is_stale(cell, {})
+
+
+def test_a_name_that_is_old_elsewhere_is_another_knob_here():
+  cell: Any = Cell('--method=fedmatch(labeled_client_weight=3.0)')
+  assert results.is_stale(cell, {'flags': [
+      '--method=fedmatch(labeled_weight=3.0)']})

@@ -96,7 +96,7 @@ class _Settings(NamedTuple):
 
 
 class _Counts(NamedTuple):
-  """What goes beside the two models: means of these divide theirs."""
+  """Divisors: the server divides the mean of each change by that of its own."""
 
   labeled: jax.Array  # float32[], 1 with labels, else 0.
   accepted: jax.Array  # float32[], rows times `_unit`.
@@ -160,9 +160,11 @@ def fedlabel(task: Task, *, profile: str = 'official',
   (w_L - w) + (w_U - w) and the number of rows used. The method's metrics are
   those of `loss`.
 
-  Paper and code have labels at all clients. Here the mean of the w_L is over
-  clients with labels, as w_L is w at the others: with labels at 1 of 6 clients,
-  theirs would leave a sixth of the labeled step.
+  Paper and code have labels at all clients. With combine='apart' the mean of
+  the w_L is here over clients with labels, as w_L is w at the others: a mean
+  over all would leave a sixth of the labeled step with labels at 1 of 6
+  clients. The server divides what was sent by true counts, so what a hostile
+  client without labels sends weighs more than in a plain mean.
 
   The default is the code's form, as the printed one trains worse: in the test
   setting of `uda` 'official' ends at 92.4 %, 'paper' at 70.3, labels alone at
@@ -353,7 +355,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
 @aggregation.linear
 def _middle(record: assemble.Server, mean: Any, cohort: Any, context: Any,
             key: Any) -> tuple[assemble.Server, Metrics]:
-  """Moves to the middle of the mean w_L and the mean w_U by accepted rows."""
+  """Moves to the middle of w_L's mean, over clients with labels, and w_U's."""
   parts, counts = mean
   means = [tree.scale(part, 1 / jnp.where(count > 0, count, 1))
            for part, count in zip(parts, counts, strict=True)]
