@@ -344,8 +344,8 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
     message = (tree.subtract(local, model),
                tree.scale(tree.subtract(other, model), rows))
     return Update(message, (held > 0).astype(jnp.float32), memory, metrics,
-                  counts=_Counts(jnp.asarray(
-                      client.shard.num_labeled > 0, jnp.float32), rows))
+                  counts=_Counts(mean_teacher.has_labels(
+                      client.shard).astype(jnp.float32), rows))
   step = _add_deltas(model, local, other, uses)
   if s.combine == 'mean':
     step = step._replace(params=tree.scale(step.params, 0.5))

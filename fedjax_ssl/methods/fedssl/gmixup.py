@@ -203,10 +203,10 @@ def _pseudo_labels(problem: Problem, model: Variables, rows: Rows,
 def generate(problem: Problem, generator: PyTree, made: Material,
              *lams: jax.Array) -> list[jax.Array]:
   """Generates a batch's blends, float32[B, ...] for each lam float32[B]."""
-  made_of = gan.Conditions(made.labels, made.target, made.noise, made.lam)
   return problem.networks.generate(
-      generator, made.real, *[made_of._replace(lam=lam) for lam in lams],
-      limits=limits(problem, made.inputs))
+      generator, made.real,
+      *[gan.Conditions(made.labels, made.target, made.noise, lam)
+        for lam in lams], limits=limits(problem, made.inputs))
 
 
 def _condition(problem: Problem, made: Material) -> jax.Array:
