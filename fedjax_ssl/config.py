@@ -393,8 +393,9 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     values['seeds'] = None
   if values.get('seeds') is not None:
     values['seeds'] = _numbers(values['seeds']) or None
-  if values.get('track') is not None:
-    values['track'] = tuple(values['track']) or None
+  if (track := values.get('track')) is not None:
+    values['track'] = tuple(
+        track.split(',') if isinstance(track, str) else track) or None
   if 'labeled_fraction' in given and 'labels_per_class' not in given:
     values['labels_per_class'] = None
   if 'labels_per_class' in given and 'labeled_fraction' not in given:
@@ -413,10 +414,9 @@ def _placed(values: Mapping[str, Any]) -> dict[str, Any]:
     if found := imports.split(str(values.get(name) or '')):
       placed[name] = found._replace(
           place=_whole_place(name, values[name], found.place)).text
-  words = [word.strip() for several in values.get('imports') or ()
-           for word in several.split(',')]
   placed['imports'] = tuple(dict.fromkeys(
-      _whole_place('imports', word, word) for word in words if word))
+      _whole_place('imports', word, word)
+      for word in checks.words(values.get('imports'))))
   return placed
 
 
@@ -427,16 +427,16 @@ def _whole_place(name: str, value: str, place: str) -> str:
     raise FieldError(name, value, str(error)) from error
 
 
-def _numbers(words: Sequence[Any]) -> tuple[int, ...]:
+def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
   """Different seeds, from words or numbers."""
-  words = words.split(',') if isinstance(words, str) else words
+  given = given.split(',') if isinstance(given, str) else given
   try:
-    found = tuple(int(word) for word in words)
+    found = tuple(int(word) for word in given)
   except ValueError:
     found = (-1,)
   if len({*found}) < len(found) or found and (
       min(found) < 0 or max(found) > LARGEST_SEED):
-    raise FieldError('seeds', ','.join(map(str, words)), 'must be different '
+    raise FieldError('seeds', ','.join(map(str, given)), 'must be different '
                      f'whole numbers from 0 to {LARGEST_SEED}, separated by '
                      'commas.')
   return found

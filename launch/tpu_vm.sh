@@ -78,8 +78,9 @@ one_run() {
   local before=""
   for word in "$@"; do
     case "${before##*/} $word" in
-      fedjax[-_]ssl\ train | fedjax[-_]ssl\ repeat) pod=(--distributed) ;;
-      fedjax[-_]ssl\ sweep | fedjax[-_]ssl\ tables)
+      fedjax[-_]ssl\ train | fedjax[-_]ssl\ repeat | fedjax[-_]ssl\ evaluate)
+        pod=(--distributed) ;;
+      fedjax[-_]ssl\ sweep | fedjax[-_]ssl\ tables | fedjax[-_]ssl\ bench)
         fail "--type=$TYPE has several hosts, each of which would run the grid;" \
           "take one of 8 or fewer, and several machines for more." ;;
     esac
@@ -88,7 +89,7 @@ one_run() {
       *fedjax[-_]ssl\ train* | *\ *experiments/*.py* | *experiments/*.py*\ *)
         fail "--type=$TYPE has several hosts, each of which would run a copy;" \
           "add --distributed to the experiment's flags." ;;
-      *launch/sweep.py)
+      *launch/sweep.py | *experiments/bench.py)
         fail "--type=$TYPE has several hosts, each of which would run the grid;" \
           "take one of 8 or fewer, and several machines for more." ;;
       *experiments/benchmarks/*.py)

@@ -432,6 +432,11 @@ class _Bench:
   def _write(self) -> dict[str, list[standing.Line]]:
     """Writes the table of all rows that are finished, and returns it."""
     from fedjax_ssl.training import disk
+    with disk.alone(self._out / '.sweep' / f'{self._bed.name}.table'):
+      return self._written()
+
+  def _written(self) -> dict[str, list[standing.Line]]:
+    from fedjax_ssl.training import disk
     found = {name: record for name, entry in self._known.items()
              if (record := self._found(entry)) is not None}
     # Another bench may have added rows meanwhile, and runs may be gone.

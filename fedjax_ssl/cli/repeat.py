@@ -61,6 +61,10 @@ def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
   if settings.is_known(setting, config):
     return settings.program(setting)
   script = command.origin_of(config).get('script', '')
+  if script == command.FIT:
+    raise ValueError(f'{path} was made in Python, by fedjax_ssl.fit of data '
+                     'that were given there; call it with them again, with '
+                     'workdir= for the same run.')
   # Earlier versions stored paths relative to the repository's root.
   place = (places.repository() or pathlib.Path()) / script
   if not script or not place.is_file():

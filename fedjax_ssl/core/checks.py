@@ -1,7 +1,7 @@
 """Checks of names and numbers, with messages that say what is allowed."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import difflib
 from typing import Any
 
@@ -91,6 +91,13 @@ def near(name: str, allowed: Iterable[str]) -> str:
   found = difflib.get_close_matches(name, allowed, n=1) or [
       full for full in allowed if name == initials(full)][:1]
   return f' Did you mean {found[0]!r}?' if found else ''
+
+
+def words(value: str | Sequence[str] | None) -> tuple[str, ...]:
+  """Returns the words of a field that takes several, separated by commas."""
+  several = [value] if isinstance(value, str) else value or ()
+  return tuple(word.strip() for text in several for word in text.split(',')
+               if word.strip())
 
 
 def initials(name: str) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core.types import Number, Shard
+from fedjax_ssl.core import checks
+from fedjax_ssl.core.types import Number, Shard, Task
 
 WEIGHTINGS = ('examples', 'uniform')
 
@@ -43,3 +44,20 @@ def client_weight(shard: Shard, streams: str, *, weighting: str,
   count = rows if weighting == 'examples' else rows > 0
   factor = jnp.where(shard.num_labeled > 0, labeled_client_weight, 1.0)
   return (factor * count).astype(jnp.float32)
+
+
+def check_factor(task: Task, labeled_client_weight: float) -> None:
+  """Refuses a weight of clients with labels where no client has any.
+
+  Args:
+    task: says where the labels are.
+    labeled_client_weight: as `client_weight` takes it; 1 is always allowed.
+
+  Raises:
+    FieldError: for another number with labels at the server.
+  """
+  if task.labels_at == 'server' and labeled_client_weight != 1:
+    raise checks.FieldError(
+        'labels_at', 'server', 'no client has labels then, and '
+        f'labeled_client_weight={labeled_client_weight:g} would do nothing; '
+        'leave it at 1, or give clients.')

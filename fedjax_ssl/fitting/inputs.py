@@ -16,6 +16,13 @@ _TAKES = ('a name, a tuple or dict of the arrays x_train, y_train, x_test and '
           'y_test, a data.Dataset or a Federation')
 
 
+# Options that say how a data set is read, and how its rows are dealt.
+_READING = frozenset(('data_dir', 'embeddings', 'split'))
+_DEALING = frozenset(('alpha', 'dirichlet', 'min_size', 'partition',
+                      'partition_file', 'partition_seed',
+                      'validation_fraction'))
+
+
 class Source(NamedTuple):
   """Where examples come from.
 
@@ -24,12 +31,15 @@ class Source(NamedTuple):
     dataset: the examples; None if the data set is loaded by its name.
     partition: who owns which row, if that is given; else rows are dealt.
     options: those of the run that a given federation fixes.
+    unread: names of options that say where examples come from, or how they are
+      dealt, where that is given.
   """
 
   name: str
   dataset: data.Dataset | None = None
   partition: data.Partition | None = None
   options: Mapping[str, Any] = {}
+  unread: frozenset[str] = frozenset()
 
   def load(self, options: Config) -> data.Dataset:
     """Returns the examples."""
@@ -50,7 +60,7 @@ def source(given: Any) -> Source:
   if isinstance(given, str):
     return Source(given)
   if isinstance(given, data.Dataset):
-    return Source(given.name, given)
+    return Source(given.name, given, unread=_READING)
   if isinstance(given, Federation):
     return _of_federation(given)
   if isinstance(given, tuple | list) and len(given) == 4:
@@ -64,7 +74,7 @@ def source(given: Any) -> Source:
     raise TypeError(f'dataset must be {_TAKES}; '
                     + (f'{absent[0]} is missing.' if absent else
                        f'{strange[0]!r} is none of them.'))
-  return Source('arrays', _of_arrays(given))
+  return Source('arrays', _of_arrays(given), unread=_READING)
 
 
 def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
@@ -139,7 +149,8 @@ def _of_federation(given: Federation) -> Source:
           'labels_at': 'server' if at_server else 'clients',
           'max_rows': 0, 'rounds_per_task': given.rounds_per_task,
           'num_labeled_clients': given.num_labeled_clients,
-          'num_partly_labeled_clients': 0})
+          'num_partly_labeled_clients': 0},
+      _READING | _DEALING)
 
 
 def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:
@@ -153,9 +164,17 @@ def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:
   owner[rows] = np.broadcast_to(who[:, None], table.shape)[real]
 
 
-def check_free(given: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-  """Raises FieldError for an option that contradicts the given federation."""
-  for name, value in fixed.items():
+def check_free(given: Mapping[str, Any], source_: Source) -> None:
+  """Refuses options that contradict the given data, or that nothing reads.
+
+  Raises:
+    FieldError: naming the first one.
+  """
+  for name, value in source_.options.items():
     if name in given and given[name] != value:
       raise FieldError(name, given[name], f'the given federation has {value}; '
                        'leave it out.')
+  for name in sorted(source_.unread & set(given)):
+    what = ('rows have their owners already' if name in _DEALING else
+            'the examples are given')
+    raise FieldError(name, given[name], f'{what}; leave it out.')

@@ -35,9 +35,10 @@ from fedjax_ssl.training import workdir as workdir_lib
 SETTING = 'own_data'
 _SETTINGS = {'digits': 'digits_dirdir'}
 _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
-# Options for one start of a program, or for several processes.
+# Options for one start of a program, or for several processes, and the page of
+# a report, for which there is a program.
 _PROGRAMS = ('eval_only', 'distributed', 'coordinator_address',
-             'num_processes', 'process_id')
+             'num_processes', 'process_id', 'report')
 _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
 # Options that may be functions: what knows them by name, and for messages what
 # they are, a text, and how they are called.
@@ -94,9 +95,12 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     given['workdir'] = os.path.expanduser(os.fspath(workdir))
   stored = workdir_lib.stored_config(given.get('workdir'))
   source = inputs.source(dataset)
+  for place in checks.words(given.get(
+      'imports', stored['flags'].get('imports') if stored else ())):
+    registry.import_place(place)
   found = _setting(setting, command.setting_of(stored) if stored else '',
                    source)
-  inputs.check_free(given, source.options)
+  inputs.check_free(given, source)
   given |= {'method': _text('method', method), 'dataset': source.name}
   if callable(given.get('aggregator')):
     given['aggregator'] = _text('aggregator', given['aggregator'])
@@ -203,7 +207,7 @@ def _jobs(told: config.Config, given: Collection[str],
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
   told = runs.decided(setting, told, given, dataset)
-  runs.check_read(setting, told)
+  runs.check_read(setting, told, dataset)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))
@@ -212,7 +216,7 @@ def _jobs(told: config.Config, given: Collection[str],
       settings.SETTINGS.get(setting.name) is setting)
   # A later `fedjax-ssl` command on the folder reads what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
-            'script': '' if ours else 'fedjax_ssl.fit', 'comments': []}
+            'script': '' if ours else command.FIT, 'comments': []}
   names = runs.wanted(told, pathlib.Path(told.workdir or ''))
   return [spellings.begun(job) for job in runs.build(
       dataset, deals, told, names, {k: v for k, v in origin.items()

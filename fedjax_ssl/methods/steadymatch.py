@@ -79,6 +79,7 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
       1 is no difference.
   """
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
+  client_weights.check_factor(task, labeled_client_weight)
   averages = decay > 0 and local_share < 1
   loss_fn = averaging.with_server_rule(
       task, _loss_fn(task, threshold, unlabeled_weight, local_share), 'fedavg',

@@ -8,7 +8,7 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, imports
 from fedjax_ssl.training import disk
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -16,6 +16,8 @@ from fedjax_ssl.training import workdir as workdir_lib
 LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
              'num_processes', 'process_id')
 _TEXTS = ('setting', 'script')
+# In place of a script: a call in Python, of data that were given there.
+FIT = 'fedjax_ssl.fit'
 
 
 def origin(words: Sequence[str], *, setting: str = '', script: str = ''
@@ -98,10 +100,36 @@ def flags_of(config: Mapping[str, Any]) -> list[str]:
   return lines
 
 
+def portable(flags: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns flags without paths of one machine: of files the names are left."""
+  found = {k: v for k, v in flags.items() if k not in ('workdir', 'data_dir')}
+  for name in imports.TEXTS:
+    placed = imports.split(str(found.get(name) or ''))
+    if placed and imports.is_file(placed.place):
+      found[name] = placed._replace(place=os.path.basename(placed.place)).text
+  for name in ('partition_file', 'embeddings'):
+    if found.get(name):
+      found[name] = os.path.basename(found[name])
+  if found.get('imports'):
+    found['imports'] = [
+        os.path.basename(place) if imports.is_file(place) else place
+        for place in found['imports']]
+  return found
+
+
 def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-  """Returns the command line of a run with these flags."""
+  """Returns the command line of a run with these flags.
+
+  Of a call of `fedjax_ssl.fit` it is that call, with DATA for what it was
+  given.
+  """
   setting = setting_of(config)
   script = origin_of(config).get('script', 'SCRIPT')
+  if not setting and script == FIT:
+    told = [f'{name}={value!r}' for name, value in sorted(flags.items())
+            if name not in (*LEFT_OUT, 'method', 'dataset', 'bounds')
+            and value is not None and value != []]
+    return f'{FIT}({", ".join([repr(flags.get("method")), "DATA", *told])})'
   program = ['fedjax-ssl', 'train', setting] if setting else ['python', script]
   return shlex.join([*program, *flags_of({'flags': flags})])
 

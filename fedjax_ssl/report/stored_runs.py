@@ -26,7 +26,9 @@ _LARGEST = 1e39  # Beyond the largest float32; all is measured in float32.
 _MOST_ROUNDS = 2**31
 # Flags in which the seeds of one cell may differ.
 _FREE = ('workdir', 'data_dir', 'seed', 'seeds', 'eval_only', 'bounds',
-         'tensorboard', 'track', 'num_devices', 'seed_map')
+         'tensorboard', 'track', 'num_devices', 'seed_map', 'report',
+         'pictures', 'checkpoint_every', 'distributed', 'coordinator_address',
+         'num_processes', 'process_id')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Run:
     federations: the stored description of each seed's federation; None for a
       seed that has another partition than the one described.
     folder_name: what its folders are called, without the seeds.
+    unlike: a folder whose run has the same flags and is another one; see
+      `load`.
   """
 
   name: str
@@ -63,6 +67,7 @@ class Run:
   changed: tuple[str, ...] | None = ()
   federations: tuple[Any, ...] = ()
   folder_name: str = ''
+  unlike: str = ''
 
   @property
   def rounds(self) -> int:
@@ -103,6 +108,9 @@ class Run:
       found.append('its means mix seeds that ended at different rounds (' +
                    ', '.join(f'seed {s}: {r}' for s, r in zip(
                        self.numbers, self.ends)) + ')')
+    if self.unlike:
+      found.append(f'the flags are those of {self.unlike}, but they stood for '
+                   'other code, or for other defaults of knobs')
     if not paper:
       return found
     if said := verdict.note(self.verdicts):
@@ -135,8 +143,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
   if not seeds:
     raise ValueError(f'{path} has no rows; let it finish first.')
   try:
-    times = [t['seconds'] for t in metrics.read(path, metrics.TIMINGS)
-             if 'seconds' in t]
+    times = metrics.read(path, metrics.TIMINGS)
     flags, made = config['flags'], command.origin_of(config)
     comments = made.get('comments', [])
     planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
@@ -146,7 +153,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
     title = name or text.plain(path.name)
     numbers = tuple(s[0].get('seed', planned[0]) for s in seeds)
     return Run(title, [path], config, seeds,
-               _elapsed(times), paper_flags.printed(comments),
+               summary_lib.elapsed(times), paper_flags.printed(comments),
                comments[0] if comments else '', numbers,
                tuple(planned), _changed(config, defaults),
                _federations(config['facts'], planned[0], numbers), title)
@@ -212,6 +219,8 @@ def load(folders: Sequence[str | os.PathLike[str]],
          defaults: Defaults | None = None) -> list[Run]:
   """Reads workdirs; those that differ only in their seeds become one run.
 
+  Those whose flags stood for other code or other knobs stay apart.
+
   Args:
     folders: the workdirs.
     left_out: if given, each unreadable or duplicate folder adds a line here
@@ -237,10 +246,46 @@ def load(folders: Sequence[str | os.PathLike[str]],
     groups.setdefault(key, []).append(run)
   if not groups:
     raise ValueError(' '.join(faults) or 'No folder is named.')
-  joined = [_joined(_once(runs, left_out)) for runs in groups.values()]
+  joined = [_joined(_once(runs, left_out)) for group in groups.values()
+            for runs in _alike(group)]
   if left_out is not None:
     left_out += faults
   return named(joined)
+
+
+def _alike(runs: Sequence[Run]) -> list[list[Run]]:
+  """Parts runs of equal flags where these stood for something else.
+
+  That is so if a file of the user's own has changed between them, or a default
+  of a knob.
+  """
+  parts: list[list[Run]] = []
+  for run in runs:
+    for part in parts:
+      if _meant(part[0].config['facts'], run.config['facts']):
+        part.append(run)
+        break
+    else:
+      parts.append([run])
+  return [[dataclasses.replace(run, unlike=str(parts[0][0].folders[0]))
+           for run in part] if i else part for i, part in enumerate(parts)]
+
+
+def _meant(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+  """Whether flags stood for the same, by the facts of two runs.
+
+  What the version of one did not know yet is not compared.
+  """
+  codes = [{os.path.basename(place): code
+            for place, code in (facts.get('code') or {}).items()}
+           for facts in (one, other)]
+  if codes[0] != codes[1]:
+    return False
+  known, new = (facts.get('choices') or {} for facts in (one, other))
+  return not any(
+      name in new[field]['knobs'] and new[field]['knobs'][name] != value
+      for field in set(known) & set(new)
+      for name, value in known[field]['knobs'].items())
 
 
 def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
@@ -314,23 +359,6 @@ def named(runs: Sequence[Run]) -> list[Run]:
 def _total(seconds: Sequence[float | None]) -> float | None:
   known = [s for s in seconds if s is not None]
   return sum(known) if len(known) == len(seconds) else None
-
-
-def _elapsed(seconds: Sequence[float | None]) -> float | None:
-  """Sums the clock over restarts, as it begins anew with each process.
-
-  None without times, or if a row says that earlier ones are lost.
-  """
-  if not seconds:
-    return None
-  total = last = 0.0
-  for now in seconds:
-    if now is None:
-      return None
-    if now < last:
-      total += last
-    last = now
-  return round(total + last, 1)
 
 
 def last_rounds(rows: Sequence[Row], rounds: int = TAIL_ROUNDS

@@ -9,8 +9,15 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.core import registry
-from fedjax_ssl.report import command, names, summary, tradeoff, verdict
+from fedjax_ssl.core import checks, registry
+from fedjax_ssl.report import (
+  command,
+  names,
+  stored_runs,
+  summary,
+  tradeoff,
+  verdict,
+)
 from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import disk, metric_names, metrics
 from fedjax_ssl.training import workdir as workdir_lib
@@ -53,16 +60,17 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
     raise ValueError(f'{folder} has no rows; let it finish first.')
   for rows in seeds:
     metrics.validate_all(rows)
-  times = metrics.read(folder, metrics.TIMINGS)
   summaries = [summary.summary(rows) for rows in seeds]
+  run, flags = stored_runs.read(folder), command.portable(config['flags'])
   return {
       'run': plain(pathlib.Path(folder).name),
       'setting': setting,
-      'method': config['flags']['method'],
-      'labels': config['flags']['labels'],
-      'seeds': config['flags']['seeds'],
-      'rounds': summaries[0]['round'],
-      'seconds': _longest([t.get('seconds') for t in times]),
+      'method': flags['method'],
+      'labels': flags['labels'],
+      'seeds': list(run.numbers),
+      'rounds': run.rounds,
+      'notes': run.notes(paper=False),
+      'seconds': summary.elapsed(metrics.read(folder, metrics.TIMINGS)),
       **{name: [s.get(name) for s in summaries]
          for name in (*_SHOWN, *_MORE, 'verdict')},
       **{name: [rows[-1].get(name) for rows in seeds]
@@ -72,18 +80,10 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
       **{name: [summary.over_rounds([(row['round'], row.get(name))
                                      for row in rows]) for rows in seeds]
          for name in _DENSE},
-      'flags': config['flags'],
+      'flags': flags,
       'environment': config['environment'],
       'restarts': len(config['restarts']),
   }
-
-
-def _longest(seconds: Sequence[float | None]) -> float | None:
-  """Returns the longest time; None without times, or if some are lost."""
-  known = [s for s in seconds if s is not None]
-  if not known or len(known) < len(seconds):
-    return None
-  return round(max(known), 1)
 
 
 def percent(values: Sequence[float | None], scale: float = 100) -> str:
@@ -161,10 +161,9 @@ def _shared_flags(rows: list[dict[str, Any]],
   """Says which flags the runs share, but for defaults of their settings."""
   names_ = list(dict.fromkeys(row['setting'] for row in rows))
   known = [defaults(name) for name in names_]
-  told = [f'--{name}={_text(value)}'
+  told = [f'--{checks.flag(name)}={_text(value)}'
           for name, value in sorted(_same(rows, 'flags').items())
-          if value not in (None, []) and name not in (
-              *command.LEFT_OUT, 'data_dir')
+          if value not in (None, []) and name not in command.LEFT_OUT
           and not all(name in of and (
               of[name] == value or _text(of[name]) == _text(value))
                       for of in known)]
@@ -217,12 +216,14 @@ def markdown(rows: list[dict[str, Any]], note: str,
                'noise.' if 'generator' in map(noisy_networks, rows) else '')
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
+            *(text for row in rows if row.get('notes')
+              for text in ('', f'{row["run"]}: {"; ".join(row["notes"])}.')),
             *(text for said in verdict.footnotes(
                 {row['run']: verdict.stored(row) for row in rows})
               for text in ('', said)),
             '', _shared_flags(rows, defaults)]
   flags_not_shared = _other(
-      rows, 'flags', ('workdir', 'data_dir', 'method', 'labels', 'profile'))
+      rows, 'flags', ('method', 'labels', 'profile'))
   if flags_not_shared:
     lines += ['', f'Flags that differ: {flags_not_shared}.']
   lines += ['', f'Environment: {facts}.']
@@ -255,9 +256,6 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
   Raises:
     ValueError: if they cannot be written.
   """
-  for row in rows:
-    for name in ('workdir', 'data_dir'):  # Paths of one machine.
-      row['flags'].pop(name, None)
   # Not `with_suffix`, which would cut `.1` off `alpha0.1`.
   stored = json.dumps({'note': note, 'runs': rows}, indent=1) + '\n'
   try:

@@ -329,6 +329,29 @@ def over_rounds(rows: Sequence[tuple[int, float | None]]) -> float | None:
   return total / weight if weight else None
 
 
+def elapsed(times: Sequence[Row]) -> float | None:
+  """Sums the seconds of a run over its starts; the clock begins anew with each.
+
+  Args:
+    times: rows of `timings.jsonl`. `since` is the round at which a start went
+      on; where it is missing, a start shows by an earlier time.
+
+  Returns:
+    Seconds; None without times, or if a row says that earlier ones are lost.
+  """
+  known = [row for row in times if 'seconds' in row]
+  total = last = 0.0
+  since = None
+  for row in known:
+    now = row['seconds']
+    if now is None:
+      return None
+    if now < last or since not in (None, row.get('since', since)):
+      total += last
+    last, since = now, row.get('since', since)
+  return round(total + last, 1) if known else None
+
+
 def mean_std(values: Sequence[float | None]) -> str:
   """Returns `50.00 ± 1.00`, a sample's deviation; `-` if one is unknown."""
   numbers = [v for v in values if v is not None]

@@ -47,9 +47,15 @@ def check(options: Config, method: Method, state: State,
     return
   kind = options.client_memory
   if kind == 'device':
-    if total > (most := memory(options.num_devices)):
+    # Where they cannot be split evenly, each device has all of them.
+    size = options.num_devices or jax.device_count()
+    copies = 1 if options.num_clients % size == 0 else size
+    if copies * total > (most := memory(options.num_devices)):
+      each = '' if copies == 1 else (
+          f' for a copy on each of {size} devices, as num_clients is no '
+          'multiple of them')
       raise _too_many(options, total, len(federations),
-                      f'there are {_gib(most)} of memory',
+                      f'there are {_gib(most)} of memory{each}',
                       _ways_on(options, method, state, federations, folder))
     return
   if options.distributed:

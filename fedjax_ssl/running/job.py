@@ -347,6 +347,7 @@ class _Recorder:
     self._job, self._checkpoints = job, checkpoints
     self._writer: metrics.MetricsWriter | None = None
     self._seconds = 0.0  # Since the start.
+    self._since = 0  # The round at which this start went on.
     self._left_out = 0  # Updates so far.
     self._warned = False  # Whether a line has told of them.
     self._accuracies: list[float] = []  # By seed, at the last evaluated round.
@@ -354,7 +355,7 @@ class _Recorder:
   def open(self, stack: contextlib.ExitStack, folder: pathlib.Path, done: int,
            seals: Mapping[str, sealed.Seal] | None) -> None:
     """Opens the files of rows; the stack closes them."""
-    options = self._job.options
+    options, self._since = self._job.options, done
     self._writer = stack.enter_context(metrics.MetricsWriter(
         folder, done, seals=seals, track=options.trackers,
         config=self._job.config))
@@ -395,7 +396,8 @@ class _Recorder:
 
   def _record(self, row: loop.Row, bar: progress.Progress) -> None:
     """Writes and shows an evaluated round of one seed."""
-    written = self._write(row, {'seconds': self._seconds})
+    written = self._write(row, {'seconds': self._seconds,
+                                'since': self._since})
     self._left_out += written.get('num_rejected', 0)
     if self._left_out and not self._warned:
       self._warned = True

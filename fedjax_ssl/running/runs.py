@@ -69,8 +69,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   options = convolutions.decided(options, dataset, deals)
   jobs = processes.together(
       lambda: build(dataset, deals, options, names, origin))
-  # Once more: the data may name the clients.
-  processes.once(lambda: check_read(setting, jobs[0].options))
+  # Once more: the data may name the clients, or have a validation part.
+  processes.once(lambda: check_read(setting, jobs[0].options, dataset))
   jobs = [spellings.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -99,7 +99,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   return [job.folder for job in jobs]
 
 
-def check_read(setting: Setting, options: Config) -> None:
+def check_read(setting: Setting, options: Config,
+               dataset: data.Dataset | None = None) -> None:
   """Refuses options such as --alpha in a new run that does not read them.
 
   Runs that were stored by versions which took them go on, and a user's own way
@@ -108,6 +109,7 @@ def check_read(setting: Setting, options: Config) -> None:
   Args:
     setting: how rows are dealt.
     options: what is asked for.
+    dataset: the examples, if they are known.
 
   Raises:
     FieldError: for such an option that is not at its default.
@@ -115,24 +117,29 @@ def check_read(setting: Setting, options: Config) -> None:
   if options.workdir and (
       pathlib.Path(options.workdir) / workdir_lib.CONFIG).exists():
     return
+  natural, unread = options.partition == 'natural', {}
   if options.partition_file:
     for name in ('labels_per_class', 'labeled_fraction'):
-      value = getattr(options, name)
-      if value not in (None, setting.defaults.get(name)):
-        raise FieldError(
-            name, value, 'the file says which rows are labeled; leave it out.',
-            partition_file=options.partition_file)
-  natural = options.partition == 'natural'
+      if getattr(options, name) is not None:
+        unread[name] = 'the file says which rows are labeled'
+    for name in ('min_size', 'partition_seed', *dealing.SKEWS):
+      unread[name] = 'the file says whose row is whose'
+    unread['validation_fraction'] = 'the file says which rows are held out'
+  elif dataset is not None and dataset.validation is not None:
+    unread['validation_fraction'] = 'the data have a validation part'
   read = frozenset() if natural else dealing.reads(setting.deal)
-  for name in sorted(set(dealing.SKEWS) - read):
+  for name in set(dealing.SKEWS) - read - set(unread):
+    unread[name] = ('the data name the clients' if natural else
+                    f'only {_readers(name)} read it')
+  beside = {'partition_file': options.partition_file
+            } if options.partition_file else {}
+  for name, why in sorted(unread.items()):
     value = getattr(options, name)
     # A stored run's flagfile gives the default too.
     default = setting.defaults.get(name, config.OPTIONS[name].default)
     if value != default:
-      raise FieldError(
-          name, value, ('the data name the clients' if natural else
-                        f'only {_readers(name)} read it')
-          + f'; leave it out or at {default}.')
+      other = '' if default is None else f' or at {default}'
+      raise FieldError(name, value, f'{why}; leave it out{other}.', **beside)
 
 
 def _readers(name: str) -> str:

@@ -1,9 +1,10 @@
 """Writing files so that each is whole on the disk, or not there at all."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import pathlib
@@ -46,7 +47,8 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
   Raises:
     OSError: if one cannot be written; the old ones are as they were.
   """
-  partials = {name: folder / f'{name}.partial' for name in files}
+  # Another process may write the same files.
+  partials = {name: folder / f'{name}.{os.getpid()}.partial' for name in files}
   try:
     for name, data in files.items():
       if (folder / name).is_dir():
@@ -64,6 +66,15 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
         partial.unlink()
     raise
   flush_one(folder)
+
+
+@contextlib.contextmanager
+def alone(file: pathlib.Path) -> Iterator[None]:
+  """Keeps other processes out of the block; they wait for it at this file."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  with open(file, 'a', encoding='utf-8') as handle:
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    yield
 
 
 def flush_one(path: str | os.PathLike[str]) -> None:

@@ -200,10 +200,17 @@ def test_no_more_rows_are_dealt_than_asked_for():
 
 
 @pytest.mark.parametrize('flag', [
-    '--max_rows=5', '--labels_per_class=3', '--labeled_fraction=0.3'])
+    '--max_rows=5', '--labels_per_class=3', '--labeled_fraction=0.3',
+    '--alpha=0.01', '--min_size=33', '--partition_seed=7',
+    '--validation_fraction=0.5'])
 def test_a_file_says_itself_which_rows_are_dealt(flag, tmp_path, refuse):
   line = refuse(flag, f'--partition_file={tmp_path / "p.npz"}')
   assert flag in line and '--partition_file' in line
+
+
+def test_no_rows_are_held_out_of_data_with_a_validation_part(refuse):
+  line = refuse('--split=600/200/200', '--validation_fraction=0.5')
+  assert '--validation_fraction=0.5: the data have a validation part' in line
 
 
 @pytest.mark.parametrize('change, name', [

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import json
+import textwrap
 from typing import Any
 
 import jax
@@ -271,6 +272,30 @@ def test_a_federation_keeps_its_rows(straight):
   assert run.metrics['accuracy'][0] == straight.metrics['accuracy'][0]
   with pytest.raises(ValueError, match='num_clients=5: the given .* 6'):
     fedjax_ssl.fit(METHOD, given, clients=5)
+  with pytest.raises(ValueError, match='alpha=0.5: rows have their owners alr'):
+    fedjax_ssl.fit(METHOD, given, alpha=0.5)
+  with pytest.raises(ValueError, match='data_dir=x: the examples are given'):
+    fedjax_ssl.fit(METHOD, given, data_dir='x')
+
+
+def test_files_are_imported_first(tmp_path):
+  """And again where the run goes on: its method is known by no other way."""
+  file = tmp_path / 'mine.py'
+  file.write_text(textwrap.dedent("""
+      from fedjax_ssl import methods
+      @methods.register('of_a_file')
+      def of_a_file(task, *, mu: float = 0.1):
+        return methods.METHODS['fedprox'](task, mu=mu)
+      """))
+  folder = tmp_path / 'run'
+  run = fedjax_ssl.fit('of_a_file', rounds=1, progress=False, workdir=folder,
+                       imports=str(file), **SMALL)
+  assert run.options.imports == (str(file),)
+  fedjax_ssl.methods.METHODS.pop('of_a_file')
+  again = fedjax_ssl.fit('of_a_file', rounds=1, progress=False, workdir=folder)
+  np.testing.assert_array_equal(again.metrics['accuracy'],
+                                run.metrics['accuracy'])
+  fedjax_ssl.methods.METHODS.pop('of_a_file')
 
 
 def test_arrays_functions_and_seeds():
@@ -335,6 +360,10 @@ def median(stacked, weights):
                   'x_test': IMAGES, 'y_test': [0, 1, 1, 0],
                   'y_val': [0]}}, TypeError, 'x_val is missing'),
     ({'clients': '4'}, ValueError, 'num_clients=4: must be'),
+    ({'report': True}, TypeError, 'It is of the programs'),
+    ({'imports': '/nowhere.py'}, ValueError, 'imports=/nowhere.py: '),
+    ({'dataset': (IMAGES, [0, 1, 1, 0], IMAGES, [0, 1, 1, 0]),
+      'split': '80/20'}, ValueError, 'split=80/20: the examples are given'),
     ({'learning_rate': np.ones(2)}, ValueError, 'learning_rate='),
     ({'workdir': 3}, ValueError, 'workdir=3: must be the path of a folder'),
     ({'workdir': ''}, ValueError, 'workdir')])

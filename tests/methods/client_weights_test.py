@@ -81,3 +81,19 @@ def test_the_weight_of_fedmatchs_labeled_loss_keeps_its_name():
 def test_refuses(name, value):
   with pytest.raises(ValueError, match='labeled_client_weight'):
     methods.make(f'{name}(labeled_client_weight={value})', toy.task())
+
+
+@pytest.mark.parametrize('text', [
+    'fixmatch({})', 'steadymatch({})', 'fedmatch({})',
+    "mixmatch({}, server='fedprox')"])
+def test_refuses_a_weight_of_clients_with_labels_where_none_has_any(text):
+  task = toy.task(labels_at='server')
+  methods.make(text.format('labeled_client_weight=1.0'), task)
+  with pytest.raises(ValueError, match='labeled_client_weight=6 would do noth'):
+    methods.make(text.format('labeled_client_weight=6.0'), task)
+
+
+def test_refuses_a_weight_of_clients_with_labels_without_a_server():
+  with pytest.raises(ValueError, match='labeled_client_weight=6 would do noth'):
+    methods.make("fixmatch(server='local', labeled_client_weight=6.0)",
+                 toy.task())

@@ -146,9 +146,17 @@ def test_the_papers_number_is_the_global_models(tmp_path, line, text):
 
 
 def test_restarted_clocks_add_up():
-  assert stored_runs._elapsed([1, 5, 2, 4]) == 9
-  assert stored_runs._elapsed([]) is None
-  assert stored_runs._elapsed([None, 2, 4]) is None
+  def of(*seconds, **more):
+    return summary.elapsed([{'seconds': s, **more} for s in seconds])
+
+  assert of(1, 5, 2, 4) == 9
+  assert of() is None and of(None, 2, 4) is None
+  first, second = ([{'seconds': s, 'since': since} for s in seconds]
+                   for since, seconds in ((0, (20, 50)), (10, (60, 170))))
+  assert summary.elapsed(first + second) == 220
+  assert summary.elapsed(first) == 50
+  # Begun by a version that did not write the round.
+  assert summary.elapsed([{'seconds': 50}, *second]) == 170
 
 
 def test_files_agree(tmp_path):

@@ -45,6 +45,31 @@ def test_table_and_json_hold_the_runs_numbers(tmp_path):
   assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
 
 
+def test_an_unfinished_run_says_so(tmp_path):
+  folder = fake.write(tmp_path / 'run', [
+      fake.row(5, .6, 0), fake.row(10, .6, 0), fake.row(5, .5, 1)],
+                      fake.config([0, 1, 2], num_rounds=100))
+  row = study.read(folder)
+  assert row['seeds'] == [0, 1] and row['rounds'] == 5
+  text = study.markdown([row], '')
+  assert '| run | `fedavg` | few | 2 | 5 |' in text
+  assert 'run: not finished, 5 of 100 rounds; not finished, 2 of 3 see' in text
+
+
+def test_no_path_of_a_machine_is_stored(tmp_path):
+  made = fake.config(
+      [0], method='/home/me/mine.py:mine(k=1)', imports=['/home/me/more.py'],
+      partition_file='/home/me/p.npz', embeddings='/home/me/e.npz',
+      data_dir='/home/me', workdir='/home/me/run')
+  done = _call(fake.write(tmp_path / 'run', [fake.row(20, .5)], made),
+               f'--out={tmp_path}/table')
+  assert done.returncode == 0, done.stderr
+  stored = (tmp_path / 'table.json').read_text()
+  text = (tmp_path / 'table.md').read_text()
+  assert '/home/me' not in stored + text
+  assert 'mine.py:mine(k=1)' in stored and '--import=more.py' in text
+
+
 def test_flags_with_the_settings_values_are_not_listed(tmp_path):
   """But for settings that are not known here, of which it lists all."""
   made = fake.config([0, 1, 2], method='uda', eval_only=False, imports=[],

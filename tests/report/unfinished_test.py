@@ -70,6 +70,31 @@ def test_an_unfinished_run_joins_its_other_seeds(tmp_path):
   assert not run.notes()
 
 
+def _stood_for(seed, code='x', **knobs):
+  made = fake.config([seed])
+  made['facts'] |= {'code': {'/home/me/mine.py': code}, 'choices': {
+      'method': {'text': 'mine', 'knobs': knobs}}}
+  return made
+
+
+@pytest.mark.parametrize('other, joined', [
+    (_stood_for(1, threshold=.95), True),
+    (_stood_for(1, threshold=.95, new=0), True),  # Of a later version.
+    (_stood_for(1, threshold=.5), False),
+    (_stood_for(1, 'y', threshold=.95), False)])
+def test_seeds_are_of_one_method(tmp_path, other, joined):
+  """Equal flags may stand for other code, or for another default."""
+  folders = [
+      fake.write(tmp_path / 'a', [fake.row(20, .9)],
+                 _stood_for(0, threshold=.95)),
+      fake.write(tmp_path / 'b', [fake.row(20, .3)], other)]
+  runs = stored_runs.load(folders)
+  assert [list(run.numbers) for run in runs] == (
+      [[0, 1]] if joined else [[0], [1]])
+  notes = [run.notes(paper=False) for run in runs]
+  assert not notes[0] and (joined or f'those of {folders[0]}' in notes[1][0])
+
+
 def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):
   run = stored_runs.read(flagged(tmp_path, monkeypatch, alpha=.1))
   text = tables.markdown(tables.main_table([run]))

@@ -8,6 +8,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core import tree
 from fedjax_ssl.running import client_memory
 from tests import toy
 
@@ -30,3 +31,25 @@ def test_processes_and_streams_of_rates(tmp_path):
     check(tmp_path, rates, federation, distributed=True)
   with pytest.raises(FieldError, match='and rounds_per_task=2: the learning r'):
     check(tmp_path, rates, stream, rounds_per_task=2)
+
+
+def test_an_uneven_split_needs_a_copy_on_each_device(tmp_path, monkeypatch):
+  """Then all devices together hold as many times what clients keep."""
+  federation, _ = toy.federation()
+  text = "fixmatch(server='local')"
+  method = methods.make(text, toy.task())
+  state = task_lib.template(method, federation)
+  total = tree.num_bytes(state.memory)
+  monkeypatch.setattr(client_memory, 'memory', lambda devices: total + 1)
+
+  def on(devices):
+    client_memory.check(
+        Config(method=text, num_clients=toy.NUM_CLIENTS, num_devices=devices),
+        method, state, [federation], tmp_path)
+
+  for devices in range(1, toy.NUM_CLIENTS + 1):
+    if toy.NUM_CLIENTS % devices == 0:
+      on(devices)
+    else:
+      with pytest.raises(FieldError, match=f'a copy on each of {devices} dev'):
+        on(devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, client_weights
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.methods.fedmatch.losses import Weights
 
@@ -132,6 +132,7 @@ def settle(task: Task, **knobs: Any) -> Settings:
   v = {**chosen, **{k: x for k, x in knobs.items() if x is not None}}
   for name, allowed in _CHOICES.items():
     checks.check(name, v[name], allowed)
+  client_weights.check_factor(task, v['labeled_client_weight'])
   if at_server and v['learn'] == 'sigma':
     raise checks.FieldError('labels_at', 'server', "learn='sigma' leaves the "
                             "clients nothing to learn; give 'both' or 'psi'.")

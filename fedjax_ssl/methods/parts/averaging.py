@@ -222,7 +222,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       bounds, or local training with labels at the server or static
       normalization; or in `init` for a decay without validation rows.
   """
-  _check(task, server, lr_decay)
+  _check(task, server, lr_decay, labeled_client_weight)
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   checks.check('streams', streams, batching.STREAMS)
   alone, falls = server == 'local', lr_decay == 'plateau'
@@ -315,10 +315,12 @@ def _broadcast(s: _Settings, record: Any, client_id: jax.Array,
   return () if s.alone else assemble.Server(record.model)
 
 
-def _check(task: Task, server: str, lr_decay: str) -> None:
+def _check(task: Task, server: str, lr_decay: str,
+           labeled_client_weight: float) -> None:
   """Refuses choices that are unknown or exclude each other."""
   checks.check('server', server, SERVERS)
   checks.check('lr_decay', lr_decay, plateau.LR_DECAYS)
+  client_weights.check_factor(task, labeled_client_weight)
   if server != 'local':
     return
   if task.labels_at == 'server':
@@ -327,3 +329,7 @@ def _check(task: Task, server: str, lr_decay: str) -> None:
   if task.model.norm == 'static':
     raise checks.FieldError('norm', 'static', "with server='local' nobody "
                             'recomputes the statistics; give another norm.')
+  if labeled_client_weight != 1:
+    raise ValueError(f'labeled_client_weight={labeled_client_weight:g} would '
+                     "do nothing with server='local', which averages no "
+                     'models; leave it at 1.')
