@@ -181,7 +181,8 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
     max_threshold: largest one; the authors' is 0.9 for SVHN and skin lesions.
     rare: share of a class, times C / 10, below which rows may keep it as their
       second class; 0 is none.
-    passes: epochs over the rows that a client without labels has kept.
+    passes: epochs over the rows that a client without labels has kept; not
+      beside `local_steps`.
     interval: epochs, and rounds, between two residual connections.
     local_residual: share of the earlier model in a client's; 0 is off.
     server_residual: the same of the server; 0 is off.
@@ -203,6 +204,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
     ValueError: for labels at the server, or a number out of range.
   """
   mean_teacher.check(task)
+  mean_teacher.check_passes(task, passes)
   s = _Settings(base, max_threshold, rare, passes, interval, local_residual,
                 server_residual, unlabeled_rate, max_norm,
                 labeled_client_weight, keep_momentum,

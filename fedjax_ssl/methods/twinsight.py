@@ -239,7 +239,9 @@ def twinsight(task: Task, *, profile: str = 'paper',
     task: the static choices. The network must say what its last layer reads
       and where it is.
     profile: 'paper' or 'code', see the module's docstring. It sets the next
-      three knobs; those that are given replace its values.
+      three knobs; those that are given replace its values. With 'code' and no
+      `unlabeled_weight` of one's own there are no pseudo-labels, so that
+      `label_view` and `threshold` do nothing.
     unlabeled_weight: of the pseudo-labels' loss; 0 leaves it out.
     label_view: which view labels the other, 'weak' or 'strong'.
     divisor: of the neighbourhood term: 'pairs', the square of the number of

@@ -161,6 +161,41 @@ def test_what_the_server_holds_and_what_it_took():
   assert sent(**differences) == ([1, 3], pytest.approx([.5, 0, 0, .4]), 2)
 
 
+@pytest.mark.parametrize('density', [1.0, .77, .25, 0.0])
+def test_at_most_the_density_is_sent_as_differences_too(density):
+  """What moved most; the server keeps its numbers for the rest."""
+  keys = jax.random.split(jax.random.key(0))
+  held = {'w': jax.random.normal(keys[0], (100,))}
+  moves = .01 * jax.random.normal(keys[1], (100,))
+  trained = {'w': held['w'] + moves}
+  s = settled(profile='v3code', delta_threshold=0.0, psi_threshold=0.0,
+              learn='both', density=density)
+  (_, psi), count = client.sent_to_server(s, (held, held), (held, trained))
+  assert int(count) == round(100 * density)
+  sent = np.asarray(psi['w'] != held['w'])
+  np.testing.assert_array_equal(psi['w'][sent], trained['w'][sent])
+  size = np.abs(np.asarray(trained['w'] - held['w']))
+  assert size[sent].min(initial=np.inf) >= size[~sent].max(initial=0)
+
+
+def test_without_psi_one_model_comes_in_the_first_round():
+  new = ({'w': jnp.ones(3)}, {'w': jnp.zeros(3)})
+  one: Any = SimpleNamespace(memory=client.Memory(None, new, None),
+                             round=jnp.int32(0))
+  for sending in ('values', 'differences'):
+    s = settled(learn='sigma', sending=sending)
+    payload = client.Payload(*new, {}, None, None)
+    assert int(client.received(s, payload, one, jnp.bool_(False))[2]) == 3
+
+
+@pytest.mark.parametrize('knob', ['density=0.5', 'l1=0.1', 'psi_init=0.2',
+                                  'agreement_weight=2.0'])
+def test_without_psi_its_knobs_are_refused(knob):
+  methods.make("fedmatch(learn='sigma', l1=0.0)", toy.task())
+  with pytest.raises(ValueError, match=f'{knob} would do nothing'):
+    methods.make(f"fedmatch(learn='sigma', {knob})", toy.task())
+
+
 def fake(values):
   return {'w': jnp.asarray(values, jnp.float32)[:, None]}
 

@@ -147,3 +147,12 @@ def test_bad_knobs_are_named(text, word):
 def test_labels_at_the_server_are_refused():
   with pytest.raises(ValueError, match='labels_at'):
     methods.make('pdcfed', toy.task(labels_at='server'))
+
+
+@pytest.mark.parametrize('name', ['pdcfed', 'cbafed'])
+def test_epochs_are_refused_beside_a_number_of_steps(name):
+  steps = toy.task(local_steps=5)
+  methods.make(f'{name}(passes=1)', steps)
+  methods.make(f'{name}(passes=7)', toy.task(local_steps=0))
+  with pytest.raises(ValueError, match='local_steps=5: .* passes=7 would do'):
+    methods.make(f'{name}(passes=7)', steps)

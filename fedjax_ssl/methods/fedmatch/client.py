@@ -89,7 +89,8 @@ def received(s: Settings, payload: Payload, client: Client, due: jax.Array
       count = sparse.receive((copy[0], own), (
           new[0], sparse.cut(new[1], s.psi_threshold)), threshold=threshold)[1]
     held = tree.where(client.round == 0, new, held)
-    count = jnp.where(client.round == 0, whole, count)
+    count = jnp.where(client.round == 0, whole if s.sends_psi else
+                      sparse.size(payload.sigma), count)
     def one(psi):
       arrived, number = sparse.receive(copy[1], psi, threshold=threshold)
       if s.exact_down:
@@ -123,10 +124,14 @@ def sent_to_server(s: Settings, held: Parts, trained: Parts
   sigma, psi = trained
   count = jnp.float32(0)
   if s.sends_psi:
-    psi = sparse.keep_largest(sparse.cut(psi, s.psi_threshold), s.density)
+    psi = sparse.cut(psi, s.psi_threshold)
     if s.sending == 'values':
+      psi = sparse.keep_largest(psi, s.density)
       count += sparse.num_nonzero(psi)
     else:
+      largest = sparse.keep_largest(tree.subtract(psi, held[1]), s.density)
+      psi = jax.tree.map(lambda new, old, move: jnp.where(move != 0, new, old),
+                         psi, held[1], largest)
       psi, number = sparse.receive(held[1], psi, threshold=s.delta_threshold)
       count += number
   if s.sends_sigma and s.sending == 'values':

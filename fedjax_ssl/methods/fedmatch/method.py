@@ -78,13 +78,15 @@ def fedmatch(
     l1: of ||psi||_1, a sum always, as a mean would move no weight: 0 (v1,
       'dense'; the paper's sparse runs have 0 to .01) / 1e-4, with labels at
       the server 1e-5.
-    learn: 'both' parts, 'sigma' only (psi is 0), or 'psi' only (sigma keeps
+    learn: 'both' parts, 'sigma' only (psi is 0, helpers and thresholds do
+      nothing, and psi's other knobs are refused), or 'psi' only (sigma keeps
       its initial values); or 'undivided', FedMatch without decomposition: both
       losses move one set of weights, psi, which starts as the whole model,
       and sigma is 0. Helpers are then whole models, and what makes psi small
       or sparse is refused: `l2`, `l1`, `psi_init`, `psi_threshold`, `density`.
     psi_init: psi starts at this share of sigma, 0 (not stated) / .2.
-    density: largest share of psi that a client sends, 1 is all.
+    density: largest share of psi that a client sends, 1 is all: its largest
+      numbers, or those that have moved most.
     sending: 'values': all of sigma, and the numbers of psi above
       `psi_threshold`. Or 'differences' from what the receiver holds, if they
       are above `delta_threshold`.

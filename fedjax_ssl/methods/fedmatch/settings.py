@@ -116,6 +116,12 @@ class Settings:
     return self.judges or self.lr_decay == 'server'
 
 
+# Knobs of psi, and the values that switch them off; those with a default of
+# their own, such as `threshold`, cannot be told from it.
+_OF_PSI = {'psi_init': 0.0, 'density': 1.0, 'l1': 0.0, 'l2': 0.0,
+           'agreement_weight': 0.0, 'consistency_weight': 0.0}
+
+
 def settle(task: Task, **knobs: Any) -> Settings:
   """Fills in the profile and checks every value.
 
@@ -154,6 +160,10 @@ def settle(task: Task, **knobs: Any) -> Settings:
     raise checks.FieldError('norm', 'static', 'the statistics are not '
                             'recomputed here; give another norm.')
   alone = v['learn'] == 'sigma'
+  for name, off in (_OF_PSI if alone else {}).items():
+    if knobs.get(name) not in (None, off):
+      raise ValueError(f"learn='sigma' leaves psi at 0, and {name}="
+                       f'{knobs[name]} would do nothing; leave it out.')
   weights = Weights(
       num_helpers=0 if alone else v['num_helpers'], threshold=v['threshold'],
       tie=v['tie'], over=v['over'], over_helpers=v['over_helpers'],

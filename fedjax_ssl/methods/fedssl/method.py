@@ -195,9 +195,10 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       round; 0 is as many as without privacy. Fewer steps need less noise each.
       With noise on G alone, F and D take all the steps that they take without
       privacy.
-    use_rec: the reconstruction of equation 7; False is an ablation.
+    use_rec: the reconstruction of equation 7; False is an ablation, in which
+      `rec_over` does nothing.
     use_real: the realism of equation 6; False is an ablation, in which D does
-      not train.
+      not train, and `condition` and `generator_loss` do nothing.
     real_data: real rows from which F learns besides the blends, which the
       equations leave open: those with 'labeled' truth, our reading; 'all', the
       others by their pseudo-labels; or 'none', which is equations 4 and 5 alone
@@ -221,9 +222,11 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       rises linearly to its full value; 0 is the full weight at once.
     labeled_client_weight: factor on the weight of an agent that holds labels,
       above 0. 3 makes both groups count the same, as in equation 1, in all
-      settings of the paper, where N_Q = 3 N_S; 1 is one agent, one vote.
+      settings of the paper, where N_Q = 3 N_S; 1 is one agent, one vote. It
+      does nothing with `dp_scope`, where these agents take turns, or with
+      labels at the server.
     weighting: agents of a group count alike ('uniform'), or by their
-      'examples'.
+      'examples'; with `labeled_client_weight=1` by these alone.
 
   Returns:
     The method; its server record is `Server`.

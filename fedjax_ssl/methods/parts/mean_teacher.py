@@ -281,6 +281,22 @@ def train(task: Task, one: local_training.Step, model: Variables,
   return learner.model, memory, metrics
 
 
+def check_passes(task: Task, passes: int) -> None:
+  """Refuses epochs of clients without labels where all take equal steps.
+
+  Args:
+    task: says whether they do.
+    passes: as `num_steps` takes it; 1, the default, is always allowed.
+
+  Raises:
+    FieldError: for another number beside `local_steps`.
+  """
+  if task.local_steps and passes != 1:
+    raise checks.FieldError(
+        'local_steps', task.local_steps, 'every client takes so many steps, '
+        f'and passes={passes} would do nothing; leave one of them out.')
+
+
 def num_steps(task: Task, shard: Shard, passes: int,
               kept: Shard | None = None) -> jax.Array:
   """Counts a client's local steps where its epochs depend on its labels.
