@@ -18,12 +18,20 @@ SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
 def check_number(name: str, value: Any, allowed: Range) -> None:
   """Raises ValueError, naming the argument, for a number out of its range.
 
-  A number that JAX holds is not read: it may be traced, or not be there yet.
+  So it does for an array or a list of numbers if one of them is. What JAX holds
+  is not read: it may be traced, or not be there yet.
   """
   words, is_in = allowed
-  if (isinstance(value, (int, float, np.ndarray, np.number))
-      and not np.all(is_in(np.asarray(value)))):
-    raise ValueError(f'{name} is {value}; allowed is {words}.')
+  several = isinstance(value, (list, tuple, np.ndarray))
+  if not several and not isinstance(value, (int, float, np.number)) or (
+      isinstance(value, (list, tuple))
+      and not all(isinstance(x, (int, float, np.number)) for x in value)):
+    return
+  numbers = np.asarray(value)
+  wrong = numbers[~np.asarray(is_in(numbers), bool)]
+  if wrong.size:
+    said = f'holds {wrong.flat[0]}' if numbers.ndim else f'is {value}'
+    raise ValueError(f'{name} {said}; allowed is {words}.')
 
 
 def check_alike(**trees: Any) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -268,6 +267,7 @@ class Run(NamedTuple):
     method: its method.
     states: the State of each seed.
     round: rounds done.
+    class_names: of the columns of `predict`; () where classes are numbers.
   """
 
   spec: TaskSpec
@@ -275,6 +275,7 @@ class Run(NamedTuple):
   method: Method
   states: dict[int, State]
   round: int
+  class_names: tuple[str, ...] = ()
 
   @property
   def state(self) -> State:
@@ -331,8 +332,10 @@ class Run(NamedTuple):
     kinds = 'f' if len(shape) == 2 else 'iu'
     if inputs.shape[1:] != shape:
       sizes = ', '.join(map(str, ('B', *shape)))
+      how = (' Dataset.encode makes tokens of texts.'
+             if given.dtype.kind in 'OU' and len(shape) == 1 else '')
       raise ValueError(f'inputs must be of shape [{sizes}], not '
-                       f'{list(given.shape)}.')
+                       f'{list(given.shape)}.{how}')
     if len(shape) == 3 and given.size and given.dtype != np.uint8:
       inputs = files.as_stored({'given': inputs})['given']
     elif len(shape) != 3 and given.dtype.kind not in kinds:
@@ -401,7 +404,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   round_, tree = found
   states = away.finished(place, state, {
       int(k): v['state'] for k, v in tree.items()})
-  return finished(spec, task, method, states, round_)
+  return finished(spec, task, method, states, round_, facts)
 
 
 def _described(where: str | os.PathLike[str], facts: Mapping[str, Any]
@@ -422,13 +425,17 @@ def _described(where: str | os.PathLike[str], facts: Mapping[str, Any]
 
 
 def finished(spec: TaskSpec, task: Task, method: Method,
-             states: dict[int, State], round_: int) -> Run:
+             states: dict[int, State], round_: int, facts: Mapping[str, Any]
+             ) -> Run:
   """Makes a run of these parts; its method predicts in batches."""
   from fedjax_ssl.training import evaluate
-  if method.predict is not None:
-    predict = functools.partial(_in_batches, evaluate, method.predict)
-    method = method._replace(predict=jax.jit(predict))
-  return Run(spec, task, method, states, round_)
+  if (model := method.predict) is not None:
+    # As evaluation does, so that large inputs fit.
+    method = method._replace(predict=jax.jit(
+        lambda server, inputs: evaluate.in_batches(
+            model, inputs, jnp.arange(inputs.shape[0]), given=(server,))))
+  return Run(spec, task, method, states, round_,
+             tuple(facts.get('class_names', ())))
 
 
 def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
@@ -448,7 +455,8 @@ def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
   seed = next(iter(run.states)) if seed is None else seed
   run.global_model(seed)
   about = {'task': {**facts['task'], 'seeds': [seed]},
-           'choices': facts['choices'], 'round': run.round}
+           'choices': facts['choices'], 'round': run.round,
+           **({'class_names': names} if (names := run.class_names) else {})}
   with open(path, 'wb') as file:
     arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
         run.states[seed].server)}
@@ -469,10 +477,12 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
       arrays = dict(file)
     facts = json.loads(str(arrays.pop('about')))
     round_ = int(facts['round'])
-  except (OSError, KeyError, TypeError, ValueError, EOFError,
-          zipfile.BadZipFile) as error:
-    raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote: '
-                     f'{error}.') from None
+  except OSError as error:
+    raise ValueError(f'{os.fspath(path)} cannot be read: '
+                     f'{error.strerror or error}.') from None
+  except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
+    raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
+                     ) from None
   spec, struct = _described(path, facts)
   task = make_task(spec)
   method = methods.make(spec.method, task)
@@ -486,12 +496,4 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
       jnp.asarray(arrays[name]) for name, _ in wanted])
   state = State(server, (), jnp.int32(round_))
   return finished(spec, task, method, {facts['task']['seeds'][0]: state},
-                  round_)
-
-
-def _in_batches(evaluate: Any, predict: Callable[..., jax.Array],
-                server: PyTree, inputs: jax.Array) -> jax.Array:
-  """Predicts batch by batch, as evaluation does, so that large inputs fit."""
-  logits: jax.Array = evaluate.in_batches(
-      predict, inputs, jnp.arange(inputs.shape[0]), given=(server,))
-  return logits
+                  round_, facts)

@@ -242,9 +242,29 @@ class RangeTest(parameterized.TestCase):
     args = {aggregation.ema: (stacked, stacked),
             sub_consensus: (stacked, n, EVERYBODY)}.get(rule, (stacked, n))
     knobs = {'beta': 1.0} if rule is distance_mean else {}
-    message = f'{name} is .*; allowed is {allowed}'
+    message = f'{name} (is|holds) .*; allowed is {allowed}'
     with self.assertRaisesRegex(ValueError, message):
       rule(*args, **knobs | {name: value})
+
+  @parameterized.parameters(
+      aggregation.weighted_mean, aggregation.reliability_weighted_mean,
+      aggregation.median, aggregation.trimmed_mean, aggregation.krum,
+      aggregation.multi_krum, aggregation.geometric_median,
+      aggregation.norm_clipped, functools.partial(distance_mean, beta=1.0))
+  def test_negative_weights_are_refused(self, rule):
+    stacked, n = five_clients()
+    good = np.asarray(n)
+    rule(stacked, good)
+    for bad in (good - 2 * good.max(), [*(good - 2 * good.max()).tolist()],
+                np.where(np.arange(5) == 3, np.nan, good)):
+      with self.assertRaisesRegex(ValueError, 'holds .*; allowed is 0 or more'):
+        rule(stacked, bad)
+
+  def test_checked_rules_are_lowered_like_others(self):
+    stacked, n = five_clients()
+    rule: Any = aggregation.norm_clipped
+    text = rule.lower(stacked, n, max_norm=1.0).as_text()
+    self.assertIn('stablehlo', text)
 
   def test_the_place_of_a_number_does_not_matter(self):
     with self.assertRaisesRegex(ValueError, 'decay is 2.0'):

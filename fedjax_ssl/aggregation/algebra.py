@@ -46,7 +46,9 @@ def jit(*static: str, **ranges: arguments.Range
           arguments.check_number(name, value, ranges[name])
       return compiled(*args, **named)
 
-    return cast('Function', checked)
+    whole: Any = checked
+    whole.lower = compiled.lower  # As of what `jax.jit` returns.
+    return cast('Function', whole)
 
   return decorate
 

@@ -74,7 +74,7 @@ def _middle(x: jax.Array, weights: jax.Array) -> jax.Array:
   return jnp.where(total > 0, lower / 2 + upper / 2, 0)
 
 
-@jit()
+@jit(weights=arguments.NOT_NEGATIVE)
 def median(stacked: Tree, weights: Array) -> Tree:
   """Takes the weighted median, number by number.
 
@@ -96,7 +96,7 @@ def median(stacked: Tree, weights: Array) -> Tree:
   return _ended(jax.tree.map(lambda x: _middle(x, weights), wide), stacked)
 
 
-@jit('trim')
+@jit('trim', weights=arguments.NOT_NEGATIVE)
 def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
   """Averages each number without its largest and its smallest values.
 
@@ -168,7 +168,7 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
                 stacked)
 
 
-@jit('share')
+@jit('share', weights=arguments.NOT_NEGATIVE)
 def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   r"""Takes the row that is nearest to its neighbours.
 
@@ -199,7 +199,7 @@ def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=False)
 
 
-@jit('share')
+@jit('share', weights=arguments.NOT_NEGATIVE)
 def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   """Averages the n - f rows with the best scores of `krum`, by weight.
 
@@ -223,7 +223,8 @@ def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=True)
 
 
-@jit('steps', smoothing=arguments.POSITIVE)
+@jit('steps', weights=arguments.NOT_NEGATIVE,
+     smoothing=arguments.POSITIVE)
 def geometric_median(stacked: Tree, weights: Array, *,
                      smoothing: Scalar = 1e-6, steps: int = 8) -> Tree:
   r"""Finds the point with the least weighted sum of distances to the rows.
@@ -265,7 +266,7 @@ def geometric_median(stacked: Tree, weights: Array, *,
   return _ended(jax.lax.fori_loop(0, steps, nearer, start), stacked)
 
 
-@jit(max_norm=arguments.POSITIVE)
+@jit(weights=arguments.NOT_NEGATIVE, max_norm=arguments.POSITIVE)
 def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
                  ) -> Tree:
   """Averages the rows, those longer than `max_norm` scaled down to it.

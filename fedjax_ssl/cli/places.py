@@ -4,6 +4,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 import pathlib
 
+# Folders of the bounds that a run makes below its own folder.
+BOUNDS = ('labels_few', 'labels_all')
+
 
 def repository() -> pathlib.Path | None:
   """Returns the checkout's root; None for an installed copy."""
@@ -26,3 +29,23 @@ def runs_in(words: Sequence[str]) -> list[str]:
     else:
       found += [str(file.parent) for file in sorted(path.glob('*/config.json'))]
   return [*dict.fromkeys(found or words)]
+
+
+def with_bounds(folders: Sequence[str]) -> tuple[list[str], str]:
+  """Adds the bounds of a run that stands alone.
+
+  Args:
+    folders: of runs.
+
+  Returns:
+    The folders, and a line on bounds that are left out: of several runs they
+    would mostly be the same ones.
+  """
+  bounds = [place for folder in folders for name in BOUNDS
+            if (place := str(pathlib.Path(folder, name))) not in folders
+            and pathlib.Path(place, 'config.json').exists()]
+  if len(folders) == 1:
+    return [*folders, *bounds], ''
+  return [*folders], '' if not bounds else (
+      f'{len(bounds)} bounds of these runs, such as {bounds[0]}; name their '
+      'folders to add them')

@@ -3,8 +3,9 @@ r"""Reports finished runs on one page: tables, curves, bars, partitions.
 fedjax-ssl report runs/study/* --out=runs/study_report
 fedjax-ssl report runs/study --out=runs/study_report --watch
 
-A folder of runs, such as a sweep's, stands for all of them. Runs that differ
-only in their seeds are one line; lines are named by what differs between them.
+A folder of runs, such as a sweep's, stands for all of them. Beside a run alone
+are its bounds. Runs that differ only in their seeds are one line; lines are
+named by what differs between them.
 OUT gets `index.html`, which is a single file and needs no network, and further
 files for its tables and charts:
   table.*        accuracy; the best row is bold
@@ -102,8 +103,10 @@ def _write(args: argparse.Namespace, left_out: list[str], refresh: int = 0
   """
   if not args.out:
     raise ValueError('--out= is empty; name a folder.')
-  runs = stored_runs.load(places.runs_in(args.workdirs), left_out,
-                          settings.known_defaults)
+  folders, without = places.with_bounds(places.runs_in(args.workdirs))
+  if without:
+    left_out.append(without)
+  runs = stored_runs.load(folders, left_out, settings.known_defaults)
   columns = [name for name in args.columns.split(',') if name]
   texts = page.texts_of_good(runs, page.Options(
       args.target, args.title, columns, args.reference, refresh), left_out)

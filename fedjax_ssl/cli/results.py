@@ -4,15 +4,16 @@ fedjax-ssl results runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
 A folder of runs, such as a sweep's, stands for all of them; other files in it,
-such as their logs, are skipped. Prints the table; with --out writes <out>.json
-and <out>.md, with --epsilon also a plot. Every number comes from the runs' own
-files.
+such as their logs, are skipped. Beside a run alone are its bounds. Prints the
+table; with --out writes <out>.json and <out>.md, with --epsilon also a plot.
+Every number comes from the runs' own files.
 """
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 import pathlib
+import sys
 
 from fedjax_ssl.cli import arguments, places
 from fedjax_ssl.report import printing, study
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     raise ValueError('--out= is empty; name a table, or leave it out.')
   if args.epsilon and not args.out:
     raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
-  folders = places.runs_in(args.workdirs)
+  folders, without = places.with_bounds(places.runs_in(args.workdirs))
   rows = [study.read(folder, columns) for folder in folders]
   study.check_columns(rows, columns)
   text = study.markdown(rows, args.note, settings.known_defaults)
@@ -58,4 +59,6 @@ def main(argv: Sequence[str]) -> int:
     if args.epsilon:
       study.draw_epsilon(out, folders)
   printing.say(text)
+  if without:
+    printing.say(f'left out: {without}', stream=sys.stderr)
   return 0

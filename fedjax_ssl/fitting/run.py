@@ -73,6 +73,11 @@ class Run:
     return None if self._temporary else self._job.folder
 
   @property
+  def class_names(self) -> tuple[str, ...]:
+    """Returns the names of the columns of `predict`; () for numbers."""
+    return tuple(self._job.facts.get('class_names', ()))
+
+  @property
   def federations(self) -> dict[int, Federation]:
     """Returns the federation of each seed."""
     return dict(zip(self._job.seeds, self._job.federations, strict=True))
@@ -81,7 +86,8 @@ class Run:
     """Continues the training, up to so many rounds in all.
 
     Schedules and ramps still span the rounds that were asked for first, unless
-    `fit` was given schedule_rounds.
+    `fit` was given schedule_rounds. Where the schedule ends at a rate of 0, as
+    the cosine of `own_data` does, more rounds than that learn nothing.
 
     Args:
       rounds: those done before included.
@@ -129,7 +135,7 @@ class Run:
     self.class_metrics = columns.lists(rows)
     self._finished = task_lib.finished(
         job.spec, task_lib.make_task(job.spec), job.method, self.states,
-        self.round)
+        self.round, job.facts)
 
   @property
   def _model(self) -> task_lib.Run:

@@ -67,12 +67,13 @@ def pseudo_label(logits: Array, *, threshold: Scalar = 0.95
     int32[B] classes and float32[B], 1 for an accepted row.
 
   Raises:
-    ValueError: for thresholds of another shape.
+    ValueError: for thresholds of another shape, or below 0.
 
   References:
     Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, eq. 4.
   """
   check_array('logits', logits)
+  arguments.check_number('threshold', threshold, arguments.NOT_NEGATIVE)
   if jnp.ndim(threshold):
     check_shape('threshold', threshold, logits.shape[-1:])
   probabilities = jax.nn.softmax(

@@ -110,7 +110,7 @@ class Run:
                        self.numbers, self.ends)) + ')')
     if self.unlike:
       found.append(f'the flags are those of {self.unlike}, but they stood for '
-                   'other code, or for other defaults of knobs')
+                   'other data, other code or other defaults of knobs')
     if not paper:
       return found
     if said := verdict.note(self.verdicts):
@@ -219,7 +219,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
          defaults: Defaults | None = None) -> list[Run]:
   """Reads workdirs; those that differ only in their seeds become one run.
 
-  Those whose flags stood for other code or other knobs stay apart.
+  Those whose flags stood for other data, code or knobs stay apart.
 
   Args:
     folders: the workdirs.
@@ -241,8 +241,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
       faults.append(' '.join(str(error).split()))
       continue
     key = repr([(k, v) for k, v in sorted(run.config['flags'].items())
-                if k not in _FREE] + [command.program_of(
-                    run.config), run.config['facts'].get('data_hash')])
+                if k not in _FREE] + [command.program_of(run.config)])
     groups.setdefault(key, []).append(run)
   if not groups:
     raise ValueError(' '.join(faults) or 'No folder is named.')
@@ -256,8 +255,8 @@ def load(folders: Sequence[str | os.PathLike[str]],
 def _alike(runs: Sequence[Run]) -> list[list[Run]]:
   """Parts runs of equal flags where these stood for something else.
 
-  That is so if a file of the user's own has changed between them, or a default
-  of a knob.
+  That is so if the data have changed between them, a file of the user's own,
+  or a default of a knob.
   """
   parts: list[list[Run]] = []
   for run in runs:
@@ -279,7 +278,7 @@ def _meant(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
   codes = [{os.path.basename(place): code
             for place, code in (facts.get('code') or {}).items()}
            for facts in (one, other)]
-  if codes[0] != codes[1]:
+  if codes[0] != codes[1] or one.get('data_hash') != other.get('data_hash'):
     return False
   known, new = (facts.get('choices') or {} for facts in (one, other))
   return not any(

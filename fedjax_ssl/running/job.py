@@ -297,7 +297,9 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
       lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:
     if processes.is_first():
-      print(start_line.text(job, done), file=stream)
+      for line in (start_line.text(job, done), start_line.in_vain(job)):
+        if line:
+          print(line, file=stream)
     with contextlib.ExitStack() as stack:
       recorder = _Recorder(job, checkpoints, stream)
       processes.once(lambda: recorder.open(stack, place.path, done, seals))

@@ -230,6 +230,8 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
   truth = np.asarray(dataset.train.labels)
   if (truth < 0).any() and not any(
       (truth[deal.unlabeled >= 0] >= 0).any() for deal in deals.values()):
+    if any(name[2] == 'all' for name in names[1:]):
+      _note('No upper bound is run: no row has a label that is hidden.')
     names = [names[0], *(name for name in names[1:] if name[2] != 'all')]
   jobs = [job_lib.build(
       dataset, deals, name, pathlib.Path(folder), dataclasses.replace(

@@ -43,7 +43,7 @@ def begun(job: Any) -> Any:
   facts = stored.get('facts', {})
   if stored:
     own_code.begun(job.folder, job.facts.get('code', {}),
-                   facts.get('code', {}))
+                   facts.get('code', {}), stored['flags'])
     job = _without_new(job, stored)
   if 'code' in facts and 'code' in job.facts:
     job = job._replace(facts={**job.facts, 'code': facts['code']})

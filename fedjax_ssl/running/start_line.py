@@ -102,15 +102,20 @@ def _rows_left_out(job: Any) -> str:
 def _schedules(job: Any) -> str:
   """Schedules that end before the run, or after it."""
   span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
-  if span == rounds_:
-    return ''
-  said = f'schedules span {span:,} of {rounds_:,} rounds'
+  return ('' if span == rounds_ else
+          f'schedules span {span:,} of {rounds_:,} rounds')
+
+
+def in_vain(job: Any) -> str:
+  """Says in a line that the last rounds learn nothing; '' if they do."""
+  span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
   factor = registry.build('lr_schedule', job.spec.lr_schedule,
                           optimizers.SCHEDULES, span)
-  if span < rounds_ and abs(float(factor(jnp.int32(span)))) < 1e-6:
-    said += (': from then on the rate is 0 and nothing is learnt. To train '
-             f'longer begin anew, with --num_rounds={rounds_}')
-  return said
+  if span >= rounds_ or abs(float(factor(jnp.int32(span)))) >= 1e-6:
+    return ''
+  return (f'Note: {job.name} learns nothing after round {span:,}, where its '
+          f'schedule, {job.spec.lr_schedule}, ends at a rate of 0. To train '
+          f'longer begin anew with {rounds_:,} rounds.')
 
 
 def _attacked(job: Any) -> str:

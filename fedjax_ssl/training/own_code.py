@@ -54,18 +54,27 @@ def keep(folder: pathlib.Path, flags: Mapping[str, Any]) -> None:
 
 
 def begun(folder: pathlib.Path, now: Mapping[str, str],
-          was: Mapping[str, str]) -> None:
+          was: Mapping[str, str], flags: Mapping[str, Any]) -> None:
   """Compares the code of a start with that of the run's first one.
 
   If a module of an installed package has changed, it only prints so, as for a
   new version of any package.
+
+  Args:
+    folder: of the run.
+    now: the fact `code` of this start.
+    was: that of the first one.
+    flags: those of the first one. A file that one of them names and this start
+      does not is left to whoever compares the flags.
 
   Raises:
     ValueError: if a file has changed, is missing or is new.
   """
   ours, theirs = ({k: v for k, v in code.items() if k.endswith('.py')}
                   for code in (now, was))
-  for name in sorted({*ours, *theirs}):
+  named = {_name(place) for place in imports.places(
+      str(flags.get(name) or '') for name in imports.TEXTS)}
+  for name in sorted({*ours, *theirs} - (named - {*ours})):
     if ours.get(name) == theirs.get(name):
       continue
     copy = folder / FOLDER / name

@@ -110,6 +110,9 @@ def test_a_run_is_never_continued_with_other_code(trained, copied, tmp_path):
   assert 'mine.py has changed since the run' in line
   assert f'{copied}/code/mine.py' in line
   assert launcher.fingerprints(copied) == before
+  # Its copy would not help here.
+  line = refusal(train(tmp_path, '--method=uda', *flags))
+  assert 'holds a run with other flags: method' in line
   done = train(tmp_path, f'--method={copied}/code/mine.py:{NAME}', *flags)
   assert done.returncode == 0, done.stderr
   assert 'round 3/3' in done.stderr

@@ -93,10 +93,12 @@ def test_what_a_knob_switches_off_is_said():
 def test_rounds_at_a_rate_of_zero_are_said(schedule, span, learns):
   spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), lr_schedule=schedule,
                              schedule_rounds=span)
-  said = start_line._schedules(types.SimpleNamespace(
-      spec=spec, options=types.SimpleNamespace(num_rounds=6)))
-  assert said.startswith(f'schedules span {span} of 6 rounds')
-  assert ('nothing is learnt' in said) is not learns
+  job = types.SimpleNamespace(
+      name='mine', spec=spec, options=types.SimpleNamespace(num_rounds=6))
+  assert start_line._schedules(job) == f'schedules span {span} of 6 rounds'
+  said = start_line.in_vain(job)
+  assert said.startswith('' if learns else (
+      'Note: mine learns nothing after round 4')) and bool(said) is not learns
 
 
 def test_who_attacks_is_said():

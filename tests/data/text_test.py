@@ -38,6 +38,16 @@ def test_vocabulary_goes_by_frequency_then_alphabet():
   assert not ids[1].any()
 
 
+def test_a_data_set_encodes_texts_as_its_own(folder):
+  whole = data.load('small', folder)
+  test = [t for t in TEXTS if text.is_test(t)]
+  np.testing.assert_array_equal(whole.encode(test), whole.test.inputs)
+  mixed = data.load('small', folder, split='30/32')
+  np.testing.assert_array_equal(mixed.encode(test), whole.test.inputs)
+  with pytest.raises(ValueError, match='digits has no vocabulary'):
+    data.load('digits').encode(test)
+
+
 def test_split_depends_on_the_text_alone():
   shares = [text.is_test(f'some text {i}') for i in range(5000)]
   assert abs(np.mean(shares) - 0.2) < 0.02

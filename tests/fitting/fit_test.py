@@ -185,6 +185,19 @@ def test_labels_of_arrays_may_be_words(straight):
         words[getattr(digits, part).labels].tolist())
 
 
+def test_a_model_knows_the_names_of_its_classes(straight, tmp_path):
+  digits = data.load('digits')
+  words = np.array([f'digit {i}' for i in range(10)])
+  run = fedjax_ssl.fit(
+      'fedavg', (digits.train.inputs, words[digits.train.labels],
+                 digits.test.inputs, words[digits.test.labels]),
+      rounds=1, progress=False, workdir=tmp_path / 'run', **SMALL)
+  run.save(tmp_path / 'model.npz')
+  assert run.class_names == tuple(words) and straight.class_names == ()
+  for place in ('run', 'model.npz'):
+    assert fedjax_ssl.load(tmp_path / place).class_names == tuple(words)
+
+
 def test_masked_labels_are_unknown(straight):
   labels = np.array([0, 1, 1, 0], np.uint8)
   masked = np.ma.array(labels, mask=[False, True, False, False])

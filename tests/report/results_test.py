@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from fedjax_ssl.cli import places
 from fedjax_ssl.report import study
 from tests.cli import launcher
 from tests.report import fake
@@ -154,6 +155,20 @@ def test_numbers_in_doubt_are_shown_with_a_mark(tmp_path):
   done = _call(*runs, '--columns=acu')
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
   assert '--columns=acu' in done.stderr
+
+
+def test_a_run_alone_has_its_bounds_beside_it(tmp_path):
+  runs = [_run_of(tmp_path / name, 'fixmatch', (.5, .6)) for name in 'ab']
+  bound = _run_of(tmp_path / 'a' / 'labels_few', 'fedavg', (.1, .2))
+  assert places.with_bounds(runs[:1]) == ([runs[0], bound], '')
+  assert places.with_bounds([*runs, bound]) == ([*runs, bound], '')
+  assert places.with_bounds(runs[1:]) == (runs[1:], '')
+  found, said = places.with_bounds(runs)
+  assert found == runs and said.startswith(
+      f'1 bounds of these runs, such as {bound}; ')
+  done = _call(*runs)
+  assert f'left out: {said}' in done.stderr and 'fedavg' not in done.stdout
+  assert '15.00 ± 7.07' in _call(runs[0]).stdout
 
 
 def test_without_out_the_table_is_printed_only(tmp_path):

@@ -11,7 +11,8 @@ folder, and a cell is then run by one of them. `--status` shows where each cell
 stands, `--dry_run` prints the commands, `--shard=i/n` takes every n-th cell,
 for n machines. A run that fails is tried again, but not if it refuses its flags
 or data (its exit code 2). Exit code 1: some cell failed; 2: the grid is wrong,
-a setting does not know a flag, or the folder cannot be used; 130: interrupted.
+a setting does not know a flag, or the folder cannot be used; 130 and 143: ended
+by SIGINT and SIGTERM.
 """
 from __future__ import annotations
 

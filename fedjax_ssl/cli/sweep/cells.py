@@ -23,10 +23,9 @@ from typing import Any
 
 from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
+from fedjax_ssl.core import imports
 from fedjax_ssl.training import disk
 
-# Folders of the bounds that a run makes below its own folder.
-_BOUNDS = ('labels_few', 'labels_all')
 _MOST_FLAGS = 1000  # Of one command line.
 
 
@@ -193,11 +192,30 @@ def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:
 
 
 def is_done(out: pathlib.Path, cell: grid.Cell) -> bool:
-  """Whether a cell with the same flags succeeded and its results are there."""
+  """Whether a cell with the same flags succeeded and its results are there.
+
+  It is not if a file of the user's own has changed since: the run is then
+  started again, and refuses to mix them.
+  """
   stored = record(out, cell)
   return (stored.get('state') == 'done'
           and stored.get('fingerprint') == fingerprint(cell)
-          and is_complete(folder(out, cell)))
+          and is_complete(folder(out, cell))
+          and not _has_other_code(folder(out, cell)))
+
+
+def _has_other_code(path: pathlib.Path) -> bool:
+  """Whether a file that a run imported has changed; not if it is gone."""
+  flags, facts = _config(path, 'flags'), _config(path, 'facts')
+  code = facts.get('code')
+  if not isinstance(code, dict):
+    return False
+  texts = [str(flags.get(name) or '') for name in imports.TEXTS]
+  for place in imports.places(texts, flags.get('imports') or ()):
+    now = imports.sha256_of(place) if imports.is_file(place) else ''
+    if now and code.get(os.path.basename(place), now) != now:
+      return True
+  return False
 
 
 def progress(path: pathlib.Path) -> tuple[int, int] | None:
@@ -220,15 +238,19 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
 def is_complete(path: pathlib.Path) -> bool:
   """Whether a run, and the bounds run with it, reached their last round."""
   flags = _flags(path)
-  parts = [path, *(path / b for b in _BOUNDS if flags.get('bounds'))]
+  parts = [path, *(path / b for b in places.BOUNDS if flags.get('bounds'))]
   states = [progress(part) for part in parts]
   return all(s is not None and s[0] >= s[1] for s in states)
 
 
 def _flags(path: pathlib.Path) -> dict[str, Any]:
   """Reads the flags of a run's `config.json`; {} if missing or damaged."""
+  return _config(path, 'flags')
+
+
+def _config(path: pathlib.Path, part: str) -> dict[str, Any]:
   try:
-    return dict(json.loads((path / 'config.json').read_text())['flags'])
+    return dict(json.loads((path / 'config.json').read_text())[part])
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return {}
 

@@ -1,7 +1,7 @@
 """Data sets by name: embedded digits, `.npz` files, TensorFlow Datasets."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
 import re
@@ -53,6 +53,18 @@ class Dataset(NamedTuple):
   owner: np.ndarray | None = None  # int32[D], client of each row of train.
   client_names: tuple[str, ...] | None = None  # Of the N owners.
   class_names: tuple[str, ...] | None = None  # Of the C classes, if said.
+  vocabulary: Mapping[str, int] | None = None  # Of texts: tokens of words.
+
+  def encode(self, texts: Sequence[str]) -> np.ndarray:
+    """Turns texts into inputs, token ids int32[D, T], as its own were.
+
+    Raises:
+      ValueError: if it holds no texts, or their vectors.
+    """
+    if self.vocabulary is None:
+      raise ValueError(f'{self.name} has no vocabulary, as data sets of texts '
+                       'have without embeddings.')
+    return text.encode(texts, self.vocabulary)
 
 
 DATASETS: registry.Registry[Callable[..., Any]] = registry.Registry(
@@ -156,7 +168,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
     flip = base not in _NO_FLIP and name not in _UNFLIPPED
   return Dataset(
       name, train, parts['test'], int(train.labels.max()) + 1, mean, std, flip,
-      parts.get('validation'), owner, client_names, source.class_names)
+      parts.get('validation'), owner, client_names, source.class_names,
+      source.vocabulary)
 
 
 def split_validation(rng: np.random.Generator, examples: Examples,
@@ -281,7 +294,7 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
   if present.min() == 0:
     raise checks.FieldError('split', split, 'leaves train without class '
                             f'{np.argmin(present)}.')
-  return files.Source(cut, cut_clients, source.class_names)
+  return source._replace(parts=cut, clients=cut_clients)
 
 
 def moments(inputs: np.ndarray

@@ -32,11 +32,13 @@ class Source(NamedTuple):
     parts: 'train', 'test' and, where the file has it, 'validation'.
     clients: integers or words, the client of each row; of some parts or none.
     class_names: of the C classes; None where they have numbers only.
+    vocabulary: of texts, the tokens of words; None of anything else.
   """
 
   parts: dict[str, Examples]
   clients: Mapping[str, np.ndarray] = {}
   class_names: tuple[str, ...] | None = None
+  vocabulary: Mapping[str, int] | None = None
 
 
 def read_npz(path: pathlib.Path) -> Source:

@@ -8,7 +8,7 @@ gives the part instead, and a column `client` the client of each row.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import csv
 import hashlib
 import os
@@ -56,7 +56,7 @@ def vocabulary(texts: Sequence[str], *, size: int = VOCABULARY
   return {word: i + 2 for i, word in enumerate(order)}
 
 
-def encode(texts: Sequence[str], known: dict[str, int]) -> np.ndarray:
+def encode(texts: Sequence[str], known: Mapping[str, int]) -> np.ndarray:
   """Encodes texts as token ids int32[D, 40], padded with 0."""
   out = np.full((len(texts), MAX_TOKENS), PADDING, np.int32)
   for row, text in enumerate(texts):
@@ -256,9 +256,11 @@ def read_csv(path: pathlib.Path,
     name = rows.class_names[absent[0]] if rows.class_names else absent[0]
     raise DataError(f'{path}: no row with label {str(name)[:40]!r} is one to '
                     'train on')
+  tokens = None
   if embeddings is None:
-    inputs = encode(texts, vocabulary(
-        [t for t, own in zip(texts, train, strict=True) if own]))
+    tokens = vocabulary(
+        [t for t, own in zip(texts, train, strict=True) if own])
+    inputs = encode(texts, tokens)
   else:
     inputs = _vectors(pathlib.Path(embeddings), texts)
   parts = {part: splits == part for part in _PARTS if (splits == part).any()}
@@ -268,7 +270,7 @@ def read_csv(path: pathlib.Path,
        for part, where in parts.items()},
       {} if clients is None else {
           part: clients[where] for part, where in parts.items()},
-      rows.class_names)
+      rows.class_names, tokens)
 
 
 def fingerprint(texts: Sequence[str]) -> str:

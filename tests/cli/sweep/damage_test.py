@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_ssl.cli import sweep
 from fedjax_ssl.cli.sweep import cells, grid
+from fedjax_ssl.core import imports
 from tests.cli.sweep import sweep_test
 
 CELL = grid.Cell('one', 'one.py', ('--x=1',))
@@ -74,6 +75,23 @@ def test_what_a_run_began_with_is_what_is_done(tmp_path):
   assert not (tmp_path / 'other').exists()
   state, _ = sweep_test.run(tmp_path / 'out', *lines, options=['--status'])
   assert 'to do 1 of 1' in state
+
+
+def test_a_run_of_other_code_is_not_done(done):
+  """But for a file that is gone, as on another machine."""
+  mine = done / 'mine.py'
+  mine.write_text('first')
+  code = {'mine.py': imports.sha256_of(mine)}
+  for flags in ({'method': f'{mine}:fast(k=1)'}, {'imports': [str(mine)]}):
+    mine.write_text('first')
+    (done / 'one' / 'config.json').write_text(json.dumps({
+        'flags': {'num_rounds': 2, 'seeds': [0], **flags},
+        'facts': {'code': code}}))
+    assert cells.is_done(done, CELL)
+    mine.write_text('second')
+    assert not cells.is_done(done, CELL)
+    mine.unlink()
+    assert cells.is_done(done, CELL)
 
 
 def test_the_commands_may_be_cut_off(tmp_path):
