@@ -17,6 +17,7 @@ import collections
 from collections.abc import Mapping, Sequence
 import pathlib
 import re
+import shlex
 import sys
 from typing import Any
 
@@ -175,7 +176,7 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
 
 def _how(name: str, variant: str, known: Sequence[dict[str, Any]]) -> str:
   """Command, commits and machines behind a table's cells."""
-  flags = ' '.join(known[0]['extra_flags'])
+  flags = shlex.join(known[0]['extra_flags'])
   command = (f'`fedjax-ssl tables --table={name}'
              + (f' --variant={variant} -- {flags}' if variant else '') + '`')
   seeds = [s['environment'] for k in known for s in k['seeds'].values()]
@@ -361,7 +362,7 @@ def _ours_and_best(ours: str, shares: Mapping[str, np.ndarray]) -> str:
 
 def settings(root: pathlib.Path = ROOT) -> str:
   """A line for each setting."""
-  lines = ['| setting | what it is | tables of papers |', '|---|---|---|']
+  lines = ['| setting | what it is | number of tables |', '|---|---|---|']
   for script in scripts(root):
     doc = ast.get_docstring(ast.parse(script.read_text())) or script.stem
     tables = collections.Counter(

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import shlex
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,8 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
 
 
 def _flags(flags: Mapping[str, Any]) -> list[str]:
-  return [f'--{name}={value}' for name, value in flags.items()]
+  """Flags as a shell takes them."""
+  return [shlex.quote(f'--{name}={value}') for name, value in flags.items()]
 
 
 def _skew(bed: plan.Bed, name: str) -> str:

@@ -232,6 +232,7 @@ def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
   good &= (update.weight >= 0) & (update.weight <= room)
   kept = good & active
   weight = jnp.where(kept, update.weight, 0).astype(jnp.float32)
+  sends = active & ~(update.weight == 0)  # Others sit out.
   result = _Result(
       weight=weight,
       memory=tree.where(kept, update.memory, client.memory),
@@ -239,7 +240,7 @@ def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
           lambda x: jnp.where(kept, x, 0).astype(jnp.float32),
           update.metrics),
       rejected=active & ~good,
-      bytes_up=_traffic(sent, update.scalars, active),
+      bytes_up=_traffic(sent, update.scalars, sends),
       bytes_down=_traffic(payload, update.scalars_down, active))
   taken = tree.where(kept, sent, tree.zeros_like(sent))
   return taken, result._replace(part=parts.part_of(taken[0]))

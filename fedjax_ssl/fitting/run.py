@@ -147,7 +147,8 @@ class Run:
     """Computes logits float32[B, C] of raw inputs; see `task.Run.predict`.
 
     Args:
-      inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or texts.
+      inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or what
+        `data.Dataset.encode` makes of texts.
       seed: which of the run's seeds; the first by default.
     """
     return self._model.predict(inputs, seed)

@@ -165,7 +165,8 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
     stats_clients: how many random clients compute statistics after each round
       under norm='static'; 0 is all.
     warmup_passes: before the first round the server trains as long as in this
-      many rounds; 0 is off.
+      many rounds; 0 is off. With labels at the clients there is no such
+      training.
 
   Returns:
     The method.

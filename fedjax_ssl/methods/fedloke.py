@@ -121,8 +121,9 @@ def fedloke(task: Task, *, decay: float = 0.9, max_entropy: float = 0.1,
       'uniform', as in the code, where all clients hold the same number.
 
   Returns:
-    The method. Local accuracy is that of the local models. Losses are of the
-    model that is sent; `mask_rate` is the share of rows that it learns from,
+    The method. Local accuracy is that of the local models. `labeled_loss` and
+    `unlabeled_loss` are of the model that is sent, `train_loss` of both;
+    `mask_rate` is the share of rows that the former learns from,
     `local_mask_rate` that of the local one.
 
   Raises:

@@ -153,7 +153,8 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
     stats_clients: how many random clients compute statistics after each round
       under norm='static'; 0 is all.
     warmup_passes: before the first round the server trains as long as in this
-      many rounds; the paper's 10 are 50 epochs of CIFAR-10, 0 is off.
+      many rounds; the paper's 10 are 50 epochs of CIFAR-10, 0 is off. With
+      labels at the clients there is no such training.
 
   Returns:
     The method.

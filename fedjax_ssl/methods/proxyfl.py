@@ -88,7 +88,9 @@ class _Seen(NamedTuple):
   """What a client keeps from step to step of a round."""
 
   step: jax.Array  # int32[]
-  counts: jax.Array  # float32[C], rows of each class in the last epoch.
+  # float32[C], rows of each class in the last epoch; of all steps where their
+  # number is fixed, as nothing says then how many are an epoch.
+  counts: jax.Array
 
 
 def contrast(features: Array, proxies: Array, probabilities: Array,

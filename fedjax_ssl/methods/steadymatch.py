@@ -160,7 +160,11 @@ def _labels(mean: Any, threshold: float) -> tuple[jax.Array, jax.Array]:
 def _pseudo_label(task: Task, threshold: float, local_share: float, record: Any,
                   memory: Any, inputs: jax.Array
                   ) -> tuple[jax.Array, jax.Array]:
-  """Labels raw inputs as a client does in its first step, see `Method`."""
+  """Labels raw inputs as a client does in its first step, see `Method`.
+
+  The average is that of the round that has ended: the newest model enters it
+  when the next one begins.
+  """
   del memory
   mean = jax.nn.softmax(task.apply(record.model, inputs))
   if isinstance(record, Server):

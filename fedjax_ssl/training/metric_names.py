@@ -74,9 +74,9 @@ _FIRST = (
     Metric('psi_density', 'share', 'FedMatch: psi that is not negligible'),
     Metric('client_val_accuracy', 'share', "FedMatch: accuracy on the server's "
            'validation examples, mean over the models as clients sent them'),
-    Metric('bytes_up', 'count', 'sent by all clients since the previous row, '
-           'bytes; rounded to 7 digits above 16 MB'),
-    Metric('bytes_down', 'count', 'the same to all clients'),
+    Metric('bytes_up', 'count', 'sent by all clients with nonzero weight since '
+           'the previous row, bytes; rounded to 7 digits above 16 MB'),
+    Metric('bytes_down', 'count', 'the same to all clients that are drawn'),
     Metric('models_sent', 'number', 'models down and up per client and round, '
            "in units of one dense model; 2 is FedAvg's"),
     Metric('num_rejected', 'count', 'broken updates left out since the '
@@ -87,7 +87,8 @@ _FIRST = (
            'client and round, in local training; of every network of the '
            'client'),
     Metric('backward_passes', 'number',
-           'examples derived through it, counted alike'),
+           'examples of the losses that are derived through it, counted '
+           'alike; not those that batch statistics alone derive'),
     Metric('labeled_share', 'share',
            'clients with labels among those with nonzero weight'),
     Metric('masked_share', 'share', 'processed rows that are padding; not '

@@ -191,3 +191,25 @@ def test_bad_names_are_refused_in_one_line(text, message):
   with pytest.raises(ValueError, match=message) as error:
     methods.make(text, toy.task())
   assert '\n' not in str(error.value)
+
+
+def test_clients_that_only_measure_are_no_participants():
+  """Their traffic is that of the clients that train."""
+  size = tree.num_bytes(toy.task('static').model.init(KEY))
+  for text in ('fixmatch', 'semifl(threshold=0.0)'):
+    _, _, plain = one_round(text, 'conv')
+    _, _, found = one_round(text, 'static')
+    assert found['num_participants'] == plain['num_participants'], text
+    sent = (found['bytes_up'] + found['bytes_down']) / size
+    np.testing.assert_allclose(found['models_sent'],
+                               sent / toy.task().cohort_size, rtol=1e-6)
+    assert found['models_sent'] > plain['models_sent']
+
+
+@pytest.mark.parametrize('text', [
+    'fedavg', 'semifl(threshold=1.0)',
+    "fl2(thresholds='fixed', threshold=1.0, warmup_passes=0)"])
+def test_clients_that_sit_out_send_nothing(text):
+  _, _, found = one_round(text, place='server')
+  assert found['num_participants'] == found['bytes_up'] == 0
+  assert found['bytes_down'] > 0 and found['models_sent'] == 1

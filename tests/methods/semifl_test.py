@@ -183,10 +183,10 @@ def test_statistics_are_the_mean_over_the_batches_of_all(monkeypatch):
   chex.assert_trees_all_close(got, wanted, rtol=1e-4, atol=1e-4)
   chex.assert_trees_all_equal(after.server.model.params, far.params)
   assert 'num_participants' not in metrics
-  # Models go down to everyone, statistics alone come up.
-  size = tree.num_bytes(model)
+  # Models go down to everyone, statistics alone come up, of those with rows.
+  size, senders = tree.num_bytes(model), np.count_nonzero(toy.UNLABELED)
   assert metrics['bytes_down'] == toy.NUM_CLIENTS * size
-  assert metrics['bytes_up'] == toy.NUM_CLIENTS * tree.num_bytes(model.stats)
+  assert metrics['bytes_up'] == senders * tree.num_bytes(model.stats)
 
 
 def test_the_first_labels_come_from_a_normalized_network():

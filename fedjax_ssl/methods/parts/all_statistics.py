@@ -64,17 +64,15 @@ def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
   """
   sample = sampling.uniform(num_clients) if num_clients else (
       sampling.everyone())
-  inner = rounds.client_pass(
+  inner = assemble.measuring(rounds.client_pass(
       task, functools.partial(_client_update, task),
       functools.partial(_finish, task), sample=sample,
       broadcast=lambda server, client_id, group: assemble.Server(server.model),
-      work=lambda shard: batching.num_steps(_wide(task, shard), shard))
+      work=lambda shard: batching.num_steps(_wide(task, shard), shard)))
 
   def run(state: State, federation: Any, round_: Array, key: jax.Array
           ) -> tuple[State, Metrics]:
     after, metrics = inner(state._replace(memory=()), federation, round_, key)
-    # Clients that only measure do not count as participants in training.
-    del metrics['num_participants']
     return after._replace(memory=state.memory), metrics
   return run
 

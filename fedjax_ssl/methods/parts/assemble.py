@@ -321,6 +321,20 @@ def once(one: rounds.Pass) -> rounds.Pass:
   return run
 
 
+def measuring(one: rounds.Pass) -> rounds.Pass:
+  """Makes a pass's clients measure only: they are no participants.
+
+  What they send counts as traffic of the clients that train.
+  """
+  def run(state, federation, round_, key):
+    state, metrics = one(state, federation, round_, key)
+    del metrics['num_participants']
+    sent = metrics['models_sent']
+    metrics['models_sent'] = sent._replace(rows=jnp.zeros_like(sent.rows))
+    return state, metrics
+  return run
+
+
 def statistics(task: Task) -> rounds.Pass:
   """Recomputes normalization statistics at the averaged model (SemiFL).
 
@@ -349,9 +363,9 @@ def statistics(task: Task) -> rounds.Pass:
     stats = tree.add(server.model.stats, mean)
     return server._replace(model=server.model._replace(stats=stats)), {}
 
-  return rounds.client_pass(
+  return measuring(rounds.client_pass(
       task, client_update, finish, sample=sampling.uniform(task.cohort_size),
-      work=functools.partial(batching.num_steps, once))
+      work=functools.partial(batching.num_steps, once)))
 
 
 def confident_labels(task: Task, threshold: float, *, strict: bool = False

@@ -2,7 +2,8 @@
 
 A fixed share of the clients is hostile from the first round to the last. The
 seed of the run decides which, and no method is told. Numbers that a client
-sends beside its model (`Update.counts`) stay honest.
+sends beside its model (`Update.counts`) are sent as they are; those that count
+labels count the flipped ones under `label_flip`.
 """
 from __future__ import annotations
 
