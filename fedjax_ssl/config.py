@@ -394,8 +394,8 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   if values.get('seeds') is not None:
     values['seeds'] = _numbers(values['seeds']) or None
   if (track := values.get('track')) is not None:
-    values['track'] = tuple(
-        track.split(',') if isinstance(track, str) else track) or None
+    values['track'] = (checks.words(track) if isinstance(track, str) else
+                       tuple(track)) or None
   if 'labeled_fraction' in given and 'labels_per_class' not in given:
     values['labels_per_class'] = None
   if 'labels_per_class' in given and 'labeled_fraction' not in given:

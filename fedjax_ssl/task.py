@@ -389,7 +389,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   spec, struct = _described(workdir, facts)
   run_seeds = facts['task'].get('seeds')
   task = make_task(spec)
-  method = methods.make(spec.method, task)
+  with checks.stored():
+    method = methods.make(spec.method, task)
   state = template(method, struct)
   place = client_rows.Place(
       stored['flags'].get('client_memory', 'device'),
@@ -478,14 +479,14 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
     facts = json.loads(str(arrays.pop('about')))
     round_ = int(facts['round'])
   except OSError as error:
-    raise ValueError(f'{os.fspath(path)} cannot be read: '
-                     f'{error.strerror or error}.') from None
+    raise ValueError(f'{os.fspath(path)}: {error.strerror or error}.') from None
   except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
     raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
                      ) from None
   spec, struct = _described(path, facts)
   task = make_task(spec)
-  method = methods.make(spec.method, task)
+  with checks.stored():
+    method = methods.make(spec.method, task)
   shapes = template(method, struct).server
   wanted = _named(shapes)
   if {name: (leaf.shape, leaf.dtype) for name, leaf in wanted} != {

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import os
 import pathlib
 
 # Folders of the bounds that a run makes below its own folder.
@@ -39,13 +40,20 @@ def with_bounds(folders: Sequence[str]) -> tuple[list[str], str]:
 
   Returns:
     The folders, and a line on bounds that are left out: of several runs they
-    would mostly be the same ones.
+    would mostly be the same ones. A bound without rows yet is neither.
   """
+  named = set(map(os.path.normpath, folders))
   bounds = [place for folder in folders for name in BOUNDS
-            if (place := str(pathlib.Path(folder, name))) not in folders
-            and pathlib.Path(place, 'config.json').exists()]
+            if os.path.normpath(place := os.path.join(folder, name))
+            not in named and _has_rows(pathlib.Path(place))]
   if len(folders) == 1:
     return [*folders, *bounds], ''
   return [*folders], '' if not bounds else (
       f'{len(bounds)} bounds of these runs, such as {bounds[0]}; name their '
       'folders to add them')
+
+
+def _has_rows(folder: pathlib.Path) -> bool:
+  rows = folder / 'metrics.jsonl'
+  return (folder / 'config.json').exists() and rows.exists() and (
+      rows.stat().st_size > 0)

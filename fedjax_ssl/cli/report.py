@@ -146,7 +146,7 @@ def _watch(args: argparse.Namespace) -> int:
 def _state(words: Sequence[str]) -> list[tuple[str, int, int]]:
   """Returns what changes when a run goes on: its files' sizes and times."""
   found = []
-  for folder in places.runs_in(words):
+  for folder in places.with_bounds(places.runs_in(words))[0]:
     for name in _FILES:
       with contextlib.suppress(OSError):
         stat = (pathlib.Path(folder) / name).stat()

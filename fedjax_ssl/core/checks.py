@@ -1,7 +1,9 @@
 """Checks of names and numbers, with messages that say what is allowed."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import contextvars
 import difflib
 from typing import Any
 
@@ -72,6 +74,29 @@ def unknown(name: str, allowed: Iterable[str]) -> str:
   allowed = sorted(allowed)
   return (f'unknown.{near(name, allowed)} Allowed: '
           f'{", ".join(allowed)}.')
+
+
+_STORED = contextvars.ContextVar('stored', default=False)
+
+
+@contextlib.contextmanager
+def stored() -> Iterator[None]:
+  """Makes `refuse_idle` refuse nothing.
+
+  A run may be stored by a version that did not, and nobody can change what it
+  was given.
+  """
+  token = _STORED.set(True)
+  try:
+    yield
+  finally:
+    _STORED.reset(token)
+
+
+def refuse_idle(error: ValueError) -> None:
+  """Raises an error on a number that does nothing, but not for a stored run."""
+  if not _STORED.get():
+    raise error
 
 
 def profile(profiles: Mapping[str, Mapping[str, Any]], name: str,

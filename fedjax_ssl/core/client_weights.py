@@ -57,7 +57,7 @@ def check_factor(task: Task, labeled_client_weight: float) -> None:
     FieldError: for another number with labels at the server.
   """
   if task.labels_at == 'server' and labeled_client_weight != 1:
-    raise checks.FieldError(
+    checks.refuse_idle(checks.FieldError(
         'labels_at', 'server', 'no client has labels then, and '
         f'labeled_client_weight={labeled_client_weight:g} would do nothing; '
-        'leave it at 1, or give clients.')
+        'leave it at 1, or give clients.'))

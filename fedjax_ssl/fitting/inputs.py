@@ -7,20 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl import data
-from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.config import Config, FieldError, OPTIONS
 from fedjax_ssl.core.types import Federation, Shard
 from fedjax_ssl.data import datasets
+from fedjax_ssl.report import command
 
 _KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
 _TAKES = ('a name, a tuple or dict of the arrays x_train, y_train, x_test and '
           'y_test, a data.Dataset or a Federation')
-
-
-# Options that say how a data set is read, and how its rows are dealt.
-_READING = frozenset(('data_dir', 'embeddings', 'split'))
-_DEALING = frozenset(('alpha', 'dirichlet', 'min_size', 'partition',
-                      'partition_file', 'partition_seed',
-                      'validation_fraction'))
 
 
 class Source(NamedTuple):
@@ -60,7 +54,7 @@ def source(given: Any) -> Source:
   if isinstance(given, str):
     return Source(given)
   if isinstance(given, data.Dataset):
-    return Source(given.name, given, unread=_READING)
+    return Source(given.name, given, unread=command.READING)
   if isinstance(given, Federation):
     return _of_federation(given)
   if isinstance(given, tuple | list) and len(given) == 4:
@@ -74,7 +68,7 @@ def source(given: Any) -> Source:
     raise TypeError(f'dataset must be {_TAKES}; '
                     + (f'{absent[0]} is missing.' if absent else
                        f'{strange[0]!r} is none of them.'))
-  return Source('arrays', _of_arrays(given), unread=_READING)
+  return Source('arrays', _of_arrays(given), unread=command.READING)
 
 
 def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
@@ -150,7 +144,7 @@ def _of_federation(given: Federation) -> Source:
           'max_rows': 0, 'rounds_per_task': given.rounds_per_task,
           'num_labeled_clients': given.num_labeled_clients,
           'num_partly_labeled_clients': 0},
-      _READING | _DEALING)
+      command.READING | command.DEALING)
 
 
 def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:
@@ -164,8 +158,15 @@ def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:
   owner[rows] = np.broadcast_to(who[:, None], table.shape)[real]
 
 
-def check_free(given: Mapping[str, Any], source_: Source) -> None:
+def check_free(given: Mapping[str, Any], source_: Source, *,
+               begins: bool = True) -> None:
   """Refuses options that contradict the given data, or that nothing reads.
+
+  Args:
+    given: options by name.
+    source_: the data.
+    begins: whether the run is new. A stored one may have been given what
+      nothing reads.
 
   Raises:
     FieldError: naming the first one.
@@ -174,7 +175,9 @@ def check_free(given: Mapping[str, Any], source_: Source) -> None:
     if name in given and given[name] != value:
       raise FieldError(name, given[name], f'the given federation has {value}; '
                        'leave it out.')
-  for name in sorted(source_.unread & set(given)):
-    what = ('rows have their owners already' if name in _DEALING else
+  for name in sorted(source_.unread & set(given)) if begins else ():
+    if given[name] == OPTIONS[name].default:
+      continue
+    what = ('rows have their owners already' if name in command.DEALING else
             'the examples are given')
     raise FieldError(name, given[name], f'{what}; leave it out.')

@@ -100,7 +100,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     registry.import_place(place)
   found = _setting(setting, command.setting_of(stored) if stored else '',
                    source)
-  inputs.check_free(given, source)
+  inputs.check_free(given, source, begins=not stored)
   given |= {'method': _text('method', method), 'dataset': source.name}
   if callable(given.get('aggregator')):
     given['aggregator'] = _text('aggregator', given['aggregator'])

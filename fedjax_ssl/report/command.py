@@ -8,6 +8,7 @@ import re
 import shlex
 from typing import Any
 
+from fedjax_ssl.config import OPTIONS
 from fedjax_ssl.core import checks, imports
 from fedjax_ssl.training import disk
 from fedjax_ssl.training import workdir as workdir_lib
@@ -18,6 +19,11 @@ LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
 _TEXTS = ('setting', 'script')
 # In place of a script: a call in Python, of data that were given there.
 FIT = 'fedjax_ssl.fit'
+# Flags that say how a data set is read, and how its rows are dealt.
+READING = frozenset(('data_dir', 'embeddings', 'split'))
+DEALING = frozenset(('alpha', 'dirichlet', 'min_size', 'partition',
+                     'partition_file', 'partition_seed',
+                     'validation_fraction'))
 
 
 def origin(words: Sequence[str], *, setting: str = '', script: str = ''
@@ -127,8 +133,10 @@ def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
   script = origin_of(config).get('script', 'SCRIPT')
   if not setting and script == FIT:
     told = [f'{name}={value!r}' for name, value in sorted(flags.items())
-            if name not in (*LEFT_OUT, 'method', 'dataset', 'bounds')
-            and value is not None and value != []]
+            if name in OPTIONS and value != OPTIONS[name].default
+            and value != [] and name not in {
+                *LEFT_OUT, *READING, 'method', 'dataset', 'report',
+                *(DEALING if flags.get('dataset') == 'federation' else ())}]
     return f'{FIT}({", ".join([repr(flags.get("method")), "DATA", *told])})'
   program = ['fedjax-ssl', 'train', setting] if setting else ['python', script]
   return shlex.join([*program, *flags_of({'flags': flags})])

@@ -148,6 +148,8 @@ def read(folder: str | os.PathLike[str], name: str = '',
     comments = made.get('comments', [])
     planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
     _check(flags, seeds)
+    _meant(config['facts'], config['facts'])  # Raises if they are malformed.
+    _known_knobs(config['facts'])
     for seed in seeds:
       outcome(seed)  # Raises if the rows cannot be summed up.
     title = name or text.plain(path.name)
@@ -157,7 +159,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
                comments[0] if comments else '', numbers,
                tuple(planned), _changed(config, defaults),
                _federations(config['facts'], planned[0], numbers), title)
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise ValueError(
         f'{path} is damaged: {str(error).rstrip(".")}.') from error
 
@@ -259,15 +261,25 @@ def _alike(runs: Sequence[Run]) -> list[list[Run]]:
   or a default of a knob.
   """
   parts: list[list[Run]] = []
-  for run in runs:
+  # Those that know most knobs first: the order of the folders must not count.
+  for run in sorted(runs, key=lambda run: (
+      -_known_knobs(run.config['facts']), str(run.folders[0]))):
     for part in parts:
-      if _meant(part[0].config['facts'], run.config['facts']):
+      if all(_meant(one.config['facts'], run.config['facts']) for one in part):
         part.append(run)
         break
     else:
       parts.append([run])
+  places = {id(run): place for place, run in enumerate(runs)}
+  parts = sorted((sorted(part, key=lambda run: places[id(run)])
+                  for part in parts), key=lambda part: places[id(part[0])])
   return [[dataclasses.replace(run, unlike=str(parts[0][0].folders[0]))
            for run in part] if i else part for i, part in enumerate(parts)]
+
+
+def _known_knobs(facts: Mapping[str, Any]) -> int:
+  return sum(len(chosen['knobs'])
+             for chosen in (facts.get('choices') or {}).values())
 
 
 def _meant(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

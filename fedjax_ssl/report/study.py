@@ -61,7 +61,7 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
   for rows in seeds:
     metrics.validate_all(rows)
   summaries = [summary.summary(rows) for rows in seeds]
-  run, flags = stored_runs.read(folder), command.portable(config['flags'])
+  run, flags = stored_runs.read(folder), config['flags']
   return {
       'run': plain(pathlib.Path(folder).name),
       'setting': setting,
@@ -143,12 +143,24 @@ def _other(rows: list[dict[str, Any]], part: str,
     for row in rows:
       if key in row[part]:
         runs.setdefault(_text(row[part][key]), []).append(row['run'])
+    said = _told(key, {_text(row[part][key]): row[part][key]
+                       for row in rows if key in row[part]})
     most = max(runs, key=lambda value: len(runs[value]))
-    others = ''.join(f', {value} ({" ".join(held)})'
+    others = ''.join(f', {said[value]} ({" ".join(held)})'
                      for value, held in runs.items() if value != most)
     if others:
-      parts.append(f'{key} {most}{others}')
+      parts.append(f'{key} {said[most]}{others}')
   return '; '.join(parts)
+
+
+def _told(key: str, values: Mapping[str, Any]) -> dict[str, str]:
+  """Values by their texts, without paths of a machine; still all different."""
+  short = {full: _text(command.portable({key: value})[key])
+           for full, value in values.items()}
+  if len({*short.values()}) < len(short):  # Files of one name.
+    return {full: name if name == full else '/'.join(
+        (pathlib.Path(full).parent.name, name)) for full, name in short.items()}
+  return short
 
 
 def _text(value: Any) -> str:
@@ -161,9 +173,12 @@ def _shared_flags(rows: list[dict[str, Any]],
   """Says which flags the runs share, but for defaults of their settings."""
   names_ = list(dict.fromkeys(row['setting'] for row in rows))
   known = [defaults(name) for name in names_]
-  told = [f'--{checks.flag(name)}={_text(value)}'
-          for name, value in sorted(_same(rows, 'flags').items())
-          if value not in (None, []) and name not in command.LEFT_OUT
+  same = _same(rows, 'flags')
+  short = command.portable(same)
+  told = [f'--{checks.flag(name)}={_text(short[name])}'
+          for name, value in sorted(same.items())
+          if value not in (None, []) and name not in (
+              *command.LEFT_OUT, 'data_dir')
           and not all(name in of and (
               of[name] == value or _text(of[name]) == _text(value))
                       for of in known)]
@@ -223,7 +238,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
               for text in ('', said)),
             '', _shared_flags(rows, defaults)]
   flags_not_shared = _other(
-      rows, 'flags', ('method', 'labels', 'profile'))
+      rows, 'flags', ('workdir', 'data_dir', 'method', 'labels', 'profile'))
   if flags_not_shared:
     lines += ['', f'Flags that differ: {flags_not_shared}.']
   lines += ['', f'Environment: {facts}.']
@@ -256,6 +271,9 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
   Raises:
     ValueError: if they cannot be written.
   """
+  for row in rows:  # Paths of one machine.
+    row['flags'] = command.portable(row['flags'])
+    row['method'] = row['flags']['method']
   # Not `with_suffix`, which would cut `.1` off `alpha0.1`.
   stored = json.dumps({'note': note, 'runs': rows}, indent=1) + '\n'
   try:

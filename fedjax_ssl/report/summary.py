@@ -334,21 +334,22 @@ def elapsed(times: Sequence[Row]) -> float | None:
 
   Args:
     times: rows of `timings.jsonl`. `since` is the round at which a start went
-      on; where it is missing, a start shows by an earlier time.
+      on; among rows of older versions, which lack it, a start shows by an
+      earlier time.
 
   Returns:
     Seconds; None without times, or if a row says that earlier ones are lost.
   """
   known = [row for row in times if 'seconds' in row]
   total = last = 0.0
-  since = None
+  since = known[0].get('since') if known else None
   for row in known:
     now = row['seconds']
     if now is None:
       return None
-    if now < last or since not in (None, row.get('since', since)):
+    if now < last or row.get('since') != since:
       total += last
-    last, since = now, row.get('since', since)
+    last, since = now, row.get('since')
   return round(total + last, 1) if known else None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_ssl import config, data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import rounds, sampling, tree
+from fedjax_ssl.core import checks, rounds, sampling, tree
 from fedjax_ssl.core.types import Federation, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
@@ -121,7 +121,9 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with blame.naming_method(options.method), rounds.noting() as noted:
+    with (blame.naming_method(options.method), rounds.noting() as noted,
+          checks.stored() if (folder / workdir_lib.CONFIG).exists()
+          else contextlib.nullcontext()):
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])

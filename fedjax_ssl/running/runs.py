@@ -191,7 +191,8 @@ def decided(setting: Setting, options: Config, given: Collection[str],
     if own or options.partition == 'natural':
       options = dataclasses.replace(
           options, labels_per_class=None, labeled_fraction=None)
-  elif own and (np.asarray(dataset.train.labels) < 0).any():
+  elif own and not options.partition_file and (
+      np.asarray(dataset.train.labels) < 0).any():
     options = dataclasses.replace(
         options, labels_per_class=None, labeled_fraction=1.0)
   return options

@@ -285,8 +285,8 @@ def test_a_federation_keeps_its_rows(straight):
   assert run.metrics['accuracy'][0] == straight.metrics['accuracy'][0]
   with pytest.raises(ValueError, match='num_clients=5: the given .* 6'):
     fedjax_ssl.fit(METHOD, given, clients=5)
-  with pytest.raises(ValueError, match='alpha=0.5: rows have their owners alr'):
-    fedjax_ssl.fit(METHOD, given, alpha=0.5)
+  with pytest.raises(ValueError, match='alpha=0.1: rows have their owners alr'):
+    fedjax_ssl.fit(METHOD, given, alpha=0.1)
   with pytest.raises(ValueError, match='data_dir=x: the examples are given'):
     fedjax_ssl.fit(METHOD, given, data_dir='x')
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import client_weights, tree
+from fedjax_ssl.core import checks, client_weights, tree
 from fedjax_ssl.core.types import Client
 from fedjax_ssl.methods.fedmatch.client import Payload
 from tests import toy
@@ -91,6 +91,17 @@ def test_refuses_a_weight_of_clients_with_labels_where_none_has_any(text):
   methods.make(text.format('labeled_client_weight=1.0'), task)
   with pytest.raises(ValueError, match='labeled_client_weight=6 would do noth'):
     methods.make(text.format('labeled_client_weight=6.0'), task)
+
+
+def test_a_stored_run_may_have_a_weight_that_does_nothing():
+  """Versions before took it, and nobody can change the file."""
+  with checks.stored():
+    for text, task in (
+        ('fixmatch(labeled_client_weight=6.0)', toy.task(labels_at='server')),
+        ("fixmatch(server='local', labeled_client_weight=6.0)", toy.task()),
+        ('pdcfed(passes=7)', toy.task(local_steps=5)),
+        ("fedmatch(learn='sigma', density=0.5)", toy.task())):
+      methods.make(text, task)
 
 
 def test_refuses_a_weight_of_clients_with_labels_without_a_server():

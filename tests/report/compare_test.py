@@ -118,7 +118,7 @@ def test_tables_call_own_methods_by_their_names_too(tmp_path):
       ['fast', 'fast(k=2)'], ['uda', 'uda']]
   rows = [study.read(folder) for folder in folders]
   assert '| a | `fast(k=2)` |' in study.markdown(rows, '')
-  assert rows[0]['method'] == 'mine.py:fast(k=2)'
+  assert rows[0]['method'] == own
 
 
 def test_flags_that_differ_along_with_others_are_said_and_not_named():

@@ -57,6 +57,14 @@ def test_an_unfinished_run_says_so(tmp_path):
   assert 'run: not finished, 5 of 100 rounds; not finished, 2 of 3 see' in text
 
 
+def test_files_of_one_name_are_different_ones(tmp_path):
+  folders = [fake.write(tmp_path / name, [fake.row(20, .5)], fake.config(
+      [0], partition_file=f'/runs/{name}/partition_0.npz')) for name in 'xy']
+  text = study.markdown([study.read(folder) for folder in folders], '')
+  assert ('Flags that differ: partition_file x/partition_0.npz, '
+          'y/partition_0.npz (y).') in text
+
+
 def test_no_path_of_a_machine_is_stored(tmp_path):
   made = fake.config(
       [0], method='/home/me/mine.py:mine(k=1)', imports=['/home/me/more.py'],
@@ -162,6 +170,10 @@ def test_a_run_alone_has_its_bounds_beside_it(tmp_path):
   bound = _run_of(tmp_path / 'a' / 'labels_few', 'fedavg', (.1, .2))
   assert places.with_bounds(runs[:1]) == ([runs[0], bound], '')
   assert places.with_bounds([*runs, bound]) == ([*runs, bound], '')
+  assert places.with_bounds(runs[1:]) == (runs[1:], '')
+  assert places.with_bounds([f'{runs[0]}/', f'{bound}/'])[1] == ''
+  (tmp_path / 'b' / 'labels_all').mkdir()  # Not trained yet.
+  (tmp_path / 'b' / 'labels_all' / 'config.json').write_text('{}')
   assert places.with_bounds(runs[1:]) == (runs[1:], '')
   found, said = places.with_bounds(runs)
   assert found == runs and said.startswith(

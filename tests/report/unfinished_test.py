@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import report
-from fedjax_ssl.report import stored_runs, tables
+from fedjax_ssl.report import command, stored_runs, tables
 from tests.report import fake
 
 pytestmark = pytest.mark.usefixtures('undrawn')
@@ -93,6 +93,43 @@ def test_seeds_are_of_one_method(tmp_path, other, joined):
       [[0, 1]] if joined else [[0], [1]])
   notes = [run.notes(paper=False) for run in runs]
   assert not notes[0] and (joined or f'those of {folders[0]}' in notes[1][0])
+
+
+@pytest.mark.parametrize('order', [(0, 1, 2), (1, 2, 0), (2, 1, 0)])
+def test_the_order_of_folders_joins_no_others(tmp_path, order):
+  """One knows less: it may be of either of two that differ, not of both."""
+  made = [fake.write(tmp_path / name, [fake.row(20, .9)], _stood_for(
+      seed, **knobs)) for seed, (name, knobs) in enumerate(
+          (('old', {}), ('x', {'new': 0}), ('y', {'new': 1})))]
+  runs = stored_runs.load([made[i] for i in order])
+  assert sorted(list(run.numbers) for run in runs) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize('facts', [
+    {'choices': {'method': {'text': 'm'}}}, {'code': ['x']}, {'choices': [1]}])
+def test_facts_that_no_run_has_are_said(tmp_path, facts):
+  made = fake.config([0])
+  made['facts'] |= facts
+  bad = fake.write(tmp_path / 'bad', [fake.row(20, .9)], made)
+  good = fake.write(tmp_path / 'good', [fake.row(20, .9)], fake.config([1]))
+  left_out: list[str] = []
+  run, = stored_runs.load([bad, good], left_out)
+  assert list(run.numbers) == [1] and f'{bad} is damaged' in left_out[0]
+
+
+def test_a_call_of_fit_can_be_called():
+  """As printed, with the data in place of DATA."""
+  told = config.Config(method='fixmatch', dataset='arrays', report=True,
+                       split='official', alpha=0.1, num_clients=5,
+                       data_dir='/x', seeds=(0, 1), seed=None)
+  flags = {name: list(value) if isinstance(value, tuple) else value
+           for name, value in vars(told).items()}
+  text = command.for_shell({'origin': {'script': command.FIT}}, flags)
+  assert text == ("fedjax_ssl.fit('fixmatch', DATA, alpha=0.1, num_clients=5, "
+                  'seed=None, seeds=[0, 1])')
+  of_rows = command.for_shell({'origin': {'script': command.FIT}},
+                              flags | {'dataset': 'federation'})
+  assert 'alpha' not in of_rows
 
 
 def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):

@@ -56,11 +56,11 @@ def received(s: Settings, payload: Payload, client: Client, due: jax.Array
   Costs are counted as in the authors' code: the numbers of sigma and psi that
   `sending` sends, and the helpers in rounds that have some. With
   sending='differences' the first round costs two dense models instead, or one
-  if psi is the whole model. Of a helper's psi only numbers that are not 0
-  count. With sending='differences' they must also differ from what the client
-  itself sent last. If the client holds only what was sent (exact_down=False), a
-  number of a helper that has become 0 must be sent too, and counts. A sigma
-  that is always 0 does not count.
+  if psi is the whole model, or always 0. Of a helper's psi only numbers that
+  are not 0 count. With sending='differences' they must also differ from what
+  the client itself sent last. If the client holds only what was sent
+  (exact_down=False), a number of a helper that has become 0 must be sent too,
+  and counts. A sigma that is always 0 does not count.
 
   Args:
     s: settings.

@@ -162,8 +162,9 @@ def settle(task: Task, **knobs: Any) -> Settings:
   alone = v['learn'] == 'sigma'
   for name, off in (_OF_PSI if alone else {}).items():
     if knobs.get(name) not in (None, off):
-      raise ValueError(f"learn='sigma' leaves psi at 0, and {name}="
-                       f'{knobs[name]} would do nothing; leave it out.')
+      checks.refuse_idle(ValueError(
+          f"learn='sigma' leaves psi at 0, and {name}={knobs[name]} would do "
+          'nothing; leave it out.'))
   weights = Weights(
       num_helpers=0 if alone else v['num_helpers'], threshold=v['threshold'],
       tie=v['tie'], over=v['over'], over_helpers=v['over_helpers'],

@@ -330,6 +330,6 @@ def _check(task: Task, server: str, lr_decay: str,
     raise checks.FieldError('norm', 'static', "with server='local' nobody "
                             'recomputes the statistics; give another norm.')
   if labeled_client_weight != 1:
-    raise ValueError(f'labeled_client_weight={labeled_client_weight:g} would '
-                     "do nothing with server='local', which averages no "
-                     'models; leave it at 1.')
+    checks.refuse_idle(ValueError(
+        f'labeled_client_weight={labeled_client_weight:g} would do nothing '
+        "with server='local', which averages no models; leave it at 1."))

@@ -292,9 +292,9 @@ def check_passes(task: Task, passes: int) -> None:
     FieldError: for another number beside `local_steps`.
   """
   if task.local_steps and passes != 1:
-    raise checks.FieldError(
+    checks.refuse_idle(checks.FieldError(
         'local_steps', task.local_steps, 'every client takes so many steps, '
-        f'and passes={passes} would do nothing; leave one of them out.')
+        f'and passes={passes} would do nothing; leave one of them out.'))
 
 
 def num_steps(task: Task, shard: Shard, passes: int,
