@@ -182,7 +182,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
     rare: share of a class, times C / 10, below which rows may keep it as their
       second class; 0 is none.
     passes: epochs over the rows that a client without labels has kept; not
-      beside `local_steps`.
+      beside --local_steps.
     interval: epochs, and rounds, between two residual connections.
     local_residual: share of the earlier model in a client's; 0 is off.
     server_residual: the same of the server; 0 is off.

@@ -219,7 +219,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
     entropy_weight: lambda_e; 1e-4 for CIFAR-100.
     temperature: T, of the entropy.
     decay: of the averages.
-    passes: epochs of a client without labels; not beside `local_steps`.
+    passes: epochs of a client without labels; not beside --local_steps.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; a third for CIFAR-100.
     labeled_client_weight: factor on the weight of a client with labels.

@@ -8,7 +8,6 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.config import OPTIONS
 from fedjax_ssl.core import checks, imports
 from fedjax_ssl.training import disk
 from fedjax_ssl.training import workdir as workdir_lib
@@ -133,8 +132,7 @@ def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
   script = origin_of(config).get('script', 'SCRIPT')
   if not setting and script == FIT:
     told = [f'{name}={value!r}' for name, value in sorted(flags.items())
-            if name in OPTIONS and value != OPTIONS[name].default
-            and value != [] and name not in {
+            if value not in (None, [], False) and name not in {
                 *LEFT_OUT, *READING, 'method', 'dataset', 'report',
                 *(DEALING if flags.get('dataset') == 'federation' else ())}]
     return f'{FIT}({", ".join([repr(flags.get("method")), "DATA", *told])})'

@@ -67,15 +67,15 @@ def test_files_of_one_name_are_different_ones(tmp_path):
 
 def test_no_path_of_a_machine_is_stored(tmp_path):
   made = fake.config(
-      [0], method='/home/me/mine.py:mine(k=1)', imports=['/home/me/more.py'],
-      partition_file='/home/me/p.npz', embeddings='/home/me/e.npz',
-      data_dir='/home/me', workdir='/home/me/run')
+      [0], method='/mine/mine.py:mine(k=1)', imports=['/mine/more.py'],
+      partition_file='/mine/p.npz', embeddings='/mine/e.npz',
+      data_dir='/mine', workdir='/mine/run')
   done = _call(fake.write(tmp_path / 'run', [fake.row(20, .5)], made),
                f'--out={tmp_path}/table')
   assert done.returncode == 0, done.stderr
   stored = (tmp_path / 'table.json').read_text()
   text = (tmp_path / 'table.md').read_text()
-  assert '/home/me' not in stored + text
+  assert '/mine' not in stored + text
   assert 'mine.py:mine(k=1)' in stored and '--import=more.py' in text
 
 

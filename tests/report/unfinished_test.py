@@ -5,11 +5,13 @@ import csv
 import dataclasses
 import io
 import pathlib
+import types
 
 import pytest
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import report
+from fedjax_ssl.fitting import inputs, start
 from fedjax_ssl.report import command, stored_runs, tables
 from tests.report import fake
 
@@ -72,7 +74,7 @@ def test_an_unfinished_run_joins_its_other_seeds(tmp_path):
 
 def _stood_for(seed, code='x', **knobs):
   made = fake.config([seed])
-  made['facts'] |= {'code': {'/home/me/mine.py': code}, 'choices': {
+  made['facts'] |= {'code': {'/mine/mine.py': code}, 'choices': {
       'method': {'text': 'mine', 'knobs': knobs}}}
   return made
 
@@ -124,12 +126,20 @@ def test_a_call_of_fit_can_be_called():
                        data_dir='/x', seeds=(0, 1), seed=None)
   flags = {name: list(value) if isinstance(value, tuple) else value
            for name, value in vars(told).items()}
-  text = command.for_shell({'origin': {'script': command.FIT}}, flags)
-  assert text == ("fedjax_ssl.fit('fixmatch', DATA, alpha=0.1, num_clients=5, "
-                  'seed=None, seeds=[0, 1])')
-  of_rows = command.for_shell({'origin': {'script': command.FIT}},
-                              flags | {'dataset': 'federation'})
-  assert 'alpha' not in of_rows
+  calls = []
+  def fit(method, data, **options):
+    inputs.check_free(start._given(options), data)
+    calls.append((method, options))
+  examples = inputs.Source('', unread=command.READING)
+  dealt = inputs.Source('', unread=command.READING | command.DEALING)
+  for name, source in (('arrays', examples), ('federation', dealt)):
+    text = command.for_shell({'origin': {'script': command.FIT}},
+                             flags | {'dataset': name})
+    eval(text, {'DATA': source,
+                'fedjax_ssl': types.SimpleNamespace(fit=fit)})
+  (method, first), (_, second) = calls
+  assert method == 'fixmatch' and 'alpha' not in second
+  assert first['alpha'] == 0.1 and first['seeds'] == [0, 1]
 
 
 def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):

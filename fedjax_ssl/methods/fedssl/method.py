@@ -226,7 +226,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       does nothing with `dp_scope`, where these agents take turns, or with
       labels at the server.
     weighting: agents of a group count alike ('uniform'), or by their
-      'examples'; with `labeled_client_weight=1` by these alone.
+      'examples'; with a `labeled_client_weight` of 1 by these alone.
 
   Returns:
     The method; its server record is `Server`.
