@@ -232,7 +232,7 @@ def _one_client(parts: _ClientPass, num_slots: int, server: PyTree,
   good &= (update.weight >= 0) & (update.weight <= room)
   kept = good & active
   weight = jnp.where(kept, update.weight, 0).astype(jnp.float32)
-  sends = active & ~(update.weight == 0)  # Others sit out.
+  sends = active & jnp.not_equal(update.weight, 0)  # Others sit out.
   result = _Result(
       weight=weight,
       memory=tree.where(kept, update.memory, client.memory),
