@@ -54,7 +54,8 @@ def test_f_reg_stays_on_the_clients_that_have_labels_and_images():
     assert (gone > 0) == all(rows)
   model = tree.num_bytes(before.server.model)
   assert metrics['bytes_down'] == toy.NUM_CLIENTS * model
-  assert metrics['bytes_up'] == (toy.NUM_CLIENTS - 1) * model  # One has no rows.
+  # One has no rows, and sends nothing.
+  assert metrics['bytes_up'] == (toy.NUM_CLIENTS - 1) * model
 
 
 @pytest.mark.parametrize('knobs, places', [
