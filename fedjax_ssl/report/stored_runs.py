@@ -287,9 +287,7 @@ def _meant(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
   What the version of one did not know yet is not compared.
   """
-  codes = [{os.path.basename(place): code
-            for place, code in (facts.get('code') or {}).items()}
-           for facts in (one, other)]
+  codes = [dict(facts.get('code') or {}) for facts in (one, other)]
   if codes[0] != codes[1] or one.get('data_hash') != other.get('data_hash'):
     return False
   known, new = (facts.get('choices') or {} for facts in (one, other))

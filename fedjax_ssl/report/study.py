@@ -70,7 +70,7 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
       'seeds': list(run.numbers),
       'rounds': run.rounds,
       'notes': run.notes(paper=False),
-      'seconds': summary.elapsed(metrics.read(folder, metrics.TIMINGS)),
+      'seconds': run.seconds,
       **{name: [s.get(name) for s in summaries]
          for name in (*_SHOWN, *_MORE, 'verdict')},
       **{name: [rows[-1].get(name) for rows in seeds]

@@ -74,7 +74,7 @@ def test_an_unfinished_run_joins_its_other_seeds(tmp_path):
 
 def _stood_for(seed, code='x', **knobs):
   made = fake.config([seed])
-  made['facts'] |= {'code': {'/mine/mine.py': code}, 'choices': {
+  made['facts'] |= {'code': {'mine.py': code}, 'choices': {
       'method': {'text': 'mine', 'knobs': knobs}}}
   return made
 
