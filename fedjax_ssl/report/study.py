@@ -20,7 +20,6 @@ from fedjax_ssl.report import (
 )
 from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import disk, metric_names, metrics
-from fedjax_ssl.training import workdir as workdir_lib
 
 _SHOWN = ('final', 'tail', 'selected')
 # Work and traffic, per client and round.
@@ -50,18 +49,10 @@ def read(folder: str, columns: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
-  config = workdir_lib.read_config(folder)
-  try:
-    setting = command.setting_of(config)
-  except ValueError as error:
-    raise ValueError(f'{folder} is damaged: {error}') from error
-  seeds = summary.by_seed(metrics.read(folder))
-  if not seeds:
-    raise ValueError(f'{folder} has no rows; let it finish first.')
-  for rows in seeds:
-    metrics.validate_all(rows)
+  run = stored_runs.read(folder)
+  config, seeds, flags = run.config, run.seeds, run.config['flags']
+  setting = command.setting_of(config)
   summaries = [summary.summary(rows) for rows in seeds]
-  run, flags = stored_runs.read(folder), config['flags']
   return {
       'run': plain(pathlib.Path(folder).name),
       'setting': setting,
