@@ -125,7 +125,8 @@ def check_read(setting: Setting, options: Config,
     for name in ('min_size', 'partition_seed', *dealing.SKEWS):
       unread[name] = 'the file says whose row is whose'
     unread['validation_fraction'] = 'the file says which rows are held out'
-  elif dataset is not None and dataset.validation is not None:
+  elif options.split.count('/') == 2 or (
+      dataset is not None and dataset.validation is not None):
     unread['validation_fraction'] = 'the data have a validation part'
   read = frozenset() if natural else dealing.reads(setting.deal)
   for name in set(dealing.SKEWS) - read - set(unread):

@@ -8,16 +8,18 @@ import math
 import pathlib
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import absltest, flagsaver, parameterized
 
 from fedjax_ssl import config, methods
 from fedjax_ssl.bench import plan
+from fedjax_ssl.cli import train
 from fedjax_ssl.core import registry
 from fedjax_ssl.methods import uda
-from fedjax_ssl.running import dealing, settings
+from fedjax_ssl.running import dealing, runs, settings
 from fedjax_ssl.testing import toy
 
 BEDS, ENTRIES = plan.beds(), plan.entries()
+FLAGS = train.FLAGS
 # Rows that are of use where few clients hold the labels, and nowhere else.
 FEW_HOLD = {name: raw['beds'] for name, raw in plan._toml(
     'entries.toml').items() if 'beds' in raw}
@@ -28,7 +30,7 @@ class BedTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('clients', '1079007a485ccd08'), ('server', 'b2a4e0d2d7de4935'),
-      ('mixed', '8e055c45949fd81c'), ('agents', '7a9513daac2bd71d'))
+      ('mixed', 'c66c995ba7171899'), ('agents', '7a9513daac2bd71d'))
   def test_frozen(self, name, wanted):
     """Stored results are of these runs; other numbers are another version."""
     bed = BEDS[name]
@@ -50,6 +52,25 @@ class BedTest(parameterized.TestCase):
                            dealing.reads(setting.deal))
       self.assertLessEqual({*bed.flags, *skew} - {'setting'}, {*known})
     self.assertLen(set(bed.rates), len(bed.rates))
+
+  @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
+  def test_every_run_can_start(self, bed):
+    """The program reads its flags, and its method may be given such knobs."""
+    task = toy.task(labels_at=bed.flags.get('labels_at', 'clients'))
+    first = plan.Configuration(0, bed.rates[0], {})
+    for entry in ENTRIES.values():
+      if bed.name not in entry.beds:
+        continue
+      for configuration in plan.configurations(entry, bed):
+        methods.make(plan.method_of(entry, configuration), task)
+      for run in [plan.search_run(entry, bed, first), *(
+          plan.final_run(entry, bed, skew, first) for skew in bed.skews)]:
+        setting = settings.SETTINGS[run.setting]
+        with flagsaver.flagsaver():
+          for flag, value in setting.defaults.items():
+            FLAGS.set_default(flag, value)
+          FLAGS(['script', *run.flags])
+          runs.check_read(setting, train.options())
 
 
 class EntryTest(parameterized.TestCase):
