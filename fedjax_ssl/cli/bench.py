@@ -90,9 +90,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       'default: all rows')
   parser.add_argument('--out', help='folder of all runs')
   parser.add_argument('--slots', type=int, default=1,
-                      help='runs at a time (default: 1); with at least as many '
-                      'cores, each run gets an equal share of them, and as '
-                      'many devices')
+                      help='runs at a time, each on its share of the '
+                      'cores and of NVIDIA GPUs (default: 1)')
   parser.add_argument('--configurations', type=int, metavar='N',
                       help='tried of each row '
                       f'(default: {plan.CONFIGURATIONS})')

@@ -36,7 +36,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument('--out', required=True, help='folder of all runs')
   parser.add_argument('--slots', type=int, default=1,
                       help='runs at a time, each on its share of the '
-                      'cores (default: 1)')
+                      'cores and of NVIDIA GPUs (default: 1)')
   parser.add_argument('--retries', type=int, default=1,
                       help='further attempts of a failed run (default: 1)')
   parser.add_argument('--shard', default='0/1', metavar='I/N',

@@ -17,7 +17,7 @@ from typing import IO
 
 from fedjax_ssl.cli import child
 from fedjax_ssl.cli.sweep import cells as cells_lib
-from fedjax_ssl.cli.sweep import grid
+from fedjax_ssl.cli.sweep import grid, shares
 from fedjax_ssl.report.printing import say
 
 _TICK = 0.02  # Seconds between two looks at the processes.
@@ -139,13 +139,17 @@ class Sweep:
     log = open(cells_lib.log(self._out, cell), 'ab', buffering=0)
     log.write(f'== {shlex.join(command)}\n'.encode())
     start, asked = log.tell(), cells_lib.fingerprint(cell)
+    count = len(self._slots)
     env = {name: value.replace('{slot}', str(slot))
            for name, value in self._env.items()}
+    # Who names the GPUs of a slot has shared them.
+    if 'CUDA_VISIBLE_DEVICES' not in env:
+      env |= shares.gpus(slot, count, os.environ | env)
     try:
       process = subprocess.Popen(
           command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
           env=os.environ | env, pass_fds=(handle,), start_new_session=True,
-          preexec_fn=functools.partial(_begin, share(slot, len(self._slots))))
+          preexec_fn=functools.partial(_begin, shares.cores(slot, count)))
     except OSError as error:
       log.write(f'{self._python} cannot be started: {error}\n'.encode())
       log.close()
@@ -273,21 +277,6 @@ class Sweep:
                    f'attempt{"s" * (count > 1)}; {self._out / name}.log)')
       lines += [f'    {line}' for line in result['tail']]
     say('\n'.join(lines))
-
-
-def share(slot: int, num_slots: int) -> set[int]:
-  """Returns the cores of a slot; empty to leave its runs where they are.
-
-  Runs that go side by side on all cores wait for each other: with a share each,
-  two runs of a small network on two cores take three quarters of the time.
-  """
-  if num_slots == 1 or not hasattr(os, 'sched_getaffinity'):
-    return set()
-  cores = sorted(os.sched_getaffinity(0))
-  if len(cores) < num_slots:
-    return set()
-  first, end = (i * len(cores) // num_slots for i in (slot, slot + 1))
-  return set(cores[first:end])
 
 
 def _begin(cores: set[int]) -> None:

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from fedjax_ssl.cli import sweep
-from fedjax_ssl.cli.sweep import slots
+from fedjax_ssl.cli.sweep import shares
 from tests.thorough import wider
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -22,15 +22,16 @@ SWEEP = ROOT / 'launch' / 'sweep.py'
 FAKE = f'script: {pathlib.Path(__file__).parent / "fake_experiment.py"}'
 
 
-def start(out, *lines, options=()) -> subprocess.Popen:
+def start(out, *lines, options=(), env=()) -> subprocess.Popen:
   return subprocess.Popen(
       [sys.executable, str(SWEEP), f'--out={out}', *options, '--', *lines],
-      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+      cwd=ROOT, env={**os.environ, **dict(env)}, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, text=True)
 
 
-def run(out, *lines, options=(), code=0) -> tuple[str, str]:
+def run(out, *lines, options=(), code=0, env=()) -> tuple[str, str]:
   """(stdout, stderr) of a sweep that must end with `code`."""
-  process = start(out, *lines, options=options)
+  process = start(out, *lines, options=options, env=env)
   printed = process.communicate(timeout=120)
   assert process.returncode == code, printed
   return printed
@@ -311,9 +312,29 @@ def test_slots_divide_the_cores(tmp_path):
   mine = os.sched_getaffinity(0)
   assert found[0] | found[1] == mine
   assert not found[0] & found[1] or len(mine) < 2
-  shares = [slots.share(i, 3) for i in range(3)]
-  assert not any(shares) if len(mine) < 3 else set().union(*shares) == mine
-  assert slots.share(0, 1) == set()
+  thirds = [shares.cores(i, 3) for i in range(3)]
+  assert not any(thirds) if len(mine) < 3 else set().union(*thirds) == mine
+  assert shares.cores(0, 1) == set()
+
+
+def test_slots_divide_the_gpus(tmp_path):
+  """But where --env names them, or does not let runs see any."""
+  script = tmp_path / 'experiment.py'
+  script.write_text(
+      'import os, sys\nprint("sees", os.environ.get("CUDA_VISIBLE_DEVICES"),\n'
+      '      os.environ.get("XLA_CLIENT_MEM_FRACTION"))\nsys.exit(2)\n')
+
+  def sees(name, visible, *options):
+    run(tmp_path / name, f'script: {script}', 'seeds: 0 1', code=1,
+        options=['--slots=2', '--retries=0', *options],
+        env={'CUDA_VISIBLE_DEVICES': visible, 'JAX_PLATFORMS': ''})
+    return {seen for log in (tmp_path / name).glob('*.log')
+            for seen in re.findall('sees (.*)', log.read_text())}
+  assert sees('one', '3') == {'3 0.375'}
+  assert sees('four', '4,5,6,7') == {'4,5 None', '6,7 None'}
+  assert sees('own', '4,5', '--env=CUDA_VISIBLE_DEVICES=g{slot}') == {
+      'g0 None', 'g1 None'}
+  assert sees('cpu', '4,5', '--env=JAX_PLATFORMS=cpu') == {'4,5 None'}
 
 
 @pytest.mark.parametrize('options, lines, words', [
