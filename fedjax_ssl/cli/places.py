@@ -54,6 +54,8 @@ def with_bounds(folders: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _has_rows(folder: pathlib.Path) -> bool:
-  rows = folder / 'metrics.jsonl'
-  return (folder / 'config.json').exists() and rows.exists() and (
-      rows.stat().st_size > 0)
+  try:
+    return (folder / 'config.json').exists() and (
+        (folder / 'metrics.jsonl').stat().st_size > 0)
+  except OSError:
+    return False

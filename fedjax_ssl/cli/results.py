@@ -47,8 +47,17 @@ def main(argv: Sequence[str]) -> int:
     raise ValueError('--out= is empty; name a table, or leave it out.')
   if args.epsilon and not args.out:
     raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
-  folders, without = places.with_bounds(places.runs_in(args.workdirs))
-  rows = [study.read(folder, columns) for folder in folders]
+  named = places.runs_in(args.workdirs)
+  folders, without = places.with_bounds(named)
+  found = {}
+  for folder in folders:
+    try:
+      found[folder] = study.read(folder, columns)
+    except ValueError as error:
+      if folder in named:
+        raise
+      without = str(error).rstrip('.')  # A bound that nobody asked for.
+  rows = [*found.values()]
   study.check_columns(rows, columns)
   text = study.markdown(rows, args.note, settings.known_defaults)
   if args.out:
@@ -57,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
       out = out.with_suffix('')
     study.write(out, rows, text, args.note)
     if args.epsilon:
-      study.draw_epsilon(out, folders)
+      study.draw_epsilon(out, [*found])
   printing.say(text)
   if without:
     printing.say(f'left out: {without}', stream=sys.stderr)

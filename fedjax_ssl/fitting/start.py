@@ -207,7 +207,8 @@ def _jobs(told: config.Config, given: Collection[str],
       told, schedule_rounds=job_lib.schedule_rounds(told))
   dataset = source.load(told)
   told = runs.decided(setting, told, given, dataset)
-  runs.check_read(setting, told, dataset)
+  runs.check_read(setting, told)
+  runs.note_unread(setting, told, dataset)
   deals = (dict.fromkeys(told.all_seeds, source.partition)
            if source.partition is not None else
            runs.deal(setting, told, dataset))
@@ -220,4 +221,4 @@ def _jobs(told: config.Config, given: Collection[str],
   names = runs.wanted(told, pathlib.Path(told.workdir or ''))
   return [spellings.begun(job) for job in runs.build(
       dataset, deals, told, names, {k: v for k, v in origin.items()
-                                    if v != ''})]
+                                    if v != ''}, runs.with_runs(names))]

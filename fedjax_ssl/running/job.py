@@ -89,8 +89,8 @@ class Job(NamedTuple):
 
 
 def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
-          folder: pathlib.Path, options: Config, origin: Mapping[str, Any]
-          ) -> Job:
+          folder: pathlib.Path, options: Config, origin: Mapping[str, Any], *,
+          has_begun: bool) -> Job:
   """Builds the federations and the method, and traces a round.
 
   Args:
@@ -100,6 +100,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     folder: of the run.
     options: what else is asked for, in the words that are stored.
     origin: what started the run.
+    has_begun: whether the folder holds a run, which may have knobs that do
+      nothing.
 
   Raises:
     ValueError: for whatever does not fit; the message says what.
@@ -122,8 +124,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   try:
     task = task_lib.make_task(spec, mesh)
     with (blame.naming_method(options.method), rounds.noting() as noted,
-          checks.stored() if (folder / workdir_lib.CONFIG).exists()
-          else contextlib.nullcontext()):
+          checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
       state = task_lib.template(made, federations[0])

@@ -67,10 +67,12 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   dataset, options, deals = processes.together(
       lambda: _dealt(setting, options, given))
   options = convolutions.decided(options, dataset, deals)
+  begun = processes.once(lambda: with_runs(names))
   jobs = processes.together(
-      lambda: build(dataset, deals, options, names, origin))
-  # Once more: the data may name the clients, or have a validation part.
-  processes.once(lambda: check_read(setting, jobs[0].options, dataset))
+      lambda: build(dataset, deals, options, names, origin, begun))
+  # Once more: the data may name the clients.
+  processes.once(lambda: check_read(setting, jobs[0].options))
+  note_unread(setting, jobs[0].options, dataset)
   jobs = [spellings.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -99,8 +101,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   return [job.folder for job in jobs]
 
 
-def check_read(setting: Setting, options: Config,
-               dataset: data.Dataset | None = None) -> None:
+def check_read(setting: Setting, options: Config) -> None:
   """Refuses options such as --alpha in a new run that does not read them.
 
   Runs that were stored by versions which took them go on, and a user's own way
@@ -109,38 +110,66 @@ def check_read(setting: Setting, options: Config,
   Args:
     setting: how rows are dealt.
     options: what is asked for.
-    dataset: the examples, if they are known.
 
   Raises:
     FieldError: for such an option that is not at its default.
   """
-  if options.workdir and (
-      pathlib.Path(options.workdir) / workdir_lib.CONFIG).exists():
+  if _has_begun(options):
     return
-  natural, unread = options.partition == 'natural', {}
+  given = _given(setting, options)
   if options.partition_file:
-    for name in ('labels_per_class', 'labeled_fraction'):
-      if getattr(options, name) is not None:
-        unread[name] = 'the file says which rows are labeled'
-    for name in ('min_size', 'partition_seed', *dealing.SKEWS):
-      unread[name] = 'the file says whose row is whose'
-    unread['validation_fraction'] = 'the file says which rows are held out'
-  elif options.split.count('/') == 2 or (
-      dataset is not None and dataset.validation is not None):
-    unread['validation_fraction'] = 'the data have a validation part'
+    for name in given & {'labels_per_class', 'labeled_fraction'}:
+      raise FieldError(name, getattr(options, name), 'the file says which rows '
+                       'are labeled; leave it out.',
+                       partition_file=options.partition_file)
+  natural = options.partition == 'natural'
   read = frozenset() if natural else dealing.reads(setting.deal)
-  for name in set(dealing.SKEWS) - read - set(unread):
-    unread[name] = ('the data name the clients' if natural else
-                    f'only {_readers(name)} read it')
-  beside = {'partition_file': options.partition_file
-            } if options.partition_file else {}
-  for name, why in sorted(unread.items()):
-    value = getattr(options, name)
-    # A stored run's flagfile gives the default too.
-    default = setting.defaults.get(name, config.OPTIONS[name].default)
-    if value != default:
-      other = '' if default is None else f' or at {default}'
-      raise FieldError(name, value, f'{why}; leave it out{other}.', **beside)
+  for name in sorted(given & {*dealing.SKEWS} - read):
+    default = _default(setting, name)
+    raise FieldError(
+        name, getattr(options, name),
+        ('the data name the clients' if natural else
+         f'only {_readers(name)} read it') + f'; leave it out or at {default}.')
+
+
+def note_unread(setting: Setting, options: Config, dataset: data.Dataset
+                ) -> None:
+  """Says which options a new run does not read as its data say the same.
+
+  Unlike those of `check_read` they may stand in a flagfile of other runs.
+
+  Args:
+    setting: how rows are dealt.
+    options: what is asked for.
+    dataset: the examples.
+  """
+  if not processes.is_first() or _has_begun(options):
+    return
+  given = _given(setting, options)
+  if options.partition_file:
+    for name in sorted(given & {'min_size', 'partition_seed',
+                                'validation_fraction', *dealing.SKEWS}):
+      _note(f'--{name}={getattr(options, name)} does nothing: --partition_file '
+            'says whose row is whose.')
+  elif dataset.validation is not None and given & {'validation_fraction'} and (
+      options.validation_fraction):
+    _note(f'--validation_fraction={options.validation_fraction} does nothing: '
+          'the data have a validation part.')
+
+
+def _has_begun(options: Config) -> bool:
+  return bool(options.workdir) and (
+      pathlib.Path(options.workdir or '') / workdir_lib.CONFIG).exists()
+
+
+def _given(setting: Setting, options: Config) -> set[str]:
+  """Names of options with a value of the user's; a flagfile gives defaults."""
+  return {name for name in config.OPTIONS if getattr(options, name) not in (
+      None, _default(setting, name))}
+
+
+def _default(setting: Setting, name: str) -> Any:
+  return setting.defaults.get(name, config.OPTIONS[name].default)
 
 
 def _readers(name: str) -> str:
@@ -223,11 +252,12 @@ def deal(setting: Setting, options: Config, dataset: data.Dataset
 
 def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           options: Config, names: Sequence[Sequence[str]],
-          origin: Mapping[str, Any]) -> list[job_lib.Job]:
-  """Builds the jobs of a run and its bounds; see `wanted`.
+          origin: Mapping[str, Any], begun: Collection[str]
+          ) -> list[job_lib.Job]:
+  """Builds the jobs of a run and its bounds; see `wanted`, `with_runs`.
 
-  Their folders are not touched. Where the data have no more labels than the run
-  gets, nobody can train on all, and that bound is left out.
+  Their folders are not touched, nor looked at. Where the data have no more
+  labels than the run gets, nobody can train on all, and that bound is left out.
   """
   truth = np.asarray(dataset.train.labels)
   if (truth < 0).any() and not any(
@@ -238,11 +268,17 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
   jobs = [job_lib.build(
       dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
           options, labels=labels, method=method, seed=None,
-          seeds=tuple(deals)), origin)
+          seeds=tuple(deals)), origin, has_begun=folder in begun)
           for name, folder, labels, method in names]
   if options.pictures and all(job.method.pictures is None for job in jobs):
     _note(f'--pictures: {jobs[0].name} generates nothing to draw; fedssl does.')
   return jobs
+
+
+def with_runs(names: Sequence[Sequence[str]]) -> list[str]:
+  """Returns the folders of `wanted` that hold a run, which goes on."""
+  return [folder for _, folder, *_ in names
+          if (pathlib.Path(folder) / workdir_lib.CONFIG).exists()]
 
 
 def _note(text: str) -> None:

@@ -103,8 +103,8 @@ import sys
 from fedjax_ssl import cli
 from fedjax_ssl.running import job
 old_build = job.build
-def build(*args):
-  return old_build(*args)._replace(new=frozenset({NEW!r}))
+def build(*args, **more):
+  return old_build(*args, **more)._replace(new=frozenset({NEW!r}))
 def without(made):
   task = made.facts['task']
   facts = dict(made.facts)
@@ -113,7 +113,7 @@ def without(made):
   facts['choices'] = {{k: v for k, v in facts['choices'].items()
                       if k not in {NEW!r}}}
   return made._replace(facts=facts)
-job.build = lambda *args: without(build(*args))
+job.build = lambda *args, **more: without(build(*args, **more))
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -200,17 +200,44 @@ def test_no_more_rows_are_dealt_than_asked_for():
 
 
 @pytest.mark.parametrize('flag', [
-    '--max_rows=5', '--labels_per_class=3', '--labeled_fraction=0.3',
-    '--alpha=0.01', '--min_size=33', '--partition_seed=7',
-    '--validation_fraction=0.5'])
+    '--max_rows=5', '--labels_per_class=3', '--labeled_fraction=0.3'])
 def test_a_file_says_itself_which_rows_are_dealt(flag, tmp_path, refuse):
   line = refuse(flag, f'--partition_file={tmp_path / "p.npz"}')
   assert flag in line and '--partition_file' in line
 
 
-def test_no_rows_are_held_out_of_data_with_a_validation_part(refuse):
-  line = refuse('--split=600/200/200', '--validation_fraction=0.5')
-  assert '--validation_fraction=0.5: the data have a validation part' in line
+@pytest.mark.parametrize('change', [
+    {'alpha': .01}, {'min_size': 33}, {'partition_seed': 7},
+    {'validation_fraction': .5}])
+def test_what_a_file_of_rows_makes_idle_is_noted(change, tmp_path, capsys):
+  """It may stand in the flagfile of the run that the file is from."""
+  setting = settings.SETTINGS['digits_dirdir']
+  asked = config.resolve({**settings.defaults_of('digits_dirdir'),
+                          'partition_file': 'p.npz', **change})
+  runs.check_read(setting, asked)
+  runs.note_unread(setting, asked, toy())
+  (name, value), = change.items()
+  assert capsys.readouterr().err == (
+      f'Note: --{name}={value} does nothing: --partition_file says whose row '
+      'is whose.\n')
+  # A run that has begun was told so.
+  (tmp_path / 'config.json').touch()
+  runs.note_unread(setting, dataclasses.replace(asked, workdir=str(tmp_path)),
+                   toy())
+  assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize('fraction, says', [(.5, True), (0., False),
+                                            (.02, False)])
+def test_rows_are_held_out_once(fraction, says, capsys):
+  """None of data with a validation part; 0 and the default say nothing else."""
+  setting = settings.SETTINGS['cifar_dirdir']
+  held = toy()._replace(validation=toy().test)
+  asked = auto(validation_fraction=fraction)
+  runs.note_unread(setting, asked, held)
+  assert ('the data have a validation part' in capsys.readouterr().err) == says
+  runs.note_unread(setting, asked, toy())
+  assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize('change, name', [

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pathlib
 
 import pytest
 
@@ -181,6 +182,9 @@ def test_a_run_alone_has_its_bounds_beside_it(tmp_path):
   done = _call(*runs)
   assert f'left out: {said}' in done.stderr and 'fedavg' not in done.stdout
   assert '15.00 ± 7.07' in _call(runs[0]).stdout
+  (pathlib.Path(bound) / 'metrics.jsonl').write_text('{"round": 1, "acc')
+  done = _call(runs[0])
+  assert '55.00' in done.stdout and f'left out: {bound}' in done.stderr
 
 
 def test_without_out_the_table_is_printed_only(tmp_path):

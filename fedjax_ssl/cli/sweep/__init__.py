@@ -101,7 +101,9 @@ def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
       state = 'to do'
     counts[state] = counts.get(state, 0) + 1
     rounds = '-' if now is None else f'{now[0]}/{now[1]}'
-    lines.append(f'{state:8} {rounds:>11}  {cell.name}')
+    file = cells_lib.other_code(out, cell)
+    lines.append(f'{state:8} {rounds:>11}  {cell.name}'
+                 + (f' (with an earlier {file})' if file else ''))
     if state == 'failed':
       lines.append(f'    {slots.reason(int(stored.get("exit", 1)))}, '
                    f'{cells_lib.log(out, cell)}')

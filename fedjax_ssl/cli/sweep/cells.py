@@ -192,32 +192,32 @@ def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:
 
 
 def is_done(out: pathlib.Path, cell: grid.Cell) -> bool:
-  """Whether a cell with the same flags succeeded and its results are there.
-
-  It is not if a file of the user's own has changed since: the run is then
-  started again, and refuses to mix them.
-  """
+  """Whether a cell with the same flags succeeded and its results are there."""
   stored = record(out, cell)
   return (stored.get('state') == 'done'
           and stored.get('fingerprint') == fingerprint(cell)
-          and is_complete(folder(out, cell))
-          and not _has_other_code(folder(out, cell)))
+          and is_complete(folder(out, cell)))
 
 
-def _has_other_code(path: pathlib.Path) -> bool:
-  """Whether a file that a run imported has changed; not if it is gone."""
+def other_code(out: pathlib.Path, cell: grid.Cell) -> str:
+  """Names a file of the user's own that has changed since a cell was run.
+
+  Returns:
+    '' if there is none; a file that is gone is none.
+  """
+  path = folder(out, cell)
   flags, facts = _config(path, 'flags'), _config(path, 'facts')
   code = facts.get('code')
   if not isinstance(code, dict):
-    return False
+    return ''
   texts = [str(flags.get(name) or '') for name in imports.TEXTS]
   for place in imports.places(texts, flags.get('imports') or ()):
     # As it is now: a bench may have imported it before it changed.
     with contextlib.suppress(OSError):
       now = hashlib.sha256(pathlib.Path(place).read_bytes()).hexdigest()
       if code.get(os.path.basename(place), now) != now:
-        return True
-  return False
+        return os.path.basename(place)
+  return ''
 
 
 def progress(path: pathlib.Path) -> tuple[int, int] | None:

@@ -129,6 +129,9 @@ class Sweep:
     if cells_lib.is_done(self._out, cell):
       os.close(handle)
       self._before += 1
+      if file := cells_lib.other_code(self._out, cell):
+        self._say(f'{cell.name} was run with an earlier {file}; remove '
+                  f'{cells_lib.folder(self._out, cell)} to run it again')
       return None
     other = cells_lib.other_flags(self._out, cell)
     if other and not self._attempts[cell.name]:

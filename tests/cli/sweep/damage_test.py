@@ -77,7 +77,7 @@ def test_what_a_run_began_with_is_what_is_done(tmp_path):
   assert 'to do 1 of 1' in state
 
 
-def test_a_run_of_other_code_is_not_done(done):
+def test_a_run_of_other_code_is_done_and_named(done):
   """But for a file that is gone, as on another machine."""
   mine = done / 'mine.py'
   mine.write_text('first')
@@ -87,11 +87,14 @@ def test_a_run_of_other_code_is_not_done(done):
     (done / 'one' / 'config.json').write_text(json.dumps({
         'flags': {'num_rounds': 2, 'seeds': [0], **flags},
         'facts': {'code': code}}))
-    assert cells.is_done(done, CELL)
+    assert not cells.other_code(done, CELL)
     mine.write_text('second')
-    assert not cells.is_done(done, CELL)
-    mine.unlink()
+    assert cells.other_code(done, CELL) == 'mine.py'
     assert cells.is_done(done, CELL)
+    assert 'done             2/2  one (with an earlier mine.py)' in (
+        sweep.status(done, [CELL]))
+    mine.unlink()
+    assert not cells.other_code(done, CELL)
 
 
 def test_the_commands_may_be_cut_off(tmp_path):
