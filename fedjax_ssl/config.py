@@ -333,9 +333,9 @@ OPTIONS: dict[str, Option] = {
         **field.metadata)
     for field in dataclasses.fields(Config)}
 # May differ when a run is continued.
-FREE = tuple(name for name, option in OPTIONS.items() if option.may_change)
+MAY_CHANGE = tuple(n for n, one in OPTIONS.items() if one.may_change)
 # May differ between the processes of a run.
-OWN = tuple(name for name, option in OPTIONS.items() if option.per_process)
+PER_PROCESS = tuple(n for n, one in OPTIONS.items() if one.per_process)
 # Bounds of the fields of `TaskSpec` that come from the data and are no options.
 # Rows are counted in 32 bits.
 _OF_DATA = {'num_classes': _whole(2, 2**20), 'unlabeled_capacity': _whole(0)}

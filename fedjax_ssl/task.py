@@ -128,15 +128,15 @@ def notes(spec: TaskSpec) -> list[str]:
 
   It looks only at knobs that are given, not at defaults; see `core.knobs`.
   """
-  return [line for name, registry in REGISTRIES.items()
+  return [line for name, known in REGISTRIES.items()
           if (text := getattr(spec, name)) is not None
-          for line in knobs.notes(text, registry)]
+          for line in knobs.notes(text, known)]
 
 
 def resolved(spec: TaskSpec) -> dict[str, dict[str, Any]]:
   """Returns what a spec's texts stand for: by field, the text and all knobs."""
   return {name: {'text': text, 'knobs': choices.resolved(
-      text, registry, _NESTED)} for name, registry in REGISTRIES.items()
+      text, known, _NESTED)} for name, known in REGISTRIES.items()
           if (text := getattr(spec, name)) is not None}
 
 
@@ -410,7 +410,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
 
 def _described(where: str | os.PathLike[str], facts: Mapping[str, Any]
                ) -> tuple[TaskSpec, Federation]:
-  """The spec of a stored run, and a federation of its shapes."""
+  """Returns the spec of a stored run, and a federation of its shapes."""
   try:
     saved = facts['task']
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
@@ -465,7 +465,7 @@ def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
 
 
 def _named(record: PyTree) -> list[tuple[str, Any]]:
-  """The leaves of a server's record, with names."""
+  """Returns the leaves of a server's record, with names."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(record)
   return [(jax.tree_util.keystr(path, simple=True, separator='.')
            or 'server', leaf) for path, leaf in leaves]

@@ -101,16 +101,14 @@ def make_programs(spec: fssl.TaskSpec, labeled: int, unlabeled: int
                         joint=joint)
 
   def ours_with_views(carry, pair, key):
-    weak, labeled, strong = network.views(task, pair, key)
-    assert labeled is not None
-    return ours(carry, feddure.Views(labeled, weak, strong))
+    return ours(carry, network.views(task, pair, key))
 
   learner = local_training.start(model, optimizer)
   carry = feddure.start(model, model.params, regulation.init_fine(
       key, task.num_classes), rules)
   return {
       'FedAvg': (fedavg, (learner, rows)),
-      'FedDure': (ours, (carry, feddure.Views(known, unknown, unknown))),
+      'FedDure': (ours, (carry, feddure.Views(unknown, known, unknown))),
       'FedAvg with views': (fedavg_with_views, (learner, rows, key)),
       'FedDure with views': (
           ours_with_views, (carry, Pair(known, unknown, progress), key))}

@@ -20,7 +20,6 @@ Scalar = Array | float
 Axis = str | tuple[str, ...] | None  # An axis of a mesh; None is one device.
 
 
-
 def jit(*static: str, **ranges: arguments.Range
         ) -> Callable[[Function], Function]:
   """Makes `jax.jit` keep a signature for editors and type checkers.
@@ -133,7 +132,8 @@ def row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
 def row_lengths(stacked: Any, num_rows: int) -> jax.Array:
   """Computes float[K], the norm of each row over all leaves, however large."""
   wide = jax.tree.map(widened, stacked)
-  # In units of the largest entry: squares of entries above 1e19 overflow.
+  # In units of the sum of the leaves' largest entries: squares of entries
+  # above 1e19 overflow.
   top = sum((jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0)
              for x in jax.tree.leaves(wide)), jnp.zeros(num_rows))
   unit = jnp.where((top > 0) & jnp.isfinite(top), top, 1)

@@ -328,10 +328,11 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
 
 def linear(finish: Function, *, each: Callable[[Any], Any] | None = None
            ) -> Function:
-  """Marks a rule that needs the weighted mean of the messages, not each one.
+  """Marks a rule for which the weighted mean of the messages is enough.
 
-  A client pass then adds up the messages as they come, and need not hold all of
-  them at once.
+  "Linear" is what it reads of the messages; what it does with their mean may be
+  anything. The mark is set on `finish` itself. A client pass then adds up the
+  messages as they come, and need not hold all of them at once.
 
   Args:
     finish: (server, mean_message, cohort, context, key) -> (server, metrics).

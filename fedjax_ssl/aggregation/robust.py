@@ -1,4 +1,4 @@
-r"""Rules that bound what a minority of broken or hostile clients can do.
+"""Rules that bound what a minority of broken or hostile clients can do.
 
 A weight is a number of votes: a row of weight 2 acts as two equal rows of
 weight 1, and a row of weight 0 is absent. Only Krum's scores are the same
@@ -34,7 +34,7 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 _ROUNDING = 1e-6
 
 
-def _started(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
+def _checked_rows(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
   """Rows in float32, zeros where they are absent, and the weights."""
   weights = jnp.asarray(weights, jnp.float32)
   check_rows(stacked, weights, 'weights')
@@ -45,8 +45,8 @@ def _started(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
   return wide, weights
 
 
-def _ended(result: Any, stacked: Tree) -> Tree:
-  """The result in the dtypes of the leaves."""
+def _in_dtypes_of(result: Any, stacked: Tree) -> Tree:
+  """Returns the result in the dtypes of the leaves."""
   narrow: Tree = jax.tree.map(
       lambda y, x: narrowed(y, x.dtype), result, stacked)
   return narrow
@@ -61,8 +61,8 @@ def _sorted(x: jax.Array, weights: jax.Array
           jnp.cumsum(weight, axis=0))
 
 
-def _middle(x: jax.Array, weights: jax.Array) -> jax.Array:
-  """The weighted median of a leaf."""
+def _weighted_median(x: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns the weighted median of a leaf."""
   value, _, upto = _sorted(x, weights)
   total = weights.sum()
   margin = _ROUNDING * total
@@ -92,8 +92,9 @@ def median(stacked: Tree, weights: Array) -> Tree:
     Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
     https://arxiv.org/abs/1803.01498.
   """
-  wide, weights = _started(stacked, weights)
-  return _ended(jax.tree.map(lambda x: _middle(x, weights), wide), stacked)
+  wide, weights = _checked_rows(stacked, weights)
+  return _in_dtypes_of(
+      jax.tree.map(lambda x: _weighted_median(x, weights), wide), stacked)
 
 
 @jit('trim', weights=arguments.NOT_NEGATIVE)
@@ -121,7 +122,7 @@ def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
   """
   if not 0 <= trim < 0.5:
     raise ValueError(f'trim must be in [0, 0.5), not {trim}.')
-  wide, weights = _started(stacked, weights)
+  wide, weights = _checked_rows(stacked, weights)
   total = weights.sum()
 
   def one(x: jax.Array) -> jax.Array:
@@ -133,7 +134,7 @@ def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
     kept = left.sum(0)
     return jnp.sum(left / jnp.where(kept > 0, kept, 1) * value, axis=0)
 
-  return _ended(jax.tree.map(one, wide), stacked)
+  return _in_dtypes_of(jax.tree.map(one, wide), stacked)
 
 
 def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
@@ -156,7 +157,7 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
   """Mean of the rows with the best scores, one or all that may be honest."""
   if not 0 <= share < 0.5:
     raise ValueError(f'share must be in [0, 0.5), not {share}.')
-  wide, weights = _started(stacked, weights)
+  wide, weights = _checked_rows(stacked, weights)
   present = weights > 0
   number = present.sum()
   hostile = jnp.ceil(share * number - 1e-3).astype(jnp.int32)
@@ -164,7 +165,7 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
   last = jnp.maximum(number - hostile, 1) - 1 if several else 0
   # Equal scores are taken together: the order of the rows decides nothing.
   chosen = present & (scores <= jnp.sort(scores)[last])
-  return _ended(combined(wide, shares_of(jnp.where(chosen, weights, 0))),
+  return _in_dtypes_of(combined(wide, shares_of(jnp.where(chosen, weights, 0))),
                 stacked)
 
 
@@ -252,7 +253,7 @@ def geometric_median(stacked: Tree, weights: Array, *,
   """
   if steps < 1:
     raise ValueError(f'steps is {steps}; allowed is 1 or more.')
-  wide, weights = _started(stacked, weights)
+  wide, weights = _checked_rows(stacked, weights)
 
   def nearer(_: Any, point: Any) -> Any:
     gaps = jax.tree.map(lambda x, y: x - y, wide, point)
@@ -262,8 +263,8 @@ def geometric_median(stacked: Tree, weights: Array, *,
     nearest = jnp.min(away, initial=_LARGEST)
     return combined(wide, shares_of(weights * (nearest / away)))
 
-  start = jax.tree.map(lambda x: _middle(x, weights), wide)
-  return _ended(jax.lax.fori_loop(0, steps, nearer, start), stacked)
+  start = jax.tree.map(lambda x: _weighted_median(x, weights), wide)
+  return _in_dtypes_of(jax.lax.fori_loop(0, steps, nearer, start), stacked)
 
 
 @jit(weights=arguments.NOT_NEGATIVE, max_norm=arguments.POSITIVE)
@@ -289,9 +290,9 @@ def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
     Sun et al., Can You Really Backdoor Federated Learning?,
     https://arxiv.org/abs/1911.07963.
   """
-  wide, weights = _started(stacked, weights)
+  wide, weights = _checked_rows(stacked, weights)
   length = row_lengths(wide, weights.shape[0])
   factor = jnp.where(length > max_norm,
                      max_norm / jnp.where(length > 0, length, 1), 1)
   shorter = jax.tree.map(lambda x: x * column(factor, x), wide)
-  return _ended(combined(shorter, shares_of(weights)), stacked)
+  return _in_dtypes_of(combined(shorter, shares_of(weights)), stacked)

@@ -85,7 +85,7 @@ def _flags(flags: Mapping[str, Any]) -> list[str]:
 
 
 def _skew(bed: plan.Bed, name: str) -> str:
-  """What the runs of a skew have besides the flags of the bed."""
+  """Returns what the runs of a skew have besides the flags of the bed."""
   flags = {**bed.skews[name]}
   words = ['fedjax-ssl train', flags.pop('setting', bed.setting)]
   return f'{name}: `{" ".join([*words, *_flags(flags)])}`'

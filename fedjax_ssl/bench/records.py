@@ -355,5 +355,5 @@ def _finite(values: np.ndarray) -> list[float | None]:
 
 
 def _number(value: float | None) -> float | None:
-  """The number as JSON can hold it: None for what is not finite."""
+  """Returns the number as JSON can hold it: None for what is not finite."""
   return None if value is None or not np.isfinite(value) else float(value)

@@ -239,7 +239,7 @@ class _Bench:
         None)
 
   def _is_finished(self, entry: plan.Entry) -> bool:
-    """Whether all runs of a row are done in the folder."""
+    """Returns whether all runs of a row are done in the folder."""
     tried = self._tried(entry)
     return len(tried) == len(self._tries(entry)) and all(
         map(self._done, self._finals(entry, standing.choose(tried))))

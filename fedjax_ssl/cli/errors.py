@@ -143,6 +143,6 @@ def _did_you_mean(names: Sequence[str]) -> str:
 
 
 def _is_typo(name: str) -> bool:
-  """Whether the name is probably a misspelt flag rather than a knob."""
+  """Returns whether the name is probably a misspelt flag rather than a knob."""
   return any(sorted(name) == sorted(flag) or difflib.SequenceMatcher(
       None, name, flag).ratio() > 0.84 for flag in config.OPTIONS)

@@ -301,7 +301,7 @@ def run(chosen: Plan, budget: float, began: float) -> int:
 
 def _would_fail(chosen: Plan, state: str, failed: cells.Cell,
                 other: cells.Cell) -> bool:
-  """Whether a cell would fail for the same reason as one that did."""
+  """Returns whether a cell would fail for the same reason as one that did."""
   return other.name == failed.name or state == 'no data' and (
       chosen.dataset(other) == chosen.dataset(failed))
 

@@ -61,7 +61,7 @@ def resolved(text: str, registry: Registry,
 
 
 def _plain(value: Any, annotation: Any = '') -> Any:
-  """The value as JSON gives it back; an int for a float knob as a float."""
+  """Returns the value as JSON gives it back; float knobs as floats."""
   words = re.findall(r'\w+', str(annotation))
   if 'float' in words and 'int' not in words and type(value) is int:
     value = float(value)
@@ -112,7 +112,7 @@ def renewed(text: str, was: Mapping[str, Any], registry: Registry,
 
 
 def _below(knob: str, values: Mapping[str, Any]) -> dict[str, Any]:
-  """The entries of a nested text, by its own knobs."""
+  """Returns the entries of a nested text, by its own knobs."""
   start = f'{knob}.'
   return {k.removeprefix(start): v for k, v in values.items()
           if k.startswith(start)}

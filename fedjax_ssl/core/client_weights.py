@@ -19,9 +19,9 @@ WEIGHTINGS = ('examples', 'uniform')
 
 def rows_held(shard: Shard, streams: str) -> jax.Array:
   """Counts a client's rows in the streams that its loss uses, int32[]."""
-  labeled = jnp.where(streams == 'unlabeled', 0, shard.num_labeled)
-  unlabeled = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
-  return labeled + unlabeled
+  labeled = 0 if streams == 'unlabeled' else shard.num_labeled
+  unlabeled = 0 if streams == 'labeled' else shard.num_unlabeled
+  return jnp.asarray(labeled + unlabeled)
 
 
 def client_weight(shard: Shard, streams: str, *, weighting: str,

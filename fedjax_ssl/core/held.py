@@ -64,7 +64,7 @@ def places(federation: Federation, ids: jax.Array) -> jax.Array:
 
 
 def told(memory: PyTree, cohort: Cohort, federation: Federation) -> Metrics:
-  """What a pass says of its cohort to `readers`; nothing to all others."""
+  """Returns what a pass tells `readers` of its cohort; nothing to others."""
   asked = federation.held
   if not isinstance(asked, _Asked) or not jax.tree.leaves(memory):
     return {}
@@ -124,11 +124,11 @@ def readers(method: Method, state: State, federation: Federation,
 
 
 def take(memory: PyTree, federation: Federation, ids: jax.Array) -> PyTree:
-  """The rows of clients, bit by bit."""
+  """Returns the rows of clients, bit by bit."""
   return tree.take_bits(memory, places(federation, ids))
 
 
 def put(memory: PyTree, federation: Federation, ids: jax.Array,
         values: PyTree) -> PyTree:
-  """The memory with the rows of some clients replaced."""
+  """Returns the memory with the rows of some clients replaced."""
   return tree.put(memory, places(federation, ids), values)

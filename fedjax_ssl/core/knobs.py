@@ -328,7 +328,7 @@ def names(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _is_number(parameter: inspect.Parameter) -> bool:
-  """Whether a knob is a number; elsewhere one of its name may be a word."""
+  """Returns whether a knob is a number; another's of its name may be a word."""
   words = re.findall(r'\w+', str(parameter.annotation))
   return bool({'int', 'float'} & set(words))
 
@@ -350,7 +350,7 @@ def _check(function: Callable[..., Any], bounds: Mapping[str, Bound | Word],
 
 def _idle(function: Callable[..., Any], bound: Bound | Word,
           given: Mapping[str, Any]) -> str:
-  """The setting with which a knob does nothing; '' if it acts."""
+  """Returns the setting with which a knob does nothing; '' if it acts."""
   needs = bound.needs
   other = None if needs is None else names(function).get(needs.knob)
   if needs is None or other is None:
@@ -385,7 +385,7 @@ def fault(value: Any, bound: Bound) -> str:
 
 
 def _words(bound: Bound) -> str:
-  """What a bound allows, in words."""
+  """Returns what a bound allows, in words."""
   least, most = bound.least, bound.most
   if bound.whole and most in (2**31 - 1, 2**32 - 1):
     return (f'a whole number of at least {least:g} and below '

@@ -154,7 +154,7 @@ def _inputs(eqns: Iterable[Any]) -> set[Any]:
 
 def _split(eqns: Sequence[Any], wanted: Iterable[Any]
            ) -> tuple[list[Any], list[Any]]:
-  """The equations that `wanted` variables need, and the others."""
+  """Returns the equations that `wanted` variables need, and the others."""
   needed, before, after = set(_variables(wanted)), [], []
   for eqn in reversed(eqns):
     if needed.isdisjoint(eqn.outvars):

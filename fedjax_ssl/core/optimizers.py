@@ -26,11 +26,13 @@ def _needed(horizon: int | None) -> int:
 
 
 def _share(round_: jax.Array, horizon: int) -> jax.Array:
+  """Computes the share of the horizon that is over, float32[] in [0, 1]."""
   return jnp.clip(round_ / max(horizon, 1), 0, 1)
 
 
 @knobs.checked()
 def _cosine(horizon: int | None, *, final: float = 0.0) -> Schedule:
+  """Falls like half a cosine from 1 to `final` at the horizon."""
   span = _needed(horizon)
   def factor(round_: jax.Array) -> jax.Array:
     wave = 0.5 * (1 + jnp.cos(jnp.pi * _share(round_, span)))
@@ -46,18 +48,21 @@ def _fixmatch_cosine(horizon: int | None) -> Schedule:
 
 @knobs.checked()
 def _linear(horizon: int | None, *, final: float = 0.0) -> Schedule:
+  """Falls linearly from 1 to `final` at the horizon."""
   span = _needed(horizon)
   return lambda round_: 1 - (1 - final) * _share(round_, span)
 
 
 @knobs.checked(decay=knobs.Bound(0, 1, above=True))
 def _exponential(horizon: int | None, *, decay: float = 0.99) -> Schedule:
+  """Multiplies the rate by `decay` after every round."""
   del horizon
   return lambda round_: jnp.float32(decay) ** round_
 
 
 @knobs.checked()
 def _warmup_cosine(horizon: int | None, *, rounds: int = 5) -> Schedule:
+  """Rises linearly to 1 in `rounds` rounds, then falls like half a cosine."""
   span = _needed(horizon)
   def factor(round_: jax.Array) -> jax.Array:
     rising = (round_ + 1) / rounds

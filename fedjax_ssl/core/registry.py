@@ -221,19 +221,19 @@ def import_place(place: str) -> None:
 
 
 def _module(builder: Any) -> str:
-  """The name of a builder's module; of a setting, that of its `deal`."""
+  """Returns the name of a builder's module; a setting's is its `deal`'s."""
   return getattr(getattr(builder, 'deal', builder), '__module__', '')
 
 
 def _is_version(old: Any, path: str) -> bool:
-  """Whether a builder is from another file with the same file name."""
+  """Returns whether a builder is from another file with the same file name."""
   other = imports.path_of(_module(old))
   return other != path and bool(other) and (
       os.path.basename(other) == os.path.basename(path))
 
 
 def _is_again(old: Any, new: Any) -> bool:
-  """Whether `new` may replace `old`, of a notebook or a file that failed."""
+  """Returns if `new` may replace `old`, of a notebook or a failed file."""
   old, new = (getattr(x, 'deal', x) for x in (old, new))  # Of a setting.
   return imports.has_failed(_module(old)) or (
       _module(old) == _module(new) == '__main__') and (
@@ -241,7 +241,7 @@ def _is_again(old: Any, new: Any) -> bool:
 
 
 def place(builder: Any) -> str:
-  """FILE:LINE of a builder, or whatever is known of it."""
+  """Returns FILE:LINE of a builder, or whatever is known of it."""
   builder = getattr(builder, 'deal', builder)
   inner = inspect.unwrap(builder) if callable(builder) else builder
   code = getattr(inner, '__code__', None)
@@ -335,7 +335,7 @@ _UNDER: dict[type, tuple[str, ...]] = {
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-  """Whether a literal fits an annotation; without one everything does."""
+  """Returns whether a literal fits an annotation; without one all do."""
   if annotation is inspect.Parameter.empty:
     return True
   text = annotation if isinstance(annotation, str) else str(annotation)
@@ -428,7 +428,7 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...],
 
 
 def _has_place(parameter: inspect.Parameter) -> bool:
-  """Whether it would be a knob if it were keyword-only."""
+  """Returns whether it would be a knob if it were keyword-only."""
   return (parameter.kind is parameter.POSITIONAL_OR_KEYWORD
           and parameter.default is not parameter.empty)
 

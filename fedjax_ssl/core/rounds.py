@@ -22,7 +22,7 @@ from fedjax_ssl.core.types import (
   Federation,
   MEASURABLE,
   Metrics,
-  OWN,
+  PASS_METRICS,
   PyTree,
   Ratio,
   Shard,
@@ -78,7 +78,7 @@ def whole_record(server: PyTree, client_id: jax.Array, group: jax.Array
 def chain(*passes: Pass) -> Pass:
   """Runs passes one after another.
 
-  A metric that several passes report is added up if it is one of `types.OWN`,
+  A metric that several passes report is added up if it is in `PASS_METRICS`,
   or a Ratio, which then is the mean over all. Otherwise the last pass's value
   is kept.
   """
@@ -87,7 +87,7 @@ def chain(*passes: Pass) -> Pass:
     for i, one in enumerate(passes):
       state, new = one(state, federation, round_, jax.random.fold_in(key, i))
       for name, value in new.items():
-        adds = isinstance(value, Ratio) or name in OWN
+        adds = isinstance(value, Ratio) or name in PASS_METRICS
         metrics[name] = (tree.add(metrics[name], value)
                          if adds and name in metrics else value)
     return state, metrics
@@ -183,7 +183,7 @@ class _ClientPass(NamedTuple):
             or getattr(self.aggregate, 'is_linear', False))
 
   def part_of(self, message: PyTree) -> PyTree:
-    """What a linear rule gets of every client beside the mean, if anything."""
+    """Returns what a linear rule gets of each client beside the mean."""
     each = getattr(self.aggregate, 'of_each', None)
     return () if each is None else each(message)
 
@@ -204,7 +204,7 @@ def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
 
 
 def _if_active(shard: Shard, active: jax.Array) -> Shard:
-  """The rows of those that take part, and none of the others."""
+  """Returns the rows of those that take part, and none of the others."""
   return shard._replace(
       num_labeled=jnp.where(active, shard.num_labeled, 0),
       num_unlabeled=jnp.where(active, shard.num_unlabeled, 0))
@@ -265,7 +265,7 @@ def _models_sent(task: Task, results: _Result, active: jax.Array) -> Ratio:
 def _summary(results: _Result, plan: client_map.Plan) -> Metrics:
   """One group's metrics: means over the clients that took part."""
   metrics = dict(results.metrics)
-  if taken := sorted(set(metrics) & set(OWN)):
+  if taken := sorted(set(metrics) & set(PASS_METRICS)):
     raise ValueError(f'Metrics named {", ".join(taken)} are the pass\'s own.')
   out: Metrics = {
       'bytes_up': results.bytes_up.sum(),
@@ -456,7 +456,7 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
 def _over_groups(metrics: dict[str, Any]) -> Metrics:
   """Sums metrics that add up; averages those of a rule over the groups."""
   def one(name, value):
-    adds = isinstance(value, Ratio) or name in OWN
+    adds = isinstance(value, Ratio) or name in PASS_METRICS
     return jax.tree.map(lambda x: x.sum(0) if adds else x.mean(0), value)
   return {name: one(name, value) for name, value in metrics.items()}
 

@@ -1,6 +1,7 @@
 """Algebra of pytrees, and of pytrees stacked over clients."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -93,16 +94,19 @@ def repeat(a: PyTree, size: int) -> PyTree:
 
 def all_finite(a: PyTree) -> jax.Array:
   """Returns bool[]: whether no floating leaf holds NaN or an infinity."""
-  checks = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(a)
-            if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-  return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
+  return _all(jnp.isfinite, a)
 
 
 def within(a: PyTree, bound: Number) -> jax.Array:
   """Returns bool[]: whether all floating numbers are in [-bound, bound]."""
-  checks = [jnp.all(jnp.abs(x) <= bound) for x in jax.tree.leaves(a)
-            if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-  return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
+  return _all(lambda x: jnp.abs(x) <= bound, a)
+
+
+def _all(check: Callable[[Array], jax.Array], a: PyTree) -> jax.Array:
+  """Returns bool[]: whether a check holds for all floating numbers."""
+  held = [jnp.all(check(x)) for x in jax.tree.leaves(a)
+          if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+  return jnp.all(jnp.stack(held)) if held else jnp.bool_(True)
 
 
 def lost(old: PyTree, new: PyTree) -> jax.Array:

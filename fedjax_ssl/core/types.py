@@ -24,7 +24,7 @@ Metrics = dict[str, Any]  # float32[] or Ratio each.
 # Metrics that add up over rounds; all others are averaged over rounds.
 SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 # Metrics that every client pass makes itself.
-OWN = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
+PASS_METRICS = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
 # Work of a client in a round, in examples: sums over its steps.
 COUNTED = ('forward_passes', 'backward_passes')
 # What several loops of one client add up.
@@ -43,8 +43,10 @@ class Ratio(NamedTuple):
 class Examples(NamedTuple):
   """A data set: one row an example."""
 
-  inputs: Array  # uint8[D, H, W, C] images, or int32[D, ...] token ids.
-  labels: Array  # int32[D] classes in [0, C).
+  # uint8[D, H, W, C] images, int32[D, T] token ids or float[D, T, E] vectors of
+  # the words of texts.
+  inputs: Array
+  labels: Array  # int32[D] classes in [0, C); in `train` -1 for one unknown.
 
   def __repr__(self) -> str:
     return f'Examples({shown.examples(self)})'
@@ -299,9 +301,9 @@ class Task:
   Attributes:
     model: the network.
     num_classes: C.
-    preprocess: (inputs uint8 [B, ...]) -> float32 [B, ...] for the model.
+    preprocess: (inputs [B, ...] as in Examples) -> [B, ...] for the model.
     optimizer: (round int32[]) -> optax.GradientTransformation for a client.
-    weak: (key, inputs uint8 [B, ...]) -> inputs, same shape and dtype.
+    weak: (key, inputs [B, ...]) -> inputs, same shape and dtype.
     strong: the same, stronger; applied to the raw inputs.
     labeled_view: view of the labeled rows; None is `weak`.
     labeled_batch: rows of a labeled batch.
@@ -310,7 +312,8 @@ class Task:
     unlabeled_capacity: widest unlabeled batch when `unlabeled_batch` is 0.
     local_epochs: passes over a client's own rows in a round.
     local_steps: if positive, this many steps in a round instead of epochs.
-    cohort_size: clients in a round.
+    cohort_size: clients of a group; a round has one group, unless the method
+      draws several.
     labels_at: 'clients' or 'server'.
     schedule_rounds: rounds that schedules and ramps span, however many are
       run; None is the number that `train` is asked for, see `spanning`.

@@ -240,7 +240,7 @@ def _check_tables(federation: Federation) -> None:
 
 
 def _real_rows(name: str, table: Array, sizes: Array) -> np.ndarray:
-  """The entries of a table of rows that count, flat."""
+  """Returns the entries of a table of rows that count, flat."""
   table, sizes = np.asarray(table), np.asarray(sizes)
   if table.ndim < 1 or table.shape[:-1] != sizes.shape or (
       sizes > table.shape[-1]).any():

@@ -115,7 +115,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-  """The options by their long names, as plain values."""
+  """Returns the options by their long names, as plain values."""
   given: dict[str, Any] = {}
   known = [name for name in config.OPTIONS if name not in _OWN + _PROGRAMS]
   for word, value in options.items():
@@ -139,7 +139,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _setting(given: str | settings.Setting | None, stored: str,
              source: inputs.Source) -> settings.Setting:
-  """How rows are dealt."""
+  """Returns how rows are dealt."""
   if given is None:
     given = (stored if stored in settings.SETTINGS else
              _SETTINGS.get(source.name, SETTING))
@@ -152,7 +152,7 @@ def _setting(given: str | settings.Setting | None, stored: str,
 
 
 def _text(field: str, given: Any) -> str:
-  """The text of a method or rule; a function is registered under its name."""
+  """Returns the text of a method or rule; registers one that is a function."""
   if isinstance(given, str):
     return given
   known, kind, example, form = _FUNCTIONS[field]
@@ -180,7 +180,7 @@ def _text(field: str, given: Any) -> str:
 def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
               setting: settings.Setting, source: inputs.Source, *, saves: bool
               ) -> config.Config:
-  """The options: as given, else as stored, else by the setting's defaults."""
+  """Returns the options: given, else stored, else the setting's defaults."""
   values: dict[str, Any] = {'bounds': False, 'seeds': None, 'seed': 0}
   if not saves:
     values['checkpoint_every'] = 0
@@ -200,7 +200,7 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
 def _jobs(told: config.Config, given: Collection[str],
           setting: settings.Setting, source: inputs.Source
           ) -> list[job_lib.Job]:
-  """The jobs of the run and its bounds; their folders are not touched."""
+  """Builds the jobs of the run and its bounds; no folder is touched."""
   devices.join(told)
   environment.keep_programs()
   told = dataclasses.replace(

@@ -3,8 +3,8 @@
 FixMatch's loss is `fixmatch`, in `semi_supervised`.
 
 Every loss is `(student, target, mask, *, ...) -> (loss, metrics)`, over the
-real rows of a batch; see `supervised`. These modules import JAX and nothing
-else, so that they can be used in other code.
+real rows of a batch; see `supervised`. These modules need JAX, NumPy
+and `fedjax_ssl.arguments` alone, so that they can be used in other code.
 """
 from fedjax_ssl.losses import adversarial
 from fedjax_ssl.losses.distances import l1_norm, proximal, squared_distance

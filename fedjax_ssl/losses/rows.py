@@ -195,7 +195,7 @@ def check_shape(name: str, value: Any, allowed: tuple[int | str, ...]) -> None:
 
 
 def _is_whole(value: Array) -> bool:
-  """Whether the array holds whole numbers."""
+  """Returns whether the array holds whole numbers."""
   return bool(jnp.issubdtype(value.dtype, jnp.integer))
 
 

@@ -69,6 +69,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
   alternate,
   assemble,
+  labeled_clients,
   labeling,
   mean_teacher,
   network,
@@ -203,12 +204,12 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  mean_teacher.check(task)
-  mean_teacher.check_passes(task, passes)
+  labeled_clients.check_labels_at(task)
+  labeled_clients.check_passes(task, passes)
   s = _Settings(base, max_threshold, rare, passes, interval, local_residual,
                 server_residual, unlabeled_rate, max_norm,
                 labeled_client_weight, keep_momentum,
-                mean_teacher.warmup_rounds(task, warmup))
+                labeled_clients.warmup_rounds(task, warmup))
 
   def pseudo_label(record: Server, memory: Any, inputs: Array):
     del memory
@@ -219,9 +220,9 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
   return assemble.assemble(
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s),
-      aggregate=_finish(s), sample=mean_teacher.cohorts(task, 1, warmup),
+      aggregate=_finish(s), sample=labeled_clients.cohorts(task, 1, warmup),
       broadcast=lambda server, client_id, group: server._replace(record=()),
-      work=lambda shard: mean_teacher.num_steps(task, shard, passes),
+      work=lambda shard: labeled_clients.num_steps(task, shard, passes),
       splits_key=False, pseudo_label=pseudo_label)
 
 
@@ -276,7 +277,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   kept = alternate.kept(dataclasses.replace(task, local_epochs=1), client,
                         labels, sure, keys[2])
   made = kept.batches._replace(
-      num_steps=mean_teacher.num_steps(
+      num_steps=labeled_clients.num_steps(
           task, client.shard, s.passes, kept.shard))
 
   def of_kept(model, teacher, batch, key):
@@ -291,8 +292,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   counts = (_labels_held(task, client.train, client.shard)
             + _histogram(task, labels, sure))
   weight = counts.sum() * jnp.where(
-      mean_teacher.has_labels(client.shard), s.labeled_client_weight, 1)
-  metrics.update(mean_teacher.processed(task, made, kept.shard))
+      labeled_clients.has_labels(client.shard), s.labeled_client_weight, 1)
+  metrics.update(labeled_clients.processed(task, made, kept.shard))
   metrics.update({name: metrics[name] + labeled[name] for name in WORK})
   metrics['mask_rate'] = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
       kept.shard.num_unlabeled, client.shard.num_unlabeled)))
@@ -318,7 +319,7 @@ def _trained(task: Task, s: _Settings, of_kept: LossFn, model: Variables,
   epoch = batching.num_steps(
       dataclasses.replace(task, local_epochs=1, local_steps=0), kept)
   after, metrics = local_training.train(
-      _connected(s, step, epoch, mean_teacher.has_labels(client.shard)),
+      _connected(s, step, epoch, labeled_clients.has_labels(client.shard)),
       _Learner(learner, model, jnp.int32(0)), made, key)
   return after.own, metrics
 

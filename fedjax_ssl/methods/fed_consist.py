@@ -18,7 +18,12 @@ from fedjax_ssl.core.types import (
   Update,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import assemble, mean_teacher, network
+from fedjax_ssl.methods.parts import (
+  assemble,
+  labeled_clients,
+  mean_teacher,
+  network,
+)
 
 
 @knobs.checked(labeled_client_weight=knobs.CLIENT_FACTOR)
@@ -48,7 +53,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  mean_teacher.check(task)
+  labeled_clients.check_labels_at(task)
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher
@@ -76,6 +81,6 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
 
   return assemble.assemble(
       task, client_update=client_update,
-      sample=mean_teacher.cohorts(task, 1, warmup),
+      sample=labeled_clients.cohorts(task, 1, warmup),
       work=lambda shard: batching.num_steps(task, shard), splits_key=False,
       pseudo_label=assemble.confident_labels(task, threshold))

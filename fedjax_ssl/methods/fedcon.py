@@ -249,17 +249,17 @@ def _backbone(task: Task, model: Variables) -> Variables:
 
 
 def _sent(task: Task, s: _Settings, model: Variables) -> Variables:
-  """The part of the server's model that travels."""
+  """Returns the part of the server's model that travels."""
   return model if s.at_clients else _backbone(task, model)
 
 
 def _mine(task: Task, s: _Settings, model: Variables) -> PyTree:
-  """The backbone's parameters in what a client has."""
+  """Returns the backbone's parameters in what a client has."""
   return (_backbone(task, model) if s.at_clients else model).params
 
 
 def _with_last(task: Task, backbone: PyTree, params: PyTree) -> PyTree:
-  """The backbone with the last layer of other parameters."""
+  """Returns the backbone with the last layer of other parameters."""
   place = last_layer.place(task.model)
   return last_layer.put(backbone, place, last_layer.at(params, place))
 
@@ -305,7 +305,7 @@ def _weight_of(task: Task, s: _Settings, round_: Array) -> jax.Array:
 
 
 def _of_labels(task: Task, s: _Settings, round_: Array) -> LossFn:
-  """The loss of labeled rows; it keeps the teacher's parameters, if any."""
+  """Makes the loss of labeled rows; it keeps a teacher's parameters."""
   weight = _weight_of(task, s, round_)
 
   def loss_fn(model, given, batch, key):
@@ -336,11 +336,10 @@ def _of_labels(task: Task, s: _Settings, round_: Array) -> LossFn:
 
 def _on_labels(task: Task, s: _Settings, ahead: int, record: Server,
                context: Context, key: jax.Array) -> tuple[Server, Metrics]:
-  """The server's epochs; the round counts from the training that opens."""
+  """Trains on labels; the round counts from the training that opens."""
   round_ = context.round + ahead
   model, metrics, teacher = averaging.train_locally(
-      task, averaging.with_server_rule(
-          task, _of_labels(task, s, round_), 'fedavg', 0.0),
+      task, averaging.keeping_stats(task, _of_labels(task, s, round_)),
       record.model, context.train, context.shard, context.round, key,
       'labeled', record.teacher)
   after = Server(model, teacher)
@@ -389,7 +388,7 @@ def _client_update(task: Task, s: _Settings, streams: str,
 
 def _lars(s: _Settings, rate: optax.ScalarOrSchedule
           ) -> optax.GradientTransformation:
-  """The authors' LARS, which leaves biases and norms as plain descent."""
+  """Makes the authors' LARS, which has plain descent for biases and norms."""
   def wide(params: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.ndim > 1, params)
   return optax.lars(
@@ -404,8 +403,7 @@ def _step(task: Task, s: _Settings, optimizer: optax.GradientTransformation,
 
   A kind of rows that the batch does not have moves nothing.
   """
-  of_labels = averaging.with_server_rule(
-      task, _of_labels(task, s, round_), 'fedavg', 0.0)
+  of_labels = averaging.keeping_stats(task, _of_labels(task, s, round_))
 
   def one(learner: Learner, batch: Pair, key: jax.Array) -> Any:
     keys = jax.random.split(key)
@@ -437,7 +435,7 @@ def _step(task: Task, s: _Settings, optimizer: optax.GradientTransformation,
 def _contrasted(task: Task, s: _Settings, learner: Learner, rows: Batch,
                 lars: optax.GradientTransformation, key: jax.Array
                 ) -> tuple[Learner, jax.Array]:
-  """The learner after a step of BYOL, and its loss."""
+  """Returns the learner after a step of BYOL, and its loss."""
   model, memory = learner.model, learner.memory
   keys = jax.random.split(key)
   views = [network.weakly(task, rows, k) for k in keys]
@@ -465,8 +463,8 @@ def _contrasted(task: Task, s: _Settings, learner: Learner, rows: Batch,
       lars, gradient, learner.opt_state[1], trained)
   params = (_with_last(task, backbone, model.params) if s.at_clients
             else backbone)
-  stats = model.stats if task.model.norm == 'static' else stats
   target = aggregation.ema(memory.target, backbone, s.target_decay)
   return Learner(
-      Variables(params, stats), (learner.opt_state[0], state),
+      Variables(params, network.next_stats(task, model.stats, stats)),
+      (learner.opt_state[0], state),
       Memory(Variables(of_top, top), target, memory.has_one)), loss

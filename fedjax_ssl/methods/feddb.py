@@ -237,7 +237,7 @@ def _loss_fn(task: Task, own: _Settings, num_kept: Number) -> LossFn:
   """Makes the loss on labels and kept rows; it moves s if that is sent."""
   def loss_fn(model, shares, batch, key):
     rows, keys = batch.unlabeled, jax.random.split(key, 3)
-    (told, strong), stats = network.forward(
+    (labeled, strong), stats = network.forward(
         task, model, network.labeled_view(task, batch.labeled, keys[0]),
         network.strongly(task, rows, keys[1]), key=keys[0])
     if own.sends_shares:
@@ -249,7 +249,7 @@ def _loss_fn(task: Task, own: _Settings, num_kept: Number) -> LossFn:
           decay=0.5 ** (rows.mask.sum() / jnp.maximum(num_kept, 1)))
     loss, _ = losses.cross_entropy(strong, rows.labels, rows.mask)
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(told, batch.labeled),
+        batch, loss, objective.labeled(labeled, batch.labeled),
         weight=own.unlabeled_weight, labelings=int(own.sends_shares))
     return loss, Aux(stats, metrics, shares)
   return loss_fn

@@ -66,7 +66,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
   assemble,
   averaging,
-  mean_teacher,
+  labeled_clients,
   network,
   objective,
 )
@@ -219,9 +219,9 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
   chosen = checks.profile(_PROFILES, profile, agree=agree, counted=counted)
   checks.check('counted', chosen['counted'], COUNTED)
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
-  mean_teacher.check(task)
+  labeled_clients.check_labels_at(task)
   s = _Settings(unlabeled_weight, lone_weight, tail_weight, tail_confidence,
-                top, decay, mean_teacher.warmup_rounds(task, warmup),
+                top, decay, labeled_clients.warmup_rounds(task, warmup),
                 **chosen)
 
   def init(key: jax.Array, federation: Federation) -> tuple[Server, PyTree]:
@@ -247,7 +247,7 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
   return assemble.assemble(
       task, init=init, aggregate=finish, pseudo_label=pseudo_label,
       client_update=functools.partial(_client_update, task, s, weighting),
-      sample=mean_teacher.cohorts(task, 1, warmup) if warmup else None,
+      sample=labeled_clients.cohorts(task, 1, warmup) if warmup else None,
       work=lambda shard: batching.num_steps(task, shard))
 
 
@@ -256,8 +256,8 @@ def _client_update(task: Task, s: _Settings, weighting: str, payload: Server,
   shard = client.shard._replace(num_unlabeled=jnp.where(
       client.round < s.warm, 0, client.shard.num_unlabeled))
   zeros = jnp.zeros(task.num_classes)
-  loss_fn = averaging.with_server_rule(
-      task, _loss_fn(task, s, payload.frequencies, shard), 'fedavg', 0.0)
+  loss_fn = averaging.keeping_stats(
+      task, _loss_fn(task, s, payload.frequencies, shard))
   model, metrics, learnt = averaging.train_locally(
       task, loss_fn, payload.model, client.train, shard, client.round, key,
       'both', Learnt(zeros, zeros))
@@ -273,7 +273,7 @@ def _loss_fn(task: Task, s: _Settings, frequencies: jax.Array, shard: Shard
              ) -> LossFn:
   """Makes the loss of a client that holds these rows; it keeps `Learnt`."""
   tail = tails(frequencies)
-  weight = jnp.where(mean_teacher.has_labels(shard), s.unlabeled_weight,
+  weight = jnp.where(labeled_clients.has_labels(shard), s.unlabeled_weight,
                      s.lone_weight)
 
   def loss_fn(model, given, batch, key):

@@ -30,7 +30,12 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import assemble, mean_teacher, network
+from fedjax_ssl.methods.parts import (
+  assemble,
+  labeled_clients,
+  mean_teacher,
+  network,
+)
 
 
 class Server(NamedTuple):
@@ -80,7 +85,7 @@ class _Settings(NamedTuple):
   rising: float  # Rounds over which the unlabeled loss gains weight.
 
   def inert(self, task: Task) -> bool:
-    """Whether no entropy can reach `max_entropy`; no mean is then computed."""
+    """Returns whether no entropy reaches `max_entropy`: no mean is needed."""
     return self.max_entropy >= math.log(task.num_classes)
 
 
@@ -162,9 +167,9 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
     ValueError: for an unknown profile, labels at the server, or a number out of
       range.
   """
-  mean_teacher.check(task)
+  labeled_clients.check_labels_at(task)
   chosen = checks.profile(_PROFILES, profile, scale=scale)
-  warm = mean_teacher.warmup_rounds(task, warmup)
+  warm = labeled_clients.warmup_rounds(task, warmup)
   rising = ramp * task.horizon(f'ramp={ramp}') if ramp else 0.0
   s = _Settings(
       relation_weight, consistency_weight, chosen['scale'], confidence,
@@ -173,7 +178,7 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
   return assemble.assemble(
       task, init=functools.partial(_init, task),
       client_update=functools.partial(_client_update, task, s),
-      aggregate=_finish, sample=mean_teacher.cohorts(task, 1, warmup),
+      aggregate=_finish, sample=labeled_clients.cohorts(task, 1, warmup),
       work=lambda shard: batching.num_steps(task, shard), splits_key=False,
       pseudo_label=assemble.confident_labels(task, confidence))
 
@@ -272,7 +277,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   delta = tree.subtract(model, payload.model)
   relation = sent_relation.total / jnp.maximum(sent_relation.rows, 1)
   num_sent = tree.num_scalars(delta) + jnp.where(
-      mean_teacher.has_labels(client.shard), sent_relation.total.size, 0)
+      labeled_clients.has_labels(client.shard), sent_relation.total.size, 0)
   weight = client_weights.client_weight(
       client.shard, 'both', weighting='uniform',
       labeled_client_weight=s.labeled_client_weight)

@@ -85,7 +85,7 @@ def distill(logits: Array, teacher: Array, mask: Array, *,
 
 
 def _sure(labels: jax.Array, max_entropy: Number) -> jax.Array:
-  """Whether the entropy of soft labels is below the bar, float32[B]."""
+  """Returns whether the entropy of soft labels is below the bar, float32[B]."""
   entropy = -jax.scipy.special.xlogy(labels, labels).sum(-1)
   return (entropy < max_entropy).astype(jnp.float32)
 
@@ -163,8 +163,8 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
   local = optax.incremental_update(sent, client.memory, 1 - s.decay)
   pair = Variables(_Two(sent.params, local.params),
                    _Two(sent.stats, local.stats))
-  loss_fn = averaging.with_server_rule(
-      task, functools.partial(_loss, task, s), 'fedavg', 0.0)
+  loss_fn = averaging.keeping_stats(
+      task, functools.partial(_loss, task, s))
   trained, metrics, _ = averaging.train_locally(
       task, loss_fn, pair, client.train, client.shard, client.round, key,
       'both')

@@ -149,9 +149,9 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
   chosen = checks.profile(_PROFILES, profile, own_labels=own_labels)
   at_clients = task.labels_at == 'clients'
   streams = 'both' if at_clients else 'unlabeled'
-  loss_fn = averaging.with_server_rule(
+  loss_fn = averaging.keeping_stats(
       task, _loss_fn(task, threshold, unlabeled_weight,
-                     chosen['own_labels'] and at_clients), 'fedavg', 0.0)
+                     chosen['own_labels'] and at_clients))
 
   def init(key: jax.Array, federation: Federation) -> tuple[Server, PyTree]:
     del federation
@@ -204,10 +204,9 @@ def _loss_fn(task: Task, threshold: float, weight: float, own_labels: bool
 
 def _on_labels(task: Task, server: Server, context: Context, key: jax.Array
                ) -> tuple[Server, Metrics]:
-  """The server's epochs, from the mean of all groups."""
+  """Trains on labels for the server's epochs, from the mean of all groups."""
   model, metrics, _ = averaging.train_locally(
-      task, averaging.with_server_rule(
-          task, averaging.supervised(task), 'fedavg', 0.0),
+      task, averaging.keeping_stats(task, averaging.supervised(task)),
       server.model, context.train, context.shard, context.round, key,
       'labeled')
   good = tree.all_finite(model)

@@ -268,7 +268,7 @@ def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any
                   'backward_passes': 3 * metrics['backward_passes']}
     params, opt_state = local_training.descend(
         optimizer, gradient, learner.opt_state, model.params)
-    stats = model.stats if task.model.norm == 'static' else stats
+    stats = network.next_stats(task, model.stats, stats)
     return (Learner(Variables(params, stats), opt_state, learner.memory),
             {'train_loss': loss, **metrics})
   return one

@@ -70,7 +70,7 @@ from fedjax_ssl.methods.parts import (
   alternate,
   assemble,
   averaging,
-  mean_teacher,
+  labeled_clients,
   network,
   objective,
 )
@@ -236,8 +236,8 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
     ValueError: for an unknown choice, labels at the server, or a number out of
       range.
   """
-  mean_teacher.check(task)
-  mean_teacher.check_passes(task, passes)
+  labeled_clients.check_labels_at(task)
+  labeled_clients.check_passes(task, passes)
   chosen = checks.profile(_PROFILES, profile, learnt=learnt,
                           unlabeled_weight=unlabeled_weight)
   checks.check('learnt', chosen['learnt'], LEARNT)
@@ -258,20 +258,20 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
 
   def client_update(payload: assemble.Server, client: Client, key: jax.Array
                     ) -> Update:
-    known = mean_teacher.has_labels(client.shard)
+    known = labeled_clients.has_labels(client.shard)
     order_key, step_key = jax.random.split(key)
     made = batching.batches(
         dataclasses.replace(task, local_epochs=1), client.train, client.shard,
         order_key, 'both', client.round)._replace(
-            num_steps=mean_teacher.num_steps(task, client.shard, passes))
-    loss_fn = averaging.with_server_rule(
-        task, functools.partial(_loss, task, s), 'fedavg', 0.0)
+            num_steps=labeled_clients.num_steps(task, client.shard, passes))
+    loss_fn = averaging.keeping_stats(
+        task, functools.partial(_loss, task, s))
     learner, metrics = alternate.trained(
         task, local, lambda optimizer: local_training.gradient_step(
             loss_fn, optimizer, jnp.where(known, 1, unlabeled_rate)),
         payload.model, client.memory.opt_state, made, client.round, step_key,
         memory=client.memory.seen)
-    metrics.update(mean_teacher.processed(task, made, client.shard))
+    metrics.update(labeled_clients.processed(task, made, client.shard))
     return Update(
         tree.subtract(learner.model, payload.model),
         client_weights.client_weight(
@@ -282,7 +282,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
 
   return assemble.assemble(
       task, init=init, client_update=client_update,
-      work=lambda shard: mean_teacher.num_steps(task, shard, passes),
+      work=lambda shard: labeled_clients.num_steps(task, shard, passes),
       pseudo_label=assemble.confident_labels(task, threshold))
 
 

@@ -84,7 +84,7 @@ class _Settings(NamedTuple):
   weighting: str
 
 
-class _Seen(NamedTuple):
+class _ClassCounts(NamedTuple):
   """What a client keeps from step to step of a round."""
 
   step: jax.Array  # int32[]
@@ -347,7 +347,7 @@ def _init(task: Task, key: jax.Array, federation: Federation
   return Server(assemble.new_model(task, key), prior), ()
 
 
-class _Views(NamedTuple):
+class _Outputs(NamedTuple):
   """Outputs of the model in training and of the received one for a batch."""
 
   labeled: jax.Array  # float32[B, C], logits.
@@ -360,13 +360,14 @@ class _Views(NamedTuple):
 
 
 def _passes(task: Task, s: _Settings, model: Variables, anchor: Variables,
-            views: network.Views, key: jax.Array) -> _Views:
+            views: network.Views, key: jax.Array) -> _Outputs:
   weak, labeled, strong = views
   if not s.contrast_weight:
     received = task.apply(anchor, weak.inputs)
-    own, (known, taught), stats = network.forward_with_targets(
+    own, (labeled_logits, strong_logits), stats = network.forward_with_targets(
         task, model, weak, labeled, strong, key=key)
-    return _Views(known, own, taught, received, None, None, stats)
+    return _Outputs(labeled_logits, own, strong_logits, received, None, None,
+                    stats)
   assert labeled is not None
   first, second = len(labeled.mask), len(labeled.mask) + len(weak.mask)
   if s.true_labels:
@@ -376,28 +377,28 @@ def _passes(task: Task, s: _Settings, model: Variables, anchor: Variables,
     received, of_labeled = both[first:], both[:first]
   features, logits, stats = network.forward_with_features(
       task, model, network.joined([labeled, weak, strong]), key=key)
-  return _Views(logits[:first], lax.stop_gradient(logits[first:second]),
+  return _Outputs(logits[:first], lax.stop_gradient(logits[first:second]),
                 logits[second:], received, of_labeled, features, stats)
 
 
-def _contrast(s: _Settings, seen: _Views, params: PyTree,
+def _contrast(s: _Settings, outputs: _Outputs, params: PyTree,
               path: tuple[str, ...], batch: Any, sure: jax.Array,
               prior: jax.Array) -> jax.Array:
   """Computes the mean of ICPL, float32[], over the views of unlabeled rows."""
-  assert seen.features is not None
+  assert outputs.features is not None
   known, rows = batch.labeled, batch.unlabeled
   if s.true_labels:
-    of_known = jax.nn.one_hot(known.labels, seen.own.shape[-1])
+    of_known = jax.nn.one_hot(known.labels, outputs.own.shape[-1])
     known_sure = jnp.ones_like(known.mask)
   else:
-    assert seen.received_labeled is not None
-    of_known = jax.nn.softmax(seen.received_labeled)
+    assert outputs.received_labeled is not None
+    of_known = jax.nn.softmax(outputs.received_labeled)
     known_sure = losses.pseudo_label(
-        seen.received_labeled, threshold=s.threshold)[1]
-  of_rows = jax.nn.softmax(seen.received)
+        outputs.received_labeled, threshold=s.threshold)[1]
+  of_rows = jax.nn.softmax(outputs.received)
   a, v = params[_FEATURES], params[_PROXIES]
   values = contrast(
-      seen.features @ a['kernel'] + a['bias'],
+      outputs.features @ a['kernel'] + a['bias'],
       last_layer.at(params, path).T @ v['kernel'],
       jnp.concatenate([of_known, of_rows, of_rows]),
       jnp.concatenate([known_sure, sure, sure]), prior,
@@ -411,24 +412,24 @@ def _loss_fn(task: Task, s: _Settings, prior: jax.Array, begin: jax.Array
   """Makes the loss; it counts classes from step `begin` on."""
   def loss_fn(model, given, batch, key):
     known, rows = batch.labeled, batch.unlabeled
-    seen = _passes(task, s, model, given.anchor,
+    outputs = _passes(task, s, model, given.anchor,
                    network.views(task, batch, key), key)
-    targets, accepted = labels(seen.own, seen.received, labeler=s.labeler,
+    targets, accepted = labels(outputs.own, outputs.received, labeler=s.labeler,
                                threshold=s.threshold)
-    loss, _ = losses.target_kl(seen.strong, targets, rows.mask * accepted,
+    loss, _ = losses.target_kl(outputs.strong, targets, rows.mask * accepted,
                                total=rows.mask.sum())
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(seen.labeled, known),
+        batch, loss, objective.labeled(outputs.labeled, known),
         weight=s.unlabeled_weight,
         mask_rate=losses.masked_mean(accepted, rows.mask),
         labelings=1 if s.contrast_weight else 2,
         views=2 if s.contrast_weight else 1)
-    guess, sure = losses.pseudo_label(seen.received, threshold=s.threshold)
+    guess, sure = losses.pseudo_label(outputs.received, threshold=s.threshold)
     sure = jnp.maximum(sure, losses.pseudo_label(
-        seen.own, threshold=s.threshold)[1])
+        outputs.own, threshold=s.threshold)[1])
     if s.contrast_weight:
       path = last_layer.head(task.model)
-      apart = _contrast(s, seen, model.params, path, batch, sure, prior)
+      apart = _contrast(s, outputs, model.params, path, batch, sure, prior)
       loss += s.contrast_weight * apart
       metrics['contrastive_loss'] = network.over_rows(apart, rows)
       if not s.true_labels:
@@ -438,7 +439,8 @@ def _loss_fn(task: Task, s: _Settings, prior: jax.Array, begin: jax.Array
                                     (guess, rows.mask * sure)))
     memory = given.memory
     counts = memory.counts + jnp.where(memory.step >= begin, found, 0)
-    return loss, Aux(seen.stats, metrics, _Seen(memory.step + 1, counts))
+    return loss, Aux(outputs.stats, metrics,
+                     _ClassCounts(memory.step + 1, counts))
   return loss_fn
 
 
@@ -446,16 +448,16 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
                    key: jax.Array) -> Update:
   steps = batching.num_steps(task, client.shard)
   last = steps // (1 if task.local_steps else task.local_epochs)
-  loss_fn = averaging.with_server_rule(
-      task, _loss_fn(task, s, payload.prior, steps - last), 'fedavg', 0.0)
-  model, metrics, seen = averaging.train_locally(
+  loss_fn = averaging.keeping_stats(
+      task, _loss_fn(task, s, payload.prior, steps - last))
+  model, metrics, counted = averaging.train_locally(
       task, loss_fn, payload.model, client.train, client.shard, client.round,
-      key, 'both', _Seen(jnp.int32(0), jnp.zeros(task.num_classes)))
+      key, 'both', _ClassCounts(jnp.int32(0), jnp.zeros(task.num_classes)))
   weight = client_weights.client_weight(
       client.shard, 'both', weighting=s.weighting)
   # Divided by the weight, so that in the weighted mean all rows count the same.
   return Update(tree.subtract(model, payload.model), weight, client.memory,
-                metrics, counts=seen.counts / jnp.maximum(weight, 1))
+                metrics, counts=counted.counts / jnp.maximum(weight, 1))
 
 
 def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,

@@ -29,11 +29,14 @@ from fedjax_ssl.core.types import (
   Update,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import assemble, mean_teacher, network
+from fedjax_ssl.methods.parts import (
+  assemble,
+  labeled_clients,
+  mean_teacher,
+  network,
+)
 
-# Scale of the distance in groups with and without labels, the multiplier of
-# labeled clients, the norm of the distance, the learning rate of unlabeled
-# clients over that of labeled ones, and the teacher's normalization statistics.
+# `stats` is `teacher_stats` of `mean_teacher.step`; the others are knobs.
 _PROFILES: dict[str, dict[str, Any]] = {
     'official': {
         'labeled_beta': 100.0, 'beta': 1e4, 'labeled_multiplier': 6.0,
@@ -172,7 +175,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     ValueError: for labels at the server, an unknown name or a number out of
       range.
   """
-  mean_teacher.check(task)
+  labeled_clients.check_labels_at(task)
   chosen = checks.profile(
       _PROFILES, profile, beta=beta, labeled_beta=labeled_beta,
       distance=distance, labeled_multiplier=labeled_multiplier,
@@ -199,9 +202,9 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
   return assemble.assemble(
       task, init=functools.partial(_init, task), client_update=client_update,
       aggregate=functools.partial(
-          _aggregate, task, chosen, mean_teacher.warmup_rounds(task, warmup),
+          _aggregate, task, chosen, labeled_clients.warmup_rounds(task, warmup),
           literal),
-      sample=mean_teacher.cohorts(task, groups, warmup),
+      sample=labeled_clients.cohorts(task, groups, warmup),
       work=functools.partial(batching.num_steps, task), splits_key=False,
       pseudo_label=mean_teacher.teacher_labels(task))
 

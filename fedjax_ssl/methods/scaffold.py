@@ -114,8 +114,7 @@ def _client_update(task: Task, weighting: str, payload: Any, client: Client,
   order_key, step_key = jax.random.split(key)
   optimizer = optax.chain(_controlled(tree.subtract(control, own)),
                           task.optimizer(client.round))
-  loss_fn = averaging.with_server_rule(
-      task, averaging.supervised(task), 'fedavg', 0.0)
+  loss_fn = averaging.keeping_stats(task, averaging.supervised(task))
 
   def loss(model, memory, batch, key):
     return loss_fn(model, Given(received, memory), batch, key)

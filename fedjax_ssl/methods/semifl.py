@@ -156,7 +156,7 @@ def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
     del given
     batch, other = batch if mixing.weight else (batch, None)
     fixed, keys = batch.unlabeled, jax.random.split(key, 3)
-    (told, strong), stats = network.forward(
+    (labeled, strong), stats = network.forward(
         task, model, network.labeled_view(task, batch.labeled, keys[0]),
         network.strongly(task, fixed, keys[1]), key=keys[0])
     loss, _ = losses.cross_entropy(strong, fixed.labels, fixed.mask)
@@ -167,7 +167,7 @@ def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
       loss += mixing.weight * on_blends
       metrics['mixup_loss'] = network.over_rows(on_blends, fixed)
     loss, more = objective.total(
-        batch, loss, objective.labeled(told, batch.labeled), labelings=0,
+        batch, loss, objective.labeled(labeled, batch.labeled), labelings=0,
         views=2 if mixing.weight else 1)
     return loss, Aux(stats, {**metrics, **more})
   return loss_fn

@@ -81,9 +81,8 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   client_weights.check_factor(task, labeled_client_weight)
   averages = decay > 0 and local_share < 1
-  loss_fn = averaging.with_server_rule(
-      task, _loss_fn(task, threshold, unlabeled_weight, local_share), 'fedavg',
-      0.0)
+  loss_fn = averaging.keeping_stats(
+      task, _loss_fn(task, threshold, unlabeled_weight, local_share))
   streams = 'both' if task.labels_at == 'clients' else 'unlabeled'
 
   def init(key: jax.Array, federation: Federation) -> tuple[Any, Any]:
@@ -176,8 +175,7 @@ def _pseudo_label(task: Task, threshold: float, local_share: float, record: Any,
 def _on_labels(task: Task, record: Any, context: Context, key: jax.Array
                ) -> tuple[Any, Metrics]:
   """Trains the server's model on its own labels."""
-  loss_fn = averaging.with_server_rule(task, averaging.supervised(task),
-                                       'fedavg', 0.0)
+  loss_fn = averaging.keeping_stats(task, averaging.supervised(task))
   model, _, metrics = averaging.learned(task, loss_fn, record.model, context,
                                         key)
   return record._replace(model=model), metrics

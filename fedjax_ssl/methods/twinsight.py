@@ -350,7 +350,7 @@ def _padded(views: tuple[Batch, Batch], width: int) -> tuple[Batch, Batch]:
 
 
 def _needs_both(task: Task, s: _Settings) -> bool:
-  """Whether the supervised network sees strong views too."""
+  """Returns whether the supervised network sees strong views too."""
   return network.is_coupled(task) or s.unlabeled_weight > 0
 
 

@@ -126,7 +126,7 @@ def input_needs(name: str) -> tuple[int | None, int | None]:
 
 
 def _known(text: str) -> tuple[str, Facts]:
-  """The plain name of a model, and its facts."""
+  """Returns the plain name of a model, and its facts."""
   try:
     name, _ = registry.parse(text)
     registry.find(MODELS, name)
@@ -219,7 +219,7 @@ def _check_shape(name: str, facts: Facts, shape: tuple[int, ...]) -> None:
 
 def _pure(module: nn.Module, shape: tuple[int, ...], norm: str,
           has_tokens: bool) -> types.Model:
-  """The Flax module as a record of pure functions."""
+  """Returns the Flax module as a record of pure functions."""
 
   def init(key: jax.Array) -> types.Variables:
     dtype = jnp.int32 if has_tokens else jnp.float32

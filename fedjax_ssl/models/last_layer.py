@@ -74,7 +74,7 @@ def ends_dense(call: Callable[..., jax.Array], *args: Any) -> bool:
 
 
 def head(model: types.Model) -> tuple[str, ...]:
-  """Where the weights of the last layer are; see `types.Model`.
+  """Returns where the weights of the last layer are; see `types.Model`.
 
   Raises:
     ValueError: for a network that does not say which layer is its last.
@@ -86,25 +86,25 @@ def head(model: types.Model) -> tuple[str, ...]:
 
 
 def place(model: types.Model) -> tuple[str, ...]:
-  """Where the last layer is in the parameters, with its bias."""
+  """Returns where the last layer is in the parameters, with its bias."""
   path = head(model)
   return path[:-1] or path
 
 
 def at(params: Any, path: tuple[str, ...]) -> Any:
-  """What is at a path."""
+  """Returns what is at a path."""
   return functools.reduce(operator.getitem, path, params)
 
 
 def put(params: Any, path: tuple[str, ...], value: Any) -> Any:
-  """The parameters with this at a path."""
+  """Returns the parameters with this at a path."""
   if not path:
     return value
   return {**params, path[0]: put(params.get(path[0], {}), path[1:], value)}
 
 
 def without(params: Any, path: tuple[str, ...]) -> Any:
-  """The parameters less those at a path."""
+  """Returns the parameters less those at a path."""
   rest = {k: v for k, v in params.items() if k != path[0]}
   if path[1:]:
     rest[path[0]] = without(params[path[0]], path[1:])

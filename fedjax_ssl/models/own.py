@@ -61,7 +61,7 @@ def builder(given: Any) -> Callable[..., nn.Module]:
 
 
 def _is_knob(field: dataclasses.Field[Any]) -> bool:
-  """Whether a text can give a field; others keep their defaults."""
+  """Returns whether a text can give a field; others keep their defaults."""
   if field.default is not dataclasses.MISSING:
     return isinstance(field.default, _LITERALS)
   return field.default_factory is dataclasses.MISSING

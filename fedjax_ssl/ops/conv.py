@@ -239,7 +239,7 @@ def choose(window: conv_geometry.Window, channels: int, backend: str,
 
 
 def _together(window: conv_geometry.Window, outputs: int) -> bool:
-  """Whether one product for the four pixels of a pool takes least time."""
+  """Returns whether one product for a pool's four pixels is fastest."""
   return min(window.kernel) > 2 and outputs <= _MAX_TOGETHER_OUTPUTS
 
 

@@ -294,7 +294,7 @@ def total(measured: Mapping[str, Mapping[str, float]]) -> float:
 
 
 def _read(path: pathlib.Path | None) -> dict[str, dict[str, float]]:
-  """What the file holds; nothing if it is missing or damaged.
+  """Returns what the file holds; nothing if it is missing or damaged.
 
   Infinity, `null` in the file, is a form that did not run. Left out is what no
   clock has said: it would decide, and never be measured.

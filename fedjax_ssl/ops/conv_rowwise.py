@@ -160,7 +160,7 @@ def _split(x: jax.Array, tiling: Tiling, channels: int) -> jax.Array:
 
 def _multiply(x: Phases, w: jax.Array, tiling: Tiling, axis: int, fold: int
               ) -> Phases:
-  """The convolution, with `axis` of [I, O] of w as the channels of x.
+  """Returns the convolution, with `axis` of [I, O] of w as the channels of x.
 
   Args:
     x: phases.

@@ -22,7 +22,7 @@ def _out(x: jax.Array, w: jax.Array, window: conv_geometry.Window) -> jax.Array:
 
 def _sum(padded: jax.Array, w: jax.Array, window: conv_geometry.Window
          ) -> jax.Array:
-  """The products of `_out`, of an input that has its zeros already."""
+  """Returns the products of `_out`, of an input that has its zeros already."""
   height, width, inputs, outputs = w.shape
   parts = (
       matmul.contract(conv_direct.tap(padded, window, i, j).reshape(-1, inputs),

@@ -33,7 +33,7 @@ Four = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def _quarters(x: jax.Array, size: Size) -> Four:
-  """The four pixels of every 2x2 window, apart.
+  """Returns the four pixels of every 2x2 window, apart.
 
   Args:
     x: float[B, H, W, C].
@@ -63,7 +63,7 @@ quarters, _ = custom_vjp.adjoint_pair(_quarters, _interleave)
 
 @jax.custom_vjp
 def _take(parts: Four, choice: jax.Array) -> jax.Array:
-  """The chosen one of four, entry by entry; choice is int8 in [0, 4)."""
+  """Returns one of four, entry by entry; choice is int8 in [0, 4)."""
   taken, *others = parts
   for i, other in enumerate(others, start=1):
     taken = jnp.where(choice == i, other, taken)

@@ -336,7 +336,7 @@ def headline(folder: pathlib.Path = TABLES) -> Iterator[Cell]:
 
 
 def _is_headline(name: str, patterns: Sequence[str]) -> bool:
-  """Whether the last pattern that fits a cell's name includes it."""
+  """Returns whether the last pattern that fits a cell's name includes it."""
   taken = False
   for pattern in patterns:
     if fnmatch.fnmatchcase(name, pattern.removeprefix('!')):

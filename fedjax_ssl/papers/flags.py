@@ -89,7 +89,7 @@ def differences(flags: Mapping[str, Any], lines: Sequence[str],
 
 
 def _equal(stored: Any, wanted: Any) -> bool:
-  """Whether a value of `config.json` is what the text asks for."""
+  """Returns whether a value of `config.json` is what the text asks for."""
   if wanted is None:
     return stored is None
   if isinstance(stored, list):

@@ -21,7 +21,7 @@ def file_of(cell: cells.Cell, folder: pathlib.Path, variant: str = ''
 
 
 def is_stale(cell: cells.Cell, stored: dict[str, Any]) -> bool:
-  """Whether a cell's flags changed since its numbers were made.
+  """Returns whether a cell's flags changed since its numbers were made.
 
   Seeds do not count, as more may be added at any time, nor does the order, nor
   that a knob had another name then.

@@ -283,7 +283,7 @@ def _known_knobs(facts: Mapping[str, Any]) -> int:
 
 
 def _meant(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-  """Whether flags stood for the same, by the facts of two runs.
+  """Returns whether flags stood for the same, by the facts of two runs.
 
   What the version of one did not know yet is not compared.
   """

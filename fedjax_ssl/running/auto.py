@@ -70,7 +70,7 @@ def _network(shape: tuple[int, ...]) -> str:
 
 def _clients(options: Config, given: Collection[str], dataset: data.Dataset
              ) -> dict[str, Any]:
-  """The kind of partition, and how many clients there are."""
+  """Returns the kind of partition, and how many clients there are."""
   if options.partition == 'setting':
     return {}
   if dataset.owner is None or dataset.client_names is None:

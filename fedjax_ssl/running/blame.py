@@ -12,8 +12,9 @@ from fedjax_ssl.core import imports, registry
 def naming_method(text: str) -> contextlib.AbstractContextManager[None]:
   """Names the method in the errors of its first trace; see `registry.naming`.
 
-  Of a user's method in all of them: also where the library calls what has
-  other arguments, or gives something else, than it should.
+  Of the library's methods in ValueErrors alone; of a user's method in all,
+  also where its functions take other arguments, or return something else, than
+  the library expects.
   """
   return registry.naming('method', text, methods.is_own)
 

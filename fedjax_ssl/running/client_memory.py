@@ -15,7 +15,10 @@ from fedjax_ssl.training import client_rows
 
 
 def memory(num_devices: int = 0) -> int:
-  """Returns the bytes of memory of so many devices together; 0 is all."""
+  """Returns the bytes of memory of so many devices together; 0 is all.
+
+  Devices of a CPU share it: there it is that of all hosts.
+  """
   each = jax.local_devices()[0].memory_stats() or {}
   if 'bytes_limit' in each:
     return int(each['bytes_limit']) * (num_devices or jax.device_count())
@@ -23,7 +26,7 @@ def memory(num_devices: int = 0) -> int:
 
 
 def place(options: Config, folder: pathlib.Path) -> client_rows.Place:
-  """Where a run in a folder has what its clients keep."""
+  """Returns where a run in a folder has what its clients keep."""
   return client_rows.Place(options.client_memory, folder / client_rows.FOLDER)
 
 
@@ -115,7 +118,7 @@ def _ways_on(options: Config, method: Method, state: State,
 
 def _check_goes(options: Config, method: Method, state: State,
                 federation: Federation) -> int:
-  """How many clients' rows a round needs, where it needs no others.
+  """Returns how many clients' rows a round needs, where it needs no others.
 
   Raises:
     FieldError: where it changes or reads all of them.

@@ -155,7 +155,7 @@ def searched(measured: Callable[[int, Forms, float], conv_measure.Table],
 
 def _chosen(table: conv_measure.Table, client_map: str = 'auto',
             chunk_size: int = 0) -> Choice:
-  """The fastest forms of those that are known."""
+  """Returns the fastest forms of those that are known."""
   return Choice(conv_forms.joined(conv_measure.fastest(table)) or 'auto',
                 client_map, chunk_size)
 
@@ -202,13 +202,13 @@ def _work(options: Config, found: Collection[conv.Layer],
 
 
 def _machine() -> str:
-  """What timings hold for: processor, libraries and this version."""
+  """Returns what timings hold for: processor, libraries and this version."""
   now = environment.describe()
   return '; '.join(str(now.get(name)) for name in (
       'devices', 'machine', 'jax', 'jaxlib', 'fedjax_ssl', 'commit'))
 
 
 def _path() -> pathlib.Path | None:
-  """Where timings are kept; None for a user without a home."""
+  """Returns where timings are kept; None for a user without a home."""
   folder = environment.cache()
   return folder and folder / 'convolutions.json'

@@ -125,7 +125,7 @@ def _check_partly(rule: str, partly: int, options: Any) -> None:
 
 
 def num_holders(options: Any) -> int:
-  """How many clients, the first ones, hold labels; -1 where no rule says."""
+  """Counts the clients, the first ones, with labels; -1 without a rule."""
   holders: int = options.num_labeled_clients
   return holders if holders < 0 else holders + _num_partly(options)
 
@@ -179,7 +179,7 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
 
 
 def _is_skewed(scheme: str) -> bool:
-  """Whether a partition takes an alpha."""
+  """Returns whether a partition takes an alpha."""
   return scheme.startswith('dirichlet')
 
 
@@ -348,7 +348,7 @@ def holders_alone(options: Any) -> bool:
 
 
 def num_known(options: Any) -> int:
-  """How many clients, the first ones, have labels only; 0 if none or all."""
+  """Counts the clients, the first ones, with labels only; 0 if none or all."""
   first = options.num_labeled_clients if holders_alone(options) else 0
   return int(first) if first < options.num_clients else 0
 

@@ -50,7 +50,7 @@ def begin_again() -> None:
 
 
 def _can_begin_again() -> bool:
-  """Whether the same words would start the same program once more."""
+  """Returns whether the same words would start the same program once more."""
   multiprocessing = sys.modules.get('multiprocessing')
   if '--multiprocessing-fork' in sys.orig_argv or (
       multiprocessing and multiprocessing.parent_process()):

@@ -62,7 +62,7 @@ class Job(NamedTuple):
 
   name: str  # For progress and tables.
   folder: pathlib.Path
-  options: Config  # Every option; those in config.FREE may change on restart.
+  options: Config  # Every option.
   facts: dict[str, Any]  # What follows from flags and data.
   spec: task_lib.TaskSpec
   method: Any
@@ -169,7 +169,7 @@ def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
 
 def _cohort(sampler: sampling.Sampler, federation: Federation, state: State
             ) -> tuple[int, int]:
-  """How many groups a round draws, and of how many clients."""
+  """Returns how many groups a round draws, and of how many clients."""
   def ids(state: State, federation: Federation, key: jax.Array) -> jax.Array:
     return sampler(state, federation.at(jnp.int32(0)), key).ids
   groups, size = jax.eval_shape(ids, state, federation, jax.random.key(0)).shape
@@ -320,10 +320,11 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
 
 
 def _checkpoints(job: Job) -> checkpoint.Checkpoints:
-  """The checkpoints of a job, which refuse steps of other runs."""
+  """Returns the checkpoints of a job, which refuse steps of other runs."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, {**job.config, **spellings.first(job.facts)}, config.FREE))
+          job.facts, {**job.config, **spellings.first(job.facts)},
+          config.MAY_CHANGE))
 
 
 def _restore(job: Job, checkpoints: checkpoint.Checkpoints) -> Any:

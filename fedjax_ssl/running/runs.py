@@ -76,7 +76,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   jobs = [spellings.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
-        {k: v for k, v in job.config.items() if k not in config.OWN}, 'flags')
+        {k: v for k, v in job.config.items() if k not in config.PER_PROCESS},
+        'flags')
     processes.check_same(job.facts, 'data')
   if options.eval_only:
     for job in jobs:
@@ -180,7 +181,7 @@ def _readers(name: str) -> str:
 
 def _dealt(setting: Setting, options: Config, given: Collection[str]
            ) -> tuple[data.Dataset, Config, dict[int, data.Partition]]:
-  """The data, the options with what they decide, and each seed's deal."""
+  """Loads the data; returns them, the options decided, each seed's deal."""
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
   try:

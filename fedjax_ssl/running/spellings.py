@@ -58,7 +58,7 @@ def begun(job: Any) -> Any:
 
 
 def _without_new(job: Any, stored: Mapping[str, Any]) -> Any:
-  """The job without options that the run's version did not know.
+  """Returns the job without options that the run's version did not know.
 
   Their defaults do what that version did. An option with another value stays,
   and is refused as any flag that differs.
@@ -78,7 +78,7 @@ def _but(names: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begun_facts(job: Any, stored: Mapping[str, Any],
                  known: Mapping[str, Any]) -> dict[str, Any]:
-  """The facts of a job, with the texts that are known of its first start."""
+  """Returns the facts of a job, with the texts of its first start."""
   facts = {**job.facts, 'choices': dict(job.facts['choices'])}
   for field, now in job.facts['choices'].items():
     was = known.get(field, now)
@@ -121,4 +121,4 @@ def may_differ(job: Any) -> tuple[str, ...]:
   known = stored.get('facts', {}).get('choices', {})
   same = [field for field, chosen in job.facts['choices'].items()
           if known.get(field) == chosen]
-  return (*config.FREE, *same, *(['profile'] if 'method' in same else []))
+  return (*config.MAY_CHANGE, *same, *(['profile'] if 'method' in same else []))

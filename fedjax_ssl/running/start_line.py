@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import data, task
+from fedjax_ssl import data
+from fedjax_ssl import task as task_lib
 from fedjax_ssl.core import optimizers, registry, rounds, shown
 from fedjax_ssl.core.types import Shard
 
@@ -84,13 +85,13 @@ def _without_rows(job: Any) -> str:
 
 
 def _natural(job: Any) -> str:
-  """Whether the clients are those that the data name."""
+  """Returns whether the clients are those that the data name."""
   return ('rows are with the clients that the data name'
           if job.options.partition == 'natural' else '')
 
 
 def _rows_left_out(job: Any) -> str:
-  """How many rows `max_rows` leaves out."""
+  """Returns how many rows `max_rows` leaves out."""
   if not job.options.max_rows:
     return ''
   dealt = job.partitions[0]
@@ -119,7 +120,7 @@ def in_vain(job: Any) -> str:
 
 
 def _attacked(job: Any) -> str:
-  """The clients that attack, for each seed."""
+  """Returns the clients that attack, for each seed."""
   found = job.facts.get('hostile_clients', {})
   said = [', '.join(map(str, clients)) or 'none' for clients in found.values()]
   if len(said) > 1:
@@ -129,7 +130,7 @@ def _attacked(job: Any) -> str:
 
 
 def _open_bounds(job: Any) -> str:
-  """Whether bounds learn the labels that the method itself keeps private."""
+  """Returns whether bounds learn the labels that the method keeps private."""
   from fedjax_ssl.report import study
   noisy = study.noisy_networks({'method': job.spec.method})
   if not job.options.bounds or noisy in (None, 'generator'):
@@ -139,7 +140,7 @@ def _open_bounds(job: Any) -> str:
 
 def _switched_off(job: Any) -> str:
   """Knobs whose value switches something off."""
-  return '; '.join(task.notes(job.spec))
+  return '; '.join(task_lib.notes(job.spec))
 
 
 # Each takes the job and returns a note for the line, or ''.

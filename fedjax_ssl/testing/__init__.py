@@ -86,7 +86,7 @@ def places_of(make: contract.Make) -> list[str]:
 
 
 def model_of(make: contract.Make, place: str) -> str:
-  """The network that a method is tried on, by its name in `toy.task`.
+  """Returns the network that a method is tried on, by its name in `toy.task`.
 
   Where clients have labels it is one that normalizes by batches, unless the
   method refuses that with a ValueError that names the norm. Else it is linear,

@@ -29,7 +29,7 @@ from fedjax_ssl.core.types import (
   Task,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import mean_teacher
+from fedjax_ssl.methods.parts import labeled_clients
 from fedjax_ssl.testing import keys, toy
 from fedjax_ssl.training import checkpoint, metrics
 from fedjax_ssl.training import runner as runner_lib
@@ -102,7 +102,7 @@ class CohortRunner(Runner):
       self.can_break = True
       return _breakable(*args, **knobs)
     with (mock.patch.object(sampling, 'groups', lambda number, size: sample),
-          mock.patch.object(mean_teacher, 'after_warmup',
+          mock.patch.object(labeled_clients, 'after_warmup',
                             lambda told, rounds: told),
           mock.patch.object(rounds, 'client_pass', client_pass),
           mock.patch.object(batching, 'gather', _filled_up)):

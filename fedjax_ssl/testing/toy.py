@@ -77,7 +77,7 @@ def federation(labels_at: str = 'clients', labels: str = 'few'
 
 
 def _filled_up(shard: Shard, row: int) -> Shard:
-  """The same rows, with `row` in the places of padding."""
+  """Returns the same rows, with `row` in the places of padding."""
   def one(table, size):
     real = np.arange(table.shape[-1]) < np.asarray(size)[..., None]
     return np.where(real, table, row).astype(np.int32)

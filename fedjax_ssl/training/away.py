@@ -24,7 +24,7 @@ def runs(method: Method, federations: Sequence[Federation],
          seeds: Sequence[int], mesh: Mesh | None, place: client_rows.Place, *,
          kind: type[runner.Sequential] = runner.Sequential,
          reads_only: bool = False) -> runner.Sequential:
-  """What runs the rounds of seeds.
+  """Returns what runs the rounds of seeds.
 
   Args:
     method: any.
@@ -43,7 +43,7 @@ def runs(method: Method, federations: Sequence[Federation],
 
 def finished(place: client_rows.Place, shapes: State,
              saved: Mapping[int, State]) -> dict[int, State]:
-  """The states that a checkpoint holds, by seed, to look at.
+  """Returns the states that a checkpoint holds, by seed, to look at.
 
   Args:
     place: where the clients' memory is.
@@ -200,7 +200,7 @@ class Away(runner.Sequential):
                           federation.train, part)
 
   def snapshot(self) -> PyTree:
-    """What a checkpoint holds; see `runner.checkpoint_template`."""
+    """Returns what a checkpoint holds; see `runner.checkpoint_template`."""
     saved = super().snapshot()
     for seed, rows in zip(self._seeds, self._rows, strict=True):
       one = saved[str(seed)]
@@ -226,7 +226,7 @@ def _first(memory: PyTree, count: int) -> PyTree:
 
 
 def _joined(parts: Sequence[PyTree], count: int) -> PyTree:
-  """The first `count` rows of chunks; None without any."""
+  """Returns the first `count` rows of chunks; None without any."""
   return jax.tree.map(lambda *x: np.concatenate(x)[:count], *parts
                       ) if parts else None
 

@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
   def opened(self, seed: int, memory: PyTree, saved: PyTree | None, *,
              reads_only: bool = False) -> Rows:
-    """The rows of a seed.
+    """Returns the rows of a seed.
 
     Args:
       seed: whose.
@@ -89,7 +89,7 @@ class Rows:
     self.memory = jax.tree.map(np.array, memory)
 
   def take(self, ids: np.ndarray, out: PyTree = None) -> PyTree:
-    """The rows of clients, [K, ...]; the first of `out`, if it is given."""
+    """Returns the rows of clients, [K, ...], in the first of `out` if given."""
     out = empty(self.memory, len(ids)) if out is None else out
     for x, into in zip(jax.tree.leaves(self.memory), jax.tree.leaves(out),
                        strict=True):
@@ -103,7 +103,7 @@ class Rows:
     jax.tree.map(one, self.memory, rows)
 
   def snapshot(self) -> PyTree:
-    """What a checkpoint holds."""
+    """Returns what a checkpoint holds."""
     return self.memory
 
   def kept(self) -> None:
@@ -182,14 +182,14 @@ class RowsOnDisk(Rows):
     return sum(leaf.size for leaf in self._leaves)
 
   def leaf(self, i: int) -> _Leaf:
-    """What is known of a leaf."""
+    """Returns what is known of a leaf."""
     return self._leaves[i]
 
   def __len__(self) -> int:
     return self._count
 
   def take(self, ids: np.ndarray, out: PyTree = None) -> PyTree:
-    """The rows of clients, [K, ...]; the first of `out`, if it is given."""
+    """Returns the rows of clients, [K, ...], in the first of `out` if given."""
     out = empty(self.memory, len(ids)) if out is None else out
     for i, into in enumerate(jax.tree.leaves(out)):
       self._read(i, ids, into)
@@ -335,7 +335,7 @@ def records(num_clients: int, reads: int, num_rounds: int, every: int) -> int:
 
 
 def _begin(count: int, first: bytes, saved: Table | None) -> Table:
-  """The table at the start, or the saved one, which goes with its files."""
+  """Returns the table of the start, or the saved one, with its files."""
   digest = np.frombuffer(hashlib.sha256(first).digest(), np.uint8)
   if saved is None:
     return Table(np.full(count, -1, np.int32), np.zeros(count, np.uint32),
@@ -360,7 +360,7 @@ def _packed(memory: PyTree) -> bytes:
 
 
 def _unpacked(data: bytes, memory: PyTree) -> Iterator[_Leaf]:
-  """The leaves of a row, of which `memory` has the shapes."""
+  """Returns the leaves of a row, of which `memory` has the shapes."""
   offset = 0
   with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
     for i, x in enumerate(jax.tree.leaves(memory)):

@@ -173,7 +173,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   measured = columns.Columns(several=len(seeds) > 1)
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
-  began, pace, kept, ends = time.monotonic(), math.inf, -1, False
+  began, pace, saved_round, ends = time.monotonic(), math.inf, -1, False
   with _listening() as heard:
     for stop in stops(done, num_rounds, eval_every, checkpoint_every):
       while done < stop.round:
@@ -193,10 +193,10 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
         for row in runs.rows(done):
           measured.add(row)
           observer.on_row(row)
-      if (stop.saves and done == stop.round) or (ends and done != kept):
+      if (stop.saves and done == stop.round) or (ends and done != saved_round):
         observer.on_save(done, runs.snapshot())
         runs.kept()
-        kept = done
+        saved_round = done
       if ends:
         break
     # A signal during the last rounds must not be lost.
@@ -237,7 +237,7 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
 
 
 def _agree(heard: threading.Event, pace: float) -> tuple[bool, int]:
-  """Whether to end, and the rounds of a call; the same on all processes."""
+  """Agrees, over processes, whether to end and on the rounds of a call."""
   most = min(max(1, int(_CALL_SECONDS / pace)), 2**30)
   said = processes.gather((int(heard.is_set()), most))
   return bool(said[:, 0].any()), int(said[0, 1])

@@ -92,7 +92,7 @@ class _GrowingFile:
 
 
 def _fingerprint(stat: os.stat_result) -> tuple[int, ...]:
-  """What changes when another program replaces or writes a file."""
+  """Returns what changes when another program replaces or writes a file."""
   return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
@@ -156,7 +156,7 @@ class MetricsWriter:
       self._learnt[seed] = max(now, self._learnt.get(seed, 0.0))
 
   def _forgetting(self, row: Row) -> Row:
-    """The metric `forgetting`: how far a row is below its seed's best.
+    """Returns the metric `forgetting`: how far a row is below its seed's best.
 
     It is made from the numbers as written, so that a resume leaves the same
     bytes.
@@ -382,14 +382,14 @@ def _parsed(data: bytes | bytearray) -> Iterator[tuple[bytes, Row | None]]:
 
 def _whole(folder: pathlib.Path, last: int,
            seals: Mapping[str, sealed.Seal] | None) -> dict[str, bytes]:
-  """What both files hold of the rounds up to `last`; changes nothing."""
+  """Reads what both files hold of the rounds up to `last`."""
   return {name: _kept(folder, name, last, (seals or {}).get(name))
           for name in (METRICS, TIMINGS)}
 
 
 def _kept(folder: pathlib.Path, name: str, last: int,
           wanted: sealed.Seal | None) -> bytes:
-  """The bytes of a file up to round `last`."""
+  """Returns the bytes of a file up to round `last`."""
   data, reason = sealed.content(folder / name), ''
   if wanted is not None:
     held, reason = sealed.checked_bytes(name, wanted, data, last)

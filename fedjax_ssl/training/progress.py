@@ -143,7 +143,7 @@ def duration(seconds: float) -> str:
 
 
 def _in_notebook() -> bool:
-  """Whether a notebook's kernel runs this, which has no terminal."""
+  """Returns whether a notebook's kernel runs this, which has no terminal."""
   shell = getattr(sys.modules.get('IPython'), 'get_ipython', lambda: None)()
   return type(shell).__name__ in ('ZMQInteractiveShell', 'Shell')
 

@@ -143,7 +143,7 @@ class Sequential:
 
   def _first(self, i: int, saved: PyTree | None
              ) -> tuple[State, Totals | None]:
-    """What was saved of a seed, or its initial state without totals."""
+    """Returns what was saved of a seed, or its initial state without totals."""
     if saved is not None:
       one = saved[str(self._seeds[i])]
       return one['state'], one['totals']

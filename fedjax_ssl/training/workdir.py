@@ -253,7 +253,7 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
 def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
              flags: Mapping[str, Any], allow: Collection[str]
              ) -> changes_lib.Changes:
-  """The changes of flags, all of which are allowed."""
+  """Returns the changes of flags, all of which are allowed."""
   changes = changes_lib.between(stored['flags'], flags)
   refused = {k: v for k, v in changes.items()
              if k not in allow or not _may_become(k, *v)}
@@ -265,7 +265,7 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
 
 
 def _way_on(folder: pathlib.Path, refused: changes_lib.Changes) -> str:
-  """What to do: give the run's own flags, or another folder."""
+  """Returns what to do: give the run's own flags, or another folder."""
   if list(refused) != ['num_rounds']:
     own = folder / FLAGFILE
     return (f' Continue it with --flagfile={own} --workdir={folder}, or give '
@@ -294,7 +294,7 @@ def _may_become(name: str, old: Any, new: Any) -> bool:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The same values as they come back from a JSON file."""
+  """Returns the same values as they come back from a JSON file."""
   try:
     return json.loads(json.dumps(dict(config), sort_keys=True))
   except TypeError as error:

@@ -81,8 +81,8 @@ def test_profile_becomes_a_knob():
 
 
 def test_a_run_may_change_only_what_changes_no_bit():
-  assert {*config.FREE} <= {*config.OPTIONS}
-  assert not {*config.FREE} & {
+  assert {*config.MAY_CHANGE} <= {*config.OPTIONS}
+  assert not {*config.MAY_CHANGE} & {
       'method', 'model', 'seeds', 'alpha', 'learning_rate', 'chunk_size',
       'client_map', 'aggregation_order', 'conv_impl', 'compute_dtype'}
 

@@ -106,7 +106,7 @@ def blobs(wrong=False, rows=8):
   ones = jnp.ones(rows)
   labeled = Batch(images[:rows], labels[:rows], ones)
   unlabeled = Batch(images[rows:2 * rows], jnp.full(rows, -1), ones)
-  views = feddure.Views(labeled, unlabeled, unlabeled)
+  views = feddure.Views(unlabeled, labeled, unlabeled)
   model = task.model.init(KEY)
   kernel = np.zeros((toy.SIDE, toy.SIDE, 1, toy.NUM_CLASSES), np.float32)
   for label in range(toy.NUM_CLASSES):

@@ -12,7 +12,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.core import client_weights, sampling, tree
 from fedjax_ssl.core.types import Client, State
 from fedjax_ssl.methods import fedirm
-from fedjax_ssl.methods.parts import mean_teacher
+from fedjax_ssl.methods.parts import labeled_clients, mean_teacher
 from tests import toy
 from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
 from tests.methods.updates import lowered
@@ -30,7 +30,7 @@ def adam(round_):
 @pytest.mark.parametrize('size', [2, 5])
 def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
   federation, _ = toy.federation()
-  sampler = mean_teacher.after_warmup(sampling.groups(3, size), 4)
+  sampler = labeled_clients.after_warmup(sampling.groups(3, size), 4)
   drawn = set()
   for seed in range(12):
     key = toy.key(seed)
@@ -50,7 +50,7 @@ def test_a_warmup_is_of_clients_with_labels_in_one_group(size):
 def test_rounds_of_a_warmup_are_a_share_of_the_run_rounded_up():
   for share, rounds, want in ((0.007, 1000, 7), (0.105, 200, 21), (0.1, 8, 1),
                               (0.0, 50, 0), (1.0, 9, 9)):
-    assert mean_teacher.warmup_rounds(toy.task(schedule_rounds=rounds),
+    assert labeled_clients.warmup_rounds(toy.task(schedule_rounds=rounds),
                                       share) == want
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
 from fedjax_ssl.methods import pdcfed
-from fedjax_ssl.methods.parts import mean_teacher
+from fedjax_ssl.methods.parts import labeled_clients
 from tests import toy
 from tests.methods.updates import BOTH, KNOWN, UNKNOWN, whole
 from tests.thorough import wider
@@ -127,7 +127,7 @@ def test_steps_of_clients_with_labels_and_without():
   shards = toy.federation()[0].clients
   def steps(who, **changes):
     task = toy.task(labeled_batch=3, unlabeled_batch=4, **changes)
-    return mean_teacher.num_steps(task, tree.take(shards, who), 2)
+    return labeled_clients.num_steps(task, tree.take(shards, who), 2)
   assert steps(KNOWN, local_epochs=5) == 5 * 3  # Of 7 rows by 3.
   assert steps(UNKNOWN, local_epochs=5) == 2 * 3  # Of 12 rows by 4.
   assert steps(BOTH, local_epochs=5) == 5 * 3  # Of 4 by 3 and of 9 by 4.

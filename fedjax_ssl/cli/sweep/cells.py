@@ -75,7 +75,7 @@ def check_flags(python: str, cells: Sequence[grid.Cell],
 
 
 def _is_experiment(script: str) -> bool:
-  """Whether a script trains a setting, and so checks its flags."""
+  """Returns whether a script trains a setting, and so checks its flags."""
   try:
     code = ast.parse(pathlib.Path(script).read_bytes())
   except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
@@ -129,12 +129,12 @@ def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:
 
 
 def is_held(out: pathlib.Path, cell: grid.Cell) -> bool:
-  """Whether a process runs the cell now; writes nothing."""
+  """Returns whether a process runs the cell now; writes nothing."""
   return _is_held(out / '.sweep' / f'{cell.name}.lock')
 
 
 def any_is_held(out: pathlib.Path) -> bool:
-  """Whether a process runs any cell of a folder now; writes nothing."""
+  """Returns whether a process runs any cell of a folder now; writes nothing."""
   return any(map(_is_held, out.glob('.sweep/*.lock')))
 
 
@@ -192,7 +192,7 @@ def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:
 
 
 def is_done(out: pathlib.Path, cell: grid.Cell) -> bool:
-  """Whether a cell with the same flags succeeded and its results are there."""
+  """Returns whether a cell of these flags succeeded and has its results."""
   stored = record(out, cell)
   return (stored.get('state') == 'done'
           and stored.get('fingerprint') == fingerprint(cell)
@@ -238,7 +238,7 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
 
 
 def is_complete(path: pathlib.Path) -> bool:
-  """Whether a run, and the bounds run with it, reached their last round."""
+  """Returns whether a run and its bounds reached their last round."""
   flags = _flags(path)
   parts = [path, *(path / b for b in places.BOUNDS if flags.get('bounds'))]
   states = [progress(part) for part in parts]

@@ -283,7 +283,7 @@ class Sweep:
 
 
 def _begin(cores: set[int]) -> None:
-  """What a run does before it starts."""
+  """Prepares a process before its run starts."""
   child.end_with_parent()
   if cores:
     os.sched_setaffinity(0, cores)

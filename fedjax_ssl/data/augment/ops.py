@@ -159,7 +159,7 @@ def recolor(planes: jax.Array, params: Params, *, equalized: bool = True
 
 
 def _equalizer(planes: jax.Array, high: jax.Array) -> jax.Array:
-  """The table of histogram equalization, int32[B, C, 256]."""
+  """Returns the table of histogram equalization, int32[B, C, 256]."""
   batch, channels, size = planes.shape
   starts = np.arange(batch * channels, dtype=np.int32) * 256
   bins = planes + starts.reshape(batch, channels, 1)

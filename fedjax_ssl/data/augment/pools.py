@@ -231,7 +231,7 @@ _IDENTITY = Params(
 
 
 def _but(**changes: Any) -> Params:
-  """The identity with other values in the named leaves."""
+  """Returns the identity with other values in the named leaves."""
   return _IDENTITY._replace(**{
       name: np.asarray(value, getattr(_IDENTITY, name).dtype)
       for name, value in changes.items()})
@@ -246,7 +246,7 @@ def _values(op: Op, pool: Pool) -> Iterator[float]:
 
 
 def _row(op: Op, value: float, shear: str, height: int, width: int) -> Params:
-  """The numbers of one operation at one value."""
+  """Returns the numbers of one operation at one value."""
   if op.kind in _BLENDS:
     return _but(degenerate=DEGENERATES.index(_BLENDS[op.kind]), factor=value)
   match op.kind:

@@ -202,7 +202,7 @@ def _digits() -> dict[str, Examples]:
 
 
 def _registered(name: str) -> files.Source | None:
-  """What a registered set holds; None if there is none of that name."""
+  """Returns what a registered set holds; None if there is none of that name."""
   if name not in DATASETS and (
       not name.isidentifier() or name not in DATASETS.entry_points()):
     return None

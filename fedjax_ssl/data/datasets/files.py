@@ -104,7 +104,7 @@ def named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
 
 def _numbered(arrays: Arrays, given: np.ndarray | None
               ) -> tuple[Arrays, tuple[str, ...] | None]:
-  """The arrays with numbers for words, and the names of the classes."""
+  """Returns the arrays with numbers for words, and the names of the classes."""
   names = None if given is None else names_lib.check_names(given)
   arrays = {part: (inputs, _words_of(labels))
             for part, (inputs, labels) in arrays.items()}

@@ -146,7 +146,7 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
 
 
 def _splits(rows: Records) -> np.ndarray | None:
-  """The part of each row."""
+  """Returns the part of each row."""
   if 'split' not in rows[0][1]:
     return None
   words = [cells['split'].strip() for _, cells in rows]
@@ -161,7 +161,7 @@ def _splits(rows: Records) -> np.ndarray | None:
 
 
 def _clients(rows: Records) -> np.ndarray | None:
-  """The client of each row; rows to test and validate need none."""
+  """Returns the client of each row; rows to test and validate need none."""
   if 'client' not in rows[0][1]:
     return None
   words = [cells['client'].strip() for _, cells in rows]
@@ -172,7 +172,7 @@ def _clients(rows: Records) -> np.ndarray | None:
 
 
 def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
-  """The line of each row, and its cells by column."""
+  """Returns the line of each row, and its cells by column."""
   begins = 1
   try:
     with open(path, encoding='utf-8-sig', newline='') as file:
@@ -305,7 +305,7 @@ def _vectors(path: pathlib.Path, texts: Sequence[str]) -> np.ndarray:
 
 
 def _choose(names: list[str]) -> list[str]:
-  """The arrays to read: of whole texts, or of words."""
+  """Returns the arrays to read: of whole texts, or of words."""
   for wanted in (['texts', 'sha256'], ['words', 'vectors']):
     if set(wanted) <= set(names):
       return wanted

@@ -1,4 +1,4 @@
-r"""FedDure's local iteration: a bi-level step of three networks at once.
+"""FedDure's local iteration: a bi-level step of three networks at once.
 
 Equations have the numbers of Bai et al., FedDure, AAAI 2024,
 https://arxiv.org/abs/2307.05358. The parts are in `regulation`.
@@ -32,14 +32,6 @@ _PASSES = {'both': ((4, 4), (2, 3)), 'fine': ((2, 3), (2, 2)),
 Apply = Callable[..., tuple[jax.Array, PyTree]]
 
 
-class Views(NamedTuple):
-  """The rows of one step, each view made once."""
-
-  labeled: Batch
-  weak: Batch  # A_w(u).
-  strong: Batch  # A_s(u), the same rows.
-
-
 class Rules(NamedTuple):
   """Optimizers of the local model (10), of C-reg (2) and of F-reg (5)."""
 
@@ -71,12 +63,10 @@ def _together(apply: Apply, model: Variables, views: Sequence[Batch],
   """Runs one pass over several views: logits of each, and the statistics."""
   rows = network.joined(views)
   logits, stats = apply(model, rows.inputs, rows.mask, *dropping)
-  ends = [sum(v.mask.shape[0] for v in views[:i + 1])
-          for i in range(len(views) - 1)]
-  return jnp.split(logits, ends), stats
+  return network.parted(logits, views), stats
 
 
-def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
+def step(apply: Apply, carry: Carry, views: network.Views, *, rules: Rules,
          which: str = 'both', virtual_rate: float = 5e-4,
          threshold: float = 0.95, detach: bool = False,
          form: str = 'probabilities', joint: bool = False,
@@ -95,7 +85,8 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
   Args:
     apply: the network in training, as `Task.apply_train`.
     carry: theta, phi, w and their optimizers' states.
-    views: batches of raw rows; a masked row changes nothing.
+    views: A_w(u), the labeled rows and A_s(u), raw; there must be labeled ones,
+      but a masked row changes nothing.
     rules: the optimizers.
     which: 'both'; 'fine', without (8) and with theta in place of phi in (4)
       and (5); 'coarse', whose weights in (2) and (7) are 1 from the threshold
@@ -117,7 +108,8 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
     `mask_rate`, the mean of m; `labeled_loss`, `unlabeled_loss`, and their sum
     `train_loss`, without the reward's part; and the passes through the network.
   """
-  (labeled, weak, strong), model = views, carry.model
+  (weak, labeled, strong), model = views, carry.model
+  assert labeled is not None
   dropping = () if key is None else (key,)
 
   def logits_of(params, rows):
@@ -134,9 +126,9 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
                               dropping)
     return logits[-2:], (logits[0], stats)
 
-  (known, bold), pull, (first, stats) = jax.vjp(
+  (labeled_logits, strong_logits), pullback, (weak_logits, stats) = jax.vjp(
       passes, model.params, has_aux=True)
-  target = first if joint else apply(
+  target = weak_logits if joint else apply(
       jax.lax.stop_gradient(model), weak.inputs, weak.mask)[0]
   labels, accepted = losses.pseudo_label(
       target, threshold=0.0 if which in ('both', 'fine') else threshold)
@@ -148,7 +140,8 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
         detach=detach, form=form)
   elif which == 'fine':
     ahead = regulation.Lookahead(
-        model.params, bold, lambda g: pull([jnp.zeros_like(known), g])[0],
+        model.params, strong_logits,
+        lambda g: pullback([jnp.zeros_like(labeled_logits), g])[0],
         labels, strong.mask, detach=detach, form=form)
   after, reward = carry, jnp.float32(0)
   if ahead is not None:
@@ -156,28 +149,30 @@ def step(apply: Apply, carry: Carry, views: Views, *, rules: Rules,
         carry, ahead, labeled_loss, accepted, rules, which, virtual_rate)
 
   weights = jax.lax.stop_gradient(
-      regulation.row_weights(after.fine, bold, form=form)
+      regulation.row_weights(after.fine, strong_logits, form=form)
       if which in ('both', 'fine') else accepted)
 
-  def parts(known, bold):
-    return (losses.cross_entropy(known, labeled.labels, labeled.mask)[0],
-            regulation.weighted_loss(bold, labels, strong.mask, weights)[0],
-            losses.cross_entropy(bold, labels, strong.mask)[0])
+  def parts(of_labeled, of_strong):
+    return (losses.cross_entropy(of_labeled, labeled.labels, labeled.mask)[0],
+            regulation.weighted_loss(of_strong, labels, strong.mask,
+                                     weights)[0],
+            losses.cross_entropy(of_strong, labels, strong.mask)[0])
 
   def total(logits):
     supervised, weighted, plain = parts(*logits)
     return supervised + weighted + reward * plain, (supervised, weighted)
 
   (_, (supervised, weighted)), slopes = jax.value_and_grad(
-      total, has_aux=True)([known, bold])
+      total, has_aux=True)([labeled_logits, strong_logits])
   if which == 'maml':
     grads = _maml_gradient(passes, model.params, labeled_loss,
                            lambda logits: parts(*logits)[1], virtual_rate)
   else:
-    grads, = pull(slopes)
+    grads, = pullback(slopes)
   params, local_state = descend(
       rules.local, grads, carry.opt_states.local, model.params)
-  metrics = _metrics(views, which, weights, supervised, weighted, reward)
+  metrics = _metrics(labeled, strong, which, weights, supervised, weighted,
+                     reward)
   return after._replace(
       model=Variables(params, stats),
       opt_states=after.opt_states._replace(local=local_state)), metrics
@@ -209,11 +204,10 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
                Rules(local_state, coarse_state, fine_state)), reward
 
 
-def _metrics(views: Views, which: str, weights: jax.Array,
+def _metrics(labeled: Batch, strong: Batch, which: str, weights: jax.Array,
              supervised: jax.Array, weighted: jax.Array, reward: jax.Array
              ) -> Metrics:
   """Collects what `step` reports."""
-  labeled, _, strong = views
   metrics = {
       'mask_rate': network.over_rows(
           losses.masked_mean(weights, strong.mask), strong),

@@ -108,8 +108,6 @@ def fine_tune_step(
     task: Task, schedule: Schedule,
     optimizer: optax.GradientTransformation) -> local_training.Step:
   """Makes a supervised step of the teacher; batch statistics see all views."""
-  coupled = task.model.norm in ('batch', 'static')
-
   def step(learner: Learner, batch: Pair, key: jax.Array):
     weak, labeled, strong = network.views(task, batch, key)
     assert labeled is not None
@@ -127,7 +125,8 @@ def fine_tune_step(
         factor(learner.done, schedule))
     return learner._replace(
         teacher=Variables(params, stats), teacher_state=state,
-        done=learner.done + 1), batching.passes(batch, 2 * coupled, 0)
+        done=learner.done + 1), batching.passes(
+            batch, 2 * network.is_coupled(task), 0)
   return step
 
 
@@ -184,17 +183,20 @@ def main_step(task: Task, schedule: Schedule,
     ramp = jnp.minimum((learner.done - schedule.fine_tune + 1) / _RAMP, 1)
 
     def loss_of(params):
-      target, (known, bold), stats = network.forward_with_targets(
+      target, logits, stats = network.forward_with_targets(
           task, learner.teacher._replace(params=params), weak, labeled, strong,
           key=key)
+      labeled_logits, strong_logits = logits
       labels, sure = losses.pseudo_label(target, threshold=threshold)
       student, state, dot = jax.lax.stop_gradient(_student_step(
           task, schedule, optimizer, learner, labels, weak, labeled, key))
-      supervised = losses.cross_entropy(known, labeled.labels, labeled.mask)[0]
+      supervised = losses.cross_entropy(
+          labeled_logits, labeled.labels, labeled.mask)[0]
       consistent = losses.cross_entropy(
-          bold, jax.nn.softmax(target), strong.mask * sure,
+          strong_logits, jax.nn.softmax(target), strong.mask * sure,
           total=strong.mask.sum())[0]
-      own = losses.cross_entropy(bold, bold.argmax(-1), strong.mask)[0]
+      own = losses.cross_entropy(
+          strong_logits, strong_logits.argmax(-1), strong.mask)[0]
       n, m = labeled.mask.sum(), strong.mask.sum()
       metrics = {
           'forward_passes': 3 * n + 3 * m,

@@ -54,7 +54,6 @@ from fedjax_ssl.methods.feddure.bilevel import (
   Rules,
   start,
   step,
-  Views,
 )
 from fedjax_ssl.methods.parts import assemble, network
 
@@ -235,9 +234,8 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
                    key: jax.Array) -> Update:
   after, metrics = (_official_round if s.official else _paper_round)(
       task, s, payload, client, key)
-  if task.model.norm == 'static':  # A pass of its own computes these.
-    after = after._replace(model=after.model._replace(
-        stats=payload.model.stats))
+  after = after._replace(model=after.model._replace(stats=network.next_stats(
+      task, payload.model.stats, after.model.stats)))
   weight = client_weights.client_weight(client.shard, 'both',
                                         weighting=s.weighting)
   memory = _Memory(
@@ -252,21 +250,23 @@ def _paper_round(task: Task, s: _Settings, payload: Server, client: Client,
                  key: jax.Array) -> tuple[Server, Metrics]:
   """Does equations (1) to (10) over the client's batches."""
   order_key, step_key = jax.random.split(key)
-  fine = (payload.fine if s.travels else client.memory.fine if s.keeps
-          else _new_fine(task, s, jax.random.fold_in(key, 2)) if s.has_fine
-          else ())
-  coarse = (payload.coarse if s.travels else payload.model.params
-            if s.has_coarse else ())
+  if s.travels:
+    coarse, fine = payload.coarse, payload.fine
+  else:
+    coarse = payload.model.params if s.has_coarse else ()
+    if s.keeps:
+      fine = client.memory.fine
+    elif s.has_fine:
+      fine = _new_fine(task, s, jax.random.fold_in(key, 2))
+    else:
+      fine = ()
   rules = Rules(*[task.optimizer(client.round)] * 3)
 
   def one(carry, batch, key):
-    weak, labeled, strong = network.views(task, batch, key)
-    assert labeled is not None
-    return step(task.apply_train, carry, Views(labeled, weak, strong),
+    return step(task.apply_train, carry, network.views(task, batch, key),
                 rules=rules, which=s.regulators, virtual_rate=s.virtual_rate,
                 threshold=s.threshold, detach=s.detach, form=s.fine_input,
-                joint=task.model.norm in ('batch', 'static'),
-                key=jax.random.fold_in(key, 0xd0))
+                joint=network.is_coupled(task), key=network.dropout_key(key))
 
   carry, metrics = local_training.train(
       one, start(payload.model, coarse, fine, rules),

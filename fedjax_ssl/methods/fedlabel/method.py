@@ -43,7 +43,7 @@ from fedjax_ssl.methods.fedlabel.selection import (
 from fedjax_ssl.methods.parts import (
   assemble,
   averaging,
-  mean_teacher,
+  labeled_clients,
   network,
 )
 
@@ -226,7 +226,7 @@ def fedlabel(task: Task, *, profile: str = 'official',
       divergence=divergence, combine=combine)
   threshold, consistency = chosen['threshold'], chosen['consistency']
   if warmup is None:
-    warmup = mean_teacher.warmup_rounds(
+    warmup = labeled_clients.warmup_rounds(
         task, chosen['share'], f'the warm-up of profile={profile!r}')
   checks.check('confidence', confidence, CONFIDENCES)
   checks.check('labeler', labeler, LABELERS)
@@ -312,8 +312,8 @@ def _train(task: Task, s: _Settings, streams: str, loss_fn: LossFn,
     client = client._replace(shard=client.shard._replace(num_unlabeled=rows))
   rule = s.server if streams == 'labeled' else 'fedavg'
   trained, metrics, _ = averaging.train_locally(
-      own_task, averaging.with_server_rule(task, loss_fn, rule, s.mu), model,
-      client.train, client.shard, client.round, key, streams)
+      own_task, averaging.with_proximal_term(task, loss_fn, rule, s.mu),
+      model, client.train, client.shard, client.round, key, streams)
   return trained, metrics
 
 
@@ -344,7 +344,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
     message = (tree.subtract(local, model),
                tree.scale(tree.subtract(other, model), rows))
     return Update(message, (held > 0).astype(jnp.float32), memory, metrics,
-                  counts=_Counts(mean_teacher.has_labels(
+                  counts=_Counts(labeled_clients.has_labels(
                       client.shard).astype(jnp.float32), rows))
   step = _add_deltas(model, local, other, uses)
   if s.combine == 'mean':

@@ -49,7 +49,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedssl import gmixup, private_agents
-from fedjax_ssl.methods.parts import assemble, private_labels
+from fedjax_ssl.methods.parts import assemble, network, private_labels
 from fedjax_ssl.models import gan
 
 _PICTURE_BLENDS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -134,8 +134,7 @@ def step(
             problem, (nets.model.params, nets.generator), nets, made)
     params, states = update('model', grads[0], nets.model.params, states)
     generator, states = update('generator', grads[1], nets.generator, states)
-    if problem.task.model.norm == 'static':
-      stats = nets.model.stats
+    stats = network.next_stats(problem.task, nets.model.stats, stats)
     nets = nets._replace(model=Variables(params, stats), generator=generator)
     return _Learner(nets, states), {
         'train_loss': loss, **metrics, **more,

@@ -239,8 +239,7 @@ def _work(task: Task, shard: Shard) -> jax.Array:
 
 
 def _supervised(task: Task) -> LossFn:
-  return averaging.with_server_rule(task, averaging.supervised(task),
-                                    'fedavg', 0)
+  return averaging.keeping_stats(task, averaging.supervised(task))
 
 
 def _three(s: _Settings, received: Variables, memory: Memory
@@ -402,7 +401,7 @@ def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
     epoch = step * task.local_epochs // jnp.maximum(made.num_steps, 1)
     clock = jnp.clip((5 * t + epoch - _RAMP[0]) / (_RAMP[1] - _RAMP[0]), 0, 1)
     apart = (on_known + s.final_weight * clock * on_given) / 2
-    stats = now.stats if task.model.norm == 'static' else stats
+    stats = network.next_stats(task, now.stats, stats)
     return jnp.where(harvests > 0, apart, together), Aux(stats, {}, step + 1)
 
   learner, metrics = local_training.train(

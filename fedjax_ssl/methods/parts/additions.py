@@ -36,7 +36,7 @@ class Beside(NamedTuple):
 
 
 def wanted(task: Task) -> bool:
-  """Whether a task adds anything."""
+  """Returns whether a task adds anything."""
   return task.server_optimizer is not None or task.attack is not None
 
 
@@ -54,7 +54,7 @@ def start(task: Task, state: State, update: ClientUpdate,
     task: has the server's optimizer and the attack.
     state: the method's own.
     update: the method's `client_update`, which is only traced.
-    broadcast: (server, client_id) -> what the client receives.
+    broadcast: what a client receives; see `core.rounds.Broadcast`.
     federation: the clients.
     key: the one that drew the initial values.
 
@@ -87,7 +87,7 @@ def _message(state: State, update: ClientUpdate,
   return jax.eval_shape(one, state, federation)
 
 
-def within(one: rounds.Pass) -> rounds.Pass:
+def on_own(one: rounds.Pass) -> rounds.Pass:
   """Wraps a pass so that it sees only the method's own parts."""
   def run(state, federation, round_, key):
     server, memory, _ = state

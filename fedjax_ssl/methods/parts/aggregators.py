@@ -195,7 +195,7 @@ def checked(rule: Rule) -> Rule:
 
 
 def _inner(rule: Any) -> Any:
-  """The function of which a rule is a partial one."""
+  """Returns the function of which a rule is a partial one."""
   while isinstance(rule, functools.partial):
     rule = rule.func
   return rule

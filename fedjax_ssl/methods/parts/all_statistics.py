@@ -38,7 +38,8 @@ _BATCH = 250  # Rows of a batch, as in the authors' code.
 def if_static(task: Task, num_clients: int = 0) -> rounds.Pass | None:
   """Makes the pass of `everywhere` for norm='static', None for others.
 
-  A pass that is made counts as one of the method's, run or not.
+  None, and not a pass that is never run: `rounds.noting` counts every pass
+  that is made.
   """
   if task.model.norm != 'static':
     return None

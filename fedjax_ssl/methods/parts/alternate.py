@@ -187,7 +187,7 @@ def descending(task: Task, loss_fn: LossFn) -> Callable[..., Step]:
   """
   return functools.partial(
       local_training.gradient_step,
-      averaging.with_server_rule(task, loss_fn, 'fedavg', 0.0))
+      averaging.keeping_stats(task, loss_fn))
 
 
 def trained(task: Task, s: Settings, step: Callable[..., Step],

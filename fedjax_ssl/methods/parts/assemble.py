@@ -145,7 +145,7 @@ def assemble(
   _check(task, aggregate, takes_rule, alone=not before)
   added = additions.wanted(task)
   own = additions.own if added else _unchanged
-  within = additions.within if added else _unchanged
+  on_own = additions.on_own if added else _unchanged
   update, finish = client_update, aggregate
   send = broadcast or rounds.whole_record
   if added:
@@ -160,7 +160,7 @@ def assemble(
           own(server), client_id, group),
       work=work)
   passes = _in_order(
-      task, clients, within, before=before, on_labels=on_labels,
+      task, clients, on_own, before=before, on_labels=on_labels,
       labels_last=labels_last, opening=opening, renew=renew)
   one_round = (rounds.chain(*passes) if splits_key or len(passes) > 1
                else passes[0])
@@ -177,13 +177,13 @@ def assemble(
       local_model=local_model, pseudo_label=pseudo_label, report=report,
       pictures=pictures)
   if begin is not None:
-    one_round = _begun(begin, within, one_round)
+    one_round = _begun(begin, on_own, one_round)
   return Method(start, one_round, client_update=update, aggregate=finish,
                 **readers)
 
 
 def _begun(begin: Callable[..., State],
-           within: Callable[[rounds.Pass], rounds.Pass],
+           on_own: Callable[[rounds.Pass], rounds.Pass],
            one_round: rounds.Pass) -> rounds.Pass:
   """Puts `begin`, which draws nothing and needs no key, ahead of a round."""
   def first(state, federation, round_, key):
@@ -191,29 +191,29 @@ def _begun(begin: Callable[..., State],
     return begin(state, federation, round_), {}
 
   def begun(state, federation, round_, key):
-    state, _ = within(first)(state, federation, round_, key)
+    state, _ = on_own(first)(state, federation, round_, key)
     return one_round(state, federation, round_, key)
   return begun
 
 
 def _in_order(task: Task, clients: rounds.Pass,
-              within: Callable[[rounds.Pass], rounds.Pass], *,
+              on_own: Callable[[rounds.Pass], rounds.Pass], *,
               before: Sequence[rounds.Pass],
               on_labels: Callable[..., tuple[Any, Metrics]] | None,
               labels_last: bool, opening: rounds.Pass | None,
               renew: rounds.Pass | None) -> list[rounds.Pass]:
   """Puts the passes of a round around that of the clients; see `assemble`.
 
-  `within` makes all but `clients` see the method's own record only.
+  `on_own` makes all but `clients` see the method's own record only.
   """
-  passes = [*map(within, before), clients]
+  passes = [*map(on_own, before), clients]
   if task.labels_at == 'server' and on_labels is not None:
     passes.insert(len(passes) if labels_last else 0,
-                  within(rounds.server_pass(on_labels)))
+                  on_own(rounds.server_pass(on_labels)))
   if task.model.norm == 'static':
-    passes.append(within(renew or statistics(task)))
+    passes.append(on_own(renew or statistics(task)))
   if opening is not None:
-    passes.insert(0, within(once(opening)))
+    passes.insert(0, on_own(once(opening)))
   return passes
 
 
@@ -341,7 +341,7 @@ def statistics(task: Task) -> rounds.Pass:
   Draws a cohort for this; each of its clients averages the batch statistics
   over one epoch of its rows. The server's rows are not used.
   """
-  once = dataclasses.replace(task, local_epochs=1, local_steps=0)
+  one_pass = dataclasses.replace(task, local_epochs=1, local_steps=0)
 
   def client_update(payload: Any, client: Client, key) -> Update:
     def step(sums, batch, key):
@@ -349,7 +349,7 @@ def statistics(task: Task) -> rounds.Pass:
       _, stats = network.forward(
           task, payload.model, batch.labeled, batch.unlabeled)
       return tree.add(sums, tree.subtract(stats, payload.model.stats)), {}
-    made = batching.batches(once, client.train, client.shard, key)
+    made = batching.batches(one_pass, client.train, client.shard, key)
     sums, _ = local_training.train(
         step, tree.zeros_like(payload.model.stats), made, key)
     steps = jnp.maximum(made.num_steps, 1)
@@ -365,7 +365,7 @@ def statistics(task: Task) -> rounds.Pass:
 
   return measuring(rounds.client_pass(
       task, client_update, finish, sample=sampling.uniform(task.cohort_size),
-      work=functools.partial(batching.num_steps, once)))
+      work=functools.partial(batching.num_steps, one_pass)))
 
 
 def confident_labels(task: Task, threshold: float, *, strict: bool = False

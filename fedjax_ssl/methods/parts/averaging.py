@@ -55,20 +55,26 @@ def supervised(task: Task) -> LossFn:
   return loss_fn
 
 
-def with_server_rule(task: Task, loss_fn: LossFn, server: str, mu: float
-                     ) -> LossFn:
-  """Adds FedProx's term; leaves the statistics of norm='static' as they are.
+def keeping_stats(task: Task, loss_fn: LossFn) -> LossFn:
+  """Leaves the statistics of norm='static' as they are.
 
   Those are recomputed by a pass of their own, `assemble.statistics`.
   """
   def wrapped(model, given, batch, key):
     loss, aux = loss_fn(model, given, batch, key)
-    if server == 'fedprox':
-      loss += losses.proximal(model.params, given.anchor.params, mu=mu)
-    if task.model.norm == 'static':
-      aux = aux._replace(stats=model.stats)
-    return loss, aux
+    return loss, aux._replace(stats=network.next_stats(
+        task, model.stats, aux.stats))
   return wrapped
+
+
+def with_proximal_term(task: Task, loss_fn: LossFn, server: str, mu: float
+                       ) -> LossFn:
+  """Adds FedProx's term if that is the server; keeps statistics as above."""
+  def wrapped(model, given, batch, key):
+    loss, aux = loss_fn(model, given, batch, key)
+    return loss + losses.proximal(
+        model.params, given.anchor.params, mu=mu), aux
+  return keeping_stats(task, wrapped if server == 'fedprox' else loss_fn)
 
 
 def train_locally(task: Task, loss_fn: LossFn, model: Variables,
@@ -233,8 +239,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
   s = _Settings(
-      with_server_rule(task, loss_fn, server, mu),
-      with_server_rule(task, server_loss or supervised(task), 'fedavg', 0.0),
+      with_proximal_term(task, loss_fn, server, mu),
+      keeping_stats(task, server_loss or supervised(task)),
       streams, weighting, labeled_client_weight,
       keep_local or alone or sees_last, alone, falls, remember, sees_last,
       tells)

@@ -1,9 +1,8 @@
 """Mean teachers, for federations in which only some clients hold labels.
 
 RSCFed, FedIRM, Fed-Consist and CBAFed share this: a step that spends no time on
-a kind of rows (labeled or unlabeled) that the client does not have; a teacher
-and an optimizer that stay on the client; and a warm-up in which only clients
-with labels train.
+a kind of rows (labeled or unlabeled) that the client does not have; and a
+teacher and an optimizer that stay on the client.
 
 A loss here is for rows of one kind. It is `(model, teacher, batch, key) ->
 (loss, Aux)`, the form of `core.local_training.LossFn` with the client's mean
@@ -12,8 +11,6 @@ teacher as `given`. Its metrics are `Ratio`s.
 from __future__ import annotations
 
 from collections.abc import Callable
-import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -22,24 +19,20 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import checks, local_training, sampling, tree
+from fedjax_ssl.core import local_training, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
   Batch,
   Client,
-  Cohort,
-  Federation,
   Metrics,
   Number,
   PyTree,
-  Shard,
-  State,
   Task,
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import assemble, network
+from fedjax_ssl.methods.parts import assemble, labeled_clients, network
 
 
 class Memory(NamedTuple):
@@ -76,55 +69,6 @@ def teacher_decay(steps: Number, *, most: float = 0.999) -> jax.Array:
   return jnp.minimum(1 - 1 / (jnp.asarray(steps, jnp.float32) + 1), most)
 
 
-def has_labels(shard: Shard) -> jax.Array:
-  """Whether a client holds at least one labeled row, bool[...]."""
-  return jnp.asarray(shard.num_labeled) > 0
-
-
-def warmup_rounds(task: Task, warmup: float, what: str = '') -> int:
-  """Computes the rounds of a warm-up over a share of the run, rounded up.
-
-  Args:
-    task: says how long the run is.
-    warmup: share of the run; 0 is none.
-    what: its name in messages; by default that of the knob `warmup`.
-  """
-  if not warmup:
-    return 0
-  horizon = task.horizon(what or f'warmup={warmup}')
-  return math.ceil(round(warmup * horizon, 6))
-
-
-def after_warmup(sampler: sampling.Sampler, num_rounds: int
-                 ) -> sampling.Sampler:
-  """Samples clients with labels in the first rounds, then as `sampler` does.
-
-  Args:
-    sampler: draws the cohorts after the warm-up; their shape is kept.
-    num_rounds: rounds of the warm-up. In these the first group holds clients
-      with labels, drawn at random if there are more of them than slots; all
-      other slots are empty.
-  """
-  def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
-    cohort = sampler(state, federation, key)
-    groups, size = cohort.ids.shape
-    labeled = has_labels(federation.clients)
-    draw = jax.random.uniform(jax.random.fold_in(key, 1), labeled.shape)
-    first = jnp.argsort(jnp.where(labeled, draw, 2.0))[:size]
-    ids = jnp.broadcast_to(first.astype(jnp.int32), (groups, size))
-    active = labeled[ids] & (jnp.arange(groups) == 0)[:, None]
-    warm = state.round < num_rounds
-    return Cohort(jnp.where(warm, ids, cohort.ids),
-                  jnp.where(warm, active, cohort.active))
-  return sample
-
-
-def cohorts(task: Task, groups: int, warmup: float) -> sampling.Sampler:
-  """Samples groups of `task.cohort_size` clients, after the warm-up."""
-  return after_warmup(sampling.groups(groups, task.cohort_size),
-                      warmup_rounds(task, warmup))
-
-
 def supervised(task: Task) -> LossFn:
   """Makes the cross entropy of the labeled view."""
   def labeled_loss(model, teacher, batch, key):
@@ -134,13 +78,6 @@ def supervised(task: Task) -> LossFn:
     loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
     return loss, Aux(stats, {'labeled_loss': network.over_rows(loss, batch)})
   return labeled_loss
-
-
-def check(task: Task) -> None:
-  """Refuses labels at the server."""
-  if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients: the method '
-                            'lets those with labels lead the others.')
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:
@@ -211,14 +148,10 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
         other, lambda m: unlabeled_loss(
             m, learner.teacher, batch.unlabeled, keys[1]),
         model._replace(stats=stats))
-    if task.model.norm == 'static':
-      stats = model.stats
-    updates, opt_state = optimizer.update(
-        clip(tree.add(grads, grads_u), max_norm), learner.opt_state,
-        model.params)
-    rate = jnp.where(known, labeled_rate, unlabeled_rate)
-    params = optax.apply_updates(model.params, tree.scale(updates, rate))
-    student = Variables(params, stats)
+    params, opt_state = local_training.descend(
+        optimizer, clip(tree.add(grads, grads_u), max_norm), learner.opt_state,
+        model.params, jnp.where(known, labeled_rate, unlabeled_rate))
+    student = Variables(params, network.next_stats(task, model.stats, stats))
     teacher = learner.teacher
     if teacher is not None:
       teacher = tree.where(other, _taught(
@@ -276,67 +209,10 @@ def train(task: Task, one: local_training.Step, model: Variables,
   if isinstance(memory, Memory):
     kept = Memory(learner.teacher, learner.opt_state, learner.steps)
     memory = tree.where(made.num_steps > 0, kept, memory)
-  metrics['labeled_share'] = has_labels(client.shard).astype(jnp.float32)
-  metrics.update(processed(task, made, client.shard))
+  metrics['labeled_share'] = labeled_clients.has_labels(
+      client.shard).astype(jnp.float32)
+  metrics.update(labeled_clients.processed(task, made, client.shard))
   return learner.model, memory, metrics
-
-
-def check_passes(task: Task, passes: int) -> None:
-  """Refuses epochs of clients without labels where all take equal steps.
-
-  Args:
-    task: says whether they do.
-    passes: as `num_steps` takes it; 1, the default, is always allowed.
-
-  Raises:
-    FieldError: for another number beside `local_steps`.
-  """
-  if task.local_steps and passes != 1:
-    checks.refuse_idle(checks.FieldError(
-        'local_steps', task.local_steps, 'every client takes so many steps, '
-        f'and passes={passes} would do nothing; leave one of them out.'))
-
-
-def num_steps(task: Task, shard: Shard, passes: int,
-              kept: Shard | None = None) -> jax.Array:
-  """Counts a client's local steps where its epochs depend on its labels.
-
-  Args:
-    task: `local_epochs` are those of a client with labels; `local_steps`, if
-      set, are those of every client.
-    shard: the client's rows.
-    passes: epochs of a client without labels.
-    kept: the rows that it trains on; None is all.
-
-  Returns:
-    int32[].
-  """
-  once = dataclasses.replace(task, local_epochs=1)
-  steps = batching.num_steps(once, shard if kept is None else kept)
-  if task.local_steps:
-    return steps
-  return steps * jnp.where(has_labels(shard), task.local_epochs, passes)
-
-
-def processed(task: Task, made: local_training.Batches, shard: Shard
-              ) -> Metrics:
-  """Computes the metric `rows_processed` of a client's training.
-
-  Steps skip a kind of rows that the client lacks, so its places in the batches
-  do not count.
-
-  Args:
-    task: unless its clients are mapped one by one, there is no such metric.
-    made: the batches that the client trained on.
-    shard: the rows behind them.
-  """
-  if task.client_map != 'map':
-    return {}
-  unlabeled = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
-  absent = (jnp.where(shard.num_labeled > 0, 0, task.labeled_batch)
-            + jnp.where(shard.num_unlabeled > 0, 0, unlabeled))
-  return {'rows_processed': made.num_steps.astype(jnp.float32) * (
-      made.width - absent)}
 
 
 def teacher_labels(task: Task) -> Callable[..., Any]:

@@ -24,8 +24,17 @@ _Rows = TypeVar('_Rows', Batch, Batch | None)
 
 
 def is_coupled(task: Task) -> bool:
-  """Whether a row's logits depend on the other rows of its batch."""
+  """Returns whether a row's logits depend on the other rows of its batch."""
   return task.model.norm in _COUPLED
+
+
+def next_stats(task: Task, old: PyTree, new: PyTree) -> PyTree:
+  """Returns the statistics after a step.
+
+  Those of norm='static' stay: a pass of their own recomputes them, see
+  `assemble.statistics`.
+  """
+  return old if task.model.norm == 'static' else new
 
 
 def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
@@ -34,7 +43,7 @@ def over_rows(mean: jax.Array, batch: Batch) -> Ratio:
   return Ratio(mean * rows, rows)
 
 
-def _dropout_key(key: jax.Array | None) -> jax.Array | None:
+def dropout_key(key: jax.Array | None) -> jax.Array | None:
   """Derives a key for dropout, independent of the step's other draws."""
   return None if key is None else jax.random.fold_in(key, 0xd0)
 
@@ -55,11 +64,16 @@ def forward(task: Task, model: Variables, *views: Batch | None,
   real = [view for view in views if view is not None]
   inputs = jnp.concatenate([view.inputs for view in real])
   mask = jnp.concatenate([view.mask for view in real])
-  logits, stats = task.apply_train(model, inputs, mask, _dropout_key(key))
-  ends = [sum(v.mask.shape[0] for v in real[:i + 1])
-          for i in range(len(real) - 1)]
-  parts = iter(jnp.split(logits, ends))
+  logits, stats = task.apply_train(model, inputs, mask, dropout_key(key))
+  parts = iter(parted(logits, real))
   return [None if view is None else next(parts) for view in views], stats
+
+
+def parted(logits: jax.Array, views: Sequence[Batch]) -> list[jax.Array]:
+  """Splits the logits of joined views into those of each, float32[B, C]."""
+  ends = [sum(v.mask.shape[0] for v in views[:i + 1])
+          for i in range(len(views) - 1)]
+  return jnp.split(logits, ends)
 
 
 def forward_with_features(task: Task, model: Variables, view: Batch, *,
@@ -75,7 +89,7 @@ def forward_with_features(task: Task, model: Variables, view: Batch, *,
     raise ValueError('the model has no features; a Model needs features and '
                      'features_train.')
   return read(model, task.preprocess(view.inputs), view.mask,
-              _dropout_key(key))
+              dropout_key(key))
 
 
 def features(task: Task, model: Variables, view: Batch) -> jax.Array:

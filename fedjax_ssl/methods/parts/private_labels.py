@@ -36,6 +36,7 @@ from fedjax_ssl.core.types import (
   Task,
 )
 from fedjax_ssl.data import batching
+from fedjax_ssl.methods.parts import network
 
 
 def bounds(needs: knobs.Needs | None = None, *, or_else: str = ''
@@ -46,7 +47,7 @@ def bounds(needs: knobs.Needs | None = None, *, or_else: str = ''
     needs: another knob without which they do nothing.
     or_else: what to write for no privacy, after a refused epsilon.
   """
-  # A network without a finite norm would get no noise.
+  # A clip_norm of inf is how `private_agents` marks a network without noise.
   return {
       'epsilon': knobs.Bound(above=True, needs=needs,
                              advice=f'a budget is above 0{or_else}'),
@@ -108,7 +109,7 @@ class Plan(NamedTuple):
     if task.labels_at == 'server':
       raise checks.FieldError('labels_at', 'server', f'{self.name} protects '
                               'the labels of clients; give clients.')
-    if task.model.norm in ('batch', 'static'):
+    if network.is_coupled(task):
       raise checks.FieldError('norm', task.model.norm, f'{self.name} cannot '
                               'bound what a row does under it; give none or '
                               'group.')

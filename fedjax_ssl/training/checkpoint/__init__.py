@@ -289,14 +289,14 @@ class Checkpoints:
     return True
 
   def _read_header(self, step: pathlib.Path) -> dict[str, Any]:
-    """The header of a step, if it is exactly what was written."""
+    """Returns the header of a step, if it is exactly what was written."""
     with _one_line_if_it_fails():
       header = manifest.read_header(step)
     return header
 
   def _read_leaves(self, step: pathlib.Path, header: dict[str, Any]
                    ) -> dict[str, np.ndarray]:
-    """The arrays of a step, if they are exactly what was written."""
+    """Returns the arrays of a step, if they are exactly what was written."""
     ocp, checkpointer = self._checkpointer()
     specs = manifest.specs(header)
     stored = [name for name, spec in specs.items() if 0 not in spec.shape]
@@ -320,7 +320,7 @@ class Checkpoints:
 
 
 def _shared(value: np.ndarray | None, template: Any) -> np.ndarray:
-  """The first process's leaf, on all of them."""
+  """Returns the first process's leaf, on all of them."""
   if processes.count() == 1 and value is not None:
     return value
   like = manifest.spec(template)

@@ -216,7 +216,7 @@ def _headers(folder: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _facts(folder: pathlib.Path) -> dict[str, Any]:
-  """The facts that a run's configuration has; {} without one."""
+  """Returns the facts that a run's configuration has; {} without one."""
   from fedjax_ssl.training import workdir
   try:
     return workdir.read_config(folder)['facts']
