@@ -49,10 +49,10 @@ _SUMS = 8
 class Plan(NamedTuple):
   """Sizes of the layout; `run` does the work."""
 
-  size: int  # S, slots of the cohort.
-  block: int
-  per_tick: int
-  ticks: int
+  size: int  # S, slots of a group.
+  block: int  # Slots of a block.
+  per_tick: int  # Blocks of a device in a tick.
+  ticks: int  # Of a round.
   devices: int
   vmapped: bool
   fixed: bool

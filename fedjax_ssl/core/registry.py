@@ -221,8 +221,12 @@ def import_place(place: str) -> None:
 
 
 def _module(builder: Any) -> str:
-  """Returns the name of a builder's module; a setting's is its `deal`'s."""
-  return getattr(getattr(builder, 'deal', builder), '__module__', '')
+  return getattr(_function(builder), '__module__', '')
+
+
+def _function(builder: Any) -> Any:
+  """Returns the function behind a builder; of a setting its `deal`."""
+  return getattr(builder, 'deal', builder)
 
 
 def _is_version(old: Any, path: str) -> bool:
@@ -234,7 +238,7 @@ def _is_version(old: Any, path: str) -> bool:
 
 def _is_again(old: Any, new: Any) -> bool:
   """Returns if `new` may replace `old`, of a notebook or a failed file."""
-  old, new = (getattr(x, 'deal', x) for x in (old, new))  # Of a setting.
+  old, new = _function(old), _function(new)
   return imports.has_failed(_module(old)) or (
       _module(old) == _module(new) == '__main__') and (
       getattr(old, '__qualname__', 0) == getattr(new, '__qualname__', 1))
@@ -242,7 +246,7 @@ def _is_again(old: Any, new: Any) -> bool:
 
 def place(builder: Any) -> str:
   """Returns FILE:LINE of a builder, or whatever is known of it."""
-  builder = getattr(builder, 'deal', builder)
+  builder = _function(builder)
   inner = inspect.unwrap(builder) if callable(builder) else builder
   code = getattr(inner, '__code__', None)
   if code is not None:

@@ -218,7 +218,7 @@ def _status(task: Task, model: Variables, client: Client, overall: jax.Array,
   rows = jnp.float32(0)
   if task.labels_at == 'clients':
     alone = client.shard.num_unlabeled == 0
-    top, rows = labeling.sureness(
+    top, rows = labeling.confidence_sum(
         task, lambda inputs, key: task.apply(model, inputs), client, key,
         kind='labeled', wanted=alone)
     overall = jnp.where(alone, top / jnp.maximum(rows, 1), overall)

@@ -271,7 +271,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   model, rows, memory, metrics = lax.cond(
       client.round < s.first_phase, functools.partial(_pretraining, task),
       functools.partial(_with_labels, task, s), payload, client, key)
-  sureness = labeling.sureness(
+  sureness = labeling.confidence_sum(
       task, functools.partial(_predict, task, s, payload.model), client, key,
       kind='unlabeled', wanted=(client.round >= s.first_phase - 1)
       & (payload.confidence == 0))

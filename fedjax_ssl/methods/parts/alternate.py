@@ -220,7 +220,7 @@ def trained(task: Task, s: Settings, step: Callable[..., Step],
 
 def update(client: Client, received: Variables, learner: Learner,
            memory: PyTree, weight: jax.Array, count: Array, metrics: Metrics,
-           labeled: Metrics) -> Update:
+           labeling_metrics: Metrics) -> Update:
   """Makes the update that a client sends.
 
   Args:
@@ -231,12 +231,12 @@ def update(client: Client, received: Variables, learner: Learner,
     weight: float32[], 0 leaves the client out.
     count: int32[], unlabeled rows that it has trained on.
     metrics: of the training.
-    labeled: metrics of `labeling.probabilities`.
+    labeling_metrics: of `labeling.probabilities`.
 
   Returns:
     The update, with the share of rows that it trained on as `mask_rate`.
   """
-  sums = {name: metrics[name] + labeled[name] for name in WORK}
+  sums = {name: metrics[name] + labeling_metrics[name] for name in WORK}
   rate = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
       count, client.shard.num_unlabeled)))
   return Update(tree.subtract(learner.model, received), weight, memory,

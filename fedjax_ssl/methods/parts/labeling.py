@@ -55,8 +55,9 @@ def probabilities(task: Task, model: Variables, client: Client,
   return table, {name: metrics[name] for name in WORK}
 
 
-def sureness(task: Task, predict: Callable[..., jax.Array], client: Client,
-             key: jax.Array, *, kind: str, wanted: jax.Array) -> jax.Array:
+def confidence_sum(
+    task: Task, predict: Callable[..., jax.Array], client: Client,
+    key: jax.Array, *, kind: str, wanted: jax.Array) -> jax.Array:
   """Sums the largest probabilities of a client's rows, as they are.
 
   Args:
