@@ -6,6 +6,7 @@ https://arxiv.org/abs/2307.05358. The parts are in `regulation`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import NamedTuple
 
 import jax
@@ -152,30 +153,35 @@ def step(apply: Apply, carry: Carry, views: network.Views, *, rules: Rules,
       regulation.row_weights(after.fine, strong_logits, form=form)
       if which in ('both', 'fine') else accepted)
 
-  def parts(of_labeled, of_strong):
-    return (losses.cross_entropy(of_labeled, labeled.labels, labeled.mask)[0],
-            regulation.weighted_loss(of_strong, labels, strong.mask,
-                                     weights)[0],
-            losses.cross_entropy(of_strong, labels, strong.mask)[0])
+  parts = functools.partial(
+      _parts, labeled=labeled, strong=strong, labels=labels, weights=weights)
 
   def total(logits):
-    supervised, weighted, plain = parts(*logits)
+    supervised, weighted, plain = parts(logits)
     return supervised + weighted + reward * plain, (supervised, weighted)
 
   (_, (supervised, weighted)), slopes = jax.value_and_grad(
       total, has_aux=True)([labeled_logits, strong_logits])
   if which == 'maml':
     grads = _maml_gradient(passes, model.params, labeled_loss,
-                           lambda logits: parts(*logits)[1], virtual_rate)
+                           lambda logits: parts(logits)[1], virtual_rate)
   else:
     grads, = pullback(slopes)
   params, local_state = descend(
       rules.local, grads, carry.opt_states.local, model.params)
-  metrics = _metrics(labeled, strong, which, weights, supervised, weighted,
-                     reward)
   return after._replace(
       model=Variables(params, stats),
-      opt_states=after.opt_states._replace(local=local_state)), metrics
+      opt_states=after.opt_states._replace(local=local_state)), _metrics(
+          labeled, strong, which, weights, supervised, weighted, reward)
+
+
+def _parts(logits: Sequence[jax.Array], *, labeled: Batch, strong: Batch,
+           labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
+  """Computes the losses (9), (7) and, without d, (8), each float32[]."""
+  of_labeled, of_strong = logits
+  return (losses.cross_entropy(of_labeled, labeled.labels, labeled.mask)[0],
+          regulation.weighted_loss(of_strong, labels, strong.mask, weights)[0],
+          losses.cross_entropy(of_strong, labels, strong.mask)[0])
 
 
 def _regulate(carry: Carry, ahead: regulation.Lookahead,
