@@ -218,7 +218,7 @@ def _jobs(told: config.Config, given: Collection[str],
   # A later `fedjax-ssl` command on the folder reads what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
             'script': '' if ours else command.FIT, 'comments': []}
-  names = runs.wanted(told, pathlib.Path(told.workdir or ''))
+  plan = runs.wanted(told, pathlib.Path(told.workdir or ''))
   return [spellings.begun(job) for job in runs.build(
-      dataset, deals, told, names, {k: v for k, v in origin.items()
-                                    if v != ''}, runs.with_runs(names))]
+      dataset, deals, told, plan, {k: v for k, v in origin.items()
+                                    if v != ''}, runs.with_runs(plan))]

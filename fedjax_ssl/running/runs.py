@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,15 @@ BOUNDS = {
 }
 
 
+class Planned(NamedTuple):
+  """A run, or a bound of one, before it is built."""
+
+  name: str  # In tables.
+  folder: str
+  labels: str  # As `Config.labels`.
+  method: str
+
+
 def train(setting: Setting, options: Config, origin: Mapping[str, Any],
           given: Collection[str] = ()) -> list[pathlib.Path]:
   """Trains, or evaluates, the run and its bounds.
@@ -60,16 +69,18 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   processes.once(lambda: check_read(setting, options))
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
-  names = processes.once(lambda: wanted(options, workdir))
+  # As lists where they come from another process.
+  plan = [Planned(*one) for one in processes.once(
+      lambda: wanted(options, workdir))]
   # Before the data, which may take long to read.
   processes.once(lambda: task_lib.check_texts(
       {**vars(options), 'method': options.full_method}))
   dataset, options, deals = processes.together(
       lambda: _dealt(setting, options, given))
   options = convolutions.decided(options, dataset, deals)
-  begun = processes.once(lambda: with_runs(names))
+  begun = processes.once(lambda: with_runs(plan))
   jobs = processes.together(
-      lambda: build(dataset, deals, options, names, origin, begun))
+      lambda: build(dataset, deals, options, plan, origin, begun))
   # Once more: the data may name the clients.
   processes.once(lambda: check_read(setting, jobs[0].options))
   note_unread(setting, jobs[0].options, dataset)
@@ -252,7 +263,7 @@ def deal(setting: Setting, options: Config, dataset: data.Dataset
 
 
 def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
-          options: Config, names: Sequence[Sequence[str]],
+          options: Config, plan: Sequence[Planned],
           origin: Mapping[str, Any], begun: Collection[str]
           ) -> list[job_lib.Job]:
   """Builds the jobs of a run and its bounds; see `wanted`, `with_runs`.
@@ -263,23 +274,24 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
   truth = np.asarray(dataset.train.labels)
   if (truth < 0).any() and not any(
       (truth[deal.unlabeled >= 0] >= 0).any() for deal in deals.values()):
-    if any(name[2] == 'all' for name in names[1:]):
+    first, *bounds = plan
+    plan = [first, *(bound for bound in bounds if bound.labels != 'all')]
+    if len(plan) <= len(bounds):
       _note('No upper bound is run: no row has a label that is hidden.')
-    names = [names[0], *(name for name in names[1:] if name[2] != 'all')]
   jobs = [job_lib.build(
-      dataset, deals, name, pathlib.Path(folder), dataclasses.replace(
-          options, labels=labels, method=method, seed=None,
-          seeds=tuple(deals)), origin, has_begun=folder in begun)
-          for name, folder, labels, method in names]
+      dataset, deals, one.name, pathlib.Path(one.folder), dataclasses.replace(
+          options, labels=one.labels, method=one.method, seed=None,
+          seeds=tuple(deals)), origin, has_begun=one.folder in begun)
+          for one in plan]
   if options.pictures and all(job.method.pictures is None for job in jobs):
     _note(f'--pictures: {jobs[0].name} generates nothing to draw; fedssl does.')
   return jobs
 
 
-def with_runs(names: Sequence[Sequence[str]]) -> list[str]:
-  """Returns the folders of `wanted` that hold a run, which goes on."""
-  return [folder for _, folder, *_ in names
-          if (pathlib.Path(folder) / workdir_lib.CONFIG).exists()]
+def with_runs(plan: Sequence[Planned]) -> list[str]:
+  """Returns the folders of a plan that hold a run, which goes on."""
+  return [one.folder for one in plan
+          if (pathlib.Path(one.folder) / workdir_lib.CONFIG).exists()]
 
 
 def _note(text: str) -> None:
@@ -288,9 +300,8 @@ def _note(text: str) -> None:
     print(f'Note: {text}', file=sys.stderr)
 
 
-def wanted(options: Config, workdir: pathlib.Path
-           ) -> list[tuple[str, str, str, str]]:
-  """Lists (name, folder, labels, method) of the run and the bounds it needs."""
+def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
+  """Lists the run, and the bounds that it needs."""
   method = options.full_method
   # The name leaves out what is at its default.
   beside = [getattr(options, name) for name in (
@@ -298,12 +309,12 @@ def wanted(options: Config, workdir: pathlib.Path
             if getattr(options, name) != config.OPTIONS[name].default]
   beside += ['all labels'] if options.labels == 'all' else []
   name = ', '.join(map(imports.short, [method, *beside]))
-  names = [(name, str(workdir), options.labels, method)]
+  plan = [Planned(name, str(workdir), options.labels, method)]
   if options.bounds:
-    names += [(name, str(workdir / folder), labels, 'fedavg')
-              for name, (folder, labels) in BOUNDS.items()
-              if not options.eval_only or (workdir / folder).exists()]
-  return names
+    plan += [Planned(name, str(workdir / folder), labels, 'fedavg')
+             for name, (folder, labels) in BOUNDS.items()
+             if not options.eval_only or (workdir / folder).exists()]
+  return plan
 
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
