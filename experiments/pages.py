@@ -248,8 +248,10 @@ def _bench_part(file: pathlib.Path) -> str:
                f'jax {on["jax"]}')
       if f'`{name}`' not in runs[place]:
         runs[place].append(f'`{name}`')
+  every = {entry.name for entry in plan.chosen([], bed)}
   return '\n'.join([
-      text[text.index('\n## ') + 1:].rstrip(), '', '## What has run them', '',
+      f'{len(every & {*found})} of the {len(every)} rows of this bed were run.',
+      text[text.index('\n## '):].rstrip(), '', '## What has run them', '',
       *(f'- {place}: {", ".join(rows)}.' for place, rows in runs.items())])
 
 
