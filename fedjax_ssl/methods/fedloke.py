@@ -104,8 +104,8 @@ def fedloke(task: Task, *, decay: float = 0.9, max_entropy: float = 0.1,
 
   Of the code, and not of the paper, are `max_gradient`, and that both models
   label rows in training mode. Under batch normalization each view of a kind of
-  rows is a batch of its own, as in the code. It adds 1e-8 to probabilities,
-  which is left out here.
+  rows is a batch of its own, as in the code. It adds 1e-8 to probabilities
+  before their logarithm; here none of these can be that of 0.
 
   Args:
     task: the static choices; labels must be at the clients.

@@ -33,8 +33,9 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
   Three things differ from that code. It adds 1e-10 to both sides of KL before
   the logarithm, which matters only for probabilities below 1e-9; here nothing
   is added. It hands one optimizer, momentum included, from client to client;
-  here each client starts anew. It weighs clients by 2000 n_s + n_u, as it
-  repeats the labeled rows; here they count by the rows they have.
+  here each client starts anew, as clients train side by side. It weighs clients
+  by 2000 n_s + n_u, as its loader repeats the labeled rows so often; here they
+  count by the rows they have, as the paper has it.
 
   Args:
     task: the static choices.

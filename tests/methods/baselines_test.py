@@ -255,10 +255,15 @@ def test_semi_supervised_methods_without_communication(text):
       a + b > 0 for a, b in zip(toy.LABELED, toy.UNLABELED, strict=True)]
 
 
-def test_a_local_client_starts_from_its_own_last_model():
+@pytest.mark.parametrize('text', [
+    'local', "softmatch(server='local')", *wider(*(
+        f"{name}(server='local')" for name in (
+            'fixmatch', 'flexmatch', 'uda', 'pseudo_label', 'mixmatch',
+            'freematch', 'adamatch')))])
+def test_a_local_client_starts_from_its_own_last_model(text):
   """Moving the server's record between rounds changes nothing."""
   federation, _ = toy.federation()
-  method = methods.make('local', toy.task())
+  method = methods.make(text, toy.task())
   state = method.init(KEY, federation)
   run = jax.jit(method.round)
   state, _ = run(state, federation, jnp.int32(0), KEY)

@@ -127,6 +127,15 @@ def test_equal_proxies_of_all_clients_are_pushed_apart():
   assert after.sum() > before.sum()
 
 
+def test_equal_proxies_far_apart_stay_without_a_margin():
+  """Their loss is nearly 0, and so is its slope."""
+  mean = 20 * jnp.eye(CLASSES, WIDTH)
+  got = [proxyfl.tuned(mean, jnp.tile(mean, (3, 1, 1)), jnp.ones(3), KEY,
+                       epochs=5, rate=.05, max_margin=most) for most in (0, 50)]
+  np.testing.assert_allclose(got[0], mean, atol=1e-6)
+  assert not np.allclose(got[1], mean, atol=1e-3)
+
+
 def test_who_sent_nothing_changes_no_bit():
   """Wherever it stands, and whatever stands there."""
   mean, sent = _draw(CLASSES, WIDTH), _draw(4, CLASSES, WIDTH, key=1)
