@@ -21,8 +21,9 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
   """Trains strong views on confident predictions of weak views.
 
   The loss is L_s + unlabeled_weight L_u with L_u of equation 4. In the tables
-  of SAGE and ProxyFL this is FixMatch-LPL; FixMatch-GPL is labeler='global'
-  with weak_in_batch=True, and their rows without a threshold are threshold=0.
+  of SAGE and ProxyFL this is FixMatch-LPL; FixMatch-GPL, whose code they have
+  not released, is taken to be labeler='global' with weak_in_batch=True, and
+  their rows without a threshold are threshold=0.
 
   Args:
     task: the static choices.
