@@ -3,9 +3,10 @@
 wyjeong/FedMatch at 4947aa255d59bd37915e25a719763aaaf5d7e067, with labels at the
 clients: four rounds of four clients by its `Server` and `Client` of
 models/fedmatch and its `TrainModule`, with helpers in the second and fourth,
-sparse messages and their costs; the vote of own model and helpers alone; and
-how a learning rate falls. Two of its dense layers are the network, data and
-noise image are given, and its numbers are chosen so that every part counts.
+sparse messages and their costs, and the terms of every step's two losses; the
+vote of own model and helpers alone; and how a learning rate falls. Two of its
+dense layers are the network, data and noise image are given, and its numbers
+are chosen so that every part counts.
 
 Numbers of psi up to l1_thres count as 0 where the code decides what to send,
 but it sends them as they are. So the rounds are run 'released' with l1_thres at
@@ -35,6 +36,8 @@ KNOBS = {'num_helpers': 2, 'confidence': 0.5, 'psi_factor': 0.2,
          'lambda_l2': 0.3, 'lambda_l1': 0.02, 'delta_thres': 0.01,
          'lr': 0.03}
 THRESHOLDS = {'released': 0.0, 'cut': 0.02}
+# What weighs the terms of the loss on unlabeled rows.
+TERMS = ('lambda_i', 'lambda_a', 'lambda_l1', 'lambda_l2')
 
 
 class _Numpy(types.ModuleType):
@@ -132,14 +135,16 @@ def import_theirs(checkout: pathlib.Path) -> tuple[Any, Any]:
   return tf, theirs
 
 
-def arguments(folder: str = '', threshold: float = 0.0
-             ) -> types.SimpleNamespace:
+def arguments(folder: str = '', threshold: float = 0.0,
+              scenario: str = 'labels-at-client') -> types.SimpleNamespace:
   """What their config.py holds."""
+  at_server = scenario == 'labels-at-server'
   return types.SimpleNamespace(
-      **KNOBS, l1_thres=threshold, scenario='labels-at-client',
+      **KNOBS, l1_thres=threshold, scenario=scenario,
       model='fedmatch', task='biid', gpu='0', num_clients=CLIENTS,
       frac_clients=1.0, num_rounds=100, num_tasks=1, num_epochs_client=1,
-      batch_size_client=BATCH,
+      num_epochs_server=1, num_epochs_server_pretrain=1,
+      batch_size_client=BATCH * (1 + at_server), batch_size_server=BATCH,
       batch_size_test=BATCH, lr_patience=10**6, lr_factor=3, lr_min=1e-20,
       num_classes=CLASSES, seed=0, wd=0.0, check_pts=folder,
       fed_method='fedavg')
@@ -158,38 +163,86 @@ def draw() -> dict[str, np.ndarray]:
           **{name: weights[name].astype(np.float32) for name in ('w0', 'w1')}}
 
 
-def rounds(theirs: Any, given: dict[str, np.ndarray], run: str
-           ) -> dict[str, Any]:
-  """Both parts at the server after every round, costs, confident rows."""
-  Loader.data = given
+def start(theirs: Any, given: dict[str, np.ndarray],
+          args: types.SimpleNamespace) -> Any:
+  """Their server with the given weights, as its `run` makes it."""
+  server = theirs.server.Server(args)
+  server.build_network()
+  for part, factor in ((server.sig, 1.0), (server.psi, args.psi_factor)):
+    for i, variable in enumerate(part):
+      variable.assign(given[f'w{i}'] * factor)
+  server.rgauss = given['noise']
+  server.load_data()
+  server.train.init_state('server')
+  server.train.set_details({
+      'model': server.global_model, 'loss_fn': server.loss_fn,
+      'trainables': server.trainables, 'num_epochs': args.num_epochs_server,
+      'batch_size': args.batch_size_server})
+  return server
+
+
+def rounds(theirs: Any, given: dict[str, np.ndarray], run: str,
+           scenario: str = 'labels-at-client') -> dict[str, Any]:
+  """Both parts at the server after every round, costs, confident rows.
+
+  Of 'released' the terms of the losses too, in every step of every client.
+  """
   results: dict[str, list[Any]] = {name: [] for name in (
       'sigma0', 'sigma1', 'psi0', 'psi1', 'up', 'down', 'confident', 'helpers')}
   with tempfile.TemporaryDirectory() as folder:
-    args = arguments(folder, THRESHOLDS[run])
-    server = theirs.server.Server(args)
-    server.build_network()
-    for part, factor in ((server.sig, 1.0), (server.psi, args.psi_factor)):
-      for i, variable in enumerate(part):
-        variable.assign(given[f'w{i}'] * factor)
-    server.rgauss = given['noise']
-    x, y = server.loader.get_test()
-    server.train.init_state('server')
-    server.train.set_details({'model': server.global_model})
-    server.train.set_task({'x_test': x, 'y_test': y})
+    args = arguments(folder, THRESHOLDS[run], scenario)
+    server = start(theirs, given, args)
     client = theirs.client.Client(0, args)
     server.clients = {0: client}
     if run == 'cut':
       cut_first(client)
+    else:
+      measure(server, client, results)
     for round_ in range(ROUNDS):
       server.curr_round, server.connected_ids = round_, list(range(CLIENTS))
       watch(server, client, results)
+      if scenario == 'labels-at-server':
+        theirs.train.tf.keras.backend.set_learning_phase(run == 'cut')
+        server.train_global_model()
       server._train_clients()
       for i in range(2):
         results[f'sigma{i}'].append(server.sig[i].numpy())
         results[f'psi{i}'].append(server.psi[i].numpy())
       results['up'].append(server.c2s_sum[-1])
       results['down'].append(server.s2c_sum[-1])
-  return {f'{run}_{name}': np.array(value) for name, value in results.items()}
+  stacked = {name: np.array(value) for name, value in results.items()}
+  for name in stacked.keys() & {'supervised', 'terms'}:  # Steps one by one.
+    whole = stacked[name].astype(np.float32)
+    holders = (CLIENTS,) * (len(whole) > 2 * ROUNDS)  # Not of the server's.
+    stacked[name] = whole.reshape(ROUNDS, *holders, 2, *whole.shape[1:])
+  return {f'{run}_{name}': value for name, value in stacked.items()}
+
+
+def measure(server: Any, client: Any, results: dict[str, list[Any]]) -> None:
+  """Notes every step's loss on labels, and the terms of that on other rows."""
+  supervised: list[float] = []
+  terms: list[list[float]] = []
+  results |= {'supervised': supervised, 'terms': terms}
+  args, unsupervised = client.args, client.loss_fn_u
+
+  def on_labels(plain: Any) -> Any:
+    def loss_fn(x: Any, y: Any) -> Any:
+      predicted, loss = plain(x, y)
+      supervised.append(float(loss))
+      return predicted, loss
+    return loss_fn
+
+  def loss_fn_u(x: Any) -> Any:
+    terms.append([])
+    for name in TERMS:  # It alone has a weight.
+      client.args = types.SimpleNamespace(**{
+          **vars(args), **{other: 0.0 for other in TERMS if other != name}})
+      terms[-1].append(float(unsupervised(x)[1]))
+    client.args = args
+    return unsupervised(x)
+
+  server.train.params['loss_fn'] = on_labels(server.loss_fn)
+  client.loss_fn_s, client.loss_fn_u = on_labels(client.loss_fn_s), loss_fn_u
 
 
 def cut_first(client: Any) -> None:
@@ -217,7 +270,7 @@ def watch(server: Any, client: Any, results: dict[str, list[Any]]) -> None:
     ids = [-1, -1]
     for place, psi in enumerate(found or []):
       ids[place] = next(k for k, w in server.cid_to_weights.items()
-                        if w[len(w) // 2] is psi[0])
+                        if w[-len(psi)] is psi[0])
     chosen.append(ids)
     return found
 
@@ -259,7 +312,7 @@ def falls(theirs: Any) -> dict[str, np.ndarray]:
 def main() -> None:
   checkout, out = authors.arguments(__doc__, 'wyjeong/FedMatch', COMMIT)
   _, theirs = import_theirs(checkout)
-  given = draw()
+  given = Loader.data = draw()
   results: dict[str, Any] = {}
   for run in THRESHOLDS:
     results |= rounds(theirs, given, run)
