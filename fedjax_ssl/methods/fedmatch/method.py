@@ -45,7 +45,8 @@ def fedmatch(
   """Trains theta = sigma + psi with helpers from other clients.
 
   With labels at the server, the server trains sigma and the clients train psi
-  only. A knob that is None takes the profile's value; below, 'a / b' are those
+  only; the authors' clients then drop the last rows of an epoch if these fill
+  less than half a batch, which here are one more step. A knob that is None takes the profile's value; below, 'a / b' are those
   of v1 and of v3code.
 
   Args:
@@ -95,7 +96,8 @@ def fedmatch(
       count as sent by it. 0 (v1, not stated: all of a dense psi is sent) /
       5e-6, with labels at the server 1e-5. The authors' code sets them to 0
       only to decide what is sent, and then sends them as they are; here they
-      are sent as 0.
+      are sent as 0. Their server trains sigma without them; here it trains on
+      all of psi, as clients do in both: by 1e-5 a number at most.
     delta_threshold: with sending='differences', those up to this size are not
       sent; 5e-5, with labels at the server 1e-5.
     exact_down: whether a client receives all numbers, even those that do not
