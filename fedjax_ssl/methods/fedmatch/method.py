@@ -46,8 +46,8 @@ def fedmatch(
 
   With labels at the server, the server trains sigma and the clients train psi
   only; the authors' clients then drop the last rows of an epoch if these fill
-  less than half a batch, which here are one more step. A knob that is None takes the profile's value; below, 'a / b' are those
-  of v1 and of v3code.
+  less than half a batch, which here are one more step. A knob that is None
+  takes the profile's value; below, 'a / b' are those of v1 and of v3code.
 
   Args:
     task: the static choices.
