@@ -219,6 +219,7 @@ def _jobs(told: config.Config, given: Collection[str],
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
             'script': '' if ours else command.FIT, 'comments': []}
   plan = runs.wanted(told, pathlib.Path(told.workdir or ''))
+  begun = [one.folder for one in plan if workdir_lib.holds_run(one.folder)]
   return [spellings.begun(job) for job in runs.build(
-      dataset, deals, told, plan, {k: v for k, v in origin.items()
-                                    if v != ''}, runs.with_runs(plan))]
+      dataset, deals, told, plan,
+      {k: v for k, v in origin.items() if v != ''}, begun)]

@@ -250,7 +250,7 @@ def _partition_file(folder: pathlib.Path, seed: int) -> pathlib.Path:
 
 def open_folder(job: Job) -> workdir_lib.Workdir:
   """Locks a job's folder and stores there what a later reader needs."""
-  if (job.folder / workdir_lib.CONFIG).exists():
+  if workdir_lib.holds_run(job.folder):
     _check_folder(job)
   place = workdir_lib.open_workdir(
       job.folder, job.config, facts=job.facts, origin=job.origin,

@@ -78,7 +78,9 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   dataset, options, deals = processes.together(
       lambda: _dealt(setting, options, given))
   options = convolutions.decided(options, dataset, deals)
-  begun = processes.once(lambda: with_runs(plan))
+  begun = processes.once(
+      lambda: [one.folder for one in plan
+               if workdir_lib.holds_run(one.folder)])
   jobs = processes.together(
       lambda: build(dataset, deals, options, plan, origin, begun))
   # Once more: the data may name the clients.
@@ -126,11 +128,11 @@ def check_read(setting: Setting, options: Config) -> None:
   Raises:
     FieldError: for such an option that is not at its default.
   """
-  if _has_begun(options):
+  if workdir_lib.holds_run(options.workdir):
     return
   given = _given(setting, options)
   if options.partition_file:
-    for name in given & {'labels_per_class', 'labeled_fraction'}:
+    for name in sorted(given & {'labels_per_class', 'labeled_fraction'}):
       raise FieldError(name, getattr(options, name), 'the file says which rows '
                        'are labeled; leave it out.',
                        partition_file=options.partition_file)
@@ -155,7 +157,8 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
     options: what is asked for.
     dataset: the examples.
   """
-  if not processes.is_first() or _has_begun(options):
+  if not processes.is_first() or workdir_lib.holds_run(
+      options.workdir):
     return
   given = _given(setting, options)
   if options.partition_file:
@@ -167,11 +170,6 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
       options.validation_fraction):
     _note(f'--validation_fraction={options.validation_fraction} does nothing: '
           'the data have a validation part.')
-
-
-def _has_begun(options: Config) -> bool:
-  return bool(options.workdir) and (
-      pathlib.Path(options.workdir or '') / workdir_lib.CONFIG).exists()
 
 
 def _given(setting: Setting, options: Config) -> set[str]:
@@ -266,7 +264,7 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           options: Config, plan: Sequence[Planned],
           origin: Mapping[str, Any], begun: Collection[str]
           ) -> list[job_lib.Job]:
-  """Builds the jobs of a run and its bounds; see `wanted`, `with_runs`.
+  """Builds the jobs of a run and its bounds; see `wanted`.
 
   Their folders are not touched, nor looked at. Where the data have no more
   labels than the run gets, nobody can train on all, and that bound is left out.
@@ -286,12 +284,6 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
   if options.pictures and all(job.method.pictures is None for job in jobs):
     _note(f'--pictures: {jobs[0].name} generates nothing to draw; fedssl does.')
   return jobs
-
-
-def with_runs(plan: Sequence[Planned]) -> list[str]:
-  """Returns the folders of a plan that hold a run, which goes on."""
-  return [one.folder for one in plan
-          if (pathlib.Path(one.folder) / workdir_lib.CONFIG).exists()]
 
 
 def _note(text: str) -> None:

@@ -174,8 +174,12 @@ def _object(name: str, value: Any) -> dict[str, Any]:
 
 def stored_config(path: str | os.PathLike[str] | None) -> dict[str, Any]:
   """Reads as `read_config`; {} for no folder, or one without a run yet."""
-  return read_config(path) if path and (
-      pathlib.Path(path) / CONFIG).exists() else {}
+  return read_config(path) if path and holds_run(path) else {}
+
+
+def holds_run(path: str | os.PathLike[str] | None) -> bool:
+  """Returns whether a run has begun in a folder; False for no folder."""
+  return bool(path) and (pathlib.Path(path or '') / CONFIG).exists()
 
 
 def _take(folder: pathlib.Path, asked: str) -> int:
@@ -183,11 +187,11 @@ def _take(folder: pathlib.Path, asked: str) -> int:
   if '://' in asked:
     raise WorkdirError(f'workdir={asked!r} is no local folder; mount it first.')
   traces = [t for t in _TRACES if (folder / t).exists()]
-  if traces and not (folder / CONFIG).exists():
+  if traces and not holds_run(folder):
     raise WorkdirError(f'{folder} holds {", ".join(traces)} but no {CONFIG}: '
                        'not a run that could be continued. Choose another '
                        'folder.')
-  if (folder / CONFIG).exists():
+  if holds_run(folder):
     read_config(folder)
   folder.mkdir(parents=True, exist_ok=True)
   try:
@@ -224,7 +228,7 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
             origin: dict[str, Any]) -> None:
   """Writes the configuration if it is new; else compares it."""
   now = environment.describe()
-  if not (folder / CONFIG).exists():
+  if not holds_run(folder):
     disk.replace(folder / CONFIG, _text(
         {'flags': flags, 'facts': facts, 'origin': origin,
          'environment': now, 'restarts': []}))

@@ -10,6 +10,8 @@ from fedjax_ssl.core import optimizers
 from tests.oracles import fedmatch, ours
 
 STORED = ours.stored('fedmatch')
+# Labels at the clients, and at the server.
+BOTH = 'fedmatch', 'fedmatch_server'
 
 
 def test_the_vote_of_own_model_and_helpers():
@@ -28,17 +30,20 @@ def test_the_learning_rate_falls_as_theirs_does():
 
 
 @pytest.mark.parametrize('run', ['released', 'cut'])
-def test_four_rounds_with_helpers_and_sparse_messages(run: str):
+@pytest.mark.parametrize('stored', BOTH)
+def test_four_rounds_with_helpers_and_sparse_messages(stored: str, run: str):
   with ours.in_order():
-    fedmatch.Run(STORED, run).hold()
+    fedmatch.Run(ours.stored(stored), run).hold()
 
 
 @pytest.mark.parametrize('run', ['released', 'cut'])
-def test_who_helps_whom(run: str):
+@pytest.mark.parametrize('stored', BOTH)
+def test_who_helps_whom(stored: str, run: str):
   with ours.in_order():
-    fedmatch.Run(STORED, run).hold_helpers()
+    fedmatch.Run(ours.stored(stored), run).hold_helpers()
 
 
-def test_the_terms_of_both_losses():
+@pytest.mark.parametrize('stored', BOTH)
+def test_the_terms_of_both_losses(stored: str):
   with ours.in_order():
-    fedmatch.Run(STORED, 'released').hold_terms()
+    fedmatch.Run(ours.stored(stored), 'released').hold_terms()

@@ -51,7 +51,7 @@ def gpus(slot: int, num_slots: int, given: Mapping[str, str],
   if _VISIBLE in given:
     found = [name for name in given[_VISIBLE].split(',') if name.strip()]
   else:
-    found = [str(i) for i, _ in enumerate(devices.glob('nvidia[0-9]*'))]
+    found = [*map(str, range(len([*devices.glob('nvidia[0-9]*')])))]
   if not found or found[0].strip() == '-1':
     return {}
   if len(found) >= num_slots:
