@@ -29,6 +29,7 @@ from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
 from fedjax_ssl.report import stored_study, study, verdict
 from fedjax_ssl.report.summary import COLOURS
+from fedjax_ssl.training import environment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _BEGIN = '<!-- {}: made by experiments/pages.py, do not edit -->'
@@ -134,7 +135,7 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
                 ) -> tuple[str, str] | None:
   """Title and table, the paper's numbers before ours; None without results.
 
-  Of a variant only the rows and columns in which something has been run.
+  Only columns in which something has been run, and of a variant such rows.
   """
   name, _, variant = folder.name.partition('.')
   table = papers.load(name)
@@ -152,13 +153,13 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
            'Ours: the last round, mean ± standard deviation over seeds. '
            + _how(name, variant, known), '']
   shape = len(table.rows), len(table.columns)
-  run = np.array([[table.place(i, j).name in stored or not variant
+  run = np.array([[table.place(i, j).name in stored
                    for j in range(shape[1])] for i in range(shape[0])])
   columns = [(j, table.columns[j])
              for j in np.flatnonzero(run.any(0)).tolist()]
   lines += ['| | ' + ' | '.join(c['title'] for _, c in columns) + ' |',
             '|---' * (len(columns) + 1) + '|']
-  for i in np.flatnonzero(run.any(1)).tolist():
+  for i in np.flatnonzero(run.any(1) | (not variant)).tolist():
     row, places = table.rows[i], []
     for j, column in columns:
       value, std = table.value(i, j)
@@ -180,7 +181,7 @@ def _how(name: str, variant: str, known: Sequence[dict[str, Any]]) -> str:
   command = (f'`fedjax-ssl tables --table={name}'
              + (f' --variant={variant} -- {flags}' if variant else '') + '`')
   seeds = [s['environment'] for k in known for s in k['seeds'].values()]
-  commits = sorted({str(e.get('commit', 'unknown'))[:7] for e in seeds})
+  commits = sorted({environment.commit(e) for e in seeds})
   devices = sorted({str(e.get('devices', 'unknown')) for e in seeds})
   return f'{command}, commit {", ".join(commits)}, {", ".join(devices)}.'
 
@@ -244,7 +245,7 @@ def _bench_part(file: pathlib.Path) -> str:
   runs: dict[str, list[str]] = collections.defaultdict(list)
   for name, record in found.items():
     for on in record.environments.values():
-      place = (f'commit {str(on["commit"])[:7]}, {on["machine"]}, '
+      place = (f'commit {environment.commit(on)}, {on["machine"]}, '
                f'jax {on["jax"]}')
       if f'`{name}`' not in runs[place]:
         runs[place].append(f'`{name}`')

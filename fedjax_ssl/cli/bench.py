@@ -406,7 +406,7 @@ class _Bench:
 
   def _found(self, entry: plan.Entry) -> records.Record | None:
     """Returns a row whose configurations were all tried, or None."""
-    from fedjax_ssl.training import workdir
+    from fedjax_ssl.training import environment, workdir
     if entry.name in self._stored:
       return self._stored[entry.name]
     tried = self._tried(entry)
@@ -421,7 +421,7 @@ class _Bench:
         measured[skew] = standing.measure(
             folder, entry, best, self._data.labels)
         config = workdir.read_config(folder)
-        environments[skew] = config['environment']
+        environments[skew] = environment.throughout(config)
         if digest := config['facts'].get('data_hash'):
           data[skew] = digest
     return records.Record(

@@ -196,6 +196,7 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
 def _store(chosen: Plan, step: Step, workdir: pathlib.Path) -> bool:
   """Adds a seed's numbers to the cell's file; returns whether it finished."""
   from fedjax_ssl.report import stored_runs
+  from fedjax_ssl.training import environment
   run = stored_runs.read(workdir)
   if run.rounds < run.config['flags']['num_rounds']:
     return False
@@ -209,7 +210,7 @@ def _store(chosen: Plan, step: Step, workdir: pathlib.Path) -> bool:
   stored['seeds'][str(step.seed)] = {
       'rounds': run.rounds, 'seconds': run.seconds,
       **stored_runs.outcome(rows),
-      'environment': run.config['environment'],
+      'environment': environment.throughout(run.config),
       'restarts': len(run.config['restarts'])}
   stored['run_flags'] = {
       k: v for k, v in run.config['flags'].items()

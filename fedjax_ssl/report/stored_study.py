@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from fedjax_ssl.report import study, verdict
+from fedjax_ssl.training import environment
 
 # Numbers that only some studies have; all others stand in the JSON file.
 _MORE = ('local_accuracy', 'cost_up', 'cost_down', 'epsilon')
@@ -48,8 +49,7 @@ def _table(file: pathlib.Path, stored: Mapping[str, Any]
   runs = stored['runs']
   more = [name for name in _MORE
           if any(any(run.get(name) or ()) for run in runs)]
-  commits = sorted({str(r['environment'].get('commit', 'unknown'))[:7]
-                    for r in runs})
+  commits = sorted({environment.commit(r['environment']) for r in runs})
   lines = ['| run | method | labels | seeds | rounds | final | tail | '
            'validation-selected |' + ''.join(
                f' {name.replace("_", " ")} |' for name in more),

@@ -19,7 +19,7 @@ from fedjax_ssl.report import (
   verdict,
 )
 from fedjax_ssl.report.text import plain
-from fedjax_ssl.training import disk, metric_names, metrics
+from fedjax_ssl.training import disk, environment, metric_names, metrics
 
 _SHOWN = ('final', 'tail', 'selected')
 # Work and traffic, per client and round.
@@ -72,7 +72,7 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
                                      for row in rows]) for rows in seeds]
          for name in _DENSE},
       'flags': flags,
-      'environment': config['environment'],
+      'environment': environment.throughout(config),
       'restarts': len(config['restarts']),
   }
 

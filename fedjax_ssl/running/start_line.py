@@ -16,6 +16,7 @@ from fedjax_ssl import data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.core import optimizers, registry, rounds, shown
 from fedjax_ssl.core.types import Shard
+from fedjax_ssl.training import environment
 
 
 def text(job: Any, done: int) -> str:
@@ -38,13 +39,21 @@ def text(job: Any, done: int) -> str:
       f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
       shown.count(dealt[0]['num_classes'], 'class', 'classes'),
       shown.count(job.num_parameters, 'parameter'),
-      shown.count(devices, 'device'),
+      _devices(devices),
       f'{_steps(job)} steps a client and round']
   if len(job.seeds) > 1:
     parts.append(shown.count(len(job.seeds), 'seed'))
   parts += [said for note in NOTES if (said := note(job))]
   begins = f'continues at round {done}' if done else 'starts'
   return f'{job.name} {begins}: {"; ".join(parts)}.'
+
+
+def _devices(number: int) -> str:
+  """Names what a run is on: JAX takes a CPU where it cannot start a GPU."""
+  first = environment.devices()[0]
+  if first.platform == 'cpu':
+    return shown.count(number, 'CPU device')
+  return f'{number:,} x {first.device_kind}'
 
 
 def _cohorts(job: Any) -> str:

@@ -1,6 +1,7 @@
 """What a run ran on: versions, commit, devices."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 import functools
 from importlib import metadata
 import os
@@ -13,6 +14,8 @@ import jax
 
 from fedjax_ssl import __version__
 
+# Between values of one run.
+_THEN = ', then '
 _PACKAGES = (
     'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
@@ -74,6 +77,32 @@ def describe() -> dict[str, Any]:
       'machine': f'{platform.system()} {platform.machine()}, '
                  f'{os.cpu_count()} x {_processor()}',
   }
+
+
+def throughout(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Describes what a run was on from its start to its end.
+
+  Args:
+    config: what the run's `config.json` holds.
+
+  Returns:
+    What `describe` returned when it started. What was different where the run
+    was continued reads `before, then after`.
+  """
+  found = {**config['environment']}
+  now = {**found}
+  for restart in config['restarts']:
+    for name, value in restart['environment'].items():
+      if now.get(name) != value:
+        found[name] = f'{found.get(name)}{_THEN}{value}'
+        now[name] = value
+  return found
+
+
+def commit(described: Mapping[str, Any]) -> str:
+  """Names the commits of an environment by seven digits each."""
+  return _THEN.join(word[:7] for word in str(
+      described.get('commit', 'unknown')).split(_THEN))
 
 
 def cores() -> int:

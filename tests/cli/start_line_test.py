@@ -35,7 +35,7 @@ def test_a_run_says_what_it_trains(tmp_path):
       'fixmatch(threshold=0.3, keep_local=True) starts: 6 clients, 3 a round; '
       f'{facts["labeled"]["total"]} labeled and '
       f'{facts["unlabeled"]["total"]:,} unlabeled rows; 10 classes; '
-      f'{count} parameters; 1 device; 2 steps a client and round; 2 seeds.')
+      f'{count} parameters; 1 CPU device; 2 steps a client and round; 2 seeds.')
   # What was done is said, and what is to be minded.
   again = first(launcher.run(tmp_path / 'run', *args, '--num_rounds=2'))
   assert again == line.replace('starts', 'continues at round 1').replace(

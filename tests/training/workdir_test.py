@@ -95,6 +95,24 @@ def test_another_machine_is_noted_not_refused(tmp_path, monkeypatch, caplog):
       {'flags': {}, 'environment': {'jax': '9.9'}}]
 
 
+def test_a_run_names_all_that_it_was_on(tmp_path, monkeypatch):
+  first = environment.describe() | {'commit': 'a' * 40, 'devices': '2 x cpu'}
+  now = first
+  monkeypatch.setattr(environment, 'describe', lambda: now)
+  start(tmp_path)
+  assert environment.throughout(workdir.read_config(tmp_path)) == first
+  for changed in ({'devices': '1 x gpu'}, {'commit': 'b' * 40}, {},
+                  {'devices': '2 x cpu'}):
+    now = now | changed
+    start(tmp_path)
+  found = environment.throughout(workdir.read_config(tmp_path))
+  assert found == first | {
+      'commit': f'{"a" * 40}, then {"b" * 40}',
+      'devices': '2 x cpu, then 1 x gpu, then 2 x cpu'}
+  assert environment.commit(found) == 'aaaaaaa, then bbbbbbb'
+  assert environment.commit({}) == 'unknown'
+
+
 def test_facts_are_recorded_once(tmp_path):
   def tell(**facts):
     workdir.open_workdir(tmp_path, FLAGS, facts=facts).close()
