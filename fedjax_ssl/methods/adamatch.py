@@ -19,6 +19,13 @@ rows have logits from two passes, beside the unlabeled rows and without them;
 each entry is a blend of the two with a random share of its own. USB has none of
 this; its means are moving averages, and that of labeled rows starts uniform.
 
+The authors' code (google-research/adamatch) differs from their paper: labels
+are hard, the losses of the two labeled views are averaged, the mean of p is a
+moving average, and that of q is over the last 128 batches; before there are as
+many, the others count as uniform. A weight of :math:`L_u` other than 1 is
+reached in the second half of the run, which is not done here, nor does the
+moving average of the model exist that it evaluates.
+
 With labels at the server a client sees no p. The server then sends the sums of
 p and of its largest entry over its labeled rows of the round. For a batch of a
 client that has no labels, the threshold is FixMatch's, tau, and the mean of p
@@ -47,17 +54,24 @@ from fedjax_ssl.losses import moving
 from fedjax_ssl.methods.parts import averaging, network, objective
 
 _PROFILES: dict[str, dict[str, Any]] = {
-    'paper': {'threshold': 0.9, 'decay': 0.0, 'form': 'soft',
-              'strong_labeled': True, 'interpolate': True, 'ramp': 0.5},
-    'usb': {'threshold': 0.95, 'decay': 0.999, 'form': 'hard',
-            'strong_labeled': False, 'interpolate': False, 'ramp': 0.0},
+    'paper': {'threshold': 0.9, 'decay': 0.0, 'window': 0, 'form': 'soft',
+              'strong_labeled': True, 'labeled_weight': 1.0,
+              'interpolate': True, 'ramp': 0.5},
+    'code': {'threshold': 0.9, 'decay': 0.999, 'window': 128, 'form': 'hard',
+             'strong_labeled': True, 'labeled_weight': 0.5,
+             'interpolate': True, 'ramp': 0.5},
+    'usb': {'threshold': 0.95, 'decay': 0.999, 'window': 0, 'form': 'hard',
+            'strong_labeled': False, 'labeled_weight': 1.0,
+            'interpolate': False, 'ramp': 0.0},
 }
 
 
 class Seen(NamedTuple):
   """Averages of what a client's models have predicted."""
 
-  shares: jax.Array  # float32[C], on unlabeled rows; zeros before the first.
+  # On unlabeled rows: float32[C], zeros before the first; with a window
+  # float32[W, C], a mean of each of the last W batches, uniform before.
+  shares: jax.Array
   target: jax.Array  # float32[C], on labeled rows; uniform at the start.
   bar: jax.Array  # float32[], the confidence needed in the last batch.
 
@@ -76,7 +90,9 @@ class _Settings(NamedTuple):
   threshold: float
   decay: float
   form: str
+  window: int
   strong_labeled: bool
+  labeled_weight: float
   interpolate: bool
   ramp: float
   align: bool
@@ -84,12 +100,15 @@ class _Settings(NamedTuple):
 
 
 @knobs.checked(_PROFILES, decay=knobs.AVERAGE,
+               window=knobs.Bound(0, 10_000, whole=True),
                threshold=knobs.CONFIDENCE._replace(
                    cases=(knobs.at(0, 'every unlabeled row counts'),),
                    advice='a share of the confidence on labeled rows'))
 def adamatch(task: Task, *, profile: str = 'paper',
              threshold: float | None = None, decay: float | None = None,
-             form: str | None = None, strong_labeled: bool | None = None,
+             window: int | None = None, form: str | None = None,
+             strong_labeled: bool | None = None,
+             labeled_weight: float | None = None,
              interpolate: bool | None = None, ramp: float | None = None,
              align: bool = True, unlabeled_weight: float = 1.0,
              server: str = 'fedavg', mu: float = 0.01,
@@ -102,14 +121,17 @@ def adamatch(task: Task, *, profile: str = 'paper',
 
   Args:
     task: the static choices.
-    profile: 'paper' or 'usb', see the module's docstring. It sets the knobs
-      down to `ramp`; those that are given replace its values.
+    profile: 'paper', 'code' or 'usb', see the module's docstring. It sets the
+      knobs down to `ramp`; those that are given replace its values.
     threshold: tau, a factor on the mean confidence of labeled rows; the paper's
       0.9, USB's 0.95.
     decay: of the means; 0 is the batch alone, USB's 0.999 takes thousands of
       steps to settle.
+    window: batches over which the mean of unlabeled rows is taken; 0 is by
+      `decay`, as that of labeled rows always is.
     form: of labels, 'soft' or 'hard'.
     strong_labeled: whether labeled rows learn from a strong view too.
+    labeled_weight: of the loss of each view of labeled rows.
     interpolate: whether logits of labeled rows are blends of two passes. It
       does nothing without batch statistics, nor at the server.
     ramp: share of the run over which the weight of L_u rises; 0 is none.
@@ -127,8 +149,9 @@ def adamatch(task: Task, *, profile: str = 'paper',
     over rows.
   """
   chosen = checks.profile(
-      _PROFILES, profile, threshold=threshold, decay=decay, form=form,
-      strong_labeled=strong_labeled, interpolate=interpolate, ramp=ramp)
+      _PROFILES, profile, threshold=threshold, decay=decay, window=window,
+      form=form, strong_labeled=strong_labeled, labeled_weight=labeled_weight,
+      interpolate=interpolate, ramp=ramp)
   checks.check('form', chosen['form'], ('soft', 'hard'))
   s = _Settings(**chosen, align=align, unlabeled_weight=unlabeled_weight)
   if s.ramp:
@@ -136,7 +159,10 @@ def adamatch(task: Task, *, profile: str = 'paper',
 
   def remember(federation: Federation) -> Seen:
     equal = jnp.ones((federation.num_clients, task.num_classes))
-    return Seen(0 * equal, equal / task.num_classes, s.threshold * equal[:, 0])
+    even = equal / task.num_classes
+    shares = (jnp.repeat(even[:, None], s.window, axis=1) if s.window
+              else 0 * equal)
+    return Seen(shares, even, s.threshold * equal[:, 0])
 
   def pseudo_label(record, memory, inputs):
     seen = memory.kept
@@ -172,7 +198,13 @@ def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
     threshold: tau.
     decay: of the means.
   """
-  shares = moving.moved_shares(seen.shares, *unlabeled, decay=decay)
+  q, real = unlabeled
+  if seen.shares.ndim == 1:
+    shares = moving.moved_shares(seen.shares, q, real, decay=decay)
+  else:
+    shares = moving.moved(
+        seen.shares, jnp.concatenate(
+            [seen.shares[1:], moving.row_mean(q, real)[None]]), real, decay=0)
   if labeled is not None:
     p, mask = labeled
     rows, confidence = mask.sum(), moving.row_mean(p.max(-1), mask)
@@ -189,7 +221,10 @@ def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
 
 def _labels(s: _Settings, seen: Seen, p: jax.Array) -> jax.Array:
   """Returns the predictions float32[B, C], aligned if `s.align`."""
-  return moving.aligned(p, seen.shares, seen.target) if s.align else p
+  if not s.align:
+    return p
+  shares = seen.shares if seen.shares.ndim == 1 else seen.shares.mean(0)
+  return moving.aligned(p, shares, seen.target)
 
 
 def _loss(task: Task, s: _Settings, model: Variables, given: Given,
@@ -218,7 +253,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
     assert batch.progress is not None
     rising = losses.ramp_up(batch.progress, s.ramp, shape='cosine')
   loss, metrics = objective.total(
-      batch, loss, _labeled_loss(logits, batch.labeled),
+      batch, loss, _labeled_loss(s, logits, batch.labeled),
       weight=s.unlabeled_weight * rising,
       mask_rate=losses.masked_mean(sure, rows.mask),
       labeled_views=len(known) * (2 if blends else 1))
@@ -237,7 +272,7 @@ def _server_loss(task: Task, s: _Settings, model: Variables, given: Given,
   told = Told(rows.mask.sum(), (rows.mask * p.max(-1)).sum(),
               (rows.mask[:, None] * p).sum(0))
   loss, metrics = objective.total(
-      batch, None, _labeled_loss(logits, rows), labeled_views=len(known))
+      batch, None, _labeled_loss(s, logits, rows), labeled_views=len(known))
   return loss, Aux(stats, metrics, jax.tree.map(
       lambda old, new: (old + new).astype(old.dtype), given.memory, told))
 
@@ -272,10 +307,10 @@ def _blended(task: Task, model: Variables, known: list[Batch],
               shares, logits, alone, strict=True)]
 
 
-def _labeled_loss(logits: list[jax.Array], rows: Batch | None
+def _labeled_loss(s: _Settings, logits: list[jax.Array], rows: Batch | None
                   ) -> jax.Array | None:
   """Computes L_s, the sum over views; None without labeled rows."""
   if rows is None:
     return None
   parts = [losses.cross_entropy(x, rows.labels, rows.mask)[0] for x in logits]
-  return jnp.stack(parts).sum()
+  return s.labeled_weight * jnp.stack(parts).sum()

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import tree
+from fedjax_ssl.methods import adamatch
 from tests import toy
 from tests.methods import kept
 from tests.methods.averaging_test import one_round
@@ -38,12 +39,34 @@ def test_without_unlabeled_rows_it_is_the_supervised_part(text, place):
   chex.assert_trees_all_equal(a, b)
 
 
-def test_a_profile_is_its_knobs():
-  knobs = ("threshold=0.95, decay=0.999, form='hard', strong_labeled=False, "
-           'interpolate=False, ramp=0.0')
+@pytest.mark.parametrize('profile, knobs', [
+    ('usb', "threshold=0.95, decay=0.999, form='hard', strong_labeled=False, "
+     'interpolate=False, ramp=0.0'), *wider(
+         ('code', "decay=0.999, window=128, form='hard', labeled_weight=0.5"))])
+def test_a_profile_is_its_knobs(profile, knobs):
   a, b, c = (lowered(text, 'conv') for text in (
-      f'adamatch({knobs})', "adamatch(profile='usb')", 'adamatch'))
+      f'adamatch({knobs})', f'adamatch(profile={profile!r})', 'adamatch'))
   assert a == b != c
+
+
+def test_a_window_of_one_is_the_batch():
+  a, b, c = (change(f'adamatch(threshold=0.2{knobs})') for knobs in (
+      '', ', window=1', ', window=2'))
+  np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+  assert not np.allclose(a, c, atol=1e-4)
+
+
+def test_a_window_is_a_mean_of_the_last_batches():
+  rows, real = jnp.array([[.9, .1], [.5, .5]]), jnp.ones(2)
+  seen = adamatch.Seen(jnp.full((3, 2), .5), jnp.full(2, .5), jnp.zeros(()))
+  for p in (rows, rows[::-1], rows[:, ::-1], rows):
+    seen = adamatch.renewed(seen, (p, real), None, adamatch.Told(
+        jnp.zeros(()), jnp.zeros(()), jnp.zeros(2)), threshold=.9, decay=.999)
+  means = [p.mean(0) for p in (rows, rows[:, ::-1], rows)]
+  np.testing.assert_allclose(seen.shares, means, rtol=1e-6)
+  nobody = adamatch.renewed(seen, (rows, 0 * real), (rows, 0 * real), None,
+                            threshold=.9, decay=.999)
+  np.testing.assert_array_equal(nobody.shares, seen.shares)
 
 
 def test_the_bar_follows_the_labeled_rows():
@@ -154,7 +177,7 @@ def test_passes_of_labeled_rows_are_counted(model, knobs, known):
 
 @pytest.mark.parametrize('text, word', [
     ('adamatch(decay=2.0)', 'decay'), ('adamatch(form="both")', 'form'),
-    ('adamatch(profile="code")', 'profile'),
+    ('adamatch(profile="codes")', 'profile'),
     ('adamatch(threshold=95)', 'threshold')])
 def test_bad_knobs_are_named(text, word):
   with pytest.raises(ValueError, match=word):
