@@ -31,6 +31,9 @@ def main(argv: Sequence[str]) -> int:
   folder = argv[0]
   words = [f'--workdir={folder}', '--eval_only', *argv[1:]]
   try:
+    if any(word.startswith('--num_rounds') for word in argv):
+      raise ValueError('--num_rounds does nothing here: the newest checkpoint '
+                       'is evaluated.')
     config = own_code.found_again(
         workdir_lib.read_config(folder), folder, say=lambda line: None)
     setting = command.setting_of(config)

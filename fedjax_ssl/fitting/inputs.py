@@ -57,7 +57,10 @@ def source(given: Any) -> Source:
     return Source(given.name, given, unread=command.READING)
   if isinstance(given, Federation):
     return _of_federation(given)
-  if isinstance(given, tuple | list) and len(given) == 4:
+  if isinstance(given, tuple | list):
+    if len(given) != len(_KEYS):
+      raise TypeError(f'dataset must be {_TAKES}, not a '
+                      f'{type(given).__name__} of {len(given)}.')
     given = dict(zip(_KEYS, given, strict=True))
   if not isinstance(given, Mapping):
     raise TypeError(f'dataset must be {_TAKES}, not {type(given).__name__}.')

@@ -68,6 +68,13 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
   flush_one(folder)
 
 
+def remove_partials(folder: pathlib.Path) -> None:
+  """Removes what killed processes were writing to a folder nobody else has."""
+  for partial in folder.glob('*.partial'):
+    with contextlib.suppress(OSError):
+      partial.unlink()
+
+
 @contextlib.contextmanager
 def alone(file: pathlib.Path) -> Iterator[None]:
   """Keeps other processes out of the block; they wait for it at this file."""

@@ -214,6 +214,7 @@ def _take(folder: pathlib.Path, asked: str) -> int:
   except BaseException:
     os.close(lock)
     raise
+  disk.remove_partials(folder)
   return lock
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import data
+from fedjax_ssl.cli import evaluate
 from tests.cli import launcher
 
 ARGS = (*launcher.SMALL, '--method=fedavg',
@@ -91,3 +92,9 @@ def test_a_stored_flag_that_no_run_has_is_the_files_fault(finished, more):
   line, = started.output().splitlines()
   assert line.startswith(
       f'error: {file} is damaged: conv_impl=evil: unknown.')
+
+
+def test_rounds_say_nothing_to_an_evaluation(finished, capsys):
+  assert evaluate.main([str(finished), '--num_rounds=3']) == 2
+  line, = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: --num_rounds ') and 'newest' in line

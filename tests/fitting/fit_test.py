@@ -353,6 +353,7 @@ def median(stacked, weights):
     ({'setting': 'digits'}, ValueError, "setting=digits: .* 'digits_dirdir'"),
     ({'dataset': 3}, TypeError, 'dataset must be a name, .* not int'),
     ({'dataset': {'x_train': 1}}, TypeError, 'y_train is missing'),
+    ({'dataset': ([], [])}, TypeError, 'not a tuple of 2'),
     ({'dataset': ([1], [0], [1], [0])}, ValueError, 'images have shape'),
     ({'dataset': (IMAGES, [0, -2, 1, 0], IMAGES, [0, 1, 1, 0])}, ValueError,
      'train labels run from -2 to 1; .* and -1 for a row without a label'),

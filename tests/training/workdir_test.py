@@ -136,6 +136,14 @@ def test_second_opening_in_one_process_is_refused(tmp_path):
   assert start(tmp_path)['resumed']
 
 
+def test_what_a_killed_process_was_writing_is_removed(tmp_path):
+  start(tmp_path)
+  before = snapshot(tmp_path)
+  (tmp_path / f'{workdir.CONFIG}.123.partial').write_text('{"fla')
+  start(tmp_path)
+  assert snapshot(tmp_path) == before
+
+
 def test_a_refusal_frees_the_lock(tmp_path):
   start(tmp_path)
   for _ in range(2):
