@@ -14,19 +14,21 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import methods
+from fedjax_ssl import task as task_lib
 from fedjax_ssl.methods.parts import averaging
 from tests import hlo, toy
+from tests.thorough import wider
 from tests.training import networks
 
 TOGETHER = 2
 
 
-def _convolutions(text):
+def _convolutions(text, model=None):
   """Of a round of clients that train under one vmap."""
   federation, _ = toy.federation()
   task = dataclasses.replace(
       toy.task(client_map='vmap', chunk_size=TOGETHER),
-      model=networks.reordered('lax'))
+      model=model or networks.reordered('lax'))
   method = methods.make(text, task)
   state = jax.eval_shape(
       lambda key: method.init(key, federation), toy.key(0))
@@ -58,6 +60,19 @@ def test_the_received_model_sees_all_clients_rows_as_one_batch(text, rows):
 
 def test_fl2_also_sees_the_labeled_rows_of_clients_with_labels_alone():
   assert _shared('fl2') == [TOGETHER * 12, TOGETHER * 3]
+
+
+@pytest.mark.parametrize('text, rows', [
+    ('semifl', 12), *wider(('sage', 4), ('feddb', 12))])
+def test_so_it_is_with_statistics_that_the_server_sends(text, rows):
+  shape = toy.federation()[0].train.inputs.shape[1:]
+  model = task_lib.make_task(task_lib.TaskSpec(
+      num_classes=toy.NUM_CLASSES, input_shape=shape, model='cnn(width=2)',
+      norm='static', conv_impl='lax')).model
+  found = _convolutions(text, model)
+  shared = [inputs[0] for groups, inputs, _ in found if groups == 1]
+  assert shared.count(TOGETHER * rows) == 2  # The network has two layers.
+  assert any(groups == TOGETHER for groups, *_ in found)
 
 
 def test_a_model_for_each_client_is_found():
