@@ -71,8 +71,8 @@ def aligned(probabilities: Array, shares: Array, target: Scalar, *,
     probabilities: float[B, C].
     shares: float[C], s, the mean prediction; zeros change nothing.
     target: float[C], t; one number for equal classes.
-    least: what is added to both, as in USB's code, so that a class that is not
-      predicted stays finite.
+    least: what is added to both, as in the codes of AdaMatch and USB, so that a
+      class that is not predicted stays finite.
 
   Returns:
     float32[B, C], of sum 1.

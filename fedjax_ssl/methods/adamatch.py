@@ -22,12 +22,15 @@ this; its means are moving averages, and that of labeled rows starts uniform.
 The authors' code (google-research/adamatch) differs from their paper: labels
 are hard, the losses of the two labeled views are averaged, the mean of p is a
 moving average, and that of q is over the last 128 batches; before there are as
-many, the others count as uniform. A weight of :math:`L_u` other than 1 is
-reached in the second half of the run, which is not done here, nor does the
-moving average of the model exist that it evaluates.
+many, the others count as uniform. Besides, and unlike 'code' here: a weight of
+:math:`L_u` other than 1 is reached in the second half of the run; progress is
+counted before a step; the rate falls by :math:`\cos(\arccos(.25)\,progress)`;
+the loss has .001 of half the squared weights of layers, without biases and
+norms; and a moving average of the model is evaluated.
 
 With labels at the server a client sees no p. The server then sends the sums of
-p and of its largest entry over its labeled rows of the round. For a batch of a
+p and of its largest entry over its labeled rows of the round, whose mean is
+taken for that of p, whatever the profile. For a batch of a
 client that has no labels, the threshold is FixMatch's, tau, and the mean of p
 stays.
 """
@@ -196,7 +199,10 @@ def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
     labeled: the same of labeled rows; None if they are at the server.
     told: what the server has sent in that case.
     threshold: tau.
-    decay: of the means.
+    decay: of the means; with a window of that of labeled rows alone.
+
+  Returns:
+    The means with the batch, and the confidence that its rows must reach.
   """
   q, real = unlabeled
   if seen.shares.ndim == 1:

@@ -37,6 +37,7 @@ def test_weights_losses_and_averages_of_eight_steps():
     found = ours.means(metrics)
     seen = jax.tree.map(lambda x: np.asarray(x[0]), state.memory.kept)
     mine = ours.trained(state)
+    stats = {k: v[0] for k, v in state.memory.model.stats.items()}
   assert next(views) == 0
   ours.close(found['labeled_loss'], STORED['xe'].mean())
   ours.close(found['unlabeled_loss'], STORED['xeu'].mean())
@@ -47,3 +48,9 @@ def test_weights_losses_and_averages_of_eight_steps():
   ours.close(seen.shares[-9:], STORED['seen'])
   ours.close(seen.shares[:-8], np.full((120, size[1]), 1 / size[1]), 1e-6)
   ours.close(mine, ours.weights(STORED, 'after_'))
+  ours.close(stats['mean'], STORED['after_mean'])
+  # Theirs is the mean square of a batch's rows, ours PyTorch's estimate.
+  rows = 2 * STORED['labeled_batch'] + 2 * STORED['unlabeled_batch']
+  start = 0.9**STORED['steps'] * STORED['variance']
+  ours.close(stats['variance'] - start, (
+      STORED['after_variance'] - start) * rows / (rows - 1))

@@ -141,7 +141,9 @@ def test_rows_and_columns_are_complete(name):
         most = 100 if number.metric.endswith('accuracy') else 200
         assert 0 < number.value <= most, (cell.name, number)
       assert number.std is None or (
-          not isinstance(number.value, str) and 0 <= number.std < 12)
+          not isinstance(number.value, str)
+            # A run that collapses is as far from the others as it goes.
+            and 0 <= number.std < 42)
 
 
 def test_cells_of_one_name_are_one_run():
