@@ -6,6 +6,8 @@ warnings, such as a knob value that turns part of a method off.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+import os
+import pathlib
 from typing import Any
 
 import jax
@@ -86,6 +88,20 @@ def _span(numbers: Iterable[int]) -> str:
   return ' to '.join(f'{n:,}' for n in dict.fromkeys(found[:1] + found[-1:]))
 
 
+def _unseen(job: Any, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
+  """Returns whether JAX took the CPU although there is an NVIDIA GPU.
+
+  It only logs why: its build may lack CUDA, or variables may contradict.
+  """
+  del job
+  if (environment.devices()[0].platform != 'cpu'
+      or os.environ.get('JAX_PLATFORMS', '').startswith('cpu')):
+    return ''
+  return ('JAX does not see the NVIDIA GPU of this machine, as '
+          'JAX_PLATFORMS=cuda explains'
+          if any(devices.glob('nvidia[0-9]*')) else '')
+
+
 def _without_rows(job: Any) -> str:
   """Clients that were dealt no rows, as happens with a small alpha."""
   empty = _span(data.describe(f)['clients_without_rows']
@@ -154,5 +170,5 @@ def _switched_off(job: Any) -> str:
 
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Any], str], ...] = (
-    _natural, _rows_left_out, _without_rows, _schedules, _attacked,
+    _unseen, _natural, _rows_left_out, _without_rows, _schedules, _attacked,
     _open_bounds, _switched_off)

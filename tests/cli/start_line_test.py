@@ -71,6 +71,18 @@ def test_steps_are_those_of_the_streams_that_are_used():
     assert len({*wanted}) > 1  # Else this shows little.
 
 
+def test_a_gpu_that_jax_does_not_see_is_told(tmp_path, monkeypatch):
+  def said():
+    return start_line._unseen(None, tmp_path)
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+  (tmp_path / 'nvidiactl').touch()
+  assert not said()
+  (tmp_path / 'nvidia0').touch()
+  assert 'does not see the NVIDIA GPU' in said()
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  assert not said()
+
+
 def test_ranges():
   assert start_line._span([1200, 7, 90]) == '7 to 1,200'
   assert start_line._span([5, 5]) == '5' and start_line._span([]) == ''
