@@ -186,7 +186,7 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
                    payload: Any, client: Client, key: jax.Array) -> Update:
   keys = jax.random.split(key, 3)
   memory: Memory = client.memory
-  table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
+  table, spent = labeling.probabilities(task, payload.model, client, keys[0])
   labels, sure = table.argmax(-1).astype(jnp.int32), table.max(-1)
   overall, bars = client_thresholds(table, client.shard.num_unlabeled)
   if own.thresholds == 'fixed':
@@ -197,15 +197,15 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
       task, s, step, payload.model, memory.opt_state, kept.batches,
       client.round, keys[2])
   takes_part = kept.batches.num_steps > 0
-  counts = jnp.float32(1)
+  weight = jnp.float32(1)
   if own.weighting == 'status':
-    counts, more = _status(task, payload.model, client, overall, keys[0])
-    labeled = {**labeled, 'forward_passes': labeled['forward_passes'] + more}
+    weight, passes = _status(task, payload.model, client, overall, keys[0])
+    spent = {**spent, 'forward_passes': spent['forward_passes'] + passes}
   after = Memory(learner.opt_state if s.keep_momentum else (), bars)
   return alternate.update(
       client, payload.model, learner, tree.where(takes_part, after, memory),
-      jnp.where(takes_part, counts, 0), kept.shard.num_unlabeled, metrics,
-      labeled)
+      jnp.where(takes_part, weight, 0), kept.shard.num_unlabeled, metrics,
+      spent)
 
 
 def _status(task: Task, model: Variables, client: Client, overall: jax.Array,
@@ -256,14 +256,14 @@ def _step(task: Task, own: _Settings, is_sure: jax.Array, optimizer: Any
           weight=own.unlabeled_weight, labelings=0)
 
     logits, pull, stats = jax.vjp(forward, model.params, has_aux=True)
-    (loss, metrics), along = jax.value_and_grad(loss_of, has_aux=True)(logits)
-    gradient, = pull(along)
+    (loss, metrics), slope = jax.value_and_grad(loss_of, has_aux=True)(logits)
+    gradient, = pull(slope)
     if own.sharpness_weight:
-      apart, more = _sharpness(own, forward, model, logits, pull, rows,
+      gap, uphill = _sharpness(own, forward, model, logits, pull, rows,
                                rows.mask * is_sure[rows.slots])
-      loss += own.sharpness_weight * apart
-      gradient = tree.add(gradient, tree.scale(more, own.sharpness_weight))
-      metrics |= {'sharpness_loss': network.over_rows(apart, rows),
+      loss += own.sharpness_weight * gap
+      gradient = tree.add(gradient, tree.scale(uphill, own.sharpness_weight))
+      metrics |= {'sharpness_loss': network.over_rows(gap, rows),
                   'forward_passes': 2 * metrics['forward_passes'],
                   'backward_passes': 3 * metrics['backward_passes']}
     params, opt_state = local_training.descend(
@@ -297,10 +297,10 @@ def _sharpness(own: _Settings, forward: Any, model: Variables, logits: Any,
   uphill, = pull(jax.grad(confident)(logits))
   worse = tree.add(model.params, ascent(model.params, uphill, rho=own.rho))
 
-  def apart(params):
+  def gap(params):
     (_, theirs), _ = forward(params)
     gaps = losses.kl_rows(jax.lax.stop_gradient(logits[1]), theirs)
     return losses.masked_mean(gaps, sure, total=rows.mask.sum())
 
-  found: tuple[jax.Array, PyTree] = jax.value_and_grad(apart)(worse)
+  found: tuple[jax.Array, PyTree] = jax.value_and_grad(gap)(worse)
   return found

@@ -117,7 +117,7 @@ def _client_update(task: Task, s: alternate.Settings, threshold: float,
                    mixing: _Mixing, payload: Any, client: Client,
                    key: jax.Array) -> Update:
   keys = jax.random.split(key, 5)
-  table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
+  table, spent = labeling.probabilities(task, payload.model, client, keys[0])
   labels = table.argmax(-1).astype(jnp.int32)
   kept = alternate.kept(task, client, labels, table.max(-1) >= threshold,
                         keys[1])
@@ -135,7 +135,7 @@ def _client_update(task: Task, s: alternate.Settings, threshold: float,
       client, payload.model, learner,
       learner.opt_state if s.keep_momentum else (),
       (made.num_steps > 0).astype(jnp.float32), kept.shard.num_unlabeled,
-      metrics, labeled)
+      metrics, spent)
 
 
 def drawn(key: jax.Array, shard: Shard) -> jax.Array:
