@@ -18,8 +18,9 @@ from tests.thorough import wider
 from tests.training import schema_test
 
 # One method's other half: helpers by similarity, not in every round, and
-# messages of differences.
-OTHER = "fedmatch(profile='v3code', helper_interval=2)"
+# messages of differences. And a memory with an axis of its own.
+OTHER = ("fedmatch(profile='v3code', helper_interval=2)",
+         "adamatch(profile='code', window=3)")
 # One of each kind of round; that of the others differs in a client's step
 # alone, so that for them these are more samples.
 _AT_SERVER = ('fedmatch', 'semifl')
@@ -31,7 +32,7 @@ def _others() -> list[str]:
   keeper = [f'{name}(keep_local=True)'
             for name, builder in methods.METHODS.items()
             if 'keep_local' in inspect.signature(builder).parameters]
-  return [*keeper[-1:], OTHER]
+  return [*keeper[-1:], *OTHER]
 
 
 def _places(text: str) -> list[str]:
