@@ -208,7 +208,7 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
                    payload: Any, client: Client, key: jax.Array) -> Update:
   # As in SemiFL, where the two keys not used here draw the rows to blend with.
   keys = jax.random.split(key, 5)
-  table, labeled = labeling.probabilities(task, payload.model, client, keys[0])
+  table, spent = labeling.probabilities(task, payload.model, client, keys[0])
   shares = table.sum(0) / jnp.maximum(client.shard.num_unlabeled, 1)
   after = debiased(table, shares) if own.debias else table
   kept = alternate.kept(
@@ -225,7 +225,7 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
       client, payload.model, learner,
       tree.where(takes_part, memory, client.memory),
       takes_part.astype(jnp.float32), kept.shard.num_unlabeled, metrics,
-      labeled)
+      spent)
   if not own.sends_shares:
     return update
   # A client without unlabeled rows has nothing to balance.

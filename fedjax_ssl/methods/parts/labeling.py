@@ -58,7 +58,7 @@ def probabilities(task: Task, model: Variables, client: Client,
 def confidence_sum(
     task: Task, predict: Callable[..., jax.Array], client: Client,
     key: jax.Array, *, kind: str, wanted: jax.Array) -> jax.Array:
-  """Sums the largest probabilities of a client's rows, as they are.
+  """Sums the largest probabilities of a client's rows, without any view.
 
   Args:
     task: the static choices.
