@@ -121,7 +121,7 @@ def test_arguments_of_make():
 @pytest.mark.parametrize('changes, words', [
     ({'num_classes': 1}, 'num_classes=1: must be .* at least 2'),
     ({'num_classes': 2.5}, 'num_classes=2.5: must be a whole number'),
-    ({'num_classes': '3'}, 'num_classes=3: must be a number, not text'),
+    ({'num_classes': '3'}, 'num_classes=3: must be a number'),
     ({'input_shape': [8, 8, 1]}, r'input_shape=\[8, 8, 1\]: must be'),
     ({'input_shape': (8, 8, 1, 1)}, 'input_shape=.*: must be'),
     ({'input_shape': (8, 0, 1)}, 'input_shape=.*: must be'),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import pathlib
+import re
 import sys
 
 from fedjax_ssl import cli
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
   folder = argv[0]
   words = [f'--workdir={folder}', '--eval_only', *argv[1:]]
   try:
-    if any(word.startswith('--num_rounds') for word in argv):
+    if any(re.match('--?num_rounds', word) for word in argv):
       raise ValueError('--num_rounds does nothing here: the newest checkpoint '
                        'is evaluated.')
     config = own_code.found_again(

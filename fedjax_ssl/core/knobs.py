@@ -371,7 +371,7 @@ def fault(value: Any, bound: Bound) -> str:
   """Returns what a value should be and is not; '' if nothing is wrong."""
   if isinstance(value, bool) or not (isinstance(value, numbers.Real)
                                      or hasattr(value, 'dtype')):
-    return 'a number, not text' if isinstance(value, str) else 'a number'
+    return 'a number'
   if hasattr(value, 'aval'):  # A number that JAX holds, perhaps a traced one.
     return ''
   inside = (bound.least < value if bound.above else bound.least <= value) and (

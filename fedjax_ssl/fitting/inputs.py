@@ -13,7 +13,7 @@ from fedjax_ssl.data import datasets
 from fedjax_ssl.report import command
 
 _KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
-_TAKES = ('a name, a tuple or dict of the arrays x_train, y_train, x_test and '
+_TAKES = ('a name, a tuple, list or dict of x_train, y_train, x_test and '
           'y_test, a data.Dataset or a Federation')
 
 

@@ -163,7 +163,7 @@ def adamatch(task: Task, *, profile: str = 'paper',
   def remember(federation: Federation) -> Seen:
     equal = jnp.ones((federation.num_clients, task.num_classes))
     even = equal / task.num_classes
-    shares = (jnp.repeat(even[:, None], s.window, axis=1) if s.window
+    shares = (jnp.repeat(even[:, None], int(s.window), axis=1) if s.window
               else 0 * equal)
     return Seen(shares, even, s.threshold * equal[:, 0])
 

@@ -22,7 +22,7 @@ from fedjax_ssl.report import (
   tables,
 )
 from fedjax_ssl.report.text import plain
-from fedjax_ssl.training import disk, environment
+from fedjax_ssl.training import disk, environment, workdir
 
 _CURVES = ('classes', 'clients')  # Charts that have a heading of their own.
 
@@ -69,8 +69,9 @@ def _page(runs: Sequence[stored_runs.Run], plan: names.Plan,
   parts += ['<h2>To repeat them</h2>']
   for run in runs:
     made = command.program_of(run.config) or 'an experiment'
-    facts = ', '.join(f'{k} {v}' for k, v in environment.throughout(
-        run.config).items())
+    facts = '; '.join(dict.fromkeys(
+        ', '.join(f'{k} {v}' for k, v in environment.throughout(
+            workdir.read_config(folder)).items()) for folder in run.folders))
     places = ', '.join(folder.name for folder in run.folders)
     parts.append(f'<details><summary>{html.escape(run.name)}: '
                  f'{html.escape(made)}</summary><pre>'

@@ -89,17 +89,17 @@ def _span(numbers: Iterable[int]) -> str:
 
 
 def _unseen(job: Any, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
-  """Returns whether JAX took the CPU although there is an NVIDIA GPU.
+  """Returns whether JAX took the CPU, unasked, although there is a GPU.
 
   It only logs why: its build may lack CUDA, or variables may contradict.
   """
   del job
-  if (environment.devices()[0].platform != 'cpu'
-      or os.environ.get('JAX_PLATFORMS', '').startswith('cpu')):
+  asked = (jax.config.values['jax_platforms'] or os.environ.get('JAX_PLATFORM_NAME')
+           or os.environ.get('CUDA_VISIBLE_DEVICES') in ('', '-1'))
+  if asked or environment.devices()[0].platform != 'cpu':
     return ''
-  return ('JAX does not see the NVIDIA GPU of this machine, as '
-          'JAX_PLATFORMS=cuda explains'
-          if any(devices.glob('nvidia[0-9]*')) else '')
+  return ('JAX does not see the NVIDIA GPU of this machine (is jax[cuda12] '
+          'installed?)' if any(devices.glob('nvidia[0-9]*')) else '')
 
 
 def _without_rows(job: Any) -> str:

@@ -8,8 +8,12 @@ import fcntl
 import itertools
 import os
 import pathlib
+import re
 import shutil
 import time
+
+# A file that is being written, by the process of this number.
+_PARTIAL = re.compile(r'.+\.\d+\.partial')
 
 
 def remove(partial: pathlib.Path) -> None:
@@ -69,10 +73,14 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
 
 
 def remove_partials(folder: pathlib.Path) -> None:
-  """Removes what killed processes were writing to a folder nobody else has."""
-  for partial in folder.glob('*.partial'):
-    with contextlib.suppress(OSError):
-      partial.unlink()
+  """Removes what killed processes were writing to a folder nobody else has.
+
+  Only what `replace_all` names so; it takes no name away from other files.
+  """
+  for path in folder.glob('*.partial'):
+    if _PARTIAL.fullmatch(path.name) and not path.is_symlink():
+      with contextlib.suppress(OSError):
+        path.unlink()
 
 
 @contextlib.contextmanager

@@ -86,15 +86,15 @@ def throughout(config: Mapping[str, Any]) -> dict[str, Any]:
     config: what the run's `config.json` holds.
 
   Returns:
-    What `describe` returned when it started. What was different where the run
-    was continued reads `before, then after`.
+    What `describe` returned when it started. Where the run was continued with
+    another value, it reads `before, then after`.
   """
   found = {**config['environment']}
   now = {**found}
   for restart in config['restarts']:
     for name, value in restart['environment'].items():
       if now.get(name) != value:
-        found[name] = f'{found.get(name)}{_THEN}{value}'
+        found[name] = f'{found.get(name, "unknown")}{_THEN}{value}'
         now[name] = value
   return found
 

@@ -105,6 +105,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
       _settle(folder, _plain(config), allow, _plain(facts or {}),
               _plain(origin or {}))
       _sign(lock)
+      disk.remove_partials(folder)
     except BaseException as error:
       if lock is not None:
         os.close(lock)
@@ -214,7 +215,6 @@ def _take(folder: pathlib.Path, asked: str) -> int:
   except BaseException:
     os.close(lock)
     raise
-  disk.remove_partials(folder)
   return lock
 
 

@@ -72,15 +72,28 @@ def test_steps_are_those_of_the_streams_that_are_used():
 
 
 def test_a_gpu_that_jax_does_not_see_is_told(tmp_path, monkeypatch):
+  """Unless the CPU was asked for, in any of JAX's ways."""
   def said():
     return start_line._unseen(None, tmp_path)
-  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
-  (tmp_path / 'nvidiactl').touch()
-  assert not said()
-  (tmp_path / 'nvidia0').touch()
-  assert 'does not see the NVIDIA GPU' in said()
-  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
-  assert not said()
+  for name in ('JAX_PLATFORM_NAME', 'CUDA_VISIBLE_DEVICES'):
+    monkeypatch.delenv(name, raising=False)
+  before = jax.config.values['jax_platforms']
+  try:
+    jax.config.update('jax_platforms', None)
+    (tmp_path / 'nvidiactl').touch()
+    assert not said()
+    (tmp_path / 'nvidia0').touch()
+    assert 'does not see the NVIDIA GPU' in said()
+    for name, value in (('JAX_PLATFORM_NAME', 'cpu'),
+                        ('CUDA_VISIBLE_DEVICES', ''),
+                        ('CUDA_VISIBLE_DEVICES', '-1')):
+      monkeypatch.setenv(name, value)
+      assert not said()
+      monkeypatch.delenv(name)
+    jax.config.update('jax_platforms', 'cpu')
+    assert not said()
+  finally:
+    jax.config.update('jax_platforms', before)
 
 
 def test_ranges():

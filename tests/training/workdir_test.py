@@ -144,6 +144,22 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
   assert snapshot(tmp_path) == before
 
 
+def test_nothing_else_is_removed(tmp_path):
+  start(tmp_path)
+  (tmp_path / 'film.partial').write_text('mine')
+  (tmp_path / 'a.1.partial').symlink_to('film.partial')
+  (tmp_path / 'b.1.partial').mkdir()
+  before = snapshot(tmp_path)
+  start(tmp_path)
+  assert snapshot(tmp_path) == before
+  # Nor anything by a start that is refused.
+  (tmp_path / 'c.1.partial').write_text('')
+  before = snapshot(tmp_path)
+  with pytest.raises(workdir.WorkdirError):
+    start(tmp_path, method='fedavg')
+  assert snapshot(tmp_path) == before
+
+
 def test_a_refusal_frees_the_lock(tmp_path):
   start(tmp_path)
   for _ in range(2):
