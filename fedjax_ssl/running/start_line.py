@@ -94,7 +94,8 @@ def _unseen(job: Any, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
   It only logs why: its build may lack CUDA, or variables may contradict.
   """
   del job
-  asked = (jax.config.values['jax_platforms'] or os.environ.get('JAX_PLATFORM_NAME')
+  asked = (jax.config.values['jax_platforms']
+           or os.environ.get('JAX_PLATFORM_NAME')
            or os.environ.get('CUDA_VISIBLE_DEVICES') in ('', '-1'))
   if asked or environment.devices()[0].platform != 'cpu':
     return ''
