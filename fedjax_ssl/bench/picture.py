@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import io
+import re
 from typing import Any
 
 import numpy as np
@@ -56,12 +57,14 @@ def drawn(size: tuple[float, float], draw: Callable[[Any, Any], None]
   import matplotlib
   from matplotlib import figure
   with matplotlib.rc_context({
-      'svg.fonttype': 'none', 'svg.hashsalt': 'fedjax_ssl'}):
+      'svg.fonttype': 'none', 'svg.hashsalt': 'fedjax_ssl',
+      'font.sans-serif': ['DejaVu Sans']}):  # Each text names all of them.
     chart = figure.Figure(figsize=size, layout='constrained')
     draw(chart, chart.subplots())
     file = io.BytesIO()
     chart.savefig(file, format='svg', metadata={'Date': None})
-  return file.getvalue()
+  # No indentation, and no digits beyond hundredths of a point.
+  return re.sub(rb'(\.\d\d)\d+|(?m:^ +)', rb'\1', file.getvalue())
 
 
 def _draw(axes: Any, skew: str, rows: Sequence[standing.Line],
