@@ -102,6 +102,20 @@ def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(text):
 
 
 @pytest.mark.parametrize('text', [
+    'fixmatch()', 'fedggp()', *wider(
+        'uda()', 'flexmatch()', 'freematch(fairness_weight=0.0)',
+        'softmatch()', 'pseudo_label()', 'mixmatch(alpha=0.0)', 'sage()',
+        'pdcfed(entropy_weight=0.0, max_norm=1e6)', 'steadymatch()',
+        'fed_consist()', 'adamatch(strong_labeled=False)')])
+def test_rows_without_a_weight_change_no_bit(text):
+  """In a model without batch statistics, which such rows would be part of."""
+  off = text.replace(')', ', unlabeled_weight=0.0)').replace('(, ', '(')
+  mine, fedavg = (update(x, **{**WHOLE, 'local_steps': 3}).message
+                  for x in (off, 'fedavg'))
+  chex.assert_trees_all_equal(mine, fedavg)
+
+
+@pytest.mark.parametrize('text', [
     'mixmatch(alpha=0.0, unlabeled_weight=0.0)',
     *wider('uda(tsa="none", threshold=1.0)',
            'flexmatch(unlabeled_weight=0.0)',
