@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 import dataclasses
+import functools
 import pathlib
 import sys
 import time
@@ -21,11 +22,11 @@ import numpy as np
 from fedjax_ssl import data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import conv_forms
+from fedjax_ssl.core import conv_forms, tree
 from fedjax_ssl.core.types import Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.ops import conv, conv_measure
-from fedjax_ssl.running import stored_options
+from fedjax_ssl.running import client_steps, stored_options
 from fedjax_ssl.training import environment, loop, processes
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -36,6 +37,9 @@ _PATIENCE = 50.0
 # Operations of a run's steps, as `_work` counts them for a device, that take
 # about so long: an H200 did 7e13 a second.
 _SHORT = 3e15
+# Bytes of messages that lanes may keep until a round's end: they are added in
+# a fixed order then.
+_KEPT = 4e9
 Forms = Mapping[str, Collection[str]]
 
 
@@ -85,7 +89,11 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
   task = task_lib.make_task(task_lib.TaskSpec(
       num_classes=dataset.num_classes,
       input_shape=tuple(dataset.train.inputs.shape[1:]), model=options.model,
-      norm=options.norm, compute_dtype=options.compute_dtype))
+      norm=options.norm, compute_dtype=options.compute_dtype,
+      labeled_batch=options.labeled_batch,
+      unlabeled_batch=options.unlabeled_batch,
+      unlabeled_capacity=_rows(options, deals) - options.labeled_batch,
+      local_epochs=options.local_epochs, local_steps=options.local_steps))
   found = layers(task, dataset.train.inputs[:1])
   again = options.conv_impl == conv_forms.MEASURE
   devices = min(options.num_devices or jax.device_count(),
@@ -104,7 +112,11 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
         found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
         _path(), machine=machine, only=forms, until=until, again=again)
   if given.client_map == 'auto' and not given.chunk_size:
-    return searched(measured, each)
+    model = jax.eval_shape(task.model.init, jax.random.key(0))
+    alike = seeds > 1 or each * tree.num_bytes(model) > _KEPT
+    return searched(measured, each, client_steps.equal(each) if alike else
+                    client_steps.drawn(task, deals.values(),
+                                       options.num_clients, each))
   together = 1 if given.client_map == 'map' else min(
       given.chunk_size or each, each)
   forms = conv_measure.fastest(
@@ -115,19 +127,31 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
 
 
 def searched(measured: Callable[[int, Forms, float], conv_measure.Table],
-             clients: int) -> Choice:
+             clients: int, steps: client_steps.Steps | None = None) -> Choice:
   """Finds the fastest forms, and how many clients should run together.
 
   All of them are tried, one after another, and, each layer in the form that is
-  fastest for all, halves of them for as long as that gains.
+  fastest for all, halves of them for as long as that gains. As many as run
+  together are in lanes, if enough of them would wait under a vmap.
 
   Args:
     measured: (clients at once, forms to try by layer, time of the monotonic
       clock at which to stop) -> seconds of the forms by layer.
     clients: of a device in a round.
+    steps: what they take; by default all take as many.
   """
+  steps = steps or client_steps.equal(clients)
+
+  def way(size: int) -> str:
+    if size == 1:
+      return 'map'
+    waiting = steps('vmap', size)
+    return 'lanes' if size < clients and steps(
+        'lanes', size) < conv_measure.CLEARLY * waiting else 'vmap'
+
+  @functools.cache
   def seconds(size: int) -> float:
-    return -(-clients // size) * conv_measure.total(tables[size])
+    return steps(way(size), size) / size * conv_measure.total(tables[size])
 
   end = time.monotonic() + _PATIENCE
   half = end - _PATIENCE / 2
@@ -149,8 +173,7 @@ def searched(measured: Callable[[int, Forms, float], conv_measure.Table],
   best = min(best, 1, key=seconds) if clients > 1 else best
   if seconds(best) == float('inf'):
     return _chosen(tables[best])
-  return _chosen(tables[best], 'map' if best == 1 else 'vmap',
-                 0 if best in (1, clients) else best)
+  return _chosen(tables[best], way(best), 0 if best in (1, clients) else best)
 
 
 def _chosen(table: conv_measure.Table, client_map: str = 'auto',

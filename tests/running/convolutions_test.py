@@ -30,12 +30,15 @@ def clock(monkeypatch, tmp_path):
   return table
 
 
-def _decided(options, seeds=1):
-  """Of clients with ten labeled rows each, and thirty others."""
+def _decided(options, seeds=1, owners=np.arange(200) % 20):
+  """Of clients with ten labeled rows each, and thirty others.
+
+  The owners are those of the labeled ones.
+  """
   dataset = data.load('digits')
   rows = len(dataset.train.labels)
   labeled, unlabeled = np.full((2, rows), -1, np.int32)
-  labeled[:200] = np.arange(200) % 20
+  labeled[:200] = owners
   unlabeled[200:800] = np.arange(600) % 20
   deal = data.Partition(labeled, unlabeled, np.zeros(rows, bool))
   return convolutions.decided(options, dataset, dict.fromkeys(
@@ -69,6 +72,22 @@ def test_halves_where_these_are_faster(clock):
   decided = _decided(_options())
   assert (decided.client_map, decided.chunk_size) == ('vmap', 2)
   assert 'gemm' in decided.conv_impl
+
+
+@pytest.mark.parametrize('seeds, way', [(1, 'lanes'), (2, 'vmap')])
+def test_lanes_where_clients_would_wait(clock, seeds, way):
+  """A pair takes 100 + 30 steps of clients with 100, 40, 30 and 30, lanes 100.
+
+  Not of several seeds in one program: each would wait for the others.
+  """
+  for clients, times in ((1, 1), (2, 1.2), (4, 2.6)):
+    clock[clients * seeds] = {
+        form: times * s for form, s in _SECONDS.items()}
+  decided = _decided(
+      _options(num_clients=4, seed_map='vmap', local_steps=0, labeled_batch=1,
+               unlabeled_batch=30),
+      seeds, np.repeat(np.arange(4), [100, 40, 30, 30]))
+  assert (decided.client_map, decided.chunk_size) == (way, 2)
 
 
 @pytest.mark.parametrize('seconds,best', [
