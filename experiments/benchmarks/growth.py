@@ -3,8 +3,8 @@ r"""How the time of a round grows, with a plot and a JSON file for each study.
 cohort: clients of a round; also the memory of the compiled round. FedAvg's
   mean is a linear rule, so time should be linear and memory flat.
 clients: clients of the federation at one cohort; less than 5 % more time.
-alpha: Dirichlet parameter of the labels; also the share of masked rows,
-  clients one by one and in chunks under vmap.
+alpha: Dirichlet parameter of the labels: time and masked rows of clients one by
+  one, in chunks under vmap, and in as many lanes.
 seeds: runs of one program, one after another and under one vmap.
 kept: clients of RSCFed, which keep a teacher each: few of them on the devices,
   many with --client_memory=disk; less than 30 % more time.
@@ -65,7 +65,7 @@ _ALPHA_CLIENTS = 100
 
 QUICK = {
     'cohort_sizes': ['2'], 'num_clients': ['10', '100'], 'alphas': ['100'],
-    'seed_counts': ['2'], 'chunk_sizes': ['0'],
+    'seed_counts': ['2'], 'chunk_sizes': ['0', '2'],
     'cohort_size': 2, 'rows': 6, 'pool': 100, 'batch': 3, 'side': 4,
     'model': 'linear'}
 
@@ -181,22 +181,29 @@ def alpha(mesh: Any) -> Study:
 
 
 def _unequal(federation: fssl.Federation, mesh: Any) -> dict[str, float]:
-  """Time a used row, and masked shares in percent."""
-  run = harness.Simulation(spec_of(), federation, mesh)
-  alone = fssl.make_task(spec_of(client_map='map'))
-  work = counting.count(alone, federation, 'labeled')
-  # The first round is not timed.
-  cohorts = np.stack([run.cohort(r) for r in range(1, FLAGS.repeats + 1)])
-  seconds = sum(harness.interleave(
-      {'': lambda: run.advance(1)}, FLAGS.repeats)[''])
-  found = {'us/row': 1e6 * seconds / max(work.used[cohorts].sum(), 1),
-           'masked, one by one': 100 * counting.masked_share(
-               alone, work, cohorts)}
+  """Time a used row, and masked shares in percent, for each way of a device."""
+  ways: dict[str, dict[str, Any]] = {'one by one': {'client_map': 'map'}}
   for size in harness.numbers('chunk_sizes', least=0):
-    task = fssl.make_task(spec_of(client_map='vmap', chunk_size=size))
-    found[f'masked, chunk {size or "all"}'] = 100 * counting.masked_share(
-        task, work, cohorts)
-  return found
+    ways[f'chunk {size or "all"}'] = {'client_map': 'vmap', 'chunk_size': size}
+    if size:
+      ways[f'{size} lanes'] = {'client_map': 'lanes', 'chunk_size': size}
+  runs = {name: harness.Simulation(spec_of(**changes), federation, mesh)
+          for name, changes in ways.items()}
+  alone = runs['one by one']
+  work = counting.count(alone.task, federation, 'labeled')
+  seconds = harness.interleave({
+      name: functools.partial(run.advance, 1) for name, run in runs.items()},
+      FLAGS.repeats)
+  # Of two rounds the second is timed.
+  cohorts = np.stack([
+      alone.cohort(2 * turn + 1) for turn in range(FLAGS.repeats)])
+  rows = max(work.used[cohorts].sum(), 1)
+  return {
+      **{f'us/row, {name}': 1e6 * sum(taken) / rows
+         for name, taken in seconds.items()},
+      **{f'masked, {name}': 100 * counting.masked_share(
+          fssl.make_task(spec_of(**changes)), work, cohorts)
+         for name, changes in ways.items()}}
 
 
 def seeds(mesh: Any) -> Study:

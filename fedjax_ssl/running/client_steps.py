@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import data
@@ -46,7 +47,7 @@ def drawn(task: Task, deals: Collection[data.Partition], num_clients: int,
     for _ in range(-(-_DRAWS // len(deals))):
       rounds.append(rng.choice(steps, clients, replace=False))
   # Slots are sorted, the longest first.
-  cohorts = -np.sort(-np.stack(rounds).astype(np.float32))
+  cohorts = jnp.asarray(-np.sort(-np.stack(rounds)), jnp.float32)
 
   def counted(way: str, size: int) -> float:
     whole = way == 'vmap' and size >= clients

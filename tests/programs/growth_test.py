@@ -65,13 +65,14 @@ def test_teachers_of_those_that_trained_are_on_disk(growth):
 
 def test_unequal_clients_mask_more(growth):
   flags.FLAGS['alphas'].value = ['0.05', '100']
-  flags.FLAGS['chunk_sizes'].value = ['0']
+  flags.FLAGS['chunk_sizes'].value = ['0', '4']
   flags.FLAGS['cohort_size'].value = 20
   lines = growth.alpha(None).lines
   skewed, even = lines['masked, chunk all']
   assert skewed > even
   assert all(a <= b for a, b in zip(lines['masked, one by one'],
                                     lines['masked, chunk all'], strict=True))
+  assert lines['masked, 4 lanes'][0] < lines['masked, chunk 4'][0]
 
 
 def test_a_cold_start_knows_no_other_cache(bench, monkeypatch, tmp_path):

@@ -30,7 +30,7 @@ def clock(monkeypatch, tmp_path):
   return table
 
 
-def _decided(options, seeds=1, owners=np.arange(200) % 20):
+def _decided(options, seeds=1, owners=(*range(20),) * 10):
   """Of clients with ten labeled rows each, and thirty others.
 
   The owners are those of the labeled ones.
