@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import data, methods
 from fedjax_ssl.core import lanes
 from fedjax_ssl.core.common_expressions import merge_equal
 from fedjax_ssl.testing import contract
@@ -185,10 +185,14 @@ def test_two_devices_agree_with_one(run_python):
 
 
 def test_skewed_clients_mask_less_than_a_tenth():
-  """Rows worked on, of clients as a capped Dirichlet draw of 0.1 makes them."""
-  rng = np.random.default_rng(0)
-  steps = -np.sort(-np.ceil(rng.gamma(0.6, 20, 300)))
+  """Of a capped Dirichlet draw of 0.1, 500 rows a client on average."""
+  labels = np.repeat(np.arange(10, dtype=np.int32), 15_000)
+  rows = np.bincount(data.dirichlet_capped(
+      np.random.default_rng(0), labels, 300, alpha=.1, min_size=0))
+  steps = -np.sort(-np.ceil(rows / 10))
+  assert steps[0] > 5 * steps.mean()
   for width in (5, 8, 16, 32):
-    used = steps.sum() / (
-        width * float(lanes.longest(jnp.asarray(steps, jnp.float32), width)))
-    assert used > 0.9
+    busy = float(lanes.longest(jnp.asarray(steps, jnp.float32), width))
+    assert rows.sum() > .9 * 10 * width * busy
+    chunks = np.append(steps, np.zeros(-len(steps) % width)).reshape(-1, width)
+    assert busy < chunks.max(1).sum()

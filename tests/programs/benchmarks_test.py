@@ -103,6 +103,7 @@ def counted_by_a_round(task, streams):
     ({'client_map': 'vmap', 'chunk_size': 3}, 'labeled'),
     ({'client_map': 'vmap'}, 'unlabeled'),
     ({'client_map': 'map', 'local_epochs': 2}, 'both'),
+    ({'client_map': 'lanes', 'chunk_size': 2}, 'both'),
     ({'client_map': 'vmap', 'chunk_size': 2, 'unlabeled_batch': 0,
       'unlabeled_capacity': 2}, 'both')])
 def test_padding_is_counted_as_the_rounds_count_it(bench, changes, streams):
