@@ -70,14 +70,18 @@ def _shapes(method: Method, federation: Federation) -> State:
 
 
 class Away(runner.Sequential):
-  """Several seeds, one after another, with rows away from the devices."""
+  """Several seeds, one after another, with rows away from the devices.
+
+  Attributes:
+    stores: of each seed, what its clients keep.
+  """
 
   def __init__(self, method: Method, federations: Sequence[Federation],
                seeds: Sequence[int], mesh: Mesh | None,
                place: client_rows.Place, reads_only: bool = False):
     """Takes the arguments of `runs`."""
     self._where, self._reads_only = place, reads_only
-    self._rows: list[client_rows.Rows] = []
+    self.stores: list[client_rows.Rows] = []
     self._reads = 1  # Clients whose rows are on the devices at a time.
     self._host: PyTree = None  # Room for them.
     self._last: PyTree = None  # Those of the last round, on the devices.
@@ -93,7 +97,7 @@ class Away(runner.Sequential):
 
   def start(self, saved: PyTree | None) -> None:
     """Like `Sequential.start`; the rows stay away."""
-    self.states, self._totals, self._rows = [], [], []
+    self.states, self._totals, self.stores = [], [], []
     for i, seed in enumerate(self._seeds):
       state, totals = self._first(i, saved)
       memory = (state.memory if saved is None else
@@ -102,10 +106,10 @@ class Away(runner.Sequential):
           seed, memory, None if saved is None else state.memory,
           reads_only=self._reads_only)
       state = sharding.state(state._replace(memory=()), self._mesh)
-      if not self._rows:
+      if not self.stores:
         self._find_members(state._replace(memory=memory))
         self._host = client_rows.empty(memory, self._reads)
-      self._rows.append(rows)
+      self.stores.append(rows)
       nobody = np.zeros(0, np.int32)
       first, federation = self._brought(i, state, nobody)
       if totals is None:
@@ -136,9 +140,9 @@ class Away(runner.Sequential):
         state, self._totals[i] = self._run(
             state, self._totals[i], federation, jnp.int32(round_),
             jnp.int32(1), root)
-        self._rows[i].put(ids, _first(state.memory, len(ids)))
+        self.stores[i].put(ids, _first(state.memory, len(ids)))
         self._last = state.memory
-        self.states[i] = state._replace(memory=self._rows[i].memory)
+        self.states[i] = state._replace(memory=self.stores[i].memory)
 
   def _brought(self, i: int, state: State, ids: np.ndarray
                ) -> tuple[State, Federation]:
@@ -157,7 +161,7 @@ class Away(runner.Sequential):
     They go to the memory that the last ones had: new memory takes longer than
     all else here.
     """
-    memory, last = self._rows[i].take(ids, out=self._host), self._last
+    memory, last = self.stores[i].take(ids, out=self._host), self._last
     self._last = None
     return put(memory, self._mesh) if (
         last is None or self._mesh is not None) else _instead(last, memory)
@@ -202,14 +206,14 @@ class Away(runner.Sequential):
   def snapshot(self) -> PyTree:
     """Returns what a checkpoint holds; see `runner.checkpoint_template`."""
     saved = super().snapshot()
-    for seed, rows in zip(self._seeds, self._rows, strict=True):
+    for seed, rows in zip(self._seeds, self.stores, strict=True):
       one = saved[str(seed)]
       one['state'] = one['state']._replace(memory=rows.snapshot())
     return saved
 
   def kept(self) -> None:
     """Hears that the newest snapshot is written."""
-    for rows in self._rows:
+    for rows in self.stores:
       rows.kept()
 
 
