@@ -25,6 +25,8 @@ from fedjax_ssl.training import away, client_rows, environment, runner
 
 FLAGS = flags.FLAGS
 
+_BEGUN = time.monotonic()
+
 flags.DEFINE_string('out', 'runs/benchmarks', 'Folder for the JSON file.')
 flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts.',
                      lower_bound=1)
@@ -375,7 +377,7 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   """Writes JSON with what it ran on; see `report`.
 
   The file is replaced at once, so that one that is there is whole. What --quick
-  measures has a name of its own.
+  measures has a name of its own. `whole_seconds` are those of the script so far.
   """
   name += '_quick' * FLAGS.quick
   folder = pathlib.Path(FLAGS.out)
@@ -388,7 +390,8 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
       'environment': {**environment.describe(),
                       'torch': measured.get('torch') or _torch_version(),
                       'usable_cpus': environment.cores()},
-      'table': table, 'measured': measured, 'ratio': ratio}, indent=2) + '\n')
+      'whole_seconds': round(time.monotonic() - _BEGUN), 'table': table,
+      'measured': measured, 'ratio': ratio}, indent=2) + '\n')
   os.replace(part, path)
   return path
 
