@@ -91,8 +91,8 @@ class Slice(NamedTuple):
 def plan() -> list[Slice]:
   """The slices, the most useful first."""
   more = [] if FLAGS.quick else [*_speed(100), *_speed(5)]  # As 20, then.
-  return [*_speed(20), *_bits(), *_profiles(), *_methods(), *more, *_dtypes(),
-          *_cells()]
+  return [*_speed(20), *_bits(), *_profiles(), *_skew(), *_methods(), *more,
+          *_dtypes(), *_cells()]
 
 
 def _script(name: str, *words: str) -> list[str]:
@@ -128,6 +128,15 @@ def _profiles() -> Iterator[Slice]:
     yield Slice(name, 'the three largest items of a round', 2, _script(
         'profile_round', *sizes, f'--method={method}', '--top=3',
         f'--out={_folder(name)}'))
+
+
+def _skew() -> Iterator[Slice]:
+  sizes = [] if FLAGS.quick else [
+      '--model=resnet9', '--side=32', '--rows=500', '--batch=50',
+      '--cohort_size=50', '--alphas=0.1,100', '--chunk_sizes=5,16']
+  yield Slice('skew', 'what lanes gain where clients are unequal', 4, _script(
+      'growth', '--study=alpha', '--num_devices=1', *sizes,
+      f'--out={_folder("skew")}'))
 
 
 def _train(name: str, setting: str, *words: str) -> list[str]:
