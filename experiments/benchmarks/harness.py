@@ -377,7 +377,7 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   """Writes JSON with what it ran on; see `report`.
 
   The file is replaced at once, so that one that is there is whole. What --quick
-  measures has a name of its own. `whole_seconds` are those of the script so far.
+  measures has a name of its own. `whole_seconds` are the script's so far.
   """
   name += '_quick' * FLAGS.quick
   folder = pathlib.Path(FLAGS.out)
