@@ -72,7 +72,8 @@ def markdown(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       'the clock.', '',
       f'Flags of the bed: `{" ".join(_flags(bed.flags))}`; '
       + '; '.join(_skew(bed, name) for name in bed.skews) + '.', '',
-      f'Command: `{command}`', '', '## What was tried', '',
+      f'Command: `{command}`; of some rows alone with their names after '
+      f'`{bed.name}`.', '', '## What was tried', '',
       f'Up to {count} configuration{"s" * (count > 1)} a row, the default '
       f'first, on the validation rows of seed {plan.SEARCH_SEED} and on '
       f'{next(iter(bed.skews))}.', '', *_search(lines, found)]

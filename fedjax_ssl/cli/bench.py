@@ -12,8 +12,8 @@ then the one with the best validation accuracy on the other seeds. OUT/BED.md
 and OUT/BED.json hold the table and are written anew after each row, pictures
 at the end. The same command again continues after an interruption of any kind
 and skips what is finished; later commands with other rows add to the same
-table. A method with knobs becomes a row of its own, and only its learning rate
-is tuned.
+table. A method with knobs, or of your own, becomes a row of its own, and only
+its learning rate is tuned. Most rows have the knob weighting='uniform'.
 
 Rows of a BED.json that an earlier bench has written enter the table by --stored
 and stay in it; a row that is finished in OUT itself stays what it is. A stored
@@ -44,6 +44,7 @@ from fedjax_ssl.bench import page, picture, plan, records, standing, tables
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
+from fedjax_ssl.cli.vouch import vouch
 from fedjax_ssl.core import checks, imports, knobs
 from fedjax_ssl.report import printing
 
@@ -147,6 +148,7 @@ class _Bench:
         raise ValueError(error.text()) from error
     self._check_code()
     self._stored = self._needing_no_run()
+    vouch(self._to_run(), self._bed)
     cells_lib.check_flags(args.python, [
         self._cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()

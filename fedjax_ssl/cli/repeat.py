@@ -9,6 +9,7 @@ flags to `run.flags` in its folder, for `--flagfile`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import json
 import os
 import pathlib
 import sys
@@ -33,8 +34,20 @@ def _config_of(path: pathlib.Path) -> dict[str, Any]:
     try:
       return workdir_lib.read_config(folder)
     except workdir_lib.WorkdirError as error:
+      if _is_table(path):
+        raise ValueError(f'{path} holds a table of runs, and not the flags of '
+                         'one, as its config.json does.') from None
       raise ValueError(str(error).replace(
           str(pathlib.Path(folder) / workdir_lib.CONFIG), str(path))) from None
+
+
+def _is_table(path: pathlib.Path) -> bool:
+  """Whether a file is JSON, and of no single run."""
+  try:
+    found = json.loads(path.read_bytes())
+  except (OSError, ValueError, RecursionError):
+    return False
+  return isinstance(found, dict) and bool(found) and 'flags' not in found
 
 
 def _today(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import errors, flag_help
+from fedjax_ssl.cli import errors, flag_help, method_names
 from fedjax_ssl.core import checks, registry
 from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
@@ -98,6 +98,8 @@ def options(setting: str = '', script: str = '') -> config.Config:
              and not config.OPTIONS[name].this_start}
     stored_options.check(folder, taken)
     values |= taken
+  if setting == 'own_data' and not FLAGS.eval_only and 'dataset' not in given:
+    _need_dataset(values['data_dir'])
   found = config.resolve(values, given)
   if found.trackers:
     from fedjax_ssl.training import trackers
@@ -106,6 +108,27 @@ def options(setting: str = '', script: str = '') -> config.Config:
           '--tensorboard')
       raise ValueError(f'{told}: {lacking}')
   return found
+
+
+def _need_dataset(data_dir: str | None) -> None:
+  """Refuses a folder of data sets of which none is named.
+
+  Raises:
+    FieldError: if there is a folder; the message lists its files.
+  """
+  if not data_dir:
+    return  # A first look, at the default.
+  place = pathlib.Path(data_dir).expanduser()
+  if place.is_file():
+    reason = (f'is a file: give its folder, --data_dir={place.parent}, and its '
+              f'name, --dataset={place.stem}.')
+  else:
+    names = sorted({file.stem for ending in ('npz', 'csv')
+                    for file in place.glob(f'*.{ending}')})
+    reason = 'which of its data sets? Give --dataset=NAME' + (
+        f', one of {", ".join(names)}.' if names else
+        '; it holds no .npz or .csv.')
+  raise checks.FieldError('data_dir', data_dir, reason)
 
 
 def _given() -> set[str]:
@@ -130,32 +153,6 @@ def _stored(workdir: str, setting: str, script: str) -> dict[str, Any]:
                      f'{script or setting}; `fedjax-ssl evaluate {workdir}` '
                      'evaluates it.')
   return found['flags']
-
-
-def _check_method(told: config.Config) -> None:
-  """Refuses a misspelt method before JAX and the data are loaded.
-
-  Raises:
-    FieldError: if it is neither a module of `fedjax_ssl.methods` nor a name
-      that an installed package registers.
-  """
-  name = told.method.partition('(')[0].strip()
-  if (told.imports or not name.isidentifier()
-      or 'fedjax_ssl.methods' in sys.modules):  # Others may have registered.
-    return
-  from importlib import metadata
-  import pkgutil
-  folder = pathlib.Path(config.__file__).parent / 'methods'
-  known = {module.name for module in pkgutil.iter_modules([str(folder)])}
-  known -= {'parts'}
-  if name in known:
-    return
-  try:
-    checks.check('method', name, known | {
-        point.name for point in metadata.entry_points(
-            group='fedjax_ssl.methods')})
-  except ValueError as error:
-    raise checks.FieldError('method', told.method, str(error)) from error
 
 
 def _is_ours(setting: Setting) -> bool:
@@ -194,11 +191,21 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
     if isinstance(error, RuntimeError) and not errors.is_full(error) or (
         FLAGS.is_parsed() and FLAGS.verbosity > 0):
       raise
-    print(f'error: {errors.line(error, _values())}', file=sys.stderr)
+    print(f'error: {errors.line(error, _values())}{_by_default(error)}',
+          file=sys.stderr)
     sys.exit(75 if errors.may_pass(error) else 2)
   except KeyboardInterrupt:
     stopping.end(signal.SIGINT)
     sys.exit(130)
+
+
+def _by_default(error: BaseException) -> str:
+  """Says that nobody gave the flag that an error is about, or nothing."""
+  field = getattr(error, 'field', '')
+  if field not in config.OPTIONS or not FLAGS.is_parsed() or (
+      FLAGS.eval_only or field in _given()):
+    return ''
+  return f' (--{checks.flag(field)} has its default.)'
 
 
 def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
@@ -207,7 +214,8 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
     raise ValueError(f'{argv[1]!r} is no flag; flags begin with --.')
   script = '' if _is_ours(setting) else sys.argv[0]
   told = options(setting.name, script)
-  _check_method(told)
+  if not told.imports and 'fedjax_ssl.methods' not in sys.modules:
+    method_names.check(told.method)  # Others may have registered.
   from fedjax_ssl.report import command
   from fedjax_ssl.running import devices, runs
   from fedjax_ssl.training import environment, processes

@@ -17,7 +17,7 @@ LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
              'num_processes', 'process_id')
 _TEXTS = ('setting', 'script')
 # In place of a script: a call in Python, of data that were given there.
-FIT = 'fedjax_ssl.fit'
+FIT = workdir_lib.FIT
 # Flags that say how a data set is read, and how its rows are dealt.
 READING = frozenset(('data_dir', 'embeddings', 'split'))
 DEALING = frozenset(('alpha', 'dirichlet', 'min_size', 'partition',

@@ -113,7 +113,8 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
         _path(), machine=machine, only=forms, until=until, again=again)
   if given.client_map == 'auto' and not given.chunk_size:
     model = jax.eval_shape(task.model.init, jax.random.key(0))
-    alike = seeds > 1 or each * tree.num_bytes(model) > _KEPT
+    alike = seeds > 1 or options.aggregation_order == 'fixed' and (
+        each * tree.num_bytes(model) > _KEPT)
     return searched(measured, each, client_steps.equal(each) if alike else
                     client_steps.drawn(task, deals.values(),
                                        options.num_clients, each))

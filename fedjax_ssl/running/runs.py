@@ -273,6 +273,10 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
   if (truth < 0).any() and not any(
       (truth[deal.unlabeled >= 0] >= 0).any() for deal in deals.values()):
     first, *bounds = plan
+    if first.labels == 'all':
+      raise FieldError(
+          'labels', 'all', f'{int((truth < 0).sum())} of {len(truth)} rows '
+          'have no label, and none a hidden one; leave it out.')
     plan = [first, *(bound for bound in bounds if bound.labels != 'all')]
     if len(plan) <= len(bounds):
       _note('No upper bound is run: no row has a label that is hidden.')

@@ -1,6 +1,6 @@
 """The line with which every run starts.
 
-Method, clients, data and devices on one line. Functions in `NOTES` add
+Method, data, clients and devices on one line. Functions in `NOTES` add
 warnings, such as a knob value that turns part of a method off.
 """
 from __future__ import annotations
@@ -37,6 +37,7 @@ def text(job: Any, done: int) -> str:
   place = ' (at the server)' if job.options.labels_at == 'server' else ''
   devices = 1 if job.mesh is None else job.mesh.size
   parts = [
+      job.options.dataset,
       f'{shown.count(total, "client")}, {_cohorts(job)} a round',
       f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
       shown.count(dealt[0]['num_classes'], 'class', 'classes'),

@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shlex
 import socket
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedjax_ssl.training import disk, environment, processes
 
 CONFIG = 'config.json'
 FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
+FIT = 'fedjax_ssl.fit'  # The script of a run that was given its data.
 LOCK = 'lock'
 # Files that only a run leaves; without a config they belong to no run.
 _TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
@@ -265,16 +267,21 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
   if refused:
     raise WorkdirError(f'{folder} holds a run with other flags: '
                        f'{changes_lib.listed(refused)}.'
-                       + _way_on(folder, refused))
+                       + _way_on(folder, refused, stored))
   return changes
 
 
-def _way_on(folder: pathlib.Path, refused: changes_lib.Changes) -> str:
+def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
+            stored: Mapping[str, Any]) -> str:
   """Returns what to do: give the run's own flags, or another folder."""
   if list(refused) != ['num_rounds']:
-    own = folder / FLAGFILE
-    return (f' Continue it with --flagfile={own} --workdir={folder}, or give '
-            'another --workdir.') if own.exists() else ''
+    if not (folder / FLAGFILE).exists():
+      return ''
+    if stored.get('origin', {}).get('script') == FIT:
+      return ' Call fit as for that run, or give another workdir.'
+    own, place = (shlex.quote(str(x)) for x in (folder / FLAGFILE, folder))
+    return (f' Continue it with --flagfile={own} --workdir={place}, or give '
+            'another --workdir.')
   old, _ = refused['num_rounds']
   return (f' A run can only get longer: give --num_rounds={old} or more, or '
           'another --workdir.')

@@ -345,6 +345,14 @@ def test_names_all_that_is_missing(capsys):
     assert said in capsys.readouterr().err
 
 
+def test_refuses_a_method_that_makes_none(bench, out, tmp_path):
+  """Before the bounds are tuned."""
+  (tmp_path / 'mine.py').write_text('def mine(task):\n  return None\n')
+  code, _, errors = bench('clients', f'{tmp_path}/mine.py:mine')
+  assert code == 2 and 'mine.py:mine: gives no Method' in errors
+  assert not out.exists()
+
+
 @pytest.mark.parametrize('words, said', [
     (('cliens',), 'BED=cliens must be one of clients'),
     (('clients', 'fixmach'), "Did you mean 'fixmatch'"),

@@ -108,6 +108,49 @@ def test_lines(name, refuse):
     assert word in line
 
 
+def test_own_data_are_named(refuse, tmp_path):
+  """A folder alone would train on the default, and look like one's own."""
+  for name in ('pets.npz', 'notes.csv', 'other.txt'):
+    (tmp_path / name).touch()
+  own = settings.SETTINGS['own_data']
+  line = refuse(f'--data_dir={tmp_path}', setting=own)
+  assert line == (f'error: --data_dir={tmp_path}: which of its data sets? Give '
+                  '--dataset=NAME, one of notes, pets.')
+  assert 'holds no .npz' in refuse(f'--data_dir={tmp_path}/none', setting=own)
+
+
+@pytest.mark.parametrize('args, words', [
+    (['--data_dir=DIR/pets.npz'], '--data_dir=DIR, and its name, '
+     '--dataset=pets.'),
+    (['--data_dir=DIR', '--dataset=pets.npz'],
+     '--dataset=pets.npz: is a file: give pets, and its folder as data_dir.'),
+    (['--dataset=DIR/pets.npz'], 'give pets, and its folder, DIR, as data_dir.'
+     )])
+def test_a_file_is_told_from_a_data_set(refuse, tmp_path, args, words):
+  (tmp_path / 'pets.npz').touch()
+  line = refuse(*(word.replace('DIR', str(tmp_path)) for word in args),
+                setting=settings.SETTINGS['own_data'])
+  assert words.replace('DIR', str(tmp_path)) in line
+
+
+def test_all_labels_where_none_is_hidden(refuse, tmp_path):
+  labels = np.where(np.arange(60) < 20, np.arange(60) % 3, -1)
+  np.savez(tmp_path / 'pets.npz', x_train=np.zeros((60, 8, 8, 1), np.uint8),
+           y_train=labels, x_test=np.zeros((6, 8, 8, 1), np.uint8),
+           y_test=np.arange(6) % 3)
+  line = refuse(f'--data_dir={tmp_path}', '--dataset=pets', '--labels=all',
+                f'--workdir={tmp_path / "run"}',
+                setting=settings.SETTINGS['own_data'])
+  assert line == ('error: --labels=all: 40 of 60 rows have no label, and none '
+                  'a hidden one; leave it out.')
+
+
+def test_a_default_is_not_blamed_on_the_user(refuse):
+  words = '(--labels_per_class has its default.)'
+  assert refuse(labels_per_class=500).endswith(words)
+  assert words not in refuse('--labels_per_class=500')
+
+
 def test_a_stream_needs_rounds_for_its_tasks(refuse):
   line = refuse(deal=dealing.in_tasks(
       dealing.two_pools('iid_random', 'iid_random'), 2))

@@ -25,6 +25,15 @@ def test_a_damaged_configuration_is_one_line(tmp_path, capsys, monkeypatch,
   assert words in said and len(said.splitlines()) == 1
 
 
+def test_a_table_of_runs_is_no_run(tmp_path, capsys):
+  file = tmp_path / 'bench.json'
+  file.write_text(json.dumps({'rows': {}, 'tuned': {}}))
+  assert repeat.main([str(file), '--print']) == 2
+  assert capsys.readouterr().err == (
+      f'error: {file} holds a table of runs, and not the flags of one, as its '
+      'config.json does.\n')
+
+
 def test_every_flag_is_a_line(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps({
       'flags': {'method': 'fedprox(\n mu=1)'}, 'facts': {}, 'environment': {},

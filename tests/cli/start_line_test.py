@@ -32,8 +32,8 @@ def test_a_run_says_what_it_trains(tmp_path):
   model = run.task.model.init(jax.random.key(0)).params
   count = sum(np.size(leaf) for leaf in jax.tree.leaves(model))
   assert line == (
-      'fixmatch(threshold=0.3, keep_local=True) starts: 6 clients, 3 a round; '
-      f'{facts["labeled"]["total"]} labeled and '
+      'fixmatch(threshold=0.3, keep_local=True) starts: digits; 6 clients, '
+      f'3 a round; {facts["labeled"]["total"]} labeled and '
       f'{facts["unlabeled"]["total"]:,} unlabeled rows; 10 classes; '
       f'{count} parameters; 1 CPU device; 2 steps a client and round; 2 seeds.')
   # What was done is said, and what is to be minded.

@@ -23,9 +23,10 @@ import pathlib
 import shlex
 import sys
 
-from fedjax_ssl.cli import arguments
+from fedjax_ssl.cli import arguments, method_names
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, slots
+from fedjax_ssl.core import checks
 from fedjax_ssl.report import printing
 
 
@@ -112,6 +113,23 @@ def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
   return '\n'.join([*lines, f'{total} of {len(cells)}'])
 
 
+def _check_methods(cells: Sequence[grid.Cell]) -> None:
+  """Refuses misspelt methods of settings before any run begins.
+
+  Raises:
+    GridError: naming the first one.
+  """
+  for cell in cells:
+    texts = [word.partition('=')[2] for word in cell.args
+             if word.startswith('--method=')]
+    if texts and cell.setting and not any(
+        word.startswith('--import') for word in cell.args):
+      try:
+        method_names.check(texts[-1])
+      except checks.FieldError as error:
+        raise grid.GridError(error.text('--')) from error
+
+
 def main(argv: Sequence[str]) -> int:
   """Runs the sweep; returns the exit code."""
   if isinstance(sys.stdout, io.TextIOWrapper):  # Names may have any letters.
@@ -130,6 +148,7 @@ def main(argv: Sequence[str]) -> int:
                            f'--retries={args.retries} at least 0.')
     env = _environment(args.env)
     cells = grid.shard(read_cells(args.grid), args.shard)
+    _check_methods(cells)
     if not args.status:
       cells_lib.check_flags(args.python, cells, env)
     if args.dry_run:

@@ -185,6 +185,14 @@ def test_settings_know_their_flags(tmp_path, name):
   assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.parametrize('options', [['--dry_run'], []])
+def test_a_misspelt_method_is_refused_before_anything_runs(tmp_path, options):
+  grid = 'setting: digits_dirdir', '--method=fixmatch | fixmach(mu=1)'
+  _, said = run(tmp_path / 'out', *grid, options=options, code=2)
+  assert said.startswith("error: --method=fixmach(mu=1): method 'fixmach'")
+  assert not (tmp_path / 'out').exists()
+
+
 def test_exit_code_0_before_the_last_round_is_not_the_end(tmp_path):
   process = start(tmp_path, FAKE, '--seconds=0.2', '--num_rounds=5')
   name = 'fake_experiment'

@@ -1,0 +1,35 @@
+"""Refuses a misspelt method before JAX and the data are loaded."""
+from __future__ import annotations
+
+from importlib import metadata
+import pathlib
+import pkgutil
+
+from fedjax_ssl import config
+from fedjax_ssl.core import checks
+
+
+def check(text: str) -> None:
+  """Refuses a name that is nowhere; others, as of a file, are left to `make`.
+
+  Args:
+    text: as --method has it.
+
+  Raises:
+    FieldError: if the name is neither of a module of `fedjax_ssl.methods` nor
+      one that an installed package registers.
+  """
+  name = text.partition('(')[0].strip()
+  if not name.isidentifier():
+    return
+  folder = pathlib.Path(config.__file__).parent / 'methods'
+  known = {module.name for module in pkgutil.iter_modules([str(folder)])}
+  known -= {'parts'}
+  if name in known:
+    return
+  try:
+    checks.check('method', name, known | {
+        point.name for point in metadata.entry_points(
+            group='fedjax_ssl.methods')})
+  except ValueError as error:
+    raise checks.FieldError('method', text, str(error)) from error

@@ -1,0 +1,49 @@
+"""Makes methods of one's own code before the bench runs anything.
+
+Each is made in a process of its own: the bench starts processes, which does
+not go together with JAX at work.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+import os
+import subprocess
+import sys
+
+from fedjax_ssl.bench import plan
+from fedjax_ssl.core import imports
+
+
+def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
+  """Makes the methods in files or modules.
+
+  Raises:
+    ValueError: with the reason, for the first that cannot be made.
+  """
+  for entry in rows:
+    if imports.split(entry.method) is None:
+      continue
+    done = subprocess.run(
+        [sys.executable, '-P', '-m', __name__, entry.method, bed.name],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        # Where this process would find it.
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(
+            filter(None, sys.path))})
+    if done.returncode:
+      raise ValueError((done.stderr.strip().splitlines() or [entry.method])[-1])
+
+
+def _make(method: str, bed: str) -> None:
+  """Makes a method as for a run on a bed."""
+  from fedjax_ssl import methods, task
+  flags = plan.beds()[bed].flags
+  methods.make(method, task.make_task(task.TaskSpec(
+      10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
+      labels_at=flags.get('labels_at', 'clients'))))
+
+
+if __name__ == '__main__':
+  try:
+    _make(*sys.argv[1:])
+  except Exception as error:
+    sys.exit(' '.join(str(error).split()) or type(error).__name__)
