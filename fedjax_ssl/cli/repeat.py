@@ -42,12 +42,13 @@ def _config_of(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _is_table(path: pathlib.Path) -> bool:
-  """Whether a file is JSON, and of no single run."""
+  """Whether a file is that of a bench or of a study."""
   try:
     found = json.loads(path.read_bytes())
   except (OSError, ValueError, RecursionError):
     return False
-  return isinstance(found, dict) and bool(found) and 'flags' not in found
+  return isinstance(found, dict) and not found.keys().isdisjoint(
+      ('rows', 'runs'))
 
 
 def _today(config: dict[str, Any]) -> dict[str, Any]:

@@ -203,7 +203,8 @@ def _by_default(error: BaseException) -> str:
   """Says that nobody gave the flag that an error is about, or nothing."""
   field = getattr(error, 'field', '')
   if field not in config.OPTIONS or not FLAGS.is_parsed() or (
-      FLAGS.eval_only or field in _given()):
+      FLAGS.eval_only or field in _given()
+      or getattr(error, 'value', None) != _values()[field]):
     return ''
   return f' (--{checks.flag(field)} has its default.)'
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +44,13 @@ def drawn(task: Task, deals: Collection[data.Partition], num_clients: int,
   """
   rng, rounds = np.random.default_rng(0), []
   for deal in deals:
-    steps = np.asarray(batching.num_steps(task, _sizes(deal, num_clients)))
+    steps = np.asarray(batching.num_steps(task, sizes(deal, num_clients)))
     for _ in range(-(-_DRAWS // len(deals))):
       rounds.append(rng.choice(steps, clients, replace=False))
   # Slots are sorted, the longest first.
   cohorts = jnp.asarray(-np.sort(-np.stack(rounds)), jnp.float32)
 
+  @functools.cache
   def counted(way: str, size: int) -> float:
     whole = way == 'vmap' and size >= clients
     plan = client_map.plan(dataclasses.replace(
@@ -59,7 +61,7 @@ def drawn(task: Task, deals: Collection[data.Partition], num_clients: int,
   return counted
 
 
-def _sizes(deal: data.Partition, num_clients: int) -> Shard:
+def sizes(deal: data.Partition, num_clients: int) -> Shard:
   """Returns the numbers of rows of each client, int[N], and no rows."""
   def held(owner: np.ndarray) -> np.ndarray:
     owner = owner[(owner >= 0) & (owner < num_clients)]

@@ -86,13 +86,14 @@ def _found(options: Config, dataset: data.Dataset,
 def _measured(options: Config, given: Choice, dataset: data.Dataset,
               deals: Mapping[int, data.Partition]) -> Choice:
   """Asks the clock about all that is open."""
+  rows = _rows(options, deals)
   task = task_lib.make_task(task_lib.TaskSpec(
       num_classes=dataset.num_classes,
       input_shape=tuple(dataset.train.inputs.shape[1:]), model=options.model,
       norm=options.norm, compute_dtype=options.compute_dtype,
       labeled_batch=options.labeled_batch,
       unlabeled_batch=options.unlabeled_batch,
-      unlabeled_capacity=_rows(options, deals) - options.labeled_batch,
+      unlabeled_capacity=rows - options.labeled_batch,
       local_epochs=options.local_epochs, local_steps=options.local_steps))
   found = layers(task, dataset.train.inputs[:1])
   again = options.conv_impl == conv_forms.MEASURE
@@ -106,7 +107,7 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
   each = -(-options.cohort_size // devices)
   seeds = len(deals) if loop.seeds_together(
       options.seed_map, len(deals)) else 1
-  rows, machine = _rows(options, deals), _machine()
+  machine = _machine()
   def measured(clients: int, forms: Forms, until: float) -> conv_measure.Table:
     return conv_measure.table(
         found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
@@ -199,12 +200,11 @@ def _rows(options: Config, deals: Mapping[int, data.Partition]) -> int:
   """Rows of a local step, with labels and without."""
   if options.unlabeled_batch:
     return options.labeled_batch + options.unlabeled_batch
-  def counts(owner: np.ndarray) -> np.ndarray:
-    found = owner[(owner >= 0) & (owner < options.num_clients)]
-    return np.bincount(found, minlength=options.num_clients)
+  held = [client_steps.sizes(deal, options.num_clients)
+          for deal in deals.values()]
   return options.labeled_batch + batching.unlabeled_capacity(
-      np.stack([counts(deal.labeled) for deal in deals.values()]),
-      np.stack([counts(deal.unlabeled) for deal in deals.values()]),
+      np.stack([np.asarray(shard.num_labeled) for shard in held]),
+      np.stack([np.asarray(shard.num_unlabeled) for shard in held]),
       labeled_batch=options.labeled_batch, local_steps=options.local_steps)
 
 

@@ -151,6 +151,11 @@ def test_a_default_is_not_blamed_on_the_user(refuse):
   assert words not in refuse('--labels_per_class=500')
 
 
+def test_a_folder_of_the_environment_is_no_default(refuse, monkeypatch):
+  monkeypatch.setenv('FEDJAX_SSL_DATA', '/nowhere')
+  assert refuse(dataset='pets') == 'error: --data_dir=/nowhere: is no folder.'
+
+
 def test_a_stream_needs_rounds_for_its_tasks(refuse):
   line = refuse(deal=dealing.in_tasks(
       dealing.two_pools('iid_random', 'iid_random'), 2))
