@@ -4,9 +4,10 @@ fedjax-ssl results runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
 A folder of runs, such as a sweep's, stands for all of them; other files in it,
-such as their logs, are skipped. Beside a run alone are its bounds. Prints the
-table; with --out writes <out>.json and <out>.md, with --epsilon also a plot.
-Every number comes from the runs' own files.
+such as their logs, are skipped. Beside a run alone are its bounds. Runs that
+differ only in their seeds are one row. Prints the table; with --out writes
+<out>.json and <out>.md, with --epsilon also a plot. Every number comes from the
+runs' own files.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import pathlib
 import sys
 
 from fedjax_ssl.cli import arguments, places
-from fedjax_ssl.report import printing, study
+from fedjax_ssl.report import printing, stored_runs, study
 from fedjax_ssl.running import settings
 
 
@@ -49,15 +50,16 @@ def main(argv: Sequence[str]) -> int:
     raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
   named = places.runs_in(args.workdirs)
   folders, without = places.with_bounds(named)
-  found = {}
+  readable = []
   for folder in folders:
     try:
-      found[folder] = study.read(folder, columns)
+      stored_runs.read(folder)
+      readable.append(folder)
     except ValueError as error:
       if folder in named:
         raise
       without = str(error).rstrip('.')  # A bound that nobody asked for.
-  rows = [*found.values()]
+  rows = study.read(readable, columns)
   study.check_columns(rows, columns)
   text = study.markdown(rows, args.note, settings.known_defaults)
   if args.out:
@@ -66,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
       out = out.with_suffix('')
     study.write(out, rows, text, args.note)
     if args.epsilon:
-      study.draw_epsilon(out, [*found])
+      study.draw_epsilon(out, readable)
   printing.say(text)
   if without:
     printing.say(f'left out: {without}', stream=sys.stderr)

@@ -218,7 +218,7 @@ def _cells() -> dict[str, tuple[str, ...]]:
 
 def load(folders: Sequence[str | os.PathLike[str]],
          left_out: list[str] | None = None,
-         defaults: Defaults | None = None) -> list[Run]:
+         defaults: Defaults | None = None, repeats: bool = False) -> list[Run]:
   """Reads workdirs; those that differ only in their seeds become one run.
 
   Those whose flags stood for other data, code or knobs stay apart.
@@ -228,6 +228,8 @@ def load(folders: Sequence[str | os.PathLike[str]],
     left_out: if given, each unreadable or duplicate folder adds a line here
       and is skipped; if None, the first such folder raises.
     defaults: see `read`.
+    repeats: whether a folder that repeats a seed is a run of its own, and no
+      duplicate.
 
   Raises:
     ValueError: see `read`; if none can be read; or if a seed comes twice.
@@ -247,8 +249,10 @@ def load(folders: Sequence[str | os.PathLike[str]],
     groups.setdefault(key, []).append(run)
   if not groups:
     raise ValueError(' '.join(faults) or 'No folder is named.')
-  joined = [_joined(_once(runs, left_out)) for group in groups.values()
-            for runs in _alike(group)]
+  joined = [_joined(runs) for group in groups.values()
+            for alike in _alike(group)
+            for runs in (_apart(alike) if repeats else
+                         [_once(alike, left_out)])]
   if left_out is not None:
     left_out += faults
   return named(joined)
@@ -312,6 +316,19 @@ def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
     owners |= dict.fromkeys(run.numbers, run.folders[0])
     kept.append(run)
   return kept
+
+
+def _apart(runs: list[Run]) -> list[list[Run]]:
+  """Parts runs so that no part has a seed twice."""
+  parts: list[list[Run]] = []
+  for run in runs:
+    for part in parts:
+      if not any(set(one.numbers) & set(run.numbers) for one in part):
+        part.append(run)
+        break
+    else:
+      parts.append([run])
+  return parts
 
 
 def _joined(runs: list[Run]) -> Run:

@@ -19,7 +19,13 @@ from fedjax_ssl.report import (
   verdict,
 )
 from fedjax_ssl.report.text import plain
-from fedjax_ssl.training import disk, environment, metric_names, metrics
+from fedjax_ssl.training import (
+  disk,
+  environment,
+  metric_names,
+  metrics,
+  workdir,
+)
 
 _SHOWN = ('final', 'tail', 'selected')
 # Work and traffic, per client and round.
@@ -30,32 +36,38 @@ _LOCAL = 'local_accuracy'
 _DENSE = ('cost_up', 'cost_down')  # Percent of one dense model, FedMatch's.
 
 
-def read(folder: str, columns: Sequence[str] = ()) -> dict[str, Any]:
-  """Reads a run as a row: its flags, its machine, its accuracies by seed.
+def read(folders: str | Sequence[str], columns: Sequence[str] = ()
+         ) -> list[dict[str, Any]]:
+  """Reads runs as rows: their flags, machines, and accuracies by seed.
 
   Args:
-    folder: the run's.
+    folders: of the runs. Those that differ only in their seeds are one row; a
+      run that repeats a seed of another begins a new one.
     columns: metrics of the last row that are wanted too.
 
   Raises:
-    ValueError: if it cannot be read; the message names it.
+    ValueError: if one cannot be read; the message names it.
   """
+  folders = [folders] if isinstance(folders, str) else folders
   try:
-    return _read(folder, columns)
+    runs = stored_runs.load(folders, repeats=True)
+    return [_row(run, columns) for run in runs]
   except (AttributeError, KeyError, TypeError) as error:
-    raise ValueError(f'{folder} is damaged: {error!r}.') from error
+    raise ValueError(
+        f'{" ".join(folders)} is damaged: {error!r}.') from error
   except metrics.MetricsError as error:
-    raise ValueError(f'{folder} is damaged: {error}') from error
+    raise ValueError(f'{" ".join(folders)} is damaged: {error}') from error
 
 
-def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
-  run = stored_runs.read(folder)
-  config, seeds, flags = run.config, run.seeds, run.config['flags']
-  setting = command.setting_of(config)
+def _row(run: stored_runs.Run, columns: Sequence[str]) -> dict[str, Any]:
+  configs = [workdir.read_config(folder) for folder in run.folders]
+  seeds, flags = run.seeds, configs[0]['flags']
+  if len(configs) > 1:  # Only then are there other seeds than these flags have.
+    flags = {**flags, 'seed': None, 'seeds': list(run.planned)}
   summaries = [summary.summary(rows) for rows in seeds]
   return {
-      'run': plain(pathlib.Path(folder).name),
-      'setting': setting,
+      'run': plain(run.folder_name),
+      'setting': command.setting_of(configs[0]),
       'method': flags['method'],
       'labels': flags['labels'],
       'seeds': list(run.numbers),
@@ -72,9 +84,20 @@ def _read(folder: str, columns: Sequence[str]) -> dict[str, Any]:
                                      for row in rows]) for rows in seeds]
          for name in _DENSE},
       'flags': flags,
-      'environment': environment.throughout(config),
-      'restarts': len(config['restarts']),
+      'environment': _united([environment.throughout(c) for c in configs]),
+      'restarts': sum(len(config['restarts']) for config in configs),
   }
+
+
+def _united(environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns what the seeds of a row were run on; several values in a row."""
+  found = {}
+  for name in dict.fromkeys(k for one in environments for k in one):
+    values = [*{_text(one[name]): one[name]
+                for one in environments if name in one}.values()]
+    found[name] = (values[0] if len(values) == 1 else
+                   ' and '.join(map(_text, values)))
+  return found
 
 
 def percent(values: Sequence[float | None], scale: float = 100) -> str:
@@ -185,7 +208,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
   """Makes the table and, below it, what the runs share.
 
   Args:
-    rows: what `read` made of each run.
+    rows: what `read` made of the runs.
     note: one line above the table.
     defaults: values of all flags of a setting, by its name; {} if they are not
       known. Flags with these values are left out.
@@ -255,7 +278,7 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
 
   Args:
     out: path without ending.
-    rows: what `read` made of each run.
+    rows: what `read` made of the runs.
     text: what `markdown` made of them.
     note: one line above the table.
 
@@ -279,6 +302,6 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
 
 def draw_epsilon(out: pathlib.Path, folders: Sequence[str]) -> None:
   """Draws accuracy against epsilon, to <out>_epsilon.png."""
-  tradeoff.plot(summary.load({pathlib.Path(folder).name: [folder]
-                              for folder in folders}),
+  runs = stored_runs.load(folders, repeats=True)
+  tradeoff.plot({run.folder_name: run.seeds for run in runs},
                 out.with_name(out.name + '_epsilon.png'))

@@ -116,7 +116,7 @@ def test_tables_call_own_methods_by_their_names_too(tmp_path):
   grid = tables.main_table(stored_runs.load(folders))
   assert [row[:2] for row in grid.rows] == [
       ['fast', 'fast(k=2)'], ['uda', 'uda']]
-  rows = [study.read(folder) for folder in folders]
+  rows = study.read(folders)
   assert '| a | `fast(k=2)` |' in study.markdown(rows, '')
   assert rows[0]['method'] == own
 

@@ -297,7 +297,7 @@ def test_every_table_means_over_the_same_rows(tmp_path):
   assert isinstance(value, tables.Value)
   want = sum(r['accuracy'] for r in rows[-summary.TAIL:]) / summary.TAIL
   assert value.mean == pytest.approx(100 * want)
-  study_row = study_lib.read(folder)
+  study_row, = study_lib.read(folder)
   assert study_row['tail'] == [pytest.approx(want)]
   for text in (study_lib.markdown([study_row], ''),
                summary.table({'run': stored_runs.read(folder).seeds})):
@@ -316,6 +316,6 @@ def test_four_evaluations_have_no_mean_of_the_last_five(tmp_path):
   cells = dict(zip((x.strip() for x in head.split('|')),
                    (x.strip() for x in line.split('|'))))
   assert (cells['final'], cells['last 5 evaluations']) == ('40.00', '-')
-  assert study_lib.read(str(run.folders[0]))['tail'] == [None]
+  assert study_lib.read(str(run.folders[0]))[0]['tail'] == [None]
   later = [*rows, fake.row(50, .5)]
   assert summary.summary(later)['tail'] == pytest.approx(.3)

@@ -47,11 +47,36 @@ def test_table_and_json_hold_the_runs_numbers(tmp_path):
   assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
 
 
+def test_seeds_in_several_folders_are_one_row(tmp_path):
+  """Only a folder that repeats a seed is a row of its own."""
+  accuracies = {0: .5, 1: .6, 2: .9}
+  for seed, accuracy in accuracies.items():
+    made = fake.config([seed])
+    made['environment']['commit'] = 'def' if seed == 2 else 'abc'
+    fake.write(tmp_path / 'runs' / f'uda_seed{seed}',
+               [fake.row(20, accuracy, seed)], made)
+  fake.write(tmp_path / 'again', [fake.row(20, .7, 1)], fake.config([1]))
+  fake.write(tmp_path / 'other', [fake.row(20, .8, 1)],
+             fake.config([1], alpha=0.1))
+  done = _call(*(str(tmp_path / n) for n in ('runs', 'again', 'other')),
+               f'--out={tmp_path}/table')
+  assert done.returncode == 0, done.stderr
+  runs = {run['run']: run for run in json.loads(
+      (tmp_path / 'table.json').read_text())['runs']}
+  assert {name: run['final'] for name, run in runs.items()} == {
+      'uda': [.5, .6, .9], 'again': [.7], 'other': [.8]}
+  row = runs['uda']
+  assert row['seeds'] == row['flags']['seeds'] == [0, 1, 2]
+  assert row['seconds'] == 21 and row['flags']['seed'] is None
+  assert row['environment']['commit'] == 'abc and def'
+  assert '66.67 ± 20.82' in done.stdout
+
+
 def test_an_unfinished_run_says_so(tmp_path):
   folder = fake.write(tmp_path / 'run', [
       fake.row(5, .6, 0), fake.row(10, .6, 0), fake.row(5, .5, 1)],
                       fake.config([0, 1, 2], num_rounds=100))
-  row = study.read(folder)
+  row, = study.read(folder)
   assert row['seeds'] == [0, 1] and row['rounds'] == 5
   text = study.markdown([row], '')
   assert '| run | `fedavg` | few | 2 | 5 |' in text
@@ -61,7 +86,7 @@ def test_an_unfinished_run_says_so(tmp_path):
 def test_files_of_one_name_are_different_ones(tmp_path):
   folders = [fake.write(tmp_path / name, [fake.row(20, .5)], fake.config(
       [0], partition_file=f'/runs/{name}/partition_0.npz')) for name in 'xy']
-  text = study.markdown([study.read(folder) for folder in folders], '')
+  text = study.markdown(study.read(folders), '')
   assert ('Flags that differ: partition_file x/partition_0.npz, '
           'y/partition_0.npz (y).') in text
 
@@ -97,7 +122,7 @@ def test_flags_with_the_settings_values_are_not_listed(tmp_path):
   for flag in ('--momentum=0.9', '--max_rows=0', '--seeds=0,1,2'):
     assert flag in texts[1]
   assert 'eval_only' not in texts[1] and '--imports' not in texts[1]
-  a, b = (study.read(str(tmp_path / name)) for name in 'ab')
+  a, b = study.read([str(tmp_path / name) for name in 'ab'])
   assert a['setting'] == 'digits_dirdir' and 'not defaults' not in (
       study.markdown([a, b], '', lambda name: {'x': 1} if name else {}))
 
