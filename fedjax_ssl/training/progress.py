@@ -55,7 +55,7 @@ class Progress:
                interval: float = 10.0, stream: TextIO | None = None,
                clock: Callable[[], float] = time.monotonic,
                compiled: Callable[[], float] = lambda: 0.0):
-    """Starts the clock.
+    """Starts the clock, and says that the rounds are compiled now.
 
     Args:
       name: what runs, as in `digits_dirdir.fixmatch`.
@@ -80,6 +80,12 @@ class Progress:
     self._accuracy: float | None = None
     self._stream = stream or sys.stderr
     self._bar = _bar(name, total, start, self._stream)
+    if start >= total:
+      return  # All rounds are done.
+    if self._bar is not None:
+      self._bar.set_postfix_str('compiling')
+    else:
+      print(f'{name}: compiling', file=self._stream, flush=True)
 
   @property
   def seconds_per_round(self) -> float | None:

@@ -31,8 +31,9 @@ def test_rate_leaves_out_the_first_stretch():
   shown.update(30, accuracy=0.5)
   assert shown.seconds_per_round == pytest.approx(0.2)
   messages = lines.getvalue().splitlines()
-  assert messages[0].startswith('run: round 10/100')
-  assert messages[1] == (
+  assert messages[0] == 'run: compiling'
+  assert messages[1].startswith('run: round 10/100')
+  assert messages[2] == (
       'run: round 30/100, 0.2 s/round, 14s left, accuracy 0.5000')
 
 
@@ -45,7 +46,7 @@ def test_rate_leaves_out_what_is_compiled_later():
   clock.now = 70.0  # The first evaluation: 9.5 s are its compilation.
   compiled[0] += 9.5
   shown.update(11)
-  assert lines.getvalue().splitlines()[1] == (
+  assert lines.getvalue().splitlines()[2] == (
       'run: round 11/100, 0.05 s/round, 4s left')
 
 
@@ -91,7 +92,7 @@ def test_lines_keep_their_distance_and_the_last_is_shown():
     clock.now += 1
     shown.update(round_)
   rounds = [int(line.split()[2].split('/')[0])
-            for line in lines.getvalue().splitlines()]
+            for line in lines.getvalue().splitlines()[1:]]
   assert rounds == [1, 11, 21, 31, 41, 50]
 
 
