@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-import dataclasses
 import functools
 import json
 import pathlib
@@ -41,9 +40,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ssl.bench import page, picture, plan, records, standing, tables
-from fedjax_ssl.cli import arguments
+from fedjax_ssl.cli import arguments, bench_runs
 from fedjax_ssl.cli.sweep import cells as cells_lib
-from fedjax_ssl.cli.sweep import grid, slots
+from fedjax_ssl.cli.sweep import slots
 from fedjax_ssl.cli.vouch import vouch
 from fedjax_ssl.core import checks, imports, knobs
 from fedjax_ssl.report import printing
@@ -139,6 +138,8 @@ class _Bench:
                          f'sets {", ".join(_OWN)}.')
     self._args = args
     self._changed = self._flags_behind(changed)
+    self._runs = bench_runs.Runs(self._bed, self._out, args.configurations,
+                                 self._changed, args.data_dir)
     from fedjax_ssl import methods  # Every method; --help can do without.
     self._entries = plan.chosen(args.rows, self._bed)
     for entry in self._entries:
@@ -150,9 +151,9 @@ class _Bench:
     self._stored = self._needing_no_run()
     vouch(self._to_run(), self._bed)
     cells_lib.check_flags(args.python, [
-        self._cell(plan.search_run(entry, self._bed, configuration))
+        self._runs.cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
-        for configuration in self._tries(entry)], {})
+        for configuration in self._runs.tries(entry)], {})
 
   def _flags_behind(self, given: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the flags behind --: who only looks need not give the folder's.
@@ -232,19 +233,13 @@ class _Bench:
              if record.stored} | found
     return {name: self._whole(mine.get(name)) or record
             for name, record in found.items()
-            if name not in self._known or not self._is_finished(
+            if name not in self._known or not self._runs.is_finished(
                 self._known[name])}
 
   def _whole(self, record: records.Record | None) -> records.Record | None:
     """Returns a record if it has all skews, else None."""
     return record if record and {*record.measured} == {*self._bed.skews} else (
         None)
-
-  def _is_finished(self, entry: plan.Entry) -> bool:
-    """Returns whether all runs of a row are done in the folder."""
-    tried = self._tried(entry)
-    return len(tried) == len(self._tries(entry)) and all(
-        map(self._done, self._finals(entry, standing.choose(tried))))
 
   @functools.cached_property
   def _known_data(self) -> dict[str, tuple[str, str]]:
@@ -319,28 +314,27 @@ class _Bench:
     """Returns the commands of all tries; later runs depend on their results."""
     if not self._to_run():
       return 'Nothing is to be run: all rows are stored.'
-    return '\n'.join(
-        shlex.join(cells_lib.command(self._args.python, self._out, self._cell(
-            plan.search_run(entry, self._bed, configuration))))
-        for entry in self._to_run() for configuration in self._tries(entry))
+    cells = (self._runs.cell(plan.search_run(entry, self._bed, configuration))
+             for entry in self._to_run()
+             for configuration in self._runs.tries(entry))
+    return '\n'.join(shlex.join(cells_lib.command(
+        self._args.python, self._out, cell)) for cell in cells)
 
   def status(self) -> str:
-    """Returns a line for each row: its tries, the choice, its final seeds."""
-    lines = []
-    for entry in self._entries:
-      if entry.name in self._stored:
-        stored = self._stored[entry.name].stored
-        lines.append(f'{entry.name:24} in {stored or self._table.name}')
-        continue
-      tried = self._tried(entry)
-      wanted = len(self._tries(entry))
-      said = f'{len(tried)}/{wanted} tried'
-      if len(tried) == wanted:
-        best = standing.choose(tried)
-        done = sum(self._done(run) for run in self._finals(entry, best))
-        said += (f', {plan.method_of(entry, best)} rate '
-                 f'{best.learning_rate:g}, final {done}/{len(self._bed.skews)}')
-      lines.append(f'{entry.name:24} {said}')
+    """Returns a line for each row: its tries, the choice, its final seeds.
+
+    Without names of rows, those of your own that the folder has come last.
+    """
+    files = {name: f'in {record.stored or self._table.name}'
+             for name, record in self._stored.items()}
+    lines = [f'{e.name:24} {files.get(e.name) or self._runs.progress(e)}'
+             for e in self._entries]
+    if not self._args.rows:
+      others = dict.fromkeys(self._runs.names() - {*self._known},
+                             'has runs here; name it to see more')
+      others |= dict.fromkeys({*self._kept()} - {*self._known},
+                              f'in {self._table.name}')
+      lines += [f'{name:24} {said}' for name, said in sorted(others.items())]
     return '\n'.join(lines)
 
   def run(self) -> int:
@@ -351,10 +345,10 @@ class _Bench:
       title = f'row {number} of {len(rows)}, {entry.name}'
       code = self._sweep(f'{title}, tries', (
           plan.search_run(entry, self._bed, configuration)
-          for configuration in self._tries(entry)))
+          for configuration in self._runs.tries(entry)))
       if code == 0:
-        code = self._sweep(f'{title}, final seeds', self._finals(
-            entry, standing.choose(self._tried(entry))))
+        code = self._sweep(f'{title}, final seeds', self._runs.finals(
+            entry, standing.choose(self._runs.tried(entry))))
       if code > 1:
         return code
       worst = max(worst, code)
@@ -367,58 +361,26 @@ class _Bench:
     """Returns the rows that were asked for and that no file has."""
     return [e for e in self._entries if e.name not in self._stored]
 
-  def _tries(self, entry: plan.Entry) -> list[plan.Configuration]:
-    return plan.configurations(entry, self._bed, self._args.configurations)
-
-  def _finals(self, entry: plan.Entry, configuration: plan.Configuration
-              ) -> list[plan.Run]:
-    return [plan.final_run(entry, self._bed, skew, configuration)
-            for skew in self._bed.skews]
-
-  def _cell(self, run: plan.Run) -> grid.Cell:
-    cell = grid.Cell(run.name, '', (*run.flags, *self._changed), run.setting,
-                     (f'--data_dir={self._args.data_dir}',)
-                     if self._args.data_dir else ())
-    # Benches used to count the folder of data among the flags of a run.
-    was = cells_lib.record(self._out, cell).get('args')
-    return dataclasses.replace(cell, args=(*cell.args, *(
-        word for word in (was if isinstance(was, list) else [])
-        if isinstance(word, str) and word.startswith('--data_dir='))))
-
-  def _done(self, run: plan.Run) -> bool:
-    return cells_lib.is_done(self._out, self._cell(run))
-
   def _sweep(self, title: str, runs: Iterable[plan.Run]) -> int:
-    cells = [self._cell(run) for run in runs]
+    cells = [self._runs.cell(run) for run in runs]
     if all(cells_lib.is_done(self._out, cell) for cell in cells):
       return 0
     return slots.Sweep(self._out, cells, num_slots=self._args.slots, retries=1,
                        python=self._args.python, env={}, title=title).run()
-
-  def _tried(self, entry: plan.Entry
-             ) -> list[tuple[plan.Configuration, float]]:
-    """Returns the configurations already run, with validation accuracy."""
-    found = []
-    for configuration in self._tries(entry):
-      run = plan.search_run(entry, self._bed, configuration)
-      if self._done(run):
-        found.append((configuration,
-                      standing.validation(self._out / run.name)))
-    return found
 
   def _found(self, entry: plan.Entry) -> records.Record | None:
     """Returns a row whose configurations were all tried, or None."""
     from fedjax_ssl.training import environment, workdir
     if entry.name in self._stored:
       return self._stored[entry.name]
-    tried = self._tried(entry)
-    if len(tried) < len(self._tries(entry)):
+    tried = self._runs.tried(entry)
+    if len(tried) < len(self._runs.tries(entry)):
       return None
     best = standing.choose(tried)
     measured, environments, data = {}, {}, {}
     for skew in self._bed.skews:
       run = plan.final_run(entry, self._bed, skew, best)
-      if self._done(run):
+      if self._runs.done(run):
         folder = self._out / run.name
         measured[skew] = standing.measure(
             folder, entry, best, self._data.labels)
@@ -449,7 +411,7 @@ class _Bench:
     text = page.markdown(
         self._bed, lines, found, self._command(), self._args.configurations,
         self._changed,
-        {e.name: (len(self._tried(e)), len(self._tries(e)))
+        {e.name: (len(self._runs.tried(e)), len(self._runs.tries(e)))
          for e in self._entries if e.name not in found})
     stored = records.written(self._bed, lines, found,
                              self._args.configurations, self._changed)

@@ -163,6 +163,11 @@ def test_own_rows_stay_though_their_file_is_gone(bench, out, tmp_path):
   own.unlink()
   assert bench('clients', 'labels_only', *CHANGED)[0] == 0
   assert started(out) == ran and rows(out, 'mild') == table
+  said = bench('clients', '--status')[1].splitlines()
+  assert said[-1] == 'mine                     in clients.json'
+  (out / 'clients.json').unlink()
+  said = bench('clients', '--status')[1].splitlines()
+  assert said[-1].split() == 'mine has runs here; name it to see more'.split()
   own.write_text(text + '# Edited.\n')
   code, _, errors = bench('clients', f'{own}:mine', *CHANGED)
   assert code == 2 and f'was run with an earlier version of {own}' in errors
