@@ -325,17 +325,25 @@ class _Bench:
 
     Without names of rows, those of your own that the folder has come last.
     """
-    files = {name: f'in {record.stored or self._table.name}'
-             for name, record in self._stored.items()}
-    lines = [f'{e.name:24} {files.get(e.name) or self._runs.progress(e)}'
+    said = {name: self._where(record)
+            for name, record in self._stored.items()}
+    lines = [f'{e.name:24} {said.get(e.name) or self._runs.progress(e)}'
              for e in self._entries]
     if not self._args.rows:
       others = dict.fromkeys(self._runs.names() - {*self._known},
                              'has runs here; name it to see more')
-      others |= dict.fromkeys({*self._kept()} - {*self._known},
-                              f'in {self._table.name}')
+      others |= {name: self._where(record)
+                 for name, record in self._kept().items()
+                 if name not in self._known}
       lines += [f'{name:24} {said}' for name, said in sorted(others.items())]
     return '\n'.join(lines)
+
+  def _where(self, record: records.Record) -> str:
+    """Says in which table a record is, and what was chosen."""
+    said = f'in {record.stored or self._table.name}'
+    for best in record.measured.values():
+      return f'{said}, {bench_runs.choice(best.entry, best.configuration)}'
+    return said  # No seed has come to an end.
 
   def run(self) -> int:
     """Runs all rows; returns the exit code."""

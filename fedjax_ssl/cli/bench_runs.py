@@ -82,5 +82,11 @@ class Runs:
       return said
     best = standing.choose(tried)
     done = sum(map(self.done, self.finals(entry, best)))
-    return (f'{said}, {plan.method_of(entry, best)} rate '
-            f'{best.learning_rate:g}, final {done}/{len(self._bed.skews)}')
+    return (f'{said}, {choice(entry, best)}, '
+            f'final {done}/{len(self._bed.skews)}')
+
+
+def choice(entry: plan.Entry, configuration: plan.Configuration) -> str:
+  """Returns a configuration as in `fixmatch(threshold=0.9) rate 0.01`."""
+  return (f'{plan.method_of(entry, configuration)} rate '
+          f'{configuration.learning_rate:g}')
