@@ -128,22 +128,39 @@ def own_entry(text: str) -> Entry:
   """Makes a row for a method that `entries.toml` does not have.
 
   Args:
-    text: as --method has it, with any knobs; nothing but the rate is tuned.
+    text: as --method has it, with any knobs. One with a list of values, as in
+      `fixmatch(threshold=[0.9, 0.5])`, is tuned, the first being the default.
+      Besides these only the rate is tuned.
 
   Raises:
     ValueError: if the text has another form.
   """
-  named, knobs = registry.parse(text)
+  named, given = registry.parse(text)
   placed = imports.split(named)
+  called = placed.name if placed else named
+  tuned = {knob: _choices(text, knob, values)
+           for knob, values in given.items() if isinstance(values, list)}
+  knobs = {**given, **{knob: values[0] for knob, values in tuned.items()}}
   # In one spelling, so that rows with equal knobs are one row. The name leaves
   # out the place.
-  short = method = registry.written(placed.name if placed else named, knobs)
+  method = registry.written(called, knobs)
   if placed:
-    method = f'{imports.absolute(placed.place)}:{short}'
+    method = f'{imports.absolute(placed.place)}:{method}'
+  short = re.sub(r'[][]', '', registry.written(called, given))
   name = re.sub(r'[^\w.=-]+', '_', short).strip('_')
   groups = next((entry.groups for entry in entries().values()
                  if registry.parse(entry.method)[0] == named), 1)
-  return Entry(name, method, {}, {}, tuple(beds()), '', groups)
+  return Entry(name, method, tuned, {}, tuple(beds()), '', groups)
+
+
+def _choices(text: str, knob: str, values: list[Any]) -> tuple[Any, ...]:
+  """Returns the values to choose from; raises ValueError if they are none."""
+  if (not values or not all(value is None or isinstance(
+      value, str | int | float) for value in values)
+      or len({*values}) < len(values)):
+    raise ValueError(f'ROW={text}: {knob}={values} must list different '
+                     'numbers, texts, True, False or None to choose from.')
+  return tuple(values)
 
 
 def shown(method: str) -> str:
@@ -197,8 +214,8 @@ def chosen(names: Sequence[str], bed: Bed) -> list[Entry]:
   """Returns the rows that are asked for, with both bounds before them.
 
   Args:
-    names: of rows; or methods with knobs, which get a row of their own. If
-      empty, all rows that the bed admits.
+    names: of rows; or methods with knobs, which get a row of their own, see
+      `own_entry`. If empty, all rows that the bed admits.
     bed: where they run.
 
   Raises:
@@ -303,6 +320,13 @@ def method_of(entry: Entry, configuration: Configuration) -> str:
   """Returns the method as --method takes it, with a configuration's knobs."""
   name, knobs = registry.parse(entry.method)
   return registry.written(name, {**knobs, **configuration.knobs})
+
+
+def methods_of(entry: Entry) -> list[str]:
+  """Returns the method with each value that a knob may take, one at a time."""
+  return [entry.method, *(
+      method_of(entry, Configuration(0, 0.0, {knob: value}))
+      for knob, values in entry.knobs.items() for value in values)]
 
 
 def _toml(name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@ r"""Compares methods on a bed of the bench: tunes all alike, then tests them.
 
 fedjax-ssl bench clients --out=runs/bench
 fedjax-ssl bench clients fixmatch feddure --out=runs/bench
-fedjax-ssl bench clients 'fixmatch(threshold=0.9)' --out=runs/bench
+fedjax-ssl bench clients 'fixmatch(threshold=[0.9, 0.5])' --out=runs/bench
 fedjax-ssl bench clients --out=runs/bench --status
 fedjax-ssl bench clients ./mine.py:mine --out=runs/mine --stored=clients.json
 fedjax-ssl bench clients fixmatch --out=runs/look -- --num_rounds=20
@@ -12,8 +12,9 @@ then the one with the best validation accuracy on the other seeds. OUT/BED.md
 and OUT/BED.json hold the table and are written anew after each row, pictures
 at the end. The same command again continues after an interruption of any kind
 and skips what is finished; later commands with other rows add to the same
-table. A method with knobs, or of your own, becomes a row of its own, and only
-its learning rate is tuned. Most rows have the knob weighting='uniform'.
+table. A method with knobs, or of your own, becomes a row of its own. Of it the
+learning rate is tuned, and each knob that lists values, the default first. Most
+rows have the knob weighting='uniform'.
 
 Rows of a BED.json that an earlier bench has written enter the table by --stored
 and stay in it; a row that is finished in OUT itself stays what it is. A stored
@@ -143,10 +144,11 @@ class _Bench:
     from fedjax_ssl import methods  # Every method; --help can do without.
     self._entries = plan.chosen(args.rows, self._bed)
     for entry in self._entries:
-      try:
-        knobs.check('ROW', entry.method, methods.METHODS)
-      except checks.FieldError as error:  # ROW is no flag.
-        raise ValueError(error.text()) from error
+      for method in plan.methods_of(entry):
+        try:
+          knobs.check('ROW', method, methods.METHODS)
+        except checks.FieldError as error:  # ROW is no flag.
+          raise ValueError(error.text()) from error
     self._check_code()
     self._stored = self._needing_no_run()
     vouch(self._to_run(), self._bed)

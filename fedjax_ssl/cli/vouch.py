@@ -24,7 +24,8 @@ def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
     if imports.split(entry.method) is None:
       continue
     done = subprocess.run(
-        [sys.executable, '-P', '-m', __name__, entry.method, bed.name],
+        [sys.executable, '-P', '-m', __name__, bed.name,
+         *plan.methods_of(entry)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
         # Where this process would find it.
         env={**os.environ, 'PYTHONPATH': os.pathsep.join(
@@ -33,13 +34,15 @@ def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
       raise ValueError((done.stderr.strip().splitlines() or [entry.method])[-1])
 
 
-def _make(method: str, bed: str) -> None:
-  """Makes a method as for a run on a bed."""
+def _make(bed: str, *texts: str) -> None:
+  """Makes methods as for runs on a bed."""
   from fedjax_ssl import methods, task
   flags = plan.beds()[bed].flags
-  methods.make(method, task.make_task(task.TaskSpec(
+  made = task.make_task(task.TaskSpec(
       10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
-      labels_at=flags.get('labels_at', 'clients'))))
+      labels_at=flags.get('labels_at', 'clients')))
+  for text in texts:
+    methods.make(text, made)
 
 
 if __name__ == '__main__':

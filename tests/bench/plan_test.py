@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import json
 import math
 import pathlib
 import tempfile
@@ -233,6 +234,30 @@ class ChosenTest(absltest.TestCase):
                      'fedjax_ssl.methods.uda:uda(threshold=0.5)')
     self.assertEqual(space['code'], hashlib.sha256(
         pathlib.Path(uda.__file__).read_bytes()).hexdigest())
+
+  def test_lists_of_values_are_tuned(self):
+    """The first is the default, whatever the method's own is."""
+    bed = BEDS['clients']
+    entry = plan.own_entry("fixmatch(mu=1, threshold=[0.5, 0.9], ramp=['a'])")
+    self.assertEqual(entry.method,
+                     "fixmatch(mu=1, threshold=0.5, ramp='a')")
+    self.assertEqual(entry.knobs, {'threshold': (0.5, 0.9), 'ramp': ('a',)})
+    self.assertEqual(entry.name, 'fixmatch_mu=1_threshold=0.5_0.9_ramp=_a')
+    tried = plan.configurations(entry, bed, 100)
+    self.assertLen({plan.search_run(entry, bed, c).flags for c in tried},
+                   2 * len(bed.rates))
+    self.assertEqual({plan.method_of(entry, c) for c in tried}, {
+        f"fixmatch(mu=1, threshold={value}, ramp='a')"
+        for value in (0.5, 0.9)})
+    self.assertEqual(plan.method_of(entry, tried[0]), entry.method)
+    self.assertEqual(plan.from_space(entry.name, json.loads(json.dumps(
+        plan.space(entry, bed)))).knobs, entry.knobs)
+
+  def test_lists_that_leave_no_choice(self):
+    """Equal values would be drawn for ever."""
+    for values in ('[]', '[1, 1.0]', '[True, 1]', '[[1], [2]]', '[(1,)]'):
+      with self.assertRaisesRegex(ValueError, 'must list different'):
+        plan.own_entry(f'fixmatch(threshold={values})')
 
   def test_unknown(self):
     with self.assertRaisesRegex(ValueError, "Did you mean 'fixmatch'"):

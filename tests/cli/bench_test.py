@@ -361,12 +361,31 @@ def test_refuses_a_method_that_makes_none(bench, out, tmp_path):
   assert not out.exists()
 
 
+def test_lists_of_knobs_are_tuned(bench, out, tmp_path):
+  """Of library and own methods; values that cannot be are refused before."""
+  own = tmp_path / 'own.py'
+  own.write_text('from fedjax_ssl.methods.fixmatch import fixmatch as mine\n')
+  row = f'{own}:mine(threshold=[0.5, {{}}], unlabeled_weight=2.0)'
+  code, _, errors = bench('clients', row.format(7), *CHANGED)
+  assert code == 2 and 'threshold=7' in errors and not out.exists()
+  assert bench('clients', row.format(0.9), *CHANGED)[0] == 0
+  name = 'mine_threshold=0.5_0.9_unlabeled_weight=2.0'
+  assert name in rows(out, 'mild')
+  table = json.loads((out / 'clients.json').read_text())
+  assert table['tuned'][name]['space']['knobs'] == {'threshold': [0.5, 0.9]}
+  tried = {json.loads(file.read_text())['flags']['method'] for file in out.glob(
+      f'clients__{name}__try*/config.json')}
+  assert {text.split('threshold=')[1][:3] for text in tried} == {'0.5', '0.9'}
+
+
 @pytest.mark.parametrize('words, said', [
     (('cliens',), 'BED=cliens must be one of clients'),
     (('clients', 'fixmach'), "Did you mean 'fixmatch'"),
     (('clients', '--slots=0'), '--slots=0 must be at least 1'),
     (('clients', 'fixmatch(thresh=0.9)'), "has no knob 'thresh'"),
     (('clients', 'fixmatch(threshold=7)'), 'threshold'),
+    (('clients', 'fixmatch(threshold=[0.9, 7])'), 'threshold=7'),
+    (('clients', 'fixmatch(threshold=[])'), 'threshold=[] must list different'),
     (('clients', '--data_dir=/nowhere'), '/nowhere'),
     (('clients', '--', 'num_rounds=3'), 'num_rounds=3 behind --'),
     (('clients', '--', '--seed=3'), '--seed=3 cannot be given behind --'),
