@@ -141,6 +141,25 @@ def test_the_program(capsys):
   assert 'resnet9' in capsys.readouterr().err
 
 
+def test_code_of_ones_own(capsys, tmp_path):
+  """A file's function is shown like a registered one."""
+  file = tmp_path / 'mine.py'
+  file.write_text('def mine(task, *, k: float = 0.5):\n'
+                  '  """Does it.\n\n  Args:\n    k: how much.\n  """\n')
+  assert catalog.main(['methods', f'{file}:mine']) == 0
+  shown = capsys.readouterr().out
+  assert '  mine   Does it.' in shown
+  assert 'k: float = 0.5   how much.' in shown and str(file) in shown
+  for words, said in (
+      ([f'{file}:mine'], 'its kind before it, one of methods, models'),
+      (['datasets', f'{file}:mine'], 'its kind before it'),
+      (['methods', f'{file}:min'], "Did you mean 'mine'?"),
+      (['models', f'{tmp_path}/other.py:mine'], 'there is no file')):
+    assert catalog.main(words) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
 def test_a_line_ends_with_the_first_sentence():
   entries = [catalog.Entry('mine', f'Adds {word}. More of it.', (), ('x',))
              for word in ('i.e. a bit', 'much ' * 30)]

@@ -29,6 +29,11 @@ _OURS = 'this library'
 _REGISTRIES: tuple[registry.Registry[Any], ...] = (
     methods.METHODS, models.MODELS, aggregators.AGGREGATORS,
     augment.WEAK, augment.STRONG, datasets.DATASETS, settings.SETTINGS)
+# Groups that also take `PLACE:NAME`, for what is registered nowhere.
+_PLACED: dict[str, registry.Registry[Any]] = {
+    'methods': methods.METHODS, 'models': models.MODELS,
+    'weak': augment.WEAK, 'strong': augment.STRONG,
+    'aggregators': aggregators.AGGREGATORS}
 
 
 class Option(NamedTuple):
@@ -301,7 +306,8 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('group', nargs='?', metavar='GROUP or NAME',
                       help='one kind only, as in methods; or an entry of any '
                       'kind, as in fixmatch')
-  parser.add_argument('name', nargs='?', help='one entry of that kind')
+  parser.add_argument('name', nargs='?', help='one entry of that kind, or '
+                      'one of your own, as in ./mine.py:mine')
   parser.add_argument('--all', action='store_true', help='options, defaults '
                       'and sources of all that is listed')
   parser.add_argument('--import', dest='imports', action='append', default=[],
@@ -320,6 +326,14 @@ def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
   """
   if group is None:
     return dict(groups)
+  if placed := imports.split(name or group):
+    if group not in _PLACED:
+      raise ValueError(f'{name or group} needs its kind before it, one of '
+                       f'{", ".join(_PLACED)}.')
+    function = registry.find(
+        _PLACED[group], f'{placed.place}:{placed.name}', group)
+    return {group: groups[group]._replace(
+        entries=(_entry(placed.name, function),))}
   if group in groups and name is None:
     return {group: groups[group]}
   if group in groups:
