@@ -98,7 +98,9 @@ def options(setting: str = '', script: str = '') -> config.Config:
              and not config.OPTIONS[name].this_start}
     stored_options.check(folder, taken)
     values |= taken
-  if setting == 'own_data' and not FLAGS.eval_only and 'dataset' not in given:
+  known = settings.SETTINGS.get(setting)
+  if (known and known.any_data and not FLAGS.eval_only
+      and 'dataset' not in given):
     _need_dataset(values['data_dir'])
   found = config.resolve(values, given)
   if found.trackers:

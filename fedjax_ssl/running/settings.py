@@ -25,6 +25,8 @@ class Setting(NamedTuple):
     source: where it is from, and its numbers.
     deal: how rows are dealt; see `dealing`.
     defaults: of flags, where the setting has its own.
+    any_data: whether it is for data of any kind: then a folder of data sets
+      is not enough, one of them must be named.
   """
 
   name: str
@@ -32,6 +34,7 @@ class Setting(NamedTuple):
   source: str
   deal: dealing.Deal
   defaults: Mapping[str, Any]
+  any_data: bool = False
 
   def text(self) -> str:
     """Returns what --help says above the flags."""
@@ -235,7 +238,7 @@ _ALL = (
              labels_per_class=10, local_steps=20, labeled_batch=10,
              unlabeled_batch=40, learning_rate=0.01, momentum=0.9,
              lr_schedule='cosine', num_rounds=120, eval_every=10,
-             checkpoint_every=40)),
+             checkpoint_every=40), any_data=True),
 )
 
 
