@@ -234,14 +234,18 @@ def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
   workdir_lib.check_workdir(
       job.folder, job.config, allow=spellings.may_differ(job), facts=job.facts)
-  for seed, partition in zip(job.seeds, job.partitions, strict=True):
-    file = _partition_file(job.folder, seed)
-    if file.exists() and data.partition_hash(partition) != data.partition_hash(
-        data.load_partition(file, len(job.labels), job.options.num_clients,
-                            labels=job.labels)):
-      raise ValueError(f'{file} is not the partition that this run began '
-                       'with. Bring the old file back, or remove it to have '
-                       'it written anew.')
+  def look() -> None:
+    for seed, partition in zip(job.seeds, job.partitions, strict=True):
+      file = _partition_file(job.folder, seed)
+      if file.exists() and data.partition_hash(
+          partition) != data.partition_hash(data.load_partition(
+              file, len(job.labels), job.options.num_clients,
+              labels=job.labels)):
+        raise ValueError(f'{file} is not the partition that this run began '
+                         'with. Bring the old file back, or remove it to have '
+                         'it written anew.')
+
+  processes.once(look)
 
 
 def _partition_file(folder: pathlib.Path, seed: int) -> pathlib.Path:
@@ -250,7 +254,8 @@ def _partition_file(folder: pathlib.Path, seed: int) -> pathlib.Path:
 
 def open_folder(job: Job) -> workdir_lib.Workdir:
   """Locks a job's folder and stores there what a later reader needs."""
-  if workdir_lib.holds_run(job.folder):
+  # Together, as the others may not see the folder, and what is checked is told.
+  if processes.once(lambda: workdir_lib.holds_run(job.folder)):
     _check_folder(job)
   place = workdir_lib.open_workdir(
       job.folder, job.config, facts=job.facts, origin=job.origin,

@@ -105,6 +105,27 @@ def test_processes_come_and_go_and_change_no_bit(tmp_path, expected):
       expected)
 
 
+@pytest.mark.thorough
+def test_a_run_goes_on_though_one_process_alone_sees_its_folder(tmp_path):
+  """Each has a disk of its own, so the same name is two folders."""
+  places = [tmp_path / 'here', tmp_path / 'there']
+  for place in places:
+    place.mkdir()
+  for rounds in (2, 4):
+    with socket.socket() as free:
+      free.bind(('localhost', 0))
+      port = free.getsockname()[1]
+    started = [launcher.Started(
+        [place / 'log'],
+        ['--workdir=run', *ARGS, '--num_devices=2', f'--num_rounds={rounds}',
+         '--distributed', f'--coordinator_address=localhost:{port}',
+         '--num_processes=2', f'--process_id={i}'],
+        launcher.DIGITS, place=str(place)) for i, place in enumerate(places)]
+    ends(started)
+    assert newest(places[0] / 'run') == rounds
+  assert [file.name for file in places[1].iterdir()] == ['log']
+
+
 def test_one_that_is_lost_ends_the_other(tmp_path):
   folder = tmp_path / 'run'
   started = pair(folder, *ARGS, '--num_devices=2', '--num_rounds=100000')
