@@ -245,14 +245,15 @@ def load(folders: Sequence[str | os.PathLike[str]],
       faults.append(' '.join(str(error).split()))
       continue
     key = repr([(k, v) for k, v in sorted(run.config['flags'].items())
-                if k not in _FREE] + [command.program_of(run.config)])
+                if k not in (*_FREE, *paper_flags.MACHINE)]
+               + [command.program_of(run.config)])
     groups.setdefault(key, []).append(run)
   if not groups:
     raise ValueError(' '.join(faults) or 'No folder is named.')
   joined = [_joined(runs) for group in groups.values()
-            for alike in _alike(group)
-            for runs in (_apart(alike) if repeats else
-                         [_once(alike, left_out)])]
+            for alike in _alike(group) for cell in _cells_of(alike)
+            for runs in (_apart(cell) if repeats else
+                         [_once(cell, left_out)])]
   if left_out is not None:
     left_out += faults
   return named(joined)
@@ -316,6 +317,25 @@ def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
     owners |= dict.fromkeys(run.numbers, run.folders[0])
     kept.append(run)
   return kept
+
+
+def _cells_of(runs: Sequence[Run]) -> list[list[Run]]:
+  """Parts runs that are compared as they use a machine in different ways.
+
+  Those of which none repeats a seed are seeds of one cell, whatever each of
+  them was run on.
+  """
+  ways: dict[str, list[Run]] = {}
+  for run in runs:
+    flags = run.config['flags']
+    ways.setdefault(repr([flags.get(k) for k in paper_flags.MACHINE]),
+                    []).append(run)
+  if len(ways) > 1:
+    seeds = [set().union(*(run.numbers for run in way))
+             for way in ways.values()]
+    if len(set().union(*seeds)) == sum(map(len, seeds)):
+      return [[*runs]]
+  return [*ways.values()]
 
 
 def _apart(runs: list[Run]) -> list[list[Run]]:

@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 from fedjax_ssl.core import checks, registry
+from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import (
   command,
   names,
@@ -63,7 +64,10 @@ def _row(run: stored_runs.Run, columns: Sequence[str]) -> dict[str, Any]:
   configs = [workdir.read_config(folder) for folder in run.folders]
   seeds, flags = run.seeds, configs[0]['flags']
   if len(configs) > 1:  # Only then are there other seeds than these flags have.
-    flags = {**flags, 'seed': None, 'seeds': list(run.planned)}
+    flags = {name: value for name, value in flags.items()
+             if name not in paper_flags.MACHINE
+             or all(c['flags'].get(name) == value for c in configs)}
+    flags |= {'seed': None, 'seeds': list(run.planned)}
   summaries = [summary.summary(rows) for rows in seeds]
   return {
       'run': plain(run.folder_name),

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from fedjax_ssl.cli import places
-from fedjax_ssl.report import study
+from fedjax_ssl.report import stored_runs, study
 from tests.cli import launcher
 from tests.report import fake
 
@@ -70,6 +70,22 @@ def test_seeds_in_several_folders_are_one_row(tmp_path):
   assert row['seconds'] == 21 and row['flags']['seed'] is None
   assert row['environment']['commit'] == 'abc and def'
   assert '66.67 ± 20.82' in done.stdout
+
+
+def test_what_machines_measured_does_not_part_seeds(tmp_path):
+  """But two runs of one seed are told apart by it."""
+  runs = [fake.write(tmp_path / f'uda_seed{seed}', [
+      fake.row(20, .5, seed)], fake.config(
+          [seed], conv_impl=form, client_map='vmap', chunk_size=seed))
+          for seed, form in enumerate(('lax', 'patches'))]
+  row, = study.read(runs)
+  assert row['seeds'] == [0, 1] and row['flags']['client_map'] == 'vmap'
+  assert not {'conv_impl', 'chunk_size'} & {*row['flags']}
+  runs.append(fake.write(tmp_path / 'uda_tiles', [fake.row(20, .7, 1)],
+                         fake.config([1], conv_impl='tiles')))
+  assert [row['flags']['conv_impl'] for row in study.read(runs)] == [
+      'lax', 'patches', 'tiles']
+  assert len({run.name for run in stored_runs.load(runs)}) == 3
 
 
 def test_an_unfinished_run_says_so(tmp_path):
