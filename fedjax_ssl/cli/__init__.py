@@ -55,15 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
-                ) -> int:
+                ) -> None:
   """Trains a setting; the scripts `experiments/*.py` do just this.
 
   Args:
     setting: a name of `settings.SETTINGS`, or a setting of your own.
     argv: flags; default: those of the process.
 
-  Returns:
-    The exit code 0; a failure ends the process with another one.
+  Raises:
+    SystemExit: in any case, with the exit code. `fedjax_ssl.fit` trains inside
+      a program that goes on.
   """
   if argv is None:
     _begin(may_restart=_is_script())
@@ -73,7 +74,6 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   found = (settings.find(setting, settings.imported(words))
            if isinstance(setting, str) else setting)
   train.main(found, words)
-  return 0
 
 
 def _begin(may_restart: bool) -> None:
@@ -121,7 +121,8 @@ def _train(words: list[str]) -> int:
       return _refuse('setting', words[0], known)
     print(f'error: {text}', file=sys.stderr)
     return 2
-  return run_setting(words[0], words[1:])
+  run_setting(words[0], words[1:])
+  return 0  # It has ended the process before.
 
 
 def _usage() -> str:

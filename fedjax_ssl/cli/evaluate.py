@@ -46,4 +46,5 @@ def main(argv: Sequence[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   # `is_known` has imported the user's own code, if the setting is from there.
-  return cli.run_setting(settings.SETTINGS[setting], words)
+  cli.run_setting(settings.SETTINGS[setting], words)
+  return 0  # It has ended the process before.

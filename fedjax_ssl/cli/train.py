@@ -53,14 +53,20 @@ for _option in config.OPTIONS.values():
 
 
 def main(setting: Setting, words: Sequence[str]) -> None:
-  """Trains a setting; ends the process if it cannot, and if asked for help.
+  """Trains a setting, and ends the process as absl's programs do.
 
   Args:
     setting: how rows are dealt, and defaults of flags.
     words: flags.
+
+  Raises:
+    SystemExit: in any case, with the exit code; 0 if the run is at its end, or
+      help was asked for.
   """
-  for name, value in setting.defaults.items():
-    FLAGS.set_default(checks.flag(name), value)
+  for name, option in config.OPTIONS.items():
+    flag = checks.flag(name)
+    FLAGS[flag].unparse()  # Of another setting that this process has trained.
+    FLAGS.set_default(flag, setting.defaults.get(name, option.default))
   for name in config.OPTIONS:  # For --helpfull and --help=true.
     FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
   main_module = sys.modules['__main__']

@@ -63,6 +63,19 @@ def test_defaults_of_seeds_yield_to_the_command_line():
   assert parse('--seed=7').all_seeds == [7]
 
 
+def test_a_second_setting_has_flags_of_its_own():
+  """Nothing is left of one that the same process has trained before."""
+  for name, words in (('digits_dirdir', ['--alpha=0.7', '--import=fedjax_ssl.losses']),
+                      ('cifar_iid', [])):
+    with pytest.raises(SystemExit) as ended:
+      train.main(settings.SETTINGS[name], [*words, 'no_flag'])
+    assert ended.value.code == 2
+    found = train.options(name)
+  assert dataclasses.asdict(found) == settings.defaults_of('cifar_iid') | {
+      'seeds': None}
+  assert not any(FLAGS[checks.flag(name)].present for name in config.OPTIONS)
+
+
 def test_several_seeds():
   assert parse('--seeds=3,1').all_seeds == [3, 1]
 
