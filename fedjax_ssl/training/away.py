@@ -97,7 +97,7 @@ class Away(runner.Sequential):
 
   def start(self, saved: PyTree | None) -> None:
     """Like `Sequential.start`; the rows stay away."""
-    self.states, self._totals, self.stores = [], [], []
+    self._states, self._totals, self.stores = [], [], []
     for i, seed in enumerate(self._seeds):
       state, totals = self._first(i, saved)
       memory = (state.memory if saved is None else
@@ -114,7 +114,7 @@ class Away(runner.Sequential):
       first, federation = self._brought(i, state, nobody)
       if totals is None:
         totals = self._zeros(i, federation, first)
-      self.states.append(state._replace(memory=rows.memory))
+      self._states.append(state._replace(memory=rows.memory))
       self._totals.append(sharding.whole(totals, self._mesh))
     self._compile(first, self._totals[0])
 
@@ -132,17 +132,17 @@ class Away(runner.Sequential):
     """Runs rounds [first, first + count) of every seed."""
     for i, (_, root) in enumerate(self._roots):
       for round_ in range(first, first + count):
-        server = self.states[i].server
+        server = self._states[i].server
         reads = self._members(
             server, self._federations[i], jnp.int32(round_), root)
         ids = np.flatnonzero(np.asarray(reads)).astype(np.int32)
-        state, federation = self._brought(i, self.states[i], ids)
+        state, federation = self._brought(i, self._states[i], ids)
         state, self._totals[i] = self._run(
             state, self._totals[i], federation, jnp.int32(round_),
             jnp.int32(1), root)
         self.stores[i].put(ids, _first(state.memory, len(ids)))
         self._last = state.memory
-        self.states[i] = state._replace(memory=self.stores[i].memory)
+        self._states[i] = state._replace(memory=self.stores[i].memory)
 
   def _brought(self, i: int, state: State, ids: np.ndarray
                ) -> tuple[State, Federation]:
@@ -168,7 +168,7 @@ class Away(runner.Sequential):
 
   def _scores(self, i: int) -> Metrics:
     """Evaluates a seed; its clients' rows come in chunks."""
-    server, federation = self.states[i].server, self._federations[i]
+    server, federation = self._states[i].server, self._federations[i]
     probe, made, size = self._probes[i], self._evaluation, self._reads
     total = federation.num_clients
     of_all, judged = [], []
@@ -195,7 +195,7 @@ class Away(runner.Sequential):
     metrics: Metrics = self._of_whole(
         server, federation, probe, evaluate.OfClients(
             own or {}, _joined(judged, asked) or (), largest),
-        self.states[i].round)
+        self._states[i].round)
     return metrics
 
   def _judged(self, server: PyTree, federation: Federation,

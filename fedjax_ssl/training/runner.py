@@ -113,8 +113,13 @@ class Sequential:
     self._probes = [evaluate.probe_of(f) for f in federations]
     self._program = functools.partial(stretch, method)
     self._place()
-    self.states: list[State] = []
+    self._states: list[State] = []
     self._totals: list[Totals] = []
+
+  @property
+  def states(self) -> list[State]:
+    """The state of each seed."""
+    return self._states
 
   def _place(self) -> None:
     self._federations = sharding.federations(self._given, self._mesh)
@@ -123,16 +128,16 @@ class Sequential:
 
   def start(self, saved: PyTree | None) -> None:
     """Begins at a saved tree, or at the method's initial states."""
-    self.states, self._totals = [], []
+    self._states, self._totals = [], []
     seen: set[int] = set()
     for i in range(len(self._seeds)):
       state, totals = self._first(i, saved)
       state = sharding.state(state, self._mesh, seen=seen)
       if totals is None:  # With the state placed, the round is traced once.
         totals = self._zeros(i, self._federations[i], state)
-      self.states.append(state)
+      self._states.append(state)
       self._totals.append(sharding.whole(totals, self._mesh))
-    self._compile(self.states[0], self._totals[0])
+    self._compile(self._states[0], self._totals[0])
 
   def _compile(self, state: State, totals: Totals) -> None:
     """Pins the outputs where the inputs are: one compilation is enough."""
@@ -157,10 +162,10 @@ class Sequential:
   def advance(self, first: int, count: int) -> None:
     """Runs rounds [first, first + count) of every seed."""
     for i in range(len(self._seeds)):
-      self.states[i], self._totals[i] = self._run(
-          self.states[i], self._totals[i], self._federations[i],
+      self._states[i], self._totals[i] = self._run(
+          self._states[i], self._totals[i], self._federations[i],
           jnp.int32(first), jnp.int32(count), self._roots[i][1])
-    jax.block_until_ready(self.states)
+    jax.block_until_ready(self._states)
 
   def rows(self, round_: int) -> list[Row]:
     """Evaluates every seed and starts new totals."""
@@ -186,18 +191,26 @@ class Sequential:
     if report is None:
       return []
     rows = [{name: value for name, value in report(
-        self.states[i].server, jnp.int32(round_)).items()
+        self._server(i), jnp.int32(round_)).items()
              if name in BETWEEN} for i in range(len(self._seeds))]
     return [Row(round_, seed, jax.device_get(row))
             for seed, row in zip(self._seeds, rows, strict=True) if row]
 
+  def _server(self, i: int) -> Any:
+    """Returns the server's record of a seed."""
+    return self._states[i].server
+
   def _scores(self, i: int) -> Metrics:
-    return self._score(self.states[i], self._federations[i], self._probes[i])
+    return self._score(self._states[i], self._federations[i], self._probes[i])
 
   def snapshot(self) -> PyTree:
     """Returns what a checkpoint holds; see `checkpoint_template`."""
-    return {str(s): {'state': self.states[i], 'totals': self._totals[i]}
-            for i, s in enumerate(self._seeds)}
+    return {str(s): {'state': state, 'totals': totals}
+            for s, state, totals in zip(self._seeds, self.states,
+                                        self._totals_of_seeds(), strict=True)}
+
+  def _totals_of_seeds(self) -> list[Totals]:
+    return self._totals
 
   def kept(self) -> None:
     """Hears that the newest snapshot is written."""
@@ -214,7 +227,16 @@ def _stacked(probes: Sequence[evaluate.Probe]) -> evaluate.Probe:
 
 
 class Together(Sequential):
-  """Several seeds under one vmap; states carry a leading axis of seeds."""
+  """Several seeds under one vmap; states carry a leading axis of seeds.
+
+  What is of one seed is cut out when it is asked for: it is a copy, and a state
+  may hold what all clients keep.
+  """
+
+  @property
+  def states(self) -> list[State]:
+    """The state of each seed, a copy."""
+    return [tree.take(self._state, i) for i in range(len(self._seeds))]
 
   def _place(self):
     stacked = federations_lib.stack(self._given)
@@ -240,7 +262,6 @@ class Together(Sequential):
     self._state = sharding.state(state, self._mesh, axis=1)
     self._total = sharding.whole(totals, self._mesh)
     self._compile(self._state, self._total)
-    self._split()
 
   def advance(self, first, count):
     """Runs rounds [first, first + count) of all seeds at once."""
@@ -248,22 +269,22 @@ class Together(Sequential):
         self._state, self._total, self._stacked, jnp.int32(first),
         jnp.int32(count), self._rounds_keys)
     jax.block_until_ready(self._state)
-    self._split()
 
   def rows(self, round_):
     """Evaluates all seeds at once and starts new totals."""
     scores = self._score(self._state, self._stacked, self._probe)
-    out = [_to_row(round_, seed, self._totals[i], tree.take(scores, i))
-           for i, seed in enumerate(self._seeds)]
+    out = [_to_row(round_, seed, totals, tree.take(scores, i))
+           for i, (seed, totals) in enumerate(zip(
+               self._seeds, self._totals_of_seeds(), strict=True))]
     self.restart_totals()
     return out
 
   def restart_totals(self):
     """Starts new sums of metrics."""
     self._total = sharding.whole(tree.zeros_like(self._total), self._mesh)
-    self._split()
 
-  def _split(self) -> None:
-    count = range(len(self._seeds))
-    self.states = [tree.take(self._state, i) for i in count]
-    self._totals = [tree.take(self._total, i) for i in count]
+  def _server(self, i):
+    return tree.take(self._state.server, i)
+
+  def _totals_of_seeds(self):
+    return [tree.take(self._total, i) for i in range(len(self._seeds))]
