@@ -45,13 +45,17 @@ def _shards(labeled: np.ndarray, unlabeled: np.ndarray, num: int,
 
 
 def _stream(labeled: np.ndarray, unlabeled: np.ndarray, tasks: np.ndarray,
-            num_clients: int, widths: tuple[int, int], all_labeled: bool
-            ) -> Shard:
-  """Shard [T, N, ...]: a task's unlabeled rows, and all labeled rows."""
+            num_clients: int, widths: tuple[int, int],
+            revealed: np.ndarray | None) -> Shard:
+  """Shard [T, N, ...]: a task's unlabeled rows, and all labeled rows.
+
+  With `revealed`, bool[D], those of the unlabeled rows that it marks are
+  labeled ones, and there are no others.
+  """
   num_tasks = int(tasks.max()) + 1
   now = [np.where(tasks == t, unlabeled, -1) for t in range(num_tasks)]
-  if all_labeled:
-    parts = [_shards(np.where(rows >= 0, rows, labeled),
+  if revealed is not None:
+    parts = [_shards(np.where((rows >= 0) & revealed, rows, labeled),
                      np.full_like(rows, -1), num_clients, widths)
              for rows in now]
   else:
@@ -113,17 +117,17 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
     labeled = nobody
   least = widths or (1, 1)
   tasks = None
+  # Rows that have no label keep none.
+  revealed = np.asarray(train.labels) >= 0 if labels == 'all' else None
   if stream is not None:
     stream = np.asarray(stream)
     if stream.shape != unlabeled.shape or stream.dtype.kind != 'i' or (
         (unlabeled >= 0) != (stream >= 0)).any():
       raise ValueError('stream must be int32[D], a task for each unlabeled '
                        'row and -1 for all others')
-    tasks = _stream(labeled, unlabeled, stream, num_clients, least,
-                    labels == 'all')
-  if labels == 'all':  # But for rows that have no label.
-    labeled = np.where((unlabeled >= 0) & (np.asarray(train.labels) >= 0),
-                       unlabeled, labeled)
+    tasks = _stream(labeled, unlabeled, stream, num_clients, least, revealed)
+  if revealed is not None:
+    labeled = np.where((unlabeled >= 0) & revealed, unlabeled, labeled)
     unlabeled = nobody
   server = _shards(at_server, nobody, 1, (1, 1))
   return Federation(

@@ -128,9 +128,10 @@ def _more(row: dict[str, Any], name: str) -> str:
 
 def spent(row: Mapping[str, Any]) -> str:
   """Formats the epsilon of a row, the largest of its seeds; '' without one."""
-  if noisy_networks(row) is None:
-    return ''
   values = row.get('epsilon') or [None]
+  # A method of a user's own has told that it is private by reporting one.
+  if noisy_networks(row) is None and all(v is None for v in values):
+    return ''
   text = 'unbounded' if None in values else f'{max(values):.2f}'
   return text + (', nominal' if noisy_networks(row) == 'generator' else '')
 

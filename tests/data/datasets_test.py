@@ -220,7 +220,8 @@ def test_known_constants_only_for_their_channels(tmp_path):
 
 @pytest.mark.parametrize('split,sizes', [
     ('80/20', (12, 0, 3)), ('60/20/20', (9, 3, 3)), ('10/2/3', (10, 2, 3)),
-    ('9/3', (9, 0, 3)), ('33.5/33.5/33', (5, 5, 5))])
+    ('9/3', (9, 0, 3)), ('33.5/33.5/33', (5, 5, 5)),
+    ('70.1/19.8/10.1', (11, 2, 2))])
 def test_resplit_deals_every_row_once(tmp_path, split, sizes):
   folder = _save(tmp_path, **_parts())
   whole = datasets.load('toy', folder)
@@ -286,3 +287,24 @@ def test_real_sets(data_dir, name, train, shape, classes):
   # The papers' constants fit the pixels; other means were computed from them.
   sample = np.asarray(got.train.inputs[::50]) / 255
   np.testing.assert_allclose(got.mean, sample.mean((0, 1, 2)), atol=.03)
+
+
+def test_the_newest_word_on_mirrors_counts():
+  """A name may be registered again, as in a notebook, and be a known one."""
+  def toy():
+    rows = (np.zeros((4, 3, 3), np.uint8), np.arange(4) % 2)
+    return {'train': rows, 'test': rows}
+  known = dict(datasets.DATASETS)
+  try:
+    found = {}
+    for name, flip in (('mirrored', False), ('mirrored', True),
+                       ('mirrored', None), ('usps', None), ('usps', True)):
+      datasets.DATASETS.pop(name, None)
+      datasets.register(name, flip=flip)(toy)
+      found[name, flip] = datasets.load(name).flip
+  finally:
+    datasets.DATASETS.clear()
+    datasets.DATASETS.update(known)
+  assert found == {('mirrored', False): False, ('mirrored', True): True,
+                   ('mirrored', None): True, ('usps', None): False,
+                   ('usps', True): True}

@@ -194,6 +194,24 @@ def test_a_stream_meets_every_unlabeled_row_once(labels, labels_at):
   np.testing.assert_array_equal(last.unlabeled, now.unlabeled)
 
 
+def test_a_stream_reveals_no_label_that_nobody_knows():
+  dealt = _partition()
+  unknown = np.flatnonzero(dealt.unlabeled >= 0)[::2]
+  labels = LABELS.copy()
+  labels[unknown] = -1
+  tasks = streaming.deal_tasks(
+      np.random.default_rng(0), LABELS, dealt.unlabeled, num_tasks=3)
+  got = federation.federate(
+      TRAIN._replace(labels=labels), None, TEST, dealt, num_clients=N,
+      num_classes=C, labels='all', stream=tasks, rounds_per_task=5)
+  federation.check(got)
+  assert got.stream is not None
+  for shard in (got.stream, got.clients):
+    width = shard.labeled.shape[-1]
+    real = np.arange(width) < np.asarray(shard.num_labeled)[..., None]
+    assert (labels[np.asarray(shard.labeled)[real]] >= 0).all()
+
+
 @pytest.mark.parametrize('labels_at', ['clients', 'server'])
 def test_stacked_federations_are_the_single_ones(labels_at):
   singles = [_federate(_partition(seed, alpha), labels_at=labels_at)

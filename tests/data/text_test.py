@@ -69,6 +69,22 @@ def test_loads_as_a_data_set(folder):
   assert (found.test.inputs == text.UNKNOWN).any()
 
 
+def test_a_class_that_is_only_tested_is_refused(folder):
+  """But for a split that has it in train too."""
+  held = [t for t in TEXTS if text.is_test(t)][:2]
+  with open(folder / 'few.csv', 'w', newline='', encoding='utf-8') as file:
+    writer = csv.writer(file)
+    writer.writerow(['label', 'text'])
+    writer.writerows([2 if t in held else i % 2, t]
+                     for i, t in enumerate(TEXTS))
+  with pytest.raises(data.DataError, match='of 3 classes no row to train on '
+                     'is of class 2'):
+    data.load('few', folder)
+  found = [data.load('few', folder, split='80/20', split_seed=seed)
+           for seed in (1, 2)]
+  assert {one.num_classes for one in found} == {3}
+
+
 def test_word_vectors_replace_tokens(folder):
   vectors = np.array([[1., 2.], [3., 4.]], np.float32)
   np.savez(folder / 'v.npz', words=np.array(['is', 'number']),

@@ -88,6 +88,16 @@ def test_what_machines_measured_does_not_part_seeds(tmp_path):
   assert len({run.name for run in stored_runs.load(runs)}) == 3
 
 
+def test_an_own_method_shows_its_epsilon(tmp_path):
+  rows = [fake.row(20, .5, epsilon=3.2)]
+  text = study.markdown(study.read([
+      fake.write(tmp_path / 'own', rows, fake.config(method='./m.py:mine')),
+      fake.write(tmp_path / 'not', [fake.row(20, .5)])]), '')
+  cells = {line.split('|')[1].strip(): line.split('|')[-2].strip()
+           for line in text.splitlines() if line.startswith('| ')}
+  assert cells == {'run': 'epsilon', 'own': '3.20', 'not': ''}
+
+
 def test_an_unfinished_run_says_so(tmp_path):
   folder = fake.write(tmp_path / 'run', [
       fake.row(5, .6, 0), fake.row(10, .6, 0), fake.row(5, .5, 1)],

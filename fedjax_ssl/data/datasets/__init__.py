@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import fractions
+import itertools
 import os
 import pathlib
 import re
@@ -43,7 +45,9 @@ class Dataset(NamedTuple):
   """A data set in host memory."""
 
   name: str
-  train: Examples  # inputs uint8[D, H, W, C], labels int32[D].
+  # Images uint8[D, H, W, C], token ids int32[D, T] or vectors float16[D, T, E];
+  # labels int32[D], -1 if it is not known.
+  train: Examples
   test: Examples
   num_classes: int  # C.
   mean: tuple[float, ...]  # Of each channel, of pixels scaled to [0, 1].
@@ -72,7 +76,7 @@ DATASETS: registry.Registry[Callable[..., Any]] = registry.Registry(
 _Builder = TypeVar('_Builder', bound=Callable[..., Any])
 
 
-def register(name: str, *, flip: bool = True
+def register(name: str, *, flip: bool | None = None
              ) -> Callable[[_Builder], _Builder]:
   """Decorates a function that makes a data set, to register it under a name.
 
@@ -87,7 +91,8 @@ def register(name: str, *, flip: bool = True
 
   Args:
     name: see `core.registry.register`.
-    flip: whether a mirrored image is still of its class.
+    flip: whether a mirrored image is still of its class; None: it is, unless a
+      set of this name is known to have digits, letters or organs.
 
   Raises:
     ValueError: for the name 'digits', or one that is taken or no identifier.
@@ -98,14 +103,13 @@ def register(name: str, *, flip: bool = True
 
   def add(builder: _Builder) -> _Builder:
     DATASETS.register(name)(builder)
-    if not flip:
-      _UNFLIPPED.add(name)
+    _FLIPS[name] = flip
     return builder
   return add
 
 
-# Names of registered sets whose images must not be mirrored.
-_UNFLIPPED: set[str] = set()
+# What was said of registered sets, by their names.
+_FLIPS: dict[str, bool | None] = {}
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
@@ -155,6 +159,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
     source = _resplit(source, split, split_seed)
   parts = source.parts
   train = parts['train']
+  _check_classes(name, parts)
   owner, client_names = None, None
   if 'train' in source.clients:
     owner, client_names = names.owners(source.clients['train'])
@@ -169,11 +174,24 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
     mean, std = _NORMALIZATION.get(base, ((), ()))
     if len(mean) != train.inputs.shape[-1]:
       mean, std = moments(np.asarray(train.inputs))
-    flip = base not in _NO_FLIP and name not in _UNFLIPPED
+    said = _FLIPS.get(name)
+    flip = base not in _NO_FLIP if said is None else said
   return Dataset(
       name, train, parts['test'], int(train.labels.max()) + 1, mean, std, flip,
       parts.get('validation'), owner, client_names, source.class_names,
       source.vocabulary)
+
+
+def _check_classes(name: str, parts: Mapping[str, Examples]) -> None:
+  """Raises DataError for a class that no row to train on is of."""
+  counts = {part: np.bincount(rows.labels[rows.labels >= 0])
+            for part, rows in parts.items()}
+  most = max(map(len, counts.values()))
+  held = np.zeros(most, int)
+  held[:len(counts['train'])] = counts['train']
+  if not held.all():
+    raise DataError(f'{name}: of {most} classes no row to train on is of class '
+                    f'{int(held.argmin())}')
 
 
 def split_validation(rng: np.random.Generator, examples: Examples,
@@ -266,13 +284,12 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
     raise checks.FieldError(
         'split', split, "must be 'official', 'train/test' or "
         "'train/validation/test' in percent or counts.")
-  numbers = [float(text) for text in texts]
-  if sum(numbers) == 100:
-    ends = [round(total * end / 100) for end in np.cumsum(numbers)]
-  else:
-    ends = [int(end) for end in np.cumsum(numbers)]
-  sizes = np.diff(ends, prepend=0)
+  # Exactly as written: the floats of 70.1, 19.8 and 10.1 sum to less than 100.
+  numbers = [fractions.Fraction(text) for text in texts]
   counts = sum(numbers) != 100
+  ends = [int(end) if counts else round(total * end / 100)
+          for end in itertools.accumulate(numbers)]
+  sizes = np.diff(ends, prepend=0)
   if ends[-1] > total or min(sizes) < 1 or counts and (
       any(n != int(n) for n in numbers)
       # Less than a tenth is hardly meant: these are percents with a slip.

@@ -252,7 +252,7 @@ def read_csv(path: pathlib.Path,
     raise DataError(f'{path}: a row without a label ({names_lib.NONE}) is in '
                     f'the part {str(part)!r}; only train may have such')
   absent = np.setdiff1d(rows.labels, rows.labels[train])
-  if rows.splits is not None and absent.size:
+  if rows.splits is not None and absent.size:  # Others may be cut anew.
     name = rows.class_names[absent[0]] if rows.class_names else absent[0]
     raise DataError(f'{path}: no row with label {str(name)[:40]!r} is one to '
                     'train on')
