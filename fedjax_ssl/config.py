@@ -466,11 +466,6 @@ def _check_together(options: Config) -> None:
                      partition_file=options.partition_file)
   if options.profile is not None:
     _check_profile(options.method, options.profile)
-  if options.labels == 'all' and options.labels_at == 'server' and (
-      options.method.partition('(')[0] not in ('fedavg', 'fedprox')):
-    raise FieldError(
-        'labels', 'all', 'no unlabeled rows are left at the clients; give the '
-        'method fedavg or fedprox.', labels_at='server', method=options.method)
 
 
 def check_cohort(options: Config) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -88,7 +89,8 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     'aggregator': aggregators.AGGREGATORS,
     'server_optimizer': server_optimizers.SERVER_OPTIMIZERS,
     'attack': attacks.ATTACKS}
-_NESTED = {'weak': augment.WEAK}  # A strong view's knob.
+# Knobs whose value is such a text itself, by field.
+_NESTED = {'strong': {'weak': augment.WEAK}}
 # What builders get from data and other fields, never from a text.
 _FILLED = {'model': models.FILLED}
 
@@ -136,7 +138,7 @@ def notes(spec: TaskSpec) -> list[str]:
 def resolved(spec: TaskSpec) -> dict[str, dict[str, Any]]:
   """Returns what a spec's texts stand for: by field, the text and all knobs."""
   return {name: {'text': text, 'knobs': choices.resolved(
-      text, known, _NESTED)} for name, known in REGISTRIES.items()
+      text, known, _NESTED.get(name))} for name, known in REGISTRIES.items()
           if (text := getattr(spec, name)) is not None}
 
 
@@ -151,7 +153,8 @@ def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
   Raises:
     ValueError: if there is none today.
   """
-  return choices.renewed(text, was, REGISTRIES[field], _NESTED)
+  return choices.renewed(text, was, REGISTRIES[field],
+                         _NESTED.get(field))
 
 
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:
@@ -347,14 +350,6 @@ class Run(NamedTuple):
     return predict(state.server, jnp.asarray(inputs))
 
 
-def template(method: Method, federation: Federation) -> State:
-  """Returns the shapes of a method's state, without computing its arrays."""
-  # The federation is not traced: an init may make host tables of it.
-  state: State = jax.eval_shape(
-      lambda key: method.init(key, federation), jax.random.key(0))
-  return state
-
-
 def load(workdir: str | os.PathLike[str]) -> Run:
   """Reads a run back to predict with, or to look at.
 
@@ -391,7 +386,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   task = make_task(spec)
   with checks.stored():
     method = methods.make(spec.method, task)
-  state = template(method, struct)
+  state = runner.state_shape(method, struct)
   place = client_rows.Place(
       stored['flags'].get('client_memory', 'device'),
       pathlib.Path(workdir) / client_rows.FOLDER)
@@ -453,15 +448,17 @@ def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
   Raises:
     ValueError: if the run has no global model, or no such seed.
   """
+  from fedjax_ssl.training import disk
   seed = next(iter(run.states)) if seed is None else seed
   run.global_model(seed)
   about = {'task': {**facts['task'], 'seeds': [seed]},
            'choices': facts['choices'], 'round': run.round,
            **({'class_names': names} if (names := run.class_names) else {})}
-  with open(path, 'wb') as file:
-    arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
-        run.states[seed].server)}
-    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+  arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
+      run.states[seed].server)}
+  whole = io.BytesIO()
+  np.savez(whole, about=np.array(json.dumps(about)), **arrays)
+  disk.replace(pathlib.Path(path), whole.getvalue())
 
 
 def _named(record: PyTree) -> list[tuple[str, Any]]:
@@ -473,6 +470,7 @@ def _named(record: PyTree) -> list[tuple[str, Any]]:
 
 def _load_file(path: str | os.PathLike[str]) -> Run:
   """Reads what `save` wrote."""
+  from fedjax_ssl.training import runner
   try:
     with np.load(path, allow_pickle=False) as file:
       arrays = dict(file)
@@ -487,7 +485,7 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
   task = make_task(spec)
   with checks.stored():
     method = methods.make(spec.method, task)
-  shapes = template(method, struct).server
+  shapes = runner.state_shape(method, struct).server
   wanted = _named(shapes)
   if {name: (leaf.shape, leaf.dtype) for name, leaf in wanted} != {
       name: (array.shape, array.dtype) for name, array in arrays.items()}:

@@ -88,7 +88,6 @@ def test_a_field_is_named_as_a_flag_or_as_in_python():
     ({'seed': 1, 'seeds': ['1', '2']}, ('seed', 'seeds'), 'seed=1 .*seeds=1,2'),
     ({'eval_only': True}, (), 'eval_only.*workdir'),
     ({'process_id': 1}, (), 'process_id=1.*distributed'),
-    ({'labels': 'all', 'labels_at': 'server'}, (), 'labels=all .*=server'),
     ({'method': 'fedavg', 'profile': 'paper'}, (), 'profile=paper .*fedavg'),
     ({'weak': 'a\nb'}, (), 'one line')])
 def test_what_does_not_go_together_is_refused(values, given, words):

@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import losses
+from fedjax_ssl.training import runner
 from tests import toy
 
 LOGITS, MASK = jnp.eye(4) * 9, jnp.ones(4)
@@ -150,7 +151,7 @@ def test_what_spans_the_run_asks_for_its_length(changes):
   text = changes.get('method', 'fedavg')
   federation, _ = toy.federation()
   def trace(method):
-    state = fedjax_ssl.task.template(method, federation)
+    state = runner.state_shape(method, federation)
     jax.eval_shape(method.round, state, federation, jnp.int32(0),
                    jax.random.key(0))
   method = _method(text, **changes)  # As `train` will be asked for one.
@@ -168,7 +169,7 @@ def test_what_spans_the_run_asks_for_its_length(changes):
 def test_others_train_without(text):
   federation, _ = toy.federation()
   method = _method(text, strong='none', weak='none')
-  state = fedjax_ssl.task.template(method, federation)
+  state = runner.state_shape(method, federation)
   jax.eval_shape(method.round, state, federation, jnp.int32(0),
                  jax.random.key(0))
 
@@ -191,7 +192,7 @@ def test_a_square_larger_than_the_image_names_its_view():
                        'cutout=.*at most 8'):
       fedjax_ssl.train(method, [federation], num_rounds=1)
   jax.eval_shape(_method('fixmatch', strong='ra_mc(cutout=8)').round,
-                 fedjax_ssl.task.template(method, federation), federation,
+                 runner.state_shape(method, federation), federation,
                  jnp.int32(0), jax.random.key(0))
 
 
@@ -225,3 +226,15 @@ def test_one_hot_floats_are_the_classes():
   classes, _ = losses.cross_entropy(LOGITS, jnp.arange(4), MASK)
   found, _ = losses.cross_entropy(LOGITS, np.eye(4), MASK)
   np.testing.assert_allclose(found, classes, rtol=1e-6)
+
+
+def test_a_methods_own_knob_may_be_called_weak(tmp_path):
+  """Of a strong view it names a weak one, elsewhere it is a word."""
+  (tmp_path / 'mine.py').write_text(
+      'from fedjax_ssl.methods.fedavg import fedavg\n'
+      "def mine(task, *, weak: str = 'gentle'):\n  return fedavg(task)\n")
+  spec = _spec(method=f'{tmp_path}/mine.py:mine',
+               strong="ra_mc(weak='flip_shift')")
+  found = fedjax_ssl.task.resolved(spec)
+  assert found['method']['knobs'] == {'weak': 'gentle'}
+  assert found['strong']['knobs']['weak'] == 'flip_shift'

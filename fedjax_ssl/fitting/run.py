@@ -19,7 +19,7 @@ from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
 from fedjax_ssl.running import client_memory, runs, stopping
 from fedjax_ssl.running import job as job_lib
-from fedjax_ssl.training import away, columns, per_client
+from fedjax_ssl.training import away, columns, per_client, runner
 
 
 class Run:
@@ -127,7 +127,7 @@ class Run:
     self.round, saved = job_lib.newest(job)
     self.states = away.finished(
         client_memory.place(job.options, job.folder),
-        task_lib.template(job.method, job.federations[0]),
+        runner.state_shape(job.method, job.federations[0]),
         {seed: saved[str(seed)]['state'] for seed in job.seeds})
     rows = sorted((row for seed in self._rows for row in seed),
                   key=lambda row: row['round'])

@@ -127,7 +127,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
           checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
-      state = task_lib.template(made, federations[0])
+      state = runner.state_shape(made, federations[0])
       methods.check_report(made, state.server)
       runner.totals_shape(made, federations[0], state)
       client_memory.check(options, made, state, federations, folder)
@@ -154,9 +154,16 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   if options.partition == 'natural' and dataset.client_names is not None:
     facts['client_names'] = list(dataset.client_names)
   params = jax.eval_shape(task.model.init, jax.random.key(0)).params
-  return Job(name, folder, options, facts, spec, made, federations, seeds,
-             partitions, np.asarray(dataset.train.labels), mesh,
-             tree.num_scalars(params), noted.works, cohorts, origin)
+  job = Job(name, folder, options, facts, spec, made, federations, seeds,
+            partitions, np.asarray(dataset.train.labels), mesh,
+            tree.num_scalars(params), noted.works, cohorts, origin)
+  if options.labels == 'all' and options.labels_at == 'server' and (
+      start_line.is_idle(job)):
+    raise FieldError(
+        'labels', 'all', 'no unlabeled rows are left at the clients, and the '
+        'method learns from no others there; give another, such as fedavg.',
+        labels_at='server', method=options.method)
+  return job
 
 
 def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:
@@ -335,7 +342,7 @@ def _checkpoints(job: Job) -> checkpoint.Checkpoints:
 def _restore(job: Job, checkpoints: checkpoint.Checkpoints) -> Any:
   first = job.federations[0]
   return checkpoints.restore(runner.checkpoint_template(
-      job.method, first, task_lib.template(job.method, first), job.seeds,
+      job.method, first, runner.state_shape(job.method, first), job.seeds,
       client_memory.place(job.options, job.folder)))
 
 
@@ -359,7 +366,7 @@ class _Recorder:
     self._writer: metrics.MetricsWriter | None = None
     self._seconds = 0.0  # Since the start.
     self._since = 0  # The round at which this start went on.
-    self._left_out = 0  # Updates so far.
+    self._left_out = 0  # Updates since then.
     self._warned = False  # Whether a line has told of them.
     self._accuracies: list[float] = []  # By seed, at the last evaluated round.
 
@@ -394,9 +401,10 @@ class _Recorder:
     return loop.Observer(on_row, self._save, on_progress, on_report)
 
   def say_left_out(self) -> None:
-    """Says how many updates were left out, if any were."""
+    """Says how many updates this start left out, if any were."""
     if self._warned:
-      print(f'{self._job.name}: {self._left_out} updates were left out in all.',
+      print(f'{self._job.name}: {self._left_out} updates were left out ' + (
+          f'since round {self._since}.' if self._since else 'in all.'),
             file=self.stream)
 
   def _write(self, row: loop.Row, times: Mapping[str, Any] | None = None
@@ -412,8 +420,8 @@ class _Recorder:
     self._left_out += written.get('num_rejected', 0)
     if self._left_out and not self._warned:
       self._warned = True
-      print(f'{self._job.name}: {self._left_out} updates left out up to round '
-            f'{row.round}: NaN, infinite, or beyond --max_update_norm.',
+      print(f'{self._job.name}: {self._left_out} updates left out from round '
+            f'{self._since + 1} to {row.round}: NaN, infinite, or beyond --max_update_norm.',
             file=self.stream)
     self._accuracies.append(float(row.values['accuracy']))
     if row.seed == self._job.seeds[-1]:

@@ -74,6 +74,11 @@ def _steps(job: Any) -> str:
                     for work in job.works)
 
 
+def is_idle(job: Any) -> bool:
+  """Returns whether no client ever takes a step, as far as its method says."""
+  return _steps(job).replace(' + ', '').strip('0') == '' and bool(job.works)
+
+
 def _of_clients(work: rounds.Work, shards: Shard) -> list[int]:
   """Steps of each client that takes any, for each task of a stream."""
   lead = np.shape(shards.num_labeled)

@@ -36,7 +36,7 @@ def runs(method: Method, federations: Sequence[Federation],
     reads_only: no round will be run.
   """
   if place.kind == 'device' or not jax.tree.leaves(
-      _shapes(method, federations[0]).memory):
+      runner.state_shape(method, federations[0]).memory):
     return kind(method, federations, seeds, mesh)
   return Away(method, federations, seeds, mesh, place, reads_only)
 
@@ -61,12 +61,6 @@ def finished(place: client_rows.Place, shapes: State,
     rest = jax.tree.map(jnp.asarray, state._replace(memory=()))
     return rest._replace(memory=memory)
   return {seed: one(seed, state) for seed, state in saved.items()}
-
-
-def _shapes(method: Method, federation: Federation) -> State:
-  state: State = jax.eval_shape(
-      lambda key: method.init(key, federation), jax.random.key(0))
-  return state
 
 
 class Away(runner.Sequential):
@@ -101,7 +95,7 @@ class Away(runner.Sequential):
     for i, seed in enumerate(self._seeds):
       state, totals = self._first(i, saved)
       memory = (state.memory if saved is None else
-                _shapes(self._method, self._given[i]).memory)
+                runner.state_shape(self._method, self._given[i]).memory)
       rows = self._where.opened(
           seed, memory, None if saved is None else state.memory,
           reads_only=self._reads_only)

@@ -206,7 +206,7 @@ def labeled_rows(federation: Federation) -> tuple[jax.Array, jax.Array]:
   # Only these places are read: of a million clients' tables all would take
   # longer than the rest of the evaluation.
   for shard, size in zip(shards, sizes, strict=True):
-    width = shard.labeled.shape[-1]
+    width = max(shard.labeled.shape[-1], 1)  # A table may have no place.
     mine = picked[(picked >= first) & (picked < first + size)] - first
     holder, column = np.divmod(mine, width)
     rows.append(jnp.asarray(shard.labeled).reshape(-1, width)[holder, column])

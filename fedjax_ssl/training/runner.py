@@ -65,6 +65,14 @@ def stretch(method: Method, state: State, totals: Totals,
   return lax.fori_loop(0, count, body, (state, totals))
 
 
+def state_shape(method: Method, federation: Federation) -> State:
+  """Returns the shapes of a method's state, without computing its arrays."""
+  # The federation is not traced: an init may make host tables of it.
+  state: State = jax.eval_shape(
+      lambda key: method.init(key, federation), jax.random.key(0))
+  return state
+
+
 def totals_shape(method: Method, federation: Any, state: Any,
                  key: jax.Array | None = None) -> Totals:
   """Returns the totals' shapes, without a round; `key` is like the round's."""

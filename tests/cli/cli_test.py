@@ -74,7 +74,7 @@ BAD = {
     'min_size': (['--min_size=100000'], ['--min_size=100000: ', '1265 rows']),
     'all_at_server': (
         ['--labels=all', '--labels_at=server', '--method=fixmatch'],
-        ['--labels=all', '--labels_at=server', 'fixmatch']),
+        ['--labels=all', '--labels_at=server', 'fixmatch', 'fedavg']),
     'labeled_clients': (['--num_labeled_clients=3'],
                         ['--num_labeled_clients=3', 'client 19']),
     'labeled_clients_many': (['--num_labeled_clients=21'],

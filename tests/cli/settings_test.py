@@ -65,8 +65,9 @@ def test_defaults_of_seeds_yield_to_the_command_line():
 
 def test_a_second_setting_has_flags_of_its_own():
   """Nothing is left of one that the same process has trained before."""
-  for name, words in (('digits_dirdir', ['--alpha=0.7', '--import=fedjax_ssl.losses']),
-                      ('cifar_iid', [])):
+  for name, words in (
+      ('digits_dirdir', ['--alpha=0.7', '--import=fedjax_ssl.losses']),
+      ('cifar_iid', [])):
     with pytest.raises(SystemExit) as ended:
       train.main(settings.SETTINGS[name], [*words, 'no_flag'])
     assert ended.value.code == 2

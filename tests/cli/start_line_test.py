@@ -1,6 +1,7 @@
 """Every run says first what learns from what."""
 from __future__ import annotations
 
+import dataclasses
 import re
 import types
 
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
-from fedjax_ssl import methods, task
+from fedjax_ssl import methods
 from fedjax_ssl.core import rounds
 from fedjax_ssl.running import job, start_line
-from fedjax_ssl.training import workdir
+from fedjax_ssl.training import runner, workdir
 from tests import toy
 from tests.cli import launcher
 
@@ -51,6 +52,21 @@ def works(name: str, **changes) -> list[rounds.Work]:
     pass
   assert not none.works
   return noted.works
+
+
+@pytest.mark.parametrize('name, idle', [
+    ('fedavg', False), ('moon', False), ('fixmatch', True), ('semifl', True)])
+def test_clients_whose_rows_all_have_labels_may_have_nothing_to_do(name, idle):
+  """Of the methods that label rows, where the server has the labels."""
+  federation, _ = toy.federation('server')
+  clients = federation.clients
+  swapped = type(clients)(clients.unlabeled, clients.num_unlabeled,
+                          clients.labeled, clients.num_labeled)
+  for shards, wanted in ((clients, not idle), (swapped, idle)):
+    made = types.SimpleNamespace(
+        federations=[dataclasses.replace(federation, clients=shards)],
+        works=works(name, labels_at='server'))
+    assert start_line.is_idle(made) == wanted
 
 
 @pytest.mark.parametrize('name', methods.METHODS)
@@ -144,7 +160,7 @@ def test_it_says_who_takes_part(text, cohort, said):
   federation, _ = toy.federation()
   with rounds.noting() as noted:
     made = methods.make(text, toy.task(cohort_size=3))
-  state = task.template(made, federation)
+  state = runner.state_shape(made, federation)
   cohorts = [job._cohort(one, federation, state) for one in noted.samplers]
   assert cohorts == [cohort]
   assert start_line._cohorts(types.SimpleNamespace(cohorts=cohorts)) == said

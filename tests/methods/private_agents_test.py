@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl import methods, privacy, task
+from fedjax_ssl import methods, privacy
 from fedjax_ssl.core import rounds, tree
 from fedjax_ssl.core.types import Client as ToAgent
 from fedjax_ssl.core.types import Cohort
@@ -24,6 +24,7 @@ from fedjax_ssl.methods.fedssl import method as fedssl_method
 from fedjax_ssl.methods.parts import private_labels
 from fedjax_ssl.models import gan
 from fedjax_ssl.training import evaluate, metrics
+from fedjax_ssl.training import runner as runner_lib
 from tests import toy
 from tests.thorough import wider
 
@@ -337,7 +338,7 @@ def test_the_budget_is_solved_where_shapes_are_traced():
       f"fedssl({SIZES}, dp_scope='all', noise_multiplier=1.0)",
       dataclasses.replace(_task(), local_steps=0))
   federation = _federation()
-  state = task.template(method, federation)
+  state = runner_lib.state_shape(method, federation)
   made = method.init(toy.key(0), federation)
   chex.assert_trees_all_equal_shapes_and_dtypes(state, made)
   assert int(made.server.budget.terms.steps) == 2

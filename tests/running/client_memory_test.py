@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import tree
 from fedjax_ssl.running import client_memory
+from fedjax_ssl.training import runner
 from tests import toy
 
 
@@ -17,7 +17,7 @@ def check(folder, text, federation, **options):
   method = methods.make(text, toy.task())
   client_memory.check(
       Config(method=text, client_memory='disk', num_rounds=2, **options),
-      method, task_lib.template(method, federation), [federation], folder)
+      method, runner.state_shape(method, federation), [federation], folder)
 
 
 def test_processes_and_streams_of_rates(tmp_path):
@@ -38,7 +38,7 @@ def test_an_uneven_split_needs_a_copy_on_each_device(tmp_path, monkeypatch):
   federation, _ = toy.federation()
   text = "fixmatch(server='local')"
   method = methods.make(text, toy.task())
-  state = task_lib.template(method, federation)
+  state = runner.state_shape(method, federation)
   total = tree.num_bytes(state.memory)
   monkeypatch.setattr(client_memory, 'memory', lambda devices: total + 1)
 

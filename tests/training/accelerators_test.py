@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl import task as task_lib
 from fedjax_ssl.ops import conv
 from fedjax_ssl.training import runner, sharding
 from tests import hlo, toy
@@ -49,7 +48,7 @@ def _convolutions(text, model):
   task = dataclasses.replace(toy.task(client_map='vmap'), model=model)
   method = methods.make(text, task)
   federation = toy.federation('clients')[0]
-  state = task_lib.template(method, federation)
+  state = runner.state_shape(method, federation)
   exported = jax.export.export(
       jax.jit(functools.partial(runner.stretch, method)),
       platforms=_PLATFORMS)(

@@ -168,6 +168,17 @@ def test_labeled_accuracy_is_over_the_labels_learnt_from(place):
   np.testing.assert_allclose(got, right.mean(), rtol=1e-6)
 
 
+def test_a_table_may_have_no_place_for_a_row():
+  federation, _ = toy.federation()
+  none = np.zeros((0,), np.int32)
+  server = type(federation.server)(none, np.int32(0), none, np.int32(0))
+  table, real = evaluate.labeled_rows(
+      dataclasses.replace(federation, server=server))
+  whole, kept = evaluate.labeled_rows(federation)
+  np.testing.assert_array_equal(np.asarray(table)[np.asarray(real) > 0],
+                                np.asarray(whole)[np.asarray(kept) > 0])
+
+
 def test_many_labeled_rows_are_thinned_out():
   federation, _ = toy.federation()
   rows = np.arange(12000, dtype=np.int32).reshape(6, 2000)

@@ -145,7 +145,7 @@ def _is_held(lock: pathlib.Path) -> bool:
     return False
   try:
     fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except BlockingIOError:
+  except (BlockingIOError, PermissionError):  # The latter on some NFS.
     return True
   finally:
     os.close(handle)
