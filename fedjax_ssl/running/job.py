@@ -421,8 +421,8 @@ class _Recorder:
     if self._left_out and not self._warned:
       self._warned = True
       print(f'{self._job.name}: {self._left_out} updates left out from round '
-            f'{self._since + 1} to {row.round}: NaN, infinite, or beyond --max_update_norm.',
-            file=self.stream)
+            f'{self._since + 1} to {row.round}: NaN, infinite, or beyond '
+            '--max_update_norm.', file=self.stream)
     self._accuracies.append(float(row.values['accuracy']))
     if row.seed == self._job.seeds[-1]:
       bar.update(row.round, float(np.mean(self._accuracies)))
