@@ -170,8 +170,8 @@ def test_labeled_accuracy_is_over_the_labels_learnt_from(place):
 
 def test_a_table_may_have_no_place_for_a_row():
   federation, _ = toy.federation()
-  none = np.zeros((0,), np.int32)
-  server = type(federation.server)(none, np.int32(0), none, np.int32(0))
+  none, zero = np.zeros((0,), np.int32), np.zeros((), np.int32)
+  server = type(federation.server)(none, zero, none, zero)
   table, real = evaluate.labeled_rows(
       dataclasses.replace(federation, server=server))
   whole, kept = evaluate.labeled_rows(federation)
