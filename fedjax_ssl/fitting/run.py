@@ -17,7 +17,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
-from fedjax_ssl.running import client_memory, runs, stopping
+from fedjax_ssl.running import client_memory, execution, runs, stopping
 from fedjax_ssl.running import job as job_lib
 from fedjax_ssl.training import away, columns, per_client, runner
 
@@ -105,12 +105,12 @@ class Run:
           run._job.options, num_rounds=rounds))
     with contextlib.ExitStack() as stack:
       # All folders first: a refusal comes before hours of work.
-      places = [stack.enter_context(job_lib.open_folder(run._job))
+      places = [stack.enter_context(execution.open_folder(run._job))
                 for run in everyone]
       for run, place in zip(everyone, places, strict=True):
         try:
           run._train(place)
-        except job_lib.Stopped as stopped:
+        except execution.Stopped as stopped:
           stopping.answered()  # The error tells of them; the process goes on.
           goes_on = ('' if self._temporary else '; the same call with workdir='
                      f'{str(self._job.folder)!r} continues')
@@ -123,8 +123,8 @@ class Run:
   def _train(self, place: Any) -> None:
     """Trains, and reads back what the folder holds."""
     job = self._job
-    self._rows = job_lib.run(job, place, stream=self._stream)
-    self.round, saved = job_lib.newest(job)
+    self._rows = execution.run(job, place, stream=self._stream)
+    self.round, saved = execution.newest(job)
     self.states = away.finished(
         client_memory.place(job.options, job.folder),
         runner.state_shape(job.method, job.federations[0]),

@@ -1,28 +1,24 @@
-"""One method on one federation: built, checked, trained, resumed."""
+"""One method on one federation, built and checked before it is trained."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import hashlib
-import io
-import json
 import pathlib
-import sys
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import config, data, methods
+from fedjax_ssl import data, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import checks, rounds, sampling, tree
 from fedjax_ssl.core.types import Federation, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
-from fedjax_ssl.report import command, printing, summary
 from fedjax_ssl.running import (
   blame,
   client_memory,
@@ -30,31 +26,12 @@ from fedjax_ssl.running import (
   devices,
   spellings,
   start_line,
-  stopping,
   stored_options,
 )
 from fedjax_ssl.training import (
-  away,
-  checkpoint,
-  loop,
-  metrics,
   own_code,
-  pictures,
-  processes,
-  progress,
   runner,
 )
-from fedjax_ssl.training import workdir as workdir_lib
-from fedjax_ssl.training.checkpoint import sealed
-
-
-class Stopped(processes.AgreedExit):
-  """A signal ended the run; `round` is saved."""
-
-  def __init__(self, round_: int):
-    """Takes the round reached."""
-    super().__init__(0)
-    self.round = round_
 
 
 class Job(NamedTuple):
@@ -235,269 +212,3 @@ def schedule_rounds(options: Config) -> int:
     return options.schedule_rounds
   stored = stored_options.read(options.workdir, ['schedule_rounds'])
   return stored.get('schedule_rounds') or options.num_rounds
-
-
-def _check_folder(job: Job) -> None:
-  """Raises ValueError unless the job continues the run of its folder."""
-  workdir_lib.check_workdir(
-      job.folder, job.config, allow=spellings.may_differ(job), facts=job.facts)
-  def look() -> None:
-    for seed, partition in zip(job.seeds, job.partitions, strict=True):
-      file = _partition_file(job.folder, seed)
-      if file.exists() and data.partition_hash(
-          partition) != data.partition_hash(data.load_partition(
-              file, len(job.labels), job.options.num_clients,
-              labels=job.labels)):
-        raise ValueError(f'{file} is not the partition that this run began '
-                         'with. Bring the old file back, or remove it to have '
-                         'it written anew.')
-
-  processes.once(look)
-
-
-def _partition_file(folder: pathlib.Path, seed: int) -> pathlib.Path:
-  return folder / f'partition_{seed}.npz'
-
-
-def open_folder(job: Job) -> workdir_lib.Workdir:
-  """Locks a job's folder and stores there what a later reader needs."""
-  # Together, as the others may not see the folder, and what is checked is told.
-  if processes.once(lambda: workdir_lib.holds_run(job.folder)):
-    _check_folder(job)
-  place = workdir_lib.open_workdir(
-      job.folder, job.config, facts=job.facts, origin=job.origin,
-      allow=spellings.may_differ(job))
-  def describe() -> None:
-    command.write(place.path)
-    own_code.keep(place.path, vars(job.options))
-    for seed, partition in zip(job.seeds, job.partitions, strict=True):
-      file = _partition_file(place.path, seed)
-      if not file.exists():
-        data.save_partition(
-            file, partition, num_clients=job.options.num_clients,
-            labels=job.labels)
-
-  try:
-    processes.once(describe)
-  except BaseException:
-    place.close()
-    raise
-  return place
-
-
-def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
-        ) -> list[list[summary.Row]]:
-  """Trains a job to the end, from the newest checkpoint in its folder.
-
-  Args:
-    job: what `build` made.
-    place: what `open_folder` opened.
-    stream: where progress is shown; default: standard error.
-
-  Returns:
-    The rows, one list for each seed.
-
-  Raises:
-    Stopped: if a signal was heard; what is done is saved.
-  """
-  stream = (stream or sys.stderr) if processes.is_first() else io.StringIO()
-  checkpoints = _checkpoints(job)
-  saved = _restore(job, checkpoints)
-  done = saved[0] if saved else 0
-  if saved is None and (kept := processes.once(lambda: metrics.keep_beyond(
-      place.path, job.options.checkpoint_every))):
-    print(f'{job.folder} has no checkpoint and starts over; its rows are kept '
-          f'in {kept}.', file=stream)
-  seals = processes.once(
-      lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
-  if done < job.options.num_rounds:
-    if processes.is_first():
-      for line in (start_line.text(job, done), start_line.in_vain(job)):
-        if line:
-          print(line, file=stream)
-    with contextlib.ExitStack() as stack:
-      recorder = _Recorder(job, checkpoints, stream)
-      processes.once(lambda: recorder.open(stack, place.path, done, seals))
-      _train(job, recorder, saved)
-  else:
-    if seals:
-      processes.once(lambda: metrics.cut_back(place.path, done, seals))
-    print(f'{job.name} was finished at round {done}; nothing was run.',
-          file=stream)
-  rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
-  if not rows:
-    raise ValueError(f'{place.path / metrics.METRICS} holds no rows, at round '
-                     f'{done}; remove {job.folder} and run again.')
-  return rows
-
-
-def _checkpoints(job: Job) -> checkpoint.Checkpoints:
-  """Returns the checkpoints of a job, which refuse steps of other runs."""
-  return checkpoint.Checkpoints(
-      job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, {**job.config, **spellings.first(job.facts)},
-          config.MAY_CHANGE))
-
-
-def _restore(job: Job, checkpoints: checkpoint.Checkpoints) -> Any:
-  first = job.federations[0]
-  return checkpoints.restore(runner.checkpoint_template(
-      job.method, first, runner.state_shape(job.method, first), job.seeds,
-      client_memory.place(job.options, job.folder)))
-
-
-class _Recorder:
-  """Writes and shows what a job measures, and makes its checkpoints.
-
-  Every process has one and calls the same methods; the first one has files.
-  """
-
-  def __init__(self, job: Job, checkpoints: checkpoint.Checkpoints,
-               stream: TextIO):
-    """Is ready to `open` its files.
-
-    Args:
-      job: what is trained.
-      checkpoints: where it is saved.
-      stream: where progress is shown.
-    """
-    self.stream = stream
-    self._job, self._checkpoints = job, checkpoints
-    self._writer: metrics.MetricsWriter | None = None
-    self._seconds = 0.0  # Since the start.
-    self._since = 0  # The round at which this start went on.
-    self._left_out = 0  # Updates since then.
-    self._warned = False  # Whether a line has told of them.
-    self._accuracies: list[float] = []  # By seed, at the last evaluated round.
-
-  def open(self, stack: contextlib.ExitStack, folder: pathlib.Path, done: int,
-           seals: Mapping[str, sealed.Seal] | None) -> None:
-    """Opens the files of rows; the stack closes them."""
-    options, self._since = self._job.options, done
-    self._writer = stack.enter_context(metrics.MetricsWriter(
-        folder, done, seals=seals, track=options.trackers,
-        config=self._job.config))
-
-  def observer(self, bar: progress.Progress, trained: Callable[[], None]
-               ) -> loop.Observer:
-    """Returns the functions that the training calls.
-
-    Args:
-      bar: shows how far it is.
-      trained: called when there are rounds to save.
-    """
-    def on_row(row: loop.Row) -> None:
-      processes.once(lambda: self._record(row, bar))
-
-    def on_report(row: loop.Row) -> None:
-      processes.once(lambda: self._write(row))
-
-    def on_progress(round_: int, now: float) -> None:
-      trained()
-      self._seconds = now
-      if round_ < self._job.options.num_rounds:
-        bar.update(round_)  # The last one comes with its accuracy.
-
-    return loop.Observer(on_row, self._save, on_progress, on_report)
-
-  def say_left_out(self) -> None:
-    """Says how many updates this start left out, if any were."""
-    if self._warned:
-      print(f'{self._job.name}: {self._left_out} updates were left out ' + (
-          f'since round {self._since}.' if self._since else 'in all.'),
-            file=self.stream)
-
-  def _write(self, row: loop.Row, times: Mapping[str, Any] | None = None
-             ) -> metrics.Row:
-    assert self._writer is not None
-    seed = {'seed': row.seed} if len(self._job.seeds) > 1 else {}
-    return self._writer.write({'round': row.round, **seed, **row.values}, times)
-
-  def _record(self, row: loop.Row, bar: progress.Progress) -> None:
-    """Writes and shows an evaluated round of one seed."""
-    written = self._write(row, {'seconds': self._seconds,
-                                'since': self._since})
-    self._left_out += written.get('num_rejected', 0)
-    if self._left_out and not self._warned:
-      self._warned = True
-      print(f'{self._job.name}: {self._left_out} updates left out from round '
-            f'{self._since + 1} to {row.round}: NaN, infinite, or beyond '
-            '--max_update_norm.', file=self.stream)
-    self._accuracies.append(float(row.values['accuracy']))
-    if row.seed == self._job.seeds[-1]:
-      bar.update(row.round, float(np.mean(self._accuracies)))
-      self._accuracies.clear()
-
-  def _save(self, round_: int, saved: Any) -> None:
-    """Makes a checkpoint; `training.checkpoint` tells the order of writes."""
-    if self._job.options.pictures:
-      processes.once(lambda: _draw(self._job, round_, saved))
-    seals = processes.once(self._seals)
-    self._checkpoints.save(
-        round_, saved, {'seeds': self._job.seeds, sealed.FILES: seals})
-
-  def _seals(self) -> dict[str, dict[str, Any]]:
-    assert self._writer is not None
-    return self._writer.seals()
-
-
-def _train(job: Job, recorder: _Recorder, saved: Any) -> None:
-  options = job.options
-  compilation = progress.Compilation()
-  bar = progress.Progress(
-      job.name, options.num_rounds, start=saved[0] if saved else 0,
-      stream=recorder.stream, compiled=compilation.seconds)
-  with stopping.saving() as trained, compilation.listening(), bar:
-    # Processes stop together, so SIGTERM saves from the very first round.
-    if processes.count() > 1:
-      trained()
-    result = loop.train(
-        job.method, job.federations, num_rounds=options.num_rounds,
-        seeds=job.seeds, eval_every=options.eval_every,
-        checkpoint_every=options.checkpoint_every, seed_map=options.seed_map,
-        mesh=job.mesh, saved=saved, observer=recorder.observer(bar, trained),
-        place=client_memory.place(options, job.folder))
-    bar.close()
-    recorder.say_left_out()
-    if result.interrupted:
-      raise Stopped(result.round)
-
-
-def _draw(job: Job, round_: int, saved: Any) -> None:
-  """Writes what the method generates from the first seed's state."""
-  state, federation = saved[str(job.seeds[0])]['state'], job.federations[0]
-  known = federation.validation
-  examples = known if len(known.labels) else federation.test
-  # From the host: this process alone computes.
-  server = jax.tree.map(jax.device_get, state.server)
-  made = job.method.pictures and job.method.pictures(
-      server, examples, jax.random.key(0))
-  if made is not None:
-    pictures.write(job.folder / 'pictures' / f'round_{round_:05d}.png', made)
-
-
-def newest(job: Job) -> tuple[int, Any]:
-  """Returns the round of the newest checkpoint, and what it holds.
-
-  Raises:
-    FieldError: if there is none.
-  """
-  found = _restore(job, _checkpoints(job))
-  if found is None:
-    raise FieldError('workdir', job.folder, 'holds no checkpoint to evaluate.')
-  return found
-
-
-def evaluate(job: Job) -> None:
-  """Evaluates the newest checkpoint, prints it, and writes nothing."""
-  _check_folder(job)
-  round_, saved = newest(job)
-  runs = away.runs(
-      job.method, job.federations, job.seeds, job.mesh,
-      client_memory.place(job.options, job.folder), reads_only=True)
-  runs.start(saved)
-  for row in runs.scores(round_):
-    plain = metrics.to_plain(
-        {'round': row.round, 'seed': row.seed, **row.values})
-    if processes.is_first():
-      printing.say(json.dumps({'run': job.name, **plain}))

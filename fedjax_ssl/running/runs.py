@@ -23,6 +23,7 @@ from fedjax_ssl.running import (
   auto,
   convolutions,
   dealing,
+  execution,
   settings,
   spellings,
 )
@@ -94,19 +95,19 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     processes.check_same(job.facts, 'data')
   if options.eval_only:
     for job in jobs:
-      job_lib.evaluate(job)
+      execution.evaluate(job)
     return []
   runs = {}
   with contextlib.ExitStack() as stack:
     # All folders first: a refusal comes before hours of work, and no second
     # process gets between two runs.
-    places = [stack.enter_context(job_lib.open_folder(job)) for job in jobs]
+    places = [stack.enter_context(execution.open_folder(job)) for job in jobs]
     if is_new and processes.is_first():
       print(f'Working in {workdir}', file=sys.stderr)
     for job, place in zip(jobs, places, strict=True):
       try:
-        runs[job.name] = job_lib.run(job, place)
-      except job_lib.Stopped as stopped:
+        runs[job.name] = execution.run(job, place)
+      except execution.Stopped as stopped:
         if processes.is_first():
           printing.say(f'Stopped at round {stopped.round}; the same command '
                        f'with --workdir={options.workdir} continues.')
