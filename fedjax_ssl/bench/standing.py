@@ -94,11 +94,10 @@ def validation(folder: pathlib.Path) -> float:
   return float(found) if np.isfinite(found) else -math.inf
 
 
-def choose(tried: Mapping[plan.Configuration, float] | Sequence[
-    tuple[plan.Configuration, float]]) -> plan.Configuration:
+def choose(tried: Sequence[tuple[plan.Configuration, float]]
+           ) -> plan.Configuration:
   """Returns the configuration with the highest value, the first of equals."""
-  pairs = tried.items() if isinstance(tried, Mapping) else tried
-  return max(pairs, key=lambda pair: (pair[1], -pair[0].number))[0]
+  return max(tried, key=lambda pair: (pair[1], -pair[0].number))[0]
 
 
 def measure(folder: pathlib.Path, entry: plan.Entry,

@@ -225,7 +225,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
     FieldError: see `auto.decided`.
   """
   options = auto.decided(options, given, dataset)
-  own = setting.deal is dealing.own
+  own = setting.any_data
   if {'labels_per_class', 'labeled_fraction'} & set(given):
     return options
   if dealing.holders_alone(options):

@@ -150,7 +150,7 @@ def saving() -> Iterator[Callable[[], None]]:
 
   A signal that comes too late for the loop ends the process after the block. If
   the loop has saved for a signal, and ends the run with `SystemExit`, further
-  ones are ignored.
+  ones are ignored, but for a SIGINT, which ends the process at once.
   """
   global _trained
   def begin() -> None:

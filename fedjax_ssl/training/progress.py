@@ -9,6 +9,8 @@ from typing import Any, TextIO
 
 import jax
 
+from fedjax_ssl.core import seconds as seconds_lib
+
 # What JAX does once for a program, before it runs: traces, lowers, compiles.
 _ONCE = '/jax/core/compile/'
 
@@ -132,20 +134,10 @@ class Progress:
     parts = ['compiled' if self._rate is None else f'{self._rate:.3g} s/round']
     if self._rate is not None:
       left = max(self._total - self._round, 0)
-      parts.append(f'{duration(self._rate * left)} left')
+      parts.append(f'{seconds_lib.text(self._rate * left)} left')
     if self._accuracy is not None:
       parts.append(f'accuracy {self._accuracy:.4f}')
     return ', '.join(parts)
-
-
-def duration(seconds: float) -> str:
-  """Returns `45s`, `12m30s` or `3h05m`."""
-  seconds = round(seconds)
-  if seconds < 60:
-    return f'{seconds}s'
-  if seconds < 3600:
-    return f'{seconds // 60}m{seconds % 60:02d}s'
-  return f'{seconds // 3600}h{seconds % 3600 // 60:02d}m'
 
 
 def _in_notebook() -> bool:

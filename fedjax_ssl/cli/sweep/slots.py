@@ -18,6 +18,7 @@ from typing import IO
 from fedjax_ssl.cli import child
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, shares
+from fedjax_ssl.core import seconds as seconds_lib
 from fedjax_ssl.report.printing import say
 
 _TICK = 0.02  # Seconds between two looks at the processes.
@@ -198,7 +199,7 @@ class Sweep:
     if good:
       self._done += 1
       self._seconds.append(seconds)
-      self._say(f'done {cell.name} in {_duration(seconds)}')
+      self._say(f'done {cell.name} in {seconds_lib.text(seconds)}')
       return
     if again:
       self._queue.append(cell)
@@ -239,7 +240,7 @@ class Sweep:
     mean = sum(self._seconds) / len(self._seconds)
     now = time.monotonic()
     work = mean * left + sum(max(mean - (now - r.began), 0) for r in running)
-    return _duration(work / len(self._slots))
+    return seconds_lib.text(work / len(self._slots))
 
   def _line(self) -> str:
     running = sum(r is not None for r in self._slots)
@@ -273,7 +274,7 @@ class Sweep:
     rest = f', not finished {left}' if left else ''
     lines = [f'{head}{self._title}done {self._done + self._before}{before}, '
              f'failed {len(self._failed)}{rest} of {len(self._cells)} in '
-             f'{_duration(time.monotonic() - self._began)}']
+             f'{seconds_lib.text(time.monotonic() - self._began)}']
     for name, result in self._failed.items():
       count = result['attempts']
       lines.append(f'FAILED {name} ({reason(result["exit"])}, {count} '
@@ -305,10 +306,3 @@ def reason(code: int) -> str:
   if code in _TOLD and code > 0:
     return f'ended by {signal.Signals(code - 128).name}'
   return f'killed by signal {-code}' if code < 0 else f'exit {code}'
-
-
-def _duration(seconds: float) -> str:
-  minutes, rest = divmod(round(seconds), 60)
-  if minutes < 60:
-    return f'{minutes}m{rest:02d}s' if minutes else f'{rest}s'
-  return f'{minutes // 60}h{minutes % 60:02d}m'

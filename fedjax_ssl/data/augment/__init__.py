@@ -1,6 +1,7 @@
-"""Weak and strong views of images, on the device.
+"""Weak and strong views of images and of texts, on the device.
 
-A view is a pure function (key, images uint8[B, H, W, C]) -> uint8[B, H, W, C].
+A view is a pure function (key, images uint8[B, H, W, C]) -> uint8[B, H, W, C],
+or of texts, token ids int32[B, T] or vectors float16[B, T, E], to the same.
 Each image draws for itself: no output depends on another image of the batch.
 All of it runs under `jit`, `vmap` and `scan`, and no operation branches.
 """
@@ -39,6 +40,7 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
 
   Returns:
     (key, images uint8[B, H, W, C]) -> the same shape and type; C up to 4.
+    `none` and `token_dropout` take texts, see above.
 
   Raises:
     ValueError: for an unknown name, knob or value.

@@ -119,8 +119,8 @@ class Checkpoints:
       metadata: small JSON values to store with it.
 
     Raises:
-      SaveError: if the step cannot be written (full disk, no
-        permission) or a leaf is no array of numbers. Earlier steps stay.
+      SaveError: if the step cannot be written (full disk, no permission).
+      CheckpointError: if a leaf is no array of numbers. Earlier steps stay.
     """
     leaves = {}
     for name, leaf in manifest.named(tree):
