@@ -448,7 +448,7 @@ def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
   Raises:
     ValueError: if the run has no global model, or no such seed.
   """
-  from fedjax_ssl.training import disk
+  from fedjax_ssl.core import disk
   seed = next(iter(run.states)) if seed is None else seed
   run.global_model(seed)
   about = {'task': {**facts['task'], 'seeds': [seed]},

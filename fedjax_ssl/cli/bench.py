@@ -306,7 +306,7 @@ class _Bench:
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
-    from fedjax_ssl.training import disk
+    from fedjax_ssl.core import disk
     (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
     disk.replace(self._out / _CHANGED,
                  (json.dumps(self._changed) + '\n').encode())
@@ -404,12 +404,12 @@ class _Bench:
 
   def _write(self) -> dict[str, list[standing.Line]]:
     """Writes the table of all rows that are finished, and returns it."""
-    from fedjax_ssl.training import disk
+    from fedjax_ssl.core import disk
     with disk.alone(self._out / '.sweep' / f'{self._bed.name}.table'):
       return self._written()
 
   def _written(self) -> dict[str, list[standing.Line]]:
-    from fedjax_ssl.training import disk
+    from fedjax_ssl.core import disk
     found = {name: record for name, entry in self._known.items()
              if (record := self._found(entry)) is not None}
     # Another bench may have added rows meanwhile, and runs may be gone.
@@ -431,8 +431,8 @@ class _Bench:
 
   def _draw(self, lines: Mapping[str, Sequence[standing.Line]]) -> None:
     """Draws all rows in one picture, and the best rows' curves of each skew."""
+    from fedjax_ssl.core import disk
     from fedjax_ssl.report import summary
-    from fedjax_ssl.training import disk
     file = self._out / f'{self._bed.name}.svg'
     if drawn := picture.svg(lines):
       disk.replace(file, drawn)

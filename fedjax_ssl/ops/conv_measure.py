@@ -14,7 +14,6 @@ import json
 import math
 import os
 import pathlib
-import tempfile
 import time
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.ops import conv, conv_geometry
 
 # The forms that are tried, the plainest first; 'reordered' is made for XLA:CPU.
@@ -334,14 +334,6 @@ def _write(path: pathlib.Path | None,
         key: {form: taken if taken < math.inf else None
               for form, taken in forms.items()}
         for key, forms in merged.items()}, indent=1, sort_keys=True)
-    with tempfile.NamedTemporaryFile(
-        'w', dir=path.parent, suffix='.partial', delete=False) as file:
-      try:
-        file.write(text)
-        file.close()
-        os.replace(file.name, path)
-      except BaseException:
-        os.unlink(file.name)
-        raise
+    disk.replace(path, text.encode())
   except OSError:
     pass  # It is measured again next time.

@@ -8,8 +8,7 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.core import checks, imports
-from fedjax_ssl.training import disk
+from fedjax_ssl.core import checks, disk, imports
 from fedjax_ssl.training import workdir as workdir_lib
 
 # Flags that say where a run is and not what it is, or belong to one process.

@@ -10,6 +10,7 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.report import (
   charts,
   clients,
@@ -22,7 +23,7 @@ from fedjax_ssl.report import (
   tables,
 )
 from fedjax_ssl.report.text import plain
-from fedjax_ssl.training import disk, environment, workdir
+from fedjax_ssl.training import environment, workdir
 
 _CURVES = ('classes', 'clients')  # Charts that have a heading of their own.
 

@@ -9,7 +9,7 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.core import checks, registry
+from fedjax_ssl.core import checks, disk, registry
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import (
   command,
@@ -21,7 +21,6 @@ from fedjax_ssl.report import (
 )
 from fedjax_ssl.report.text import plain
 from fedjax_ssl.training import (
-  disk,
   environment,
   metric_names,
   metrics,

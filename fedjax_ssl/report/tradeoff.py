@@ -8,8 +8,8 @@ import pathlib
 
 import numpy as np
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.report import summary, verdict
-from fedjax_ssl.training import disk
 
 _FAR_APART = 50  # Largest over smallest epsilon.
 _STYLES = ('-', '-.', ':')

@@ -32,8 +32,8 @@ import zlib
 import jax
 import numpy as np
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.core.types import PyTree
-from fedjax_ssl.training import disk
 
 KINDS = ('device', 'host', 'disk')
 FOLDER = 'memory'  # Of a run on disk.

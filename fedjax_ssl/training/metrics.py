@@ -23,7 +23,8 @@ from typing import Any
 from absl import logging
 import numpy as np
 
-from fedjax_ssl.training import disk, metric_names, trackers
+from fedjax_ssl.core import disk
+from fedjax_ssl.training import metric_names, trackers
 from fedjax_ssl.training.checkpoint import sealed
 
 METRICS = 'metrics.jsonl'

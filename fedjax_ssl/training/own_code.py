@@ -14,8 +14,7 @@ import pathlib
 import sys
 from typing import Any
 
-from fedjax_ssl.core import imports, registry
-from fedjax_ssl.training import disk
+from fedjax_ssl.core import disk, imports, registry
 
 FOLDER = 'code'
 _VERSION = 'version '  # Before that of a package, in place of a hash.

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_ssl.training import disk
+from fedjax_ssl.core import disk
 
 _GAP = 1  # White pixels between images.
 _LEAST_SIDE = 56  # Of an image on the page; smaller ones are enlarged.

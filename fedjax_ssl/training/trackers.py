@@ -23,7 +23,7 @@ import uuid
 
 from absl import logging
 
-from fedjax_ssl.training import disk
+from fedjax_ssl.core import disk
 
 Row = Mapping[str, Any]
 # Name: the package that it needs.

@@ -25,8 +25,9 @@ from typing import Any
 
 from absl import logging
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.training import changes as changes_lib
-from fedjax_ssl.training import disk, environment, processes
+from fedjax_ssl.training import environment, processes
 
 CONFIG = 'config.json'
 FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.

@@ -23,8 +23,7 @@ from typing import Any
 
 from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
-from fedjax_ssl.core import imports
-from fedjax_ssl.training import disk
+from fedjax_ssl.core import disk, imports
 
 _MOST_FLAGS = 1000  # Of one command line.
 

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pathlib
-import tempfile
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.data import files
 
 _FORMAT = 1
@@ -109,19 +110,9 @@ def save_partition(path: str | os.PathLike[str], partition: Partition, *,
       hash=np.str_(partition_hash(partition)),
       num_clients=np.int64(-1 if num_clients is None else num_clients),
       data=np.str_('' if labels is None else _fingerprint(labels)))
-  handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
-  try:
-    with os.fdopen(handle, 'wb') as file:
-      np.savez_compressed(file, **arrays)
-      file.flush()
-      os.fsync(file.fileno())
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(temporary, 0o666 & ~mask)  # Like any other file of a run.
-    os.replace(temporary, path)
-  except BaseException:
-    pathlib.Path(temporary).unlink(missing_ok=True)
-    raise
+  whole = io.BytesIO()
+  np.savez_compressed(whole, **arrays)
+  disk.replace(path, whole.getvalue())
 
 
 def _by_hand(arrays: dict[str, np.ndarray], num_examples: int,

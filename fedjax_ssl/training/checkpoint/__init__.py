@@ -42,7 +42,8 @@ from absl import logging
 import jax
 import numpy as np
 
-from fedjax_ssl.training import disk, processes
+from fedjax_ssl.core import disk
+from fedjax_ssl.training import processes
 from fedjax_ssl.training.checkpoint import manifest, sealed
 
 PyTree = Any
