@@ -197,6 +197,31 @@ def test_the_geometric_median_has_the_least_distances():
     assert total(got) <= total(got + rng.normal(size=7) * 0.01) + 1e-4
 
 
+@pytest.mark.parametrize('name', ROBUST)
+@pytest.mark.parametrize('broken', [np.nan, np.inf, -np.inf])
+def test_a_broken_row_breaks_no_result(name, broken):
+  """One number of a row that is not finite leaves the result near the others.
+
+  If all rows are broken, so is the result.
+  """
+  rows, weights = attacked(3, 0.0, False)
+  rows['a'][0, 1] = broken
+  rows['b'][0] = -50
+  got = as_array(jax.tree.map(lambda x: x[None], ROBUST[name](rows, weights)))
+  honest = as_array(take(rows, slice(1, None)))
+  assert np.isfinite(got).all()
+  assert (np.abs(got) <= np.abs(honest).max() + 1e-6).all()
+  all_broken = jax.tree.map(lambda x: np.full_like(x, np.nan), rows)
+  assert not np.isfinite(as_array(jax.tree.map(
+      lambda x: x[None], ROBUST[name](all_broken, weights)))).any()
+
+
+@pytest.mark.parametrize('name', ROBUST)
+def test_an_infinite_weight_is_refused(name):
+  with pytest.raises(ValueError, match='weights holds inf; allowed is 0 or'):
+    ROBUST[name](jnp.ones((3, 2)), np.array([1, np.inf, 1]))
+
+
 @pytest.mark.parametrize('rule, knobs', [
     (aggregation.trimmed_mean, {'trim': 0.5}),
     (aggregation.trimmed_mean, {'trim': -0.1}),

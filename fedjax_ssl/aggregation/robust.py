@@ -4,7 +4,9 @@ A weight is a number of votes: a row of weight 2 acts as two equal rows of
 weight 1, and a row of weight 0 is absent. Only Krum's scores are the same
 whatever the positive weights. Clients report their own weights: where they may
 lie about their numbers of examples, give all the same weight. The length of a
-row is its norm over all leaves.
+row is its norm over all leaves. A row with a number that is not finite is
+broken: it is as far from the others as can be, and no such number enters a
+result that other rows can give.
 """
 from __future__ import annotations
 
@@ -45,6 +47,14 @@ def _checked_rows(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
   return wide, weights
 
 
+def _whole(rows: Any, weights: jax.Array) -> jax.Array:
+  """Returns bool[K], rows whose numbers are all finite; all, if none is."""
+  whole = weights > 0
+  for x in jax.tree.leaves(rows):
+    whole &= jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+  return whole | ~whole.any()
+
+
 def _in_dtypes_of(result: Any, stacked: Tree) -> Tree:
   """Returns the result in the dtypes of the leaves."""
   narrow: Tree = jax.tree.map(
@@ -74,7 +84,7 @@ def _weighted_median(x: jax.Array, weights: jax.Array) -> jax.Array:
   return jnp.where(total > 0, lower / 2 + upper / 2, 0)
 
 
-@jit(weights=arguments.NOT_NEGATIVE)
+@jit(weights=arguments.WEIGHTS)
 def median(stacked: Tree, weights: Array) -> Tree:
   """Takes the weighted median, number by number.
 
@@ -97,7 +107,7 @@ def median(stacked: Tree, weights: Array) -> Tree:
       jax.tree.map(lambda x: _weighted_median(x, weights), wide), stacked)
 
 
-@jit('trim', weights=arguments.NOT_NEGATIVE)
+@jit('trim', weights=arguments.WEIGHTS)
 def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
   """Averages each number without its largest and its smallest values.
 
@@ -132,13 +142,15 @@ def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
     # A tiny weight that only rounding has left could multiply a huge number.
     left = jnp.where(left > _ROUNDING * total, left, 0)
     kept = left.sum(0)
+    # What is left out may be infinite, or no number.
+    value = jnp.where(left > 0, value, 0)
     return jnp.sum(left / jnp.where(kept > 0, kept, 1) * value, axis=0)
 
   return _in_dtypes_of(jax.tree.map(one, wide), stacked)
 
 
 def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
-  """Krum's score of each row, infinite for absent ones."""
+  """Krum's score of each row, infinite for absent and broken ones."""
   size = present.shape[0]
   def squares(i: jax.Array) -> jax.Array:
     gaps = jax.tree.map(lambda x: x - x[i], rows)
@@ -149,7 +161,8 @@ def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
   nearest = jnp.sort(jax.lax.map(squares, jnp.arange(size)), axis=1)
   count = jnp.maximum(present.sum() - hostile - 2, 1)
   counts = (jnp.arange(size) < count) & jnp.isfinite(nearest)
-  return jnp.where(present, jnp.where(counts, nearest, 0).sum(1), jnp.inf)
+  return jnp.where(present & _whole(rows, present),
+                   jnp.where(counts, nearest, 0).sum(1), jnp.inf)
 
 
 def _of_best(stacked: Tree, weights: Array, share: float, several: bool
@@ -164,12 +177,12 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
   scores = jax.lax.stop_gradient(_scores(wide, present, hostile))
   last = jnp.maximum(number - hostile, 1) - 1 if several else 0
   # Equal scores are taken together: the order of the rows decides nothing.
-  chosen = present & (scores <= jnp.sort(scores)[last])
+  chosen = present & (scores <= jnp.sort(scores)[last]) & _whole(wide, weights)
   return _in_dtypes_of(combined(wide, shares_of(jnp.where(chosen, weights, 0))),
                 stacked)
 
 
-@jit('share', weights=arguments.NOT_NEGATIVE)
+@jit('share', weights=arguments.WEIGHTS)
 def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   r"""Takes the row that is nearest to its neighbours.
 
@@ -200,7 +213,7 @@ def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=False)
 
 
-@jit('share', weights=arguments.NOT_NEGATIVE)
+@jit('share', weights=arguments.WEIGHTS)
 def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   """Averages the n - f rows with the best scores of `krum`, by weight.
 
@@ -224,7 +237,7 @@ def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=True)
 
 
-@jit('steps', weights=arguments.NOT_NEGATIVE,
+@jit('steps', weights=arguments.WEIGHTS,
      smoothing=arguments.POSITIVE)
 def geometric_median(stacked: Tree, weights: Array, *,
                      smoothing: Scalar = 1e-6, steps: int = 8) -> Tree:
@@ -254,6 +267,8 @@ def geometric_median(stacked: Tree, weights: Array, *,
   if steps < 1:
     raise ValueError(f'steps is {steps}; allowed is 1 or more.')
   wide, weights = _checked_rows(stacked, weights)
+  start = jax.tree.map(lambda x: _weighted_median(x, weights), wide)
+  weights = jnp.where(_whole(wide, weights), weights, 0)
 
   def nearer(_: Any, point: Any) -> Any:
     gaps = jax.tree.map(lambda x, y: x - y, wide, point)
@@ -263,11 +278,10 @@ def geometric_median(stacked: Tree, weights: Array, *,
     nearest = jnp.min(away, initial=_LARGEST)
     return combined(wide, shares_of(weights * (nearest / away)))
 
-  start = jax.tree.map(lambda x: _weighted_median(x, weights), wide)
   return _in_dtypes_of(jax.lax.fori_loop(0, steps, nearer, start), stacked)
 
 
-@jit(weights=arguments.NOT_NEGATIVE, max_norm=arguments.POSITIVE)
+@jit(weights=arguments.WEIGHTS, max_norm=arguments.POSITIVE)
 def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
                  ) -> Tree:
   """Averages the rows, those longer than `max_norm` scaled down to it.
@@ -291,6 +305,7 @@ def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
     https://arxiv.org/abs/1911.07963.
   """
   wide, weights = _checked_rows(stacked, weights)
+  weights = jnp.where(_whole(wide, weights), weights, 0)
   length = row_lengths(wide, weights.shape[0])
   factor = jnp.where(length > max_norm,
                      max_norm / jnp.where(length > 0, length, 1), 1)

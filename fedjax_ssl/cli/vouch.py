@@ -31,7 +31,9 @@ def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
         env={**os.environ, 'PYTHONPATH': os.pathsep.join(
             filter(None, sys.path))})
     if done.returncode:
-      raise ValueError((done.stderr.strip().splitlines() or [entry.method])[-1])
+      said = (done.stderr.strip().splitlines() or ['it cannot be made'])[-1]
+      raise ValueError(said if entry.method in said else
+                       f'ROW={entry.method}: {said}')
 
 
 def _make(bed: str, *texts: str) -> None:
@@ -48,5 +50,7 @@ def _make(bed: str, *texts: str) -> None:
 if __name__ == '__main__':
   try:
     _make(*sys.argv[1:])
-  except Exception as error:
-    sys.exit(' '.join(str(error).split()) or type(error).__name__)
+  except (Exception, SystemExit) as error:
+    at = f' (at {imports.where(error)})' if imports.where(error) else ''
+    said = str(error) if isinstance(error, ValueError) else imports.said(error)
+    sys.exit(' '.join(said.split()) + at)

@@ -56,9 +56,11 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   if isinstance(node, ast.Name):
     return node.id, {}
   if (not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name)
-      or node.args or any(k.arg is None for k in node.keywords)
-      or len({k.arg for k in node.keywords}) < len(node.keywords)):
+      or node.args or any(k.arg is None for k in node.keywords)):
     raise ValueError(form)
+  given = [k.arg for k in node.keywords]
+  if twice := [knob for knob in given if given.count(knob) > 1]:
+    raise ValueError(f'{text!r} gives {twice[0]} twice.')
   try:
     knobs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
   except (ValueError, TypeError, MemoryError, RecursionError):
@@ -399,7 +401,7 @@ def naming(kind: str, text: str, own: Callable[[str], bool]
     raise checks.FieldError(kind, text, str(error)) from error
   except (OSError, MemoryError):
     raise  # Of the system, not of this code.
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     if not own(text):
       raise
     raise checks.FieldError(kind, text, imports.said(error)) from error

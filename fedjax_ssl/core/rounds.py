@@ -310,7 +310,7 @@ def client_pass(
   `Update.counts`, exceeds `task.max_update_norm`. A broken update gets weight
   0, its client keeps the old memory, and `num_rejected` counts it. An
   aggregation that makes a finite number of the server's record infinite or NaN
-  is counted there too, and the record stays as it was.
+  is counted there too, the record stays as it was, and nobody took part.
 
   A client's metric that is not finite, or beyond `types.MEASURABLE`, counts as
   not measured.
@@ -427,8 +427,10 @@ def _aggregate_or_keep(parts: _ClientPass, server: PyTree, groups: _Group,
       server, groups.messages, groups.results, groups.members, context, key)
   broken = tree.lost(server, after)
   rejected = groups.metrics['num_rejected'] + broken.astype(jnp.float32)
+  counted = jnp.where(broken, 0, groups.metrics['num_participants'])
   return (tree.where(broken, server, after),
-          {**groups.metrics, **more, 'num_rejected': rejected})
+          {**groups.metrics, **more, 'num_rejected': rejected,
+           'num_participants': counted})
 
 
 def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,

@@ -89,8 +89,10 @@ def visible(logits: Array, mask: Array) -> jax.Array:
 
 def unit_rows(x: Array) -> jax.Array:
   """Scales rows float[B, F] to length 1; a row of zeros stays one."""
-  x = jnp.asarray(x)
-  return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + _LEAST)
+  # The square of a number above 255 is infinite in float16.
+  wide = at_least_float32(x)
+  unit = wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + _LEAST)
+  return unit.astype(jnp.result_type(x))
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

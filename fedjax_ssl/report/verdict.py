@@ -71,7 +71,8 @@ def _absurd(row: Mapping[str, Any]) -> str:
       return f'{title} not finite'
     if row[name] > most:
       return f'{title} {row[name]:.2g}'
-  if row.get('num_rejected') and row.get('train_loss', 0) is None:
+  if row.get('num_rejected') and (row.get('train_loss', 0) is None
+                                  or row.get('num_participants') == 0):
     return 'every update was broken and left out'
   return ''
 

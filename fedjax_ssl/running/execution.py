@@ -212,9 +212,9 @@ class _Recorder:
   def say_left_out(self) -> None:
     """Says how many updates this start left out, if any were."""
     if self._warned:
-      print(f'{self._job.name}: {self._left_out} updates were left out ' + (
-          f'since round {self._since}.' if self._since else 'in all.'),
-            file=self.stream)
+      since = f'since round {self._since}' if self._since else 'in all'
+      print(f'{self._job.name}: {self._left_out} updates or means of them were '
+            f'left out {since}.', file=self.stream)
 
   def _write(self, row: loop.Row, times: Mapping[str, Any] | None = None
              ) -> metrics.Row:
@@ -229,9 +229,9 @@ class _Recorder:
     self._left_out += written.get('num_rejected', 0)
     if self._left_out and not self._warned:
       self._warned = True
-      print(f'{self._job.name}: {self._left_out} updates left out from round '
-            f'{self._since + 1} to {row.round}: NaN, infinite, or beyond '
-            '--max_update_norm.', file=self.stream)
+      print(f'{self._job.name}: {self._left_out} updates or means of them left '
+            f'out from round {self._since + 1} to {row.round}: NaN, infinite, '
+            'or beyond --max_update_norm.', file=self.stream)
     self._accuracies.append(float(row.values['accuracy']))
     if row.seed == self._job.seeds[-1]:
       bar.update(row.round, float(np.mean(self._accuracies)))

@@ -82,7 +82,8 @@ _FIRST = (
     Metric('num_rejected', 'count', 'broken updates left out since the '
            "previous row, a server's own and broken means of updates included"),
     Metric('num_participants', 'number',
-           'clients with nonzero weight, mean over rounds'),
+           'clients with nonzero weight, 0 where the result was broken; mean '
+           'over rounds'),
     Metric('forward_passes', 'number', 'examples sent through the network, per '
            'client and round, in local training; of every network of the '
            'client'),

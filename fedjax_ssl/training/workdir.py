@@ -262,6 +262,10 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
              flags: Mapping[str, Any], allow: Collection[str]
              ) -> changes_lib.Changes:
   """Returns the changes of flags, all of which are allowed."""
+  known = stored['flags'].get('num_rounds', 0)
+  if not isinstance(known, int):
+    raise WorkdirError(f'{folder / CONFIG} is damaged: its num_rounds is '
+                       f'{known!r}.')
   changes = changes_lib.between(stored['flags'], flags)
   refused = {k: v for k, v in changes.items()
              if k not in allow or not _may_become(k, *v)}
@@ -303,7 +307,7 @@ def _merged(folder: pathlib.Path, known: Mapping[str, Any],
 def _may_become(name: str, old: Any, new: Any) -> bool:
   if name != 'num_rounds':
     return True
-  return isinstance(new, int) and (not isinstance(old, int) or new >= old)
+  return isinstance(new, int) and isinstance(old, int) and new >= old
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

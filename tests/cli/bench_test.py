@@ -358,6 +358,13 @@ def test_refuses_a_method_that_makes_none(bench, out, tmp_path):
   (tmp_path / 'mine.py').write_text('def mine(task):\n  return None\n')
   code, _, errors = bench('clients', f'{tmp_path}/mine.py:mine')
   assert code == 2 and 'mine.py:mine: gives no Method' in errors
+  for body, said in (('return {}[task.seed]', "AttributeError: 'Task' object"),
+                     ("raise KeyError('x')", "KeyError: 'x'"),
+                     ('raise SystemExit(0)', 'SystemExit: 0')):
+    (tmp_path / 'mine.py').write_text(f'def mine(task):\n  {body}\n')
+    code, _, errors = bench('clients', f'{tmp_path}/mine.py:mine')
+    assert code == 2 and f'ROW={tmp_path}/mine.py:mine: {said}' in errors
+    assert 'mine.py:2)' in errors and len(errors.splitlines()) == 1
   assert not out.exists()
 
 

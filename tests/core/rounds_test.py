@@ -229,9 +229,11 @@ def test_a_record_never_stops_being_finite(relay):
   after, metrics = run(one, state()._replace(server=first))
   assert after.server == (1e30, jnp.inf)
   assert metrics['num_rejected'] == (1 if relay else 0)
+  assert metrics['num_participants'] == (1 if relay else 2)
   after, metrics = run(one, after)
   assert after.server == (1e30, jnp.inf)
   assert metrics['num_rejected'] == (2 if relay else 1)
+  assert metrics['num_participants'] == 0
 
 
 def test_odd_metrics_of_a_client_do_not_count():

@@ -5,6 +5,7 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -129,3 +130,13 @@ def test_numbers_that_turn_a_loss_around_are_refused(
           match=f'{name} is .*; allowed is {allowed}')
   # One that JAX holds is not read.
   jax.eval_shape(lambda x: function(**{name: x}), np.float32(value))
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'float32'])
+@pytest.mark.parametrize('scale', [300.0, 1.0, 1e-2])
+def test_unit_rows_have_length_one_in_every_type(dtype, scale):
+  rows = jnp.asarray([[3, 4, 0], [0, 0, 0], [-1, 1, 1]], dtype) * scale
+  unit = losses.unit_rows(rows)
+  assert unit.dtype == rows.dtype
+  np.testing.assert_allclose(np.linalg.norm(
+      np.asarray(unit, np.float32), axis=-1), [1, 0, 1], atol=5e-3)

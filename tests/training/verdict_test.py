@@ -41,7 +41,8 @@ def test_sound_rows_have_none(row):
     ({'loss': None}, 'loss not finite'), ({'loss': 7.6e10}, 'loss 7.6e+10'),
     ({'largest_weight': None}, 'largest weight not finite'),
     ({'largest_weight': 2e9}, 'largest weight 2e+09'),
-    ({'num_rejected': 8, 'train_loss': None}, 'every update')])
+    ({'num_rejected': 8, 'train_loss': None}, 'every update'),
+    ({'num_rejected': 2, 'num_participants': 0.0}, 'every update')])
 def test_diverged_rows(change, word):
   found = verdict.of(SOUND | change)
   assert found is not None
