@@ -266,17 +266,17 @@ def geometric_median(stacked: Tree, weights: Array, *,
   """
   if steps < 1:
     raise ValueError(f'steps is {steps}; allowed is 1 or more.')
-  wide, weights = _checked_rows(stacked, weights)
-  start = jax.tree.map(lambda x: _weighted_median(x, weights), wide)
-  weights = jnp.where(_whole(wide, weights), weights, 0)
+  wide, given = _checked_rows(stacked, weights)
+  start = jax.tree.map(lambda x: _weighted_median(x, given), wide)
+  counted = jnp.where(_whole(wide, given), given, 0)
 
   def nearer(_: Any, point: Any) -> Any:
     gaps = jax.tree.map(lambda x, y: x - y, wide, point)
-    away = row_norms(gaps, weights.shape[0], 'global_norm')
+    away = row_norms(gaps, counted.shape[0], 'global_norm')
     away = jnp.where(
-        weights > 0, jnp.clip(away, smoothing, _LARGEST), _LARGEST)
+        counted > 0, jnp.clip(away, smoothing, _LARGEST), _LARGEST)
     nearest = jnp.min(away, initial=_LARGEST)
-    return combined(wide, shares_of(weights * (nearest / away)))
+    return combined(wide, shares_of(counted * (nearest / away)))
 
   return _in_dtypes_of(jax.lax.fori_loop(0, steps, nearer, start), stacked)
 
