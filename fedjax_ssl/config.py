@@ -138,7 +138,8 @@ class Config:
       20, 'Clients of the federation.', _whole(1))
   num_labeled_clients: int = _option(
       -1, 'The first so many clients hold labels; -1 where the setting has '
-      'no such rule.', _whole(-1))
+      'no such rule; in labeled_clients then every client knows '
+      'labeled_fraction of its own.', _whole(-1))
   num_partly_labeled_clients: int = _option(
       0, 'Of labeled_clients: so many clients after the num_labeled_clients '
       'with all their labels know labeled_fraction of their own.', _whole(0))

@@ -33,6 +33,8 @@ _TRAINING = ('train', 'evaluate', 'repeat')
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command of `fedjax-ssl`; returns the exit code.
 
+  Those that train or evaluate end the process instead, see `run_setting`.
+
   Args:
     argv: the command and what follows it; default: the process's own.
   """
@@ -80,8 +82,8 @@ def _begin(may_restart: bool) -> None:
   """Takes huge pages, and lets signals end this process from now on.
 
   Called only if the command is the whole process. A process that calls `main`
-  with arguments of its own goes on after it, so there `train.main` handles
-  signals, and gives them back when it returns.
+  with arguments of its own may go on after it, by catching `SystemExit`, so
+  there `train.main` handles signals, and gives them back at its end.
 
   Args:
     may_restart: whether nothing has been done that would be done twice.

@@ -25,7 +25,7 @@ record them. Flags after `--` change every run; the page then says that it is
 not the bench, and later commands for this folder must have the same. `--status`
 takes them and --configurations from the folder where they are not given. Exit
 code 1: some run failed, and its row stands only where it has a result; 2:
-refused; 130: interrupted.
+refused; 130 and 143: ended by SIGINT and SIGTERM.
 """
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ fedjax-ssl tables --table=feddure1 --data_dir=DIR --budget_minutes=120
 fedjax-ssl tables --table=feddure1 --data_dir=DIR --budget_minutes=30 \
     --variant=short -- --num_rounds=60 --model=cnn --norm=auto
 
-The tables are in `fedjax_ssl/papers/tables/`, one file for each paper. Without
---table, --write_flagfiles writes the headline cells of all papers, one folder
-for each paper. With --check it only says which of these files differ from the
+The tables are in `fedjax_ssl/papers/tables/`, a file a paper or setting.
+Without --table, --write_flagfiles writes the headline cells, a folder a paper
+that has some. With --check it only says which of these files differ from the
 tables.
 
 With a budget, the cells that tell most are run first, one seed of each before

@@ -39,7 +39,8 @@ class Setting(NamedTuple):
   def text(self) -> str:
     """Returns what --help says above the flags."""
     return (f'{self.about}\n\n{self.source}\n\n'
-            f'fedjax-ssl train {self.name} --data_dir=DIR')
+            f'fedjax-ssl train {self.name} --data_dir=DIR'
+            + ' --dataset=NAME' * self.any_data)
 
 
 def defaults_of(name: str) -> dict[str, Any]:
