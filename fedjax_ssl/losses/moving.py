@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import arguments
 from fedjax_ssl.losses.rows import Array, at_least_float32, Scalar
 
 
@@ -97,9 +98,14 @@ def freematch_thresholds(confidence: Scalar, shares: Array) -> jax.Array:
   Returns:
     float32[C]; the class predicted most has tau.
 
+  Raises:
+    ValueError: for a confidence beyond [0, 1], or a negative share.
+
   References:
     Wang et al., FreeMatch, https://arxiv.org/abs/2205.07246.
   """
+  arguments.check_number('confidence', confidence, arguments.SHARE)
+  arguments.check_number('shares', shares, arguments.NOT_NEGATIVE)
   shares = at_least_float32(shares)
   most = jnp.maximum(shares.max(), jnp.finfo(shares.dtype).tiny)
   return shares / most * confidence
@@ -118,9 +124,14 @@ def softmatch_weights(confidences: Array, mean: Scalar, variance: Scalar, *,
   Returns:
     float32[B]; 1 from the mean on.
 
+  Raises:
+    ValueError: for a negative variance or number of deviations.
+
   References:
     Chen et al., SoftMatch, https://arxiv.org/abs/2301.10921.
   """
+  arguments.check_number('variance', variance, arguments.NOT_NEGATIVE)
+  arguments.check_number('num_sigmas', num_sigmas, arguments.NOT_NEGATIVE)
   below = num_sigmas * jnp.minimum(at_least_float32(confidences) - mean, 0)
   least = jnp.finfo(below.dtype).tiny
   return jnp.exp(-jnp.square(below) / jnp.maximum(2 * variance, least))

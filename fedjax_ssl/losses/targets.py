@@ -219,11 +219,14 @@ def tsa_threshold(step: Scalar, num_steps: Scalar, *, num_classes: int,
     keeps every row.
 
   Raises:
-    ValueError: for another schedule.
+    ValueError: for another schedule, or numbers of steps or classes that are
+      not above 0.
 
   References:
     Xie et al., UDA, https://arxiv.org/abs/1904.12848.
   """
+  arguments.check_number('num_steps', num_steps, arguments.POSITIVE)
+  arguments.check_number('num_classes', num_classes, arguments.POSITIVE)
   check_choice('schedule', schedule, ('linear', 'exp', 'log'))
   time = jnp.clip(jnp.asarray(step, jnp.float32) / num_steps, 0, 1)
   missing = {'linear': 1 - time, 'exp': 1 - jnp.exp(5 * (time - 1)),
@@ -250,11 +253,14 @@ def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
     float32[C]; zeros while nothing is confident.
 
   Raises:
-    ValueError: for another mapping.
+    ValueError: for another mapping, or a negative number.
 
   References:
     Zhang et al., FlexMatch, https://arxiv.org/abs/2110.08263.
   """
+  for name, value in (('counts', counts), ('threshold', threshold),
+                      ('num_unused', num_unused)):
+    arguments.check_number(name, value, arguments.NOT_NEGATIVE)
   check_choice('mapping', mapping, ('convex', 'linear'))
   counts = jnp.asarray(counts, jnp.float32)
   most = jnp.maximum(counts.max(), num_unused)
@@ -274,12 +280,14 @@ def mixup(lam: Scalar, a: PyTree, b: PyTree) -> PyTree:
     The pytree in float32.
 
   Raises:
-    ValueError: if structures or shapes differ, or for `lam` of another shape.
+    ValueError: if structures or shapes differ, or for `lam` of another shape or
+      beyond [0, 1].
 
   References:
     Zhang et al., mixup, https://arxiv.org/abs/1710.09412.
   """
   arguments.check_alike(a=a, b=b)
+  arguments.check_number('lam', lam, arguments.SHARE)
 
   def blend(x: Array, y: Array) -> jax.Array:
     if jnp.ndim(lam):
@@ -306,12 +314,13 @@ def mixup_ratio(key: Array, shape: tuple[int, ...] = (), *,
     float32[shape] in [0, 1].
 
   Raises:
-    ValueError: for an alpha that is not above 0.
+    ValueError: for an alpha that is not above 0 and finite.
 
   References:
     Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 8 and 9.
   """
   arguments.check_number('alpha', alpha, arguments.POSITIVE)
+  arguments.check_number('alpha', alpha, arguments.WEIGHTS)  # No infinity.
   # Both gamma variables from one draw: `jax.random.beta` compiles two samplers,
   # each of which takes seconds.
   logs = jax.random.loggamma(key, alpha, (2, *shape))

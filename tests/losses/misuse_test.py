@@ -123,6 +123,17 @@ def test_shapes_that_broadcast_are_refused(function, args, match):
      'above 0'),
     (functools.partial(losses.mixup_ratio, jax.random.key(0)), 'alpha', 0.0,
      'above 0'),
+    (functools.partial(losses.mixup_ratio, jax.random.key(0)), 'alpha', np.inf,
+     '0 or more and finite'),
+    (functools.partial(losses.mixup, a=Z, b=Z), 'lam', 2.0, '0 to 1'),
+    (functools.partial(losses.tsa_threshold, 0, num_classes=10), 'num_steps',
+     0, 'above 0'),
+    (functools.partial(losses.freematch_thresholds, shares=HOT[0]),
+     'confidence', -1.0, '0 to 1'),
+    (functools.partial(losses.softmatch_weights, Z[0], 0.5), 'variance', -1.0,
+     '0 or more'),
+    (functools.partial(losses.flexmatch_thresholds, HOT[0]), 'threshold', -0.5,
+     '0 or more'),
     (functools.partial(losses.proximal, Z, Z), 'mu', -0.1, '0 or more')])
 def test_numbers_that_turn_a_loss_around_are_refused(
     function, name, value, allowed):
