@@ -11,7 +11,7 @@ import numpy as np
 # What a number may be, in words, and whether one is it; NaN never is.
 Range = tuple[str, Callable[[Any], Any]]
 NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
-WEIGHTS: Range = ('0 or more and finite', lambda x: (x >= 0) & (x < np.inf))
+FINITE: Range = ('0 or more and finite', lambda x: (x >= 0) & (x < np.inf))
 POSITIVE: Range = ('above 0', lambda x: x > 0)
 SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
 

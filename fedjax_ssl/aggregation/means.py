@@ -84,7 +84,7 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
   return count, jnp.where(labeled, labeled_multiplier, 1.0).astype(jnp.float32)
 
 
-@jit('axis_name', weights=arguments.WEIGHTS)
+@jit('axis_name', weights=arguments.FINITE)
 def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
                   ) -> Tree:
   r"""Computes the mean of the rows: :math:`\sum_k w_k x_k / \sum_k w_k`.
@@ -111,7 +111,7 @@ def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
       stacked, shares_of(weights, axis_name=axis_name), axis_name=axis_name)
 
 
-@jit('axis_name', scores=arguments.WEIGHTS)
+@jit('axis_name', scores=arguments.FINITE)
 def reliability_weighted_mean(stacked: Tree, scores: Array, *,
                               axis_name: Axis = None) -> Tree:
   r"""Weighs clients by how good their models are: :math:`w_k = s_k/\sum_j s_j`.
@@ -134,7 +134,7 @@ def reliability_weighted_mean(stacked: Tree, scores: Array, *,
   return weighted_mean(stacked, scores, axis_name=axis_name)
 
 
-@jit('distance', 'axis_name', num_examples=arguments.WEIGHTS,
+@jit('distance', 'axis_name', num_examples=arguments.FINITE,
      beta=arguments.NOT_NEGATIVE,
      labeled_multiplier=arguments.NOT_NEGATIVE)
 def distance_reweighted_mean(
@@ -208,7 +208,7 @@ def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
   return order[:, :size].astype(jnp.int32)
 
 
-@jit('distance', num_examples=arguments.WEIGHTS,
+@jit('distance', num_examples=arguments.FINITE,
      beta=arguments.NOT_NEGATIVE, labeled_multiplier=arguments.NOT_NEGATIVE,
      first_multiplier=arguments.NOT_NEGATIVE)
 def sub_consensus_mean(

@@ -84,7 +84,7 @@ def _weighted_median(x: jax.Array, weights: jax.Array) -> jax.Array:
   return jnp.where(total > 0, lower / 2 + upper / 2, 0)
 
 
-@jit(weights=arguments.WEIGHTS)
+@jit(weights=arguments.FINITE)
 def median(stacked: Tree, weights: Array) -> Tree:
   """Takes the weighted median, number by number.
 
@@ -107,7 +107,7 @@ def median(stacked: Tree, weights: Array) -> Tree:
       jax.tree.map(lambda x: _weighted_median(x, weights), wide), stacked)
 
 
-@jit('trim', weights=arguments.WEIGHTS)
+@jit('trim', weights=arguments.FINITE)
 def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
   """Averages each number without its largest and its smallest values.
 
@@ -150,7 +150,7 @@ def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
 
 
 def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
-  """Krum's score of each row, infinite for absent and broken ones."""
+  """Krum's score of each row, infinite for absent ones."""
   size = present.shape[0]
   def squares(i: jax.Array) -> jax.Array:
     gaps = jax.tree.map(lambda x: x - x[i], rows)
@@ -161,8 +161,7 @@ def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
   nearest = jnp.sort(jax.lax.map(squares, jnp.arange(size)), axis=1)
   count = jnp.maximum(present.sum() - hostile - 2, 1)
   counts = (jnp.arange(size) < count) & jnp.isfinite(nearest)
-  return jnp.where(present & _whole(rows, present),
-                   jnp.where(counts, nearest, 0).sum(1), jnp.inf)
+  return jnp.where(present, jnp.where(counts, nearest, 0).sum(1), jnp.inf)
 
 
 def _of_best(stacked: Tree, weights: Array, share: float, several: bool
@@ -174,15 +173,17 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
   present = weights > 0
   number = present.sum()
   hostile = jnp.ceil(share * number - 1e-3).astype(jnp.int32)
-  scores = jax.lax.stop_gradient(_scores(wide, present, hostile))
+  whole = _whole(wide, weights)
+  scores = jnp.where(whole, jax.lax.stop_gradient(
+      _scores(wide, present, hostile)), jnp.inf)
   last = jnp.maximum(number - hostile, 1) - 1 if several else 0
   # Equal scores are taken together: the order of the rows decides nothing.
-  chosen = present & (scores <= jnp.sort(scores)[last]) & _whole(wide, weights)
+  chosen = present & (scores <= jnp.sort(scores)[last]) & whole
   return _in_dtypes_of(combined(wide, shares_of(jnp.where(chosen, weights, 0))),
                 stacked)
 
 
-@jit('share', weights=arguments.WEIGHTS)
+@jit('share', weights=arguments.FINITE)
 def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   r"""Takes the row that is nearest to its neighbours.
 
@@ -213,7 +214,7 @@ def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=False)
 
 
-@jit('share', weights=arguments.WEIGHTS)
+@jit('share', weights=arguments.FINITE)
 def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   """Averages the n - f rows with the best scores of `krum`, by weight.
 
@@ -237,7 +238,7 @@ def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   return _of_best(stacked, weights, share, several=True)
 
 
-@jit('steps', weights=arguments.WEIGHTS,
+@jit('steps', weights=arguments.FINITE,
      smoothing=arguments.POSITIVE)
 def geometric_median(stacked: Tree, weights: Array, *,
                      smoothing: Scalar = 1e-6, steps: int = 8) -> Tree:
@@ -281,7 +282,7 @@ def geometric_median(stacked: Tree, weights: Array, *,
   return _in_dtypes_of(jax.lax.fori_loop(0, steps, nearer, start), stacked)
 
 
-@jit(weights=arguments.WEIGHTS, max_norm=arguments.POSITIVE)
+@jit(weights=arguments.FINITE, max_norm=arguments.POSITIVE)
 def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
                  ) -> Tree:
   """Averages the rows, those longer than `max_norm` scaled down to it.

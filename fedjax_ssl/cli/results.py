@@ -50,15 +50,15 @@ def main(argv: Sequence[str]) -> int:
     raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
   named = places.runs_in(args.workdirs)
   folders, without = places.with_bounds(named)
-  readable = []
+  readable = [*named]
   for folder in folders:
+    if folder in named:
+      continue
     try:
       stored_runs.read(folder)
       readable.append(folder)
-    except ValueError as error:
-      if folder in named:
-        raise
-      without = str(error).rstrip('.')  # A bound that nobody asked for.
+    except ValueError as error:  # A bound that nobody asked for.
+      without = str(error).rstrip('.')
   rows = study.read(readable, columns)
   study.check_columns(rows, columns)
   text = study.markdown(rows, args.note, settings.known_defaults)

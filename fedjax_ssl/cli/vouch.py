@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from fedjax_ssl.bench import plan
-from fedjax_ssl.core import imports
+from fedjax_ssl.core import imports, registry
 
 
 def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
@@ -31,9 +31,7 @@ def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
         env={**os.environ, 'PYTHONPATH': os.pathsep.join(
             filter(None, sys.path))})
     if done.returncode:
-      said = (done.stderr.strip().splitlines() or ['it cannot be made'])[-1]
-      raise ValueError(said if entry.method in said else
-                       f'ROW={entry.method}: {said}')
+      raise ValueError((done.stderr.strip().splitlines() or [entry.method])[-1])
 
 
 def _make(bed: str, *texts: str) -> None:
@@ -44,13 +42,13 @@ def _make(bed: str, *texts: str) -> None:
       10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
       labels_at=flags.get('labels_at', 'clients')))
   for text in texts:
-    methods.make(text, made)
+    with registry.naming('ROW', text, methods.is_own):
+      methods.make(text, made)
 
 
 if __name__ == '__main__':
   try:
     _make(*sys.argv[1:])
-  except (Exception, SystemExit) as error:
+  except ValueError as error:
     at = f' (at {imports.where(error)})' if imports.where(error) else ''
-    said = str(error) if isinstance(error, ValueError) else imports.said(error)
-    sys.exit(' '.join(said.split()) + at)
+    sys.exit(' '.join(str(error).split()) + at)

@@ -68,15 +68,18 @@ def _cohorts(job: Any) -> str:
 
 def _steps(job: Any) -> str:
   """Local steps of the clients that take any; a plus joins several passes."""
-  parts = [f.clients if f.stream is None else f.stream for f in job.federations]
-  return ' + '.join(_span(
-      step for part in parts for step in _of_clients(work, part)) or '0'
-                    for work in job.works)
+  return ' + '.join(_span(_steps_of(job, work)) or '0' for work in job.works)
 
 
 def is_idle(job: Any) -> bool:
   """Returns whether no client ever takes a step, as far as its method says."""
-  return _steps(job).replace(' + ', '').strip('0') == '' and bool(job.works)
+  return bool(job.works) and not any(_steps_of(job, w) for w in job.works)
+
+
+def _steps_of(job: Any, work: rounds.Work) -> list[int]:
+  """Steps of a pass, of each client that takes any, in all federations."""
+  return [step for f in job.federations for step in _of_clients(
+      work, f.clients if f.stream is None else f.stream)]
 
 
 def _of_clients(work: rounds.Work, shards: Shard) -> list[int]:
