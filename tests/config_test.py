@@ -14,7 +14,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import config
 from fedjax_ssl.cli import train
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, flag_kinds
 from tests import toy
 
 SHARED = [field.name for field in dataclasses.fields(fedjax_ssl.TaskSpec)
@@ -98,6 +98,17 @@ def test_what_does_not_go_together_is_refused(values, given, words):
 def test_an_unknown_option_is_refused():
   with pytest.raises(TypeError, match='alhpa'):
     config.resolve({'alhpa': 1.0})
+
+
+def test_kinds_of_flags_name_flags():
+  kinds = {name: value for name, value in vars(flag_kinds).items()
+           if name.isupper()}
+  assert len(kinds) == 5
+  for name, value in kinds.items():
+    assert not {*value} - config.OPTIONS.keys(), name
+    assert len({*value}) == len(value), name
+  for_a_start = {n for n, one in config.OPTIONS.items() if one.this_start}
+  assert for_a_start <= {*flag_kinds.OF_A_SEED}, for_a_start
 
 
 def test_flags_are_read_in_one_place():

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import checks, registry
+from fedjax_ssl.core import checks, flag_kinds, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
@@ -37,8 +37,7 @@ _SETTINGS = {'digits': 'digits_dirdir'}
 _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
 # Options for one start of a program, or for several processes, and the page of
 # a report, for which there is a program.
-_PROGRAMS = ('eval_only', 'distributed', 'coordinator_address',
-             'num_processes', 'process_id', 'report')
+_PROGRAMS = ('eval_only', *flag_kinds.PROCESSES, 'report')
 _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
 # Options that may be functions: what knows them by name, and for messages what
 # they are, a text, and how they are called.

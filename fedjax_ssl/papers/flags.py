@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 import re
 from typing import Any, NamedTuple
 
-# Flags by which a machine's memory and speed are used. Some of them may be
-# measured, so that runs of one sweep on several machines differ in them.
-MACHINE = ('chunk_size', 'client_map', 'client_memory', 'conv_impl')
-# Flags that say where, how often or on which machine, and not what is run.
-FREE = {'workdir', 'data_dir', 'embeddings', 'seed', 'seeds', 'eval_only',
-        'bounds', 'tensorboard', 'track', 'num_devices', 'seed_map',
-        'eval_every', 'checkpoint_every', 'pictures', 'schedule_rounds',
-        'aggregation_order', 'distributed', 'coordinator_address',
-        'num_processes', 'process_id', *MACHINE}
+from fedjax_ssl.core import flag_kinds
 
 _PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
 # The global model's number where a line has several.
@@ -87,7 +79,7 @@ def differences(flags: Mapping[str, Any], lines: Sequence[str],
     wanted['method'] = (f'{name}({knobs}{", " if knobs else ""}'
                         f'profile={profile!r})')
   return [f'{name}={flags[name]}' for name, value in wanted.items()
-          if name in flags and name not in FREE
+          if name in flags and name not in flag_kinds.FREE
           and not _equal(flags[name], value)]
 
 

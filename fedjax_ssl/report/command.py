@@ -8,12 +8,9 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.core import checks, disk, imports
+from fedjax_ssl.core import checks, disk, flag_kinds, imports
 from fedjax_ssl.training import workdir as workdir_lib
 
-# Flags that say where a run is and not what it is, or belong to one process.
-LEFT_OUT = ('workdir', 'eval_only', 'distributed', 'coordinator_address',
-             'num_processes', 'process_id')
 _TEXTS = ('setting', 'script')
 # In place of a script: a call in Python, of data that were given there.
 FIT = workdir_lib.FIT
@@ -92,7 +89,7 @@ def flags_of(config: Mapping[str, Any]) -> list[str]:
   """Returns the command line flags that make a configuration again."""
   lines = []
   for name, value in sorted(config['flags'].items()):
-    if name in LEFT_OUT or value is None or value == []:
+    if name in flag_kinds.ONE_START or value is None or value == []:
       continue
     name = checks.flag(name)
     if isinstance(value, bool):
@@ -132,7 +129,7 @@ def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
   if not setting and script == FIT:
     told = [f'{name}={value!r}' for name, value in sorted(flags.items())
             if value not in (None, [], False) and name not in {
-                *LEFT_OUT, *READING, 'method', 'dataset', 'report',
+                *flag_kinds.ONE_START, *READING, 'method', 'dataset', 'report',
                 *(DEALING if flags.get('dataset') == 'federation' else ())}]
     return f'{FIT}({", ".join([repr(flags.get("method")), "DATA", *told])})'
   program = ['fedjax-ssl', 'train', setting] if setting else ['python', script]

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
-from fedjax_ssl.core import imports, registry
-from fedjax_ssl.papers import flags as paper_flags
+from fedjax_ssl.core import flag_kinds, imports, registry
 from fedjax_ssl.report import command
 
 # Names of FedAvg's runs, which learn from labels only, by --labels.
@@ -82,7 +81,7 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
       _distinct(names, folders), _looks(seen, chosen),
       [tuple(parts.get(k, '') for k in chosen if k not in ('method', 'labels'))
        for parts in texts],
-      [k for k in varying if k not in chosen and k not in paper_flags.FREE])
+      [k for k in varying if k not in chosen and k not in flag_kinds.FREE])
 
 
 def short(texts: Iterable[str]) -> dict[str, str]:
@@ -138,7 +137,7 @@ def _text(value: Any) -> str:
 def _rank(key: str) -> tuple[int, int, str]:
   """Ranks flags for the order of naming; technical ones come last."""
   known = _TELLING.index(key) if key in _TELLING else len(_TELLING)
-  return (0 if key == 'method' else 2 if key in paper_flags.FREE else 1,
+  return (0 if key == 'method' else 2 if key in flag_kinds.FREE else 1,
           known, key)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.core import flag_kinds
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import command, names, text, verdict
@@ -24,11 +25,6 @@ Defaults = Callable[[str], Mapping[str, Any]]
 TAIL_ROUNDS = 10
 _LARGEST = 1e39  # Beyond the largest float32; all is measured in float32.
 _MOST_ROUNDS = 2**31
-# Flags in which the seeds of one cell may differ.
-_FREE = ('workdir', 'data_dir', 'seed', 'seeds', 'eval_only', 'bounds',
-         'tensorboard', 'track', 'num_devices', 'seed_map', 'report',
-         'pictures', 'checkpoint_every', 'distributed', 'coordinator_address',
-         'num_processes', 'process_id')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +241,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
       faults.append(' '.join(str(error).split()))
       continue
     key = repr([(k, v) for k, v in sorted(run.config['flags'].items())
-                if k not in (*_FREE, *paper_flags.MACHINE)]
+                if k not in (*flag_kinds.OF_A_SEED, *flag_kinds.MACHINE)]
                + [command.program_of(run.config)])
     groups.setdefault(key, []).append(run)
   if not groups:
@@ -328,7 +324,7 @@ def _cells_of(runs: Sequence[Run]) -> list[list[Run]]:
   ways: dict[str, list[Run]] = {}
   for run in runs:
     flags = run.config['flags']
-    ways.setdefault(repr([flags.get(k) for k in paper_flags.MACHINE]),
+    ways.setdefault(repr([flags.get(k) for k in flag_kinds.MACHINE]),
                     []).append(run)
   if len(ways) > 1:
     seeds = [set().union(*(run.numbers for run in way))
@@ -393,7 +389,7 @@ def compared(runs: Sequence[Run]) -> names.Plan:
       [run.config for run in runs],
       [(title := run.folder_name,
         f'{text.plain(run.folders[0].parent.name)}/{title}')
-       for run in runs], _FREE)
+       for run in runs], flag_kinds.OF_A_SEED)
 
 
 def named(runs: Sequence[Run]) -> list[Run]:

@@ -9,8 +9,7 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.core import checks, disk, registry
-from fedjax_ssl.papers import flags as paper_flags
+from fedjax_ssl.core import checks, disk, flag_kinds, registry
 from fedjax_ssl.report import (
   command,
   names,
@@ -64,7 +63,7 @@ def _row(run: stored_runs.Run, columns: Sequence[str]) -> dict[str, Any]:
   seeds, flags = run.seeds, configs[0]['flags']
   if len(configs) > 1:  # Only then are there other seeds than these flags have.
     flags = {name: value for name, value in flags.items()
-             if name not in paper_flags.MACHINE
+             if name not in flag_kinds.MACHINE
              or all(c['flags'].get(name) == value for c in configs)}
     flags |= {'seed': None, 'seeds': list(run.planned)}
   summaries = [summary.summary(rows) for rows in seeds]
@@ -196,7 +195,7 @@ def _shared_flags(rows: list[dict[str, Any]],
   told = [f'--{checks.flag(name)}={_text(short[name])}'
           for name, value in sorted(same.items())
           if value not in (None, []) and name not in (
-              *command.LEFT_OUT, 'data_dir')
+              *flag_kinds.ONE_START, 'data_dir')
           and not all(name in of and (
               of[name] == value or _text(of[name]) == _text(value))
                       for of in known)]
