@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 import itertools
 import json
 import pathlib
-import re
 import types
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.bench import plan, standing
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, disk
 
 VERSION = 'bench_v3'
 _SPACE = {'method', 'flags', 'learning_rate', 'knobs'}  # Besides `code`.
@@ -94,7 +93,7 @@ def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
       rows[skew].append({
           **_plain(line), 'environment': number,
           **({'data': record.data[skew]} if skew in record.data else {})})
-  text = json.dumps({
+  return disk.as_json({
       **_heading(bed, count, changed),
       'environments': [json.loads(text) for text in environments],
       'tuned': {name: {
@@ -103,11 +102,7 @@ def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
                     for n, value in record.tried.items()},
           **({'stored': record.stored} if record.stored else {})}
                 for name, record in found.items()},
-      'rows': rows}, indent=1)
-  # A list of numbers takes a line, not a line for each of them. A text of JSON
-  # holds no line break, so this changes none.
-  return re.sub(r'\[\n\s+([-+\w.,\s]+?)\n\s*\]', lambda found: '[' + ' '.join(
-      found[1].split()) + ']', text) + '\n'
+      'rows': rows})
 
 
 def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,

@@ -6,11 +6,13 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import os
 import pathlib
 import re
 import shutil
 import time
+from typing import Any
 
 # A file that is being written, by the process of this number.
 _PARTIAL = re.compile(r'.+\.\d+\.partial')
@@ -37,6 +39,15 @@ def aside(path: pathlib.Path) -> pathlib.Path:
   """Returns a place beside a path that is free: `NAME.replaced-N`."""
   return next(place for number in itertools.count(1) if not (
       place := path.with_name(f'{path.name}.replaced-{number}')).exists())
+
+
+def as_json(value: Any) -> str:
+  """Writes a value as JSON, one to a line, but a list of numbers on one."""
+  # A text of JSON holds no line break, so this changes none.
+  return re.sub(
+      r'\[\n\s+([-+\w.,\s]+?)\n\s*\]',
+      lambda found: f'[{" ".join(found[1].split())}]',
+      json.dumps(value, indent=1)) + '\n'
 
 
 def replace(file: pathlib.Path, data: bytes | bytearray) -> None:

@@ -5,7 +5,6 @@ Every number comes from the runs' own files.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-import json
 import pathlib
 from typing import Any
 
@@ -85,6 +84,9 @@ def _row(run: stored_runs.Run, columns: Sequence[str]) -> dict[str, Any]:
       **{name: [summary.over_rounds([(row['round'], row.get(name))
                                      for row in rows]) for rows in seeds]
          for name in _DENSE},
+      # The rounds of each seed's evaluations, and the accuracy in each.
+      'evaluated': [[row['round'] for row in rows] for rows in seeds],
+      'curves': [[row.get('accuracy') for row in rows] for rows in seeds],
       'flags': flags,
       'environment': _united([environment.throughout(c) for c in configs]),
       'restarts': sum(len(config['restarts']) for config in configs),
@@ -292,7 +294,7 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
     row['flags'] = command.portable(row['flags'])
     row['method'] = row['flags']['method']
   # Not `with_suffix`, which would cut `.1` off `alpha0.1`.
-  stored = json.dumps({'note': note, 'runs': rows}, indent=1) + '\n'
+  stored = disk.as_json({'note': note, 'runs': rows})
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
     disk.replace_all(out.parent, {

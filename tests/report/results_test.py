@@ -45,6 +45,8 @@ def test_table_and_json_hold_the_runs_numbers(tmp_path):
   assert str(tmp_path) not in text
   stored = json.loads((tmp_path / 'out' / 'table.json').read_text())
   assert [r['final'] for r in stored['runs']] == [[.5, .6], [.7, .7]]
+  assert [r['curves'] for r in stored['runs']] == [[[.5], [.6]], [[.7], [.7]]]
+  assert stored['runs'][0]['evaluated'] == [[5], [5]]
 
 
 def test_seeds_in_several_folders_are_one_row(tmp_path):
