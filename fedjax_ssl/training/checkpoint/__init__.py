@@ -200,8 +200,7 @@ class Checkpoints:
         logging.warning('Checkpoint %s is damaged (%s); using the one before '
                         'it.', step, error)
     if rounds:
-      logging.warning('No checkpoint in %s can be read; starting at round 0.',
-                      self._directory)
+      logging.warning('No checkpoint in %s can be read.', self._directory)
     return None
 
   def _check_run(self, step: pathlib.Path, metadata: Mapping[str, Any]
