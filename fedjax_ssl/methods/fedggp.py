@@ -205,7 +205,7 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
       authors' 5 for 100 classes.
     decay: share of the classes' frequencies that stays in a round.
     warmup: share of the run, rounded up to whole rounds, in which only clients
-      with labels train, on their labels; the authors' 20 of 500 rounds for
+      with labels train, on their labels; the authors' 20 of 520 rounds for
       CIFAR-100 where they have few labels.
     weighting: 'examples' counts labeled and unlabeled rows; or 'uniform'.
 
