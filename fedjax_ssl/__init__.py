@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     Task,
     Update,
   )
+  from fedjax_ssl.finished import load
   from fedjax_ssl.fitting.run import Run
   from fedjax_ssl.fitting.start import fit
   from fedjax_ssl.methods import make as make_method
@@ -53,16 +54,16 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
   from fedjax_ssl.models import make as make_model
   from fedjax_ssl.models import MODELS
   from fedjax_ssl.running.settings import register as register_setting
-  from fedjax_ssl.task import load, make_task, TaskSpec
+  from fedjax_ssl.task import make_task, TaskSpec
   from fedjax_ssl.training.loop import Observer, train
   from fedjax_ssl.training.runner import Row
 
 __version__ = '0.1.0'
 
 _MODULES = (
-    'aggregation', 'bench', 'cli', 'config', 'core', 'data', 'fitting',
-    'losses', 'methods', 'models', 'ops', 'papers', 'privacy', 'report',
-    'running', 'sparse', 'task', 'testing', 'training')
+    'aggregation', 'bench', 'cli', 'config', 'core', 'data', 'finished',
+    'fitting', 'losses', 'methods', 'models', 'ops', 'papers', 'privacy',
+    'report', 'running', 'sparse', 'task', 'testing', 'training')
 
 # Public name to its module and its name there.
 _NAMES = {
@@ -84,7 +85,7 @@ _NAMES = {
     'Update': ('core.types', 'Update'),
     'client_pass': ('core.rounds', 'client_pass'),
     'fit': ('fitting.start', 'fit'),
-    'load': ('task', 'load'),
+    'load': ('finished', 'load'),
     'make_method': ('methods', 'make'),
     'make_model': ('models', 'make'),
     'make_task': ('task', 'make_task'),

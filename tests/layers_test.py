@@ -45,8 +45,9 @@ LAYERS = {
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),
-    'task': ('config', 'core', 'data', 'methods', 'models', 'training',
-             *LEAVES),
+    'task': ('config', 'core', 'data', 'methods', 'models', *LEAVES),
+    'finished': ('config', 'core', 'data.datasets', 'methods', 'task',
+                 'training'),
     'testing': ('core', 'data', 'methods', 'models', 'ops', 'training'),
     'papers': ('core.flag_kinds',),
     'report': ('core.checks', 'core.disk', 'core.flag_kinds', 'core.imports',
@@ -56,16 +57,16 @@ LAYERS = {
     'config': ('core.checks', 'core.conv_forms', 'core.imports', 'core.knobs',
                'core.registry', 'methods'),
     # What the programs and `fit` share: a run, from its setting to its end.
-    'running': ('config', 'core', 'data', 'methods', 'ops', 'report', 'task',
-                'training'),
-    'fitting': ('config', 'core', 'data', 'methods', 'report', 'running',
-                'task', 'training'),
+    'running': ('config', 'core', 'data', 'finished', 'methods', 'ops',
+                'report', 'task', 'training'),
+    'fitting': ('config', 'core', 'data', 'finished', 'methods', 'report',
+                'running', 'task', 'training'),
     'cli': ('bench', 'config', 'core', 'data', 'methods', 'models', 'papers',
             'report', 'running', 'task', 'training'),
     '__main__': ('cli',),
-    '__init__': ('bench', 'cli', 'config', 'core', 'data', 'fitting', 'methods',
-                 'models', 'ops', 'papers', 'report', 'running', 'task',
-                 'testing', 'training', *LEAVES),
+    '__init__': ('bench', 'cli', 'config', 'core', 'data', 'finished',
+                 'fitting', 'methods', 'models', 'ops', 'papers', 'report',
+                 'running', 'task', 'testing', 'training', *LEAVES),
 }
 
 

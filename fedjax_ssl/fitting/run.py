@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from fedjax_ssl import finished
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core.types import Array, Federation, State
@@ -54,7 +55,7 @@ class Run:
     self.metrics: dict[str, np.ndarray] = {}
     self.class_metrics: dict[str, np.ndarray] = {}
     self._rows: list[list[summary.Row]] = []
-    self._finished: task_lib.Run | None = None
+    self._finished: finished.Run | None = None
     self.bounds = {job.name: Run([job], temporary, stream=stream)
                    for job in jobs[1:]}
 
@@ -133,18 +134,18 @@ class Run:
                   key=lambda row: row['round'])
     self.metrics = columns.scalars(rows)
     self.class_metrics = columns.lists(rows)
-    self._finished = task_lib.finished(
+    self._finished = finished.make(
         job.spec, task_lib.make_task(job.spec), job.method, self.states,
         self.round, job.facts)
 
   @property
-  def _model(self) -> task_lib.Run:
+  def _model(self) -> finished.Run:
     if self._finished is None:
       raise ValueError('the run has not been trained.')
     return self._finished
 
   def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
-    """Computes logits float32[B, C] of raw inputs; see `task.Run.predict`.
+    """Computes logits float32[B, C] of raw inputs; see `finished.Run.predict`.
 
     Args:
       inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or what
@@ -206,4 +207,4 @@ class Run:
     Raises:
       ValueError: if there is no global model.
     """
-    task_lib.save(path, self._model, self._job.facts, seed)
+    finished.save(path, self._model, self._job.facts, seed)

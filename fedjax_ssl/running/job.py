@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import data, methods
+from fedjax_ssl import data, finished, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import checks, rounds, sampling, tree
@@ -121,7 +121,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
                          for s, p in zip(seeds, partitions, strict=True)},
       'choices': spellings.of(spec, options.profile),
       **own_code.of(vars(options), origin.get('setting', '')),
-      'task': {**task_lib.spec_to_json(spec, federations[0]), 'seeds': seeds},
+      'task': {**finished.described(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   if task.attack is not None:
     facts['hostile_clients'] = {

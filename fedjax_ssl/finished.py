@@ -1,0 +1,307 @@
+"""A finished run: read back from its folder, predicting, saved as one file."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import io
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple, TypeVar
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl import methods
+from fedjax_ssl import task as task_lib
+from fedjax_ssl.config import Config
+from fedjax_ssl.core import checks, disk, registry
+from fedjax_ssl.core.types import (
+  Array,
+  Examples,
+  Federation,
+  Method,
+  PyTree,
+  Shard,
+  State,
+  Task,
+)
+from fedjax_ssl.data.datasets import files
+from fedjax_ssl.training import (
+  away,
+  checkpoint,
+  client_rows,
+  evaluate,
+  own_code,
+  runner,
+)
+from fedjax_ssl.training import workdir as workdir_lib
+from fedjax_ssl.training.checkpoint import sealed
+
+Kind = TypeVar('Kind', Examples, Shard)
+
+
+def described(spec: task_lib.TaskSpec, federation: Federation
+              ) -> dict[str, Any]:
+  """Returns what `load` needs to rebuild a method: the spec, and shapes."""
+  # Files have always had null here, not 'auto'.
+  norm = None if spec.norm == Config.norm else spec.norm
+  return {'spec': {**dataclasses.asdict(spec), 'norm': norm},
+          'federation': _shapes(federation)}
+
+
+def _shapes(federation: Federation) -> dict[str, Any]:
+  def of(part: Iterable[Any]) -> list[Any]:
+    return [[list(np.shape(x)), str(np.asarray(x).dtype if not hasattr(
+        x, 'dtype') else x.dtype)] for x in part]
+  return {
+      'train': of(federation.train), 'validation': of(federation.validation),
+      'test': of(federation.test), 'clients': of(federation.clients),
+      'server': of(federation.server),
+      'stream': None if federation.stream is None else of(federation.stream),
+      'rounds_per_task': federation.rounds_per_task,
+      'num_labeled_clients': federation.num_labeled_clients,
+      'num_classes': federation.num_classes}
+
+
+def _federation_struct(saved: dict[str, Any]) -> Federation:
+  def part(kind: type[Kind], leaves: Any) -> Kind:
+    return kind(*[np.broadcast_to(np.zeros((), d), s) for s, d in leaves])
+  stream = saved['stream']
+  return Federation(
+      train=part(Examples, saved['train']),
+      validation=part(Examples, saved['validation']),
+      test=part(Examples, saved['test']),
+      clients=part(Shard, saved['clients']),
+      server=part(Shard, saved['server']),
+      stream=None if stream is None else part(Shard, stream),
+      rounds_per_task=saved['rounds_per_task'],
+      num_labeled_clients=saved['num_labeled_clients'],
+      num_classes=saved['num_classes'])
+
+
+class Run(NamedTuple):
+  """A finished run.
+
+  Attributes:
+    spec: how it was configured.
+    task: its task.
+    method: its method.
+    states: the State of each seed.
+    round: rounds done.
+    class_names: of the columns of `predict`; () where classes are numbers.
+  """
+
+  spec: task_lib.TaskSpec
+  task: Task
+  method: Method
+  states: dict[int, State]
+  round: int
+  class_names: tuple[str, ...] = ()
+
+  @property
+  def state(self) -> State:
+    """The state of the first seed."""
+    return next(iter(self.states.values()))
+
+  def __repr__(self) -> str:
+    return (f'Loaded run of {self.spec.method} (round {self.round:,}, seeds '
+            f'{", ".join(map(str, self.states))}, {self.spec.num_classes} '
+            f'classes, inputs {self.spec.input_shape})')
+
+  def check_seed(self, seed: int | None) -> None:
+    """Raises ValueError if the run has no such seed; None is the first."""
+    if seed is not None and seed not in self.states:
+      raise ValueError(f'seed={seed} is not among the seeds '
+                       f'{", ".join(map(str, self.states))}.')
+
+  def global_model(self, seed: int | None) -> Callable[..., jax.Array]:
+    """Returns the function that predicts with the global model.
+
+    Raises:
+      ValueError: if the method has no global model, or the run no such seed.
+    """
+    self.check_seed(seed)
+    if self.method.predict is None:
+      raise ValueError(f'{self.spec.method} has no global model; '
+                       'method.local_predict(state.server, row, inputs) takes '
+                       "a client's row of state.memory.")
+    return self.method.predict
+
+  def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
+    """Computes the logits of raw inputs.
+
+    Args:
+      inputs: images [B, H, W, C], or [B, H, W] if C is 1, 0 to 255, or floats
+        of 0 to 1, as a data set may have (all of 1 or less: by
+        their scale the whole call counts); of texts int32[B, T] or
+        float[B, T, E].
+      seed: which of the run's seeds; the first by default.
+
+    Returns:
+      float32[B, C].
+
+    Raises:
+      ValueError: if the inputs have another shape or dtype, or the run has no
+        such seed.
+    """
+    self.check_seed(seed)
+    state = self.state if seed is None else self.states[seed]
+    shape = tuple(self.spec.input_shape)
+    inputs = given = np.asarray(inputs)
+    if given.ndim == len(shape) and shape[-1] == 1:
+      inputs = given[..., None]
+    kinds = 'f' if len(shape) == 2 else 'iu'
+    if inputs.shape[1:] != shape:
+      sizes = ', '.join(map(str, ('B', *shape)))
+      how = (' Dataset.encode makes tokens of texts.'
+             if given.dtype.kind in 'OU' and len(shape) == 1 else '')
+      raise ValueError(f'inputs must be of shape [{sizes}], not '
+                       f'{list(given.shape)}.{how}')
+    if len(shape) == 3 and given.size and given.dtype != np.uint8:
+      inputs = files.as_stored({'given': inputs})['given']
+    elif len(shape) != 3 and given.dtype.kind not in kinds:
+      words = 'floats' if kinds == 'f' else 'integers'
+      raise ValueError(f'inputs must be {words}, not {given.dtype}.')
+    predict = self.global_model(seed)
+    if not len(inputs):
+      return jnp.zeros((0, self.spec.num_classes))
+    return predict(state.server, jnp.asarray(inputs))
+
+
+def load(workdir: str | os.PathLike[str]) -> Run:
+  """Reads a run back to predict with, or to look at.
+
+  Args:
+    workdir: the folder of a run that has saved a checkpoint, or a file of
+      `save`.
+
+  Returns:
+    The run at its newest checkpoint. With client_memory=disk a leaf of
+    `state.memory` reads the rows it is asked for, as in `leaf[client]`.
+
+  Raises:
+    ValueError: if the folder holds no run, none of its checkpoints can be
+      read, or the newest is of another run.
+  """
+  if os.path.isfile(workdir):
+    return _load_file(workdir)
+  began = workdir_lib.read_config(workdir)
+  stored = own_code.found_again(began, workdir)
+  facts = stored['facts']
+  for place in stored['flags'].get('imports') or ():
+    registry.import_place(place)
+  spec, struct = _description(workdir, facts)
+  run_seeds = facts['task'].get('seeds')
+  task = task_lib.make_task(spec)
+  with checks.stored():
+    method = methods.make(spec.method, task)
+  state = runner.state_shape(method, struct)
+  place = client_rows.Place(
+      stored['flags'].get('client_memory', 'device'),
+      pathlib.Path(workdir) / client_rows.FOLDER)
+  shape = runner.checkpoint_template(method, struct, state, run_seeds, place)
+  found = checkpoint.Checkpoints(
+      os.path.join(os.fspath(workdir), 'checkpoints'),
+      run=sealed.identity(began['facts'])).restore(shape)
+  if found is None:
+    raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
+                     'read.')
+  round_, tree = found
+  states = away.finished(place, state, {
+      int(k): v['state'] for k, v in tree.items()})
+  return make(spec, task, method, states, round_, facts)
+
+
+def _description(where: str | os.PathLike[str], facts: Mapping[str, Any]
+                 ) -> tuple[task_lib.TaskSpec, Federation]:
+  """Returns the spec of a stored run, and a federation of its shapes."""
+  try:
+    saved = facts['task']
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                              for k, v in saved['spec'].items()}
+    for field, chosen in facts.get('choices', {}).items():
+      values[field] = task_lib.renewed(field, values[field], chosen['knobs'])
+    if 'seeds' not in saved:
+      raise KeyError('seeds')
+    return task_lib.TaskSpec(**values), _federation_struct(saved['federation'])
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{os.fspath(where)} holds a run of another version, '
+                     f'or no task that can be read: {error}.') from None
+
+
+def make(spec: task_lib.TaskSpec, task: Task, method: Method,
+         states: dict[int, State], round_: int, facts: Mapping[str, Any]
+         ) -> Run:
+  """Makes a run of these parts; its method predicts in batches."""
+  if (model := method.predict) is not None:
+    # As evaluation does, so that large inputs fit.
+    method = method._replace(predict=jax.jit(
+        lambda server, inputs: evaluate.in_batches(
+            model, inputs, jnp.arange(inputs.shape[0]), given=(server,))))
+  return Run(spec, task, method, states, round_,
+             tuple(facts.get('class_names', ())))
+
+
+def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
+         seed: int | None = None) -> None:
+  """Writes a run's global model as one .npz, which `load` reads.
+
+  Args:
+    path: of the file. Its arrays are those of the server's record by name, and
+      `about`: JSON of what the model is made of.
+    run: the finished run.
+    facts: those of its `config.json`: `task` and `choices`.
+    seed: which of its seeds; the first by default.
+
+  Raises:
+    ValueError: if the run has no global model, or no such seed.
+  """
+  seed = next(iter(run.states)) if seed is None else seed
+  run.global_model(seed)
+  about = {'task': {**facts['task'], 'seeds': [seed]},
+           'choices': facts['choices'], 'round': run.round,
+           **({'class_names': names} if (names := run.class_names) else {})}
+  arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
+      run.states[seed].server)}
+  whole = io.BytesIO()
+  np.savez(whole, about=np.array(json.dumps(about)), **arrays)
+  disk.replace(pathlib.Path(path), whole.getvalue())
+
+
+def _named(record: PyTree) -> list[tuple[str, Any]]:
+  """Returns the leaves of a server's record, with names."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(record)
+  return [(jax.tree_util.keystr(path, simple=True, separator='.')
+           or 'server', leaf) for path, leaf in leaves]
+
+
+def _load_file(path: str | os.PathLike[str]) -> Run:
+  """Reads what `save` wrote."""
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      arrays = dict(file)
+    facts = json.loads(str(arrays.pop('about')))
+    round_ = int(facts['round'])
+  except OSError as error:
+    raise ValueError(f'{os.fspath(path)}: {error.strerror or error}.') from None
+  except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
+    raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
+                     ) from None
+  spec, struct = _description(path, facts)
+  task = task_lib.make_task(spec)
+  with checks.stored():
+    method = methods.make(spec.method, task)
+  shapes = runner.state_shape(method, struct).server
+  wanted = _named(shapes)
+  if {name: (leaf.shape, leaf.dtype) for name, leaf in wanted} != {
+      name: (array.shape, array.dtype) for name, array in arrays.items()}:
+    raise ValueError(f'{os.fspath(path)} holds other arrays than '
+                     f'{spec.method} with the model {spec.model} has.')
+  server = jax.tree.unflatten(jax.tree.structure(shapes), [
+      jnp.asarray(arrays[name]) for name, _ in wanted])
+  state = State(server, (), jnp.int32(round_))
+  return make(spec, task, method, {facts['task']['seeds'][0]: state}, round_,
+              facts)
