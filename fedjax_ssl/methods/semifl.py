@@ -21,8 +21,8 @@ decay 5e-4), lr_schedule='cosine', 5 epochs a round and batches of 10. Their
 code labels a weak view and draws one lambda a batch, which it uses as drawn,
 not max(lambda, 1 - lambda); so does this. Four things differ. They report the
 best round by the test set, which nobody has; here the last one counts. They
-draw MIX anew in every epoch; here it is drawn once a round, as all batches of a
-client are laid out before it trains. Their batch statistics are taken over the
+draw MIX anew in every epoch; here it is drawn once a round, with the rows of
+all batches of a client. Their batch statistics are taken over the
 pooled rows, here over each client's, whose rows nobody else may see. And the
 variances that label rows and predict are unbiased there, biased here, as in
 Flax.

@@ -1,8 +1,10 @@
 """Residual networks with the small stem for 32x32 images.
 
 Convolutions have no bias and start from a normal distribution of variance
-2 / fan-out (He et al.; SAGE's ResNet-8 too). Strided convolutions have padding
-'SAME', so their windows lie half a pixel off PyTorch's.
+2 / fan-out (He et al.; SAGE's ResNet-8 too). The last layer's have variance
+1 / fan-in, and its bias is 0; PyTorch's default, which SAGE has, is a third of
+that, and a bias as large. Strided convolutions have padding 'SAME', so their
+windows lie half a pixel off PyTorch's.
 """
 from __future__ import annotations
 
