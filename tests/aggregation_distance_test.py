@@ -148,6 +148,16 @@ class DistanceReweightedMeanTest(parameterized.TestCase):
           for x in (lists, np.array(lists))))
 
 
+  @parameterized.product(
+      size=(1e18, 1e20, 1e38), distance=aggregation.DISTANCES,
+      beta=(1e4, np.inf))
+  def test_a_row_however_far_is_left_out(self, size, distance, beta):
+    rows = jnp.array([[1., 2.], [size, 1.], [1.1, 2.], [1., 2.]])
+    got = distance_mean(rows, jnp.ones(4), beta=beta, distance=distance)
+    chex.assert_trees_all_close(got, rows[jnp.array([0, 2, 3])].mean(0),
+                                rtol=1e-6)
+
+
 class SubConsensusTest(parameterized.TestCase):
 
   def test_one_group_of_all_is_one_distance_reweighted_mean(self):

@@ -240,3 +240,16 @@ def test_what_makes_no_rule_is_refused(rule, knobs):
 def test_no_clients_are_refused(rule):
   with pytest.raises(ValueError, match=r'weights .*\(0,\); allowed is 1'):
     rule({'w': jnp.ones((0, 2))}, jnp.ones(0))
+
+
+@pytest.mark.parametrize('size', [1e18, 1e20, 8e37, 1e38, 3e38])
+def test_no_finite_row_is_too_long_to_be_measured(size):
+  rows = {'w': jnp.array([[1., 2.], [size, 1.], [1.1, 2.], [1., 2.]])}
+  weights = jnp.ones(4)
+  got = aggregation.norm_clipped(rows, weights, max_norm=1.0)
+  assert float(np.linalg.norm(got['w'])) <= 1
+  kept, given, rejected = aggregation.finite_or_zero(
+      rows, weights, max_norm=10.0)
+  np.testing.assert_array_equal(given, [1, 0, 1, 1])
+  np.testing.assert_array_equal(kept['w'][1], [0, 0])
+  assert int(rejected) == 1

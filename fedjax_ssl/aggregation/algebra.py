@@ -121,21 +121,35 @@ def safe_sqrt(square: jax.Array) -> jax.Array:
 
 def row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
   """Computes float[K], the length of each row; see `DISTANCES`."""
-  squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
+  top = jnp.zeros(num_rows, jnp.float32)
+  for x in jax.tree.leaves(rows):
+    top = jnp.maximum(top, jnp.max(
+        jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0))
+  unit = power_of_two(jax.lax.stop_gradient(top))
+  squares = [jnp.sum(jnp.square(x / column(unit, x)),
+                     axis=tuple(range(1, x.ndim)))
              for x in jax.tree.leaves(rows)]
   zero = jnp.zeros(num_rows, jnp.float32)
   if distance == 'global_norm':
-    return safe_sqrt(sum(squares, zero))
-  return sum(map(safe_sqrt, squares), zero)
+    return unit * safe_sqrt(sum(squares, zero))
+  return unit * sum(map(safe_sqrt, squares), zero)
+
+
+def power_of_two(top: Array) -> jax.Array:
+  """Computes a unit for numbers up to `top`, whose squares overflow from 1e19.
+
+  Args:
+    top: float32[...], 0 or more.
+
+  Returns:
+    float32[...], a power of two, so that dividing by it changes no digit. It is
+    in 2^-100 to 2^100: XLA multiplies by the reciprocal, and that of a larger
+    number may be taken for 0.
+  """
+  exponent = jnp.where(jnp.isfinite(top) & (top > 0), jnp.frexp(top)[1], 0)
+  return jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -100, 100))
 
 
 def row_lengths(stacked: Any, num_rows: int) -> jax.Array:
-  """Computes float[K], the norm of each row over all leaves, however large."""
-  wide = jax.tree.map(widened, stacked)
-  # In units of the sum of the leaves' largest entries: squares of entries
-  # above 1e19 overflow.
-  top = sum((jnp.max(jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0)
-             for x in jax.tree.leaves(wide)), jnp.zeros(num_rows))
-  unit = jnp.where((top > 0) & jnp.isfinite(top), top, 1)
-  wide = jax.tree.map(lambda x: x / column(unit, x), wide)
-  return unit * row_norms(wide, num_rows, 'global_norm')
+  """Computes float[K], the norm of each row over all leaves."""
+  return row_norms(jax.tree.map(widened, stacked), num_rows, 'global_norm')

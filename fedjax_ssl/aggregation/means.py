@@ -135,8 +135,7 @@ def reliability_weighted_mean(stacked: Tree, scores: Array, *,
 
 
 @jit('distance', 'axis_name', num_examples=arguments.FINITE,
-     beta=arguments.NOT_NEGATIVE,
-     labeled_multiplier=arguments.NOT_NEGATIVE)
+     beta=arguments.NOT_NEGATIVE, labeled_multiplier=arguments.FINITE)
 def distance_reweighted_mean(
     stacked: Tree, num_examples: Array, *, beta: Scalar,
     labeled: Array | None = None, labeled_multiplier: Scalar = 1.0,
@@ -209,8 +208,8 @@ def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
 
 
 @jit('distance', num_examples=arguments.FINITE,
-     beta=arguments.NOT_NEGATIVE, labeled_multiplier=arguments.NOT_NEGATIVE,
-     first_multiplier=arguments.NOT_NEGATIVE)
+     beta=arguments.NOT_NEGATIVE, labeled_multiplier=arguments.FINITE,
+     first_multiplier=arguments.FINITE)
 def sub_consensus_mean(
     stacked: Tree, num_examples: Array, members: Array, *,
     beta: Scalar, labeled: Array | None = None,

@@ -62,6 +62,9 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
   Raises:
     OSError: if one cannot be written; the old ones are as they were.
   """
+  if not folder.is_dir():
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT),
+                            str(folder))
   # Another process may write the same files.
   partials = {name: folder / f'{name}.{os.getpid()}.partial' for name in files}
   try:

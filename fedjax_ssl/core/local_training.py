@@ -85,6 +85,32 @@ def descend(optimizer: optax.GradientTransformation, grads: PyTree,
   return optax.apply_updates(params, updates), opt_state
 
 
+def checked(loss_fn: LossFn) -> LossFn:
+  """Makes a loss refuse, when it is traced, to return something else.
+
+  The loss raises ValueError if it does not return its value and an `Aux`, or if
+  the value or a metric is not one number.
+  """
+  def call(*args: Any) -> tuple[jax.Array, Aux]:
+    found = loss_fn(*args)
+    if not (isinstance(found, tuple) and len(found) == 2
+            and isinstance(found[1], tuple) and len(found[1]) == len(
+                Aux._fields)):
+      shown = ', '.join(
+          'an array' if hasattr(part, 'shape') else type(part).__name__
+          for part in (found if isinstance(found, tuple) else (found,)))
+      raise ValueError(f'its loss returns {shown}; allowed is '
+                       '(loss, Aux(stats, metrics)).')
+    for name, value in (('loss', found[0]), *(
+        (f'metric {name!r}', value) for name, value in found[1][1].items())):
+      for leaf in jax.tree.leaves(value):
+        if jnp.shape(leaf):
+          raise ValueError(f'its {name} has the shape {list(jnp.shape(leaf))}; '
+                           'allowed is one number, as the mean over rows.')
+    return found
+  return call
+
+
 def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
                   factor: Number | None = None) -> Step:
   """Makes a step of local training: one optimizer step on a loss.
@@ -97,6 +123,8 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
   Returns:
     (learner, batch, key) -> (learner, metrics), metrics with `train_loss`.
   """
+  loss_fn = checked(loss_fn)
+
   def step(learner, batch, key):
     def loss_of(params):
       return loss_fn(learner.model._replace(params=params), learner.memory,

@@ -430,6 +430,14 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...],
   if not any(p.kind is p.VAR_KEYWORD for p in parameters):
     takes = {p.name for p in parameters}
     ours = {k: v for k, v in ours.items() if k in takes}
+  try:
+    inspect.signature(function).bind(*args, **{**ours, **given})
+  except TypeError as error:
+    # Of a user's function; what comes from inside it is not caught here.
+    raise ValueError(f'is called with {len(args) or "no"} argument'
+                     f'{"" if len(args) == 1 else "s"} besides its knobs, but '
+                     f'its function has another signature: {error}.'
+                     ) from error
   return function(*args, **{**ours, **given})
 
 

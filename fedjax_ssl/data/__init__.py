@@ -3,7 +3,13 @@
 Importing this package loads neither scikit-learn, TensorFlow Datasets nor
 Pillow; what needs them loads them when called.
 """
-from fedjax_ssl.data import datasets, federation, partition, streaming
+from fedjax_ssl.data import (
+    augment,
+    datasets,
+    federation,
+    partition,
+    streaming,
+)
 from fedjax_ssl.data.datasets import (
     DataError,
     Dataset,
@@ -40,10 +46,11 @@ from fedjax_ssl.data.partition import (
 from fedjax_ssl.data.streaming import deal_tasks
 
 __all__ = (
-    'DataError', 'Dataset', 'PARTITIONS', 'Partition', 'bimb', 'choose_labeled',
-    'choose_validation', 'class_counts', 'datasets', 'deal_tasks', 'describe',
-    'dirichlet_capped', 'dirichlet_clients', 'dirichlet_shares', 'federate',
-    'federation', 'iid_count', 'iid_random', 'label_clients', 'label_mixed',
+    'DataError', 'Dataset', 'PARTITIONS', 'Partition', 'augment', 'bimb',
+    'choose_labeled', 'choose_validation', 'class_counts', 'datasets',
+    'deal_tasks', 'describe', 'dirichlet_capped', 'dirichlet_clients',
+    'dirichlet_shares', 'federate', 'federation', 'iid_count', 'iid_random',
+    'label_clients', 'label_mixed',
     'label_within', 'labeled_min_size', 'load', 'load_partition', 'partition',
     'partition_hash', 'register_dataset', 'round_robin', 'save_partition',
     'shards', 'shift', 'split_validation', 'streaming', 'text')

@@ -51,6 +51,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
+from fedjax_ssl.aggregation import algebra
 from fedjax_ssl.core import checks, client_weights, knobs, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
@@ -181,7 +182,8 @@ def tuned(mean: Array, sent: Array, weights: Array, key: jax.Array, *,
   num_clients, size, width = sent.shape
   # Clients that sent come first, so that the others do not change the draws.
   present = jnp.asarray(weights) > 0
-  rows = jnp.asarray(sent)[jnp.argsort(~present, stable=True)]
+  rows = jnp.where(present[:, None, None], sent, 0)[
+      jnp.argsort(~present, stable=True)]
   rows = rows.reshape(-1, width)
   of_class = jnp.tile(jnp.arange(size), num_clients)
   count = present.sum() * size
@@ -209,9 +211,13 @@ def tuned(mean: Array, sent: Array, weights: Array, key: jax.Array, *,
 
 def _distances(a: Array, b: Array) -> jax.Array:
   """Computes distances of rows, float[N, M]; derivative 0 for equal rows."""
-  squares = jnp.sum(jnp.square(jnp.asarray(a)[:, None] - b), -1)
+  gaps = jnp.asarray(a)[:, None] - b
+  # In a unit of each distance: squares of a hostile client's would overflow.
+  unit = lax.stop_gradient(algebra.power_of_two(
+      jnp.max(jnp.abs(gaps), -1, initial=0)))
+  squares = jnp.sum(jnp.square(gaps / unit[..., None]), -1)
   apart = squares > 0
-  return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+  return unit * jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
 def labels(own: Array, received: Array, *, labeler: str = 'either',

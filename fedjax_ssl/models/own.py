@@ -104,7 +104,9 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
     made = dict(module.init(key, zeros, **words(False)))
     return types.Variables(made.pop('params', {}), made)
 
-  def finish(logits: Any) -> jax.Array:
+  def finish(logits: Any) -> Any:
+    if not hasattr(logits, 'astype'):  # Refused below.
+      return logits
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
   def plainly(variables: types.Variables, inputs: jax.Array) -> Any:
@@ -132,6 +134,10 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
     reason = str(error).strip().splitlines()[0]
     raise checks.FieldError(
         'model', text, f'cannot be called to predict: {reason}') from error
+  if not isinstance(logits, jax.ShapeDtypeStruct):
+    raise checks.FieldError(
+        'model', text, f'gives {type(logits).__name__}; it must give logits '
+        f'[1, {num_classes}] alone.')
   if logits.shape != (1, num_classes):
     raise checks.FieldError(
         'model', text, f'gives {list(logits.shape)} for one input of '

@@ -128,6 +128,8 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
       recorder = _Recorder(job, checkpoints, stream)
       processes.once(lambda: recorder.open(stack, place.path, done, seals))
       _train(job, recorder, saved)
+    if processes.is_first() and (line := start_line.in_vain(job)):
+      print(line, file=stream)  # Again, where the numbers are read.
   else:
     if seals:
       processes.once(lambda: metrics.cut_back(place.path, done, seals))

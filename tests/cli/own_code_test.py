@@ -153,6 +153,73 @@ MODULE = '''
 '''
 
 
+def _set(body: str, arguments: str = '') -> str:
+  return textwrap.dedent(f"""
+      import numpy as np
+      from fedjax_ssl import data
+
+      y = np.arange(200) % 2
+      x = (100 + 100 * y[:, None, None] + np.zeros((1, 4, 4))).astype(np.uint8)
+
+      @data.register_dataset('squares')
+      def squares({arguments}):
+        {body}
+      """)
+
+
+@pytest.mark.parametrize('body', [
+    'return x, y, x[:50], y[:50]',
+    'return dict(x_train=x, y_train=y, x_test=x[:50], y_test=y[:50])'])
+def test_a_set_in_the_forms_that_fit_takes(tmp_path, body):
+  (tmp_path / 'parts.py').write_text(_set(body))
+  done = train(tmp_path, '--import=./parts.py', '--dataset=squares',
+               '--num_clients=4', '--cohort_size=2', setting='own_data')
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize('body, arguments, words', [
+    ('return 3', '', "data set 'squares': its function gives int; allowed are"),
+    ('return dict(train=(x, y))', '', 'gives a dict of train; allowed are'),
+    ('return x, y, x, y', 'data_dir', 'must take no arguments')])
+def test_a_set_in_another_form_is_refused(tmp_path, body, arguments, words):
+  (tmp_path / 'parts.py').write_text(_set(body, arguments))
+  assert words in refusal(train(
+      tmp_path, '--import=./parts.py', '--dataset=squares',
+      '--num_clients=4', '--cohort_size=2', setting='own_data'))
+
+
+@pytest.mark.parametrize('given, words', [
+    ('loss', 'its loss returns an array; allowed is (loss, Aux('),
+    ('(loss, {})', 'its loss returns an array, dict; allowed is (loss, Aux('),
+    ('(labeled.sum(-1), Aux(stats, {}))', 'its loss has the shape [10]'),
+    ("(loss, Aux(stats, {'x': labeled}))", "its metric 'x' has the shape [10")])
+def test_what_a_loss_must_not_return_is_one_line(tmp_path, given, words):
+  (tmp_path / 'mine.py').write_text(textwrap.dedent(f"""
+      from fedjax_ssl import losses
+      from fedjax_ssl.core.local_training import Aux
+      from fedjax_ssl.methods.parts import averaging, network
+
+      def mine(task):
+        def loss_fn(model, given, batch, key):
+          (labeled,), stats = network.forward(
+              task, model, batch.labeled, key=key)
+          loss, _ = losses.cross_entropy(
+              labeled, batch.labeled.labels, batch.labeled.mask)
+          return {given}
+        return averaging.averaging(task, loss_fn, streams='labeled')
+      """))
+  assert words in refusal(train(tmp_path, '--method=mine.py:mine'))
+
+
+@pytest.mark.parametrize('flag', ['weak', 'strong', 'model'])
+def test_a_function_of_another_signature_is_named_by_its_flag(tmp_path, flag):
+  (tmp_path / 'mine.py').write_text('def mine(key, x): return x\n')
+  said = refusal(train(tmp_path, f'--{flag}=mine.py:mine'))
+  assert said.startswith(f'error: --{flag}=')
+  assert 'mine.py:mine: is called with no arguments' in said
+  assert "'key'" in said
+
+
 def test_a_network_a_set_and_a_setting(tmp_path):
   (tmp_path / 'parts.py').write_text(textwrap.dedent(MODULE))
   flags = ('--import=./parts.py', '--model=parts.py:Net(width=6)',

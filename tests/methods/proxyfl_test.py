@@ -146,6 +146,17 @@ def test_who_sent_nothing_changes_no_bit():
   assert not np.allclose(a, mean, atol=1e-3)
 
 
+@pytest.mark.parametrize('scale', [1e6, 1e22, 1e38])
+def test_one_hostile_clients_proxies_do_not_stop_tuning(scale):
+  mean, sent = _draw(CLASSES, WIDTH), _draw(4, CLASSES, WIDTH, key=1)
+  sent[1] *= scale / np.abs(sent[1]).max()
+  mean = jnp.asarray(mean, jnp.float32)
+  got = proxyfl.tuned(mean, sent, jnp.ones(4), KEY, epochs=20)
+  chex.assert_tree_all_finite(got)
+  # A step moves a proxy by at most the rate for each row of a batch's mean.
+  assert 0 < np.abs(got - mean).max() <= 20 * CLASSES * 4 * .005
+
+
 @pytest.mark.parametrize('model', ['conv', *wider('linear')])
 @pytest.mark.parametrize('labeler, other', [
     ('blended', 'sage(threshold=0.45)'), *wider(

@@ -146,6 +146,22 @@ def test_what_a_module_cannot_is_refused(text, given, words):
     models.make(text, **{'num_classes': 3, 'input_shape': SHAPE, **given})
 
 
+def test_a_module_that_gives_more_than_logits_is_refused(tmp_path):
+  (tmp_path / 'two.py').write_text("""
+from flax import linen as nn
+
+class Two(nn.Module):
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x):
+    x = x.reshape(x.shape[0], -1)
+    return nn.Dense(self.num_classes)(x), x
+""")
+  with pytest.raises(checks.FieldError, match='gives tuple; it must give'):
+    models.make(f'{tmp_path}/two.py:Two', num_classes=3, input_shape=SHAPE)
+
+
 @pytest.mark.parametrize('given', [3, int])
 def test_what_is_no_module_is_refused(given):
   with pytest.raises(ValueError, match='no Flax linen module class'):

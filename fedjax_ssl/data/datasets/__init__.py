@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import fractions
+import inspect
 import itertools
 import os
 import pathlib
@@ -87,7 +88,8 @@ def register(name: str, *, flip: bool | None = None
   ```
 
   The function takes no arguments, and is called when the set is loaded. It may
-  return `validation` too. Images and labels are as `files.read_npz` takes them.
+  return `validation` too; or, as for `fit`, (x_train, y_train, x_test, y_test)
+  or a dict of these. Images and labels are as `files.read_npz` takes them.
 
   Args:
     name: see `core.registry.register`.
@@ -228,9 +230,26 @@ def _registered(name: str) -> files.Source | None:
   if name not in DATASETS and (
       not name.isidentifier() or name not in DATASETS.entry_points()):
     return None
-  made = registry.find(DATASETS, name)()
+  builder = registry.find(DATASETS, name)
+  try:
+    inspect.signature(builder).bind()
+  except TypeError as error:
+    raise DataError(f'data set {name!r}: its function must take no arguments '
+                    f'({error})') from error
+  made = builder()
+  if isinstance(made, tuple | list) and len(made) == 4:
+    made = dict(zip(('x_train', 'y_train', 'x_test', 'y_test'), made,
+                    strict=True))
+  if isinstance(made, Mapping) and 'x_train' in made:
+    made = {part: (made[inputs], made[labels])
+            for part, (inputs, labels) in files.LAYOUTS[0].items()
+            if inputs in made and labels in made}
   if not isinstance(made, Mapping) or not {'train', 'test'} <= {*made}:
-    raise DataError(f'{name} gives no dict with train and test')
+    shown = (f'a dict of {", ".join(map(str, made)) or "nothing"}'
+             if isinstance(made, Mapping) else type(made).__name__)
+    raise DataError(f"data set '{name}': its function gives {shown}; allowed "
+                    "are {'train': (x, y), 'test': (x, y)}, and (x_train, "
+                    'y_train, x_test, y_test) or a dict of these')
   try:
     parts, class_names = files.named_parts({
         part: (np.asarray(inputs), np.asarray(labels))

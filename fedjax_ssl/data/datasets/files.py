@@ -16,7 +16,7 @@ from fedjax_ssl.data.files import DataError as DataError
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
 
 # Key names: Keras' mnist.npz, and MedMNIST.
-_LAYOUTS = (
+LAYOUTS = (
     {'train': ('x_train', 'y_train'), 'validation': ('x_val', 'y_val'),
      'test': ('x_test', 'y_test')},
     {'train': ('train_images', 'train_labels'),
@@ -141,8 +141,8 @@ def _read(path: pathlib.Path) -> tuple[Arrays, dict[str, np.ndarray]]:
   layout: dict[str, tuple[str, str]] = {}
 
   def choose(names: list[str]) -> list[str]:
-    known = next((keys for keys in _LAYOUTS if set(keys['train']) & set(names)),
-                 _LAYOUTS[0])
+    known = next((keys for keys in LAYOUTS if set(keys['train']) & set(names)),
+                 LAYOUTS[0])
     for part, keys in known.items():
       absent = [key for key in keys if key not in names]
       if part == 'validation' and len(absent) == len(keys):
@@ -254,7 +254,8 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       images = np.rint(images.astype(np.float32) * 255)
     elif images.dtype.kind == 'f' and (images != np.rint(images)).any():
       raise DataError(
-          f'{part} images are floats neither in [0, 1] nor whole'
+          f'{part} images are floats neither in [0, 1] nor whole; divide '
+          'those of 0 to 255 by 255'
           if images.max() > 1 else f'{part} images are floats in [0, 1], those '
           'of another part are not; all must have one scale')
     images = images if images.ndim == 4 else images[..., None]

@@ -239,7 +239,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   if task.labels_at == 'server' and streams == 'both':
     streams = 'unlabeled'
   s = _Settings(
-      with_proximal_term(task, loss_fn, server, mu),
+      with_proximal_term(task, local_training.checked(loss_fn), server, mu),
       keeping_stats(task, server_loss or supervised(task)),
       streams, weighting, labeled_client_weight,
       keep_local or alone or sees_last, alone, falls, remember, sees_last,
