@@ -16,20 +16,18 @@ Where the paper and the code differ this follows the code:
   a margin to the one of its own class.
 - The prior adds up all clients' counts, and moves by a hundredth a round, where
   eq. 5 replaces it.
-- A row is sure if either model is, from tau on; in section 5.2.1 if the
-  received one is, above tau. Their loss is KL(label || prediction) over all
-  rows of a batch; eq. 9 has the other direction, over the sure rows.
+- A row is sure if either model is, from tau on; in 5.2.1 if the received one
+  is, above tau. The loss is KL(label || prediction) over all rows of a batch,
+  in eq. 9 the other direction over the sure rows.
 - An unsure row's proxies are mixed by the received model's probabilities, in
   eq. 6 by those of the model in training.
-- ICPL compares two projections of unit length, of both views, and leaves out
-  similarities below 1e-6; eqs. 3, 6 and 8 have the weak view's features
-  themselves, and the sum of a mean over sure and one over unsure rows, where
-  here all rows are in one mean.
+- ICPL compares two projections of unit length, of both views, without
+  similarities below 1e-6, in one mean over all rows; eqs. 3, 6 and 8 have the
+  weak view's features, and a mean over sure and one over unsure rows.
 - Labeled rows enter ICPL by the received model's predictions (by their labels
   in the paper, `true_labels`).
 
-The differences from the code that `sage` names are here too, as the code of
-ProxyFL is built on SAGE's.
+What differs from the code in `sage` differs here too: it is built on SAGE's.
 
 The cost of a step with L labeled and U unlabeled rows, with three units for a
 row that trains and one for any other: ICPL trains both views of unlabeled rows,
