@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
+import inspect
 import io
 import os
 import pathlib
@@ -87,7 +88,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     TypeError: for an option that is not known, or data of another kind.
     KeyboardInterrupt: if a signal was heard; what is done is saved.
   """
-  given = _given(options)
+  given = _given(method, options)
   if workdir is not None:
     if not isinstance(workdir, str | os.PathLike):
       raise FieldError('workdir', workdir, 'must be the path of a folder.')
@@ -113,7 +114,18 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   return run.resume(told.num_rounds)
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _as_knob(method: str | Callable[..., Method], word: str, value: Any
+             ) -> str:
+  """Says how to give a knob of the method; '' if it has none of the name."""
+  name = method.split('(')[0] if isinstance(method, str) else ''
+  builder = methods.METHODS.get(name)
+  if builder is None or word not in inspect.signature(builder).parameters:
+    return ''
+  return f" It is a knob of the method: '{name}({word}={value!r})'."
+
+
+def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
+           ) -> dict[str, Any]:
   """Returns the options by their long names, as plain values."""
   given: dict[str, Any] = {}
   known = [name for name in config.OPTIONS if name not in _OWN + _PROGRAMS]
@@ -121,7 +133,8 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     name = _SHORT.get(word, word)
     if name not in known:
       why = (' It is of the programs.' if name in _PROGRAMS else
-             checks.near(word, [*known, *_SHORT, 'setting', 'progress']))
+             _as_knob(method, word, value)
+             or checks.near(word, [*known, *_SHORT, 'setting', 'progress']))
       raise TypeError(f'fit has no option {word!r}.{why} All options are the '
                       'fields of fedjax_ssl.config.Config.')
     if name in given:

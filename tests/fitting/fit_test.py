@@ -339,6 +339,8 @@ def median(stacked, weights):
     ({'label_per_class': 5}, TypeError, "'label_per_class'. .*'labels_per_cl"),
     ({'lr': .1}, TypeError, "'lr'. Did you mean 'learning_rate'"),
     ({'eval_only': True}, TypeError, 'It is of the programs'),
+    ({'method': 'fixmatch', 'threshold': .8}, TypeError,
+     r'knob of the method: .fixmatch\(threshold=0.8\).'),
     ({'rounds': 1, 'num_rounds': 2}, TypeError, 'num_rounds is given twice'),
     ({'clients': 0}, ValueError, 'num_clients=0: must be'),
     ({'rounds': 2.5}, ValueError, 'num_rounds=2.5: must be a whole number'),

@@ -199,7 +199,9 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
     raise DataError(f'line {begins} cannot be read ({error}); a quote that is '
                     'not closed begins there, or one that is not doubled'
                     ) from None
-  except (OSError, UnicodeDecodeError) as error:
+  except UnicodeDecodeError as error:
+    raise DataError(f'cannot be read ({error}); save it as UTF-8') from None
+  except OSError as error:
     raise DataError(f'cannot be read ({error})') from None
   if empty:
     raise DataError("no column 'label' with a row below it")
