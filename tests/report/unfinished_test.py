@@ -128,7 +128,7 @@ def test_a_call_of_fit_can_be_called():
            for name, value in vars(told).items()}
   calls = []
   def fit(method, data, **options):
-    inputs.check_free(start._given(options), data)
+    inputs.check_free(start._given(method, options), data)
     calls.append((method, options))
   examples = inputs.Source('', unread=command.READING)
   dealt = inputs.Source('', unread=command.READING | command.DEALING)
