@@ -39,9 +39,9 @@ LAYERS = {
                  'models.last_layer', 'models.projector', 'methods.parts'),
     # A method too long for one file is a package.
     **{f'methods.{name}': ('core', *LEAVES, 'data.batching', 'models.gan',
-                           'methods.parts')
+                           'models.last_layer', 'methods.parts')
        for name in ('parts', 'feddure', 'fedlabel', 'fedmatch', 'fedssl',
-                    'fedtrinet')},
+                    'fedtrinet', 'proxyfl')},
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
     'training': ('core', 'data.batching', 'data.federation', '__version__'),

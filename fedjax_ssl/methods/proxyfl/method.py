@@ -49,7 +49,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.aggregation import algebra
 from fedjax_ssl.core import checks, client_weights, knobs, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
@@ -68,6 +67,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
+from fedjax_ssl.methods.proxyfl import proxies
 from fedjax_ssl.models import last_layer
 
 LABELERS = ('either', 'global', 'local', 'blended', 'surer')
@@ -104,118 +104,6 @@ class _ClassCounts(NamedTuple):
   # float32[C], rows of each class in the last epoch; of all steps where their
   # number is fixed, as nothing says then how many are an epoch.
   counts: jax.Array
-
-
-def contrast(features: Array, proxies: Array, probabilities: Array,
-             sure: Array, prior: Array, mask: Array) -> jax.Array:
-  r"""Computes ICPL: rows should be near their proxies, far from other classes.
-
-  The classes of a row are :math:`\xi = \{\arg\max p\}` if it is sure, else all
-  with :math:`p_c > P_c`. With f a row's feature and q a proxy, both of length
-  1, its positive similarity is :math:`s = f \cdot \sum_{c \in \xi} p_c q_c`, or
-  :math:`f \cdot q_\xi` if it is sure, and the loss
-  :math:`-\log \frac{e^s}{e^s + \sum_j e^{f \cdot f_j}}` over the rows j that
-  share no class with it and have a positive similarity to it.
-
-  Args:
-    features: float[B, F], projected, of any length.
-    proxies: float[C, F], projected, of any length.
-    probabilities: float[B, C], p; constants for derivatives.
-    sure: float32[B], 1 for a sure row.
-    prior: float32[C], P.
-    mask: float32[B]; a masked row is no negative of others.
-
-  Returns:
-    float32[B].
-  """
-  p = lax.stop_gradient(jnp.asarray(probabilities))
-  top = jax.nn.one_hot(p.argmax(-1), p.shape[-1], dtype=bool)
-  likely = p > prior
-  is_sure = (jnp.asarray(sure) > 0)[:, None]
-  classes = jnp.where(is_sure, top, likely).astype(p.dtype)
-  shares = jnp.where(is_sure, top, p * likely).astype(p.dtype)
-  f, q = losses.unit_rows(features), losses.unit_rows(proxies)
-  near = jnp.sum(f * (shares @ q), -1)
-  similarity = f @ f.T
-  apart = (classes @ classes.T == 0) & (similarity >= 1e-6) & (
-      jnp.asarray(mask) > 0)
-  gap = jnp.where(apart, similarity - near[:, None], 0)
-  return jnp.log1p(jnp.sum(jnp.where(apart, jnp.exp(gap), 0), -1))
-
-
-def margin(proxies: Array, most: Number = 100.0) -> jax.Array:
-  """Computes the largest distance, float32[], of a proxy to its nearest one.
-
-  It is cut to at most `most`.
-  """
-  gaps = _distances(proxies, proxies)
-  others = ~jnp.eye(len(proxies), dtype=bool)
-  nearest = jnp.min(gaps, -1, where=others, initial=jnp.inf)
-  return jnp.minimum(jnp.max(nearest), most)
-
-
-def tuned(mean: Array, sent: Array, weights: Array, key: jax.Array, *,
-          epochs: int = 100, rate: float = 0.005, batch: int = 4,
-          max_margin: float = 100.0) -> jax.Array:
-  r"""Does GPT: moves global proxies so that clients' proxies are told apart.
-
-  For each sent proxy w of class c, :math:`D_{c'} = \|w - \Omega_{c'}\|` is its
-  distance to the global proxy of each class c', plus the `margin` of the mean
-  if c' = c. Plain gradient descent minimises :math:`H(softmax(-D), c)` over
-  shuffled batches of sent proxies.
-
-  Args:
-    mean: float[C, F], the averaged proxies.
-    sent: float[M, C, F], those of each client.
-    weights: float32[M]; a client of weight 0 sent nothing.
-    key: shuffles.
-    epochs: over all sent proxies; 0 leaves the mean.
-    rate: learning rate.
-    batch: sent proxies of a step.
-    max_margin: the largest margin.
-
-  Returns:
-    float[C, F]; the mean if nobody sent anything.
-  """
-  num_clients, size, width = sent.shape
-  # Clients that sent come first, so that the others do not change the draws.
-  present = jnp.asarray(weights) > 0
-  rows = jnp.where(present[:, None, None], sent, 0)[
-      jnp.argsort(~present, stable=True)]
-  rows = rows.reshape(-1, width)
-  of_class = jnp.tile(jnp.arange(size), num_clients)
-  count = present.sum() * size
-  wide = margin(mean, max_margin)
-
-  def loss(now: jax.Array, index: jax.Array, mask: jax.Array) -> jax.Array:
-    label = of_class[index]
-    gaps = _distances(rows[index], now) + wide * jax.nn.one_hot(label, size)
-    return losses.cross_entropy(-gaps, label, mask)[0]
-
-  def epoch(i: jax.Array, now: jax.Array) -> jax.Array:
-    draw = jax.random.uniform(jax.random.fold_in(key, i), of_class.shape)
-    order = jnp.argsort(jnp.where(jnp.arange(len(draw)) < count, draw, 2.0))
-
-    def step(j: jax.Array, now: jax.Array) -> jax.Array:
-      place = j * batch + jnp.arange(batch)
-      index = jnp.take(order, place, mode='clip')
-      gradient = jax.grad(loss)(
-          now, index, (place < count).astype(jnp.float32))
-      return now - rate * gradient
-    return lax.fori_loop(0, (count + batch - 1) // batch, step, now)
-  out: jax.Array = lax.fori_loop(0, epochs, epoch, jnp.asarray(mean))
-  return out
-
-
-def _distances(a: Array, b: Array) -> jax.Array:
-  """Computes distances of rows, float[N, M]; derivative 0 for equal rows."""
-  gaps = jnp.asarray(a)[:, None] - b
-  # In a unit of each distance: squares of a hostile client's would overflow.
-  unit = lax.stop_gradient(algebra.power_of_two(
-      jnp.max(jnp.abs(gaps), -1, initial=0)))
-  squares = jnp.sum(jnp.square(gaps / unit[..., None]), -1)
-  apart = squares > 0
-  return unit * jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
 def labels(own: Array, received: Array, *, labeler: str = 'either',
@@ -415,7 +303,7 @@ def _contrast(s: _Settings, outputs: _Outputs, params: PyTree,
         outputs.received_labeled, threshold=s.threshold)[1]
   of_rows = jax.nn.softmax(outputs.received)
   a, v = params[_FEATURES], params[_PROXIES]
-  values = contrast(
+  values = proxies.contrast(
       outputs.features @ a['kernel'] + a['bias'],
       last_layer.at(params, path).T @ v['kernel'],
       jnp.concatenate([of_known, of_rows, of_rows]),
@@ -488,7 +376,7 @@ def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,
     path = last_layer.head(task.model)
     moves = updates.each.reshape(-1, *updates.each.shape[2:])
     sent = last_layer.at(server.model.params, path) + moves
-    head = tuned(
+    head = proxies.tuned(
         last_layer.at(model.params, path).T, jnp.swapaxes(sent, 1, 2),
         cohort.active.reshape(-1), key, epochs=s.tuning_epochs,
         rate=s.tuning_rate, batch=s.tuning_batch, max_margin=s.max_margin)
