@@ -43,8 +43,8 @@ from fedjax_ssl.training.checkpoint import sealed
 Kind = TypeVar('Kind', Examples, Shard)
 
 
-def described(spec: task_lib.TaskSpec, federation: Federation
-              ) -> dict[str, Any]:
+def spec_to_json(spec: task_lib.TaskSpec, federation: Federation
+                 ) -> dict[str, Any]:
   """Returns what `load` needs to rebuild a method: the spec, and shapes."""
   # Files have always had null here, not 'auto'.
   norm = None if spec.norm == Config.norm else spec.norm
@@ -193,7 +193,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   facts = stored['facts']
   for place in stored['flags'].get('imports') or ():
     registry.import_place(place)
-  spec, struct = _description(workdir, facts)
+  spec, struct = _rebuilt(workdir, facts)
   run_seeds = facts['task'].get('seeds')
   task = task_lib.make_task(spec)
   with checks.stored():
@@ -215,8 +215,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   return make(spec, task, method, states, round_, facts)
 
 
-def _description(where: str | os.PathLike[str], facts: Mapping[str, Any]
-                 ) -> tuple[task_lib.TaskSpec, Federation]:
+def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
+             ) -> tuple[task_lib.TaskSpec, Federation]:
   """Returns the spec of a stored run, and a federation of its shapes."""
   try:
     saved = facts['task']
@@ -290,7 +290,7 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
   except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
     raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
                      ) from None
-  spec, struct = _description(path, facts)
+  spec, struct = _rebuilt(path, facts)
   task = task_lib.make_task(spec)
   with checks.stored():
     method = methods.make(spec.method, task)

@@ -139,15 +139,16 @@ def power_of_two(top: Array) -> jax.Array:
   """Computes a unit for numbers up to `top`, whose squares overflow from 1e19.
 
   Args:
-    top: float32[...], 0 or more.
+    top: float[...], 0 or more.
 
   Returns:
-    float32[...], a power of two, so that dividing by it changes no digit. It is
-    in 2^-100 to 2^100: XLA multiplies by the reciprocal, and that of a larger
-    number may be taken for 0.
+    A power of two of the same dtype, so that dividing by it changes no digit.
+    It is in 2^-100 to 2^100 in float32: XLA multiplies by the reciprocal, and
+    that of a larger number may be taken for 0.
   """
   exponent = jnp.where(jnp.isfinite(top) & (top > 0), jnp.frexp(top)[1], 0)
-  return jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -100, 100))
+  most = jnp.finfo(top.dtype).maxexp - 28
+  return jnp.ldexp(jnp.ones((), top.dtype), jnp.clip(exponent, -most, most))
 
 
 def row_lengths(stacked: Any, num_rows: int) -> jax.Array:

@@ -42,7 +42,7 @@ def aside(path: pathlib.Path) -> pathlib.Path:
 
 
 def as_json(value: Any) -> str:
-  """Writes a value as JSON, one to a line, but a list of numbers on one."""
+  """Writes a value as JSON, an item to a line, but a list of numbers on one."""
   # A text of JSON holds no line break, so this changes none.
   return re.sub(
       r'\[\n\s+([-+\w.,\s]+?)\n\s*\]',
@@ -62,9 +62,9 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
   Raises:
     OSError: if one cannot be written; the old ones are as they were.
   """
-  if not folder.is_dir():
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT),
-                            str(folder))
+  if not folder.is_dir():  # Said of the folder, not of a file beside it.
+    number = errno.ENOTDIR if folder.exists() else errno.ENOENT
+    raise OSError(number, os.strerror(number), str(folder))
   # Another process may write the same files.
   partials = {name: folder / f'{name}.{os.getpid()}.partial' for name in files}
   try:

@@ -1,7 +1,7 @@
 """Training on one client: a loop over its own batches."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -86,7 +86,7 @@ def descend(optimizer: optax.GradientTransformation, grads: PyTree,
 
 
 def checked(loss_fn: LossFn) -> LossFn:
-  """Makes a loss refuse, when it is traced, to return something else.
+  """Makes a loss check what it returns, when it is traced.
 
   The loss raises ValueError if it does not return its value and an `Aux`, or if
   the value or a metric is not one number.
@@ -94,8 +94,9 @@ def checked(loss_fn: LossFn) -> LossFn:
   def call(*args: Any) -> tuple[jax.Array, Aux]:
     found = loss_fn(*args)
     if not (isinstance(found, tuple) and len(found) == 2
-            and isinstance(found[1], tuple) and len(found[1]) == len(
-                Aux._fields)):
+            and hasattr(found[0], 'shape') and isinstance(found[1], tuple)
+            and len(found[1]) == len(Aux._fields)
+            and isinstance(found[1][1], Mapping)):
       shown = ', '.join(
           'an array' if hasattr(part, 'shape') else type(part).__name__
           for part in (found if isinstance(found, tuple) else (found,)))

@@ -431,7 +431,9 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...],
     takes = {p.name for p in parameters}
     ours = {k: v for k, v in ours.items() if k in takes}
   try:
-    inspect.signature(function).bind(*args, **{**ours, **given})
+    # What a user's decorator fills in is no part of the call.
+    inspect.signature(function, follow_wrapped=False).bind(
+        *args, **{**ours, **given})
   except TypeError as error:
     # Of a user's function; what comes from inside it is not caught here.
     raise ValueError(f'is called with {len(args) or "no"} argument'

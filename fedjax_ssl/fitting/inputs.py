@@ -10,9 +10,9 @@ from fedjax_ssl import data
 from fedjax_ssl.config import Config, FieldError, OPTIONS
 from fedjax_ssl.core.types import Federation, Shard
 from fedjax_ssl.data import datasets
+from fedjax_ssl.data.datasets import files
 from fedjax_ssl.report import command
 
-_KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
 _TAKES = ('a name, a tuple, list or dict of x_train, y_train, x_test and '
           'y_test, a data.Dataset or a Federation')
 
@@ -58,19 +58,14 @@ def source(given: Any) -> Source:
   if isinstance(given, Federation):
     return _of_federation(given)
   if isinstance(given, tuple | list):
-    if len(given) != len(_KEYS):
+    if len(given) != len(files.KEYS):
       raise TypeError(f'dataset must be {_TAKES}, not a '
                       f'{type(given).__name__} of {len(given)}.')
-    given = dict(zip(_KEYS, given, strict=True))
+    given = dict(zip(files.KEYS, given, strict=True))
   if not isinstance(given, Mapping):
     raise TypeError(f'dataset must be {_TAKES}, not {type(given).__name__}.')
-  held_out = ('x_val', 'y_val') if {'x_val', 'y_val'} & {*given} else ()
-  absent = [key for key in (*_KEYS, *held_out) if key not in given]
-  strange = [key for key in given if key not in (*_KEYS, 'x_val', 'y_val')]
-  if absent or strange:
-    raise TypeError(f'dataset must be {_TAKES}; '
-                    + (f'{absent[0]} is missing.' if absent else
-                       f'{strange[0]!r} is none of them.'))
+  if why := files.unfit(given):
+    raise TypeError(f'dataset must be {_TAKES}; {why}.')
   return Source('arrays', _of_arrays(given), unread=command.READING)
 
 

@@ -117,11 +117,16 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
 def _as_knob(method: str | Callable[..., Method], word: str, value: Any
              ) -> str:
   """Says how to give a knob of the method; '' if it has none of the name."""
-  name = method.split('(')[0] if isinstance(method, str) else ''
-  builder = methods.METHODS.get(name)
-  if builder is None or word not in inspect.signature(builder).parameters:
+  if not isinstance(method, str):
     return ''
-  return f" It is a knob of the method: '{name}({word}={value!r})'."
+  name, _, given = method.partition('(')
+  builder = methods.METHODS.get(name)
+  found = builder and inspect.signature(builder).parameters.get(word)
+  if not found or found.kind is not found.KEYWORD_ONLY:
+    return ''
+  knobs = [given.strip().removesuffix(')').strip(), f'{word}={value!r}']
+  text = f'{name}({", ".join(filter(None, knobs))})'
+  return f' It is a knob of the method: {text!r}.'
 
 
 def _given(method: str | Callable[..., Method], options: Mapping[str, Any]

@@ -79,7 +79,7 @@ def differences(flags: Mapping[str, Any], lines: Sequence[str],
     wanted['method'] = (f'{name}({knobs}{", " if knobs else ""}'
                         f'profile={profile!r})')
   return [f'{name}={flags[name]}' for name, value in wanted.items()
-          if name in flags and name not in flag_kinds.FREE
+          if name in flags and name not in flag_kinds.NOT_THE_CELL
           and not _equal(flags[name], value)]
 
 

@@ -81,7 +81,8 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
       _distinct(names, folders), _looks(seen, chosen),
       [tuple(parts.get(k, '') for k in chosen if k not in ('method', 'labels'))
        for parts in texts],
-      [k for k in varying if k not in chosen and k not in flag_kinds.FREE])
+      [k for k in varying
+       if k not in chosen and k not in flag_kinds.NOT_THE_CELL])
 
 
 def short(texts: Iterable[str]) -> dict[str, str]:
@@ -137,7 +138,7 @@ def _text(value: Any) -> str:
 def _rank(key: str) -> tuple[int, int, str]:
   """Ranks flags for the order of naming; technical ones come last."""
   known = _TELLING.index(key) if key in _TELLING else len(_TELLING)
-  return (0 if key == 'method' else 2 if key in flag_kinds.FREE else 1,
+  return (0 if key == 'method' else 2 if key in flag_kinds.NOT_THE_CELL else 1,
           known, key)
 
 

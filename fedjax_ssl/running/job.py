@@ -121,7 +121,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
                          for s, p in zip(seeds, partitions, strict=True)},
       'choices': spellings.of(spec, options.profile),
       **own_code.of(vars(options), origin.get('setting', '')),
-      'task': {**finished.described(spec, federations[0]), 'seeds': seeds},
+      'task': {**finished.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}
   if task.attack is not None:
     facts['hostile_clients'] = {

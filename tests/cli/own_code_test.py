@@ -167,6 +167,24 @@ def _set(body: str, arguments: str = '') -> str:
       """)
 
 
+def test_what_a_decorator_fills_in_is_no_part_of_the_call(tmp_path):
+  (tmp_path / 'parts.py').write_text(_set("""return images, y, images, y
+""", 'images').replace('@data', """
+def of(images):
+  def give(function):
+    @functools.wraps(function)
+    def given():
+      return function(images)
+    return given
+  return give
+
+@data""").replace("('squares')", "('squares')\n@of(x)").replace(
+    'import numpy', 'import functools\nimport numpy'))
+  done = train(tmp_path, '--import=./parts.py', '--dataset=squares',
+               '--num_clients=4', '--cohort_size=2', setting='own_data')
+  assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize('body', [
     'return x, y, x[:50], y[:50]',
     'return dict(x_train=x, y_train=y, x_test=x[:50], y_test=y[:50])'])
@@ -178,8 +196,10 @@ def test_a_set_in_the_forms_that_fit_takes(tmp_path, body):
 
 
 @pytest.mark.parametrize('body, arguments, words', [
-    ('return 3', '', "data set 'squares': its function gives int; allowed are"),
-    ('return dict(train=(x, y))', '', 'gives a dict of train; allowed are'),
+    ('return 3', '', "data set 'squares': its function must give"),
+    ('return dict(train=(x, y))', '', 'as a tuple or dict; x_train is missing'),
+    ('return dict(x_train=x, y_train=y, x_test=x, y_test=y, x_val=x)', '',
+     'y_val is missing'),
     ('return x, y, x, y', 'data_dir', 'must take no arguments')])
 def test_a_set_in_another_form_is_refused(tmp_path, body, arguments, words):
   (tmp_path / 'parts.py').write_text(_set(body, arguments))

@@ -209,6 +209,12 @@ def test_tables_of_texts(tmp_path, content, words):
   _refused(lambda: text.read_rows(tmp_path / 'bad.csv'), 'bad.csv', *words)
 
 
+def test_a_text_of_another_encoding(tmp_path):
+  (tmp_path / 'bad.csv').write_bytes('text,label\né,0\n'.encode('latin-1'))
+  _refused(lambda: text.read_rows(tmp_path / 'bad.csv'), 'bad.csv',
+           'save it as UTF-8')
+
+
 @pytest.mark.parametrize('names', [('0', '1'), ('no', 'yes')])
 def test_texts_without_a_label_are_trained_on(tmp_path, names):
   """None of them is held out, whatever its hash says."""

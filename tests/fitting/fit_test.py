@@ -331,6 +331,17 @@ def test_arrays_functions_and_seeds():
   fedjax_ssl.methods.METHODS.pop('mine')
 
 
+def test_rounds_at_a_rate_of_zero_are_said_at_both_ends(capsys):
+  run = fedjax_ssl.fit('fedavg', 'digits', model='linear', rounds=1, clients=2,
+                       lr_schedule='cosine', seed=0, local_steps=1)
+  capsys.readouterr()
+  run.resume(rounds=2)
+  lines = capsys.readouterr().err.splitlines()
+  said = [i for i, line in enumerate(lines) if 'learns nothing after' in line]
+  measured = [i for i, line in enumerate(lines) if 'round 2' in line]
+  assert len(said) == 2 and said[0] < measured[-1] < said[1]
+
+
 def median(stacked, weights):
   raise NotImplementedError
 
@@ -340,7 +351,10 @@ def median(stacked, weights):
     ({'lr': .1}, TypeError, "'lr'. Did you mean 'learning_rate'"),
     ({'eval_only': True}, TypeError, 'It is of the programs'),
     ({'method': 'fixmatch', 'threshold': .8}, TypeError,
-     r'knob of the method: .fixmatch\(threshold=0.8\).'),
+     r"knob of the method: 'fixmatch\(threshold=0.8\)'"),
+    ({'method': 'fixmatch(threshold=.8)', 'weighting': 'uniform'}, TypeError,
+     r'''method: "fixmatch\(threshold=.8, weighting='uniform'\)"'''),
+    ({'method': 'fixmatch', 'task': 3}, TypeError, "option 'task'. Did you"),
     ({'rounds': 1, 'num_rounds': 2}, TypeError, 'num_rounds is given twice'),
     ({'clients': 0}, ValueError, 'num_clients=0: must be'),
     ({'rounds': 2.5}, ValueError, 'num_rounds=2.5: must be a whole number'),

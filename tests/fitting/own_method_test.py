@@ -74,7 +74,8 @@ def fit(method, **options):
 
 @pytest.mark.parametrize('method, words', [
     (few_arguments, 'takes 3 positional arguments but 4 were given'),
-    (no_aux, 'TypeError'), (no_number, 'scalar'),
+    (no_aux, r'its loss returns an array; allowed is \(loss, Aux\('),
+    (no_number, r'its loss has the shape \[3\]'),
     (strange_option, "unexpected keyword argument 'weightng'"),
     (fails, "KeyError: 'absent'"),
     (strange_streams, 'bth.* Allowed: both, labeled, unlabeled'),

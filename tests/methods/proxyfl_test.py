@@ -153,8 +153,9 @@ def test_one_hostile_clients_proxies_do_not_stop_tuning(scale):
   mean = jnp.asarray(mean, jnp.float32)
   got = proxyfl.tuned(mean, sent, jnp.ones(4), KEY, epochs=20)
   chex.assert_tree_all_finite(got)
-  # A step moves a proxy by at most the rate for each row of a batch's mean.
-  assert 0 < np.abs(got - mean).max() <= 20 * CLASSES * 4 * .005
+  # An epoch has CLASSES steps, 4 clients' proxies in batches of 4, and a step
+  # moves a proxy by the rate at most.
+  assert 0 < np.abs(got - mean).max() <= 20 * CLASSES * .005
 
 
 @pytest.mark.parametrize('model', ['conv', *wider('linear')])

@@ -232,24 +232,11 @@ def _registered(name: str) -> files.Source | None:
     return None
   builder = registry.find(DATASETS, name)
   try:
-    inspect.signature(builder).bind()
+    inspect.signature(builder, follow_wrapped=False).bind()
   except TypeError as error:
     raise DataError(f'data set {name!r}: its function must take no arguments '
                     f'({error})') from error
-  made = builder()
-  if isinstance(made, tuple | list) and len(made) == 4:
-    made = dict(zip(('x_train', 'y_train', 'x_test', 'y_test'), made,
-                    strict=True))
-  if isinstance(made, Mapping) and 'x_train' in made:
-    made = {part: (made[inputs], made[labels])
-            for part, (inputs, labels) in files.LAYOUTS[0].items()
-            if inputs in made and labels in made}
-  if not isinstance(made, Mapping) or not {'train', 'test'} <= {*made}:
-    shown = (f'a dict of {", ".join(map(str, made)) or "nothing"}'
-             if isinstance(made, Mapping) else type(made).__name__)
-    raise DataError(f"data set '{name}': its function gives {shown}; allowed "
-                    "are {'train': (x, y), 'test': (x, y)}, and (x_train, "
-                    'y_train, x_test, y_test) or a dict of these')
+  made = _by_part(name, builder())
   try:
     parts, class_names = files.named_parts({
         part: (np.asarray(inputs), np.asarray(labels))
@@ -257,6 +244,23 @@ def _registered(name: str) -> files.Source | None:
     return files.Source(parts, {}, class_names)
   except (DataError, TypeError, ValueError) as error:
     raise DataError(f'{name}: {error}') from error
+
+
+def _by_part(name: str, made: Any) -> Mapping[str, Any]:
+  """Returns what a function gave as inputs and labels of each part."""
+  if isinstance(made, tuple | list) and len(made) == len(files.KEYS):
+    made = dict(zip(files.KEYS, made, strict=True))
+  if isinstance(made, Mapping) and {'train', 'test'} <= {*made}:
+    return made
+  if not isinstance(made, Mapping):
+    why = f'not {type(made).__name__}'
+  elif not (why := files.unfit(made)):
+    return {part: (made[f'x_{key}'], made[f'y_{key}']) for part, key in (
+        ('train', 'train'), ('validation', 'val'), ('test', 'test'))
+            if f'x_{key}' in made}
+  raise DataError(f"data set '{name}': its function must give {{'train': "
+                  "(x, y), 'test': (x, y)}, or x_train, y_train, x_test and "
+                  f'y_test as a tuple or dict; {why}')
 
 
 def _read(name: str, data_dir: str | os.PathLike[str] | None,

@@ -16,7 +16,7 @@ from fedjax_ssl.data.files import DataError as DataError
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
 
 # Key names: Keras' mnist.npz, and MedMNIST.
-LAYOUTS = (
+_LAYOUTS = (
     {'train': ('x_train', 'y_train'), 'validation': ('x_val', 'y_val'),
      'test': ('x_test', 'y_test')},
     {'train': ('train_images', 'train_labels'),
@@ -76,6 +76,23 @@ def read_npz(path: pathlib.Path) -> Source:
 
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+# Of examples given as arrays.
+KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
+
+
+def unfit(names: Collection[str]) -> str:
+  """Says which of `KEYS` is missing, or what is none; '' if it is a data set.
+
+  `x_val` and `y_val` may be there too, both.
+  """
+  held_out = ('x_val', 'y_val')
+  wanted = (*KEYS, *(held_out if {*held_out} & {*names} else ()))
+  absent = [key for key in wanted if key not in names]
+  strange = [key for key in names if key not in (*KEYS, *held_out)]
+  return (f'{absent[0]} is missing' if absent else
+          f'{strange[0]!r} is none of them' if strange else '')
 
 
 def named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
@@ -141,8 +158,8 @@ def _read(path: pathlib.Path) -> tuple[Arrays, dict[str, np.ndarray]]:
   layout: dict[str, tuple[str, str]] = {}
 
   def choose(names: list[str]) -> list[str]:
-    known = next((keys for keys in LAYOUTS if set(keys['train']) & set(names)),
-                 LAYOUTS[0])
+    known = next((keys for keys in _LAYOUTS if set(keys['train']) & set(names)),
+                 _LAYOUTS[0])
     for part, keys in known.items():
       absent = [key for key in keys if key not in names]
       if part == 'validation' and len(absent) == len(keys):

@@ -14,8 +14,8 @@ Where the paper and the code differ this follows the code:
 
 - Tuning measures the distances from one sent proxy to all global ones, and adds
   a margin to the one of its own class.
-- The prior adds up all clients' counts, and moves by a hundredth a round, where
-  eq. 5 replaces it.
+- The prior is of all clients' counts added up (the mean of their distributions
+  in the paper), and moves by a hundredth a round, where eq. 5 replaces it.
 - A row is sure if either model is, from tau on; in 5.2.1 if the received one
   is, above tau. The loss is KL(label || prediction) over all rows of a batch,
   in eq. 9 the other direction over the sure rows.
