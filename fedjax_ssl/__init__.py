@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     config,
     core,
     data,
+    finished,
     fitting,
     losses,
     methods,
@@ -97,8 +98,8 @@ __all__ = [
     'Batch', 'Client', 'Examples', 'Federation', 'METHODS', 'MODELS', 'Method',
     'Model', 'Observer', 'Row', 'Run', 'Shard', 'State', 'Task', 'TaskSpec',
     'Update', 'aggregation', 'bench', 'cli', 'client_pass', 'config', 'core',
-    'data', 'fit', 'fitting', 'load', 'losses', 'make_method', 'make_model',
-    'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
+    'data', 'finished', 'fit', 'fitting', 'load', 'losses', 'make_method',
+    'make_model', 'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
     'register_setting', 'report', 'running', 'sparse', 'task', 'testing',
     'train', 'training']
 

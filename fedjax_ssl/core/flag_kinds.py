@@ -21,4 +21,4 @@ OF_A_SEED = (
     'checkpoint_every')
 # What a run may have otherwise than a paper's cell and still be that cell.
 NOT_THE_CELL = (*OF_A_SEED, *MACHINE, 'embeddings', 'eval_every',
-                   'schedule_rounds', 'aggregation_order')
+                'schedule_rounds', 'aggregation_order')
