@@ -121,7 +121,7 @@ def lost(old: PyTree, new: PyTree) -> jax.Array:
 def global_norm(a: PyTree) -> jax.Array:
   """Computes the Euclidean norm over all leaves, float32[].
 
-  Entries are divided by the largest first: squares of entries above 1e19 would
+  Entries are divided by the largest first: squares of entries from 1e19 would
   overflow, and a merely large update would pass for an infinite one.
   """
   leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(a)]
@@ -129,7 +129,8 @@ def global_norm(a: PyTree) -> jax.Array:
   if not leaves:
     return jnp.zeros((), jnp.float32)
   top = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in leaves]))
-  unit = jnp.where(top > 0, top, 1)
+  # XLA multiplies by the reciprocal, which is taken for 0 above 8.5e37.
+  unit = jnp.where(top > 0, jnp.minimum(top, 2.0**100), 1)
   norm: jax.Array = unit * jnp.sqrt(
       sum(jnp.sum(jnp.square(x / unit)) for x in leaves))
   return norm
