@@ -255,9 +255,8 @@ def _by_part(name: str, made: Any) -> Mapping[str, Any]:
   if not isinstance(made, Mapping):
     why = f'not {type(made).__name__}'
   elif not (why := files.unfit(made)):
-    return {part: (made[f'x_{key}'], made[f'y_{key}']) for part, key in (
-        ('train', 'train'), ('validation', 'val'), ('test', 'test'))
-            if f'x_{key}' in made}
+    return {part: (made[inputs], made[labels])
+            for part, (inputs, labels) in files.PARTS.items() if inputs in made}
   raise DataError(f"data set '{name}': its function must give {{'train': "
                   "(x, y), 'test': (x, y)}, or x_train, y_train, x_test and "
                   f'y_test as a tuple or dict; {why}')

@@ -15,10 +15,11 @@ from fedjax_ssl.data.files import DataError as DataError
 
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
 
-# Key names: Keras' mnist.npz, and MedMNIST.
+# Key names of the parts: Keras' mnist.npz, and MedMNIST.
+PARTS = {'train': ('x_train', 'y_train'), 'validation': ('x_val', 'y_val'),
+         'test': ('x_test', 'y_test')}
 _LAYOUTS = (
-    {'train': ('x_train', 'y_train'), 'validation': ('x_val', 'y_val'),
-     'test': ('x_test', 'y_test')},
+    PARTS,
     {'train': ('train_images', 'train_labels'),
      'validation': ('val_images', 'val_labels'),
      'test': ('test_images', 'test_labels')},
@@ -79,7 +80,7 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 # Of examples given as arrays.
-KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
+KEYS = PARTS['train'] + PARTS['test']
 
 
 def unfit(names: Collection[str]) -> str:
@@ -87,7 +88,7 @@ def unfit(names: Collection[str]) -> str:
 
   `x_val` and `y_val` may be there too, both.
   """
-  held_out = ('x_val', 'y_val')
+  held_out = PARTS['validation']
   wanted = (*KEYS, *(held_out if {*held_out} & {*names} else ()))
   absent = [key for key in wanted if key not in names]
   strange = [key for key in names if key not in (*KEYS, *held_out)]
