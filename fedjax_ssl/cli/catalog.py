@@ -35,6 +35,10 @@ _PLACED: dict[str, registry.Registry[Any]] = {
     'weak': augment.WEAK, 'strong': augment.STRONG,
     'aggregators': aggregators.AGGREGATORS}
 
+# What stands for a command of TeX; others stand for themselves, as `lambda`.
+_SIGNS = {'ge': '>=', 'le': '<=', 'sim': '~', 'vee': 'or', 'cdot': '*',
+          '|': '||', ',': '', 'lfloor': 'floor(', 'rfloor': ')'}
+
 
 class Option(NamedTuple):
   """A knob, as in `fixmatch(threshold=0.9)`."""
@@ -180,7 +184,7 @@ def _body(text: str) -> str:
   """Returns a docstring's paragraphs after the first, up to its sections."""
   body = re.split(r'^(?:Args|Attributes|Returns|Raises|References):$',
                   text.partition('\n\n')[2], maxsplit=1, flags=re.MULTILINE)[0]
-  return re.sub(r':math:`([^`]*)`', r'\1', body).strip()
+  return _without_tex(body).strip()
 
 
 def _profiles(function: Callable[..., Any]) -> Iterator[str]:
@@ -202,9 +206,18 @@ def _first_sentence(text: str) -> str:
 
 
 def _first_paragraph(text: str) -> str:
-  """Returns the docstring's first paragraph, without math marks."""
-  first = ' '.join(text.split('\n\n')[0].split())
-  return re.sub(r':math:`([^`]*)`', r'\1', first)
+  """Returns the docstring's first paragraph, with plain formulas."""
+  return _without_tex(' '.join(text.split('\n\n')[0].split()))
+
+
+def _without_tex(text: str) -> str:
+  r"""Writes formulas as plain text: `\lambda_u \ge 0` as `lambda_u >= 0`."""
+  def plain(found: re.Match[str]) -> str:
+    formula = re.sub(r'\\frac\{([^{}]*)\}\{([^{}]*)\}', r'\1 / \2', found[1])
+    formula = re.sub(r'\\([a-z]+|\W)', lambda name: _SIGNS.get(
+        name[1], name[1]), formula)
+    return formula.replace('( ', '(').replace(' )', ')')
+  return re.sub(r':math:`([^`]*)`', plain, text)
 
 
 def _options(function: Callable[..., Any], described: list[str]

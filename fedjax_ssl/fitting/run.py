@@ -86,29 +86,30 @@ class Run:
   def resume(self, rounds: int) -> Run:
     """Continues the training, up to so many rounds in all.
 
-    Schedules and ramps still span the rounds that were asked for first, unless
-    `fit` was given schedule_rounds. Where the schedule ends at a rate of 0, as
-    the cosine of `own_data` does, more rounds than that learn nothing.
+    Schedules and ramps span the rounds that were asked for first, unless `fit`
+    was given schedule_rounds. Where the schedule ends at a rate of 0, as the
+    default's cosine does, no more rounds than that are taken.
 
     Args:
       rounds: those done before included.
 
     Raises:
-      FieldError: if more rounds are done already.
+      FieldError: if more rounds are done already, or all added ones would
+        have a rate of 0.
       KeyboardInterrupt: if a signal was heard; what is done is saved.
     """
     if isinstance(rounds, int) and rounds < self.round:
       raise FieldError('num_rounds', rounds, f'the run is at round {self.round}'
                        ' and can only get longer.')
     everyone = [self, *self.bounds.values()]
-    for run in everyone:
-      run._job = run._job._replace(options=dataclasses.replace(
-          run._job.options, num_rounds=rounds))
+    jobs = [run._job._replace(options=dataclasses.replace(
+        run._job.options, num_rounds=rounds)) for run in everyone]
     with contextlib.ExitStack() as stack:
       # All folders first: a refusal comes before hours of work.
-      places = [stack.enter_context(execution.open_folder(run._job))
-                for run in everyone]
-      for run, place in zip(everyone, places, strict=True):
+      places = [stack.enter_context(execution.open_folder(job))
+                for job in jobs]
+      for run, job, place in zip(everyone, jobs, places, strict=True):
+        run._job = job
         try:
           run._train(place)
         except execution.Stopped as stopped:

@@ -222,12 +222,9 @@ def _passes(task: Task, model: Variables, weak: Batch, labeled: Batch,
     target, (known, learnt), stats = network.forward_with_targets(
         task, model, weak, labeled, strong, key=key)
     return _Passed(target, known, learnt, stats)
-  found = []
-  for view in (labeled, weak, strong):
-    (logits,), stats = network.forward(task, model, view, key=key)
-    model = model._replace(stats=stats)
-    found.append(logits)
-  return _Passed(jax.lax.stop_gradient(found[1]), found[0], found[2], stats)
+  (known, target, learnt), stats = network.forward_apart(
+      task, model, labeled, weak, strong, key=key)
+  return _Passed(jax.lax.stop_gradient(target), known, learnt, stats)
 
 
 def _pseudo_label(task: Task, s: _Settings, record: assemble.Server,

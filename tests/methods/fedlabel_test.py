@@ -296,6 +296,26 @@ def test_in_the_warmup_w_u_rests():
   assert tree.global_norm(update(OFFICIAL.format(0)).message[1]) > 0
 
 
+def test_each_view_is_a_batch_of_its_own():
+  """The statistics move for the strong view, then for the rows themselves."""
+  task = toy.task('conv')
+  federation, _ = toy.federation()
+  shard = jax.tree.map(lambda x: np.asarray(x)[UNKNOWN], federation.clients)
+  own = shard.unlabeled[:int(shard.num_unlabeled)]
+  rows = jnp.asarray(federation.train.inputs)[own]
+  model = methods.make('fedavg', task).init(KEY, federation).server.model
+  after = model
+  for view in (255 - rows, rows):
+    _, stats = task.apply_train(after, view, jnp.ones(len(own)))
+    after = after._replace(stats=stats)
+  sent = update('fedlabel(profile="paper", threshold=0.0)', UNKNOWN,
+                model='conv', strong=lambda key, x: 255 - x, weak=same,
+                local_steps=1, unlabeled_batch=16)
+  assert tree.global_norm(sent.message.stats) > 1e-2
+  chex.assert_trees_all_close(sent.message.stats, tree.subtract(
+      after.stats, model.stats), rtol=1e-4, atol=1e-6)
+
+
 def test_counts_of_rows_do_not_drown_the_change_in_the_norm():
   updates = [update(OFFICIAL.format(0), i) for i in range(toy.NUM_CLIENTS)]
   assert all(0 < update.counts.accepted <= 1 for update in updates)

@@ -14,6 +14,7 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Batch
 from fedjax_ssl.methods import fedtrinet
 from fedjax_ssl.methods.fedtrinet import shared_layers
 from tests import toy
@@ -272,6 +273,30 @@ def test_the_official_profile_labels_image_by_image_in_training_mode():
   after = history(OFFICIAL.replace('4.5', '2.0'), rounds=2, model='conv')[-1]
   chex.assert_tree_all_finite(after)
   assert (accepted(after) >= 0).any()
+
+
+def test_batches_are_joined_until_a_harvest():
+  """Then statistics move for the labeled rows, and again for the others."""
+  task = toy.task('conv')
+  model = task.model.init(KEY)
+  inputs = toy.federation()[0].train.inputs
+  known, given = (Batch(jnp.asarray(inputs[part]), jnp.zeros(4, jnp.int32),
+                        jnp.ones(4)) for part in (slice(4), slice(4, 8)))
+  run = jax.jit(functools.partial(fedtrinet.method._pass, task))
+  def passed(model, *batches):
+    rows = jnp.concatenate([one.inputs for one in batches])
+    logits, stats = task.apply_train(model, rows, jnp.ones(len(rows)))
+    return logits, model._replace(stats=stats)
+  both, joined = passed(model, known, given)
+  first, between = passed(model, known)
+  second, after = passed(between, given)
+  for harvests, logits, end in ((0, both, joined), (
+      1, jnp.concatenate([first, second]), after)):
+    parts, stats = run(model, known, given, jnp.int32(harvests), KEY)
+    chex.assert_trees_all_close(jnp.concatenate(parts), logits, rtol=1e-5,
+                                atol=1e-6)
+    chex.assert_trees_all_close(stats, end.stats, rtol=1e-5, atol=1e-6)
+  assert abs(both - jnp.concatenate([first, second])).max() > 1e-2
 
 
 @pytest.mark.parametrize('knobs, word', [

@@ -285,7 +285,7 @@ def _on_unlabeled(task: Task, s: _Settings, local: Variables) -> LossFn:
     with_clean = s.labeler == 'both' and s.consistency > 0
     if with_clean:
       views.append(kept)
-    logits, stats = network.forward(task, model, *views, key=key)
+    logits, stats = network.forward_apart(task, model, *views, key=key)
     value, metrics = loss(choice, logits[0], logits[-1], rows.mask,
                           consistency=s.consistency if with_clean else 0.0,
                           divergence=s.divergence, over=s.over)

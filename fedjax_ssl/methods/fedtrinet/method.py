@@ -25,12 +25,14 @@ from fedjax_ssl.core import checks, knobs, local_training, tree
 from fedjax_ssl.core.local_training import Aux, Given, LossFn
 from fedjax_ssl.core.types import (
   Array,
+  Batch,
   Client,
   Context,
   Federation,
   Method,
   Metrics,
   Number,
+  PyTree,
   Ratio,
   Shard,
   Task,
@@ -393,7 +395,7 @@ def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
     keys = jax.random.split(key)
     known = network.labeled_view(task, batch.labeled, keys[0])
     given = network.weakly(task, batch.unlabeled, keys[1])
-    (ours, theirs), stats = network.forward(task, now, known, given, key=key)
+    (ours, theirs), stats = _pass(task, now, known, given, harvests, key)
     on_known = losses.cross_entropy(ours, known.labels, known.mask)[0]
     on_given = losses.cross_entropy(theirs, given.labels, given.mask)[0]
     n, m = known.mask.sum(), given.mask.sum()
@@ -408,6 +410,17 @@ def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
       local_training.gradient_step(loss, optimizer),
       local_training.start(model, optimizer, jnp.int32(0)), made, key)
   return learner.model, metrics
+
+
+def _pass(task: Task, model: Variables, known: Batch, given: Batch,
+          harvests: jax.Array, key: jax.Array
+          ) -> tuple[list[jax.Array], PyTree]:
+  """Passes both kinds of rows; after a harvest each is a batch of its own."""
+  together, apart = (functools.partial(run, task, model, known, given, key=key)
+                     for run in (network.forward, network.forward_apart))
+  # Without batch statistics they are the same.
+  return (lax.cond(harvests > 0, apart, together)
+          if network.is_coupled(task) else together())
 
 
 def _finish(s: _Settings, record: Server, mean: Any, cohort: Any,

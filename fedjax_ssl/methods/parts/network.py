@@ -69,6 +69,24 @@ def forward(task: Task, model: Variables, *views: Batch | None,
   return [None if view is None else next(parts) for view in views], stats
 
 
+def forward_apart(task: Task, model: Variables, *views: Batch,
+                  key: jax.Array | None = None
+                  ) -> tuple[list[jax.Array], PyTree]:
+  """Runs `forward` with each view as a batch of its own, in order.
+
+  With batch statistics each view has its own, and the running ones move once
+  for each. Without them this is one pass.
+  """
+  if not is_coupled(task):
+    return forward(task, model, *views, key=key)
+  found = []
+  for view in views:
+    (logits,), stats = forward(task, model, view, key=key)
+    model = model._replace(stats=stats)
+    found.append(logits)
+  return found, model.stats
+
+
 def parted(logits: jax.Array, views: Sequence[Batch]) -> list[jax.Array]:
   """Splits the logits of joined views into those of each, float32[B, C]."""
   ends = [sum(v.mask.shape[0] for v in views[:i + 1])
