@@ -54,6 +54,15 @@ def test_every_entry_and_option_is_explained(group, entry):
   assert entry.sources and all(entry.sources)
 
 
+def test_formulas_are_plain():
+  assert catalog._without_tex(
+      r':math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2`, :math:`x \ge \tau`'
+  ) == 'F_k(w) + mu / 2 ||w - w^t||^2, x >= tau'
+  texts = [text for group, entry in ENTRIES
+           for text in (entry.summary, entry.text)]
+  assert not [text for text in texts if re.search(r'\\[a-z]|:math:', text)]
+
+
 def test_texts_name_nothing_internal():
   """In backticks stand entries and options, which the catalog explains."""
   for group in GROUPS.values():

@@ -156,7 +156,8 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
       infinity takes the nearest client alone.
     labeled_beta: the same for groups in which a client has labels.
     labeled_multiplier: factor on the weight of labeled clients, before the mean
-      from which distances are measured and once more after it; 1 is off.
+      from which distances are measured and once more after it; 1 is off. The
+      authors' first release ran without the first of the two.
     distance: 'sum_of_norms' over layers, or 'global_norm'.
     warmup: share of the run, rounded up to whole rounds, in which only clients
       with labels train, one group of them, averaged by examples. The authors

@@ -51,6 +51,7 @@ def _check_folder(job: Job) -> None:
   workdir_lib.check_workdir(
       job.folder, job.config, allow=spellings.may_differ(job), facts=job.facts)
   def look() -> None:
+    _check_length(job, workdir_lib.read_config(job.folder)['flags'])
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(job.folder, seed)
       if file.exists() and data.partition_hash(
@@ -62,6 +63,16 @@ def _check_folder(job: Job) -> None:
                          'it written anew.')
 
   processes.once(look)
+
+
+def _check_length(job: Job, stored: Mapping[str, Any]) -> None:
+  """Refuses a longer run of which no added round would learn anything."""
+  last, asked = start_line.last_learning(job), job.options.num_rounds
+  if last is not None and asked > stored.get('num_rounds', 0) >= last:
+    raise FieldError(
+        'num_rounds', asked, f'{job.name} learns nothing after round {last:,}, '
+        f'where its schedule, {job.spec.lr_schedule}, has fallen to 0. To '
+        f'train longer begin anew, elsewhere, with {asked:,} rounds.')
 
 
 def _partition_file(folder: pathlib.Path, seed: int) -> pathlib.Path:

@@ -5,7 +5,7 @@ warnings, such as a knob value that turns part of a method off.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import os
 import pathlib
 from typing import Any
@@ -40,6 +40,7 @@ def text(job: Any, done: int) -> str:
       job.options.dataset,
       f'{shown.count(total, "client")}, {_cohorts(job)} a round',
       f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
+      f'{_held_out(dealt)} rows',
       shown.count(dealt[0]['num_classes'], 'class', 'classes'),
       shown.count(job.num_parameters, 'parameter'),
       _devices(devices),
@@ -49,6 +50,14 @@ def text(job: Any, done: int) -> str:
   parts += [said for note in NOTES if (said := note(job))]
   begins = f'continues at round {done}' if done else 'starts'
   return f'{job.name} {begins}: {"; ".join(parts)}.'
+
+
+def _held_out(dealt: Sequence[Mapping[str, Any]]) -> str:
+  """Rows that no client has: `360 test`, or `360 test and 40 validation`."""
+  sizes = {kind: _span(facts[f'num_{kind}'] for facts in dealt)
+           for kind in ('test', 'validation')}
+  return ' and '.join(f'{size} {kind}' for kind, size in sizes.items()
+                      if kind == 'test' or size != '0')
 
 
 def _devices(number: int) -> str:
@@ -142,14 +151,20 @@ def _schedules(job: Any) -> str:
           f'schedules span {span:,} of {rounds_:,} rounds')
 
 
-def in_vain(job: Any) -> str:
-  """Says in a line that the last rounds learn nothing; '' if they do."""
-  span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
+def last_learning(job: Any) -> int | None:
+  """Returns the round at which the schedule ends at a rate of 0, or None."""
+  span = job.spec.schedule_rounds
   factor = registry.build('lr_schedule', job.spec.lr_schedule,
                           optimizers.SCHEDULES, span)
-  if span >= rounds_ or abs(float(factor(jnp.int32(span)))) >= 1e-6:
+  return None if abs(float(factor(jnp.int32(span)))) >= 1e-6 else span
+
+
+def in_vain(job: Any) -> str:
+  """Says in a line that the last rounds learn nothing; '' if they do."""
+  last, rounds_ = last_learning(job), job.options.num_rounds
+  if last is None or last >= rounds_:
     return ''
-  return (f'Note: {job.name} learns nothing after round {span:,}, where its '
+  return (f'Note: {job.name} learns nothing after round {last:,}, where its '
           f'schedule, {job.spec.lr_schedule}, ends at a rate of 0. To train '
           f'longer begin anew with {rounds_:,} rounds.')
 

@@ -35,7 +35,9 @@ def test_a_run_says_what_it_trains(tmp_path):
   assert line == (
       'fixmatch(threshold=0.3, keep_local=True) starts: digits; 6 clients, '
       f'3 a round; {facts["labeled"]["total"]} labeled and '
-      f'{facts["unlabeled"]["total"]:,} unlabeled rows; 10 classes; '
+      f'{facts["unlabeled"]["total"]:,} unlabeled rows; '
+      f'{facts["num_test"]} test and {facts["num_validation"]} validation '
+      'rows; 10 classes; '
       f'{count} parameters; 1 CPU device; 2 steps a client and round; 2 seeds.')
   # What was done is said, and what is to be minded.
   again = first(launcher.run(tmp_path / 'run', *args, '--num_rounds=2'))

@@ -331,15 +331,22 @@ def test_arrays_functions_and_seeds():
   fedjax_ssl.methods.METHODS.pop('mine')
 
 
-def test_rounds_at_a_rate_of_zero_are_said_at_both_ends(capsys):
-  run = fedjax_ssl.fit('fedavg', 'digits', model='linear', rounds=1, clients=2,
-                       lr_schedule='cosine', seed=0, local_steps=1)
-  capsys.readouterr()
-  run.resume(rounds=2)
+def test_rounds_at_a_rate_of_zero(capsys):
+  begin = functools.partial(
+      fedjax_ssl.fit, 'fedavg', 'digits', model='linear', clients=2, seed=0,
+      lr_schedule='cosine', local_steps=1)
+  # Asked for at the start, they are said at both ends.
+  begin(rounds=2, schedule_rounds=1)
   lines = capsys.readouterr().err.splitlines()
   said = [i for i, line in enumerate(lines) if 'learns nothing after' in line]
   measured = [i for i, line in enumerate(lines) if 'round 2' in line]
   assert len(said) == 2 and said[0] < measured[-1] < said[1]
+  # Added alone, they are refused, and the run is what it was.
+  run = begin(rounds=1, progress=False)
+  with pytest.raises(ValueError, match=r'num_rounds=3: fedavg learns nothing '
+                     'after round 1, where its schedule, cosine, has fallen'):
+    run.resume(rounds=3)
+  assert run.resume(rounds=1).options.num_rounds == run.round == 1
 
 
 def median(stacked, weights):

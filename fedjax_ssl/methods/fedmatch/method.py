@@ -106,7 +106,9 @@ def fedmatch(
     lr_decay: divides the learning rate by 3 after `patience` epochs without a
       lower validation loss. 'clients': each client its own rate, by the loss of
       its model; 'server': one rate for all, by the loss of the global model;
-      or 'none'. These rates start again with each task of a stream.
+      or 'none'. These rates start again with each task of a stream. In the
+      authors' code all clients of a process share one rate, which a client's
+      fall lowers and a new client sets back.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
     max_gib: GiB of weights that may be kept for all clients and for helpers;
       a run that needs more is refused.
