@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.aggregation import algebra
+
 PyTree = Any
 Array = jax.Array | np.ndarray
 Scalar = Array | float
@@ -91,19 +93,28 @@ def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
   influence could not be bounded otherwise.
 
   Args:
-    tree: pytree of float arrays.
+    tree: pytree of float arrays, of any finite size: squares and norms that
+      float32 cannot hold do no harm.
     max_norm: C, float32[]; infinity changes nothing finite.
 
   Returns:
     The pytree, dtypes kept.
   """
-  squares = [jnp.sum(jnp.square(x.astype(jnp.float32)))
-             for x in jax.tree.leaves(tree)]
-  norm = jnp.sqrt(jnp.sum(jnp.stack(squares))) if squares else jnp.float32(0)
-  factor = jnp.minimum(1, max_norm / jnp.maximum(norm, 1e-30))
-  good = jnp.isfinite(norm)
-  return jax.tree.map(
-      lambda x: jnp.where(good, x * factor.astype(x.dtype), 0), tree)
+  leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
+  if not leaves:
+    return tree
+  # A power of two, so that no digit changes where the plain formula holds.
+  unit = algebra.power_of_two(jnp.max(jnp.stack(
+      [jnp.max(jnp.abs(x), initial=0) for x in leaves])))
+  squares = [jnp.sum(jnp.square(x / unit)) for x in leaves]
+  length = jnp.sqrt(jnp.sum(jnp.stack(squares)))  # In units.
+  factor = max_norm / length
+  short, good = unit * length <= max_norm, jnp.isfinite(length)
+  def one(x: Array) -> jax.Array:
+    wide = algebra.widened(jnp.asarray(x))
+    scaled = (wide / unit * factor).astype(x.dtype)
+    return jnp.where(good, jnp.where(short, x, scaled), 0)
+  return jax.tree.map(one, tree)
 
 
 def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
@@ -181,7 +192,7 @@ def gaussian(key: Array, tree: PyTree, stddev: Scalar) -> PyTree:
   return jax.tree.unflatten(form, noisy)
 
 
-@functools.lru_cache
+@functools.cache  # All rounds of a run, however many, are kept.
 def epsilon(noise_multiplier: float, rate: float, steps: int, *, delta: float,
             accountant: str = 'rdp') -> float:
   """Computes the privacy spent by Poisson-sampled Gaussian steps.
@@ -208,24 +219,45 @@ def epsilon(noise_multiplier: float, rate: float, steps: int, *, delta: float,
     return 0.0
   if noise_multiplier == 0:
     return math.inf
+  return float(_composed(noise_multiplier, rate, accountant)(
+      int(steps), delta))
+
+
+@functools.lru_cache(maxsize=8)
+def _composed(noise_multiplier: float, rate: float, accountant: str
+              ) -> Callable[[int, float], float]:
+  """Makes (steps, delta) -> epsilon, for at least one step.
+
+  A single step is solved here, once: that takes longer than to compose it, and
+  a run asks for epsilon after each of its rounds.
+  """
   accounting = _accounting()
+  if accountant == 'rdp':
+    account = accounting.rdp.RdpAccountant(list(_ORDERS))
+    account.compose(accounting.PoissonSampledDpEvent(
+        rate, accounting.GaussianDpEvent(noise_multiplier)))
+    orders, moments = account.orders, account.rdp
+    # Moments of independent steps add up.
+    return lambda steps, delta: accounting.rdp.compute_epsilon(
+        orders, steps * moments, delta)[0]
+  losses = functools.partial(
+      accounting.pld.privacy_loss_distribution.from_gaussian_mechanism,
+      value_discretization_interval=_GRID)
   if rate == 1:  # Gaussians compose to one Gaussian exactly.
-    event = accounting.GaussianDpEvent(noise_multiplier / math.sqrt(steps))
-    steps = 1
-  else:
-    event = accounting.PoissonSampledDpEvent(
-        rate, accounting.GaussianDpEvent(noise_multiplier))
-  account = (
-      accounting.rdp.RdpAccountant(list(_ORDERS)) if accountant == 'rdp'
-      else accounting.pld.PLDAccountant(value_discretization_interval=_GRID))
-  account.compose(event, int(steps))
-  return float(account.get_epsilon(delta))
+    return lambda steps, delta: losses(
+        noise_multiplier / math.sqrt(steps)).get_epsilon_for_delta(delta)
+  one = losses(noise_multiplier, sampling_prob=rate)
+  return lambda steps, delta: one.self_compose(steps).get_epsilon_for_delta(
+      delta)
 
 
 def spending(noise_multiplier: float, rate: float, steps_per_round: int,
              num_rounds: int, *, delta: float, accountant: str = 'rdp'
              ) -> np.ndarray:
   """Computes epsilon after each round, for the device to look up.
+
+  A process keeps what it has computed: the same run again costs nothing, and
+  a longer one only its further rounds.
 
   Args:
     noise_multiplier: sigma.

@@ -78,6 +78,54 @@ class ClippingTest(parameterized.TestCase):
     chex.assert_trees_all_equal(
         privacy.clip(broken, 1.0), jax.tree.map(jnp.zeros_like, broken))
 
+  @parameterized.product(
+      size=[1e-30, 1e-19, 1e-3, 1.0, 1e10, 1e19, 3e19, 1e30, 1e38, 3.4e38],
+      norm=[1e-32, 1e-3, 1.0, 1e3, math.inf])
+  def test_any_finite_tree_is_clipped_to_the_norm_and_never_above(
+      self, size, norm):
+    if norm == 1e-32 and size > 1e30:
+      self.skipTest('Their ratio is below what float32 holds.')
+    # Four times as long as `size`: more than float32 holds, at the end.
+    part = np.array([[0.6, -0.8], [0, 1], [1, 0]] * 5, np.float32)
+    tree = {'a': jnp.asarray(part * np.float32(size)),
+            'b': jnp.full((), size, jnp.float32)}
+    exact = np.append(np.float64(tree['a']), np.float64(tree['b']))
+    length = np.linalg.norm(exact)
+    for clip in (privacy.clip, jax.jit(privacy.clip)):
+      got = clip(tree, norm)
+      flat = np.append(np.float64(got['a']), np.float64(got['b']))
+      if length <= norm:
+        chex.assert_trees_all_equal(got, tree)
+        continue
+      self.assertLessEqual(np.linalg.norm(flat), norm * (1 + 1e-6))
+      np.testing.assert_allclose(flat / norm, exact / length, atol=1e-6)
+
+  @parameterized.parameters(1e-8, 1e-3, 1.0, 1e3, 1e8)
+  def test_ordinary_sizes_keep_the_bits_of_the_plain_formula(self, size):
+    rng = np.random.default_rng(0)
+    tree = [jnp.asarray(size * rng.normal(size=shape), jnp.float32)
+            for shape in ((1000,), (37, 11), ())]
+    def plain(tree, bound):
+      norm = jnp.sqrt(jnp.sum(jnp.stack(
+          [jnp.sum(jnp.square(x)) for x in tree])))
+      return [x * jnp.minimum(1, bound / norm) for x in tree]
+    length = math.sqrt(sum(float(jnp.sum(x**2)) for x in tree))
+    for bound in (0.3 * length, 0.3, 2 * length):
+      for compiled in (lambda f: f, jax.jit):
+        chex.assert_trees_all_equal(compiled(privacy.clip)(tree, bound),
+                                    compiled(plain)(tree, bound))
+
+  @parameterized.product(value=[math.nan, math.inf, -math.inf],
+                         norm=[1.0, math.inf], size=[1.0, 1e38])
+  def test_what_is_not_finite_becomes_zero_as_a_whole(self, value, norm, size):
+    tree = {'a': jnp.array([size, value]), 'b': jnp.full(3, size)}
+    chex.assert_trees_all_equal(
+        privacy.clip(tree, norm), jax.tree.map(jnp.zeros_like, tree))
+
+  def test_nothing_and_zeros_stay_as_they_are(self):
+    for tree in ((), {'a': jnp.zeros(3), 'b': jnp.zeros((0, 2))}):
+      chex.assert_trees_all_equal(privacy.clip(tree, 0.5), tree)
+
   def test_noise_has_its_spread_and_none_adds_none(self):
     tree = {'a': jnp.zeros(20_000), 'b': jnp.ones((100, 200))}
     noisy = privacy.gaussian(jax.random.key(0), tree, 3.0)
@@ -135,6 +183,22 @@ class SamplingTest(parameterized.TestCase):
     self.assertGreaterEqual(tail(capacity - 1), 1e-15)
 
 
+def _by_the_package(sigma, rate, steps, accountant):
+  """Epsilon of an accountant that composes all steps anew."""
+  import dp_accounting
+  from dp_accounting import pld, rdp
+  account = (pld.PLDAccountant(value_discretization_interval=1e-3)
+             if accountant == 'pld' else
+             rdp.RdpAccountant(list(range(2, 65))))
+  gaussian = dp_accounting.GaussianDpEvent
+  event = dp_accounting.SelfComposedDpEvent(
+      dp_accounting.PoissonSampledDpEvent(rate, gaussian(sigma)), steps)
+  if rate == 1:
+    event = gaussian(sigma / math.sqrt(steps))
+  account.compose(event)
+  return account.get_epsilon(DELTA)
+
+
 class AccountingTest(parameterized.TestCase):
 
   def setUp(self):
@@ -143,17 +207,9 @@ class AccountingTest(parameterized.TestCase):
 
   @parameterized.parameters('rdp', 'pld')
   def test_epsilon_is_that_of_the_package(self, accountant):
-    import dp_accounting
-    from dp_accounting import pld, rdp
-    event = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(
-            0.1, dp_accounting.GaussianDpEvent(1.5)), 30)
-    account = (pld.PLDAccountant(value_discretization_interval=1e-3)
-               if accountant == 'pld' else
-               rdp.RdpAccountant(list(range(2, 65))))
-    account.compose(event)
     got = privacy.epsilon(1.5, 0.1, 30, delta=DELTA, accountant=accountant)
-    self.assertAlmostEqual(got, account.get_epsilon(DELTA), places=4)
+    self.assertAlmostEqual(
+        got, _by_the_package(1.5, 0.1, 30, accountant), places=4)
 
   def test_full_batches_against_the_exact_formula(self):
     """One Gaussian: delta(eps), Balle and Wang, arXiv 1805.06530."""
@@ -172,12 +228,26 @@ class AccountingTest(parameterized.TestCase):
     self.assertLess(tight, loose)
     self.assertLess(loose, 1.25 * tight)
 
-  def test_epsilon_only_grows(self):
-    table = privacy.spending(2.0, 0.2, 3, 12, delta=DELTA)
+  @parameterized.product(accountant=privacy.ACCOUNTANTS, rate=[0.2, 1.0])
+  def test_the_table_rises_to_what_the_whole_run_spends(self, accountant, rate):
+    table = privacy.spending(2.0, rate, 3, 6, delta=DELTA,
+                             accountant=accountant)
+    self.assertEqual(table.dtype, np.float32)
     self.assertEqual(table[0], 0)
     self.assertTrue((np.diff(table) > 0).all())
-    self.assertAlmostEqual(
-        table[7], privacy.epsilon(2.0, 0.2, 21, delta=DELTA), places=5)
+    whole = [_by_the_package(2.0, rate, 3 * i, accountant)
+             for i in range(1, 7)]
+    np.testing.assert_allclose(table[1:], whole, rtol=1e-6)
+
+  def test_a_process_accounts_for_a_round_once(self):
+    def table(rounds):
+      return privacy.spending(1.9, 0.15, 2, rounds, delta=DELTA)
+    first = table(150)  # More than a cache holds by default.
+    missed = privacy.epsilon.cache_info().misses
+    np.testing.assert_array_equal(table(150), first)
+    self.assertEqual(privacy.epsilon.cache_info().misses, missed)
+    np.testing.assert_array_equal(table(153)[:151], first)
+    self.assertEqual(privacy.epsilon.cache_info().misses, missed + 3)
 
   @parameterized.parameters((4.0, 1.0, 40), (8.0, 0.2, 100))
   def test_solved_noise_is_enough_and_hardly_more(self, budget, rate, steps):

@@ -31,6 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from fedjax_ssl.cli import child
+from fedjax_ssl.core import disk
 
 FLAGS = flags.FLAGS
 
@@ -305,10 +306,8 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _write(path: pathlib.Path, value: Any) -> None:
-  part = path.with_suffix('.part')
   with _blaming_out():
-    part.write_text(json.dumps(value, indent=2) + '\n')
-    os.replace(part, path)
+    disk.replace(path, (json.dumps(value, indent=2) + '\n').encode())
 
 
 @contextlib.contextmanager

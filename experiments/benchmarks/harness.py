@@ -19,7 +19,7 @@ import numpy as np
 
 import fedjax_ssl as fssl
 from fedjax_ssl import models
-from fedjax_ssl.core import sampling
+from fedjax_ssl.core import disk, sampling
 from fedjax_ssl.running import huge_pages
 from fedjax_ssl.training import away, client_rows, environment, runner
 
@@ -384,15 +384,13 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f'{name}.json'
   load = list(os.getloadavg()) if hasattr(os, 'getloadavg') else None
-  part = folder / f'{name}.json.part'
-  part.write_text(json.dumps({
+  disk.replace(path, (json.dumps({
       'benchmark': name, 'command': sys.argv, 'load_average': load,
       'environment': {**environment.describe(),
                       'torch': measured.get('torch') or _torch_version(),
                       'usable_cpus': environment.cores()},
       'whole_seconds': round(time.monotonic() - _BEGUN), 'table': table,
-      'measured': measured, 'ratio': ratio}, indent=2) + '\n')
-  os.replace(part, path)
+      'measured': measured, 'ratio': ratio}, indent=2) + '\n').encode())
   return path
 
 

@@ -52,7 +52,7 @@ class Plan(NamedTuple):
   size: int  # S, slots of a group.
   block: int  # Slots of a block.
   per_tick: int  # Blocks of a device in a tick.
-  ticks: int  # Of a round.
+  ticks: int  # Of a group.
   devices: int
   vmapped: bool
   fixed: bool
@@ -65,13 +65,8 @@ class Plan(NamedTuple):
     Repeats of the last slot pad it.
     """
     index = jnp.minimum(jnp.arange(self._padded()), self.size - 1)
-    def one(x):
-      x = jnp.take(x, index, axis=0)
-      rest = x.shape[1:]
-      x = x.reshape(self.ticks, self.per_tick, self.devices, self.block, *rest)
-      x = jnp.moveaxis(x, 2, 0)
-      return x.reshape(self.devices, self.ticks, -1, *rest)
-    return jax.tree.map(one, slots)
+    return jax.tree.map(
+        lambda x: self._by_device(jnp.take(x, index, axis=0)), slots)
 
   def restore(self, arranged: PyTree) -> PyTree:
     """Undoes `arrange`."""
@@ -99,7 +94,7 @@ class Plan(NamedTuple):
     if not self.vmapped and not self.lanes:
       return rows.sum()
     rows = jnp.pad(rows, (0, self._padded() - self.size))
-    together = self._arrange_flat(rows)
+    together = self._by_device(rows)
     if self.lanes:
       width = min(self.lanes, self.ticks)
       return width * jax.vmap(lambda mine: lanes_lib.longest(
@@ -126,7 +121,7 @@ class Plan(NamedTuple):
     real = jnp.arange(self._padded()) < self.size
     arranged = self.arrange(slots)
     arranged = arranged._replace(
-        active=arranged.active & self._arrange_flat(real))
+        active=arranged.active & self._by_device(real))
     mesh = self.mesh
     if mesh is None:
       sums, stacked = self._device(body, summing, shared,
@@ -152,9 +147,11 @@ class Plan(NamedTuple):
     messages, results = self.restore(stacked)
     return (sums if summing else messages), results
 
-  def _arrange_flat(self, x: jax.Array) -> jax.Array:
-    x = x.reshape(self.ticks, self.per_tick, self.devices, self.block)
-    return jnp.moveaxis(x, 2, 0).reshape(self.devices, self.ticks, -1)
+  def _by_device(self, x: jax.Array) -> jax.Array:
+    """Splits the first axis, padded: [devices, ticks, slots of a tick, ...]."""
+    rest = x.shape[1:]
+    x = x.reshape(self.ticks, self.per_tick, self.devices, self.block, *rest)
+    return jnp.moveaxis(x, 2, 0).reshape(self.devices, self.ticks, -1, *rest)
 
   def _in_lanes(self, body, summing, shared, slots):
     """One device's clients in lanes: slots [ticks, 1, ...]."""

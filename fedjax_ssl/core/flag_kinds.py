@@ -1,7 +1,7 @@
 """Kinds of flags that say how, where or by whom something is run, not what.
 
-A report may not read the configuration's module, which imports every method, so
-the names stand here. `config_test` holds them against its fields.
+Reports read what runs of any version have stored and know no configuration, so
+the names stand below both. `config_test` holds them against its fields.
 """
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from fedjax_ssl.core.types import (
 
 Pass = Callable[..., tuple[State, Metrics]]
 Work = Callable[[Shard], jax.Array]
+ClientUpdate = Callable[..., Update]  # Of (payload, client, key).
 # (server, client_id, group) -> what this client receives.
 Broadcast = Callable[[PyTree, jax.Array, jax.Array], PyTree]
 
@@ -44,19 +45,20 @@ class Noted(NamedTuple):
 
   works: list[Work]  # How many steps a client takes.
   samplers: list[sampling.Sampler]  # What draws the cohort.
+  wrap: Callable[[ClientUpdate], ClientUpdate]
 
 
 _noted: list[Noted] = []  # Those that `noting` fills now, the innermost last.
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[Noted]:
+def noting(wrap: Callable[[ClientUpdate], ClientUpdate] = lambda update: update
+           ) -> Iterator[Noted]:
   """Collects the `work` and `sample` of each `client_pass` built in the block.
 
-  A `Method` does not tell how many steps its clients take, nor which clients
-  it draws; its passes know both.
+  Only they know a method's steps and cohorts. They run `wrap` of their clients.
   """
-  noted = Noted([], [])
+  noted = Noted([], [], wrap)
   _noted.append(noted)
   try:
     yield noted
@@ -289,7 +291,7 @@ def _summary(results: _Result, plan: client_map.Plan) -> Metrics:
 
 def client_pass(
     task: Task,
-    client_update: Callable[..., Update],
+    client_update: ClientUpdate,
     aggregate: Callable[..., tuple[PyTree, Metrics]] | None,
     *,
     sample: sampling.Sampler | None = None,
@@ -339,6 +341,7 @@ def client_pass(
   sample = sample or sampling.uniform(task.cohort_size)
   for noted in _noted:
     noted.samplers.append(sample)
+    client_update = noted.wrap(client_update)
     if work is not None:
       noted.works.append(work)
   parts = _ClientPass(

@@ -94,7 +94,7 @@ class Federation:
       the setting has no such rule.
     num_classes: C.
     held: whose rows the memory of a state has, ascending and filled up with N;
-      None is all clients. See `core.held`.
+      None is all clients. See `core.held`, which marks it to be told.
   """
 
   train: Examples

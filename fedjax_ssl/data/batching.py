@@ -165,8 +165,10 @@ class _Stream(NamedTuple):
         position == 0, lambda: self.shuffled(step // self.pieces),
         lambda: order)
     if self.even:
-      begin: Array = self.n * position // self.pieces
-      end = self.n * (position + 1) // self.pieces
+      # As n * position // pieces, which many rows in many pieces overflow.
+      size, rest = self.n // self.pieces, self.n % self.pieces
+      begin: Array = size * position + rest * position // self.pieces
+      end = size * (position + 1) + rest * (position + 1) // self.pieces
     else:
       begin = position * self.capacity
       end = jnp.minimum(begin + self.capacity, self.n)

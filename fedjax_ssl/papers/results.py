@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import json
-import os
 import pathlib
 from typing import Any
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.papers import cells
 
 # What a knob was called when some numbers were made, and is called today.
@@ -58,6 +58,5 @@ def read(file: pathlib.Path) -> dict[str, Any]:
 def write(file: pathlib.Path, stored: dict[str, Any]) -> None:
   """Replaces a cell's file as a whole."""
   file.parent.mkdir(parents=True, exist_ok=True)
-  partial = file.with_suffix('.partial')
-  partial.write_text(json.dumps(stored, indent=1, sort_keys=True) + '\n')
-  os.replace(partial, file)
+  disk.replace(file, (json.dumps(stored, indent=1, sort_keys=True) + '\n'
+                      ).encode())

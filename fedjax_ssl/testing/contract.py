@@ -98,15 +98,13 @@ class CohortRunner(Runner):
       self.is_told = True
       told = federation.test.labels[:2 * self.SIZE].reshape(1, 2, self.SIZE)
       return Cohort(told[:, 0], told[:, 1] > 0)
-    def client_pass(*args: Any, **knobs: Any) -> Any:
-      self.can_break = True
-      return _breakable(*args, **knobs)
-    with (mock.patch.object(sampling, 'groups', lambda number, size: sample),
+    with (rounds.noting(_breakable) as noted,
+          mock.patch.object(sampling, 'groups', lambda number, size: sample),
           mock.patch.object(labeled_clients, 'after_warmup',
                             lambda told, rounds: told),
-          mock.patch.object(rounds, 'client_pass', client_pass),
           mock.patch.object(batching, 'gather', _filled_up)):
       super().__init__(make, model, place, **changes)
+    self.can_break = bool(noted.samplers)
     # Rows of both kinds, labels alone, others alone, and both again.
     self.federation = self.of([0, 1, 2, 5])
 
@@ -125,7 +123,7 @@ class CohortRunner(Runner):
         out, test=out.test._replace(labels=jnp.asarray(labels)))
 
 
-_client_pass, _gather = rounds.client_pass, batching.gather
+_gather = batching.gather
 
 
 def _filled_up(examples: Any, rows: Any, mask: Any, **knobs: Any) -> Any:
@@ -134,11 +132,10 @@ def _filled_up(examples: Any, rows: Any, mask: Any, **knobs: Any) -> Any:
   return _gather(examples, jnp.where(mask > 0, rows, last), mask, **knobs)
 
 
-def _breakable(task: Task, client_update: Any, aggregate: Any,
-               **knobs: Any) -> Any:
-  """client_pass whose clients break if their first image is of one color.
+def _breakable(client_update: rounds.ClientUpdate) -> rounds.ClientUpdate:
+  """A client's update that breaks if its first image is of one color.
 
-  They give NaN if it is `WHITE`, a huge message if `HUGE`, and one beyond
+  It gives NaN if it is `WHITE`, a huge message if `HUGE`, and one beyond
   `NORM` if `FAR`.
   """
   def update(payload: Any, client: Any, key: Any) -> Any:
@@ -156,7 +153,7 @@ def _breakable(task: Task, client_update: Any, aggregate: Any,
     return made._replace(
         message=jax.tree.map(lambda x: add(x, moved), made.message),
         memory=jax.tree.map(lambda x: add(x, spoil), made.memory))
-  return _client_pass(task, update, aggregate, **knobs)
+  return update
 
 
 def _break(federation: Federation, client: int, color: int) -> Federation:

@@ -20,6 +20,7 @@ a full disk would end the process without a word.
 from __future__ import annotations
 
 from collections.abc import Iterator
+import contextlib
 import errno
 import hashlib
 import io
@@ -159,6 +160,7 @@ class RowsOnDisk(Rows):
       # Before anything is read from it: it compares the file's hash.
       self._table = _begin(self._count, data, saved)
       self._leaves = list(_unpacked(data, memory))
+      self._size = sum(leaf.size for leaf in self._leaves)  # Bytes of a record.
       self._descriptor = os.open(
           self._file, os.O_RDONLY if reads_only else os.O_RDWR | os.O_CREAT,
           0o666)
@@ -175,11 +177,6 @@ class RowsOnDisk(Rows):
   def __del__(self) -> None:
     if (descriptor := getattr(self, '_descriptor', None)) is not None:
       os.close(descriptor)
-
-  @property
-  def _size(self) -> int:
-    """Bytes of a record."""
-    return sum(leaf.size for leaf in self._leaves)
 
   def leaf(self, i: int) -> _Leaf:
     """Returns what is known of a leaf."""
@@ -224,7 +221,7 @@ class RowsOnDisk(Rows):
         self._fresh[client] = self._seen[client] = True
       total = 0
       for leaf, part in zip(self._leaves, parts, strict=True):
-        total = zlib.crc32(_view(part[k]), total)
+        total = zlib.crc32(memoryview(part[k]), total)
         with _naming(self._file):
           _write(self._descriptor, part[k],
                  self._size * int(place[client]) + leaf.offset)
@@ -232,11 +229,11 @@ class RowsOnDisk(Rows):
 
   def _look_at(self, client: int) -> None:
     """Raises RowsError unless a record is what was written."""
-    record = np.empty(self._size, np.uint8)
+    record: Any = np.empty(self._size, np.uint8)
     with _naming(self._file):
       _read(self._descriptor, record,
             self._size * int(self._table.place[client]))
-    if zlib.crc32(_view(record)) != self._table.sums[client]:
+    if zlib.crc32(memoryview(record)) != self._table.sums[client]:
       raise RowsError(f'{self._file}: what client {client} keeps is not what '
                       'the checkpoint was saved with. Bring back a copy of '
                       f'the file, or remove {self._file.parent.parent}, the '
@@ -382,13 +379,9 @@ def _bytes(rows: np.ndarray) -> np.ndarray:
   return rows.reshape(count, -1).view(np.uint8)
 
 
-def _view(data: Any) -> memoryview:
-  return memoryview(data)
-
-
 def _read(descriptor: int, into: Any, offset: int) -> None:
   """Fills an array of bytes."""
-  view = _view(into)
+  view = memoryview(into)
   while view:
     count = os.preadv(descriptor, [view], offset)
     if not count:
@@ -397,30 +390,25 @@ def _read(descriptor: int, into: Any, offset: int) -> None:
 
 
 def _write(descriptor: int, data: Any, offset: int) -> None:
-  view = _view(data)
+  view = memoryview(data)
   while view:
     count = os.pwrite(descriptor, view, offset)
     view, offset = view[count:], offset + count
 
 
-class _naming:
+@contextlib.contextmanager
+def _naming(file: pathlib.Path) -> Iterator[None]:
   """Turns faults of the system into one line that names the file."""
-
-  def __init__(self, file: pathlib.Path):
-    self._file = file
-
-  def __enter__(self) -> None:
-    pass
-
-  def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-    if isinstance(error, OSError):
-      lost = error.errno in (errno.ENOENT, errno.EIO)
-      raise RowsError(
-          f'{self._file}: what clients keep cannot be read or written: '
-          f'{error.strerror or error}. ' + (
-              f'Bring back a copy of {self._file.parent}, or remove '
-              f'{self._file.parent.parent}, the whole run, and run again.'
-              if lost else 'Earlier checkpoints are kept; with room and the '
-              'rights to write, training goes on from the newest one.')
-      ) from error
+  try:
+    yield
+  except OSError as error:
+    lost = error.errno in (errno.ENOENT, errno.EIO)
+    raise RowsError(
+        f'{file}: what clients keep cannot be read or written: '
+        f'{error.strerror or error}. ' + (
+            f'Bring back a copy of {file.parent}, or remove '
+            f'{file.parent.parent}, the whole run, and run again.'
+            if lost else 'Earlier checkpoints are kept; with room and the '
+            'rights to write, training goes on from the newest one.')
+    ) from error
 

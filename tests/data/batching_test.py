@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -123,6 +124,18 @@ def test_splitting_deals_all_unlabeled_rows_over_the_labeled_steps():
       assert len(seen) == (0 if empty else steps or max(4, -(-n_u // 2)))
       rows = [row for step in seen for row in step['unlabeled']]
       assert sorted(rows) == sorted(shard.unlabeled[:n_u].tolist())
+
+
+def test_many_rows_are_split_over_many_steps():
+  """Their product is beyond int32."""
+  n, pieces = 100_000, 30_000
+  stream = batching._Stream(jnp.arange(n), jnp.int32(n), 5, jnp.int32(pieces),
+                            True, KEY)
+  order = jnp.arange(n, dtype=jnp.int32)
+  places, mask = jax.jit(lambda steps: lax.map(
+      lambda step: stream.next(order, step)[1:], steps))(jnp.arange(1, pieces))
+  np.testing.assert_array_equal(
+      places[mask > 0], np.arange(n // pieces, n))  # Each row once, in order.
 
 
 def test_local_steps_rule_where_there_are_rows():

@@ -84,6 +84,21 @@ def test_gradients_are_clipped_to_a_norm():
   chex.assert_trees_all_equal(mean_teacher.clip(zero, 2.5), zero)
 
 
+@pytest.mark.parametrize('size', [1e-30, 1e-3, 1.0, 1e19, 3e19, 1e37, 1e38])
+def test_gradients_of_any_size_are_never_longer_than_the_norm(size):
+  grads = [jnp.full(2, 0.6 * size), jnp.full((2, 1), 0.8 * size)]
+  got = np.concatenate([np.ravel(np.float64(x)) for x in mean_teacher.clip(
+      grads, 2.5)])
+  want = np.repeat([0.6, 0.8], 2) * min(size, 2.5 / 2**0.5)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_does_not_pass_for_a_finite_one(value):
+  got = mean_teacher.clip([jnp.array([value, 1.0]), jnp.ones(2)], 2.5)
+  assert not tree.all_finite(got)
+
+
 def still(round_):
   del round_
   return optax.sgd(0.0)

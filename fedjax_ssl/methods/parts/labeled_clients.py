@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import checks, local_training, sampling
@@ -53,17 +54,22 @@ def after_warmup(sampler: sampling.Sampler, num_rounds: int
       with labels, drawn at random if there are more of them than slots; all
       other slots are empty.
   """
+  if not num_rounds:
+    return sampler
+
   def sample(state: State, federation: Federation, key: jax.Array) -> Cohort:
     cohort = sampler(state, federation, key)
     groups, size = cohort.ids.shape
-    labeled = has_labels(federation.clients)
-    draw = jax.random.uniform(jax.random.fold_in(key, 1), labeled.shape)
-    first = jnp.argsort(jnp.where(labeled, draw, 2.0))[:size]
-    ids = jnp.broadcast_to(first.astype(jnp.int32), (groups, size))
-    active = labeled[ids] & (jnp.arange(groups) == 0)[:, None]
-    warm = state.round < num_rounds
-    return Cohort(jnp.where(warm, ids, cohort.ids),
-                  jnp.where(warm, active, cohort.active))
+
+    def warm() -> Cohort:
+      labeled = has_labels(federation.clients)
+      draw = jax.random.uniform(jax.random.fold_in(key, 1), labeled.shape)
+      _, first = lax.top_k(jnp.where(labeled, -draw, -2.0), size)
+      ids = jnp.broadcast_to(first.astype(jnp.int32), (groups, size))
+      return Cohort(ids, labeled[ids] & (jnp.arange(groups) == 0)[:, None])
+
+    # Later rounds do not look at every client.
+    return lax.cond(state.round < num_rounds, warm, lambda: cohort)
   return sample
 
 

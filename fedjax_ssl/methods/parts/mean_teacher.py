@@ -81,7 +81,12 @@ def supervised(task: Task) -> LossFn:
 
 
 def clip(gradients: PyTree, most: float) -> PyTree:
-  """Scales gradients down to a global norm of at most `most`; inf is off."""
+  """Scales gradients down to a global norm of at most `most`; inf is off.
+
+  What is not finite makes NaN, not zeros as in `privacy.clip`: a client that
+  diverges must be seen, so that its update is refused. A factor below what
+  float32 holds, 1.2e-38, is 0.
+  """
   if most == float('inf'):
     return gradients
   norm = tree.global_norm(gradients)
