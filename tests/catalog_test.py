@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import catalog
+from fedjax_ssl.core import optimizers
 from fedjax_ssl.data import augment
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 
@@ -18,7 +19,7 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     'partitions': data.PARTITIONS, 'weak': augment.WEAK,
     'strong': augment.STRONG, 'aggregators': aggregators.AGGREGATORS,
     'server_optimizers': server_optimizers.SERVER_OPTIMIZERS,
-    'attacks': attacks.ATTACKS}
+    'attacks': attacks.ATTACKS, 'lr_schedules': optimizers.SCHEDULES}
 GROUPS = catalog.catalog()
 ENTRIES = [(group, entry) for group in REGISTRIES
            for entry in GROUPS[group].entries]

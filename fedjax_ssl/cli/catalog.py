@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.cli import arguments
-from fedjax_ssl.core import checks, imports, knobs, registry
+from fedjax_ssl.core import checks, imports, knobs, optimizers, registry
 from fedjax_ssl.data import augment, datasets
 from fedjax_ssl.methods.parts import aggregators, attacks, server_optimizers
 from fedjax_ssl.report import printing
@@ -101,6 +101,8 @@ def catalog() -> dict[str, Group]:
           '--server_optimizer=NAME(option=value), --server_learning_rate=RATE',
           _of(server_optimizers.SERVER_OPTIMIZERS)),
       'attacks': Group('--attack=NAME(option=value)', _of(attacks.ATTACKS)),
+      'lr_schedules': Group('--lr_schedule=NAME(option=value)',
+                            _of(optimizers.SCHEDULES)),
   }
 
 

@@ -15,6 +15,7 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 
 def _constant(horizon: int | None) -> Schedule:
+  """Keeps the rate."""
   del horizon
   return lambda round_: jnp.float32(1)
 
@@ -32,7 +33,12 @@ def _share(round_: jax.Array, horizon: int) -> jax.Array:
 
 @knobs.checked()
 def _cosine(horizon: int | None, *, final: float = 0.0) -> Schedule:
-  """Falls like half a cosine from 1 to `final` at the horizon."""
+  """Falls like half a cosine to a share of the rate in the last round.
+
+  Args:
+    horizon: rounds that it spans.
+    final: the share; 0 learns nothing in rounds beyond the horizon.
+  """
   span = _needed(horizon)
   def factor(round_: jax.Array) -> jax.Array:
     wave = 0.5 * (1 + jnp.cos(jnp.pi * _share(round_, span)))
@@ -41,28 +47,49 @@ def _cosine(horizon: int | None, *, final: float = 0.0) -> Schedule:
 
 
 def _fixmatch_cosine(horizon: int | None) -> Schedule:
-  """cos(7 pi t / 16), which ends at 0.195 (arXiv 2001.07685, section 2.3)."""
+  """Falls as cos(7 pi t / 16), t from 0 to 1, to 0.195 of the rate.
+
+  Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, section 2.3.
+
+  Args:
+    horizon: rounds that it spans.
+  """
   span = _needed(horizon)
   return lambda round_: jnp.cos(7 / 16 * jnp.pi * _share(round_, span))
 
 
 @knobs.checked()
 def _linear(horizon: int | None, *, final: float = 0.0) -> Schedule:
-  """Falls linearly from 1 to `final` at the horizon."""
+  """Falls linearly to a share of the rate in the last round.
+
+  Args:
+    horizon: rounds that it spans.
+    final: the share; 0 learns nothing in rounds beyond the horizon.
+  """
   span = _needed(horizon)
   return lambda round_: 1 - (1 - final) * _share(round_, span)
 
 
 @knobs.checked(decay=knobs.Bound(0, 1, above=True))
 def _exponential(horizon: int | None, *, decay: float = 0.99) -> Schedule:
-  """Multiplies the rate by `decay` after every round."""
+  """Multiplies the rate by a factor after every round.
+
+  Args:
+    horizon: is not read.
+    decay: the factor; 1 keeps the rate.
+  """
   del horizon
   return lambda round_: jnp.float32(decay) ** round_
 
 
 @knobs.checked()
 def _warmup_cosine(horizon: int | None, *, rounds: int = 5) -> Schedule:
-  """Rises linearly to 1 in `rounds` rounds, then falls like half a cosine."""
+  """Rises linearly to the rate, then falls to 0 like half a cosine.
+
+  Args:
+    horizon: rounds that both span.
+    rounds: of the rise.
+  """
   span = _needed(horizon)
   def factor(round_: jax.Array) -> jax.Array:
     rising = (round_ + 1) / rounds

@@ -2,12 +2,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-import dataclasses
 import functools
 import inspect
 import io
 import os
-import pathlib
 import tempfile
 from typing import Any
 
@@ -22,11 +20,9 @@ from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.methods.parts import aggregators
 from fedjax_ssl.report import command
 from fedjax_ssl.running import (
-  convolutions,
   devices,
   runs,
   settings,
-  spellings,
 )
 from fedjax_ssl.running import job as job_lib
 from fedjax_ssl.training import environment
@@ -220,23 +216,19 @@ def _jobs(told: config.Config, given: Collection[str],
   """Builds the jobs of the run and its bounds; no folder is touched."""
   devices.join(told)
   environment.keep_programs()
-  told = dataclasses.replace(
-      told, schedule_rounds=job_lib.schedule_rounds(told))
-  dataset = source.load(told)
-  told = runs.decided(setting, told, given, dataset)
-  runs.check_read(setting, told)
-  runs.note_unread(setting, told, dataset)
-  deals = (dict.fromkeys(told.all_seeds, source.partition)
-           if source.partition is not None else
-           runs.deal(setting, told, dataset))
-  told = convolutions.decided(told, dataset, deals)
+
+  def dealt(options: config.Config) -> runs.Dealt:
+    dataset = source.load(options)
+    options = runs.decided(setting, options, given, dataset)
+    return dataset, options, (
+        dict.fromkeys(options.all_seeds, source.partition)
+        if source.partition is not None else
+        runs.deal(setting, options, dataset))
+
   ours = source.dataset is None and (
       settings.SETTINGS.get(setting.name) is setting)
   # A later `fedjax-ssl` command on the folder reads what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
             'script': '' if ours else command.FIT, 'comments': []}
-  plan = runs.wanted(told, pathlib.Path(told.workdir or ''))
-  begun = [one.folder for one in plan if workdir_lib.holds_run(one.folder)]
-  return [spellings.begun(job) for job in runs.build(
-      dataset, deals, told, plan,
-      {k: v for k, v in origin.items() if v != ''}, begun)]
+  return runs.prepared(
+      setting, told, {k: v for k, v in origin.items() if v != ''}, dealt)

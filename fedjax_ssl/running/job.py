@@ -16,7 +16,7 @@ from fedjax_ssl import data, finished, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import checks, rounds, sampling, tree
-from fedjax_ssl.core.types import Federation, State, Task
+from fedjax_ssl.core.types import Federation, Method, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.running import (
@@ -42,8 +42,8 @@ class Job(NamedTuple):
   options: Config  # Every option.
   facts: dict[str, Any]  # What follows from flags and data.
   spec: task_lib.TaskSpec
-  method: Any
-  federations: list[Any]
+  method: Method
+  federations: list[Federation]
   seeds: list[int]
   partitions: list[data.Partition]
   labels: np.ndarray

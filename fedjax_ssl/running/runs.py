@@ -1,7 +1,7 @@
 """The run that the flags ask for, and its bounds: built, trained, shown."""
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -40,6 +40,10 @@ BOUNDS = {
 }
 
 
+# The data, the options as they decide them, and each seed's deal.
+Dealt = tuple[data.Dataset, Config, Mapping[int, data.Partition]]
+
+
 class Planned(NamedTuple):
   """A run, or a bound of one, before it is built."""
 
@@ -67,32 +71,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     options = dataclasses.replace(options, workdir=processes.once(
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
-  processes.once(lambda: check_read(setting, options))
-  horizon = processes.once(lambda: job_lib.schedule_rounds(options))
-  options = dataclasses.replace(options, schedule_rounds=horizon)
-  # As lists where they come from another process.
-  plan = [Planned(*one) for one in processes.once(
-      lambda: wanted(options, workdir))]
-  # Before the data, which may take long to read.
-  processes.once(lambda: task_lib.check_texts(
-      {**vars(options), 'method': options.full_method}))
-  dataset, options, deals = processes.together(
-      lambda: _dealt(setting, options, given))
-  options = convolutions.decided(options, dataset, deals)
-  begun = processes.once(
-      lambda: [one.folder for one in plan
-               if workdir_lib.holds_run(one.folder)])
-  jobs = processes.together(
-      lambda: build(dataset, deals, options, plan, origin, begun))
-  # Once more: the data may name the clients.
-  processes.once(lambda: check_read(setting, jobs[0].options))
-  note_unread(setting, jobs[0].options, dataset)
-  jobs = [spellings.begun(job) for job in jobs]
-  for job in jobs:
-    processes.check_same(
-        {k: v for k, v in job.config.items() if k not in config.PER_PROCESS},
-        'flags')
-    processes.check_same(job.facts, 'data')
+  jobs = prepared(setting, options, origin,
+                  lambda options: _dealt(setting, options, given))
   if options.eval_only:
     for job in jobs:
       execution.evaluate(job)
@@ -114,6 +94,45 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
         raise
     processes.once(lambda: _finish(workdir, runs))
   return [job.folder for job in jobs]
+
+
+def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
+             dealt: Callable[[Config], Dealt]) -> list[job_lib.Job]:
+  """Builds and checks the jobs of a run and its bounds; no folder is touched.
+
+  Args:
+    setting: how rows are dealt.
+    options: what else is asked for, with a workdir.
+    origin: what started the run, to be stored.
+    dealt: gives the data, the options as they decide them, each seed's deal.
+  """
+  workdir = pathlib.Path(options.workdir or '')
+  processes.once(lambda: check_read(setting, options))
+  horizon = processes.once(lambda: job_lib.schedule_rounds(options))
+  options = dataclasses.replace(options, schedule_rounds=horizon)
+  # As lists where they come from another process.
+  plan = [Planned(*one) for one in processes.once(
+      lambda: wanted(options, workdir))]
+  # Before the data, which may take long to read.
+  processes.once(lambda: task_lib.check_texts(
+      {**vars(options), 'method': options.full_method}))
+  dataset, options, deals = processes.together(lambda: dealt(options))
+  options = convolutions.decided(options, dataset, deals)
+  begun = processes.once(
+      lambda: [one.folder for one in plan
+               if workdir_lib.holds_run(one.folder)])
+  jobs = processes.together(
+      lambda: build(dataset, deals, options, plan, origin, begun))
+  # Once more: the data may name the clients.
+  processes.once(lambda: check_read(setting, jobs[0].options))
+  note_unread(setting, jobs[0].options, dataset)
+  jobs = [spellings.begun(job) for job in jobs]
+  for job in jobs:
+    processes.check_same(
+        {k: v for k, v in job.config.items() if k not in config.PER_PROCESS},
+        'flags')
+    processes.check_same(job.facts, 'data')
+  return jobs
 
 
 def check_read(setting: Setting, options: Config) -> None:
@@ -190,8 +209,8 @@ def _readers(name: str) -> str:
 
 
 def _dealt(setting: Setting, options: Config, given: Collection[str]
-           ) -> tuple[data.Dataset, Config, dict[int, data.Partition]]:
-  """Loads the data; returns them, the options decided, each seed's deal."""
+           ) -> Dealt:
+  """Loads the data, and deals them."""
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
   try:

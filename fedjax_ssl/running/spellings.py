@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 import pathlib
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from fedjax_ssl import config
 from fedjax_ssl import task as task_lib
@@ -16,6 +16,9 @@ from fedjax_ssl.core import choices
 from fedjax_ssl.core.registry import parse
 from fedjax_ssl.training import own_code, processes
 from fedjax_ssl.training import workdir as workdir_lib
+
+if TYPE_CHECKING:
+  from fedjax_ssl.running.job import Job
 
 
 def of(spec: task_lib.TaskSpec, profile: str | None) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def of(spec: task_lib.TaskSpec, profile: str | None) -> dict[str, Any]:
   return found
 
 
-def begun(job: Any) -> Any:
+def begun(job: Job) -> Job:
   """Returns the job with its method, model, ... spelled as at the first start.
 
   Args:
@@ -57,7 +60,7 @@ def begun(job: Any) -> Any:
                      f'`choices` entry is malformed ({error!r}).') from error
 
 
-def _without_new(job: Any, stored: Mapping[str, Any]) -> Any:
+def _without_new(job: Job, stored: Mapping[str, Any]) -> Any:
   """Returns the job without options that the run's version did not know.
 
   Their defaults do what that version did. An option with another value stays,
@@ -76,7 +79,7 @@ def _but(names: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
   return {k: v for k, v in values.items() if k not in names}
 
 
-def _begun_facts(job: Any, stored: Mapping[str, Any],
+def _begun_facts(job: Job, stored: Mapping[str, Any],
                  known: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the facts of a job, with the texts of its first start."""
   facts = {**job.facts, 'choices': dict(job.facts['choices'])}
@@ -111,7 +114,7 @@ def first(facts: Mapping[str, Any]) -> dict[str, Any]:
           'profile': chosen['method']['profile']}
 
 
-def may_differ(job: Any) -> tuple[str, ...]:
+def may_differ(job: Job) -> tuple[str, ...]:
   """Returns the flags that may differ from those in a job's folder.
 
   Args:

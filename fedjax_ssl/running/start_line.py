@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import os
 import pathlib
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,16 @@ import numpy as np
 
 from fedjax_ssl import data
 from fedjax_ssl import task as task_lib
-from fedjax_ssl.core import optimizers, registry, rounds, shown
+from fedjax_ssl.config import FieldError
+from fedjax_ssl.core import checks, optimizers, registry, rounds, shown
 from fedjax_ssl.core.types import Shard
 from fedjax_ssl.training import environment
 
+if TYPE_CHECKING:
+  from fedjax_ssl.running.job import Job
 
-def text(job: Any, done: int) -> str:
+
+def text(job: Job, done: int) -> str:
   """Returns the line with which a run starts.
 
   Args:
@@ -68,24 +72,24 @@ def _devices(number: int) -> str:
   return f'{number:,} x {first.device_kind}'
 
 
-def _cohorts(job: Any) -> str:
+def _cohorts(job: Job) -> str:
   """Clients of a round, `5` or `3 groups of 5`; for each pass that differs."""
   return ' + '.join(dict.fromkeys(
       f'{size:,}' if groups == 1 else f'{groups:,} groups of {size:,}'
       for groups, size in job.cohorts)) or 'none'
 
 
-def _steps(job: Any) -> str:
+def _steps(job: Job) -> str:
   """Local steps of the clients that take any; a plus joins several passes."""
   return ' + '.join(_span(_steps_of(job, work)) or '0' for work in job.works)
 
 
-def is_idle(job: Any) -> bool:
+def is_idle(job: Job) -> bool:
   """Returns whether no client ever takes a step, as far as its method says."""
   return bool(job.works) and not any(_steps_of(job, w) for w in job.works)
 
 
-def _steps_of(job: Any, work: rounds.Work) -> list[int]:
+def _steps_of(job: Job, work: rounds.Work) -> list[int]:
   """Steps of a pass, of each client that takes any, in all federations."""
   return [step for f in job.federations for step in _of_clients(
       work, f.clients if f.stream is None else f.stream)]
@@ -106,7 +110,7 @@ def _span(numbers: Iterable[int]) -> str:
   return ' to '.join(f'{n:,}' for n in dict.fromkeys(found[:1] + found[-1:]))
 
 
-def _unseen(job: Any, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
+def _unseen(job: Job, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
   """Returns whether JAX took the CPU, unasked, although there is a GPU.
 
   It only logs why: its build may lack CUDA, or variables may contradict.
@@ -121,20 +125,20 @@ def _unseen(job: Any, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
           'installed?)' if any(devices.glob('nvidia[0-9]*')) else '')
 
 
-def _without_rows(job: Any) -> str:
+def _without_rows(job: Job) -> str:
   """Clients that were dealt no rows, as happens with a small alpha."""
   empty = _span(data.describe(f)['clients_without_rows']
                 for f in job.federations)
   return '' if empty == '0' else f'{empty} clients have no rows'
 
 
-def _natural(job: Any) -> str:
+def _natural(job: Job) -> str:
   """Returns whether the clients are those that the data name."""
   return ('rows are with the clients that the data name'
           if job.options.partition == 'natural' else '')
 
 
-def _rows_left_out(job: Any) -> str:
+def _rows_left_out(job: Job) -> str:
   """Returns how many rows `max_rows` leaves out."""
   if not job.options.max_rows:
     return ''
@@ -144,22 +148,43 @@ def _rows_left_out(job: Any) -> str:
   return f'{beyond:,} others left out by max_rows' if beyond else ''
 
 
-def _schedules(job: Any) -> str:
+def _schedules(job: Job) -> str:
   """Schedules that end before the run, or after it."""
   span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
-  return ('' if span == rounds_ else
-          f'schedules span {span:,} of {rounds_:,} rounds')
+  if span is None or span == rounds_:
+    return ''
+  if not _has_end(job):
+    return f'ramps, if any, span {span:,} of {rounds_:,} rounds'
+  if span > rounds_:
+    return f'stops at round {rounds_:,} of a schedule of {span:,}'
+  return (f'the schedule, {job.spec.lr_schedule}, ends at round {span:,} at '
+          f'{float(_schedule(job, span)(jnp.int32(span))):.3g} of the rate')
 
 
-def last_learning(job: Any) -> int | None:
+def _has_end(job: Job) -> bool:
+  """Returns whether the schedule needs to know how long the run is."""
+  try:
+    _schedule(job, None)
+    return False
+  except FieldError as error:
+    return isinstance(error.__cause__, checks.LengthError)
+
+
+def _schedule(job: Job, span: int | None) -> optimizers.Schedule:
+  return registry.build('lr_schedule', job.spec.lr_schedule,
+                        optimizers.SCHEDULES, span)
+
+
+def last_learning(job: Job) -> int | None:
   """Returns the round at which the schedule ends at a rate of 0, or None."""
   span = job.spec.schedule_rounds
-  factor = registry.build('lr_schedule', job.spec.lr_schedule,
-                          optimizers.SCHEDULES, span)
-  return None if abs(float(factor(jnp.int32(span)))) >= 1e-6 else span
+  if span is None:
+    return None
+  end = float(_schedule(job, span)(jnp.int32(span)))
+  return span if abs(end) < 1e-6 else None
 
 
-def in_vain(job: Any) -> str:
+def in_vain(job: Job) -> str:
   """Says in a line that the last rounds learn nothing; '' if they do."""
   last, rounds_ = last_learning(job), job.options.num_rounds
   if last is None or last >= rounds_:
@@ -169,7 +194,7 @@ def in_vain(job: Any) -> str:
           f'longer begin anew with {rounds_:,} rounds.')
 
 
-def _attacked(job: Any) -> str:
+def _attacked(job: Job) -> str:
   """Returns the clients that attack, for each seed."""
   found = job.facts.get('hostile_clients', {})
   said = [', '.join(map(str, clients)) or 'none' for clients in found.values()]
@@ -179,7 +204,7 @@ def _attacked(job: Any) -> str:
   return f'{job.spec.attack} by clients {" and ".join(said)}' if said else ''
 
 
-def _open_bounds(job: Any) -> str:
+def _open_bounds(job: Job) -> str:
   """Returns whether bounds learn the labels that the method keeps private."""
   from fedjax_ssl.report import study
   noisy = study.noisy_networks({'method': job.spec.method})
@@ -188,12 +213,12 @@ def _open_bounds(job: Any) -> str:
   return 'its bounds learn from the same labels without noise (--nobounds)'
 
 
-def _switched_off(job: Any) -> str:
+def _switched_off(job: Job) -> str:
   """Knobs whose value switches something off."""
   return '; '.join(task_lib.notes(job.spec))
 
 
 # Each takes the job and returns a note for the line, or ''.
-NOTES: tuple[Callable[[Any], str], ...] = (
+NOTES: tuple[Callable[[Job], str], ...] = (
     _unseen, _natural, _rows_left_out, _without_rows, _schedules, _attacked,
     _open_bounds, _switched_off)
