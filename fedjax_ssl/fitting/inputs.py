@@ -74,10 +74,15 @@ def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
   names = {'train': 'train', 'test': 'test'}
   if 'x_val' in given:
     names['validation'] = 'val'
-  parts, classes = datasets.files.named_parts({
-      part: (_array(f'x_{key}', given), _array(f'y_{key}', given))
-      for part, key in names.items()})
-  return _dataset('arrays', parts)._replace(class_names=classes)
+  made = files.of_arrays(
+      {part: (_array(f'x_{key}', given), _array(f'y_{key}', given))
+       for part, key in names.items()},
+      {key: _array(key, given) for key in files.BESIDE if key in given})
+  owner, clients = None, None
+  if 'train' in made.clients:
+    owner, clients = datasets.names.owners(made.clients['train'])
+  return _dataset('arrays', made.parts)._replace(
+      owner=owner, client_names=clients, class_names=made.class_names)
 
 
 def _array(key: str, given: Mapping[str, Any]) -> np.ndarray:

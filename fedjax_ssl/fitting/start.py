@@ -60,9 +60,9 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     method: a name with knobs if any, as in 'fixmatch(threshold=0.8)', or a
       function (task, *, knobs) -> Method.
     dataset: a name that `data.load` knows; the arrays x_train, y_train, x_test
-      and y_test, in this order or by name, images as `data.datasets.files` says
-      (they are not mirrored; a data.Dataset says more); or a Federation, whose
-      rows stay where they are.
+      and y_test, in this order or by name, then with all else that
+      `data.datasets.files.read_npz` takes (images are not mirrored; a
+      data.Dataset says more); or a Federation, whose rows stay where they are.
     workdir: folder for all that the programs write. A run that is in it is
       continued, and options that are not given are taken from it, except for
       method and dataset. None leaves nothing behind.

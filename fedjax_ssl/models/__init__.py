@@ -203,18 +203,18 @@ def _own(text: str, shape: tuple[int, ...], num_classes: int, norm: str | None,
 
 
 def _check_shape(name: str, facts: Facts, shape: tuple[int, ...]) -> None:
+  """Raises FieldError for inputs that the network does not take."""
+  def refuse(takes: str) -> checks.FieldError:
+    return checks.FieldError('model', name, f'takes {takes}; inputs here are '
+                             f'of shape {shape}.')
   if facts.text and len(shape) not in (1, 2):
-    raise ValueError(f'input_shape is {shape}; model {name!r} needs '
-                     '(tokens,) or (tokens, numbers).')
+    raise refuse('texts: (tokens,) or (tokens, numbers)')
   if facts.smallest == 1:
     return
   if len(shape) != 3:
-    raise ValueError(f'input_shape is {shape}; model {name!r} needs '
-                     '(height, width, channels).')
+    raise refuse('images: (height, width, channels)')
   if min(shape[:2]) < facts.smallest:
-    raise ValueError(
-        f'input_shape is {shape}; model {name!r} needs images of at least '
-        f'{facts.smallest}x{facts.smallest}.')
+    raise refuse(f'images of at least {facts.smallest}x{facts.smallest}')
 
 
 def _pure(module: nn.Module, shape: tuple[int, ...], norm: str,

@@ -162,8 +162,9 @@ def check_read(setting: Setting, options: Config) -> None:
     default = _default(setting, name)
     raise FieldError(
         name, getattr(options, name),
-        ('the data name the clients' if natural else
-         f'only {_readers(name)} read it') + f'; leave it out or at {default}.')
+        f'the data name the clients; leave it out or at {default}, or give '
+        '--partition=setting to have the rows dealt.' if natural else
+        f'only {_readers(name)} read it; leave it out or at {default}.')
 
 
 def note_unread(setting: Setting, options: Config, dataset: data.Dataset

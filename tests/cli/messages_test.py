@@ -186,7 +186,8 @@ def test_alpha_is_refused_where_the_data_name_the_clients(refuse, tmp_path):
   own = (f'--data_dir={tmp_path}', '--dataset=pets', '--alpha=0.1')
   line = refuse(*own, setting=settings.SETTINGS['own_data'])
   assert line == ('error: --alpha=0.1: the data name the clients; leave it '
-                  'out or at 0.3.')
+                  'out or at 0.3, or give --partition=setting to have the '
+                  'rows dealt.')
 
 
 def test_alpha_and_dirichlet_go_on_in_settings_that_read_it_and_in_stored_runs(

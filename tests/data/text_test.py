@@ -46,6 +46,8 @@ def test_a_data_set_encodes_texts_as_its_own(folder):
   np.testing.assert_array_equal(mixed.encode(test), whole.test.inputs)
   with pytest.raises(ValueError, match='digits has no vocabulary'):
     data.load('digits').encode(test)
+  with pytest.raises(TypeError, match=r"encode takes a list of texts: \['b'\]"):
+    whole.encode('b')
 
 
 def test_split_depends_on_the_text_alone():

@@ -331,6 +331,28 @@ def test_arrays_functions_and_seeds():
   fedjax_ssl.methods.METHODS.pop('mine')
 
 
+def test_arrays_may_name_classes_and_clients():
+  """As the keys of a file: clients keep their rows, predictions have names."""
+  rng = np.random.default_rng(0)
+  sizes = {'train': 90, 'test': 30}
+  owner = np.array(['ann', 'bob', 'cid'])[rng.integers(3, size=90)]
+  given = {'class_names': np.array(['no', 'yes']), 'client_train': owner}
+  for part, size in sizes.items():
+    given[f'x_{part}'] = rng.integers(256, size=(size, 8, 8), dtype=np.uint8)
+    given[f'y_{part}'] = np.arange(size) % 2
+  run = fedjax_ssl.fit('fedavg', given, rounds=1, model='linear', cohort_size=2,
+                       local_steps=1, labels_per_class=9, progress=False)
+  assert run.class_names == ('no', 'yes')
+  federation, = run.federations.values()
+  held = sum(map(np.asarray, data.class_counts(federation)))
+  dealt = np.unique(owner, return_counts=True)[1]
+  # But for those held out for validation.
+  assert len(held) == 3 and (held.sum(1) <= dealt).all()
+  assert held.sum() == 90 - len(federation.validation.labels)
+  with pytest.raises(ValueError, match='client_train has 89 entries'):
+    fedjax_ssl.fit('fedavg', {**given, 'client_train': owner[1:]})
+
+
 def test_rounds_at_a_rate_of_zero(capsys):
   begin = functools.partial(
       fedjax_ssl.fit, 'fedavg', 'digits', model='linear', clients=2, seed=0,

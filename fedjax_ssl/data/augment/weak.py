@@ -25,8 +25,9 @@ def check(images: Array, channels: tuple[int, ...]) -> None:
   """Raises ValueError unless images are uint8[B, H, W, C], C allowed."""
   if (images.ndim != 4 or images.dtype != np.uint8
       or images.shape[-1] not in channels):
-    raise ValueError(f'images are {images.dtype}{list(images.shape)}; needed '
-                     f'are uint8[B, H, W, C] with C in {channels}.')
+    raise ValueError(
+        f'takes images, uint8[H, W, C] with C in {channels}; inputs here are '
+        f'{images.dtype}{list(images.shape[1:])}.')
 
 
 def none(*, flip: bool = True) -> View:

@@ -64,8 +64,11 @@ class Dataset(NamedTuple):
     """Turns texts into inputs, token ids int32[D, T], as its own were.
 
     Raises:
+      TypeError: for one text that is in no list.
       ValueError: if it holds no texts, or their vectors.
     """
+    if isinstance(texts, str):
+      raise TypeError(f'encode takes a list of texts: [{texts[:40]!r}].')
     if self.vocabulary is None:
       raise ValueError(f'{self.name} has no vocabulary, as data sets of texts '
                        'have without embeddings.')
@@ -89,7 +92,8 @@ def register(name: str, *, flip: bool | None = None
 
   The function takes no arguments, and is called when the set is loaded. It may
   return `validation` too; or, as for `fit`, (x_train, y_train, x_test, y_test)
-  or a dict of these. Images and labels are as `files.read_npz` takes them.
+  or a dict of these. All is as `files.read_npz` takes it; a dict may hold
+  `class_names` and `client_train`, too.
 
   Args:
     name: see `core.registry.register`.
@@ -236,27 +240,30 @@ def _registered(name: str) -> files.Source | None:
   except TypeError as error:
     raise DataError(f'data set {name!r}: its function must take no arguments '
                     f'({error})') from error
-  made = _by_part(name, builder())
+  made, beside = _by_part(name, builder())
   try:
-    parts, class_names = files.named_parts({
+    return files.of_arrays({
         part: (np.asarray(inputs), np.asarray(labels))
-        for part, (inputs, labels) in made.items()})
-    return files.Source(parts, {}, class_names)
+        for part, (inputs, labels) in made.items()}, beside)
   except (DataError, TypeError, ValueError) as error:
     raise DataError(f'{name}: {error}') from error
 
 
-def _by_part(name: str, made: Any) -> Mapping[str, Any]:
-  """Returns what a function gave as inputs and labels of each part."""
+def _by_part(name: str, made: Any
+             ) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
+  """Returns inputs and labels of each part, and what a function said beside."""
   if isinstance(made, tuple | list) and len(made) == len(files.KEYS):
     made = dict(zip(files.KEYS, made, strict=True))
+  beside = {key: np.asarray(made[key]) for key in files.BESIDE
+            if isinstance(made, Mapping) and key in made}
   if isinstance(made, Mapping) and {'train', 'test'} <= {*made}:
-    return made
+    return {part: one for part, one in made.items()
+            if part not in beside}, beside
   if not isinstance(made, Mapping):
     why = f'not {type(made).__name__}'
   elif not (why := files.unfit(made)):
-    return {part: (made[inputs], made[labels])
-            for part, (inputs, labels) in files.PARTS.items() if inputs in made}
+    return {part: (made[inputs], made[labels]) for part, (inputs, labels)
+            in files.PARTS.items() if inputs in made}, beside
   raise DataError(f"data set '{name}': its function must give {{'train': "
                   "(x, y), 'test': (x, y)}, or x_train, y_train, x_test and "
                   f'y_test as a tuple or dict; {why}')

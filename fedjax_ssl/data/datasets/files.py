@@ -61,17 +61,7 @@ def read_npz(path: pathlib.Path) -> Source:
     DataError: if the file is broken or the arrays do not make a data set.
   """
   try:
-    arrays, beside = _read(path)
-    parts, names = named_parts(arrays, beside.get(_CLASSES))
-    clients = {}
-    if _CLIENTS in beside:
-      clients = {'train': beside[_CLIENTS]}
-      if len(np.atleast_1d(beside[_CLIENTS])) != len(parts['train'].labels):
-        raise DataError(
-            f'{_CLIENTS} has {np.atleast_1d(beside[_CLIENTS]).shape[0]} '
-            f'entries, and train {len(parts["train"].labels)} rows')
-      names_lib.owners(beside[_CLIENTS])
-    return Source(parts, clients, names)
+    return of_arrays(*_read(path))
   except DataError as error:
     raise DataError(f'{path}: {error}') from None
 
@@ -79,21 +69,44 @@ def read_npz(path: pathlib.Path) -> Source:
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-# Of examples given as arrays.
+# Of examples given as arrays, and what may be said of them.
 KEYS = PARTS['train'] + PARTS['test']
+BESIDE = (_CLIENTS, _CLASSES)
 
 
 def unfit(names: Collection[str]) -> str:
   """Says which of `KEYS` is missing, or what is none; '' if it is a data set.
 
-  `x_val` and `y_val` may be there too, both.
+  `x_val` and `y_val` may be there too, both, and each of `BESIDE`.
   """
   held_out = PARTS['validation']
   wanted = (*KEYS, *(held_out if {*held_out} & {*names} else ()))
   absent = [key for key in wanted if key not in names]
-  strange = [key for key in names if key not in (*KEYS, *held_out)]
+  strange = [key for key in names if key not in (*KEYS, *held_out, *BESIDE)]
   return (f'{absent[0]} is missing' if absent else
           f'{strange[0]!r} is none of them' if strange else '')
+
+
+def of_arrays(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
+              beside: Mapping[str, np.ndarray]) -> Source:
+  """Makes a Source of raw arrays; see `read_npz`.
+
+  Args:
+    arrays: images and labels of each part.
+    beside: some of `BESIDE`.
+
+  Raises:
+    DataError: if the arrays do not make a data set.
+  """
+  parts, names = named_parts(arrays, beside.get(_CLASSES))
+  if _CLIENTS not in beside:
+    return Source(parts, {}, names)
+  owners, rows = np.asarray(beside[_CLIENTS]), len(parts['train'].labels)
+  if len(np.atleast_1d(owners)) != rows:
+    raise DataError(f'{_CLIENTS} has {len(np.atleast_1d(owners))} entries, and '
+                    f'train {rows} rows')
+  names_lib.owners(owners)
+  return Source(parts, {'train': owners}, names)
 
 
 def named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],

@@ -29,7 +29,9 @@ def as_words(kind: str, values: np.ndarray) -> np.ndarray:
       raise DataError(f'{kind} holds words that are no UTF-8') from None
   empty = np.flatnonzero(np.char.strip(values) == '')
   if empty.size:
-    raise DataError(f'{kind} has no word in row {empty[0]}')
+    of_none = (f'; that of a row without a label is {NONE}'
+               if kind == 'labels of train' else '')
+    raise DataError(f'{kind} has no word in row {empty[0]}{of_none}')
   return values
 
 
