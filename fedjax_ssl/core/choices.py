@@ -76,7 +76,8 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any]
 
   New knobs are left out: their defaults are meant to change nothing.
   """
-  return {knob: (old, now.get(knob, GONE)) for knob, old in was.items()
+  return {knob: (old, now.get(knob, GONE))
+          for knob, old in with_new_names(was, now).items()
           if knob not in now or now[knob] != old}
 
 

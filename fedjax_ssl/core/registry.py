@@ -26,6 +26,7 @@ Given = TypeVar('Given')  # What a registry is given to make a builder of.
 
 # Knobs that had another name: texts that were stored with it are still read.
 RENAMED = {'labeled_say': 'labeled_client_weight',
+           'max_norm': 'clip_norm',
            'labeled_weight': 'labeled_client_weight'}
 
 

@@ -95,7 +95,7 @@ class _Settings(NamedTuple):
   local_residual: float
   server_residual: float
   unlabeled_rate: float
-  max_norm: float
+  clip_norm: float
   labeled_client_weight: float
   keep_momentum: bool
   warm: int  # Rounds.
@@ -166,7 +166,7 @@ def kept_labels(probabilities: Array, shares: Array, *, base: float = 0.84,
 def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
            rare: float = 0.03, passes: int = 1, interval: int = 5,
            local_residual: float = 0.8, server_residual: float = 0.5,
-           unlabeled_rate: float = 2 / 3, max_norm: float = 5.0,
+           unlabeled_rate: float = 2 / 3, clip_norm: float = 5.0,
            labeled_client_weight: float = 1.0, keep_momentum: bool = True,
            warmup: float = 0.083) -> Method:
   """Keeps confident labels for a round, by thresholds that follow class shares.
@@ -189,7 +189,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
     server_residual: the same of the server; 0 is off.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; the authors' are 0.02 and 0.03.
-    max_norm: gradients are scaled down to this norm; inf is off.
+    clip_norm: gradients are scaled down to this norm; inf is off.
     labeled_client_weight: factor on the weight of a client with labels, the
       authors' 10 for skin lesions.
     keep_momentum: whether clients keep their optimizer's state between rounds,
@@ -207,7 +207,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
   labeled_clients.check_labels_at(task)
   labeled_clients.check_passes(task, passes)
   s = _Settings(base, max_threshold, rare, passes, interval, local_residual,
-                server_residual, unlabeled_rate, max_norm,
+                server_residual, unlabeled_rate, clip_norm,
                 labeled_client_weight, keep_momentum,
                 labeled_clients.warmup_rounds(task, warmup))
 
@@ -313,7 +313,7 @@ def _trained(task: Task, s: _Settings, of_kept: LossFn, model: Variables,
           model.params), jnp.int32(0))
   step = mean_teacher.step(
       task, mean_teacher.supervised(task), of_kept, optimizer,
-      max_norm=s.max_norm, unlabeled_rate=s.unlabeled_rate, labelings=0)
+      clip_norm=s.clip_norm, unlabeled_rate=s.unlabeled_rate, labelings=0)
   if not s.local_residual:
     return local_training.train(step, learner, made, key)
   epoch = batching.num_steps(

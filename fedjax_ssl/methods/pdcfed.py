@@ -196,7 +196,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
            least_weight: float = 0.6, unlabeled_weight: float | None = None,
            entropy_weight: float = 1e-3, temperature: float = 0.9,
            decay: float = 0.999, passes: int = 1, unlabeled_rate: float = 0.7,
-           labeled_client_weight: float = 6.0, max_norm: float = 5.0,
+           labeled_client_weight: float = 6.0, clip_norm: float = 5.0,
            keep_momentum: bool = True) -> Method:
   """Learns from sure rows, and from others that a strong view hardly changes.
 
@@ -223,7 +223,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
     unlabeled_rate: learning rate of clients without labels over that of the
       others; a third for CIFAR-100.
     labeled_client_weight: factor on the weight of a client with labels.
-    max_norm: gradients are scaled down to this norm; inf is off.
+    clip_norm: gradients are scaled down to this norm; inf is off.
     keep_momentum: whether clients keep their optimizer's state between rounds,
       which takes as much memory as a model each; else it starts anew.
 
@@ -244,7 +244,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
   s = _Settings(threshold, low_threshold, least_weight,
                 entropy_weight=entropy_weight, temperature=temperature,
                 decay=decay, **chosen)
-  local = alternate.Settings(0.0, max_norm, keep_momentum, 0, 0)
+  local = alternate.Settings(0.0, clip_norm, keep_momentum, 0, 0)
   task = alternate.settled(task, local)
 
   def init(key: jax.Array, federation: Federation

@@ -120,7 +120,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
 @knobs.checked(_PROFILES)
 def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            unlabeled_weight: float = 0.02, temperature: float = 0.5,
-           decay: float = 0.999, max_norm: float = 5.0,
+           decay: float = 0.999, clip_norm: float = 5.0,
            unlabeled_rate: float | None = None, beta: float | None = None,
            labeled_beta: float | None = None,
            labeled_multiplier: float | None = None,
@@ -148,7 +148,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
       but for weight decay.
     temperature: of the sharpening; 1 does not sharpen.
     decay: of the teacher in the long run; it is lower in the first steps.
-    max_norm: gradients are scaled down to this norm; inf is off.
+    clip_norm: gradients are scaled down to this norm; inf is off.
     unlabeled_rate: learning rate of clients without labels over that of the
       others; None is the profile's, as for the next four.
     beta: scale of the distance in groups without labels, in examples per unit
@@ -188,7 +188,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
   def client_update(payload: assemble.Server, client: Client, key) -> Update:
     one = mean_teacher.step(task, mean_teacher.supervised(task), unlabeled_loss,
                             task.optimizer(client.round), decay=decay,
-                            max_norm=max_norm,
+                            clip_norm=clip_norm,
                             unlabeled_rate=chosen['unlabeled_rate'],
                             teacher_stats=chosen['stats'])
     model, memory, metrics = mean_teacher.train(task, one, payload.model,

@@ -43,7 +43,7 @@ def test_every_profile_is_known_with_what_it_stands_for(name):
     ('uda(threshold=0.5)', {'tsa': 'exp', 'threshold': 0.5},
      "uda(threshold=0.5, tsa='exp')"),
     ('rscfed(groups=2)', {'max_norm': float('inf')},
-     'rscfed(groups=2, max_norm=1e999)')])
+     'rscfed(groups=2, clip_norm=1e999)')])
 def test_a_text_is_renewed(text, was, today):
   assert task.renewed('method', text, was) == today
   assert not choices.changed(was, choices.resolved(today, methods.METHODS))

@@ -30,7 +30,7 @@ def test_three_rounds_of_three_clients():
         local_epochs=int(STORED['epochs']))
     slow = float(STORED['slow'] / STORED['rate'])
     method = methods.make(
-        f'cbafed(warmup=0.0, max_norm={STORED["max_norm"]}, '
+        f'cbafed(warmup=0.0, clip_norm={STORED["max_norm"]}, '
         f'unlabeled_rate={slow})', task)
     data = ours.federation(STORED['inputs'], STORED['labels'],
                            STORED['b1'].size, *SIZES)

@@ -18,7 +18,7 @@ def test_two_rounds_of_two_clients():
   knobs = {'threshold': 'tau_upper', 'low_threshold': 'tau_lower',
            'least_weight': 'sigma', 'unlabeled_weight': 'lambda_u',
            'entropy_weight': 'lambda_e', 'temperature': 'temper',
-           'decay': 'average', 'max_norm': 'max_norm'}
+           'decay': 'average', 'clip_norm': 'max_norm'}
   given = {name: float(STORED[theirs]) for name, theirs in knobs.items()}
   given['unlabeled_rate'] = float(STORED['slow'] / STORED['rate'])
   text = ', '.join(f'{name}={value}' for name, value in given.items())

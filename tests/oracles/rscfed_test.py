@@ -19,7 +19,7 @@ def _method(which: int, literal: bool) -> Method:
   name, (fast, slow) = str(STORED['optimizers'][which]), STORED['rates'][which]
   told = {knob: float(STORED[option]) for knob, option in (
       ('unlabeled_weight', 'lambda_u'), ('decay', 'ema_decay'),
-      ('max_norm', 'max_grad_norm'), ('labeled_multiplier', 'w_mul_times'),
+      ('clip_norm', 'max_grad_norm'), ('labeled_multiplier', 'w_mul_times'),
       ('labeled_beta', 'sup_scale'), ('beta', 'dist_scale'))}
   told['unlabeled_rate'] = float(slow / fast)
   knobs = ', '.join(f'{knob}={value}' for knob, value in told.items())

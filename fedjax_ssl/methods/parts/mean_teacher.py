@@ -114,7 +114,7 @@ def _part(present: Array, loss_fn: Callable[[Variables], Any],
 
 def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
          optimizer: optax.GradientTransformation, *, decay: float = 0.999,
-         max_norm: float = float('inf'), labeled_rate: Number = 1.0,
+         clip_norm: float = float('inf'), labeled_rate: Number = 1.0,
          unlabeled_rate: Number = 1.0, teacher_stats: str = 'first',
          labelings: int = 1) -> local_training.Step:
   """Makes an optimizer step on the kinds of rows that the batch holds.
@@ -130,7 +130,7 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
     optimizer: of both kinds.
     decay: see `teacher_decay`; the teacher moves after each step on unlabeled
       rows.
-    max_norm: gradients are scaled down to this global norm; inf is off.
+    clip_norm: gradients are scaled down to this global norm; inf is off.
     labeled_rate: factor on the step of a client with labels.
     unlabeled_rate: factor on the step of a client without.
     teacher_stats: normalization statistics of the teacher: 'first', those it
@@ -154,7 +154,7 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
             m, learner.teacher, batch.unlabeled, keys[1]),
         model._replace(stats=stats))
     params, opt_state = local_training.descend(
-        optimizer, clip(tree.add(grads, grads_u), max_norm), learner.opt_state,
+        optimizer, clip(tree.add(grads, grads_u), clip_norm), learner.opt_state,
         model.params, jnp.where(known, labeled_rate, unlabeled_rate))
     student = Variables(params, network.next_stats(task, model.stats, stats))
     teacher = learner.teacher
