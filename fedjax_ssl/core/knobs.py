@@ -91,25 +91,29 @@ def over(value: float, words: str) -> Case:
   return Case(math.nextafter(value, math.inf), math.inf, words)
 
 
-def _weight(what: str) -> Bound:
+def weight(what: str) -> Bound:
+  """Returns the bound of a weight of `what`, which 0 switches off."""
   return Bound(cases=(at(0, f'{what} is off'),))
 
 
-def _whole(least: int, most: int, *cases: Case) -> Bound:
+def whole(least: int, most: int, *cases: Case) -> Bound:
+  """Returns the bound of a whole number."""
   return Bound(least, most, whole=True, cases=cases)
 
 
-def _share(*cases: Case) -> Bound:
+def share(*cases: Case) -> Bound:
+  """Returns the bound of a share, 0 to 1."""
   return Bound(0, 1, cases=cases)
 
 
-def _factor(what: str) -> Bound:
+def factor(what: str) -> Bound:
+  """Returns the bound of a factor on the rate of `what`."""
   return Bound(cases=(at(0, f'{what} stay where they start'),))
 
 
 # Loops over views are unrolled, and thousands would compile forever.
-_UNROLLED = 64
-_STEPS = 1_000_000  # More would overflow counts of rows.
+UNROLLED = 64
+STEPS = 1_000_000  # More would overflow counts of rows.
 
 # A probability is at most 1, so 1.1 says "none"; 2 or 95 is a slip.
 CONFIDENCE = Bound(0, 1.1, cases=(
@@ -122,8 +126,8 @@ RATE = Bound(above=True)
 MOMENTUM = Bound(0, 1, below=True)
 WEIGHT_DECAY = Bound()
 # The decay of a moving average over batches.
-AVERAGE = _share(at(0, 'only the last batch counts'),
-                 at(1, 'averages stay where they start'))
+AVERAGE = share(at(0, 'only the last batch counts'),
+                at(1, 'averages stay where they start'))
 PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
                  needs=Needs('server', ('fedprox',)))
 
@@ -131,96 +135,37 @@ PROXIMAL = Bound(cases=(at(0, 'the pull to the received model is off'),),
 CLIENT_FACTOR = Bound(cases=(at(0, 'clients with labels do not count'),))
 
 BOUNDS: dict[str, Bound] = {
-    'agreement_weight': _weight('the vote of the helpers'),
     'alpha': Bound(0, 1e6, cases=(at(0, 'rows are not mixed'),)),
-    'beta': Bound(infinite=True, cases=(
-        at(0, 'groups are averaged as in FedAvg'),)),
     'clip_norm': Bound(above=True, infinite=True),
-    'confidence': Bound(0, 1.1, cases=(
-        over(1, 'no row enters a relation matrix'),)),
-    'consistency': _weight('consistency'),
-    'consistency_weight': _weight('consistency'),
-    'convs': _whole(2, 3),
-    'cutout': _whole(0, 2**31 - 1, at(0, 'nothing is cut out')),
-    'decay': _share(at(0, 'the teacher is its student'),
-                    at(1, 'the teacher never moves')),
-    'delta_threshold': Bound(),
-    'density': _share(at(0, 'clients send nothing of psi')),
-    'depth': _whole(0, 32),
-    'fairness_weight': _weight('the fairness term'),
-    'final': _share(),
-    'final_weight': _weight('learning from accepted labels'),
-    'fine_tune_steps': _whole(0, _STEPS),
-    'gan_rate': Bound(above=True),
-    'gan_width': _whole(1, 1024),
-    'groups': _whole(1, 1000),
-    'helper_interval': _whole(1, 2**31 - 1),
-    'hidden': _whole(1, 65536),
-    'instance_weight': _weight('telling rows apart'),
-    'l1': Bound(),
-    'l2': Bound(),
-    'label_smoothing': Bound(0, 1, below=True),
+    'consistency_weight': weight('consistency'),
+    'cutout': whole(0, 2**31 - 1, at(0, 'nothing is cut out')),
+    'decay': share(at(0, 'the teacher is its student'),
+                   at(1, 'the teacher never moves')),
+    'final': share(),
+    'hidden': whole(1, 65536),
     'labeled_client_weight': Bound(above=True),
-    'labeled_beta': Bound(infinite=True, cases=(
-        at(0, 'groups with labels are averaged as in FedAvg'),)),
-    'labeled_multiplier': Bound(cases=(
-        at(0, 'clients with labels do not count in their groups'),)),
-    'labeled_rate': _factor('clients with labels'),
-    'labeled_steps': _whole(0, _STEPS),
     'labeled_weight': Bound(cases=(at(0, 'labels do not count'),)),
-    'levels': _whole(1, 1000),
-    'local_share': _share(at(0, 'the model in training labels nothing'),
-                          at(1, 'only the model in training labels')),
-    'magnitude': _whole(0, 1000),
-    'main_steps': _whole(1, _STEPS),
-    'max_entropy': Bound(cases=(at(0, 'no row enters a relation matrix'),)),
-    'max_gib': Bound(),
-    'max_norm': Bound(above=True, infinite=True),
+    'magnitude': whole(0, 1000),
     'max_threshold': Bound(0, 1, above=True),
-    'mix_weight': _weight('mixing'),
     'mu': PROXIMAL,
-    'neighbourhood_weight': _weight('the neighbourhood term'),
-    'noise_size': _whole(1, 65536),
-    'num_helpers': _whole(0, _UNROLLED, at(0, 'clients help nobody')),
-    'num_ops': _whole(0, 1000, at(0, 'no operation is drawn')),
-    'num_shared': _whole(0, 2**31 - 1),
-    'num_sigmas': Bound(cases=(at(0, 'every row counts the same'),)),
-    'num_views': _whole(1, _UNROLLED),
-    'pad': _whole(0, 2**31 - 1, at(0, 'images are not moved')),
-    'passes': _whole(1, 1000),
-    'patience': _whole(1, 2**31 - 1),
-    'pretrain': _share(at(1, 'only labels are learnt, in the first phase')),
-    'probability': _share(at(0, 'no operation is applied')),
-    'psi_init': Bound(),
-    'psi_threshold': Bound(),
-    'ramp': _share(),
-    'relation_weight': _weight('relation matching'),
-    'rho': Bound(cases=(
-        at(0, 'what sharpness-aware consistency teaches is nothing'),)),
-    'rounds': _whole(1, 2**31 - 1),
-    'scale': Bound(cases=(at(0, 'what unlabeled rows teach is off'),)),
+    'num_ops': whole(0, 1000, at(0, 'no operation is drawn')),
+    'num_views': whole(1, UNROLLED),
+    'pad': whole(0, 2**31 - 1, at(0, 'images are not moved')),
+    'passes': whole(1, 1000),
+    'ramp': share(),
     'server_momentum': Bound(0, 1, below=True, cases=(
         at(0, 'the server has no momentum'),)),
-    'sharpening': Bound(above=True),
-    'sharpness_weight': _weight('sharpness-aware consistency'),
-    'shift': _whole(0, 2**31 - 1, at(0, 'images are not moved')),
-    'side': _whole(0, 2**31 - 1, at(0, 'nothing is cut out')),
-    'size': _whole(1, 65536),
-    'stats_clients': _whole(0, 2**31 - 1),
+    'size': whole(1, 65536),
+    'stats_clients': whole(0, 2**31 - 1),
     'temperature': Bound(),
     'threshold': CONFIDENCE,
-    'unlabeled_rate': _factor('clients without labels'),
-    'unlabeled_steps': _whole(0, _STEPS),
-    'unlabeled_weight': _weight('what unlabeled rows teach'),
-    'vertical': _share(),
-    'virtual_rate': Bound(cases=(at(0, 'the virtual step is none'),)),
-    'vocabulary': _whole(2, 10_000_000),
-    'wait_steps': _whole(0, _STEPS),
-    'warmup': _share(at(1, 'only clients with labels train')),
-    'warmup_passes': _whole(0, 1000),
-    'warmup_steps': _whole(0, _STEPS),
-    'stride': _whole(1, 64),
-    'width': _whole(1, 8192),
+    'unlabeled_rate': factor('clients without labels'),
+    'unlabeled_weight': weight('what unlabeled rows teach'),
+    'vocabulary': whole(2, 10_000_000),
+    'warmup': share(at(1, 'only clients with labels train')),
+    'warmup_passes': whole(0, 1000),
+    'stride': whole(1, 64),
+    'width': whole(1, 8192),
 }
 
 

@@ -82,7 +82,7 @@ def _exponential(horizon: int | None, *, decay: float = 0.99) -> Schedule:
   return lambda round_: jnp.float32(decay) ** round_
 
 
-@knobs.checked()
+@knobs.checked(rounds=knobs.whole(1, 2**31 - 1))
 def _warmup_cosine(horizon: int | None, *, rounds: int = 5) -> Schedule:
   """Rises linearly to the rate, then falls to 0 like half a cosine.
 

@@ -93,11 +93,16 @@ class _Settings(NamedTuple):
 _PROFILES = {'sgd': {'scale': 0.1}, 'official': {'scale': 15.0}}
 
 
-@knobs.checked(_PROFILES, temperature=knobs.Bound(above=True),
-               confidence=knobs.CONFIDENCE._replace(cases=(
-                   knobs.over(1, 'relations are not matched'),)),
-               max_entropy=knobs.Bound(cases=(
-                   knobs.at(0, 'relations are not matched'),)))
+@knobs.checked(
+    _PROFILES, temperature=knobs.Bound(above=True),
+    confidence=knobs.CONFIDENCE._replace(cases=(
+        knobs.over(1, 'relations are not matched'),)),
+    max_entropy=knobs.Bound(cases=(
+        knobs.at(0, 'relations are not matched'),)),
+    label_smoothing=knobs.Bound(0, 1, below=True),
+    labeled_rate=knobs.factor('clients with labels'),
+    relation_weight=knobs.weight('relation matching'),
+    scale=knobs.Bound(cases=(knobs.at(0, 'what unlabeled rows teach is off'),)))
 def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
            consistency_weight: float = 1.0, scale: float | None = None,
            confidence: float = 0.3, max_entropy: float = 2.0,

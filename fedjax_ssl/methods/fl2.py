@@ -118,7 +118,10 @@ def ascent(params: PyTree, gradient: PyTree, *, rho: float) -> PyTree:
   return tree.scale(jax.tree.map(jnp.multiply, units, scaled), length)
 
 
-@knobs.checked()
+@knobs.checked(
+    rho=knobs.Bound(cases=(
+        knobs.at(0, 'what sharpness-aware consistency teaches is nothing'),)),
+    sharpness_weight=knobs.weight('sharpness-aware consistency'))
 def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
         rho: float = 0.1, sharpness_weight: float = 1.0,
         unlabeled_weight: float = 1.0, weighting: str = 'status',

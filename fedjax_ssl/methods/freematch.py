@@ -58,7 +58,9 @@ def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
   return after._replace(confidence=jnp.minimum(after.confidence, most))
 
 
-@knobs.checked(decay=knobs.AVERAGE)
+@knobs.checked(
+    decay=knobs.AVERAGE,
+    fairness_weight=knobs.weight('the fairness term'))
 def freematch(task: Task, *, decay: float = 0.999,
               max_threshold: float = 1.0, fairness_weight: float = 0.001,
               unlabeled_weight: float = 1.0, server: str = 'fedavg',

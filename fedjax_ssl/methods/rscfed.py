@@ -117,7 +117,15 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
   return tree.scale(mean, groups / jnp.maximum(filled, 1))
 
 
-@knobs.checked(_PROFILES)
+@knobs.checked(
+    _PROFILES,
+    beta=knobs.Bound(infinite=True, cases=(
+        knobs.at(0, 'groups are averaged as in FedAvg'),)),
+    groups=knobs.whole(1, 1000),
+    labeled_beta=knobs.Bound(infinite=True, cases=(
+        knobs.at(0, 'groups with labels are averaged as in FedAvg'),)),
+    labeled_multiplier=knobs.Bound(cases=(
+        knobs.at(0, 'clients with labels do not count in their groups'),)))
 def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
            unlabeled_weight: float = 0.02, temperature: float = 0.5,
            decay: float = 0.999, clip_norm: float = 5.0,

@@ -64,7 +64,8 @@ class _Mixing(NamedTuple):
   weight: float
 
 
-@knobs.checked()
+@knobs.checked(
+    mix_weight=knobs.weight('mixing'))
 def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
            mix_weight: float = 1.0, server_momentum: float = 0.5,
            clip_norm: float = 1.0, keep_momentum: bool = True,

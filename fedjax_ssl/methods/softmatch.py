@@ -68,7 +68,9 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
                             mask, decay=decay, least=2))
 
 
-@knobs.checked(decay=knobs.AVERAGE)
+@knobs.checked(
+    decay=knobs.AVERAGE,
+    num_sigmas=knobs.Bound(cases=(knobs.at(0, 'every row counts the same'),)))
 def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
               align: bool = True, unlabeled_weight: float = 1.0,
               server: str = 'fedavg', mu: float = 0.01,

@@ -44,7 +44,11 @@ class Server(NamedTuple):
   teacher: Variables  # The moving average of what was `model`.
 
 
-@knobs.checked(decay=knobs.AVERAGE)
+@knobs.checked(
+    decay=knobs.AVERAGE,
+    local_share=knobs.share(
+        knobs.at(0, 'the model in training labels nothing'),
+        knobs.at(1, 'only the model in training labels')))
 def steadymatch(task: Task, *, threshold: float = 0.9,
                 unlabeled_weight: float = 1.0, local_share: float = 0.5,
                 decay: float = 0.8, unlabeled_rate: float = 1.0,

@@ -217,9 +217,12 @@ def part(variables: Variables, name: str) -> Variables:
   return Variables(variables.params[name], variables.stats[name])
 
 
-@knobs.checked(_PROFILES, temperature=knobs.Bound(above=True),
-               unlabeled_weight=knobs.Bound(cases=(
-                   knobs.at(0, 'rows without labels have no pseudo-labels'),)))
+@knobs.checked(
+    _PROFILES, temperature=knobs.Bound(above=True),
+    unlabeled_weight=knobs.Bound(cases=(
+        knobs.at(0, 'rows without labels have no pseudo-labels'),)),
+    instance_weight=knobs.weight('telling rows apart'),
+    neighbourhood_weight=knobs.weight('the neighbourhood term'))
 def twinsight(task: Task, *, profile: str = 'paper',
               unlabeled_weight: float | None = None,
               label_view: str | None = None, divisor: str | None = None,

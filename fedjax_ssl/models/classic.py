@@ -98,7 +98,7 @@ def fedavg_cnn(*, num_classes: int, choices: layers.Choices) -> nn.Module:
   return Classic(num_classes, choices, ((5, 32), (5, 64)), (512,))
 
 
-@knobs.checked()
+@knobs.checked(convs=knobs.whole(2, 3))
 def alexnet(*, num_classes: int, choices: layers.Choices, convs: int = 3
             ) -> nn.Module:
   """FedMatch's network (https://arxiv.org/abs/2006.12097), after HAT.

@@ -99,7 +99,7 @@ def linear(*, num_classes: int, choices: layers.Choices) -> nn.Module:
   return Linear(num_classes, choices)
 
 
-@knobs.checked()
+@knobs.checked(depth=knobs.whole(0, 32))
 def mlp(*, num_classes: int, choices: layers.Choices, width: int = 200,
         depth: int = 2) -> nn.Module:
   """See `MLP`. Raises ValueError for a width or depth out of bounds."""

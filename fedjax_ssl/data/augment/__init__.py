@@ -58,7 +58,7 @@ def make_strong(text: str, *, flip: bool = True) -> View:
       'strong', text, STRONG, defaults={'flip': flip}))
 
 
-@knobs.checked()
+@knobs.checked(probability=knobs.share(knobs.at(0, 'no operation is applied')))
 def ra_mc(*, num_ops: int = 2, magnitude: int = 10, probability: float = .5,
           cutout: int | None = None, weak: str = 'flip_crop',
           flip: bool = True) -> View:
@@ -128,7 +128,7 @@ def ra_heart(*, num_ops: int = 6, tops: Sequence[int] = (2, 3, 4, 5),
                 flip=flip)
 
 
-@knobs.checked()
+@knobs.checked(levels=knobs.whole(1, 1000))
 def ra_cubuk(*, num_ops: int = 2, magnitude: int = 9, levels: int = 10,
              cutout: int | None = 0, weak: str = 'flip_crop',
              flip: bool = True) -> View:

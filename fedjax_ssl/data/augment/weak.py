@@ -67,7 +67,8 @@ def flip_crop_zero(*, pad: int | None = None, flip: bool = True) -> View:
   return _flip_crop(pad, 'zero', flip)
 
 
-@knobs.checked()
+@knobs.checked(
+    side=knobs.whole(0, 2**31 - 1, knobs.at(0, 'nothing is cut out')))
 def cutout(*, pad: int | None = None, padding: str = 'zero',
            side: int | None = None, fill: int | tuple[int, ...] = GRAY,
            flip: bool = True) -> View:
@@ -150,7 +151,9 @@ def resize_crop(*, size: int | None = None, flip: bool = True) -> View:
   return view
 
 
-@knobs.checked()
+@knobs.checked(
+    shift=knobs.whole(0, 2**31 - 1, knobs.at(0, 'images are not moved')),
+    vertical=knobs.share())
 def flip_shift(*, shift: int = 2, vertical: float = .25, flip: bool = True
                ) -> View:
   """Mirrors, sometimes upside down as well, and shifts: FedMatch v1.

@@ -115,11 +115,12 @@ def _only(profile: str, bound: knobs.Bound) -> knobs.Bound:
 
 
 _OWN: dict[str, knobs.Bound | knobs.Word] = {
-    **{knob: _only('official', knobs.BOUNDS[knob])
-       for knob in ('fine_tune_steps', 'main_steps', 'warmup_steps',
-                    'wait_steps')},
-    **{knob: _only('paper', knobs.BOUNDS[knob])
-       for knob in ('virtual_rate', 'hidden')},
+    **{knob: _only('official', knobs.whole(least, knobs.STEPS))
+       for knob, least in {'fine_tune_steps': 0, 'main_steps': 1,
+                           'warmup_steps': 0, 'wait_steps': 0}.items()},
+    'virtual_rate': _only('paper', knobs.Bound(cases=(
+        knobs.at(0, 'the virtual step is none'),))),
+    'hidden': _only('paper', knobs.BOUNDS['hidden']),
     **{knob: knobs.Word(knobs.Needs('profile', ('paper',)))
        for knob in ('detach', 'fine_input', 'keep_fine')}}
 

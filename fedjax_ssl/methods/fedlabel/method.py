@@ -142,7 +142,10 @@ def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
 
 @knobs.checked(
     _PROFILES, threshold=knobs.STRICT,
-    warmup=knobs.Bound(0, 2**31 - 1, whole=True))
+    warmup=knobs.whole(0, 2**31 - 1),
+    consistency=knobs.weight('consistency'),
+    labeled_steps=knobs.whole(0, knobs.STEPS),
+    unlabeled_steps=knobs.whole(0, knobs.STEPS))
 def fedlabel(task: Task, *, profile: str = 'official',
              threshold: float | None = None, consistency: float | None = None,
              confidence: str = 'variance', labeler: str = 'both',

@@ -28,7 +28,20 @@ _PROFILES = {name: {'clients': PROFILES[name], 'server': AT_SERVER[name]}
              for name in PROFILES}
 
 
-@knobs.checked(_PROFILES)
+@knobs.checked(
+    _PROFILES,
+    agreement_weight=knobs.weight('the vote of the helpers'),
+    delta_threshold=knobs.Bound(),
+    density=knobs.share(knobs.at(0, 'clients send nothing of psi')),
+    helper_interval=knobs.whole(1, 2**31 - 1),
+    l1=knobs.Bound(),
+    l2=knobs.Bound(),
+    max_gib=knobs.Bound(),
+    num_helpers=knobs.whole(
+        0, knobs.UNROLLED, knobs.at(0, 'clients help nobody')),
+    patience=knobs.whole(1, 2**31 - 1),
+    psi_init=knobs.Bound(),
+    psi_threshold=knobs.Bound())
 def fedmatch(
     task: Task, *, profile: str = 'v1', num_helpers: int = 2,
     helper_choice: str | None = None, helper_interval: int | None = None,

@@ -151,8 +151,11 @@ _PRIVATE = knobs.Needs(
 @knobs.checked(
     **private_labels.bounds(_PRIVATE, or_else='; without privacy leave epsilon '
                             'and dp_scope out'),
-    accountant=knobs.Word(_PRIVATE),
-    alpha=knobs.Bound(0, 1e6, above=True))
+    accountant=knobs.Word(_PRIVATE), alpha=knobs.Bound(0, 1e6, above=True),
+    gan_rate=knobs.Bound(above=True),
+    gan_width=knobs.whole(1, 1024),
+    noise_size=knobs.whole(1, 65536),
+    sharpening=knobs.Bound(above=True))
 def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
            delta: float = 1e-5, clip_norm: float = 1.0,
            noise_multiplier: float | None = None, microbatch: int = 0,

@@ -140,8 +140,13 @@ def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
           (total.max(-1) >= threshold).astype(jnp.float32))
 
 
-@knobs.checked(_PROFILES, scale=knobs.Bound(0, 6, cases=(
-    knobs.at(0, 'every unlabeled row gets a label'),)))
+@knobs.checked(
+    _PROFILES, scale=knobs.Bound(0, 6, cases=(
+        knobs.at(0, 'every unlabeled row gets a label'),)),
+    final_weight=knobs.weight('learning from accepted labels'),
+    num_shared=knobs.whole(0, 2**31 - 1),
+    pretrain=knobs.share(
+        knobs.at(1, 'only labels are learnt, in the first phase')))
 def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
               num_shared: int = 1, scale: float = 2.8,
               protected: bool = True, final_weight: float = 0.15,

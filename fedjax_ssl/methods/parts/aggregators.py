@@ -99,7 +99,7 @@ def geometric_median(*, smoothing: float = 1e-6, steps: int = 8) -> Rule:
                            steps=steps)
 
 
-@knobs.checked()
+@knobs.checked(max_norm=knobs.Bound(above=True, infinite=True))
 def norm_clipped(*, max_norm: float = 1.0) -> Rule:
   """Averages the updates; those that are too long are scaled down first.
 
