@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import partition
+from tests.by_hand import rows_by_class
 
 C = 10
 LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
@@ -12,13 +13,6 @@ LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
 
 def _rng(seed=0):
   return np.random.default_rng(seed)
-
-
-def _counts(owner, labels, num_clients):
-  """int[N, C] rows of each class on each client."""
-  table = np.zeros((num_clients, int(labels.max()) + 1), int)
-  np.add.at(table, (owner[owner >= 0], labels[owner >= 0]), 1)
-  return table
 
 
 @pytest.mark.parametrize('first', [False, True])
@@ -77,7 +71,7 @@ def test_label_within_first_of_each_class():
   owner = (np.arange(1000) % 3).astype(np.int32)
   labeled, _ = partition.label_within(
       _rng(), LABELS, owner, per_class=5, first=True)
-  assert (_counts(labeled, LABELS, 3) == 5).all()
+  assert (rows_by_class(labeled, LABELS, 3) == 5).all()
   rows = np.flatnonzero((owner == 2) & (LABELS == 4))
   np.testing.assert_array_equal(
       np.flatnonzero((labeled == 2) & (LABELS == 4)), rows[:5])

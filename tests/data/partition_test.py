@@ -8,6 +8,7 @@ import pytest
 from fedjax_ssl.core import registry
 from fedjax_ssl.data import partition
 from fedjax_ssl.data.partition import dirichlet
+from tests.by_hand import rows_by_class
 
 C = 10
 LABELS = np.repeat(np.arange(C), 100)[np.random.default_rng(7).permutation(
@@ -21,13 +22,6 @@ COMPLETE = ('dirichlet_capped', 'dirichlet_pairs', 'dirichlet_shares',
 
 def _rng(seed=0):
   return np.random.default_rng(seed)
-
-
-def _counts(owner, labels, num_clients):
-  """int[N, C] rows of each class on each client."""
-  table = np.zeros((num_clients, int(labels.max()) + 1), int)
-  np.add.at(table, (owner[owner >= 0], labels[owner >= 0]), 1)
-  return table
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -106,16 +100,16 @@ def test_any_labels(labels, num_clients, seed, name):
     assert (sizes == labels.size // num_clients).all()
   if name == 'iid_count':
     want = np.bincount(labels) // num_clients
-    assert (_counts(owner, labels, num_clients) == want).all()
+    assert (rows_by_class(owner, labels, num_clients) == want).all()
 
 
 def test_iid_count_gives_equal_class_counts_and_reports_the_rest():
   labels = np.repeat([0, 1], [103, 57])
   owner = partition.iid_count(_rng(), labels, 10)
-  assert (_counts(owner, labels, 10) == [10, 5]).all()
+  assert (rows_by_class(owner, labels, 10) == [10, 5]).all()
   assert (owner == -1).sum() == 3 + 7
   owner = partition.iid_count(_rng(), labels, 10, per_class=4)
-  assert (_counts(owner, labels, 10) == 4).all()
+  assert (rows_by_class(owner, labels, 10) == 4).all()
   with pytest.raises(ValueError, match='per_class=6 for 10 clients needs 60'):
     partition.iid_count(_rng(), labels, 10, per_class=6)
   with pytest.raises(ValueError, match='num_clients=104'):
@@ -124,7 +118,7 @@ def test_iid_count_gives_equal_class_counts_and_reports_the_rest():
 
 def _skew(owner, num_clients=10):
   """Mean total variation between a client's class mix and the pool's."""
-  counts = _counts(owner, LABELS, num_clients)
+  counts = rows_by_class(owner, LABELS, num_clients)
   counts = counts[counts.sum(1) > 0]
   mixes = counts / counts.sum(1, keepdims=True)
   return np.abs(mixes - 1 / C).sum(1).mean() / 2
@@ -163,13 +157,13 @@ def test_shares_cut_classes_as_the_mixes_ask():
   rng = _rng(5)
   mixes = np.stack([rng.dirichlet(np.full(3, .7)) for _ in range(4)])
   want = mixes / mixes.sum(0) * [5000, 3000, 9000]
-  np.testing.assert_allclose(_counts(owner, labels, 4), want, atol=1.01)
+  np.testing.assert_allclose(rows_by_class(owner, labels, 4), want, atol=1.01)
 
 
 def test_alpha_of_clients_is_in_total_and_of_shares_for_each_class():
   """At .1 and ten classes one class a client, or about two."""
   def classes(deal, alpha):
-    counts = _counts(deal(_rng(), LABELS, 50, alpha=alpha), LABELS, 50)
+    counts = rows_by_class(deal(_rng(), LABELS, 50, alpha=alpha), LABELS, 50)
     mixes = counts[counts.sum(1) > 4]
     mixes = mixes / mixes.sum(1, keepdims=True)
     return np.median(1 / np.square(mixes).sum(1))
@@ -203,7 +197,7 @@ def test_bad_alphas(deal, alpha):
 @pytest.mark.parametrize('num_clients', [1, 2, 5, 8])
 def test_pairs_have_all_classes_and_each_of_two_its_own(num_clients):
   owner = partition.dirichlet_pairs(_rng(), LABELS, num_clients, alpha=.05)
-  counts = _counts(owner, LABELS, num_clients)
+  counts = rows_by_class(owner, LABELS, num_clients)
   assert np.ptp(counts.sum(1)) <= 1
   # A pair is a random chunk of the pool: no class is far from its share.
   pairs = np.add.reduceat(counts, range(0, num_clients, 2))
@@ -246,7 +240,7 @@ def test_labeled_min_size(labels, clients, want):
 
 def test_shards_of_semifl():
   owner = partition.shards(_rng(), LABELS, 20, per_client=2)
-  counts = _counts(owner, LABELS, 20)
+  counts = rows_by_class(owner, LABELS, 20)
   # 4 shards of 25 a class; a client has two of one class or of two.
   assert (counts.sum(1) == 50).all() and set(counts.ravel()) <= {0, 25, 50}
   assert ((counts > 0).sum(1) <= 2).all()
@@ -271,7 +265,7 @@ def test_bimb_rows_are_rolled_and_sum_to_one():
 def test_bimb_mixes_follow_the_rows():
   labels = np.arange(100_000) % C
   owner = partition.bimb(_rng(), labels, 20)
-  counts = _counts(owner, labels, 20)
+  counts = rows_by_class(owner, labels, 20)
   want = partition.bimb_rows(C)[np.arange(20) % C] * 5000
   assert np.abs(counts - want).max() < 6 * np.sqrt(want.max() / 2)
   # Nothing is dealt twice, and what is missing was exhausted or not drawn.

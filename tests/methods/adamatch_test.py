@@ -173,12 +173,3 @@ def test_passes_of_labeled_rows_are_counted(model, knobs, known):
                    local_steps=1, labeled_batch=8, unlabeled_batch=12).metrics
   np.testing.assert_allclose(metrics['backward_passes'],
                              known * toy.LABELED[0] + toy.UNLABELED[0])
-
-
-@pytest.mark.parametrize('text, word', [
-    ('adamatch(decay=2.0)', 'decay'), ('adamatch(form="both")', 'form'),
-    ('adamatch(profile="codes")', 'profile'),
-    ('adamatch(threshold=95)', 'threshold')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(text, toy.task())

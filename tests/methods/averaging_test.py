@@ -180,19 +180,6 @@ def test_views_have_names_in_the_order_in_which_they_are_unpacked():
                        ).labeled is None
 
 
-@pytest.mark.parametrize('text, message', [
-    ('fedavgg', "Did you mean 'fedavg'"),
-    ('fedavg(mu=1)', 'no knob'), ('fedprox(mu=-1)', 'mu'),
-    ("fedavg(weighting='rows')", 'weighting'),
-    ("fixmatch(server='fedsgd')", 'server'),
-    ('fixmatch(0.9)', 'not of the form'),
-    ('fixmatch(threshold=open("x"))', 'literals')])
-def test_bad_names_are_refused_in_one_line(text, message):
-  with pytest.raises(ValueError, match=message) as error:
-    methods.make(text, toy.task())
-  assert '\n' not in str(error.value)
-
-
 def test_clients_that_only_measure_are_no_participants():
   """Their traffic is that of the clients that train."""
   size = tree.num_bytes(toy.task('static').model.init(KEY))

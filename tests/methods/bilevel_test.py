@@ -18,6 +18,7 @@ from fedjax_ssl.methods import feddure
 from fedjax_ssl.methods.feddure import bilevel, regulation
 from fedjax_ssl.methods.parts import network as network_lib
 from tests import toy
+from tests.by_hand import softmax
 from tests.thorough import wider
 
 KEY = toy.key(5)
@@ -192,13 +193,12 @@ def test_a_step_by_hand():
   def numbers(params):
     return [np.asarray(params[layer][k], np.float64)
             for k in ('kernel', 'bias')]
-  def softmax(params, x):
-    z = np.exp(x @ params[0] + params[1])
-    return z / z.sum(-1, keepdims=True)
+  def said(params, x):
+    return softmax(x @ params[0] + params[1])
   def slopes(x, g):
     return [x.T @ g, g.sum(0)]
   def cross_entropy(params):
-    return -np.log(softmax(params, x)[np.arange(8), y]).mean()
+    return -np.log(said(params, x)[np.arange(8), y]).mean()
   def weigh(p):
     w = [np.asarray(v, np.float64) for v in after.fine]
     return 1 / (1 + np.exp(-(np.maximum(p @ w[0] + w[1], 0) @ w[2] + w[3])))
@@ -206,20 +206,20 @@ def test_a_step_by_hand():
   x, u, s = map(flat, (views.labeled, views.weak, views.strong))
   y, mask = np.asarray(views.labeled.labels), np.asarray(views.strong.mask)
   theta, phi = numbers(model.params), numbers(before.coarse)
-  target = np.eye(3)[softmax(theta, u).argmax(-1)]
+  target = np.eye(3)[said(theta, u).argmax(-1)]
   share = (mask / mask.sum())[:, None]
-  p = softmax(phi, s)
+  p = said(phi, s)
   grads = slopes(s, share * weigh(p)[:, None] * (p - target))
   new = [a - RATE * g for a, g in zip(phi, grads, strict=True)]
   np.testing.assert_allclose(numbers(after.coarse)[0], new[0], atol=1e-6)
   d = cross_entropy(phi) - cross_entropy(new)
   np.testing.assert_allclose(metrics['reward'], d, atol=1e-6)
-  q = softmax(theta, s)
+  q = said(theta, s)
   m = weigh(q)
   np.testing.assert_allclose(metrics['mask_rate'], (share[:, 0] * m).sum(),
                              rtol=1e-5)
   grads = [a + b for a, b in zip(
-      slopes(x, (softmax(theta, x) - np.eye(3)[y]) / 8),
+      slopes(x, (said(theta, x) - np.eye(3)[y]) / 8),
       slopes(s, share * (m[:, None] + d) * (q - target)), strict=True)]
   for got, old, g in zip(numbers(after.model.params), theta, grads,
                          strict=True):

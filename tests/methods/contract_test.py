@@ -49,10 +49,24 @@ def _split(cases: list[Any], usual: Callable[[Any], bool]) -> list[Any]:
           *wider(*itertools.filterfalse(usual, cases))]
 
 
-cases = pytest.mark.parametrize('text, place', _split(
-    _cases([*methods.METHODS, *_others()]),
-    lambda case: case[0] in methods.METHODS and (
-        case[1] == 'clients' or case[0] in _AT_SERVER)))
+def _is_usual(case: tuple[str, str]) -> bool:
+  text, place = case
+  return text in methods.METHODS and (
+      place == 'clients' or text in _AT_SERVER)
+
+
+def _law_of(case: tuple[str, str], law: str) -> Any:
+  """A law for a case; its name ends in (law).
+
+  So that all laws of a method run on one worker, which has its programs: see
+  `_group` of tests/conftest.py.
+  """
+  return pytest.param(
+      *case, law, id=f'{"-".join(case)}({law})',
+      marks=() if _is_usual(case) else pytest.mark.thorough)
+
+
+cases = _cases([*methods.METHODS, *_others()])
 texts = pytest.mark.parametrize('text', _split(
     [*methods.METHODS, *_others()], lambda text: text in _TOGETHER))
 
@@ -79,17 +93,13 @@ def limited(text):
                  chunk_size=2, max_update_norm=contract.NORM)
 
 
-def _hold(law, one):
+@pytest.mark.parametrize('text, place, law', [
+    _law_of(case, law) for case in cases for law in contract.LAWS])
+def test_the_law_holds(text, place, law):
   try:
-    law(one)
+    contract.LAWS[law](runner(text, place))
   except contract.Skip as skip:
     pytest.skip(str(skip))
-
-
-@cases
-def test_state_keeps_its_form_and_metrics_are_finite(text, place):
-  _hold(contract.state_keeps_its_form_and_metrics_are_finite,
-        runner(text, place))
 
 
 @pytest.mark.parametrize('text', methods.METHODS)
@@ -108,26 +118,6 @@ def test_earlier_runs_continue(text):
       [*found['all'], *found[text]])
 
 
-@cases
-def test_any_number_of_rounds_is_one_program(text, place):
-  _hold(contract.any_number_of_rounds_is_one_program, runner(text, place))
-
-
-@cases
-def test_resume_is_exact(text, place):
-  _hold(contract.resume_is_exact, runner(text, place))
-
-
-@cases
-def test_hidden_labels_are_never_read(text, place):
-  _hold(contract.hidden_labels_are_never_read, runner(text, place))
-
-
-@cases
-def test_masked_rows_are_never_learnt_from(text, place):
-  _hold(contract.masked_rows_are_never_learnt_from, runner(text, place))
-
-
 @texts
 def test_map_without_a_norm_and_vmap_within_one_agree(text):
   """Chunks of two; a limit that nobody exceeds changes nothing."""
@@ -140,46 +130,15 @@ def test_map_without_a_norm_and_vmap_within_one_agree(text):
   assert padded >= alone
 
 
-@cases
-def test_predict_gives_logits_of_every_class(text, place):
-  _hold(contract.predict_gives_logits_of_every_class, runner(text, place))
-
-
-@cases
-def test_slot_order_changes_no_bit(text, place):
-  _hold(contract.slot_order_changes_no_bit, runner(text, place))
-
-
-@cases
-def test_memory_of_an_unsampled_client_is_unchanged(text, place):
+@pytest.mark.parametrize('text, place', _split(
+    [(text, place) for text, place in cases
+     if text == 'local' or 'keep_local' in text], _is_usual))
+def test_a_local_model_of_a_sampled_client_changes(text, place):
   one = runner(text, place)
-  _hold(contract.memory_of_an_unsampled_client_is_unchanged, one)
-  if 'keep_local' in text or text == 'local':
-    before = one.start[0].memory
-    after = one.rounds(2, federation=one.of([0, 2]))[0].memory
-    with pytest.raises(AssertionError):
-      chex.assert_trees_all_equal(before, after)
-
-
-@cases
-def test_a_client_without_rows_equals_an_absent_one(text, place):
-  _hold(contract.a_client_without_rows_equals_an_absent_one,
-        runner(text, place))
-
-
-@cases
-def test_a_broken_client_is_left_out(text, place):
-  _hold(contract.a_broken_client_is_left_out, runner(text, place))
-
-
-@cases
-def test_a_huge_update_is_left_out(text, place):
-  _hold(contract.a_huge_update_is_left_out, runner(text, place))
-
-
-@cases
-def test_a_round_of_broken_clients_changes_nothing(text, place):
-  _hold(contract.a_round_of_broken_clients_changes_nothing, runner(text, place))
+  before = one.start[0].memory
+  after = one.rounds(2, federation=one.of([0, 2]))[0].memory
+  with pytest.raises(AssertionError):
+    chex.assert_trees_all_equal(before, after)
 
 
 @texts

@@ -203,11 +203,3 @@ def test_a_network_of_one_layer_has_nothing_to_send():
   method = methods.make('fedcon', toy.task(labels_at='server'))
   with pytest.raises(ValueError, match='nothing to send'):
     method.init(KEY, federation)
-
-
-@pytest.mark.parametrize('text, word', [
-    ("profile='byol'", 'profile'), ('target_decay=2.0', 'target_decay'),
-    ('contrast_rate=-1.0', 'contrast_rate'), ('ramp=2.0', 'ramp')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(f'fedcon({text})', toy.task())

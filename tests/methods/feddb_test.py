@@ -153,11 +153,3 @@ def test_a_pass_moves_the_shares_by_half_in_any_batches(size):
                   toy.key(1))[1].memory
   said = jax.nn.softmax(task.apply(model, inputs))[0]
   np.testing.assert_allclose(shares, (start + said) / 2, rtol=1e-5)
-
-
-@pytest.mark.parametrize('text, word', [
-    ('feddb(weights="equal")', 'weights'), ('feddb(profile="x")', 'profile'),
-    ('feddb(threshold=3)', 'threshold')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(text, toy.task())

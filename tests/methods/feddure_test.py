@@ -122,23 +122,6 @@ def test_f_regs_opinion_is_the_weight_of_pseudo_labels():
   np.testing.assert_array_equal(weights, 1)
 
 
-@pytest.mark.parametrize('text, word', [
-    ('feddure(profile="v2")', 'profile'),
-    ('feddure(regulators="all")', 'regulators'),
-    ('feddure(averaged="mean")', 'averaged'),
-    ('feddure(virtual_rate=-1.0)', 'virtual_rate'),
-    ('feddure(threshold=-0.1)', 'threshold'),
-    ('feddure(hidden=0)', 'hidden'), ('feddure(main_steps=0)', 'main_steps'),
-    ('feddure(profile="official", warmup_steps=2147483648)', 'warmup_steps'),
-    ('feddure(fine_input="features")', 'fine_input'),
-    ('feddure(weighting="rows")', 'weighting'),
-    ('feddure(profile="official", regulators="fine")', 'ablations'),
-    ('feddure(regulators="maml", averaged="all")', 'average')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(text, toy.task())
-
-
 @pytest.mark.parametrize('profile, without', [
     ('paper', 1 / 6), ('official', 2 / 7)])
 def test_networks_with_dropout_drop_in_training(profile, without):

@@ -127,14 +127,6 @@ def test_a_warmup_is_of_labels_alone():
   assert 'mask_rate' not in metrics or np.isnan(metrics['mask_rate'])
 
 
-@pytest.mark.parametrize('text, word', [
-    ("profile='official'", 'profile'), ("counted='none'", 'counted'),
-    ('top=0', 'top'), ('decay=2.0', 'decay'), ('lone_weight=-1.0', 'lone')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(f'fedggp({text})', toy.task())
-
-
 def test_labels_at_the_server_are_refused():
   with pytest.raises(ValueError, match='labels_at'):
     methods.make('fedggp', toy.task(labels_at='server'))

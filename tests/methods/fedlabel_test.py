@@ -13,6 +13,7 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.methods import fedlabel
 from fedjax_ssl.methods.fedlabel import selection
 from tests import toy
+from tests.by_hand import softmax
 from tests.methods.averaging_test import one_round
 from tests.methods.baselines_test import weights
 from tests.methods.updates import change, KNOWN, same, UNKNOWN, update
@@ -29,11 +30,6 @@ def predictions(seed, rows=12, classes=4):
   logits[1, ::2] = 0.7 * logits[0, ::2] + 0.1 * logits[1, ::2]
   mask = (np.arange(rows) < rows - 2).astype(np.float32)
   return (*map(jnp.asarray, logits), jnp.asarray(mask))
-
-
-def softmax(x):
-  e = np.exp(np.asarray(x, np.float64))
-  return e / e.sum(-1, keepdims=True)
 
 
 def score(p, kind):
@@ -386,21 +382,6 @@ def test_passes_are_counted():
     metrics = update(text).metrics
     assert float(metrics['forward_passes']) == forward, text
     assert float(metrics['backward_passes']) == backward, text
-
-
-@pytest.mark.parametrize('knobs, word', [
-    ('threshold=1.5', 'threshold'), ('consistency=-1.0', 'consistency'),
-    ("confidence='margin'", 'margin'), ("labeler='server'", 'labeler'),
-    ("divergence='both'", 'divergence'), ("combine='max'", 'combine'),
-    ("profile='code'", 'profile'), ('warmup=-1', 'warmup'),
-    ('labeled_steps=-1', 'labeled_steps'), ('warmup=99999999999', 'warmup'),
-    ('unlabeled_steps=2147483648', 'unlabeled_steps'),
-    ('labeled_steps=0, unlabeled_steps=0', 'nothing to train'),
-    ("server='local'", 'server'), ("weighting='rows'", 'weighting')])
-def test_bad_knobs_are_named(knobs, word):
-  with pytest.raises(ValueError, match=word) as error:
-    methods.make(f'fedlabel({knobs})', toy.task())
-  assert '\n' not in str(error.value)
 
 
 def test_labels_at_the_server_are_refused():

@@ -285,21 +285,6 @@ def test_the_server_rules_the_rate_of_all():
   assert new.server.rate.best < 10 and new.server.rate.factor == 1
 
 
-@pytest.mark.parametrize('knob, words', [
-    ("profile='v2'", "profile 'v2'"), ("helper_choice='x'", 'helper_choice'),
-    ("sending='x'", 'sending'), ("learn='none'", 'learn'),
-    ("l2_reduction='max'", 'l2_reduction'), ("tie='own'", 'tie'),
-    ("over='rows'", 'over'), ("aggregation='median'", 'aggregation'),
-    ("lr_decay='cosine'", 'lr_decay'), ('num_helpers=-1', 'num_helpers'),
-    ('helper_interval=0', 'helper_interval'), ('patience=0', 'patience'),
-    ('density=2.0', 'density'), ('l1=-1.0', 'l1'), ('l1=1e39', 'l1'),
-    ('threshold=-0.1', 'threshold'), ("keep_local='no'", 'keep_local')])
-def test_bad_knobs_are_named(knob, words):
-  with pytest.raises(ValueError, match=words) as error:
-    methods.make(f'fedmatch({knob})', toy.task())
-  assert '\n' not in str(error.value)
-
-
 def test_undivided_there_is_one_part():
   with pytest.raises(ValueError, match="learn='undivided'.*labels_at"):
     methods.make("fedmatch(learn='undivided')", toy.task(labels_at='server'))

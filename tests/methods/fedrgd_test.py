@@ -148,11 +148,3 @@ def test_own_labels_of_equal_views_are_those_of_one():
   chex.assert_trees_all_equal(*(updates.update(
       f"fedrgd(profile='{profile}', threshold=.4)", place='server').message
                                 for profile in ('paper', 'code')))
-
-
-@pytest.mark.parametrize('text, word', [
-    ('groups=0', 'groups'), ('groups=5', '5 groups'),
-    ('threshold=2.0', 'threshold'), ("profile='semifl'", 'profile')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(f'fedrgd({text})', toy.task())

@@ -299,16 +299,6 @@ def test_batches_are_joined_until_a_harvest():
   assert abs(both - jnp.concatenate([first, second])).max() > 1e-2
 
 
-@pytest.mark.parametrize('knobs, word', [
-    ('pretrain=1.5', 'pretrain'), ("profile='v2'", 'profile'),
-    ('scale=-1.0', 'scale'), ('final_weight=-0.1', 'final_weight'),
-    ('num_shared=-1', 'num_shared')])
-def test_bad_knobs_are_named(knobs, word):
-  with pytest.raises(ValueError, match=word) as error:
-    methods.make(f'fedtrinet({knobs})', toy.task())
-  assert '\n' not in str(error.value)
-
-
 def test_more_shared_layers_than_there_are_is_refused():
   method = methods.make('fedtrinet(num_shared=3)', toy.task())
   with pytest.raises(ValueError, match='num_shared is 3'):

@@ -15,6 +15,7 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.methods import fl2
 from fedjax_ssl.methods.parts import assemble
 from tests import toy
+from tests.by_hand import softmax
 from tests.methods import alternate_rounds, updates
 from tests.methods.alternate_rounds import RATE
 from tests.methods.alternate_rounds import task as _task
@@ -135,11 +136,6 @@ def test_rounds_are_semifls():
   assert tree.global_norm(one.memory.own.opt_state) > 0
 
 
-def _softmax(x):
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
 def _downhill(x, d):
   """Gradients of weights and biases from those of logits."""
   return [x.T @ d, d.sum(0)]
@@ -147,7 +143,7 @@ def _downhill(x, d):
 
 def _step(model, x, y, sure, rho):
   """One step on W, with the gradient of the consistency at W + eps."""
-  n, p = len(x), _softmax(x @ model[0] + model[1])
+  n, p = len(x), softmax(x @ model[0] + model[1])
   grads = _downhill(x, (p - y) / n)
   up = _downhill(x, sure[:, None] * (p - y) / max(sure.sum(), 1))
   units = [abs(model[0]) + 0.01, np.ones_like(model[1])]
@@ -155,7 +151,7 @@ def _step(model, x, y, sure, rho):
       units, up, strict=True)))
   worse = [w + (rho * t * t * g / norm if norm else 0) for w, t, g in zip(
       model, units, up, strict=True)]
-  q = _softmax(x @ worse[0] + worse[1])
+  q = softmax(x @ worse[0] + worse[1])
   more = _downhill(x, sure[:, None] * (q - p) / n)
   return [w - RATE * (a + b) for w, a, b in zip(
       model, grads, more, strict=True)]
@@ -178,7 +174,7 @@ def test_a_round_by_hand():
       continue
     rows = np.asarray(federation.clients.unlabeled)[i, :n]
     raw = np.asarray(federation.train.inputs)[rows].reshape(n, -1)
-    p = _softmax((raw / 255 - 0.4) @ start[0] + start[1])
+    p = softmax((raw / 255 - 0.4) @ start[0] + start[1])
     top, labels = p.max(-1), p.argmax(-1)
     bar = p.mean(0) / p.mean(0).max() * top.mean()
     kept = top >= bar[labels]
@@ -198,7 +194,7 @@ def test_a_round_by_hand():
   x = np.asarray(federation.train.inputs)[rows].reshape(
       len(rows), -1) / 255 - 0.4
   y = eye[np.asarray(federation.train.labels)[rows]]
-  d = (_softmax(x @ middle[0] + middle[1]) - y) / len(x)
+  d = (softmax(x @ middle[0] + middle[1]) - y) / len(x)
   end = [w - RATE * g for w, g in zip(middle, _downhill(x, d), strict=True)]
 
   layer = after.server.own.model.params['Dense_0']

@@ -5,8 +5,6 @@ import chex
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
-from tests import toy
 from tests.methods import kept
 from tests.methods.updates import change, end, update
 from tests.thorough import wider
@@ -61,12 +59,3 @@ def test_memory_is_what_the_model_says_of_the_clients_rows():
     np.testing.assert_allclose(
         now.histogram, np.bincount(p.argmax(-1), minlength=3) / len(p),
         rtol=1e-5)
-
-
-@pytest.mark.parametrize('text, word', [
-    ('freematch(decay=1.5)', 'decay'),
-    ('freematch(max_threshold=0.0)', 'max_threshold'),
-    ('freematch(fairness_weight=-1.0)', 'fairness_weight')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(text, toy.task())

@@ -105,7 +105,7 @@ def test_a_bar_out_of_reach_is_fedavg_on_clients_with_labels(text):
     'fixmatch()', 'fedggp()', *wider(
         'uda()', 'flexmatch()', 'freematch(fairness_weight=0.0)',
         'softmatch()', 'pseudo_label()', 'mixmatch(alpha=0.0)', 'sage()',
-        'pdcfed(entropy_weight=0.0, max_norm=1e6)', 'steadymatch()',
+        'pdcfed(entropy_weight=0.0, clip_norm=1e6)', 'steadymatch()',
         'fed_consist()', 'adamatch(strong_labeled=False)')])
 def test_rows_without_a_weight_change_no_bit(text):
   """In a model without batch statistics, which such rows would be part of."""

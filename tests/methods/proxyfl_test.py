@@ -302,16 +302,6 @@ def test_it_needs_a_network_that_names_its_last_layer():
   methods.make(f'proxyfl({OFF})', nameless)
 
 
-@pytest.mark.parametrize('text, word', [
-    ("proxyfl(labeler='teacher')", 'labeler'),
-    ('proxyfl(tuning_rate=0.0)', 'tuning_rate'),
-    ('proxyfl(tuning_batch=0)', 'tuning_batch'),
-    ('proxyfl(prior_decay=1.5)', 'prior_decay')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(text, toy.task())
-
-
 def test_a_path_deep_in_a_network():
   model = models.make('resnet8(width=4)', num_classes=3, input_shape=(8, 8, 3))
   assert model.head is not None

@@ -11,6 +11,7 @@ import pytest
 from fedjax_ssl import losses, methods
 from fedjax_ssl.core import tree
 from tests import toy
+from tests.by_hand import softmax
 from tests.methods.updates import change, same, update
 from tests.thorough import wider
 
@@ -114,17 +115,12 @@ def test_weak_views_enter_the_batch_statistics_only():
   chex.assert_trees_all_equal(*without)
 
 
-def _softmax(logits):
-  e = np.exp(logits - logits.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
 def _step(w, received, known, y, unknown, *, bar, half):
   """The gradient for a linear model, by hand, and its local rate."""
   size = toy.NUM_CLASSES
-  d = (_softmax(known @ w) - np.eye(size)[y]) / max(len(y), 1)
+  d = (softmax(known @ w) - np.eye(size)[y]) / max(len(y), 1)
   out = known.T @ d
-  own, other = _softmax(unknown @ w), _softmax(unknown @ received)
+  own, other = softmax(unknown @ w), softmax(unknown @ received)
   gap = abs(own.max(-1) - other.max(-1)) + 1e-6
   sure = own.max(-1) >= bar
   share = np.where(sure, .5 ** (gap / half), 0)[:, None]
@@ -132,7 +128,7 @@ def _step(w, received, known, y, unknown, *, bar, half):
   target = share * np.eye(size)[own.argmax(-1)] + (
       1 - share) * np.eye(size)[other.argmax(-1)]
   strong = np.concatenate([1 - .8 - unknown[:, :-1], unknown[:, -1:]], 1)
-  d = used[:, None] * (_softmax(strong @ w) - target) / max(len(unknown), 1)
+  d = used[:, None] * (softmax(strong @ w) - target) / max(len(unknown), 1)
   return out + strong.T @ d
 
 
@@ -171,11 +167,3 @@ def test_a_round_by_hand():
   np.testing.assert_allclose(numbers(after), want, rtol=2e-3, atol=1e-4)
   rates = toy.means(metrics)
   assert 0 < rates['mask_rate'] < 1 and 0 < rates['local_rate'] < 1
-
-
-@pytest.mark.parametrize('text, word', [
-    ('sage(half_gap=0.0)', 'half_gap'), ("sage(server='local')", 'server'),
-    ('sage(threshold=2.0)', 'threshold')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(text, toy.task())

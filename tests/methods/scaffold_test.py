@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import optimizers, tree
 from tests import toy
+from tests.by_hand import softmax
 
 KEY = toy.key(5)
 RATE, EPOCHS = 0.5, 3
@@ -41,13 +42,8 @@ def test_without_controls_it_is_fedavg():
   assert tree.global_norm(gap) > 1e-3
 
 
-def _softmax(x):
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
 def _gradient(w, b, x, y):
-  d = (_softmax(x @ w + b) - np.eye(toy.NUM_CLASSES)[y]) / len(y)
+  d = (softmax(x @ w + b) - np.eye(toy.NUM_CLASSES)[y]) / len(y)
   return x.T @ d, d.sum(0)
 
 

@@ -20,6 +20,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods import semifl
 from fedjax_ssl.methods.parts import all_statistics, assemble, labeling
 from tests import toy
+from tests.by_hand import softmax
 from tests.methods import alternate_rounds
 from tests.methods.alternate_rounds import RATE
 from tests.methods.alternate_rounds import task as _task
@@ -227,14 +228,9 @@ def test_a_pass_of_the_first_round_runs_in_no_other():
   assert [float(m['bytes_up']) for _, m in found] == [1, 0, 0]
 
 
-def _softmax(x):
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
 def _gradient(model, x, targets):
   w, b = model
-  d = (_softmax(x @ w + b) - targets) / len(x)
+  d = (softmax(x @ w + b) - targets) / len(x)
   return x.T @ d, d.sum(0)
 
 
@@ -268,7 +264,7 @@ def test_a_round_by_hand():
     if not n:
       continue
     raw = pixels(np.asarray(federation.clients.unlabeled)[i, :n])
-    p = _softmax(ready(raw) @ start[0] + start[1])
+    p = softmax(ready(raw) @ start[0] + start[1])
     labels, kept = p.argmax(-1), p.max(-1) >= tau
     if not kept.any():
       continue

@@ -5,7 +5,6 @@ import chex
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
 from fedjax_ssl.losses import moving
 from tests import toy
 from tests.methods import kept
@@ -70,12 +69,3 @@ def test_memory_is_what_the_model_says_of_the_clients_rows():
     sure = np.asarray(moving.aligned(p, p.mean(0), 1 / 3).max(-1))
     np.testing.assert_allclose(now.mean, sure.mean(), rtol=1e-5)
     np.testing.assert_allclose(now.variance, sure.var(ddof=1), rtol=1e-4)
-
-
-@pytest.mark.parametrize('text, word', [
-    ('softmatch(decay=-0.1)', 'decay'),
-    ('softmatch(num_sigmas=-1.0)', 'num_sigmas'),
-    ('softmatch(align=2)', 'align')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(text, toy.task())

@@ -219,13 +219,3 @@ def test_the_twin_has_a_projector_for_its_last_layer():
   nameless = model._replace(head=None)
   with pytest.raises(ValueError, match='head'):
     twinsight.twins(nameless)
-
-
-@pytest.mark.parametrize('text, word', [
-    ("profile='official'", 'profile'), ("divisor='mean'", 'divisor'),
-    ("label_view='clean'", 'label_view'), ('temperature=0.0', 'temperature'),
-    ('neighbourhood_weight=-1.0', 'neighbourhood_weight'),
-    ('hidden=0', 'hidden')])
-def test_bad_knobs_are_named(text, word):
-  with pytest.raises(ValueError, match=word):
-    methods.make(f'twinsight({text})', toy.task())

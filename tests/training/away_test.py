@@ -16,14 +16,11 @@ from fedjax_ssl import methods
 from fedjax_ssl.training import client_rows, loop, per_client, runner
 from fedjax_ssl.training.checkpoint import manifest
 from tests import toy
+from tests.quick_keys import quick_keys
 from tests.thorough import wider
 
 
-@pytest.fixture(autouse=True)
-def quick_keys(monkeypatch):
-  """Keys whose draws are quick to compile."""
-  monkeypatch.setattr(runner, 'root_keys', lambda seed: tuple(
-      jax.random.split(toy.key(seed))))
+__all__ = ['quick_keys']  # A fixture of every test here.
 
 
 class KilledError(Exception):
