@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+import difflib
 import functools
 import sys
 from typing import NoReturn
@@ -24,8 +25,21 @@ class Parser(argparse.ArgumentParser):
         formatter_class=argparse.RawDescriptionHelpFormatter)
 
   def error(self, message: str) -> NoReturn:
-    """Ends the program with code 2."""
-    self.exit(2, f'error: {message}; `{self.prog} --help` says more.\n')
+    """Ends the program with code 2; of an unknown flag it says the nearest."""
+    more = self._meant(message) or ';'
+    self.exit(2, f'error: {message}{more} `{self.prog} --help` says more.\n')
+
+  def _meant(self, message: str) -> str:
+    """Returns '. Did you mean --x?' if a message is on a misspelt flag."""
+    known = [option[2:] for option in self._option_string_actions
+             if option.startswith('--')]
+    for word in message.partition('unrecognized arguments: ')[2].split():
+      name = word[2:].partition('=')[0]
+      if word.startswith('--') and name:
+        for near in difflib.get_close_matches(name, known, n=1) or [
+            full for full in known if full.startswith(name)]:
+          return f'. Did you mean --{near}?'
+    return ''
 
 
 def refusing(main: Main) -> Main:

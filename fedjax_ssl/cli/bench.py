@@ -23,9 +23,10 @@ what is tuned has changed. The library's own commit is not compared: the page of
 the stored results names each row's. Rows of other data are refused, where they
 record them. Flags after `--` change every run; the page then says that it is
 not the bench, and later commands for this folder must have the same. `--status`
-takes them and --configurations from the folder where they are not given. Exit
-code 1: some run failed, and its row stands only where it has a result; 2:
-refused; 130 and 143: ended by SIGINT and SIGTERM.
+takes them and --configurations from the folder where they are not given, and
+refuses a folder that is not there, unless rows are stored. Exit code 1: some
+run failed, and its row stands only where it has a result; 2: refused; 130 and
+143: ended by SIGINT and SIGTERM.
 """
 from __future__ import annotations
 
@@ -70,6 +71,9 @@ def main(argv: Sequence[str]) -> int:
     bench = _Bench(args, tuple(words[cut + 1:]))
     if args.dry_run or args.status:
       printing.say(bench.commands() if args.dry_run else bench.status())
+      if not args.dry_run and not bench.has_begun():
+        print(f'Note: --out={args.out} holds nothing of the bed {args.bed} '
+              'yet.', file=sys.stderr)
       return 0
     bench.check_data()
     bench.keep_changed()
@@ -125,6 +129,13 @@ class _Bench:
     if not args.out:
       raise ValueError('--out= is empty; name a folder.')
     self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
+    # A misspelt folder must not look as if all work were lost.
+    if args.status and not args.stored and not self._out.is_dir():
+      near = checks.near(self._out.name, (
+          file.parent.name for file in self._out.parent.glob(
+              f'*/{self._table.name}')))
+      raise ValueError(f'--out={args.out} is no folder: no bench has been run '
+                       f'there.{near}')
     if args.configurations is None:
       args.configurations = (records.configurations(self._table) if args.status
                              else plan.CONFIGURATIONS)
@@ -339,6 +350,11 @@ class _Bench:
                  if name not in self._known}
       lines += [f'{name:24} {said}' for name, said in sorted(others.items())]
     return '\n'.join(lines)
+
+  def has_begun(self) -> bool:
+    """Returns whether the folder has a table or runs of this bed."""
+    return self._table.exists() or any(
+        self._out.glob(f'{self._bed.name}__*'))
 
   def _where(self, record: records.Record) -> str:
     """Says in which table a record is, and what was chosen."""

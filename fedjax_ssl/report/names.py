@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
@@ -58,13 +58,15 @@ class Plan(NamedTuple):
 
 
 def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
-         free: Sequence[str] = ()) -> Plan:
+         free: Sequence[str] = (), bounds: Container[int] = ()) -> Plan:
   """Finds the few flags and knobs that tell runs apart.
 
   Args:
     configs: `config.json` of each.
     folders: names for each, shortest first, for runs that no flags tell apart.
     free: flags that are not looked at.
+    bounds: indices of runs that are the bounds of another one; they are named
+      so though no run has other labels.
   """
   texts = [_parts(config, free) for config in configs]
   keys = sorted({key for parts in texts for key in parts}, key=_rank)
@@ -74,7 +76,8 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
            for key in imports.TEXTS}
   seen = [{key: words[key][text] if key in words else text
            for key, text in parts.items()} for parts in texts]
-  names = [_name(parts, chosen, own) for parts, own in zip(texts, seen)]
+  names = [_name(parts, chosen, own, i in bounds)
+           for i, (parts, own) in enumerate(zip(texts, seen))]
   if len(configs) == 1:
     names = [_cut(folders[0][0], LONGEST)]
   return Plan(
@@ -156,10 +159,11 @@ def _chosen(texts: Sequence[Parts], varying: Sequence[str]) -> list[str]:
   return chosen
 
 
-def _name(parts: Parts, chosen: Sequence[str], seen: Parts) -> str:
+def _name(parts: Parts, chosen: Sequence[str], seen: Parts, bound: bool
+          ) -> str:
   """Makes a name such as `fixmatch, alpha=0.1` of texts as people see them."""
   words = [_word(key, seen[key]) for key in chosen if key in parts]
-  if 'labels' in chosen and parts.get('method') == PLAIN:
+  if ('labels' in chosen or bound) and parts.get('method') == PLAIN:
     words = [BOUNDS.get(parts.get('labels', 'few'), PLAIN), *(
         _word(key, seen[key]) for key in chosen
         if key in parts and key not in ('method', 'labels'))]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.core import registry
+from fedjax_ssl.core import checks, registry
 from fedjax_ssl.report import names, stored_runs, verdict
 
 _LEVEL = 0.95
@@ -74,8 +74,10 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
     for i, run in enumerate(runs):
       if run.name == name:
         return [i] * len(runs)
-    raise ValueError(f'--reference={name} is no row of the table; there are '
-                     f'{", ".join(run.name for run in runs)}.')
+    known = [run.name for run in runs]  # Quoted, as they hold commas.
+    raise ValueError(f'--reference={name} is no row of the table.'
+                     f'{checks.near(name, known)} There are '
+                     f'{", ".join(map(repr, known))}.')
   plain = [i for i, run in enumerate(runs) if _is_plain(run)]
   if not plain:
     found = best(runs)

@@ -85,6 +85,13 @@ class Run:
     """The verdict on each seed's last row."""
     return [verdict.of(rows[-1]) for rows in self.seeds]
 
+  @property
+  def few_rows(self) -> str:
+    """Says how few rows chose its validation-selected numbers; else ''."""
+    dealt = self.config['facts'].get('federation')
+    return summary_lib.few_rows(self.seeds, dealt.get('num_validation')
+                                if isinstance(dealt, dict) else None)
+
   def notes(self, paper: bool = True) -> list[str]:
     """Returns what a reader of its numbers must know.
 
@@ -385,11 +392,15 @@ def _united(changes: Sequence[tuple[str, ...] | None]
 
 def compared(runs: Sequence[Run]) -> names.Plan:
   """Finds what differs between runs: their names and how they are drawn."""
+  places = {folder for run in runs for folder in run.folders}
+  bounds = [i for i, run in enumerate(runs) if all(
+      folder.name == f'labels_{run.config["flags"].get("labels")}'
+      and folder.parent in places for folder in run.folders)]
   return names.plan(
       [run.config for run in runs],
       [(title := run.folder_name,
         f'{text.plain(run.folders[0].parent.name)}/{title}')
-       for run in runs], flag_kinds.OF_A_SEED)
+       for run in runs], flag_kinds.OF_A_SEED, bounds)
 
 
 def named(runs: Sequence[Run]) -> list[Run]:

@@ -73,7 +73,7 @@ def _row(run: stored_runs.Run, columns: Sequence[str]) -> dict[str, Any]:
       'labels': flags['labels'],
       'seeds': list(run.numbers),
       'rounds': run.rounds,
-      'notes': run.notes(paper=False),
+      'notes': [*run.notes(paper=False), *filter(None, [run.few_rows])],
       'seconds': run.seconds,
       **{name: [s.get(name) for s in summaries]
          for name in (*_SHOWN, *_MORE, 'verdict')},
@@ -153,8 +153,8 @@ def _other(rows: list[dict[str, Any]], part: str,
            without: Sequence[str] = ()) -> str:
   """Lists what the runs do not share: the commonest value, then the others.
 
-  The others are followed by their runs. A run of another commit that lacks a
-  flag is left out for that flag.
+  Each is followed by its runs, the commonest by words for those that are not
+  named. A run of another commit that lacks a flag is left out for that flag.
   """
   parts = []
   for key in sorted({k for r in rows for k in r[part]} - set(without)):
@@ -168,8 +168,20 @@ def _other(rows: list[dict[str, Any]], part: str,
     others = ''.join(f', {said[value]} ({" ".join(held)})'
                      for value, held in runs.items() if value != most)
     if others:
-      parts.append(f'{key} {said[most]}{others}')
+      rest = ('the others' if all(key in row[part] for row in rows) else
+              'the others that have it')
+      rest = rest if len(runs[most]) > 1 else runs[most][0]
+      parts.append(f'{key} {said[most]} ({rest}){others}')
   return '; '.join(parts)
+
+
+def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns a line for all runs with the same notes."""
+  said: dict[str, list[str]] = {}
+  for row in rows:
+    if row.get('notes'):
+      said.setdefault('; '.join(row['notes']), []).append(row['run'])
+  return [f'{", ".join(runs)}: {text}.' for text, runs in said.items()]
 
 
 def _told(key: str, values: Mapping[str, Any]) -> dict[str, str]:
@@ -250,8 +262,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
                'noise.' if 'generator' in map(noisy_networks, rows) else '')
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
-            *(text for row in rows if row.get('notes')
-              for text in ('', f'{row["run"]}: {"; ".join(row["notes"])}.')),
+            *(text for said in _notes(rows) for text in ('', said)),
             *(text for said in verdict.footnotes(
                 {row['run']: verdict.stored(row) for row in rows})
               for text in ('', said)),

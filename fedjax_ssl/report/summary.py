@@ -16,6 +16,8 @@ Runs = Mapping[str, Sequence[Sequence[Row]]]
 
 # Evaluations that the mean at the end covers by default.
 TAIL = 5
+# On so many rows an accuracy of a half has a standard error of 5 points.
+_FEW_ROWS = 100
 COLUMNS = {
     'final': 'final',
     'tail': 'last {tail} evaluations',
@@ -129,6 +131,23 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
   if 'epsilon' in rows[-1]:
     result['epsilon'] = rows[-1]['epsilon']
   return result
+
+
+def few_rows(seeds: Sequence[Sequence[Row]], count: Any) -> str:
+  """Says from how few rows validation-selected numbers come.
+
+  Args:
+    seeds: the rows of each seed.
+    count: of validation rows, if it is known.
+
+  Returns:
+    A text; '' for enough rows, or if nothing is selected.
+  """
+  if not isinstance(count, int) or not 0 < count < _FEW_ROWS or not any(
+      row.get('val_accuracy') is not None for rows in seeds for row in rows):
+    return ''
+  return (f'validation-selected is chosen on only {count} validation '
+          f'row{"s" * (count > 1)}, of equal rounds the first')
 
 
 def last(rows: Sequence[Row], name: str) -> float | None:

@@ -47,11 +47,13 @@ class Grid(NamedTuple):
   rows: list[list[str | Value]]
   notes: list[str] = []  # One for each row, '' where there is nothing to say.
   best: int | None = None  # Index of the best row, which is shown bold.
+  below: list[str] = []  # Sentences on several rows.
 
   def lines(self) -> list[str]:
-    """Returns the notes with the names of their rows."""
-    return [f'{_text(row[0])}: {note}.'
-            for row, note in zip(self.rows, self.notes) if note]
+    """Returns the notes with the names of their rows, and what is below."""
+    return [*(f'{_text(row[0])}: {note}.'
+              for row, note in zip(self.rows, self.notes) if note),
+            *self.below]
 
   def for_people(self) -> Grid:
     """Drops columns that are empty, or repeat what the names of rows say."""
@@ -119,7 +121,17 @@ def main_table(runs: Sequence[stored_runs.Run],
                'validation-selected, %', *['local models, %'] * local,
                *map(metric_names.title, more),
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),
-              pairs.best(runs) if len(runs) > 1 else None)
+              pairs.best(runs) if len(runs) > 1 else None, _few_rows(runs))
+
+
+def _few_rows(runs: Sequence[stored_runs.Run]) -> list[str]:
+  """Says which runs have few validation rows; of all of them without names."""
+  said: dict[str, list[str]] = {}
+  for run in runs:
+    if run.few_rows:
+      said.setdefault(run.few_rows, []).append(run.name)
+  return [f'{"" if len(found) == len(runs) else ", ".join(found) + ": "}{text}.'
+          for text, found in said.items()]
 
 
 def _paper(run: stored_runs.Run) -> Value:

@@ -92,7 +92,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
           printing.say(f'Stopped at round {stopped.round}; the same command '
                        f'with --workdir={options.workdir} continues.')
         raise
-    processes.once(lambda: _finish(workdir, runs))
+    num_validation = jobs[0].facts['federation']['num_validation']
+    processes.once(lambda: _finish(workdir, runs, num_validation))
   return [job.folder for job in jobs]
 
 
@@ -182,6 +183,9 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
       options.workdir):
     return
   given = _given(setting, options)
+  if setting.any_data and options.dataset == setting.defaults['dataset']:
+    _note(f'--dataset={options.dataset} comes with the library; --dataset=NAME '
+          'and --data_dir=DIR train on your own data.')
   if options.partition_file:
     for name in sorted(given & {'min_size', 'partition_seed',
                                 'validation_fraction', *dealing.SKEWS}):
@@ -334,10 +338,15 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
   return plan
 
 
-def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
+def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
+            num_validation: int) -> None:
   """Prints the table and draws the curves."""
   from fedjax_ssl.report import summary
   printing.say(summary.table(runs))
+  few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],
+                         num_validation)
+  if few:
+    printing.say(f'{few}.\n')
   printing.say(f'Results: {workdir}')
   draw(workdir, runs)
 

@@ -385,6 +385,36 @@ def test_lists_of_knobs_are_tuned(bench, out, tmp_path):
   assert {text.split('threshold=')[1][:3] for text in tried} == {'0.5', '0.9'}
 
 
+def test_status_of_a_folder_that_is_not_there_is_refused(
+    bench, out, tmp_path):
+  """Misspelt, it would look as if all work were lost."""
+  assert bench('clients', 'labels_only', *CHANGED)[0] == 0
+  wrong = tmp_path / 'uot'
+  asked = 'clients', 'fixmatch', '--status'
+  code, said, errors = bench(*asked, f'--out={wrong}')
+  assert code == 2 and not said and errors == (
+      f'error: --out={wrong} is no folder: no bench has been run there. '
+      "Did you mean 'out'?\n")
+  # Stored rows can be looked at without a folder, and a folder may be empty.
+  stored = f'--stored={out / "clients.json"}'
+  note = f'Note: --out={wrong} holds nothing of the bed clients yet.\n'
+  code, said, errors = bench(
+      'clients', 'labels_only', '--status', stored, f'--out={wrong}', *CHANGED)
+  assert code == 0 and 'labels_only' in said and errors == note
+  assert not wrong.exists()
+  wrong.mkdir()
+  code, said, errors = bench(*asked, f'--out={wrong}')
+  assert code == 0 and '0/8 tried' in said and errors == note
+  assert bench(*asked)[2] == ''
+
+
+def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
+  with pytest.raises(SystemExit) as ended:
+    cli.main(['bench', 'clients', '--out=here', '--statsu'])
+  assert ended.value.code == 2
+  assert '--statsu. Did you mean --status? `' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('words, said', [
     (('cliens',), 'BED=cliens must be one of clients'),
     (('clients', 'fixmach'), "Did you mean 'fixmatch'"),

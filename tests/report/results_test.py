@@ -115,7 +115,7 @@ def test_files_of_one_name_are_different_ones(tmp_path):
   folders = [fake.write(tmp_path / name, [fake.row(20, .5)], fake.config(
       [0], partition_file=f'/runs/{name}/partition_0.npz')) for name in 'xy']
   text = study.markdown(study.read(folders), '')
-  assert ('Flags that differ: partition_file x/partition_0.npz, '
+  assert ('Flags that differ: partition_file x/partition_0.npz (x), '
           'y/partition_0.npz (y).') in text
 
 
@@ -159,8 +159,8 @@ def test_what_differs_between_runs_is_said(tmp_path):
   runs = [_run_of(tmp_path / name, 'uda', (.5, .6)) for name in 'ab']
   runs.append(_run_of(tmp_path / 'c', 'uda', (.7, .7), .1, 'def'))
   text = _call(*runs).stdout
-  assert 'Flags that differ: alpha 0.5, 0.1 (c).' in text
-  assert 'Where it differs: commit abc, def (c).' in text
+  assert 'Flags that differ: alpha 0.5 (the others), 0.1 (c).' in text
+  assert 'Where it differs: commit abc (the others), def (c).' in text
   assert 'differ' not in _call(*runs[:2]).stdout
 
 

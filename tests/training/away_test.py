@@ -19,7 +19,6 @@ from tests import toy
 from tests.quick_keys import quick_keys
 from tests.thorough import wider
 
-
 __all__ = ['quick_keys']  # A fixture of every test here.
 
 
