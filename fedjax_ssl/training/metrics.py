@@ -24,7 +24,7 @@ from absl import logging
 import numpy as np
 
 from fedjax_ssl.core import disk
-from fedjax_ssl.training import metric_names, trackers
+from fedjax_ssl.training import metric_names, trackers, trusted_rows
 from fedjax_ssl.training.checkpoint import sealed
 
 METRICS = 'metrics.jsonl'
@@ -230,11 +230,11 @@ def read(path: str | os.PathLike[str], name: str = METRICS) -> list[Row]:
 
   Raises:
     SealError: if a row is not what the newest checkpoint was saved with; see
-      `sealed.trusted_bytes`.
+      `trusted_rows.read`.
   """
   file = pathlib.Path(path)
   if file.is_dir():
-    return _rows(sealed.trusted_bytes(file, name))
+    return _rows(trusted_rows.read(file, name))
   return _rows(sealed.content(file) or b'')
 
 

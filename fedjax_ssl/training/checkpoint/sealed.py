@@ -11,17 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 import hashlib
 import json
 import pathlib
-import time
 from typing import Any
 
 from fedjax_ssl.training.checkpoint import manifest
 
 RUN = 'run'
 FILES = 'files'
-_STEPS = 'checkpoints'
-# Looks at steps that a running process may replace at the same time.
-_LOOKS = 3
-
+STEPS = 'checkpoints'
 # Files that may be missing: a run can do without its times.
 _SPARE = ('timings.jsonl',)
 
@@ -115,8 +111,8 @@ def refusal(folder: pathlib.Path, name: str, round_: int, reason: str) -> str:
 
 def _way_on(folder: pathlib.Path, round_: int) -> str:
   """How to go on: from an older step whose rows are whole, or from round 0."""
-  steps = folder / _STEPS
-  for older, metadata in _headers(folder):
+  steps = folder / STEPS
+  for older, metadata in headers(folder):
     files = metadata.get(FILES)
     if older < round_ and files and not any(
         checked_bytes(name, wanted, content(folder / name), older)[1]
@@ -137,88 +133,11 @@ def content(file: pathlib.Path) -> bytes | None:
     return None
 
 
-def trusted_bytes(folder: pathlib.Path, name: str) -> bytes:
-  """Reads the bytes of a file of rows that may be shown, without a lock.
-
-  Rows after the newest sound checkpoint are not covered by a hash and will be
-  cut off by the next start, so they are not returned. A file is not checked if
-  the run has no checkpoint yet, or only those of a version that sealed nothing.
-
-  Args:
-    folder: of the run.
-    name: of the file.
-
-  Raises:
-    SealError: if the file is not what the newest sound checkpoint vouches for,
-      or that checkpoint is of another run.
-  """
-  first = ''
-  for round_, metadata in _readable(folder):
-    wanted = (metadata.get(FILES) or {}).get(name)
-    if wanted is None:
-      return content(folder / name) or b''
-    try:
-      return _held(folder, name, round_, metadata)
-    except SealError as error:
-      first = first or str(error)
-      # A run that found this one damaged goes on from the one before it. Arrays
-      # take a while to read, so they are looked at in this case alone.
-      if _is_sound(folder, round_):
-        break
-  if first:
-    raise SealError(first)
-  return content(folder / name) or b''
-
-
-def _held(folder: pathlib.Path, name: str, round_: int,
-          metadata: Mapping[str, Any]) -> bytes:
-  """What a file held at a checkpoint, if it and the file are of this run."""
-  if names := differing_facts(metadata, identity(_facts(folder))):
-    raise SealError(f'{folder / _STEPS / str(round_)} is a checkpoint of '
-                    f'another run: it differs in {names}.')
-  held, reason = checked_bytes(
-      name, metadata[FILES][name], content(folder / name), round_)
-  if reason:
-    raise SealError(refusal(folder, name, round_, reason))
-  return held
-
-
-def _is_sound(folder: pathlib.Path, round_: int) -> bool:
-  from fedjax_ssl.training import checkpoint
-  return checkpoint.Checkpoints(folder / _STEPS).is_sound(round_)
-
-
-def _readable(folder: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
-  """As `_headers`, looking again while a run replaces its steps.
-
-  Raises:
-    SealError: if there are steps and none can be read.
-  """
-  for look in range(_LOOKS):
-    if found := list(_headers(folder)):
-      return found
-    if not manifest.rounds(folder / _STEPS):
-      return []
-    if look + 1 < _LOOKS:
-      time.sleep(0.05)
-  raise SealError(f'None of the checkpoints in {folder / _STEPS} can be read; '
-                  'give the same command again, which starts over.')
-
-
-def _headers(folder: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def headers(folder: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
   """Rounds and metadata of the steps that can be read, newest first."""
-  for round_ in reversed(manifest.rounds(folder / _STEPS)):
+  for round_ in reversed(manifest.rounds(folder / STEPS)):
     try:
-      header = manifest.read_header(folder / _STEPS / str(round_))
+      header = manifest.read_header(folder / STEPS / str(round_))
     except (ValueError, OSError):
       continue
     yield round_, header['metadata']
-
-
-def _facts(folder: pathlib.Path) -> dict[str, Any]:
-  """Returns the facts that a run's configuration has; {} without one."""
-  from fedjax_ssl.training import workdir
-  try:
-    return workdir.read_config(folder)['facts']
-  except workdir.WorkdirError:
-    return {}
