@@ -10,22 +10,30 @@ interruption of any kind and skips what is finished; several sweeps may share a
 folder, and a cell is then run by one of them. `--status` shows where each cell
 stands, `--dry_run` prints the commands, `--shard=i/n` takes every n-th cell,
 for n machines. A run that fails is tried again, but not if it refuses its flags
-or data (its exit code 2). Exit code 1: some cell failed; 2: the grid is wrong,
-a setting does not know a flag, or the folder cannot be used; 130 and 143: ended
-by SIGINT and SIGTERM.
+or data (its exit code 2).
+
+Before anything runs all names, knobs and values are checked, as far as a run
+could without its data. A folder is named by what varies in its grid: a run that
+an edited grid would name otherwise is still taken for the cell of its flags;
+folders that belong to no cell are named at the start and by `--status`; and a
+cell whose folder has a run that cannot go on with its flags is refused.
+
+Exit code 1: some cell failed; 2: the grid is wrong, a run would refuse its
+flags, or the folder cannot be used; 130 and 143: ended by SIGINT and SIGTERM.
 """
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import io
 import pathlib
 import shlex
 import sys
+from typing import Any
 
 from fedjax_ssl.cli import arguments, method_names
 from fedjax_ssl.cli.sweep import cells as cells_lib
-from fedjax_ssl.cli.sweep import grid, slots
+from fedjax_ssl.cli.sweep import checking, grid, slots, study
 from fedjax_ssl.core import checks
 from fedjax_ssl.report import printing
 
@@ -91,26 +99,38 @@ def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
   for cell in cells:
     stored = cells_lib.record(out, cell)
     now = cells_lib.progress(cells_lib.folder(out, cell))
-    if cells_lib.is_done(out, cell):
-      state = 'done'
-    elif cells_lib.is_held(out, cell):
-      state = 'running'
-    elif stored.get('state') == 'failed' and (
-        stored.get('fingerprint') == cells_lib.fingerprint(cell)):
-      state = 'failed'
-    else:
-      state = 'to do'
+    state, note = _state(out, cell, stored)
     counts[state] = counts.get(state, 0) + 1
     rounds = '-' if now is None else f'{now[0]}/{now[1]}'
-    file = cells_lib.other_code(out, cell)
+    said = [note, f'in this grid {cell.renamed}' if cell.renamed else '']
     lines.append(f'{state:8} {rounds:>11}  {cell.name}'
-                 + (f' (with an earlier {file})' if file else ''))
+                 + ''.join(f' ({words})' for words in said if words))
     if state == 'failed':
       lines.append(f'    {slots.reason(int(stored.get("exit", 1)))}, '
                    f'{cells_lib.log(out, cell)}')
       lines += [f'    {line}' for line in stored.get('tail', ())]
   total = ', '.join(f'{state} {n}' for state, n in sorted(counts.items()))
-  return '\n'.join([*lines, f'{total} of {len(cells)}'])
+  lines.append(f'{total} of {len(cells)}')
+  if 'conflict' in counts:
+    lines.append('A run cannot go on with other flags; give another --out.')
+  return '\n'.join(lines)
+
+
+def _state(out: pathlib.Path, cell: grid.Cell, stored: Mapping[str, Any]
+           ) -> tuple[str, str]:
+  """Returns the state of a cell, and what else there is to say or ''."""
+  if cells_lib.is_done(out, cell):
+    file = cells_lib.other_code(out, cell)
+    return 'done', f'with an earlier {file}' if file else ''
+  if cells_lib.is_held(out, cell):
+    return 'running', ''
+  if differs := study.conflict(out, cell):
+    return 'conflict', f'its run has other flags: {differs}'
+  if stored.get('state') == 'failed' and (
+      stored.get('fingerprint') == cells_lib.fingerprint(cell)):
+    return 'failed', ''
+  other = cells_lib.other_flags(out, cell)
+  return 'to do', f'its run has other flags: {other}' if other else ''
 
 
 def _check_methods(cells: Sequence[grid.Cell]) -> None:
@@ -130,6 +150,21 @@ def _check_methods(cells: Sequence[grid.Cell]) -> None:
         raise grid.GridError(error.text('--')) from error
 
 
+def _check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
+           env: Mapping[str, str]) -> None:
+  """Refuses what no run could do, before any of them begins.
+
+  Raises:
+    GridError: naming flag, value and what is allowed.
+  """
+  _check_methods(cells)
+  cells_lib.check_flags(python, cells, env)
+  # What is finished will not run, and may be of an earlier version.
+  left = [cell for cell in cells if not cells_lib.is_done(out, cell)]
+  checking.check(python, out, left, env)
+  study.check(out, left)
+
+
 def main(argv: Sequence[str]) -> int:
   """Runs the sweep; returns the exit code."""
   if isinstance(sys.stdout, io.TextIOWrapper):  # Names may have any letters.
@@ -147,16 +182,18 @@ def main(argv: Sequence[str]) -> int:
       raise grid.GridError(f'--slots={args.slots} must be at least 1 and '
                            f'--retries={args.retries} at least 0.')
     env = _environment(args.env)
-    cells = grid.shard(read_cells(args.grid), args.shard)
-    _check_methods(cells)
-    if not args.status:
-      cells_lib.check_flags(args.python, cells, env)
+    known = study.recognised(out, read_cells(args.grid))
+    cells = grid.shard(known, args.shard)
+    if args.status:
+      _check_methods(cells)
+      printing.say('\n'.join([status(out, cells), *study.notes(out, known)]))
+      return 0
+    _check(args.python, out, cells, env)
+    for line in study.notes(out, known):
+      printing.say(line, stream=sys.stderr)
     if args.dry_run:
       for cell in cells:
         printing.say(shlex.join(cells_lib.command(args.python, out, cell)))
-      return 0
-    if args.status:
-      printing.say(status(out, cells))
       return 0
     (out / '.sweep').mkdir(parents=True, exist_ok=True)
   except grid.GridError as error:

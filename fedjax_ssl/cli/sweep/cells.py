@@ -57,7 +57,7 @@ def check_flags(python: str, cells: Sequence[grid.Cell],
   """
   asked: dict[tuple[str, ...], dict[str, None]] = {}
   for cell in cells:
-    if cell.setting or _is_experiment(cell.script):
+    if cell.setting or is_experiment(cell.script):
       asked.setdefault((*cell.program(python), cell.setting or cell.script),
                        {}).update(dict.fromkeys((*cell.args, *cell.places)))
   for (*program, name), known in asked.items():
@@ -73,7 +73,7 @@ def check_flags(python: str, cells: Sequence[grid.Cell],
           raise grid.GridError(f'{name}: {said[0].removeprefix("error: ")}')
 
 
-def _is_experiment(script: str) -> bool:
+def is_experiment(script: str) -> bool:
   """Returns whether a script trains a setting, and so checks its flags."""
   try:
     code = ast.parse(pathlib.Path(script).read_bytes())
@@ -96,12 +96,17 @@ def fingerprint(cell: grid.Cell) -> str:
   for arg in cell.args:
     name, _, file = arg.partition('=')
     if name == '--flagfile':
-      arg = f'{name}={_place(file)}'
       with contextlib.suppress(OSError):
         texts.append(pathlib.Path(file).read_bytes())
-    words.append(arg)
+    words.append(normal(arg))
   return hashlib.sha256(
       b''.join(['\0'.join(words).encode(), *texts])).hexdigest()
+
+
+def normal(arg: str) -> str:
+  """Returns a flag with the same words from every folder."""
+  name, _, file = arg.partition('=')
+  return f'{name}={_place(file)}' if name == '--flagfile' else arg
 
 
 def _place(file: str) -> str:
@@ -205,7 +210,7 @@ def other_code(out: pathlib.Path, cell: grid.Cell) -> str:
     '' if there is none; a file that is gone is none.
   """
   path = folder(out, cell)
-  flags, facts = _config(path, 'flags'), _config(path, 'facts')
+  flags, facts = config_of(path, 'flags'), config_of(path, 'facts')
   code = facts.get('code')
   if not isinstance(code, dict):
     return ''
@@ -246,10 +251,11 @@ def is_complete(path: pathlib.Path) -> bool:
 
 def _flags(path: pathlib.Path) -> dict[str, Any]:
   """Reads the flags of a run's `config.json`; {} if missing or damaged."""
-  return _config(path, 'flags')
+  return config_of(path, 'flags')
 
 
-def _config(path: pathlib.Path, part: str) -> dict[str, Any]:
+def config_of(path: pathlib.Path, part: str) -> dict[str, Any]:
+  """Reads a part of a run's `config.json`; {} if missing or damaged."""
   try:
     return dict(json.loads((path / 'config.json').read_text())[part])
   except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -10,7 +10,8 @@
     --bounds | --nobounds
 
 A block is the product of its lines; `---` begins another block. Alternatives
-are separated by ` | `; a line without alternatives may hold several flags.
+are separated by ` | `; a line without alternatives may hold several flags, and
+a value that holds a bar itself is quoted.
 `flagfile:` takes several names and patterns; names with spaces or commas are
 quoted as for a shell. A flagfile `a.b.flags` belongs to the setting `a`, or to
 your own `a.py` one or two folders above it, unless `setting: NAME` or
@@ -61,6 +62,7 @@ class Cell:
     args: its flags, the flagfile first; without --workdir.
     setting: its name for `fedjax-ssl train`; '' for a script.
     places: flags that say where things are; with others it is the same run.
+    renamed: what this grid would name it, if the folder has an older name.
   """
 
   name: str
@@ -68,6 +70,7 @@ class Cell:
   args: tuple[str, ...]
   setting: str = ''
   places: tuple[str, ...] = ()
+  renamed: str = ''
 
   def program(self, python: str) -> list[str]:
     """Returns the command that runs it, without flags."""
@@ -269,6 +272,12 @@ def _axis(line: str, where: str) -> tuple[str, list[str]]:
   # The space after a bar may be the one before the next bar: `a | | b` has an
   # empty alternative.
   first, *rest = (part.strip() for part in re.split(r'\s+\|(?=\s|$)', line))
+  flag = first.partition('=')[0]
+  for part in (first, *(f'{flag}={other}' for other in rest)):
+    if '|' in re.sub(r'"[^"]*"|\'[^\']*\'', '', part):
+      raise GridError(f'{where}: {part} has a bar without spaces around it; '
+                      'alternatives are separated by ` | `, and a value that '
+                      'holds a bar is quoted.')
   match = re.fullmatch(r'--([A-Za-z_]\w*)(=.*)?', first)
   if not match:
     raise GridError(f'{where}: {first!r} is not of the form --flag=value.')

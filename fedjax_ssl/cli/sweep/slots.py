@@ -85,6 +85,7 @@ class Sweep:
     old = {s: signal.signal(s, self._hear)
            for s in (signal.SIGINT, signal.SIGTERM)}
     try:
+      self._warn()
       while not self._heard and (
           self._queue or self._elsewhere or any(self._slots)):
         self._reap()
@@ -114,6 +115,17 @@ class Sweep:
     del frame
     self._heard = number
 
+  def _warn(self) -> None:
+    """Names cells whose folders have runs with other flags, by difference."""
+    found: dict[str, list[str]] = {}
+    for cell in self._cells:
+      if other := cells_lib.other_flags(self._out, cell):
+        found.setdefault(other, []).append(cell.name)
+    for other, names in found.items():
+      more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+      self._say(f'{names[0]}{more}: a run with other flags is there, which may '
+                f'refuse these ({other}); another --out leaves it alone')
+
   def _fill(self) -> None:
     """Starts cells in free slots."""
     for slot, running in enumerate(self._slots):
@@ -134,10 +146,6 @@ class Sweep:
         self._say(f'{cell.name} was run with an earlier {file}; remove '
                   f'{cells_lib.folder(self._out, cell)} to run it again')
       return None
-    other = cells_lib.other_flags(self._out, cell)
-    if other and not self._attempts[cell.name]:
-      self._say(f'{cell.name} has a run with other flags, which may refuse '
-                f'these ({other})')
     command = cells_lib.command(self._python, self._out, cell)
     self._attempts[cell.name] += 1
     log = open(cells_lib.log(self._out, cell), 'ab', buffering=0)

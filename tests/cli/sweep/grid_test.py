@@ -85,9 +85,23 @@ def test_options_of_the_sweep_are_not_flags_of_a_run(option):
     grid.parse(f'{DIGITS}\n--{option}')
 
 
-def test_a_bar_inside_a_value_is_no_alternative():
-  cell, = grid.parse(f'{DIGITS}\n--method=a(x=1|2)')
-  assert cell.args == ('--method=a(x=1|2)',)
+@pytest.mark.parametrize('line', [
+    '--a=b|c', '--a=b |c', '--a=b| c', '--a=b || c', '--a=b(x=1|2)',
+    '--a=b(x=1|2) | c', '--a=1 | b|c', "--a=b(x='1'|'2')", '--a|--noa'])
+def test_a_bar_without_spaces_is_refused(line):
+  with pytest.raises(grid.GridError) as info:
+    grid.parse(f'{DIGITS}\n{line}', 'g.txt')
+  said = str(info.value)
+  assert said.startswith('g.txt:2: --a') and 'are separated by ` | `' in said
+  assert 'bar without spaces' in said and '\n' not in said
+
+
+@pytest.mark.parametrize('line, args', [
+    ("--a=b(x='1|2')", "--a=b(x='1|2')"), ('--a="b|c"', '--a=b|c'),
+    ("--a='b|c'", '--a=b|c'), ('--a="it\'s|c"', "--a=it's|c")])
+def test_a_bar_in_quotes_is_part_of_a_value(line, args):
+  cell, = grid.parse(f'{DIGITS}\n{line}')
+  assert cell.args == (args,)
 
 
 @pytest.mark.parametrize('line, args', [

@@ -1,0 +1,191 @@
+"""Checks each cell of a sweep as its run would before it loads any data.
+
+The runs' interpreter does it, in a process of its own: the sweep itself loads
+neither JAX nor code of the user's.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from absl import flags
+
+from fedjax_ssl import config
+from fedjax_ssl.cli import errors
+from fedjax_ssl.cli.sweep import asked, grid
+from fedjax_ssl.cli.sweep import cells as cells_lib
+from fedjax_ssl.core import checks, imports, registry
+from fedjax_ssl.running import settings
+
+_PROGRAM = ('-P', '-c', 'import sys; from fedjax_ssl.cli.sweep import checking;'
+            ' sys.exit(checking.main())')
+_REFUSED = 2
+
+
+def check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
+          env: Mapping[str, str]) -> None:
+  """Refuses names, knobs and values with which a run would not start.
+
+  Cells that differ in their seeds alone are checked once. Of a script of the
+  user's own, which may register names and has other defaults, only the knobs
+  of known names are checked. What an interpreter without this library would
+  say is ignored, as the grid may be for another machine.
+
+  Args:
+    python: interpreter of the runs.
+    out: folder of all runs.
+    cells: those that will run.
+    env: variables of the runs.
+
+  Raises:
+    grid.GridError: for the first such cell.
+  """
+  known: dict[tuple[str, ...], str] = {}
+  trains = functools.cache(cells_lib.is_experiment)
+  for cell in cells:
+    setting = asked.setting_of(cell)
+    if not setting and not trains(cell.script):
+      continue
+    words = [arg for arg in cell.args if not arg.startswith('--seeds=')]
+    words += cell.places
+    if (cells_lib.folder(out, cell) / 'config.json').exists():
+      # A run that has begun may keep what a new one may not have.
+      words.append(f'--workdir={cells_lib.folder(out, cell)}')
+    file = cell.args[0].partition('--flagfile=')[2] if cell.args else ''
+    known.setdefault((setting, *words), file or setting or cell.script)
+  if not known:
+    return
+  told = [(shown, setting, words)
+          for (setting, *words), shown in known.items()]
+  try:
+    done = subprocess.run(
+        [python, *_PROGRAM], input=json.dumps(told),
+        # What is checked needs no accelerator, which others may have taken.
+        env=os.environ | env | {'JAX_PLATFORMS': 'cpu'},
+        capture_output=True, text=True, errors='replace', check=False)
+  except OSError:
+    return
+  said = done.stderr.strip().rpartition('\n')[2]
+  if done.returncode == _REFUSED and said.startswith('error: '):
+    raise grid.GridError(said.removeprefix('error: '))
+
+
+def main() -> int:
+  """Checks the cells that the input lists; returns 2 if one is refused."""
+  # By code of the user's own, after those without any.
+  groups: dict[frozenset[str], list[list[Any]]] = {frozenset(): []}
+  for shown, setting, words in json.loads(sys.stdin.read()):
+    with _refusing(shown):
+      own = _own_code(setting, words)
+    groups.setdefault(own, []).append([shown, setting, words])
+  # Two files that register one name cannot be in one process.
+  now, later = [*groups.values()][:2], [*groups.values()][2:]
+  for shown, setting, words in itertools.chain(*now):
+    with _refusing(shown):
+      if setting:
+        _check(setting, asked.options(setting, words)[0])
+      else:
+        _check_known(words)
+  if not later:
+    return 0
+  return subprocess.run([sys.executable, *_PROGRAM], text=True, check=False,
+                        input=json.dumps([*itertools.chain(*later)])
+                        ).returncode
+
+
+@contextlib.contextmanager
+def _refusing(shown: str) -> Iterator[None]:
+  """Ends the process with one line if a block raises what users can mend."""
+  try:
+    yield
+  except (ValueError, OSError, flags.Error) as error:
+    values = {name: asked.value(name) for name in config.OPTIONS}
+    print(f'error: {shown}: {errors.line(error, values)}', file=sys.stderr)
+    sys.exit(_REFUSED)
+
+
+def _own_code(setting: str, words: Sequence[str]) -> frozenset[str]:
+  """Returns the files and modules that a run of a setting imports."""
+  if not setting:
+    return frozenset()
+  options, _ = asked.options(setting, words)
+  return frozenset(imports.places(
+      [getattr(options, name) for name in imports.TEXTS], options.imports))
+
+
+def _check(setting: str, options: config.Config) -> None:
+  """Makes the checks of `fedjax_ssl.running.runs.prepared` before the data.
+
+  Raises:
+    ValueError: for what the run would refuse.
+  """
+  from fedjax_ssl import task
+  from fedjax_ssl.running import runs
+  for place in options.imports:
+    registry.import_place(place)
+  if not options.eval_only:
+    runs.check_read(settings.find(setting), options)
+  texts = {name: getattr(options, name) for name in task.REGISTRIES}
+  for name, text in {**texts, 'method': options.full_method}.items():
+    _check_text(name, text)
+  if options.workdir is None:
+    _check_holder(options.full_method, options.labels_at)
+
+
+@functools.cache
+def _check_text(field: str, text: str | None) -> None:
+  from fedjax_ssl import task
+  task.check_texts({field: text})
+
+
+@functools.cache
+def _check_holder(method: str, labels_at: str) -> None:
+  """Refuses a method that cannot have its labels there, whatever the data.
+
+  The method is built for data that nobody has; of its refusals only the one
+  of --labels_at counts. Code of the user's own is not run.
+
+  Raises:
+    FieldError: if it refuses them.
+  """
+  from fedjax_ssl import methods, task
+  if registry.is_own(method, methods.METHODS):
+    return
+  try:
+    methods.make(method, task.make_task(task.TaskSpec(
+        num_classes=10, input_shape=(8, 8, 1), model='linear', method=method,
+        labels_at=labels_at)))
+  except (ValueError, TypeError) as error:
+    behind: BaseException | None = error
+    while behind is not None:
+      if isinstance(behind, checks.FieldError) and behind.field == 'labels_at':
+        raise
+      behind = behind.__cause__
+
+
+def _check_known(words: Sequence[str]) -> None:
+  """Checks the knobs of known names among the flags of a user's script.
+
+  Raises:
+    FieldError: for one that the name does not take.
+  """
+  from fedjax_ssl import task
+  try:
+    asked.read({}, words)
+  except flags.Error:
+    return  # It may have flags of its own.
+  for field, known in task.REGISTRIES.items():
+    text = asked.given().get(field)
+    if text is None or imports.split(text):
+      continue
+    name = text.partition('(')[0].strip()
+    if name in known:
+      _check_text(field, text)
