@@ -30,10 +30,10 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data.datasets import files
 from fedjax_ssl.training import (
-  away,
   checkpoint,
   client_rows,
   evaluate,
+  offloaded,
   own_code,
   runner,
 )
@@ -210,7 +210,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
     raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '
                      'read.')
   round_, tree = found
-  states = away.finished(place, state, {
+  states = offloaded.finished(place, state, {
       int(k): v['state'] for k, v in tree.items()})
   return make(spec, task, method, states, round_, facts)
 

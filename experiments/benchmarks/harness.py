@@ -21,7 +21,7 @@ import fedjax_ssl as fssl
 from fedjax_ssl import models
 from fedjax_ssl.core import disk, sampling
 from fedjax_ssl.running import huge_pages
-from fedjax_ssl.training import away, client_rows, environment, runner
+from fedjax_ssl.training import client_rows, environment, offloaded, runner
 
 FLAGS = flags.FLAGS
 
@@ -207,7 +207,7 @@ class Simulation:
     self.spec, self.federation = spec, federation
     self._method = fssl.make_method(spec.method, self.task)
     kind = runner.Together if together else runner.Sequential
-    self._seeds = away.runs(
+    self._seeds = offloaded.runs(
         self._method, [federation] * num_seeds, list(range(num_seeds)), mesh,
         place, kind=kind)
     self._seeds.start(None)
@@ -232,7 +232,7 @@ class Simulation:
 
     Nothing changes but where its first values are read from.
     """
-    assert isinstance(self._seeds, away.Away)
+    assert isinstance(self._seeds, offloaded.Offloaded)
     rows, = self._seeds.stores
     for client in range(self.federation.num_clients):
       ids = np.array([client], np.int32)

@@ -43,9 +43,9 @@ import numpy as np
 
 from fedjax_ssl.bench import page, picture, plan, records, standing, tables
 from fedjax_ssl.cli import arguments, bench_runs
+from fedjax_ssl.cli.check_methods import vouch
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import slots
-from fedjax_ssl.cli.vouch import vouch
 from fedjax_ssl.core import checks, imports, knobs
 from fedjax_ssl.report import printing
 

@@ -13,7 +13,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import client_map, held, sampling, tree
+from fedjax_ssl.core import client_map, partial_memory, sampling, tree
 from fedjax_ssl.core.common_expressions import merge_equal
 from fedjax_ssl.core.types import (
   Client,
@@ -201,8 +201,8 @@ def _prepare(federation: Federation, memory: PyTree, ids: jax.Array,
   amount = jnp.where(active, jax.vmap(work)(shard), -1)
   ids = jnp.where(active, ids, federation.num_clients).astype(jnp.int32)
   order = jnp.lexsort((ids, -amount))
-  slots = _Slots(ids, active, shard, held.take(memory, federation, ids))
-  return tree.take(slots, order)
+  rows = partial_memory.take(memory, federation, ids)
+  return tree.take(_Slots(ids, active, shard, rows), order)
 
 
 def _if_active(shard: Shard, active: jax.Array) -> Shard:
@@ -385,7 +385,7 @@ def _client_round(parts: _ClientPass, state: State, federation: Federation,
   if not parts.relay:
     server, metrics = _aggregate_or_keep(
         parts, server, groups, context, close_key)
-  told = held.told(state.memory, cohort, federation)
+  told = partial_memory.told(state.memory, cohort, federation)
   return state._replace(server=server, memory=memory), {**metrics, **told}
 
 
@@ -410,7 +410,7 @@ def _run_group(parts: _ClientPass, server: PyTree, memory: PyTree,
 
   messages, results = plan.run(merge_equal(body), shared, slots,
                                summing=parts.summing)
-  memory = held.put(memory, federation, slots.ids, results.memory)
+  memory = partial_memory.put(memory, federation, slots.ids, results.memory)
   metrics = _summary(results, plan)
   metrics['models_sent'] = _models_sent(parts.task, results, slots.active)
   return memory, _Group(Cohort(slots.ids, results.weight > 0), metrics,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ssl.core import checks, optimizers, shown
+from fedjax_ssl.core import checks, descriptions, optimizers
 
 PyTree = Any
 Array = jax.Array | np.ndarray
@@ -49,7 +49,7 @@ class Examples(NamedTuple):
   labels: Array  # int32[D] classes in [0, C); in `train` -1 for one unknown.
 
   def __repr__(self) -> str:
-    return f'Examples({shown.examples(self)})'
+    return f'Examples({descriptions.examples(self)})'
 
 
 class Batch(NamedTuple):
@@ -74,7 +74,7 @@ class Shard(NamedTuple):
   num_unlabeled: Array  # int32[]
 
   def __repr__(self) -> str:
-    return f'Shard({shown.shard(self)})'
+    return f'Shard({descriptions.shard(self)})'
 
 
 @jax.tree_util.register_dataclass
@@ -94,7 +94,7 @@ class Federation:
       the setting has no such rule.
     num_classes: C.
     held: whose rows the memory of a state has, ascending and filled up with N;
-      None is all clients. See `core.held`, which marks it to be told.
+      None is all clients. See `core.partial_memory`, which marks it to be told.
   """
 
   train: Examples
@@ -119,16 +119,16 @@ class Federation:
     train: Any = self.train
     if not isinstance(train, Examples):  # Axes, as `vmap` takes them.
       return f'Federation({vars(self)})'
-    parts = {name: shown.examples(getattr(self, name))
+    parts = {name: descriptions.examples(getattr(self, name))
              for name in ('train', 'validation', 'test')}
-    told = [shown.shard(self.clients),
+    told = [descriptions.shard(self.clients),
             *(f'{name} {text}' for name, text in parts.items()),
-            shown.count(self.num_classes, 'class', 'classes')]
-    if shown.is_known(self.server.num_labeled) and np.any(
+            descriptions.count(self.num_classes, 'class', 'classes')]
+    if descriptions.is_known(self.server.num_labeled) and np.any(
         self.server.num_labeled):
-      told.insert(1, f'server {shown.shard(self.server)}')
+      told.insert(1, f'server {descriptions.shard(self.server)}')
     if self.stream is not None:
-      told.append(f'a stream of {shown.shard(self.stream)}')
+      told.append(f'a stream of {descriptions.shard(self.stream)}')
     return f'Federation({"; ".join(told)})'
 
   def at(self, round_: jax.Array) -> Federation:
@@ -149,10 +149,11 @@ class State(NamedTuple):
   round: jax.Array  # int32[], rounds done so far.
 
   def __repr__(self) -> str:
-    done = (f'round {np.asarray(self.round)}' if shown.is_known(self.round)
-            else f'round {shown.array(self.round)}')
-    return (f'State({done}; server: {shown.tree(self.server)}; memory: '
-            f'{shown.tree(self.memory)})')
+    known = descriptions.is_known(self.round)
+    done = f'round {np.asarray(self.round)}' if known else (
+        f'round {descriptions.array(self.round)}')
+    return (f'State({done}; server: {descriptions.tree(self.server)}; memory: '
+            f'{descriptions.tree(self.memory)})')
 
 
 class Cohort(NamedTuple):
@@ -361,9 +362,9 @@ class Task:
   input_shape: tuple[int, ...] | None = None
 
   def __repr__(self) -> str:
-    steps = (shown.count(self.local_steps, 'step') if self.local_steps else
-             shown.count(self.local_epochs, 'epoch'))
-    told = [shown.count(self.num_classes, 'class', 'classes'),
+    steps = (descriptions.count(self.local_steps, 'step') if self.local_steps
+             else descriptions.count(self.local_epochs, 'epoch'))
+    told = [descriptions.count(self.num_classes, 'class', 'classes'),
             f'inputs {self.input_shape or "of any shape"}',
             f'{self.cohort_size:,} clients a round, {steps} each',
             f'batches of {self.labeled_batch:,} labeled and '

@@ -20,7 +20,7 @@ from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
 from fedjax_ssl.running import client_memory, execution, runs, stopping
 from fedjax_ssl.running import job as job_lib
-from fedjax_ssl.training import away, columns, per_client, runner
+from fedjax_ssl.training import columns, offloaded, per_client, runner
 
 
 class Run:
@@ -127,7 +127,7 @@ class Run:
     job = self._job
     self._rows = execution.run(job, place, stream=self._stream)
     self.round, saved = execution.newest(job)
-    self.states = away.finished(
+    self.states = offloaded.finished(
         client_memory.place(job.options, job.folder),
         runner.state_shape(job.method, job.federations[0]),
         {seed: saved[str(seed)]['state'] for seed in job.seeds})

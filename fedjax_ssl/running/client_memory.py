@@ -8,7 +8,7 @@ import shutil
 import jax
 
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import held, optimizers, tree
+from fedjax_ssl.core import optimizers, partial_memory, tree
 from fedjax_ssl.core.types import Federation, Method, State
 from fedjax_ssl.data import files
 from fedjax_ssl.training import client_rows
@@ -132,8 +132,9 @@ def _check_goes(options: Config, method: Method, state: State,
         'clients begin anew with each task; give device.',
         method=options.method, rounds_per_task=options.rounds_per_task)
   try:
-    return held.readers(method, state, federation, jax.random.key(0))[1]
-  except held.DependsOnMemoryError as error:
+    return partial_memory.readers(method, state, federation,
+                                  jax.random.key(0))[1]
+  except partial_memory.DependsOnMemoryError as error:
     raise FieldError('client_memory', options.client_memory, str(error),
                      method=options.method) from error
 

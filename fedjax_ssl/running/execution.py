@@ -17,16 +17,16 @@ from fedjax_ssl.config import FieldError
 from fedjax_ssl.report import command, printing, summary
 from fedjax_ssl.running import (
   client_memory,
-  spellings,
   start_line,
   stopping,
+  stored_texts,
 )
 from fedjax_ssl.running.job import Job
 from fedjax_ssl.training import (
-  away,
   checkpoint,
   loop,
   metrics,
+  offloaded,
   own_code,
   pictures,
   processes,
@@ -49,7 +49,8 @@ class Stopped(processes.AgreedExit):
 def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
   workdir_lib.check_workdir(
-      job.folder, job.config, allow=spellings.may_differ(job), facts=job.facts)
+      job.folder, job.config, allow=stored_texts.may_differ(job),
+      facts=job.facts)
   def look() -> None:
     _check_length(job, workdir_lib.read_config(job.folder)['flags'])
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
@@ -86,7 +87,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
     _check_folder(job)
   place = workdir_lib.open_workdir(
       job.folder, job.config, facts=job.facts, origin=job.origin,
-      allow=spellings.may_differ(job))
+      allow=stored_texts.may_differ(job))
   def describe() -> None:
     command.write(place.path)
     own_code.keep(place.path, vars(job.options))
@@ -157,7 +158,7 @@ def _checkpoints(job: Job) -> checkpoint.Checkpoints:
   """Returns the checkpoints of a job, which refuse steps of other runs."""
   return checkpoint.Checkpoints(
       job.folder / 'checkpoints', run=sealed.identity(
-          job.facts, {**job.config, **spellings.first(job.facts)},
+          job.facts, {**job.config, **stored_texts.first(job.facts)},
           config.MAY_CHANGE))
 
 
@@ -314,7 +315,7 @@ def evaluate(job: Job) -> None:
   """Evaluates the newest checkpoint, prints it, and writes nothing."""
   _check_folder(job)
   round_, saved = newest(job)
-  runs = away.runs(
+  runs = offloaded.runs(
       job.method, job.federations, job.seeds, job.mesh,
       client_memory.place(job.options, job.folder), reads_only=True)
   runs.start(saved)

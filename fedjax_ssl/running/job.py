@@ -20,13 +20,13 @@ from fedjax_ssl.core.types import Federation, Method, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
 from fedjax_ssl.running import (
-  blame,
   client_memory,
   dealing,
   devices,
-  spellings,
   start_line,
   stored_options,
+  stored_texts,
+  trace_errors,
 )
 from fedjax_ssl.training import (
   own_code,
@@ -100,7 +100,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with (blame.naming_method(options.method), rounds.noting() as noted,
+    with (trace_errors.naming_method(options.method), rounds.noting() as noted,
           checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
@@ -113,13 +113,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
-    raise blame.knob_error(error, spec) from error
+    raise trace_errors.knob_error(error, spec) from error
   seeds, partitions = list(dealt), list(dealt.values())
   facts = {
       'data_hash': data_hash(dataset),
       'partition_hash': {str(s): data.partition_hash(p)
                          for s, p in zip(seeds, partitions, strict=True)},
-      'choices': spellings.of(spec, options.profile),
+      'choices': stored_texts.of(spec, options.profile),
       **own_code.of(vars(options), origin.get('setting', '')),
       'task': {**finished.spec_to_json(spec, federations[0]), 'seeds': seeds},
       'federation': data.describe(federations[0])}

@@ -20,12 +20,12 @@ from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import names as report_names
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import (
-  auto,
   convolutions,
+  data_defaults,
   dealing,
   execution,
   settings,
-  spellings,
+  stored_texts,
 )
 from fedjax_ssl.running import job as job_lib
 from fedjax_ssl.running.settings import Setting
@@ -127,7 +127,7 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
   # Once more: the data may name the clients.
   processes.once(lambda: check_read(setting, jobs[0].options))
   note_unread(setting, jobs[0].options, dataset)
-  jobs = [spellings.begun(job) for job in jobs]
+  jobs = [stored_texts.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
         {k: v for k, v in job.config.items() if k not in config.PER_PROCESS},
@@ -248,7 +248,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
   Raises:
     FieldError: see `auto.decided`.
   """
-  options = auto.decided(options, given, dataset)
+  options = data_defaults.decided(options, given, dataset)
   own = setting.any_data
   if {'labels_per_class', 'labeled_fraction'} & set(given):
     return options

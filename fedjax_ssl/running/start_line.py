@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_ssl import data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import checks, optimizers, registry, rounds, shown
+from fedjax_ssl.core import checks, descriptions, optimizers, registry, rounds
 from fedjax_ssl.core.types import Shard
 from fedjax_ssl.training import environment
 
@@ -42,15 +42,15 @@ def text(job: Job, done: int) -> str:
   devices = 1 if job.mesh is None else job.mesh.size
   parts = [
       job.options.dataset,
-      f'{shown.count(total, "client")}, {_cohorts(job)} a round',
+      f'{descriptions.count(total, "client")}, {_cohorts(job)} a round',
       f'{labeled} labeled{place} and {unlabeled} unlabeled rows',
       f'{_held_out(dealt)} rows',
-      shown.count(dealt[0]['num_classes'], 'class', 'classes'),
-      shown.count(job.num_parameters, 'parameter'),
+      descriptions.count(dealt[0]['num_classes'], 'class', 'classes'),
+      descriptions.count(job.num_parameters, 'parameter'),
       _devices(devices),
       f'{_steps(job)} steps a client and round']
   if len(job.seeds) > 1:
-    parts.append(shown.count(len(job.seeds), 'seed'))
+    parts.append(descriptions.count(len(job.seeds), 'seed'))
   parts += [said for note in NOTES if (said := note(job))]
   begins = f'continues at round {done}' if done else 'starts'
   return f'{job.name} {begins}: {"; ".join(parts)}.'
@@ -68,7 +68,7 @@ def _devices(number: int) -> str:
   """Names what a run is on: JAX takes a CPU where it cannot start a GPU."""
   first = environment.devices()[0]
   if first.platform == 'cpu':
-    return shown.count(number, 'CPU device')
+    return descriptions.count(number, 'CPU device')
   return f'{number:,} x {first.device_kind}'
 
 

@@ -17,10 +17,10 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.training import (
-  away,
   client_rows,
   columns,
   environment,
+  offloaded,
   processes,
   runner,
 )
@@ -167,7 +167,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   observer = observer or Observer()
   if method.spanning is not None:
     method = method.spanning(max(int(num_rounds), 1))
-  runs = away.runs(method, federations, seeds, mesh, place, kind=(
+  runs = offloaded.runs(method, federations, seeds, mesh, place, kind=(
       runner.Together if seeds_together(seed_map, len(seeds))
       else runner.Sequential))
   measured = columns.Columns(several=len(seeds) > 1)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import jax
 
-from fedjax_ssl.core import seconds as seconds_lib
+from fedjax_ssl.core import durations
 
 # What JAX does once for a program, before it runs: traces, lowers, compiles.
 _ONCE = '/jax/core/compile/'
@@ -134,7 +134,7 @@ class Progress:
     parts = ['compiled' if self._rate is None else f'{self._rate:.3g} s/round']
     if self._rate is not None:
       left = max(self._total - self._round, 0)
-      parts.append(f'{seconds_lib.text(self._rate * left)} left')
+      parts.append(f'{durations.text(self._rate * left)} left')
     if self._accuracy is not None:
       parts.append(f'accuracy {self._accuracy:.4f}')
     return ', '.join(parts)

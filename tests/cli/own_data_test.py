@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config, data, methods, task
-from fedjax_ssl.running import auto as auto_lib
 from fedjax_ssl.running import dealing, runs, settings
 from tests.cli import launcher
 
@@ -40,41 +39,41 @@ def auto(**change) -> config.Config:
     ((64, 64, 3), 'cnn(stride=2)', 'auto'),
     ((224, 224, 3), 'cnn(stride=4)', 'auto')])
 def test_a_network_for_the_size(shape, model, norm):
-  found = auto_lib.decided(auto(), (), toy(shape))
+  found = defaults.decided(auto(), (), toy(shape))
   assert (found.model, found.norm) == (model, norm)
   cutout = min(shape[:2]) // 4
   assert (found.weak, found.strong) == (
       'flip_crop', f'ra_mc(cutout={cutout})')
-  kept = auto_lib.decided(auto(model='resnet18', weak='none'), (), toy(shape))
+  kept = defaults.decided(auto(model='resnet18', weak='none'), (), toy(shape))
   assert (kept.model, kept.norm, kept.weak) == ('resnet18', 'auto', 'none')
 
 
 def test_texts_have_views_and_a_network_of_their_own():
-  found = auto_lib.decided(auto(), (), toy((40,), kind=np.int32))
+  found = defaults.decided(auto(), (), toy((40,), kind=np.int32))
   assert (found.model, found.norm, found.weak, found.strong) == (
       'text_mean', 'auto', 'none', 'token_dropout')
 
 
 def test_clients_that_the_data_name():
   named = toy(owner=np.array([0, 1, 2, 0, 1, 2], np.int32))
-  found = auto_lib.decided(auto(), (), named)
+  found = defaults.decided(auto(), (), named)
   assert (found.partition, found.num_clients, found.cohort_size) == (
       'natural', 3, 3)
-  assert auto_lib.decided(auto(), (), toy()).partition == 'setting'
+  assert defaults.decided(auto(), (), toy()).partition == 'setting'
   # Fewer than usually take part.
-  assert auto_lib.decided(
+  assert defaults.decided(
       auto(num_clients=1), ['num_clients'], toy()).cohort_size == 1
   with pytest.raises(config.FieldError, match='at most'):
-    auto_lib.decided(auto(num_clients=1), ['num_clients', 'cohort_size'], toy())
-  dealt = auto_lib.decided(auto(partition='setting', num_clients=8), (), named)
+    defaults.decided(auto(num_clients=1), ['num_clients', 'cohort_size'], toy())
+  dealt = defaults.decided(auto(partition='setting', num_clients=8), (), named)
   assert (dealt.partition, dealt.num_clients) == ('setting', 8)
-  assert auto_lib.decided(auto(num_clients=3), ['num_clients'], named) == found
+  assert defaults.decided(auto(num_clients=3), ['num_clients'], named) == found
   with pytest.raises(config.FieldError, match='the data name 3 clients'):
-    auto_lib.decided(auto(num_clients=20), ['num_clients'], named)
+    defaults.decided(auto(num_clients=20), ['num_clients'], named)
   with pytest.raises(config.FieldError, match='at most all clients'):
-    auto_lib.decided(auto(), ['cohort_size'], named)
+    defaults.decided(auto(), ['cohort_size'], named)
   with pytest.raises(config.FieldError, match='client_train'):
-    auto_lib.decided(auto(partition='natural'), (), toy())
+    defaults.decided(auto(partition='natural'), (), toy())
 
 
 def deal(**change):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_ssl.core import seconds as seconds_lib
+from fedjax_ssl.core import durations
 from fedjax_ssl.training import progress
 
 
@@ -113,4 +113,4 @@ def test_a_terminal_gets_a_bar_and_no_lines():
     (0, '0s'), (59.4, '59s'), (59.6, '1m00s'), (3599.9, '1h00m'),
     (754, '12m34s'), (100_000, '27h46m')])
 def test_durations(seconds, text):
-  assert seconds_lib.text(seconds) == text
+  assert durations.text(seconds) == text

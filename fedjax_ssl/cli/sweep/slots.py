@@ -18,7 +18,7 @@ from typing import IO
 from fedjax_ssl.cli import child
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, shares
-from fedjax_ssl.core import seconds as seconds_lib
+from fedjax_ssl.core import durations
 from fedjax_ssl.report.printing import say
 
 _TICK = 0.02  # Seconds between two looks at the processes.
@@ -207,7 +207,7 @@ class Sweep:
     if good:
       self._done += 1
       self._seconds.append(seconds)
-      self._say(f'done {cell.name} in {seconds_lib.text(seconds)}')
+      self._say(f'done {cell.name} in {durations.text(seconds)}')
       return
     if again:
       self._queue.append(cell)
@@ -248,7 +248,7 @@ class Sweep:
     mean = sum(self._seconds) / len(self._seconds)
     now = time.monotonic()
     work = mean * left + sum(max(mean - (now - r.began), 0) for r in running)
-    return seconds_lib.text(work / len(self._slots))
+    return durations.text(work / len(self._slots))
 
   def _line(self) -> str:
     running = sum(r is not None for r in self._slots)
@@ -282,7 +282,7 @@ class Sweep:
     rest = f', not finished {left}' if left else ''
     lines = [f'{head}{self._title}done {self._done + self._before}{before}, '
              f'failed {len(self._failed)}{rest} of {len(self._cells)} in '
-             f'{seconds_lib.text(time.monotonic() - self._began)}']
+             f'{durations.text(time.monotonic() - self._began)}']
     for name, result in self._failed.items():
       count = result['attempts']
       lines.append(f'FAILED {name} ({reason(result["exit"])}, {count} '

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.core import held, rounds, sampling
+from fedjax_ssl.core import partial_memory, rounds, sampling
 from fedjax_ssl.core.types import Cohort, Method, State, Update
 from tests import toy
 
@@ -41,7 +41,7 @@ def test_a_round_of_the_rows_of_its_readers_is_the_round(sample, relay, most):
   state = method.init(toy.key(0), federation)
   state = state._replace(memory=10 * jnp.arange(6, dtype=jnp.int32))
   after, metrics = method.round(state, federation, ROUND, toy.key(1))
-  members, size = held.readers(method, state, federation, toy.key(1))
+  members, size = partial_memory.readers(method, state, federation, toy.key(1))
   assert size == most and 'clients_read' not in metrics
   reads = np.asarray(members(state.server, federation, ROUND, toy.key(1)))
   changed = np.asarray(after.memory != state.memory)
@@ -64,7 +64,7 @@ def test_readers_train_nobody():
   method = methods.make('fedavg(keep_local=True)', toy.task())
   federation, _ = toy.federation()
   state = jax.eval_shape(lambda key: method.init(key, federation), toy.key(0))
-  members, _ = held.readers(method, state, federation, toy.key(1))
+  members, _ = partial_memory.readers(method, state, federation, toy.key(1))
   server = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.server)
   text = str(jax.make_jaxpr(members)(server, federation, ROUND, toy.key(1)))
   assert 'random_bits' in text and 'dot_general' not in text
@@ -76,6 +76,7 @@ def test_a_cohort_that_memory_decides_is_refused():
     ids = jnp.argsort(state.memory)[None, :2].astype(jnp.int32)
     return Cohort(ids, jnp.ones((1, 2), bool))
   method, (federation, _) = counting(sample), toy.federation()
-  with pytest.raises(held.DependsOnMemoryError, match='who takes part'):
-    held.readers(method, method.init(toy.key(0), federation), federation,
-                 toy.key(1))
+  with pytest.raises(partial_memory.DependsOnMemoryError,
+                     match='who takes part'):
+    partial_memory.readers(
+        method, method.init(toy.key(0), federation), federation, toy.key(1))

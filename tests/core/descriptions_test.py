@@ -6,16 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_ssl
-from fedjax_ssl.core import shown
+from fedjax_ssl.core import descriptions
 from fedjax_ssl.data import federation as federation_lib
 from tests import toy
 
 
 def test_numbers_have_the_word_that_fits():
-  assert shown.count(1, 'class', 'classes') == '1 class'
-  assert shown.count(2000, 'client') == '2,000 clients'
-  assert shown.count(0, 'device') == '0 devices'
-  assert shown.count(2, 'class', 'classes') == '2 classes'
+  assert descriptions.count(1, 'class', 'classes') == '1 class'
+  assert descriptions.count(2000, 'client') == '2,000 clients'
+  assert descriptions.count(0, 'device') == '0 devices'
+  assert descriptions.count(2, 'class', 'classes') == '2 classes'
 
 
 def test_records_say_what_they_hold():

@@ -89,8 +89,8 @@ def test_without_memory_nothing_is_written(tmp_path):
 
 
 _CODE = """
-from tests.training import away_test
-away_test.print_hashes()
+from tests.training import offloaded_test
+offloaded_test.print_hashes()
 """
 
 

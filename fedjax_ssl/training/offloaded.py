@@ -1,7 +1,7 @@
 """Rounds and evaluations of seeds whose clients' memory is not on the devices.
 
-See `client_rows` for where it is, and `core.held` for a round that has some
-clients' rows. A call of the compiled loop is one round.
+See `client_rows` for where it is, and `core.partial_memory` for a round that
+has some clients' rows. A call of the compiled loop is one round.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
-from fedjax_ssl.core import held
+from fedjax_ssl.core import partial_memory
 from fedjax_ssl.core.types import Federation, Method, Metrics, PyTree, State
 from fedjax_ssl.training import client_rows, evaluate, runner, sharding
 
@@ -38,7 +38,7 @@ def runs(method: Method, federations: Sequence[Federation],
   if place.kind == 'device' or not jax.tree.leaves(
       runner.state_shape(method, federations[0]).memory):
     return kind(method, federations, seeds, mesh)
-  return Away(method, federations, seeds, mesh, place, reads_only)
+  return Offloaded(method, federations, seeds, mesh, place, reads_only)
 
 
 def finished(place: client_rows.Place, shapes: State,
@@ -63,7 +63,7 @@ def finished(place: client_rows.Place, shapes: State,
   return {seed: one(seed, state) for seed, state in saved.items()}
 
 
-class Away(runner.Sequential):
+class Offloaded(runner.Sequential):
   """Several seeds, one after another, with rows away from the devices.
 
   Attributes:
@@ -114,7 +114,7 @@ class Away(runner.Sequential):
 
   def _find_members(self, state: State) -> None:
     """Makes what tells whose rows a round needs."""
-    members, reads = held.readers(
+    members, reads = partial_memory.readers(
         self._method, state, self._federations[0], self._roots[0][1])
     self._reads = max(reads, 1)
     self._members = jax.jit(
