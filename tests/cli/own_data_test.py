@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config, data, methods, task
+from fedjax_ssl.running import data_defaults as defaults
 from fedjax_ssl.running import dealing, runs, settings
 from tests.cli import launcher
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +17,11 @@ from fedjax_ssl.running import job, start_line
 from fedjax_ssl.training import runner, workdir
 from tests import toy
 from tests.cli import launcher
+
+
+def stub(**facts: Any) -> Any:
+  """What a line asks of a job, and no more."""
+  return types.SimpleNamespace(**facts)
 
 
 def first(output: str) -> str:
@@ -65,7 +71,7 @@ def test_clients_whose_rows_all_have_labels_may_have_nothing_to_do(name, idle):
   swapped = type(clients)(clients.unlabeled, clients.num_unlabeled,
                           clients.labeled, clients.num_labeled)
   for shards, wanted in ((clients, not idle), (swapped, idle)):
-    made = types.SimpleNamespace(
+    made = stub(
         federations=[dataclasses.replace(federation, clients=shards)],
         works=works(name, labels_at='server'))
     assert start_line.is_idle(made) == wanted
@@ -92,7 +98,7 @@ def test_steps_are_those_of_the_streams_that_are_used():
 def test_a_gpu_that_jax_does_not_see_is_told(tmp_path, monkeypatch):
   """Unless the CPU was asked for, in any of JAX's ways."""
   def said():
-    return start_line._unseen(None, tmp_path)
+    return start_line._unseen(stub(), tmp_path)
   for name in ('JAX_PLATFORM_NAME', 'CUDA_VISIBLE_DEVICES'):
     monkeypatch.delenv(name, raising=False)
   before = jax.config.values['jax_platforms']
@@ -125,7 +131,7 @@ def test_what_a_knob_switches_off_is_said():
       ('fixmatch(mu=0.1)', "does nothing with server='fedavg'"),
       ('fixmatch', '')):
     spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), method=method)
-    notes = [note(types.SimpleNamespace(spec=spec))
+    notes = [note(stub(spec=spec))
              for note in start_line.NOTES[-1:]]
     assert notes == [f'{method}: {said}' if said else '']
 
@@ -141,8 +147,8 @@ def test_what_a_knob_switches_off_is_said():
 def test_a_schedule_of_another_length_is_said(schedule, span, said, learns):
   spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), lr_schedule=schedule,
                              schedule_rounds=span)
-  job = types.SimpleNamespace(
-      name='mine', spec=spec, options=types.SimpleNamespace(num_rounds=6))
+  job = stub(
+      name='mine', spec=spec, options=stub(num_rounds=6))
   assert said in start_line._schedules(job)
   note = start_line.in_vain(job)
   assert note.startswith('' if learns else (
@@ -156,7 +162,7 @@ def test_who_attacks_is_said():
       ({'0': [3], '4': []},
        'noise(share=.1) by clients 3 of seed 0 and none of seed 4')):
     facts = {'hostile_clients': found} if found else {}
-    assert start_line._attacked(types.SimpleNamespace(
+    assert start_line._attacked(stub(
         spec=spec, facts=facts)) == said
 
 
@@ -170,7 +176,7 @@ def test_it_says_who_takes_part(text, cohort, said):
   state = runner.state_shape(made, federation)
   cohorts = [job._cohort(one, federation, state) for one in noted.samplers]
   assert cohorts == [cohort]
-  assert start_line._cohorts(types.SimpleNamespace(cohorts=cohorts)) == said
+  assert start_line._cohorts(stub(cohorts=cohorts)) == said
 
 
 @pytest.mark.parametrize('method, bounds, said', [
@@ -178,7 +184,7 @@ def test_it_says_who_takes_part(text, cohort, said):
     ("fedssl(dp_scope='classifier')", True, True),
     ("fedssl(dp_scope='generator')", True, False)])
 def test_bounds_beside_private_labels_are_said(method, bounds, said):
-  one = types.SimpleNamespace(
-      spec=types.SimpleNamespace(method=method),
-      options=types.SimpleNamespace(bounds=bounds))
+  one = stub(
+      spec=stub(method=method),
+      options=stub(bounds=bounds))
   assert ('--nobounds' in start_line._open_bounds(one)) == said

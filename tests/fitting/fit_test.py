@@ -344,7 +344,7 @@ def test_arrays_may_name_classes_and_clients():
                        local_steps=1, labels_per_class=9, progress=False)
   assert run.class_names == ('no', 'yes')
   federation, = run.federations.values()
-  held = sum(map(np.asarray, data.class_counts(federation)))
+  held = np.sum(data.class_counts(federation), axis=0)
   dealt = np.unique(owner, return_counts=True)[1]
   # But for those held out for validation.
   assert len(held) == 3 and (held.sum(1) <= dealt).all()
