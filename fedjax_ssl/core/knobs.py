@@ -228,12 +228,14 @@ def check(field: str, text: str, registry: Mapping[str, Callable[..., Any]],
     filled: parameters that the text must not set.
 
   Raises:
-    FieldError: for an unknown name or knob, a value of another type, or a
-      number out of bounds.
+    FieldError: for an unknown name, knob or profile, a value of another type,
+      or a number out of bounds.
   """
   try:
     function, given = chosen(field, text, registry, filled)
     _check(function, bounds_of(function), given)
+    if 'profile' in given and (known := profiles_of(function)):
+      checks.check('profile', given['profile'], known)
   except ValueError as error:
     raise checks.FieldError(field, text.strip(), str(error)) from error
 

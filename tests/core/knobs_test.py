@@ -64,6 +64,12 @@ def test_what_would_switch_off_or_never_end_is_refused(text):
   assert '\n' not in str(error.value)
 
 
+def test_a_profile_is_refused_before_there_are_data():
+  knobs.check('method', "rscfed(profile='paper')", methods.METHODS)
+  with pytest.raises(checks.FieldError, match="'pap' is unknown. Did you mean"):
+    knobs.check('method', "rscfed(profile='pap')", methods.METHODS)
+
+
 @pytest.mark.parametrize('make, text', [
     (augment.make_strong, 'ra_mc(num_ops=100000)'),
     (augment.make_strong, 'ra_heart(tops=(1.5, 2))'),
