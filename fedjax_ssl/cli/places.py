@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import os
 import pathlib
 
-# Folders of the bounds that a run makes below its own folder.
-BOUNDS = ('labels_few', 'labels_all')
+from fedjax_ssl.core import bounds
 
 
 def repository() -> pathlib.Path | None:
@@ -43,13 +42,13 @@ def with_bounds(folders: Sequence[str]) -> tuple[list[str], str]:
     would mostly be the same ones. A bound without rows yet is neither.
   """
   named = set(map(os.path.normpath, folders))
-  bounds = [place for folder in folders for name in BOUNDS
-            if os.path.normpath(place := os.path.join(folder, name))
-            not in named and _has_rows(pathlib.Path(place))]
+  found = [place for folder in folders for name in bounds.FOLDERS
+           if os.path.normpath(place := os.path.join(folder, name))
+           not in named and _has_rows(pathlib.Path(place))]
   if len(folders) == 1:
-    return [*folders, *bounds], ''
-  return [*folders], '' if not bounds else (
-      f'{len(bounds)} bounds of these runs, such as {bounds[0]}; name their '
+    return [*folders, *found], ''
+  return [*folders], '' if not found else (
+      f'{len(found)} bounds of these runs, such as {found[0]}; name their '
       'folders to add them')
 
 

@@ -6,12 +6,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
+from fedjax_ssl.core import bounds as bounds_lib
 from fedjax_ssl.core import flag_kinds, imports, registry
 from fedjax_ssl.report import command
 
-# Names of FedAvg's runs, which learn from labels only, by --labels.
-BOUNDS = {'few': 'labels only (lower bound)', 'all': 'all labels (upper bound)'}
-PLAIN = 'fedavg'
+PLAIN = 'fedavg'  # The method of bounds.
 LONGEST = 48  # Characters of a name.
 _LONGEST_VALUE = 24
 _MOST_FACETS = 12
@@ -164,7 +163,7 @@ def _name(parts: Parts, chosen: Sequence[str], seen: Parts, bound: bool
   """Makes a name such as `fixmatch, alpha=0.1` of texts as people see them."""
   words = [_word(key, seen[key]) for key in chosen if key in parts]
   if ('labels' in chosen or bound) and parts.get('method') == PLAIN:
-    words = [BOUNDS.get(parts.get('labels', 'few'), PLAIN), *(
+    words = [bounds_lib.NAMES.get(parts.get('labels', 'few'), PLAIN), *(
         _word(key, seen[key]) for key in chosen
         if key in parts and key not in ('method', 'labels'))]
   return _cut(', '.join(filter(None, words)) or (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.core import bounds as bounds_lib
 from fedjax_ssl.core import flag_kinds
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
@@ -394,7 +395,7 @@ def compared(runs: Sequence[Run]) -> names.Plan:
   """Finds what differs between runs: their names and how they are drawn."""
   places = {folder for run in runs for folder in run.folders}
   bounds = [i for i, run in enumerate(runs) if all(
-      folder.name == f'labels_{run.config["flags"].get("labels")}'
+      folder.name == bounds_lib.folder(run.config['flags'].get('labels'))
       and folder.parent in places for folder in run.folders)]
   return names.plan(
       [run.config for run in runs],

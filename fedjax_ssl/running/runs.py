@@ -15,9 +15,8 @@ import numpy as np
 from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import imports
+from fedjax_ssl.core import bounds, imports
 from fedjax_ssl.core.checks import FieldError
-from fedjax_ssl.report import names as report_names
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import (
   convolutions,
@@ -33,13 +32,6 @@ from fedjax_ssl.training import processes
 from fedjax_ssl.training import workdir as workdir_lib
 
 _DARK = 64  # Images with less everywhere probably have another scale.
-# Where bounds live below the workdir, by name in tables: (folder, flags).
-BOUNDS = {
-    name: (f'labels_{labels}', labels)
-    for labels, name in report_names.BOUNDS.items()
-}
-
-
 # The data, the options as they decide them, and each seed's deal.
 Dealt = tuple[data.Dataset, Config, Mapping[int, data.Partition]]
 
@@ -297,13 +289,13 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
   truth = np.asarray(dataset.train.labels)
   if (truth < 0).any() and not any(
       (truth[deal.unlabeled >= 0] >= 0).any() for deal in deals.values()):
-    first, *bounds = plan
+    first, *beside = plan
     if first.labels == 'all':
       raise FieldError(
           'labels', 'all', f'{int((truth < 0).sum())} of {len(truth)} rows '
           'have no label, and none a hidden one; leave it out.')
-    plan = [first, *(bound for bound in bounds if bound.labels != 'all')]
-    if len(plan) <= len(bounds):
+    plan = [first, *(bound for bound in beside if bound.labels != 'all')]
+    if len(plan) <= len(beside):
       _note('No upper bound is run: no row has a label that is hidden.')
   jobs = [job_lib.build(
       dataset, deals, one.name, pathlib.Path(one.folder), dataclasses.replace(
@@ -332,9 +324,10 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
   name = ', '.join(map(imports.short, [method, *beside]))
   plan = [Planned(name, str(workdir), options.labels, method)]
   if options.bounds:
-    plan += [Planned(name, str(workdir / folder), labels, 'fedavg')
-             for name, (folder, labels) in BOUNDS.items()
-             if not options.eval_only or (workdir / folder).exists()]
+    plan += [Planned(name, str(place), labels, 'fedavg')
+             for labels, name in bounds.NAMES.items()
+             if (place := workdir / bounds.folder(labels)).exists()
+             or not options.eval_only]
   return plan
 
 

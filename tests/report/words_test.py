@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 from fedjax_ssl.cli import report, results
+from fedjax_ssl.core import bounds as bounds_lib
 from fedjax_ssl.report import (
-  names,
   pairs,
   stored_runs,
   study,
@@ -33,7 +33,7 @@ def with_bounds(folder: pathlib.Path, *labels: str, **flags) -> list[str]:
 def test_a_runs_report_names_its_bounds_as_the_terminal_does(tmp_path, labels):
   """Also where only one of them is run, as no row has a hidden label."""
   folders = with_bounds(tmp_path / 'run', *labels)
-  bounds = [names.BOUNDS[word] for word in labels]
+  bounds = [bounds_lib.NAMES[word] for word in labels]
   assert [run.name for run in stored_runs.load(folders)][1:] == bounds
   out = tmp_path / 'out'
   report.write([*map(pathlib.Path, folders)], out, 'Mine')
@@ -45,7 +45,7 @@ def test_bounds_of_several_runs_are_told_apart(tmp_path):
   """FedAvg in a folder of its own is a method among others, and no bound."""
   folders = [*with_bounds(tmp_path / 'a', 'few'),
              *with_bounds(tmp_path / 'b', 'few', alpha=.1)]
-  few = names.BOUNDS['few']
+  few = bounds_lib.NAMES['few']
   assert [run.name for run in stored_runs.load(folders)] == [
       'fixmatch, alpha=0.5', f'{few}, alpha=0.5',
       'fixmatch, alpha=0.1', f'{few}, alpha=0.1']

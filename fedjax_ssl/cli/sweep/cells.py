@@ -23,7 +23,7 @@ from typing import Any
 
 from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
-from fedjax_ssl.core import disk, imports
+from fedjax_ssl.core import bounds, disk, imports
 
 _MOST_FLAGS = 1000  # Of one command line.
 
@@ -244,7 +244,7 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
 def is_complete(path: pathlib.Path) -> bool:
   """Returns whether a run and its bounds reached their last round."""
   flags = _flags(path)
-  parts = [path, *(path / b for b in places.BOUNDS if flags.get('bounds'))]
+  parts = [path, *(path / b for b in bounds.FOLDERS if flags.get('bounds'))]
   states = [progress(part) for part in parts]
   return all(s is not None and s[0] >= s[1] for s in states)
 
