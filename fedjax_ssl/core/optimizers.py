@@ -33,7 +33,7 @@ def _share(round_: jax.Array, horizon: int) -> jax.Array:
 
 @knobs.checked()
 def _cosine(horizon: int | None, *, final: float = 0.0) -> Schedule:
-  """Falls like half a cosine to a share of the rate in the last round.
+  """Falls like half a cosine to a share of the rate after the last round.
 
   Args:
     horizon: rounds that it spans.
@@ -60,7 +60,7 @@ def _fixmatch_cosine(horizon: int | None) -> Schedule:
 
 @knobs.checked()
 def _linear(horizon: int | None, *, final: float = 0.0) -> Schedule:
-  """Falls linearly to a share of the rate in the last round.
+  """Falls linearly to a share of the rate after the last round.
 
   Args:
     horizon: rounds that it spans.

@@ -71,36 +71,19 @@ def source(given: Any) -> Source:
 
 def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
   """A data set of arrays; images are not mirrored, as letters must not be."""
-  names = {'train': 'train', 'test': 'test'}
+  as_array, names = files.as_array, {'train': 'train', 'test': 'test'}
   if 'x_val' in given:
     names['validation'] = 'val'
   made = files.of_arrays(
-      {part: (_array(f'x_{key}', given), _array(f'y_{key}', given))
+      {part: (as_array(f'x_{key}', given[f'x_{key}']),
+              as_array(f'y_{key}', given[f'y_{key}']))
        for part, key in names.items()},
-      {key: _array(key, given) for key in files.BESIDE if key in given})
+      {key: as_array(key, given[key]) for key in files.BESIDE if key in given})
   owner, clients = None, None
   if 'train' in made.clients:
     owner, clients = datasets.names.owners(made.clients['train'])
   return _dataset('arrays', made.parts)._replace(
       owner=owner, client_names=clients, class_names=made.class_names)
-
-
-def _array(key: str, given: Mapping[str, Any]) -> np.ndarray:
-  """One of the arrays; masked labels of training rows are unknown, -1.
-
-  Raises:
-    ValueError: for lists that make no array, or other masked entries.
-  """
-  value = given[key]
-  if np.ma.is_masked(value):
-    if key != 'y_train' or value.dtype.kind not in 'iu':
-      raise ValueError(f'{key} has masked entries; only numbers in y_train may '
-                       'be masked: such rows have no label.')
-    return np.ma.filled(value.astype(np.int64), -1)
-  try:
-    return np.asarray(value)
-  except ValueError as error:
-    raise ValueError(f'{key} is no array: {error}') from error
 
 
 def _dataset(name: str, parts: Mapping[str, Any], num_classes: int = 0

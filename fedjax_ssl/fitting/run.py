@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import io
+import operator
 import os
 import pathlib
 import tempfile
@@ -98,6 +99,9 @@ class Run:
         have a rate of 0.
       KeyboardInterrupt: if a signal was heard; what is done is saved.
     """
+    if not isinstance(rounds, bool):
+      with contextlib.suppress(TypeError):  # Said with the other options.
+        rounds = operator.index(rounds)
     if isinstance(rounds, int) and rounds < self.round:
       raise FieldError('num_rounds', rounds, f'the run is at round {self.round}'
                        ' and can only get longer.')

@@ -69,7 +69,7 @@ def _check_folder(job: Job) -> None:
 def _check_length(job: Job, stored: Mapping[str, Any]) -> None:
   """Refuses a longer run of which no added round would learn anything."""
   last, asked = start_line.last_learning(job), job.options.num_rounds
-  if last is not None and asked > stored.get('num_rounds', 0) >= last:
+  if asked > stored.get('num_rounds', 0) >= last:
     raise FieldError(
         'num_rounds', asked, f'{job.name} learns nothing after round {last:,}, '
         f'where its schedule, {job.spec.lr_schedule}, has fallen to 0. To '

@@ -24,6 +24,10 @@ from fedjax_ssl.training import environment
 if TYPE_CHECKING:
   from fedjax_ssl.running.job import Job
 
+# A cosine of a million rounds ends at 2e-12 of the rate; of longer runs nobody
+# asks where their schedule ends.
+_ZERO, _MOST_ROUNDS = 1e-12, 1_000_000
+
 
 def text(job: Job, done: int) -> str:
   """Returns the line with which a run starts.
@@ -157,12 +161,15 @@ def _schedules(job: Job) -> str:
     return f'ramps, if any, span {span:,} of {rounds_:,} rounds'
   if span > rounds_:
     return f'stops at round {rounds_:,} of a schedule of {span:,}'
-  return (f'the schedule, {job.spec.lr_schedule}, ends at round {span:,} at '
-          f'{float(_schedule(job, span)(jnp.int32(span))):.3g} of the rate')
+  last = float(_schedule(job, span)(jnp.int32(rounds_ - 1)))
+  return (f'the schedule, {job.spec.lr_schedule}, spans {span:,} of '
+          f'{rounds_:,} rounds, of which the last has {last:.3g} of the rate')
 
 
 def _has_end(job: Job) -> bool:
-  """Returns whether the schedule needs to know how long the run is."""
+  """Returns whether the schedule may need to know how long the run is."""
+  if registry.is_own(job.spec.lr_schedule, optimizers.SCHEDULES):
+    return True
   try:
     _schedule(job, None)
     return False
@@ -175,19 +182,24 @@ def _schedule(job: Job, span: int | None) -> optimizers.Schedule:
                         optimizers.SCHEDULES, span)
 
 
-def last_learning(job: Job) -> int | None:
-  """Returns the round at which the schedule ends at a rate of 0, or None."""
-  span = job.spec.schedule_rounds
-  if span is None:
-    return None
-  end = float(_schedule(job, span)(jnp.int32(span)))
-  return span if abs(end) < 1e-6 else None
+def last_learning(job: Job) -> int:
+  """Returns the round after which all rounds of the run have a rate of 0.
+
+  That is its last one for a schedule which is not at 0 by then, or does not
+  depend on the number of rounds.
+  """
+  span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
+  if span is None or rounds_ > _MOST_ROUNDS or not _has_end(job):
+    return rounds_
+  factors = np.abs(jax.vmap(_schedule(job, span))(
+      jnp.arange(rounds_, dtype=jnp.int32)))
+  return int(np.flatnonzero(factors > _ZERO).max(initial=-1)) + 1
 
 
 def in_vain(job: Job) -> str:
   """Says in a line that the last rounds learn nothing; '' if they do."""
   last, rounds_ = last_learning(job), job.options.num_rounds
-  if last is None or last >= rounds_:
+  if last >= rounds_:
     return ''
   return (f'Note: {job.name} learns nothing after round {last:,}, where its '
           f'schedule, {job.spec.lr_schedule}, ends at a rate of 0. To train '

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 import types
 from typing import Any
 
@@ -136,23 +137,42 @@ def test_what_a_knob_switches_off_is_said():
     assert notes == [f'{method}: {said}' if said else '']
 
 
-@pytest.mark.parametrize('schedule, span, said, learns', [
-    ('cosine', 4, 'the schedule, cosine, ends at round 4 at 0 of', False),
-    ('linear', 4, 'the schedule, linear, ends at round 4 at 0 of', False),
-    ('cosine(final=0.1)', 4, 'ends at round 4 at 0.1 of the rate', True),
-    ('fixmatch_cosine', 4, 'ends at round 4 at 0.195 of the rate', True),
-    ('constant', 4, 'ramps, if any, span 4 of 6 rounds', True),
-    ('exponential', 4, 'ramps, if any, span 4 of 6 rounds', True),
-    ('cosine', 8, 'stops at round 6 of a schedule of 8', True)])
-def test_a_schedule_of_another_length_is_said(schedule, span, said, learns):
+SPANS = 'the schedule, {}, spans 4 of 6 rounds, of which the last has {} of'
+
+
+@pytest.mark.parametrize('schedule, span, said, last', [
+    ('cosine', 4, SPANS.format('cosine', 0), 4),
+    ('linear', 4, SPANS.format('linear', 0), 4),
+    ('cosine(final=0.1)', 4, SPANS.format('cosine(final=0.1)', 0.1), 6),
+    ('fixmatch_cosine', 4, SPANS.format('fixmatch_cosine', 0.195), 6),
+    ('warmup_cosine', 4, SPANS.format('warmup_cosine', 1), 6),
+    ('warmup_cosine(rounds=3)', 4,
+     SPANS.format('warmup_cosine(rounds=3)', 0), 4),
+    ('constant', 4, 'ramps, if any, span 4 of 6 rounds', 6),
+    ('exponential(decay=0.001)', 4, 'ramps, if any, span 4 of 6 rounds', 6),
+    ('OWN:shorter', 4, SPANS.format('OWN:shorter', 0.25), 6),
+    ('OWN:rising', 4, SPANS.format('OWN:rising', 0.25), 6),
+    ('cosine', 8, 'stops at round 6 of a schedule of 8', 6)])
+def test_a_schedule_of_another_length_is_said(schedule, span, said, last,
+                                              tmp_path):
+  file = tmp_path / 'own.py'
+  file.write_text(textwrap.dedent("""
+      import jax.numpy as jnp
+      def shorter(horizon):
+        step = 1 / horizon  # Not without a number of rounds.
+        return lambda r: jnp.float32(step)
+      def rising(horizon):
+        return lambda r: jnp.abs(1 - r / horizon)
+      """))
+  schedule, said = (x.replace('OWN', str(file)) for x in (schedule, said))
   spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), lr_schedule=schedule,
                              schedule_rounds=span)
-  job = stub(
-      name='mine', spec=spec, options=stub(num_rounds=6))
+  job = stub(name='mine', spec=spec, options=stub(num_rounds=6))
   assert said in start_line._schedules(job)
-  note = start_line.in_vain(job)
-  assert note.startswith('' if learns else (
-      'Note: mine learns nothing after round 4')) and bool(note) is not learns
+  assert start_line.last_learning(job) == last
+  assert start_line.in_vain(job).startswith(
+      '' if last == 6 else f'Note: mine learns nothing after round {last}')
+  assert bool(start_line.in_vain(job)) == (last < 6)
 
 
 def test_who_attacks_is_said():

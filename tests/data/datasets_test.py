@@ -308,3 +308,28 @@ def test_the_newest_word_on_mirrors_counts():
   assert found == {('mirrored', False): False, ('mirrored', True): True,
                    ('mirrored', None): True, ('usps', None): False,
                    ('usps', True): True}
+
+
+def test_a_registered_set_says_whose_its_rows_are_and_hides_what_is_masked():
+  images = np.zeros((6, 3, 3), np.uint8)
+  labels = np.arange(6) % 2
+  hidden = np.ma.array(labels, mask=np.arange(6) > 3)
+  made = {'x_train': images, 'y_train': hidden, 'x_test': images,
+          'y_test': labels, 'client_train': ['b', 'a', 'b', 'a', 'b', 'b'],
+          'class_names': ['no', 'yes']}
+  known = dict(datasets.DATASETS)
+  try:
+    datasets.register('masked')(lambda: made)
+    got = datasets.load('masked')
+    np.testing.assert_array_equal(got.train.labels, [0, 1, 0, 1, -1, -1])
+    np.testing.assert_array_equal(got.owner, [1, 0, 1, 0, 1, 1])
+    assert (got.client_names, got.class_names) == (('a', 'b'), ('no', 'yes'))
+    for bad, words in (({'y_test': hidden}, 'y_test has masked entries'),
+                       ({'client_train': [[1], [2, 3]]}, 'client_train is no')):
+      datasets.DATASETS.pop('masked')
+      datasets.register('masked')(lambda bad=bad: {**made, **bad})
+      with pytest.raises(datasets.DataError, match=f'masked: {words}'):
+        datasets.load('masked')
+  finally:
+    datasets.DATASETS.clear()
+    datasets.DATASETS.update(known)

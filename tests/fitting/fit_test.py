@@ -349,6 +349,12 @@ def test_arrays_may_name_classes_and_clients():
   # But for those held out for validation.
   assert len(held) == 3 and (held.sum(1) <= dealt).all()
   assert held.sum() == 90 - len(federation.validation.labels)
+  # As a column of pandas has it.
+  again = inputs.source({**given, 'client_train': owner.astype(object),
+                         'class_names': given['class_names'].astype(object)})
+  assert again.dataset is not None
+  assert again.dataset.client_names == ('ann', 'bob', 'cid')
+  assert again.dataset.class_names == ('no', 'yes')
   with pytest.raises(ValueError, match='client_train has 89 entries'):
     fedjax_ssl.fit('fedavg', {**given, 'client_train': owner[1:]})
 
@@ -363,11 +369,12 @@ def test_rounds_at_a_rate_of_zero(capsys):
   said = [i for i, line in enumerate(lines) if 'learns nothing after' in line]
   measured = [i for i, line in enumerate(lines) if 'round 2' in line]
   assert len(said) == 2 and said[0] < measured[-1] < said[1]
-  # Added alone, they are refused, and the run is what it was.
+  # Added alone, they are refused, and the run is what it was; numbers of
+  # NumPy's are numbers.
   run = begin(rounds=1, progress=False)
   with pytest.raises(ValueError, match=r'num_rounds=3: fedavg learns nothing '
                      'after round 1, where its schedule, cosine, has fallen'):
-    run.resume(rounds=3)
+    run.resume(rounds=np.int64(3))  # type: ignore[arg-type]
   assert run.resume(rounds=1).options.num_rounds == run.round == 1
 
 

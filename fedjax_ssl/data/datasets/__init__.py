@@ -242,21 +242,24 @@ def _registered(name: str) -> files.Source | None:
                     f'({error})') from error
   made, beside = _by_part(name, builder())
   try:
-    return files.of_arrays({
-        part: (np.asarray(inputs), np.asarray(labels))
-        for part, (inputs, labels) in made.items()}, beside)
+    return files.of_arrays(
+        {part: (files.as_array(files.PARTS[part][0], inputs),
+                files.as_array(files.PARTS[part][1], labels))
+         for part, (inputs, labels) in made.items()},
+        {key: files.as_array(key, value) for key, value in beside.items()})
   except (DataError, TypeError, ValueError) as error:
     raise DataError(f'{name}: {error}') from error
 
 
 def _by_part(name: str, made: Any
-             ) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
+             ) -> tuple[Mapping[str, Any], dict[str, Any]]:
   """Returns inputs and labels of each part, and what a function said beside."""
   if isinstance(made, tuple | list) and len(made) == len(files.KEYS):
     made = dict(zip(files.KEYS, made, strict=True))
-  beside = {key: np.asarray(made[key]) for key in files.BESIDE
+  beside = {key: made[key] for key in files.BESIDE
             if isinstance(made, Mapping) and key in made}
-  if isinstance(made, Mapping) and {'train', 'test'} <= {*made}:
+  if isinstance(made, Mapping) and {'train', 'test'} <= {*made} <= {
+      *files.PARTS, *beside}:
     return {part: one for part, one in made.items()
             if part not in beside}, beside
   if not isinstance(made, Mapping):

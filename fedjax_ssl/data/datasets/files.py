@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 import difflib
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,6 +72,24 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 # Of examples given as arrays, and what may be said of them.
 KEYS = PARTS['train'] + PARTS['test']
 BESIDE = (_CLIENTS, _CLASSES)
+
+
+def as_array(key: str, value: Any) -> np.ndarray:
+  """Converts what is given under a key; masked labels are unknown, -1.
+
+  Raises:
+    DataError: for lists that make no array, and for masked entries of anything
+      but numbers of y_train.
+  """
+  if np.ma.is_masked(value):
+    if key != 'y_train' or value.dtype.kind not in 'iu':
+      raise DataError(f'{key} has masked entries; only numbers in y_train may '
+                      'be masked: such rows have no label.')
+    return np.ma.filled(value.astype(np.int64), -1)
+  try:
+    return np.asarray(value)
+  except ValueError as error:
+    raise DataError(f'{key} is no array: {error}') from error
 
 
 def unfit(names: Collection[str]) -> str:

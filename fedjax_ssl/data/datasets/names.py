@@ -11,12 +11,21 @@ from fedjax_ssl.data.files import DataError
 NONE = '-1'  # The label of a row without one, among words.
 
 
+def texts(values: np.ndarray) -> np.ndarray:
+  """Returns an array of objects that all are text, as pandas has, as str."""
+  if values.dtype.kind == 'O' and values.size and all(
+      isinstance(word, str) for word in values.flat):
+    return values.astype(str)
+  return values
+
+
 def as_words(kind: str, values: np.ndarray) -> np.ndarray:
   """Converts an array of strings, or of UTF-8 bytes, to str[D].
 
   Raises:
     DataError: for other arrays, and for empty words.
   """
+  values = texts(values)
   if values.ndim == 2 and values.shape[1] == 1:
     values = values[:, 0]
   if values.ndim != 1 or values.dtype.kind not in 'US':
@@ -93,6 +102,7 @@ def owners(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
   Raises:
     DataError: for other arrays, and for a number that has no row.
   """
+  values = texts(values)
   if values.ndim == 2 and values.shape[1] == 1:
     values = values[:, 0]
   if values.dtype.kind in 'iu' and values.ndim == 1:
