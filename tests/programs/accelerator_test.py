@@ -1,4 +1,5 @@
 """The accelerator's script does slice after slice, and each once."""
+import errno
 import json
 import os
 import pathlib
@@ -204,10 +205,13 @@ def test_a_folder_that_cannot_be_used_is_one_line(script, monkeypatch, tmp_path,
     line, = capfd.readouterr().err.splitlines()
     assert line == f'error: --out={tmp_path}: {log} is no file.'
     log.rmdir() if make is os.mkdir else log.unlink()
-  (log.parent / 'done.part').mkdir()
+  def full(file, data):
+    del data
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+  monkeypatch.setattr(script.disk, 'replace', full)
   assert script.main(['']) == 2
   line, = capfd.readouterr().err.splitlines()
-  assert line.endswith('done.part cannot be written: Is a directory.')
+  assert line.endswith('done.json cannot be written: No space left on device.')
 
 
 @pytest.mark.parametrize('number, code', [

@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import textwrap
@@ -193,8 +192,8 @@ def test_a_setting_and_a_set_that_are_installed(site, trained):
               '--model=linear', '--weak=none', '--strong=none',
               '--labels_per_class=5', '--workdir=halves', place=trained)
   assert done.returncode == 0, done.stderr
-  assert re.search('143 labeled and 142 unlabeled rows; [0-9]+ test rows; 2 '
-                   'classes', done.stderr)
+  assert ('143 labeled and 142 unlabeled rows; 100 test and 15 validation '
+          'rows; 2 classes') in done.stderr
   listed = call(site, 'list', '--json', place=trained)
   assert listed.returncode == 0 and 'left out' not in listed.stderr
   groups = json.loads(listed.stdout)
