@@ -45,7 +45,7 @@ class Noted(NamedTuple):
 
   works: list[Work]  # How many steps a client takes.
   samplers: list[sampling.Sampler]  # What draws the cohort.
-  wrap: Callable[[ClientUpdate], ClientUpdate]
+  wrap: Callable[[ClientUpdate], ClientUpdate]  # What clients do instead.
 
 
 _noted: list[Noted] = []  # Those that `noting` fills now, the innermost last.
