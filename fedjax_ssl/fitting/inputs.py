@@ -79,9 +79,7 @@ def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
               as_array(f'y_{key}', given[f'y_{key}']))
        for part, key in names.items()},
       {key: as_array(key, given[key]) for key in files.BESIDE if key in given})
-  owner, clients = None, None
-  if 'train' in made.clients:
-    owner, clients = datasets.names.owners(made.clients['train'])
+  owner, clients = made.owners()
   return _dataset('arrays', made.parts)._replace(
       owner=owner, client_names=clients, class_names=made.class_names)
 

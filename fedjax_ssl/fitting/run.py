@@ -109,9 +109,7 @@ class Run:
     jobs = [run._job._replace(options=dataclasses.replace(
         run._job.options, num_rounds=rounds)) for run in everyone]
     with contextlib.ExitStack() as stack:
-      # All folders first: a refusal comes before hours of work.
-      places = [stack.enter_context(execution.open_folder(job))
-                for job in jobs]
+      places = execution.open_folders(stack, jobs)
       for run, job, place in zip(everyone, jobs, places, strict=True):
         run._job = job
         try:

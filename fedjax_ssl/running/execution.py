@@ -1,7 +1,7 @@
 """Trains a job in its folder: locked, recorded, saved, resumed, evaluated."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import io
 import json
@@ -104,6 +104,16 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
     place.close()
     raise
   return place
+
+
+def open_folders(stack: contextlib.ExitStack, jobs: Sequence[Job]
+                 ) -> list[workdir_lib.Workdir]:
+  """Opens the folders of a run and its bounds until a stack is closed.
+
+  All of them first: a refusal comes before hours of work, and no second process
+  gets between two runs.
+  """
+  return [stack.enter_context(open_folder(job)) for job in jobs]
 
 
 def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None

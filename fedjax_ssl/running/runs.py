@@ -71,9 +71,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     return []
   runs = {}
   with contextlib.ExitStack() as stack:
-    # All folders first: a refusal comes before hours of work, and no second
-    # process gets between two runs.
-    places = [stack.enter_context(execution.open_folder(job)) for job in jobs]
+    places = execution.open_folders(stack, jobs)
     if is_new and processes.is_first():
       print(f'Working in {workdir}', file=sys.stderr)
     for job, place in zip(jobs, places, strict=True):

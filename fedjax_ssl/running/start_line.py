@@ -185,11 +185,12 @@ def _schedule(job: Job, span: int | None) -> optimizers.Schedule:
 def last_learning(job: Job) -> int:
   """Returns the round after which all rounds of the run have a rate of 0.
 
-  That is its last one for a schedule which is not at 0 by then, or does not
-  depend on the number of rounds.
+  That is its last one for a schedule which is not at 0 by then, spans the run,
+  or does not depend on the number of rounds.
   """
   span, rounds_ = job.spec.schedule_rounds, job.options.num_rounds
-  if span is None or rounds_ > _MOST_ROUNDS or not _has_end(job):
+  if span is None or span >= rounds_ or rounds_ > _MOST_ROUNDS or (
+      not _has_end(job)):
     return rounds_
   factors = np.abs(jax.vmap(_schedule(job, span))(
       jnp.arange(rounds_, dtype=jnp.int32)))

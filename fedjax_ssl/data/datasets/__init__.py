@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.data.datasets import files, names, text, tfds
+from fedjax_ssl.data.datasets import files, text, tfds
 from fedjax_ssl.data.files import DataError
 from fedjax_ssl.data.partition import labeling
 
@@ -166,9 +166,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   parts = source.parts
   train = parts['train']
   _check_classes(name, parts)
-  owner, client_names = None, None
-  if 'train' in source.clients:
-    owner, client_names = names.owners(source.clients['train'])
+  owner, client_names = source.owners()
   mean: tuple[float, ...] = (0.0,)
   std: tuple[float, ...] = (1.0,)
   flip = False

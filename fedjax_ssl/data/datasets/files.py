@@ -41,6 +41,16 @@ class Source(NamedTuple):
   class_names: tuple[str, ...] | None = None
   vocabulary: Mapping[str, int] | None = None
 
+  def owners(self) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+    """Returns int32[D] clients of the training rows and their N names, if any.
+
+    Raises:
+      DataError: see `names.owners`.
+    """
+    if 'train' not in self.clients:
+      return None, None
+    return names_lib.owners(self.clients['train'])
+
 
 def read_npz(path: pathlib.Path) -> Source:
   """Reads 'train', 'test' and, where the file has it, 'validation'.
@@ -123,8 +133,9 @@ def of_arrays(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
   if len(np.atleast_1d(owners)) != rows:
     raise DataError(f'{_CLIENTS} has {len(np.atleast_1d(owners))} entries, and '
                     f'train {rows} rows')
-  names_lib.owners(owners)
-  return Source(parts, {'train': owners}, names)
+  source = Source(parts, {'train': owners}, names)
+  source.owners()  # Raises for what names no clients.
+  return source
 
 
 def named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
