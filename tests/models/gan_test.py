@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import gan
+from fedjax_ssl.models import gan, layers
 
 SHAPES = {'odd': (5, 7, 9, 3), 'mnist': (2, 28, 28, 1), 'words': (3, 6, 5)}
 shapes = pytest.mark.parametrize('shape', SHAPES.values(), ids=SHAPES)
@@ -57,6 +57,27 @@ def test_a_dense_layer_on_neighbours_is_a_convolution():
       jnp.asarray(x), jnp.asarray(kernel), (1, 1), 'SAME',
       dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('shape', [(2, 7, 6, 16), (2, 5, 4, 3), (2, 5, 16)])
+def test_a_layer_over_neighbours_is_the_product_in_either_form(shape):
+  # 16 inputs and 32 outputs are wide enough for tiles, if there are two sides.
+  layer = gan.Dense(32, layers.Choices())
+  x = jax.random.normal(jax.random.key(1), shape)
+  params = layer.init(jax.random.key(2), x)['params']
+  params['bias'] += jnp.arange(32.)
+
+  def product(params, x):
+    return gan.neighbours(x) @ params['kernel'] + params['bias']
+
+  def applied(params, x):
+    return layer.apply({'params': params}, x)
+  def gradients(f):
+    return jax.grad(lambda *args: (f(*args) ** 2).sum(), (0, 1))(params, x)
+  chex.assert_trees_all_close(
+      applied(params, x), product(params, x), rtol=1e-4, atol=1e-4)
+  chex.assert_trees_all_close(
+      gradients(applied), gradients(product), rtol=1e-3, atol=1e-2)
 
 
 def test_spectral_norm_is_the_largest_singular_value():
