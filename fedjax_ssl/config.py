@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from fedjax_ssl.core import checks, conv_forms, imports, knobs, registry
 from fedjax_ssl.core.checks import FieldError
 
-# JAX cuts larger seeds to 32 bits, and two runs would be one.
-LARGEST_SEED = 2**32 - 1
+LARGEST_SEED = checks.LARGEST_SEED
 # The names in `core.optimizers`, which cannot be read without JAX.
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 SCHEDULES = ('constant', 'cosine', 'fixmatch_cosine', 'linear', 'exponential',
@@ -432,9 +431,11 @@ def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
   """Different seeds, from words or numbers."""
   given = given.split(',') if isinstance(given, str) else given
   try:
-    found = tuple(int(word) for word in given)
+    found = checks.whole_numbers(
+        int(word) if isinstance(word, str) else word for word in given)
   except ValueError:
-    found = (-1,)
+    found = None
+  found = (-1,) if found is None else found
   if len({*found}) < len(found) or found and (
       min(found) < 0 or max(found) > LARGEST_SEED):
     raise FieldError('seeds', ','.join(map(str, given)), 'must be different '

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+import io
 import math
 import pathlib
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 
 from fedjax_ssl import data
 from fedjax_ssl.cli import arguments
+from fedjax_ssl.core import disk
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -135,11 +137,15 @@ def main(argv: Sequence[str]) -> int:
                     size=asked.size)
     if asked.size:
       vectors = shorten(vectors, asked.size)
-    np.savez_compressed(asked.out, texts=vectors,
+    file = io.BytesIO()  # Hours of work do not end in half a file.
+    np.savez_compressed(file, texts=vectors,
                         sha256=np.array(data.datasets.text.fingerprint(texts)))
+    out = asked.out if asked.out.suffix == '.npz' else asked.out.with_name(
+        f'{asked.out.name}.npz')  # As NumPy names it.
+    disk.replace(out, file.getvalue())
   except ImportError as error:
     print(f"error: {error.name} is missing: pip install -e '.[text]' in this "
           "repository's folder.", file=sys.stderr)
     return 2
-  print(f'{asked.out}: {vectors.dtype}{list(vectors.shape)}')
+  print(f'{out}: {vectors.dtype}{list(vectors.shape)}')
   return 0

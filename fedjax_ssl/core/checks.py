@@ -5,11 +5,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import contextvars
 import difflib
+import operator
+import os
 from typing import Any
 
 # Knobs are used in float32: its largest number, and the smallest one that is
 # normal, which has all digits.
 MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
+
+# JAX cuts larger seeds to 32 bits, and two runs would be one.
+LARGEST_SEED = 2**32 - 1
 
 # Fields whose flag has a name that Python keeps for itself.
 _FLAGS = {'imports': 'import'}
@@ -118,11 +123,22 @@ def near(name: str, allowed: Iterable[str]) -> str:
   return f' Did you mean {found[0]!r}?' if found else ''
 
 
+def whole_numbers(values: Iterable[Any]) -> tuple[int, ...] | None:
+  """Returns whole numbers as int; None if one of the values is no such."""
+  values = [*values]
+  if any(isinstance(value, bool) for value in values):
+    return None
+  try:
+    return tuple(map(operator.index, values))
+  except TypeError:
+    return None
+
+
 def words(value: str | Sequence[str] | None) -> tuple[str, ...]:
   """Returns the words of a field that takes several, separated by commas."""
   several = [value] if isinstance(value, str) else value or ()
-  return tuple(word.strip() for text in several for word in text.split(',')
-               if word.strip())
+  return tuple(word.strip() for text in several
+               for word in os.fspath(text).split(',') if word.strip())
 
 
 def initials(name: str) -> str:

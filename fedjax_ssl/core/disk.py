@@ -60,7 +60,8 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
   """Writes several files beside their places, and moves them when all are.
 
   Raises:
-    OSError: if one cannot be written; the old ones are as they were.
+    OSError: if one cannot be written; the old ones are as they were, unless
+      a move itself failed.
   """
   if not folder.is_dir():  # Said of the folder, not of a file beside it.
     number = errno.ENOTDIR if folder.exists() else errno.ENOENT

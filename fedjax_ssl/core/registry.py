@@ -78,6 +78,11 @@ def written(name: str, knobs: Mapping[str, Any]) -> str:
 
 def literal(value: Any) -> str:
   """Returns what Python reads as this value."""
+  if type(value) in (tuple, list):
+    inner = ', '.join(map(literal, value))
+    if isinstance(value, list):
+      return f'[{inner}]'
+    return f'({inner},)' if len(value) == 1 else f'({inner})'
   text = repr(value)
   return text.replace('inf', '1e999') if isinstance(value, float) else text
 

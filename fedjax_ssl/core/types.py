@@ -329,7 +329,8 @@ class Task:
       has weight 0 and an update of zeros. None is the mean. Methods with an
       aggregation of their own refuse one.
     server_optimizer: takes the mean of the updates as a gradient of the server
-      (an optax.GradientTransformation); None adds it.
+      (an optax.GradientTransformation, which gets no parameters, so weight
+      decay is none); None adds it.
     attack: what a share of the clients does; None: all are honest.
     mesh: mesh with the one axis 'clients', or None for one device.
     input_shape: of one stored input, which federations must have; None takes

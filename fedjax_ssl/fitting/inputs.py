@@ -117,6 +117,7 @@ def _of_federation(given: Federation) -> Source:
     for task, (rows, sizes) in enumerate(zip(
         given.stream.unlabeled, given.stream.num_unlabeled, strict=True)):
       _own(tasks, rows, sizes, np.full(count, task))
+    _check_labels_stay(given.stream, clients, size)
   if ((labeled >= 0) & (unlabeled >= 0)).any():
     raise ValueError('a row of the federation is both labeled and unlabeled.')
   return Source(
@@ -129,6 +130,22 @@ def _of_federation(given: Federation) -> Source:
           'num_labeled_clients': given.num_labeled_clients,
           'num_partly_labeled_clients': 0},
       command.READING | command.DEALING)
+
+
+def _check_labels_stay(stream: Shard, clients: Shard, size: int) -> None:
+  """Raises ValueError if clients have other labeled rows in some task."""
+  def owners(rows: Any, sizes: Any) -> np.ndarray:
+    owner = np.full(size, -1, np.int32)
+    _own(owner, rows, sizes, np.arange(len(sizes)))
+    return owner
+  held = owners(clients.labeled, clients.num_labeled)
+  for task, (rows, sizes) in enumerate(zip(
+      np.asarray(stream.labeled), np.asarray(stream.num_labeled),
+      strict=True)):
+    if (owners(rows, sizes) != held).any():
+      raise ValueError(f'the labeled rows of task {task} of the stream are not '
+                       'those of clients; fit takes none that change; use '
+                       'train.')
 
 
 def _own(owner: np.ndarray, table: Any, sizes: Any, who: np.ndarray) -> None:

@@ -197,7 +197,8 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
   values: dict[str, Any] = {'bounds': False, 'seeds': None, 'seed': 0}
   if not saves:
     values['checkpoint_every'] = 0
-  values = {**setting.defaults, **values, **source.options}
+  values = {**{name: value for name, value in setting.defaults.items()
+               if name not in _PROGRAMS}, **values, **source.options}
   if stored:
     values |= {name: value for name, value in stored['flags'].items()
                if name in config.OPTIONS and name != 'bounds'

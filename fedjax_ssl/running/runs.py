@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import bounds, imports
+from fedjax_ssl.core import bounds, imports, registry
 from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import (
@@ -236,7 +236,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
     dataset: the examples.
 
   Raises:
-    FieldError: see `auto.decided`.
+    FieldError: see `data_defaults.decided`.
   """
   options = data_defaults.decided(options, given, dataset)
   own = setting.any_data
@@ -400,7 +400,8 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
         rng, labels, fraction=options.validation_fraction,
         where=None if known.all() else known)
   pool = _drawn(seed, ~validation, options.max_rows)
-  labeled, unlabeled, *tasks = deal(rng, labels, pool & known, options)
+  labeled, unlabeled, *tasks = _owners(setting, deal, rng, labels, pool & known,
+                                      options)
   if not known.all():
     if tasks:
       raise FieldError('dataset', options.dataset, 'has rows without a label '
@@ -410,6 +411,21 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
     unlabeled[rows] = owner[rows] if owner is not None else (
         first + np.arange(rows.size) % (options.num_clients - first))
   return data.Partition(labeled, unlabeled, validation, *tasks)
+
+
+def _owners(setting: settings.Setting, deal: dealing.Deal,
+            rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
+            options: Config) -> tuple[np.ndarray, ...]:
+  """Deals rows; what a user's own function does wrong names the setting."""
+  if registry.is_library(deal):
+    return tuple(deal(rng, labels, pool, options))
+  with registry.naming('setting', setting.name, lambda text: True):
+    labeled, unlabeled, *tasks = deal(rng, labels, pool, options)
+    made = data.partition.make_partition(
+        labeled, unlabeled, None, *tasks)
+    data.partition.check_partition(made, labels.size, options.num_clients)
+  return tuple(x for x in (made.labeled, made.unlabeled, made.tasks)
+               if x is not None)
 
 
 def _drawn(seed: int, pool: np.ndarray, most: int) -> np.ndarray:

@@ -328,15 +328,39 @@ def evaluation(method: Method, mesh: Mesh | None = None
     there are only such means of all `scores`, local_accuracy, and the
     largest_weight of the clients' models.
   """
+  own, rest = in_turn(method, mesh)
+  return lambda state, federation, probe: rest(
+      state, federation, probe, own(state, federation))
+
+
+def in_turn(method: Method, mesh: Mesh | None
+            ) -> tuple[Callable[..., Any], Callable[..., Metrics]]:
+  """Makes the two parts of `evaluation`, to be compiled apart.
+
+  Both gather predictions from the devices. In one program nothing orders these
+  exchanges, and XLA's CPU client, which runs them as they become ready, may
+  start them in another order on each device: then all wait for ever. It was
+  seen in programs that came from the compilation cache.
+
+  Args:
+    method: see `evaluation`.
+    mesh: see `evaluation`.
+
+  Returns:
+    (state, federation) -> `Evaluation.of_all`, and
+    (state, federation, probe, what that returned) -> metrics.
+  """
   made = Evaluation(method, mesh)
 
-  def evaluate(state, federation, probe):
-    own, largest = made.of_all(state.server, state.memory,
-                               federation.num_clients, federation.test)
+  def own(state, federation):
+    return made.of_all(state.server, state.memory, federation.num_clients,
+                       federation.test)
+
+  def rest(state, federation, probe, of_all):
     judged = made.of_probe(
         state.server, state.memory, jnp.asarray(probe.clients),
         federation.train, probe)
+    local, largest = of_all
     return made.whole(state.server, federation, probe,
-                      OfClients(own, judged, largest), state.round)
-
-  return evaluate
+                      OfClients(local, judged, largest), state.round)
+  return own, rest

@@ -157,10 +157,16 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   if isinstance(federations, Federation):
     federations = [federations]
   _check_kinds(method, federations, num_rounds)
-  if min(eval_every, checkpoint_every) < 0:
+  every = checks.whole_numbers((eval_every, checkpoint_every))
+  if every is None or min(every) < 0:
     raise ValueError(f'eval_every={eval_every} and checkpoint_every='
-                     f'{checkpoint_every} must be at least 0.')
+                     f'{checkpoint_every} must be whole numbers from 0.')
   seeds = range(len(federations)) if seeds is None else seeds
+  found = checks.whole_numbers(seeds)
+  if found is None or any(not 0 <= s <= checks.LARGEST_SEED for s in found):
+    raise ValueError(f'seeds {list(seeds)} must be whole numbers from 0 to '
+                     f'{checks.LARGEST_SEED}.')
+  seeds = found
   if len(set(seeds)) < len(seeds) or len(federations) != len(seeds):
     raise ValueError(f'{len(federations)} federations do not go with the '
                      f'seeds {list(seeds)}: one for each, all different.')

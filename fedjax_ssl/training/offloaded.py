@@ -84,10 +84,10 @@ class Offloaded(runner.Sequential):
   def _place(self) -> None:
     super()._place()
     made = self._evaluation = evaluate.Evaluation(self._method, self._mesh)
-    jit = functools.partial(
-        jax.jit, out_shardings=sharding.replicated(self._mesh))
-    self._of_all = jit(made.of_all, static_argnums=2)
-    self._of_probe, self._of_whole = jit(made.of_probe), jit(made.whole)
+    self._of_all = jax.jit(
+        made.of_all, static_argnums=2,
+        out_shardings=sharding.replicated(self._mesh))
+    self._of_probe, self._of_whole = self._jitted(made.of_probe, made.whole)
 
   def start(self, saved: PyTree | None) -> None:
     """Like `Sequential.start`; the rows stay away."""

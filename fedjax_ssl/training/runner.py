@@ -1,7 +1,7 @@
 """The compiled rounds of one seed or several, and what they save."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -131,8 +131,13 @@ class Sequential:
 
   def _place(self) -> None:
     self._federations = sharding.federations(self._given, self._mesh)
-    self._score = jax.jit(evaluate.evaluation(self._method, self._mesh),
-                          out_shardings=sharding.replicated(self._mesh))
+    self._own, self._rest = self._jitted(
+        *evaluate.in_turn(self._method, self._mesh))
+
+  def _jitted(self, *functions: Callable[..., Any]) -> list[Any]:
+    """Compiles functions whose results all devices get."""
+    return [jax.jit(f, out_shardings=sharding.replicated(self._mesh))
+            for f in functions]
 
   def start(self, saved: PyTree | None) -> None:
     """Begins at a saved tree, or at the method's initial states."""
@@ -209,7 +214,10 @@ class Sequential:
     return self._states[i].server
 
   def _scores(self, i: int) -> Metrics:
-    return self._score(self._states[i], self._federations[i], self._probes[i])
+    state, federation = self._states[i], self._federations[i]
+    metrics: Metrics = self._rest(state, federation, self._probes[i],
+                                  self._own(state, federation))
+    return metrics
 
   def snapshot(self) -> PyTree:
     """Returns what a checkpoint holds; see `checkpoint_template`."""
@@ -253,10 +261,10 @@ class Together(Sequential):
     self._rounds_keys = jnp.stack([key for _, key in self._roots])
     self._program = jax.vmap(self._program,
                              in_axes=(0, 0, axes, None, None, 0))
-    self._score = jax.jit(
-        jax.vmap(evaluate.evaluation(self._method, self._mesh),
-                 in_axes=(0, axes, 0)),
-        out_shardings=sharding.replicated(self._mesh))
+    own, rest = evaluate.in_turn(self._method, self._mesh)
+    self._own, self._rest = self._jitted(
+        jax.vmap(own, in_axes=(0, axes)),
+        jax.vmap(rest, in_axes=(0, axes, 0, 0)))
     self._probe = _stacked(self._probes)
 
   def start(self, saved):
@@ -280,7 +288,8 @@ class Together(Sequential):
 
   def rows(self, round_):
     """Evaluates all seeds at once and starts new totals."""
-    scores = self._score(self._state, self._stacked, self._probe)
+    scores = self._rest(self._state, self._stacked, self._probe,
+                        self._own(self._state, self._stacked))
     out = [_to_row(round_, seed, totals, tree.take(scores, i))
            for i, (seed, totals) in enumerate(zip(
                self._seeds, self._totals_of_seeds(), strict=True))]

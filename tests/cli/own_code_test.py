@@ -147,7 +147,7 @@ MODULE = '''
                                dataset='squares', num_clients=4,
                                cohort_size=2, weak='none')
   def halves(rng, labels, pool, options):
-    owner = rng.integers(0, options.num_clients, labels.size).astype('int32')
+    owner = rng.integers(0, options.num_clients, labels.size)
     known = np.arange(labels.size) % 4 < 2
     return np.where(pool & known, owner, -1), np.where(pool & ~known, owner, -1)
 '''

@@ -32,7 +32,8 @@ def test_a_registered_name_is_built_with_its_knobs():
 
 @pytest.mark.parametrize('knobs', [
     {}, {'one': 1.5, 'two': "it's", 'three': None, 'four': (1, [2]),
-         'five': -math.inf, 'six': math.inf}])
+         'five': -math.inf, 'six': math.inf,
+         'seven': (math.inf,), 'eight': ([-math.inf, 2.0], 'a')}])
 def test_a_written_text_is_read_as_what_it_was_made_of(knobs):
   assert registry.parse(registry.written('name', knobs)) == ('name', knobs)
 

@@ -194,6 +194,30 @@ def test_a_stream_meets_every_unlabeled_row_once(labels, labels_at):
   np.testing.assert_array_equal(last.unlabeled, now.unlabeled)
 
 
+def _with_stream():
+  dealt = _partition()
+  return _federate(dealt, rounds_per_task=5, stream=streaming.deal_tasks(
+      np.random.default_rng(0), LABELS, dealt.unlabeled, num_tasks=3))
+
+
+def _of_fewer(given):
+  return dataclasses.replace(
+      given, stream=jax.tree.map(lambda x: x[:, 1:], given.stream))
+
+
+@pytest.mark.parametrize('broken, words', [
+    (lambda given: dataclasses.replace(given, rounds_per_task=0),
+     'rounds_per_task=0 must be positive with a stream'),
+    (lambda given: dataclasses.replace(given, stream=None),
+     'rounds_per_task=5 must be positive with a stream and 0 without'),
+    (_of_fewer, f'it must be of tasks and of {N} clients')])
+def test_a_stream_is_of_all_clients_and_has_a_pace(broken, words):
+  given = _with_stream()
+  federation.check(given)
+  with pytest.raises(ValueError, match=words):
+    federation.check(broken(given))
+
+
 def test_a_stream_reveals_no_label_that_nobody_knows():
   dealt = _partition()
   unknown = np.flatnonzero(dealt.unlabeled >= 0)[::2]

@@ -1,6 +1,7 @@
 """One call trains, shows, predicts, saves and goes on, as the programs do."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import textwrap
@@ -276,6 +277,21 @@ def test_plot(straight, tmp_path):
     straight.plot('nobody')
 
 
+def test_labels_that_come_by_task_are_not_given_to_all(straight):
+  """`fit` deals labels once, so it would give each task those of all."""
+  given = straight.federations[0]
+  clients = jax.tree.map(np.asarray, given.clients)
+  nothing_new = clients._replace(num_unlabeled=0 * clients.num_unlabeled)
+
+  def source(second):
+    stream = jax.tree.map(lambda *x: np.stack(x), clients, second)
+    return inputs.source(dataclasses.replace(
+        given, stream=stream, rounds_per_task=2))
+  assert source(nothing_new).options['rounds_per_task'] == 2
+  with pytest.raises(ValueError, match='labeled rows of task 1 of the stream'):
+    source(nothing_new._replace(num_labeled=clients.num_labeled // 2))
+
+
 def test_a_federation_keeps_its_rows(straight):
   given = straight.federations[0]
   run = fedjax_ssl.fit(METHOD, given, rounds=1, progress=False,
@@ -398,6 +414,8 @@ def median(stacked, weights):
     ({'rounds': True}, ValueError, 'num_rounds=True: must be'),
     ({'seeds': 3}, ValueError, 'seeds=3: must be several'),
     ({'seeds': '3,3'}, ValueError, 'seeds=3,3: must be different'),
+    ({'seeds': [0.9, 1.2]}, ValueError, 'seeds=0.9,1.2: must be different'),
+    ({'seeds': [None, 1]}, ValueError, 'seeds=None,1: must be different'),
     ({'dataset': ([[1, 2], [3]], [0, 1], IMAGES, [0, 1])}, ValueError,
      'x_train is no array'),
     ({'dataset': (IMAGES, [0, 1, 1, 0], np.ma.masked_equal(IMAGES, 0),

@@ -34,6 +34,17 @@ def evaluated(method, state, federation, probe=None):
       else probe)
 
 
+@pytest.mark.parametrize('text', ['fedavg(keep_local=True)', 'local'])
+def test_in_turn_is_the_same(text):
+  method, state, federation = trained(text)
+  own, rest = map(jax.jit, evaluate.in_turn(method, None))
+  got = rest(state, federation, evaluate.probe_of(federation),
+             own(state, federation))
+  chex.assert_trees_all_close(got, evaluated(method, state, federation),
+                              rtol=1e-6)
+  assert 'local_accuracy' in got
+
+
 @pytest.mark.parametrize('batch', [1, 3, 7, 100])
 def test_batches_do_not_change_the_predictions(batch):
   method, state, federation = trained('fedavg')

@@ -226,3 +226,15 @@ def test_weight_decay_enters_the_gradient():
 def test_impossible_optimizers_are_refused(change):
   with pytest.raises(ValueError, match=next(iter(change)).split('_')[-1]):
     optimizers.make('sgd', **{'learning_rate': 0.1, **change})
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'seeds': [5, 2**32 + 5]}, 'from 0 to 4294967295'),
+    ({'seeds': [0.5, 1]}, 'whole numbers'), ({'seeds': [True, 0]}, 'whole'),
+    ({'eval_every': 1.5}, 'eval_every=1.5'),
+    ({'checkpoint_every': -1}, 'checkpoint_every=-1')])
+def test_numbers_that_are_not_whole_are_refused(change, words):
+  federation = toy.federation()[0]
+  given = {'seeds': [0, 1], **change}
+  with pytest.raises(ValueError, match=words):
+    loop.train(method(), [federation] * 2, num_rounds=1, **given)

@@ -242,9 +242,15 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
 
 
 def is_complete(path: pathlib.Path) -> bool:
-  """Returns whether a run and its bounds reached their last round."""
-  flags = _flags(path)
-  parts = [path, *(path / b for b in bounds.FOLDERS if flags.get('bounds'))]
+  """Returns whether a run and its bounds reached their last round.
+
+  The upper bound is none of them where no label is hidden. The folder of each
+  that is run is there before anything trains.
+  """
+  parts = [path]
+  if _flags(path).get('bounds'):
+    parts += [path / name for name in bounds.FOLDERS
+              if name != bounds.folder('all') or (path / name).is_dir()]
   states = [progress(part) for part in parts]
   return all(s is not None and s[0] >= s[1] for s in states)
 
@@ -263,15 +269,18 @@ def config_of(path: pathlib.Path, part: str) -> dict[str, Any]:
 
 
 def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields the whole rows; a kill or a broken disk may have damaged others."""
+  """Yields the whole rows, which `training.metrics` keeps when a run goes on.
+
+  A kill or a broken disk may have damaged others.
+  """
   try:
-    lines = file.read_bytes().splitlines()
+    lines = file.read_bytes().splitlines(keepends=True)
   except OSError:
     return
   for line in lines:
     with contextlib.suppress(ValueError, RecursionError):
       row = json.loads(line)
-      if isinstance(row, dict) and isinstance(
+      if line.endswith(b'\n') and isinstance(row, dict) and isinstance(
           row.get('round'), int) and isinstance(row.get('seed', 0), int):
         yield row
 

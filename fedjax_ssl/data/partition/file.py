@@ -35,13 +35,25 @@ class Partition(NamedTuple):
 def make_partition(labeled: np.ndarray, unlabeled: np.ndarray,
                    validation: np.ndarray | None = None,
                    tasks: np.ndarray | None = None) -> Partition:
-  """Makes a Partition with the right dtypes; by default no row validates."""
-  labeled = np.asarray(labeled, np.int32)
+  """Makes a Partition with the right dtypes; by default no row validates.
+
+  Raises:
+    ValueError: unless owners and tasks are integers.
+  """
+  labeled = _integers('labeled', labeled)
   if validation is None:
     validation = np.zeros(labeled.shape, bool)
-  return Partition(labeled, np.asarray(unlabeled, np.int32),
+  return Partition(labeled, _integers('unlabeled', unlabeled),
                    np.asarray(validation),
-                   None if tasks is None else np.asarray(tasks, np.int32))
+                   None if tasks is None else _integers('tasks', tasks))
+
+
+def _integers(name: str, given: np.ndarray) -> np.ndarray:
+  array = np.asarray(given)
+  if array.dtype.kind not in 'iu':
+    raise ValueError(f'partition field {name!r} must hold integers, not '
+                     f'{array.dtype}')
+  return array.astype(np.int32)
 
 
 def check_partition(partition: Partition, num_examples: int,

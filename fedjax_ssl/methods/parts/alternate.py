@@ -38,6 +38,7 @@ from fedjax_ssl.methods.parts import (
   all_statistics,
   assemble,
   averaging,
+  mean_teacher,
 )
 
 
@@ -74,7 +75,9 @@ def settled(task: Task, s: Settings) -> Task:
   """
   plain, server = task.optimizer, task.server_optimizer
   def clipped(round_: Any) -> optax.GradientTransformation:
-    return optax.chain(optax.clip_by_global_norm(s.clip_norm), plain(round_))
+    clip = optax.stateless(
+        lambda gradients, _: mean_teacher.clip(gradients, s.clip_norm))
+    return optax.chain(clip, plain(round_))
   if server is None and s.server_momentum:
     server = optax.sgd(1.0, momentum=s.server_momentum)
   return dataclasses.replace(

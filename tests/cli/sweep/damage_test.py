@@ -106,3 +106,19 @@ def test_the_commands_may_be_cut_off(tmp_path):
       + ' | head -1', shell=True, cwd=sweep_test.ROOT, capture_output=True,
       text=True, check=True)
   assert '--x=0' in process.stdout and not process.stderr
+
+
+def test_bounds_count_that_are_run(done):
+  """Where no label is hidden nobody can train on all: that bound is no run."""
+  config = {'flags': {'num_rounds': 2, 'seeds': [0], 'bounds': True}}
+  (done / 'one' / 'config.json').write_text(json.dumps(config))
+  assert not cells.is_done(done, CELL)
+  few = done / 'one' / 'labels_few'
+  few.mkdir()
+  (few / 'config.json').write_text(json.dumps(config))
+  (few / 'metrics.jsonl').write_text('{"round": 2, "seed": 0}')
+  assert not cells.is_done(done, CELL)  # The run drops a row without its end.
+  (few / 'metrics.jsonl').write_text('{"round": 2, "seed": 0}\n')
+  assert cells.is_done(done, CELL)
+  (done / 'one' / 'labels_all').mkdir()
+  assert not cells.is_done(done, CELL)
