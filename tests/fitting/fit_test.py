@@ -455,3 +455,30 @@ def test_what_is_refused(options, error, words):
   with pytest.raises(error, match=words) as info:
     fedjax_ssl.fit(**{'dataset': 'digits', 'model': 'linear', **options})
   assert '\n' not in str(info.value)
+
+
+TWICE = """
+import sys
+import numpy as np
+import fedjax_ssl
+
+rng = np.random.default_rng(0)
+x = rng.integers(0, 255, (160, 8, 8, 1)).astype(np.uint8)
+y = (np.arange(160) % 2).astype(np.int32)
+run = fedjax_ssl.fit(
+    'fedavg(keep_local=True)', (x[:140], y[:140], x[140:], y[140:]),
+    workdir=sys.argv[1], setting='cifar_iid', clients=4, cohort_size=2,
+    rounds=8, local_steps=1, labels_per_class=20, validation_fraction=0.0,
+    weak='none', strong='none', model='linear', schedule_rounds=20,
+    unlabeled_batch=10, progress=False, num_devices=2)
+print('reached', run.round)
+"""
+
+
+@pytest.mark.thorough
+def test_local_models_are_evaluated_by_a_program_from_the_cache(
+    tmp_path, run_python):
+  """In one program with the global model's, its devices waited for ever."""
+  for i in range(3):
+    assert 'reached 8' in run_python(
+        TWICE, str(tmp_path / str(i)), devices=2, env={'XLA_FLAGS': ''})
