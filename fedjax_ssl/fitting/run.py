@@ -35,7 +35,8 @@ class Run:
       and `seed` if there are several. `pandas.DataFrame` takes it.
     class_metrics: the same for metrics with one number for each class,
       float64[evaluations, C].
-    states: the State of each seed.
+    states: the State of each seed. With client_memory='disk' it reads what
+      clients keep from the run's file, which a `resume` writes on.
     federations: the Federation of each seed.
     bounds: the runs of the two bounds by name, if the option bounds is given.
   """
