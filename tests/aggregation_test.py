@@ -341,6 +341,9 @@ class LinearTest(absltest.TestCase):
     self.assertFalse(hasattr(finish, 'is_linear'))
     self.assertIs(aggregation.linear(finish), finish)
     self.assertTrue(getattr(finish, 'is_linear', False))
+    self.assertTrue(getattr(finish, 'is_replaceable', False))
+    aggregation.linear(finish, replaceable=False)
+    self.assertFalse(getattr(finish, 'is_replaceable', True))
 
 
 if __name__ == '__main__':

@@ -325,8 +325,8 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
   return kept, jnp.where(good, weights, 0), rejected
 
 
-def linear(finish: Function, *, each: Callable[[Any], Any] | None = None
-           ) -> Function:
+def linear(finish: Function, *, each: Callable[[Any], Any] | None = None,
+           replaceable: bool = True) -> Function:
   """Marks a rule for which the weighted mean of the messages is enough.
 
   "Linear" is what it reads of the messages; what it does with their mean may be
@@ -337,10 +337,14 @@ def linear(finish: Function, *, each: Callable[[Any], Any] | None = None
     finish: (server, mean_message, cohort, context, key) -> (server, metrics).
     each: message -> a small part of it that the rule needs of every client as
       well; it then gets `core.rounds.Detailed` in place of the mean.
+    replaceable: whether another rule, such as a median, may take the place of
+      the mean; False where `finish` needs the mean itself, as one that divides
+      it by a mean of counts does.
 
   Returns:
     `finish` itself, marked.
   """
   finish.is_linear = True  # type: ignore[attr-defined]
   finish.of_each = each  # type: ignore[attr-defined]
+  finish.is_replaceable = replaceable  # type: ignore[attr-defined]
   return finish

@@ -140,7 +140,7 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
           unlabeled_rate),
       broadcast=lambda server, client_id, group: server.model,
       work=lambda shard: batching.num_steps(task, shard, 'unlabeled'),
-      takes_rule=False, pseudo_label=assemble.confident_labels(task, threshold),
+      pseudo_label=assemble.confident_labels(task, threshold),
       **shared)
 
 

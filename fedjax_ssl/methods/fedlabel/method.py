@@ -249,7 +249,7 @@ def fedlabel(task: Task, *, profile: str = 'official',
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s),
       aggregate=_middle if s.apart else assemble.add_mean,
-      takes_rule=not s.apart, work=functools.partial(_work, task, s),
+      work=functools.partial(_work, task, s),
       local_model=(lambda row: row) if keep_local else None,
       pseudo_label=assemble.confident_labels(task, threshold, strict=True))
 
@@ -355,7 +355,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
   return Update(step, weight, memory, metrics)
 
 
-@aggregation.linear
+@functools.partial(aggregation.linear, replaceable=False)
 def _middle(record: assemble.Server, mean: Any, cohort: Any, context: Any,
             key: Any) -> tuple[assemble.Server, Metrics]:
   """Moves to the middle of w_L's mean, over clients with labels, and w_U's."""

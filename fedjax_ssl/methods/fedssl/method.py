@@ -265,7 +265,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       broadcast=lambda server, client_id, group: server.nets,
       work=lambda shard: batching.num_steps(task, shard, streams),
       on_labels=functools.partial(_on_labels, s),
-      before=[_private_pass(s)] if plan else (), takes_rule=plan is None,
+      before=[_private_pass(s)] if plan else (),
       pseudo_label=assemble.confident_labels(task, 0.0),
       report=(lambda server, round_: {
           'epsilon': server.budget.spent(round_)}) if plan else None,

@@ -213,8 +213,9 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   return assemble.assemble(
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s),
-      aggregate=aggregation.linear(functools.partial(_finish, s)),
-      takes_rule=False, work=functools.partial(_work, task),
+      aggregate=aggregation.linear(
+          functools.partial(_finish, s), replaceable=False),
+      work=functools.partial(_work, task),
       local_model=(lambda row: row.model) if keep_local else None,
       pseudo_label=functools.partial(_pseudo_label, task, s))
 

@@ -143,4 +143,5 @@ def aggregate(task: Task, finish: Callable[..., tuple[Any, Metrics]]
     return Beside(after, moments), metrics
   if not getattr(finish, 'is_linear', False):
     return run
-  return aggregation.linear(run, each=getattr(finish, 'of_each', None))
+  return aggregation.linear(run, each=getattr(finish, 'of_each', None),
+                            replaceable=getattr(finish, 'is_replaceable', True))

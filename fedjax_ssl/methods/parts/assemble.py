@@ -92,7 +92,6 @@ def assemble(
     weigh: Weigh | None = None,
     report: Callable[..., Metrics] | None = None,
     pictures: Callable[..., Any] | None = None,
-    takes_rule: bool = True,
     splits_key: bool = True,
 ) -> Method:
   """Makes a method of what one client and the server do.
@@ -133,8 +132,6 @@ def assemble(
       clients sent.
     report: metrics of the server's record, see `Method`.
     pictures: images to look at, see `Method`.
-    takes_rule: whether `task.aggregator` may replace the mean; False where
-      `aggregate` needs the weighted mean itself.
     splits_key: False: where a round has one pass only, that gets the round's
       key as it is, not split.
 
@@ -142,7 +139,7 @@ def assemble(
     ValueError: for an aggregator, a server's optimizer or an attack of the task
       that has nothing to act on.
   """
-  _check(task, aggregate, takes_rule, alone=not before)
+  _check(task, aggregate, alone=not before)
   added = additions.wanted(task)
   own = additions.own if added else _unchanged
   on_own = additions.on_own if added else _unchanged
@@ -247,17 +244,19 @@ def _unchanged(x: Any) -> Any:
   return x
 
 
-def _check(task: Task, aggregate: Aggregate | None, takes_rule: bool,
-           alone: bool) -> None:
-  """Refuses an addition of the task that would have nothing to act on."""
+def _check(task: Task, aggregate: Aggregate | None, alone: bool) -> None:
+  """Refuses an addition of the task that would have nothing to act on.
+
+  `alone` is whether clients send updates in one pass of a round only.
+  """
   names = [name for name in ('aggregator', 'server_optimizer')
            if getattr(task, name) is not None]
-  linear = takes_rule and getattr(aggregate, 'is_linear', False)
+  mean_only = alone and getattr(aggregate, 'is_replaceable', False)
   for name in names:
     if aggregate is None:
       raise ValueError('clients that send nothing have nothing to aggregate; '
                        f'leave {name} out.')
-    if not linear:
+    if not mean_only:
       raise ValueError('this has an aggregation of its own in place of the '
                        f'mean; leave {name} out.')
   if task.attack is None:
