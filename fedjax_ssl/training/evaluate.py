@@ -337,10 +337,10 @@ def in_turn(method: Method, mesh: Mesh | None
             ) -> tuple[Callable[..., Any], Callable[..., Metrics]]:
   """Makes the two parts of `evaluation`, to be compiled apart.
 
-  Both gather predictions from the devices. In one program nothing orders these
-  exchanges, and XLA's CPU client, which runs them as they become ready, may
-  start them in another order on each device: then all wait for ever. It was
-  seen in programs that came from the compilation cache.
+  Both gather predictions from the devices, and in one program nothing orders
+  these exchanges. XLA's CPU client was seen to start them in another order on
+  each device, where all wait for ever, in programs that came from the
+  compilation cache.
 
   Args:
     method: see `evaluation`.
