@@ -431,13 +431,11 @@ def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
   """Different seeds, from words or numbers."""
   given = given.split(',') if isinstance(given, str) else given
   try:
-    found = checks.whole_numbers(
+    found = checks.seeds(
         int(word) if isinstance(word, str) else word for word in given)
   except ValueError:
     found = None
-  found = (-1,) if found is None else found
-  if len({*found}) < len(found) or found and (
-      min(found) < 0 or max(found) > LARGEST_SEED):
+  if found is None or len({*found}) < len(found):
     raise FieldError('seeds', ','.join(map(str, given)), 'must be different '
                      f'whole numbers from 0 to {LARGEST_SEED}, separated by '
                      'commas.')

@@ -134,6 +134,13 @@ def whole_numbers(values: Iterable[Any]) -> tuple[int, ...] | None:
     return None
 
 
+def seeds(values: Iterable[Any]) -> tuple[int, ...] | None:
+  """Returns seeds as int; None unless all are whole, 0 to `LARGEST_SEED`."""
+  found = whole_numbers(values)
+  return found if found is not None and all(
+      0 <= seed <= LARGEST_SEED for seed in found) else None
+
+
 def words(value: str | Sequence[str] | None) -> tuple[str, ...]:
   """Returns the words of a field that takes several, separated by commas."""
   several = [value] if isinstance(value, str) else value or ()

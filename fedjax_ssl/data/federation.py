@@ -237,12 +237,11 @@ def _check_tables(federation: Federation) -> None:
       if field.startswith('num_') and (table < 0).any():
         raise ValueError(f'{name}.{field} has {table.min()}; numbers of rows '
                          'are 0 or more')
-  if (shards['stream'] is None) != (federation.rounds_per_task == 0):
+  stream, clients = federation.stream, (federation.num_clients,)
+  if (stream is None) != (federation.rounds_per_task == 0):
     raise ValueError(f'rounds_per_task={federation.rounds_per_task} must be '
                      'positive with a stream and 0 without one')
-  clients = (federation.num_clients,)
-  for field, table in shards['stream']._asdict().items() if (
-      shards['stream']) else ():
+  for field, table in stream._asdict().items() if stream else ():
     if np.shape(table)[1:2] != clients:
       raise ValueError(f'stream.{field} has shape {np.shape(table)}; it must '
                        f'be of tasks and of {clients[0]} clients')

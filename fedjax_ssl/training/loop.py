@@ -162,8 +162,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
     raise ValueError(f'eval_every={eval_every} and checkpoint_every='
                      f'{checkpoint_every} must be whole numbers from 0.')
   seeds = range(len(federations)) if seeds is None else seeds
-  found = checks.whole_numbers(seeds)
-  if found is None or any(not 0 <= s <= checks.LARGEST_SEED for s in found):
+  if (found := checks.seeds(seeds)) is None:
     raise ValueError(f'seeds {list(seeds)} must be whole numbers from 0 to '
                      f'{checks.LARGEST_SEED}.')
   seeds = found
@@ -236,8 +235,8 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
                     'list of them, one for each seed.')
   for federation in federations:
     federation_lib.check(federation)
-  if isinstance(num_rounds, bool) or not hasattr(
-      num_rounds, '__index__') or num_rounds < 0:
+  rounds = checks.whole_numbers([num_rounds])
+  if rounds is None or min(rounds) < 0:
     raise ValueError(f'num_rounds must be a whole number of at least 0, not '
                      f'{num_rounds!r}.')
 
