@@ -25,7 +25,7 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.training import classification_metrics
 
 BATCH = 256
-# Rows on which pseudo-labels and local models are judged.
+# Rows on which pseudo-labels, labels and local models are judged.
 _PROBE = 2048
 
 # (*given, raw inputs [B, ...]) -> pytree of [B, ...].
@@ -117,17 +117,27 @@ def largest_weight(record: PyTree, least_rank: int = 2) -> jax.Array:
 
 
 class Probe(NamedTuple):
-  """Unlabeled rows of some clients, to judge pseudo-labels on.
+  """Rows of training on which a model is judged.
 
   Attributes:
-    clients: int32[P] ids.
-    rows: int32[P, K] rows of each.
-    mask: float32[P, K], 1 where a row counts.
+    clients: int32[P] ids of clients whose pseudo-labels are judged.
+    rows: int32[P, K] unlabeled rows of each.
+    mask: float32[P, K], 1 where such a row counts.
+    labeled: int32[M] rows that are learnt from with their labels, of all
+      clients and the server.
+    labeled_mask: float32[M], 1 where such a row counts.
   """
 
   clients: np.ndarray
   rows: np.ndarray
   mask: np.ndarray
+  labeled: np.ndarray
+  labeled_mask: np.ndarray
+
+  def of_clients(self, some: Any) -> Probe:
+    """Returns the probe with some of its clients, by their places."""
+    return self._replace(clients=self.clients[some], rows=self.rows[some],
+                         mask=self.mask[some])
 
 
 def _unlabeled(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
@@ -144,10 +154,30 @@ def _unlabeled(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
           counts.sum(axis=1))
 
 
-def probe_of(federation: Federation) -> Probe:
-  """Takes about 2048 unlabeled rows, evenly over clients and their rows.
+def _labeled(federation: Federation) -> np.ndarray:
+  """Takes at most 2048 labeled rows, evenly over clients and server.
 
-  In a stream these are the rows of all tasks.
+  Returns:
+    int32[M], of every owner's rows in the order of its table.
+  """
+  shards = federation.clients, federation.server
+  counts = [np.asarray(shard.num_labeled).reshape(-1) for shard in shards]
+  ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
+  picked = np.arange(0, ends[-1], max(1, -(-ends[-1] // _PROBE)))
+  holder = np.searchsorted(ends, picked, side='right')
+  place = picked - np.where(holder, ends[holder - 1], 0)
+  clients = counts[0].size
+  at_server = holder >= clients
+  return np.concatenate([
+      np.asarray(shards[0].labeled)[holder[~at_server], place[~at_server]],
+      np.asarray(shards[1].labeled)[place[at_server]]])
+
+
+def probe_of(federation: Federation) -> Probe:
+  """Takes about 2048 unlabeled rows, and at most 2048 labeled ones.
+
+  Both are spread evenly over those that hold them and over their rows. In a
+  stream the unlabeled rows are those of all tasks.
   """
   unlabeled, counts = _unlabeled(federation)
   holders = np.flatnonzero(counts)
@@ -160,8 +190,12 @@ def probe_of(federation: Federation) -> Probe:
   index = place * counts[clients][:, None] // np.maximum(taken, 1)
   mask = place < taken
   rows = unlabeled[clients[:, None], np.where(mask, index, 0)]
+  labeled = _labeled(federation)
+  known = np.ones(labeled.size, np.float32)
+  if not labeled.size:  # One place that does not count: the metric is NaN.
+    labeled, known = np.zeros(1, np.int32), np.zeros(1, np.float32)
   return Probe(clients.astype(np.int32), rows.astype(np.int32),
-               mask.astype(np.float32))
+               mask.astype(np.float32), labeled.astype(np.int32), known)
 
 
 def _judge(pseudo_label: Any, server: PyTree, memory: PyTree,
@@ -186,33 +220,8 @@ def _judge(pseudo_label: Any, server: PyTree, memory: PyTree,
     known = truth >= 0  # The others cannot be judged.
     return ((weight * (label == truth) * known * mask).sum(),
             (weight * known * mask).sum(), (weight * mask).sum())
-  return lax.map(one, jax.tree.map(jnp.asarray, (places, *probe[1:])))
-
-
-def labeled_rows(federation: Federation) -> tuple[jax.Array, jax.Array]:
-  """Takes at most about 2048 rows of clients and server that carry labels.
-
-  Args:
-    federation: any.
-
-  Returns:
-    int32[M] rows and float32[M], 0 where a place of the tables is empty. M
-    depends on shapes only.
-  """
-  rows, real, first = [], [], 0
-  shards = federation.clients, federation.server
-  sizes = [int(np.prod(shard.labeled.shape)) for shard in shards]
-  picked = np.arange(0, sum(sizes), max(1, -(-sum(sizes) // _PROBE)))
-  # Only these places are read: of a million clients' tables all would take
-  # longer than the rest of the evaluation.
-  for shard, size in zip(shards, sizes, strict=True):
-    width = max(shard.labeled.shape[-1], 1)  # A table may have no place.
-    mine = picked[(picked >= first) & (picked < first + size)] - first
-    holder, column = np.divmod(mine, width)
-    rows.append(jnp.asarray(shard.labeled).reshape(-1, width)[holder, column])
-    real.append(column < jnp.asarray(shard.num_labeled).reshape(-1)[holder])
-    first += size
-  return jnp.concatenate(rows), jnp.concatenate(real).astype(jnp.float32)
+  return lax.map(one, jax.tree.map(jnp.asarray,
+                                   (places, probe.rows, probe.mask)))
 
 
 class OfClients(NamedTuple):
@@ -295,9 +304,9 @@ class Evaluation:
       logits = over_all(validation)
       held = scores(logits, validation.labels)
       out['val_accuracy'], out['val_loss'] = held['accuracy'], held['loss']
-    rows, real = labeled_rows(federation)
-    hits = over_all(federation.train, rows).argmax(-1) == jnp.take(
-        jnp.asarray(federation.train.labels), rows)
+    hits = over_all(federation.train, probe.labeled).argmax(-1) == jnp.take(
+        jnp.asarray(federation.train.labels), probe.labeled)
+    real = jnp.asarray(probe.labeled_mask)
     out['labeled_accuracy'] = (hits * real).sum() / real.sum()
     if clients.judged:
       right, known, used = clients.judged
@@ -320,7 +329,7 @@ def evaluation(method: Method, mesh: Mesh | None = None
     (state, federation, probe) -> metrics. Those of a global model are its
     `scores` on the test set; largest_weight of the server's record;
     val_accuracy and val_loss, if there are validation examples;
-    labeled_accuracy on at most about 2048 rows that are learnt from with their
+    labeled_accuracy on at most 2048 rows that are learnt from with their
     labels, not augmented; pseudo_label_accuracy and pseudo_label_rate by the
     true labels of the probe rows, if the method labels; and the method's
     `report`. If clients keep models of their own, local_accuracy is the mean of

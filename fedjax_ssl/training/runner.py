@@ -118,7 +118,8 @@ class Sequential:
     self._method, self._mesh, self._seeds = method, mesh, list(seeds)
     self._roots = [root_keys(s) for s in seeds]
     self._given = list(federations)  # On the host.
-    self._probes = [evaluate.probe_of(f) for f in federations]
+    self._probes = _alike([evaluate.probe_of(f) for f in federations],
+                          'labeled', 'labeled_mask')
     self._program = functools.partial(stretch, method)
     self._place()
     self._states: list[State] = []
@@ -232,14 +233,16 @@ class Sequential:
     """Hears that the newest snapshot is written."""
 
 
-def _stacked(probes: Sequence[evaluate.Probe]) -> evaluate.Probe:
-  """Probes of several seeds, padded with masked rows to one shape."""
-  shape = np.max([p.rows.shape for p in probes], axis=0)
-  def pad(x):
-    return np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape,
-                                                 strict=False)])
-  return evaluate.Probe(*map(np.stack, zip(
-      *(map(pad, p) for p in probes), strict=True)))
+def _alike(probes: Sequence[evaluate.Probe], *names: str
+           ) -> list[evaluate.Probe]:
+  """Pads some fields of several seeds' probes to one shape: one program."""
+  def padded(name):
+    parts = [getattr(probe, name) for probe in probes]
+    shape = np.max([x.shape for x in parts], axis=0)
+    return [np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)])
+            for x in parts]
+  return [probe._replace(**dict(zip(names, fields, strict=True)))
+          for probe, *fields in zip(probes, *map(padded, names), strict=True)]
 
 
 class Together(Sequential):
@@ -265,7 +268,8 @@ class Together(Sequential):
     self._own, self._rest = self._jitted(
         jax.vmap(own, in_axes=(0, axes)),
         jax.vmap(rest, in_axes=(0, axes, 0, 0)))
-    self._probe = _stacked(self._probes)
+    self._probe = evaluate.Probe(*map(np.stack, zip(
+        *_alike(self._probes, *evaluate.Probe._fields), strict=True)))
 
   def start(self, saved):
     """Like `Sequential.start`, then stacks the states on a leading axis."""

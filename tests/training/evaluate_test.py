@@ -166,8 +166,9 @@ def test_test_labels_are_read_by_evaluation_only():
 @pytest.mark.parametrize('place', ['clients', 'server'])
 def test_labeled_accuracy_is_over_the_labels_learnt_from(place):
   federation, hidden = toy.federation(place)
-  table, real = evaluate.labeled_rows(federation)
-  rows = np.asarray(table)[np.asarray(real) > 0]
+  probe = evaluate.probe_of(federation)
+  rows = probe.labeled
+  assert probe.labeled_mask.all()
   assert sorted(rows) == np.flatnonzero(~hidden).tolist()
   method = methods.make('fedavg', toy.task(labels_at=place))
   state = method.init(toy.key(0), federation)
@@ -183,11 +184,20 @@ def test_a_table_may_have_no_place_for_a_row():
   federation, _ = toy.federation()
   none, zero = np.zeros((0,), np.int32), np.zeros((), np.int32)
   server = type(federation.server)(none, zero, none, zero)
-  table, real = evaluate.labeled_rows(
-      dataclasses.replace(federation, server=server))
-  whole, kept = evaluate.labeled_rows(federation)
-  np.testing.assert_array_equal(np.asarray(table)[np.asarray(real) > 0],
-                                np.asarray(whole)[np.asarray(kept) > 0])
+  got = evaluate.probe_of(dataclasses.replace(federation, server=server))
+  np.testing.assert_array_equal(got.labeled,
+                                evaluate.probe_of(federation).labeled)
+
+
+def test_without_labels_there_is_no_accuracy_on_them():
+  federation, _ = toy.federation()
+  clients = federation.clients._replace(
+      num_labeled=jnp.zeros_like(federation.clients.num_labeled))
+  bare = dataclasses.replace(federation, clients=clients)
+  assert not evaluate.probe_of(bare).labeled_mask.any()
+  method = methods.make('fedavg', toy.task())
+  got = evaluated(method, method.init(toy.key(0), federation), bare)
+  assert jnp.isnan(got['labeled_accuracy'])
 
 
 def test_many_labeled_rows_are_thinned_out():
@@ -195,6 +205,33 @@ def test_many_labeled_rows_are_thinned_out():
   rows = np.arange(12000, dtype=np.int32).reshape(6, 2000)
   many = federation.clients._replace(
       labeled=rows, num_labeled=np.full(6, 2000, np.int32))
-  kept, real = evaluate.labeled_rows(
-      dataclasses.replace(federation, clients=many))
-  assert kept.shape[0] <= 2048 and real.sum() > 1900 and kept.max() > 11900
+  kept = evaluate.probe_of(
+      dataclasses.replace(federation, clients=many)).labeled
+  assert 1900 < kept.size <= 2048 and kept.max() > 11900
+  np.testing.assert_array_equal(np.diff(kept), 6)
+
+
+def test_few_labels_in_wide_tables_are_all_judged():
+  federation, _ = toy.federation()
+  count = np.zeros(3000, np.int32)
+  count[[0, 700, 2999]] = 2, 900, 1
+  rows = np.arange(2700000, dtype=np.int32).reshape(3000, 900)
+  sparse = federation.clients._replace(labeled=rows, num_labeled=count)
+  kept = evaluate.probe_of(
+      dataclasses.replace(federation, clients=sparse)).labeled
+  np.testing.assert_array_equal(
+      kept, [0, 1, *range(700 * 900, 701 * 900), 2999 * 900])
+
+
+def test_seeds_with_different_numbers_of_labels_share_a_program():
+  first, _ = toy.federation()
+  fewer = dataclasses.replace(first, clients=first.clients._replace(
+      num_labeled=jnp.minimum(first.clients.num_labeled, 1)))
+  method = methods.make('fedavg', toy.task())
+  both = runner.Sequential(method, [first, fewer], [0, 1], None)
+  both.start(None)
+  alone = runner.Sequential(method, [fewer], [1], None)
+  alone.start(None)
+  want, = alone.scores(0)
+  chex.assert_trees_all_equal(both.scores(0)[1].values, want.values)
+  assert both._rest._cache_size() == 1
