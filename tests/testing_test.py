@@ -59,6 +59,22 @@ def test_a_loss_that_forgets_the_mask_is_found():
                          laws=['masked_rows_are_never_learnt_from'])
 
 
+def test_a_key_that_draws_twice_is_found():
+  def repeated(task):
+    def loss_fn(model, given, batch, key):
+      del given
+      rows = task.weak(key, batch.labeled.inputs)
+      (logits,), stats = network.forward(
+          task, model, batch.labeled._replace(inputs=rows), key=key)
+      noisy = logits + jax.random.normal(key, logits.shape)
+      return losses.cross_entropy(noisy, batch.labeled.labels,
+                                  batch.labeled.mask)[0], Aux(stats, {})
+    return averaging.averaging(task, loss_fn, streams='labeled')
+  with pytest.raises(AssertionError, match='no key is used twice(.|\n)*split'):
+    testing.check_method(repeated, places=['clients'],
+                         laws=['no_key_is_used_twice'])
+
+
 def test_a_sound_method_holds_them_with_its_knobs():
   found = testing.check_method(guessing, places=['clients'], laws=FEW,
                                weight=0.5)

@@ -141,6 +141,12 @@ def seeds(values: Iterable[Any]) -> tuple[int, ...] | None:
       0 <= seed <= LARGEST_SEED for seed in found) else None
 
 
+def labels_at_clients(labels_at: str, why: str) -> None:
+  """Refuses labels at the server, and says why clients need them."""
+  if labels_at == 'server':
+    raise FieldError('labels_at', labels_at, f'give clients: {why}.')
+
+
 def words(value: str | Sequence[str] | None) -> tuple[str, ...]:
   """Returns the words of a field that takes several, separated by commas."""
   several = [value] if isinstance(value, str) else value or ()

@@ -47,19 +47,37 @@ class Learner(NamedTuple):
 
 
 class Given(NamedTuple):
-  """What a loss may read besides the model in training; constants."""
+  """What a loss may read besides the model in training; constants.
 
-  anchor: Variables  # The model as the client received it.
-  memory: PyTree = None  # What the loss last kept; None if it keeps nothing.
-  told: PyTree = None  # The memory of the server's loss, if it is sent.
+  Attributes:
+    anchor: the model as the client received it.
+    memory: what the loss returned as `Aux.memory` in the client's last step, of
+      this round or an earlier one. Before its first step it is the client's row
+      of what `remember` of `methods.parts.averaging.averaging` makes; None if
+      the loss keeps nothing.
+    told: what the loss of the server's labels has kept, if the method sends it.
+  """
+
+  anchor: Variables
+  memory: PyTree = None
+  told: PyTree = None
 
 
 class Aux(NamedTuple):
-  """What a loss returns besides its value."""
+  """What a loss returns besides its value.
 
-  stats: PyTree  # Normalization statistics after the batch.
+  Attributes:
+    stats: normalization statistics after the batch, as
+      `methods.parts.network.forward` returns them.
+    metrics: numbers by name, averaged over steps and clients; a `Ratio` is
+      averaged over rows. `objective.total` makes the usual ones.
+    memory: what the loss keeps for the client's next step and round, of the
+      structure of `Given.memory`.
+  """
+
+  stats: PyTree
   metrics: Metrics
-  memory: PyTree = None  # What it keeps for the client's next step and round.
+  memory: PyTree = None
 
 
 # Every loss is (model Variables, given, batch, key) -> (loss float32[], Aux),
@@ -182,6 +200,23 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
   return learner, {**dict.fromkeys(COUNTED, used),
                    _PROCESSED: steps * batches.width, **metrics,
                    'rows_used': used}
+
+
+def taken(after: PyTree, before: PyTree, metrics: Metrics
+          ) -> tuple[PyTree, Metrics]:
+  """Takes what a server has trained on its own labels, if it is finite.
+
+  Args:
+    after: what it has trained.
+    before: what it had, of the same structure.
+    metrics: of `train`.
+
+  Returns:
+    `after`, or `before` if a number of `after` is not finite; and
+    `server_metrics`.
+  """
+  good = tree.all_finite(after)
+  return tree.where(good, after, before), server_metrics(metrics, good)
 
 
 def server_metrics(metrics: Metrics, good: jax.Array) -> Metrics:

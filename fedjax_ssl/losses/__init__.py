@@ -35,6 +35,7 @@ from fedjax_ssl.losses.targets import (
   agreement_vote,
   blended_label,
   flexmatch_thresholds,
+  hard_label,
   mixup,
   mixup_ratio,
   pseudo_label,
@@ -48,9 +49,9 @@ from fedjax_ssl.losses.targets import (
 __all__ = [
     'accuracy', 'adversarial', 'agreement_vote', 'blended_label', 'consistency',
     'cross_entropy', 'fairness', 'fixmatch', 'flexmatch_thresholds',
-    'freematch_thresholds', 'inter_client_kl', 'kl_rows', 'l1_norm',
-    'masked_mean', 'mixup', 'mixup_ratio', 'proximal', 'pseudo_label',
-    'ramp_up', 'realism_weight', 'reduced', 'relation_matching',
+    'freematch_thresholds', 'hard_label', 'inter_client_kl', 'kl_rows',
+    'l1_norm', 'masked_mean', 'mixup', 'mixup_ratio', 'proximal',
+    'pseudo_label', 'ramp_up', 'realism_weight', 'reduced', 'relation_matching',
     'relation_matrix', 'sharpen', 'soft_pseudo_label', 'softmatch_weights',
     'squared_distance', 'squared_error', 'target_kl', 'tsa_cross_entropy',
     'tsa_threshold', 'uda', 'unit_rows']

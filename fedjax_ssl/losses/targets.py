@@ -76,11 +76,32 @@ def pseudo_label(logits: Array, *, threshold: Scalar = 0.95
   arguments.check_number('threshold', threshold, arguments.NOT_NEGATIVE)
   if jnp.ndim(threshold):
     check_shape('threshold', threshold, logits.shape[-1:])
-  probabilities = jax.nn.softmax(
-      at_least_float32(jax.lax.stop_gradient(logits)))
-  labels = probabilities.argmax(-1).astype(jnp.int32)
-  bar = jnp.broadcast_to(threshold, logits.shape[-1:])[labels]
-  return labels, (probabilities.max(-1) >= bar).astype(jnp.float32)
+  return hard_label(jax.nn.softmax(at_least_float32(logits)),
+                    threshold=threshold)
+
+
+def hard_label(scores: Array, *, threshold: Scalar = 0.0
+               ) -> tuple[jax.Array, jax.Array]:
+  """Picks the classes of the largest scores, such as a mean of predictions.
+
+  Args:
+    scores: float[B, C].
+    threshold: float32[], or float32[C] by that class: the least score of an
+      accepted row.
+
+  Returns:
+    int32[B] classes and float32[B], 1 for an accepted row.
+
+  Raises:
+    ValueError: for thresholds of another shape.
+  """
+  check_array('scores', scores)
+  if jnp.ndim(threshold):
+    check_shape('threshold', threshold, scores.shape[-1:])
+  scores = jax.lax.stop_gradient(scores)
+  labels = scores.argmax(-1).astype(jnp.int32)
+  bar = jnp.broadcast_to(threshold, scores.shape[-1:])[labels]
+  return labels, (scores.max(-1) >= bar).astype(jnp.float32)
 
 
 def blended_label(local_logits: Array, global_logits: Array, *,

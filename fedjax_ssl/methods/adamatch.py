@@ -170,8 +170,7 @@ def adamatch(task: Task, *, profile: str = 'paper',
   def pseudo_label(record, memory, inputs):
     seen = memory.kept
     p = _labels(s, seen, jax.nn.softmax(task.apply(record.model, inputs)))
-    return (p.argmax(-1).astype(jnp.int32),
-            (p.max(-1) >= seen.bar).astype(jnp.float32))
+    return losses.hard_label(p, threshold=seen.bar)
 
   def loss_fn(model, given, batch, key):
     return _loss(task, s, model, given, batch, key)

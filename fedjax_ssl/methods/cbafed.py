@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import knobs, local_training, tree
+from fedjax_ssl.core import checks, knobs, local_training, tree
 from fedjax_ssl.core.local_training import Aux, LossFn, Step
 from fedjax_ssl.core.types import (
   Array,
@@ -204,7 +204,8 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  labeled_clients.check_labels_at(task)
+  checks.labels_at_clients(task.labels_at,
+                           'those with labels lead the others')
   labeled_clients.check_passes(task, passes)
   s = _Settings(base, max_threshold, rare, passes, interval, local_residual,
                 server_residual, unlabeled_rate, clip_norm,

@@ -309,7 +309,7 @@ def _of_labels(task: Task, s: _Settings, round_: Array) -> LossFn:
   weight = _weight_of(task, s, round_)
 
   def loss_fn(model, given, batch, key):
-    rows, keys = batch.labeled, jax.random.split(key)
+    rows, keys = batch.labeled, [*jax.random.split(key)]
     views = [network.labeled_view(task, rows, k) for k in keys]
     stats, logits = model.stats, []
     for view, k in zip(views, keys, strict=True):
@@ -338,14 +338,10 @@ def _on_labels(task: Task, s: _Settings, ahead: int, record: Server,
                context: Context, key: jax.Array) -> tuple[Server, Metrics]:
   """Trains on labels; the round counts from the training that opens."""
   round_ = context.round + ahead
-  model, metrics, teacher = averaging.train_locally(
+  model, teacher, metrics = averaging.learned(
       task, averaging.keeping_stats(task, _of_labels(task, s, round_)),
-      record.model, context.train, context.shard, context.round, key,
-      'labeled', record.teacher)
-  after = Server(model, teacher)
-  good = tree.all_finite(after)
-  return (tree.where(good, after, record),
-          local_training.server_metrics(metrics, good))
+      record.model, context, key, first=record.teacher, last=record.teacher)
+  return Server(model, teacher), metrics
 
 
 def _finish(task: Task, s: _Settings, server: Server, mean: Variables,
@@ -437,7 +433,7 @@ def _contrasted(task: Task, s: _Settings, learner: Learner, rows: Batch,
                 ) -> tuple[Learner, jax.Array]:
   """Returns the learner after a step of BYOL, and its loss."""
   model, memory = learner.model, learner.memory
-  keys = jax.random.split(key)
+  keys = [*jax.random.split(key)]
   views = [network.weakly(task, rows, k) for k in keys]
 
   targets = [_features(

@@ -189,8 +189,7 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
     p = jax.nn.softmax(task.apply(record.model, inputs))
     if debias:
       p = debiased(p, memory.shares)
-    return (p.argmax(-1).astype(jnp.int32),
-            (p.max(-1) >= threshold).astype(jnp.float32))
+    return losses.hard_label(p, threshold=threshold)
 
   return alternate.method(
       task, s, functools.partial(_client_update, task, s, own), remember,
@@ -237,7 +236,7 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
 def _loss_fn(task: Task, own: _Settings, num_kept: Number) -> LossFn:
   """Makes the loss on labels and kept rows; it moves s if that is sent."""
   def loss_fn(model, shares, batch, key):
-    rows, keys = batch.unlabeled, jax.random.split(key, 3)
+    rows, keys = batch.unlabeled, [*jax.random.split(key, 3)]
     (labeled, strong), stats = network.forward(
         task, model, network.labeled_view(task, batch.labeled, keys[0]),
         network.strongly(task, rows, keys[1]), key=keys[0])

@@ -219,7 +219,8 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
   chosen = checks.profile(_PROFILES, profile, agree=agree, counted=counted)
   checks.check('counted', chosen['counted'], COUNTED)
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
-  labeled_clients.check_labels_at(task)
+  checks.labels_at_clients(task.labels_at,
+                           'those with labels train first, and count for more')
   s = _Settings(unlabeled_weight, lone_weight, tail_weight, tail_confidence,
                 top, decay, labeled_clients.warmup_rounds(task, warmup),
                 **chosen)
@@ -233,9 +234,8 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
     """Labels the inputs as one batch, as the thresholds depend on it."""
     del memory
     p = jax.nn.softmax(task.apply(record.model, inputs))
-    labels = p.argmax(-1).astype(jnp.int32)
-    least = thresholds(record.frequencies, p, jnp.ones(len(p)))
-    return labels, (p.max(-1) >= least[labels]).astype(jnp.float32)
+    return losses.hard_label(p, threshold=thresholds(
+        record.frequencies, p, jnp.ones(len(p))))
 
   @aggregation.linear
   def finish(server: Server, update: Any, cohort: Any, context: Any, key: Any

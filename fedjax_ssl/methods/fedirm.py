@@ -172,7 +172,8 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
     ValueError: for an unknown profile, labels at the server, or a number out of
       range.
   """
-  labeled_clients.check_labels_at(task)
+  checks.labels_at_clients(task.labels_at,
+                           'those with labels lead the others')
   chosen = checks.profile(_PROFILES, profile, scale=scale)
   warm = labeled_clients.warmup_rounds(task, warmup)
   rising = ramp * task.horizon(f'ramp={ramp}') if ramp else 0.0
@@ -200,7 +201,7 @@ def _labeled_loss(task: Task, s: _Settings) -> LossFn:
   """Makes the smoothed cross entropy of two weak views; reports relations."""
   def loss_fn(model, teacher, batch, key):
     del teacher
-    keys = jax.random.split(key)
+    keys = [*jax.random.split(key)]
     views = [network.labeled_view(task, batch, k) for k in keys]
     (first,), stats = network.forward(task, model, views[0], key=keys[0])
     (second,), stats = network.forward(task, model._replace(stats=stats),
@@ -240,7 +241,7 @@ def _unlabeled_loss(task: Task, s: _Settings, relation: jax.Array,
       jnp.asarray(round_, jnp.float32), s.rising)
 
   def loss_fn(model, teacher, batch, key):
-    keys = jax.random.split(key, 3)
+    keys = [*jax.random.split(key, 3)]
     (logits,), stats = network.forward(
         task, model, network.weakly(task, batch, keys[0]), key=keys[0])
     # As in the authors' code, the teacher is never in evaluation mode.

@@ -129,9 +129,8 @@ def fedloke(task: Task, *, decay: float = 0.9, max_entropy: float = 0.1,
   Raises:
     ValueError: for labels at the server.
   """
-  if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients: each needs '
-                            'labels to train a local labeler.')
+  checks.labels_at_clients(task.labels_at,
+                           'each needs labels to train a local labeler')
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   if ramp:
     task.horizon(f'ramp={ramp}')

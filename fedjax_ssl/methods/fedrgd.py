@@ -51,7 +51,6 @@ from fedjax_ssl.core import (
   checks,
   client_weights,
   knobs,
-  local_training,
   sampling,
   tree,
 )
@@ -205,13 +204,10 @@ def _loss_fn(task: Task, threshold: float, weight: float, own_labels: bool
 def _on_labels(task: Task, server: Server, context: Context, key: jax.Array
                ) -> tuple[Server, Metrics]:
   """Trains on labels for the server's epochs, from the mean of all groups."""
-  model, metrics, _ = averaging.train_locally(
+  model, _, metrics = averaging.learned(
       task, averaging.keeping_stats(task, averaging.supervised(task)),
-      server.model, context.train, context.shard, context.round, key,
-      'labeled')
-  good = tree.all_finite(model)
-  return (server._replace(model=tree.where(good, model, server.model)),
-          local_training.server_metrics(metrics, good))
+      server.model, context, key)
+  return server._replace(model=model), metrics
 
 
 def _aggregate(at_clients: bool, apart: bool, server: Server, updates: Update,

@@ -187,7 +187,7 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
 
 def _client_update(task: Task, s: alternate.Settings, own: _Settings,
                    payload: Any, client: Client, key: jax.Array) -> Update:
-  keys = jax.random.split(key, 3)
+  keys = jax.random.split(key, 4)
   memory: Memory = client.memory
   table, spent = labeling.probabilities(task, payload.model, client, keys[0])
   labels, sure = table.argmax(-1).astype(jnp.int32), table.max(-1)
@@ -202,7 +202,7 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
   takes_part = kept.batches.num_steps > 0
   weight = jnp.float32(1)
   if own.weighting == 'status':
-    weight, passes = _status(task, payload.model, client, overall, keys[0])
+    weight, passes = _status(task, payload.model, client, overall, keys[3])
     spent = {**spent, 'forward_passes': spent['forward_passes'] + passes}
   after = Memory(learner.opt_state if s.keep_momentum else (), bars)
   return alternate.update(

@@ -7,7 +7,6 @@ of two layers; here features are what the last layer of any network reads.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import knobs
@@ -15,13 +14,10 @@ from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import averaging, network
 
-_LEAST = 1e-12  # Added to squared lengths, so that zeros have a cosine.
-
 
 def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Computes the cosines of rows, float32[B]."""
-  lengths = (jnp.sum(a * a, -1) + _LEAST) * (jnp.sum(b * b, -1) + _LEAST)
-  return jnp.sum(a * b, -1) * jax.lax.rsqrt(lengths)
+  """Computes the cosines of rows, float32[B]; 0 for a row of zeros."""
+  return (losses.unit_rows(a) * losses.unit_rows(b)).sum(-1)
 
 
 def contrast(own: jax.Array, received: jax.Array, last: jax.Array, *,

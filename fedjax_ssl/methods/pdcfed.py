@@ -236,7 +236,8 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
     ValueError: for an unknown choice, labels at the server, or a number out of
       range.
   """
-  labeled_clients.check_labels_at(task)
+  checks.labels_at_clients(task.labels_at,
+                           'those with labels lead the others')
   labeled_clients.check_passes(task, passes)
   chosen = checks.profile(_PROFILES, profile, learnt=learnt,
                           unlabeled_weight=unlabeled_weight)

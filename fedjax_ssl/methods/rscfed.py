@@ -184,7 +184,8 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     ValueError: for labels at the server, an unknown name or a number out of
       range.
   """
-  labeled_clients.check_labels_at(task)
+  checks.labels_at_clients(task.labels_at,
+                           'those with labels lead the others')
   chosen = checks.profile(
       _PROFILES, profile, beta=beta, labeled_beta=labeled_beta,
       distance=distance, labeled_multiplier=labeled_multiplier,

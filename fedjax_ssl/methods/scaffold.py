@@ -76,10 +76,8 @@ def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
     ValueError: for an unknown weighting, or labels at the server.
   """
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
-  if task.labels_at == 'server':
-    raise checks.FieldError(
-        'labels_at', 'server', "scaffold's controls are gradients of the "
-        "clients' labels; give clients.")
+  checks.labels_at_clients(task.labels_at,
+                           'the controls are gradients of their labels')
   return assemble.assemble(
       task, init=functools.partial(_init, task),
       client_update=functools.partial(_client_update, task, weighting),

@@ -158,7 +158,7 @@ def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
   def loss_fn(model, given, batch, key):
     del given
     batch, other = batch if mixing.weight else (batch, None)
-    fixed, keys = batch.unlabeled, jax.random.split(key, 3)
+    fixed, keys = batch.unlabeled, [*jax.random.split(key, 3)]
     (labeled, strong), stats = network.forward(
         task, model, network.labeled_view(task, batch.labeled, keys[0]),
         network.strongly(task, fixed, keys[1]), key=keys[0])
@@ -179,7 +179,7 @@ def _loss_fn(task: Task, mixing: _Mixing) -> LossFn:
 def _mixed(task: Task, mixing: _Mixing, model: Variables, fixed: Batch,
            other: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
   """Computes the loss of blends, in their own pass, and the new statistics."""
-  keys = jax.random.split(key, 4)
+  keys = [*jax.random.split(key, 4)]
   ours, theirs = (network.blendable(task, model, network.weakly(
       task, rows, k)) for rows, k in zip((fixed, other), keys, strict=False))
   lam = losses.mixup_ratio(keys[2], alpha=mixing.alpha) if mixing.alpha else 1.0

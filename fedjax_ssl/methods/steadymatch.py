@@ -142,7 +142,8 @@ def _loss_fn(task: Task, threshold: float, unlabeled_weight: float,
     if local_share < 1:
       parts.append((1 - local_share) * jax.nn.softmax(
           task.apply(given.told, plain.inputs)))
-    labels, accepted = _labels(sum(parts), threshold)
+    labels, accepted = losses.hard_label(
+        functools.reduce(jnp.add, parts), threshold=threshold)
     loss, _ = losses.cross_entropy(
         strong, labels, plain.mask * accepted, total=plain.mask.sum())
     loss, metrics = objective.total(
@@ -151,13 +152,6 @@ def _loss_fn(task: Task, threshold: float, unlabeled_weight: float,
         mask_rate=losses.masked_mean(accepted, plain.mask))
     return loss, Aux(stats, metrics)
   return loss_fn
-
-
-def _labels(mean: Any, threshold: float) -> tuple[jax.Array, jax.Array]:
-  """Returns the likeliest classes int32[B], and float32[B], 1 where sure."""
-  mean = jax.lax.stop_gradient(mean)
-  sure = mean.max(-1) >= threshold
-  return mean.argmax(-1).astype(jnp.int32), sure.astype(jnp.float32)
 
 
 def _pseudo_label(task: Task, threshold: float, local_share: float, record: Any,
@@ -173,7 +167,7 @@ def _pseudo_label(task: Task, threshold: float, local_share: float, record: Any,
   if isinstance(record, Server):
     mean = local_share * mean + (1 - local_share) * jax.nn.softmax(
         task.apply(record.teacher, inputs))
-  return _labels(mean, threshold)
+  return losses.hard_label(mean, threshold=threshold)
 
 
 def _on_labels(task: Task, record: Any, context: Context, key: jax.Array

@@ -217,6 +217,19 @@ def any_number_of_rounds_is_one_program(one: CohortRunner) -> None:
   assert one.run._cache_size() == 1
 
 
+def no_key_is_used_twice(one: CohortRunner) -> None:
+  """No two draws of a round have one PRNG key, and so the same numbers."""
+  with jax.debug_key_reuse(True):
+    try:
+      jax.eval_shape(one.method.round, one.start[0], one.federation,
+                     jnp.int32(0), one.root)
+    except jax.errors.KeyReuseError as error:
+      raise AssertionError(
+          'A key is used again after random numbers were drawn from it, or '
+          'after it was split. Split it once, and give each draw a part: '
+          f'{error}') from error
+
+
 def resume_is_exact(one: CohortRunner) -> None:
   """n rounds are k rounds, a checkpoint and n - k rounds, bit for bit."""
   straight = one.rounds(5)
@@ -357,4 +370,5 @@ LAWS: dict[str, Law] = {law.__name__: law for law in (
     a_broken_client_is_left_out,
     a_huge_update_is_left_out,
     a_round_of_broken_clients_changes_nothing,
-    resume_is_exact)}
+    resume_is_exact,
+    no_key_is_used_twice)}

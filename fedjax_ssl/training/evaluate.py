@@ -121,7 +121,8 @@ class Probe(NamedTuple):
 
   Attributes:
     clients: int32[P] ids of clients whose pseudo-labels are judged.
-    rows: int32[P, K] unlabeled rows of each.
+    rows: int32[P, K] unlabeled rows of each; some again where it has fewer, as
+      a method may judge a batch by all that is in it.
     mask: float32[P, K], 1 where such a row counts.
     labeled: int32[M] rows that are learnt from with their labels, of all
       clients and the server.
@@ -187,9 +188,8 @@ def probe_of(federation: Federation) -> Probe:
   place = np.arange(width)
   taken = np.minimum(counts[clients], width)[:, None]
   # Evenly over a client's rows, which are in the order of the data set.
-  index = place * counts[clients][:, None] // np.maximum(taken, 1)
-  mask = place < taken
-  rows = unlabeled[clients[:, None], np.where(mask, index, 0)]
+  index = place % taken * counts[clients][:, None] // taken
+  mask, rows = place < taken, unlabeled[clients[:, None], index]
   labeled = _labeled(federation)
   known = np.ones(labeled.size, np.float32)
   if not labeled.size:  # One place that does not count: the metric is NaN.

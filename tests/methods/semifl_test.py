@@ -190,6 +190,37 @@ def test_statistics_are_the_mean_over_the_batches_of_all(monkeypatch):
   assert metrics['bytes_up'] == senders * tree.num_bytes(model.stats)
 
 
+def test_each_row_counts_once_at_a_client_with_both_kinds():
+  federation, _ = toy.federation('clients')
+  task = _task('static')
+  model = assemble.new_model(task, KEY)
+  images = jnp.asarray(federation.train.inputs)
+  shard = jax.tree.map(lambda x: x[0], federation.clients)
+  kinds = [shard.labeled[:shard.num_labeled],
+           shard.unlabeled[:shard.num_unlabeled]]
+  assert 0 < kinds[0].size != kinds[1].size > 0
+  change, count = jax.jit(lambda key: all_statistics.of_rows(
+      task, model, federation.train, shard, key))(KEY)
+  assert count == 2
+  found = [task.apply_train(model, images[rows], jnp.ones(rows.size))[1]
+           for rows in kinds]
+  chex.assert_trees_all_close(
+      tree.add(model.stats, change), tree.scale(tree.add(*found), .5),
+      rtol=1e-4, atol=1e-4)
+
+
+def test_clients_that_measure_receive_the_model_alone():
+  """SCAFFOLD's control stays at the server, and memory at the clients."""
+  federation, _ = toy.federation('clients')
+  task = dataclasses.replace(_task('static'), labels_at='clients')
+  state = methods.make('scaffold', task).init(KEY, federation)
+  one = assemble.statistics(task)
+  after, metrics = jax.jit(one)(state, federation, jnp.int32(0), KEY)
+  clients = task.cohort_size
+  assert metrics['bytes_down'] == clients * tree.num_bytes(state.server.model)
+  chex.assert_trees_all_equal(after.memory, state.memory)
+
+
 def test_the_first_labels_come_from_a_normalized_network():
   """Statistics of the first model are there before anybody labels a row."""
   federation, _ = toy.federation('server')

@@ -124,6 +124,16 @@ def test_a_probe_of_a_stream_has_rows_of_every_task():
     np.testing.assert_array_equal(mine, whole)
 
 
+def test_a_probe_is_filled_up_with_the_clients_own_rows():
+  """A method may judge a batch by all that is in it, with its own mask."""
+  federation, _ = toy.federation()
+  probe = evaluate.probe_of(federation)
+  assert (probe.mask == 0).any()
+  for rows, mask in zip(probe.rows, probe.mask, strict=True):
+    times = np.unique(rows, return_counts=True)[1]
+    assert {*rows} == {*rows[mask > 0]} and np.ptp(times) <= 1
+
+
 def test_a_probe_of_a_large_federation_is_small_and_even():
   federation, _ = toy.federation()
   rows = np.arange(9000, dtype=np.int32).reshape(3000, 3)

@@ -202,9 +202,8 @@ def _check(task: Task, s: _Settings) -> None:
   checks.check('averaged', s.averaged, ('no', 'last', 'all'))
   checks.check('fine_input', s.fine_input, regulation.FORMS)
   checks.check('weighting', s.weighting, client_weights.WEIGHTINGS)
-  if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients, from whose '
-                            'labels the regulators learn.')
+  checks.labels_at_clients(task.labels_at,
+                           'the regulators learn from their labels')
   if s.official and (s.regulators, s.averaged) != ('both', 'no'):
     raise ValueError("profile='official' has no ablations; give "
                      "profile='paper' with regulators and averaged.")

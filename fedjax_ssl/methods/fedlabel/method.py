@@ -221,9 +221,8 @@ def fedlabel(task: Task, *, profile: str = 'official',
     ValueError: for an unknown choice, a number out of range, or labels at the
       server.
   """
-  if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients: each '
-                            'needs labels to train a local labeler.')
+  checks.labels_at_clients(task.labels_at,
+                           'each needs labels to train a local labeler')
   chosen = checks.profile(
       _PROFILES, profile, threshold=threshold, consistency=consistency,
       divergence=divergence, combine=combine)

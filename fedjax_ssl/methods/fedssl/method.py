@@ -334,10 +334,8 @@ def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
   """Trains the server's networks on its own labels."""
   nets, metrics = _train(s, server.nets, context.train, context.shard,
                          context.round, key, 'labeled')
-  good = tree.all_finite(nets)
-  nets = tree.where(good, nets, server.nets)
-  return (server._replace(**nets._asdict()),
-          local_training.server_metrics(metrics, good))
+  nets, reported = local_training.taken(nets, server.nets, metrics)
+  return server._replace(**nets._asdict()), reported
 
 
 def _private_pass(s: _Settings) -> rounds.Pass:

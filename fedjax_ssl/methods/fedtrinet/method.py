@@ -136,8 +136,7 @@ def vote(logits: Array, threshold: Number) -> tuple[jax.Array, jax.Array]:
     int32[B] classes and float32[B], 1 for an accepted row.
   """
   total = jax.nn.softmax(jnp.asarray(logits, jnp.float32)).sum(0)
-  return (total.argmax(-1).astype(jnp.int32),
-          (total.max(-1) >= threshold).astype(jnp.float32))
+  return losses.hard_label(total, threshold=threshold)
 
 
 @knobs.checked(
@@ -203,9 +202,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
       the server.
   """
   chosen = _PROFILES[checks.check('profile', profile, _PROFILES)]
-  if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients, which tune '
-                            'and train on labels of their own.')
+  checks.labels_at_clients(task.labels_at,
+                           'they tune and train on labels of their own')
   first_phase = max(1, round(
       pretrain * task.horizon(f'pretrain={pretrain}')))
   s = _Settings(**chosen, first_phase=first_phase, num_shared=num_shared,
@@ -276,11 +274,13 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   the client measures that of the received model on its unlabeled rows. It sends
   the sum and the number of these rows in `Update.counts`, and 1 if it trained.
   """
+  train_key, measure_key = jax.random.split(key)
   model, rows, memory, metrics = lax.cond(
       client.round < s.first_phase, functools.partial(_pretraining, task),
-      functools.partial(_with_labels, task, s), payload, client, key)
+      functools.partial(_with_labels, task, s), payload, client, train_key)
   sureness = labeling.confidence_sum(
-      task, functools.partial(_predict, task, s, payload.model), client, key,
+      task, functools.partial(_predict, task, s, payload.model), client,
+      measure_key,
       kind='unlabeled', wanted=(client.round >= s.first_phase - 1)
       & (payload.confidence == 0))
   metrics['forward_passes'] += sureness[1]
@@ -349,6 +349,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
   """Adds the labels that the three networks accept now to a client's table."""
   labels = client.memory.labels
   shard, order = batching.narrowed(client.shard, labels < 0)
+  order_key, step_key = jax.random.split(key)
 
   def step(labels, batch, key):
     rows = batch.unlabeled
@@ -364,7 +365,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
 
   return local_training.train(
       step, labels, batching.batches(_one_epoch(task), client.train, shard,
-                                     key, 'unlabeled'), key)
+                                     order_key, 'unlabeled'), step_key)
 
 
 def _tune(task: Task, s: _Settings, model: Variables, client: Client,
@@ -376,6 +377,7 @@ def _tune(task: Task, s: _Settings, model: Variables, client: Client,
         optimizer, model.params,
         shared_layers.shared_layers(model.params, s.num_shared))
   supervised = _supervised(task)
+  order_key, step_key = jax.random.split(key)
 
   def loss(now, memory, batch, key):
     return supervised(now, Given(model, memory), batch, key)
@@ -383,7 +385,8 @@ def _tune(task: Task, s: _Settings, model: Variables, client: Client,
   learner, metrics = local_training.train(
       local_training.gradient_step(loss, optimizer),
       local_training.start(model, optimizer),
-      batching.batches(task, client.train, client.shard, key, 'labeled'), key)
+      batching.batches(task, client.train, client.shard, order_key, 'labeled'),
+      step_key)
   return learner.model, metrics
 
 
@@ -392,7 +395,8 @@ def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
                    ) -> tuple[Variables, Metrics]:
   """Trains the third network on the client's labels and the accepted ones."""
   shard, order = batching.narrowed(client.shard, labels >= 0)
-  made = batching.batches(task, client.train, shard, key, 'both',
+  order_key, step_key = jax.random.split(key)
+  made = batching.batches(task, client.train, shard, order_key, 'both',
                           client.round, pseudo_labels=labels[order])
   t = client.round - s.first_phase
   optimizer = task.optimizer(client.round)
@@ -414,7 +418,7 @@ def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
 
   learner, metrics = local_training.train(
       local_training.gradient_step(loss, optimizer),
-      local_training.start(model, optimizer, jnp.int32(0)), made, key)
+      local_training.start(model, optimizer, jnp.int32(0)), made, step_key)
   return learner.model, metrics
 
 

@@ -17,14 +17,12 @@ import jax.numpy as jnp
 from fedjax_ssl import aggregation
 from fedjax_ssl.core import local_training, rounds, sampling, tree
 from fedjax_ssl.core.types import (
-  Array,
   Client,
   Context,
   Examples,
   Metrics,
   PyTree,
   Shard,
-  State,
   Task,
   Update,
   Variables,
@@ -33,6 +31,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, network
 
 _BATCH = 250  # Rows of a batch, as in the authors' code.
+_KINDS = 'labeled', 'unlabeled'
 
 
 def if_static(task: Task, num_clients: int = 0) -> rounds.Pass | None:
@@ -65,22 +64,19 @@ def everywhere(task: Task, num_clients: int = 0) -> rounds.Pass:
   """
   sample = sampling.uniform(num_clients) if num_clients else (
       sampling.everyone())
-  inner = assemble.measuring(rounds.client_pass(
+  return assemble.measuring(rounds.client_pass(
       task, functools.partial(_client_update, task),
       functools.partial(_finish, task), sample=sample,
       broadcast=lambda server, client_id, group: assemble.Server(server.model),
-      work=lambda shard: batching.num_steps(_wide(task, shard), shard)))
-
-  def run(state: State, federation: Any, round_: Array, key: jax.Array
-          ) -> tuple[State, Metrics]:
-    after, metrics = inner(state._replace(memory=()), federation, round_, key)
-    return after._replace(memory=state.memory), metrics
-  return run
+      work=functools.partial(_num_batches, task)))
 
 
 def of_rows(task: Task, model: Variables, examples: Examples, shard: Shard,
             key: jax.Array) -> tuple[PyTree, jax.Array]:
   """Computes the statistics of each batch of rows, and their mean.
+
+  Labeled and unlabeled rows are in batches of their own, so that each row
+  counts once.
 
   Args:
     task: the static choices.
@@ -93,17 +89,25 @@ def of_rows(task: Task, model: Variables, examples: Examples, shard: Shard,
     The mean minus the model's statistics, and float32[], the number of
     batches; zeros without rows.
   """
-  made = batching.batches(_wide(task, shard), examples, shard, key)
-
   def step(sums, batch, key):
     del key
-    _, stats = network.forward(task, model, batch.labeled, batch.unlabeled)
+    _, stats = network.forward(
+        task, model, *(rows for rows in batch[:2] if rows is not None))
     return tree.add(sums, tree.subtract(stats, model.stats)), {}
 
-  sums, _ = local_training.train(
-      step, tree.zeros_like(model.stats), made, key)
-  count = made.num_steps.astype(jnp.float32)
-  return tree.scale(sums, 1 / jnp.maximum(count, 1)), count
+  sums, count = tree.zeros_like(model.stats), jnp.int32(0)
+  for kind, order in zip(_KINDS, jax.random.split(key), strict=True):
+    made = batching.batches(_wide(task, shard), examples, shard, order, kind)
+    sums, _ = local_training.train(step, sums, made, key)
+    count += made.num_steps
+  total = count.astype(jnp.float32)
+  return tree.scale(sums, 1 / jnp.maximum(total, 1)), total
+
+
+def _num_batches(task: Task, shard: Shard) -> jax.Array:
+  wide = _wide(task, shard)
+  labeled, unlabeled = (batching.num_steps(wide, shard, k) for k in _KINDS)
+  return labeled + unlabeled
 
 
 def _wide(task: Task, shard: Shard) -> Task:

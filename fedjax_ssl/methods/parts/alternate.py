@@ -258,6 +258,4 @@ def _fine_tune(task: Task, s: Settings, record: Server, context: Context,
       context.round, step_key)
   after = Server(learner.model,
                  learner.opt_state if s.keep_momentum else ())
-  good = tree.all_finite(after)
-  return (tree.where(good, after, record),
-          local_training.server_metrics(metrics, good))
+  return local_training.taken(after, record, metrics)

@@ -133,7 +133,8 @@ def assemble(
     report: metrics of the server's record, see `Method`.
     pictures: images to look at, see `Method`.
     splits_key: False: where a round has one pass only, that gets the round's
-      key as it is, not split.
+      key as it is, not split. It keeps the bits of runs that are stored, and
+      does nothing else.
 
   Raises:
     ValueError: for an aggregator, a server's optimizer or an attack of the task
@@ -323,22 +324,24 @@ def once(one: rounds.Pass) -> rounds.Pass:
 def measuring(one: rounds.Pass) -> rounds.Pass:
   """Makes a pass's clients measure only: they are no participants.
 
-  What they send counts as traffic of the clients that train.
+  What they send counts as traffic of the clients that train. Their memory stays
+  as it is, and they do not see it.
   """
   def run(state, federation, round_, key):
-    state, metrics = one(state, federation, round_, key)
+    after, metrics = one(state._replace(memory=()), federation, round_, key)
     del metrics['num_participants']
     sent = metrics['models_sent']
     metrics['models_sent'] = sent._replace(rows=jnp.zeros_like(sent.rows))
-    return state, metrics
+    return after._replace(memory=state.memory), metrics
   return run
 
 
 def statistics(task: Task) -> rounds.Pass:
   """Recomputes normalization statistics at the averaged model (SemiFL).
 
-  Draws a cohort for this; each of its clients averages the batch statistics
-  over one epoch of its rows. The server's rows are not used.
+  Draws a cohort for this; each of its clients receives the model and averages
+  the statistics of the batches of one epoch, as it would train on them: where
+  it has few rows of one kind they come again. The server's rows are not used.
   """
   one_pass = dataclasses.replace(task, local_epochs=1, local_steps=0)
 
@@ -364,6 +367,7 @@ def statistics(task: Task) -> rounds.Pass:
 
   return measuring(rounds.client_pass(
       task, client_update, finish, sample=sampling.uniform(task.cohort_size),
+      broadcast=lambda server, client_id, group: Server(server.model),
       work=functools.partial(batching.num_steps, one_pass)))
 
 

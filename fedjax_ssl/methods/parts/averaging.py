@@ -4,7 +4,8 @@ A loss for `averaging` is `loss_fn(model, given, batch, key) -> (loss, Aux)`,
 the form of `core.local_training.LossFn`. `given.anchor` is the model that the
 client received, `given.memory` what the loss has kept on this client, and
 `given.told` what the server's loss has kept in this round. `batch` is a
-`data.batching.Pair`; a stream that is not used is None.
+`data.batching.Pair`; a stream that is not used is None. The labels of its
+unlabeled rows are -1: a method cannot read them.
 """
 from __future__ import annotations
 

@@ -79,13 +79,6 @@ def cohorts(task: Task, groups: int, warmup: float) -> sampling.Sampler:
                       warmup_rounds(task, warmup))
 
 
-def check_labels_at(task: Task) -> None:
-  """Refuses labels at the server."""
-  if task.labels_at == 'server':
-    raise checks.FieldError('labels_at', 'server', 'give clients: the method '
-                            'lets those with labels lead the others.')
-
-
 def check_passes(task: Task, passes: int) -> None:
   """Refuses epochs of clients without labels where all take equal steps.
 

@@ -79,7 +79,8 @@ def confidence_sum(
     return sums + jnp.stack([(rows.mask * top).sum(), rows.mask.sum()]
                             ).astype(jnp.float32), {}
 
-  made = batching.batches(once, client.train, client.shard, key, kind)
+  order_key, step_key = jax.random.split(key)
+  made = batching.batches(once, client.train, client.shard, order_key, kind)
   made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
   return local_training.train(
-      step, jnp.zeros(2, jnp.float32), made, key)[0]
+      step, jnp.zeros(2, jnp.float32), made, step_key)[0]

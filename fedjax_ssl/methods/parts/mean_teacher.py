@@ -1,8 +1,9 @@
-"""Mean teachers, for federations in which only some clients hold labels.
+"""One kind of rows at a time, and mean teachers that stay on the client.
 
-RSCFed, FedIRM, Fed-Consist and CBAFed share this: a step that spends no time on
-a kind of rows (labeled or unlabeled) that the client does not have; and a
-teacher and an optimizer that stay on the client.
+For federations in which only some clients hold labels. RSCFed, FedIRM,
+Fed-Consist and CBAFed share a step that spends no time on a kind of rows
+(labeled or unlabeled) that the client does not have. RSCFed and FedIRM also
+have a teacher, which stays on the client, as its optimizer does.
 
 A loss here is for rows of one kind. It is `(model, teacher, batch, key) ->
 (loss, Aux)`, the form of `core.local_training.LossFn` with the client's mean

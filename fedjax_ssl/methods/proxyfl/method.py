@@ -220,10 +220,8 @@ def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
   """
   checks.check('labeler', labeler, LABELERS)
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
-  if task.labels_at == 'server':
-    raise checks.FieldError(
-        'labels_at', 'server', "proxyfl counts classes of the clients' labels; "
-        'give clients.')
+  checks.labels_at_clients(task.labels_at,
+                           'the classes of their labels are counted')
   s = _Settings(labeler, threshold, unlabeled_weight, contrast_weight,
                 true_labels, tuning_epochs, tuning_rate, tuning_batch,
                 max_margin, prior_decay, weighting)
