@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl import arguments
 from fedjax_ssl.aggregation import algebra
 
 PyTree = Any
@@ -29,7 +30,7 @@ ACCOUNTANTS = ('rdp', 'pld')
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 # Steps of the privacy loss; a coarser grid overestimates epsilon a little.
 _GRID = 1e-3
-_LARGEST_NOISE = 1e6
+_LEAST_NOISE, _LARGEST_NOISE = 1e-100, 1e6
 # To leave a row out of a full batch is a change that epsilon does not count, so
 # that it must stay rarer than any delta, over all steps.
 _OVERFLOW = 1e-15
@@ -95,11 +96,15 @@ def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
   Args:
     tree: pytree of float arrays, of any finite size: squares and norms that
       float32 cannot hold do no harm.
-    max_norm: C, float32[]; infinity changes nothing finite.
+    max_norm: C, float32[], 0 or more; infinity changes nothing finite.
 
   Returns:
     The pytree, dtypes kept.
+
+  Raises:
+    ValueError: if C is negative or NaN.
   """
+  arguments.check_number('max_norm', max_norm, arguments.NOT_NEGATIVE)
   leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
   if not leaves:
     return tree
@@ -192,15 +197,15 @@ def gaussian(key: Array, tree: PyTree, stddev: Scalar) -> PyTree:
   return jax.tree.unflatten(form, noisy)
 
 
-@functools.cache  # All rounds of a run, however many, are kept.
 def epsilon(noise_multiplier: float, rate: float, steps: int, *, delta: float,
             accountant: str = 'rdp') -> float:
   """Computes the privacy spent by Poisson-sampled Gaussian steps.
 
   Args:
-    noise_multiplier: sigma, noise over clipping norm; 0 is no privacy.
+    noise_multiplier: sigma, noise over clipping norm; 0 is no privacy. Above
+      1e6 it counts as 1e6.
     rate: q in [0, 1], the chance of a row to enter a step.
-    steps: how many.
+    steps: how many, a whole number.
     delta: of (epsilon, delta), in (0, 1).
     accountant: 'rdp' of integer orders, or 'pld', tighter and slower.
 
@@ -211,16 +216,24 @@ def epsilon(noise_multiplier: float, rate: float, steps: int, *, delta: float,
     ValueError: for a number out of range, another accountant, or if
       dp-accounting is not installed.
   """
+  noise, rate, number, delta = map(
+      float, (noise_multiplier, rate, steps, delta))
   _check(rate, delta, accountant)
-  if steps < 0 or not noise_multiplier >= 0:
-    raise ValueError(f'steps is {steps} and noise_multiplier '
-                     f'{noise_multiplier}; both must be at least 0.')
-  if steps == 0 or rate == 0:
+  if not 0 <= number < math.inf or number % 1 or not noise >= 0:
+    raise ValueError(f'steps is {number:g} and noise_multiplier {noise}; both '
+                     'must be at least 0, steps a whole number.')
+  if number == 0 or rate == 0:
     return 0.0
-  if noise_multiplier == 0:
+  if noise < _LEAST_NOISE:
     return math.inf
-  return float(_composed(noise_multiplier, rate, accountant)(
-      int(steps), delta))
+  return _spent(min(noise, _LARGEST_NOISE), rate, int(number), delta,
+                accountant)
+
+
+@functools.cache  # All rounds of a run, however many, are kept.
+def _spent(noise_multiplier: float, rate: float, steps: int, delta: float,
+           accountant: str) -> float:
+  return float(_composed(noise_multiplier, rate, accountant)(steps, delta))
 
 
 @functools.lru_cache(maxsize=8)
@@ -269,7 +282,12 @@ def spending(noise_multiplier: float, rate: float, steps_per_round: int,
 
   Returns:
     float32[num_rounds + 1], never falling, from 0; infinity without noise.
+
+  Raises:
+    ValueError: see `epsilon`.
   """
+  if num_rounds < 0:
+    raise ValueError(f'num_rounds is {num_rounds}; allowed is 0 or more.')
   values = [epsilon(noise_multiplier, rate, i * steps_per_round, delta=delta,
                     accountant=accountant) for i in range(num_rounds + 1)]
   return np.maximum.accumulate(np.asarray(values, np.float32))

@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_ssl import aggregation
 from tests.stacked import five_clients, sum_of_squares, take
@@ -217,3 +218,9 @@ class SubConsensusTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   absltest.main()
+
+
+def test_no_groups_are_refused():
+  with pytest.raises(ValueError, match='no group'):
+    sub_consensus({'w': jnp.ones((3, 2))}, jnp.ones(3),
+                  np.zeros((0, 2), int), beta=1.0)

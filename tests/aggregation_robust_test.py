@@ -242,12 +242,22 @@ def test_no_clients_are_refused(rule):
     rule({'w': jnp.ones((0, 2))}, jnp.ones(0))
 
 
+@pytest.mark.parametrize('weight', [1e30, 8e37, 9e37, 3e38])
+@pytest.mark.parametrize('rule', [aggregation.weighted_mean, *ROBUST.values()])
+def test_no_finite_weight_is_too_large_to_be_shared(rule, weight):
+  rows = jnp.array([[1.], [1.5], [1.25]])
+  got = rule(rows, jnp.full(3, weight, jnp.float32))
+  np.testing.assert_allclose(got, rule(rows, jnp.ones(3)), rtol=1e-6)
+
+
 @pytest.mark.parametrize('size', [1e18, 1e20, 8e37, 1e38, 3e38])
 def test_no_finite_row_is_too_long_to_be_measured(size):
   rows = {'w': jnp.array([[1., 2.], [size, 1.], [1.1, 2.], [1., 2.]])}
   weights = jnp.ones(4)
   got = aggregation.norm_clipped(rows, weights, max_norm=1.0)
-  assert float(np.linalg.norm(got['w'])) <= 1
+  wide = np.asarray(rows['w'], np.float64)
+  wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1)
+  np.testing.assert_allclose(got['w'], wide.mean(0), rtol=1e-5)
   kept, given, rejected = aggregation.finite_or_zero(
       rows, weights, max_norm=10.0)
   np.testing.assert_array_equal(given, [1, 0, 1, 1])

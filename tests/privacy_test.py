@@ -243,11 +243,11 @@ class AccountingTest(parameterized.TestCase):
     def table(rounds):
       return privacy.spending(1.9, 0.15, 2, rounds, delta=DELTA)
     first = table(150)  # More than a cache holds by default.
-    missed = privacy.epsilon.cache_info().misses
+    missed = privacy._spent.cache_info().misses
     np.testing.assert_array_equal(table(150), first)
-    self.assertEqual(privacy.epsilon.cache_info().misses, missed)
+    self.assertEqual(privacy._spent.cache_info().misses, missed)
     np.testing.assert_array_equal(table(153)[:151], first)
-    self.assertEqual(privacy.epsilon.cache_info().misses, missed + 3)
+    self.assertEqual(privacy._spent.cache_info().misses, missed + 3)
 
   @parameterized.parameters((4.0, 1.0, 40), (8.0, 0.2, 100))
   def test_solved_noise_is_enough_and_hardly_more(self, budget, rate, steps):
@@ -259,6 +259,21 @@ class AccountingTest(parameterized.TestCase):
   def test_extremes(self):
     self.assertEqual(privacy.epsilon(0.0, 0.5, 1, delta=DELTA), math.inf)
     self.assertEqual(privacy.epsilon(1.0, 0.5, 0, delta=DELTA), 0)
+    self.assertEqual(privacy.epsilon(1e-300, 0.5, 1, delta=DELTA), math.inf)
+    self.assertEqual(privacy.epsilon(1e300, 0.5, 1, delta=DELTA),
+                     privacy.epsilon(1e6, 0.5, 1, delta=DELTA))
+    self.assertEqual(privacy.epsilon(jnp.float32(2), 0.5, 3, delta=DELTA),
+                     privacy.epsilon(2.0, 0.5, 3, delta=DELTA))
+
+  @parameterized.parameters(2.9, -1, math.nan, math.inf)
+  def test_steps_are_whole(self, steps):
+    with self.assertRaisesRegex(ValueError, 'a whole number'):
+      privacy.epsilon(1.0, 0.5, steps, delta=DELTA)
+
+  @parameterized.parameters(-1.0, math.nan)
+  def test_a_norm_that_turns_rows_round_is_refused(self, norm):
+    with self.assertRaisesRegex(ValueError, 'max_norm'):
+      privacy.clip({'w': jnp.ones(3)}, norm)
     self.assertEqual(
         privacy.noise_multiplier(math.inf, 1.0, 5, delta=DELTA), 0)
 

@@ -93,9 +93,19 @@ def shares_of(weights: jax.Array, *, axis_name: Axis = None) -> jax.Array:
   # Dividing by the largest first keeps the sum from overflowing.
   top = jax.lax.stop_gradient(jnp.max(weights, initial=0.0))
   top = over(jax.lax.pmax, top, axis_name)
-  scaled = weights / jnp.where(top > 0, top, 1)
+  less = shrinking(top)
+  scaled = weights * less / jnp.where(top > 0, top * less, 1)
   total = over(jax.lax.psum, jnp.sum(scaled), axis_name)
   return scaled / jnp.where(total > 0, total, 1)
+
+
+def shrinking(by: jax.Array) -> jax.Array:
+  """Returns 2^-64 for divisors above 2^100, else 1.
+
+  With both numbers of a division multiplied by it no digit changes. XLA
+  multiplies by the reciprocal, and may take one below 2^-126 for 0.
+  """
+  return jnp.where(by > 2.0**100, 2.0**-64, 1.0).astype(by.dtype)
 
 
 def combined(stacked: Tree, shares: jax.Array, *, axis_name: Axis = None

@@ -245,6 +245,8 @@ def sub_consensus_mean(
   if jnp.ndim(members) != 2:
     raise ValueError(f'members has {jnp.ndim(members)} axes; allowed is 2.')
   groups = members.shape[0]
+  if not groups:
+    raise ValueError('members has no group; allowed is 1 or more.')
   if jnp.shape(beta) not in ((), (groups,)):
     raise ValueError(f'beta has shape {jnp.shape(beta)}; allowed is one number '
                      f'or one for each of the {groups} groups.')

@@ -27,6 +27,7 @@ from fedjax_ssl.aggregation.algebra import (
   row_norms,
   Scalar,
   shares_of,
+  shrinking,
   Tree,
   widened,
 )
@@ -37,11 +38,15 @@ _ROUNDING = 1e-6
 
 
 def _checked_rows(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
-  """Rows in float32, zeros where they are absent, and the weights."""
+  """Rows in float32, zeros where they are absent, and the weights.
+
+  Weights whose sum float32 might not hold are all made smaller.
+  """
   weights = jnp.asarray(weights, jnp.float32)
   check_rows(stacked, weights, 'weights')
   if not weights.shape[0]:
     raise ValueError('weights has shape (0,); allowed is 1 client or more.')
+  weights *= shrinking(jnp.max(weights))
   wide: Tree = jax.tree.map(
       lambda x: jnp.where(column(weights > 0, x), widened(x), 0), stacked)
   return wide, weights
@@ -218,7 +223,9 @@ def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
 def multi_krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
   """Averages the n - f rows with the best scores of `krum`, by weight.
 
-  Each of them is as near to an honest row as the result of `krum`.
+  Each of them is as near to an honest row as the result of `krum`, where n is
+  at least 2 f + 3. Rows of equal scores are taken together, which may be more
+  than n - f; among four rows, pairs always tie.
 
   Args:
     stacked: pytree of [K, ...], one row per client.
@@ -308,7 +315,10 @@ def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
   wide, weights = _checked_rows(stacked, weights)
   weights = jnp.where(_whole(wide, weights), weights, 0)
   length = row_lengths(wide, weights.shape[0])
-  factor = jnp.where(length > max_norm,
-                     max_norm / jnp.where(length > 0, length, 1), 1)
-  shorter = jax.tree.map(lambda x: x * column(factor, x), wide)
+  far = length > max_norm
+  less = jnp.where(far, shrinking(length), 1)
+  factor = jnp.where(
+      far, max_norm / jnp.where(length > 0, length * less, 1), 1)
+  shorter = jax.tree.map(
+      lambda x: x * column(less, x) * column(factor, x), wide)
   return _in_dtypes_of(combined(shorter, shares_of(weights)), stacked)

@@ -165,10 +165,7 @@ class _Stream(NamedTuple):
         position == 0, lambda: self.shuffled(step // self.pieces),
         lambda: order)
     if self.even:
-      # As n * position // pieces, which many rows in many pieces overflow.
-      size, rest = self.n // self.pieces, self.n % self.pieces
-      begin: Array = size * position + rest * position // self.pieces
-      end = size * (position + 1) + rest * (position + 1) // self.pieces
+      begin, end = (_share(self.n, position + i, self.pieces) for i in (0, 1))
     else:
       begin = position * self.capacity
       end = jnp.minimum(begin + self.capacity, self.n)
@@ -176,6 +173,21 @@ class _Stream(NamedTuple):
     mask = index < end
     places = jnp.take(order, jnp.where(mask, index, 0))
     return order, places, jnp.asarray(mask, jnp.float32)
+
+
+def _share(n: Array, position: Array, pieces: Array) -> Array:
+  """Computes n * position // pieces, although int32 cannot hold the product.
+
+  Args:
+    n: int32[].
+    position: int32[], at most `pieces`.
+    pieces: int32[], at most 2^20.
+  """
+  size, rest = n // pieces, n % pieces
+  # rest * position in base 1024, each digit divided by itself.
+  high = rest // 1024 * position
+  low = high % pieces * 1024 + rest % 1024 * position
+  return size * position + high // pieces * 1024 + low // pieces
 
 
 def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,

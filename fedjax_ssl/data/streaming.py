@@ -33,6 +33,7 @@ def deal_tasks(rng: np.random.Generator, labels: np.ndarray,
   References:
     Jeong et al., 2020, https://arxiv.org/abs/2006.12097v1, section 3.
   """
+  checks.generator(rng)
   labels, dealt = checks.pool(labels, np.asarray(owner) >= 0)
   num_tasks = checks.count('num_tasks', num_tasks)
   num_classes = int(labels.max(initial=0)) + 1

@@ -45,6 +45,17 @@ def shard_of(client):
   return tree.take(toy.federation()[0].clients, jnp.int32(client))
 
 
+@pytest.mark.parametrize('n, pieces', [
+    (60000, 100000), (70000, 46342), (2**31 - 1, 2**20), (1023, 2**20),
+    (30000, 7), (0, 5), (2**20 - 1, 2**20)])
+def test_even_batches_are_as_in_whole_numbers_of_any_size(n, pieces):
+  places = np.unique(np.concatenate([
+      np.arange(min(pieces, 3000)), np.linspace(0, pieces, 3000).astype(int)]))
+  got = batching._share(jnp.int32(n), jnp.asarray(places, jnp.int32),
+                        jnp.int32(pieces))
+  assert got.tolist() == [n * int(place) // pieces for place in places]
+
+
 @pytest.mark.parametrize('client', range(toy.NUM_CLIENTS))
 def test_an_epoch_visits_every_row_of_the_longer_stream_once(client):
   shard = shard_of(client)

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_ssl import data
 from fedjax_ssl.data import files
+from fedjax_ssl.data.datasets import files as datasets_files
 from fedjax_ssl.data.datasets import text
 
 TEXTS = [f'word is number {i} digit !' for i in range(40)]
@@ -21,6 +22,34 @@ def folder(tmp_path):
   lines = [f'{i % 2},{t}' for i, t in enumerate(TEXTS)]
   (tmp_path / 'small.csv').write_text('label,text\n' + '\n'.join(lines) + '\n')
   return tmp_path
+
+
+IMAGES = np.arange(4 * 6 * 6).reshape(4, 6, 6).astype(np.uint8)
+BINARY = IMAGES > 70
+
+
+@pytest.mark.parametrize('train, test', [
+    (BINARY, IMAGES), (BINARY * 1.0, IMAGES), (BINARY * 1.0, IMAGES * 1.0),
+    (IMAGES, BINARY), (IMAGES, BINARY * 1.0), (IMAGES / 255, IMAGES)])
+def test_parts_on_two_scales_are_refused(train, test):
+  _refused(lambda: datasets_files.as_stored({'train': train, 'test': test}),
+           'one scale')
+
+
+@pytest.mark.parametrize('train, test', [
+    (BINARY, BINARY * 1.0), (IMAGES / 255, BINARY), (IMAGES, IMAGES * 1.0),
+    (IMAGES, IMAGES * 0.0)])
+def test_parts_on_one_scale_are_the_same_images(train, test):
+  got = datasets_files.as_stored({'train': train, 'test': test})
+  for part, given in (('train', train), ('test', test)):
+    most = 1 if train.max() <= 1 else 255
+    np.testing.assert_array_equal(
+        got[part][..., 0], np.rint(given * (255 / most)))
+
+
+def test_images_that_become_all_alike_are_refused():
+  _refused(lambda: datasets_files.as_stored({'train': IMAGES * 1e-6}),
+           'leave one')
 
 
 def _npy(array) -> bytes:

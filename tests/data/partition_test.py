@@ -36,6 +36,13 @@ def test_owners_are_clients_inside_the_pool(name):
     assert (owner[where] >= 0).all()
 
 
+@pytest.mark.parametrize('name', RANDOM)
+@pytest.mark.parametrize('rng', [7, None, np.random.RandomState(0)])
+def test_what_cannot_draw_on_the_host_is_refused(name, rng):
+  with pytest.raises(ValueError, match='rng must be a host generator'):
+    partition.PARTITIONS[name](rng, LABELS, 5)
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_deterministic_in_the_seed(name):
   deal = partition.PARTITIONS[name]

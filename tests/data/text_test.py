@@ -125,7 +125,9 @@ def test_refuses_broken_vectors(folder, arrays, words):
 
 @pytest.mark.parametrize('content, words', [
     ('a,b\n1,2\n', "'label'"), ('label,text\n0,a\n2,b\n', '0 to C-1'),
-    ('label,text\nx,a\n', 'one class'), ('label,text\n', "'label'")])
+    ('label,text\nx,a\n', 'one class'),
+    ('label,text\nx,a\ny,b\nnan,c\n', "line 4: .* not 'nan' beside words"),
+    ('label,text\n', "'label'")])
 def test_refuses_broken_files(tmp_path, content, words):
   (tmp_path / 'bad.csv').write_text(content)
   with pytest.raises(data.DataError, match=words):

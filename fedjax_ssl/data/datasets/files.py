@@ -309,15 +309,20 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   unit = all(x.dtype.kind == 'b' or x.dtype.kind == 'f' and x.max() <= 1
              for x in parts.values())
   result = {}
-  for part, images in parts.items():
+  for part, given in parts.items():
+    images = given
     if unit:
       images = np.rint(images.astype(np.float32) * 255)
+    elif images.dtype.kind in 'bf' and 0 < images.max() <= 1:
+      kind = 'bools' if images.dtype.kind == 'b' else 'floats in [0, 1]'
+      raise DataError(f'{part} images are {kind}, those of another part are '
+                      'not; all must have one scale')
     elif images.dtype.kind == 'f' and (images != np.rint(images)).any():
-      raise DataError(
-          f'{part} images are floats neither in [0, 1] nor whole; divide '
-          'those of 0 to 255 by 255'
-          if images.max() > 1 else f'{part} images are floats in [0, 1], those '
-          'of another part are not; all must have one scale')
+      raise DataError(f'{part} images are floats neither in [0, 1] nor whole; '
+                      'divide those of 0 to 255 by 255')
+    if unit and np.ptp(images) == 0 < np.ptp(given):
+      raise DataError(f'{part} images hold {given.min()} to {given.max()}, of '
+                      'which 256 steps from 0 to 1 leave one; scale them')
     images = images if images.ndim == 4 else images[..., None]
     result[part] = np.ascontiguousarray(images.astype(np.uint8))
   return result

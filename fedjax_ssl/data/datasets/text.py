@@ -127,6 +127,12 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
     found = np.full(len(words), -1, np.int32)
     found[known] = numbers['train']
     return found, names
+  numbers_too = [bool(_NUMBER.fullmatch(word)) for word in words]
+  if 2 * sum(numbers_too) < len(words):  # The odd ones are the numbers.
+    line, odd = next((line, word) for (line, _), word, is_one in zip(
+        rows, words, numbers_too, strict=True) if is_one)
+    raise DataError(f', line {line}: labels must be words all of them, or '
+                    f'whole numbers below 2**31, not {odd[:40]!r} beside words')
   labels = []
   for (line, _), word in zip(rows, words, strict=True):
     try:

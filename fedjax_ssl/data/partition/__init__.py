@@ -76,6 +76,7 @@ def iid_count(rng: np.random.Generator, labels: np.ndarray, num_clients: int,
   References:
     Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097.
   """
+  checks.generator(rng)
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
   rows, ranks = checks.by_class(rng, labels, where)
@@ -118,6 +119,7 @@ def iid_random(rng: np.random.Generator, labels: np.ndarray, num_clients: int,
   References:
     Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, code.
   """
+  checks.generator(rng)
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
   rows = rng.permutation(np.flatnonzero(where))
@@ -151,6 +153,7 @@ def shards(rng: np.random.Generator, labels: np.ndarray, num_clients: int, *,
   References:
     Diao et al., SemiFL, 2022, https://arxiv.org/abs/2106.01432, code.
   """
+  checks.generator(rng)
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
   per_client = checks.count('per_client', per_client)
@@ -215,6 +218,7 @@ def bimb(rng: np.random.Generator, labels: np.ndarray, num_clients: int, *,
   References:
     Jeong et al., FedMatch, ICLR 2021, https://arxiv.org/abs/2006.12097.
   """
+  checks.generator(rng)
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
   num_classes = int(labels.max(initial=0)) + 1

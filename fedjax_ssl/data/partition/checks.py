@@ -6,6 +6,13 @@ import math
 import numpy as np
 
 
+def generator(rng: object) -> None:
+  """Refuses what cannot draw on the host, such as a number or a key of JAX."""
+  if not isinstance(rng, np.random.Generator):
+    raise ValueError('rng must be a host generator, such as '
+                     f'numpy.random.default_rng(0), not {type(rng).__name__}')
+
+
 def pool(labels: np.ndarray, where: np.ndarray | None
          ) -> tuple[np.ndarray, np.ndarray]:
   """Checks labels int[D] and where bool[D]; None selects every row.

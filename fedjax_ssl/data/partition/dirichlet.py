@@ -132,6 +132,7 @@ def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
     Li et al., Federated learning on non-IID data silos, ICDE 2022,
     https://arxiv.org/abs/2102.02079.
   """
+  checks.generator(rng)
   pool = _checked(labels, num_clients, alpha, where)
   num_clients, alpha = pool.num_clients, pool.alpha
   min_size = checks.count('min_size', min_size, 0)
@@ -182,6 +183,7 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
   References:
     Hsu et al., 2019, https://arxiv.org/abs/1909.06335.
   """
+  checks.generator(rng)
   pool = _checked(labels, num_clients, alpha, where)
   size, left = pool.classes.size // pool.num_clients, pool.sizes
   if not size:
@@ -229,6 +231,7 @@ def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
   References:
     microsoft/msrflute, experiments/semisupervision.
   """
+  checks.generator(rng)
   pool = _checked(labels, num_clients, alpha, where)
   number = pool.sizes.size
   bounds = np.zeros((number, pool.num_clients), np.int64)

@@ -44,6 +44,7 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray, *,
     ValueError: if both or none of `per_class` and `fraction` are given, a
       class has no row in `where`, or has fewer than `per_class`.
   """
+  checks.generator(rng)
   labels, where = checks.pool(labels, where)
   _one_of('choose_labeled', per_class, fraction)
   rows, ranks = checks.by_class(None if first else rng, labels, where)
@@ -109,6 +110,7 @@ def label_within(rng: np.random.Generator, labels: np.ndarray,
   Raises:
     ValueError: if both or none of `fraction` and `per_class` are given.
   """
+  checks.generator(rng)
   labels, dealt = checks.pool(labels, np.asarray(owner) >= 0)
   _one_of('label_within', per_class, fraction)
   group = np.where(dealt, owner, 0).astype(np.int64)

@@ -39,6 +39,7 @@ def dirichlet_pairs(rng: np.random.Generator, labels: np.ndarray,
   References:
     Liu et al., SAGE, CVPR 2025, arXiv 2503.13227; the partition of its code.
   """
+  checks.generator(rng)
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
   checks.positive('alpha', alpha)
