@@ -27,8 +27,7 @@ from fedjax_ssl.bench import page as bench_page
 from fedjax_ssl.bench import picture, plan, records, standing
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
-from fedjax_ssl.report import stored_study, study, verdict
-from fedjax_ssl.report.summary import COLOURS
+from fedjax_ssl.report import stored_study, summary, verdict
 from fedjax_ssl.training import environment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -193,7 +192,7 @@ def _ours(stored: dict[str, Any], metric: str, scale: float) -> str:
   seeds = stored['seeds'].values()
   values = ([s['final'] for s in seeds] if metric == 'accuracy'
             else [s['metrics'].get(metric) for s in seeds])
-  return verdict.marked(study.percent(values, scale), _verdicts(stored))
+  return verdict.marked(summary.percent(values, scale), _verdicts(stored))
 
 
 def _verdicts(stored: Mapping[str, Any]) -> list[verdict.Verdict | None]:
@@ -418,7 +417,7 @@ def by_labels(file: pathlib.Path) -> bytes:
       kind, _, end = name.rpartition(' ')
       axes.plot(*zip(*sorted(found.items()), strict=True), marker='o',
                 markersize=4, label=name,
-                color=COLOURS[kinds.index(kind) % len(COLOURS)],
+                color=summary.COLOURS[kinds.index(kind) % len(summary.COLOURS)],
                 linestyle=_DASHES[ends.index(end) % len(_DASHES)])
     axes.set_xscale('log')
     ticks = sorted({x for found in lines.values() for x in found})

@@ -28,6 +28,7 @@ import sys
 import time
 
 from fedjax_ssl.cli import arguments, places
+from fedjax_ssl.core import checks
 from fedjax_ssl.report import page, printing, stored_runs
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import metrics
@@ -107,7 +108,7 @@ def _write(args: argparse.Namespace, left_out: list[str], refresh: int = 0
   if without:
     left_out.append(without)
   runs = stored_runs.load(folders, left_out, settings.known_defaults)
-  columns = [name for name in args.columns.split(',') if name]
+  columns = checks.words(args.columns)
   texts = page.texts_of_good(runs, page.Options(
       args.target, args.title, columns, args.reference, refresh), left_out)
   page.write(texts, pathlib.Path(args.out))

@@ -17,6 +17,7 @@ import pathlib
 import sys
 
 from fedjax_ssl.cli import arguments, places
+from fedjax_ssl.core import checks
 from fedjax_ssl.report import printing, stored_runs, study
 from fedjax_ssl.running import settings
 
@@ -41,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
   """Makes the table of the runs named on the command line."""
   args = _parser().parse_args(argv)
-  columns = [name for name in args.columns.split(',') if name]
+  columns = checks.words(args.columns)
   if not args.workdirs:
     raise ValueError('name at least one finished run.')
   if args.out == '':
@@ -50,17 +51,17 @@ def main(argv: Sequence[str]) -> int:
     raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
   named = places.runs_in(args.workdirs)
   folders, without = places.with_bounds(named)
-  readable = [*named]
+  readable, left_out = [], [without] if without else []
   for folder in folders:
-    if folder in named:
-      continue
     try:
       stored_runs.read(folder)
       readable.append(folder)
-    except ValueError as error:  # A bound that nobody asked for.
-      without = str(error).rstrip('.')
+    except ValueError as error:
+      # One of many runs, or a bound that nobody asked for.
+      if folder in args.workdirs or folders == [folder]:
+        raise
+      left_out.append(str(error).rstrip('.'))
   rows = study.read(readable, columns)
-  study.check_columns(rows, columns)
   text = study.markdown(rows, args.note, settings.known_defaults)
   if args.out:
     out = pathlib.Path(args.out)
@@ -70,6 +71,6 @@ def main(argv: Sequence[str]) -> int:
     if args.epsilon:
       study.draw_epsilon(out, readable)
   printing.say(text)
-  if without:
-    printing.say(f'left out: {without}', stream=sys.stderr)
+  for line in left_out:
+    printing.say(f'left out: {line}', stream=sys.stderr)
   return 0

@@ -317,12 +317,6 @@ def load(name: str, folder: pathlib.Path = TABLES) -> Table:
   return found[name]
 
 
-def find(name: str, folder: pathlib.Path = TABLES) -> Cell | None:
-  """Returns the cell of a name, from the first table that has it, or None."""
-  return next((cell for table in tables(folder).values()
-               for cell in table.cells() if cell.name == name), None)
-
-
 def headline(folder: pathlib.Path = TABLES) -> Iterator[Cell]:
   """Yields the cells that have a stored flagfile, each once."""
   seen = set()

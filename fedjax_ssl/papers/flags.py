@@ -32,13 +32,6 @@ class Printed(NamedTuple):
   kind: str = ''
   digits: int = 2
 
-  def text(self) -> str:
-    """Formats the number for people."""
-    if self.value is None:
-      return self.kind
-    std = '' if self.std is None else f' ± {self.std:.{self.digits}f}'
-    return f'{self.value:.{self.digits}f}{std} {self.kind}'.rstrip()
-
 
 def printed(comments: Sequence[str]) -> Printed | None:
   """Reads the number of a flagfile's line `Paper: 39.95 % ...`, or None."""

@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import csv
 import html
 from importlib import resources
-import io
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -22,7 +20,7 @@ from fedjax_ssl.report import (
   stored_runs,
   tables,
 )
-from fedjax_ssl.report.text import plain
+from fedjax_ssl.report.text import as_csv, plain
 from fedjax_ssl.training import environment, workdir
 
 _CURVES = ('classes', 'clients')  # Charts that have a heading of their own.
@@ -250,13 +248,11 @@ def _partitions(runs: Sequence[stored_runs.Run]
 
 def _counts(kinds: Mapping[str, Any]) -> str:
   """Writes the numbers of a partition as CSV."""
-  stream = io.StringIO()
-  writer = csv.writer(stream, lineterminator='\n')
   classes = max(count.shape[1] for count in kinds.values())
-  writer.writerow(['rows', 'client', *(f'class {c}' for c in range(classes))])
-  for kind, count in kinds.items():
-    writer.writerows([kind, i, *row] for i, row in enumerate(count.tolist()))
-  return stream.getvalue()
+  return as_csv([
+      ['rows', 'client', *(f'class {c}' for c in range(classes))],
+      *([kind, i, *row] for kind, count in kinds.items()
+        for i, row in enumerate(count.tolist()))])
 
 
 def grids_of(runs: Sequence[stored_runs.Run], options: Options
@@ -333,8 +329,9 @@ def texts_of_good(runs: Sequence[stored_runs.Run], options: Options,
     if not good and left_out:
       raise ValueError(' '.join(left_out)) from error
     if not good or len(good) == len(runs):
-      raise ValueError(str(error) if isinstance(error, ValueError)
-                       else repr(error)) from error
+      if isinstance(error, ValueError):
+        raise
+      raise ValueError(repr(error)) from error
   return texts_of(stored_runs.named(good), options, left_out)
 
 

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import csv
-import io
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.report import clients, names, stored_runs, summary
+from fedjax_ssl.report.text import as_csv
 from fedjax_ssl.training import metric_names
 
 # Metrics with a curve each, in this order, if any run has them.
@@ -223,15 +222,13 @@ def limits(chart: Chart) -> tuple[float, float]:
 def comma_separated(chart: Chart) -> str:
   """Writes all numbers as CSV, unrounded, a line for each point of a run."""
   seeds = max(len(x.values) for x in chart.lines)
-  stream = io.StringIO()
-  writer = csv.writer(stream, lineterminator='\n')
-  writer.writerow(['run', 'facet', chart.x_label, 'mean', 'low', 'high',
-                   *(f'value {i + 1}' for i in range(seeds))])
+  rows = [['run', 'facet', chart.x_label, 'mean', 'low', 'high',
+           *(f'value {i + 1}' for i in range(seeds))]]
   for facet, lines in chart.facets.items():
     for one in lines:
       for i, x in enumerate(one.x):
         ends = (one.mean, one.low, one.high, *one.values)
         cells = ['' if part is None or not np.isfinite(part[i])
                  else repr(float(part[i])) for part in ends]
-        writer.writerow([one.name, facet, repr(float(x)), *cells])
-  return stream.getvalue()
+        rows.append([one.name, facet, repr(float(x)), *cells])
+  return as_csv(rows)

@@ -1,7 +1,7 @@
 """Reads finished runs from files, groups them over seeds, sums them up."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import os
@@ -41,7 +41,8 @@ class Run:
       of these times are lost.
     paper: the paper's number, if a flagfile names one.
     source: first comment line of that flagfile.
-    numbers: the seeds themselves, in the order of `seeds`.
+    numbers: the seeds themselves, in the order of `seeds`. All have rows up to
+      the same round.
     planned: all seeds that the configuration asks for.
     changed: flags that are not as that flagfile has them; None if they could
       not be compared.
@@ -50,6 +51,7 @@ class Run:
     folder_name: what its folders are called, without the seeds.
     unlike: a folder whose run has the same flags and is another one; see
       `load`.
+    behind: seeds that are not as far as `numbers`, with their last rounds.
   """
 
   name: str
@@ -65,21 +67,18 @@ class Run:
   federations: tuple[Any, ...] = ()
   folder_name: str = ''
   unlike: str = ''
+  behind: tuple[tuple[int, int], ...] = ()
 
   @property
   def rounds(self) -> int:
-    """The last round that all seeds have."""
-    return min(rows[-1]['round'] for rows in self.seeds)
+    """The last round of every seed."""
+    last: int = self.seeds[0][-1]['round']
+    return last
 
   @property
   def num_rounds(self) -> int:
     """The round that the configuration asks for."""
     return self.config['flags'].get('num_rounds') or self.rounds
-
-  @property
-  def ends(self) -> list[int]:
-    """The last round of each seed."""
-    return [rows[-1]['round'] for rows in self.seeds]
 
   @property
   def verdicts(self) -> list[verdict.Verdict | None]:
@@ -100,18 +99,16 @@ class Run:
       paper: whether to add notes on verdicts and on the paper's number.
     """
     found = []
-    lost = sorted(set(self.planned) - set(self.numbers))
-    if min(self.ends) < self.num_rounds:
-      found.append(f'not finished, {min(self.ends)} of {self.num_rounds} '
-                   'rounds')
+    lost = sorted({*self.planned} - {*self.numbers} - {*dict(self.behind)})
+    if self.rounds < self.num_rounds:
+      found.append(f'not finished, {self.rounds} of {self.num_rounds} rounds')
     if lost:
       found.append(f'not finished, {len(self.numbers)} of '
                    f'{len(self.planned)} seeds (no rows yet of '
                    f'{", ".join(map(str, lost))})')
-    if len(set(self.ends)) > 1:
-      found.append('its means mix seeds that ended at different rounds (' +
-                   ', '.join(f'seed {s}: {r}' for s, r in zip(
-                       self.numbers, self.ends)) + ')')
+    if self.behind:
+      found.append('without seeds that are not as far (' + ', '.join(
+          f'seed {s}: round {r}' for s, r in self.behind) + ')')
     if self.unlike:
       found.append(f'the flags are those of {self.unlike}, but they stood for '
                    'other data, other code or other defaults of knobs')
@@ -152,6 +149,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
     comments = made.get('comments', [])
     planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
     _check(flags, seeds)
+    seeds = _in_step(seeds)
     _meant(config['facts'], config['facts'])  # Raises if they are malformed.
     _known_knobs(config['facts'])
     for seed in seeds:
@@ -166,6 +164,12 @@ def read(folder: str | os.PathLike[str], name: str = '',
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise ValueError(
         f'{path} is damaged: {str(error).rstrip(".")}.') from error
+
+
+def _in_step(seeds: Sequence[list[Row]]) -> list[list[Row]]:
+  """Cuts the seeds of a folder, which train in step, to one last round."""
+  last = min((rows[-1]['round'] for rows in seeds), default=0)
+  return [[row for row in rows if row['round'] <= last] for rows in seeds]
 
 
 def _federations(facts: Mapping[str, Any], first: int, seeds: Sequence[int]
@@ -256,7 +260,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
     raise ValueError(' '.join(faults) or 'No folder is named.')
   joined = [_joined(runs) for group in groups.values()
             for alike in _alike(group) for cell in _cells_of(alike)
-            for runs in (_apart(cell) if repeats else
+            for runs in (_parted(cell, _share_no_seed) if repeats else
                          [_once(cell, left_out)])]
   if left_out is not None:
     left_out += faults
@@ -269,16 +273,11 @@ def _alike(runs: Sequence[Run]) -> list[list[Run]]:
   That is so if the data have changed between them, a file of the user's own,
   or a default of a knob.
   """
-  parts: list[list[Run]] = []
   # Those that know most knobs first: the order of the folders must not count.
-  for run in sorted(runs, key=lambda run: (
-      -_known_knobs(run.config['facts']), str(run.folders[0]))):
-    for part in parts:
-      if all(_meant(one.config['facts'], run.config['facts']) for one in part):
-        part.append(run)
-        break
-    else:
-      parts.append([run])
+  parts = _parted(
+      sorted(runs, key=lambda run: (-_known_knobs(run.config['facts']),
+                                    str(run.folders[0]))),
+      lambda one, run: _meant(one.config['facts'], run.config['facts']))
   places = {id(run): place for place, run in enumerate(runs)}
   parts = sorted((sorted(part, key=lambda run: places[id(run)])
                   for part in parts), key=lambda part: places[id(part[0])])
@@ -342,24 +341,34 @@ def _cells_of(runs: Sequence[Run]) -> list[list[Run]]:
   return [*ways.values()]
 
 
-def _apart(runs: list[Run]) -> list[list[Run]]:
-  """Parts runs so that no part has a seed twice."""
+def _parted(runs: Iterable[Run], go_together: Callable[[Run, Run], bool]
+            ) -> list[list[Run]]:
+  """Parts runs: each joins the first part with all of which it goes."""
   parts: list[list[Run]] = []
   for run in runs:
-    for part in parts:
-      if not any(set(one.numbers) & set(run.numbers) for one in part):
-        part.append(run)
-        break
-    else:
+    part = next((part for part in parts
+                 if all(go_together(one, run) for one in part)), None)
+    if part is None:
       parts.append([run])
+    else:
+      part.append(run)
   return parts
 
 
+def _share_no_seed(one: Run, other: Run) -> bool:
+  return not {*one.numbers} & {*other.numbers}
+
+
 def _joined(runs: list[Run]) -> Run:
-  """Joins several runs into one of all their seeds."""
-  first = runs[0]
+  """Joins several runs into one of all their seeds that are as far as any."""
   if len(runs) == 1:
-    return first
+    return runs[0]
+  planned = tuple(sorted({s for run in runs for s in run.planned}))
+  most = max(run.rounds for run in runs)
+  behind = sorted((seed, run.rounds) for run in runs if run.rounds < most
+                  for seed in run.numbers)
+  runs = [run for run in runs if run.rounds == most]
+  first = runs[0]
   seeds = [s for run in runs for s in run.numbers]
   name = re.sub(r'[-_.]*seeds?[=_]?\d*$', '', os.path.commonprefix(
       [run.name for run in runs])).rstrip('-_.') or first.name
@@ -376,7 +385,7 @@ def _joined(runs: list[Run]) -> Run:
       seeds=[rows[i] for i in order],
       seconds=_total([r.seconds for r in runs]),
       numbers=tuple(seeds[i] for i in order),
-      planned=tuple(sorted({s for run in runs for s in run.planned})),
+      planned=planned, behind=tuple(behind),
       changed=_united([run.changed for run in runs]))
 
 
@@ -415,11 +424,10 @@ def _total(seconds: Sequence[float | None]) -> float | None:
   return sum(known) if len(known) == len(seconds) else None
 
 
-def last_rounds(rows: Sequence[Row], rounds: int = TAIL_ROUNDS
-                ) -> float | None:
-  """Computes the mean test accuracy in the rows of the last `rounds` rounds."""
+def last_rounds(rows: Sequence[Row]) -> float | None:
+  """Computes the mean test accuracy in the rows of the last 10 rounds."""
   recent = [r['accuracy'] for r in rows
-            if r['round'] > rows[-1]['round'] - rounds]
+            if r['round'] > rows[-1]['round'] - TAIL_ROUNDS]
   return None if any(v is None for v in recent) else float(np.mean(recent))
 
 
@@ -453,18 +461,23 @@ def _cost(rows: Sequence[Row], name: str) -> float | None:
   """
   way = name.replace('cost', 'bytes')
   def value(row: Row) -> float | None:
-    sent = (row.get('bytes_up') or 0) + (row.get('bytes_down') or 0)
+    sent = _sent(row)
     if row.get(name) is None and sent and row.get('models_sent') is not None:
       return float(100 * row['models_sent'] * (row.get(way) or 0) / sent)
     return row.get(name)
   return summary_lib.over_rounds([(row['round'], value(row)) for row in rows])
 
 
+def _sent(row: Row) -> float:
+  """Returns the bytes of a row, both ways."""
+  return (row.get('bytes_up') or 0) + (row.get('bytes_down') or 0)
+
+
 def reached(rows: Sequence[Row], target: float) -> tuple[int, float] | None:
   """Returns (round, bytes both ways by then) of the first row at the target."""
   sent = 0.0
   for row in rows:
-    sent += (row.get('bytes_up') or 0) + (row.get('bytes_down') or 0)
+    sent += _sent(row)
     if row.get('accuracy') is not None and row['accuracy'] >= target:
       return int(row['round']), sent
   return None
@@ -479,8 +492,7 @@ def default_target(runs: Sequence[Run]) -> float:
 
 def traffic(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
   """Returns bytes sent so far, both ways, and accuracy, float64[R] each."""
-  sent = np.cumsum([(r.get('bytes_up') or 0) + (r.get('bytes_down') or 0)
-                    for r in rows])
+  sent = np.cumsum([_sent(row) for row in rows])
   accuracy = np.array([np.nan if r.get('accuracy') is None else r['accuracy']
                        for r in rows], np.float64)
   return sent, accuracy

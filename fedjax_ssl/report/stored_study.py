@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.report import study, verdict
+from fedjax_ssl.report import study, summary, verdict
 from fedjax_ssl.training import environment
 
 # Numbers that only some studies have; all others stand in the JSON file.
@@ -58,7 +58,7 @@ def _table(file: pathlib.Path, stored: Mapping[str, Any]
     lines.append('| ' + ' | '.join([
         run['run'], f'`{run["method"]}`', run['labels'],
         str(len(run['seeds'])), str(run['rounds']),
-        *(verdict.marked(study.percent(run[k]), verdict.stored(run))
+        *(verdict.marked(summary.percent(run[k]), verdict.stored(run))
           for k in ('final', 'tail', 'selected')),
         *(_extra(run, name) for name in more)]) + ' |')
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
@@ -83,7 +83,7 @@ def _extra(run: Mapping[str, Any], name: str) -> str:
   """A number of `_MORE`; empty where the run has none."""
   values = run.get(name) or []
   if name == 'local_accuracy':
-    return study.percent(values) if any(values) else ''
+    return summary.percent(values) if any(values) else ''
   if name == 'epsilon':
     return study.spent(run)
   known = [v for v in values if v is not None]

@@ -44,11 +44,14 @@ def read(folders: str | Sequence[str], columns: Sequence[str] = ()
     columns: metrics of the last row that are wanted too.
 
   Raises:
-    ValueError: if one cannot be read; the message names it.
+    ValueError: if one cannot be read, or no run has a column; the message names
+      it.
   """
   folders = [folders] if isinstance(folders, str) else folders
   try:
     runs = stored_runs.load(folders, repeats=True)
+    summary.check_columns(
+        columns, {str(i): run.seeds for i, run in enumerate(runs)})
     return [_row(run, columns) for run in runs]
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(
@@ -104,14 +107,6 @@ def _united(environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   return found
 
 
-def percent(values: Sequence[float | None], scale: float = 100) -> str:
-  """Formats mean and deviation over seeds of numbers, which are shares.
-
-  They are multiplied by `scale`.
-  """
-  return summary.mean_std([None if v is None else scale * v for v in values])
-
-
 def _mean(values: Sequence[float | None]) -> str:
   known = [v for v in values if v is not None]
   return f'{sum(known) / len(known):.4g}' if known else '-'
@@ -120,7 +115,7 @@ def _mean(values: Sequence[float | None]) -> str:
 def _more(row: dict[str, Any], name: str) -> str:
   """Formats a cell of a column that only some tables have."""
   if name == _LOCAL:
-    return percent(row[name])
+    return summary.percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
   return spent(row)
@@ -245,7 +240,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
   for row in rows:
     cells = [row['run'], f'`{called[row["method"]]}`', row['labels'],
              str(len(row['seeds'])), str(row['rounds']),
-             *(verdict.marked(percent(row[name]), verdict.stored(row))
+             *(verdict.marked(summary.percent(row[name]), verdict.stored(row))
                for name in _SHOWN),
              '-' if row['seconds'] is None else f'{row["seconds"]:.0f}',
              *(_mean(row[name]) for name in _COSTS),
@@ -277,15 +272,6 @@ def markdown(rows: list[dict[str, Any]], note: str,
     lines += ['', f'Where it differs: {facts_not_shared}.']
   lines.append('')
   return '\n'.join(lines)
-
-
-def check_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
-                  ) -> None:
-  """Raises ValueError for a column that no run has."""
-  for name in columns:
-    if all(v is None for row in rows for v in row['columns'][name]):
-      raise ValueError(f'--columns={name}: no run ends with such a number; '
-                       'fedjax_ssl/training/metric_names.py lists the metrics.')
 
 
 def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.report import verdict
 from fedjax_ssl.training import metric_names, metrics
 
@@ -165,15 +166,16 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
   """Checks that columns asked for are numbers of some run's last row.
 
   Raises:
-    ValueError: naming the first column that is not, and those that are.
+    FieldError: for the first column that is not, with those that are.
   """
   known = {name for seeds in runs.values() for rows in seeds
            for name, value in rows[-1].items()
            if isinstance(value, int | float)} - {'round', 'seed'}
   for name in columns:
     if name not in known:
-      raise ValueError(f'columns={name}: no run ends with such a number; there '
-                       f'are {", ".join(sorted(known)) or "none"}.')
+      raise checks.FieldError(
+          'columns', name, 'no run ends with such a number; there are '
+          f'{", ".join(sorted(known)) or "none"}.')
 
 
 def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
@@ -210,7 +212,7 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
     body.append([
         name, str(len(seeds)),
         '-'.join(str(r) for r in sorted({rounds[0], rounds[-1]})),
-        *(verdict.marked(mean_std([_percent(r[c]) for r in results]), found)
+        *(verdict.marked(percent([r[c] for r in results]), found)
           for c in COLUMNS),
         *(mean_std([last(rows, c) for rows in seeds]) for c in columns)])
     spent.append(_spent(results))
@@ -231,16 +233,14 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
 
 
 def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
-                panels: Sequence[str] = ('accuracy', 'loss'),
-                title: str = '') -> None:
+                panels: Sequence[str] = ('accuracy', 'loss')) -> None:
   """Draws `curves` to a file; its ending is png, pdf or svg."""
-  chart = curves(runs, panels=panels, title=title)
+  chart = curves(runs, panels=panels)
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   chart.savefig(path, dpi=150)
 
 
-def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
-           title: str = '') -> Any:
+def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
   """Draws metrics against rounds: a line for each name, a band over its seeds.
 
   The line is the mean over seeds and the band one standard deviation to each
@@ -250,7 +250,6 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
   Args:
     runs: by name, one list of rows for each seed, as `load` gives.
     panels: metrics to draw, one panel each; those that no run has are left out.
-    title: above the panels.
 
   Returns:
     A figure of matplotlib.
@@ -259,7 +258,6 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
     ValueError: if none of the panels has anything to draw.
   """
   from matplotlib import figure
-  from matplotlib.backends import backend_agg
   drawn = {panel: {name: found for name, seeds in runs.items()
                    if (found := curve(seeds, panel)) is not None}
            for panel in panels}
@@ -268,7 +266,6 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
     raise ValueError(f'No run has any of panels={list(panels)}.')
   chart = figure.Figure(
       figsize=(4.6 * len(drawn) + 2.2, 3.8), layout='constrained')
-  backend_agg.FigureCanvasAgg(chart)
   style = {name: {'color': COLOURS[i % len(COLOURS)],
                   'linestyle': _DASHES[i // len(COLOURS) % len(_DASHES)]}
            for i, name in enumerate(runs)}
@@ -308,8 +305,6 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss'),
               len(runs[name]) > 1 for name in order), *verdict.legend(
                   verdicts.values())]),
       title_fontsize='small', alignment='left')
-  if title:
-    chart.suptitle(title, fontsize='medium', parse_math=False)
   as_they_are(chart)
   return chart
 
@@ -322,10 +317,6 @@ def _column(rows: Sequence[Row], name: str) -> np.ndarray:
 
 def _value(number: Any) -> float | None:
   return None if np.isnan(number) else float(number)
-
-
-def _percent(share: float | None) -> float | None:
-  return None if share is None else 100 * share
 
 
 def over_rounds(rows: Sequence[tuple[int, float | None]]) -> float | None:
@@ -380,6 +371,11 @@ def mean_std(values: Sequence[float | None]) -> str:
   if len(numbers) == 1:
     return f'{numbers[0]:.2f}'
   return f'{np.mean(numbers):.2f} ± {np.std(numbers, ddof=1):.2f}'
+
+
+def percent(values: Sequence[float | None], scale: float = 100) -> str:
+  """Formats mean and deviation over seeds of shares, multiplied by `scale`."""
+  return mean_std([None if v is None else scale * v for v in values])
 
 
 def _spent(results: Sequence[Mapping[str, Any]]) -> str:

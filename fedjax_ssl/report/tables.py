@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import csv
 import html
-import io
 import re
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ from fedjax_ssl.report import (
   summary,
   verdict,
 )
+from fedjax_ssl.report.text import as_csv
 from fedjax_ssl.training import metric_names
 
 
@@ -85,12 +84,9 @@ def main_table(runs: Sequence[stored_runs.Run],
     more: metrics of the last row that get a column too.
 
   Raises:
-    ValueError: for a metric that no run has.
+    FieldError: for a metric that no run has.
   """
-  try:
-    summary.check_columns(more, {run.name: run.seeds for run in runs})
-  except ValueError as error:
-    raise ValueError(f'--{error}') from None
+  summary.check_columns(more, {run.name: run.seeds for run in runs})
   rows: list[list[str | Value]] = []
   methods = [run.config['flags'].get('method', '') for run in runs]
   called = names.short(methods)
@@ -148,11 +144,8 @@ def _of(done: int, planned: int) -> str:
 
 
 def _rounds(run: stored_runs.Run) -> str:
-  """Says how far the seeds are: `20`, `1 of 2`, `5 to 20 of 20`."""
-  first, last = min(run.ends), max(run.ends)
-  if first == last:
-    return _of(last, run.num_rounds)
-  return f'{first} to {last} of {max(last, run.num_rounds)}'
+  """Says how far the seeds are: `20`, or `1 of 2`."""
+  return _of(run.rounds, run.num_rounds)
 
 
 def _notes(runs: Sequence[stored_runs.Run], paper: bool = True) -> list[str]:
@@ -194,7 +187,7 @@ def difference_table(runs: Sequence[stored_runs.Run],
   for i, (run, other) in enumerate(zip(runs, references, strict=True)):
     if i == other:
       continue
-    notes.append('' if set(run.ends) == set(runs[other].ends) else
+    notes.append('' if run.rounds == runs[other].rounds else
                  f'it ended at round {run.rounds}, the other at '
                  f'{runs[other].rounds}')
     found = pairs.of_finals(run, runs[other])
@@ -281,9 +274,7 @@ def comma_separated(grid: Grid) -> str:
     head += [name, f'{name} std'] if is_value else [name]
   notes = grid.notes or [''] * len(grid.rows)
   head.append('note')
-  stream = io.StringIO()
-  writer = csv.writer(stream, lineterminator='\n')
-  writer.writerow(head)
+  lines = [head]
   for row, note in zip(grid.rows, notes):
     cells: list[str] = []
     for cell, is_value in zip(row, values):
@@ -292,8 +283,8 @@ def comma_separated(grid: Grid) -> str:
                   '' if cell.std is None else repr(cell.std)]
       else:
         cells += [cell, ''] if is_value else [cell]
-    writer.writerow([*cells, note])
-  return stream.getvalue()
+    lines.append([*cells, note])
+  return as_csv(lines)
 
 
 _ESCAPES = {'\\': r'\textbackslash{}', '&': r'\&', '%': r'\%', '$': r'\$',

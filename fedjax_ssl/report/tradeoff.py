@@ -24,8 +24,7 @@ def path_of(rows: Sequence[summary.Row]) -> tuple[np.ndarray, np.ndarray]:
   return both[:, 0], both[:, 1]
 
 
-def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
-         title: str = '') -> None:
+def plot(runs: summary.Runs, path: str | os.PathLike[str]) -> None:
   """Draws accuracy against epsilon for every seed, over its evaluations.
 
   A run without epsilon is a level line at its mean final accuracy: what there
@@ -35,15 +34,12 @@ def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
   Args:
     runs: by name, one list of rows for each seed, as `summary.load` gives.
     path: file to write; its ending chooses the format.
-    title: above the plot.
 
   Raises:
     ValueError: if no run has spent any epsilon.
   """
   from matplotlib import figure
-  from matplotlib.backends import backend_agg
   chart = figure.Figure(figsize=(6.6, 4.2), layout='constrained')
-  backend_agg.FigureCanvasAgg(chart)
   axes = chart.subplots()
   ends: list[float] = []
   found: list[list[verdict.Verdict | None]] = []
@@ -76,8 +72,6 @@ def plot(runs: summary.Runs, path: str | os.PathLike[str], *,
   axes.spines[['top', 'right']].set_visible(False)
   chart.legend(loc='outside right upper', frameon=False, fontsize='small',
                title='\n'.join(verdict.legend(found)), title_fontsize='small')
-  if title:
-    chart.suptitle(title, fontsize='medium', parse_math=False)
   summary.as_they_are(chart)
   file = pathlib.Path(path)
   file.parent.mkdir(parents=True, exist_ok=True)

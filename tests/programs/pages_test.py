@@ -29,9 +29,8 @@ def copy(root, tmp_path):
 
 
 def flags_of(name):
-  found = papers.find(name)
-  assert found
-  return found.flags
+  return next(cell.flags for table in papers.tables().values()
+              for cell in table.cells() if cell.name == name)
 
 
 def cell(final, **values):

@@ -12,7 +12,7 @@ import pytest
 from fedjax_ssl import config
 from fedjax_ssl.cli import report
 from fedjax_ssl.fitting import inputs, start
-from fedjax_ssl.report import command, stored_runs, tables
+from fedjax_ssl.report import command, stored_runs, study, tables
 from tests.report import fake
 
 pytestmark = pytest.mark.usefixtures('undrawn')
@@ -53,12 +53,29 @@ def test_unfinished_seeds_and_rounds_show_in_all_formats(tmp_path):
   for text in (tables.markdown(grid), tables.latex(grid),
                tables.comma_separated(grid),
                tables.as_html(grid)):
-    assert '5 to 10 of 20' in text and '2 of 3' in text
+    assert '5 of 20' in text and '2 of 3' in text
     assert 'not finished, 5 of 20 rounds' in text
     assert 'no rows yet of 1' in text
-    assert 'different rounds (seed 0: 10, seed 2: 5)' in text
+    assert '40.0' in text
+    assert '50.0' not in text
   finished = stored_runs.read(fake.write(tmp_path / 'b', [fake.row(20, .5)]))
   assert not finished.notes()
+
+
+def test_a_seed_that_is_behind_enters_no_mean(tmp_path):
+  folders = [fake.write(tmp_path / f'seed{s}', rows, fake.config([s]))
+             for s, rows in ((0, [fake.row(10, .3), fake.row(20, .8)]),
+                             (1, [fake.row(10, .2)]),
+                             (2, [fake.row(10, .3), fake.row(20, .9)]))]
+  for order in (folders, folders[::-1], folders[1:] + folders[:1]):
+    run, = stored_runs.load(order)
+    assert list(run.numbers) == [0, 2] and run.planned == (0, 1, 2)
+    assert run.notes() == [
+        'without seeds that are not as far (seed 1: round 10)']
+  grid = tables.main_table([run])
+  assert '85.00 ± 7.07' in tables.markdown(grid)
+  assert '2 of 3' in tables.markdown(grid)
+  assert study.read(folders)[0]['final'] == [.8, .9]
 
 
 def test_an_unfinished_run_joins_its_other_seeds(tmp_path):

@@ -149,7 +149,7 @@ def test_curves_use_rounds_that_all_seeds_have():
 def test_plot_shows_something(tmp_path):
   runs = {f'm{i}': [rows([0.1, 0.2 + i / 20]), rows([0.1, 0.3])]
           for i in range(9)}
-  summary.plot_curves(runs, tmp_path / 'new' / 'curves.png', title='Title',
+  summary.plot_curves(runs, tmp_path / 'new' / 'curves.png',
                      panels=('accuracy', 'loss', 'epsilon'))
   image = matplotlib.image.imread(tmp_path / 'new' / 'curves.png')
   colours = np.unique(image.reshape(-1, image.shape[-1]), axis=0)
@@ -166,7 +166,7 @@ def test_names_are_no_formulas(tmp_path):
   """A folder may be called so; its legend says it, letter by letter."""
   rows = [{'round': r, 'accuracy': .5, 'epsilon': float(r)} for r in (1, 2)]
   runs = {'$x^{$': [rows], 'a $\\frac{1}$ b': [rows]}
-  summary.plot_curves(runs, tmp_path / 'a.png', title='$x^{$')
-  tradeoff.plot(runs, tmp_path / 'b.png', title='$x^{$')
+  summary.plot_curves(runs, tmp_path / 'a.png')
+  tradeoff.plot(runs, tmp_path / 'b.png')
   for name in 'ab':
     assert (tmp_path / f'{name}.png').stat().st_size > 1000
