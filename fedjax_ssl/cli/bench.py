@@ -41,13 +41,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ssl import data
 from fedjax_ssl.bench import page, picture, plan, records, standing, tables
 from fedjax_ssl.cli import arguments, bench_runs
 from fedjax_ssl.cli.check_methods import vouch
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import slots
-from fedjax_ssl.core import checks, imports, knobs
-from fedjax_ssl.report import printing
+from fedjax_ssl.core import checks, disk, imports, knobs
+from fedjax_ssl.report import printing, summary
+from fedjax_ssl.training import environment, workdir
 
 # Flags by which the runs of one bed differ.
 _OWN = 'method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir'
@@ -71,7 +73,9 @@ def main(argv: Sequence[str]) -> int:
     bench = _Bench(args, tuple(words[cut + 1:]))
     if args.dry_run or args.status:
       printing.say(bench.commands() if args.dry_run else bench.status())
-      if not args.dry_run and not bench.has_begun():
+      if args.dry_run:
+        print(bench.extent(), file=sys.stderr)
+      elif not bench.has_begun():
         print(f'Note: --out={args.out} holds nothing of the bed {args.bed} '
               'yet.', file=sys.stderr)
       return 0
@@ -193,7 +197,6 @@ class _Bench:
 
   def _check_code(self) -> None:
     """Raises ValueError if a row has runs here with other code of one's own."""
-    from fedjax_ssl.training import workdir
     instead = 'give another folder, or the function another name.'
     for entry in self._entries:
       code, placed = (plan.space(entry, self._bed).get('code'),
@@ -261,7 +264,6 @@ class _Bench:
     Raises:
       ValueError: if they are of several.
     """
-    from fedjax_ssl.training import workdir
     found: dict[str, tuple[str, str]] = {}
     for name, record in self._kept().items():
       tables.check_data(self._table, name, record.data.values(), found)
@@ -317,7 +319,6 @@ class _Bench:
 
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
-    from fedjax_ssl.core import disk
     (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
     disk.replace(self._out / _CHANGED,
                  (json.dumps(self._changed) + '\n').encode())
@@ -332,6 +333,14 @@ class _Bench:
              for configuration in self._runs.tries(entry))
     return '\n'.join(shlex.join(cells_lib.command(
         self._args.python, self._out, cell)) for cell in cells)
+
+  def extent(self) -> str:
+    """Says how many runs these are, and how many follow."""
+    rows = self._to_run()
+    tries = sum(len(self._runs.tries(entry)) for entry in rows)
+    finals = len(rows) * len(self._bed.skews)
+    return (f'Rows: {len(rows)}. Tries: {tries}. Then the best of each row: '
+            f'{finals} runs of {len(plan.SEEDS)} seeds.')
 
   def status(self) -> str:
     """Returns a line for each row: its tries, the choice, its final seeds.
@@ -396,14 +405,13 @@ class _Bench:
 
   def _found(self, entry: plan.Entry) -> records.Record | None:
     """Returns a row whose configurations were all tried, or None."""
-    from fedjax_ssl.training import environment, workdir
     if entry.name in self._stored:
       return self._stored[entry.name]
     tried = self._runs.tried(entry)
     if len(tried) < len(self._runs.tries(entry)):
       return None
     best = standing.choose(tried)
-    measured, environments, data = {}, {}, {}
+    measured, environments, digests = {}, {}, {}
     for skew in self._bed.skews:
       run = plan.final_run(entry, self._bed, skew, best)
       if self._runs.done(run):
@@ -413,19 +421,17 @@ class _Bench:
         config = workdir.read_config(folder)
         environments[skew] = environment.throughout(config)
         if digest := config['facts'].get('data_hash'):
-          data[skew] = digest
+          digests[skew] = digest
     return records.Record(
         plan.space(entry, self._bed), {c.number: v for c, v in tried}, measured,
-        environments, data=data)
+        environments, data=digests)
 
   def _write(self) -> dict[str, list[standing.Line]]:
     """Writes the table of all rows that are finished, and returns it."""
-    from fedjax_ssl.core import disk
     with disk.alone(self._out / '.sweep' / f'{self._bed.name}.table'):
       return self._written()
 
   def _written(self) -> dict[str, list[standing.Line]]:
-    from fedjax_ssl.core import disk
     found = {name: record for name, entry in self._known.items()
              if (record := self._found(entry)) is not None}
     # Another bench may have added rows meanwhile, and runs may be gone.
@@ -447,8 +453,6 @@ class _Bench:
 
   def _draw(self, lines: Mapping[str, Sequence[standing.Line]]) -> None:
     """Draws all rows in one picture, and the best rows' curves of each skew."""
-    from fedjax_ssl.core import disk
-    from fedjax_ssl.report import summary
     file = self._out / f'{self._bed.name}.svg'
     if drawn := picture.svg(lines):
       disk.replace(file, drawn)
@@ -478,10 +482,9 @@ class _Bench:
   @functools.cached_property
   def _data(self) -> _Data:
     """Reads the bed's data set."""
-    from fedjax_ssl import data
     from fedjax_ssl.running import job
-    flags = dict(flag.removeprefix('--').split('=', 1) for flag in (
-        *(f'--{k}={v}' for k, v in self._bed.flags.items()), *self._changed))
+    flags = {**self._bed.flags, **dict(
+        flag.removeprefix('--').split('=', 1) for flag in self._changed)}
     found = data.load(flags['dataset'],
                       self._args.data_dir or flags.get('data_dir'),
                       split=flags['split'])

@@ -150,9 +150,9 @@ def show(group: str, found: Group, width: int = 79, whole: bool = False
   return '\n'.join(lines)
 
 
-def _head(group: str, found: Group, width: int = 79) -> list[str]:
+def _head(group: str, found: Group) -> list[str]:
   """Returns a group's name and flag, and an empty line."""
-  return [*textwrap.wrap(f'{group}   {found.flag}', width,
+  return [*textwrap.wrap(f'{group}   {found.flag}', 79,
                          subsequent_indent='    '), '']
 
 
@@ -376,8 +376,8 @@ def main(argv: Sequence[str]) -> int:
   """Prints the catalog, or a part of it; returns the exit code."""
   args = _parser().parse_args(argv)
   for several in args.imports:
-    for place in several.split(','):
-      registry.import_place(place.strip())
+    for place in checks.words(several):
+      registry.import_place(place)
   for known in _REGISTRIES:
     for line in known.load_entry_points():
       print(f'left out: {line}', file=sys.stderr)

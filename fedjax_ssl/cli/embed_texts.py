@@ -140,12 +140,10 @@ def main(argv: Sequence[str]) -> int:
     file = io.BytesIO()  # Hours of work do not end in half a file.
     np.savez_compressed(file, texts=vectors,
                         sha256=np.array(data.datasets.text.fingerprint(texts)))
-    out = asked.out if asked.out.suffix == '.npz' else asked.out.with_name(
-        f'{asked.out.name}.npz')  # As NumPy names it.
-    disk.replace(out, file.getvalue())
+    disk.replace(asked.out, file.getvalue())
   except ImportError as error:
     print(f"error: {error.name} is missing: pip install -e '.[text]' in this "
           "repository's folder.", file=sys.stderr)
     return 2
-  print(f'{out}: {vectors.dtype}{list(vectors.shape)}')
+  print(f'{asked.out}: {vectors.dtype}{list(vectors.shape)}')
   return 0

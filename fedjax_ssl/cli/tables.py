@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 import contextlib
-import fcntl
 import os
 import pathlib
 import re
@@ -39,6 +38,7 @@ import time
 from typing import NamedTuple
 
 from fedjax_ssl.cli import arguments, child, places
+from fedjax_ssl.core import disk
 from fedjax_ssl.papers import cells, flagfiles, results
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
@@ -241,9 +241,8 @@ def _alone(folder: pathlib.Path, results_folder: pathlib.Path
         raise ValueError(f'--{flag}: {place} cannot be used: '
                          f'{error.strerror}.') from error
       try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except (BlockingIOError, PermissionError):  # The latter on some NFS.
-        raise ValueError(f'{place} is in use by another process.') from None
+        if not disk.try_lock(lock):
+          raise ValueError(f'{place} is in use by another process.')
       except OSError as error:
         # Some file systems cannot lock folders. A lock file is no way out here:
         # among the results it would be taken for one.

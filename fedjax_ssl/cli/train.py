@@ -5,7 +5,7 @@ refused at once. All other modules receive the resulting `config.Config`.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
 import signal
@@ -52,6 +52,14 @@ for _option in config.OPTIONS.values():
   _define(_option)
 
 
+def begin(defaults: Mapping[str, Any]) -> None:
+  """Gives all flags these defaults, by option, and makes none of them given."""
+  for name, option in config.OPTIONS.items():
+    flag = checks.flag(name)
+    FLAGS[flag].unparse()  # What this process has read before.
+    FLAGS.set_default(flag, defaults.get(name, option.default))
+
+
 def main(setting: Setting, words: Sequence[str]) -> None:
   """Trains a setting, and ends the process as absl's programs do.
 
@@ -63,10 +71,7 @@ def main(setting: Setting, words: Sequence[str]) -> None:
     SystemExit: in any case, with the exit code; 0 if the run is at its end, or
       help was asked for.
   """
-  for name, option in config.OPTIONS.items():
-    flag = checks.flag(name)
-    FLAGS[flag].unparse()  # Of another setting that this process has trained.
-    FLAGS.set_default(flag, setting.defaults.get(name, option.default))
+  begin(setting.defaults)
   for name in config.OPTIONS:  # For --helpfull and --help=true.
     FLAGS.register_key_flag_for_module(sys.argv[0], FLAGS[checks.flag(name)])
   main_module = sys.modules['__main__']
@@ -92,30 +97,29 @@ def options(setting: str = '', script: str = '') -> config.Config:
     ValueError: for a value that a flag does not take, or flags that exclude
       each other.
   """
-  values = _values()
-  given = _given()
+  found, given = values(), named()
   if FLAGS.eval_only and FLAGS.workdir:
     # Flags given explicitly are kept here and checked against the run later,
     # as at a restart.
     folder = os.path.expanduser(FLAGS.workdir)
     taken = {name: value for name, value in _stored(
         folder, setting, script).items()
-             if name in values and name not in given
+             if name in found and name not in given
              and not config.OPTIONS[name].this_start}
     stored_options.check(folder, taken)
-    values |= taken
+    found |= taken
   known = settings.SETTINGS.get(setting)
   if (known and known.any_data and not FLAGS.eval_only
       and 'dataset' not in given):
-    _need_dataset(values['data_dir'])
-  found = config.resolve(values, given)
-  if found.trackers:
+    _need_dataset(found['data_dir'])
+  asked = config.resolve(found, given)
+  if asked.trackers:
     from fedjax_ssl.training import trackers
-    if lacking := trackers.lacking(found.trackers):
-      told = f'--track={",".join(found.track)}' if found.track else (
+    if lacking := trackers.lacking(asked.trackers):
+      told = f'--track={",".join(asked.track)}' if asked.track else (
           '--tensorboard')
       raise ValueError(f'{told}: {lacking}')
-  return found
+  return asked
 
 
 def _need_dataset(data_dir: str | None) -> None:
@@ -139,13 +143,14 @@ def _need_dataset(data_dir: str | None) -> None:
   raise checks.FieldError('data_dir', data_dir, reason)
 
 
-def _given() -> set[str]:
-  """Returns the names of the flags in the command or its flagfile."""
+def named() -> set[str]:
+  """Returns the options whose flags the command or its flagfile gives."""
   return {name for name in config.OPTIONS
           if FLAGS[checks.flag(name)].present}
 
 
-def _values() -> dict[str, Any]:
+def values() -> dict[str, Any]:
+  """Returns what the flags say, by option."""
   return {name: FLAGS[checks.flag(name)].value for name in config.OPTIONS}
 
 
@@ -199,7 +204,7 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
     if isinstance(error, RuntimeError) and not errors.is_full(error) or (
         FLAGS.is_parsed() and FLAGS.verbosity > 0):
       raise
-    print(f'error: {errors.line(error, _values())}{_by_default(error)}',
+    print(f'error: {errors.line(error, values())}{_by_default(error)}',
           file=sys.stderr)
     sys.exit(75 if errors.may_pass(error) else 2)
   except KeyboardInterrupt:
@@ -211,8 +216,8 @@ def _by_default(error: BaseException) -> str:
   """Says that nobody gave the flag that an error is about, or nothing."""
   field = getattr(error, 'field', '')
   if field not in config.OPTIONS or not FLAGS.is_parsed() or (
-      FLAGS.eval_only or field in _given()
-      or getattr(error, 'value', None) != _values()[field]):
+      FLAGS.eval_only or field in named()
+      or getattr(error, 'value', None) != values()[field]):
     return ''
   return f' (--{checks.flag(field)} has its default.)'
 
@@ -240,7 +245,7 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
       registry.import_place(place)
     folders = runs.train(setting, told, command.origin(
         words, setting='' if script else setting.name, script=script),
-        given=_given())
+        given=named())
     if told.report and folders and processes.is_first():
       from fedjax_ssl.cli import report
       from fedjax_ssl.report import printing

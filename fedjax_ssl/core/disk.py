@@ -98,6 +98,20 @@ def remove_partials(folder: pathlib.Path) -> None:
         path.unlink()
 
 
+def try_lock(handle: int, *, shared: bool = False) -> bool:
+  """Takes the lock of an open file; returns False if another process has it.
+
+  Raises:
+    OSError: if the file system cannot lock the file.
+  """
+  kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+  try:
+    fcntl.flock(handle, kind | fcntl.LOCK_NB)
+  except (BlockingIOError, PermissionError):  # The latter on some NFS.
+    return False
+  return True
+
+
 @contextlib.contextmanager
 def alone(file: pathlib.Path) -> Iterator[None]:
   """Keeps other processes out of the block; they wait for it at this file."""

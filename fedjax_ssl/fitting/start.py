@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
 import functools
-import inspect
 import io
 import os
 import tempfile
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedjax_ssl import config, data, methods
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import checks, flag_kinds, registry
+from fedjax_ssl.core import checks, flag_kinds, knobs, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
@@ -115,14 +115,12 @@ def _as_knob(method: str | Callable[..., Method], word: str, value: Any
   """Says how to give a knob of the method; '' if it has none of the name."""
   if not isinstance(method, str):
     return ''
-  name, _, given = method.partition('(')
-  builder = methods.METHODS.get(name)
-  found = builder and inspect.signature(builder).parameters.get(word)
-  if not found or found.kind is not found.KEYWORD_ONLY:
-    return ''
-  knobs = [given.strip().removesuffix(')').strip(), f'{word}={value!r}']
-  text = f'{name}({", ".join(filter(None, knobs))})'
-  return f' It is a knob of the method: {text!r}.'
+  with contextlib.suppress(ValueError):  # A malformed text is refused later.
+    name, given = registry.parse(method)
+    if name in methods.METHODS and word in knobs.names(methods.METHODS[name]):
+      text = registry.written(name, {**given, word: value})
+      return f' It is a knob of the method: {text!r}.'
+  return ''
 
 
 def _given(method: str | Callable[..., Method], options: Mapping[str, Any]

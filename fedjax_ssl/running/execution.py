@@ -243,8 +243,7 @@ class _Recorder:
   def _write(self, row: loop.Row, times: Mapping[str, Any] | None = None
              ) -> metrics.Row:
     assert self._writer is not None
-    seed = {'seed': row.seed} if len(self._job.seeds) > 1 else {}
-    return self._writer.write({'round': row.round, **seed, **row.values}, times)
+    return self._writer.write(row.by_name(len(self._job.seeds) > 1), times)
 
   def _record(self, row: loop.Row, bar: progress.Progress) -> None:
     """Writes and shows an evaluated round of one seed."""
@@ -330,7 +329,6 @@ def evaluate(job: Job) -> None:
       client_memory.place(job.options, job.folder), reads_only=True)
   runs.start(saved)
   for row in runs.scores(round_):
-    plain = metrics.to_plain(
-        {'round': row.round, 'seed': row.seed, **row.values})
+    plain = metrics.to_plain(row.by_name(True))
     if processes.is_first():
       printing.say(json.dumps({'run': job.name, **plain}))

@@ -15,7 +15,14 @@ import numpy as np
 from fedjax_ssl import data, finished, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import checks, rounds, sampling, tree
+from fedjax_ssl.core import (
+  checks,
+  imports,
+  registry,
+  rounds,
+  sampling,
+  tree,
+)
 from fedjax_ssl.core.types import Federation, Method, State, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import attacks
@@ -26,7 +33,6 @@ from fedjax_ssl.running import (
   start_line,
   stored_options,
   stored_texts,
-  trace_errors,
 )
 from fedjax_ssl.training import (
   own_code,
@@ -100,7 +106,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with (trace_errors.naming_method(options.method), rounds.noting() as noted,
+    with (registry.naming('method', options.method, methods.is_own),
+          rounds.noting() as noted,
           checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.
@@ -113,7 +120,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   except jax.errors.JAXTypeError:
     raise
   except TypeError as error:
-    raise trace_errors.knob_error(error, spec) from error
+    raise _knob_error(error, spec) from error
   seeds, partitions = list(dealt), list(dealt.values())
   facts = {
       'data_hash': data_hash(dataset),
@@ -141,6 +148,22 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
         'method learns from no others there; give another, such as fedavg.',
         labels_at='server', method=options.method)
   return job
+
+
+def _knob_error(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
+  """Turns a TypeError into a FieldError that names the given knobs.
+
+  Returns the error itself if none was given, or if a user's file raised it.
+  """
+  if imports.where(error):
+    return error  # The author of that file needs the whole traceback.
+  given = {name: text for name in task_lib.REGISTRIES
+           if '(' in (text := getattr(spec, name) or '')}
+  if not given:
+    return error
+  field = next(iter(given))
+  return FieldError(field, given.pop(field), 'a knob has a wrong type: '
+                    f'{str(error).splitlines()[0]}', **given)
 
 
 def _hostile(task: Task, seed: int, num_clients: int) -> list[int]:

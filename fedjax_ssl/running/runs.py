@@ -17,7 +17,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import bounds, imports, registry
 from fedjax_ssl.core.checks import FieldError
-from fedjax_ssl.report import printing
+from fedjax_ssl.report import printing, summary
 from fedjax_ssl.running import (
   convolutions,
   data_defaults,
@@ -332,7 +332,6 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
             num_validation: int) -> None:
   """Prints the table and draws the curves."""
-  from fedjax_ssl.report import summary
   printing.say(summary.table(runs))
   few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],
                          num_validation)
@@ -352,7 +351,6 @@ def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
   Raises:
     ValueError: if the file cannot be written.
   """
-  from fedjax_ssl.report import summary
   chart, drawn = workdir / 'curves.png', workdir / 'curves.partial.png'
   try:
     summary.plot_curves(runs, drawn)

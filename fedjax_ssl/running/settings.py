@@ -328,10 +328,10 @@ def is_known(name: str, stored: Mapping[str, Any]) -> bool:
 
 def imported(words: Sequence[str]) -> list[str]:
   """Returns the values of --import among words, with lists split."""
-  found = []
+  found: list[str] = []
   for i, word in enumerate(words):
     flag, equals, value = word.partition('=')
     if flag in ('--import', '-import'):
       value = value if equals else ''.join(words[i + 1:i + 2])
-      found += [part.strip() for part in value.split(',') if part.strip()]
+      found += checks.words(value)
   return found

@@ -115,9 +115,9 @@ def _span(numbers: Iterable[int]) -> str:
 
 
 def _unseen(job: Job, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
-  """Returns whether JAX took the CPU, unasked, although there is a GPU.
+  """Says that JAX took the CPU, unasked, although there is a GPU; else ''.
 
-  It only logs why: its build may lack CUDA, or variables may contradict.
+  JAX only logs why: its build may lack CUDA, or variables may contradict.
   """
   del job
   asked = (jax.config.values['jax_platforms']
@@ -137,13 +137,13 @@ def _without_rows(job: Job) -> str:
 
 
 def _natural(job: Job) -> str:
-  """Returns whether the clients are those that the data name."""
+  """Says that the clients are those that the data name; else ''."""
   return ('rows are with the clients that the data name'
           if job.options.partition == 'natural' else '')
 
 
 def _rows_left_out(job: Job) -> str:
-  """Returns how many rows `max_rows` leaves out."""
+  """Says how many rows `max_rows` leaves out; '' if none."""
   if not job.options.max_rows:
     return ''
   dealt = job.partitions[0]
@@ -208,7 +208,7 @@ def in_vain(job: Job) -> str:
 
 
 def _attacked(job: Job) -> str:
-  """Returns the clients that attack, for each seed."""
+  """Names the clients that attack, for each seed."""
   found = job.facts.get('hostile_clients', {})
   said = [', '.join(map(str, clients)) or 'none' for clients in found.values()]
   if len(said) > 1:
@@ -218,7 +218,7 @@ def _attacked(job: Job) -> str:
 
 
 def _open_bounds(job: Job) -> str:
-  """Returns whether bounds learn the labels that the method keeps private."""
+  """Says that bounds learn labels that the method keeps private; else ''."""
   from fedjax_ssl.report import study
   noisy = study.noisy_networks({'method': job.spec.method})
   if not job.options.bounds or noisy in (None, 'generator'):

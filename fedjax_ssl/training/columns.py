@@ -6,29 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.training import metrics
-from fedjax_ssl.training.runner import Row
-
 _WHOLE = ('round', 'seed')
-
-
-class Columns:
-  """What a training measures, row by row."""
-
-  def __init__(self, *, several: bool):
-    """Begins without rows; `several` seeds get a column of their own."""
-    self._several = several
-    self._rows: list[dict[str, Any]] = []
-
-  def add(self, row: Row) -> None:
-    """Adds a row."""
-    seed = {'seed': row.seed} if self._several else {}
-    self._rows.append(metrics.to_plain(
-        {'round': row.round, **seed, **row.values}))
-
-  def scalars(self) -> dict[str, np.ndarray]:
-    """Returns the columns of numbers."""
-    return scalars(self._rows)
 
 
 def scalars(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

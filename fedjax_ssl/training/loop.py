@@ -20,6 +20,7 @@ from fedjax_ssl.training import (
   client_rows,
   columns,
   environment,
+  metrics,
   offloaded,
   processes,
   runner,
@@ -175,7 +176,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   runs = offloaded.runs(method, federations, seeds, mesh, place, kind=(
       runner.Together if seeds_together(seed_map, len(seeds))
       else runner.Sequential))
-  measured = columns.Columns(several=len(seeds) > 1)
+  measured: list[metrics.Row] = []
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
   began, pace, saved_round, ends = time.monotonic(), math.inf, -1, False
@@ -196,7 +197,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
             observer.on_report(row)
       if done == stop.round and stop.evaluates:
         for row in runs.rows(done):
-          measured.add(row)
+          measured.append(metrics.to_plain(row.by_name(len(seeds) > 1)))
           observer.on_row(row)
       if (stop.saves and done == stop.round) or (ends and done != saved_round):
         observer.on_save(done, runs.snapshot())
@@ -206,7 +207,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
         break
     # A signal during the last rounds must not be lost.
     ends = ends or _agree(heard, pace)[0]
-  return Result(runs.states, done, ends, measured.scalars())
+  return Result(runs.states, done, ends, columns.scalars(measured))
 
 
 def seeds_together(seed_map: str, count: int) -> bool:

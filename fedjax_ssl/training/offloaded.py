@@ -179,7 +179,8 @@ class Offloaded(runner.Sequential):
                 for ids in client_rows.chunks(total, size)]
     asked = len(probe.clients)
     if made.reads_probe and asked:
-      parts = [probe.of_clients(some) for some in client_rows.chunks(asked, size)]
+      parts = [probe.of_clients(some)
+               for some in client_rows.chunks(asked, size)]
       judged = [scored(part.clients, functools.partial(
           self._judged, server, federation, part)) for part in parts]
     own, largest = _joined([own for own, _ in of_all], total), ()

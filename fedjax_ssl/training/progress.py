@@ -89,11 +89,6 @@ class Progress:
     else:
       print(f'{name}: compiling', file=self._stream, flush=True)
 
-  @property
-  def seconds_per_round(self) -> float | None:
-    """Returns the speed since the first update, compilation left out."""
-    return self._rate
-
   def update(self, round_: int, accuracy: float | None = None) -> None:
     """Shows a state of the run.
 

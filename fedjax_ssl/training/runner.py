@@ -1,7 +1,7 @@
 """The compiled rounds of one seed or several, and what they save."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -39,6 +39,11 @@ class Row(NamedTuple):
   round: int
   seed: int
   values: dict[str, Any]
+
+  def by_name(self, several: bool) -> dict[str, Any]:
+    """Returns all of it by name, the seed only if there are `several`."""
+    seed = {'seed': self.seed} if several else {}
+    return {'round': self.round, **seed, **self.values}
 
 
 def root_keys(seed: int) -> tuple[jax.Array, jax.Array]:
@@ -183,8 +188,8 @@ class Sequential:
 
   def rows(self, round_: int) -> list[Row]:
     """Evaluates every seed and starts new totals."""
-    out = [_to_row(round_, seed, self._totals[i], self._scores(i))
-           for i, seed in enumerate(self._seeds)]
+    out = [_to_row(round_, *parts) for parts in zip(
+        self._seeds, self._totals_of_seeds(), self._all_scores(), strict=True)]
     self.restart_totals()
     return out
 
@@ -196,8 +201,8 @@ class Sequential:
 
   def scores(self, round_: int) -> list[Row]:
     """Evaluates every seed, without what was measured during training."""
-    return [Row(round_, seed, jax.device_get(self._scores(i)))
-            for i, seed in enumerate(self._seeds)]
+    return [Row(round_, seed, jax.device_get(scores)) for seed, scores in zip(
+        self._seeds, self._all_scores(), strict=True)]
 
   def reports(self, round_: int) -> list[Row]:
     """Returns each seed's report, as far as it is of every round; or []."""
@@ -213,6 +218,10 @@ class Sequential:
   def _server(self, i: int) -> Any:
     """Returns the server's record of a seed."""
     return self._states[i].server
+
+  def _all_scores(self) -> Iterable[Metrics]:
+    """Evaluates the seeds, each when it is asked for."""
+    return map(self._scores, range(len(self._seeds)))
 
   def _scores(self, i: int) -> Metrics:
     state, federation = self._states[i], self._federations[i]
@@ -290,15 +299,11 @@ class Together(Sequential):
         jnp.int32(count), self._rounds_keys)
     jax.block_until_ready(self._state)
 
-  def rows(self, round_):
-    """Evaluates all seeds at once and starts new totals."""
+  def _all_scores(self):
+    """Evaluates all seeds at once."""
     scores = self._rest(self._state, self._stacked, self._probe,
                         self._own(self._state, self._stacked))
-    out = [_to_row(round_, seed, totals, tree.take(scores, i))
-           for i, (seed, totals) in enumerate(zip(
-               self._seeds, self._totals_of_seeds(), strict=True))]
-    self.restart_totals()
-    return out
+    return [tree.take(scores, i) for i in range(len(self._seeds))]
 
   def restart_totals(self):
     """Starts new sums of metrics."""

@@ -39,7 +39,7 @@ def read(folder: pathlib.Path, name: str) -> bytes:
       first = first or str(error)
       # A run that found this one damaged goes on from the one before it. Arrays
       # take a while to read, so they are looked at in this case alone.
-      if _is_sound(folder, round_):
+      if checkpoint.Checkpoints(folder / sealed.STEPS).is_sound(round_):
         break
   if first:
     raise sealed.SealError(first)
@@ -58,10 +58,6 @@ def _held(folder: pathlib.Path, name: str, round_: int,
   if reason:
     raise sealed.SealError(sealed.refusal(folder, name, round_, reason))
   return held
-
-
-def _is_sound(folder: pathlib.Path, round_: int) -> bool:
-  return checkpoint.Checkpoints(folder / sealed.STEPS).is_sound(round_)
 
 
 def _readable(folder: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import pathlib
@@ -39,6 +38,12 @@ _TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
 
 class WorkdirError(ValueError):
   """The folder cannot be used for this run; the message says why."""
+
+
+class InUseError(WorkdirError):
+  """Another process holds the folder."""
+
+  may_pass = True  # It will end.
 
 
 class Workdir:
@@ -122,8 +127,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
 
 
 def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
-                  allow: Collection[str] = ('num_rounds',),
-                  facts: Mapping[str, Any] | None = None) -> None:
+                  allow: Collection[str], facts: Mapping[str, Any]) -> None:
   """Makes the checks of `open_workdir` without a lock, and writes nothing.
 
   `num_rounds` may differ in either direction.
@@ -137,7 +141,7 @@ def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
     flags = _plain(config)
     _compare(folder, stored, flags | {
         'num_rounds': stored['flags'].get('num_rounds')}, allow)
-    _merged(folder, stored['facts'], _plain(facts or {}))
+    _merged(folder, stored['facts'], _plain(facts))
 
   processes.once(look)
 
@@ -209,12 +213,10 @@ def _take(folder: pathlib.Path, asked: str) -> int:
     raise WorkdirError(f'{folder / LOCK} is a symbolic link, which no run '
                        'makes; remove it.') from None
   try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    holder = os.read(lock, 200).decode(errors='replace').strip()
-    os.close(lock)
-    raise WorkdirError(f'{folder} is in use by {holder or "a process"}; wait '
-                       'for it, or choose another folder.') from None
+    if not disk.try_lock(lock):
+      holder = os.read(lock, 200).decode(errors='replace').strip()
+      raise InUseError(f'{folder} is in use by {holder or "a process"}; wait '
+                       'for it, or choose another folder.')
   except BaseException:
     os.close(lock)
     raise

@@ -98,6 +98,15 @@ if '--only_check_args' not in sys.argv:
   assert '0/8 tried' in bench('clients', '--status')[1]
 
 
+def test_a_dry_run_counts_what_it_prints(bench):
+  _, said, error = bench('clients', 'fedprox', 'fixmatch', '--dry_run')
+  tries = len(said.splitlines())
+  # The bounds are rows, too.
+  assert error == (f'Rows: 4. Tries: {tries}. Then the best of each row: 8 '
+                   'runs of 3 seeds.\n')
+  assert tries == said.count('--seeds=1000')
+
+
 def test_stored_rows_are_not_run_again(bench, out, tmp_path):
   """Their table is the one of a bench that has run all of them."""
   assert bench('clients', 'fixmatch', 'fedprox', *CHANGED)[0] == 0

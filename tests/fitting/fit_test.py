@@ -405,7 +405,7 @@ def median(stacked, weights):
     ({'method': 'fixmatch', 'threshold': .8}, TypeError,
      r"knob of the method: 'fixmatch\(threshold=0.8\)'"),
     ({'method': 'fixmatch(threshold=.8)', 'weighting': 'uniform'}, TypeError,
-     r'''method: "fixmatch\(threshold=.8, weighting='uniform'\)"'''),
+     r'''method: "fixmatch\(threshold=0.8, weighting='uniform'\)"'''),
     ({'method': 'fixmatch', 'task': 3}, TypeError, "option 'task'. Did you"),
     ({'rounds': 1, 'num_rounds': 2}, TypeError, 'num_rounds is given twice'),
     ({'clients': 0}, ValueError, 'num_clients=0: must be'),

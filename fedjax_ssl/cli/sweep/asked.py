@@ -8,7 +8,6 @@ from typing import Any
 from fedjax_ssl import config
 from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
-from fedjax_ssl.core import checks
 from fedjax_ssl.running import settings
 
 
@@ -35,7 +34,7 @@ def options(setting: str, words: Sequence[str]
   """
   read(settings.find(setting, settings.imported(words)).defaults, words)
   from fedjax_ssl.cli import train
-  return train.options(setting), frozenset(given())
+  return train.options(setting), frozenset(train.named())
 
 
 def read(defaults: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -49,21 +48,5 @@ def read(defaults: Mapping[str, Any], words: Sequence[str]) -> None:
     absl.flags.Error: see `options`.
   """
   from fedjax_ssl.cli import train  # It defines the flags.
-  for name, option in config.OPTIONS.items():
-    flag = checks.flag(name)
-    train.FLAGS[flag].unparse()  # Of the cell before.
-    train.FLAGS.set_default(flag, defaults.get(name, option.default))
+  train.begin(defaults)
   train.FLAGS(['sweep', *words])
-
-
-def given() -> dict[str, Any]:
-  """Returns the options that the flags read last give, with their values."""
-  from fedjax_ssl.cli import train
-  return {name: value(name) for name in config.OPTIONS
-          if train.FLAGS[checks.flag(name)].present}
-
-
-def value(name: str) -> Any:
-  """Returns what the flags read last say of an option."""
-  from fedjax_ssl.cli import train
-  return train.FLAGS[checks.flag(name)].value

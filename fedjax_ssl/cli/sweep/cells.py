@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -120,16 +119,13 @@ def lock(out: pathlib.Path, cell: grid.Cell) -> int | None:
   """Takes the cell's lock; returns None if another process has it."""
   file = out / '.sweep' / f'{cell.name}.lock'
   file.parent.mkdir(parents=True, exist_ok=True)
-  handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+  handle, taken = os.open(file, os.O_RDWR | os.O_CREAT, 0o666), False
   try:
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except (BlockingIOError, PermissionError):  # The latter on some NFS.
-    os.close(handle)
-    return None
-  except OSError:
-    os.close(handle)
-    raise
-  return handle
+    taken = disk.try_lock(handle)
+  finally:
+    if not taken:
+      os.close(handle)
+  return handle if taken else None
 
 
 def is_held(out: pathlib.Path, cell: grid.Cell) -> bool:
@@ -148,12 +144,9 @@ def _is_held(lock: pathlib.Path) -> bool:
   except FileNotFoundError:
     return False
   try:
-    fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except (BlockingIOError, PermissionError):  # The latter on some NFS.
-    return True
+    return not disk.try_lock(handle, shared=True)
   finally:
     os.close(handle)
-  return False
 
 
 def record(out: pathlib.Path, cell: grid.Cell) -> dict[str, Any]:
@@ -230,7 +223,7 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
   A process that is told to end saves and exits with 0, so the exit code alone
   does not show that a run is finished.
   """
-  flags = _flags(path)
+  flags = config_of(path, 'flags')
   wanted = flags.get('num_rounds')
   seeds = flags.get('seeds') or [flags.get('seed')]
   if not isinstance(wanted, int) or not isinstance(seeds, list):
@@ -248,16 +241,11 @@ def is_complete(path: pathlib.Path) -> bool:
   that is run is there before anything trains.
   """
   parts = [path]
-  if _flags(path).get('bounds'):
+  if config_of(path, 'flags').get('bounds'):
     parts += [path / name for name in bounds.FOLDERS
               if name != bounds.folder('all') or (path / name).is_dir()]
   states = [progress(part) for part in parts]
   return all(s is not None and s[0] >= s[1] for s in states)
-
-
-def _flags(path: pathlib.Path) -> dict[str, Any]:
-  """Reads the flags of a run's `config.json`; {} if missing or damaged."""
-  return config_of(path, 'flags')
 
 
 def config_of(path: pathlib.Path, part: str) -> dict[str, Any]:

@@ -107,8 +107,9 @@ def _refusing(shown: str) -> Iterator[None]:
   try:
     yield
   except (ValueError, OSError, flags.Error) as error:
-    values = {name: asked.value(name) for name in config.OPTIONS}
-    print(f'error: {shown}: {errors.line(error, values)}', file=sys.stderr)
+    from fedjax_ssl.cli import train
+    print(f'error: {shown}: {errors.line(error, train.values())}',
+          file=sys.stderr)
     sys.exit(_REFUSED)
 
 
@@ -178,12 +179,14 @@ def _check_known(words: Sequence[str]) -> None:
     FieldError: for one that the name does not take.
   """
   from fedjax_ssl import task
+  from fedjax_ssl.cli import train
   try:
     asked.read({}, words)
   except flags.Error:
     return  # It may have flags of its own.
+  said, named = train.values(), train.named()
   for field, known in task.REGISTRIES.items():
-    text = asked.given().get(field)
+    text = said[field] if field in named else None
     if text is None or imports.split(text):
       continue
     name = text.partition('(')[0].strip()

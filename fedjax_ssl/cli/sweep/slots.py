@@ -301,10 +301,8 @@ def _begin(cores: set[int]) -> None:
 def _signal(process: subprocess.Popen, number: int) -> None:
   """Signals a run and all processes that it started."""
   if process.poll() is None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, number)
-    except ProcessLookupError:
-      pass
 
 
 def reason(code: int) -> str:
