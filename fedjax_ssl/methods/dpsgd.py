@@ -19,7 +19,6 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl import losses
 from fedjax_ssl.core import (
   checks,
   client_weights,
@@ -28,7 +27,7 @@ from fedjax_ssl.core import (
   sampling,
   tree,
 )
-from fedjax_ssl.core.local_training import Aux, descend, LossFn
+from fedjax_ssl.core.local_training import descend, LossFn
 from fedjax_ssl.core.types import (
   Client,
   Federation,
@@ -42,7 +41,6 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
   assemble,
   averaging,
-  network,
   objective,
   private_labels,
 )
@@ -136,7 +134,8 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
                               sample=sampling.uniform(task.cohort_size))
   return assemble.assemble(
       task, before=[labels], client_update=functools.partial(
-          _without_labels, task, _fixmatch(task, threshold, unlabeled_weight),
+          _without_labels, task,
+          objective.fixmatch(task, threshold, unlabeled_weight),
           unlabeled_rate),
       broadcast=lambda server, client_id, group: server.model,
       work=lambda shard: batching.num_steps(task, shard, 'unlabeled'),
@@ -200,18 +199,3 @@ def _without_labels(task: Task, loss_fn: LossFn, rate: float,
   weight = client_weights.client_weight(client.shard, 'unlabeled',
                                         weighting='uniform')
   return Update(tree.subtract(model, payload), weight, client.memory, metrics)
-
-
-def _fixmatch(task: Task, threshold: float, weight: float) -> LossFn:
-  """Makes FixMatch's loss of unlabeled rows alone."""
-  def loss_fn(model, given, batch, key):
-    del given
-    target, *views = network.views(task, batch, key)
-    weak, (_, strong), stats = network.forward_with_targets(
-        task, model, target, *views, key=key)
-    loss, used = losses.fixmatch(strong, weak, batch.unlabeled.mask,
-                                 threshold=threshold)
-    loss, metrics = objective.total(batch, loss, None, weight=weight,
-                                    mask_rate=used['mask_rate'])
-    return loss, Aux(stats, metrics)
-  return loss_fn

@@ -149,8 +149,8 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
   at_clients = task.labels_at == 'clients'
   streams = 'both' if at_clients else 'unlabeled'
   loss_fn = averaging.keeping_stats(
-      task, _loss_fn(task, threshold, unlabeled_weight,
-                     chosen['own_labels'] and at_clients))
+      task, (_own_labels if chosen['own_labels'] and at_clients
+             else objective.fixmatch)(task, threshold, unlabeled_weight))
 
   def init(key: jax.Array, federation: Federation) -> tuple[Server, PyTree]:
     del federation
@@ -178,25 +178,20 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
       pseudo_label=assemble.confident_labels(task, threshold))
 
 
-def _loss_fn(task: Task, threshold: float, weight: float, own_labels: bool
-             ) -> LossFn:
+def _own_labels(task: Task, threshold: float, weight: float) -> LossFn:
+  """Makes the loss in which each view learns its own label."""
   def loss_fn(model, given, batch, key):
     del given
     weak, labeled, strong = network.views(task, batch, key)
-    mask = strong.mask
-    if own_labels:
-      (known, *other), stats = network.forward(
-          task, model, labeled, weak, strong, key=key)
-      logits, mask = jnp.concatenate(other), jnp.concatenate([mask, mask])
-      target = jax.lax.stop_gradient(logits)
-    else:
-      target, (known, logits), stats = network.forward_with_targets(
-          task, model, weak, labeled, strong, key=key)
-    loss, used = losses.fixmatch(logits, target, mask, threshold=threshold)
+    (known, *other), stats = network.forward(
+        task, model, labeled, weak, strong, key=key)
+    logits = jnp.concatenate(other)
+    loss, used = losses.fixmatch(
+        logits, jax.lax.stop_gradient(logits),
+        jnp.concatenate([strong.mask, strong.mask]), threshold=threshold)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(known, batch.labeled), weight=weight,
-        mask_rate=used['mask_rate'], labelings=1 - own_labels,
-        views=1 + own_labels)
+        mask_rate=used['mask_rate'], labelings=0, views=2)
     return loss, Aux(stats, metrics)
   return loss_fn
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.local_training import Aux
-from fedjax_ssl.core.types import Batch, Method, Task
+from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
@@ -53,18 +53,13 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     raise ValueError("labeler='global' needs a server that sends a model, not "
                      "server='local'.")
 
-  def loss_fn(model, given, batch, key):
+  def taught(model, given, batch, key):
+    """Learns labels of the global model."""
     target, *views = network.views(task, batch, key)
-    beside: tuple[Batch, ...] = ()
-    if labeler == 'global':
-      weak = task.apply(given.anchor, target.inputs)
-      if weak_in_batch and network.is_coupled(task):
-        beside = (target,)
-      (*_, labeled, strong), stats = network.forward(
-          task, model, *beside, *views, key=key)
-    else:
-      weak, (labeled, strong), stats = network.forward_with_targets(
-          task, model, target, *views, key=key)
+    beside = (target,) if weak_in_batch and network.is_coupled(task) else ()
+    weak = task.apply(given.anchor, target.inputs)
+    (*_, labeled, strong), stats = network.forward(
+        task, model, *beside, *views, key=key)
     loss, used = losses.fixmatch(
         strong, weak, batch.unlabeled.mask, threshold=threshold, over=over)
     loss, metrics = objective.total(
@@ -73,6 +68,8 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
         labelings=1 + len(beside))
     return loss, Aux(stats, metrics)
 
+  loss_fn = taught if labeler == 'global' else objective.fixmatch(
+      task, threshold, unlabeled_weight, over=over)
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
       labeled_client_weight=labeled_client_weight, keep_local=keep_local,

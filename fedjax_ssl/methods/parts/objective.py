@@ -1,11 +1,15 @@
-"""The sum of a labeled and an unlabeled loss, with the metrics of both."""
+"""The sum of a labeled and an unlabeled loss, with the metrics of both.
+
+FixMatch's, on which several methods build, is `fixmatch`.
+"""
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core.types import Batch, Metrics, Number
+from fedjax_ssl.core.local_training import Aux, LossFn
+from fedjax_ssl.core.types import Batch, Metrics, Number, Task
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods.parts import network
@@ -54,3 +58,26 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
     metrics['labeled_loss'] = network.over_rows(labeled_loss, rows)
     loss += labeled_loss
   return loss, metrics
+
+
+def fixmatch(task: Task, threshold: float, weight: float, *,
+             over: str = 'batch') -> LossFn:
+  """Makes FixMatch's loss, with pseudo-labels of the model in training.
+
+  Args:
+    task: the static choices.
+    threshold: see `losses.fixmatch`.
+    weight: of L_u.
+    over: see `losses.fixmatch`.
+  """
+  def loss_fn(model, given, batch, key):
+    del given
+    target, *views = network.views(task, batch, key)
+    weak, (known, strong), stats = network.forward_with_targets(
+        task, model, target, *views, key=key)
+    loss, used = losses.fixmatch(strong, weak, batch.unlabeled.mask,
+                                 threshold=threshold, over=over)
+    loss, metrics = total(batch, loss, labeled(known, batch.labeled),
+                          weight=weight, mask_rate=used['mask_rate'])
+    return loss, Aux(stats, metrics)
+  return loss_fn
