@@ -28,7 +28,7 @@ LAYERS = {
     'arguments': (),
     'aggregation': ('arguments',),
     'losses': ('arguments',),
-    'privacy': ('aggregation.algebra',),
+    'privacy': ('aggregation.algebra', 'arguments'),
     'sparse': (),
     'core': (),
     'data': ('core',),
