@@ -6,11 +6,11 @@ import math
 import numpy as np
 
 
-def generator(rng: object) -> None:
+def generator(given: object) -> None:
   """Refuses what cannot draw on the host, such as a number or a key of JAX."""
-  if not isinstance(rng, np.random.Generator):
+  if not isinstance(given, np.random.Generator):
     raise ValueError('rng must be a host generator, such as '
-                     f'numpy.random.default_rng(0), not {type(rng).__name__}')
+                     f'numpy.random.default_rng(0), not {type(given).__name__}')
 
 
 def pool(labels: np.ndarray, where: np.ndarray | None
