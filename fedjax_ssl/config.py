@@ -175,7 +175,8 @@ class Config:
       50, "Rows of an unlabeled batch; 0 divides a client's unlabeled rows "
       'over its labeled steps.', _whole(0, 2**16))
   seed: int | None = _option(
-      0, 'Seed of initial values and draws.', _whole(0, LARGEST_SEED))
+      0, 'Seed of initial values and draws, instead of seeds.',
+      _whole(0, LARGEST_SEED))
   eval_every: int = _option(
       5, 'Rounds between evaluations; 0: at the end only.', _whole(0),
       may_change=True)

@@ -38,8 +38,9 @@ class Setting(NamedTuple):
 
   def text(self) -> str:
     """Returns what --help says above the flags."""
+    packed = self.defaults.get('dataset') == 'digits'  # It comes with us.
     return (f'{self.about}\n\n{self.source}\n\n'
-            f'fedjax-ssl train {self.name} --data_dir=DIR'
+            f'fedjax-ssl train {self.name}' + ' --data_dir=DIR' * (not packed)
             + ' --dataset=NAME' * self.any_data)
 
 

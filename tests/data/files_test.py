@@ -47,6 +47,11 @@ def test_parts_on_one_scale_are_the_same_images(train, test):
         got[part][..., 0], np.rint(given * (255 / most)))
 
 
+def test_a_table_of_features_is_told_how_it_can_be_given():
+  _refused(lambda: datasets_files.as_stored({'train': np.ones((5, 17))}),
+           '(5, 17)', '[D, 1, F]', 'model=mlp')
+
+
 def test_images_that_become_all_alike_are_refused():
   _refused(lambda: datasets_files.as_stored({'train': IMAGES * 1e-6}),
            'leave one')

@@ -293,8 +293,12 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   for part, images in parts.items():
     if images.ndim not in (3, 4) or (
         images.ndim == 4 and images.shape[-1] not in (1, 3)):
-      raise DataError(f'{part} images have shape {images.shape}; allowed are '
-                      '[D, H, W], [D, H, W, 1] and [D, H, W, 3]')
+      raise DataError(
+          f'{part} images have shape {images.shape}; allowed are [D, H, W], '
+          '[D, H, W, 1] and [D, H, W, 3]' + (
+              '; a table of features [D, F] goes as [D, 1, F] with columns '
+              'scaled to 0 to 1, of which 256 steps are kept, to model=mlp '
+              'with weak=none and strong=none' if images.ndim == 2 else ''))
     if not images.size:
       raise DataError(f'{part} images are empty, shape {images.shape}')
     if images.dtype.kind not in 'buif':
