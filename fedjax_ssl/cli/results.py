@@ -61,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
       if folder in args.workdirs or folders == [folder]:
         raise
       left_out.append(str(error).rstrip('.'))
+  if not readable:
+    raise ValueError(f'{"; ".join(left_out)}.')
   rows = study.read(readable, columns)
   text = study.markdown(rows, args.note, settings.known_defaults)
   if args.out:

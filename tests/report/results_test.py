@@ -271,6 +271,21 @@ def test_a_folder_of_runs_stands_for_them(tmp_path):
   assert done.returncode == 2 and 'holds no run' in done.stderr
 
 
+def test_a_run_that_has_just_begun_does_not_block_the_others(tmp_path):
+  runs = [pathlib.Path(_run_of(tmp_path / 'sweep' / name, 'uda', (.5, .6)))
+          for name in 'ab']
+  (runs[1] / 'metrics.jsonl').write_text('')
+  done = _call(str(tmp_path / 'sweep'))
+  assert done.returncode == 0 and '| a |' in done.stdout
+  line, = done.stderr.splitlines()
+  assert line.startswith('left out: ') and 'b has no rows' in line
+  assert _call(str(runs[1])).returncode == 2
+  (runs[0] / 'metrics.jsonl').write_text('')
+  done = _call(str(tmp_path / 'sweep'))
+  assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+  assert done.stderr.count('has no rows') == 2
+
+
 def test_an_epsilon_plot_is_whole_or_the_old_one(tmp_path, monkeypatch):
   folder = _run_of(tmp_path / 'a', 'fedssl', (.5, .6))
   rows = [{'round': 5, 'seed': s, 'accuracy': .5, 'epsilon': 2.0}
