@@ -272,6 +272,7 @@ def test_a_folder_of_runs_stands_for_them(tmp_path):
 
 
 def test_a_run_that_has_just_begun_does_not_block_the_others(tmp_path):
+  (tmp_path / 'sweep').mkdir()
   runs = [pathlib.Path(_run_of(tmp_path / 'sweep' / name, 'uda', (.5, .6)))
           for name in 'ab']
   (runs[1] / 'metrics.jsonl').write_text('')
