@@ -73,7 +73,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     progress: whether to show a bar on a terminal or in a notebook, or else
       lines on standard error.
     **options: any of `config.Config`. `clients` and `rounds` are short for
-      num_clients and num_rounds. `aggregator` may be a function, too, see
+      num_clients and num_rounds. `aggregator` may be a named function, too, see
       `Task.aggregator`.
 
   Returns:
