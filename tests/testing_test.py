@@ -94,6 +94,17 @@ def test_the_example_keeps_the_contract(root):
   assert 'at server: does not apply, reports nothing' in repr(found)
 
 
+@pytest.mark.usefixtures('as_registered')
+def test_the_example_with_a_memory_keeps_it(root):
+  laws = ('memory_of_an_unsampled_client_is_unchanged', 'resume_is_exact',
+          'masked_rows_are_never_learnt_from', 'no_key_is_used_twice',
+          'a_client_without_rows_equals_an_absent_one')
+  found = testing.check_method(
+      f'{root}/experiments/examples/evened_fixmatch.py:'
+      'evened_fixmatch(threshold=0.3)', laws=laws)
+  assert {*found.values()} == {''}
+
+
 def test_laws_that_cannot_be_told_are_passed_over():
   one = contract.CohortRunner(guessing, 'linear', 'clients')
   assert one.is_told and one.can_break
