@@ -91,6 +91,7 @@ class Run(NamedTuple):
     method: its method.
     states: the State of each seed.
     round: rounds done.
+    facts: those of its `config.json`, `task` and `choices` among them.
     class_names: of the columns of `predict`; () where classes are numbers.
   """
 
@@ -99,6 +100,7 @@ class Run(NamedTuple):
   method: Method
   states: dict[int, State]
   round: int
+  facts: Mapping[str, Any]
   class_names: tuple[str, ...] = ()
 
   @property
@@ -170,13 +172,35 @@ class Run(NamedTuple):
       return jnp.zeros((0, self.spec.num_classes))
     return predict(state.server, jnp.asarray(inputs))
 
+  def save(self, path: str | os.PathLike[str], seed: int | None = None) -> None:
+    """Writes a seed's global model as one .npz, which `load` reads.
+
+    Args:
+      path: of the file. Its arrays are those of the server's record by name,
+        and `about`: JSON of what the model is made of.
+      seed: which of its seeds; the first by default.
+
+    Raises:
+      ValueError: if the run has no global model, or no such seed.
+    """
+    seed = next(iter(self.states)) if seed is None else seed
+    self.global_model(seed)
+    about = {'task': {**self.facts['task'], 'seeds': [seed]},
+             'choices': self.facts['choices'], 'round': self.round,
+             **({'class_names': names} if (names := self.class_names) else {})}
+    arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
+        self.states[seed].server)}
+    whole = io.BytesIO()
+    np.savez(whole, about=np.array(json.dumps(about)), **arrays)
+    disk.replace(pathlib.Path(path), whole.getvalue())
+
 
 def load(workdir: str | os.PathLike[str]) -> Run:
   """Reads a run back to predict with, or to look at.
 
   Args:
-    workdir: the folder of a run that has saved a checkpoint, or a file of
-      `save`.
+    workdir: the folder of a run that has saved a checkpoint, or a file that
+      `Run.save` wrote.
 
   Returns:
     The run at its newest checkpoint. With client_memory=disk a leaf of
@@ -241,34 +265,8 @@ def make(spec: task_lib.TaskSpec, task: Task, method: Method,
     method = method._replace(predict=jax.jit(
         lambda server, inputs: evaluate.in_batches(
             model, inputs, jnp.arange(inputs.shape[0]), given=(server,))))
-  return Run(spec, task, method, states, round_,
+  return Run(spec, task, method, states, round_, facts,
              tuple(facts.get('class_names', ())))
-
-
-def save(path: str | os.PathLike[str], run: Run, facts: Mapping[str, Any],
-         seed: int | None = None) -> None:
-  """Writes a run's global model as one .npz, which `load` reads.
-
-  Args:
-    path: of the file. Its arrays are those of the server's record by name, and
-      `about`: JSON of what the model is made of.
-    run: the finished run.
-    facts: those of its `config.json`: `task` and `choices`.
-    seed: which of its seeds; the first by default.
-
-  Raises:
-    ValueError: if the run has no global model, or no such seed.
-  """
-  seed = next(iter(run.states)) if seed is None else seed
-  run.global_model(seed)
-  about = {'task': {**facts['task'], 'seeds': [seed]},
-           'choices': facts['choices'], 'round': run.round,
-           **({'class_names': names} if (names := run.class_names) else {})}
-  arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
-      run.states[seed].server)}
-  whole = io.BytesIO()
-  np.savez(whole, about=np.array(json.dumps(about)), **arrays)
-  disk.replace(pathlib.Path(path), whole.getvalue())
 
 
 def _named(record: PyTree) -> list[tuple[str, Any]]:

@@ -211,4 +211,4 @@ class Run:
     Raises:
       ValueError: if there is no global model.
     """
-    finished.save(path, self._model, self._job.facts, seed)
+    self._model.save(path, seed)

@@ -51,6 +51,21 @@ def test_predictions_have_the_accuracy_of_the_last_row(finished, test_set):
                                 run.predict(test_set.inputs[:7], seed=0))
 
 
+def test_the_model_of_a_program_is_saved_alone(finished, test_set, tmp_path):
+  run, file = fedjax_ssl.load(finished), tmp_path / 'model.npz'
+  run.save(file, seed=1)
+  alone = fedjax_ssl.load(file)
+  assert [*alone.states] == [1] and alone.round == run.round
+  np.testing.assert_array_equal(alone.predict(test_set.inputs),
+                                run.predict(test_set.inputs, seed=1))
+  again = tmp_path / 'again.npz'
+  alone.save(again)
+  for name, array in np.load(file).items():
+    np.testing.assert_array_equal(np.load(again)[name], array)
+  with pytest.raises(ValueError, match='seed=5'):
+    run.save(file, seed=5)
+
+
 def test_inputs_may_lack_the_one_channel(finished, test_set):
   run = fedjax_ssl.load(str(finished))
   images = test_set.inputs[:5]
