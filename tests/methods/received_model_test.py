@@ -62,16 +62,18 @@ def test_fl2_also_sees_the_labeled_rows_of_clients_with_labels_alone():
   assert _shared('fl2') == [TOGETHER * 12, TOGETHER * 3]
 
 
-@pytest.mark.parametrize('text, rows', [
-    ('semifl', 12), *wider(('sage', 4), ('feddb', 12))])
-def test_so_it_is_with_statistics_that_the_server_sends(text, rows):
+@pytest.mark.parametrize('text, rows, passes', [
+    ('semifl', 12, 3), *wider(('sage', 4, 1), ('feddb', 12, 3))])
+def test_so_it_is_with_statistics_that_the_server_sends(text, rows, passes):
+  """And in `semifl` and `feddb` to compute these, first and after a round."""
   shape = toy.federation()[0].train.inputs.shape[1:]
   model = task_lib.make_task(task_lib.TaskSpec(
       num_classes=toy.NUM_CLASSES, input_shape=shape, model='cnn(width=2)',
       norm='static', conv_impl='lax')).model
   found = _convolutions(text, model)
   shared = [inputs[0] for groups, inputs, _ in found if groups == 1]
-  assert shared.count(TOGETHER * rows) == 2  # The network has two layers.
+  # The network has two layers.
+  assert shared.count(TOGETHER * rows) == 2 * passes
   assert any(groups == TOGETHER for groups, *_ in found)
 
 

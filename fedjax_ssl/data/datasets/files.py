@@ -317,7 +317,7 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     images = given
     if unit:
       images = np.rint(images.astype(np.float32) * 255)
-    elif images.dtype.kind in 'bf' and 0 < images.max() <= 1:
+    elif images.dtype.kind in 'bf' and images.min() < images.max() <= 1:
       kind = 'bools' if images.dtype.kind == 'b' else 'floats in [0, 1]'
       raise DataError(f'{part} images are {kind}, those of another part are '
                       'not; all must have one scale')

@@ -56,6 +56,7 @@ _PROFILES: dict[str, dict[str, bool]] = {
 }
 _OUT_OF_REACH = 4.0  # Three probabilities sum to 3 at most.
 _FEW = 10  # A round that accepts this many new labels is called a harvest.
+_MEASURES = 0xc0  # Folded into the key of what is measured.
 _RAMP = (50, 150)  # Epochs between which pseudo-labels gain weight.
 
 
@@ -274,13 +275,12 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   the client measures that of the received model on its unlabeled rows. It sends
   the sum and the number of these rows in `Update.counts`, and 1 if it trained.
   """
-  train_key, measure_key = jax.random.split(key)
   model, rows, memory, metrics = lax.cond(
       client.round < s.first_phase, functools.partial(_pretraining, task),
-      functools.partial(_with_labels, task, s), payload, client, train_key)
+      functools.partial(_with_labels, task, s), payload, client, key)
   sureness = labeling.confidence_sum(
       task, functools.partial(_predict, task, s, payload.model), client,
-      measure_key,
+      jax.random.fold_in(key, _MEASURES),
       kind='unlabeled', wanted=(client.round >= s.first_phase - 1)
       & (payload.confidence == 0))
   metrics['forward_passes'] += sureness[1]
