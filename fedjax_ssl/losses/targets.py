@@ -74,8 +74,6 @@ def pseudo_label(logits: Array, *, threshold: Scalar = 0.95
   """
   check_array('logits', logits)
   arguments.check_number('threshold', threshold, arguments.NOT_NEGATIVE)
-  if jnp.ndim(threshold):
-    check_shape('threshold', threshold, logits.shape[-1:])
   return hard_label(jax.nn.softmax(at_least_float32(logits)),
                     threshold=threshold)
 
