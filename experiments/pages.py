@@ -36,6 +36,8 @@ _END = '<!-- end of {} -->'
 # On one page.
 _GROWTH = 'growth_million', 'growth_million_one', 'growth_kept', 'processes'
 _BENCH = f'{records.VERSION}_'  # Tables of the bench; a bed's name follows.
+_BEST = ('; in brackets, where it is known, the mean of their best rounds, '
+         'chosen on the test set, as papers may')
 _FIRST = 'clients'  # The bed whose best rows are in README.md.
 _SHOWN = 8  # Of them, the bounds included.
 # The method that no paper has, and its row in which clients with labels count
@@ -149,7 +151,8 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
   known = [found for _, found in stored.values()]
   title = table.title + (f', variant `{variant}`' if variant else '')
   lines = [f'Paper / ours, {table.unit}. {table.citation}; {table.runs}. '
-           'Ours: the last round, mean ± standard deviation over seeds. '
+           'Ours: the last round, mean ± standard deviation over seeds'
+           f'{_BEST if any(map(_best, known)) else ""}. '
            + _how(name, variant, known), '']
   shape = len(table.rows), len(table.columns)
   run = np.array([[table.place(i, j).name in stored
@@ -192,7 +195,16 @@ def _ours(stored: dict[str, Any], metric: str, scale: float) -> str:
   seeds = stored['seeds'].values()
   values = ([s['final'] for s in seeds] if metric == 'accuracy'
             else [s['metrics'].get(metric) for s in seeds])
-  return verdict.marked(summary.percent(values, scale), _verdicts(stored))
+  best = _best(stored) if metric == 'accuracy' else None
+  return verdict.marked(
+      summary.percent(values, scale) + (
+          f' ({scale * best:.1f})' if best else ''), _verdicts(stored))
+
+
+def _best(stored: Mapping[str, Any]) -> float | None:
+  """The mean over seeds of their best round; None if not stored for all."""
+  values = [seed.get('best') for seed in stored['seeds'].values()]
+  return None if None in values else float(np.mean(values))
 
 
 def _verdicts(stored: Mapping[str, Any]) -> list[verdict.Verdict | None]:

@@ -435,8 +435,8 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
   """Sums up one seed, ready for JSON.
 
   Returns:
-    final, tail, selected: see `summary.summary`; last_10_rounds: the mean test
-    accuracy over the last 10 rounds, stored with the papers' tables.
+    final, tail, selected, best: see `summary.summary`; last_10_rounds: the mean
+    test accuracy over the last 10 rounds, stored with the papers' tables.
     metrics: numbers of the last row. bytes_up, bytes_down and num_rejected are
     sums over the run; cost_up and cost_down, in percent of one dense model, are
     means over the run's rounds and known wherever traffic was measured.
@@ -449,7 +449,7 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
   last |= {k: v for k in ('cost_up', 'cost_down')
            if (v := _cost(rows, k)) is not None}
   return {'final': summary['final'], 'tail': summary['tail'],
-          'last_10_rounds': last_rounds(rows),
+          'last_10_rounds': last_rounds(rows), 'best': summary['best'],
           'selected': summary['selected'], 'metrics': last}
 
 

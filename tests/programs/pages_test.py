@@ -113,6 +113,19 @@ def test_a_variant_is_named_and_is_not_the_table(copy):
   assert '/ 40.00 |' in text and '/ - |' not in text  # What was run, alone.
 
 
+def test_the_best_round_stands_in_brackets_where_all_seeds_know_it(copy):
+  result = cell([.4, .5])
+  result['seeds']['0']['best'] = .45
+  store(copy, 'feddure1', result)
+  pages.main([], copy)
+  assert 'brackets' not in page(copy)
+  result['seeds']['1']['best'] = .55
+  store(copy, 'feddure1', result)
+  pages.main([], copy)
+  assert '| FedAvg* | 40.34 / 45.00 ± 7.07 (50.0) |' in page(copy)
+  assert 'in brackets' in page(copy)
+
+
 def test_numbers_that_are_no_accuracy(copy):
   name = 'cross_device.fedlabel_cifar10'
   result = cell([.4], table='fedlabel3', cell=name,
