@@ -35,6 +35,20 @@ def check_number(name: str, value: Any, allowed: Range) -> None:
     raise ValueError(f'{name} {said}; allowed is {words}.')
 
 
+def of_host(name: str, value: Any) -> Any:
+  """Turns an array of one number into that number; else returns the value.
+
+  Raises:
+    ValueError: naming the argument, if the number is traced.
+  """
+  if isinstance(value, jax.core.Tracer):
+    raise ValueError(f'{name} is traced, as under jit, grad or vmap; allowed '
+                     'is what is known before that, such as a Python number.')
+  if isinstance(value, (jax.Array, np.ndarray)) and value.ndim == 0:
+    return value.item()
+  return value
+
+
 def check_alike(**trees: Any) -> None:
   """Raises ValueError, naming the leaf, unless two trees have one form."""
   (name, tree), (other_name, other) = trees.items()

@@ -233,6 +233,17 @@ def test_what_makes_no_rule_is_refused(rule, knobs):
     rule(jnp.ones((3, 2)), jnp.ones(3), **knobs)
 
 
+def test_a_knob_may_be_an_array_of_one_number():
+  rows = jnp.arange(10.).reshape(5, 2)
+  for trim in (jnp.float32(.25), np.array(.25)):
+    np.testing.assert_array_equal(
+        aggregation.trimmed_mean(rows, jnp.ones(5), trim=trim),
+        aggregation.trimmed_mean(rows, jnp.ones(5), trim=.25))
+  with pytest.raises(ValueError, match='trim is traced, .* a Python number'):
+    jax.jit(lambda trim: aggregation.trimmed_mean(
+        rows, jnp.ones(5), trim=trim))(.25)
+
+
 @pytest.mark.parametrize('rule', [
     aggregation.median, aggregation.trimmed_mean, aggregation.krum,
     aggregation.multi_krum, aggregation.geometric_median,

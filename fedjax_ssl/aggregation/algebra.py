@@ -25,7 +25,8 @@ def jit(*static: str, **ranges: arguments.Range
   """Makes `jax.jit` keep a signature for editors and type checkers.
 
   Args:
-    *static: names of static arguments.
+    *static: names of static arguments: what the host holds, or an array of
+      JAX with one number, which is read.
     **ranges: of arguments that are traced. A number of the host is checked
       before that; one that JAX holds is not, as reading it would be a wait.
 
@@ -34,16 +35,17 @@ def jit(*static: str, **ranges: arguments.Range
   """
   def decorate(function: Function) -> Function:
     compiled: Any = jax.jit(function, static_argnames=static)
-    if not ranges:
-      return cast('Function', compiled)
     names = list(inspect.signature(function).parameters)
+    def prepared(name: str, value: Any) -> Any:
+      if name in ranges:
+        arguments.check_number(name, value, ranges[name])
+      return arguments.of_host(name, value) if name in static else value
 
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
-      for name, value in (*zip(names, args, strict=False), *named.items()):
-        if name in ranges:
-          arguments.check_number(name, value, ranges[name])
-      return compiled(*args, **named)
+      return compiled(
+          *map(prepared, names, args), *args[len(names):],
+          **{name: prepared(name, value) for name, value in named.items()})
 
     whole: Any = checked
     whole.lower = compiled.lower  # As of what `jax.jit` returns.

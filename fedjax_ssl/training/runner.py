@@ -248,8 +248,12 @@ def _alike(probes: Sequence[evaluate.Probe], *names: str
   def padded(name):
     parts = [getattr(probe, name) for probe in probes]
     shape = np.max([x.shape for x in parts], axis=0)
-    return [np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)])
-            for x in parts]
+    def pad(x):
+      # A client's rows again: a method may judge a batch by all that is in it.
+      mode: Any = 'wrap' if name == 'rows' and x.size else 'constant'
+      sides = [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]
+      return np.pad(x, sides, mode)
+    return [*map(pad, parts)]
   return [probe._replace(**dict(zip(names, fields, strict=True)))
           for probe, *fields in zip(probes, *map(padded, names), strict=True)]
 

@@ -134,6 +134,19 @@ def test_a_probe_is_filled_up_with_the_clients_own_rows():
     assert {*rows} == {*rows[mask > 0]} and np.ptp(times) <= 1
 
 
+def test_probes_of_seeds_together_are_filled_up_with_own_rows_too():
+  federation, _ = toy.federation()
+  whole = evaluate.probe_of(federation)
+  narrow = whole._replace(rows=whole.rows[:, :2], mask=whole.mask[:, :2])
+  few = whole.of_clients([1])
+  for probe, got in zip([whole, narrow, few], runner._alike(
+      [whole, narrow, few], *whole._fields), strict=True):
+    assert got.rows.shape == got.mask.shape == whole.rows.shape
+    assert got.mask.sum() == probe.mask.sum()
+    for mine, padded in zip(probe.rows, got.rows, strict=False):
+      assert {*padded} == {*mine}
+
+
 def test_a_probe_of_a_large_federation_is_small_and_even():
   federation, _ = toy.federation()
   rows = np.arange(9000, dtype=np.int32).reshape(3000, 3)
