@@ -173,8 +173,8 @@ def _paper_part(here: pathlib.Path, folder: pathlib.Path
           _ours(ours, column.get('metric', 'accuracy'),
                 column.get('scale', 100))))
     lines.append(f'| {row["title"]} | ' + ' | '.join(places) + ' |')
-  return title, '\n'.join([*lines, *stored_study.footnotes({
-      name: _verdicts(ours) for name, (_, ours) in stored.items() if ours})])
+  return title, '\n'.join([*lines, *stored_study.footnotes(
+      (name, _verdicts(ours)) for name, (_, ours) in stored.items() if ours)])
 
 
 def _how(name: str, variant: str, known: Sequence[dict[str, Any]]) -> str:

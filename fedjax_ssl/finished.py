@@ -181,18 +181,23 @@ class Run(NamedTuple):
       seed: which of its seeds; the first by default.
 
     Raises:
-      ValueError: if the run has no global model, or no such seed.
+      ValueError: if the run has no global model, or no such seed, or the file
+        cannot be written.
     """
     seed = next(iter(self.states)) if seed is None else seed
     self.global_model(seed)
     about = {'task': {**self.facts['task'], 'seeds': [seed]},
-             'choices': self.facts['choices'], 'round': self.round,
+             'choices': self.facts.get('choices', {}), 'round': self.round,
              **({'class_names': names} if (names := self.class_names) else {})}
     arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
         self.states[seed].server)}
     whole = io.BytesIO()
     np.savez(whole, about=np.array(json.dumps(about)), **arrays)
-    disk.replace(pathlib.Path(path), whole.getvalue())
+    try:
+      disk.replace(pathlib.Path(path), whole.getvalue())
+    except OSError as error:
+      raise ValueError(f'{os.fspath(path)} cannot be written: '
+                       f'{error.strerror}.') from error
 
 
 def load(workdir: str | os.PathLike[str]) -> Run:

@@ -70,7 +70,9 @@ def poisson_rows(key: Array, num_rows: Array, rate: Scalar, *, width: int,
   Args:
     key: PRNG key.
     num_rows: int32[], at most `width`.
-    rate: q in [0, 1], float32[]; 1 takes every row.
+    rate: q in [0, 1], float32[]; 1 takes every row. A row is drawn with
+      floor(2^23 q) / 2^23, as draws are multiples of 2^-23: never more often
+      than q, which privacy is accounted for.
     width: columns of the table.
     capacity: places returned; if more rows are drawn, a random choice of them
       is kept, so that rows are only ever left out.
@@ -79,7 +81,9 @@ def poisson_rows(key: Array, num_rows: Array, rate: Scalar, *, width: int,
     int32[capacity] places and float32[capacity], 1 for a drawn one.
   """
   draw = jax.random.uniform(key, (width,))
-  drawn = (draw < rate) & (jnp.arange(width) < num_rows)
+  steps = 2.0 ** 23
+  drawn = (draw < jnp.floor(rate * steps) / steps) & (
+      jnp.arange(width) < num_rows)
   order = jnp.argsort(jnp.where(drawn, draw, 2.0))[:capacity]
   mask = drawn[order].astype(jnp.float32)
   short = capacity - order.shape[0]
@@ -165,10 +169,12 @@ def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
   if chunk == size:
     return of_chunk(rows, mask)
   pieces = -(-size // chunk)
-  def cut(x: Array) -> jax.Array:
-    wide = jnp.pad(x, [(0, pieces * chunk - size)] + [(0, 0)] * (x.ndim - 1))
-    return wide.reshape(pieces, chunk, *x.shape[1:])
-  cut_rows, cut_mask = jax.tree.map(cut, (rows, jnp.asarray(mask)))
+  # The last row again, masked: a row may be a key, which cannot be padded.
+  index = jnp.minimum(jnp.arange(pieces * chunk), size - 1)
+  cut_rows = jax.tree.map(
+      lambda x: x[index].reshape(pieces, chunk, *x.shape[1:]), rows)
+  cut_mask = jnp.pad(jnp.asarray(mask), (0, pieces * chunk - size)).reshape(
+      pieces, chunk)
   zero = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
       jax.eval_shape(of_chunk, *jax.tree.map(

@@ -235,7 +235,8 @@ def test_what_makes_no_rule_is_refused(rule, knobs):
 
 def test_a_knob_may_be_an_array_of_one_number():
   rows = jnp.arange(10.).reshape(5, 2)
-  for trim in (jnp.float32(.25), np.array(.25)):
+  trims: list[Any] = [jnp.float32(.25), np.array(.25)]
+  for trim in trims:
     np.testing.assert_array_equal(
         aggregation.trimmed_mean(rows, jnp.ones(5), trim=trim),
         aggregation.trimmed_mean(rows, jnp.ones(5), trim=.25))

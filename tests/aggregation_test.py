@@ -345,6 +345,16 @@ class LinearTest(absltest.TestCase):
     aggregation.linear(finish, replaceable=False)
     self.assertFalse(getattr(finish, 'is_replaceable', True))
 
+  def test_marks_what_calls_a_bound_method(self):
+    class Rule:
+
+      def finish(self, server, mean):
+        return server + mean
+
+    marked = aggregation.linear(Rule().finish)
+    self.assertTrue(getattr(marked, 'is_linear', False))
+    self.assertEqual(marked(1, 2), 3)
+
 
 if __name__ == '__main__':
   absltest.main()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 import chex
@@ -53,6 +54,16 @@ class ClippingTest(parameterized.TestCase):
         clip_norm=norms, microbatch=microbatch)
     chex.assert_trees_all_close(
         got, _by_loop(params, rows, mask, norms), rtol=1e-5, atol=1e-5)
+
+  def test_rows_may_hold_keys(self):
+    def gradient(row):
+      x, key = row
+      return {'w': x + jax.random.normal(key, x.shape)}
+    rows = jnp.ones((5, 2)), jax.random.split(jax.random.key(0), 5)
+    whole, cut = (privacy.clipped_sum(
+        gradient, rows, np.ones(5), clip_norm={'w': 1.0}, microbatch=size)
+                  for size in (0, 2))
+    chex.assert_trees_all_close(whole, cut, rtol=1e-6)
 
   def test_a_row_changes_the_sum_by_at_most_the_norms(self):
     params, rows, mask = _problem()
@@ -164,6 +175,17 @@ class SamplingTest(parameterized.TestCase):
     self.assertEqual(counts[8:].sum(), 0)
     sizes = np.asarray(mask.sum(1))  # Binomial: rows are independent.
     self.assertAlmostEqual(sizes.var(), 8 * .3 * .7, delta=0.12)
+
+  @parameterized.parameters(1e-6, 1e-3, .3)
+  def test_a_row_is_never_drawn_more_often_than_is_accounted_for(self, rate):
+    """Of the multiples of 2^-23, which are all that can be drawn."""
+    most = math.ceil(rate * 2**23)
+    draws = jnp.arange(most - 2, most + 2) / 2**23
+    with mock.patch.object(jax.random, 'uniform', lambda key, shape: draws):
+      _, mask = privacy.poisson_rows(
+          jax.random.key(0), jnp.int32(4), rate, width=4, capacity=4)
+    self.assertLessEqual((most - 2 + mask.sum()) / 2**23, rate)
+    self.assertEqual(mask.sum(), 1)
 
   def test_rate_one_takes_all_and_room_may_exceed_the_table(self):
     places, mask = privacy.poisson_rows(

@@ -56,6 +56,9 @@ def jit(*static: str, **ranges: arguments.Range
 
 def check_rows(stacked: Any, weights: jax.Array, name: str) -> None:
   """Raises ValueError unless every leaf has a row for every weight."""
+  if weights is None:
+    raise ValueError(f'{name} is None; allowed is one number per client, such '
+                     'as jnp.ones(K) for a plain mean.')
   if jnp.ndim(weights) != 1:
     raise ValueError(f'{name} has shape {jnp.shape(weights)}; '
                      'allowed is one number per client.')

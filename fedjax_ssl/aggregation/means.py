@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+import functools
+import inspect
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -242,6 +244,9 @@ def sub_consensus_mean(
   labeled = jnp.zeros(count.shape, bool) if labeled is None else (
       jnp.asarray(labeled))
   members = jnp.asarray(members)
+  if not jnp.issubdtype(members.dtype, jnp.integer):
+    raise ValueError(f'members holds {members.dtype}; allowed are integers, '
+                     'the places of rows.')
   if jnp.ndim(members) != 2:
     raise ValueError(f'members has {jnp.ndim(members)} axes; allowed is 2.')
   groups = members.shape[0]
@@ -344,8 +349,10 @@ def linear(finish: Function, *, each: Callable[[Any], Any] | None = None,
       it by a mean of counts does.
 
   Returns:
-    `finish` itself, marked.
+    `finish` itself, marked; of a bound method a function that calls it.
   """
+  if inspect.ismethod(finish):  # It takes no marks.
+    finish = cast('Function', functools.partial(finish))
   finish.is_linear = True  # type: ignore[attr-defined]
   finish.of_each = each  # type: ignore[attr-defined]
   finish.is_replaceable = replaceable  # type: ignore[attr-defined]

@@ -220,7 +220,8 @@ def client_rows(file: pathlib.Path, labels: np.ndarray, num_classes: int
                      f'has {len(labels)}.')
   counts = np.zeros((num_clients, num_classes))
   for owner in owners:
-    mine = (owner >= 0) & (owner < num_clients)  # The server is no client.
+    # The server is no client, and a hidden label no class.
+    mine = (owner >= 0) & (owner < num_clients) & (labels >= 0)
     np.add.at(counts, (owner[mine], labels[mine]), 1)
   return counts
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+import os
 import pathlib
 import sys
 
 from fedjax_ssl.cli import arguments, places
 from fedjax_ssl.core import checks
-from fedjax_ssl.report import printing, stored_runs, study
+from fedjax_ssl.report import printing, study
 from fedjax_ssl.running import settings
 
 
@@ -51,19 +52,14 @@ def main(argv: Sequence[str]) -> int:
     raise ValueError('--epsilon draws to <out>_epsilon.png; give --out.')
   named = places.runs_in(args.workdirs)
   folders, without = places.with_bounds(named)
-  readable, left_out = [], [without] if without else []
-  for folder in folders:
-    try:
-      stored_runs.read(folder)
-      readable.append(folder)
-    except ValueError as error:
-      # One of many runs, or a bound that nobody asked for.
-      if folder in args.workdirs or folders == [folder]:
-        raise
-      left_out.append(str(error).rstrip('.'))
-  if not readable:
-    raise ValueError(f'{"; ".join(left_out)}.')
-  rows = study.read(readable, columns)
+  left_out: list[str] = []
+  runs = study.load(folders, left_out)
+  read = {os.path.normpath(place) for run in runs for place in run.folders}
+  # One of many runs may be left out, or a bound that nobody asked for.
+  if any(os.path.normpath(place) not in read for place in folders
+         if place in args.workdirs or folders == [place]):
+    raise ValueError(' '.join(left_out))
+  rows = study.rows_of(runs, columns)
   text = study.markdown(rows, args.note, settings.known_defaults)
   if args.out:
     out = pathlib.Path(args.out)
@@ -71,8 +67,8 @@ def main(argv: Sequence[str]) -> int:
       out = out.with_suffix('')
     study.write(out, rows, text, args.note)
     if args.epsilon:
-      study.draw_epsilon(out, readable)
+      study.draw_epsilon(out, runs)
   printing.say(text)
-  for line in left_out:
-    printing.say(f'left out: {line}', stream=sys.stderr)
+  for line in filter(None, [without, *left_out]):
+    printing.say(f'left out: {line.rstrip(".")}', stream=sys.stderr)
   return 0

@@ -151,7 +151,8 @@ class Plan(NamedTuple):
     """Splits the first axis, padded: [devices, ticks, slots of a tick, ...]."""
     rest = x.shape[1:]
     x = x.reshape(self.ticks, self.per_tick, self.devices, self.block, *rest)
-    return jnp.moveaxis(x, 2, 0).reshape(self.devices, self.ticks, -1, *rest)
+    return jnp.moveaxis(x, 2, 0).reshape(
+        self.devices, self.ticks, self.per_tick * self.block, *rest)
 
   def _in_lanes(self, body, summing, shared, slots):
     """One device's clients in lanes: slots [ticks, 1, ...]."""

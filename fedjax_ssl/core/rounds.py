@@ -448,7 +448,7 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
     weight = tree.sum_in_order(results.weight.reshape(-1))
     weight = jnp.where(weight > 0, weight, 1)
     mean, counts = jax.tree.map(
-        lambda x, y: (tree.sum_in_order(x) / weight).astype(y.dtype),
+        lambda x, y: tree.narrowed(tree.sum_in_order(x) / weight, y.dtype),
         sums, like)
     return parts.aggregate(server, paired(mean, counts, results.part), cohort,
                            context, key)

@@ -73,6 +73,13 @@ def sum_in_order(x: jax.Array) -> jax.Array:
   return total
 
 
+def narrowed(value: jax.Array, dtype: Any) -> jax.Array:
+  """Converts a mean to a leaf's dtype, rounded if that is for integers."""
+  whole = not jnp.issubdtype(dtype, jnp.inexact)
+  result: jax.Array = (jnp.round(value) if whole else value).astype(dtype)
+  return result
+
+
 def stack(trees: list[PyTree]) -> PyTree:
   """Stacks trees to one with a new leading axis."""
   return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)

@@ -195,7 +195,10 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
   keys = jax.random.split(key)
   out = {}
   def stream(rows: Array, n: Array, size: int, key: jax.Array) -> _Stream:
-    return _Stream(jnp.asarray(rows), jnp.asarray(n), size,
+    rows = jnp.asarray(rows)
+    if not rows.shape[-1]:  # A table without columns: a place to read from.
+      rows = jnp.zeros(1, rows.dtype)
+    return _Stream(rows, jnp.asarray(n), size,
                    jnp.maximum(_ceil_div(n, size), 1), False, key)
   if streams != 'unlabeled':
     out['labeled'] = stream(shard.labeled, shard.num_labeled,

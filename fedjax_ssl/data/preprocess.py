@@ -33,13 +33,16 @@ def preprocessor(mean: Sequence[float], std: Sequence[float], *,
 
   Raises:
     ValueError: if images have neither one channel nor as many as the network
-      takes; at trace time.
+      takes, or other channels than `mean` and `std`; at trace time.
   """
   shift = np.asarray(mean, np.float32)
   deviation = np.asarray(std, np.float32)
 
   def preprocess(inputs: jax.Array) -> jax.Array:
     have = inputs.shape[-1]
+    if not {shift.size, deviation.size} <= {1, have}:
+      raise ValueError(f'mean and std have {shift.size} and {deviation.size} '
+                       f'numbers; allowed is 1 or {have}, one a channel.')
     x = inputs.astype(jnp.float32) / 255
     if side is not None:
       gaps = [max(side - s, 0) for s in inputs.shape[1:3]]

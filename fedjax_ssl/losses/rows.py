@@ -88,7 +88,10 @@ def visible(logits: Array, mask: Array) -> jax.Array:
 
 
 def unit_rows(x: Array) -> jax.Array:
-  """Scales rows float[B, F] to length 1; a row of zeros stays one."""
+  """Scales rows float[B, F] to length 1; zeros stay, rows near 1e-6 shrink.
+
+  A length from 1e19 on, whose square float32 cannot hold, becomes 0.
+  """
   # The square of a number above 255 is infinite in float16.
   wide = at_least_float32(x)
   unit = wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + _LEAST)
@@ -219,4 +222,7 @@ def kl_rows(logits: Array, other_logits: Array) -> jax.Array:
                      f'{jnp.shape(other_logits)}; both need the same classes.')
   log_p = jax.nn.log_softmax(at_least_float32(logits))
   log_q = jax.nn.log_softmax(at_least_float32(other_logits))
-  return jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
+  p = jnp.exp(log_p)
+  # Where p is 0, as of a logit of -inf, so is the term; log p is not a number.
+  apart = jnp.where(p > 0, log_p, 0) - jnp.where(p > 0, log_q, 0)
+  return jnp.sum(p * apart, -1)

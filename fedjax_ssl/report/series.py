@@ -140,11 +140,15 @@ def _traffic(runs: Sequence[stored_runs.Run], plan: names.Plan
              ) -> Chart | None:
   """Makes accuracy against megabytes sent both ways; None if not known."""
   def read(run):
-    pairs = [stored_runs.traffic(rows) for rows in run.seeds]
-    size = min(len(sent) for sent, _ in pairs)
-    sent = np.mean([s[:size] for s, _ in pairs], axis=0) / 1e6
-    return (sent, 100 * np.stack([a[:size] for _, a in pairs])) if (
-        sent[-1] > 0) else None
+    shared = set.intersection(*({row['round'] for row in rows}
+                                for rows in run.seeds))
+    by_seed = []
+    for rows in run.seeds:
+      chosen = [row['round'] in shared for row in rows]
+      by_seed.append([x[chosen] for x in stored_runs.traffic(rows)])
+    sent = np.mean([s for s, _ in by_seed], axis=0) / 1e6
+    return (sent, 100 * np.stack([a for _, a in by_seed])) if (
+        sent.size and sent[-1] > 0) else None
   lines = _lines(runs, True, read)
   if not lines:
     return None

@@ -250,7 +250,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
     except (ValueError, OSError) as error:
       if left_out is None:
         raise
-      faults.append(' '.join(str(error).split()))
+      faults.append(text.of_error(error))
       continue
     key = repr([(k, v) for k, v in sorted(run.config['flags'].items())
                 if k not in (*flag_kinds.OF_A_SEED, *flag_kinds.MACHINE)]

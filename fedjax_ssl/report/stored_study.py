@@ -1,13 +1,13 @@
 """Reads studies that `fedjax-ssl results` stored, and makes tables of them."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.report import study, summary, verdict
+from fedjax_ssl.report import study, summary, text, verdict
 from fedjax_ssl.training import environment
 
 # Numbers that only some studies have; all others stand in the JSON file.
@@ -55,12 +55,12 @@ def _table(file: pathlib.Path, stored: Mapping[str, Any]
                f' {name.replace("_", " ")} |' for name in more),
            '|---|---|---|---:|---:|---:|---:|---:|' + '---:|' * len(more)]
   for run in runs:
-    lines.append('| ' + ' | '.join([
+    lines.append(text.line([
         run['run'], f'`{run["method"]}`', run['labels'],
         str(len(run['seeds'])), str(run['rounds']),
         *(verdict.marked(summary.percent(run[k]), verdict.stored(run))
           for k in ('final', 'tail', 'selected')),
-        *(_extra(run, name) for name in more)]) + ' |')
+        *(_extra(run, name) for name in more)]))
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
             'seeds; tail is the mean of the last 5 evaluations'
             + ('; costs are percent of one dense model' if 'cost_up' in more
@@ -68,14 +68,14 @@ def _table(file: pathlib.Path, stored: Mapping[str, Any]
             f'[{file.name}]({file.name}) has every flag, seed, machine and '
             'cost.']
   return (stored.get('note') or file.stem), '\n'.join([*lines, *footnotes(
-      {run['run']: verdict.stored(run) for run in runs})])
+      (run['run'], verdict.stored(run)) for run in runs)])
 
 
-def footnotes(verdicts: Mapping[str, Sequence[verdict.Verdict | None]]
+def footnotes(verdicts: Iterable[tuple[str, Sequence[verdict.Verdict | None]]]
               ) -> list[str]:
   """Says what marks in a table mean, by the name of a run or cell."""
   said = verdict.footnotes(
-      {f'`{name}`': found for name, found in verdicts.items()})
+      (f'`{name}`', found) for name, found in verdicts)
   return ['', ' '.join(said)] if said else []
 
 

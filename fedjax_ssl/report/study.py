@@ -4,7 +4,10 @@ Every number comes from the runs' own files.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -17,7 +20,7 @@ from fedjax_ssl.report import (
   tradeoff,
   verdict,
 )
-from fedjax_ssl.report.text import plain
+from fedjax_ssl.report.text import line, plain
 from fedjax_ssl.training import (
   environment,
   metric_names,
@@ -39,20 +42,58 @@ def read(folders: str | Sequence[str], columns: Sequence[str] = ()
   """Reads runs as rows: their flags, machines, and accuracies by seed.
 
   Args:
-    folders: of the runs. Those that differ only in their seeds are one row; a
-      run that repeats a seed of another begins a new one.
-    columns: metrics of the last row that are wanted too.
+    folders: of the runs, see `load`.
+    columns: see `rows_of`.
 
   Raises:
     ValueError: if one cannot be read, or no run has a column; the message names
       it.
   """
-  folders = [folders] if isinstance(folders, str) else folders
-  try:
-    runs = stored_runs.load(folders, repeats=True)
+  return rows_of(load([folders] if isinstance(folders, str) else folders),
+                 columns)
+
+
+def load(folders: Sequence[str], left_out: list[str] | None = None
+         ) -> list[stored_runs.Run]:
+  """Reads runs. Their `folder_name` becomes their name in tables, unique.
+
+  Args:
+    folders: of the runs. Those that differ only in their seeds are one run; one
+      that repeats a seed of another begins a new one.
+    left_out: if given, each folder that cannot be read adds a line here.
+
+  Raises:
+    ValueError: if one cannot be read; with `left_out`, if none can.
+  """
+  with _naming(folders):
+    runs = stored_runs.load(folders, left_out, repeats=True)
+  times = collections.Counter(run.folder_name for run in runs)
+  return [run if times[run.folder_name] == 1 else
+          dataclasses.replace(run, folder_name=run.name) for run in runs]
+
+
+def rows_of(runs: Sequence[stored_runs.Run], columns: Sequence[str] = ()
+            ) -> list[dict[str, Any]]:
+  """Makes a row of each run that `load` has read.
+
+  Args:
+    runs: one or more.
+    columns: metrics of the last row that are wanted too.
+
+  Raises:
+    ValueError: if no run has a column, or one is damaged.
+  """
+  with _naming([str(folder) for run in runs for folder in run.folders]):
     summary.check_columns(
         columns, {str(i): run.seeds for i, run in enumerate(runs)})
     return [_row(run, columns) for run in runs]
+
+
+@contextlib.contextmanager
+def _naming(folders: Sequence[str]) -> Iterator[None]:
+  """Turns what damaged files raise into `ValueError` with their folders."""
+  try:
+    yield
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(
         f'{" ".join(folders)} is damaged: {error!r}.') from error
@@ -246,7 +287,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
              *(_mean(row[name]) for name in _COSTS),
              *(summary.mean_std(row['columns'][name]) for name in asked),
              *(_more(row, name) for name in extra)]
-    lines.append('| ' + ' | '.join(cells) + ' |')
+    lines.append(line(cells))
   facts = ', '.join(f'{k} {v}' for k, v in _same(
       rows, 'environment').items())
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
@@ -259,7 +300,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
                'mean over the run.' if 'cost_up' in extra else ''),
             *(text for said in _notes(rows) for text in ('', said)),
             *(text for said in verdict.footnotes(
-                {row['run']: verdict.stored(row) for row in rows})
+                (row['run'], verdict.stored(row)) for row in rows)
               for text in ('', said)),
             '', _shared_flags(rows, defaults)]
   flags_not_shared = _other(
@@ -302,8 +343,7 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
                      f'{error.strerror}.') from error
 
 
-def draw_epsilon(out: pathlib.Path, folders: Sequence[str]) -> None:
+def draw_epsilon(out: pathlib.Path, runs: Sequence[stored_runs.Run]) -> None:
   """Draws accuracy against epsilon, to <out>_epsilon.png."""
-  runs = stored_runs.load(folders, repeats=True)
   tradeoff.plot({run.folder_name: run.seeds for run in runs},
                 out.with_name(out.name + '_epsilon.png'))

@@ -227,7 +227,7 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
     return f'| {" | ".join([first, *rest])} |'
 
   rule = ['-' * widths[0], *('-' * (w - 1) + ':' for w in widths[1:])]
-  notes = verdict.footnotes(verdicts)
+  notes = verdict.footnotes(verdicts.items())
   below = '\n' + '\n\n'.join(notes) + '\n' if notes else ''
   return '\n'.join(map(line, [head, rule, *body])) + '\n' + below
 

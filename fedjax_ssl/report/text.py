@@ -14,6 +14,18 @@ def plain(text: str) -> str:
   return text.encode(errors='replace').decode()
 
 
+def line(cells: Iterable[str]) -> str:
+  """Returns a line of a Markdown table."""
+  return '| ' + ' | '.join(c.replace('|', '\\|') for c in cells) + ' |'
+
+
+def of_error(error: ValueError | OSError) -> str:
+  """Says on one line why something cannot be read."""
+  if isinstance(error, OSError) and error.filename and error.strerror:
+    return f'{error.filename} cannot be read: {error.strerror}.'
+  return ' '.join(str(error).split())
+
+
 def as_csv(rows: Iterable[Sequence[object]]) -> str:
   """Writes rows as CSV, a line for each."""
   stream = io.StringIO()

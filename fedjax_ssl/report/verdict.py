@@ -168,10 +168,11 @@ def legend(runs: Iterable[Sequence[Verdict | None]]) -> list[str]:
           if kind in seen]
 
 
-def footnotes(runs: Mapping[str, Sequence[Verdict | None]]) -> list[str]:
+def footnotes(runs: Iterable[tuple[str, Sequence[Verdict | None]]]
+              ) -> list[str]:
   """Explains marks below a table: one line for all names with the same note."""
   said: dict[str, list[str]] = {}
-  for name, verdicts in runs.items():
+  for name, verdicts in runs:
     if text := note(verdicts):
       said.setdefault(text, []).append(name)
   return [f'{", ".join(names)}: {text}.' for text, names in said.items()]

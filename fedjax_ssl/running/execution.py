@@ -7,6 +7,7 @@ import io
 import json
 import pathlib
 import sys
+import time
 from typing import Any, TextIO
 
 import jax
@@ -148,7 +149,8 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
           print(line, file=stream)
     with contextlib.ExitStack() as stack:
       recorder = _Recorder(job, checkpoints, stream)
-      processes.once(lambda: recorder.open(stack, place.path, done, seals))
+      processes.once(lambda: recorder.open(
+          stack, place.path, done if saved else None, seals))
       _train(job, recorder, saved)
     if processes.is_first() and (line := start_line.in_vain(job)):
       print(line, file=stream)  # Again, where the numbers are read.
@@ -197,16 +199,23 @@ class _Recorder:
     self.stream = stream
     self._job, self._checkpoints = job, checkpoints
     self._writer: metrics.MetricsWriter | None = None
-    self._seconds = 0.0  # Since the start.
+    self._began = time.monotonic()
     self._since = 0  # The round at which this start went on.
     self._left_out = 0  # Updates since then.
     self._warned = False  # Whether a line has told of them.
     self._accuracies: list[float] = []  # By seed, at the last evaluated round.
 
-  def open(self, stack: contextlib.ExitStack, folder: pathlib.Path, done: int,
-           seals: Mapping[str, sealed.Seal] | None) -> None:
-    """Opens the files of rows; the stack closes them."""
-    options, self._since = self._job.options, done
+  def open(self, stack: contextlib.ExitStack, folder: pathlib.Path,
+           done: int | None, seals: Mapping[str, sealed.Seal] | None) -> None:
+    """Opens the files of rows; the stack closes them.
+
+    Args:
+      stack: of what is open.
+      folder: of the files.
+      done: the round of the checkpoint; None for a run that starts over.
+      seals: what the checkpoint says of the files.
+    """
+    options, self._since = self._job.options, done or 0
     self._writer = stack.enter_context(metrics.MetricsWriter(
         folder, done, seals=seals, track=options.trackers,
         config=self._job.config))
@@ -226,8 +235,8 @@ class _Recorder:
       processes.once(lambda: self._write(row))
 
     def on_progress(round_: int, now: float) -> None:
+      del now
       trained()
-      self._seconds = now
       if round_ < self._job.options.num_rounds:
         bar.update(round_)  # The last one comes with its accuracy.
 
@@ -247,7 +256,8 @@ class _Recorder:
 
   def _record(self, row: loop.Row, bar: progress.Progress) -> None:
     """Writes and shows an evaluated round of one seed."""
-    written = self._write(row, {'seconds': self._seconds,
+    # With what came before the rounds, and with this evaluation.
+    written = self._write(row, {'seconds': time.monotonic() - self._began,
                                 'since': self._since})
     self._left_out += written.get('num_rejected', 0)
     if self._left_out and not self._warned:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
+import io
 import os
 import pathlib
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import bounds, imports, registry
+from fedjax_ssl.core import bounds, disk, imports, registry
 from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import printing, summary
 from fedjax_ssl.running import (
@@ -351,13 +352,11 @@ def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
   Raises:
     ValueError: if the file cannot be written.
   """
-  chart, drawn = workdir / 'curves.png', workdir / 'curves.partial.png'
+  chart, drawn = workdir / 'curves.png', io.BytesIO()
   try:
-    summary.plot_curves(runs, drawn)
-    if chart.exists() and chart.read_bytes() == drawn.read_bytes():
-      drawn.unlink()
-    else:
-      drawn.replace(chart)
+    summary.curves(runs).savefig(drawn, dpi=150, format='png')
+    if not chart.is_file() or chart.read_bytes() != drawn.getvalue():
+      disk.replace(chart, drawn.getvalue())
   except OSError as error:
     raise ValueError(f'{chart} cannot be written: '
                      f'{error.strerror or error}.') from error

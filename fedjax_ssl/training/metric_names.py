@@ -75,7 +75,8 @@ _FIRST = (
     Metric('client_val_accuracy', 'share', "FedMatch: accuracy on the server's "
            'validation examples, mean over the models as clients sent them'),
     Metric('bytes_up', 'count', 'sent by all clients with nonzero weight since '
-           'the previous row, bytes; rounded to 7 digits above 16 MB'),
+           'the previous row, bytes; above 16 MB to 7 digits, over thousands '
+           'of rounds between rows to 4'),
     Metric('bytes_down', 'count', 'the same to all clients that are drawn'),
     Metric('models_sent', 'number', 'models down and up per client and round, '
            "in units of one dense model; 2 is FedAvg's"),

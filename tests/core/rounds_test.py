@@ -72,6 +72,34 @@ def test_the_server_gets_the_weighted_mean(rule, changes):
   assert metrics['bytes_up'] == 3 * 4 and metrics['bytes_down'] == 3 * 4
 
 
+@pytest.mark.parametrize('dtype', ['int32', 'bool'])
+def test_a_mean_of_whole_numbers_is_that_of_the_rule(dtype):
+  """Rounded to the nearest, such as a count of steps that all clients did."""
+  got = []
+  for summed in (True, False):
+    def send(payload, client, key):
+      made = count(payload, client, key)
+      value = jnp.where(client.id == 0, 0, 3).astype(dtype)
+      return made._replace(message={'id': value})
+    def finish(server, mean, cohort, context, key):
+      del server, cohort, context, key
+      return jnp.float32(mean['id']), {}
+    def stacked(server, updates, *others):
+      mean = aggregation.weighted_mean(
+          jax.tree.map(lambda x: x.reshape(-1), updates.message),
+          updates.weight.reshape(-1))
+      return finish(server, mean, *others)
+    one = rounds.client_pass(
+        toy.task(), send, aggregation.linear(finish) if summed else stacked,
+        sample=fixed([[0, 1, 3, 4, 5]]))
+    got.append(run(one, state())[0].server)
+  weights = np.array([toy.LABELED[i] for i in (0, 1, 3, 4, 5)])
+  assert 0 < weights[0] / weights.sum() < .5 or dtype == 'bool'
+  want = np.round(weights @ np.array([0, 3, 3, 3, 3]).astype(dtype)
+                  / weights.sum())
+  np.testing.assert_array_equal(got, [want, want])
+
+
 def test_groups_share_the_start_and_carry_memory():
   one = rounds.client_pass(
       toy.task(), count, add_mean, sample=fixed([[0, 1], [1, 5]]))

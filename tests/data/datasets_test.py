@@ -210,6 +210,13 @@ def test_moments_are_those_of_the_pixels(tmp_path):
   np.testing.assert_allclose(got.std, want, rtol=1e-12)
 
 
+def test_moments_of_parts_are_those_of_the_whole(monkeypatch):
+  images = np.random.default_rng(0).integers(0, 256, (7, 3, 2, 3), np.uint8)
+  whole = datasets.moments(images)
+  monkeypatch.setattr(datasets, '_AT_ONCE', 40)
+  assert datasets.moments(images) == whole
+
+
 def test_known_constants_only_for_their_channels(tmp_path):
   _save(tmp_path, 'svhn', **_parts())
   got = datasets.load('svhn', tmp_path)

@@ -290,6 +290,13 @@ def test_round_robin_of_fedssl():
     classes(11)
 
 
+def test_round_robin_of_unsigned_labels():
+  labels, where = LABELS.astype(np.uint8), LABELS > 0
+  np.testing.assert_array_equal(
+      partition.round_robin(_rng(), labels, 3, where=where),
+      partition.round_robin(_rng(), LABELS, 3, where=where))
+
+
 @pytest.mark.parametrize('alpha', [1.0, 0.01, 1e-310])
 def test_mixes_at_once_are_those_one_after_another(alpha):
   """Also where shares underflow, for which more numbers are drawn."""

@@ -145,6 +145,18 @@ class SupervisedTest(parameterized.TestCase):
         losses.cross_entropy(np.log([[0.5, 0.25, 0.25]]), np.array([1]),
                              np.ones(1))[0], np.log(4), rtol=1e-6)
 
+  def test_a_class_may_be_ruled_out_by_a_logit_of_minus_infinity(self):
+    out = np.concatenate([LOGITS, np.full((B, 1), -np.inf, np.float32)], 1)
+    for loss in (
+        lambda x: losses.cross_entropy(x, LABELS, MASK)[0],
+        lambda x: losses.fixmatch(x, x, MASK, threshold=0.0)[0],
+        lambda x: losses.kl_rows(x, 2 * x).sum()):
+      np.testing.assert_allclose(loss(out), loss(LOGITS), rtol=1e-6)
+      slope = jax.grad(loss)(jnp.asarray(out))
+      np.testing.assert_allclose(
+          slope[:, :-1], jax.grad(loss)(jnp.asarray(LOGITS)), atol=1e-6)
+      np.testing.assert_array_equal(slope[:, -1], 0)
+
   def test_one_hot_targets_are_labels(self):
     one_hot = np.eye(C, dtype=np.float32)[LABELS]
     np.testing.assert_allclose(

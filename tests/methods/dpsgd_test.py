@@ -106,6 +106,13 @@ def test_without_noise_and_clipping_it_is_fedavg():
   assert tree.global_norm(_moved(private, after)) > 1e-2
 
 
+def test_a_microbatch_changes_memory_and_no_result():
+  after, _ = runner(f'dpsgd({QUIET})').run()
+  pieces, _ = runner(f'dpsgd({QUIET}, microbatch=2)').run()
+  chex.assert_trees_all_close(
+      after.server.model, pieces.server.model, rtol=1e-4, atol=1e-6)
+
+
 def test_a_step_is_the_clipped_sum_of_the_drawn_rows():
   """Over the rows that are expected, not over those that were drawn."""
   batch, norm = 2, 0.5

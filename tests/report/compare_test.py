@@ -157,6 +157,19 @@ def test_colours_are_methods_and_facets_the_second_factor():
   assert len({look.colour for look in alone}) == 3
 
 
+def test_traffic_is_averaged_at_the_rounds_that_all_seeds_have(tmp_path):
+  def of_seed(seed, rounds):
+    return [fake.row(r, r / 100, seed, bytes_up=(r - before) * 10**6,
+                     bytes_down=0) for before, r in zip((0, *rounds), rounds)]
+  runs = stored_runs.load([fake.write(
+      tmp_path / 'run', [*of_seed(0, (10, 15, 20, 30)),
+                         *of_seed(1, (10, 20, 30))], fake.config([0, 1]))])
+  chart, = (c for c in series.all_charts(runs, stored_runs.compared(runs))
+            if c.name == 'traffic')
+  np.testing.assert_allclose(chart.lines[0].x, [10, 20, 30])
+  np.testing.assert_allclose(chart.lines[0].values, 2 * [[10, 20, 30]])
+
+
 def test_bands_stay_where_values_can_be(drawn):
   shares = [c for c in drawn if c.percent]
   assert {'accuracy', 'mask_rate', 'traffic', 'classes', 'clients'} <= {

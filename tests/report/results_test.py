@@ -5,11 +5,12 @@ import functools
 import json
 import os
 import pathlib
+from unittest import mock
 
 import pytest
 
 from fedjax_ssl.cli import places
-from fedjax_ssl.report import stored_runs, study
+from fedjax_ssl.report import stored_runs, stored_study, study
 from tests.cli import launcher
 from tests.report import fake
 
@@ -72,6 +73,52 @@ def test_seeds_in_several_folders_are_one_row(tmp_path):
   assert row['seconds'] == 21 and row['flags']['seed'] is None
   assert row['environment']['commit'] == 'abc and def'
   assert '66.67 ± 20.82' in done.stdout
+
+
+def test_runs_whose_folders_have_one_name_are_told_apart(tmp_path):
+  """In the table, below it, and in the picture."""
+  runs = [fake.write(
+      tmp_path / parent / 'a|b',
+      [fake.row(20, .5, epsilon=2.0, largest_weight=largest)],
+      fake.config(alpha=alpha, method='dpsgd'))
+          for parent, alpha, largest in (('one', 1.0, 1e9), ('two', .1, 1.0))]
+  rows = study.read(runs)
+  first, second = (row['run'] for row in rows)
+  assert first != second
+  text = study.markdown(rows, '')
+  assert f'{first}: † diverged: largest weight' in text
+  assert f'1.0 ({first}), 0.1 ({second})' in text
+  places = {line.replace('\\|', '').count('|') for line in text.splitlines()
+            if line.startswith('|')}
+  assert len(places) == 1
+  drawn = []
+  with mock.patch.object(study.tradeoff, 'plot',
+                         lambda runs, file: drawn.extend(runs)):
+    study.draw_epsilon(tmp_path / 'x', study.load(runs))
+  assert drawn == [first, second]
+
+
+def test_a_stored_row_that_diverged_has_its_footnote(tmp_path):
+  """Also in files of earlier versions, where names may be equal."""
+  rows = study.read([
+      fake.write(tmp_path / name, [fake.row(20, .5, largest_weight=largest)])
+      for name, largest in (('a', 1e9), ('b', 1.0))])
+  study.write(tmp_path / 'old', [row | {'run': 'run'} for row in rows], '', '')
+  _, text = stored_study.table(tmp_path / 'old.json')
+  assert '`run`: † diverged: largest weight' in text
+
+
+def test_one_damaged_run_of_many_is_left_out(tmp_path):
+  fake.write(tmp_path / 'runs' / 'good', [fake.row(20, .5)])
+  bad = pathlib.Path(fake.write(tmp_path / 'runs' / 'bad', [fake.row(20, .5)]))
+  (bad / 'timings.jsonl').unlink()
+  (bad / 'timings.jsonl').mkdir()
+  done = _call(str(tmp_path / 'runs'))
+  assert done.returncode == 0 and '| good |' in done.stdout
+  assert f'left out: {bad}/timings.jsonl cannot be read: Is a d' in done.stderr
+  alone = _call(str(bad))
+  assert alone.returncode == 2 and 'Errno' not in alone.stderr
+  assert f'{bad}/timings.jsonl cannot be read: Is a directory' in alone.stderr
 
 
 def test_what_machines_measured_does_not_part_seeds(tmp_path):
@@ -300,8 +347,8 @@ def test_an_epsilon_plot_is_whole_or_the_old_one(tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(os, 'replace', fail)
     with pytest.raises(OSError, match='no space'):
-      study.draw_epsilon(tmp_path / 'table', [folder])
+      study.draw_epsilon(tmp_path / 'table', study.load([folder]))
   assert plot.read_bytes() == b'old'
   assert not list(tmp_path.glob('*.partial'))
-  study.draw_epsilon(tmp_path / 'table', [folder])
+  study.draw_epsilon(tmp_path / 'table', study.load([folder]))
   assert plot.read_bytes().startswith(b'\x89PNG')

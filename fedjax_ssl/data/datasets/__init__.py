@@ -348,6 +348,10 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
   return source._replace(parts=cut, clients=cut_clients)
 
 
+# Numbers that are counted at once.
+_AT_ONCE = 1 << 22
+
+
 def moments(inputs: np.ndarray
              ) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Computes mean and standard deviation of each channel, exactly.
@@ -357,8 +361,11 @@ def moments(inputs: np.ndarray
   """
   values = np.arange(256) / 255
   means, stds = [], []
+  # `bincount` makes each number eight bytes long.
+  parts = np.array_split(inputs, 1 + inputs.size // _AT_ONCE)
   for channel in range(inputs.shape[-1]):
-    counts = np.bincount(inputs[..., channel].ravel(), minlength=256)
+    counts = np.sum([np.bincount(part[..., channel].ravel(), minlength=256)
+                     for part in parts], axis=0)
     mean = counts @ values / counts.sum()
     variance = counts @ (values - mean)**2 / counts.sum()
     means.append(float(mean))

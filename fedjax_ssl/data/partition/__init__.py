@@ -255,11 +255,13 @@ def round_robin(rng: np.random.Generator, labels: np.ndarray,
   del rng
   labels, where = checks.pool(labels, where)
   num_clients = checks.count('num_clients', num_clients)
-  num_classes = int(labels.max(initial=-1)) + 1
+  num_classes = int(labels.max()) + 1 if labels.size else 0
   if num_clients > num_classes:
     raise FieldError('num_clients', num_clients, 'more than the '
                      f'{num_classes} classes that round_robin deals')
-  return np.where(where, labels % num_clients, -1).astype(np.int32)
+  owner = _nobody(labels)
+  owner[where] = labels[where].astype(np.int64) % num_clients
+  return owner
 
 
 PARTITIONS: dict[str, Callable[..., np.ndarray]] = {

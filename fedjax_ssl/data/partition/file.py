@@ -38,7 +38,7 @@ def make_partition(labeled: np.ndarray, unlabeled: np.ndarray,
   """Makes a Partition with the right dtypes; by default no row validates.
 
   Raises:
-    ValueError: unless owners and tasks are integers.
+    ValueError: unless owners and tasks are integers that int32 holds.
   """
   labeled = _integers('labeled', labeled)
   if validation is None:
@@ -53,6 +53,8 @@ def _integers(name: str, given: np.ndarray) -> np.ndarray:
   if array.dtype.kind not in 'iu':
     raise ValueError(f'partition field {name!r} must hold integers, not '
                      f'{array.dtype}')
+  if array.size and not -2**31 <= int(array.min()) <= int(array.max()) < 2**31:
+    raise ValueError(f'partition field {name!r} has numbers beyond 32 bits')
   return array.astype(np.int32)
 
 
@@ -139,10 +141,7 @@ def _by_hand(arrays: dict[str, np.ndarray], num_examples: int,
     raise ValueError(f'key {strange[0]!r} is none of {", ".join(_DTYPES)}')
   for name, array in arrays.items():
     if _DTYPES[name] == 'int32' and array.dtype.kind in 'iu':
-      if array.size and not -2**31 <= int(array.min()) <= int(
-          array.max()) < 2**31:
-        raise ValueError(f'partition field {name!r} has numbers beyond 32 bits')
-      arrays[name] = array.astype(np.int32)
+      arrays[name] = _integers(name, array)
   made = Partition(arrays['labeled'], arrays['unlabeled'],
                    arrays.get('validation', np.zeros(num_examples, bool)),
                    arrays.get('tasks'))
