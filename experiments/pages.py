@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import collections
 from collections.abc import Mapping, Sequence
+import functools
 import pathlib
 import re
 import shlex
@@ -233,6 +234,14 @@ def _bench(file: pathlib.Path) -> tuple[dict[str, records.Record], dict[
     ValueError: if a row is not one that the bench has today, or a bound is
       missing.
   """
+  return _bench_of(file, file.read_bytes())
+
+
+@functools.lru_cache(maxsize=8)  # Five tables and pictures are made of each.
+def _bench_of(file: pathlib.Path, content: bytes
+              ) -> tuple[dict[str, records.Record], dict[
+                  str, list[standing.Line]]]:
+  del content  # Part of the key: what the file holds now.
   bed, known = _bed(file), plan.entries()
   found = records.read(file, bed)
   for name, record in found.items():

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import copy
+import functools
 import hashlib
 import math
 import pathlib
@@ -330,4 +332,9 @@ def methods_of(entry: Entry) -> list[str]:
 
 
 def _toml(name: str) -> dict[str, Any]:
+  return copy.deepcopy(_parsed(name))
+
+
+@functools.cache
+def _parsed(name: str) -> dict[str, Any]:
   return tomllib.loads((_HERE / name).read_text('utf-8'))

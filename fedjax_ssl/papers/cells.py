@@ -39,9 +39,11 @@ method that is only a name instead of a table is the value of --method.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import copy
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import pathlib
 import tomllib
 from typing import Any, Final, Literal
@@ -282,11 +284,17 @@ def _read(paper: str, folder: pathlib.Path) -> dict[str, Any]:
   """Reads a paper's file; raises ValueError if it does not fit the schema."""
   file = folder / f'{paper}.toml'
   try:
-    book = tomllib.loads(file.read_text('utf-8'))
-    schema.check(book)
+    book = copy.deepcopy(_parsed(file.read_text('utf-8')))
   except ValueError as error:
     raise ValueError(f'{file}: {" ".join(str(error).split())}.') from error
   return {**book, 'file': paper}
+
+
+@functools.cache
+def _parsed(text: str) -> dict[str, Any]:
+  book = tomllib.loads(text)
+  schema.check(book)
+  return book
 
 
 def tables(folder: pathlib.Path = TABLES) -> dict[str, Table]:
