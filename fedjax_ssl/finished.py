@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -170,7 +171,7 @@ class Run(NamedTuple):
     predict = self.global_model(seed)
     if not len(inputs):
       return jnp.zeros((0, self.spec.num_classes))
-    return predict(state.server, jnp.asarray(inputs))
+    return predict(state.server, inputs)
 
   def save(self, path: str | os.PathLike[str], seed: int | None = None) -> None:
     """Writes a seed's global model as one .npz, which `load` reads.
@@ -267,11 +268,29 @@ def make(spec: task_lib.TaskSpec, task: Task, method: Method,
   """Makes a run of these parts; its method predicts in batches."""
   if (model := method.predict) is not None:
     # As evaluation does, so that large inputs fit.
-    method = method._replace(predict=jax.jit(
+    method = method._replace(predict=_of_few_sizes(jax.jit(
         lambda server, inputs: evaluate.in_batches(
-            model, inputs, jnp.arange(inputs.shape[0]), given=(server,))))
+            model, inputs, jnp.arange(inputs.shape[0]), given=(server,)))))
   return Run(spec, task, method, states, round_, facts,
              tuple(facts.get('class_names', ())))
+
+
+def _of_few_sizes(predict: Callable[..., jax.Array]
+                  ) -> Callable[..., jax.Array]:
+  """Repeats the last input up to a size that is compiled for many.
+
+  That is a power of 2 up to a batch, and then whole batches.
+  """
+  @functools.wraps(predict)
+  def wide(server: PyTree, inputs: Array) -> jax.Array:
+    count = inputs.shape[0]
+    size = (-(-count // evaluate.BATCH) * evaluate.BATCH
+            if count > evaluate.BATCH else 1 << max(count - 1, 0).bit_length())
+    if not count or size == count:
+      return predict(server, inputs)
+    return predict(server, inputs[np.minimum(np.arange(size), count - 1)]
+                   )[:count]
+  return wide
 
 
 def _named(record: PyTree) -> list[tuple[str, Any]]:

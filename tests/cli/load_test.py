@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +74,15 @@ def test_inputs_may_lack_the_one_channel(finished, test_set):
   np.testing.assert_array_equal(run.predict(images[..., 0]), want)
   np.testing.assert_array_equal(run.predict(images.astype(np.int64)), want)
   assert run.predict(images[:0]).shape == (0, 10)
+
+
+def test_one_program_predicts_inputs_of_many_sizes(finished, test_set):
+  run, images = fedjax_ssl.load(str(finished)), test_set.inputs
+  for size in (5, 8, 6, 7):
+    np.testing.assert_array_equal(run.predict(images[:size]),
+                                  run.predict(images[:8])[:size])
+  compiled: Any = run.method.predict
+  assert compiled.__wrapped__._cache_size() == 1
 
 
 @pytest.mark.parametrize('change, words', [
