@@ -234,8 +234,7 @@ class _Recorder:
     def on_report(row: loop.Row) -> None:
       processes.once(lambda: self._write(row))
 
-    def on_progress(round_: int, now: float) -> None:
-      del now
+    def on_progress(round_: int) -> None:
       trained()
       if round_ < self._job.options.num_rounds:
         bar.update(round_)  # The last one comes with its accuracy.

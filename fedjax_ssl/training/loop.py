@@ -71,14 +71,14 @@ class Observer(NamedTuple):
     on_row: (Row) for every evaluated round and seed.
     on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint; to keep the
       arrays, copy them: the next rounds reuse their memory.
-    on_progress: (round, seconds since the start) after each call.
+    on_progress: (round) after each call.
     on_report: (Row) of `method.report`'s values for every seed, after each
       round that is not evaluated; never if the method has no `report`.
   """
 
   on_row: Callable[[Row], None] = lambda row: None
   on_save: Callable[[int, PyTree], None] = lambda round_, tree_: None
-  on_progress: Callable[[int, float], None] = lambda round_, seconds: None
+  on_progress: Callable[[int], None] = lambda round_: None
   on_report: Callable[[Row], None] = lambda row: None
 
 
@@ -179,7 +179,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   measured: list[metrics.Row] = []
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
-  began, pace, saved_round, ends = time.monotonic(), math.inf, -1, False
+  pace, saved_round, ends = math.inf, -1, False
   with _listening() as heard:
     for stop in stops(done, num_rounds, eval_every, checkpoint_every):
       while done < stop.round:
@@ -191,7 +191,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
         runs.advance(done, count)
         pace = max((time.monotonic() - tick) / count, 1e-9)
         done += count
-        observer.on_progress(done, time.monotonic() - began)
+        observer.on_progress(done)
         if not (done == stop.round and stop.evaluates):
           for row in runs.reports(done):
             observer.on_report(row)

@@ -143,8 +143,7 @@ def test_a_signal_saves_and_the_rest_is_equal(number, monkeypatch):
   reference, rows, _ = train(6, eval_every=4)
   saves: dict[int, Any] = {}
   seen: list[runner.Row] = []
-  def on_progress(round_, seconds):
-    del seconds
+  def on_progress(round_):
     if round_ == 3:
       os.kill(os.getpid(), number)
   observer = loop.Observer(seen.append, lambda round_, tree: saves.update(
