@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Federation, Method, PyTree, State
+from fedjax_ssl.core.types import Examples, Federation, Method, PyTree, State
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.training import client_rows, evaluate
 
@@ -43,37 +43,48 @@ def table(method: Method, state: State, federation: Federation
            'rows': np.asarray(federation.clients.num_labeled, np.int64)
            + np.asarray(federation.clients.num_unlabeled),
            'labels': np.asarray(federation.clients.num_labeled, np.int64)}
+  test = federation.test
   if method.predict is not None:
-    scores = jax.jit(_of_classes(method.predict, federation))(state.server)
+    scores = _of_global(method.predict, state.server, test)
     found['accuracy'] = weighed(np.asarray(scores), mix)
   if method.local_predict is not None:
-    own = _of_classes(method.local_predict, federation)
-    @functools.partial(jax.jit, static_argnums=2)
-    def each(server: PyTree, memory: PyTree, clients: int) -> jax.Array:
-      return lax.map(lambda i: own(server, tree.take(memory, i)),
-                     jnp.arange(clients))
     total, size = federation.num_clients, _AT_ONCE
     if all(isinstance(x, jax.Array) for x in jax.tree.leaves(state.memory)):
       size = total  # They are on the devices already.
-    scores = [each(state.server, client_rows.rows_of(state.memory, ids), size)
-              for ids in client_rows.chunks(total, size)]
+    scores = [
+        _of_own(method.local_predict, size, state.server,
+                client_rows.rows_of(state.memory, ids), test)
+        for ids in client_rows.chunks(total, size)]
     local = weighed(np.concatenate(scores)[:total], mix)
     found = {**found, 'accuracy': found.get('accuracy', local),
              'local_accuracy': local}
   return found
 
 
-def _of_classes(predict: Callable[..., jax.Array], federation: Federation
-                ) -> Callable[..., jax.Array]:
-  """(*given) -> float32[C]: the accuracy on each class of the test set."""
-  test = federation.test
-  rows = jnp.arange(len(test.labels))
-  def scores(*given: object) -> jax.Array:
-    logits = evaluate.in_batches(predict, test.inputs, rows, given=given)
-    accuracy: jax.Array = evaluate.scores(
-        logits, jnp.asarray(test.labels))['per_class_accuracy']
-    return accuracy
-  return scores
+# Compiled once for each model, however often it is asked for.
+@functools.partial(jax.jit, static_argnums=0)
+def _of_global(predict: Callable[..., jax.Array], server: PyTree,
+               test: Examples) -> jax.Array:
+  return _of_classes(predict, test, server)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _of_own(predict: Callable[..., jax.Array], clients: int, server: PyTree,
+            memory: PyTree, test: Examples) -> jax.Array:
+  """Returns float32[clients, C], of one client after another."""
+  return lax.map(
+      lambda i: _of_classes(predict, test, server, tree.take(memory, i)),
+      jnp.arange(clients))
+
+
+def _of_classes(predict: Callable[..., jax.Array], test: Examples,
+                *given: PyTree) -> jax.Array:
+  """Returns the accuracy on each class of the test set: float32[C]."""
+  logits = evaluate.in_batches(predict, test.inputs,
+                               jnp.arange(len(test.labels)), given=given)
+  accuracy: jax.Array = evaluate.scores(
+      logits, jnp.asarray(test.labels))['per_class_accuracy']
+  return accuracy
 
 
 def weighed(accuracy: np.ndarray, mix: np.ndarray) -> np.ndarray:
