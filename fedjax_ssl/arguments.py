@@ -13,6 +13,7 @@ Range = tuple[str, Callable[[Any], Any]]
 NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
 FINITE: Range = ('0 or more and finite', lambda x: (x >= 0) & (x < np.inf))
 POSITIVE: Range = ('above 0', lambda x: x > 0)
+ANY: Range = ('any number', lambda x: np.ones(np.shape(x), bool))
 SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
 
 
@@ -33,6 +34,22 @@ def check_number(name: str, value: Any, allowed: Range) -> None:
   if wrong.size:
     said = f'holds {wrong.flat[0]}' if numbers.ndim else f'is {value}'
     raise ValueError(f'{name} {said}; allowed is {words}.')
+
+
+def as_float(value: Any) -> Any:
+  """Makes whole numbers of the host floats; returns all else as it is.
+
+  JAX takes Python's and NumPy's whole numbers in 32 bits, in which those from
+  2**31 on would be others.
+  """
+  if isinstance(value, int):
+    return float(value)
+  if isinstance(value, (list, tuple)) and all(
+      isinstance(x, (int, float, np.number)) for x in value):
+    value = np.asarray(value)
+  if isinstance(value, (np.ndarray, np.integer)) and value.dtype.kind in 'iu':
+    return np.asarray(value, np.float32)
+  return value
 
 
 def of_host(name: str, value: Any) -> Any:

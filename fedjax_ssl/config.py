@@ -393,7 +393,7 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
                        seeds=','.join(map(str, values['seeds'])))
     values['seeds'] = None
   if values.get('seeds') is not None:
-    values['seeds'] = _numbers(values['seeds']) or None
+    values['seeds'] = _numbers(values['seeds'])
   if (track := values.get('track')) is not None:
     values['track'] = (checks.words(track) if isinstance(track, str) else
                        tuple(track)) or None
@@ -436,7 +436,7 @@ def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
         int(word) if isinstance(word, str) else word for word in given)
   except ValueError:
     found = None
-  if found is None or len({*found}) < len(found):
+  if not found or len({*found}) < len(found):
     raise FieldError('seeds', ','.join(map(str, given)), 'must be different '
                      f'whole numbers from 0 to {LARGEST_SEED}, separated by '
                      'commas.')

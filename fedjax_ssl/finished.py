@@ -257,7 +257,7 @@ def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
     if 'seeds' not in saved:
       raise KeyError('seeds')
     return task_lib.TaskSpec(**values), _federation_struct(saved['federation'])
-  except (KeyError, TypeError, ValueError) as error:
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{os.fspath(where)} holds a run of another version, '
                      f'or no task that can be read: {error}.') from None
 

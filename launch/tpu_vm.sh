@@ -83,15 +83,23 @@ one_run() {
       fedjax[-_]ssl\ sweep | fedjax[-_]ssl\ tables | fedjax[-_]ssl\ bench)
         fail "--type=$TYPE has several hosts, each of which would run the grid;" \
           "take one of 8 or fewer, and several machines for more." ;;
+      make\ quickstart)
+        fail "--type=$TYPE has several hosts, each of which would run a copy;" \
+          "take one of 8 or fewer, or 'fedjax-ssl train'." ;;
     esac
     before="$word"
     case "$word" in
+      *launch/sweep.py | *launch/sweep.py\ * | *experiments/bench.py \
+        | *experiments/bench.py\ * | *fedjax[-_]ssl\ sweep* \
+        | *fedjax[-_]ssl\ tables* | *fedjax[-_]ssl\ bench*)
+        fail "--type=$TYPE has several hosts, each of which would run the grid;" \
+          "take one of 8 or fewer, and several machines for more." ;;
+      *make\ quickstart*)
+        fail "--type=$TYPE has several hosts, each of which would run a copy;" \
+          "take one of 8 or fewer, or 'fedjax-ssl train'." ;;
       *fedjax[-_]ssl\ train* | *\ *experiments/*.py* | *experiments/*.py*\ *)
         fail "--type=$TYPE has several hosts, each of which would run a copy;" \
           "add --distributed to the experiment's flags." ;;
-      *launch/sweep.py | *experiments/bench.py)
-        fail "--type=$TYPE has several hosts, each of which would run the grid;" \
-          "take one of 8 or fewer, and several machines for more." ;;
       *experiments/benchmarks/*.py)
         fail "--type=$TYPE has several hosts, and ${word##*/} measures one;" \
           "take one of 8 or fewer." ;;

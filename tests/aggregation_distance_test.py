@@ -1,6 +1,7 @@
 """Laws of RSCFed's distance-reweighted and sub-consensus means."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from absl.testing import absltest, parameterized
@@ -224,3 +225,50 @@ def test_no_groups_are_refused():
   with pytest.raises(ValueError, match='no group'):
     sub_consensus({'w': jnp.ones((3, 2))}, jnp.ones(3),
                   np.zeros((0, 2), int), beta=1.0)
+
+
+WIDE = np.array([3_000_000_000, 1_000_000_000])
+
+
+@pytest.mark.parametrize('weights', [WIDE, [*map(int, WIDE)], [*WIDE],
+                                     WIDE.astype(np.uint32)])
+def test_weights_may_be_numbers_of_64_bits(weights):
+  rows = np.array([[1, 2], [3, 4]], np.float32)
+  for rule in (aggregation.weighted_mean,
+               functools.partial(aggregation.distance_reweighted_mean, beta=0)):
+    np.testing.assert_allclose(rule(rows, weights), [1.5, 2.5], rtol=1e-6)
+  np.testing.assert_allclose(aggregation.median(
+      np.array([[1], [2], [3]], np.float32),
+      np.array([3_000_000_000, 1, 1])), [1])
+  _, kept, rejected = aggregation.finite_or_zero(rows, weights,
+                                                 max_norm=10**10)
+  assert rejected == 0
+  np.testing.assert_allclose(kept, WIDE)
+
+
+@pytest.mark.parametrize('number', [int, float, np.float32])
+def test_at_its_ends_an_average_reads_one_tree(number):
+  whole, broken = (np.full(1, x, np.float32) for x in (2, np.nan))
+  np.testing.assert_array_equal(
+      aggregation.ema(broken, whole, number(0)), whole)
+  np.testing.assert_array_equal(
+      aggregation.ema(whole, broken, number(1)), whole)
+
+
+def test_complex_rows_have_a_length():
+  rows = np.array([[1 + 2j], [.1j]], np.complex64)
+  kept, _, rejected = aggregation.finite_or_zero(rows, np.ones(2), max_norm=.5)
+  assert rejected == 1
+  np.testing.assert_array_equal(kept, [[0], rows[1]])
+
+
+@pytest.mark.parametrize('call, said', [
+    (lambda x, none: aggregation.weighted_mean(x, none),
+     'weights is None; allowed is one number per client'),
+    (lambda x, none: aggregation.trimmed_mean(x, np.ones(2), trim=none),
+     'trim is None; allowed is a value such as 0.2'),
+    (lambda x, none: aggregation.norm_clipped(x, np.ones(2), max_norm=none),
+     'max_norm is None')])
+def test_none_is_refused_by_name(call, said):
+  with pytest.raises(ValueError, match=said):
+    call(np.ones((2, 1), np.float32), None)

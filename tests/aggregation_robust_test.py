@@ -275,3 +275,27 @@ def test_no_finite_row_is_too_long_to_be_measured(size):
   np.testing.assert_array_equal(given, [1, 0, 1, 1])
   np.testing.assert_array_equal(kept['w'][1], [0, 0])
   assert int(rejected) == 1
+
+
+# Krum's number of hostile rows follows that of all rows.
+@pytest.mark.parametrize('name', [n for n in ROBUST if 'krum' not in n])
+@pytest.mark.parametrize('broken', [np.nan, np.inf, -np.inf])
+def test_one_broken_row_is_as_absent(name, broken):
+  rows = np.array([[broken, 3], [1, 4], [2, 5], [4, 9]], np.float32)
+  np.testing.assert_allclose(
+      ROBUST[name](rows, np.ones(4)), ROBUST[name](rows[1:], np.ones(3)),
+      rtol=1e-6)
+  slope = jax.grad(lambda x: ROBUST[name](x, np.ones(4)).sum())(rows)
+  assert np.isfinite(slope[1:]).all()
+
+
+def test_many_equal_votes_have_their_mean():
+  rows = jnp.ones((1_100_000, 1))
+  np.testing.assert_allclose(
+      aggregation.trimmed_mean(rows, jnp.ones(len(rows))), [1], rtol=1e-3)
+
+
+@pytest.mark.parametrize('steps', [0, 2.5])
+def test_steps_are_whole(steps):
+  with pytest.raises(ValueError, match='steps is'):
+    aggregation.geometric_median(np.ones((3, 1)), np.ones(3), steps=steps)

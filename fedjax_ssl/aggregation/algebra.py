@@ -35,10 +35,16 @@ def jit(*static: str, **ranges: arguments.Range
   """
   def decorate(function: Function) -> Function:
     compiled: Any = jax.jit(function, static_argnames=static)
-    names = list(inspect.signature(function).parameters)
+    known = inspect.signature(function).parameters
+    names = list(known)
     def prepared(name: str, value: Any) -> Any:
+      if value is None and name in known and known[name].default not in (
+          None, inspect.Parameter.empty):
+        raise ValueError(f'{name} is None; allowed is a value such as '
+                         f'{known[name].default!r}.')
       if name in ranges:
         arguments.check_number(name, value, ranges[name])
+        return arguments.as_float(value)
       return arguments.of_host(name, value) if name in static else value
 
     @functools.wraps(function)
@@ -54,20 +60,22 @@ def jit(*static: str, **ranges: arguments.Range
   return decorate
 
 
-def check_rows(stacked: Any, weights: jax.Array, name: str) -> None:
-  """Raises ValueError unless every leaf has a row for every weight."""
+def weights_of(stacked: Any, weights: Any, name: str) -> jax.Array:
+  """Returns weights in float32, checked: each leaf has a row for each."""
   if weights is None:
     raise ValueError(f'{name} is None; allowed is one number per client, such '
                      'as jnp.ones(K) for a plain mean.')
-  if jnp.ndim(weights) != 1:
-    raise ValueError(f'{name} has shape {jnp.shape(weights)}; '
+  given: jax.Array = jnp.asarray(weights, jnp.float32)
+  if jnp.ndim(given) != 1:
+    raise ValueError(f'{name} has shape {jnp.shape(given)}; '
                      'allowed is one number per client.')
-  rows = weights.shape[0]
+  rows = given.shape[0]
   for path, leaf in jax.tree_util.tree_leaves_with_path(stacked):
     if leaf.shape[:1] != (rows,):
       raise ValueError(
           f'stacked{jax.tree_util.keystr(path)} has shape {leaf.shape}; '
           f'its leading axis must be {rows}, the length of {name}.')
+  return given
 
 
 def column(row: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -141,13 +149,19 @@ def row_norms(rows: Any, num_rows: int, distance: str) -> jax.Array:
     top = jnp.maximum(top, jnp.max(
         jnp.abs(x), axis=tuple(range(1, x.ndim)), initial=0))
   unit = power_of_two(jax.lax.stop_gradient(top))
-  squares = [jnp.sum(jnp.square(x / column(unit, x)),
+  squares = [jnp.sum(_square(x / column(unit, x)),
                      axis=tuple(range(1, x.ndim)))
              for x in jax.tree.leaves(rows)]
   zero = jnp.zeros(num_rows, jnp.float32)
   if distance == 'global_norm':
     return unit * safe_sqrt(sum(squares, zero))
   return unit * sum(map(safe_sqrt, squares), zero)
+
+
+def _square(x: jax.Array) -> jax.Array:
+  if jnp.iscomplexobj(x):
+    return jnp.square(x.real) + jnp.square(x.imag)
+  return jnp.square(x)
 
 
 def power_of_two(top: Array) -> jax.Array:

@@ -13,7 +13,6 @@ from fedjax_ssl import arguments
 from fedjax_ssl.aggregation.algebra import (
   Array,
   Axis,
-  check_rows,
   column,
   combined,
   Function,
@@ -25,6 +24,7 @@ from fedjax_ssl.aggregation.algebra import (
   Scalar,
   shares_of,
   Tree,
+  weights_of,
   widened,
 )
 
@@ -73,8 +73,7 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
   if distance not in DISTANCES:
     raise ValueError(
         f'distance is {distance!r}; allowed are {", ".join(DISTANCES)}.')
-  count = jnp.asarray(num_examples, jnp.float32)
-  check_rows(stacked, count, 'num_examples')
+  count = weights_of(stacked, num_examples, 'num_examples')
   if labeled is None:
     labeled = jnp.zeros(count.shape, bool)
   labeled = jnp.asarray(labeled)
@@ -107,8 +106,7 @@ def weighted_mean(stacked: Tree, weights: Array, *, axis_name: Axis = None
   References:
     McMahan et al., FedAvg, AISTATS 2017, https://arxiv.org/abs/1602.05629.
   """
-  weights = jnp.asarray(weights, jnp.float32)
-  check_rows(stacked, weights, 'weights')
+  weights = weights_of(stacked, weights, 'weights')
   return combined(
       stacked, shares_of(weights, axis_name=axis_name), axis_name=axis_name)
 
@@ -296,13 +294,18 @@ def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
     ValueError: if structures or shapes differ, or for another decay.
   """
   arguments.check_alike(old=old, new=new)
-  moved: Tree = jax.tree.map(
-      lambda x, y: narrowed(
-          decay * widened(x) + (1 - decay) * widened(y), x.dtype), old, new)
+  def move(x: jax.Array, y: jax.Array) -> jax.Array:
+    # At its ends a broken number of the other tree would enter, as 0 times it.
+    mean = jnp.where(decay == 0, widened(y), jnp.where(
+        decay == 1, widened(x),
+        decay * widened(x) + (1 - decay) * widened(y)))
+    return narrowed(mean, x.dtype)
+
+  moved: Tree = jax.tree.map(move, old, new)
   return moved
 
 
-@jit(max_norm=arguments.NOT_NEGATIVE)
+@jit(weights=arguments.ANY, max_norm=arguments.NOT_NEGATIVE)
 def finite_or_zero(stacked: Tree, weights: Array, *,
                    max_norm: Scalar = jnp.inf
                    ) -> tuple[Tree, jax.Array, jax.Array]:
@@ -318,8 +321,7 @@ def finite_or_zero(stacked: Tree, weights: Array, *,
     The pytree and float32[K] weights with zeros for the rows left out, and
     int32[], how many of these had a nonzero weight.
   """
-  weights = jnp.asarray(weights, jnp.float32)
-  check_rows(stacked, weights, 'weights')
+  weights = weights_of(stacked, weights, 'weights')
   good = jnp.isfinite(weights) & (weights >= 0)
   for leaf in jax.tree.leaves(stacked):
     good &= jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from fedjax_ssl import arguments
 from fedjax_ssl.aggregation.algebra import (
   Array,
-  check_rows,
   column,
   combined,
   jit,
@@ -29,6 +28,7 @@ from fedjax_ssl.aggregation.algebra import (
   shares_of,
   shrinking,
   Tree,
+  weights_of,
   widened,
 )
 
@@ -42,8 +42,7 @@ def _checked_rows(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
 
   Weights whose sum float32 might not hold are all made smaller.
   """
-  weights = jnp.asarray(weights, jnp.float32)
-  check_rows(stacked, weights, 'weights')
+  weights = weights_of(stacked, weights, 'weights')
   if not weights.shape[0]:
     raise ValueError('weights has shape (0,); allowed is 1 client or more.')
   weights *= shrinking(jnp.max(weights))
@@ -58,6 +57,16 @@ def _whole(rows: Any, weights: jax.Array) -> jax.Array:
   for x in jax.tree.leaves(rows):
     whole &= jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))
   return whole | ~whole.any()
+
+
+def _sound_rows(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
+  """As `_checked_rows`, with broken rows absent, unless all are broken."""
+  wide, weights = _checked_rows(stacked, weights)
+  whole = _whole(wide, weights)
+  # Zeros, as a number that is not finite would break the derivatives of all.
+  kept: Tree = jax.tree.map(
+      lambda x: jnp.where(column(whole, x), x, 0), wide)
+  return kept, jnp.where(whole, weights, 0)
 
 
 def _in_dtypes_of(result: Any, stacked: Tree) -> Tree:
@@ -107,7 +116,7 @@ def median(stacked: Tree, weights: Array) -> Tree:
     Yin et al., Byzantine-Robust Distributed Learning, ICML 2018,
     https://arxiv.org/abs/1803.01498.
   """
-  wide, weights = _checked_rows(stacked, weights)
+  wide, weights = _sound_rows(stacked, weights)
   return _in_dtypes_of(
       jax.tree.map(lambda x: _weighted_median(x, weights), wide), stacked)
 
@@ -137,7 +146,7 @@ def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
   """
   if not 0 <= trim < 0.5:
     raise ValueError(f'trim must be in [0, 0.5), not {trim}.')
-  wide, weights = _checked_rows(stacked, weights)
+  wide, weights = _sound_rows(stacked, weights)
   total = weights.sum()
 
   def one(x: jax.Array) -> jax.Array:
@@ -145,9 +154,11 @@ def trimmed_mean(stacked: Tree, weights: Array, *, trim: float = 0.2) -> Tree:
     left = jnp.minimum(upto, (1 - trim) * total) - jnp.maximum(
         upto - weight, trim * total)
     # A tiny weight that only rounding has left could multiply a huge number.
-    left = jnp.where(left > _ROUNDING * total, left, 0)
+    # Of a million rows and more each has such a weight.
+    large = jnp.where(left > _ROUNDING * total, left, 0)
+    left = jnp.where(large.any(0), large, jnp.maximum(left, 0))
     kept = left.sum(0)
-    # What is left out may be infinite, or no number.
+    # What is left out may be infinite, where all rows are broken.
     value = jnp.where(left > 0, value, 0)
     return jnp.sum(left / jnp.where(kept > 0, kept, 1) * value, axis=0)
 
@@ -272,11 +283,10 @@ def geometric_median(stacked: Tree, weights: Array, *,
     Pillutla et al., Robust Aggregation for Federated Learning,
     https://arxiv.org/abs/1912.13445.
   """
-  if steps < 1:
-    raise ValueError(f'steps is {steps}; allowed is 1 or more.')
-  wide, given = _checked_rows(stacked, weights)
-  start = jax.tree.map(lambda x: _weighted_median(x, given), wide)
-  counted = jnp.where(_whole(wide, given), given, 0)
+  if steps < 1 or steps != int(steps):
+    raise ValueError(f'steps is {steps}; allowed is 1 or more, whole.')
+  wide, counted = _sound_rows(stacked, weights)
+  start = jax.tree.map(lambda x: _weighted_median(x, counted), wide)
 
   def nearer(_: Any, point: Any) -> Any:
     gaps = jax.tree.map(lambda x, y: x - y, wide, point)
@@ -286,7 +296,7 @@ def geometric_median(stacked: Tree, weights: Array, *,
     nearest = jnp.min(away, initial=_LARGEST)
     return combined(wide, shares_of(counted * (nearest / away)))
 
-  return _in_dtypes_of(jax.lax.fori_loop(0, steps, nearer, start), stacked)
+  return _in_dtypes_of(jax.lax.fori_loop(0, int(steps), nearer, start), stacked)
 
 
 @jit(weights=arguments.FINITE, max_norm=arguments.POSITIVE)
@@ -312,8 +322,7 @@ def norm_clipped(stacked: Tree, weights: Array, *, max_norm: Scalar = 1.0
     Sun et al., Can You Really Backdoor Federated Learning?,
     https://arxiv.org/abs/1911.07963.
   """
-  wide, weights = _checked_rows(stacked, weights)
-  weights = jnp.where(_whole(wide, weights), weights, 0)
+  wide, weights = _sound_rows(stacked, weights)
   length = row_lengths(wide, weights.shape[0])
   far = length > max_norm
   less = jnp.where(far, shrinking(length), 1)

@@ -147,7 +147,10 @@ def own_entry(text: str) -> Entry:
   # out the place.
   method = registry.written(called, knobs)
   if placed:
-    method = f'{imports.absolute(placed.place)}:{method}'
+    try:
+      method = f'{imports.absolute(placed.place)}:{method}'
+    except ValueError as error:
+      raise ValueError(f'ROW={text}: {error}') from error
   short = re.sub(r'[][]', '', registry.written(called, given))
   name = re.sub(r'[^\w.=-]+', '_', short).strip('_')
   groups = next((entry.groups for entry in entries().values()

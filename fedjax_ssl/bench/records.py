@@ -170,8 +170,17 @@ def configurations(file: pathlib.Path) -> int:
   try:
     stored = json.loads(file.read_text('utf-8'))
     return max(1, int(stored['configurations']))
-  except (OSError, ValueError, KeyError, TypeError, RecursionError):
+  except (OSError, ValueError, KeyError, TypeError, OverflowError,
+          RecursionError):
     return plan.CONFIGURATIONS
+
+
+def texts(value: Any) -> list[str]:
+  """Returns a list of texts that a file holds; raises ValueError for others."""
+  if not isinstance(value, list) or not all(
+      isinstance(each, str) for each in value):
+    raise ValueError(f'{value!r:.40} is no list of texts')
+  return value
 
 
 # Words for what two tables must have in common.

@@ -132,7 +132,13 @@ class _Bench:
       raise ValueError(f'BED={args.bed} must be one of {", ".join(beds)}.')
     if not args.out:
       raise ValueError('--out= is empty; name a folder.')
+    if args.data_dir == '':
+      raise ValueError('--data_dir= is empty; name a folder or leave it out.')
     self._bed, self._out = beds[args.bed], pathlib.Path(args.out)
+    for place in (self._out, *self._out.parents):
+      if place.exists() and not place.is_dir():
+        raise ValueError(f'--out={args.out} cannot be used: {place} is no '
+                         'folder.')
     # A misspelt folder must not look as if all work were lost.
     if args.status and not args.stored and not self._out.is_dir():
       near = checks.near(self._out.name, (
@@ -149,6 +155,9 @@ class _Bench:
     for flag in changed:
       if not flag.startswith('--') or '=' not in flag:
         raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
+      if flag.startswith('--flagfile='):
+        raise ValueError(f'{flag} cannot be given behind --: give the flags '
+                         'that it holds.')
       if flag[2:].partition('=')[0] in _OWN:
         raise ValueError(f'{flag} cannot be given behind --: the bench itself '
                          f'sets {", ".join(_OWN)}.')
@@ -182,8 +191,8 @@ class _Bench:
     if not kept.exists():
       return given
     try:
-      flags = tuple(map(str, json.loads(kept.read_text())))
-    except (ValueError, TypeError) as error:
+      flags = tuple(records.texts(json.loads(kept.read_text())))
+    except (ValueError, RecursionError) as error:
       raise ValueError(f'{kept} is damaged; give another folder.') from error
     if self._args.status and not given:
       return flags

@@ -42,7 +42,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   found = parser.parse_args(argv)
   for name, least in (('tokens', 1), ('batch', 1), ('size', 0)):
     if getattr(found, name) < least:
-      parser.error(f'--{name} must be at least {least}')
+      parser.error(
+          f'--{name}={getattr(found, name)} must be at least {least}')
   # All that can be refused before hours of work.
   if found.out.suffix != '.npz' or not found.out.absolute().parent.is_dir():
     parser.error(f'--out={found.out} must be FOLDER/NAME.npz in a folder that '

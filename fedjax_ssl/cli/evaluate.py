@@ -15,7 +15,7 @@ import sys
 
 from fedjax_ssl import cli
 from fedjax_ssl.cli import repeat
-from fedjax_ssl.report import command
+from fedjax_ssl.report import command, printing
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import own_code
 from fedjax_ssl.training import workdir as workdir_lib
@@ -24,7 +24,7 @@ from fedjax_ssl.training import workdir as workdir_lib
 def main(argv: Sequence[str]) -> int:
   """Evaluates the run that the first word names; returns an exit code."""
   if list(argv[:1]) in (['--help'], ['-h']):
-    print(__doc__)
+    printing.say(__doc__)
     return 0
   if not argv or argv[0].startswith('-'):
     print("error: name a run's folder first.", file=sys.stderr)

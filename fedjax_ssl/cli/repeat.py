@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
   """Starts the run again, or prints its flags; returns an exit code."""
   words = [word for word in argv if word != '--print']
   if words[:1] in (['--help'], ['-h']):
-    print(__doc__)
+    printing.say(__doc__)
     return 0
   if not words or words[0].startswith('-'):
     raise ValueError("name a run's folder or its config.json first.")
@@ -104,6 +104,9 @@ def main(argv: Sequence[str]) -> int:
     registry.import_place(place)
   config = _today(config)
   if '--print' in argv:
+    if words[1:]:
+      raise ValueError(f'--print shows the flags of the run; leave {words[1]} '
+                       'out.')
     printing.say(command.text_of(config), end='')
     return 0
   line = [*program(config, path), *command.flags_of(config), *words[1:]]

@@ -34,6 +34,7 @@ from fedjax_ssl.running import settings
 from fedjax_ssl.training import metrics
 
 _EVERY = 30  # Seconds between two looks.
+_DAY = 24 * 60 * 60  # Seconds.
 _FILES = (metrics.METRICS, 'config.json', 'checkpoints')
 
 
@@ -84,14 +85,14 @@ def _parser() -> arguments.Parser:
 
 
 def _seconds(text: str) -> int:
-  """Reads a whole number from 1.
+  """Reads a whole number from 1 to those of a day.
 
   Raises:
     argparse.ArgumentTypeError: for any other text.
   """
-  if not text.isdecimal() or not int(text):
+  if not text.isdecimal() or not 1 <= int(text) <= _DAY:
     raise argparse.ArgumentTypeError(
-        f'{text!r} must be a whole number from 1')
+        f'{text!r} must be a whole number from 1 to {_DAY}')
   return int(text)
 
 

@@ -351,6 +351,8 @@ def _plan(args: argparse.Namespace) -> Plan:
   if place is not None and '://' not in place and not (
       pathlib.Path(place).is_dir()):
     raise ValueError(f'--data_dir={place} is no folder.')
+  if args.scripts and not pathlib.Path(args.scripts).is_dir():
+    raise ValueError(f'--scripts={args.scripts} is no folder.')
   table = cells.load(args.table, pathlib.Path(args.tables))
   return Plan(table, args.variant, flags, pathlib.Path(args.runs),
               pathlib.Path(args.results),
@@ -370,6 +372,8 @@ def _writing(folder: pathlib.Path) -> Iterator[None]:
 
 def _all_tables(args: argparse.Namespace) -> int:
   """Does what needs no --table; returns an exit code."""
+  if flags := [flag for flag in args.flags if flag != '--']:
+    raise ValueError(f'{flags[0]} is for the cells of a --table; name one.')
   folder = pathlib.Path(args.tables)
   found = cells.tables(folder)
   if not found:

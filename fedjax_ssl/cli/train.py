@@ -180,12 +180,34 @@ def _print_help(about: str) -> None:
 
 def _read_flags(argv: Sequence[str]) -> Any:
   """Reads the flags; ends the process if they are wrong or ask for help."""
+  _report_errors(_check_files, argv)
   try:
     return _report_errors(FLAGS, argv)
   except SystemExit as ended:
     if ended.code == 1:  # absl exits like this after it has printed the help.
       sys.exit(0)
     raise
+
+
+def _check_files(argv: Sequence[str]) -> None:
+  """Refuses files without a name, as of an unset variable, or that are no text.
+
+  absl leaves the first out, and does not name the second.
+  """
+  for word, after in zip(argv, [*argv[1:], ''], strict=True):
+    flag, equals, value = word.lstrip('-').partition('=')
+    if not word.startswith('-') or flag not in ('flagfile', 'import'):
+      continue
+    value = value if equals else after
+    if not value:
+      raise ValueError(f'--{flag}= is empty; name a file or leave it out.')
+    file = pathlib.Path(value).expanduser()
+    if flag == 'flagfile' and file.is_file():
+      try:
+        file.read_text()
+      except UnicodeDecodeError:
+        raise ValueError(f'--flagfile={value} cannot be read: it is no text.'
+                         ) from None
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:

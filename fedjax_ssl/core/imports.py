@@ -101,8 +101,9 @@ def load(place: str) -> ModuleType:
   if place in _FILES:
     return _FILES[place].module
   try:
-    return (_load_file(place) if is_file(place)
-            else importlib.import_module(place))
+    if is_file(place):
+      return _load_file(place)
+    module = importlib.import_module(place)
   except ModuleNotFoundError as error:
     if is_file(place) or not f'{place}.'.startswith(f'{error.name}.'):
       raise ValueError(_failed(place, error)) from error
@@ -111,6 +112,10 @@ def load(place: str) -> ModuleType:
                      'with .py.') from error
   except (Exception, SystemExit) as error:
     raise ValueError(_failed(place, error)) from error
+  if module.__spec__ is not None and module.__spec__.origin is None:
+    raise ValueError(f'{place} is a folder without an __init__.py, which holds '
+                     'no code; give a file of it.')
+  return module
 
 
 def _failed(place: str, error: BaseException) -> str:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
+  at_least_float32,
   check_choice,
   check_shape,
   Loss,
@@ -56,6 +57,7 @@ def discriminator_loss(real_logits: Array, fake_logits: Array,
   mask = all_rows(mask, real_logits)
   check_shape('real_logits', real_logits, mask.shape)
   check_shape('fake_logits', fake_logits, mask.shape)
+  _check_weight('fake_weight', fake_weight, mask)
   cost = jax.nn.softplus if kind == 'logistic' else lambda d: jax.nn.relu(1 + d)
   real, fake = _visible(real_logits, mask), _visible(fake_logits, mask)
   return reduced(cost(-real) + fake_weight * cost(fake), mask,
@@ -91,6 +93,7 @@ def generator_loss(fake_logits: Array, mask: Array | None = None, *,
   check_choice('kind', kind, ('non_saturating', 'saturating', 'hinge'))
   mask = all_rows(mask, fake_logits)
   check_shape('fake_logits', fake_logits, mask.shape)
+  _check_weight('weight', weight, mask)
   fake = _visible(fake_logits, mask)
   costs: dict[str, Callable[[jax.Array], jax.Array]] = {
       'non_saturating': lambda d: jax.nn.softplus(-d),
@@ -124,11 +127,13 @@ def reconstruction(generated: Array, images: Array, mask: Array | None = None,
   check_choice('over_pixels', over_pixels, ('sum', 'mean'))
   mask = all_rows(mask, generated)
   check_shape('images', images, generated.shape)
+  check_shape('mask', mask, generated.shape[:1])
   rows = mask.reshape(mask.shape + (1,) * (generated.ndim - 1)) > 0
-  gap = jnp.where(rows, generated - jax.lax.stop_gradient(images), 0)
+  gap = at_least_float32(generated) - jax.lax.stop_gradient(
+      at_least_float32(images))
   reduce = jnp.sum if over_pixels == 'sum' else jnp.mean
   distance = reduce(
-      jnp.square(gap.astype(jnp.float32)).reshape(len(mask), -1), -1)
+      jnp.square(jnp.where(rows, gap, 0)).reshape(len(mask), -1), -1)
   return reduced(distance, mask, reduction=reduction), {}
 
 
@@ -148,15 +153,22 @@ def fake_condition(lam: Scalar, source: Array, target: Array, *,
     float32[B, C], a constant for derivatives.
 
   Raises:
-    ValueError: for another `label`.
+    ValueError: for another `label`, or if the shapes differ.
 
   References:
     Fan et al., FedSSL, IJCAI 2022, eq. 6.
   """
   check_choice('label', label, ('mixed', 'target'))
+  check_shape('source', source, ('B', 'C'))
+  check_shape('target', target, source.shape)
   share = lam if label == 'mixed' else jnp.zeros_like(lam)
   mixed: jax.Array = jax.lax.stop_gradient(mixup(share, source, target))
   return mixed
+
+
+def _check_weight(name: str, value: Scalar, mask: Array) -> None:
+  if jnp.ndim(value):
+    check_shape(name, value, mask.shape)
 
 
 def _visible(logits: Array, mask: Array) -> jax.Array:

@@ -41,11 +41,7 @@ def masked_mean(values: Array, mask: Array, *,
   Raises:
     ValueError: if the shapes differ, which would broadcast to a wrong mean.
   """
-  if jnp.shape(values) != jnp.shape(mask):
-    raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
-                     f'{jnp.shape(values)}, one entry per row.')
-  values = at_least_float32(jnp.where(mask > 0, values, 0))
-  mask = jnp.asarray(mask, values.dtype)
+  values, mask = _of_real(values, mask)
   total = jnp.sum(mask) if total is None else total
   return jnp.sum(mask * values) / jnp.maximum(total, 1)
 
@@ -70,8 +66,18 @@ def reduced(values: Array, mask: Array, *, reduction: str = 'mean',
   if reduction == 'mean':
     return masked_mean(values, mask, total=total)
   check_choice('reduction', reduction, ('mean', 'none'))
-  values = at_least_float32(jnp.where(mask > 0, values, 0))
-  return values * jnp.asarray(mask, values.dtype)
+  values, mask = _of_real(values, mask)
+  return values * mask
+
+
+def _of_real(values: Array, mask: Array) -> tuple[jax.Array, jax.Array]:
+  """Values with masked ones zeroed, and the mask; both in one dtype."""
+  check_array('mask', mask)
+  if jnp.shape(values) != jnp.shape(mask):
+    raise ValueError(f'mask has shape {jnp.shape(mask)}; allowed is '
+                     f'{jnp.shape(values)}, one entry per row.')
+  kept = at_least_float32(jnp.where(mask > 0, values, 0))
+  return kept, jnp.asarray(mask, kept.dtype)
 
 
 def all_rows(mask: Array | None, like: Array) -> Array:

@@ -26,6 +26,8 @@ from fedjax_ssl.losses.rows import (
 from fedjax_ssl.losses.supervised import cross_entropy
 from fedjax_ssl.losses.targets import pseudo_label
 
+_FAR = 1e30  # Beyond every logit but infinity.
+
 
 def fixmatch(strong_logits: Array, weak_logits: Array,
              mask: Array | None = None, *, threshold: Scalar = 0.95,
@@ -289,7 +291,8 @@ def relation_matrix(logits: Array, labels: Array, mask: Array | None = None, *,
   mask = all_rows(mask, logits)
   check_rows(logits, mask, classes={'labels': labels})
   arguments.check_number('temperature', temperature, arguments.POSITIVE)
-  logits = visible(logits, mask)
+  # A class may be ruled out by minus infinity, which no 0 is multiplied with.
+  logits = jnp.maximum(visible(logits, mask), -_FAR)
   member = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   sums = jnp.matmul(member.T, logits, precision=jax.lax.Precision.HIGHEST)
   means = sums / jnp.maximum(member.sum(0), 1)[:, None]

@@ -50,7 +50,14 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
     exponent = 1 / jnp.asarray(temperature, p.dtype)
   tiny = jnp.finfo(p.dtype).tiny
   # The largest entry becomes 1, so that not all powers of a row underflow.
-  power = (p / jnp.maximum(p.max(-1, keepdims=True), tiny)) ** exponent
+  top = p.max(-1, keepdims=True)
+  largest = (p == top) & (top > 0)  # The quotient may be a digit below 1.
+  ratio = jnp.where(largest, 1, p / jnp.maximum(top, tiny))
+  # A power whose slope is infinite, or of an infinite exponent, is not taken.
+  hard, zero = jnp.isinf(exponent), ratio <= 0
+  power = jnp.where(zero, 1, ratio) ** jnp.where(hard, 1, exponent)
+  power = jnp.where(zero, jnp.where(exponent == 0, 1, 0), power)
+  power = jnp.where(hard, largest, power).astype(p.dtype)
   return power / jnp.maximum(power.sum(-1, keepdims=True), tiny)
 
 

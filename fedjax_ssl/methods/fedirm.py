@@ -257,7 +257,8 @@ def _unlabeled_loss(task: Task, s: _Settings, relation: jax.Array,
     own = losses.relation_matrix(
         logits, logits.argmax(-1), batch.mask * accepted,
         temperature=s.temperature)
-    matching = known * losses.relation_matching(own, relation)[0]
+    some = (batch.mask * accepted).sum() > 0
+    matching = known * some * losses.relation_matching(own, relation)[0]
     loss = weight * (s.consistency_weight * consistency
                      + s.relation_weight * matching)
     rate = losses.masked_mean(accepted, batch.mask)

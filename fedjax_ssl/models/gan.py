@@ -227,9 +227,12 @@ class Discriminator(nn.Module):
 
 def _bounded(params: PyTree) -> PyTree:
   """Every kernel divided by its largest singular value; biases as they are."""
-  return jax.tree.map(
-      lambda x: x / jnp.maximum(spectral_norm(x), 1e-12) if x.ndim > 1 else x,
-      params)
+  def bound(x: jax.Array) -> jax.Array:
+    if x.ndim < 2:
+      return x
+    norm = spectral_norm(x)
+    return x / jnp.where(norm > 1e-12, norm, 1)  # Zeros stay, with a slope.
+  return jax.tree.map(bound, params)
 
 
 def _he_normal(key: jax.Array, shapes: PyTree) -> PyTree:

@@ -10,6 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.ops import conv, pooling
 
 NORMS = ('batch', 'group', 'none', 'static')
@@ -44,6 +45,9 @@ class Choices:
   norm: str = 'none'
   conv_impl: str = 'auto'
   dtype: str = 'float32'
+
+  def __post_init__(self) -> None:
+    checks.check('norm', self.norm, NORMS)
 
   @property
   def param_dtype(self) -> str:
@@ -203,6 +207,9 @@ class Norm(nn.Module):
     policy = self.choices.norm
     if policy == 'none':
       return x
+    if mask is not None and mask.shape != x.shape[:1]:
+      raise ValueError(f'mask has shape {mask.shape}; allowed is '
+                       f'{x.shape[:1]}, one entry per row.')
     made = self.choices.param_dtype
     shape = (x.shape[-1],)
     scale = self.param('scale', nn.initializers.ones, shape, made)
@@ -255,7 +262,7 @@ def _masked_moments(x: jax.Array, mask: jax.Array | None
   real = mask[:, None, None, None] > 0
   count = area * jnp.sum(mask > 0).astype(x.dtype)
   share = 1 / jnp.maximum(count, 1)
-  # Not multiplied by the mask, as padding may hold infinity.
+  # Not multiplied by the mask: a masked row may be broken.
   mean = share * jnp.sum(jnp.where(real, x, 0), (0, 1, 2))
   gap = jnp.where(real, x - mean, 0)
   return (mean, share * jnp.sum(jnp.square(gap), (0, 1, 2))), count

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import inspect
 from typing import Any
@@ -16,6 +17,7 @@ from fedjax_ssl.models import last_layer
 
 # Fields that the library fills in itself, where a module has them.
 FILLED = ('num_classes', 'choices', 'dtype')
+_WORDS = {'train', 'training', 'deterministic'}  # Whether a module trains.
 _LITERALS = (bool, int, float, str, type(None), tuple)
 
 
@@ -67,6 +69,16 @@ def _is_knob(field: dataclasses.Field[Any]) -> bool:
   return field.default_factory is dataclasses.MISSING
 
 
+def _without_dropout(call: Callable[..., Any], args: tuple[Any, ...],
+                     named: dict[str, Any],
+                     context: nn.module.InterceptorContext) -> Any:
+  """Lets layers of dropout return their input."""
+  if isinstance(context.module, nn.Dropout) and (
+      context.method_name == '__call__'):
+    return args[0] if args else named['inputs']
+  return call(*args, **named)
+
+
 def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
           norm: str | None) -> types.Model:
   """Makes a record of pure functions from a module.
@@ -87,12 +99,19 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
       module has statistics, else 'none'.
 
   Raises:
-    FieldError: if it is no module, or its logits have another shape.
+    FieldError: if it is no module, its logits have another shape, or it takes
+      `**words` and none of the three that say whether it trains.
   """
   if not isinstance(module, nn.Module):
     raise checks.FieldError('model', text, 'gives no Flax linen module but '
                             f'{type(module).__name__}.')
   takes = inspect.signature(type(module).__call__).parameters
+  if not _WORDS & {*takes} and any(
+      each.kind is each.VAR_KEYWORD for each in takes.values()):
+    raise checks.FieldError(
+        'model', text, 'is called with any words, so that nobody knows which '
+        'of `train`, `training` and `deterministic` it reads; name it in '
+        '`__call__`.')
   zeros = jnp.zeros((1, *shape), jnp.int32 if len(shape) == 1 else jnp.float32)
 
   def words(train: bool, mask: jax.Array | None = None) -> dict[str, Any]:
@@ -120,11 +139,13 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
                   mask: jax.Array | None, key: jax.Array | None = None
                   ) -> tuple[jax.Array, types.PyTree]:
     stats = variables.stats
-    if key is None and not stats:  # Nothing drops out.
+    if key is None and not stats:
       return apply(variables, inputs), stats
-    logits, changed = module.apply(
-        {'params': variables.params, **stats}, inputs, **words(True, mask),
-        mutable=list(stats), rngs={} if key is None else {'dropout': key})
+    with (contextlib.nullcontext() if key is not None
+          else nn.intercept_methods(_without_dropout)):
+      logits, changed = module.apply(
+          {'params': variables.params, **stats}, inputs, **words(True, mask),
+          mutable=list(stats), rngs={} if key is None else {'dropout': key})
     return finish(logits), {**stats, **changed}
 
   try:

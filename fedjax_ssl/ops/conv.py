@@ -182,13 +182,15 @@ def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str, impl: str,
   """Checks the arguments of `conv2d`; returns its window and its form."""
   forms = conv_forms.by_layer(impl)
   checks.check('padding', padding, ('SAME', 'VALID'))
-  if stride < 1:
-    raise ValueError(f'stride is {stride}; it must be 1 or more.')
+  if checks.whole_numbers([stride]) is None or stride < 1:
+    raise ValueError(
+        f'stride is {stride}; it must be one whole number, 1 or more.')
   if x.ndim != 4 or w.ndim != 4 or x.shape[3] != w.shape[2]:
     raise ValueError(f'x {x.shape} and w {w.shape} must be [B, H, W, I] and '
                      '[kh, kw, I, O] with the same I.')
-  if x.dtype != w.dtype:
-    raise ValueError(f'x is {x.dtype} and w is {w.dtype}; they must be alike.')
+  if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
+    raise ValueError(f'x is {x.dtype} and w is {w.dtype}; they must be floats, '
+                     'and alike.')
   window = conv_geometry.window((x.shape[1], x.shape[2]),
                                 (w.shape[0], w.shape[1]), stride, padding)
   layer = Layer(window.size, window.kernel, stride, padding, w.shape[2],

@@ -1,7 +1,9 @@
 """Rectifier and pooling with hand-written gradients.
 
 Put `relu` after `max_pool`, not before: the result is the same and the
-rectifier has a quarter of the work.
+rectifier has a quarter of the work. Derivatives are those of reverse mode
+alone: `jax.jvp` and `jax.hessian` of these, and of networks made of them, raise
+TypeError.
 """
 from __future__ import annotations
 

@@ -320,6 +320,8 @@ def load(name: str, folder: pathlib.Path = TABLES) -> Table:
     ValueError: if no table has that name, or a file does not fit the schema.
   """
   found = tables(folder)
+  if not found:
+    raise ValueError(f'--tables={folder} holds no tables.')
   if name not in found:
     raise ValueError(f'--table={name} does not exist; {near(name, [*found])}.')
   return found[name]

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fedjax_ssl import cli
-from fedjax_ssl.bench import records
+from fedjax_ssl.bench import plan, records
 from tests.bench import made_up
 from tests.bench.made_up import BED, COUNT
 
@@ -110,3 +110,10 @@ def test_refuses_files_that_are_no_table(bench, stored, said):
   code, file, errors = bench(stored)
   assert code == 2 and len(errors.splitlines()) == 1 and said in errors
   assert 'Error' not in errors and not (file.parent / 'out').exists()
+
+
+@pytest.mark.parametrize('text', ['{"configurations": Infinity}', '{', '[]'])
+def test_a_damaged_table_has_the_default_number(tmp_path, text):
+  file = tmp_path / 'clients.json'
+  file.write_text(text)
+  assert records.configurations(file) == plan.CONFIGURATIONS

@@ -328,9 +328,10 @@ def test_rows_stay_in_the_folders_table(bench, out):
   code, _, errors = bench('clients', 'labels_only', *CHANGED)
   assert code == 0 and not errors
   assert not (out / 'clients.json.old.2').exists()
-  (out / 'changed.json').write_text('5')
-  code, _, errors = bench('clients', 'labels_only', *CHANGED)
-  assert code == 2 and 'changed.json is damaged' in errors
+  for text in ('5', '{"a": 1}', '[1]', '[' * 100_000):
+    (out / 'changed.json').write_text(text)
+    code, _, errors = bench('clients', 'labels_only', *CHANGED)
+    assert code == 2 and 'changed.json is damaged' in errors
 
 
 def test_refuses_two_rows_of_one_name(bench, out, tmp_path):
@@ -435,6 +436,9 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
     (('clients', '--data_dir=/nowhere'), '/nowhere'),
     (('clients', '--', 'num_rounds=3'), 'num_rounds=3 behind --'),
     (('clients', '--', '--seed=3'), '--seed=3 cannot be given behind --'),
+    (('clients', '--', '--flagfile=x'), '--flagfile=x cannot be given behind'),
+    (('clients', '--data_dir='), '--data_dir= is empty'),
+    (('clients', './no.py:foo'), 'ROW=./no.py:foo: there is no file'),
     (('clients', '--', '--workdir=x'), 'the bench itself sets method,'),
 ])
 def test_refuses(bench, out, words, said):

@@ -115,6 +115,10 @@ def test_no_run(finished, tmp_path):
   stored['facts']['task']['spec']['gone'] = 1
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   assert 'another version' in message(tmp_path)
+  for place, value in (('task', {'spec': None}), ('choices', [])):
+    facts = stored['facts'] | {place: value}
+    (tmp_path / 'config.json').write_text(json.dumps(stored | {'facts': facts}))
+    assert 'another version' in message(tmp_path)
   del stored['facts']['task']
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   assert "'task'" in message(tmp_path)

@@ -99,6 +99,13 @@ LINES = {
                            ['--method=local: ', 'leave attack out']),
     'alpha': (['--alpha=0.001'],
               ['--alpha=0.001: no draw', '20 clients', 'raise --alpha']),
+    'seeds_empty': (['--seeds='], ['--seeds=: must be different whole']),
+    'flagfile_empty': (['--flagfile='], ['--flagfile= is empty; name a file']),
+    'import_empty': (['--import', ''], ['--import= is empty; name a file']),
+    'dataset_empty': (['--dataset='], ['--dataset=: is no name of a data set']),
+    'dataset_path': (['--dataset=../x'], ['--dataset=../x: is no name']),
+    'folder_of_no_use': (['--workdir=/proc/x'],
+                         ['--workdir=/proc/x cannot be used']),
     'private': (["--method=fedssl(dp_scope='all')"],
                 ['--num_labeled_clients=-1: dp_scope', 'give 1 to 19']),
 }
@@ -110,6 +117,20 @@ def test_lines(name, refuse):
   line = refuse(*args)
   for word in words:
     assert word in line
+
+
+def test_a_flagfile_is_text(refuse, tmp_path):
+  file = tmp_path / 'binary.flags'
+  file.write_bytes(b'\xff\xfe--x')
+  assert refuse(f'--flagfile={file}') == (
+      f'error: --flagfile={file} cannot be read: it is no text.')
+
+
+def test_a_folder_holds_no_code(refuse, tmp_path, monkeypatch):
+  (tmp_path / 'empty_folder').mkdir()
+  monkeypatch.syspath_prepend(tmp_path)
+  line = refuse('--import=empty_folder')
+  assert '--import=empty_folder: empty_folder is a folder without' in line
 
 
 def test_own_data_are_named(refuse, tmp_path):

@@ -212,6 +212,10 @@ def test_unknown_tables_and_budgets(place):
   assert "--table=two does not exist; there are 'one'." in place.call(
       table='two', code=2)
   assert 'must be positive' in place.call(budget=0, code=2)
+  assert '--scripts=/nowhere is no folder.' in place.call(
+      '--scripts=/nowhere', code=2)
+  assert '--tables=/nowhere holds no tables.' in place.call(
+      '--tables=/nowhere', code=2)
   place.change('base', 'method = "unheard_of"')
   assert 'Base | easy: method unheard_of does not exist yet' in place.call(
       '--list')

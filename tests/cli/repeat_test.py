@@ -101,6 +101,8 @@ def test_a_configuration_may_have_any_name(finished, tmp_path, capsys):
   for words in ([str(file), '--print'], ['--print', str(file)]):
     assert repeat.main(words) == 0
     assert capsys.readouterr().out == (finished / 'run.flags').read_text()
+  assert repeat.main([str(file), '--num_rounds=7', '--print']) == 2
+  assert 'leave --num_rounds=7 out' in capsys.readouterr().err
   file.write_text('{')
   assert repeat.main([str(file)]) == 2
   assert f'{file} is damaged' in capsys.readouterr().err

@@ -255,3 +255,37 @@ def test_packing_is_undone():
 def test_a_wrong_table_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     pools.rows(pools.fixmatch(2, 10, .5)._replace(**change), 8, 8)
+
+
+def test_double_precision_changes_no_view():
+  images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
+  # The draws of floats differ in double precision; those of words do not.
+  with jax.enable_x64(True):
+    words = ops.pack(images)
+    seen = augment.make_strong('ra_mc')(jax.random.key(0), images)
+  assert words.dtype == np.int32
+  assert seen.dtype == np.uint8 and seen.shape == images.shape
+
+
+@pytest.mark.parametrize('view', ['flip_crop', 'cutout', 'ra_mc'])
+def test_a_batch_may_be_empty(view):
+  make = augment.make_strong if view == 'ra_mc' else augment.make_weak
+  empty = np.zeros((0, 12, 9, 3), np.uint8)
+  assert make(view)(jax.random.key(0), empty).shape == empty.shape
+
+
+@pytest.mark.parametrize('images, said', [
+    (np.zeros((12, 9, 3), np.uint8), r'uint8\[B, H, W, C\].*uint8\[12, 9, 3\]'),
+    ([[0]], 'no array but list')])
+def test_one_image_is_no_batch(images, said):
+  with pytest.raises(ValueError, match=said):
+    augment.make_weak('flip_crop')(jax.random.key(0), images)
+
+
+@pytest.mark.parametrize('pool, said', [
+    (pools.Pool((pools.Op('invert'),), 1, 1., 10, 1, (1,)), 'tops .*low=1'),
+    (pools.Pool((pools.Op('posterize', 0, 9.6),), 1, 1., 10, 1, (2,)),
+     'bits of posterize=9.6 must lie in')])
+def test_a_pool_of_ones_own_is_checked(pool, said):
+  with pytest.raises(ValueError, match=said):
+    augment.strong(pool)(jax.random.key(0), np.zeros((1, 4, 4, 1), np.uint8))

@@ -80,7 +80,7 @@ def test_what_clients_keep_may_be_on_disk(straight, tmp_path):
   assert rows(folder) == rows(straight.workdir)
   for name, column in straight.per_client().items():
     np.testing.assert_array_equal(run.per_client()[name], column, name)
-  programs = per_client._of_global, per_client._of_own
+  programs: tuple[Any, ...] = per_client._of_global, per_client._of_own
   compiled = [x._cache_size() for x in programs]
   run.per_client(), straight.per_client()
   assert [x._cache_size() for x in programs] == compiled

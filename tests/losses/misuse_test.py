@@ -151,3 +151,37 @@ def test_unit_rows_have_length_one_in_every_type(dtype, scale):
   assert unit.dtype == rows.dtype
   np.testing.assert_allclose(np.linalg.norm(
       np.asarray(unit, np.float32), axis=-1), [1, 0, 1], atol=5e-3)
+
+
+def test_rows_and_weights_of_other_shapes_are_refused():
+  column = np.ones((3, 1), np.float32)
+  refused(lambda z: losses.rows.reduced(z, np.ones(3), reduction='none'),
+          column, match=r'mask has shape \(3,\); allowed is \(3, 1\)')
+  refused(lambda z: adversarial.generator_loss(z, weight=column), Z[0],
+          match=r'weight has shape \(3, 1\); allowed is \(3,\)')
+  refused(lambda z: adversarial.discriminator_loss(z, z, fake_weight=column),
+          Z[0], match='fake_weight has shape')
+  images = np.zeros((4, 2, 2, 1), np.float32)
+  refused(lambda z: adversarial.reconstruction(z, images, np.ones(1)), images,
+          match=r'mask has shape \(1,\); allowed is \(4,\)')
+  refused(lambda z: adversarial.fake_condition(.5, z, HOT), Z[:, :2],
+          match=r'target has shape \(3, 3\); allowed is \(3, 2\)')
+  with pytest.raises(ValueError, match='mask has type list; allowed are array'):
+    losses.masked_mean(Z[0], [1, 0, 1])  # type: ignore[arg-type]
+
+
+def test_whole_pixels_do_not_wrap_round():
+  black, white = np.zeros((1, 2, 2, 1), np.uint8), np.ones((1, 2, 2, 1), 'u1')
+  loss, _ = adversarial.reconstruction(black, white)
+  assert loss == 4
+
+
+def test_a_class_that_is_ruled_out_has_no_relation():
+  logits = np.array([[0, 1, -np.inf], [1, 0, -np.inf]], np.float32)
+  def relation(z):
+    return losses.relation_matrix(z, np.array([0, 1]))
+  matrix = np.asarray(relation(logits))
+  one = np.exp(.5) / (1 + np.exp(.5))
+  np.testing.assert_allclose(
+      matrix, [[1 - one, one, 0], [one, 1 - one, 0], [1 / 3] * 3], rtol=1e-5)
+  assert np.isfinite(jax.grad(lambda z: relation(z)[0, 1])(logits)).all()

@@ -26,6 +26,27 @@ class TargetsTest(parameterized.TestCase):
     np.testing.assert_allclose(
         by_exponent, square / square.sum(-1, keepdims=True), rtol=1e-5)
 
+  @parameterized.parameters({'temperature': 0.0}, {'exponent': np.inf})
+  def test_the_sharpest_is_one_hot(self, **by):
+    rows = np.random.default_rng(3).dirichlet(np.ones(10), 2000).astype('f4')
+    hot = np.eye(10)[rows.argmax(-1)]
+    np.testing.assert_array_equal(losses.sharpen(rows, **by), hot)
+    even = np.array([[.4, .2, .4]], np.float32)
+    np.testing.assert_array_equal(losses.sharpen(even, **by), [[.5, 0, .5]])
+    np.testing.assert_array_equal(
+        jax.grad(lambda p: losses.sharpen(p, **by)[0, 1])(even), [[0, 0, 0]])
+
+  @parameterized.parameters(0.5, 1.0, 2.0)
+  def test_a_class_of_no_probability_breaks_no_slope(self, exponent):
+    def first(p):
+      return losses.sharpen(p, exponent=exponent)[0, 1]
+    rows = np.array([[0, .4, .6]], np.float32)
+    slope = np.asarray(jax.grad(first)(rows))
+    assert np.isfinite(slope).all()
+    near = np.array([[1e-30, .4, .6]], np.float32)
+    np.testing.assert_allclose(
+        slope[0, 1:], jax.grad(first)(near)[0, 1:], rtol=1e-3)
+
   @parameterized.parameters({'temperature': 1.0}, {'exponent': 1.0})
   def test_sharpening_by_one_is_the_identity(self, **by):
     for make in (jax.jit, jax.vmap):

@@ -260,6 +260,14 @@ def test_noise_is_one_image_in_range():
   assert 110 < image.mean() < 135 and image.std() > 55
 
 
+def test_noise_of_vectors_is_as_far_out_as_they_are():
+  rng = np.random.default_rng(0)
+  like = (3 + .5 * rng.normal(size=(400, 12, 16))).astype(np.float32)
+  noise = helpers.noise_image(like)
+  assert noise.shape == (1, 12, 16) and noise.dtype == np.float32
+  assert 2.8 < noise.mean() < 3.2 and .4 < noise.std() < .6
+
+
 def test_a_plateau_by_hand():
   state = optimizers.plateau()
   factors = []

@@ -317,3 +317,14 @@ def test_the_official_profile_of_fedirm_has_the_released_scale():
   official, usual = "fedirm(profile='official')", 'fedirm'
   assert lowered(official) == lowered('fedirm(scale=15.0)')
   assert lowered(usual) == lowered('fedirm(scale=0.1)') != lowered(official)
+
+
+def test_without_a_sure_row_there_is_nothing_to_match():
+  federation, _ = toy.federation()
+  method = methods.make(
+      'fedirm(confidence=0.999999, scale=1, warmup=0, ramp=0)',
+      toy.task(cohort_size=toy.NUM_CLIENTS))
+  state, run = method.init(toy.key(0), federation), jax.jit(method.round)
+  state, _ = run(state, federation, jnp.int32(0), KEY)
+  means = toy.means(run(state, federation, jnp.int32(1), KEY)[1])
+  assert means['mask_rate'] == 0 and means['relation_loss'] == 0

@@ -162,3 +162,9 @@ def test_refuses():
     gan.make(width=0)
   with pytest.raises(ValueError, match='sequences'):
     gan.make().init(jax.random.key(0), jnp.zeros((1, 3)), 2, 2)
+
+
+def test_a_kernel_of_zeros_has_a_slope_of_one():
+  zeros = jnp.zeros((3, 2))
+  slope = jax.grad(lambda k: gan._bounded({'k': k})['k'].sum())(zeros)
+  np.testing.assert_array_equal(slope, jnp.ones((3, 2)))

@@ -146,3 +146,14 @@ def test_a_pool_has_no_stride():
   layer = layers.Conv(4, layers.Choices(), stride=2, pool=True)
   with pytest.raises(ValueError, match='stride is 2; with pool it must be 1'):
     layer.init(jax.random.key(0), jnp.ones((1, 4, 4, 3)))
+
+
+@pytest.mark.parametrize('shape', [(4, 1), (1,), (3,)])
+def test_a_mask_of_another_shape_is_refused(shape):
+  with pytest.raises(ValueError, match=r'mask has shape .* allowed is \(4,\)'):
+    _apply('batch', _data(4), jnp.ones(shape))
+
+
+def test_an_unknown_norm_is_refused():
+  with pytest.raises(ValueError, match='layer'):
+    layers.Choices('layer')

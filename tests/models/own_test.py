@@ -196,3 +196,35 @@ def test_logits_that_no_dense_layer_made_have_no_features():
 def test_a_network_that_cannot_predict_says_why():
   with pytest.raises(checks.FieldError, match='model=always: cannot be call'):
     make('always')
+
+
+def test_without_a_key_nothing_drops_out_but_statistics_move():
+  model = make('net')
+  variables = model.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
+  logits, stats = model.apply_train(variables, x, jnp.ones(5))
+  same, _ = model.apply_train(variables, x, jnp.ones(5))
+  other, other_stats = model.apply_train(variables, x, jnp.ones(5),
+                                         jax.random.key(2))
+  np.testing.assert_array_equal(logits, same)
+  assert not np.allclose(logits, other)
+  jax.tree.map(np.testing.assert_array_equal, stats, other_stats)
+  whole = own.model('net', Net(3, rate=0.0), SHAPE, 3, None)
+  np.testing.assert_allclose(
+      logits, whole.apply_train(variables, x, jnp.ones(5))[0], rtol=1e-6)
+  features, _, _ = model.features_train(variables, x, jnp.ones(5))
+  assert features.shape[0] == 5
+
+
+class Anything(nn.Module):
+  """Takes all words, so that nobody knows whether it reads `train`."""
+
+  @nn.compact
+  def __call__(self, x, **words):
+    x = nn.Dropout(.5, deterministic=not words.get('train', False))(x)
+    return nn.Dense(3)(x.reshape(x.shape[0], -1))
+
+
+def test_a_module_of_any_words_is_refused():
+  with pytest.raises(checks.FieldError, match='model=any: is called with any'):
+    own.model('any', Anything(), SHAPE, 3, None)

@@ -250,3 +250,16 @@ def test_bad_shapes_are_named():
     conv.max_pooled_conv2d(x.astype('bfloat16'), w)
   with pytest.raises(ValueError, match='4x4'):
     conv.conv2d(x, jnp.ones((5, 5, 3, 2)), padding='VALID')
+
+
+@pytest.mark.parametrize('dtype', ['int32', 'int8', 'bool'])
+def test_whole_numbers_are_refused(dtype):
+  x, w = jnp.ones((1, 4, 4, 16), dtype), jnp.ones((3, 3, 16, 1), dtype)
+  with pytest.raises(ValueError, match=f'x is {dtype} .* must be floats'):
+    conv.conv2d(x, w)
+
+
+@pytest.mark.parametrize('stride', [(2, 2), 1.5, 0])
+def test_a_stride_is_one_whole_number(stride):
+  with pytest.raises(ValueError, match='stride is .*one whole number'):
+    conv.conv2d(jnp.ones((1, 4, 4, 3)), jnp.ones((3, 3, 3, 1)), stride=stride)

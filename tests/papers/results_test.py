@@ -1,6 +1,7 @@
 """Stored numbers of cells: when they are no longer those of the table."""
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -33,3 +34,12 @@ def test_a_name_that_is_old_elsewhere_is_another_knob_here():
   cell: Any = Cell('--method=fedmatch(labeled_client_weight=3.0)')
   assert results.is_stale(cell, {'flags': [
       '--method=fedmatch(labeled_weight=3.0)']})
+
+
+@pytest.mark.parametrize('flags', [None, [1], '--x=1'])
+def test_damaged_flags_are_told(tmp_path, flags):
+  file = tmp_path / 'cell.json'
+  file.write_text(json.dumps({'cell': 'a', 'flags': flags, 'extra_flags': [],
+                              'seeds': {'0': {}}}))
+  with pytest.raises(ValueError, match='damaged: flags is no list of flags'):
+    results.read(file)

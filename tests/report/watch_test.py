@@ -18,7 +18,7 @@ from tests.report import fake
 pytestmark = pytest.mark.usefixtures('undrawn')
 
 
-@pytest.mark.parametrize('text', ['0', '-1', 'a', '1.5'])
+@pytest.mark.parametrize('text', ['0', '-1', 'a', '1.5', '86401', '9' * 20])
 def test_seconds_are_a_whole_number(tmp_path, capsys, text):
   with pytest.raises(SystemExit) as ended:
     report.main([str(tmp_path), f'--out={tmp_path / "out"}', f'--watch={text}'])

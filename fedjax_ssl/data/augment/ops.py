@@ -23,7 +23,7 @@ def pack(images: Array) -> jax.Array:
   """Packs uint8[B, H, W, C], C at most 4, into words int32[B, H * W]."""
   batch, height, width, channels = images.shape
   wide = jnp.asarray(images).astype(jnp.int32) << _shifts(channels)
-  return wide.sum(-1).reshape(batch, height * width)
+  return wide.sum(-1, dtype=jnp.int32).reshape(batch, height * width)
 
 
 def unpack(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -212,9 +212,13 @@ def rows(pool: Pool, height: int, width: int) -> Params:
     Params of numpy arrays with leading axis R.
 
   Raises:
-    ValueError: for an unknown kind, sign, unit or way to sample.
+    ValueError: for an unknown kind, sign, unit or way to sample; without a
+      level to draw; for bits to keep that are not 0 to 8.
   """
   _check_words(pool)
+  if not pool.tops or pool.num_levels < 1:
+    raise ValueError(f'tops {pool.tops!r} must hold a number above '
+                     f'low={pool.low!r}: levels are drawn between.')
   listed = [_row(op, value, pool.shear, height, width)
             for op in pool.ops for value in _values(op, pool)]
   listed.append(_IDENTITY)
@@ -259,6 +263,7 @@ def _row(op: Op, value: float, shear: str, height: int, width: int) -> Params:
     case 'invert':
       return _but(threshold=0)
     case 'posterize':
+      _require('bits of posterize', value, 0, 8.5)
       return _but(mask=256 - (1 << 8 - int(value)))
     case 'solarize':
       return _but(threshold=math.ceil(value))

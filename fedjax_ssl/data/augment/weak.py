@@ -23,11 +23,14 @@ _LARGEST = 4  # Images are enlarged at most this many times before a crop.
 
 def check(images: Array, channels: tuple[int, ...]) -> None:
   """Raises ValueError unless images are uint8[B, H, W, C], C allowed."""
+  form = f'uint8[B, H, W, C] with C in {channels}'
+  if not hasattr(images, 'ndim'):
+    raise ValueError(f'takes images, {form}; inputs here are no array but '
+                     f'{type(images).__name__}.')
   if (images.ndim != 4 or images.dtype != np.uint8
       or images.shape[-1] not in channels):
-    raise ValueError(
-        f'takes images, uint8[H, W, C] with C in {channels}; inputs here are '
-        f'{images.dtype}{list(images.shape[1:])}.')
+    raise ValueError(f'takes images, {form}; inputs here are '
+                     f'{images.dtype}{list(images.shape)}.')
 
 
 def none(*, flip: bool = True) -> View:
@@ -317,8 +320,9 @@ def _take(images: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
   batch, _, width, channels = images.shape
   shape = (batch, rows.shape[1], columns.shape[1], channels)
   rows, columns = rows[:, :, None], columns[:, None, :]
-  inside = ((rows >= 0) & (columns >= 0)).reshape(batch, -1)
-  index = (rows * width + columns).reshape(batch, -1)
+  flat = (batch, shape[1] * shape[2])
+  inside = ((rows >= 0) & (columns >= 0)).reshape(flat)
+  index = (rows * width + columns).reshape(flat)
   pixels = ops.lookup(ops.pack(images), jnp.where(inside, index, 0))
   return ops.unpack(jnp.where(inside, pixels, 0), shape)
 

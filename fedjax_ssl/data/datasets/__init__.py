@@ -155,8 +155,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
         'dataset', name, f'is a file: give {file.stem}, and its folder'
         f'{"" if file.name == name else f", {file.parent},"} as data_dir.')
   if not re.fullmatch(rf'{NAME}(/{NAME})?', name):
-    raise DataError(f'name {name!r} is no name of a data set; allowed are '
-                    'letters, digits and _ . + -, as in NAME or NAME/CONFIG')
+    raise checks.FieldError(
+        'dataset', name, 'is no name of a data set; allowed are letters, '
+        'digits and _ . + -, as in NAME or NAME/CONFIG.')
   registered = None if name == 'digits' else _registered(name)
   source = (files.Source(_digits()) if name == 'digits' else
             registered if registered else

@@ -124,12 +124,18 @@ def noise_image(like: Array) -> jax.Array:
   """Draws the image on which models are compared, the same in all runs.
 
   Args:
-    like: uint8[D, H, W, C], images of the wanted shape and type.
+    like: uint8[D, H, W, C], images of the wanted shape and type; or whole
+      numbers or floats [D, ...].
 
   Returns:
     [1, H, W, C], from a normal distribution with mean and deviation 125,
-    truncated to [0, 255].
+    truncated to [0, 255]. Of floats, such as word vectors, the distribution has
+    the mean and the deviation of the first 256 rows.
   """
+  if jnp.issubdtype(like.dtype, jnp.floating):
+    some = jnp.asarray(like[:256], jnp.float32)
+    draw = jax.random.normal(jax.random.key(0), (1, *like.shape[1:]))
+    return (some.mean() + some.std() * draw).astype(like.dtype)
   draw = jax.random.truncated_normal(
       jax.random.key(0), -1.0, (255 - 125) / 125, (1, *like.shape[1:]))
   return jnp.round(125 * draw + 125).astype(like.dtype)
