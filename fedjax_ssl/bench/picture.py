@@ -12,13 +12,15 @@ from fedjax_ssl.bench import standing
 from fedjax_ssl.report.summary import COLOURS
 
 _MARKS = 'osD^v'  # Of the skews.
+_BELOW = 25.0  # Points that the axis goes below the lower bounds.
 
 
 def svg(lines: Mapping[str, Sequence[standing.Line]]) -> bytes | None:
   """Draws every row of every skew: the seeds' mean and deviation.
 
   Rows are sorted by the first skew. Dashed lines are labels only and all
-  labels, in the colour of their skew.
+  labels, in the colour of their skew. A row far below the bounds is an arrow at
+  the left edge, so that the others stay apart.
 
   Args:
     lines: of each skew, as `standing.compare` gives them.
@@ -31,13 +33,17 @@ def svg(lines: Mapping[str, Sequence[standing.Line]]) -> bytes | None:
   if not names:
     return None
   places = {name: -i for i, name in enumerate(names)}
+  bounds = [line.measured.accuracy.mean() for rows in lines.values()
+            for line in rows if line.rank is None]
+  left = 100 * min(bounds) - _BELOW if bounds else -np.inf
 
   def draw(chart: Any, axes: Any) -> None:
     for i, (skew, rows) in enumerate(lines.items()):
-      _draw(axes, skew, rows, places, i, len(lines))
+      _draw(axes, skew, rows, places, i, len(lines), left)
     axes.set_yticks([*places.values()], [*places])
     axes.set_ylim(-len(names) + 0.4, 0.6)
-    axes.set_xlabel('test accuracy, %; dashed: labels only and all labels')
+    axes.set_xlabel('test accuracy, %; dashed: labels only and all labels; '
+                    'arrow: further left')
     axes.grid(axis='x', color='#dddddd', linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[['top', 'right', 'left']].set_visible(False)
@@ -68,7 +74,8 @@ def drawn(size: tuple[float, float], draw: Callable[[Any, Any], None]
 
 
 def _draw(axes: Any, skew: str, rows: Sequence[standing.Line],
-          places: Mapping[str, int], which: int, count: int) -> None:
+          places: Mapping[str, int], which: int, count: int, left: float
+          ) -> None:
   """Draws the rows of one skew, a little below those of the one before."""
   colour = COLOURS[which % len(COLOURS)]
   shift = 0.25 * ((count - 1) / 2 - which)
@@ -82,8 +89,13 @@ def _draw(axes: Any, skew: str, rows: Sequence[standing.Line],
   off = np.array([np.std(v, ddof=1) if len(v) > 1 else 0 for v in values])
   heights = np.array([places[line.measured.entry.name] for line in ranked])
   heights = heights + shift
+  far = means < left
+  axes.plot(np.full(far.sum(), left), heights[far], '<', color=colour,
+            markersize=4.5)
+  means, off, heights = means[~far], off[~far], heights[~far]
   # One broken line for all deviations: the file would grow by a path a row.
-  ends = np.stack([means - off, means + off, np.full_like(means, np.nan)], 1)
+  ends = np.stack([np.maximum(means - off, left), means + off,
+                   np.full_like(means, np.nan)], 1)
   axes.plot(ends.ravel(), np.repeat(heights, 3), color=colour, linewidth=1.2)
   axes.plot(means, heights, _MARKS[which % len(_MARKS)], color=colour,
             markersize=4.5, label=skew)

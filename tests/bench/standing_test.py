@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import tempfile
 
 from absl.testing import absltest
@@ -100,6 +101,19 @@ class PictureTest(absltest.TestCase):
       self.assertIn(word, drawn)
     self.assertNotIn(b'>labels_only<', drawn)  # A dashed line.
     self.assertEqual(drawn, picture.svg(lines))
+
+  def test_a_row_far_below_moves_no_other(self):
+    def places(*rows):
+      drawn = picture.svg({'mild': standing.compare([
+          measured(plan.FEW, [.6, .6]), measured(plan.ALL, [.9, .9]),
+          measured('a', [.7, .8]), *rows])})
+      assert drawn is not None
+      # The x of the dashed line of labels only.
+      return min(map(float, re.findall(
+          rb'<path d="M ([\d.]+)[^"]*" [^>]*dasharray[^>]*>', drawn)))
+    edge, lower = ([measured('b', [y, y])] for y in (.35, .0))
+    self.assertAlmostEqual(places(*edge), places(*lower), delta=3)
+    self.assertGreater(abs(places(*edge) - places()), 30)
 
   def test_nothing_to_draw(self):
     self.assertIsNone(picture.svg({'mild': standing.compare(
