@@ -253,6 +253,8 @@ def test_at_its_ends_an_average_reads_one_tree(number):
       aggregation.ema(broken, whole, number(0)), whole)
   np.testing.assert_array_equal(
       aggregation.ema(whole, broken, number(1)), whole)
+  slope = jax.grad(lambda d: aggregation.ema(whole, 2 * whole, d)[0])
+  assert slope(np.float32(number(0))) == slope(np.float32(number(1))) == -2
 
 
 def test_complex_rows_have_a_length():

@@ -295,11 +295,10 @@ def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
   """
   arguments.check_alike(old=old, new=new)
   def move(x: jax.Array, y: jax.Array) -> jax.Array:
-    # At its ends a broken number of the other tree would enter, as 0 times it.
-    mean = jnp.where(decay == 0, widened(y), jnp.where(
-        decay == 1, widened(x),
-        decay * widened(x) + (1 - decay) * widened(y)))
-    return narrowed(mean, x.dtype)
+    first, second = (
+        jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
+        for share, value in ((decay, widened(x)), (1 - decay, widened(y))))
+    return narrowed(decay * first + (1 - decay) * second, x.dtype)
 
   moved: Tree = jax.tree.map(move, old, new)
   return moved

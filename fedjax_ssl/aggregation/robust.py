@@ -5,8 +5,9 @@ weight 1, and a row of weight 0 is absent. Only Krum's scores are the same
 whatever the positive weights. Clients report their own weights: where they may
 lie about their numbers of examples, give all the same weight. The length of a
 row is its norm over all leaves. A row with a number that is not finite is
-broken: it is as far from the others as can be, and no such number enters a
-result that other rows can give.
+broken, and no such number enters a result that other rows can give. For Krum
+it is as far from the others as can be; for all other rules it is absent, and
+what is said of shares of the weight holds for the rest.
 """
 from __future__ import annotations
 

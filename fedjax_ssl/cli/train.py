@@ -190,24 +190,26 @@ def _read_flags(argv: Sequence[str]) -> Any:
 
 
 def _check_files(argv: Sequence[str]) -> None:
-  """Refuses files without a name, as of an unset variable, or that are no text.
+  """Refuses flagfiles without a name, as of an unset variable, or text.
 
   absl leaves the first out, and does not name the second.
   """
   for word, after in zip(argv, [*argv[1:], ''], strict=True):
     flag, equals, value = word.lstrip('-').partition('=')
-    if not word.startswith('-') or flag not in ('flagfile', 'import'):
+    if not word.startswith('-') or flag != 'flagfile':
       continue
     value = value if equals else after
     if not value:
-      raise ValueError(f'--{flag}= is empty; name a file or leave it out.')
-    file = pathlib.Path(value).expanduser()
-    if flag == 'flagfile' and file.is_file():
-      try:
+      raise ValueError('--flagfile= is empty; name a file or leave it out.')
+    file = pathlib.Path(os.path.expanduser(value))
+    try:
+      if file.is_file():  # A pipe can be read once.
         file.read_text()
-      except UnicodeDecodeError:
-        raise ValueError(f'--flagfile={value} cannot be read: it is no text.'
-                         ) from None
+    except UnicodeDecodeError:
+      raise ValueError(f'--flagfile={value} cannot be read: it is no text.'
+                       ) from None
+    except OSError:
+      continue  # Whoever reads it says why.
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:

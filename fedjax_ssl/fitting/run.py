@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import functools
 import io
 import operator
 import os
@@ -21,7 +22,8 @@ from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
 from fedjax_ssl.running import client_memory, execution, runs, stopping
 from fedjax_ssl.running import job as job_lib
-from fedjax_ssl.training import columns, offloaded, per_client, runner
+from fedjax_ssl.training import columns, offloaded, runner
+from fedjax_ssl.training import per_client as per_client_lib
 
 
 class Run:
@@ -170,8 +172,12 @@ class Run:
     """
     self._model.check_seed(seed)
     seed = self._job.seeds[0] if seed is None else seed
-    return per_client.table(self._job.method, self.states[seed],
-                            self.federations[seed])
+    return per_client_lib.table(self._judges, self.states[seed],
+                                self.federations[seed])
+
+  @functools.cached_property
+  def _judges(self) -> per_client_lib.Programs:
+    return per_client_lib.programs(self._job.method)
 
   def plot(self, *panels: str, path: str | os.PathLike[str] | None = None
            ) -> Any:

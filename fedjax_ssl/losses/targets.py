@@ -51,13 +51,16 @@ def sharpen(probabilities: Array, *, temperature: Scalar | None = None,
   tiny = jnp.finfo(p.dtype).tiny
   # The largest entry becomes 1, so that not all powers of a row underflow.
   top = p.max(-1, keepdims=True)
-  largest = (p == top) & (top > 0)  # The quotient may be a digit below 1.
-  ratio = jnp.where(largest, 1, p / jnp.maximum(top, tiny))
+  largest = (p == top) & (top > 0)
+  ratio = p / jnp.maximum(top, tiny)
+  # That of the largest may be a digit below 1; its derivative is as it was.
+  ratio += jax.lax.stop_gradient(jnp.where(largest, 1 - ratio, 0))
   # A power whose slope is infinite, or of an infinite exponent, is not taken.
-  hard, zero = jnp.isinf(exponent), ratio <= 0
+  hard, zero = jnp.isinf(exponent), (ratio <= 0) & (exponent < 1)
   power = jnp.where(zero, 1, ratio) ** jnp.where(hard, 1, exponent)
   power = jnp.where(zero, jnp.where(exponent == 0, 1, 0), power)
-  power = jnp.where(hard, largest, power).astype(p.dtype)
+  power = jnp.where(
+      hard, jnp.where(jnp.isnan(top), top, largest), power).astype(p.dtype)
   return power / jnp.maximum(power.sum(-1, keepdims=True), tiny)
 
 

@@ -79,12 +79,24 @@ def _without_dropout(call: Callable[..., Any], args: tuple[Any, ...],
   return call(*args, **named)
 
 
+def _accepts(module: nn.Module, zeros: jax.Array, words: dict[str, Any]
+             ) -> bool:
+  """Returns whether a module that takes any words hands none of these on."""
+  try:
+    jax.eval_shape(lambda key: module.init(key, zeros, **words),
+                   jax.random.key(0))
+  except Exception:  # Whatever the user's code raises.
+    return False
+  return True
+
+
 def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
           norm: str | None) -> types.Model:
   """Makes a record of pure functions from a module.
 
   The module is called with `train`, `training` and `mask` (float32[B], 0 for
   padding) if it takes them, and with `deterministic`, the opposite of `train`.
+  One that takes `**words` gets each of these three that it can be called with.
   All its collections besides `params`, such as `batch_stats`, are statistics.
   Batch statistics leave padding out only if the module hands `mask` to its
   layers. If the module returns the output of an `nn.Dense`, the model has
@@ -99,25 +111,23 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
       module has statistics, else 'none'.
 
   Raises:
-    FieldError: if it is no module, its logits have another shape, or it takes
-      `**words` and none of the three that say whether it trains.
+    FieldError: if it is no module, or its logits have another shape.
   """
   if not isinstance(module, nn.Module):
     raise checks.FieldError('model', text, 'gives no Flax linen module but '
                             f'{type(module).__name__}.')
   takes = inspect.signature(type(module).__call__).parameters
-  if not _WORDS & {*takes} and any(
-      each.kind is each.VAR_KEYWORD for each in takes.values()):
-    raise checks.FieldError(
-        'model', text, 'is called with any words, so that nobody knows which '
-        'of `train`, `training` and `deterministic` it reads; name it in '
-        '`__call__`.')
   zeros = jnp.zeros((1, *shape), jnp.int32 if len(shape) == 1 else jnp.float32)
 
   def words(train: bool, mask: jax.Array | None = None) -> dict[str, Any]:
     given = {'train': train, 'training': train, 'deterministic': not train,
              'mask': mask}
-    return {name: value for name, value in given.items() if name in takes}
+    return {name: value for name, value in given.items() if name in known}
+
+  known = {*takes}
+  if any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+    known |= {word for word in _WORDS if _accepts(module, zeros, {
+        **words(False), word: word == 'deterministic'})}
 
   def init(key: jax.Array) -> types.Variables:
     made = dict(module.init(key, zeros, **words(False)))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -18,7 +19,27 @@ from fedjax_ssl.training import client_rows, evaluate
 _AT_ONCE = 8
 
 
-def table(method: Method, state: State, federation: Federation
+class Programs(NamedTuple):
+  """The compiled programs of a method; whoever keeps them compiles once."""
+
+  of_global: Callable[..., jax.Array] | None  # (server, test) -> float32[C].
+  # (clients, server, memory, test) -> float32[clients, C].
+  of_own: Callable[..., jax.Array] | None
+
+
+def programs(method: Method) -> Programs:
+  """Makes the programs of a method, for `table`."""
+  of_global = of_own = None
+  if (model := method.predict) is not None:
+    of_global = jax.jit(
+        lambda server, test: _of_classes(model, test, server))
+  if method.local_predict is not None:
+    of_own = jax.jit(functools.partial(_of_own, method.local_predict),
+                     static_argnums=0)
+  return Programs(of_global, of_own)
+
+
+def table(compiled: Programs, state: State, federation: Federation
           ) -> dict[str, np.ndarray]:
   """Returns one row for each client, as columns.
 
@@ -27,7 +48,7 @@ def table(method: Method, state: State, federation: Federation
   Classes without test rows are left out.
 
   Args:
-    method: its `predict` and `local_predict` are used.
+    compiled: of the method.
     state: of a seed.
     federation: of the same seed.
 
@@ -43,32 +64,24 @@ def table(method: Method, state: State, federation: Federation
            'rows': np.asarray(federation.clients.num_labeled, np.int64)
            + np.asarray(federation.clients.num_unlabeled),
            'labels': np.asarray(federation.clients.num_labeled, np.int64)}
-  test = federation.test
-  if method.predict is not None:
-    scores = _of_global(method.predict, state.server, test)
+  test = jax.tree.map(jnp.asarray, federation.test)
+  if compiled.of_global is not None:
+    scores = compiled.of_global(state.server, test)
     found['accuracy'] = weighed(np.asarray(scores), mix)
-  if method.local_predict is not None:
+  if compiled.of_own is not None:
     total, size = federation.num_clients, _AT_ONCE
     if all(isinstance(x, jax.Array) for x in jax.tree.leaves(state.memory)):
       size = total  # They are on the devices already.
-    scores = [
-        _of_own(method.local_predict, size, state.server,
-                client_rows.rows_of(state.memory, ids), test)
+    parts = [
+        compiled.of_own(size, state.server,
+                        client_rows.rows_of(state.memory, ids), test)
         for ids in client_rows.chunks(total, size)]
-    local = weighed(np.concatenate(scores)[:total], mix)
+    local = weighed(np.concatenate(parts)[:total], mix)
     found = {**found, 'accuracy': found.get('accuracy', local),
              'local_accuracy': local}
   return found
 
 
-# Compiled once for each model, however often it is asked for.
-@functools.partial(jax.jit, static_argnums=0)
-def _of_global(predict: Callable[..., jax.Array], server: PyTree,
-               test: Examples) -> jax.Array:
-  return _of_classes(predict, test, server)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _of_own(predict: Callable[..., jax.Array], clients: int, server: PyTree,
             memory: PyTree, test: Examples) -> jax.Array:
   """Returns float32[clients, C], of one client after another."""

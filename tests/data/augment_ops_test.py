@@ -257,13 +257,15 @@ def test_a_wrong_table_is_refused(change, message):
     pools.rows(pools.fixmatch(2, 10, .5)._replace(**change), 8, 8)
 
 
-def test_double_precision_changes_no_view():
-  images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
-  # The draws of floats differ in double precision; those of words do not.
+def test_views_are_made_in_double_precision_too():
+  images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
   with jax.enable_x64(True):
     words = ops.pack(images)
+    np.testing.assert_array_equal(ops.unpack(words, images.shape), images)
+    # The draws of floats are others.
     seen = augment.make_strong('ra_mc')(jax.random.key(0), images)
   assert words.dtype == np.int32
+  np.testing.assert_array_equal(words, ops.pack(images))
   assert seen.dtype == np.uint8 and seen.shape == images.shape
 
 

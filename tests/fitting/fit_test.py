@@ -15,7 +15,6 @@ import fedjax_ssl
 from fedjax_ssl import data
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.running import settings
-from fedjax_ssl.training import per_client
 from tests.cli import launcher
 
 # What `launcher.SMALL` says, of one seed, and rounds of a few steps.
@@ -80,10 +79,8 @@ def test_what_clients_keep_may_be_on_disk(straight, tmp_path):
   assert rows(folder) == rows(straight.workdir)
   for name, column in straight.per_client().items():
     np.testing.assert_array_equal(run.per_client()[name], column, name)
-  programs: tuple[Any, ...] = per_client._of_global, per_client._of_own
-  compiled = [x._cache_size() for x in programs]
-  run.per_client(), straight.per_client()
-  assert [x._cache_size() for x in programs] == compiled
+  of_own: Any = run._judges.of_own
+  assert of_own._cache_size() == 1
   loaded = fedjax_ssl.load(folder).state.memory
   for leaf, other in zip(*map(jax.tree.leaves, (
       loaded, straight.states[0].memory)), strict=True):

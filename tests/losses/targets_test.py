@@ -43,6 +43,11 @@ class TargetsTest(parameterized.TestCase):
     rows = np.array([[0, .4, .6]], np.float32)
     slope = np.asarray(jax.grad(first)(rows))
     assert np.isfinite(slope).all()
+    even = np.array([[.5, .5, 1e-9]], np.float32)  # d/dp2 of p2^Z / (2 p2^Z).
+    np.testing.assert_allclose(
+        jax.grad(first)(even)[0, :2], exponent * np.array([-.5, .5]), rtol=1e-3)
+    if exponent == 1:
+      np.testing.assert_allclose(slope[0], [-.4, .6, -.4], rtol=1e-5)
     near = np.array([[1e-30, .4, .6]], np.float32)
     np.testing.assert_allclose(
         slope[0, 1:], jax.grad(first)(near)[0, 1:], rtol=1e-3)

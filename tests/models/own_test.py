@@ -225,6 +225,21 @@ class Anything(nn.Module):
     return nn.Dense(3)(x.reshape(x.shape[0], -1))
 
 
-def test_a_module_of_any_words_is_refused():
-  with pytest.raises(checks.FieldError, match='model=any: is called with any'):
-    own.model('any', Anything(), SHAPE, 3, None)
+def test_a_module_of_any_words_is_told_whether_it_trains():
+  model = own.model('any', Anything(), SHAPE, 3, None)
+  variables = model.init(jax.random.key(0))
+  x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
+  whole = model.apply(variables, x)
+  dropped, _ = model.apply_train(variables, x, None, jax.random.key(2))
+  assert not np.allclose(whole, dropped)
+
+
+def test_a_sequence_of_layers_is_a_model():
+  module = nn.Sequential([lambda x: x.reshape(x.shape[0], -1), nn.Dense(4),
+                          nn.relu, nn.Dense(3)])
+  model = own.model('mlp', module, SHAPE, 3, None)
+  variables = model.init(jax.random.key(0))
+  x = jnp.ones((2, *SHAPE))
+  logits, _ = model.apply_train(variables, x, None, jax.random.key(1))
+  np.testing.assert_array_equal(logits, model.apply(variables, x))
+  assert model.features is not None

@@ -77,7 +77,8 @@ def test_clients_models_are_read_where_they_are(tmp_path):
           kind, tmp_path)).states[0] for kind in ('device', 'disk')]
   assert isinstance(jax.tree.leaves(states[1].memory)[0],
                     client_rows.LeafOnDisk)
-  tables = [per_client.table(method, state, federation) for state in states]
+  compiled = per_client.programs(method)
+  tables = [per_client.table(compiled, state, federation) for state in states]
   assert len(set(tables[0]['local_accuracy'])) > 1
   for name, column in tables[0].items():
     np.testing.assert_array_equal(column, tables[1][name])

@@ -147,8 +147,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
 
   Raises:
     DataError: if the set is missing or broken.
-    FieldError: if `name` is that of a file, `data_dir` is no folder, `split`
-      cannot be made, or `embeddings` are given for images.
+    FieldError: if `name` is that of a file or of no data set, `data_dir` is no
+      folder, `split` cannot be made, or `embeddings` are given for images.
   """
   if (file := pathlib.Path(name)).suffix in ('.npz', '.csv'):
     raise checks.FieldError(

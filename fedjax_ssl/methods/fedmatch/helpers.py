@@ -121,7 +121,7 @@ def most_similar(bank: Bank, client_id: Array, num_helpers: int) -> Helpers:
 
 
 def noise_image(like: Array) -> jax.Array:
-  """Draws the image on which models are compared, the same in all runs.
+  """Draws the image on which models are compared, the same in each round.
 
   Args:
     like: uint8[D, H, W, C], images of the wanted shape and type; or whole
