@@ -147,17 +147,16 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
 
   Raises:
     DataError: if the set is missing or broken.
-    FieldError: if `name` is that of a file or of no data set, `data_dir` is no
-      folder, `split` cannot be made, or `embeddings` are given for images.
+    FieldError: if `name` is that of a file, `data_dir` is no folder, `split`
+      cannot be made, or `embeddings` are given for images.
   """
   if (file := pathlib.Path(name)).suffix in ('.npz', '.csv'):
     raise checks.FieldError(
         'dataset', name, f'is a file: give {file.stem}, and its folder'
         f'{"" if file.name == name else f", {file.parent},"} as data_dir.')
   if not re.fullmatch(rf'{NAME}(/{NAME})?', name):
-    raise checks.FieldError(
-        'dataset', name, 'is no name of a data set; allowed are letters, '
-        'digits and _ . + -, as in NAME or NAME/CONFIG.')
+    raise DataError(f'dataset={name!r} is no name of a data set; allowed are '
+                    'letters, digits and _ . + -, as in NAME or NAME/CONFIG')
   registered = None if name == 'digits' else _registered(name)
   source = (files.Source(_digits()) if name == 'digits' else
             registered if registered else
