@@ -101,7 +101,7 @@ LINES = {
               ['--alpha=0.001: no draw', '20 clients', 'raise --alpha']),
     'seeds_empty': (['--seeds='], ['--seeds=: must be different whole']),
     'flagfile_empty': (['--flagfile='], ['--flagfile= is empty; name a file']),
-    'dataset_empty': (['--dataset='], ["--dataset='' is no name of a data set"]),
+    'dataset_empty': (['--dataset='], ["--dataset='' is no name of"]),
     'dataset_path': (['--dataset=../x'], ["--dataset='../x' is no name"]),
     'folder_of_no_use': (['--workdir=/proc/x'],
                          ['--workdir=/proc/x cannot be used']),
