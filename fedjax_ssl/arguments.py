@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_NUMBER = int, float, np.number
 # What a number may be, in words, and whether one is it; NaN never is.
 Range = tuple[str, Callable[[Any], Any]]
 NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
@@ -24,16 +25,19 @@ def check_number(name: str, value: Any, allowed: Range) -> None:
   is not read: it may be traced, or not be there yet.
   """
   words, is_in = allowed
-  several = isinstance(value, (list, tuple, np.ndarray))
-  if not several and not isinstance(value, (int, float, np.number)) or (
-      isinstance(value, (list, tuple))
-      and not all(isinstance(x, (int, float, np.number)) for x in value)):
+  if not isinstance(value, (np.ndarray, *_NUMBER)) and not _are_numbers(value):
     return
   numbers = np.asarray(value)
   wrong = numbers[~np.asarray(is_in(numbers), bool)]
   if wrong.size:
     said = f'holds {wrong.flat[0]}' if numbers.ndim else f'is {value}'
     raise ValueError(f'{name} {said}; allowed is {words}.')
+
+
+def _are_numbers(value: Any) -> bool:
+  """Returns whether this is a list of the host's numbers."""
+  return isinstance(value, (list, tuple)) and all(
+      isinstance(x, _NUMBER) for x in value)
 
 
 def as_float(value: Any) -> Any:
@@ -44,8 +48,7 @@ def as_float(value: Any) -> Any:
   """
   if isinstance(value, int):
     return float(value)
-  if isinstance(value, (list, tuple)) and all(
-      isinstance(x, (int, float, np.number)) for x in value):
+  if _are_numbers(value):
     value = np.asarray(value)
   if isinstance(value, (np.ndarray, np.integer)) and value.dtype.kind in 'iu':
     return np.asarray(value, np.float32)

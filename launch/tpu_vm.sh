@@ -80,23 +80,17 @@ one_run() {
     case "${before##*/} $word" in
       fedjax[-_]ssl\ train | fedjax[-_]ssl\ repeat | fedjax[-_]ssl\ evaluate)
         pod=(--distributed) ;;
-      fedjax[-_]ssl\ sweep | fedjax[-_]ssl\ tables | fedjax[-_]ssl\ bench)
-        fail "--type=$TYPE has several hosts, each of which would run the grid;" \
-          "take one of 8 or fewer, and several machines for more." ;;
-      make\ quickstart)
-        fail "--type=$TYPE has several hosts, each of which would run a copy;" \
-          "take one of 8 or fewer, or 'fedjax-ssl train'." ;;
-    esac
-    before="$word"
-    case "$word" in
-      *launch/sweep.py | *launch/sweep.py\ * | *experiments/bench.py \
-        | *experiments/bench.py\ * | *fedjax[-_]ssl\ sweep* \
-        | *fedjax[-_]ssl\ tables* | *fedjax[-_]ssl\ bench*)
+      *fedjax[-_]ssl\ sweep* | *fedjax[-_]ssl\ tables* \
+        | *fedjax[-_]ssl\ bench* | *launch/sweep.py | *launch/sweep.py\ * \
+        | *experiments/bench.py | *experiments/bench.py\ *)
         fail "--type=$TYPE has several hosts, each of which would run the grid;" \
           "take one of 8 or fewer, and several machines for more." ;;
       *make\ quickstart*)
         fail "--type=$TYPE has several hosts, each of which would run a copy;" \
           "take one of 8 or fewer, or 'fedjax-ssl train'." ;;
+    esac
+    before="$word"
+    case "$word" in
       *fedjax[-_]ssl\ train* | *\ *experiments/*.py* | *experiments/*.py*\ *)
         fail "--type=$TYPE has several hosts, each of which would run a copy;" \
           "add --distributed to the experiment's flags." ;;

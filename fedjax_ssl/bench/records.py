@@ -175,14 +175,6 @@ def configurations(file: pathlib.Path) -> int:
     return plan.CONFIGURATIONS
 
 
-def texts(value: Any) -> list[str]:
-  """Returns a list of texts that a file holds; raises ValueError for others."""
-  if not isinstance(value, list) or not all(
-      isinstance(each, str) for each in value):
-    raise ValueError(f'{value!r:.40} is no list of texts')
-  return value
-
-
 # Words for what two tables must have in common.
 _HEADING = {'version': 'the version', 'bed': 'BED', 'seeds': 'the seeds',
             'configurations': '--configurations',

@@ -191,7 +191,7 @@ class _Bench:
     if not kept.exists():
       return given
     try:
-      flags = tuple(records.texts(json.loads(kept.read_text())))
+      flags = tuple(disk.texts(json.loads(kept.read_text())))
     except (ValueError, RecursionError) as error:
       raise ValueError(f'{kept} is damaged; give another folder.') from error
     if self._args.status and not given:

@@ -77,10 +77,6 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
       text = text.replace(
           f'--method={error.value}',
           f'--method={given["method"]} --profile={given["profile"]}', 1)
-  elif said := re.match(r"""workdir=('[^']*'|"[^"]*")""", text):
-    text = f'--workdir={said[1][1:-1]}{text[said.end():]}'
-  elif text.startswith('dataset='):
-    text = f'--{text}'
   elif is_full(error):
     text = (f'The memory of a device is full ({text.splitlines()[0]}). '
             '--seed_map=map takes less, and, in a new --workdir, fewer '

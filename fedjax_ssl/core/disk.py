@@ -128,3 +128,11 @@ def flush_one(path: str | os.PathLike[str]) -> None:
     os.fsync(descriptor)
   finally:
     os.close(descriptor)
+
+
+def texts(value: Any) -> list[str]:
+  """Returns a list of texts that a file holds; raises ValueError for others."""
+  if not isinstance(value, list) or not all(
+      isinstance(each, str) for each in value):
+    raise ValueError(f'{value!r:.40} is no list of texts')
+  return value

@@ -9,6 +9,8 @@ import zipfile
 
 import numpy as np
 
+from fedjax_ssl.core import checks
+
 _KINDS = ((stat.S_ISDIR, 'a folder'), (stat.S_ISFIFO, 'a pipe'),
           (stat.S_ISCHR, 'a device'), (stat.S_ISBLK, 'a device'),
           (stat.S_ISSOCK, 'a socket'))
@@ -16,6 +18,10 @@ _KINDS = ((stat.S_ISDIR, 'a folder'), (stat.S_ISFIFO, 'a pipe'),
 
 class DataError(ValueError):
   """The data are missing or broken; the message names file and fault."""
+
+
+class DataNameError(DataError, checks.FieldError):
+  """No data set can have such a name."""
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

@@ -45,9 +45,7 @@ def read(file: pathlib.Path) -> dict[str, Any]:
     for key in ('cell', 'flags', 'extra_flags', 'seeds'):
       stored[key]
     for key in ('flags', 'extra_flags'):
-      if not isinstance(stored[key], list) or not all(
-          isinstance(flag, str) for flag in stored[key]):
-        raise ValueError(f'{key} is no list of flags')
+      disk.texts(stored[key])
     if not stored['seeds']:
       raise ValueError('it holds no seeds')
     for seed in dict(stored['seeds']).values():

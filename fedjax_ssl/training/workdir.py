@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import logging
 
-from fedjax_ssl.core import disk
+from fedjax_ssl.core import checks, disk
 from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import environment, processes
 
@@ -38,6 +38,10 @@ _TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
 
 class WorkdirError(ValueError):
   """The folder cannot be used for this run; the message says why."""
+
+
+class UnusableError(WorkdirError, checks.FieldError):
+  """No folder can be made or written there."""
 
 
 class InUseError(WorkdirError):
@@ -118,8 +122,8 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
       if lock is not None:
         os.close(lock)
       if isinstance(error, OSError):
-        raise WorkdirError(f'workdir={str(path)!r} cannot be used: '
-                           f'{_reason(error)}.') from error
+        raise UnusableError('workdir', str(path), 'cannot be used: '
+                            f'{_reason(error)}.') from error
       raise
 
   processes.once(start)

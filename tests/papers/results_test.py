@@ -41,5 +41,5 @@ def test_damaged_flags_are_told(tmp_path, flags):
   file = tmp_path / 'cell.json'
   file.write_text(json.dumps({'cell': 'a', 'flags': flags, 'extra_flags': [],
                               'seeds': {'0': {}}}))
-  with pytest.raises(ValueError, match='damaged: flags is no list of flags'):
+  with pytest.raises(ValueError, match='cell.json is damaged.*no list of te'):
     results.read(file)

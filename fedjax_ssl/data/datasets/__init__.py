@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data.datasets import files, text, tfds
-from fedjax_ssl.data.files import DataError
+from fedjax_ssl.data.files import DataError, DataNameError
 from fedjax_ssl.data.partition import labeling
 
 __all__ = ('DATASETS', 'DATA_DIR', 'DataError', 'Dataset', 'load', 'register',
@@ -155,8 +155,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
         'dataset', name, f'is a file: give {file.stem}, and its folder'
         f'{"" if file.name == name else f", {file.parent},"} as data_dir.')
   if not re.fullmatch(rf'{NAME}(/{NAME})?', name):
-    raise DataError(f'dataset={name!r} is no name of a data set; allowed are '
-                    'letters, digits and _ . + -, as in NAME or NAME/CONFIG')
+    raise DataNameError(
+        'dataset', name, f'{name!r} is no name of a data set; allowed are '
+        'letters, digits and _ . + -, as in NAME or NAME/CONFIG.')
   registered = None if name == 'digits' else _registered(name)
   source = (files.Source(_digits()) if name == 'digits' else
             registered if registered else
