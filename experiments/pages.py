@@ -86,8 +86,7 @@ def results(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
   if timings:
     page = here / 'growth.md'
     made[page] = _on_page(
-        page, 'Growth: a million clients, teachers of 10,000 on disk, '
-        'processes',
+        page, 'Growth: a million clients, teachers on disk, processes',
         '\n'.join(map(_timing, timings)))
   return made
 

@@ -14,6 +14,8 @@ Range = tuple[str, Callable[[Any], Any]]
 NOT_NEGATIVE: Range = ('0 or more', lambda x: x >= 0)
 FINITE: Range = ('0 or more and finite', lambda x: (x >= 0) & (x < np.inf))
 POSITIVE: Range = ('above 0', lambda x: x > 0)
+POSITIVE_FINITE: Range = ('above 0 and finite',
+                          lambda x: (x > 0) & (x < np.inf))
 ANY: Range = ('any number', lambda x: np.ones(np.shape(x), bool))
 SHARE: Range = ('0 to 1', lambda x: (x >= 0) & (x <= 1))
 

@@ -184,7 +184,7 @@ def distance_reweighted_mean(
 @jit('num_clients', 'groups', 'size')
 def sample_sub_consensus(key: Array, num_clients: int, *, groups: int,
                          size: int) -> jax.Array:
-  """Draws RSCFed's groups, each on its own; the paper's are 3 of 5 of 10.
+  """Draws RSCFed's groups, each on its own; the paper's: 3 of 5 clients.
 
   Args:
     key: PRNG key.

@@ -1,8 +1,9 @@
 r"""Losses of a generator and its discriminator, on the latter's logits.
 
 FedSSL's G-Reg is :math:`\log D(x, p) + g(\lambda) \log(1 - D(\hat x, p'))`,
-which D maximises and G minimises, plus a reconstruction; D here is the sigmoid
-of a logit. All are masked means as in `losses`.
+which D maximises and G minimises, plus a reconstruction, with p' of
+`fake_condition`; D here is the sigmoid of a logit. All are masked means as in
+`losses`.
 """
 from __future__ import annotations
 

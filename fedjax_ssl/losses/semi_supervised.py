@@ -51,7 +51,8 @@ def fixmatch(strong_logits: Array, weak_logits: Array,
     float32[] and the metric `mask_rate`, the share of rows accepted.
 
   Raises:
-    ValueError: for another `over`, or views of different shapes.
+    ValueError: for another `over`, views of different shapes, or a number out
+      of range.
 
   References:
     Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, eq. 4.

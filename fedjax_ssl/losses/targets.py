@@ -348,8 +348,7 @@ def mixup_ratio(key: Array, shape: tuple[int, ...] = (), *,
   References:
     Berthelot et al., MixMatch, https://arxiv.org/abs/1905.02249, eq. 8 and 9.
   """
-  arguments.check_number('alpha', alpha, arguments.POSITIVE)
-  arguments.check_number('alpha', alpha, arguments.FINITE)
+  arguments.check_number('alpha', alpha, arguments.POSITIVE_FINITE)
   # Both gamma variables from one draw: `jax.random.beta` compiles two samplers,
   # each of which takes seconds.
   logs = jax.random.loggamma(key, alpha, (2, *shape))

@@ -150,6 +150,9 @@ def adamatch(task: Task, *, profile: str = 'paper',
   Returns:
     The method. The metric `bar` is the confidence that a row must reach, a mean
     over rows.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   chosen = checks.profile(
       _PROFILES, profile, threshold=threshold, decay=decay, window=window,

@@ -171,6 +171,9 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
 
   Returns:
     The method.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   chosen = checks.profile(_PROFILES, profile, weights=weights)['weights']
   checks.check('weights', chosen, (*_WEIGHTS, 'uniform'))

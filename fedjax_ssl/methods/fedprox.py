@@ -23,6 +23,9 @@ def fedprox(task: Task, *, mu: float = 0.01, weighting: str = 'examples',
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   return averaging.averaging(
       task, averaging.supervised(task), streams='labeled', server='fedprox',

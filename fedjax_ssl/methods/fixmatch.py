@@ -46,6 +46,9 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
     keep_local: keep each client's last model, to report local accuracy.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   checks.check('labeler', labeler, ('local', 'global'))
   checks.check('over', over, ('batch', 'confident'))

@@ -161,6 +161,9 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
 
   Returns:
     The method.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   checks.check('thresholds', thresholds, ('client', 'fixed'))
   checks.check('weighting', weighting, ('status', 'uniform'))

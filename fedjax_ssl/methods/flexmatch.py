@@ -43,6 +43,9 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     labeled_client_weight: factor on the weight of a client that holds labels;
       1 is no difference.
     keep_local: keep each client's last model, to report local accuracy.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   checks.check('mapping', mapping, ('convex', 'linear'))
 

@@ -95,6 +95,9 @@ def freematch(task: Task, *, decay: float = 0.999,
   Returns:
     The method. The metric `bar` is tau, and `fairness_loss` the term that
     spreads the predictions, both means over rows.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   def remember(federation: Federation) -> Seen:
     size = task.num_classes

@@ -19,6 +19,9 @@ def local(task: Task, *, lr_decay: str = 'none') -> Method:
     task: the static choices; labels must be at the clients.
     lr_decay: 'none', or 'plateau' as in FedMatch: each client divides its rate
       by 3 after 3 epochs without a lower validation loss of its model.
+
+  Raises:
+    ValueError: for an unknown `lr_decay`, or labels at the server.
   """
   return averaging.averaging(
       task, averaging.supervised(task), streams='labeled', server='local',

@@ -60,6 +60,9 @@ def moon(task: Task, *, mu: float = 1.0, temperature: float = 0.5,
       1 for CIFAR-100 and Tiny ImageNet.
     temperature: of the cosines; the paper's 0.5.
     weighting: a client counts by its labeled 'examples', or 'uniform'.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   def loss_fn(model, given, batch, key):
     view = network.labeled_view(task, batch.labeled, key)

@@ -139,7 +139,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
   Clients with labels minimise cross entropy on weak views, the others the
   squared distance to their own sharpened mean teacher on another weak view; a
   client with both kinds of rows minimises the sum. A round draws `groups`
-  groups of `task.cohort_size` clients (the paper's are 3 of 5 of 10). All
+  groups of `task.cohort_size` clients (the paper's: 3 groups of 5). All
   start from the server's model; teacher and optimizer stay on the client, and
   one that is in two groups takes them from the first to the second.
   Normalization statistics are averaged and measured like parameters.

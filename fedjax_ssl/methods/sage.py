@@ -56,6 +56,9 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
   Returns:
     The method. `local_rate` is the mean share of the local label in the labels
     of accepted rows; evaluation judges the labels of the global model.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   checks.check('server', server, ('fedavg', 'fedprox'))
 

@@ -99,6 +99,9 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
 
   Returns:
     The method.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   # Draws of a Beta not far below this are NaN.
   knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))

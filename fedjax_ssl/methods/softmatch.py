@@ -102,6 +102,9 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
   Returns:
     The method. The metric `mask_rate` is the mean weight of a row, and `bar` is
     mu, the confidence from which on the weight is 1, both means over rows.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   def remember(federation: Federation) -> Seen:
     size = federation.num_clients

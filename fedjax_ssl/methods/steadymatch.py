@@ -81,6 +81,9 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
     weighting: 'uniform', or 'examples' counts labeled and unlabeled rows.
     labeled_client_weight: factor on the weight of a client that holds labels;
       1 is no difference.
+
+  Raises:
+    ValueError: for an unknown choice or a number out of range.
   """
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   client_weights.check_factor(task, labeled_client_weight)

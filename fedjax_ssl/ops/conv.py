@@ -3,9 +3,9 @@
 `jax.lax` convolutions are slow on a CPU exactly where a simulator puts them:
 inside `scan` or `while` their gradients miss XLA's fast kernel, and weights of
 each client under `vmap` make grouped convolutions. `conv2d` takes other forms
-there: 'winograd' (`conv_winograd`, and `conv_rowwise` for 5x5 kernels), 'gemm'
-(`conv_im2col`) or 'reordered' (`conv_direct`). For accelerators there is 'taps'
-(`conv_taps`) as well; `conv_measure` finds out which form is fastest.
+there: 'winograd' (`conv_winograd` or `conv_rowwise`), 'gemm' (`conv_im2col`) or
+'reordered' (`conv_direct`). For accelerators there is 'taps' (`conv_taps`) as
+well; `conv_measure` finds out which form is fastest.
 """
 from __future__ import annotations
 

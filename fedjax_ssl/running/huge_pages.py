@@ -2,7 +2,7 @@
 
 A compiled program's arrays are given back to the system at its end, and in the
 next one the first touch of every page of 4 KB costs a fault. Pages of 2 MB make
-it one in 512: a FixMatch round on ResNet-9 then takes .95 of its time with 10
+it one in 512: a FixMatch round on ResNet-9 then takes .96 of its time with 10
 local steps and .86 with 2 (`experiments/benchmarks/huge_pages.py`). The C
 library asks for them if a variable says so before the process starts, so the
 command and the scripts in experiments/ start once more, before they have loaded

@@ -112,7 +112,7 @@ _OTHERS = (
     Metric('mixup_loss', 'number',
            "of the classifier on FedSSL's or SemiFL's blends"),
     Metric('neighbourhood_loss', 'number',
-           'Twin-sight: how differently its networks rank near rows'),
+           'Twin-sight: how differently its networks see which rows are near'),
     Metric('realism_loss', 'number', "of FedSSL's generator"),
     Metric('reconstruction', 'number',
            'FedSSL: squared error of unmixed blends'),

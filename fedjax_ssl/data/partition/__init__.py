@@ -3,7 +3,7 @@
 Every function takes a host generator, labels int[D] and the number of clients
 N, and returns the owner of each row, int32[D] in [0, N), or -1 where the row
 is not dealt. As each row has one owner, the parts are disjoint. `where` bool[D]
-limits the pool; None is all rows. True labels are also read for rows that
+limits the pool to M rows; None is all. True labels are also read for rows that
 methods will see as unlabeled: a partition describes the simulated world, which
 methods do not know.
 """

@@ -115,7 +115,7 @@ def dirichlet_capped(rng: np.random.Generator, labels: np.ndarray,
     labels: int[D].
     num_clients: N.
     alpha: concentration; towards 0 a class goes to one client at a time,
-      infinity is near IID.
+      large is near IID.
     where: bool[D], the pool.
     min_size: least number of rows a client gets; 0 accepts the first draw.
       For labeled pools the experiments ask a fifth of the mean, if that is
@@ -171,7 +171,7 @@ def dirichlet_clients(rng: np.random.Generator, labels: np.ndarray,
     num_clients: N.
     alpha: concentration in total, alpha / C for each of C equal classes (codes
       that draw Dir(alpha 1) have C times as much); towards 0 a client has one
-      class, infinity is near IID.
+      class, large is near IID.
     where: bool[D], the pool.
 
   Returns:
@@ -219,7 +219,7 @@ def dirichlet_shares(rng: np.random.Generator, labels: np.ndarray,
     labels: int[D].
     num_clients: N.
     alpha: concentration for each class; towards 0 a client has one class, or
-      none where more clients want a class than there are; infinity is IID.
+      none where more clients want a class than there are; large is near IID.
     where: bool[D], the pool.
 
   Returns:

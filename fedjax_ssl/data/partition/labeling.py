@@ -140,6 +140,9 @@ def label_clients(owner: np.ndarray, num_labeled_clients: int
 
   Returns:
     labeled, unlabeled: int32[D] owners, together `owner`.
+
+  Raises:
+    ValueError: for a negative number of clients.
   """
   number = checks.count('num_labeled_clients', num_labeled_clients, 0)
   return split_owner(owner, np.asarray(owner) < number)
@@ -164,6 +167,9 @@ def label_mixed(rng: np.random.Generator, labels: np.ndarray,
 
   Returns:
     labeled, unlabeled: int32[D] owners, together `owner`.
+
+  Raises:
+    ValueError: for a negative number of clients, or a fraction beyond [0, 1].
   """
   first = checks.count('num_labeled_clients', num_labeled_clients, 0)
   last = first + checks.count('num_partly', num_partly, 0)

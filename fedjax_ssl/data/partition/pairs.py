@@ -25,7 +25,7 @@ def dirichlet_pairs(rng: np.random.Generator, labels: np.ndarray,
     labels: int[D].
     num_clients: N; if odd, the last client is alone.
     alpha: concentration; towards 0 a class of a chunk goes to one of the two,
-      infinity is near IID.
+      large is near IID.
     where: bool[D], the pool.
 
   Returns:

@@ -1,4 +1,4 @@
-"""FedTriNet: three networks agree on labels that stay."""
+"""FedTriNet: three networks vote; their labels stay."""
 from fedjax_ssl.methods.fedtrinet.method import fedtrinet, threshold_at, vote
 
 __all__ = ['fedtrinet', 'threshold_at', 'vote']

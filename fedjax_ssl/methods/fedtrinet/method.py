@@ -158,10 +158,10 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   first round); and a third one, with the first layers of the received network
   and the later layers of its own last one, which it tunes on its labels. For
   each row the probabilities of the three are added, in 'official' those of the
-  first and the third. A row whose largest sum
-  reaches a threshold gets that class as its label for good. Then the client
-  trains the third network and sends it. The loss is the cross entropy of
-  labeled and accepted rows together. Once a round has accepted 10 labels, it is
+  first and the third. A row whose largest sum reaches a threshold gets that
+  class as its label for good. Then the client trains the third network and
+  sends it. The loss is the cross entropy of labeled and accepted rows together.
+  Once a round has accepted 10 labels, it is
   (CE_labeled + a CE_accepted) / 2, where a rises from 0. All clients count the
   same. The thresholds and a follow the rounds and epochs of the authors' phase
   2 of 60 rounds, not shares of a run: a shorter one ends before they do.

@@ -1,8 +1,8 @@
 """Federations in which only some clients hold labels: who trains, how long.
 
-RSCFed, FedIRM, Fed-Consist, CBAFed, FedGGp, PDCFed and FedLabel share this: a
-warm-up in which only clients with labels train, and epochs that depend on
-whether a client has labels.
+In the warm-up of RSCFed, FedIRM, Fed-Consist, CBAFed and FedGGp only clients
+with labels train; in CBAFed and PDCFed epochs depend on whether a client has
+labels.
 """
 from __future__ import annotations
 
