@@ -309,7 +309,7 @@ def measure(layer: Layer, products: limit.Products) -> dict[str, Any]:
       assert isinstance(impl, str)
       found[name]['difference'] = difference(
           outputs(layer, impl, FLAGS.compute_dtype, x[0], w[0]), want)
-  timed = harness.interleave({**calls, **products.runs}, FLAGS.repeats)
+  timed = harness.interleave({**calls, **products.runs})
   for key in calls:
     name, order = key.split()
     found[name][order] = {

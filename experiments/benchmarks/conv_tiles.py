@@ -139,8 +139,7 @@ def measure(window: conv_geometry.Window, batch: int, channels: int,
             mesh: jax.sharding.Mesh | None) -> dict[str, Any]:
   """Seconds of a step in every form, the one that is chosen, and its ratio."""
   timed = harness.interleave(
-      {form: call_of(form, window, batch, channels, mesh) for form in _FORMS},
-      FLAGS.repeats)
+      {form: call_of(form, window, batch, channels, mesh) for form in _FORMS})
   middle = {form: seconds / FLAGS.steps
             for form, seconds in harness.medians(timed).items()}
   name, side = conv.tile_form(window, batch, channels, channels)

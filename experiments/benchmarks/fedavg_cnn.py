@@ -52,8 +52,7 @@ def main() -> None:
   runs = pytorch.runs
   products = limit.Products(mesh, 'float32', FLAGS.product_size)
   seconds = harness.interleave(
-      {'ours': lambda: ours.advance(1), **runs, **products.runs},
-      FLAGS.repeats)
+      {'ours': lambda: ours.advance(1), **runs, **products.runs})
   middle = harness.medians(seconds)
   ratio = harness.over_fastest(seconds, 'ours', runs)
   images = spec.cohort_size * FLAGS.rows

@@ -262,7 +262,7 @@ def main() -> None:
     timed = harness.interleave(
         {'ours': lambda: ours.advance(1),
          **{name: functools.partial(fleet.turn, name)
-            for name in fleet.peers}}, FLAGS.repeats)
+            for name in fleet.peers}})
     out.update(fleet.failed)
     versions = {name: peer.versions for name, peer in fleet.peers.items()}
   report({name: seconds for name, seconds in timed.items() if name not in out},

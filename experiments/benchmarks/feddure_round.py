@@ -67,7 +67,7 @@ def main() -> None:
       unlabeled_batch=FLAGS.unlabeled, learning_rate=_RATE)
   runs = pytorch.runs
   seconds = harness.interleave(
-      {'ours': lambda: ours.advance(1), **runs}, FLAGS.repeats)
+      {'ours': lambda: ours.advance(1), **runs})
   middle = harness.medians(seconds)
   rows = FLAGS.num_clients * FLAGS.steps * (FLAGS.labeled + FLAGS.unlabeled)
   harness.report(

@@ -201,7 +201,7 @@ def main() -> None:
     return lambda: jax.block_until_ready(compiled[name](*programs[name][1]))
   pytorch = _pytorch(programs, spec.learning_rate)
   seconds = harness.interleave(
-      {**{name: call(name) for name in programs}, **pytorch}, FLAGS.repeats)
+      {**{name: call(name) for name in programs}, **pytorch})
   middle = harness.medians(seconds)
   table: list[list[Any]] = [['', 'FedAvg', 'FedDure', 'ratio']]
   ratios = {}

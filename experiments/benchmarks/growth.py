@@ -121,8 +121,7 @@ def drawn(num_clients: int, shape: tuple[int, ...] = ()) -> fssl.Federation:
 
 def _times(runs: dict[Any, harness.Simulation]) -> list[float]:
   seconds = harness.interleave(
-      {str(x): functools.partial(run.advance, 1) for x, run in runs.items()},
-      FLAGS.repeats)
+      {str(x): functools.partial(run.advance, 1) for x, run in runs.items()})
   return list(harness.medians(seconds).values())
 
 
@@ -194,11 +193,11 @@ def _unequal(federation: fssl.Federation, mesh: Any) -> dict[str, float]:
   alone = runs['one by one']
   work = counting.count(alone.task, federation, 'labeled')
   seconds = harness.interleave({
-      name: functools.partial(run.advance, 1) for name, run in runs.items()},
-      FLAGS.repeats)
+      name: functools.partial(run.advance, 1) for name, run in runs.items()})
   # Of two rounds the second is timed.
   cohorts = np.stack([
-      alone.cohort(2 * turn + 1) for turn in range(FLAGS.repeats)])
+      alone.cohort(2 * turn + 1)
+      for turn in range(len(seconds['one by one']))])
   rows = max(work.used[cohorts].sum(), 1)
   return {
       **{f'us/row, {name}': 1e6 * sum(taken) / rows
@@ -244,8 +243,8 @@ def kept(mesh: Any) -> Study:
       runs[many].advance(1)
       _forget(pathlib.Path(folder))
     times = list(harness.medians(harness.interleave(
-        {'few': functools.partial(runs[few].advance, 1), 'many': cold},
-        FLAGS.repeats)).values())
+        {'few': functools.partial(runs[few].advance, 1), 'many': cold}
+    )).values())
     sizes = [tree.num_bytes(runs[few].memory) / 1e6, sum(
         file.stat().st_size for file in pathlib.Path(folder).iterdir()) / 1e6]
   print(f'{many} clients on disk: {times[1] / times[0]:.3f} of the time of '

@@ -1,7 +1,7 @@
 """What the benchmarks share: devices, rounds to time, and the report."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import importlib.util
 import json
@@ -26,9 +26,12 @@ from fedjax_ssl.training import client_rows, environment, offloaded, runner
 FLAGS = flags.FLAGS
 
 _BEGUN = time.monotonic()
+# With its own number of repetitions a benchmark ends within so many seconds.
+_LIMIT = 8 * 60
 
 flags.DEFINE_string('out', 'runs/benchmarks', 'Folder for the JSON file.')
-flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts.',
+flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts. If '
+                     'not given, fewer where they would last over 8 minutes.',
                      lower_bound=1)
 flags.DEFINE_integer('product_size', 2048, 'Rows of the square matrices whose '
                      'product is the limit.', lower_bound=1)
@@ -294,7 +297,29 @@ def numbers(name: str, kind: Callable[[str], Any] = int, least: float = 1
   return found
 
 
-def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
+def turns(flag: str = 'repeats') -> Iterator[int]:
+  """Counts the turns of a measurement, and leaves out what lasts too long.
+
+  Unless the flag is on the command line, no turn begins that would end, if it
+  took as long as the one before, over 8 minutes after the script began. The
+  first is always done. What is left out is said.
+
+  Args:
+    flag: that has the number of turns.
+  """
+  most, last = int(FLAGS[flag].value or 1), 0.0
+  for turn in range(most):
+    begun = time.monotonic()
+    late = begun + last - _BEGUN > _LIMIT
+    if turn and late and not FLAGS[flag].present:
+      print(f'{turn} of {most} turns, as more would last over '
+            f'{_LIMIT // 60} minutes; --{flag}={most} does all.')
+      return
+    yield turn
+    last = time.monotonic() - begun
+
+
+def interleave(runs: Mapping[str, Callable[[], None]]
                ) -> dict[str, list[float]]:
   """Seconds of each function, called in turn so that all see the same noise.
 
@@ -303,13 +328,12 @@ def interleave(runs: Mapping[str, Callable[[], None]], repeats: int
 
   Args:
     runs: functions by name.
-    repeats: timed calls of each.
 
   Returns:
-    Seconds by name, float[repeats].
+    Seconds by name, float[R] each, one for each of `turns`.
   """
   seconds: dict[str, list[float]] = {name: [] for name in runs}
-  for turn in range(repeats):
+  for turn in turns():
     for name, function in runs.items():
       if not turn or len(runs) > 1:
         function()

@@ -52,7 +52,7 @@ def _rounds() -> list[float]:
   ours = harness.Simulation(spec, harness.two_pools(
       FLAGS.num_clients, FLAGS.steps * FLAGS.labeled,
       FLAGS.steps * FLAGS.unlabeled, shape), mesh)
-  return harness.interleave({'': lambda: ours.advance(1)}, FLAGS.repeats)['']
+  return harness.interleave({'': lambda: ours.advance(1)})['']
 
 
 def _in_a_process(huge: int) -> list[float]:
@@ -74,7 +74,7 @@ def main() -> None:
     print(json.dumps(_rounds()))
     return
   seconds: dict[str, list[float]] = {name: [] for name in _PAGES}
-  for _ in range(FLAGS.turns):
+  for _ in harness.turns('turns'):
     for name, huge in _PAGES.items():
       seconds[name] += _in_a_process(huge)
   middle = harness.medians(seconds)

@@ -75,8 +75,7 @@ def main() -> None:
   mesh = harness.make_mesh()
   runs = {name: rounds(name, mesh) for name in names}
   seconds = harness.interleave(
-      {name: functools.partial(run.advance, 1) for name, run in runs.items()},
-      FLAGS.repeats)
+      {name: functools.partial(run.advance, 1) for name, run in runs.items()})
   ratios = {name: harness.paired(seconds, name, names[0]) for name in names}
   table: list[list[Any]] = [['method', 's/round', f'over {names[0]}', 'goal',
                              'lines']]

@@ -180,7 +180,7 @@ def measure(counts: Sequence[int], sizes: Sequence[int]
         groups[count, bool(port)] = Group(count, port, stack)
         # Gloo gives up if one process compiles for much longer than another.
         groups[count, bool(port)].slowest()
-    for _ in range(FLAGS.repeats):
+    for _ in harness.turns():
       for (count, together), group in groups.items():
         for name in (f'{order} {size}' for order in _ORDERS for size in sizes):
           seconds.setdefault((count, name if together else f'alone {name}'),

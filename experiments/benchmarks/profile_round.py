@@ -153,7 +153,7 @@ def main() -> None:
   """Profiles one round and reports."""
   mesh = harness.make_mesh()
   rounds = make(mesh)
-  seconds = harness.interleave({'': rounds.advance}, FLAGS.repeats)
+  seconds = harness.interleave({'': rounds.advance})
   profile = record(rounds.advance)
   threads = trace_events.lines(profile, trace_events.module_name(rounds.text))
   operations = trace_events.items(

@@ -93,8 +93,7 @@ def _compare() -> None:
   runs = pytorch.runs if pytorch else {}
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
-      {'ours': lambda: ours.advance(1), **runs, **products.runs},
-      FLAGS.repeats)
+      {'ours': lambda: ours.advance(1), **runs, **products.runs})
   middle = harness.medians(seconds)
   reached = limit.shares({'network': (flops, middle['ours'])},
                          products.rate(middle))
@@ -159,8 +158,7 @@ def _compare_fixmatch() -> None:
   products = limit.Products(mesh, FLAGS.compute_dtype, FLAGS.product_size)
   seconds = harness.interleave(
       {'ours': lambda: plain.advance(1), **runs,
-       'ours, flip_crop and ra_mc': lambda: full.advance(1), **products.runs},
-      FLAGS.repeats)
+       'ours, flip_crop and ra_mc': lambda: full.advance(1), **products.runs})
   middle = harness.medians(seconds)
   network, both = middle['ours'], middle['ours, flip_crop and ra_mc']
   share = 1 - network / both

@@ -102,7 +102,7 @@ def measured(clients: int, choice: convolutions.Choice) -> dict[str, Any]:
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
       failed[name] = str(error).splitlines()[0]
   products = limit.Products(None, FLAGS.compute_dtype, FLAGS.product_size)
-  seconds = harness.interleave({**runs, **products.runs}, FLAGS.repeats)
+  seconds = harness.interleave({**runs, **products.runs})
   return {'fields': fields, 'failed': failed, 'seconds': seconds,
           'rate': products.rate(harness.medians(seconds)),
           'images': clients * FLAGS.steps * (FLAGS.labeled + FLAGS.unlabeled)}

@@ -82,7 +82,7 @@ def measure(folder: pathlib.Path) -> dict[str, Any]:
     raise ValueError('The quickstart left no compiled program in the cache '
                      'directory of its user.')
   warm = [first_round(cache, folder / f'warm{i}')
-          for i in range(FLAGS.repeats)]
+          for i in harness.turns()]
   return {'cold': cold, 'warm': warm, 'cache_files': files,
           'cache_bytes': size}
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import types
 
 from absl import flags
 import jax
@@ -167,12 +168,29 @@ def test_what_is_measured_quickly_replaces_nothing(bench, tmp_path):
 
 def test_repetitions_take_turns(bench):
   harness = bench('harness')
+  flags.FLAGS(['', '--repeats=3'])
   calls = []
   seconds = harness.interleave(
-      {'a': lambda: calls.append('a'), 'b': lambda: calls.append('b')}, 3)
+      {'a': lambda: calls.append('a'), 'b': lambda: calls.append('b')})
   assert ''.join(calls) == 'aabb' * 3  # The second of each turn is timed.
   assert [len(v) for v in seconds.values()] == [3, 3]
   assert harness.medians({'a': [3.0, 1.0, 2.0]}) == {'a': 2.0}
+
+
+@pytest.mark.parametrize('given, minutes, want', [
+    ([], 1, 7), ([], 2, 4), ([], 3, 2), ([], 20, 1), (['--repeats=7'], 20, 7)])
+def test_a_default_benchmark_ends_within_eight_minutes(
+    bench, monkeypatch, capsys, given, minutes, want):
+  """Only the first turn may last longer, or turns that were asked for."""
+  harness = bench('harness')
+  flags.FLAGS(['', *given])
+  clock = [harness._BEGUN]
+  monkeypatch.setattr(harness, 'time', types.SimpleNamespace(
+      monotonic=lambda: clock[0]))
+  for _ in harness.turns():
+    clock[0] += 60 * minutes
+  assert clock[0] == harness._BEGUN + 60 * minutes * want
+  assert ('--repeats=7' in capsys.readouterr().out) == (want < 7)
 
 
 def test_a_feddure_step_is_at_most_six_fedavg_steps_of_arithmetic(bench):
