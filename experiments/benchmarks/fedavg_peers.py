@@ -249,7 +249,7 @@ def main() -> None:
   gaps, failed = agreement(systems, mesh)
   out.update(failed)
   _require(out)
-  rounds = 2 + FLAGS.repeats  # One to compare, one to warm up.
+  rounds = 1 + 2 * FLAGS.repeats  # One to compare, two in each turn.
   ours, task = make_task(batch=FLAGS.batch, epochs=1, rounds=rounds,
                          rows=FLAGS.rows, mesh=mesh)
   with _fleet({n: s for n, s in systems.items() if n in gaps}, task) as fleet:

@@ -196,9 +196,9 @@ def _unequal(federation: fssl.Federation, mesh: Any) -> dict[str, float]:
       name: functools.partial(run.advance, 1) for name, run in runs.items()})
   # Of two rounds the second is timed.
   cohorts = np.stack([
-      alone.cohort(2 * turn + 1)
-      for turn in range(len(seconds['one by one']))])
-  rows = max(work.used[cohorts].sum(), 1)
+      alone.cohort(2 * turn + 1) for turn in range(FLAGS.repeats)])
+  timed = cohorts[:len(seconds['one by one'])]
+  rows = max(work.used[timed].sum(), 1)
   return {
       **{f'us/row, {name}': 1e6 * sum(taken) / rows
          for name, taken in seconds.items()},

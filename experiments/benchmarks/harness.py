@@ -26,10 +26,12 @@ from fedjax_ssl.training import client_rows, environment, offloaded, runner
 FLAGS = flags.FLAGS
 
 _BEGUN = time.monotonic()
-# With its own number of repetitions a benchmark ends within so many minutes.
-# Half a minute is for a turn that takes longer than the one before.
+# With its own number of repetitions a measurement begins no turn, but its
+# first, that would end later than so many minutes after the script's start.
+# Half a minute is for a turn that takes longer than expected.
 _MINUTES = 8
 _LIMIT = 60 * (_MINUTES - .5)
+_turned: list[int] = []  # By each measurement since the last file.
 
 flags.DEFINE_string('out', 'runs/benchmarks', 'Folder for the JSON file.')
 flags.DEFINE_integer('repeats', 7, 'Timed repetitions; the median counts. If '
@@ -299,24 +301,28 @@ def numbers(name: str, kind: Callable[[str], Any] = int, least: float = 1
   return found
 
 
-def turns(flag: str = 'repeats') -> Iterator[int]:
+def turns(flag: str = 'repeats',
+          expected: Callable[[], float] | None = None) -> Iterator[int]:
   """Counts the turns of a measurement, and leaves out what lasts too long.
 
-  Unless the flag is on the command line, no turn begins that would end, if it
-  took as long as the one before, nearly 8 minutes or more after the script
-  began. The first is always done. What is left out is said.
+  Unless the flag is on the command line, no turn begins that would end nearly 8
+  minutes or more after the script began. The first is always done. What is left
+  out is said, and the number of turns goes into the file.
 
   Args:
     flag: that has the number of turns.
+    expected: returns the seconds of the next turn; None is those of the last.
   """
-  most, last = int(FLAGS[flag].value or 1), 0.0
+  most, last = getattr(FLAGS, flag), 0.0
+  _turned.append(0)
   for turn in range(most):
     begun = time.monotonic()
-    late = begun + last - _BEGUN > _LIMIT
-    if turn and late and not FLAGS[flag].present:
-      print(f'{turn} of {most} turns, as more would last over '
-            f'{_MINUTES} minutes; --{flag}={most} does all.')
+    after = begun + (expected() if turn and expected else last)
+    if turn and after - _BEGUN > _LIMIT and not FLAGS[flag].present:
+      print(f'{turn} of {most} turns, to end within {_MINUTES} minutes; '
+            f'--{flag}={most} does all.')
       return
+    _turned[-1] += 1
     yield turn
     last = time.monotonic() - begun
 
@@ -335,7 +341,9 @@ def interleave(runs: Mapping[str, Callable[[], None]]
     Seconds by name, float[R] each, one for each of `turns`.
   """
   seconds: dict[str, list[float]] = {name: [] for name in runs}
-  for turn in turns():
+  def expected() -> float:  # Without compilation, unlike the first turn.
+    return (1 + (len(runs) > 1)) * sum(s[-1] for s in seconds.values())
+  for turn in turns(expected=expected):
     for name, function in runs.items():
       if not turn or len(runs) > 1:
         function()
@@ -370,8 +378,8 @@ def quartiles(seconds: Mapping[str, Sequence[float]], one: str,
               others: Iterable[str]) -> list[float]:
   """Returns quartiles of the turns, of which `over_fastest` has the median."""
   other = max(others, key=lambda name: paired(seconds, one, name))
-  turns = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
-  return [float(x) for x in np.quantile(turns, [.25, .75])]
+  ratios = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
+  return [float(x) for x in np.quantile(ratios, [.25, .75])]
 
 
 def report(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
@@ -403,7 +411,8 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
   """Writes JSON with what it ran on; see `report`.
 
   The file is replaced at once, so that one that is there is whole. What --quick
-  measures has a name of its own. `whole_seconds` are the script's so far.
+  measures has a name of its own. `whole_seconds` are the script's so far,
+  `turns` those of each measurement since the file before.
   """
   name += '_quick' * FLAGS.quick
   folder = pathlib.Path(FLAGS.out)
@@ -415,8 +424,10 @@ def save(name: str, table: Sequence[Sequence[Any]], measured: dict[str, Any],
       'environment': {**environment.describe(),
                       'torch': measured.get('torch') or _torch_version(),
                       'usable_cpus': environment.cores()},
-      'whole_seconds': round(time.monotonic() - _BEGUN), 'table': table,
+      'whole_seconds': round(time.monotonic() - _BEGUN),
+      'turns': list(_turned), 'table': table,
       'measured': measured, 'ratio': ratio}, indent=2) + '\n').encode())
+  _turned.clear()
   return path
 
 

@@ -31,7 +31,9 @@ flags.DEFINE_integer('steps', 2, 'Local steps.', lower_bound=1)
 flags.DEFINE_integer('labeled', 10, 'Rows with labels in a step.',
                      lower_bound=1)
 flags.DEFINE_integer('unlabeled', 50, 'Rows without.', lower_bound=1)
-flags.DEFINE_integer('turns', 3, 'Processes of either kind.', lower_bound=1)
+flags.DEFINE_integer('turns', 3, 'Processes of either kind; if not given, '
+                     'fewer where they would last over 8 minutes.',
+                     lower_bound=1)
 
 QUICK = {'model': 'cnn(width=2)', 'labeled': 2, 'unlabeled': 2, 'turns': 1}
 _SIZES = ('model', 'method', 'num_clients', 'steps', 'labeled', 'unlabeled',

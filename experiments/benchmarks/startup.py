@@ -70,7 +70,7 @@ def cached(cache: pathlib.Path) -> tuple[int, int]:
 
 
 def measure(folder: pathlib.Path) -> dict[str, Any]:
-  """Starts it --repeats times warm, after one cold start.
+  """Starts it warm, up to --repeats times, after one cold start.
 
   Raises:
     ValueError: also if the cold start leaves no compiled program behind.

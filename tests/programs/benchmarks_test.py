@@ -193,6 +193,24 @@ def test_a_default_benchmark_ends_within_eight_minutes(
   assert ('--repeats=7' in capsys.readouterr().out) == (want < 7)
 
 
+def test_compilation_does_not_count_as_a_turn(bench, monkeypatch, tmp_path):
+  """A minute a call, and five for the first; the file has the turns."""
+  harness = bench('harness')
+  flags.FLAGS(['', f'--out={tmp_path}'])
+  clock, calls = [harness._BEGUN], [False]
+  monkeypatch.setattr(harness, 'time', types.SimpleNamespace(
+      monotonic=lambda: clock[0], perf_counter=lambda: clock[0]))
+  def call():
+    clock[0] += 60 if calls[-1] else 300
+    calls.append(True)
+  seconds = harness.interleave({'': call})
+  assert seconds == {'': [60, 60]}
+  saved = harness.save('x', [['s']], {'seconds': seconds})
+  assert json.loads(saved.read_text())['turns'] == [2]
+  saved = harness.save('y', [['s']], {})
+  assert json.loads(saved.read_text())['turns'] == []
+
+
 def test_a_feddure_step_is_at_most_six_fedavg_steps_of_arithmetic(bench):
   """And more than that of the local model alone."""
   feddure_step = bench('feddure_step')

@@ -180,8 +180,12 @@ from experiments.benchmarks import peer_task
 class Moves:
   def __init__(self, task, rounds):
     self.made, self.left = task.params, int(rounds)
+    self.task, self.done = task, 0
   def advance(self, count):
     self.left -= count
+    for _ in range(count):
+      self.task.cohort(self.done)  # There are enough for all rounds.
+      self.done += 1
     if self.left < 0:
       raise RuntimeError('it broke')
   def params(self):
