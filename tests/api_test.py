@@ -11,6 +11,7 @@ from typing import NamedTuple
 from absl.testing import absltest, parameterized
 
 import fedjax_ssl
+from fedjax_ssl import data
 
 PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
 LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')
@@ -184,3 +185,9 @@ class LazyImportTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   absltest.main()
+
+
+def test_every_partition_is_a_function_of_the_data_package():
+  """`fedjax-ssl list` says so."""
+  for name, function in data.PARTITIONS.items():
+    assert getattr(data, name) is function

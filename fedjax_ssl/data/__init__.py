@@ -27,6 +27,7 @@ from fedjax_ssl.data.partition import (
     choose_validation,
     dirichlet_capped,
     dirichlet_clients,
+    dirichlet_pairs,
     dirichlet_shares,
     iid_count,
     iid_random,
@@ -49,8 +50,8 @@ __all__ = (
     'DataError', 'Dataset', 'PARTITIONS', 'Partition', 'augment', 'bimb',
     'choose_labeled', 'choose_validation', 'class_counts', 'datasets',
     'deal_tasks', 'describe', 'dirichlet_capped', 'dirichlet_clients',
-    'dirichlet_shares', 'federate', 'federation', 'iid_count', 'iid_random',
-    'label_clients', 'label_mixed',
+    'dirichlet_pairs', 'dirichlet_shares', 'federate', 'federation',
+    'iid_count', 'iid_random', 'label_clients', 'label_mixed',
     'label_within', 'labeled_min_size', 'load', 'load_partition', 'partition',
     'partition_hash', 'register_dataset', 'round_robin', 'save_partition',
     'shards', 'shift', 'split_validation', 'streaming', 'text')
