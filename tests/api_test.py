@@ -182,12 +182,11 @@ class LazyImportTest(parameterized.TestCase):
     self.assertEqual(
         printed.split(), ['False', 'False', 'fedjax_ssl.losses', 'Federation'])
 
+  def test_every_partition_is_a_function_of_the_data_package(self):
+    """`fedjax-ssl list` says so."""
+    for name, function in data.PARTITIONS.items():
+      self.assertIs(getattr(data, name), function)
+
 
 if __name__ == '__main__':
   absltest.main()
-
-
-def test_every_partition_is_a_function_of_the_data_package():
-  """`fedjax-ssl list` says so."""
-  for name, function in data.PARTITIONS.items():
-    assert getattr(data, name) is function

@@ -66,8 +66,7 @@ def main() -> None:
       threads=FLAGS.num_devices, mean=0.5, std=0.25, batch=FLAGS.labeled,
       unlabeled_batch=FLAGS.unlabeled, learning_rate=_RATE)
   runs = pytorch.runs
-  seconds = harness.interleave(
-      {'ours': lambda: ours.advance(1), **runs})
+  seconds = harness.interleave({'ours': lambda: ours.advance(1), **runs})
   middle = harness.medians(seconds)
   rows = FLAGS.num_clients * FLAGS.steps * (FLAGS.labeled + FLAGS.unlabeled)
   harness.report(
