@@ -163,6 +163,11 @@ class PublicNamesTest(parameterized.TestCase):
     self.assertSameElements(
         names, {*fedjax_ssl.aggregation.__all__} - {'DISTANCES'})
 
+  def test_every_partition_is_a_function_of_the_data_package(self):
+    """`fedjax-ssl list` says so."""
+    for name, function in data.PARTITIONS.items():
+      self.assertIs(getattr(data, name), function)
+
 
 class LazyImportTest(parameterized.TestCase):
 
@@ -181,11 +186,6 @@ class LazyImportTest(parameterized.TestCase):
         'print(fedjax_ssl.losses.__name__, fedjax_ssl.Federation.__name__)')
     self.assertEqual(
         printed.split(), ['False', 'False', 'fedjax_ssl.losses', 'Federation'])
-
-  def test_every_partition_is_a_function_of_the_data_package(self):
-    """`fedjax-ssl list` says so."""
-    for name, function in data.PARTITIONS.items():
-      self.assertIs(getattr(data, name), function)
 
 
 if __name__ == '__main__':

@@ -162,8 +162,9 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
   class as its label for good. Then the client trains the third network and
   sends it. The loss is the cross entropy of labeled and accepted rows together.
   Once a round has accepted 10 labels, it is (CE_labeled + a CE_accepted) / 2,
-  where a rises from 0. All clients count the same. The thresholds and a follow the rounds and epochs of the authors' phase
-  2 of 60 rounds, not shares of a run: a shorter one ends before they do.
+  where a rises from 0. All clients count the same. The thresholds and a follow
+  the rounds and epochs of the authors' phase 2 of 60 rounds, not shares of a
+  run: a shorter one ends before they do.
   Clients without labels are ours: a is small, so after their first harvest they
   hardly move.
 
