@@ -355,7 +355,8 @@ def check(name: str, value: Any) -> None:
       return
     other = option and option.kind is int and isinstance(value, float)
     if allowed := 'a whole number' if other else knobs.fault(value, bound):
-      raise FieldError(name, value, f'must be {allowed}.')
+      kind = ', no text' if isinstance(value, str) else ''
+      raise FieldError(name, value, f'must be {allowed}{kind}.')
   elif value is None and option.optional:
     return
   elif not isinstance(value, option.kind):

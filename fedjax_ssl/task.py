@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_ssl import config, methods, models
 from fedjax_ssl.config import Config
@@ -90,8 +91,16 @@ def _check(spec: TaskSpec) -> None:
   if not isinstance(shape, tuple) or len(shape) not in (1, 2, 3) or not all(
       isinstance(side, int) and side > 0 for side in shape):
     raise checks.FieldError(
-        'input_shape', shape, 'must be (height, width, channels) of images as '
-        'stored, or (tokens,) or (tokens, numbers) of texts.')
+        'input_shape', shape, 'must be the tuple (height, width, channels) of '
+        'images as stored, or (tokens,) or (tokens, numbers) of texts.')
+  for name, above in (('mean', -np.inf), ('std', 0.0)):
+    numbers = np.asarray(getattr(spec, name))
+    if numbers.dtype.kind not in 'iuf' or not (
+        np.isfinite(numbers) & (numbers > above)).all():
+      raise checks.FieldError(
+          name, getattr(spec, name), 'must be finite numbers'
+          f'{" above 0" if above == 0 else ""}, one for all channels or one '
+          'each.')
 
 
 def check_texts(texts: Mapping[str, str | None]) -> None:

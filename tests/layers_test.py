@@ -33,8 +33,8 @@ LAYERS = {
     'core': (),
     'data': ('core',),
     'ops': ('core.checks', 'core.conv_forms', 'core.disk'),
-    'models': ('core.types', 'core.checks', 'core.conv_forms', 'core.knobs',
-               'core.registry', 'ops'),
+    'models': ('core.blame', 'core.checks', 'core.conv_forms', 'core.knobs',
+               'core.registry', 'core.types', 'ops'),
     'methods!': ('core', *LEAVES, 'data.batching', 'models.gan',
                  'models.last_layer', 'models.projector', 'methods.parts'),
     # A method too long for one file is a package.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import losses, testing
+from fedjax_ssl import losses, methods, testing
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
 from fedjax_ssl.testing import contract, keys
@@ -59,6 +59,28 @@ def test_a_loss_that_forgets_the_mask_is_found():
                          laws=['masked_rows_are_never_learnt_from'])
 
 
+@pytest.mark.parametrize('rule', [
+    lambda stacked, weights: jax.tree.map(
+        lambda x: x.mean(0).astype(x.dtype), stacked),
+    lambda stacked, weights: jax.tree.map(lambda x: x[0], stacked),
+    lambda stacked, weights: jax.tree.map(
+        lambda x: jnp.median(x, axis=0).astype(x.dtype), stacked)],
+    ids=['mean', 'first', 'median'])
+def test_a_rule_that_does_not_read_the_weights_is_found(rule):
+  with pytest.raises(AssertionError, match='a slot of weight 0 equals none'):
+    testing.check_method(
+        lambda task: methods.make('fedavg', task, aggregator=rule),
+        places=['clients'], laws=['a_slot_of_weight_0_equals_none'])
+
+
+def test_a_rule_that_reads_the_weights_is_sound():
+  law = 'a_slot_of_weight_0_equals_none'
+  found = testing.check_method(
+      lambda task: methods.make('fedavg', task, aggregator='median'),
+      places=['clients'], laws=[law])
+  assert found == {f'{law} at clients': ''}
+
+
 def test_a_key_that_draws_twice_is_found():
   def repeated(task):
     def loss_fn(model, given, batch, key):
@@ -88,8 +110,9 @@ def test_the_example_keeps_the_contract(root):
       'sharpened_fixmatch(threshold=0.3)')
   assert {*found} == {f'{law} at {place}' for law in contract.LAWS
                       for place in ('clients', 'server')}
-  assert {*found.values()} == {'', 'keeps nothing on the clients',
-                               'reports nothing'}
+  assert {*found.values()} == {
+      '', 'keeps nothing on the clients', 'reports nothing',
+      "its server is handed the mean of the clients' updates alone"}
   assert 'resume is exact at clients: holds\n' in repr(found)
   assert 'at server: does not apply, reports nothing' in repr(found)
 

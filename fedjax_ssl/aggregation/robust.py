@@ -213,13 +213,14 @@ def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
 
   Args:
     stacked: pytree of [K, ...], one row per client.
-    weights: float32[K]; 0 leaves a row out, and all others count the same.
+    weights: float32[K]; 0 leaves a row out. Others choose alike, and weigh the
+      mean of rows that are best alike.
     share: of the rows that may be hostile, below 0.5.
 
   Returns:
-    The same pytree without the client axis, dtypes kept; the mean of the rows
-    with the best score, if several have it, as two do that are each other's
-    only neighbour.
+    The same pytree without the client axis, dtypes kept; the weighted mean
+    of the rows with the best score, if several have it, as two do that are each
+    other's only neighbour.
 
   Raises:
     ValueError: if `share` is out of [0, 0.5).

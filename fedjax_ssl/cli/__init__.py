@@ -120,7 +120,8 @@ def _train(words: list[str]) -> int:
     known = [*settings.SETTINGS, *settings.SETTINGS.entry_points()]
     text = error.text('--') if isinstance(error, FieldError) else str(error)
     if words[0] not in known and not isinstance(error, FieldError):
-      return _refuse('setting', words[0], known)
+      return _refuse('setting', words[0], known,
+                     ' --import=FILE.py brings your own.')
     print(f'error: {text}', file=sys.stderr)
     return 2
   run_setting(words[0], words[1:])
@@ -133,14 +134,15 @@ def _usage() -> str:
                     '`fedjax-ssl COMMAND --help` says more.'])
 
 
-def _refuse(kind: str, name: str, known: Sequence[str] | object) -> int:
+def _refuse(kind: str, name: str, known: Sequence[str] | object,
+            more: str = '') -> int:
   """Prints in one line which names there are; returns the exit code."""
   import difflib
   names = [*known]  # type: ignore[misc]
   near = difflib.get_close_matches(name, names, 1)
   said = f'Did you mean {near[0]}? ' if near else ''
   print(f'error: {name!r} is no {kind}. {said}There are: '
-        f'{", ".join(names)}.', file=sys.stderr)
+        f'{", ".join(names)}.{more}', file=sys.stderr)
   return 2
 
 

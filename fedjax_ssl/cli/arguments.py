@@ -8,6 +8,7 @@ import functools
 import sys
 from typing import NoReturn
 
+from fedjax_ssl import config
 from fedjax_ssl.core.checks import FieldError
 
 Main = Callable[[Sequence[str]], int]
@@ -17,12 +18,16 @@ class Parser(argparse.ArgumentParser):
   """A parser that refuses wrong arguments in one line."""
 
   def __init__(self, command: str, description: str | None,
-               epilog: str | None = None):
-    """Makes the parser of `fedjax-ssl COMMAND`; texts are shown as written."""
+               epilog: str | None = None, passes_on: bool = False):
+    """Makes the parser of `fedjax-ssl COMMAND`; texts are shown as written.
+
+    `passes_on` is whether flags after `--` are for the runs that it starts.
+    """
     super().__init__(
         prog=f'fedjax-ssl {command}', description=description, epilog=epilog,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
+    self._passes_on = passes_on
 
   def error(self, message: str) -> NoReturn:
     """Ends the program with code 2; of an unknown flag it says the nearest."""
@@ -30,11 +35,13 @@ class Parser(argparse.ArgumentParser):
     self.exit(2, f'error: {message}{more} `{self.prog} --help` says more.\n')
 
   def _meant(self, message: str) -> str:
-    """Returns '. Did you mean --x?' if a message is on a misspelt flag."""
+    """Returns what a message on an unknown flag goes on with, or ''."""
     known = [option[2:] for option in self._option_string_actions
              if option.startswith('--')]
     for word in message.partition('unrecognized arguments: ')[2].split():
       name = word[2:].partition('=')[0]
+      if self._passes_on and name in config.OPTIONS:
+        return f', a flag of the runs: give it after `--`, as `-- {word}`;'
       if word.startswith('--') and name:
         for near in difflib.get_close_matches(name, known, n=1) or [
             full for full in known if full.startswith(name)]:

@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  parser = arguments.Parser('bench', __doc__)
+  parser = arguments.Parser('bench', __doc__, passes_on=True)
   parser.usage = ('%(prog)s BED [ROW ...] --out=OUT [--NAME=VALUE ...] '
                   '[-- --flag=value ...]')
   # Both may be missing, so that one message names both.

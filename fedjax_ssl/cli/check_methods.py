@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from fedjax_ssl.bench import plan
-from fedjax_ssl.core import imports, registry
+from fedjax_ssl.core import checks, imports
 
 
 def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
@@ -42,8 +42,12 @@ def _make(bed: str, *texts: str) -> None:
       10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
       labels_at=flags.get('labels_at', 'clients')))
   for text in texts:
-    with registry.naming('ROW', text, methods.is_own):
+    try:
       methods.make(text, made)
+    except checks.FieldError as error:
+      if error.field != 'method':
+        raise
+      raise checks.FieldError('ROW', text, error.reason) from error.__cause__
 
 
 if __name__ == '__main__':

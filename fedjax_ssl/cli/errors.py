@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import difflib
 import errno
+import pathlib
 import re
 from typing import Any
 
@@ -63,7 +64,7 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
   """
   text = str(error)
   if isinstance(error, flags.UnrecognizedFlagError):
-    text = _unknown(error, given)
+    text = ''.join([_unknown(error, given), *getattr(error, '__notes__', ())])
   elif isinstance(error, flags.IllegalFlagValueError):
     text = _illegal(text)
   elif isinstance(error, flags.CantOpenFlagFileError):
@@ -119,6 +120,9 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   If a chosen method or model has a knob of that name, shows how to set it.
   """
   word = str(error.flagvalue or f'--{error.flagname}')
+  name, gap, rest = error.flagname.partition(' ')
+  if gap:  # Of a flagfile: a shell would have made two words of it.
+    return f'{word} is no flag; write --{name}={rest.strip()}'
   knob, value = error.flagname, word.partition('=')[2] or '...'
   with contextlib.suppress(ValueError, SyntaxError):
     value = repr(ast.literal_eval(value)) if '=' in word else value
@@ -150,6 +154,20 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   if parts := [name for name in config.OPTIONS if knob in name.split('_')]:
     meant = f'. {_did_you_mean(parts)}'
   return f'{word} is no flag' + (meant or '; --help lists all.')
+
+
+def in_file(error: flags.UnrecognizedFlagError, argv: Sequence[str]) -> str:
+  """Returns ' (at FILE:LINE)' of an unknown flag in a flagfile of a command."""
+  wanted = re.compile(rf'\s*--?(no)?{re.escape(error.flagname)}\s*(=|$)')
+  files = [word.partition('=')[2] for word in argv
+           if word.lstrip('-').startswith('flagfile=')]
+  for file in files:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+      lines = pathlib.Path(file).expanduser().read_text().splitlines()
+      for number, line in enumerate(lines, start=1):
+        if wanted.match(line):
+          return f' (at {file}:{number})'
+  return ''
 
 
 def _did_you_mean(names: Sequence[str]) -> str:

@@ -182,10 +182,19 @@ def _read_flags(argv: Sequence[str]) -> Any:
   """Reads the flags; ends the process if they are wrong or ask for help."""
   _report_errors(_check_files, argv)
   try:
-    return _report_errors(FLAGS, argv)
+    return _report_errors(_parse, argv)
   except SystemExit as ended:
     if ended.code == 1:  # absl exits like this after it has printed the help.
       sys.exit(0)
+    raise
+
+
+def _parse(argv: Sequence[str]) -> Any:
+  """Reads the flags; an unknown one says where a flagfile has it."""
+  try:
+    return FLAGS(argv)
+  except flags.UnrecognizedFlagError as error:
+    error.add_note(errors.in_file(error, argv))
     raise
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.core import checks, knobs, registry
+from fedjax_ssl.core import blame, checks, knobs, registry
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -107,6 +107,11 @@ SCHEDULES = {
     'warmup_cosine': _warmup_cosine,
 }
 
+
+def _is_own(text: str) -> bool:
+  return registry.is_own(text, SCHEDULES)
+
+
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 
 
@@ -139,7 +144,17 @@ class Scheduled:
     """
     made: Schedule = registry.build(
         'lr_schedule', self.schedule, SCHEDULES, self.horizon)
-    return made
+    blame.form('lr_schedule', self.schedule, made, callable(made), 'schedule')
+    if not _is_own(self.schedule):
+      return made
+
+    def checked(round_: jax.Array) -> jax.Array:
+      factor = jnp.asarray(made(round_))
+      if factor.shape or not jnp.issubdtype(factor.dtype, jnp.number):
+        raise ValueError('a schedule gives one number for a round, not '
+                         f'{factor.dtype}{list(factor.shape)}.')
+      return factor
+    return blame.named('lr_schedule', self.schedule, checked, _is_own)
 
   def spanning(self, num_rounds: int) -> Scheduled:
     """Returns the same optimizer whose schedule spans so many rounds."""

@@ -13,13 +13,12 @@ from collections.abc import (
   Iterator,
   Mapping,
 )
-import contextlib
 import inspect
 import os
 import re
 from typing import Any, TypeVar
 
-from fedjax_ssl.core import checks, imports
+from fedjax_ssl.core import blame, checks, imports
 
 T = TypeVar('T')
 Given = TypeVar('Given')  # What a registry is given to make a builder of.
@@ -385,34 +384,6 @@ def build(kind: str, text: str, registry: Mapping[str, Callable[..., Any]],
     raise checks.FieldError(kind, text.strip(), str(error)) from error
 
 
-@contextlib.contextmanager
-def naming(kind: str, text: str, own: Callable[[str], bool]
-           ) -> Iterator[None]:
-  """Names a field in the errors of a block that runs what its text names.
-
-  Args:
-    kind: the field.
-    text: its value.
-    own: text -> whether it names code of a user's. That gets one line for
-      any error; the library raises nothing but ValueErrors on purpose.
-
-  Raises:
-    FieldError: for such an error.
-  """
-  try:
-    yield
-  except checks.FieldError:
-    raise
-  except ValueError as error:
-    raise checks.FieldError(kind, text, str(error)) from error
-  except (OSError, MemoryError):
-    raise  # Of the system, not of this code.
-  except (Exception, SystemExit) as error:
-    if not own(text):
-      raise
-    raise checks.FieldError(kind, text, imports.said(error)) from error
-
-
 def is_own(text: str, known: Mapping[str, Any]) -> bool:
   """Returns whether a text names code of a user's, not of this library."""
   if imports.split(text):
@@ -446,7 +417,8 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...],
                      f'{"" if len(args) == 1 else "s"} besides its knobs, but '
                      f'its function has another signature: {error}.'
                      ) from error
-  return function(*args, **{**ours, **given})
+  with blame.one_line(lambda: not is_library(inspect.unwrap(function))):
+    return function(*args, **{**ours, **given})
 
 
 def _has_place(parameter: inspect.Parameter) -> bool:

@@ -206,7 +206,8 @@ class Method(NamedTuple):
   """A federated method as a record of pure functions.
 
   init: (key, federation) -> State, on the host.
-  round: (state, federation, round, key) -> (State, metrics).
+  round: (state, federation, round, key) -> (State, metrics), each float32[] or
+    a Ratio.
   predict: (server, inputs [B, ...]) -> logits float32[B, C]; None if clients
     never share a model, which asks for `local_predict`.
   local_predict: (server, memory_row, inputs) -> logits, a client's own model.

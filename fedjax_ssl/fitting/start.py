@@ -12,12 +12,12 @@ from typing import Any
 import numpy.typing as npt
 
 from fedjax_ssl import config, data, methods
+from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, flag_kinds, knobs, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
-from fedjax_ssl.methods.parts import aggregators
 from fedjax_ssl.report import command
 from fedjax_ssl.running import (
   devices,
@@ -36,13 +36,17 @@ _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
 # a report, for which there is a program.
 _PROGRAMS = ('eval_only', *flag_kinds.PROCESSES, 'report')
 _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
-# Options that may be functions: what knows them by name, and for messages what
-# they are, a text, and how they are called.
-_FUNCTIONS: dict[str, tuple[registry.Registry[Any], str, str, str]] = {
-    'method': (methods.METHODS, 'method', 'fixmatch',
-               '(task, *, knobs) -> Method'),
-    'aggregator': (aggregators.AGGREGATORS, 'rule', 'median',
-                   '(updates, weights, *, knobs) -> update')}
+_VIEW = 'a function with a name, (*, knobs) -> ((key, images) -> images)'
+# Options that may be functions: for messages what they are, a text, and how
+# they are called.
+_FUNCTIONS = {
+    'method': ('method', 'fixmatch',
+               'a function with a name, (task, *, knobs) -> Method'),
+    'aggregator': ('rule', 'median', 'a function with a name, (updates, '
+                   'weights, *, knobs) -> update'),
+    'model': ('network', 'cnn', 'a class of Flax linen modules'),
+    **dict.fromkeys(('weak', 'labeled_view'), ('view', 'flip_crop', _VIEW)),
+    'strong': ('view', 'ra_mc', _VIEW)}
 
 
 def fit(method: str | Callable[..., Method] = 'fixmatch',
@@ -74,7 +78,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
       lines on standard error.
     **options: any of `config.Config`. `clients` and `rounds` are short for
       num_clients and num_rounds. `aggregator` may be a named function, too, see
-      `Task.aggregator`.
+      `Task.aggregator`, `model` a class of Flax linen modules, and a view a
+      named function (*, knobs) -> ((key, images) -> images).
 
   Returns:
     The trained Run.
@@ -98,8 +103,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
                    source)
   inputs.check_free(given, source, begins=not stored)
   given |= {'method': _text('method', method), 'dataset': source.name}
-  if callable(given.get('aggregator')):
-    given['aggregator'] = _text('aggregator', given['aggregator'])
+  given |= {field: _text(field, given[field]) for field in _FUNCTIONS
+            if callable(given.get(field))}
   temporary = None
   if workdir is None:
     temporary = tempfile.TemporaryDirectory(prefix='fedjax_ssl_')
@@ -163,10 +168,11 @@ def _setting(given: str | settings.Setting | None, stored: str,
 
 
 def _text(field: str, given: Any) -> str:
-  """Returns the text of a method or rule; registers one that is a function."""
+  """Returns the text of an option; registers one that is a function."""
   if isinstance(given, str):
     return given
-  known, kind, example, form = _FUNCTIONS[field]
+  kind, example, form = _FUNCTIONS[field]
+  known: Any = task_lib.REGISTRIES[field]
   knobs: dict[str, Any] = {}
   function = given
   while isinstance(function, functools.partial) and not function.args:
@@ -175,8 +181,8 @@ def _text(field: str, given: Any) -> str:
   if isinstance(given, Method) or not callable(given) or (
       not name.isidentifier()):
     what = 'a lambda' if name == '<lambda>' else type(given).__name__
-    raise TypeError(f'{field} must be a text, such as {example!r}, or a '
-                    f'function with a name, {form}, not {what}.')
+    raise TypeError(f'{field} must be a text, such as {example!r}, or {form}, '
+                    f'not {what}.')
   held = known.get(name)
   # A notebook cell that is run again replaces its own function.
   if held is not None and held is not function and registry.is_library(held):

@@ -282,7 +282,8 @@ def flexmatch_thresholds(counts: Array, *, threshold: Scalar = 0.95,
     float32[C]; zeros while nothing is confident.
 
   Raises:
-    ValueError: for another mapping, or a negative number.
+    ValueError: for another mapping, or a negative number of the host's; those
+      of a traced array cannot be seen.
 
   References:
     Zhang et al., FlexMatch, https://arxiv.org/abs/2110.08263.

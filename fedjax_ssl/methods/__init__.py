@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks, registry, rounds
+from fedjax_ssl.core import blame, checks, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   adamatch,
@@ -216,7 +216,5 @@ def _build(text: str, task: Task) -> Method:
 
 def _checked(text: str, made: Any) -> Method:
   """Returns what a builder made; refuses anything but a method."""
-  if not isinstance(made, Method):
-    raise checks.FieldError('method', text, 'gives no Method but '
-                            f'{type(made).__name__}; does it end with return?')
+  blame.form('method', text, made, isinstance(made, Method), 'Method')
   return made

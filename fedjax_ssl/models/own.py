@@ -7,12 +7,11 @@ import dataclasses
 import inspect
 from typing import Any
 
-from flax import errors
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks, types
+from fedjax_ssl.core import blame, checks, types
 from fedjax_ssl.models import last_layer
 
 # Fields that the library fills in itself, where a module has them.
@@ -113,9 +112,8 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
   Raises:
     FieldError: if it is no module, or its logits have another shape.
   """
-  if not isinstance(module, nn.Module):
-    raise checks.FieldError('model', text, 'gives no Flax linen module but '
-                            f'{type(module).__name__}.')
+  blame.form('model', text, module, isinstance(module, nn.Module),
+             'Flax linen module')
   takes = inspect.signature(type(module).__call__).parameters
   zeros = jnp.zeros((1, *shape), jnp.int32 if len(shape) == 1 else jnp.float32)
 
@@ -158,13 +156,11 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
           mutable=list(stats), rngs={} if key is None else {'dropout': key})
     return finish(logits), {**stats, **changed}
 
-  try:
-    made = jax.eval_shape(init, jax.random.key(0))
-    logits = jax.eval_shape(apply, made, zeros)
-  except errors.FlaxError as error:
-    reason = str(error).strip().splitlines()[0]
-    raise checks.FieldError(
-        'model', text, f'cannot be called to predict: {reason}') from error
+  init, plainly, apply, apply_train = (
+      blame.named('model', text, function, lambda text: True)
+      for function in (init, plainly, apply, apply_train))
+  made = jax.eval_shape(init, jax.random.key(0))
+  logits = jax.eval_shape(apply, made, zeros)
   if not isinstance(logits, jax.ShapeDtypeStruct):
     raise checks.FieldError(
         'model', text, f'gives {type(logits).__name__}; it must give logits '

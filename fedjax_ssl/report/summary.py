@@ -263,7 +263,11 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
            for panel in panels}
   drawn = {panel: lines for panel, lines in drawn.items() if lines}
   if not drawn:
-    raise ValueError(f'No run has any of panels={list(panels)}.')
+    known = sorted({name for seeds in runs.values() for rows in seeds
+                    for row in rows for name in row} - {'round'})
+    near = checks.near(panels[0], known) if len(panels) == 1 else ''
+    raise ValueError(f'No run has any of panels={list(panels)}.{near} There '
+                     f'are: {", ".join(known) or "none"}.')
   chart = figure.Figure(
       figsize=(4.6 * len(drawn) + 2.2, 3.8), layout='constrained')
   style = {name: {'color': COLOURS[i % len(COLOURS)],

@@ -100,10 +100,11 @@ def devices(wanted: int) -> list[jax.Device]:
   """
   found, count = environment.devices(), processes.count()
   if wanted > len(found):
-    kept = (' A process keeps as many of a CPU as its first run asked for.'
+    kept = ('; a process keeps as many of a CPU as its first run asked for, '
+            f'{max(_MOST_CPU_DEVICES, environment.cores())} at most'
             if found[0].platform == 'cpu' else '')
-    raise FieldError('num_devices', wanted,
-                     f'there are {len(found)} devices.{kept}')
+    raise FieldError('num_devices', wanted, 'must be at most the number of '
+                     f'devices, {len(found)}{kept}.')
   if wanted % count:
     raise FieldError('num_devices', wanted,
                      f'must be a multiple of the {count} processes.')

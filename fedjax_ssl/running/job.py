@@ -16,9 +16,9 @@ from fedjax_ssl import data, finished, methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import (
+  blame,
   checks,
   imports,
-  registry,
   rounds,
   sampling,
   tree,
@@ -97,7 +97,10 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     who = 'The server' if at_server else 'No client'
     has = 'has no' if at_server else 'has a'
     what = f'{who} {has} labeled example'
-    if options.labeled_fraction is not None and not options.partition_file:
+    if options.partition_file:
+      raise FieldError('partition_file', options.partition_file,
+                       f'{what} in it.', labels_at=options.labels_at)
+    if options.labeled_fraction is not None:
       raise FieldError('labeled_fraction', options.labeled_fraction,
                        f'{what}; give more.', labels_at=options.labels_at)
     raise FieldError('labels_at', options.labels_at,
@@ -106,7 +109,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with (registry.naming('method', options.method, methods.is_own),
+    with (blame.naming('method', options.method, methods.is_own),
           rounds.noting() as noted,
           checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)

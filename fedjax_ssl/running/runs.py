@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import bounds, disk, imports, registry
+from fedjax_ssl.core import blame, bounds, disk, imports, registry
 from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import printing, summary
 from fedjax_ssl.running import (
@@ -118,6 +118,7 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
   # Once more: the data may name the clients.
   processes.once(lambda: check_read(setting, jobs[0].options))
   note_unread(setting, jobs[0].options, dataset)
+  _note_absent(jobs[0])
   jobs = [stored_texts.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -186,6 +187,19 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
       options.validation_fraction):
     _note(f'--validation_fraction={options.validation_fraction} does nothing: '
           'the data have a validation part.')
+
+
+def _note_absent(job: job_lib.Job) -> None:
+  """Says whom the partition file of a new run names nowhere."""
+  file, total = job.options.partition_file, job.options.num_clients
+  if not file or workdir_lib.holds_run(job.folder):
+    return
+  first = job.partitions[0]
+  last = max(first.labeled[first.labeled < total].max(initial=-1),
+             first.unlabeled.max(initial=-1))
+  if last + 1 < total:
+    _note(f'--partition_file={file} has no row of the clients {last + 1} to '
+          f'{total - 1}; give --num_clients={last + 1} if there are no more.')
 
 
 def _given(setting: Setting, options: Config) -> set[str]:
@@ -338,8 +352,8 @@ def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
                          num_validation)
   if few:
     printing.say(f'{few}.\n')
-  printing.say(f'Results: {workdir}')
   draw(workdir, runs)
+  printing.say(f'Results: {workdir}')
 
 
 def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
@@ -384,7 +398,9 @@ def _partition(setting: Setting, options: Config, dataset: data.Dataset,
                          'held out')
       return found
     except ValueError as error:
-      raise FieldError('partition_file', options.partition_file, f'{error}.'
+      reason = str(error).removeprefix(
+          f'partition file {options.partition_file}: ')
+      raise FieldError('partition_file', options.partition_file, f'{reason}.'
                        ) from error
   if options.partition_seed is not None:
     seed = options.partition_seed
@@ -416,7 +432,7 @@ def _owners(setting: settings.Setting, deal: dealing.Deal,
   """Deals rows; what a user's own function does wrong names the setting."""
   if registry.is_library(deal):
     return tuple(deal(rng, labels, pool, options))
-  with registry.naming('setting', setting.name, lambda text: True):
+  with blame.naming('setting', setting.name, lambda text: True):
     labeled, unlabeled, *tasks = deal(rng, labels, pool, options)
     made = data.partition.make_partition(
         labeled, unlabeled, None, *tasks)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import pathlib
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import chex
@@ -77,6 +77,18 @@ class Runner:
                     jnp.int32(first), jnp.int32(count), self.root)
 
 
+class _Closing(NamedTuple):
+  """What a server does with the updates of all slots.
+
+  Attributes:
+    run: `core.rounds._aggregated` of a pass.
+    takes: shapes of its arguments.
+  """
+
+  run: Callable[..., tuple[Any, Any]]
+  takes: tuple[Any, ...]
+
+
 class CohortRunner(Runner):
   """A runner that is told who takes part: one program for every cohort.
 
@@ -86,6 +98,8 @@ class CohortRunner(Runner):
   Attributes:
     is_told: whether the method draws its cohorts by `core.sampling.groups`.
     can_break: whether its clients work in `core.rounds.client_pass`.
+    closings: what its server does with updates slot by slot, one for each pass
+      that is handed more than their mean.
   """
 
   SIZE = 4
@@ -93,6 +107,14 @@ class CohortRunner(Runner):
   def __init__(self, make: Make, model: str, place: str, **changes: Any):
     """See `Runner`."""
     self.is_told = self.can_break = False
+    self.closings: list[_Closing] = []
+    aggregated = rounds._aggregated
+    def noted_aggregated(parts: Any, server: Any, *given: Any) -> Any:
+      if not parts.summing:
+        self.closings.append(_Closing(
+            functools.partial(aggregated, parts), jax.eval_shape(
+                lambda: (server, *given))))
+      return aggregated(parts, server, *given)
     def sample(state: Any, federation: Any, key: Any) -> Cohort:
       del state, key
       self.is_told = True
@@ -102,7 +124,8 @@ class CohortRunner(Runner):
           mock.patch.object(sampling, 'groups', lambda number, size: sample),
           mock.patch.object(labeled_clients, 'after_warmup',
                             lambda told, rounds: told),
-          mock.patch.object(batching, 'gather', _filled_up)):
+          mock.patch.object(batching, 'gather', _filled_up),
+          mock.patch.object(rounds, '_aggregated', noted_aggregated)):
       super().__init__(make, model, place, **changes)
     self.can_break = bool(noted.samplers)
     # Rows of both kinds, labels alone, others alone, and both again.
@@ -347,6 +370,41 @@ def a_round_of_broken_clients_changes_nothing(one: CohortRunner) -> None:
                                 one.start[0]._replace(round=0))
 
 
+def a_slot_of_weight_0_equals_none(one: CohortRunner) -> None:
+  """The server's record is the same with a slot whose update is not used."""
+  if not one.closings:
+    raise Skip("its server is handed the mean of the clients' updates alone")
+  for closing in one.closings:
+    _, messages, results, members, *_ = closing.takes
+    num_groups, size = members.ids.shape
+    if size == 1:
+      continue
+    slots = _made_up((messages, results, members))
+    ids = jnp.arange(num_groups * size).reshape(num_groups, size)
+    slots = (*slots[:2], Cohort(ids % one.federation.num_clients,
+                                jnp.ones(ids.shape, bool)))
+    used = jax.tree.map(lambda x: x[:, 1:], slots)
+    unused = jax.tree.map(lambda x: jnp.zeros_like(x[:, :1]), slots)
+    run = jax.jit(lambda slots, run=closing.run: run(
+        one.start[0].server, *slots,
+        rounds._context(one.federation, jnp.int32(1)), one.root)[0])
+    without = run(used)
+    for place in {0, 1, size - 1}:
+      with_one = run(jax.tree.map(lambda x, y, place=place: jnp.concatenate(
+          [x[:, :place], y, x[:, place:]], axis=1), used, unused))
+      chex.assert_trees_all_close(with_one, without, rtol=1e-4, atol=1e-6)
+
+
+def _made_up(shapes: Any) -> Any:
+  """Returns numbers of these shapes: floats from .5 to 1.5, and ones."""
+  leaves, form = jax.tree.flatten(shapes)
+  draw = np.random.default_rng(0)
+  return jax.tree.unflatten(form, [
+      jnp.asarray(draw.uniform(.5, 1.5, x.shape), x.dtype)
+      if jnp.issubdtype(x.dtype, jnp.floating) else jnp.ones(x.shape, x.dtype)
+      for x in leaves])
+
+
 def report_is_numbers_by_name(one: CohortRunner) -> None:
   """And takes the server's record and the round."""
   if one.method.report is None:
@@ -370,5 +428,6 @@ LAWS: dict[str, Law] = {law.__name__: law for law in (
     a_broken_client_is_left_out,
     a_huge_update_is_left_out,
     a_round_of_broken_clients_changes_nothing,
+    a_slot_of_weight_0_equals_none,
     resume_is_exact,
     no_key_is_used_twice)}

@@ -10,9 +10,17 @@ import pytest
 
 from fedjax_ssl import cli
 from fedjax_ssl.bench import plan
+from fedjax_ssl.cli import bench
 from tests.bench import made_up
 from tests.bench.made_up import BED, COUNT
 from tests.cli.bench_trainer import CHANGED, edit, rows, started
+
+
+def test_a_flag_of_the_runs_stands_after_two_dashes(tmp_path, capsys):
+  with pytest.raises(SystemExit) as ended:
+    bench.main(['clients', f'--out={tmp_path}', '--num_rounds=3'])
+  assert ended.value.code == 2
+  assert 'give it after `--`, as `-- --num_rounds=3`' in capsys.readouterr().err
 
 
 def test_each_row_is_tuned_and_then_measured(bench, out):

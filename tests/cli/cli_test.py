@@ -92,7 +92,8 @@ BAD = {
     'weight_decay': (['--weight_decay=-1'], ['weight_decay', '-1.0']),
     'max_update_norm': (['--max_update_norm=-1'], ['max_update_norm=-1']),
     'chunk_size': (['--chunk_size=-1'], ['chunk_size=-1']),
-    'devices': (['--num_devices=1000'], ['--num_devices=1000', 'there are']),
+    'devices': (['--num_devices=1000'], ['--num_devices=1000',
+                                         'at most the number of devices, ']),
     'seeds_words': (['--seeds=a,b'], ['--seeds=a,b', 'whole numbers']),
     'seeds_equal': (['--seeds=1,1'], ['--seeds=1,1', 'different']),
     'seeds_negative': (['--seeds=-1'], ['--seeds=-1', 'from 0']),
@@ -241,6 +242,27 @@ def test_a_partition_of_something_else(refuse, tmp_path):
   assert 'partition.npz' in refuse(flag)
   save(good)
   assert 'client 4' in refuse(flag, '--num_labeled_clients=2')
+  save(partition_lib.make_partition(nobody, owner))
+  line = refuse(flag)
+  assert f'{flag}' in line and 'No client has a labeled example in it.' in line
+  assert line.count('partition.npz') == 1
+
+
+def test_who_has_no_row_in_a_partition_file_is_said(tmp_path):
+  labels = np.asarray(data.load('digits').train.labels)
+  owner = np.arange(labels.size) % 4
+  file = tmp_path / 'mine.npz'
+  np.savez(file, labeled=np.where(owner < 2, owner, -1),
+           unlabeled=np.where(owner < 2, -1, owner))
+  def said(*flags):
+    return launcher.call(
+        'train', 'digits_dirdir', '--model=linear', '--num_rounds=1',
+        '--nobounds', '--num_devices=1', f'--partition_file={file}', *flags,
+        f'--workdir={tmp_path / "run"}', place=str(tmp_path)).stderr
+  many = said('--num_clients=6', '--cohort_size=4')
+  assert (f'Note: --partition_file={file} has no row of the clients 4 to 5; '
+          'give --num_clients=4 if there are no more.\n') in many
+  assert 'no row of' not in said('--num_clients=6', '--cohort_size=4')
 
 
 def test_a_workdir_that_cannot_be(refuse, tmp_path):

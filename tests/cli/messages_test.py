@@ -129,6 +129,17 @@ def test_a_flagfile_is_text(refuse, tmp_path):
       f'error: --flagfile={file} cannot be read: it is no text.')
 
 
+@pytest.mark.parametrize('line, words', [
+    ('--learning_rate .1',
+     '--learning_rate .1 is no flag; write --learning_rate=.1'),
+    ('--learning_rte=.1',
+     '--learning_rte=.1 is no flag. Did you mean --learning_rate?')])
+def test_a_flagfile_with_a_slip(refuse, tmp_path, line, words):
+  file = tmp_path / 'mine.flags'
+  file.write_text(f'# Mine.\n{line}\n')
+  assert refuse(f'--flagfile={file}') == f'error: {words} (at {file}:2)'
+
+
 def test_a_folder_holds_no_code(refuse, tmp_path, monkeypatch):
   (tmp_path / 'empty_folder').mkdir()
   monkeypatch.syspath_prepend(tmp_path)

@@ -230,7 +230,7 @@ def test_a_byte_order_mark_changes_nothing(folder):
     ('text,label\na, b,0\n', ('line 2', '3 columns', 'quotes')),
     ('text,label\na,0\nb,one\n', ('line 3', "'one'")),
     ('text,label\na,0\nb,99999999999\n', ('line 3', '2**31')),
-    ('text,label\na,0\nb,\n', ('line 3', 'whole')),
+    ('text,label\na,0\nb,\n', ('line 3', 'no label; of a row without any')),
     ('text,label\na,-1\nb,-1\n', ('no row has a label but -1',)),
     ('text,label\na,0\nb,-2\nc,1\n', ('-1 for a row without',)),
     ('text,label\na,yes\nb,\nc,no\n', ('line 3', 'without any it is -1')),

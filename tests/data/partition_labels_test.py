@@ -67,6 +67,13 @@ def test_label_within_takes_each_clients_share(fraction):
   assert np.abs(got - fraction * sizes).max() <= .5
 
 
+def test_label_within_needs_an_owner_for_each_label():
+  with pytest.raises(ValueError, match=r'owner must have the shape of labels, '
+                     r'\(3,\), not \(4,\)'):
+    partition.label_within(np.random.default_rng(0), np.zeros(3, int),
+                           np.zeros(4, int), fraction=.5)
+
+
 def test_label_within_first_of_each_class():
   owner = (np.arange(1000) % 3).astype(np.int32)
   labeled, _ = partition.label_within(

@@ -275,8 +275,9 @@ def test_plot(straight, tmp_path):
                              100 * straight.metrics['accuracy'])
   assert (tmp_path / 'curves.svg').exists()
   assert chart._repr_png_().startswith(b'\x89PNG')
-  with pytest.raises(ValueError, match='nobody'):
-    straight.plot('nobody')
+  with pytest.raises(ValueError, match="Did you mean 'accuracy'[?] There are: "
+                     '.*loss'):
+    straight.plot('acuracy')
 
 
 def test_labels_that_come_by_task_are_not_given_to_all(straight):

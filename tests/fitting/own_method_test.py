@@ -5,6 +5,7 @@ import functools
 import importlib
 import re
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,9 +68,9 @@ def report_of_a_number(task):
 
 
 def fit(method, **options):
-  return fedjax_ssl.fit(method, 'digits', clients=3, labels_per_class=2,
-                        rounds=2, model='linear', local_steps=1,
-                        progress=False, **options)
+  return fedjax_ssl.fit(method, 'digits', **{
+      'clients': 3, 'labels_per_class': 2, 'rounds': 2, 'model': 'linear',
+      'local_steps': 1, 'progress': False, **options})
 
 
 @pytest.mark.parametrize('method, words', [
@@ -116,6 +117,42 @@ def test_a_rule_may_be_a_function():
                              rtol=1e-5)
   assert not np.allclose(half.metrics['loss'], plain.metrics['loss'], rtol=1e-4)
   np.testing.assert_array_equal(half.metrics['loss'], same.metrics['loss'])
+
+
+class Halves(nn.Module):
+  """A network of a notebook."""
+
+  num_classes: int
+  width: int = 4
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.relu(nn.Dense(self.width)(x.reshape((x.shape[0], -1))))
+    return nn.Dense(self.num_classes)(x)
+
+
+def darker(*, by: int = 2):
+  return lambda key, images: images // by
+
+
+def test_a_network_and_views_may_be_the_users():
+  """A class, and functions; their texts are what the run stores."""
+  run = fit('fixmatch', model=functools.partial(Halves, width=8), weak=darker,
+            strong=darker)
+  assert (run.options.model, run.options.weak, run.options.strong) == (
+      'Halves(width=8)', 'darker', 'darker')
+  plain = fit('fixmatch', model='Halves(width=8)', weak='none', strong='none')
+  assert not np.allclose(run.metrics['loss'], plain.metrics['loss'], rtol=1e-4)
+
+
+@pytest.mark.parametrize('options, words', [
+    ({'model': Halves(3)}, "model must be a text, such as 'cnn', or a class of "
+     'Flax linen modules, not Halves'),
+    ({'weak': lambda: None}, "weak must be a text, such as 'flip_crop', .*not "
+     'a lambda')])
+def test_what_is_no_class_and_no_named_function(options, words):
+  with pytest.raises(TypeError, match=words):
+    fit('fixmatch', **options)
 
 
 def test_a_rule_of_the_library_stands_for_its_name():

@@ -248,7 +248,8 @@ class Sweep:
     mean = sum(self._seconds) / len(self._seconds)
     now = time.monotonic()
     work = mean * left + sum(max(mean - (now - r.began), 0) for r in running)
-    return durations.text(work / len(self._slots))
+    # A run that takes longer than the mean tells nothing about its end.
+    return durations.text(work / len(self._slots)) if work else 'unknown'
 
   def _line(self) -> str:
     running = sum(r is not None for r in self._slots)

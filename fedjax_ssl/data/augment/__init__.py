@@ -7,20 +7,19 @@ All of it runs under `jit`, `vmap` and `scan`, and no operation branches.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import knobs, registry
+from fedjax_ssl.core import blame, knobs, registry
 from fedjax_ssl.core.types import Array
 from fedjax_ssl.data.augment import ops, pools
 from fedjax_ssl.data.augment.pools import Params, Pool
 from fedjax_ssl.data.augment.weak import (
     check,
-    naming,
     none,
     square_side,
     token_dropout,
@@ -45,8 +44,7 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
   Raises:
     ValueError: for an unknown name, knob or value.
   """
-  return naming(field, text, registry.build(
-      field, text, WEAK, defaults={'flip': flip}))
+  return _made(field, text, WEAK, flip)
 
 
 def make_strong(text: str, *, flip: bool = True) -> View:
@@ -54,8 +52,35 @@ def make_strong(text: str, *, flip: bool = True) -> View:
 
   A strong view is a weak view, then operations, then a cutout.
   """
-  return naming('strong', text, registry.build(
-      'strong', text, STRONG, defaults={'flip': flip}))
+  return _made('strong', text, STRONG, flip)
+
+
+def _made(field: str, text: str, known: Mapping[str, Callable[..., View]],
+          flip: bool) -> View:
+  """Makes a view whose errors name the field; see `make_weak`."""
+  def is_own(text: str) -> bool:
+    return registry.is_own(text, known)
+
+  view: View = registry.build(field, text, known, defaults={'flip': flip})
+  blame.form(field, text, view, callable(view), 'view')
+  if not is_own(text):
+    return blame.named(field, text, view, is_own)
+
+  def checked(key: jax.Array, images: Array) -> jax.Array:
+    seen = view(key, images)
+    form, wanted = ((getattr(x, 'shape', None), getattr(x, 'dtype', None))
+                    for x in (seen, images))
+    if form != wanted:
+      raise ValueError(f'gives {_form(seen)} for {_form(images)}; a view gives '
+                       'the shape and type that it takes.')
+    return seen
+  return blame.named(field, text, checked, is_own)
+
+
+def _form(x: Any) -> str:
+  """Returns an array's type and shape in words."""
+  return (f'{x.dtype}{list(x.shape)}' if hasattr(x, 'dtype')
+          else type(x).__name__)
 
 
 @knobs.checked(probability=knobs.share(knobs.at(0, 'no operation is applied')))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.core import checks, knobs, registry
+from fedjax_ssl.core import knobs, registry
 from fedjax_ssl.core.types import Array
 from fedjax_ssl.data.augment import ops
 from fedjax_ssl.data.augment.pools import GRAY
@@ -278,16 +278,6 @@ def square_side(name: str, side: int | None, height: int, width: int) -> int:
     raise ValueError(f'{name}={side} must be at most {short}, the shorter side '
                      'of the images; a larger square hides all of them.')
   return short // 2 if side is None else side
-
-
-def naming(field: str, text: str, view: View) -> View:
-  """Makes a view's error messages name the text that the view was made of."""
-  def named(key: jax.Array, images: Array) -> jax.Array:
-    try:
-      return view(key, images)
-    except ValueError as error:
-      raise checks.FieldError(field, text.strip(), str(error)) from error
-  return named
 
 
 def _whole(draw: jax.Array, high: int) -> jax.Array:

@@ -326,8 +326,11 @@ def _resplit(source: files.Source, split: str, seed: int) -> files.Source:
       # Less than a tenth is hardly meant: these are percents with a slip.
       or max(numbers) < 100 and 10 * sum(numbers) < total):
     raise checks.FieldError(
-        'split', split, f'cannot be made of {total} examples; give percents '
-        'that sum to 100, or counts.')
+        'split', split, f'cannot be made of {total} examples: '
+        + (f'{float(sum(numbers)):g} is neither 100 percent nor a count that '
+           'is meant' if counts and max(numbers) < 100 else
+           'a part would be empty, broken or too large')
+        + '; give percents that sum to 100, or counts.')
   if (merged.labels < 0).any():
     raise checks.FieldError(
         'split', split, 'the set has rows without a label (-1), which cannot '

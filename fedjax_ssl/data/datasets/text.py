@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets import names as names_lib
@@ -30,7 +31,8 @@ PADDING, UNKNOWN = 0, 1
 _TEST_PERCENT = 20
 _COLUMNS = ('label', 'text', 'split', 'client')
 _PARTS = ('train', 'validation', 'test')
-_NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|nan|inf)', re.IGNORECASE)
+_NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|inf)', re.IGNORECASE)
+_EMPTY = ('', 'nan')  # How a table without a value there is written.
 _WORD = re.compile(r"[#@]?\w+(?:'\w+)?|[!?]+")
 
 
@@ -115,11 +117,11 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
   told = [word for word in words if word != names_lib.NONE]
   if not told:
     raise DataError(f'no row has a label but {names_lib.NONE}, which is none')
+  for (line, _), word in zip(rows, words, strict=True):
+    if word.lower() in _EMPTY:
+      raise DataError(f', line {line}: no label{word and f" but {word!r}"}; of '
+                      f'a row without any it is {names_lib.NONE}')
   if not any(_NUMBER.fullmatch(word) for word in told):
-    for (line, _), word in zip(rows, words, strict=True):
-      if not word:
-        raise DataError(f', line {line}: no label; of a row without any it is '
-                        f'{names_lib.NONE}')
     numbers, names = names_lib.number({'train': np.array(told)})
     if len(names) < 2:
       raise DataError(f'all labels are {names[0][:40]!r}; one class is nothing '
@@ -238,7 +240,8 @@ def read_csv(path: pathlib.Path,
     shorter or, with `words`, where a word has no vector.
 
   Raises:
-    DataError: if a file is missing or broken, or they do not fit each other.
+    DataError: if the table is missing or broken.
+    FieldError: if the vectors are, or do not fit the texts.
   """
   rows = read_rows(path)
   texts = rows.texts
@@ -291,15 +294,15 @@ def _vectors(path: pathlib.Path, texts: Sequence[str]) -> np.ndarray:
   try:
     arrays = files.read_arrays(path, _choose)
   except DataError as error:
-    raise DataError(f'{path}: {error}') from None
+    raise _wrong(path, str(error)) from None
   if 'texts' in arrays:
     if str(arrays['sha256']) != fingerprint(texts):
-      raise DataError(f'{path}: made for other texts, or in another order')
+      raise _wrong(path, 'made for other texts, or in another order')
     return _finite(path, arrays['texts'], len(texts), 3)
   spelled = arrays['words']
   if spelled.ndim != 1 or spelled.dtype.kind != 'U' or not spelled.size:
-    raise DataError(f"{path}: 'words' is {spelled.dtype}"
-                    f'{list(spelled.shape)}; it should be one list of words')
+    raise _wrong(path, f"'words' is {spelled.dtype}{list(spelled.shape)}; it "
+                 'should be one list of words')
   table = _finite(path, arrays['vectors'], len(spelled), 2)
   row = {str(word): i + 1 for i, word in enumerate(spelled)}
   table = np.concatenate([np.zeros_like(table[:1]), table])
@@ -308,8 +311,13 @@ def _vectors(path: pathlib.Path, texts: Sequence[str]) -> np.ndarray:
     found = [row.get(word, 0) for word in words(text)]
     ids[i, :len(found)] = found
   if not ids.any():
-    raise DataError(f'{path}: has no vector for any word of the texts')
+    raise _wrong(path, 'has no vector for any word of the texts')
   return table[ids]
+
+
+def _wrong(path: pathlib.Path, reason: str) -> checks.FieldError:
+  """Returns the error of a file with vectors."""
+  return checks.FieldError('embeddings', str(path), f'{reason}.')
 
 
 def _choose(names: list[str]) -> list[str]:
@@ -325,11 +333,10 @@ def _finite(path: pathlib.Path, array: np.ndarray, rows: int, ndim: int
             ) -> np.ndarray:
   if (array.ndim != ndim or len(array) != rows or array.dtype.kind != 'f'
       or not array.size or not np.isfinite(array).all()):
-    raise DataError(f'{path}: {array.dtype}{list(array.shape)} should be '
-                    f'finite floats with {rows} rows and {ndim} axes, none of '
-                    'them empty')
+    raise _wrong(path, f'{array.dtype}{list(array.shape)} should be finite '
+                 f'floats with {rows} rows and {ndim} axes, none of them empty')
   with np.errstate(over='ignore'):
     small = array.astype(np.float16)
   if not np.isfinite(small).all():
-    raise DataError(f'{path}: holds numbers beyond 65504, the limit of float16')
+    raise _wrong(path, 'holds numbers beyond 65504, the limit of float16')
   return small

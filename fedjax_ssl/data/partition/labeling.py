@@ -108,9 +108,13 @@ def label_within(rng: np.random.Generator, labels: np.ndarray,
     labeled, unlabeled: int32[D] owners, together `owner`.
 
   Raises:
-    ValueError: if both or none of `fraction` and `per_class` are given.
+    ValueError: if both or none of `fraction` and `per_class` are given, or
+      owners are not as many as labels.
   """
   checks.generator(rng)
+  if np.shape(owner) != np.shape(labels):
+    raise ValueError(f'owner must have the shape of labels, {np.shape(labels)},'
+                     f' not {np.shape(owner)}')
   labels, dealt = checks.pool(labels, np.asarray(owner) >= 0)
   _one_of('label_within', per_class, fraction)
   group = np.where(dealt, owner, 0).astype(np.int64)

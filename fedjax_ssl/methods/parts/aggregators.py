@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import checks, knobs, registry
+from fedjax_ssl.core import blame, checks, knobs, registry
 from fedjax_ssl.core.types import PyTree
 
 Rule = Callable[[PyTree, jax.Array], PyTree]
@@ -160,14 +160,11 @@ def make(text: str) -> Rule | None:
     FieldError: for an unknown name or knob, or a user's builder that fails or
       gives no rule.
   """
-  with registry.naming('aggregator', text, _is_own):
-    made: Any = registry.build('aggregator', text, AGGREGATORS)
+  made: Any = registry.build('aggregator', text, AGGREGATORS)
   if not _is_own(text):
     rule: Rule | None = made
     return rule
-  if not callable(made):
-    raise checks.FieldError('aggregator', text, 'gives no rule but '
-                            f'{type(made).__name__}; does it end with return?')
+  blame.form('aggregator', text, made, callable(made), 'rule')
   return _Own(made, text)
 
 
@@ -209,7 +206,7 @@ class _Own:
   text: str  # What messages call it.
 
   def __call__(self, stacked: PyTree, weights: jax.Array) -> PyTree:
-    with registry.naming('aggregator', self.text, lambda text: True):
+    with blame.naming('aggregator', self.text, lambda text: True):
       made = self.rule(stacked, weights)
       fault = _fault(made, stacked)
     if fault:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import knobs, registry, tree
+from fedjax_ssl.core import blame, knobs, registry, tree
 from fedjax_ssl.core.types import Attack, Client, PyTree, Update
 
 _SHARE = knobs.Bound(0, 1, cases=(knobs.at(0, 'nobody attacks'),))
@@ -97,9 +97,19 @@ def make(text: str) -> Attack | None:
   """Makes the attack that a text such as 'sign_flip(share=.3)' names.
 
   None stands for no attack.
+
+  Raises:
+    FieldError: for an unknown name or knob, or a user's builder that fails or
+      gives no attack.
   """
   made: Attack | None = registry.build('attack', text, ATTACKS)
-  return made if made is not None and made.share > 0 else None
+  if registry.is_own(text, ATTACKS):
+    blame.form('attack', text, made, isinstance(made, Attack), 'Attack')
+  if made is None or made.share <= 0:
+    return None
+  send = made.send and blame.named('attack', text, made.send, lambda text:
+                                   registry.is_own(text, ATTACKS))
+  return made._replace(send=send)
 
 
 def hostile(attack: Attack, key: jax.Array, num_clients: int) -> jax.Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.core import checks, knobs, registry, tree
+from fedjax_ssl.core import blame, checks, knobs, registry, tree
 from fedjax_ssl.core.types import PyTree, Variables
 
 Rate = float | None
@@ -119,6 +119,13 @@ def make(text: str, rate: Rate = None) -> optax.GradientTransformation | None:
         'server_learning_rate', rate, f'must be {allowed}.')
   made: optax.GradientTransformation = registry.build(
       'server_optimizer', text, SERVER_OPTIMIZERS, rate)
+  blame.form('server_optimizer', text, made,
+             isinstance(made, optax.GradientTransformation),
+             'optax.GradientTransformation')
+  def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    return blame.named('server_optimizer', text, function, lambda text:
+                       registry.is_own(text, SERVER_OPTIMIZERS))
+  made = made._replace(init=named(made.init), update=named(made.update))
   same = registry.parse(text)[0] == 'sgd' and _or(rate, 1.0) == 1
   return None if same else made
 
