@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +101,16 @@ def test_the_parts_of_a_federation_must_fit_each_other(part, changes, words):
   with pytest.raises(ValueError, match=words) as error:
     fedjax_ssl.train(_method(), _with(part, **changes), num_rounds=1)
   assert '\n' not in str(error.value)
+
+
+def test_clients_may_have_tables_without_a_column():
+  """As where one makes the tables by hand, and nobody has such rows."""
+  federation = _with('clients', unlabeled=np.zeros((6, 0), np.int32),
+                     num_unlabeled=np.zeros(6, np.int32))
+  padded = _with('clients', num_unlabeled=np.zeros(6, np.int32))
+  found, same = (fedjax_ssl.train(_method('semifl'), one, num_rounds=1)
+                 for one in (federation, padded))
+  chex.assert_trees_all_equal(found.states, same.states)
 
 
 def test_labels_that_nobody_holds_may_be_unknown():

@@ -264,16 +264,18 @@ def _real_rows(name: str, table: Array, sizes: Array) -> np.ndarray:
 
 def _widen(shard: Shard, labeled: int, unlabeled: int) -> Shard:
   """Pads the tables with 0 to the given widths."""
-  def pad(rows: Array, width: int) -> np.ndarray:
+  def pad(rows: Array, width: int) -> Array:
     extra = width - rows.shape[-1]
+    if not extra:
+      return rows
     return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, extra)])
   return shard._replace(labeled=pad(shard.labeled, labeled),
                         unlabeled=pad(shard.unlabeled, unlabeled))
 
 
 def _common_widths(shards: Sequence[Shard]) -> list[Shard]:
-  labeled = max(s.labeled.shape[-1] for s in shards)
-  unlabeled = max(s.unlabeled.shape[-1] for s in shards)
+  labeled = max(1, *(s.labeled.shape[-1] for s in shards))
+  unlabeled = max(1, *(s.unlabeled.shape[-1] for s in shards))
   return [_widen(s, labeled, unlabeled) for s in shards]
 
 
@@ -282,7 +284,7 @@ def _stack_shards(shards: Sequence[Shard]) -> Shard:
 
 
 def pad_widths(federations: Sequence[Federation]) -> list[Federation]:
-  """Pads the tables of federations to one common width."""
+  """Pads the tables of federations to one common width, of 1 or more."""
   parts: dict[str, list[Any]] = {}
   for name in ('clients', 'server', 'stream'):
     parts[name] = [getattr(f, name) for f in federations]

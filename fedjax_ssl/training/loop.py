@@ -130,7 +130,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
 
   Args:
     method: any method.
-    federations: one, or one for each seed, with tables of equal widths.
+    federations: one, or one for each seed.
     num_rounds: rounds in all, those before a resume included. Schedules and
       ramps also span this many, unless `TaskSpec.schedule_rounds` is set; set
       it if the run may be extended later.
@@ -158,6 +158,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   if isinstance(federations, Federation):
     federations = [federations]
   _check_kinds(method, federations, num_rounds)
+  federations = federation_lib.pad_widths(federations)
   every = checks.whole_numbers((eval_every, checkpoint_every))
   if every is None or min(every) < 0:
     raise ValueError(f'eval_every={eval_every} and checkpoint_every='

@@ -272,6 +272,18 @@ def test_padding_to_common_widths_changes_no_row():
       np.testing.assert_array_equal(x, y)
 
 
+def test_padding_leaves_full_tables_as_they_are_and_fills_up_empty_ones():
+  one = _federate()
+  again, = federation.pad_widths([one])
+  assert again.clients.unlabeled is one.clients.unlabeled
+  empty = dataclasses.replace(one, clients=one.clients._replace(
+      unlabeled=one.clients.unlabeled[:, :0],
+      num_unlabeled=np.zeros_like(one.clients.num_unlabeled)))
+  padded, = federation.pad_widths([empty])
+  assert padded.clients.unlabeled.shape == (len(one.clients.unlabeled), 1)
+  assert padded.clients.labeled is one.clients.labeled
+
+
 def test_stack_refuses_other_data_and_settings():
   one = _federate()
   other = dataclasses.replace(one, train=Examples(TRAIN.inputs.copy(), LABELS))
