@@ -94,9 +94,13 @@ def _check(spec: TaskSpec) -> None:
         'input_shape', shape, 'must be the tuple (height, width, channels) of '
         'images as stored, or (tokens,) or (tokens, numbers) of texts.')
   for name, above in (('mean', -np.inf), ('std', 0.0)):
-    numbers = np.asarray(getattr(spec, name))
-    if numbers.dtype.kind not in 'iuf' or not (
-        np.isfinite(numbers) & (numbers > above)).all():
+    try:
+      numbers = np.asarray(getattr(spec, name), np.float32)
+      fits = numbers.ndim < 2 and (
+          np.isfinite(numbers) & (numbers > above)).all()
+    except (ValueError, TypeError):
+      fits = False
+    if not fits:
       raise checks.FieldError(
           name, getattr(spec, name), 'must be finite numbers'
           f'{" above 0" if above == 0 else ""}, one for all channels or one '

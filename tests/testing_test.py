@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import losses, methods, testing
+from fedjax_ssl import aggregation, losses, methods, testing
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
 from fedjax_ssl.testing import contract, keys
@@ -63,11 +63,13 @@ def test_a_loss_that_forgets_the_mask_is_found():
     lambda stacked, weights: jax.tree.map(
         lambda x: x.mean(0).astype(x.dtype), stacked),
     lambda stacked, weights: jax.tree.map(lambda x: x[0], stacked),
+    lambda stacked, weights: jax.tree.map(lambda x: x.max(0), stacked),
     lambda stacked, weights: jax.tree.map(
         lambda x: jnp.median(x, axis=0).astype(x.dtype), stacked)],
-    ids=['mean', 'first', 'median'])
+    ids=['mean', 'first', 'largest', 'median'])
 def test_a_rule_that_does_not_read_the_weights_is_found(rule):
-  with pytest.raises(AssertionError, match='a slot of weight 0 equals none'):
+  with pytest.raises(AssertionError, match='(?s)a slot of weight 0 equals '
+                     'none.*An update of weight 0 changes'):
     testing.check_method(
         lambda task: methods.make('fedavg', task, aggregator=rule),
         places=['clients'], laws=['a_slot_of_weight_0_equals_none'])
@@ -79,6 +81,23 @@ def test_a_rule_that_reads_the_weights_is_sound():
       lambda task: methods.make('fedavg', task, aggregator='median'),
       places=['clients'], laws=[law])
   assert found == {f'{law} at clients': ''}
+
+
+def test_an_aggregation_that_is_traced_with_its_round_is_passed_over():
+  """The law calls it alone, where what it closes over is not to be had."""
+  def fading(task):
+    def round_(state, federation, start, key):
+      decay = jnp.where(start > 2, 0.5, 1.0)
+      def rule(stacked, weights):
+        return jax.tree.map(lambda x: decay * x, aggregation.weighted_mean(
+            stacked, weights))
+      return methods.make('fedavg', task, aggregator=rule).round(
+          state, federation, start, key)
+    return methods.make('fedavg', task)._replace(round=round_)
+  law = 'a_slot_of_weight_0_equals_none'
+  found = testing.check_method(fading, places=['clients'], laws=[law])
+  assert found == {
+      f'{law} at clients': 'its aggregation uses what is traced with the round'}
 
 
 def test_a_key_that_draws_twice_is_found():

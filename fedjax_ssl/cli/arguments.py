@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import difflib
 import functools
 import sys
 from typing import NoReturn
 
-from fedjax_ssl import config
 from fedjax_ssl.core.checks import FieldError
 
 Main = Callable[[Sequence[str]], int]
@@ -18,10 +17,10 @@ class Parser(argparse.ArgumentParser):
   """A parser that refuses wrong arguments in one line."""
 
   def __init__(self, command: str, description: str | None,
-               epilog: str | None = None, passes_on: bool = False):
+               epilog: str | None = None, passes_on: Collection[str] = ()):
     """Makes the parser of `fedjax-ssl COMMAND`; texts are shown as written.
 
-    `passes_on` is whether flags after `--` are for the runs that it starts.
+    `passes_on` are names of flags that its runs take after `--`.
     """
     super().__init__(
         prog=f'fedjax-ssl {command}', description=description, epilog=epilog,
@@ -40,8 +39,10 @@ class Parser(argparse.ArgumentParser):
              if option.startswith('--')]
     for word in message.partition('unrecognized arguments: ')[2].split():
       name = word[2:].partition('=')[0]
-      if self._passes_on and name in config.OPTIONS:
-        return f', a flag of the runs: give it after `--`, as `-- {word}`;'
+      if word.startswith('--') and name in self._passes_on:
+        value = '' if '=' in word else '=VALUE'
+        return (', a flag of the runs: give it after `--`, as '
+                f'`-- {word}{value}`;')
       if word.startswith('--') and name:
         for near in difflib.get_close_matches(name, known, n=1) or [
             full for full in known if full.startswith(name)]:

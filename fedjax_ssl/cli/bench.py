@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl import data
+from fedjax_ssl import config, data
 from fedjax_ssl.bench import page, picture, plan, records, standing, tables
 from fedjax_ssl.cli import arguments, bench_runs
 from fedjax_ssl.cli.check_methods import vouch
@@ -88,7 +88,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  parser = arguments.Parser('bench', __doc__, passes_on=True)
+  parser = arguments.Parser('bench', __doc__,
+                            passes_on={*config.OPTIONS} - {*_OWN})
   parser.usage = ('%(prog)s BED [ROW ...] --out=OUT [--NAME=VALUE ...] '
                   '[-- --flag=value ...]')
   # Both may be missing, so that one message names both.
@@ -102,8 +103,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help='runs at a time, each on its share of the '
                       'cores and of NVIDIA GPUs (default: 1)')
   parser.add_argument('--configurations', type=int, metavar='N',
-                      help='tried of each row '
-                      f'(default: {plan.CONFIGURATIONS})')
+                      help=f'tried of a row (default: {plan.CONFIGURATIONS})')
   parser.add_argument('--stored', metavar='FILE', action='append', default=[],
                       help='the BED.json of an earlier bench; its rows are not '
                       'run again; of several files the first with a row counts')

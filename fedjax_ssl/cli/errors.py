@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from fedjax_ssl import config
-from fedjax_ssl.core import checks, imports, knobs, registry
+from fedjax_ssl.core import blame, checks, imports, knobs, registry
 
 # Faults that may be gone at another try.
 _PASSING = frozenset((
@@ -21,10 +21,6 @@ _PASSING = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
 
-# JAX's errors, by name as JAX may not be imported, and how the one begins that
-# a device with too little memory raises.
-_JAX_ERRORS = ('JaxRuntimeError', 'XlaRuntimeError')
-_FULL = 'RESOURCE_EXHAUSTED'
 # What we say of a value that does not fit its flag, by what absl says.
 _PLAIN = {
     'invalid literal for int': 'is no whole number',
@@ -40,19 +36,12 @@ def may_pass(error: BaseException) -> bool:
   """
   behind: BaseException | None = error
   while behind is not None:
-    if getattr(behind, 'may_pass', False) or is_full(behind) or (
+    if getattr(behind, 'may_pass', False) or blame.is_full(behind) or (
         isinstance(behind, MemoryError)) or (
         isinstance(behind, OSError) and behind.errno in _PASSING):
       return True
     behind = behind.__cause__ or behind.__context__
   return False
-
-
-def is_full(error: BaseException) -> bool:
-  """Returns whether a device had too little memory for a program of JAX's."""
-  text = str(error).lstrip()
-  return (type(error).__name__ in _JAX_ERRORS and text.startswith(_FULL)
-          and 'memory' in text.lower())
 
 
 def line(error: BaseException, given: Mapping[str, Any]) -> str:
@@ -64,9 +53,11 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
   """
   text = str(error)
   if isinstance(error, flags.UnrecognizedFlagError):
-    text = ''.join([_unknown(error, given), *getattr(error, '__notes__', ())])
+    text = _unknown(error, given)
   elif isinstance(error, flags.IllegalFlagValueError):
     text = _illegal(text)
+    if re.search(r'=.*\s--\w', text.partition(' is ')[0]):
+      text += ' A line of a flagfile has one flag.'
   elif isinstance(error, flags.CantOpenFlagFileError):
     cause = error.__context__
     if isinstance(cause, OSError):
@@ -78,11 +69,13 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
       text = text.replace(
           f'--method={error.value}',
           f'--method={given["method"]} --profile={given["profile"]}', 1)
-  elif is_full(error):
+  elif blame.is_full(error):
     text = (f'The memory of a device is full ({text.splitlines()[0]}). '
             '--seed_map=map takes less, and, in a new --workdir, fewer '
             'clients at once (--client_map=map, or --client_map=vmap with a '
             '--chunk_size), smaller batches or --compute_dtype=bfloat16.')
+  if isinstance(error, flags.Error):  # JAX has notes of its own.
+    text += ''.join(getattr(error, '__notes__', ()))
   place = imports.where(error)
   if place and place not in text:
     text += f' (at {place}; --verbosity=1 shows all)'
@@ -120,10 +113,14 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   If a chosen method or model has a knob of that name, shows how to set it.
   """
   word = str(error.flagvalue or f'--{error.flagname}')
-  name, gap, rest = error.flagname.partition(' ')
-  if gap:  # Of a flagfile: a shell would have made two words of it.
-    return f'{word} is no flag; write --{name}={rest.strip()}'
-  knob, value = error.flagname, word.partition('=')[2] or '...'
+  knob = (error.flagname.split() or [''])[0]
+  # A line of a flagfile; a shell would have made two words of it.
+  blank = re.fullmatch(r'-*(\w+)\s+=?\s*(\S.*)', word)
+  if blank and knob in {checks.flag(name) for name in config.OPTIONS}:
+    return (f'{word} is no flag; a comment has a line of its own'
+            if blank[2].startswith('#') else
+            f'{word} is no flag; write --{knob}={blank[2]}')
+  value = word.partition('=')[2] or '...'
   with contextlib.suppress(ValueError, SyntaxError):
     value = repr(ast.literal_eval(value)) if '=' in word else value
   if re.fullmatch(r'[A-Za-z]\w*', value):
@@ -156,17 +153,27 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   return f'{word} is no flag' + (meant or '; --help lists all.')
 
 
-def in_file(error: flags.UnrecognizedFlagError, argv: Sequence[str]) -> str:
-  """Returns ' (at FILE:LINE)' of an unknown flag in a flagfile of a command."""
-  wanted = re.compile(rf'\s*--?(no)?{re.escape(error.flagname)}\s*(=|$)')
-  files = [word.partition('=')[2] for word in argv
-           if word.lstrip('-').startswith('flagfile=')]
-  for file in files:
+def in_file(name: str, words: Sequence[str], depth: int = 9) -> str:
+  """Returns ' (at FILE:LINE)' of a flag; '' if no flagfile has it.
+
+  Args:
+    name: what stands between its dashes and `=`.
+    words: of the command, or lines of a flagfile.
+    depth: how deep flagfiles may name each other.
+  """
+  wanted = re.compile(rf'\s*--?(no)?{re.escape(name)}\s*(=|$)')
+  for word, after in zip(words, [*words[1:], ''], strict=True):
+    flag, equals, value = word.strip().lstrip('-').partition('=')
+    if flag != 'flagfile' or not depth:
+      continue
+    file = value if equals else after
     with contextlib.suppress(OSError, UnicodeDecodeError):
       lines = pathlib.Path(file).expanduser().read_text().splitlines()
       for number, line in enumerate(lines, start=1):
         if wanted.match(line):
           return f' (at {file}:{number})'
+      if found := in_file(name, lines, depth - 1):
+        return found
   return ''
 
 

@@ -419,7 +419,7 @@ def _show(chosen: Plan, args: argparse.Namespace) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = arguments.Parser('tables', __doc__, passes_on=True)
+  parser = arguments.Parser('tables', __doc__)
   parser.add_argument('--table', help='one of those that --list names')
   parser.add_argument('--row', action='append', default=[], metavar='TITLE',
                       help='these rows only; may be repeated')

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
+import re
 import signal
 import sys
 from typing import Any
@@ -16,7 +17,7 @@ from absl import app, flags, logging
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import errors, flag_help, method_names
-from fedjax_ssl.core import checks, registry
+from fedjax_ssl.core import blame, checks, registry
 from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
 
@@ -190,11 +191,14 @@ def _read_flags(argv: Sequence[str]) -> Any:
 
 
 def _parse(argv: Sequence[str]) -> Any:
-  """Reads the flags; an unknown one says where a flagfile has it."""
+  """Reads the flags; a wrong one says where a flagfile has it."""
   try:
     return FLAGS(argv)
-  except flags.UnrecognizedFlagError as error:
-    error.add_note(errors.in_file(error, argv))
+  except (flags.UnrecognizedFlagError, flags.IllegalFlagValueError) as error:
+    name = getattr(error, 'flagname', None) or re.sub(
+        r'^flag --(\w+)=.*', r'\1', str(error), flags=re.DOTALL)
+    if place := errors.in_file(name, argv):
+      error.add_note(place)
     raise
 
 
@@ -234,7 +238,7 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
     sys.exit(0)
   except (ValueError, OSError, MemoryError, OverflowError, RuntimeError,
           flags.Error) as error:
-    if isinstance(error, RuntimeError) and not errors.is_full(error) or (
+    if isinstance(error, RuntimeError) and not blame.is_full(error) or (
         FLAGS.is_parsed() and FLAGS.verbosity > 0):
       raise
     print(f'error: {errors.line(error, values())}{_by_default(error)}',

@@ -25,6 +25,13 @@ from typing import NamedTuple
 TEXTS = ('method', 'model', 'weak', 'labeled_view', 'strong', 'lr_schedule',
          'aggregator', 'server_optimizer', 'attack')
 
+# What goes in place of Python's and NumPy's own, which JAX cannot trace.
+_HINTS = {
+    'TracerArrayConversionError': 'jax.numpy in place of numpy',
+    'TracerBoolConversionError': 'jax.numpy.where in place of if',
+    'TracerIntegerConversionError': 'jax.numpy.take in place of an index',
+    'ConcretizationTypeError': 'jax.numpy in place of float, int and math'}
+
 _PREFIX = 'fedjax_ssl_user_'  # Of the names of the files' modules.
 _PLAIN = re.compile(r'\s*[A-Za-z_]\w*\s*(\(|$)')
 _PLACED = re.compile(r'\s*(.+?):\s*([A-Za-z_]\w*)\s*(\(.*)?', re.DOTALL)
@@ -201,9 +208,11 @@ def said(error: BaseException) -> str:
 
   The place is left out if `where` finds one, which the programs add.
   """
+  kind = type(error).__name__
   first = (str(error).strip().splitlines() or [''])[0]
+  hint = f' (use {_HINTS[kind]})' if kind in _HINTS else ''
   at = '' if where(error) else _place_of(error)
-  return f'{type(error).__name__}: {first}{at}'
+  return f'{kind}: {first}{hint}{at}'
 
 
 def _place_of(error: BaseException) -> str:

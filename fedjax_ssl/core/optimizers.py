@@ -107,11 +107,6 @@ SCHEDULES = {
     'warmup_cosine': _warmup_cosine,
 }
 
-
-def _is_own(text: str) -> bool:
-  return registry.is_own(text, SCHEDULES)
-
-
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 
 
@@ -140,21 +135,23 @@ class Scheduled:
     """Returns the factor over the rounds.
 
     Raises:
-      FieldError: if it spans the run and the horizon is unknown.
+      FieldError: if it spans the run and the horizon is unknown, or if it is
+        a user's and fails, as may the factor itself.
     """
     made: Schedule = registry.build(
         'lr_schedule', self.schedule, SCHEDULES, self.horizon)
-    blame.form('lr_schedule', self.schedule, made, callable(made), 'schedule')
-    if not _is_own(self.schedule):
+    blame.check('lr_schedule', self.schedule, made, callable(made),
+                'function (round) -> factor')
+    if not registry.is_own(self.schedule, SCHEDULES):
       return made
 
     def checked(round_: jax.Array) -> jax.Array:
       factor = jnp.asarray(made(round_))
-      if factor.shape or not jnp.issubdtype(factor.dtype, jnp.number):
+      if factor.shape or factor.dtype.kind not in 'iuf':
         raise ValueError('a schedule gives one number for a round, not '
                          f'{factor.dtype}{list(factor.shape)}.')
       return factor
-    return blame.named('lr_schedule', self.schedule, checked, _is_own)
+    return blame.named('lr_schedule', self.schedule, checked, own=True)
 
   def spanning(self, num_rounds: int) -> Scheduled:
     """Returns the same optimizer whose schedule spans so many rounds."""
@@ -206,7 +203,15 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     return optax.chain(optax.add_decayed_weights(weight_decay), core)
 
   made = Scheduled(of_rate, learning_rate, schedule, horizon)
-  _ = made.spanning(horizon or 1).factor  # An unknown one is refused at once.
+  factor = made.spanning(horizon or 1).factor  # An unknown one is refused.
+  if registry.is_own(schedule, SCHEDULES):
+    for round_ in {0, (horizon or 1) - 1}:
+      with jax.ensure_compile_time_eval():
+        found = float(factor(jnp.int32(round_)))
+      if not 0 <= found < float('inf'):
+        raise checks.FieldError(
+            'lr_schedule', schedule, f'gives {found} in round {round_ + 1}; a '
+            'factor is finite and 0 or more.')
   return made
 
 

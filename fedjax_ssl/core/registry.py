@@ -417,7 +417,7 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...],
                      f'{"" if len(args) == 1 else "s"} besides its knobs, but '
                      f'its function has another signature: {error}.'
                      ) from error
-  with blame.one_line(lambda: not is_library(inspect.unwrap(function))):
+  with blame.one_line(not is_library(inspect.unwrap(function))):
     return function(*args, **{**ours, **given})
 
 

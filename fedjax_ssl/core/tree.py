@@ -143,6 +143,31 @@ def global_norm(a: PyTree) -> jax.Array:
   return norm
 
 
+def unlike(made: PyTree, wanted: PyTree) -> str:
+  """Says how a tree differs from another in structure, shapes or dtypes.
+
+  Args:
+    made: of arrays or numbers.
+    wanted: of arrays, or of their shapes and dtypes.
+
+  Returns:
+    'gives X, not Y', or '' if it does not.
+  """
+  form: Any = jax.tree.structure(wanted)
+  if jax.tree.structure(made) != form:
+    kind, other = type(made).__name__, type(wanted).__name__
+    return (f'gives {kind}, not {other}' if kind != other else
+            f'gives {kind} with other arrays than there should be')
+  for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(wanted),
+                          jax.tree.leaves(made), strict=True):
+    found = f'{jnp.result_type(y)}{[*jnp.shape(y)]}'
+    right = f'{x.dtype}{[*x.shape]}'
+    if found != right:
+      name = jax.tree_util.keystr(path).lstrip('.')
+      return f'gives {name} as {found}, not {right}'
+  return ''
+
+
 def num_scalars(a: PyTree) -> int:
   """Counts the numbers in a tree."""
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(a))

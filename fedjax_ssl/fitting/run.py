@@ -208,7 +208,8 @@ class Run:
            ) -> None:
     """Writes the global model: arrays by name, for `numpy.load`.
 
-    `fedjax_ssl.load(path)` predicts with it.
+    `fedjax_ssl.load(path)` predicts with it. In another process what the run
+    had of your own by name alone, not by its file, is registered there first.
 
     Args:
       path: of the file, which should end with .npz.

@@ -44,9 +44,12 @@ _FUNCTIONS = {
                'a function with a name, (task, *, knobs) -> Method'),
     'aggregator': ('rule', 'median', 'a function with a name, (updates, '
                    'weights, *, knobs) -> update'),
-    'model': ('network', 'cnn', 'a class of Flax linen modules'),
+    'model': ('network', 'cnn', 'a class of Flax linen modules '
+              'or a function with a name, (*, knobs) -> module'),
     **dict.fromkeys(('weak', 'labeled_view'), ('view', 'flip_crop', _VIEW)),
-    'strong': ('view', 'ra_mc', _VIEW)}
+    'strong': ('view', 'ra_mc', _VIEW),
+    'lr_schedule': ('schedule', 'cosine', 'a function with a name, (rounds, *, '
+                    'knobs) -> ((round) -> factor)')}
 
 
 def fit(method: str | Callable[..., Method] = 'fixmatch',
@@ -78,8 +81,10 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
       lines on standard error.
     **options: any of `config.Config`. `clients` and `rounds` are short for
       num_clients and num_rounds. `aggregator` may be a named function, too, see
-      `Task.aggregator`, `model` a class of Flax linen modules, and a view a
-      named function (*, knobs) -> ((key, images) -> images).
+      `Task.aggregator`; `model` a class of Flax linen modules, or a function
+      (*, knobs) -> module; a view a named function (*, knobs) -> ((key,
+      images) -> images); and `lr_schedule` one (rounds, *, knobs) -> ((round)
+      -> factor).
 
   Returns:
     The trained Run.
@@ -180,7 +185,8 @@ def _text(field: str, given: Any) -> str:
   name = getattr(function, '__name__', '')
   if isinstance(given, Method) or not callable(given) or (
       not name.isidentifier()):
-    what = 'a lambda' if name == '<lambda>' else type(given).__name__
+    what = ('a lambda' if name == '<lambda>' else
+            f'an instance of {type(given).__name__}')
     raise TypeError(f'{field} must be a text, such as {example!r}, or {form}, '
                     f'not {what}.')
   held = known.get(name)
@@ -190,7 +196,7 @@ def _text(field: str, given: Any) -> str:
       return registry.written(name, knobs)  # The one that the name stands for.
     raise FieldError(field, name, f'a {kind} of the library has this name; '
                      'call the function otherwise.')
-  known[name] = known.adapt(function)
+  known[name] = getattr(known, 'adapt', lambda given: given)(function)
   return registry.written(name, knobs)
 
 

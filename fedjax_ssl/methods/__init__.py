@@ -216,5 +216,5 @@ def _build(text: str, task: Task) -> Method:
 
 def _checked(text: str, made: Any) -> Method:
   """Returns what a builder made; refuses anything but a method."""
-  blame.form('method', text, made, isinstance(made, Method), 'Method')
+  blame.check('method', text, made, isinstance(made, Method), 'Method')
   return made

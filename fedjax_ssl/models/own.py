@@ -36,8 +36,9 @@ def builder(given: Any) -> Callable[..., nn.Module]:
   """
   if not (isinstance(given, type) and issubclass(given, nn.Module)):
     if isinstance(given, type) or not callable(given):
-      raise ValueError(f'{given!r} is no Flax linen module class and no '
-                       'function that returns a module.')
+      raise ValueError(f'{getattr(given, "__name__", given)!r} is no Flax '
+                       'linen module class and no function that returns a '
+                       'module.')
     return given
 
   def build(**knobs: Any) -> nn.Module:
@@ -110,10 +111,10 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
       module has statistics, else 'none'.
 
   Raises:
-    FieldError: if it is no module, or its logits have another shape.
+    FieldError: if it is no module, fails, or its logits have another shape.
   """
-  blame.form('model', text, module, isinstance(module, nn.Module),
-             'Flax linen module')
+  blame.check('model', text, module, isinstance(module, nn.Module),
+              'Flax linen module')
   takes = inspect.signature(type(module).__call__).parameters
   zeros = jnp.zeros((1, *shape), jnp.int32 if len(shape) == 1 else jnp.float32)
 
@@ -157,10 +158,14 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
     return finish(logits), {**stats, **changed}
 
   init, plainly, apply, apply_train = (
-      blame.named('model', text, function, lambda text: True)
+      blame.named('model', text, function, own=True)
       for function in (init, plainly, apply, apply_train))
-  made = jax.eval_shape(init, jax.random.key(0))
-  logits = jax.eval_shape(apply, made, zeros)
+  try:
+    made = jax.eval_shape(init, jax.random.key(0))
+    logits = jax.eval_shape(apply, made, zeros)
+  except checks.FieldError as error:
+    raise checks.FieldError('model', text, 'cannot be called to predict: '
+                            f'{error.reason}') from error.__cause__
   if not isinstance(logits, jax.ShapeDtypeStruct):
     raise checks.FieldError(
         'model', text, f'gives {type(logits).__name__}; it must give logits '

@@ -19,6 +19,7 @@ from fedjax_ssl.core import (
   blame,
   checks,
   imports,
+  registry,
   rounds,
   sampling,
   tree,
@@ -109,7 +110,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     task = task_lib.make_task(spec, mesh)
-    with (blame.naming('method', options.method, methods.is_own),
+    with (blame.naming('method', options.method,
+                      methods.is_own(options.method)),
           rounds.noting() as noted,
           checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)
@@ -156,10 +158,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
 def _knob_error(error: TypeError, spec: task_lib.TaskSpec) -> Exception:
   """Turns a TypeError into a FieldError that names the given knobs.
 
-  Returns the error itself if none was given, or if a user's file raised it.
+  Returns the error itself if none was given, or if a user's code may be behind
+  it, whose author needs the whole traceback.
   """
-  if imports.where(error):
-    return error  # The author of that file needs the whole traceback.
+  if imports.where(error) or any(
+      registry.is_own(getattr(spec, name) or '', known)
+      for name, known in task_lib.REGISTRIES.items()):
+    return error
   given = {name: text for name in task_lib.REGISTRIES
            if '(' in (text := getattr(spec, name) or '')}
   if not given:

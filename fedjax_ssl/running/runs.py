@@ -190,16 +190,21 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
 
 
 def _note_absent(job: job_lib.Job) -> None:
-  """Says whom the partition file of a new run names nowhere."""
+  """Says that the partition file of a new run has no row of the last clients.
+
+  Where the server has all rows of a file it says nothing.
+  """
   file, total = job.options.partition_file, job.options.num_clients
   if not file or workdir_lib.holds_run(job.folder):
     return
   first = job.partitions[0]
-  last = max(first.labeled[first.labeled < total].max(initial=-1),
-             first.unlabeled.max(initial=-1))
-  if last + 1 < total:
-    _note(f'--partition_file={file} has no row of the clients {last + 1} to '
-          f'{total - 1}; give --num_clients={last + 1} if there are no more.')
+  count = 1 + max(first.labeled[first.labeled < total].max(initial=-1),
+                  first.unlabeled.max(initial=-1))
+  if 0 < count < total:
+    who = (f'client {count}' if count + 1 == total else
+           f'the clients {count} to {total - 1}')
+    _note(f'--partition_file={file} has no row of {who}; give '
+          f'--num_clients={count} if there are no more.')
 
 
 def _given(setting: Setting, options: Config) -> set[str]:
@@ -432,7 +437,7 @@ def _owners(setting: settings.Setting, deal: dealing.Deal,
   """Deals rows; what a user's own function does wrong names the setting."""
   if registry.is_library(deal):
     return tuple(deal(rng, labels, pool, options))
-  with blame.naming('setting', setting.name, lambda text: True):
+  with blame.naming('setting', setting.name, own=True):
     labeled, unlabeled, *tasks = deal(rng, labels, pool, options)
     made = data.partition.make_partition(
         labeled, unlabeled, None, *tasks)

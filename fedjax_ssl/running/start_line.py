@@ -178,8 +178,8 @@ def _has_end(job: Job) -> bool:
 
 
 def _schedule(job: Job, span: int | None) -> optimizers.Schedule:
-  return registry.build('lr_schedule', job.spec.lr_schedule,
-                        optimizers.SCHEDULES, span)
+  return optimizers.make('sgd', learning_rate=1.0, horizon=span,
+                         schedule=job.spec.lr_schedule).factor
 
 
 def last_learning(job: Job) -> int:

@@ -107,7 +107,7 @@ def test_no_run(finished, tmp_path):
     assert str(folder) in str(info.value) and '\n' not in str(info.value)
     return str(info.value)
 
-  assert 'config.json is missing' in message(tmp_path / 'nowhere')
+  assert message(tmp_path / 'nowhere').startswith('there is no ')
   assert 'config.json is missing' in message(tmp_path)
   shutil.copy(finished / 'config.json', tmp_path)
   assert 'no checkpoint' in message(tmp_path)
@@ -115,6 +115,13 @@ def test_no_run(finished, tmp_path):
   stored['facts']['task']['spec']['gone'] = 1
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   assert 'another version' in message(tmp_path)
+  # As of a class that `fit` was given, in another process.
+  stored['facts']['task']['spec'].pop('gone')
+  stored['facts']['task']['spec']['model'] = 'Net(width=3)'
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  assert message(tmp_path).endswith(
+      "model 'Net' is unknown. If it is your own, register it under this name "
+      'before.')
   for place, value in (('task', {'spec': None}), ('choices', [])):
     facts = stored['facts'] | {place: value}
     (tmp_path / 'config.json').write_text(json.dumps(stored | {'facts': facts}))

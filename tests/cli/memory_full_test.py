@@ -3,7 +3,8 @@ import jax
 import pytest
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import errors, train
+from fedjax_ssl.cli import train
+from fedjax_ssl.core import blame
 
 
 def _raise(error):
@@ -32,6 +33,6 @@ def test_a_full_device_is_one_line(capsys):
     RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), NotImplementedError(),
     RecursionError()])
 def test_other_faults_show_where_they_are(error):
-  assert not errors.is_full(error)
+  assert not blame.is_full(error)
   with pytest.raises(type(error)):
     train._report_errors(_raise, error)

@@ -132,6 +132,17 @@ def test_a_flagfile_is_text(refuse, tmp_path):
 @pytest.mark.parametrize('line, words', [
     ('--learning_rate .1',
      '--learning_rate .1 is no flag; write --learning_rate=.1'),
+    ('--learning_rate\t.1',
+     '--learning_rate .1 is no flag; write --learning_rate=.1'),
+    ('--learning_rate = .1',
+     '--learning_rate = .1 is no flag; write --learning_rate=.1'),
+    ('--num_rounds=2 --model=linear', '--num_rounds=2 --model=linear is no '
+     'whole number. A line of a flagfile has one flag.'),
+    ('--num_rounds=two', '--num_rounds=two is no whole number.'),
+    ('--bounds # yes',
+     '--bounds # yes is no flag; a comment has a line of its own'),
+    ('--learning_rte .1',
+     '--learning_rte .1 is no flag. Did you mean --learning_rate?'),
     ('--learning_rte=.1',
      '--learning_rte=.1 is no flag. Did you mean --learning_rate?')])
 def test_a_flagfile_with_a_slip(refuse, tmp_path, line, words):

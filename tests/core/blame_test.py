@@ -17,6 +17,7 @@ from fedjax_ssl.methods.parts import attacks, server_optimizers
 PARTS = """
     import flax.linen as nn
     import jax.numpy as jnp
+    import numpy as np
     import optax
 
     from fedjax_ssl.core.types import Attack
@@ -50,6 +51,15 @@ PARTS = """
     def wide(horizon):
       return lambda round_: jnp.ones(3)
 
+    def below(horizon):
+      return lambda round_: 1.0 - round_
+
+    def nan(horizon):
+      return lambda round_: jnp.nan
+
+    def numpy(*, flip=True):
+      return lambda key, images: np.asarray(images)
+
     def lost(horizon, *, factor=1.0):
       return lambda round_: factor * unknown
 
@@ -66,6 +76,22 @@ PARTS = """
       def update(*unused):
         raise TypeError('no step')
       return optax.GradientTransformation(lambda params: (), update)
+
+    def lazy(rate):
+      return optax.GradientTransformation(lambda params: (), lambda *unused: (
+          None, ()))
+
+    def hasty(rate):
+      return optax.GradientTransformation(lambda params: (), lambda *unused: 3)
+
+    def loud():
+      return Attack(0.5, send=lambda message, key: {'x': jnp.zeros(3)})
+
+    def many(*, share='0.5'):
+      return Attack(share)
+
+    def imaginary(horizon):
+      return lambda round_: 1j
 
     def silent():
       def send(message, key):
@@ -90,13 +116,14 @@ def schedule(text: str) -> None:
 def step(text: str) -> None:
   made = server_optimizers.make(text)
   assert made is not None
-  made.update({}, made.init({}))
+  given = {'x': jnp.zeros(2)}
+  made.update(given, made.init(given))
 
 
 def attack(text: str) -> None:
   made = attacks.make(text)
   assert made is not None and made.send is not None
-  made.send({}, KEY)
+  made.send({'x': jnp.zeros(2)}, KEY)
 
 
 @pytest.fixture(scope='module')
@@ -107,16 +134,22 @@ def file(tmp_path_factory):
 
 
 @pytest.mark.parametrize('use, field, name, words', [
-    (network, 'model', 'Misspelt', 'AttributeError: .*"num_class".* (at 12'),
-    (network, 'model', 'Fails', "KeyError: 'only then' (at 19"),
+    (network, 'model', 'Misspelt', 'AttributeError: .*"num_class".* (at 13'),
+    (network, 'model', 'Fails', "KeyError: 'only then' (at 20"),
     (network, 'model', 'Takes', "TypeError: .*positional argument: 'y'"),
     (network, 'model', 'nothing', 'gives no Flax linen module but NoneType; '
      'does it end with return?'),
-    (schedule, 'lr_schedule', 'number', 'gives no schedule but float; does it'),
+    (schedule, 'lr_schedule', 'number', 'gives no function (round) -> '
+     'factor but float; does it'),
     (schedule, 'lr_schedule', 'wide', 'one number for a round, not float32[3]'),
-    (schedule, 'lr_schedule', 'lost', "NameError: name 'unknown'.* (at 38"),
+    (schedule, 'lr_schedule', 'below', 'gives -1.0 in round 3; a factor is'),
+    (schedule, 'lr_schedule', 'nan', 'gives nan in round 1; a factor is fin'),
+    (lambda text: jax.eval_shape(augment.make_weak(text), KEY, IMAGES), 'weak',
+     'numpy', 'TracerArrayConversionError: .* (use jax.numpy in place of num'),
+    (schedule, 'lr_schedule', 'lost', "NameError: name 'unknown'.* (at 48"),
     (schedule, 'lr_schedule', 'silent', 'is called with 1 argument besides'),
-    (augment.make_weak, 'weak', 'nothing', 'gives no view but NoneType'),
+    (augment.make_weak, 'weak', 'nothing', 'gives no function (key, images) '
+     '-> images but NoneType'),
     (lambda text: augment.make_weak(text)(KEY, IMAGES), 'weak', 'floats',
      'gives float32[2, 4, 4, 1] for uint8[2, 4, 4, 1]; a view gives'),
     (lambda text: augment.make_strong(text)(KEY, IMAGES), 'strong', 'low',
@@ -124,14 +157,24 @@ def file(tmp_path_factory):
     (lambda text: augment.make_weak(text, field='labeled_view')(KEY, IMAGES),
      'labeled_view', 'alone', 'TypeError: .* takes 1 positional argument'),
     (step, 'server_optimizer', 'number', 'gives no optax.GradientTransform'),
-    (step, 'server_optimizer', 'stuck', 'TypeError: no step (at 51'),
-    (attack, 'attack', 'nothing', 'gives no Attack but NoneType'),
-    (attack, 'attack', 'silent', 'AttributeError: no word (at 56')])
+    (step, 'server_optimizer', 'stuck', 'TypeError: no step (at 61'),
+    (step, 'server_optimizer', 'lazy', 'its update gives NoneType, not dict'),
+    (step, 'server_optimizer', 'hasty', 'TypeError: cannot unpack'),
+    (attack, 'attack', 'number', 'gives no Attack but float; does it end'),
+    (attack, 'attack', 'many', "gives share='0.5', which must be "),
+    (attack, 'attack', 'loud', "its send gives ['x'] as float32[3], not "
+     'float32[2]'),
+    (attack, 'attack', 'silent', 'AttributeError: no word (at 82'),
+    (schedule, 'lr_schedule', 'imaginary', 'one number for a round, not comp'),
+    (lambda text: augment.make_strong(f'ra_mc(weak={text!r})')(KEY, IMAGES),
+     'strong', 'alone', 'TypeError: .* takes 1 positional argument')])
 def test_the_field_and_the_line_are_named(file, use, field, name, words):
   with pytest.raises(checks.FieldError) as caught:
     use(f'{file}:{name}')
   line = errors.line(caught.value, {})
-  assert line.startswith(f'--{field}={file}:{name}: '), line
+  assert line.startswith((
+      f'--{field}={file}:{name}: ',
+      f"--{field}=ra_mc(weak='{file}:{name}'): --weak=")), line
   for part in words.replace('(at ', f'.*{file}:').split('.*'):
     assert part in line
 
@@ -143,14 +186,25 @@ def test_what_is_right_is_as_it_was(file):
 
 
 def test_errors_of_the_library_keep_their_type():
-  with pytest.raises(KeyError), blame.naming('weak', 'x', lambda text: False):
+  with pytest.raises(KeyError), blame.naming('weak', 'x', own=False):
     raise KeyError('of ours')
   with pytest.raises(checks.FieldError, match='weak=x: refused'), (
-      blame.naming('weak', 'x', lambda text: False)):
+      blame.naming('weak', 'x', own=False)):
     raise ValueError('refused')
 
 
-@pytest.mark.parametrize('error', [OSError('disk'), MemoryError()])
+def test_a_knob_that_is_a_view_is_named_behind_its_view():
+  view = augment.make_strong("ra_mc(weak='flip_crop(pad=9)', cutout=0)")
+  with pytest.raises(checks.FieldError) as caught:
+    view(KEY, IMAGES)
+  assert errors.line(caught.value, {}).startswith(
+      "--strong=ra_mc(weak='flip_crop(pad=9)', cutout=0): "
+      '--weak=flip_crop(pad=9): pad=9 must lie in')
+
+
+@pytest.mark.parametrize('error', [
+    OSError('disk'), MemoryError(), jax.errors.JaxRuntimeError(
+        'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.')])
 def test_faults_of_the_system_are_nobodys(error):
-  with pytest.raises(type(error)), blame.naming('weak', 'x', lambda text: True):
+  with pytest.raises(type(error)), blame.naming('weak', 'x', own=True):
     raise error

@@ -135,19 +135,25 @@ def darker(*, by: int = 2):
   return lambda key, images: images // by
 
 
-def test_a_network_and_views_may_be_the_users():
+def slower(horizon, *, by: float = 2.0):
+  return lambda round_: 1 / by
+
+
+def test_a_network_views_and_a_schedule_may_be_the_users():
   """A class, and functions; their texts are what the run stores."""
   run = fit('fixmatch', model=functools.partial(Halves, width=8), weak=darker,
-            strong=darker)
-  assert (run.options.model, run.options.weak, run.options.strong) == (
-      'Halves(width=8)', 'darker', 'darker')
-  plain = fit('fixmatch', model='Halves(width=8)', weak='none', strong='none')
+            strong=darker, lr_schedule=slower)
+  told = run.options
+  assert (told.model, told.weak, told.strong, told.lr_schedule) == (
+      'Halves(width=8)', 'darker', 'darker', 'slower')
+  plain = fit('fixmatch', model='Halves(width=8)', weak='none', strong='none',
+              lr_schedule='slower')
   assert not np.allclose(run.metrics['loss'], plain.metrics['loss'], rtol=1e-4)
 
 
 @pytest.mark.parametrize('options, words', [
     ({'model': Halves(3)}, "model must be a text, such as 'cnn', or a class of "
-     'Flax linen modules, not Halves'),
+     'Flax linen modules .*, not an instance of Halves'),
     ({'weak': lambda: None}, "weak must be a text, such as 'flip_crop', .*not "
      'a lambda')])
 def test_what_is_no_class_and_no_named_function(options, words):

@@ -42,7 +42,8 @@ def make_weak(text: str, *, flip: bool = True, field: str = 'weak') -> View:
     `none` and `token_dropout` take texts, see above.
 
   Raises:
-    ValueError: for an unknown name, knob or value.
+    ValueError: for an unknown name, knob or value, or a user's builder that
+      fails or gives no view.
   """
   return _made(field, text, WEAK, flip)
 
@@ -58,23 +59,19 @@ def make_strong(text: str, *, flip: bool = True) -> View:
 def _made(field: str, text: str, known: Mapping[str, Callable[..., View]],
           flip: bool) -> View:
   """Makes a view whose errors name the field; see `make_weak`."""
-  def is_own(text: str) -> bool:
-    return registry.is_own(text, known)
-
   view: View = registry.build(field, text, known, defaults={'flip': flip})
-  blame.form(field, text, view, callable(view), 'view')
-  if not is_own(text):
-    return blame.named(field, text, view, is_own)
+  blame.check(field, text, view, callable(view),
+              'function (key, images) -> images')
 
   def checked(key: jax.Array, images: Array) -> jax.Array:
     seen = view(key, images)
-    form, wanted = ((getattr(x, 'shape', None), getattr(x, 'dtype', None))
-                    for x in (seen, images))
-    if form != wanted:
+    if _form(seen) != _form(images):
       raise ValueError(f'gives {_form(seen)} for {_form(images)}; a view gives '
                        'the shape and type that it takes.')
     return seen
-  return blame.named(field, text, checked, is_own)
+  own = registry.is_own(text, known)
+  return blame.named(field, text, checked if own else view, own,
+                     outermost=True)
 
 
 def _form(x: Any) -> str:

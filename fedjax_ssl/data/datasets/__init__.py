@@ -148,7 +148,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   Raises:
     DataError: if the set is missing or broken.
     FieldError: if `name` is that of a file, `data_dir` is no folder, `split`
-      cannot be made, or `embeddings` are given for images.
+      cannot be made, or `embeddings` are broken, of other texts, or given for
+      images.
   """
   if (file := pathlib.Path(name)).suffix in ('.npz', '.csv'):
     raise checks.FieldError(

@@ -8,10 +8,9 @@ import inspect
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import blame, checks, knobs, registry
+from fedjax_ssl.core import blame, checks, knobs, registry, tree
 from fedjax_ssl.core.types import PyTree
 
 Rule = Callable[[PyTree, jax.Array], PyTree]
@@ -164,7 +163,7 @@ def make(text: str) -> Rule | None:
   if not _is_own(text):
     rule: Rule | None = made
     return rule
-  blame.form('aggregator', text, made, callable(made), 'rule')
+  blame.check('aggregator', text, made, callable(made), 'rule')
   return _Own(made, text)
 
 
@@ -206,29 +205,13 @@ class _Own:
   text: str  # What messages call it.
 
   def __call__(self, stacked: PyTree, weights: jax.Array) -> PyTree:
-    with blame.naming('aggregator', self.text, lambda text: True):
+    with blame.naming('aggregator', self.text, own=True):
       made = self.rule(stacked, weights)
-      fault = _fault(made, stacked)
+      fault = tree.unlike(made, jax.tree.map(
+          lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked))
     if fault:
       raise checks.FieldError(
           'aggregator', self.text, f'{fault}; a rule takes (updates stacked '
           '[S, ...], weights [S]) and gives one update '
           f'(at {registry.place(_inner(self.rule))}).')
     return made
-
-
-def _fault(made: PyTree, stacked: PyTree) -> str:
-  """How a rule's result is unlike one of the updates; '' if it is like one."""
-  form: Any = jax.tree.structure(stacked)
-  if jax.tree.structure(made) != form:
-    kind, wanted = type(made).__name__, type(stacked).__name__
-    return (f'gives {kind}, not {wanted}' if kind != wanted else
-            f'gives {kind} with other arrays than the updates have')
-  for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(stacked),
-                          jax.tree.leaves(made), strict=True):
-    found = f'{jnp.result_type(y)}{[*jnp.shape(y)]}'
-    wanted = f'{x.dtype}{[*x.shape[1:]]}'
-    if found != wanted:
-      return (f'gives {jax.tree_util.keystr(path).lstrip(".")} as {found}, not '
-              f'{wanted}')
-  return ''

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import blame, knobs, registry, tree
+from fedjax_ssl.core import blame, checks, knobs, registry, tree
 from fedjax_ssl.core.types import Attack, Client, PyTree, Update
 
 _SHARE = knobs.Bound(0, 1, cases=(knobs.at(0, 'nobody attacks'),))
@@ -103,13 +103,27 @@ def make(text: str) -> Attack | None:
       gives no attack.
   """
   made: Attack | None = registry.build('attack', text, ATTACKS)
-  if registry.is_own(text, ATTACKS):
-    blame.form('attack', text, made, isinstance(made, Attack), 'Attack')
-  if made is None or made.share <= 0:
-    return None
-  send = made.send and blame.named('attack', text, made.send, lambda text:
-                                   registry.is_own(text, ATTACKS))
-  return made._replace(send=send)
+  if made is not None and registry.is_own(text, ATTACKS):
+    made = _watched(text, made)
+  return made if made is not None and made.share > 0 else None
+
+
+def _watched(text: str, made: Attack) -> Attack:
+  """Makes a user's attack name itself in its errors."""
+  blame.check('attack', text, made, isinstance(made, Attack), 'Attack')
+  if fault := knobs.fault(made.share, _SHARE):
+    raise checks.FieldError(
+        'attack', text, f'gives share={made.share!r}, which must be {fault}.')
+  if made.send is None:
+    return made
+  theirs = made.send
+
+  def send(message: PyTree, key: jax.Array) -> PyTree:
+    sent = theirs(message, key)
+    if fault := tree.unlike(sent, message):
+      raise ValueError(f'its send {fault}.')
+    return sent
+  return made._replace(send=blame.named('attack', text, send, own=True))
 
 
 def hostile(attack: Attack, key: jax.Array, num_clients: int) -> jax.Array:

@@ -112,22 +112,37 @@ def make(text: str, rate: Rate = None) -> optax.GradientTransformation | None:
     The optimizer; None for sgd with rate 1, which is FedAvg.
 
   Raises:
-    ValueError: for an unknown name or knob, or a number out of range.
+    ValueError: for an unknown name or knob, a number out of range, or a
+      user's builder that fails or gives no optimizer.
   """
   if rate is not None and (allowed := knobs.fault(rate, knobs.RATE)):
     raise checks.FieldError(
         'server_learning_rate', rate, f'must be {allowed}.')
   made: optax.GradientTransformation = registry.build(
       'server_optimizer', text, SERVER_OPTIMIZERS, rate)
-  blame.form('server_optimizer', text, made,
-             isinstance(made, optax.GradientTransformation),
-             'optax.GradientTransformation')
-  def named(function: Callable[..., Any]) -> Callable[..., Any]:
-    return blame.named('server_optimizer', text, function, lambda text:
-                       registry.is_own(text, SERVER_OPTIMIZERS))
-  made = made._replace(init=named(made.init), update=named(made.update))
+  blame.check('server_optimizer', text, made,
+              isinstance(made, optax.GradientTransformation),
+              'optax.GradientTransformation')
+  if registry.is_own(text, SERVER_OPTIMIZERS):
+    made = _watched(text, made)
   same = registry.parse(text)[0] == 'sgd' and _or(rate, 1.0) == 1
   return None if same else made
+
+
+def _watched(text: str, made: optax.GradientTransformation
+             ) -> optax.GradientTransformation:
+  """Makes a user's optimizer name itself in its errors."""
+  def update(given: PyTree, moments: PyTree, *rest: Any, **words: Any
+             ) -> tuple[PyTree, PyTree]:
+    step, after = made.update(given, moments, *rest, **words)
+    for fault in (tree.unlike(step, given), tree.unlike(after, moments)):
+      if fault:
+        raise ValueError(f'its update {fault}.')
+    return step, after
+  return made._replace(init=blame.named('server_optimizer', text, made.init,
+                                        own=True),
+                       update=blame.named('server_optimizer', text, update,
+                                          own=True))
 
 
 def _is_model(x: Any) -> bool:
