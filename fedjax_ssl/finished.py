@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_ssl import methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, disk, imports, registry
+from fedjax_ssl.core import checks, disk, registry
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -256,12 +256,12 @@ def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                               for k, v in saved['spec'].items()}
     for field, chosen in facts.get('choices', {}).items():
-      known = task_lib.REGISTRIES.get(field)
-      name = registry.parse(values[field])[0]
-      if known is not None and name not in known and not imports.split(name):
-        raise ValueError(
-            f'{field} {name!r} is unknown. If it is your own, register it '
-            'under this name before')
+      try:
+        registry.find(task_lib.REGISTRIES[field],
+                      registry.parse(values[field])[0], field)
+      except ValueError as error:
+        raise ValueError(f'{str(error).rstrip(".")}. If it is your own, '
+                         'register it under this name before') from None
       values[field] = task_lib.renewed(field, values[field], chosen['knobs'])
     if 'seeds' not in saved:
       raise KeyError('seeds')

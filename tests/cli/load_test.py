@@ -119,9 +119,9 @@ def test_no_run(finished, tmp_path):
   stored['facts']['task']['spec'].pop('gone')
   stored['facts']['task']['spec']['model'] = 'Net(width=3)'
   (tmp_path / 'config.json').write_text(json.dumps(stored))
-  assert message(tmp_path).endswith(
-      "model 'Net' is unknown. If it is your own, register it under this name "
-      'before.')
+  line = message(tmp_path)
+  assert "model 'Net' is unknown. Allowed: " in line and line.endswith(
+      'If it is your own, register it under this name before.')
   for place, value in (('task', {'spec': None}), ('choices', [])):
     facts = stored['facts'] | {place: value}
     (tmp_path / 'config.json').write_text(json.dumps(stored | {'facts': facts}))
