@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_ssl import methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, disk, registry
+from fedjax_ssl.core import checks, disk, imports, registry
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -256,12 +256,14 @@ def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                               for k, v in saved['spec'].items()}
     for field, chosen in facts.get('choices', {}).items():
+      name, _ = registry.parse(values[field])
       try:
-        registry.find(task_lib.REGISTRIES[field],
-                      registry.parse(values[field])[0], field)
+        registry.find(task_lib.REGISTRIES[field], name, field)
       except ValueError as error:
+        if imports.split(name):
+          raise
         raise ValueError(f'{str(error).rstrip(".")}. If it is your own, '
-                         'register it under this name before') from None
+                         'register it under this name first') from None
       values[field] = task_lib.renewed(field, values[field], chosen['knobs'])
     if 'seeds' not in saved:
       raise KeyError('seeds')

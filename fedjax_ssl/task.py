@@ -93,17 +93,18 @@ def _check(spec: TaskSpec) -> None:
     raise checks.FieldError(
         'input_shape', shape, 'must be the tuple (height, width, channels) of '
         'images as stored, or (tokens,) or (tokens, numbers) of texts.')
-  for name, above in (('mean', -np.inf), ('std', 0.0)):
+  for name, above in (('mean', -np.inf), ('std', checks.LEAST)):
     try:
-      numbers = np.asarray(getattr(spec, name), np.float32)
-      fits = numbers.ndim < 2 and (
-          np.isfinite(numbers) & (numbers > above)).all()
-    except (ValueError, TypeError):
+      numbers = np.asarray(getattr(spec, name))
+      fits = numbers.ndim < 2 and numbers.dtype.kind in 'iuf' and (
+          np.abs(numbers) <= checks.MOST).all() and (
+          numbers > above).all()
+    except ValueError:  # Rows of unequal lengths.
       fits = False
     if not fits:
       raise checks.FieldError(
           name, getattr(spec, name), 'must be finite numbers'
-          f'{" above 0" if above == 0 else ""}, one for all channels or one '
+          f'{" above 0" if above > 0 else ""}, one for all channels or one '
           'each.')
 
 

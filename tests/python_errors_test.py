@@ -144,6 +144,8 @@ def test_arguments_of_make():
     ({'mean': ('dark',)}, r'mean=.*: must be finite numbers'),
     ({'mean': ((1., 2.), (3.,))}, r'mean=.*: must be finite numbers'),
     ({'std': (1e-50,)}, r'std=.*: must be finite numbers above 0'),
+    ({'std': (10**400,)}, r'std=.*: must be finite numbers above 0'),
+    ({'mean': '0.5'}, 'mean=0.5: must be finite numbers'),
     ({'unlabeled_batch': 10**9}, 'unlabeled_batch=.* at most 65536'),
     ({'labeled_batch': 10**9}, 'labeled_batch=.* at most 65536'),
     ({'local_epochs': 10**9}, 'local_epochs=.* at most 10000'),

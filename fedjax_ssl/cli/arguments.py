@@ -40,9 +40,7 @@ class Parser(argparse.ArgumentParser):
     for word in message.partition('unrecognized arguments: ')[2].split():
       name = word[2:].partition('=')[0]
       if word.startswith('--') and name in self._passes_on:
-        value = '' if '=' in word else '=VALUE'
-        return (', a flag of the runs: give it after `--`, as '
-                f'`-- {word}{value}`;')
+        return ', a flag of the runs: give it after `--`, as --NAME=VALUE;'
       if word.startswith('--') and name:
         for near in difflib.get_close_matches(name, known, n=1) or [
             full for full in known if full.startswith(name)]:

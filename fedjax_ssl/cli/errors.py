@@ -56,7 +56,8 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
     text = _unknown(error, given)
   elif isinstance(error, flags.IllegalFlagValueError):
     text = _illegal(text)
-    if re.search(r'=.*\s--\w', text.partition(' is ')[0]):
+    if getattr(error, '__notes__', ()) and re.search(
+        r'=.*\s--\w', text.partition(' is ')[0]):
       text += ' A line of a flagfile has one flag.'
   elif isinstance(error, flags.CantOpenFlagFileError):
     cause = error.__context__
@@ -153,18 +154,19 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   return f'{word} is no flag' + (meant or '; --help lists all.')
 
 
-def in_file(name: str, words: Sequence[str], depth: int = 9) -> str:
+def in_file(flag: str, words: Sequence[str], depth: int = 9) -> str:
   """Returns ' (at FILE:LINE)' of a flag; '' if no flagfile has it.
 
   Args:
-    name: what stands between its dashes and `=`.
+    flag: what stands behind its dashes, with `=` and the value or without.
     words: of the command, or lines of a flagfile.
     depth: how deep flagfiles may name each other.
   """
-  wanted = re.compile(rf'\s*--?(no)?{re.escape(name)}\s*(=|$)')
+  end = r'\s*$' if '=' in flag else r'\s*(=|$)'
+  wanted = re.compile(rf'\s*--?(no)?{re.escape(flag)}{end}')
   for word, after in zip(words, [*words[1:], ''], strict=True):
-    flag, equals, value = word.strip().lstrip('-').partition('=')
-    if flag != 'flagfile' or not depth:
+    name, equals, value = word.strip().lstrip('-').partition('=')
+    if name != 'flagfile' or not depth:
       continue
     file = value if equals else after
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -172,7 +174,7 @@ def in_file(name: str, words: Sequence[str], depth: int = 9) -> str:
       for number, line in enumerate(lines, start=1):
         if wanted.match(line):
           return f' (at {file}:{number})'
-      if found := in_file(name, lines, depth - 1):
+      if found := in_file(flag, lines, depth - 1):
         return found
   return ''
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
-import re
 import signal
 import sys
 from typing import Any
@@ -195,9 +194,10 @@ def _parse(argv: Sequence[str]) -> Any:
   try:
     return FLAGS(argv)
   except (flags.UnrecognizedFlagError, flags.IllegalFlagValueError) as error:
-    name = getattr(error, 'flagname', None) or re.sub(
-        r'^flag --(\w+)=.*', r'\1', str(error), flags=re.DOTALL)
-    if place := errors.in_file(name, argv):
+    # absl's words on a value are 'flag --name=value: ...'.
+    told = getattr(error, 'flagname', None) or str(error).removeprefix(
+        'flag --').partition(': ')[0]
+    if place := errors.in_file(told, argv):
       error.add_note(place)
     raise
 

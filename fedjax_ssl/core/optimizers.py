@@ -172,9 +172,11 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
       adamw, whose first moment keeps its usual 0.9.
     weight_decay: L2 term added to the gradient, as PyTorch's optimizers do;
       decoupled for adamw; 0 is off.
-    schedule: one of `SCHEDULES`, with knobs if any, as 'cosine(final=0.1)'.
-    horizon: rounds that the schedule spans; None if unknown, and then only
-      'constant' and 'exponential' give a rate.
+    schedule: one of `SCHEDULES`, with knobs if any, as 'cosine(final=0.1)', or
+      a user's. Of that the first and the last factor are looked at if the
+      horizon is known.
+    horizon: rounds that the schedule spans; None if unknown, and then of ours
+      only 'constant' and 'exponential' give a rate.
 
   Returns:
     (round int32[]) -> GradientTransformation.
@@ -204,8 +206,8 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
 
   made = Scheduled(of_rate, learning_rate, schedule, horizon)
   factor = made.spanning(horizon or 1).factor  # An unknown one is refused.
-  if registry.is_own(schedule, SCHEDULES):
-    for round_ in {0, (horizon or 1) - 1}:
+  if horizon is not None and registry.is_own(schedule, SCHEDULES):
+    for round_ in (0, max(horizon - 1, 0)):
       with jax.ensure_compile_time_eval():
         found = float(factor(jnp.int32(round_)))
       if not 0 <= found < float('inf'):

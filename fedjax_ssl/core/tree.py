@@ -160,11 +160,14 @@ def unlike(made: PyTree, wanted: PyTree) -> str:
             f'gives {kind} with other arrays than there should be')
   for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(wanted),
                           jax.tree.leaves(made), strict=True):
-    found = f'{jnp.result_type(y)}{[*jnp.shape(y)]}'
-    right = f'{x.dtype}{[*x.shape]}'
+    try:
+      found = f'{jnp.result_type(y)}{[*jnp.shape(y)]}'
+    except TypeError:
+      found = type(y).__name__
+    right = f'{jnp.result_type(x)}{[*jnp.shape(x)]}'
     if found != right:
       name = jax.tree_util.keystr(path).lstrip('.')
-      return f'gives {name} as {found}, not {right}'
+      return f'gives {name and f"{name} as "}{found}, not {right}'
   return ''
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+from flax import errors
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -164,6 +165,9 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
     made = jax.eval_shape(init, jax.random.key(0))
     logits = jax.eval_shape(apply, made, zeros)
   except checks.FieldError as error:
+    behind = error.__cause__ and error.__cause__.__cause__
+    if not isinstance(behind, errors.FlaxError):
+      raise
     raise checks.FieldError('model', text, 'cannot be called to predict: '
                             f'{error.reason}') from error.__cause__
   if not isinstance(logits, jax.ShapeDtypeStruct):

@@ -6,6 +6,7 @@ to a method.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -376,12 +377,13 @@ def a_slot_of_weight_0_equals_none(one: CohortRunner) -> None:
               if closing.takes[3].ids.shape[1] > 1]
   if not closings:
     raise Skip("its server is handed the mean of the clients' updates alone")
+  compared = False
   for closing in closings:
-    try:
+    with contextlib.suppress(jax.errors.UnexpectedTracerError):
       _compare_slots(one, closing)
-    except jax.errors.UnexpectedTracerError as error:
-      raise Skip('its aggregation uses what is traced with the round'
-                 ) from error
+      compared = True
+  if not compared:
+    raise Skip('its aggregation uses what is traced with the round')
 
 
 def _compare_slots(one: CohortRunner, closing: _Closing) -> None:
@@ -400,11 +402,16 @@ def _compare_slots(one: CohortRunner, closing: _Closing) -> None:
       one.start[0].server, *slots,
       rounds._context(one.federation, jnp.int32(1)), one.root)[0])
   without = run(used)
+  assert any(np.isfinite(x).all() and not np.array_equal(x, before)
+             for x, before in zip(*map(jax.tree.leaves, (
+                 without, one.start[0].server)), strict=True)), (
+                     'The updates of all clients change no number.')
   for place in {0, 1, size - 1}:
     with_one = run(jax.tree.map(lambda x, y, place=place: jnp.concatenate(
         [x[:, :place], y, x[:, place:]], axis=1), used, unused))
     for x, y in zip(*map(jax.tree.leaves, (with_one, without)), strict=True):
-      # What a method computes of made-up statistics may be no number.
+      # What a method computes of made-up statistics may be no number, as
+      # FedMatch's guesses of a model with negative variances.
       assert np.allclose(x, y, rtol=1e-4, atol=1e-6, equal_nan=True), (
           'An update of weight 0 changes what becomes of the others, as in a '
           'plain mean of all slots. Leave out, or count by their weights, the '

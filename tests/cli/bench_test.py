@@ -20,7 +20,8 @@ def test_a_flag_of_the_runs_stands_after_two_dashes(tmp_path, capsys):
   with pytest.raises(SystemExit) as ended:
     bench.main(['clients', f'--out={tmp_path}', '--num_rounds=3'])
   assert ended.value.code == 2
-  assert 'give it after `--`, as `-- --num_rounds=3`' in capsys.readouterr().err
+  said = capsys.readouterr().err
+  assert 'of the runs: give it after `--`, as --NAME=VALUE' in said
 
 
 def test_each_row_is_tuned_and_then_measured(bench, out):

@@ -151,6 +151,15 @@ def test_a_flagfile_with_a_slip(refuse, tmp_path, line, words):
   assert refuse(f'--flagfile={file}') == f'error: {words} (at {file}:2)'
 
 
+def test_a_wrong_value_is_where_it_is(refuse, tmp_path):
+  file = tmp_path / 'mine.flags'
+  file.write_text('--num_rounds=2\n--num_rounds=two\n')
+  line = 'error: --num_rounds=two is no whole number.'
+  assert refuse(f'--flagfile={file}') == f'{line} (at {file}:2)'
+  file.write_text('--num_rounds=2\n')
+  assert refuse(f'--flagfile={file}', '--num_rounds=two') == line
+
+
 def test_a_folder_holds_no_code(refuse, tmp_path, monkeypatch):
   (tmp_path / 'empty_folder').mkdir()
   monkeypatch.syspath_prepend(tmp_path)

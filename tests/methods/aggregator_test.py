@@ -112,7 +112,7 @@ def scaled(stacked, weights, *, by):
     (parameters_alone, 'gives dict, not Variables; '),
     (narrow, r"\['bias'\] as float16\[3\], not float32"),
     (fewer, 'gives Variables with other arrays'),
-    (words, 'TypeError: .*word'),
+    (words, 'gives .* as str, not float32'),
     (one_argument, 'TypeError: .*1 positional argument but 2 were given'),
     (functools.partial(scaled, by='much'), "AttributeError: 'str' object")],
     ids=lambda x: getattr(x, '__name__', ''))

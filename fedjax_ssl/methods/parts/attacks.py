@@ -111,6 +111,9 @@ def make(text: str) -> Attack | None:
 def _watched(text: str, made: Attack) -> Attack:
   """Makes a user's attack name itself in its errors."""
   blame.check('attack', text, made, isinstance(made, Attack), 'Attack')
+  if not isinstance(made.share, (int, float)):
+    raise checks.FieldError('attack', text, f'gives share={made.share!r}, '
+                            'which must be a number.')
   if fault := knobs.fault(made.share, _SHARE):
     raise checks.FieldError(
         'attack', text, f'gives share={made.share!r}, which must be {fault}.')
