@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import contextlib
 import dataclasses
+import functools
 import inspect
 from typing import Any
 
@@ -158,9 +159,8 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
           mutable=list(stats), rngs={} if key is None else {'dropout': key})
     return finish(logits), {**stats, **changed}
 
-  init, plainly, apply, apply_train = (
-      blame.named('model', text, function, own=True)
-      for function in (init, plainly, apply, apply_train))
+  named: Any = functools.partial(blame.named, 'model', text, own=True)
+  init, apply, apply_train = map(named, (init, apply, apply_train))
   try:
     made = jax.eval_shape(init, jax.random.key(0))
     logits = jax.eval_shape(apply, made, zeros)
