@@ -262,8 +262,10 @@ def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
       except ValueError as error:
         if imports.split(name):
           raise
-        raise ValueError(f'{str(error).rstrip(".")}. If it is your own, '
-                         'register it under this name first') from None
+        raise ValueError(
+            f'{str(error).rstrip(".")}. If it is your own, register it first, '
+            f'as in fedjax_ssl.task.REGISTRIES[{field!r}].register({name!r})'
+        ) from None
       values[field] = task_lib.renewed(field, values[field], chosen['knobs'])
     if 'seeds' not in saved:
       raise KeyError('seeds')

@@ -1,7 +1,7 @@
 """A run's static choices as plain values, and the task that they make."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl import config, methods, models
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, choices, knobs, optimizers
+from fedjax_ssl.core import checks, choices, knobs, optimizers, registry
 from fedjax_ssl.core.types import (
   Task,
 )
@@ -67,7 +67,7 @@ class TaskSpec:
 
 
 # Fields whose value is a name with knobs, and what that chooses from.
-REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
+REGISTRIES: dict[str, registry.Registry[Any]] = {
     'method': methods.METHODS, 'model': models.MODELS, 'weak': augment.WEAK,
     'labeled_view': augment.WEAK, 'strong': augment.STRONG,
     'lr_schedule': optimizers.SCHEDULES,
@@ -103,9 +103,9 @@ def _check(spec: TaskSpec) -> None:
       fits = False
     if not fits:
       raise checks.FieldError(
-          name, getattr(spec, name), 'must be finite numbers'
-          f'{" above 0" if above > 0 else ""}, one for all channels or one '
-          'each.')
+          name, getattr(spec, name), 'must be numbers '
+          f'{"above 0 and " if above > 0 else ""}finite in float32, one for '
+          'all channels or one each.')
 
 
 def check_texts(texts: Mapping[str, str | None]) -> None:

@@ -215,20 +215,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 @pytest.fixture
 def as_registered() -> Iterator[None]:
   """Takes away again what a test registers, which others would find."""
-  from fedjax_ssl import methods, models
-  from fedjax_ssl.core import optimizers
-  from fedjax_ssl.data import augment, datasets
-  from fedjax_ssl.methods.parts import aggregators
+  from fedjax_ssl import task
+  from fedjax_ssl.data import datasets
   from fedjax_ssl.running import settings
   known: tuple[dict[str, Any], ...] = (
-      methods.METHODS, models.MODELS, aggregators.AGGREGATORS,
-      augment.WEAK, augment.STRONG, optimizers.SCHEDULES, settings.SETTINGS,
-      datasets.DATASETS)
+      *task.REGISTRIES.values(), settings.SETTINGS, datasets.DATASETS)
   before = [{*one} for one in known]
   yield
   for one, names in zip(known, before, strict=True):
     for name in {*one} - names:
-      del one[name]
+      one.pop(name, None)  # One registry may be there twice.
 
 
 @pytest.fixture(scope='session')

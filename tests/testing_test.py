@@ -1,13 +1,17 @@
 """`check_method` finds what a method does wrong, and names the law."""
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import aggregation, losses, methods, testing
+from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.core.types import Update
 from fedjax_ssl.methods.parts import averaging, network
 from fedjax_ssl.testing import contract, keys
 
@@ -81,6 +85,42 @@ def test_a_rule_that_reads_the_weights_is_sound():
       lambda task: methods.make('fedavg', task, aggregator='median'),
       places=['clients'], laws=[law])
   assert found == {f'{law} at clients': ''}
+
+
+def test_a_rule_that_refuses_made_up_updates_is_passed_over():
+  """That it learns from those of its clients is another law."""
+  def near(stacked, weights):
+    mean = aggregation.weighted_mean(stacked, weights)
+    return jax.tree.map(
+        lambda x: jnp.where(tree.global_norm(mean) < 1e-3, x, 0), mean)
+  law = 'a_slot_of_weight_0_equals_none'
+  found = testing.check_method(
+      lambda task: methods.make('fedavg', task, aggregator=near),
+      places=['clients'], laws=[law])
+  assert found == {
+      f'{law} at clients': 'made-up updates change nothing in its server'}
+
+
+def test_a_rule_of_two_passes_is_looked_at_in_both():
+  """One object that cannot be hashed, as a plain dataclass is."""
+  @dataclasses.dataclass
+  class Rule:
+    def __call__(self, server, updates, cohort, context, key):
+      del cohort, context, key
+      return jax.tree.map(
+          lambda x, y: (x + y.mean((0, 1))).astype(x.dtype), server,
+          updates.message), {}
+
+  def twice(task):
+    def update(payload, client, key):
+      del key
+      return Update(payload, jnp.float32(1), client.memory, {})
+    both = [rounds.client_pass(task, update, rule, sample=sampling.groups(1, 4))
+            for rule in (Rule(),) * 2]
+    return methods.make('fedavg', task)._replace(round=rounds.chain(*both))
+  with pytest.raises(AssertionError, match='An update of weight 0 changes'):
+    testing.check_method(twice, places=['clients'],
+                         laws=['a_slot_of_weight_0_equals_none'])
 
 
 def test_an_aggregation_that_is_traced_with_its_round_is_passed_over():

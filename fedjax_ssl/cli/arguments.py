@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 import difflib
 import functools
 import sys
@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
   """A parser that refuses wrong arguments in one line."""
 
   def __init__(self, command: str, description: str | None,
-               epilog: str | None = None, passes_on: Collection[str] = ()):
+               epilog: str | None = None, passes_on: Set[str] = frozenset()):
     """Makes the parser of `fedjax-ssl COMMAND`; texts are shown as written.
 
     `passes_on` are names of flags that its runs take after `--`.
@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
              if option.startswith('--')]
     for word in message.partition('unrecognized arguments: ')[2].split():
       name = word[2:].partition('=')[0]
-      if word.startswith('--') and name in self._passes_on:
+      if word.startswith('--') and self._passes_on & {
+          name, name.removeprefix('no')}:
         return ', a flag of the runs: give it after `--`, as --NAME=VALUE;'
       if word.startswith('--') and name:
         for near in difflib.get_close_matches(name, known, n=1) or [

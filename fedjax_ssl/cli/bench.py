@@ -88,8 +88,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  parser = arguments.Parser('bench', __doc__,
-                            passes_on={*config.OPTIONS} - {*_OWN})
+  passed = {*map(checks.flag, config.OPTIONS)} - {*_OWN}
+  parser = arguments.Parser('bench', __doc__, passes_on=passed)
   parser.usage = ('%(prog)s BED [ROW ...] --out=OUT [--NAME=VALUE ...] '
                   '[-- --flag=value ...]')
   # Both may be missing, so that one message names both.

@@ -55,10 +55,13 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
   if isinstance(error, flags.UnrecognizedFlagError):
     text = _unknown(error, given)
   elif isinstance(error, flags.IllegalFlagValueError):
-    text = _illegal(text)
-    if getattr(error, '__notes__', ()) and re.search(
-        r'=.*\s--\w', text.partition(' is ')[0]):
-      text += ' A line of a flagfile has one flag.'
+    value, reason = wrong_value(error)
+    text = f'--{value} {reason}.'
+    if getattr(error, '__notes__', ()):
+      if re.search(r'=.*\s--\w', value):
+        text += ' A line of a flagfile has one flag.'
+      elif re.search(r'=.*\s#', value):
+        text += ' A comment has a line of its own.'
   elif isinstance(error, flags.CantOpenFlagFileError):
     cause = error.__context__
     if isinstance(cause, OSError):
@@ -83,16 +86,20 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
   return ' '.join(text.split()) or type(error).__name__
 
 
-def _illegal(text: str) -> str:
-  """Returns absl's message for a value, without the names of Python's types."""
+def wrong_value(error: flags.IllegalFlagValueError) -> tuple[str, str]:
+  """Returns NAME=VALUE, and what is wrong, without names of Python's types."""
+  text = str(error).removeprefix('flag --')
   for theirs, ours in _PLAIN.items():
     # The value, which may be anything, stands on both sides of their words.
     parts = text.split(theirs)
     if len(parts) > 1:
-      said = theirs.join(parts[:len(parts) // 2]).removeprefix('flag ')
-      flag = re.sub(r": (\(')?$", '', said)
-      return f'{flag} {ours}.'
-  return text
+      said = theirs.join(parts[:len(parts) // 2])
+      return re.sub(r": (\(')?$", '', said), ours
+  value, _, names = text.rpartition(': value should be one of ')
+  if value:
+    return value, f'must be one of {names.strip("<>").replace("|", ", ")}'
+  value, _, reason = text.rpartition(': ')
+  return value, reason
 
 
 # What other programs call our flags.

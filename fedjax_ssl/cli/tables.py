@@ -37,11 +37,15 @@ import tempfile
 import time
 from typing import NamedTuple
 
+from fedjax_ssl import config
 from fedjax_ssl.cli import arguments, child, places
-from fedjax_ssl.core import disk
+from fedjax_ssl.core import checks, disk
 from fedjax_ssl.papers import cells, flagfiles, results
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
+
+# Flags of the runs that a table sets, or that fit no cell.
+_OWN = 'seed', 'seeds', 'workdir', 'flagfile', 'eval_only'
 
 _REFUSED = 2  # Exit code of a run that refuses its flags or data.
 # What it says if its data set, or the folder of the sets, is not there.
@@ -342,8 +346,7 @@ def _plan(args: argparse.Namespace) -> Plan:
   if args.variant and not args.variant.replace('_', '').isalnum():
     raise ValueError(f'--variant={args.variant} must be letters and digits.')
   bad = [f for f in flags if not f.startswith('--')
-         or f[2:].partition('=')[0] in (
-             'seed', 'seeds', 'workdir', 'flagfile', 'eval_only')]
+         or f[2:].partition('=')[0] in _OWN]
   if bad:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
   place = args.data_dir
@@ -419,7 +422,8 @@ def _show(chosen: Plan, args: argparse.Namespace) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = arguments.Parser('tables', __doc__)
+  passed = {*map(checks.flag, config.OPTIONS)} - {*_OWN}
+  parser = arguments.Parser('tables', __doc__, passes_on=passed)
   parser.add_argument('--table', help='one of those that --list names')
   parser.add_argument('--row', action='append', default=[], metavar='TITLE',
                       help='these rows only; may be repeated')

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
+import re
 import signal
 import sys
 from typing import Any
@@ -194,10 +195,14 @@ def _parse(argv: Sequence[str]) -> Any:
   try:
     return FLAGS(argv)
   except (flags.UnrecognizedFlagError, flags.IllegalFlagValueError) as error:
-    # absl's words on a value are 'flag --name=value: ...'.
-    told = getattr(error, 'flagname', None) or str(error).removeprefix(
-        'flag --').partition(': ')[0]
-    if place := errors.in_file(told, argv):
+    told = (errors.wrong_value(error)[0] if isinstance(
+        error, flags.IllegalFlagValueError) else error.flagname)
+    name = told.partition('=')[0]
+    # A value may have a line of its own.
+    in_words = any(re.match(rf'--?(no)?{re.escape(name)}(=|$)', word)
+                   for word in argv)
+    if place := errors.in_file(told, argv) or (
+        '' if in_words else errors.in_file(name, argv)):
       error.add_note(place)
     raise
 

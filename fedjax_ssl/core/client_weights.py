@@ -1,10 +1,11 @@
 """A client's weight: how much its update counts in the mean of all updates.
 
 Most methods call `client_weight` and put the result into `Update.weight`.
-Others have a rule of their own: `cbafed`, and `fedlabel` in its two means,
-count the rows that a client has learnt from, in `semifl` and `fedtrinet` all
-clients that take part count the same, `fl2` weighs clients by their thresholds,
-and the servers of `feddb`, `fedmatch` and `rscfed` weigh the updates once more.
+Others have a rule of their own: `cbafed`, and `fedlabel` for what its unlabeled
+rows teach, count the rows that a client has learnt from, in `semifl` and
+`fedtrinet` all clients that take part count the same, `fl2` weighs clients by
+their thresholds, and the servers of `feddb`, `fedmatch` and `rscfed` weigh the
+updates once more.
 """
 from __future__ import annotations
 

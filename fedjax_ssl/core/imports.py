@@ -29,7 +29,9 @@ TEXTS = ('method', 'model', 'weak', 'labeled_view', 'strong', 'lr_schedule',
 _HINTS = {
     'TracerArrayConversionError': 'jax.numpy in place of numpy',
     'TracerBoolConversionError': 'jax.numpy.where in place of if',
-    'TracerIntegerConversionError': 'jax.numpy.take in place of an index',
+    'TracerIntegerConversionError':
+        'jax.numpy.take in place of an index, jax.lax.fori_loop of range',
+    'NonConcreteBooleanIndexError': 'jax.numpy.where in place of an index',
     'ConcretizationTypeError': 'jax.numpy in place of float, int and math'}
 
 _PREFIX = 'fedjax_ssl_user_'  # Of the names of the files' modules.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_ssl.core import blame, checks, knobs, registry
@@ -98,14 +99,46 @@ def _warmup_cosine(horizon: int | None, *, rounds: int = 5) -> Schedule:
   return factor
 
 
-SCHEDULES = {
-    'constant': _constant,
-    'cosine': _cosine,
-    'fixmatch_cosine': _fixmatch_cosine,
-    'linear': _linear,
-    'exponential': _exponential,
-    'warmup_cosine': _warmup_cosine,
-}
+SCHEDULES: registry.Registry[Callable[..., Schedule]] = (
+    registry.Registry('lr_schedule', {
+        'constant': _constant,
+        'cosine': _cosine,
+        'fixmatch_cosine': _fixmatch_cosine,
+        'linear': _linear,
+        'exponential': _exponential,
+        'warmup_cosine': _warmup_cosine,
+    }))
+
+def make_schedule(text: str, horizon: int | None) -> Schedule:
+  """Makes the factor of the rate over the rounds that a text names.
+
+  Args:
+    text: one of `SCHEDULES`, with knobs if any, or a user's.
+    horizon: rounds that it spans; None is unknown.
+
+  Returns:
+    (round int32[]) -> float[], the factor.
+
+  Raises:
+    FieldError: if it spans the run and the horizon is unknown, or if it is
+      a user's and fails, as may the factor itself.
+  """
+  made: Schedule = registry.build('lr_schedule', text, SCHEDULES, horizon)
+  blame.check('lr_schedule', text, made, callable(made),
+              'function (round) -> factor')
+  if not registry.is_own(text, SCHEDULES):
+    return made
+
+  def checked(round_: jax.Array) -> jax.Array:
+    factor = jnp.asarray(made(round_))
+    if factor.shape or not (jnp.issubdtype(factor.dtype, jnp.floating) or
+                            jnp.issubdtype(factor.dtype, jnp.integer)):
+      raise ValueError('a schedule gives one number for a round, not '
+                       f'{factor.dtype}{list(factor.shape)}.')
+    # Rounding may take a factor of 0 below it.
+    return jnp.where((factor < 0) & (factor > -1e-6), 0, factor)
+  return blame.named('lr_schedule', text, checked, own=True)
+
 
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
 
@@ -132,26 +165,8 @@ class Scheduled:
 
   @property
   def factor(self) -> Schedule:
-    """Returns the factor over the rounds.
-
-    Raises:
-      FieldError: if it spans the run and the horizon is unknown, or if it is
-        a user's and fails, as may the factor itself.
-    """
-    made: Schedule = registry.build(
-        'lr_schedule', self.schedule, SCHEDULES, self.horizon)
-    blame.check('lr_schedule', self.schedule, made, callable(made),
-                'function (round) -> factor')
-    if not registry.is_own(self.schedule, SCHEDULES):
-      return made
-
-    def checked(round_: jax.Array) -> jax.Array:
-      factor = jnp.asarray(made(round_))
-      if factor.shape or factor.dtype.kind not in 'iuf':
-        raise ValueError('a schedule gives one number for a round, not '
-                         f'{factor.dtype}{list(factor.shape)}.')
-      return factor
-    return blame.named('lr_schedule', self.schedule, checked, own=True)
+    """Returns the factor over the rounds, see `make_schedule`."""
+    return make_schedule(self.schedule, self.horizon)
 
   def spanning(self, num_rounds: int) -> Scheduled:
     """Returns the same optimizer whose schedule spans so many rounds."""
@@ -173,8 +188,7 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     weight_decay: L2 term added to the gradient, as PyTorch's optimizers do;
       decoupled for adamw; 0 is off.
     schedule: one of `SCHEDULES`, with knobs if any, as 'cosine(final=0.1)', or
-      a user's. Of that the first and the last factor are looked at if the
-      horizon is known.
+      a user's, see `check_factors`.
     horizon: rounds that the schedule spans; None if unknown, and then of ours
       only 'constant' and 'exponential' give a rate.
 
@@ -205,16 +219,39 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
     return optax.chain(optax.add_decayed_weights(weight_decay), core)
 
   made = Scheduled(of_rate, learning_rate, schedule, horizon)
-  factor = made.spanning(horizon or 1).factor  # An unknown one is refused.
-  if horizon is not None and registry.is_own(schedule, SCHEDULES):
-    for round_ in (0, max(horizon - 1, 0)):
-      with jax.ensure_compile_time_eval():
-        found = float(factor(jnp.int32(round_)))
-      if not 0 <= found < float('inf'):
-        raise checks.FieldError(
-            'lr_schedule', schedule, f'gives {found} in round {round_ + 1}; a '
-            'factor is finite and 0 or more.')
+  if not registry.is_own(schedule, SCHEDULES):
+    make_schedule(schedule, horizon or 1)  # An unknown one is refused.
+  elif horizon is None:
+    with blame.naming('lr_schedule', schedule, own=True):
+      registry.chosen('lr_schedule', schedule, SCHEDULES)
+  check_factors(made)
   return made
+
+
+def check_factors(optimizer: object) -> None:
+  """Refuses a user's schedule that gives no rate in one of its rounds.
+
+  Args:
+    optimizer: a client's. Only a `Scheduled` one with a user's schedule and a
+      horizon is looked at, of a long one 10,000 rounds.
+
+  Raises:
+    FieldError: for a factor that is not finite, or negative.
+  """
+  if not (isinstance(optimizer, Scheduled) and optimizer.horizon is not None
+          and registry.is_own(optimizer.schedule, SCHEDULES)):
+    return
+  last, text = max(optimizer.horizon - 1, 0), optimizer.schedule.strip()
+  rounds = np.unique(np.linspace(0, last, 10_000).astype(int))
+  with jax.ensure_compile_time_eval():
+    found = np.asarray(jax.vmap(optimizer.factor)(
+        jnp.asarray(rounds, jnp.int32)))
+  fits = np.isfinite(found) & (found >= 0)
+  if not fits.all():
+    first = int(fits.argmin())
+    raise checks.FieldError(
+        'lr_schedule', text, f'gives {found[first]} in round '
+        f'{rounds[first] + 1}; a factor is finite and 0 or more.')
 
 
 class Plateau(NamedTuple):

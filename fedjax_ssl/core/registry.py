@@ -140,7 +140,7 @@ class Registry(dict[str, T]):
     if self._adapt is not None:
       return self._adapt(given)
     if not callable(given):
-      raise ValueError(f'{given!r} is no function that makes a {self.kind}.')
+      raise ValueError(f'{given!r} is no function to make the {self.kind}.')
     return given
 
   def register(self, name: str) -> Callable[[Given], Given]:

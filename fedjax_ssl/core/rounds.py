@@ -4,8 +4,7 @@ A pass is (state, federation, round, key) -> (state, metrics).
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-import contextlib
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -13,8 +12,15 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import client_map, partial_memory, sampling, tree
+from fedjax_ssl.core import (
+  client_map,
+  noting,
+  partial_memory,
+  sampling,
+  tree,
+)
 from fedjax_ssl.core.common_expressions import merge_equal
+from fedjax_ssl.core.noting import Aggregate, ClientUpdate, Work
 from fedjax_ssl.core.types import (
   Client,
   Cohort,
@@ -32,38 +38,10 @@ from fedjax_ssl.core.types import (
 )
 
 Pass = Callable[..., tuple[State, Metrics]]
-Work = Callable[[Shard], jax.Array]
-ClientUpdate = Callable[..., Update]  # Of (payload, client, key).
 # (server, client_id, group) -> what this client receives.
 Broadcast = Callable[[PyTree, jax.Array, jax.Array], PyTree]
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
-
-
-class Noted(NamedTuple):
-  """What the passes of a method tell about themselves."""
-
-  works: list[Work]  # How many steps a client takes.
-  samplers: list[sampling.Sampler]  # What draws the cohort.
-  wrap: Callable[[ClientUpdate], ClientUpdate]  # What clients do instead.
-
-
-_noted: list[Noted] = []  # Those that `noting` fills now, the innermost last.
-
-
-@contextlib.contextmanager
-def noting(wrap: Callable[[ClientUpdate], ClientUpdate] = lambda update: update
-           ) -> Iterator[Noted]:
-  """Collects the `work` and `sample` of each `client_pass` built in the block.
-
-  Only they know a method's steps and cohorts. They run `wrap` of their clients.
-  """
-  noted = Noted([], [], wrap)
-  _noted.append(noted)
-  try:
-    yield noted
-  finally:
-    _noted.pop()
 
 
 def _default_work(shard: Shard) -> jax.Array:
@@ -172,7 +150,7 @@ class _ClientPass(NamedTuple):
 
   task: Task
   client_update: Callable[..., Update]
-  aggregate: Callable[..., tuple[PyTree, Metrics]] | None
+  aggregate: Aggregate | None
   sample: sampling.Sampler
   broadcast: Broadcast
   relay: bool
@@ -292,7 +270,7 @@ def _summary(results: _Result, plan: client_map.Plan) -> Metrics:
 def client_pass(
     task: Task,
     client_update: ClientUpdate,
-    aggregate: Callable[..., tuple[PyTree, Metrics]] | None,
+    aggregate: Aggregate | None,
     *,
     sample: sampling.Sampler | None = None,
     broadcast: Broadcast | None = None,
@@ -339,11 +317,7 @@ def client_pass(
     A pass: (state, federation, round, key) -> (state, metrics).
   """
   sample = sample or sampling.uniform(task.cohort_size)
-  for noted in _noted:
-    noted.samplers.append(sample)
-    client_update = noted.wrap(client_update)
-    if work is not None:
-      noted.works.append(work)
+  client_update, aggregate = noting.note(sample, work, client_update, aggregate)
   parts = _ClientPass(
       task, client_update, aggregate, sample,
       broadcast or whole_record, relay, work or _default_work)

@@ -155,20 +155,23 @@ def unlike(made: PyTree, wanted: PyTree) -> str:
   """
   form: Any = jax.tree.structure(wanted)
   if jax.tree.structure(made) != form:
-    kind, other = type(made).__name__, type(wanted).__name__
-    return (f'gives {kind}, not {other}' if kind != other else
-            f'gives {kind} with other arrays than there should be')
+    found, right = _form(made), _form(wanted)
+    return (f'gives {found}, not {right}' if found != right else
+            f'gives {found} with other arrays than there should be')
   for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(wanted),
                           jax.tree.leaves(made), strict=True):
-    try:
-      found = f'{jnp.result_type(y)}{[*jnp.shape(y)]}'
-    except TypeError:
-      found = type(y).__name__
-    right = f'{jnp.result_type(x)}{[*jnp.shape(x)]}'
+    found, right = _form(y), _form(x)
     if found != right:
       name = jax.tree_util.keystr(path).lstrip('.')
       return f'gives {name and f"{name} as "}{found}, not {right}'
   return ''
+
+
+def _form(x: Any) -> str:
+  """Returns dtype and shape of an array or number, else the type's name."""
+  if hasattr(x, 'dtype') or isinstance(x, (bool, int, float, complex)):
+    return f'{jnp.result_type(x)}{[*jnp.shape(x)]}'
+  return type(x).__name__
 
 
 def num_scalars(a: PyTree) -> int:

@@ -15,38 +15,34 @@ from fedjax_ssl.data.partition.file import check_partition, Partition
 _MAX_CELLS = 20_000
 
 
-def rows_by_owner(owner: np.ndarray, num_owners: int, width: int = 1
+def rows_by_owner(owner: np.ndarray, num_owners: int
                   ) -> tuple[np.ndarray, np.ndarray]:
   """Turns owners into a table of rows.
 
   Args:
     owner: int[D] in [0, N), or -1.
     num_owners: N.
-    width: least number of columns.
 
   Returns:
     rows int32[N, W], ascending in each row and padded with 0, and how many
-    count, int32[N]. W is the largest count, but at least `width` and 1.
+    count, int32[N]. W is the largest count, but at least 1.
   """
   order = np.argsort(owner, kind='stable')
   order = order[np.searchsorted(owner[order], 0):]
   sizes = np.bincount(owner[order], minlength=num_owners)
   starts = np.cumsum(sizes) - sizes
-  rows = np.zeros((num_owners, max(width, 1, sizes.max(initial=0))), np.int32)
+  rows = np.zeros((num_owners, sizes.max(initial=1)), np.int32)
   rows[owner[order], np.arange(order.size) - starts[owner[order]]] = order
   return rows, sizes.astype(np.int32)
 
 
-def _shards(labeled: np.ndarray, unlabeled: np.ndarray, num: int,
-            widths: tuple[int, int]) -> Shard:
+def _shards(labeled: np.ndarray, unlabeled: np.ndarray, num: int) -> Shard:
   """Shard with leading axis `num` from two owner vectors."""
-  return Shard(*rows_by_owner(labeled, num, widths[0]),
-               *rows_by_owner(unlabeled, num, widths[1]))
+  return Shard(*rows_by_owner(labeled, num), *rows_by_owner(unlabeled, num))
 
 
 def _stream(labeled: np.ndarray, unlabeled: np.ndarray, tasks: np.ndarray,
-            num_clients: int, widths: tuple[int, int],
-            revealed: np.ndarray | None) -> Shard:
+            num_clients: int, revealed: np.ndarray | None) -> Shard:
   """Shard [T, N, ...]: a task's unlabeled rows, and all labeled rows.
 
   With `revealed`, bool[D], those of the unlabeled rows that it marks are
@@ -56,17 +52,15 @@ def _stream(labeled: np.ndarray, unlabeled: np.ndarray, tasks: np.ndarray,
   now = [np.where(tasks == t, unlabeled, -1) for t in range(num_tasks)]
   if revealed is not None:
     parts = [_shards(np.where((rows >= 0) & revealed, rows, labeled),
-                     np.full_like(rows, -1), num_clients, widths)
-             for rows in now]
+                     np.full_like(rows, -1), num_clients) for rows in now]
   else:
-    parts = [_shards(labeled, rows, num_clients, widths) for rows in now]
-  return _stack_shards(parts)
+    parts = [_shards(labeled, rows, num_clients) for rows in now]
+  return _stacked(_common_widths(parts))
 
 
 def federate(train: Examples, validation: Examples | None, test: Examples,
              partition: Partition, *, num_clients: int, labels: str = 'few',
              labels_at: str = 'clients', num_classes: int | None = None,
-             widths: tuple[int, int] | None = None,
              stream: np.ndarray | None = None, rounds_per_task: int = 0,
              num_labeled_clients: int = -1) -> Federation:
   """Builds the federation that a partition describes.
@@ -83,8 +77,6 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
     labels_at: 'clients', or 'server': all labeled rows go to the server,
       whatever their owners, and the clients keep their unlabeled rows.
     num_classes: C; by default the largest label plus one.
-    widths: least widths (L, U) of the tables, so that federations of several
-      seeds stack; the server's tables keep their own.
     stream: int32[D] task of each unlabeled row, as `streaming.deal_tasks`
       returns it; None is the partition's own. A client's labeled rows are in
       every task.
@@ -115,7 +107,6 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
   if labels_at == 'server':
     at_server = np.where(labeled >= 0, 0, -1)
     labeled = nobody
-  least = widths or (1, 1)
   tasks = None
   # Rows that have no label keep none.
   revealed = np.asarray(train.labels) >= 0 if labels == 'all' else None
@@ -125,14 +116,16 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
         (unlabeled >= 0) != (stream >= 0)).any():
       raise ValueError('stream must be int32[D], a task for each unlabeled '
                        'row and -1 for all others')
-    tasks = _stream(labeled, unlabeled, stream, num_clients, least, revealed)
+    if (stream < 0).all():
+      raise ValueError('stream has no task, as no row is unlabeled')
+    tasks = _stream(labeled, unlabeled, stream, num_clients, revealed)
   if revealed is not None:
     labeled = np.where((unlabeled >= 0) & revealed, unlabeled, labeled)
     unlabeled = nobody
-  server = _shards(at_server, nobody, 1, (1, 1))
+  server = _shards(at_server, nobody, 1)
   return Federation(
       train=train, validation=validation, test=test,
-      clients=_shards(labeled, unlabeled, num_clients, least),
+      clients=_shards(labeled, unlabeled, num_clients),
       server=Shard(*(leaf[0] for leaf in server)),
       stream=tasks, rounds_per_task=rounds_per_task,
       num_labeled_clients=num_labeled_clients, num_classes=num_classes)
@@ -279,8 +272,8 @@ def _common_widths(shards: Sequence[Shard]) -> list[Shard]:
   return [_widen(s, labeled, unlabeled) for s in shards]
 
 
-def _stack_shards(shards: Sequence[Shard]) -> Shard:
-  return Shard(*map(np.stack, zip(*_common_widths(shards), strict=True)))
+def _stacked(shards: Sequence[Shard]) -> Shard:
+  return Shard(*map(np.stack, zip(*shards, strict=True)))
 
 
 def pad_widths(federations: Sequence[Federation]) -> list[Federation]:
@@ -326,9 +319,9 @@ def stack(federations: Sequence[Federation]) -> Federation:
       first,
       validation=Examples(np.stack([f.validation.inputs for f in padded]),
                           np.stack([f.validation.labels for f in padded])),
-      clients=_stack_shards([f.clients for f in padded]),
-      server=_stack_shards([f.server for f in padded]),
-      stream=None if first.stream is None else _stack_shards(
+      clients=_stacked([f.clients for f in padded]),
+      server=_stacked([f.server for f in padded]),
+      stream=None if first.stream is None else _stacked(
           [f.stream for f in padded if f.stream is not None]))
 
 

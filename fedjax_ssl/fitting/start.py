@@ -177,7 +177,7 @@ def _text(field: str, given: Any) -> str:
   if isinstance(given, str):
     return given
   kind, example, form = _FUNCTIONS[field]
-  known: Any = task_lib.REGISTRIES[field]
+  known = task_lib.REGISTRIES[field]
   knobs: dict[str, Any] = {}
   function = given
   while isinstance(function, functools.partial) and not function.args:
@@ -195,8 +195,8 @@ def _text(field: str, given: Any) -> str:
     if field == 'aggregator' and registry.is_library(function):
       return registry.written(name, knobs)  # The one that the name stands for.
     raise FieldError(field, name, f'a {kind} of the library has this name; '
-                     'call the function otherwise.')
-  known[name] = getattr(known, 'adapt', lambda given: given)(function)
+                     'rename the function.')
+  known[name] = known.adapt(function)
   return registry.written(name, knobs)
 
 

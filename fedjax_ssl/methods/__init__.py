@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import blame, checks, registry, rounds
+from fedjax_ssl.core import blame, checks, optimizers, registry, rounds
 from fedjax_ssl.core.types import Federation, Method, PyTree, State, Task
 from fedjax_ssl.methods import (
   adamatch,
@@ -158,10 +158,14 @@ def make(text: str, task: Task, *,
     task = dataclasses.replace(task, aggregator=aggregators.make(aggregator))
   elif aggregator is not None:
     task = dataclasses.replace(task, aggregator=aggregator)
-  made, spanning = _build(text, task), None
-  if task.schedule_rounds is None:
-    spanning = functools.cache(lambda rounds_: make(
-        text, task.spanning(rounds_)))
+  made = _build(text, task)
+
+  @functools.cache
+  def spanning(rounds_: int) -> Method:
+    longer = task.spanning(rounds_)
+    optimizers.check_factors(longer.optimizer)
+    return make(text, longer)
+
   # Traced once for all callers: for the shapes of the metrics, for each seed,
   # and in the loop over rounds, where `inline` leaves no call behind.
   def init(key: jax.Array, federation: Federation) -> State:
@@ -169,7 +173,8 @@ def make(text: str, task: Task, *,
     return made.init(key, federation)
 
   return made._replace(
-      init=init, round=jax.jit(made.round, inline=True), spanning=spanning)
+      init=init, round=jax.jit(made.round, inline=True),
+      spanning=spanning if task.schedule_rounds is None else None)
 
 
 def check_report(made: Method, server: PyTree) -> None:

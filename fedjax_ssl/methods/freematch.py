@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Federation, Method, Task
 from fedjax_ssl.losses import moving
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
-            most: float = 1.0) -> Seen:
+            least: float = 0.0, most: float = 1.0) -> Seen:
   """Moves the averages by a batch of weak views.
 
   Args:
@@ -45,6 +45,7 @@ def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
     logits: float[B, C].
     mask: float32[B].
     decay: 0 is the batch, 1 stays.
+    least: the confidence is at least this.
     most: the confidence is at most this.
 
   Returns:
@@ -55,18 +56,18 @@ def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
   news = Seen(*(moving.row_mean(x, mask) for x in (p.max(-1), p, labels)))
   after = Seen(*(moving.moved(old, new, mask, decay=decay)
                  for old, new in zip(seen, news, strict=True)))
-  return after._replace(confidence=jnp.minimum(after.confidence, most))
+  return after._replace(confidence=jnp.clip(after.confidence, least, most))
 
 
 @knobs.checked(
-    decay=knobs.AVERAGE,
+    decay=knobs.AVERAGE, min_threshold=knobs.share(),
     fairness_weight=knobs.weight('the fairness term'))
 def freematch(task: Task, *, decay: float = 0.999,
-              max_threshold: float = 1.0, fairness_weight: float = 0.001,
-              unlabeled_weight: float = 1.0, server: str = 'fedavg',
-              mu: float = 0.01, weighting: str = 'examples',
-              labeled_client_weight: float = 1.0, keep_local: bool = False
-              ) -> Method:
+              min_threshold: float = 0.0, max_threshold: float = 1.0,
+              fairness_weight: float = 0.001, unlabeled_weight: float = 1.0,
+              server: str = 'fedavg', mu: float = 0.01,
+              weighting: str = 'examples', labeled_client_weight: float = 1.0,
+              keep_local: bool = False) -> Method:
   """Runs FixMatch with thresholds by the confidence, and a fairness term.
 
   The averages describe a client's own rows and stay on it from round to round,
@@ -79,8 +80,8 @@ def freematch(task: Task, *, decay: float = 0.999,
     decay: of the averages. With the default they take thousands of steps to
       settle, more than short runs have. 1 leaves every threshold at 1/C, so
       that every row counts; 0 is the batch alone.
-    max_threshold: largest tau. For SVHN, where it matters, the code's is 0.95,
-      and the paper bounds tau from below by 0.9 too.
+    min_threshold: smallest tau; 0 is no bound. For SVHN the paper's is 0.9.
+    max_threshold: largest tau; 1 is no bound. For SVHN the paper's is 0.95.
     fairness_weight: of the fairness term; 0 leaves it out. The default is that
       of the code's scripts.
     unlabeled_weight: lambda_u; 0 without the fairness term leaves the
@@ -99,10 +100,16 @@ def freematch(task: Task, *, decay: float = 0.999,
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
+  if min_threshold > max_threshold:
+    raise checks.FieldError(
+        'min_threshold', min_threshold,
+        f'must be at most max_threshold, {max_threshold}.')
+
   def remember(federation: Federation) -> Seen:
     size = task.num_classes
     equal = jnp.ones((federation.num_clients, size)) / size
-    return Seen(equal[:, 0], equal, equal)
+    return Seen(jnp.clip(equal[:, 0], min_threshold, max_threshold), equal,
+                equal)
 
   def thresholds(seen: Seen) -> jax.Array:
     return losses.freematch_thresholds(seen.confidence, seen.shares)
@@ -116,15 +123,15 @@ def freematch(task: Task, *, decay: float = 0.999,
     weak, (labeled, strong), stats = network.forward_views(
         task, model, batch, key)
     seen = renewed(given.memory, weak, rows.mask, decay=decay,
-                   most=max_threshold)
-    least = thresholds(seen)
-    loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=least)
+                   least=min_threshold, most=max_threshold)
+    bars = thresholds(seen)
+    loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=bars)
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
     metrics['bar'] = network.over_rows(seen.confidence, rows)
     if fairness_weight:
-      _, sure = losses.pseudo_label(weak, threshold=least)
+      _, sure = losses.pseudo_label(weak, threshold=bars)
       fairness, _ = losses.fairness(
           strong, seen.shares, rows.mask * sure, histogram=seen.histogram)
       loss += fairness_weight * fairness

@@ -8,7 +8,6 @@ import functools
 import inspect
 from typing import Any
 
-from flax import errors
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -161,13 +160,10 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
 
   named: Any = functools.partial(blame.named, 'model', text, own=True)
   init, apply, apply_train = map(named, (init, apply, apply_train))
+  made = jax.eval_shape(init, jax.random.key(0))
   try:
-    made = jax.eval_shape(init, jax.random.key(0))
     logits = jax.eval_shape(apply, made, zeros)
-  except checks.FieldError as error:
-    behind = error.__cause__ and error.__cause__.__cause__
-    if not isinstance(behind, errors.FlaxError):
-      raise
+  except checks.FieldError as error:  # As dropout that is always on.
     raise checks.FieldError('model', text, 'cannot be called to predict: '
                             f'{error.reason}') from error.__cause__
   if not isinstance(logits, jax.ShapeDtypeStruct):

@@ -19,8 +19,8 @@ from fedjax_ssl.core import (
   blame,
   checks,
   imports,
+  noting,
   registry,
-  rounds,
   sampling,
   tree,
 )
@@ -58,7 +58,7 @@ class Job(NamedTuple):
   num_parameters: int  # Of the model.
   # For each pass of a round, a function from a shard to a client's number of
   # steps.
-  works: list[rounds.Work]
+  works: list[noting.Work]
   # For each pass, (number of groups, clients per group).
   cohorts: list[tuple[int, int]]
   origin: Mapping[str, Any]  # What started the run.
@@ -112,7 +112,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     task = task_lib.make_task(spec, mesh)
     with (blame.naming('method', options.method,
                       methods.is_own(options.method)),
-          rounds.noting() as noted,
+          noting.passes() as noted,
           checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)
       # A round is traced without being run: impossible settings show here.

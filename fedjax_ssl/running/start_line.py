@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_ssl import data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import checks, descriptions, optimizers, registry, rounds
+from fedjax_ssl.core import checks, descriptions, noting, optimizers, registry
 from fedjax_ssl.core.types import Shard
 from fedjax_ssl.training import environment
 
@@ -93,13 +93,13 @@ def is_idle(job: Job) -> bool:
   return bool(job.works) and not any(_steps_of(job, w) for w in job.works)
 
 
-def _steps_of(job: Job, work: rounds.Work) -> list[int]:
+def _steps_of(job: Job, work: noting.Work) -> list[int]:
   """Steps of a pass, of each client that takes any, in all federations."""
   return [step for f in job.federations for step in _of_clients(
       work, f.clients if f.stream is None else f.stream)]
 
 
-def _of_clients(work: rounds.Work, shards: Shard) -> list[int]:
+def _of_clients(work: noting.Work, shards: Shard) -> list[int]:
   """Steps of each client that takes any, for each task of a stream."""
   lead = np.shape(shards.num_labeled)
   flat = jax.tree.map(
@@ -178,8 +178,7 @@ def _has_end(job: Job) -> bool:
 
 
 def _schedule(job: Job, span: int | None) -> optimizers.Schedule:
-  return optimizers.make('sgd', learning_rate=1.0, horizon=span,
-                         schedule=job.spec.lr_schedule).factor
+  return optimizers.make_schedule(job.spec.lr_schedule, span)
 
 
 def last_learning(job: Job) -> int:

@@ -6,9 +6,9 @@ to a method.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import tempfile
 from typing import Any, NamedTuple
@@ -20,14 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import rounds, sampling, tree
+from fedjax_ssl.core import noting, sampling, tree
 from fedjax_ssl.core.types import (
   Cohort,
+  Context,
   Federation,
   Method,
   Ratio,
   SUMMED,
   Task,
+  Update,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import labeled_clients
@@ -82,12 +84,14 @@ class _Closing(NamedTuple):
   """What a server does with the updates of all slots.
 
   Attributes:
-    run: `core.rounds._aggregated` of a pass.
-    takes: shapes of its arguments.
+    aggregate: of a pass that is handed more than the mean of the messages.
+    updates: shapes of what it is handed.
+    cohort: shapes of the slots.
   """
 
-  run: Callable[..., tuple[Any, Any]]
-  takes: tuple[Any, ...]
+  aggregate: noting.Aggregate
+  updates: Update
+  cohort: Cohort
 
 
 class CohortRunner(Runner):
@@ -99,8 +103,7 @@ class CohortRunner(Runner):
   Attributes:
     is_told: whether the method draws its cohorts by `core.sampling.groups`.
     can_break: whether its clients work in `core.rounds.client_pass`.
-    closings: what its server does with updates slot by slot, one for each pass
-      that is handed more than their mean.
+    closings: by pass, what its server does with updates slot by slot.
   """
 
   SIZE = 4
@@ -108,25 +111,25 @@ class CohortRunner(Runner):
   def __init__(self, make: Make, model: str, place: str, **changes: Any):
     """See `Runner`."""
     self.is_told = self.can_break = False
-    self.closings: dict[Any, _Closing] = {}  # By its function.
-    aggregated = rounds._aggregated
-    def noted_aggregated(parts: Any, server: Any, *given: Any) -> Any:
-      if not parts.summing:
-        self.closings[parts.aggregate] = _Closing(
-            functools.partial(aggregated, parts),
-            jax.eval_shape(lambda: (server, *given)))
-      return aggregated(parts, server, *given)
+    self.closings: dict[int, _Closing] = {}
+    passes = itertools.count()
+    def watched(aggregate: noting.Aggregate) -> noting.Aggregate:
+      number = next(passes)
+      def told(server: Any, updates: Any, cohort: Any, *rest: Any) -> Any:
+        self.closings[number] = _Closing(
+            aggregate, *jax.eval_shape(lambda: (updates, cohort)))
+        return aggregate(server, updates, cohort, *rest)
+      return told
     def sample(state: Any, federation: Any, key: Any) -> Cohort:
       del state, key
       self.is_told = True
       told = federation.test.labels[:2 * self.SIZE].reshape(1, 2, self.SIZE)
       return Cohort(told[:, 0], told[:, 1] > 0)
-    with (rounds.noting(_breakable) as noted,
+    with (noting.passes(_breakable, watched) as noted,
           mock.patch.object(sampling, 'groups', lambda number, size: sample),
           mock.patch.object(labeled_clients, 'after_warmup',
                             lambda told, rounds: told),
-          mock.patch.object(batching, 'gather', _filled_up),
-          mock.patch.object(rounds, '_aggregated', noted_aggregated)):
+          mock.patch.object(batching, 'gather', _filled_up)):
       super().__init__(make, model, place, **changes)
     self.can_break = bool(noted.samplers)
     # Rows of both kinds, labels alone, others alone, and both again.
@@ -156,7 +159,7 @@ def _filled_up(examples: Any, rows: Any, mask: Any, **knobs: Any) -> Any:
   return _gather(examples, jnp.where(mask > 0, rows, last), mask, **knobs)
 
 
-def _breakable(client_update: rounds.ClientUpdate) -> rounds.ClientUpdate:
+def _breakable(client_update: noting.ClientUpdate) -> noting.ClientUpdate:
   """A client's update that breaks if its first image is of one color.
 
   It gives NaN if it is `WHITE`, a huge message if `HUGE`, and one beyond
@@ -374,38 +377,40 @@ def a_round_of_broken_clients_changes_nothing(one: CohortRunner) -> None:
 def a_slot_of_weight_0_equals_none(one: CohortRunner) -> None:
   """The server's record is the same with a slot whose update is not used."""
   closings = [closing for closing in one.closings.values()
-              if closing.takes[3].ids.shape[1] > 1]
+              if closing.cohort.ids.shape[1] > 1]
   if not closings:
     raise Skip("its server is handed the mean of the clients' updates alone")
+  why = 'made-up updates change nothing in its server'
   compared = False
   for closing in closings:
-    with contextlib.suppress(jax.errors.UnexpectedTracerError):
-      _compare_slots(one, closing)
-      compared = True
+    try:
+      compared |= _compare_slots(one, closing)
+    except jax.errors.UnexpectedTracerError:
+      why = 'its aggregation uses what is traced with the round'
   if not compared:
-    raise Skip('its aggregation uses what is traced with the round')
+    raise Skip(why)
 
 
-def _compare_slots(one: CohortRunner, closing: _Closing) -> None:
-  """Compares made-up updates with the same and a slot that is not used."""
-  _, (message, counts), results, members, *_ = closing.takes
-  num_groups, size = members.ids.shape
+def _compare_slots(one: CohortRunner, closing: _Closing) -> bool:
+  """Compares made-up updates with the same and a slot that is not used.
+
+  Returns whether the updates change a number of the server's record at all.
+  """
+  num_groups, size = closing.cohort.ids.shape
   draw = np.random.default_rng(0)
-  # Updates have any sign; counts and weights do not.
-  made = (_made_up(message, draw, -1.5), _made_up(counts, draw, .5))
+  # Messages have any sign; counts and weights do not.
+  made = _made_up(closing.updates, draw, .5)._replace(
+      message=_made_up(closing.updates.message, draw, -1.5))
   ids = jnp.arange(num_groups * size).reshape(num_groups, size)
-  slots = (made, _made_up(results, draw, .5), Cohort(
+  slots = (made, Cohort(
       ids % one.federation.num_clients, jnp.ones(ids.shape, bool)))
   used = jax.tree.map(lambda x: x[:, 1:], slots)
   unused = jax.tree.map(lambda x: jnp.zeros_like(x[:, :1]), slots)
-  run = jax.jit(lambda slots: closing.run(
-      one.start[0].server, *slots,
-      rounds._context(one.federation, jnp.int32(1)), one.root)[0])
+  there, server = one.federation, one.start[0].server
+  run = jax.jit(lambda slots: closing.aggregate(
+      server, *slots, Context(jnp.int32(1), there.train, there.validation,
+                              there.server), one.root)[0])
   without = run(used)
-  assert any(np.isfinite(x).all() and not np.array_equal(x, before)
-             for x, before in zip(*map(jax.tree.leaves, (
-                 without, one.start[0].server)), strict=True)), (
-                     'The updates of all clients change no number.')
   for place in {0, 1, size - 1}:
     with_one = run(jax.tree.map(lambda x, y, place=place: jnp.concatenate(
         [x[:, :place], y, x[:, place:]], axis=1), used, unused))
@@ -416,6 +421,9 @@ def _compare_slots(one: CohortRunner, closing: _Closing) -> None:
           'An update of weight 0 changes what becomes of the others, as in a '
           'plain mean of all slots. Leave out, or count by their weights, the '
           'updates that an aggregation gets.')
+  return any(np.isfinite(x).all() and not np.array_equal(x, before)
+             for x, before in zip(*map(jax.tree.leaves, (without, server)),
+                                  strict=True))
 
 
 def _made_up(shapes: Any, draw: np.random.Generator, least: float) -> Any:

@@ -237,6 +237,9 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
                     'list of them, one for each seed.')
   for federation in federations:
     federation_lib.check(federation)
+  if len({one.stream is None for one in federations}) > 1:
+    raise ValueError('Some federations have a stream and some have none; give '
+                     'all of them one, or none.')
   rounds = checks.whole_numbers([num_rounds])
   if rounds is None or min(rounds) < 0:
     raise ValueError(f'num_rounds must be a whole number of at least 0, not '

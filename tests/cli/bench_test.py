@@ -16,9 +16,11 @@ from tests.bench.made_up import BED, COUNT
 from tests.cli.bench_trainer import CHANGED, edit, rows, started
 
 
-def test_a_flag_of_the_runs_stands_after_two_dashes(tmp_path, capsys):
+@pytest.mark.parametrize('flag', [
+    '--num_rounds=3', '--import=mine.py', '--nobounds'])
+def test_a_flag_of_the_runs_stands_after_two_dashes(tmp_path, capsys, flag):
   with pytest.raises(SystemExit) as ended:
-    bench.main(['clients', f'--out={tmp_path}', '--num_rounds=3'])
+    bench.main(['clients', f'--out={tmp_path}', flag])
   assert ended.value.code == 2
   said = capsys.readouterr().err
   assert 'of the runs: give it after `--`, as --NAME=VALUE' in said

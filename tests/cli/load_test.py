@@ -121,7 +121,8 @@ def test_no_run(finished, tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   line = message(tmp_path)
   assert "model 'Net' is unknown. Allowed: " in line and line.endswith(
-      'If it is your own, register it under this name first.')
+      'If it is your own, register it first, as in '
+      "fedjax_ssl.task.REGISTRIES['model'].register('Net').")
   for place, value in (('task', {'spec': None}), ('choices', [])):
     facts = stored['facts'] | {place: value}
     (tmp_path / 'config.json').write_text(json.dumps(stored | {'facts': facts}))

@@ -139,6 +139,13 @@ def test_a_flagfile_is_text(refuse, tmp_path):
     ('--num_rounds=2 --model=linear', '--num_rounds=2 --model=linear is no '
      'whole number. A line of a flagfile has one flag.'),
     ('--num_rounds=two', '--num_rounds=two is no whole number.'),
+    ('--num_rounds=two: x', '--num_rounds=two: x is no whole number.'),
+    ('--num_rounds\ntwo', '--num_rounds=two is no whole number.'),
+    ('--num_rounds=3 # few', '--num_rounds=3 # few is no whole number. '
+     'A comment has a line of its own.'),
+    ('--labels_at=all', '--labels_at=all must be one of clients, server.'),
+    ('--labels_at=server --alpha=1', '--labels_at=server --alpha=1 must be one '
+     'of clients, server. A line of a flagfile has one flag.'),
     ('--bounds # yes',
      '--bounds # yes is no flag; a comment has a line of its own'),
     ('--learning_rte .1',

@@ -13,7 +13,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import methods
-from fedjax_ssl.core import rounds
+from fedjax_ssl.core import noting
 from fedjax_ssl.running import job, start_line
 from fedjax_ssl.training import runner, workdir
 from tests import toy
@@ -54,10 +54,10 @@ def test_a_run_says_what_it_trains(tmp_path):
                                          '--num_rounds=2')
 
 
-def works(name: str, **changes) -> list[rounds.Work]:
-  with rounds.noting() as noted:
+def works(name: str, **changes) -> list[noting.Work]:
+  with noting.passes() as noted:
     methods.make(name, toy.task(**changes))
-  with rounds.noting() as none:
+  with noting.passes() as none:
     pass
   assert not none.works
   return noted.works
@@ -191,7 +191,7 @@ def test_who_attacks_is_said():
     ('rscfed(groups=2)', (2, 3), '2 groups of 3')])
 def test_it_says_who_takes_part(text, cohort, said):
   federation, _ = toy.federation()
-  with rounds.noting() as noted:
+  with noting.passes() as noted:
     made = methods.make(text, toy.task(cohort_size=3))
   state = runner.state_shape(made, federation)
   cohorts = [job._cohort(one, federation, state) for one in noted.samplers]

@@ -57,6 +57,9 @@ PARTS = """
     def nan(horizon):
       return lambda round_: jnp.nan
 
+    def between(horizon):
+      return lambda round_: jnp.where(round_ == 1, jnp.inf, 1.0)
+
     def numpy(*, flip=True):
       return lambda key, images: np.asarray(images)
 
@@ -144,27 +147,29 @@ def file(tmp_path_factory):
     (schedule, 'lr_schedule', 'wide', 'one number for a round, not float32[3]'),
     (schedule, 'lr_schedule', 'below', 'gives -1.0 in round 3; a factor is'),
     (schedule, 'lr_schedule', 'nan', 'gives nan in round 1; a factor is fin'),
+    (schedule, 'lr_schedule', 'between', 'gives inf in round 2; a factor is'),
     (lambda text: jax.eval_shape(augment.make_weak(text), KEY, IMAGES), 'weak',
      'numpy', 'TracerArrayConversionError: .* (use jax.numpy in place of num'),
-    (schedule, 'lr_schedule', 'lost', "NameError: name 'unknown'.* (at 48"),
+    (schedule, 'lr_schedule', 'lost', "NameError: name 'unknown'.* (at 51"),
     (schedule, 'lr_schedule', 'silent', 'is called with 1 argument besides'),
     (augment.make_weak, 'weak', 'nothing', 'gives no function (key, images) '
      '-> images but NoneType'),
     (lambda text: augment.make_weak(text)(KEY, IMAGES), 'weak', 'floats',
-     'gives float32[2, 4, 4, 1] for uint8[2, 4, 4, 1]; a view gives'),
+     'gives float32[2, 4, 4, 1], not uint8[2, 4, 4, 1]; a view gives'),
     (lambda text: augment.make_strong(text)(KEY, IMAGES), 'strong', 'low',
-     'gives uint8[2, 3, 4, 1] for uint8[2, 4, 4, 1]; a view gives'),
+     'gives uint8[2, 3, 4, 1], not uint8[2, 4, 4, 1]; a view gives'),
     (lambda text: augment.make_weak(text, field='labeled_view')(KEY, IMAGES),
      'labeled_view', 'alone', 'TypeError: .* takes 1 positional argument'),
     (step, 'server_optimizer', 'number', 'gives no optax.GradientTransform'),
-    (step, 'server_optimizer', 'stuck', 'TypeError: no step (at 61'),
-    (step, 'server_optimizer', 'lazy', 'its update gives NoneType, not dict'),
+    (step, 'server_optimizer', 'stuck', 'TypeError: no step (at 64'),
+    (step, 'server_optimizer', 'lazy', 'its update, for a step, gives None'),
     (step, 'server_optimizer', 'hasty', 'TypeError: cannot unpack'),
+    (attack, 'attack', 'nothing', 'gives no Attack but NoneType; does it'),
     (attack, 'attack', 'number', 'gives no Attack but float; does it end'),
     (attack, 'attack', 'many', "gives share='0.5', which must be "),
     (attack, 'attack', 'loud', "its send gives ['x'] as float32[3], not "
      'float32[2]'),
-    (attack, 'attack', 'silent', 'AttributeError: no word (at 82'),
+    (attack, 'attack', 'silent', 'AttributeError: no word (at 85'),
     (schedule, 'lr_schedule', 'imaginary', 'one number for a round, not comp'),
     (lambda text: augment.make_strong(f'ra_mc(weak={text!r})')(KEY, IMAGES),
      'strong', 'alone', 'TypeError: .* takes 1 positional argument')])

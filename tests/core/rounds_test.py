@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import rounds, sampling, tree
+from fedjax_ssl.core import noting, rounds, sampling, tree
 from fedjax_ssl.core.types import Cohort, Ratio, State, Update
 from tests import toy
 
@@ -415,8 +415,8 @@ def test_means_of_two_passes_pool_their_clients():
 def test_a_block_within_a_block_does_not_end_it():
   """Both lists are equal when the inner block ends."""
   task = toy.task(cohort_size=2)
-  with rounds.noting() as outer:
-    with rounds.noting() as inner:
+  with noting.passes() as outer:
+    with noting.passes() as inner:
       pass
     rounds.client_pass(task, count, add_mean,
                        work=lambda shard: jnp.asarray(shard.num_labeled))

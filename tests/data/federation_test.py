@@ -114,14 +114,6 @@ def test_given_validation_examples_are_kept():
   np.testing.assert_array_equal(got.validation.labels, TEST.labels)
 
 
-def test_widths_pad_with_rows_that_do_not_count():
-  plain, wide = _federate(), _federate(widths=(50, 99))
-  assert wide.clients.labeled.shape == (N, 50)
-  assert wide.clients.unlabeled.shape == (N, 99)
-  for a, b in zip(_owners(plain.clients), _owners(wide.clients), strict=True):
-    np.testing.assert_array_equal(a, b)
-
-
 def _bad_server():
   dealt = _partition()
   return dealt._replace(labeled=np.where(

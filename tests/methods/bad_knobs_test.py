@@ -100,6 +100,7 @@ from tests import toy
     ('flexmatch', 'mapping="concave"', 'mapping'),
     ('freematch', 'decay=1.5', 'decay'),
     ('freematch', 'max_threshold=0.0', 'max_threshold'),
+    ('freematch', 'min_threshold=0.9, max_threshold=0.8', 'min_threshold'),
     ('freematch', 'fairness_weight=-1.0', 'fairness_weight'),
     ('mixmatch', 'unlabeled_weight=-1.0', 'unlabeled_weight'),
     ('mixmatch', 'alpha=1e-45', 'alpha'),

@@ -47,14 +47,15 @@ def test_the_fairness_term_moves_the_model_where_it_is_asked_for():
   assert not np.allclose(none, large, atol=1e-3)
 
 
-def test_memory_is_what_the_model_says_of_the_clients_rows():
+@pytest.mark.parametrize('least, most', [(0., .38), (.6, 1.)])
+def test_memory_is_what_the_model_says_of_the_clients_rows(least, most):
   for now, then, p in kept.of_one_batch(
-      'freematch(decay=0.0, max_threshold=0.38)'):
+      f'freematch(decay=0.0, min_threshold={least}, max_threshold={most})'):
     if not p.size:
       chex.assert_trees_all_equal(now, then)
       continue
-    np.testing.assert_allclose(now.confidence, min(p.max(-1).mean(), .38),
-                               rtol=1e-5)
+    np.testing.assert_allclose(now.confidence, np.clip(
+        p.max(-1).mean(), least, most), rtol=1e-5)
     np.testing.assert_allclose(now.shares, p.mean(0), rtol=1e-5)
     np.testing.assert_allclose(
         now.histogram, np.bincount(p.argmax(-1), minlength=3) / len(p),

@@ -8,13 +8,13 @@ All of it runs under `jit`, `vmap` and `scan`, and no operation branches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import blame, knobs, registry
+from fedjax_ssl.core import blame, knobs, registry, tree
 from fedjax_ssl.core.types import Array
 from fedjax_ssl.data.augment import ops, pools
 from fedjax_ssl.data.augment.pools import Params, Pool
@@ -65,19 +65,13 @@ def _made(field: str, text: str, known: Mapping[str, Callable[..., View]],
 
   def checked(key: jax.Array, images: Array) -> jax.Array:
     seen = view(key, images)
-    if _form(seen) != _form(images):
-      raise ValueError(f'gives {_form(seen)} for {_form(images)}; a view gives '
-                       'the shape and type that it takes.')
+    if fault := tree.unlike(seen, images):
+      raise ValueError(f'{fault}; a view gives the shape and type that it '
+                       'takes.')
     return seen
   own = registry.is_own(text, known)
   return blame.named(field, text, checked if own else view, own,
                      outermost=True)
-
-
-def _form(x: Any) -> str:
-  """Returns an array's type and shape in words."""
-  return (f'{x.dtype}{list(x.shape)}' if hasattr(x, 'dtype')
-          else type(x).__name__)
 
 
 @knobs.checked(probability=knobs.share(knobs.at(0, 'no operation is applied')))

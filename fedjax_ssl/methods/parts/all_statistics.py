@@ -37,7 +37,7 @@ _KINDS = 'labeled', 'unlabeled'
 def if_static(task: Task, num_clients: int = 0) -> rounds.Pass | None:
   """Makes the pass of `everywhere` for norm='static', None for others.
 
-  None, and not a pass that is never run: `rounds.noting` counts every pass
+  None, and not a pass that is never run: `noting.passes` counts every pass
   that is made.
   """
   if task.model.norm != 'static':

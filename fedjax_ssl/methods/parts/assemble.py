@@ -21,6 +21,7 @@ from fedjax_ssl import aggregation, losses
 from fedjax_ssl.core import (
   client_weights,
   local_training,
+  noting,
   rounds,
   sampling,
   tree,
@@ -79,7 +80,7 @@ def assemble(
     init: Callable[[jax.Array, Federation], tuple[Any, PyTree]] | None = None,
     sample: sampling.Sampler | None = None,
     broadcast: rounds.Broadcast | None = None,
-    work: rounds.Work | None = None,
+    work: noting.Work | None = None,
     on_labels: Callable[..., tuple[Any, Metrics]] | None = None,
     begin: Callable[..., State] | None = None,
     before: Sequence[rounds.Pass] = (),

@@ -8,9 +8,11 @@ labels count the flipped ones under `label_flip`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl.core import blame, checks, knobs, registry, tree
 from fedjax_ssl.core.types import Attack, Client, PyTree, Update
@@ -103,20 +105,23 @@ def make(text: str) -> Attack | None:
       gives no attack.
   """
   made: Attack | None = registry.build('attack', text, ATTACKS)
-  if made is not None and registry.is_own(text, ATTACKS):
+  if registry.is_own(text, ATTACKS):
     made = _watched(text, made)
   return made if made is not None and made.share > 0 else None
 
 
-def _watched(text: str, made: Attack) -> Attack:
+def _watched(text: str, made: Attack | None) -> Attack:
   """Makes a user's attack name itself in its errors."""
   blame.check('attack', text, made, isinstance(made, Attack), 'Attack')
-  if not isinstance(made.share, (int, float)):
-    raise checks.FieldError('attack', text, f'gives share={made.share!r}, '
-                            'which must be a number.')
-  if fault := knobs.fault(made.share, _SHARE):
+  assert made is not None
+  share: Any = made.share
+  if hasattr(share, 'dtype') and not np.ndim(share):  # NumPy's, or JAX's.
+    share = share.item()
+  if fault := 'a number' if np.ndim(share) else knobs.fault(share, _SHARE):
     raise checks.FieldError(
-        'attack', text, f'gives share={made.share!r}, which must be {fault}.')
+        'attack', text.strip(), f'gives share={share!r}, which must be '
+        f'{fault}.')
+  made = made._replace(share=share)
   if made.send is None:
     return made
   theirs = made.send

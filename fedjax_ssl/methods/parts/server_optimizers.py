@@ -135,9 +135,10 @@ def _watched(text: str, made: optax.GradientTransformation
   def update(given: PyTree, moments: PyTree, *rest: Any, **words: Any
              ) -> tuple[PyTree, PyTree]:
     step, after = made.update(given, moments, *rest, **words)
-    for fault in (tree.unlike(step, given), tree.unlike(after, moments)):
+    for what, fault in (('a step', tree.unlike(step, given)),
+                        ('a state', tree.unlike(after, moments))):
       if fault:
-        raise ValueError(f'its update {fault}.')
+        raise ValueError(f'its update, for {what}, {fault}.')
     return step, after
   return made._replace(init=blame.named('server_optimizer', text, made.init,
                                         own=True),
