@@ -446,8 +446,9 @@ def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
 
 def _check_together(options: Config) -> None:
   """Refuses options that exclude each other, whatever the setting and data."""
-  if options.workdir == '':
-    raise FieldError('workdir', '', 'is empty; name a folder or leave it out.')
+  for name in ('workdir', 'data_dir', 'partition_file', 'embeddings'):
+    if getattr(options, name) == '':  # As of a variable that is not set.
+      raise FieldError(name, '', 'is empty; give a place or leave it out.')
   if '://' in (options.workdir or ''):
     raise FieldError('workdir', options.workdir,
                      'is no local folder; mount it first.')

@@ -65,9 +65,9 @@ def main(argv: Sequence[str]) -> int:
     out = pathlib.Path(args.out)
     if out.suffix in ('.json', '.md'):
       out = out.with_suffix('')
-    study.write(out, rows, text, args.note)
-    if args.epsilon:
+    if args.epsilon:  # First, as it may be refused.
       study.draw_epsilon(out, runs)
+    study.write(out, rows, text, args.note)
   printing.say(text)
   for line in filter(None, [without, *left_out]):
     printing.say(f'left out: {line.rstrip(".")}', stream=sys.stderr)

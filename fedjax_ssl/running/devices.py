@@ -17,6 +17,8 @@ from fedjax_ssl.training import environment, processes
 _PLACE = {'coordinator_address': 'JAX_COORDINATOR_ADDRESS',
           'num_processes': 'JAX_NUM_PROCESSES',
           'process_id': 'JAX_PROCESS_ID'}
+# How XLA is told a number of CPU devices by others.
+_FORCED = 'xla_force_host_platform_device_count'
 # More devices than these make no processor faster.
 _MOST_CPU_DEVICES = 64
 
@@ -84,6 +86,8 @@ def join(options: Config) -> None:
 
 def _count_cpu_devices(options: Config, num_processes: int) -> None:
   """Sets how many devices JAX makes of this process's CPU."""
+  if not options.num_devices and _FORCED in os.environ.get('XLA_FLAGS', ''):
+    return
   cores = environment.cores()
   wanted = -(-(options.num_devices or min(
       cores * num_processes, options.cohort_size)) // num_processes)

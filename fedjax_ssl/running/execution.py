@@ -56,15 +56,22 @@ def _check_folder(job: Job) -> None:
     _check_length(job, workdir_lib.read_config(job.folder)['flags'])
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(job.folder, seed)
-      if file.exists() and data.partition_hash(
-          partition) != data.partition_hash(data.load_partition(
-              file, len(job.labels), job.options.num_clients,
-              labels=job.labels)):
+      if file.exists() and data.partition_hash(partition) != _hash_of(
+          file, job):
         raise ValueError(f'{file} is not the partition that this run began '
                          'with. Bring the old file back, or remove it to have '
                          'it written anew.')
 
   processes.once(look)
+
+
+def _hash_of(file: pathlib.Path, job: Job) -> str:
+  """Returns the hash of a stored partition, '' if it cannot be read."""
+  try:
+    return data.partition_hash(data.load_partition(
+        file, len(job.labels), job.options.num_clients, labels=job.labels))
+  except ValueError:
+    return ''
 
 
 def _check_length(job: Job, stored: Mapping[str, Any]) -> None:

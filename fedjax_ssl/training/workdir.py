@@ -122,8 +122,11 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
       if lock is not None:
         os.close(lock)
       if isinstance(error, OSError):
-        raise UnusableError('workdir', str(path), 'cannot be used: '
-                            f'{_reason(error)}.') from error
+        inside = error.filename not in (None, path, str(folder))
+        raise UnusableError(
+            'workdir', str(path), 'cannot be used: '
+            f'{f"{error.filename}: " if inside else ""}{_reason(error)}.'
+        ) from error
       raise
 
   processes.once(start)
@@ -167,15 +170,30 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         {**_object('a restart', restart), 'environment': _object(
             '`environment` of a restart', restart['environment'])}
         for restart in stored['restarts']]
+    _check_inside(stored)
     return stored
   except FileNotFoundError:
     raise WorkdirError(f'{path} holds no run: {CONFIG} is missing.') from None
   except OSError as error:
     raise WorkdirError(f'{file} cannot be read: {_reason(error)}.') from error
-  except KeyError as error:
-    raise WorkdirError(f'{file} is damaged: {error} is missing.') from error
-  except (ValueError, TypeError, RecursionError) as error:
-    raise WorkdirError(f'{file} is damaged: {error}.') from error
+  except (ValueError, TypeError, KeyError, RecursionError) as error:
+    what = f'{error} is missing' if isinstance(error, KeyError) else error
+    raise WorkdirError(f'{file} is damaged: {what}. Bring the old file back, '
+                       'or take another folder.') from error
+
+
+def _check_inside(stored: Mapping[str, Any]) -> None:
+  """Raises TypeError for what every reader of a run takes for granted."""
+  facts = stored['facts']
+  if not all(isinstance(value, str) for value in _object(
+      '`code`', facts.get('code', {})).values()):
+    raise TypeError('`code` has values that are no text')
+  for field, chosen in _object('`choices`', facts.get('choices', {})).items():
+    _object(f'`{field}` of `choices`', chosen)
+  places = stored['flags'].get('imports') or []
+  if not (isinstance(places, list) and all(
+      isinstance(place, str) for place in places)):
+    raise TypeError('`imports` is no list of texts')
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Hostile files: each is refused in one line that names it."""
 from __future__ import annotations
 
+import csv
 import io
 import os
 import threading
@@ -275,3 +276,11 @@ def test_quotes_commas_and_lines_within_texts(tmp_path):
   path.write_text('label,text\n0,"a, ""b""\nc"\n\n1,say "hi"\n')
   found, labels, *_ = text.read_rows(path)
   assert found == ['a, "b"\nc', 'say "hi"'] and labels.tolist() == [0, 1]
+
+
+def test_a_text_may_be_long(tmp_path):
+  path = tmp_path / 'long.csv'
+  path.write_text('label,text\n0,"' + 'ab ' * 100_000 + '"\n1,b\n')
+  limit = csv.field_size_limit()
+  found, *_ = text.read_rows(path)
+  assert len(found[0]) == 300_000 and csv.field_size_limit() == limit

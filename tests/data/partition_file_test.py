@@ -153,6 +153,8 @@ def test_files_made_by_hand(tmp_path):
     with pytest.raises(ValueError, match=match):
       partition.load_partition(path, 5, 2)
   refuses('int32', labeled=np.array(labeled, float))
+  refuses('names task 100000000; with 5 rows tasks are 0 to 4 at most',
+          tasks=[-1, 0, 10**8, -1, -1])
   refuses('names client 3', labeled=np.array([3, -1, -1, 1, 2]))
   refuses(r'int32\[5\]', unlabeled=unlabeled[:4])
   refuses('rows twice', unlabeled=[0, *unlabeled[1:]])

@@ -299,6 +299,13 @@ def test_without_out_the_table_is_printed_only(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_nothing_is_written_where_no_run_has_an_epsilon(tmp_path):
+  folder = _run_of(tmp_path / 'a', 'fedavg', (.5, .6))
+  done = _call(folder, '--epsilon', f'--out={tmp_path}/table')
+  assert done.returncode == 2 and 'has an epsilon' in done.stderr
+  assert [*tmp_path.iterdir()] == [tmp_path / 'a']
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
   done = _call(str(tmp_path), f'--out={tmp_path}/table')
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

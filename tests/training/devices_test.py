@@ -170,3 +170,18 @@ def test_layers_of_real_size_do_not_see_the_threads(
   if layers == ('dense',):  # The others make no such product.
     same_bits(one, many)
   assert one == many
+
+
+_JOINED = """
+import jax
+from fedjax_ssl import config
+from fedjax_ssl.running import devices
+devices.join(config.Config(cohort_size=2))
+print(len(jax.devices()))
+"""
+
+
+def test_a_number_of_devices_that_xla_is_told_stays(run_python):
+  assert run_python(_JOINED, env={
+      'JAX_NUM_CPU_DEVICES': '-1',
+      'XLA_FLAGS': '--xla_force_host_platform_device_count=3'}) == '3\n'

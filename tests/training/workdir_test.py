@@ -276,7 +276,14 @@ def test_a_damaged_configuration_is_refused_and_kept(tmp_path, text):
     ({'environment': 'ab'}, '`environment` is no object'),
     ({'restarts': None}, '`restarts` is no list'),
     ({'restarts': [3]}, 'a restart is no object'),
-    ({'restarts': [{'environment': []}]}, '`environment` of a restart is no')])
+    ({'restarts': [{'environment': []}]}, '`environment` of a restart is no'),
+    ({'facts': {'code': 'x'}}, '`code` is no object'),
+    ({'facts': {'code': None}}, '`code` is no object'),
+    ({'facts': {'code': {'mine.py': 1}}}, '`code` has values that are no t'),
+    ({'facts': {'choices': []}}, '`choices` is no object'),
+    ({'facts': {'choices': {'method': 3}}}, '`method` of `choices` is no ob'),
+    ({'flags': {'imports': -1}}, '`imports` is no list of texts'),
+    ({'flags': {'imports': [[]]}}, '`imports` is no list of texts')])
 def test_a_damaged_configuration_says_where(tmp_path, changes, said):
   file = tmp_path / workdir.CONFIG
   file.write_text(json.dumps({'flags': {}, 'facts': {}, 'environment': {},
@@ -284,6 +291,12 @@ def test_a_damaged_configuration_says_where(tmp_path, changes, said):
   with pytest.raises(workdir.WorkdirError) as error:
     workdir.read_config(tmp_path)
   assert str(error.value).startswith(f'{file} is damaged: {said}')
+
+
+def test_a_lock_that_is_a_folder_is_named(tmp_path):
+  (tmp_path / workdir.LOCK).mkdir()
+  with pytest.raises(workdir.WorkdirError, match='lock: Is a directory'):
+    start(tmp_path)
 
 
 def test_bucket_addresses_are_refused():

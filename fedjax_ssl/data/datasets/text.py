@@ -182,6 +182,8 @@ def _clients(rows: Records) -> np.ndarray | None:
 def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
   """Returns the line of each row, and its cells by column."""
   begins = 1
+  # A text may be long; a quote that is not closed is found at the end.
+  longest = csv.field_size_limit(2**31 - 1)
   try:
     with open(path, encoding='utf-8-sig', newline='') as file:
       # Strict: else a quote that is never closed takes in all rows after it.
@@ -211,6 +213,8 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
     raise DataError(f'cannot be read ({error}); save it as UTF-8') from None
   except OSError as error:
     raise DataError(f'cannot be read ({error})') from None
+  finally:
+    csv.field_size_limit(longest)
   if empty:
     raise DataError("no column 'label' with a row below it")
 

@@ -80,6 +80,11 @@ def check_partition(partition: Partition, num_examples: int,
       (partition.tasks >= 0) != (partition.unlabeled >= 0)).any():
     raise ValueError("partition field 'tasks' must give a task to each "
                      'unlabeled row and -1 to all others')
+  if partition.tasks is not None and num_examples <= partition.tasks.max(
+      initial=-1):
+    raise ValueError(
+        f"partition field 'tasks' names task {partition.tasks.max()}; with "
+        f'{num_examples} rows tasks are 0 to {num_examples - 1} at most')
   claims = ((partition.labeled >= 0).astype(int) + (partition.unlabeled >= 0)
             + partition.validation)
   if (claims > 1).any():
