@@ -290,10 +290,12 @@ def _datasets() -> Iterator[Entry]:
   vectors = Option('embeddings', 'str | None', 'None', 'a .npz of word vectors '
                    'instead of trained ones, see `fedjax-ssl embed-texts`')
   folder = os.environ.get(datasets.DATA_DIR)
-  # `data.load` takes the file of arrays before that of texts.
-  found = {file.stem: file for kind in ('*.csv', '*.npz') if folder
-           for file in pathlib.Path(folder).glob(kind)
-           if re.fullmatch(datasets.NAME, file.stem)}
+  # `data.load` takes the file of arrays before that of texts, and folders last.
+  kinds = ('*/train', '*.csv', '*.npz') if folder else ()
+  files = (file.parent if kind == '*/train' else file for kind in kinds
+           for file in pathlib.Path(folder or '').glob(kind))
+  found = {name: file for file in files if re.fullmatch(
+      datasets.NAME, name := file.name if file.is_dir() else file.stem)}
   for name, builder in datasets.DATASETS.items():
     yield Entry(name, _first_paragraph(inspect.getdoc(builder) or ''), (split,),
                 ('registered',))
@@ -305,6 +307,9 @@ def _datasets() -> Iterator[Entry]:
   yield Entry('NAME', 'Any DIR/NAME.npz with x_train, y_train, x_test and '
               'y_test, or with the arrays of MedMNIST.', (split,),
               ('your file',))
+  yield Entry('NAME', 'Images of one size in DIR/NAME/train/CLASS/ and '
+              'DIR/NAME/test/CLASS/; in train/unlabeled/ those without label.',
+              (split,), ('your folder',))
   yield Entry('NAME', 'Texts: any DIR/NAME.csv with the columns text and '
               'label; one row in five is for the test.',
               (split, vectors), ('your file',))

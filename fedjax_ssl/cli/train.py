@@ -137,10 +137,11 @@ def _need_dataset(data_dir: str | None) -> None:
               f'name, --dataset={place.stem}.')
   else:
     names = sorted({file.stem for ending in ('npz', 'csv')
-                    for file in place.glob(f'*.{ending}')})
+                    for file in place.glob(f'*.{ending}')}
+                   | {file.parent.name for file in place.glob('*/train')})
     reason = 'which of its data sets? Give --dataset=NAME' + (
         f', one of {", ".join(names)}.' if names else
-        '; it holds no .npz or .csv.')
+        '; it holds no .npz or .csv, and no folder with train/.')
   raise checks.FieldError('data_dir', data_dir, reason)
 
 

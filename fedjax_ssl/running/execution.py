@@ -143,10 +143,12 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
   checkpoints = _checkpoints(job)
   saved = _restore(job, checkpoints)
   done = saved[0] if saved else 0
-  if saved is None and (kept := processes.once(lambda: metrics.keep_beyond(
-      place.path, job.options.checkpoint_every))):
-    print(f'{job.folder} has no checkpoint and starts over; its rows are kept '
-          f'in {kept}.', file=stream)
+  if saved is None and processes.once(
+      (place.path / metrics.METRICS).exists):  # An earlier start's.
+    kept = processes.once(lambda: metrics.keep_beyond(
+        place.path, job.options.checkpoint_every))
+    print(f'{job.folder} has no checkpoint and starts over'
+          f'{f"; its rows are kept in {kept}" if kept else ""}.', file=stream)
   seals = processes.once(
       lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:

@@ -25,6 +25,7 @@ from fedjax_ssl.running import (
   dealing,
   execution,
   settings,
+  stopping,
   stored_texts,
 )
 from fedjax_ssl.running import job as job_lib
@@ -73,6 +74,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   runs = {}
   with contextlib.ExitStack() as stack:
     places = execution.open_folders(stack, jobs)
+    stopping.works_in(options.workdir or '')
     if is_new and processes.is_first():
       print(f'Working in {workdir}', file=sys.stderr)
     for job, place in zip(jobs, places, strict=True):

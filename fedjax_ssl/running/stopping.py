@@ -31,6 +31,7 @@ _ends = threading.Lock()  # Held by the thread that ends the process.
 _pipes: list[tuple[int, int]] = []  # Of this process; none if it hears nothing.
 _MARK = 255  # In a pipe: no signal, but what `answered` writes.
 _caught_up = threading.Event()
+_folder = ''  # Of the run; '' is not known yet.
 _trained = False  # Whether the loop has rounds that it should save first.
 
 
@@ -52,9 +53,16 @@ def end(number: int) -> None:
   os._exit(128 + number)
 
 
+def works_in(folder: str) -> None:
+  """Says where the run is, for the line at its end."""
+  global _folder
+  _folder = folder
+
+
 def _say(number: int) -> None:
-  line = (f'Stopped by {_NAMES[number]}; the same command with the same '
-          '--workdir continues.\n')
+  line = (f'Stopped by {_NAMES[number]}; the same command with '
+          f'{f"--workdir={_folder}" if _folder else "the same --workdir"} '
+          'continues.\n')
   os.write(2, line.encode())
 
 

@@ -30,6 +30,9 @@ from fedjax_ssl.training.runner import Row
 # One call of the compiled loop should take this many seconds: between calls
 # progress is shown and signals are noticed. Results do not depend on it.
 _CALL_SECONDS = 5.0
+# A run that saves on its way does so after this many seconds at the latest: so
+# much may be lost by a kill.
+_SAVE_SECONDS = 300.0
 
 
 class Stop(NamedTuple):
@@ -138,7 +141,8 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
       None is 0, 1, ..., one for each federation.
     eval_every: rounds between rows; the last round always gets one; 0 is the
       last round only.
-    checkpoint_every: rounds between saves; 0 saves at the end only.
+    checkpoint_every: rounds between saves, if these take less than five
+      minutes; 0 saves at the end only.
     seed_map: 'map', one seed after another; 'vmap', all in one program;
       'auto', 'map' on CPU and 'vmap' elsewhere.
     mesh: devices to split the clients over, or None.
@@ -180,13 +184,16 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   measured: list[metrics.Row] = []
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
-  pace, saved_round, ends = math.inf, -1, False
+  pace, ends = math.inf, False
+  save = _Saver(runs, observer, checkpoint_every)
   with _listening() as heard:
     for stop in stops(done, num_rounds, eval_every, checkpoint_every):
       while done < stop.round:
-        ends, most = _agree(heard, pace)
+        ends, is_late, most = _agree(heard, save.is_late(), pace)
         if ends:
           break
+        if is_late:
+          save(done)
         count = 1 if method.report else min(stop.round - done, most)
         tick = time.monotonic()
         runs.advance(done, count)
@@ -200,14 +207,12 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
         for row in runs.rows(done):
           measured.append(metrics.to_plain(row.by_name(len(seeds) > 1)))
           observer.on_row(row)
-      if (stop.saves and done == stop.round) or (ends and done != saved_round):
-        observer.on_save(done, runs.snapshot())
-        runs.kept()
-        saved_round = done
+      if ends or stop.saves:
+        save(done)
       if ends:
         break
     # A signal during the last rounds must not be lost.
-    ends = ends or _agree(heard, pace)[0]
+    ends = ends or _agree(heard, False, pace)[0]
   return Result(runs.states, done, ends, columns.scalars(measured))
 
 
@@ -246,8 +251,33 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
                      f'{num_rounds!r}.')
 
 
-def _agree(heard: threading.Event, pace: float) -> tuple[bool, int]:
-  """Agrees, over processes, whether to end and on the rounds of a call."""
+class _Saver:
+  """Saves a run, and knows when it did so last."""
+
+  def __init__(self, runs: runner.Sequential, observer: Observer, every: int):
+    """Takes what to save, who keeps it, and the rounds between saves."""
+    self._runs, self._observer, self._every = runs, observer, every
+    self._round, self._since = -1, time.monotonic()
+
+  def __call__(self, round_: int) -> None:
+    """Saves a round, unless it is saved already."""
+    if round_ != self._round:
+      self._observer.on_save(round_, self._runs.snapshot())
+      self._runs.kept()
+      self._round = round_
+    self._since = time.monotonic()
+
+  def is_late(self) -> bool:
+    """Returns whether too much would be lost by a kill."""
+    return self._every > 0 and time.monotonic() > self._since + _SAVE_SECONDS
+
+
+def _agree(heard: threading.Event, is_late: bool, pace: float
+           ) -> tuple[bool, bool, int]:
+  """Agrees, over processes, whether to end or to save, and on a call's rounds.
+
+  Whether to save and the number of rounds are the first process's.
+  """
   most = min(max(1, int(_CALL_SECONDS / pace)), 2**30)
-  said = processes.gather((int(heard.is_set()), most))
-  return bool(said[:, 0].any()), int(said[0, 1])
+  said = processes.gather((int(heard.is_set()), int(is_late), most))
+  return bool(said[:, 0].any()), bool(said[0, 1]), int(said[0, 2])

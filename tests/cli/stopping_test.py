@@ -58,9 +58,10 @@ cli.run_setting(settings.Setting('held', '', '', held, dict(
 """
 
 
-def line(number: int) -> str:
+def line(number: int, folder: pathlib.Path | None = None) -> str:
+  place = 'the same --workdir' if folder is None else f'--workdir={folder}'
   return (f'Stopped by {signal.Signals(number).name}; the same command with '
-          'the same --workdir continues.\n')
+          f'{place} continues.\n')
 
 
 @pytest.mark.parametrize('number', NUMBERS)
@@ -98,10 +99,11 @@ def test_random_moments(tmp_path, which):
     code, said = started.wait(60), started.output()
     saved = checkpoint.Checkpoints(folder / 'checkpoints').latest()
     if saved is None:
-      assert code == 128 + number and said.endswith(line(number)), said
+      assert code == 128 + number and said.endswith(
+          (line(number), line(number, folder))), said
     else:
       assert code == 0 and f'Stopped at round {saved}; ' in said
-      assert line(number) not in said
+      assert 'Stopped by' not in said
     assert 'Traceback' not in said and 'Results' not in said
 
 

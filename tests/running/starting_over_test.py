@@ -7,7 +7,7 @@ from fedjax_ssl.training import metrics
 from tests.fitting import fit_test
 
 
-def test_trackers_begin_another_run_there(tmp_path, monkeypatch):
+def test_trackers_begin_another_run_there(tmp_path, monkeypatch, capsys):
   restored = []
 
   class Writer(metrics.MetricsWriter):
@@ -20,6 +20,10 @@ def test_trackers_begin_another_run_there(tmp_path, monkeypatch):
   folder = tmp_path / 'run'
   fit_test.fit(rounds=1, workdir=folder)
   shutil.rmtree(folder / 'checkpoints')
+  said = []
   for rounds in (1, 2):
-    fit_test.fit(rounds=rounds, workdir=folder)
+    fit_test.fit(rounds=rounds, workdir=folder, progress=True)
+    said.append(f'{folder} has no checkpoint and starts over.' in (
+        capsys.readouterr().err))
+  assert said == [True, False]
   assert restored == [None, None, 1]

@@ -70,6 +70,19 @@ def test_resume_gives_the_same_rows_and_states(at):
   chex.assert_trees_all_equal([r for r in rows if r.round > at], new_rows)
 
 
+def test_a_slow_run_saves_between_its_checkpoints(monkeypatch):
+  reference, rows, _ = train(eval_every=3, checkpoint_every=5)
+  monkeypatch.setattr(loop, '_CALL_SECONDS', 1e-9)  # One round a call.
+  monkeypatch.setattr(loop, '_SAVE_SECONDS', -1.0)  # Each is slow.
+  result, same_rows, saves = train(eval_every=3, checkpoint_every=5)
+  assert [*saves] == [0, 1, 2, 3, 4, 5, 6, 7]
+  chex.assert_trees_all_equal(result.states, reference.states)
+  chex.assert_trees_all_equal(same_rows, rows)
+  resumed, _, _ = train(eval_every=3, saved=(4, saves[4]))
+  chex.assert_trees_all_equal(resumed.states, reference.states)
+  assert [*train(eval_every=3)[2]] == [7]  # Who wants the end only has it.
+
+
 def test_seeds_together_agree_with_seeds_apart():
   apart, rows, saves = train(seeds=(3, 8), eval_every=3, seed_map='map')
   together, vrows, vsaves = train(seeds=(3, 8), eval_every=3, seed_map='vmap')

@@ -1,4 +1,4 @@
-"""Data sets by name: embedded digits, `.npz` files, TensorFlow Datasets."""
+"""Data sets by name: digits, files, folders of images, TensorFlow Datasets."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.data.datasets import files, text, tfds
+from fedjax_ssl.data.datasets import files, folder, text, tfds
 from fedjax_ssl.data.files import DataError, DataNameError
 from fedjax_ssl.data.partition import labeling
 
@@ -126,9 +126,10 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   Looks in this order: 'digits' comes with scikit-learn (1797 images of 8x8,
   every fifth of each class is test: 1437 / 360); what is registered, or
   an entry point of an installed package; `data_dir/<name>.npz`
-  (a '/' in the name is written '_'); `data_dir/<name>.csv`, texts; TensorFlow
-  Datasets, prepared with file format array_record in `data_dir` or in its own
-  folder.
+  (a '/' in the name is written '_'); `data_dir/<name>.csv`, texts;
+  `data_dir/<name>/`, images in `train/CLASS/` and `test/CLASS/`, see
+  `folder.read`; TensorFlow Datasets, prepared with file format array_record in
+  `data_dir` or in its own folder.
 
   Args:
     name: 'digits', 'cifar10', 'emnist/byclass', ...
@@ -156,6 +157,11 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
         'dataset', name, f'is a file: give {file.stem}, and its folder'
         f'{"" if file.name == name else f", {file.parent},"} as data_dir.')
   if not re.fullmatch(rf'{NAME}(/{NAME})?', name):
+    if name and folder.holds(file):
+      raise checks.FieldError(
+          'dataset', name, f'is a folder: give its name, {file.resolve().name},'
+          f' and the folder that it is in, {file.resolve().parent}, as '
+          'data_dir.')
     raise DataNameError(
         'dataset', name, f'{name!r} is no name of a data set; allowed are '
         'letters, digits and _ . + -, as in NAME or NAME/CONFIG.')
@@ -274,7 +280,7 @@ def _by_part(name: str, made: Any
 
 def _read(name: str, data_dir: str | os.PathLike[str] | None,
           embeddings: str | os.PathLike[str] | None) -> files.Source:
-  """Reads `data_dir/<name>.npz` or .csv, or else TensorFlow Datasets."""
+  """Reads `data_dir/<name>.npz`, .csv or folder, or TensorFlow Datasets."""
   if data_dir is None:
     data_dir = os.environ.get(DATA_DIR) or None
   file = name.replace('/', '_') + '.npz'
@@ -290,9 +296,12 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
       return files.read_npz(path)
     if path.with_suffix('.csv').exists():
       return text.read_csv(path.with_suffix('.csv'), embeddings)
+    if folder.holds(path.parent / name):
+      return folder.read(path.parent / name)
     advice = f'data set {name!r} not found: there is no {path}'
   advice += (' (keys x_train, y_train, x_test, y_test; uint8 images), or a '
-             '.csv of that name (columns text and label)')
+             '.csv of that name (columns text and label), or a folder of that '
+             'name (train/CLASS/*.png and test/CLASS/*.png)')
   return files.Source(tfds.read_tfds(name, data_dir, advice))
 
 

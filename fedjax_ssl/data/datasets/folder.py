@@ -1,0 +1,116 @@
+"""Images in a folder for each class, as torchvision's ImageFolder has them."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+import pathlib
+
+import numpy as np
+
+from fedjax_ssl.data.datasets import files
+from fedjax_ssl.data.datasets import names as names_lib
+from fedjax_ssl.data.files import DataError
+
+# Folders of the parts; the last two are one.
+_PARTS = {'train': 'train', 'test': 'test', 'val': 'validation',
+          'validation': 'validation'}
+_UNLABELED = 'unlabeled'  # In place of a class: of rows without a label.
+_ENDINGS = frozenset(('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.ppm', '.tif',
+                      '.tiff', '.webp'))
+_GRAY = frozenset(('1', 'L', 'I;16', 'LA'))  # Pillow's modes without color.
+
+
+def holds(path: pathlib.Path) -> bool:
+  """Returns whether a folder holds images to train on, see `read`."""
+  return (path / 'train').is_dir()
+
+
+def read(path: pathlib.Path) -> files.Source:
+  """Reads `train/CLASS/*`, `test/CLASS/*` and, if it is there, `val/CLASS/*`.
+
+  Classes are numbered in alphabetical order, images are in the order of their
+  names. Images in `train/unlabeled/` have no label. Files whose name begins
+  with a dot are left alone.
+
+  Args:
+    path: the folder. All images have one size; they are gray if all of them
+      are, else RGB.
+
+  Returns:
+    A Source with inputs uint8[D, H, W, C] and labels int32[D].
+
+  Raises:
+    DataError: if a part is missing, or holds anything but images of one size
+      in folders.
+  """
+  parts: dict[str, tuple[list[np.ndarray], list[str]]] = {}
+  shape: tuple[int, ...] = ()
+  for folder in sorted(path.iterdir()):
+    if folder.name not in _PARTS or not folder.is_dir():
+      continue
+    part = _PARTS[folder.name]
+    if part in parts:
+      raise DataError(f'{folder}: {path} has two folders to validate on; leave '
+                      'one')
+    images, labels = parts.setdefault(part, ([], []))
+    for file in _files(folder):
+      image = _image(file)
+      shape = shape or image.shape[:2]
+      if image.shape[:2] != shape:
+        raise DataError(f'{file} has {_size(image.shape)} pixels, and others '
+                        f'{_size(shape)}; bring all to one size')
+      images.append(image)
+      labels.append(names_lib.NONE if (
+          part == 'train' and file.parent.name == _UNLABELED)
+          else file.parent.name)
+  for part in ('train', 'test'):
+    if part not in parts or not parts[part][0]:
+      raise DataError(f'{path / part} holds no image; it has a folder for each '
+                      'class, with its images')
+  color = any(image.ndim == 3 for images, _ in parts.values()
+              for image in images)
+  try:
+    return files.of_arrays({part: (
+        np.stack([_with_channels(image, color) for image in images]),
+        np.array(labels)) for part, (images, labels) in parts.items()}, {})
+  except DataError as error:
+    raise DataError(f'{path}: {error}') from None
+
+
+def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the images of a part, by class and name."""
+  for one in sorted(folder.iterdir()):
+    if one.name.startswith('.'):
+      continue
+    if not one.is_dir():
+      raise DataError(f'{one} is in no folder of a class')
+    for file in sorted(one.iterdir()):
+      if file.name.startswith('.'):
+        continue
+      if file.suffix.lower() not in _ENDINGS or not file.is_file():
+        raise DataError(f'{file} is no image; allowed are '
+                        f'{", ".join(sorted(_ENDINGS))}')
+      yield file
+
+
+def _image(file: pathlib.Path) -> np.ndarray:
+  """Reads an image: uint8[H, W] if it is gray, else uint8[H, W, 3]."""
+  from PIL import Image
+  try:
+    with Image.open(file) as image:
+      if image.mode == 'I;16':
+        return (np.asarray(image) >> 8).astype(np.uint8)
+      return np.asarray(image.convert('L' if image.mode in _GRAY else 'RGB'))
+  except (OSError, ValueError, SyntaxError,
+          Image.DecompressionBombError) as error:
+    raise DataError(f'{file} cannot be read: {error}') from None
+
+
+def _with_channels(image: np.ndarray, color: bool) -> np.ndarray:
+  """Returns uint8[H, W, 3], or uint8[H, W, 1] if no image has color."""
+  if image.ndim == 3:
+    return image
+  return np.repeat(image[..., None], 3 if color else 1, axis=-1)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+  return f'{shape[1]} x {shape[0]}'

@@ -1,0 +1,107 @@
+"""Images in a folder for each class."""
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from fedjax_ssl import data
+from fedjax_ssl.core import checks
+from fedjax_ssl.data.datasets import folder
+
+SIDES = (5, 4)  # Height and width.
+# By part and folder, how many images.
+PARTS = {('train', 'dog'): 3, ('train', 'cat'): 2, ('train', 'unlabeled'): 4,
+         ('test', 'dog'): 1, ('test', 'cat'): 2, ('val', 'cat'): 1}
+
+
+def write(place: pathlib.Path, channels: int = 3) -> dict[str, np.ndarray]:
+  """Writes a folder; returns all images by their place."""
+  draw, made = np.random.default_rng(0), {}
+  for (part, name), count in PARTS.items():
+    (place / part / name).mkdir(parents=True)
+    for i in range(count):
+      shape = SIDES if channels == 1 else (*SIDES, channels)
+      image = draw.integers(0, 256, shape, np.uint8)
+      file = place / part / name / f'{i}.png'
+      Image.fromarray(image).save(file)
+      made[str(file.relative_to(place))] = image.reshape(*SIDES, channels)
+  (place / 'train' / 'dog' / '.hidden').touch()
+  (place / 'README.txt').touch()
+  return made
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_a_folder_equals_a_file_of_its_arrays(tmp_path, channels):
+  made = write(tmp_path / 'pets', channels)
+  arrays = {}
+  for key, part in (('train', 'train'), ('val', 'val'), ('test', 'test')):
+    files = sorted(file for file in made if file.startswith(part))
+    arrays[f'x_{key}'] = np.stack([made[file] for file in files])
+    arrays[f'y_{key}'] = np.array([
+        file.split('/')[1].replace('unlabeled', '-1') for file in files])
+  np.savez(tmp_path / 'other.npz', **arrays)
+  ours, theirs = (data.load(name, tmp_path) for name in ('pets', 'other'))
+  for part in ('train', 'validation', 'test'):
+    for a, b in zip(getattr(ours, part), getattr(theirs, part), strict=True):
+      np.testing.assert_array_equal(a, b)
+  assert ours.class_names == theirs.class_names == ('cat', 'dog')
+  assert ours.train.labels.tolist() == [0, 0, 1, 1, 1, -1, -1, -1, -1]
+  assert ours.mean == theirs.mean and ours.num_classes == 2
+
+
+def test_one_image_in_color_makes_all_of_them_rgb(tmp_path):
+  made = write(tmp_path, 1)
+  Image.new('RGB', SIDES[::-1], (9, 0, 0)).save(tmp_path / 'test/cat/x.png')
+  found = folder.read(tmp_path).parts
+  assert found['train'].inputs.shape == (9, *SIDES, 3)
+  for channel in range(3):
+    np.testing.assert_array_equal(
+        found['train'].inputs[..., channel][0], made['train/cat/0.png'][..., 0])
+  assert found['test'].inputs[2, 0, 0].tolist() == [9, 0, 0]
+
+
+def _small(place: pathlib.Path) -> None:
+  Image.new('L', (3, 5)).save(place / 'train/dog/9.png')
+
+
+def _second(place: pathlib.Path) -> None:
+  (place / 'validation/dog').mkdir(parents=True)
+
+
+def _none_to_test(place: pathlib.Path) -> None:
+  for file in place.glob('test/*/*'):
+    file.unlink()
+
+
+def _strange(place: pathlib.Path) -> None:
+  (place / 'test/cow').mkdir()
+  Image.new('L', SIDES[::-1]).save(place / 'test/cow/0.png')
+
+
+@pytest.mark.parametrize('change, words', [
+    (_small, '9.png has 3 x 5 pixels, and others 4 x 5; bring'),
+    (_second, 'two folders to validate on'),
+    (_none_to_test, 'test holds no image; it has a folder for each class'),
+    (_strange, "test has label 'cow', which train has not"),
+    (lambda place: (place / 'train/0.png').touch(), 'is in no folder of a'),
+    (lambda place: (place / 'train/dog/x.txt').touch(), 'x.txt is no image; al'),
+    (lambda place: (place / 'train/dog/x.png').touch(), 'x.png cannot be read'),
+    (lambda place: (place / 'train/dog/x.png').write_bytes(
+        (place / 'train/dog/0.png').read_bytes()[:60]), 'x.png cannot be read')])
+def test_what_is_no_folder_of_images_is_refused(tmp_path, change, words):
+  write(tmp_path / 'pets')
+  change(tmp_path / 'pets')
+  with pytest.raises(data.DataError, match=words) as error:
+    data.load('pets', tmp_path)
+  line = str(error.value)
+  assert str(tmp_path / 'pets') in line and '\n' not in line
+
+
+def test_a_path_is_told_how_it_is_given(tmp_path):
+  write(tmp_path / 'pets')
+  with pytest.raises(checks.FieldError, match='is a folder: give its name, '
+                     f'pets, and the folder that it is in, {tmp_path}, as'):
+    data.load(str(tmp_path / 'pets'))
