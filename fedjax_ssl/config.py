@@ -181,8 +181,8 @@ class Config:
       5, 'Rounds between evaluations; 0: at the end only.', _whole(0),
       may_change=True)
   checkpoint_every: int = _option(
-      10, 'Rounds between checkpoints, or five minutes if these are less; 0: at '
-      'the end only.', _whole(0), may_change=True)
+      10, 'Rounds between checkpoints, or five minutes if these are less; 0: '
+      'at the end only.', _whole(0), may_change=True)
   chunk_size: int = _option(
       0, "Clients under one vmap, or lanes of a device; 0: a device's whole "
       'share, or what client_map=auto measures.', _whole(0))

@@ -19,6 +19,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, descriptions, noting, optimizers, registry
 from fedjax_ssl.core.types import Shard
+from fedjax_ssl.running import settings
 from fedjax_ssl.training import environment
 
 if TYPE_CHECKING:
@@ -225,6 +226,15 @@ def _open_bounds(job: Job) -> str:
   return 'its bounds learn from the same labels without noise (--nobounds)'
 
 
+def _own_knobs(job: Job) -> str:
+  """Says with which knobs the setting has the method, if none are given."""
+  found = settings.SETTINGS.get(job.origin.get('setting', ''))
+  own = str(found.defaults.get('method', '')) if found else ''
+  if '(' not in own or job.options.method.strip() != own.partition('(')[0]:
+    return ''
+  return f'this setting has it as {own} by default'
+
+
 def _switched_off(job: Job) -> str:
   """Knobs whose value switches something off."""
   return '; '.join(task_lib.notes(job.spec))
@@ -233,4 +243,4 @@ def _switched_off(job: Job) -> str:
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Job], str], ...] = (
     _unseen, _natural, _rows_left_out, _without_rows, _schedules, _attacked,
-    _open_bounds, _switched_off)
+    _open_bounds, _own_knobs, _switched_off)

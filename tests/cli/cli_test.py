@@ -48,7 +48,7 @@ BAD = {
     'alpha_nan': (['--alpha=nan'], ['--alpha=nan', 'finite']),
     'alpha_inf': (['--alpha=inf'], ['--alpha=inf', 'finite']),
     'alpha_tiny': (['--alpha=1e-9', '--num_clients=30'], ['alpha=1e-09']),
-    'labels': (['--labels=some'], ['--labels=some', 'few|all']),
+    'labels': (['--labels=some'], ['--labels=some', 'few, all']),
     'labels_per_class': (['--labels_per_class=500'],
                          ['--labels_per_class=500', '132']),
     'labels_none': (['--labels_per_class=0'], ['labels_per_class=0']),

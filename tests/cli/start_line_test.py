@@ -208,3 +208,12 @@ def test_bounds_beside_private_labels_are_said(method, bounds, said):
       spec=stub(method=method),
       options=stub(bounds=bounds))
   assert ('--nobounds' in start_line._open_bounds(one)) == said
+
+
+@pytest.mark.parametrize('method, told', [
+    ('fixmatch', True), ('fixmatch(threshold=0.9)', False), ('uda', False)])
+def test_the_knobs_of_the_setting_are_told_where_none_are_given(method, told):
+  one = stub(origin={'setting': 'digits_dirdir'},
+             options=stub(method=method))
+  line = 'this setting has it as fixmatch(threshold=0.8) by default'
+  assert start_line._own_knobs(one) == (line if told else '')
