@@ -94,10 +94,10 @@ class Config:
       'several with commas, or the flag again.', may_change=True,
       per_process=True)
   dataset: str = _option(
-      'digits', 'Data set: digits, or any name with a <data_dir>/<name>.npz, '
-      'or a TensorFlow Datasets name.')
+      'digits', 'Data set: digits, or the name of a .npz, a .csv or a folder '
+      'of images in <data_dir>, or a TensorFlow Datasets name.')
   data_dir: str | None = _option(
-      None, 'Folder of the .npz files; default: the environment variable '
+      None, 'Folder of data sets; default: the environment variable '
       'FEDJAX_SSL_DATA.', may_change=True, per_process=True)
   embeddings: str | None = _option(
       None, 'Texts only: .npz of word vectors (words, vectors) or of vectors '
@@ -275,9 +275,9 @@ class Config:
       False, 'Evaluate the newest checkpoint of the workdir, with the flags '
       'stored there, and stop.', may_change=True, this_start=True)
   pictures: bool = _option(
-      False, 'At every checkpoint draw what the method generates, to '
-      '<workdir>/pictures; of methods that generate images.', may_change=True,
-      this_start=True)
+      False, 'At every checkpoint, also those by the clock, draw what a '
+      'method of generated images generates, to <workdir>/pictures.',
+      may_change=True, this_start=True)
   tensorboard: bool = _option(
       False, 'Mirror metrics to <workdir>/tensorboard; needs the extra '
       '[tensorboard].', may_change=True, this_start=True)

@@ -33,7 +33,9 @@ _REGISTRIES: tuple[registry.Registry[Any], ...] = (
 _PLACED: dict[str, registry.Registry[Any]] = {
     'methods': methods.METHODS, 'models': models.MODELS,
     'weak': augment.WEAK, 'strong': augment.STRONG,
-    'aggregators': aggregators.AGGREGATORS}
+    'aggregators': aggregators.AGGREGATORS,
+    'server_optimizers': server_optimizers.SERVER_OPTIMIZERS,
+    'attacks': attacks.ATTACKS, 'lr_schedules': optimizers.SCHEDULES}
 
 # What stands for a command of TeX; others stand for themselves, as `lambda`.
 _SIGNS = {'ge': '>=', 'le': '<=', 'sim': '~', 'vee': 'or', 'cdot': '*',
@@ -321,8 +323,8 @@ def _datasets() -> Iterator[Entry]:
 def _parser() -> argparse.ArgumentParser:
   parser = arguments.Parser('list', 'Lists methods, models, data sets, '
       'partitions, labels, streams, views, settings, aggregators, optimizers '
-      'of the server and attacks, a line for each. Of one entry it shows all '
-      'there is to say: options, defaults and sources.')
+      'of the server, attacks and schedules, a line for each. Of one entry it '
+      'shows all there is to say: options, defaults and sources.')
   parser.add_argument('group', nargs='?', metavar='GROUP or NAME',
                       help='one kind only, as in methods; or an entry of any '
                       'kind, as in fixmatch')

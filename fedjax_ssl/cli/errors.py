@@ -56,7 +56,7 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
     text = _unknown(error, given)
   elif isinstance(error, flags.IllegalFlagValueError):
     value, reason = wrong_value(error)
-    text = f'--{value} {reason}.'
+    text = f'--{value}{reason}.'
     if getattr(error, '__notes__', ()):
       if re.search(r'=.*\s--\w', value):
         text += ' A line of a flagfile has one flag.'
@@ -87,19 +87,19 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
 
 
 def wrong_value(error: flags.IllegalFlagValueError) -> tuple[str, str]:
-  """Returns NAME=VALUE, and what is wrong, without names of Python's types."""
+  """Returns NAME=VALUE and what is wrong, without names of Python's types."""
   text = str(error).removeprefix('flag --')
   for theirs, ours in _PLAIN.items():
     # The value, which may be anything, stands on both sides of their words.
     parts = text.split(theirs)
     if len(parts) > 1:
       said = theirs.join(parts[:len(parts) // 2])
-      return re.sub(r": (\(')?$", '', said), ours
+      return re.sub(r": (\(')?$", '', said), f' {ours}'
   value, _, names = text.rpartition(': value should be one of ')
   if value:
-    return value, f'must be one of {names.strip("<>").replace("|", ", ")}'
-  value, _, reason = text.rpartition(': ')
-  return value, reason
+    return value, f' must be one of {names.strip("<>").replace("|", ", ")}'
+  value, colon, reason = text.rpartition(': ')
+  return (value, f'{colon}{reason.rstrip(".")}') if value else (text, '')
 
 
 # What other programs call our flags.

@@ -333,7 +333,7 @@ def listing(chosen: Plan) -> str:
              'done' if all_done else 'to do')
     lines.append(f'{state:8} {cell.row} | {", ".join(cell.columns)}: '
                  + (why or f'{cell.name}; paper: {flagfiles.published(cell)}')
-                 + (f' (seeds {", ".join(done)})' if done else ''))
+                 + (f' (seeds done: {", ".join(done)})' if done else ''))
   return '\n'.join(lines)
 
 

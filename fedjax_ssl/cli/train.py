@@ -135,6 +135,10 @@ def _need_dataset(data_dir: str | None) -> None:
   if place.is_file():
     reason = (f'is a file: give its folder, --data_dir={place.parent}, and its '
               f'name, --dataset={place.stem}.')
+  elif (place / 'train').is_dir():
+    place = place.resolve()
+    reason = (f'is a data set: give the folder that it is in, --data_dir='
+              f'{place.parent}, and its name, --dataset={place.name}.')
   else:
     names = sorted({file.stem for ending in ('npz', 'csv')
                     for file in place.glob(f'*.{ending}')}

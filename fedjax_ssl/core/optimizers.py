@@ -109,6 +109,7 @@ SCHEDULES: registry.Registry[Callable[..., Schedule]] = (
         'warmup_cosine': _warmup_cosine,
     }))
 
+
 def make_schedule(text: str, horizon: int | None) -> Schedule:
   """Makes the factor of the rate over the rounds that a text names.
 
@@ -244,8 +245,8 @@ def check_factors(optimizer: object) -> None:
   last, text = max(optimizer.horizon - 1, 0), optimizer.schedule.strip()
   rounds = np.unique(np.linspace(0, last, 10_000).astype(int))
   with jax.ensure_compile_time_eval():
-    found = np.asarray(jax.vmap(optimizer.factor)(
-        jnp.asarray(rounds, jnp.int32)))
+    found = np.asarray(jax.lax.map(  # One by one, as in a run.
+        optimizer.factor, jnp.asarray(rounds, jnp.int32)))
   fits = np.isfinite(found) & (found >= 0)
   if not fits.all():
     first = int(fits.argmin())

@@ -169,9 +169,12 @@ def unlike(made: PyTree, wanted: PyTree) -> str:
 
 def _form(x: Any) -> str:
   """Returns dtype and shape of an array or number, else the type's name."""
-  if hasattr(x, 'dtype') or isinstance(x, (bool, int, float, complex)):
+  if not (hasattr(x, 'dtype') or isinstance(x, (bool, int, float, complex))):
+    return type(x).__name__
+  try:
     return f'{jnp.result_type(x)}{[*jnp.shape(x)]}'
-  return type(x).__name__
+  except TypeError:  # Of text or objects.
+    return f'{x.dtype}{[*x.shape]}'
 
 
 def num_scalars(a: PyTree) -> int:

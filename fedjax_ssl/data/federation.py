@@ -118,6 +118,9 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
                        'row and -1 for all others')
     if (stream < 0).all():
       raise ValueError('stream has no task, as no row is unlabeled')
+    if stream.max() >= len(stream):
+      raise ValueError(f'stream names task {stream.max()} of {len(stream)} '
+                       'rows; number tasks from 0')
     tasks = _stream(labeled, unlabeled, stream, num_clients, revealed)
   if revealed is not None:
     labeled = np.where((unlabeled >= 0) & revealed, unlabeled, labeled)

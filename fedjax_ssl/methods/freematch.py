@@ -79,7 +79,7 @@ def freematch(task: Task, *, decay: float = 0.999,
     task: the static choices.
     decay: of the averages. With the default they take thousands of steps to
       settle, more than short runs have. 1 leaves every threshold at 1/C, so
-      that every row counts; 0 is the batch alone.
+      that every row counts, or at `min_threshold`; 0 is the batch alone.
     min_threshold: smallest tau; 0 is no bound. For SVHN the paper's is 0.9.
     max_threshold: largest tau; 1 is no bound. For SVHN the paper's is 0.95.
     fairness_weight: of the fairness term; 0 leaves it out. The default is that

@@ -74,7 +74,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
   runs = {}
   with contextlib.ExitStack() as stack:
     places = execution.open_folders(stack, jobs)
-    stopping.works_in(options.workdir or '')
+    stack.enter_context(stopping.working_in(options.workdir or ''))
     if is_new and processes.is_first():
       print(f'Working in {workdir}', file=sys.stderr)
     for job, place in zip(jobs, places, strict=True):
@@ -83,7 +83,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
       except execution.Stopped as stopped:
         if processes.is_first():
           printing.say(f'Stopped at round {stopped.round}; the same command '
-                       f'with --workdir={options.workdir} continues.')
+                       f'with {stopping.given(options.workdir or "")} '
+                       'continues.')
         raise
     num_validation = jobs[0].facts['federation']['num_validation']
     processes.once(lambda: _finish(workdir, runs, num_validation))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import os
 import select
+import shlex
 import signal
 import sys
 import threading
@@ -53,17 +54,27 @@ def end(number: int) -> None:
   os._exit(128 + number)
 
 
-def works_in(folder: str) -> None:
-  """Says where the run is, for the line at its end."""
+@contextlib.contextmanager
+def working_in(folder: str) -> Iterator[None]:
+  """Says where the run of the block is, for the line at its end."""
   global _folder
   _folder = folder
+  try:
+    yield
+  finally:
+    _folder = ''
 
 
 def _say(number: int) -> None:
   line = (f'Stopped by {_NAMES[number]}; the same command with '
-          f'{f"--workdir={_folder}" if _folder else "the same --workdir"} '
+          f'{given(_folder) if _folder else "the same --workdir"} '
           'continues.\n')
-  os.write(2, line.encode())
+  os.write(2, os.fsencode(line))
+
+
+def given(folder: str) -> str:
+  """Returns the flag that gives a folder to a shell."""
+  return f'--workdir={shlex.quote(folder)}'
 
 
 def _writes_cache() -> bool:

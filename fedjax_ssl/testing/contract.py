@@ -384,23 +384,27 @@ def a_slot_of_weight_0_equals_none(one: CohortRunner) -> None:
   compared = False
   for closing in closings:
     try:
-      compared |= _compare_slots(one, closing)
+      # Small ones for a rule that leaves out what is far off.
+      compared |= any(_compare_slots(one, closing, scale)
+                      for scale in (1.0, 1e-4))
     except jax.errors.UnexpectedTracerError:
       why = 'its aggregation uses what is traced with the round'
   if not compared:
     raise Skip(why)
 
 
-def _compare_slots(one: CohortRunner, closing: _Closing) -> bool:
+def _compare_slots(one: CohortRunner, closing: _Closing, scale: float) -> bool:
   """Compares made-up updates with the same and a slot that is not used.
 
-  Returns whether the updates change a number of the server's record at all.
+  Messages are of about this scale. Returns whether the updates change a number
+  of the server's record at all.
   """
   num_groups, size = closing.cohort.ids.shape
   draw = np.random.default_rng(0)
   # Messages have any sign; counts and weights do not.
-  made = _made_up(closing.updates, draw, .5)._replace(
-      message=_made_up(closing.updates.message, draw, -1.5))
+  made = _made_up(closing.updates, draw, .5)._replace(message=jax.tree.map(
+      lambda x: (scale * x).astype(x.dtype),
+      _made_up(closing.updates.message, draw, -1.5)))
   ids = jnp.arange(num_groups * size).reshape(num_groups, size)
   slots = (made, Cohort(
       ids % one.federation.num_clients, jnp.ones(ids.shape, bool)))

@@ -185,7 +185,8 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
   pace, ends = math.inf, False
-  save = _Saver(runs, observer, checkpoint_every)
+  save = _Saver(runs, observer, checkpoint_every,
+                -1 if saved is None else done)
   with _listening() as heard:
     for stop in stops(done, num_rounds, eval_every, checkpoint_every):
       while done < stop.round:
@@ -254,10 +255,11 @@ def _check_kinds(method: Method, federations: Sequence[Federation],
 class _Saver:
   """Saves a run, and knows when it did so last."""
 
-  def __init__(self, runs: runner.Sequential, observer: Observer, every: int):
-    """Takes what to save, who keeps it, and the rounds between saves."""
+  def __init__(self, runs: runner.Sequential, observer: Observer, every: int,
+               round_: int):
+    """Takes what to save, who keeps it, how often, and what is saved."""
     self._runs, self._observer, self._every = runs, observer, every
-    self._round, self._since = -1, time.monotonic()
+    self._round, self._since = round_, time.monotonic()
 
   def __call__(self, round_: int) -> None:
     """Saves a round, unless it is saved already."""

@@ -122,7 +122,7 @@ def test_cells_run_in_order_and_once(place):
   listed = place.call('--list')
   assert place.call('--status') == listed
   assert listed.splitlines()[0] == (
-      'done     Ours | hard: exp.ours_hard; paper: diverged (seeds 0, 1)')
+      'done     Ours | hard: exp.ours_hard; paper: diverged (seeds done: 0, 1)')
   assert listed.count('to do ') == 1 and listed.count('missing ') == 1
 
 

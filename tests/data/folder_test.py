@@ -64,6 +64,15 @@ def test_one_image_in_color_makes_all_of_them_rgb(tmp_path):
   assert found['test'].inputs[2, 0, 0].tolist() == [9, 0, 0]
 
 
+@pytest.mark.parametrize('order', ['<', '>'])
+def test_of_16_bits_the_upper_8_are_taken(tmp_path, order):
+  write(tmp_path, 1)
+  deep = (np.arange(20) * 3000).astype(f'{order}u2').reshape(SIDES)
+  Image.fromarray(deep).save(tmp_path / 'train/cat/9.tif')
+  found = folder.read(tmp_path).parts['train'].inputs
+  np.testing.assert_array_equal(found[2, ..., 0], deep >> 8)
+
+
 def _small(place: pathlib.Path) -> None:
   Image.new('L', (3, 5)).save(place / 'train/dog/9.png')
 
@@ -77,6 +86,15 @@ def _none_to_test(place: pathlib.Path) -> None:
     file.unlink()
 
 
+def _none_to_validate(place: pathlib.Path) -> None:
+  (place / 'val/cat/0.png').unlink()
+
+
+def _deep(place: pathlib.Path) -> None:
+  Image.fromarray(np.full(SIDES, 30000, np.int32)).save(
+      place / 'train/dog/x.tif')
+
+
 def _strange(place: pathlib.Path) -> None:
   (place / 'test/cow').mkdir()
   Image.new('L', SIDES[::-1]).save(place / 'test/cow/0.png')
@@ -85,7 +103,11 @@ def _strange(place: pathlib.Path) -> None:
 @pytest.mark.parametrize('change, words', [
     (_small, '9.png has 3 x 5 pixels, and others 4 x 5; bring'),
     (_second, 'two folders to validate on'),
-    (_none_to_test, 'test holds no image; it has a folder for each class'),
+    (_none_to_test, 'no image in test/; it has a folder for each class'),
+    (_none_to_validate, 'no image in validation/; it has a folder for each'),
+    (_deep, 'x.tif has pixels of 32 bits; save it with 8'),
+    (lambda place: (place / 'train/dog/x.png').symlink_to('/gone.png'),
+     'x.png cannot be read: .*No such file'),
     (_strange, "test has label 'cow', which train has not"),
     (lambda place: (place / 'train/0.png').touch(), 'is in no folder of a'),
     (lambda place: (place / 'train/dog/x.txt').touch(), 'x.txt is no image'),
@@ -101,8 +123,11 @@ def test_what_is_no_folder_of_images_is_refused(tmp_path, change, words):
   assert str(tmp_path / 'pets') in line and '\n' not in line
 
 
-def test_a_path_is_told_how_it_is_given(tmp_path):
+@pytest.mark.parametrize('place', ['{}/pets', 'pets', '../{}/pets', './pets'])
+def test_a_path_is_told_how_it_is_given(tmp_path, monkeypatch, place):
   write(tmp_path / 'pets')
+  monkeypatch.chdir(tmp_path)
+  place = place.format(tmp_path.name if place.startswith('..') else tmp_path)
   with pytest.raises(checks.FieldError, match='is a folder: give its name, '
                      f'pets, and the folder that it is in, {tmp_path}, as'):
-    data.load(str(tmp_path / 'pets'))
+    data.load(place)

@@ -1,6 +1,7 @@
 """The loop: where it stops, what it may not change, how it is interrupted."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -81,6 +82,34 @@ def test_a_slow_run_saves_between_its_checkpoints(monkeypatch):
   resumed, _, _ = train(eval_every=3, saved=(4, saves[4]))
   chex.assert_trees_all_equal(resumed.states, reference.states)
   assert [*train(eval_every=3)[2]] == [7]  # Who wants the end only has it.
+
+
+def test_the_clock_of_saves_begins_anew_with_each(monkeypatch):
+  now, saved = [100.0], []
+  monkeypatch.setattr(loop.time, 'monotonic', lambda: now[0])
+  runs = types.SimpleNamespace(snapshot=dict, kept=lambda: None)
+  observer = loop.Observer(on_save=lambda round_, tree: saved.append(round_))
+  save: Any = loop._Saver(runs, observer, 5, 3)  # type: ignore[arg-type]
+  late = []
+  for now[0], round_ in ((399., 3), (401., 3), (402., 4), (701., 6), (703., 7)):
+    late.append(save.is_late())
+    if late[-1]:
+      save(round_)
+  # Round 3 is saved already.
+  assert late == [False, True, False, False, True] and saved == [7]
+  assert not loop._Saver(runs, observer, 0, 3).is_late()  # type: ignore
+
+
+def test_a_run_that_ends_where_it_went_on_is_not_saved_again(monkeypatch):
+  _, _, saves = train(3)
+  again: list[int] = []
+  class Heard:
+    is_set = staticmethod(lambda: True)
+  monkeypatch.setattr(loop, '_listening', lambda: contextlib.nullcontext(Heard))
+  stopped = loop.train(
+      method(), [toy.federation()[0]], num_rounds=6, saved=(3, saves[3]),
+      observer=loop.Observer(on_save=lambda round_, tree: again.append(round_)))
+  assert stopped.interrupted and stopped.round == 3 and not again
 
 
 def test_seeds_together_agree_with_seeds_apart():

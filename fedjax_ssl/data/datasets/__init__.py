@@ -22,7 +22,7 @@ __all__ = ('DATASETS', 'DATA_DIR', 'DataError', 'Dataset', 'load', 'register',
            'split_validation')
 
 NAME = r'\w[\w.+-]*'  # Of a data set, and of its file without the end.
-# Environment variable: the folder of .npz files.
+# Environment variable: the folder of data sets.
 DATA_DIR = 'FEDJAX_SSL_DATA'
 
 # Mean and standard deviation of each channel, as the papers' codes use them:
@@ -157,11 +157,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
         'dataset', name, f'is a file: give {file.stem}, and its folder'
         f'{"" if file.name == name else f", {file.parent},"} as data_dir.')
   if not re.fullmatch(rf'{NAME}(/{NAME})?', name):
-    if name and folder.holds(file):
-      raise checks.FieldError(
-          'dataset', name, f'is a folder: give its name, {file.resolve().name},'
-          f' and the folder that it is in, {file.resolve().parent}, as '
-          'data_dir.')
+    _refuse_path(name)
     raise DataNameError(
         'dataset', name, f'{name!r} is no name of a data set; allowed are '
         'letters, digits and _ . + -, as in NAME or NAME/CONFIG.')
@@ -278,6 +274,15 @@ def _by_part(name: str, made: Any
                   f'y_test as a tuple or dict; {why}')
 
 
+def _refuse_path(name: str) -> None:
+  """Raises FieldError if a name is the path of a folder of images."""
+  place = pathlib.Path(name)
+  if name and folder.holds(place):
+    raise checks.FieldError(
+        'dataset', name, f'is a folder: give its name, {place.resolve().name}, '
+        f'and the folder that it is in, {place.resolve().parent}, as data_dir.')
+
+
 def _read(name: str, data_dir: str | os.PathLike[str] | None,
           embeddings: str | os.PathLike[str] | None) -> files.Source:
   """Reads `data_dir/<name>.npz`, .csv or folder, or TensorFlow Datasets."""
@@ -299,6 +304,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
     if folder.holds(path.parent / name):
       return folder.read(path.parent / name)
     advice = f'data set {name!r} not found: there is no {path}'
+  _refuse_path(name)
   advice += (' (keys x_train, y_train, x_test, y_test; uint8 images), or a '
              '.csv of that name (columns text and label), or a folder of that '
              'name (train/CLASS/*.png and test/CLASS/*.png)')

@@ -16,7 +16,11 @@ _PARTS = {'train': 'train', 'test': 'test', 'val': 'validation',
 _UNLABELED = 'unlabeled'  # In place of a class: of rows without a label.
 _ENDINGS = frozenset(('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.ppm', '.tif',
                       '.tiff', '.webp'))
-_GRAY = frozenset(('1', 'L', 'I;16', 'LA'))  # Pillow's modes without color.
+# Pillow's modes without color, and with 16 bits.
+_GRAY, _DEEP = frozenset(('1', 'L', 'LA', 'La')), 'I;16'
+_TOO_DEEP = frozenset(('I', 'F'))
+# What systems leave in folders.
+_LEFT = frozenset(('Thumbs.db', 'desktop.ini'))
 
 
 def holds(path: pathlib.Path) -> bool:
@@ -33,7 +37,7 @@ def read(path: pathlib.Path) -> files.Source:
 
   Args:
     path: the folder. All images have one size; they are gray if all of them
-      are, else RGB.
+      are, else RGB. Of 16 bits the upper 8 are taken.
 
   Returns:
     A Source with inputs uint8[D, H, W, C] and labels int32[D].
@@ -44,7 +48,7 @@ def read(path: pathlib.Path) -> files.Source:
   """
   parts: dict[str, tuple[list[np.ndarray], list[str]]] = {}
   shape: tuple[int, ...] = ()
-  for folder in sorted(path.iterdir()):
+  for folder in _within(path):
     if folder.name not in _PARTS or not folder.is_dir():
       continue
     part = _PARTS[folder.name]
@@ -62,9 +66,9 @@ def read(path: pathlib.Path) -> files.Source:
       labels.append(names_lib.NONE if (
           part == 'train' and file.parent.name == _UNLABELED)
           else file.parent.name)
-  for part in ('train', 'test'):
+  for part in dict.fromkeys(('train', 'test', *parts)):
     if part not in parts or not parts[part][0]:
-      raise DataError(f'{path / part} holds no image; it has a folder for each '
+      raise DataError(f'{path}: no image in {part}/; it has a folder for each '
                       'class, with its images')
   color = any(image.ndim == 3 for images, _ in parts.values()
               for image in images)
@@ -78,18 +82,23 @@ def read(path: pathlib.Path) -> files.Source:
 
 def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the images of a part, by class and name."""
-  for one in sorted(folder.iterdir()):
-    if one.name.startswith('.'):
-      continue
+  for one in _within(folder):
     if not one.is_dir():
       raise DataError(f'{one} is in no folder of a class')
-    for file in sorted(one.iterdir()):
-      if file.name.startswith('.'):
-        continue
-      if file.suffix.lower() not in _ENDINGS or not file.is_file():
+    for file in _within(one):
+      if file.suffix.lower() not in _ENDINGS:
         raise DataError(f'{file} is no image; allowed are '
                         f'{", ".join(sorted(_ENDINGS))}')
       yield file
+
+
+def _within(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns what a folder holds, in the same order on every system."""
+  try:
+    return sorted((one for one in folder.iterdir() if one.name not in _LEFT
+                   and not one.name.startswith('.')), key=lambda one: one.name)
+  except OSError as error:
+    raise DataError(f'{folder} cannot be read: {error.strerror}') from None
 
 
 def _image(file: pathlib.Path) -> np.ndarray:
@@ -97,9 +106,13 @@ def _image(file: pathlib.Path) -> np.ndarray:
   from PIL import Image
   try:
     with Image.open(file) as image:
-      if image.mode == 'I;16':
+      if image.mode in _TOO_DEEP:
+        raise DataError(f'{file} has pixels of 32 bits; save it with 8')
+      if image.mode.startswith(_DEEP):
         return (np.asarray(image) >> 8).astype(np.uint8)
       return np.asarray(image.convert('L' if image.mode in _GRAY else 'RGB'))
+  except DataError:
+    raise
   except (OSError, ValueError, SyntaxError,
           Image.DecompressionBombError) as error:
     raise DataError(f'{file} cannot be read: {error}') from None

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_ssl.core import blame, checks, knobs, registry, tree
 from fedjax_ssl.core.types import Attack, Client, PyTree, Update
@@ -115,9 +114,9 @@ def _watched(text: str, made: Attack | None) -> Attack:
   blame.check('attack', text, made, isinstance(made, Attack), 'Attack')
   assert made is not None
   share: Any = made.share
-  if hasattr(share, 'dtype') and not np.ndim(share):  # NumPy's, or JAX's.
-    share = share.item()
-  if fault := 'a number' if np.ndim(share) else knobs.fault(share, _SHARE):
+  if hasattr(share, 'dtype'):  # NumPy's, or JAX's.
+    share = share.tolist()
+  if fault := knobs.fault(share, _SHARE):
     raise checks.FieldError(
         'attack', text.strip(), f'gives share={share!r}, which must be '
         f'{fault}.')

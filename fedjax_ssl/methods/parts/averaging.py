@@ -193,7 +193,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   then the clients learn from what they hold.
 
   Args:
-    task: the static choices.
+    task: the static choices. Another rule than the mean is among them:
+      `dataclasses.replace(task, aggregator=rule)`.
     loss_fn: see the module's docstring.
     streams: rows the loss needs: 'both', 'labeled' or 'unlabeled'. With
       labels at the server 'both' becomes 'unlabeled' at the clients.
