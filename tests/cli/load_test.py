@@ -123,10 +123,12 @@ def test_no_run(finished, tmp_path):
   assert "model 'Net' is unknown. Allowed: " in line and line.endswith(
       'If it is your own, register it first, as in '
       "fedjax_ssl.task.REGISTRIES['model'].register('Net').")
-  for place, value in (('task', {'spec': None}), ('choices', [])):
+  for place, value, said in (
+      ('task', {'spec': None}, 'another version'),
+      ('choices', [], 'config.json is damaged: `choices` is no object')):
     facts = stored['facts'] | {place: value}
     (tmp_path / 'config.json').write_text(json.dumps(stored | {'facts': facts}))
-    assert 'another version' in message(tmp_path)
+    assert said in message(tmp_path)
   del stored['facts']['task']
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   assert "'task'" in message(tmp_path)
