@@ -161,16 +161,32 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   return f'{word} is no flag' + (meant or '; --help lists all.')
 
 
-def in_file(flag: str, words: Sequence[str], depth: int = 9) -> str:
-  """Returns ' (at FILE:LINE)' of a flag; '' if no flagfile has it.
+def place(error: flags.UnrecognizedFlagError | flags.IllegalFlagValueError,
+          words: Sequence[str]) -> str:
+  """Returns ' (at FILE:LINE)' of a wrong flag; '' if no flagfile has it.
 
   Args:
-    flag: what stands behind its dashes, with `=` and the value or without.
-    words: of the command, or lines of a flagfile.
-    depth: how deep flagfiles may name each other.
+    error: what absl says of it.
+    words: of the command.
   """
+  flag = (wrong_value(error)[0] if isinstance(
+      error, flags.IllegalFlagValueError) else error.flagname)
+  name = flag.partition('=')[0]
+  # A value may have a line of its own.
+  others = [] if any(map(_is(name).match, words)) else [name]
+  return next(filter(None, (
+      _in_file(_is(one), words) for one in (flag, *others))), '')
+
+
+def _is(flag: str) -> re.Pattern[str]:
+  """Matches a word or line that gives a flag: with this value, or with any."""
   end = r'\s*$' if '=' in flag else r'\s*(=|$)'
-  wanted = re.compile(rf'\s*--?(no)?{re.escape(flag)}{end}')
+  return re.compile(rf'\s*--?(no)?{re.escape(flag)}{end}')
+
+
+def _in_file(wanted: re.Pattern[str], words: Sequence[str], depth: int = 9
+             ) -> str:
+  """Looks in the flagfiles that words name, and in those that these name."""
   for word, after in zip(words, [*words[1:], ''], strict=True):
     name, equals, value = word.strip().lstrip('-').partition('=')
     if name != 'flagfile' or not depth:
@@ -181,7 +197,7 @@ def in_file(flag: str, words: Sequence[str], depth: int = 9) -> str:
       for number, line in enumerate(lines, start=1):
         if wanted.match(line):
           return f' (at {file}:{number})'
-      if found := in_file(flag, lines, depth - 1):
+      if found := _in_file(wanted, lines, depth - 1):
         return found
   return ''
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
-import re
 import signal
 import sys
 from typing import Any
@@ -200,14 +199,7 @@ def _parse(argv: Sequence[str]) -> Any:
   try:
     return FLAGS(argv)
   except (flags.UnrecognizedFlagError, flags.IllegalFlagValueError) as error:
-    told = (errors.wrong_value(error)[0] if isinstance(
-        error, flags.IllegalFlagValueError) else error.flagname)
-    name = told.partition('=')[0]
-    # A value may have a line of its own.
-    in_words = any(re.match(rf'--?(no)?{re.escape(name)}(=|$)', word)
-                   for word in argv)
-    if place := errors.in_file(told, argv) or (
-        '' if in_words else errors.in_file(name, argv)):
+    if place := errors.place(error, argv):
       error.add_note(place)
     raise
 

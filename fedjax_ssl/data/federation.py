@@ -9,7 +9,11 @@ import numpy as np
 
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Array, Examples, Federation, Shard
-from fedjax_ssl.data.partition.file import check_partition, Partition
+from fedjax_ssl.data.partition.file import (
+  check_partition,
+  check_tasks,
+  Partition,
+)
 
 # Larger class-count tables stay out of `describe`.
 _MAX_CELLS = 20_000
@@ -118,9 +122,7 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
                        'row and -1 for all others')
     if (stream < 0).all():
       raise ValueError('stream has no task, as no row is unlabeled')
-    if stream.max() >= len(stream):
-      raise ValueError(f'stream names task {stream.max()} of {len(stream)} '
-                       'rows; number tasks from 0')
+    check_tasks('stream', stream)
     tasks = _stream(labeled, unlabeled, stream, num_clients, revealed)
   if revealed is not None:
     labeled = np.where((unlabeled >= 0) & revealed, unlabeled, labeled)

@@ -80,16 +80,20 @@ def check_partition(partition: Partition, num_examples: int,
       (partition.tasks >= 0) != (partition.unlabeled >= 0)).any():
     raise ValueError("partition field 'tasks' must give a task to each "
                      'unlabeled row and -1 to all others')
-  if partition.tasks is not None and num_examples <= partition.tasks.max(
-      initial=-1):
-    raise ValueError(
-        f"partition field 'tasks' names task {partition.tasks.max()}; with "
-        f'{num_examples} rows tasks are 0 to {num_examples - 1} at most')
+  if partition.tasks is not None:
+    check_tasks("partition field 'tasks'", partition.tasks)
   claims = ((partition.labeled >= 0).astype(int) + (partition.unlabeled >= 0)
             + partition.validation)
   if (claims > 1).any():
     raise ValueError(f'partition uses {int((claims > 1).sum())} rows twice, '
                      f'first row {int(np.argmax(claims > 1))}')
+
+
+def check_tasks(name: str, tasks: np.ndarray) -> None:
+  """Refuses more tasks than rows, of which each would have a table."""
+  if tasks.max(initial=-1) >= len(tasks):
+    raise ValueError(f'{name} names task {tasks.max()}; with {len(tasks)} rows '
+                     f'tasks are 0 to {len(tasks) - 1} at most')
 
 
 def partition_hash(partition: Partition) -> str:
