@@ -100,6 +100,11 @@ def test_known_facts():
 def test_data_sets_of_the_folder_are_listed(monkeypatch, tmp_path):
   for name in ('mine.npz', 'both.npz', 'both.csv', 'words.csv', 'else.txt'):
     (tmp_path / name).write_bytes(b'')
+  # `data.load` looks neither here, nor into names that it refuses.
+  for name in ('digits.npz', '.hidden.npz', 'a name.csv'):
+    (tmp_path / name).write_bytes(b'')
+  (tmp_path / 'file').mkdir()
+  (tmp_path / 'file' / 'train').write_bytes(b'')
   monkeypatch.setenv('FEDJAX_SSL_DATA', str(tmp_path))
   found = catalog.catalog()['datasets'].entries
   assert [e.name for e in found[:5]] == [
@@ -162,7 +167,8 @@ def test_code_of_ones_own(capsys, tmp_path):
   assert 'k: float = 0.5   how much.' in shown and str(file) in shown
   for words, said in (
       ([f'{file}:mine'], 'its kind before it, one of methods, models'),
-      (['datasets', f'{file}:mine'], 'its kind before it'),
+      (['datasets', f'{file}:mine'],
+       'datasets take no code of your own; give one of methods, models'),
       (['methods', f'{file}:min'], "Did you mean 'mine'?"),
       (['models', f'{tmp_path}/other.py:mine'], 'there is no file')):
     assert catalog.main(words) == 2

@@ -152,7 +152,8 @@ def own_entry(text: str) -> Entry:
     except ValueError as error:
       raise ValueError(f'ROW={text}: {error}') from error
   short = re.sub(r'[][]', '', registry.written(called, given))
-  name = re.sub(r'[^\w.=-]+', '_', short).strip('_')
+  # Two together end the row's name in those of its runs.
+  name = re.sub('__+', '_', re.sub(r'[^\w.=-]+', '_', short)).strip('_')
   groups = next((entry.groups for entry in entries().values()
                  if registry.parse(entry.method)[0] == named), 1)
   return Entry(name, method, tuned, {}, tuple(beds()), '', groups)

@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 import functools
-import json
 import pathlib
 import shlex
 import sys
@@ -43,17 +42,13 @@ import numpy as np
 
 from fedjax_ssl import config, data
 from fedjax_ssl.bench import page, picture, plan, records, standing, tables
-from fedjax_ssl.cli import arguments, bench_runs
+from fedjax_ssl.cli import arguments, bench_flags, bench_runs
 from fedjax_ssl.cli.check_methods import vouch
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import slots
-from fedjax_ssl.core import checks, disk, imports, knobs
+from fedjax_ssl.core import checks, disk, imports, knobs, registry
 from fedjax_ssl.report import printing, summary
 from fedjax_ssl.training import environment, workdir
-
-# Flags by which the runs of one bed differ.
-_OWN = 'method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir'
-_CHANGED = 'changed.json'  # Holds the flags after `--`, one file a folder.
 
 
 class _Data(NamedTuple):
@@ -83,12 +78,15 @@ def main(argv: Sequence[str]) -> int:
     bench.keep_changed()
     return bench.run()
   except OSError as error:
-    raise ValueError(f'--out={args.out} cannot be used: {error.strerror}.'
+    place, out = pathlib.Path(str(error.filename or args.out)), args.out
+    if not place.absolute().is_relative_to(pathlib.Path(out).absolute()):
+      raise  # It names the file.
+    raise ValueError(f'--out={out} cannot be used: {error.strerror or error}.'
                      ) from error
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  passed = {*map(checks.flag, config.OPTIONS)} - {*_OWN}
+  passed = {*map(checks.flag, config.OPTIONS)} - {*bench_flags.OWN}
   parser = arguments.Parser('bench', __doc__, passes_on=passed)
   parser.usage = ('%(prog)s BED [ROW ...] --out=OUT [--NAME=VALUE ...] '
                   '[-- --flag=value ...]')
@@ -152,17 +150,10 @@ class _Bench:
     for name in ('slots', 'configurations'):
       if getattr(args, name) < 1:
         raise ValueError(f'--{name}={getattr(args, name)} must be at least 1.')
-    for flag in changed:
-      if not flag.startswith('--') or '=' not in flag:
-        raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
-      if flag.startswith('--flagfile='):
-        raise ValueError(f'{flag} cannot be given behind --: give the flags '
-                         'that it holds.')
-      if flag[2:].partition('=')[0] in _OWN:
-        raise ValueError(f'{flag} cannot be given behind --: the bench itself '
-                         f'sets {", ".join(_OWN)}.')
+    bench_flags.check(changed)
     self._args = args
-    self._changed = self._flags_behind(changed)
+    self._changed = bench_flags.given(self._out, changed,
+                                      looking=args.status)
     self._runs = bench_runs.Runs(self._bed, self._out, args.configurations,
                                  self._changed, args.data_dir)
     from fedjax_ssl import methods  # Every method; --help can do without.
@@ -180,29 +171,6 @@ class _Bench:
         self._runs.cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
         for configuration in self._runs.tries(entry)], {})
-
-  def _flags_behind(self, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the flags behind --: who only looks need not give the folder's.
-
-    Raises:
-      ValueError: if the folder's runs have others.
-    """
-    kept = self._out / _CHANGED
-    if not kept.exists():
-      return given
-    try:
-      flags = tuple(disk.texts(json.loads(kept.read_text())))
-    except (ValueError, RecursionError) as error:
-      raise ValueError(f'{kept} is damaged; give another folder.') from error
-    if self._args.status and not given:
-      return flags
-    # A run that has begun and is not there yet has a lock.
-    if flags != given and (any(self._out.glob('*/config.json'))
-                           or cells_lib.any_is_held(self._out)):
-      raise ValueError(f'--out={self._args.out} holds runs with '
-                       f'{" ".join(flags) or "no flags"} behind --; give the '
-                       'same, or another folder.')
-    return given
 
   def _check_code(self) -> None:
     """Raises ValueError if a row has runs here with other code of one's own."""
@@ -329,8 +297,7 @@ class _Bench:
   def keep_changed(self) -> None:
     """Stores in the folder the flags that its runs have besides the bed's."""
     (self._out / '.sweep').mkdir(parents=True, exist_ok=True)
-    disk.replace(self._out / _CHANGED,
-                 (json.dumps(self._changed) + '\n').encode())
+    bench_flags.keep(self._out, self._changed)
     self._reader.keep(self._table)
 
   def commands(self) -> str:
@@ -492,9 +459,13 @@ class _Bench:
   def _data(self) -> _Data:
     """Reads the bed's data set."""
     from fedjax_ssl.running import job
-    flags = {**self._bed.flags, **dict(
-        flag.removeprefix('--').split('=', 1) for flag in self._changed)}
+    for place in bench_flags.values(self._changed, 'import'):
+      registry.import_place(place)  # It may register the data set.
+    told = {name: [*bench_flags.values(self._changed, name)]
+            for name in ('dataset', 'data_dir', 'split', 'embeddings')}
+    flags = {**self._bed.flags,
+             **{name: found[-1] for name, found in told.items() if found}}
     found = data.load(flags['dataset'],
                       self._args.data_dir or flags.get('data_dir'),
-                      split=flags['split'])
+                      split=flags['split'], embeddings=flags.get('embeddings'))
     return _Data(np.asarray(found.train.labels), job.data_hash(found))

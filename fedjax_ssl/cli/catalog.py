@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import inspect
 import json
 import os
-import pathlib
 import re
 import sys
 import textwrap
@@ -292,16 +291,11 @@ def _datasets() -> Iterator[Entry]:
   vectors = Option('embeddings', 'str | None', 'None', 'a .npz of word vectors '
                    'instead of trained ones, see `fedjax-ssl embed-texts`')
   folder = os.environ.get(datasets.DATA_DIR)
-  # `data.load` takes the file of arrays before that of texts, and folders last.
-  kinds = ('*/train', '*.csv', '*.npz') if folder else ()
-  files = (file.parent if kind == '*/train' else file for kind in kinds
-           for file in pathlib.Path(folder or '').glob(kind))
-  found = {name: file for file in files if re.fullmatch(
-      datasets.NAME, name := file.name if file.is_dir() else file.stem)}
+  found = datasets.in_folder(folder) if folder else {}
   for name, builder in datasets.DATASETS.items():
     yield Entry(name, _first_paragraph(inspect.getdoc(builder) or ''), (split,),
                 ('registered',))
-  for name, file in sorted(found.items()):
+  for name, file in found.items():
     texts = file.suffix == '.csv'
     yield Entry(name, f'{"Texts from" if texts else "From"} '
                 f'{datasets.DATA_DIR}.',
@@ -350,8 +344,10 @@ def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
     return dict(groups)
   if placed := imports.split(name or group):
     if group not in _PLACED:
-      raise ValueError(f'{name or group} needs its kind before it, one of '
-                       f'{", ".join(_PLACED)}.')
+      known = name is not None and group in groups
+      said = (f'{group} take no code of your own; give' if known else
+              f'{name or group} needs its kind before it,')
+      raise ValueError(f'{said} one of {", ".join(_PLACED)}.')
     function = registry.find(
         _PLACED[group], f'{placed.place}:{placed.name}', group)
     return {group: groups[group]._replace(

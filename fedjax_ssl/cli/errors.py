@@ -6,14 +6,20 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import difflib
 import errno
-import pathlib
 import re
 from typing import Any
 
 from absl import flags
 
 from fedjax_ssl import config
-from fedjax_ssl.core import blame, checks, imports, knobs, registry
+from fedjax_ssl.core import (
+  blame,
+  checks,
+  flagfile_lines,
+  imports,
+  knobs,
+  registry,
+)
 
 # Faults that may be gone at another try.
 _PASSING = frozenset((
@@ -174,32 +180,18 @@ def place(error: flags.UnrecognizedFlagError | flags.IllegalFlagValueError,
   name = flag.partition('=')[0]
   # A value may have a line of its own.
   others = [] if any(map(_is(name).match, words)) else [name]
-  return next(filter(None, (
-      _in_file(_is(one), words) for one in (flag, *others))), '')
+  files = [*flagfile_lines.read(words)]
+  return next((f' (at {file}:{number})'
+               for one in map(_is, (flag, *others))
+               for file, lines in files
+               for number, line in enumerate(lines, start=1)
+               if one.match(line)), '')
 
 
 def _is(flag: str) -> re.Pattern[str]:
   """Matches a word or line that gives a flag: with this value, or with any."""
   end = r'\s*$' if '=' in flag else r'\s*(=|$)'
   return re.compile(rf'\s*--?(no)?{re.escape(flag)}{end}')
-
-
-def _in_file(wanted: re.Pattern[str], words: Sequence[str], depth: int = 9
-             ) -> str:
-  """Looks in the flagfiles that words name, and in those that these name."""
-  for word, after in zip(words, [*words[1:], ''], strict=True):
-    name, equals, value = word.strip().lstrip('-').partition('=')
-    if name != 'flagfile' or not depth:
-      continue
-    file = value if equals else after
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-      lines = pathlib.Path(file).expanduser().read_text().splitlines()
-      for number, line in enumerate(lines, start=1):
-        if wanted.match(line):
-          return f' (at {file}:{number})'
-      if found := _in_file(wanted, lines, depth - 1):
-        return found
-  return ''
 
 
 def _did_you_mean(names: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import arguments, child, places
-from fedjax_ssl.core import checks, disk
+from fedjax_ssl.core import checks, disk, registry
 from fedjax_ssl.papers import cells, flagfiles, results
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
@@ -118,10 +118,13 @@ class Plan(NamedTuple):
         self.scripts / f'{cell.setting}.py').exists():
       return f'{cell.setting} does not exist yet'
     from fedjax_ssl import methods
-    name = cell.flag('method').partition('(')[0]
-    # A dotted name is a method of the user's own.
-    return '' if not name or name in methods.METHODS or '.' in name else (
-        f'method {name} does not exist yet')
+    method = cell.flag('method')
+    if not method or registry.is_own(method, methods.METHODS):
+      return ''
+    name = method.partition('(')[0]
+    return '' if name in (
+        methods.METHODS.keys() | methods.METHODS.entry_points()) else (
+            f'method {name} does not exist yet')
 
 
 class Step(NamedTuple):
@@ -350,9 +353,11 @@ def _plan(args: argparse.Namespace) -> Plan:
   if bad:
     raise ValueError(f'{bad[0]} cannot be given to all cells.')
   place = args.data_dir
+  if place == '':
+    raise ValueError('--data_dir= is empty; name a folder or leave it out.')
   # A bucket is read by the runs alone.
   if place is not None and '://' not in place and not (
-      pathlib.Path(place).is_dir()):
+      os.path.isdir(os.path.expanduser(place))):
     raise ValueError(f'--data_dir={place} is no folder.')
   if args.scripts and not pathlib.Path(args.scripts).is_dir():
     raise ValueError(f'--scripts={args.scripts} is no folder.')
@@ -377,6 +382,11 @@ def _all_tables(args: argparse.Namespace) -> int:
   """Does what needs no --table; returns an exit code."""
   if flags := [flag for flag in args.flags if flag != '--']:
     raise ValueError(f'{flags[0]} is for the cells of a --table; name one.')
+  for name in ('row', 'column', 'variant', 'data_dir'):
+    if value := getattr(args, name):
+      value = value[0] if isinstance(value, list) else value
+      raise ValueError(f'--{name}={value} is for the cells of a --table; name '
+                       'one.')
   folder = pathlib.Path(args.tables)
   found = cells.tables(folder)
   if not found:

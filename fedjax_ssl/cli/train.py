@@ -16,7 +16,7 @@ from absl import app, flags, logging
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import errors, flag_help, method_names
-from fedjax_ssl.core import blame, checks, registry
+from fedjax_ssl.core import blame, checks, flagfile_lines, registry
 from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
 
@@ -130,7 +130,9 @@ def _need_dataset(data_dir: str | None) -> None:
   """
   if not data_dir:
     return  # A first look, at the default.
-  place = pathlib.Path(data_dir).expanduser()
+  from fedjax_ssl.data import datasets
+  place = pathlib.Path(os.path.expanduser(data_dir))
+  is_bucket = '://' in data_dir
   if place.is_file():
     reason = (f'is a file: give its folder, --data_dir={place.parent}, and its '
               f'name, --dataset={place.stem}.')
@@ -138,12 +140,12 @@ def _need_dataset(data_dir: str | None) -> None:
     place = place.resolve()
     reason = (f'is a data set: give the folder that it is in, --data_dir='
               f'{place.parent}, and its name, --dataset={place.name}.')
+  elif not is_bucket and not place.is_dir():
+    reason = 'is no folder.'
   else:
-    names = sorted({file.stem for ending in ('npz', 'csv')
-                    for file in place.glob(f'*.{ending}')}
-                   | {file.parent.name for file in place.glob('*/train')})
+    names = () if is_bucket else datasets.in_folder(place)
     reason = 'which of its data sets? Give --dataset=NAME' + (
-        f', one of {", ".join(names)}.' if names else
+        f', one of {", ".join(names)}.' if names else '.' if is_bucket else
         '; it holds no .npz or .csv, and no folder with train/.')
   raise checks.FieldError('data_dir', data_dir, reason)
 
@@ -185,7 +187,6 @@ def _print_help(about: str) -> None:
 
 def _read_flags(argv: Sequence[str]) -> Any:
   """Reads the flags; ends the process if they are wrong or ask for help."""
-  _report_errors(_check_files, argv)
   try:
     return _report_errors(_parse, argv)
   except SystemExit as ended:
@@ -196,35 +197,15 @@ def _read_flags(argv: Sequence[str]) -> Any:
 
 def _parse(argv: Sequence[str]) -> Any:
   """Reads the flags; a wrong one says where a flagfile has it."""
+  # absl leaves out a file without a name, and does not name one of no text.
+  for _ in flagfile_lines.read(argv):
+    pass
   try:
     return FLAGS(argv)
   except (flags.UnrecognizedFlagError, flags.IllegalFlagValueError) as error:
     if place := errors.place(error, argv):
       error.add_note(place)
     raise
-
-
-def _check_files(argv: Sequence[str]) -> None:
-  """Refuses flagfiles without a name, as of an unset variable, or text.
-
-  absl leaves the first out, and does not name the second.
-  """
-  for word, after in zip(argv, [*argv[1:], ''], strict=True):
-    flag, equals, value = word.lstrip('-').partition('=')
-    if not word.startswith('-') or flag != 'flagfile':
-      continue
-    value = value if equals else after
-    if not value:
-      raise ValueError('--flagfile= is empty; name a file or leave it out.')
-    file = pathlib.Path(os.path.expanduser(value))
-    try:
-      if file.is_file():  # A pipe can be read once.
-        file.read_text()
-    except UnicodeDecodeError:
-      raise ValueError(f'--flagfile={value} cannot be read: it is no text.'
-                       ) from None
-    except OSError:
-      continue  # Whoever reads it says why.
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:

@@ -230,7 +230,7 @@ def _traffic(dense: PyTree, scalars: jax.Array | None, active: jax.Array
              ) -> jax.Array:
   """float32[] bytes of one slot: of all leaves, or of the numbers counted."""
   size = (jnp.float32(tree.num_bytes(dense)) if scalars is None
-          else 4 * jnp.nan_to_num(scalars))
+          else jnp.nan_to_num(4 * scalars, posinf=0, neginf=0))
   return jnp.where(active, size, 0)
 
 
@@ -242,11 +242,16 @@ def _models_sent(task: Task, results: _Result, active: jax.Array) -> Ratio:
                active.sum().astype(jnp.float32))
 
 
+def _check_names(metrics: Metrics) -> None:
+  """Refuses metrics of a client or a rule that the pass itself reports."""
+  if taken := sorted(set(metrics) & set(PASS_METRICS)):
+    raise ValueError(f'Metrics named {", ".join(taken)} are the pass\'s own.')
+
+
 def _summary(results: _Result, plan: client_map.Plan) -> Metrics:
   """One group's metrics: means over the clients that took part."""
   metrics = dict(results.metrics)
-  if taken := sorted(set(metrics) & set(PASS_METRICS)):
-    raise ValueError(f'Metrics named {", ".join(taken)} are the pass\'s own.')
+  _check_names(metrics)
   out: Metrics = {
       'bytes_up': results.bytes_up.sum(),
       'bytes_down': results.bytes_down.sum(),
@@ -284,13 +289,14 @@ def client_pass(
   out broken updates and scatters the memories back. Then the server aggregates,
   once or after each group. Memory is carried from group to group.
 
-  An update is broken if its message, memory or weight is not finite, if its
-  weight is negative, if its message is so large that a weighted sum over the
-  cohort could overflow, or if the message's global norm, without
-  `Update.counts`, exceeds `task.max_update_norm`. A broken update gets weight
-  0, its client keeps the old memory, and `num_rejected` counts it. An
-  aggregation that makes a finite number of the server's record infinite or NaN
-  is counted there too, the record stays as it was, and nobody took part.
+  An update is broken if its message, memory, weight or numbers of scalars are
+  not finite, if its weight is negative, if weight or message are so large
+  that a weighted sum over the cohort could overflow, or if the message's
+  global norm, without `Update.counts`, exceeds `task.max_update_norm`. A
+  broken update gets weight 0, its client keeps the old memory, and
+  `num_rejected` counts it. An aggregation that makes a finite number of the
+  server's record infinite or NaN is counted there too, the record stays as it
+  was, and nobody took part.
 
   A client's metric that is not finite, or beyond `types.MEASURABLE`, counts as
   not measured.
@@ -402,6 +408,7 @@ def _aggregate_or_keep(parts: _ClientPass, server: PyTree, groups: _Group,
     return server, groups.metrics
   after, more = merge_equal(functools.partial(_aggregated, parts))(
       server, groups.messages, groups.results, groups.members, context, key)
+  _check_names(more)
   broken = tree.lost(server, after)
   rejected = groups.metrics['num_rejected'] + broken.astype(jnp.float32)
   counted = jnp.where(broken, 0, groups.metrics['num_participants'])

@@ -8,7 +8,13 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.core import checks, disk, flag_kinds, imports
+from fedjax_ssl.core import (
+  checks,
+  disk,
+  flag_kinds,
+  flagfile_lines,
+  imports,
+)
 from fedjax_ssl.training import workdir as workdir_lib
 
 _TEXTS = ('setting', 'script')
@@ -34,24 +40,13 @@ def origin(words: Sequence[str], *, setting: str = '', script: str = ''
     setting, or else script, with an absolute path. flagfiles: their names.
     comments: the comment lines of all of them, without `#`.
   """
-  files = [pathlib.Path(file) for file in _flagfiles(words)]
-  comments = [line.lstrip('# ').rstrip()
-              for file in files if file.is_file()
-              for line in file.read_text().splitlines()
-              if line.startswith('#')]
+  files = dict(flagfile_lines.read(words, nested=False))
+  comments = [line.lstrip('# ').rstrip() for lines in files.values()
+              for line in lines if line.startswith('#')]
   who = {'setting': setting} if setting else {
       'script': pathlib.Path(script).resolve().as_posix()}
-  return {**who, 'flagfiles': [f.name for f in files], 'comments': comments}
-
-
-def _flagfiles(words: Sequence[str]) -> list[str]:
-  """Returns the values of --flagfile=X and --flagfile X, one dash or two."""
-  found: list[str] = []
-  for i, word in enumerate(words):
-    name, equals, value = word.lstrip('-').partition('=')
-    if word.startswith('-') and name == 'flagfile':
-      found += [value] if equals else words[i + 1:i + 2]
-  return found
+  return {**who, 'flagfiles': [pathlib.Path(file).name for file in files],
+          'comments': comments}
 
 
 def origin_of(config: Mapping[str, Any]) -> dict[str, Any]:

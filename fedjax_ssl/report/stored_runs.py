@@ -161,6 +161,8 @@ def read(folder: str | os.PathLike[str], name: str = '',
                comments[0] if comments else '', numbers,
                tuple(planned), _changed(config, defaults),
                _federations(config['facts'], planned[0], numbers), title)
+  except KeyError as error:
+    raise ValueError(f'{path} is damaged: {error} is missing.') from error
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise ValueError(
         f'{path} is damaged: {str(error).rstrip(".")}.') from error

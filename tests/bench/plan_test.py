@@ -225,6 +225,13 @@ class ChosenTest(absltest.TestCase):
     self.assertEqual(first.method, 'fixmatch(threshold=0.9, mu=1)')
     self.assertEqual(first.name, 'fixmatch_threshold=0.9_mu=1')
 
+  def test_no_name_has_what_ends_it_in_those_of_its_runs(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / 'm.py').touch()
+    entry = plan.own_entry(f'{folder}/m.py:my__method(k__x=2)')
+    self.assertEqual(entry.name, 'my_method_k_x=2')
+    self.assertTrue(entry.method.endswith('m.py:my__method(k__x=2)'))
+
   def test_a_module(self):
     """It keeps its name, and its code is known."""
     entry = plan.own_entry('fedjax_ssl.methods.uda:uda(threshold=.5)')

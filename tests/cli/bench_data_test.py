@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
 from fedjax_ssl import data
@@ -39,6 +40,31 @@ def test_runs_stay_when_their_data_are_elsewhere(bench, out, tmp_path):
       file.write_text(json.dumps({
           **record, 'args': cell.args, 'fingerprint': cells.fingerprint(cell)}))
   assert started(out) == there
+
+
+def test_data_of_ones_own_are_those_of_the_runs(bench, out, tmp_path):
+  """A registered set, and texts as vectors."""
+  (tmp_path / 'register.py').write_text(
+      'import numpy as np\nfrom fedjax_ssl import data\n'
+      '@data.register_dataset("bench_own")\n'
+      'def bench_own():\n'
+      '  return 2 * [np.zeros((4, 2, 2), np.uint8), np.array([0, 1, 0, 1])]\n')
+  (tmp_path / 'texts.csv').write_text('text,label\n' + ''.join(
+      f'no {i} here,{i % 2}\n' for i in range(40)))
+  np.savez(tmp_path / 'vectors.npz', words=np.array(['no', 'here']),
+           vectors=np.ones((2, 4), np.float32))
+  for number, (flags, loaded) in enumerate((
+      ([f'--import={tmp_path}/register.py', '--dataset=bench_own',
+        '--split=official'], lambda: data.load('bench_own')),
+      (['--dataset=texts', f'--embeddings={tmp_path}/vectors.npz',
+        '--split=official'], lambda: data.load(
+            'texts', tmp_path, embeddings=tmp_path / 'vectors.npz')))):
+    folder = tmp_path / f'out{number}'
+    call = ('clients', 'fixmatch', f'--out={folder}', f'--data_dir={tmp_path}',
+            f'--configurations={COUNT}', '--', *flags)
+    assert bench(*call)[0] == 0
+    on_data(folder, job.data_hash(loaded()))
+    assert bench(*call)[0] == 0
 
 
 def test_refuses_rows_of_other_data(bench, out, tmp_path):

@@ -1,7 +1,9 @@
 """A refusal names the flag that was given, and what to give instead."""
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from unittest import mock
 
 import numpy as np
@@ -130,6 +132,35 @@ def test_a_flagfile_is_text(refuse, tmp_path):
   file.write_bytes(b'\xff\xfe--x')
   assert refuse(f'--flagfile={file}') == (
       f'error: --flagfile={file} cannot be read: it is no text.')
+  outer = tmp_path / 'outer.flags'
+  outer.write_text(f'--num_rounds=2\n--flagfile={file}\n')
+  assert refuse(f'--flagfile={outer}') == (
+      f'error: --flagfile={file} cannot be read: it is no text.')
+  outer.write_text('--num_rounds=2\n--flagfile=\n')
+  assert refuse(f'--flagfile={outer}') == (
+      'error: --flagfile= is empty; name a file or leave it out. '
+      f'(at {outer}:2)')
+
+
+def test_a_slip_in_a_flagfile_that_a_flagfile_names(refuse, tmp_path):
+  inner, outer = tmp_path / 'inner.flags', tmp_path / 'outer.flags'
+  outer.write_text(f'--num_rounds=2\n--flagfile={inner}\n')
+  inner.write_text('# Mine.\n\n--num_rounds=two\n')
+  line = 'error: --num_rounds=two is no whole number.'
+  assert refuse(f'--flagfile={outer}') == f'{line} (at {inner}:3)'
+
+
+def test_a_slip_beside_an_empty_flagfile_or_a_pipe(refuse, tmp_path):
+  empty, pipe = tmp_path / 'empty.flags', tmp_path / 'pipe'
+  empty.touch()
+  line = 'error: --num_rounds=two is no whole number.'
+  assert refuse(f'--flagfile={empty}', '--num_rounds=two') == line
+  os.mkfifo(pipe)
+  writer = threading.Thread(
+      target=pipe.write_text, args=('--num_rounds=two\n',))
+  writer.start()
+  assert refuse(f'--flagfile={pipe}') == line
+  writer.join()
 
 
 @pytest.mark.parametrize('line, words', [
@@ -185,7 +216,13 @@ def test_own_data_are_named(refuse, tmp_path):
   line = refuse(f'--data_dir={tmp_path}', setting=own)
   assert line == (f'error: --data_dir={tmp_path}: which of its data sets? Give '
                   '--dataset=NAME, one of notes, pets.')
-  assert 'holds no .npz' in refuse(f'--data_dir={tmp_path}/none', setting=own)
+  (tmp_path / 'bare').mkdir()
+  assert 'holds no .npz' in refuse(f'--data_dir={tmp_path}/bare', setting=own)
+  assert refuse(f'--data_dir={tmp_path}/none', setting=own) == (
+      f'error: --data_dir={tmp_path}/none: is no folder.')
+  assert refuse('--data_dir=gs://mine', setting=own) == (
+      'error: --data_dir=gs://mine: which of its data sets? Give '
+      '--dataset=NAME.')
 
 
 @pytest.mark.parametrize('args, words', [

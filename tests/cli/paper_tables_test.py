@@ -231,6 +231,15 @@ def test_rows_and_columns_can_be_chosen(place):
   assert "--column=Hard is not in one; near: 'hard'." in said
 
 
+def test_what_is_for_cells_needs_a_table(place, capsys):
+  folder = f'--tables={place.root}/tables'
+  for word in ('--row=Ours', '--column=easy', '--variant=x', '--data_dir=/x'):
+    assert tables.main([folder, '--list', word]) == 2
+    assert capsys.readouterr().err == (
+        f'error: {word} is for the cells of a --table; name one.\n')
+  assert '--data_dir= is empty' in place.call('--data_dir=', code=2)
+
+
 def test_a_cell_is_printed_as_a_flagfile(place):
   place.change('ours', 'alpha = 0.1')
   printed = place.call('--row=Ours', '--print_flags')

@@ -84,9 +84,17 @@ def test_an_older_folder_gains_what_it_lacks(finished, tmp_path):
 
 @pytest.mark.parametrize('words, files', [
     (['--flagfile=a', '--x=1'], ['a']), (['-flagfile', 'b'], ['b']),
-    (['--flagfiles=a', 'flagfile=b'], []), (['--flagfile'], [])])
+    (['--flagfiles=a', 'flagfile=b'], [])])
 def test_flagfiles_of_a_command_line(words, files):
   assert command.origin(words)['flagfiles'] == files
+
+
+def test_what_a_flagfile_in_the_home_folder_says_is_kept(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'cell.flags').write_text('# Table 1.\n--num_rounds=2\n')
+  found = command.origin(['--flagfile=~/cell.flags'])
+  assert (found['flagfiles'], found['comments']) == (
+      ['cell.flags'], ['Table 1.'])
 
 
 @pytest.mark.parametrize('words', [[], ['--print'], ['nowhere']])

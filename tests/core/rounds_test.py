@@ -395,13 +395,31 @@ def test_sparse_traffic_is_what_clients_count():
   assert metrics['bytes_down'] == 4 * (5 + 0 + 5 + 5)
 
 
+@pytest.mark.parametrize('odd', [np.nan, np.inf, -np.inf, 3e38])
+def test_traffic_of_no_finite_size_counts_as_none(odd):
+  def sparse(payload, client, key):
+    update = count(payload, client, key)
+    return update._replace(
+        scalars=jnp.where(client.id == 5, odd, 3).astype(jnp.float32))
+  one = rounds.client_pass(toy.task(), sparse, add_mean,
+                           sample=fixed([[0, 5]]))
+  _, metrics = run(one, state())
+  assert metrics['bytes_up'] == 4 * 3
+  assert metrics['num_rejected'] == (0 if np.isfinite(odd) else 1)
+
+
 def test_reserved_metric_names_are_refused():
   def clash(payload, client, key):
     return count(payload, client, key)._replace(
         metrics={'bytes_up': jnp.float32(0)})
-  one = rounds.client_pass(toy.task(), clash, add_mean, sample=fixed([[0]]))
-  with pytest.raises(ValueError, match='bytes_up'):
-    run(one, state())
+  def rule(server, mean, cohort, context, key):
+    return server, {'models_sent': jnp.float32(0)}
+  for update, finish, name in (
+      (clash, add_mean, 'bytes_up'),
+      (count, aggregation.linear(rule), 'models_sent')):
+    one = rounds.client_pass(toy.task(), update, finish, sample=fixed([[0]]))
+    with pytest.raises(ValueError, match=name):
+      run(one, state())
 
 
 def test_means_of_two_passes_pool_their_clients():

@@ -125,6 +125,8 @@ def _bad_server():
     ({'num_classes': 3}, 'label 3'), ({'rounds_per_task': 5}, 'rounds_per_ta'),
     ({'stream': np.zeros(D, np.int32)}, 'rounds_per_task'),
     ({'stream': np.zeros(D, np.int32), 'rounds_per_task': 5}, 'stream'),
+    ({'stream': np.where(_partition().unlabeled >= 0, D, -1).astype(np.int32),
+      'rounds_per_task': 5}, f'stream names task {D}'),
     ({'num_labeled_clients': N + 1}, 'num_labeled_clients'),
     ({'num_labeled_clients': 2}, 'first 2'),
     ({'dealt': _bad_server()}, 'to the server'),

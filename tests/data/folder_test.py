@@ -104,7 +104,9 @@ def _strange(place: pathlib.Path) -> None:
     (_small, '9.png has 3 x 5 pixels, and others 4 x 5; bring'),
     (_second, 'two folders to validate on'),
     (_none_to_test, 'no image in test/; it has a folder for each class'),
-    (_none_to_validate, 'no image in validation/; it has a folder for each'),
+    (_none_to_validate, 'no image in val/; it has a folder for each'),
+    (lambda place: (place / 'train/-1').mkdir(), '-1 would be the class -1, '
+     'the mark of a row without label; such rows lie in train/unlabeled/'),
     (_deep, 'x.tif has pixels of 32 bits; save it with 8'),
     (lambda place: (place / 'train/dog/x.png').symlink_to('/gone.png'),
      'x.png cannot be read: .*No such file'),

@@ -190,6 +190,26 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
       source.vocabulary)
 
 
+def in_folder(data_dir: str | os.PathLike[str]
+              ) -> dict[str, pathlib.Path]:
+  """Finds the files and folders of images that `load` reads by their names.
+
+  Args:
+    data_dir: a folder of this machine; one that is not there has none.
+
+  Returns:
+    Where each lies, by name, in alphabetical order. What is registered, and
+    'digits', is left out: `load` takes these first.
+  """
+  place = pathlib.Path(os.path.expanduser(data_dir))
+  # Of one name the file of arrays comes before that of texts, folders last.
+  found = {one.name: one for one in place.glob('*') if folder.holds(one)}
+  for ending in ('csv', 'npz'):
+    found |= {file.stem: file for file in place.glob(f'*.{ending}')}
+  return {name: found[name] for name in sorted(found)
+          if re.fullmatch(NAME, name) and name not in ('digits', *DATASETS)}
+
+
 def _check_classes(name: str, parts: Mapping[str, Examples]) -> None:
   """Raises DataError for a class that no row to train on is of."""
   counts = {part: np.bincount(rows.labels[rows.labels >= 0])
@@ -293,6 +313,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
     advice = (f'data set {name!r} not found: set --data_dir (or {DATA_DIR}) '
               f'to a folder with {file}')
   else:
+    data_dir = os.path.expanduser(data_dir)
     path = pathlib.Path(data_dir) / file
     # A bucket is read by TensorFlow Datasets only.
     if '://' not in os.fspath(data_dir) and not path.parent.is_dir():
@@ -300,7 +321,8 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
     if path.exists():
       return files.read_npz(path)
     if path.with_suffix('.csv').exists():
-      return text.read_csv(path.with_suffix('.csv'), embeddings)
+      return text.read_csv(path.with_suffix('.csv'), embeddings and (
+          os.path.expanduser(embeddings)))
     if folder.holds(path.parent / name):
       return folder.read(path.parent / name)
     advice = f'data set {name!r} not found: there is no {path}'

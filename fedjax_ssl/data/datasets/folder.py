@@ -44,9 +44,10 @@ def read(path: pathlib.Path) -> files.Source:
 
   Raises:
     DataError: if a part is missing, or holds anything but images of one size
-      in folders.
+      in folders, or a class is called -1, the mark of a row without label.
   """
   parts: dict[str, tuple[list[np.ndarray], list[str]]] = {}
+  folders = {'train': 'train', 'test': 'test'}  # By part, as they are called.
   shape: tuple[int, ...] = ()
   for folder in _within(path):
     if folder.name not in _PARTS or not folder.is_dir():
@@ -56,6 +57,7 @@ def read(path: pathlib.Path) -> files.Source:
       raise DataError(f'{folder}: {path} has two folders to validate on; leave '
                       'one')
     images, labels = parts.setdefault(part, ([], []))
+    folders[part] = folder.name
     for file in _files(folder):
       image = _image(file)
       shape = shape or image.shape[:2]
@@ -66,10 +68,10 @@ def read(path: pathlib.Path) -> files.Source:
       labels.append(names_lib.NONE if (
           part == 'train' and file.parent.name == _UNLABELED)
           else file.parent.name)
-  for part in dict.fromkeys(('train', 'test', *parts)):
+  for part, called in folders.items():
     if part not in parts or not parts[part][0]:
-      raise DataError(f'{path}: no image in {part}/; it has a folder for each '
-                      'class, with its images')
+      raise DataError(f'{path}: no image in {called}/; it has a folder for '
+                      'each class, with its images')
   color = any(image.ndim == 3 for images, _ in parts.values()
               for image in images)
   try:
@@ -85,6 +87,10 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   for one in _within(folder):
     if not one.is_dir():
       raise DataError(f'{one} is in no folder of a class')
+    if one.name == names_lib.NONE:
+      raise DataError(f'{one} would be the class {names_lib.NONE}, the mark of '
+                      f'a row without label; such rows lie in '
+                      f'train/{_UNLABELED}/')
     for file in _within(one):
       if file.suffix.lower() not in _ENDINGS:
         raise DataError(f'{file} is no image; allowed are '

@@ -90,7 +90,15 @@ def check_partition(partition: Partition, num_examples: int,
 
 
 def check_tasks(name: str, tasks: np.ndarray) -> None:
-  """Refuses more tasks than rows, of which each would have a table."""
+  """Refuses more tasks than rows, as each task has a table.
+
+  Args:
+    name: of the tasks, for the message.
+    tasks: int[D], the task of each row, or -1.
+
+  Raises:
+    ValueError: for a task of D or more.
+  """
   if tasks.max(initial=-1) >= len(tasks):
     raise ValueError(f'{name} names task {tasks.max()}; with {len(tasks)} rows '
                      f'tasks are 0 to {len(tasks) - 1} at most')

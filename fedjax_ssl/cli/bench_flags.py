@@ -1,0 +1,69 @@
+"""Flags behind `--`, which all runs of a bench have besides the bed's."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+import json
+import pathlib
+
+from fedjax_ssl.cli.sweep import cells as cells_lib
+from fedjax_ssl.core import disk
+
+# Flags by which the runs of one bed differ.
+OWN = 'method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir'
+_FILE = 'changed.json'  # One a folder.
+
+
+def check(flags: tuple[str, ...]) -> None:
+  """Raises ValueError for a word that cannot be given to all runs."""
+  for flag in flags:
+    if not flag.startswith('--') or '=' not in flag:
+      raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
+    if flag.startswith('--flagfile='):
+      raise ValueError(f'{flag} cannot be given behind --: give the flags '
+                       'that it holds.')
+    if flag[2:].partition('=')[0] in OWN:
+      raise ValueError(f'{flag} cannot be given behind --: the bench itself '
+                       f'sets {", ".join(OWN)}.')
+
+
+def given(out: pathlib.Path, flags: tuple[str, ...], *, looking: bool
+          ) -> tuple[str, ...]:
+  """Returns the flags of a folder: who only looks need not give them.
+
+  Args:
+    out: the folder.
+    flags: behind `--`.
+    looking: whether nothing is to be run.
+
+  Raises:
+    ValueError: if the folder's runs have others, or its file is damaged.
+  """
+  kept = out / _FILE
+  if not kept.exists():
+    return flags
+  try:
+    found = tuple(disk.texts(json.loads(kept.read_text())))
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{kept} is damaged; give another folder.') from error
+  if looking and not flags:
+    return found
+  # A run that has begun and is not there yet has a lock.
+  if found != flags and (any(out.glob('*/config.json'))
+                         or cells_lib.any_is_held(out)):
+    raise ValueError(f'--out={out} holds runs with '
+                     f'{" ".join(found) or "no flags"} behind --; give the '
+                     'same, or another folder.')
+  return flags
+
+
+def keep(out: pathlib.Path, flags: tuple[str, ...]) -> None:
+  """Stores the flags of a folder's runs."""
+  disk.replace(out / _FILE, (json.dumps(flags) + '\n').encode())
+
+
+def values(flags: tuple[str, ...], name: str) -> Iterator[str]:
+  """Yields the values of a flag, in the order given."""
+  for flag in flags:
+    word, _, value = flag[2:].partition('=')
+    if word == name:
+      yield value

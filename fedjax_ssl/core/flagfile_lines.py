@@ -1,0 +1,53 @@
+"""The flagfiles that a command names, and those that these name."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import os
+import pathlib
+
+
+def read(words: Sequence[str], *, nested: bool = True
+         ) -> Iterator[tuple[str, list[str]]]:
+  """Reads the flagfiles that words name, as `--flagfile=X` or `--flagfile X`.
+
+  Args:
+    words: of a command.
+    nested: whether those that flagfiles name follow, each behind its own. One
+      that names itself comes once, as absl reads it.
+
+  Yields:
+    A file as it is named, and its lines. None for what cannot be opened, which
+    whoever uses it says, nor for a pipe, which can be read once.
+
+  Raises:
+    ValueError: if a name is empty, as of an unset variable, or a file no text.
+  """
+  return _read(words, '', (), nested)
+
+
+def _read(words: Sequence[str], place: str, outer: tuple[str, ...],
+          nested: bool) -> Iterator[tuple[str, list[str]]]:
+  """Reads what the lines of a file name; `outer` are the files around it."""
+  for number, word in enumerate(words, start=1):
+    flag, equals, name = word.strip().lstrip('-').partition('=')
+    if not word.strip().startswith('-') or flag != 'flagfile':
+      continue
+    if not equals:  # Words have no number that would help.
+      name = ''.join(words[number:number + 1]).strip()
+    if not name:
+      raise ValueError('--flagfile= is empty; name a file or leave it out.' + (
+          f' (at {place}:{number})' if place else ''))
+    if name in outer:
+      continue
+    lines: list[str] = []
+    try:
+      path = pathlib.Path(os.path.expanduser(name))
+      with contextlib.suppress(OSError):
+        lines = path.read_text().splitlines() if path.is_file() else []
+    except UnicodeDecodeError:
+      raise ValueError(f'--flagfile={name} cannot be read: it is no text.'
+                       ) from None
+    yield name, lines
+    if nested:
+      yield from _read(lines, name, (*outer, name), nested)
