@@ -103,7 +103,7 @@ def test_an_unknown_option_is_refused():
 def test_kinds_of_flags_name_flags():
   kinds = {name: value for name, value in vars(flag_kinds).items()
            if name.isupper()}
-  assert len(kinds) == 5
+  assert len(kinds) == 6
   for name, value in kinds.items():
     assert not {*value} - config.OPTIONS.keys(), name
     assert len({*value}) == len(value), name

@@ -56,7 +56,11 @@ def refusing(main: Main) -> Main:
     try:
       return main(argv)
     except (ValueError, OSError) as error:
-      text = error.text('--') if isinstance(error, FieldError) else str(error)
+      text = str(error)
+      if isinstance(error, FieldError):
+        text = error.text('--')
+      elif isinstance(error, OSError) and error.filename and error.strerror:
+        text = f'{error.filename} cannot be used: {error.strerror}.'
       print(f'error: {" ".join(text.split())}', file=sys.stderr)
       return 2
   return run

@@ -303,8 +303,8 @@ def _datasets() -> Iterator[Entry]:
   yield Entry('NAME', 'Any DIR/NAME.npz with x_train, y_train, x_test and '
               'y_test, or with the arrays of MedMNIST.', (split,),
               ('your file',))
-  yield Entry('NAME', 'Images of one size in DIR/NAME/train/CLASS/ and '
-              'DIR/NAME/test/CLASS/; in train/unlabeled/ those without label.',
+  yield Entry('NAME', 'Images of one size in DIR/NAME/train/CLASS/, '
+              'train/unlabeled/, test/CLASS/, val/CLASS/.',
               (split,), ('your folder',))
   yield Entry('NAME', 'Texts: any DIR/NAME.csv with the columns text and '
               'label; one row in five is for the test.',

@@ -27,6 +27,9 @@ _PASSING = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
     errno.ETIMEDOUT))
 
+# Faults of a name that no file can have.
+_OF_A_NAME = (errno.ELOOP, errno.ENAMETOOLONG)
+
 # What we say of a value that does not fit its flag, by what absl says.
 _PLAIN = {
     'invalid literal for int': 'is no whole number',
@@ -79,6 +82,11 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
       text = text.replace(
           f'--method={error.value}',
           f'--method={given["method"]} --profile={given["profile"]}', 1)
+  elif isinstance(error, OSError) and error.errno in _OF_A_NAME:
+    name = str(error.filename)
+    near = [f'--{checks.flag(flag)}={value}' for flag, value in given.items()
+            if value and isinstance(value, str) and name.startswith(value)]
+    text = f'{(near or [name])[0]} cannot be used: {error.strerror}.'
   elif blame.is_full(error):
     text = (f'The memory of a device is full ({text.splitlines()[0]}). '
             '--seed_map=map takes less, and, in a new --workdir, fewer '

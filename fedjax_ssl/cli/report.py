@@ -9,7 +9,8 @@ named by what differs between them.
 OUT gets `index.html`, which is a single file and needs no network, and further
 files for its tables and charts:
   table.*        accuracy; the best row is bold
-  differences.*  to the first labels-only run, seed by seed, with intervals
+  differences.*  to the first labels-only run, seed by seed, with intervals;
+                 where rates or knobs vary, also of each method's best
   targets.*      rounds and bytes to a test accuracy
   clients.*      who gains and who loses
   chart_*.*      SVG, PDF, and the numbers as CSV
@@ -59,7 +60,9 @@ def main(argv: Sequence[str]) -> int:
   texts = _write(args, left_out)
   for line in left_out:
     print(f'left out: {line}', file=sys.stderr)
-  printing.say(str(texts['table.md']))
+  for name in ('table.md', 'differences.md'):
+    if name in texts:
+      printing.say(str(texts[name]))
   printing.say(f'Report: {pathlib.Path(args.out) / "index.html"}')
   return 0
 

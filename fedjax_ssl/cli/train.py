@@ -265,7 +265,8 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
       registry.import_place(place)
     folders = runs.train(setting, told, command.origin(
         words, setting='' if script else setting.name, script=script),
-        given=named())
+        # The data decide nothing of a stored run any more.
+        given={*config.OPTIONS} if told.eval_only else named())
     if told.report and folders and processes.is_first():
       from fedjax_ssl.cli import report
       from fedjax_ssl.report import printing

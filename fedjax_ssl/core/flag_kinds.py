@@ -19,6 +19,9 @@ OF_A_SEED = (
     *ONE_START, 'data_dir', 'seed', 'seeds', 'seed_map', 'bounds',
     'tensorboard', 'track', 'report', 'pictures', 'num_devices',
     'checkpoint_every')
+# What is tuned for a method, besides its knobs.
+TUNED = ('learning_rate', 'lr_schedule', 'momentum', 'optimizer',
+         'weight_decay', 'server_learning_rate', 'server_optimizer')
 # What a run may have otherwise than a paper's cell and still be that cell.
 NOT_THE_CELL = (*OF_A_SEED, *MACHINE, 'embeddings', 'eval_every',
                 'schedule_rounds', 'aggregation_order')

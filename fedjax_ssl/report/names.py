@@ -87,6 +87,14 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
        if k not in chosen and k not in flag_kinds.NOT_THE_CELL])
 
 
+def untuned(config: Config) -> tuple[tuple[str, str], ...]:
+  """Returns what runs must share for their methods to be compared."""
+  tuned = {'method', 'profile', *flag_kinds.TUNED, *flag_kinds.NOT_THE_CELL}
+  return tuple(sorted((name, _text(value))
+                      for name, value in config['flags'].items()
+                      if name not in tuned))
+
+
 def short(texts: Iterable[str]) -> dict[str, str]:
   """Shortens what names the user's files, as `~/mine.py:fast(k=2)`.
 

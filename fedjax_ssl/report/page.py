@@ -115,7 +115,7 @@ def _tables(grids: Mapping[str, tables.Grid], plan: names.Plan,
       ('differences', 'Differences over seeds', 'Accuracy after the last round '
        'less that of the run it is compared with, in points, over the seeds '
        'that both have; with Student\u2019s t interval of 95 %, each row for '
-       'itself.'),
+       'itself. Not told apart: the interval holds 0.'),
       ('targets', 'Rounds and traffic to an accuracy', 'The first evaluated '
        'round that reached it; MB both ways, all clients together.'),
       ('clients', 'Who gains, who loses', "A client's accuracy is that of each "
@@ -265,8 +265,10 @@ def grids_of(runs: Sequence[stored_runs.Run], options: Options
   marks = _targets(options.targets, runs)
   against = pairs.references(runs, stored_runs.compared(runs),
                              options.reference)
+  compared = pairs.compared(
+      runs, against, [] if options.reference else pairs.at_their_best(runs))
   grids = {'table': tables.main_table(runs, options.columns),
-           'differences': tables.difference_table(runs, against),
+           'differences': tables.difference_table(runs, compared),
            'clients': tables.client_table(runs, against)}
   if marks:
     grids['targets'] = tables.target_table(runs, marks)

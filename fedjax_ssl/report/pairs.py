@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import contextlib
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,20 @@ from fedjax_ssl.core import checks, registry
 from fedjax_ssl.report import names, stored_runs, verdict
 
 _LEVEL = 0.95
+
+
+class Pair(NamedTuple):
+  """Two runs that are compared.
+
+  Attributes:
+    run: its index.
+    against: index of the other one.
+    note: why these two; '' where nothing was chosen.
+  """
+
+  run: int
+  against: int
+  note: str = ''
 
 
 class Difference(NamedTuple):
@@ -27,6 +42,14 @@ class Difference(NamedTuple):
   low: float | None
   high: float | None
   pairs: int
+
+  @property
+  def verdict(self) -> str:
+    """Says on which side of 0 the interval lies; '' if there is none."""
+    if self.low is None or self.high is None:
+      return ''
+    return ('higher' if self.low > 0 else
+            'lower' if self.high < 0 else 'not told apart')
 
 
 def interval(differences: Sequence[float]) -> Difference:
@@ -86,6 +109,56 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
           for mine in plan.peers]
 
 
+def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
+  """Pairs every method with FedAvg, each with the best of what was tried.
+
+  That is the run with the highest final validation accuracy, of those that
+  differ in `flag_kinds.TUNED` and in knobs alone; the test accuracy chooses
+  where no validation rows are known. Runs with all labels are left out, and
+  settings in which each method was tried once.
+  """
+  tried: dict[Any, dict[str, list[int]]] = {}
+  for i, run in enumerate(runs):
+    with contextlib.suppress(ValueError):  # Of a damaged method.
+      name, knobs = registry.parse(run.config['flags'].get('method', ''))
+      if not _is_bound(run):
+        tried.setdefault(names.untuned(run.config), {}).setdefault(
+            registry.written(name, {k: v for k, v in knobs.items()
+                                    if k == 'profile'}), []).append(i)
+  found = []
+  for methods in tried.values():
+    for name, mine in methods.items():
+      plain = methods.get(names.PLAIN, [])
+      if name == names.PLAIN or not plain or len(mine) == len(plain) == 1:
+        continue
+      key = 'val_accuracy' if all(
+          _mean(runs[i], 'val_accuracy') is not None
+          for i in mine + plain) else 'accuracy'
+      first, other = (max(some, key=lambda i: _mean(runs[i], key) or 0)
+                      for some in (mine, plain))
+      rows = 'validation' if key == 'val_accuracy' else 'test'
+      found.append(Pair(first, other, f'against {runs[other].name} it is the '
+                        'best of each method, chosen by its accuracy on the '
+                        f'{rows} rows'))
+  return found
+
+
+def compared(runs: Sequence[stored_runs.Run], references: Sequence[int],
+             more: Sequence[Pair]) -> list[Pair]:
+  """Returns a pair for each run that has a reference, then those beside.
+
+  Args:
+    runs: that are compared.
+    references: of each run, see `references`; its own index if it has none.
+    more: as `at_their_best` gives them.
+  """
+  notes = {pair[:2]: pair.note for pair in more}
+  usual = [*enumerate(references)]
+  return [Pair(i, other, notes.get((i, other), ''))
+          for i, other in usual if i != other] + [
+              pair for pair in more if pair[:2] not in usual]
+
+
 def best(runs: Sequence[stored_runs.Run]) -> int | None:
   """Returns the index of the best final mean; None if none is known.
 
@@ -102,15 +175,15 @@ def best(runs: Sequence[stored_runs.Run]) -> int | None:
   return None
 
 
-def _finals(run: stored_runs.Run) -> dict[int, float]:
+def _finals(run: stored_runs.Run, key: str = 'accuracy') -> dict[int, float]:
   """Returns the accuracy in each seed's last row, where it is known."""
-  return {seed: rows[-1]['accuracy']
+  return {seed: rows[-1][key]
           for seed, rows in zip(run.numbers, run.seeds, strict=True)
-          if rows[-1].get('accuracy') is not None}
+          if rows[-1].get(key) is not None}
 
 
-def _mean(run: stored_runs.Run) -> float | None:
-  finals = _finals(run)
+def _mean(run: stored_runs.Run, key: str = 'accuracy') -> float | None:
+  finals = _finals(run, key)
   return float(np.mean([*finals.values()])) if (
       len(finals) == len(run.seeds)) else None
 

@@ -175,26 +175,25 @@ def target_table(runs: Sequence[stored_runs.Run], targets: Sequence[float]
 
 
 def difference_table(runs: Sequence[stored_runs.Run],
-                     references: Sequence[int]) -> Grid:
+                     compared: Sequence[pairs.Pair]) -> Grid:
   """Makes the table of final accuracies minus a reference's, seed by seed.
 
   Args:
-    runs: one for each row, but for those that are their own reference.
-    references: for each run the index of the one that it is compared with.
+    runs: that are compared.
+    compared: a row each.
   """
   rows: list[list[str | Value]] = []
   notes = []
-  for i, (run, other) in enumerate(zip(runs, references, strict=True)):
-    if i == other:
-      continue
-    notes.append('' if run.rounds == runs[other].rounds else
-                 f'it ended at round {run.rounds}, the other at '
-                 f'{runs[other].rounds}')
-    found = pairs.of_finals(run, runs[other])
-    rows.append([run.name, runs[other].name, str(found.pairs),
-                 Value(found.mean), Value(found.low), Value(found.high)])
-  return Grid(['run', 'against', 'pairs', 'difference, points',
-               '95 % from', '95 % to'], rows, notes)
+  for pair in compared:
+    run, other = runs[pair.run], runs[pair.against]
+    notes.append('; '.join(filter(None, (
+        pair.note, '' if run.rounds == other.rounds else
+        f'it ended at round {run.rounds}, the other at {other.rounds}'))))
+    found = pairs.of_finals(run, other)
+    rows.append([run.name, other.name, str(found.pairs), Value(found.mean),
+                 Value(found.low), Value(found.high), found.verdict or '-'])
+  return Grid(['run', 'against', 'pairs', 'difference, points', '95 % from',
+               '95 % to', 'which is'], rows, notes)
 
 
 def client_table(runs: Sequence[stored_runs.Run], references: Sequence[int]

@@ -139,18 +139,25 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
   """
   from fedjax_ssl import data
   check_labels('pool', options)
-  name = ('labeled_fraction' if options.labels_per_class is None
-          else 'labels_per_class')
+  name, value = _how_many(options)
   try:
     return data.choose_labeled(
         rng, labels, per_class=options.labels_per_class,
         fraction=options.labeled_fraction, where=pool)
   except ValueError as error:
     raise FieldError(
-        name, getattr(options, name), f'{error} that are not held out; give '
-        'less, or labeled_fraction instead.' if name == 'labels_per_class' else
+        name, value, f'{error} that are not held out; give less, or '
+        'labeled_fraction instead, or a smaller validation_fraction.'
+        if name == 'labels_per_class' else
         f'{error}.', **({'max_rows': options.max_rows} if options.max_rows
                         else {})) from error
+
+
+def _how_many(options: Any) -> tuple[str, Any]:
+  """Returns the option that says how many labels there are, and its value."""
+  name = ('labeled_fraction' if options.labels_per_class is None
+          else 'labels_per_class')
+  return name, getattr(options, name)
 
 
 def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
@@ -173,8 +180,11 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
           int(labeled.sum()), options.num_clients))
       owner = _dealt(labeled_scheme, rng, labels, labeled, least, options)
     others = pool & ~labeled
-    return owner, _dealt(unlabeled_scheme, rng, labels, others,
-                         _least(options, labels, others), options)
+    least = _least(options, labels, others)
+    if least and unlabeled_scheme == 'dirichlet_capped' and not others.any():
+      raise FieldError(*_how_many(options), 'leaves no row without a label to '
+                       'deal; give less, or --labels=all, or --min_size=0.')
+    return owner, _dealt(unlabeled_scheme, rng, labels, others, least, options)
   return deal
 
 
@@ -218,14 +228,14 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
       name = 'alpha' if skew else 'num_clients'
       raise FieldError(name, getattr(options, name), f'{error}.') from error
   rows = int(where.sum())
-  if least > rows and getattr(options, 'min_size', None) is not None:
+  if least > rows:  # Fewer clients do not help.
     raise FieldError('min_size', least, f'there are {rows} rows to deal; give '
                      f'{rows // options.num_clients} or less.')
   if options.num_clients * least > rows:
     raise FieldError(
         'num_clients', options.num_clients, f'too many for {rows} rows to '
-        f'deal, at least {least} each: give {max(rows // max(least, 1), 1)} or '
-        'less, or a lower --min_size.')
+        f'deal, at least {least} each: give {rows // least} or less, or a '
+        'lower --min_size.')
   try:
     return partition(rng, labels, options.num_clients, where=where,
                      alpha=options.alpha, min_size=least)

@@ -152,16 +152,15 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
   seals = processes.once(
       lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:
+    warnings = start_line.warnings(job) if processes.is_first() else []
     if processes.is_first():
-      for line in (start_line.text(job, done), start_line.in_vain(job)):
-        if line:
-          print(line, file=stream)
+      print(start_line.text(job, done), *warnings, sep='\n', file=stream)
     with contextlib.ExitStack() as stack:
       recorder = _Recorder(job, checkpoints, stream)
       processes.once(lambda: recorder.open(
           stack, place.path, done if saved else None, seals))
       _train(job, recorder, saved)
-    if processes.is_first() and (line := start_line.in_vain(job)):
+    for line in warnings:
       print(line, file=stream)  # Again, where the numbers are read.
   else:
     if seals:

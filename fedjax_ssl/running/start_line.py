@@ -20,7 +20,7 @@ from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, descriptions, noting, optimizers, registry
 from fedjax_ssl.core.types import Shard
 from fedjax_ssl.running import settings
-from fedjax_ssl.training import environment
+from fedjax_ssl.training import environment, runner
 
 if TYPE_CHECKING:
   from fedjax_ssl.running.job import Job
@@ -195,6 +195,37 @@ def last_learning(job: Job) -> int:
   factors = np.abs(jax.vmap(_schedule(job, span))(
       jnp.arange(rounds_, dtype=jnp.int32)))
   return int(np.flatnonzero(factors > _ZERO).max(initial=-1)) + 1
+
+
+def warnings(job: Job) -> list[str]:
+  """Returns lines on the last rounds, for the start and the end of a run."""
+  return [line for line in (in_vain(job), used_up(job)) if line]
+
+
+def used_up(job: Job) -> str:
+  """Says in a line when the budget of epsilon ends; '' if the run does first.
+
+  What is private is told by the method's report alone.
+  """
+  report, rounds_ = job.method.report, job.options.num_rounds
+  if report is None or 'epsilon' not in jax.eval_shape(
+      report, runner.state_shape(job.method, job.federations[0]).server,
+      jnp.int32(0)):
+    return ''
+  last, spent = 0, 0.0
+  for federation in job.federations:
+    server = job.method.init(jax.random.key(0), federation).server
+    epsilons = np.asarray(jax.vmap(
+        lambda round_, server=server: report(server, round_)['epsilon'])(
+            jnp.arange(rounds_ + 1, dtype=jnp.int32)))
+    first = int(np.argmax(epsilons == epsilons[-1]))
+    last, spent = max((last, spent), (first, float(epsilons[-1])))
+  if not 0 < last < rounds_:
+    return ''
+  return (f'Note: {job.name} reads no label after round {last:,}: it has spent '
+          f'epsilon {spent:.3g}, and a round more would exceed its budget. To '
+          f'spread it over {rounds_:,} rounds begin anew with as many, and '
+          'with more noise or without noise_multiplier.')
 
 
 def in_vain(job: Job) -> str:

@@ -349,6 +349,6 @@ def _text(stored: Mapping[str, Any]) -> bytes:
 def _reason(error: OSError) -> str:
   hints = {errno.ENOSPC: 'the disk is full', errno.EROFS: 'it is read-only',
            errno.ENOTDIR: 'part of the path is a file',
-           errno.EEXIST: 'it is a file',
+           errno.EEXIST: 'it is a file, or a link to nothing',
            errno.EACCES: 'no permission to write'}
   return hints.get(error.errno or 0, error.strerror or str(error))

@@ -108,6 +108,16 @@ LINES = {
                              ['--partition_file=: is empty; give a place']),
     'dataset_empty': (['--dataset='], ["--dataset=: '' is no name of a"]),
     'dataset_path': (['--dataset=../x'], ["--dataset=../x: '../x' is no"]),
+    'folder_of_too_long_a_name': (
+        [f'--workdir={"a" * 300}'],
+        [f'--workdir={"a" * 300} cannot be used: File name too long.']),
+    'dataset_of_too_long_a_name': ([f'--dataset={"a" * 300}'],
+                                   ['is no name of a data set', '100 at most']),
+    'no_row_is_left': (
+        ['--labeled_fraction=1', '--num_clients=4'],
+        ['--labeled_fraction=1.0: leaves no row without a label to deal']),
+    'few_rows_are_left': (['--labeled_fraction=.999'],
+                          ['--min_size=10: there are 1 rows to deal; give 0']),
     'folder_of_no_use': (['--workdir=/proc/x'],
                          ['--workdir=/proc/x: cannot be used']),
     'folder_with_a_quote': (["--workdir=/proc/it's"],

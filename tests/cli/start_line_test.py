@@ -175,6 +175,29 @@ def test_a_schedule_of_another_length_is_said(schedule, span, said, last,
   assert bool(start_line.in_vain(job)) == (last < 6)
 
 
+@pytest.mark.parametrize('method, rounds, last', [
+    # Four rounds are planned; the noise is solved for all of them.
+    ('dpsgd(private_steps=1)', 4, 4), ('dpsgd(private_steps=1)', 6, 4),
+    ('dpsgd(private_steps=1, noise_multiplier=.9)', 4, None),
+    ('dpsgd(private_steps=1, noise_multiplier=90)', 4, 4), ('fedavg', 6, 6)])
+def test_a_budget_that_ends_before_the_run_is_said(method, rounds, last):
+  """After the last private round the network of labels alone stays."""
+  pytest.importorskip('dp_accounting')
+  federation, _ = toy.federation()
+  made = methods.make(method, toy.task(schedule_rounds=4, local_steps=1))
+  said = start_line.used_up(stub(
+      name='mine', method=made, federations=[federation],
+      options=stub(num_rounds=rounds)))
+  if last is None:
+    budget = made.init(jax.random.key(0), federation).server.budget
+    last = int(budget.terms.allowed)
+    assert 0 < last < rounds
+    assert f'epsilon {float(budget.epsilons[last]):.3g}, ' in said
+  assert said.startswith(
+      f'Note: mine reads no label after round {last}:' if last < rounds else '')
+  assert bool(said) == (last < rounds)
+
+
 def test_who_attacks_is_said():
   spec = fedjax_ssl.TaskSpec(10, (8, 8, 1), attack='noise(share=.1)')
   for found, said in (

@@ -105,6 +105,8 @@ def _strange(place: pathlib.Path) -> None:
     (_second, 'two folders to validate on'),
     (_none_to_test, 'no image in test/; it has a folder for each class'),
     (_none_to_validate, 'no image in val/; it has a folder for each'),
+    (lambda place: (place / 'unlabeled').mkdir(), 'unlabeled is not read: '
+     'images without a label lie in train/unlabeled/'),
     (lambda place: (place / 'train/-1').mkdir(), '-1 would be the class -1, '
      'the mark of a row without label; such rows lie in train/unlabeled/'),
     (_deep, 'x.tif has pixels of 32 bits; save it with 8'),

@@ -21,7 +21,7 @@ from fedjax_ssl.data.partition import labeling
 __all__ = ('DATASETS', 'DATA_DIR', 'DataError', 'Dataset', 'load', 'register',
            'split_validation')
 
-NAME = r'\w[\w.+-]*'  # Of a data set, and of its file without the end.
+NAME = r'\w[\w.+-]{0,99}'  # Of a data set, its file without the end.
 # Environment variable: the folder of data sets.
 DATA_DIR = 'FEDJAX_SSL_DATA'
 
@@ -160,7 +160,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
     _refuse_path(name)
     raise DataNameError(
         'dataset', name, f'{name!r} is no name of a data set; allowed are '
-        'letters, digits and _ . + -, as in NAME or NAME/CONFIG.')
+        'letters, digits and _ . + -, 100 at most, as in NAME or NAME/CONFIG.')
   registered = None if name == 'digits' else _registered(name)
   source = (files.Source(_digits()) if name == 'digits' else
             registered if registered else

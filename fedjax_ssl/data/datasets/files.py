@@ -242,6 +242,9 @@ def check_spelling(kind: str, spare: Collection[str], absent: Collection[str],
     DataError: for the first such name.
   """
   for name in sorted(spare):
+    if 'unlabel' in name.lower():
+      raise DataError(f'{kind} {name!r} is not read: rows without a label are '
+                      f'rows to train on, with the label {names_lib.NONE}')
     near = difflib.get_close_matches(name, sorted(absent), 1, 0.75)
     if clients in absent and name.startswith('client'):
       near = [clients]
@@ -276,7 +279,9 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
   if absent.size:
     raise DataError(f'labels must be 0 to C-1: the largest is '
                     f'{num_classes - 1}, but train has no example of class '
-                    f'{absent[0]}')
+                    f'{absent[0]}' + (
+                        '; a label of -1 is 255 in an array of uint8'
+                        if num_classes == 256 else ''))
   return {part: Examples(images[part], labels[part]) for part in arrays}
 
 

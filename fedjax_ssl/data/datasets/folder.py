@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import os
 import pathlib
 
 import numpy as np
@@ -25,7 +26,7 @@ _LEFT = frozenset(('Thumbs.db', 'desktop.ini'))
 
 def holds(path: pathlib.Path) -> bool:
   """Returns whether a folder holds images to train on, see `read`."""
-  return (path / 'train').is_dir()
+  return os.path.isdir(path / 'train')
 
 
 def read(path: pathlib.Path) -> files.Source:
@@ -50,6 +51,9 @@ def read(path: pathlib.Path) -> files.Source:
   folders = {'train': 'train', 'test': 'test'}  # By part, as they are called.
   shape: tuple[int, ...] = ()
   for folder in _within(path):
+    if _UNLABELED in folder.name.lower():
+      raise DataError(f'{folder} is not read: images without a label lie in '
+                      f'train/{_UNLABELED}/')
     if folder.name not in _PARTS or not folder.is_dir():
       continue
     part = _PARTS[folder.name]

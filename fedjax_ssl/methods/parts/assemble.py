@@ -19,6 +19,7 @@ import optax
 
 from fedjax_ssl import aggregation, losses
 from fedjax_ssl.core import (
+  checks,
   client_weights,
   local_training,
   noting,
@@ -267,8 +268,9 @@ def _check(task: Task, aggregate: Aggregate | None, alone: bool) -> None:
     raise ValueError('clients that send nothing cannot send anything hostile; '
                      'leave attack out.')
   if task.attack.flips_labels and task.labels_at == 'server':
-    raise ValueError('with labels at the server no client has labels to flip; '
-                     'leave attack out.')
+    raise checks.FieldError('labels_at', 'server', 'no client has labels to '
+                            'flip; leave attack out, or give '
+                            'clients.')
   if not alone:
     raise ValueError('no attack is written for a method with passes of its '
                      'own; leave attack out.')
