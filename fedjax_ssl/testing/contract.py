@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import re
 import tempfile
 from typing import Any, NamedTuple
 from unittest import mock
@@ -104,12 +105,14 @@ class CohortRunner(Runner):
     is_told: whether the method draws its cohorts by `core.sampling.groups`.
     can_break: whether its clients work in `core.rounds.client_pass`.
     closings: by pass, what its server does with updates slot by slot.
+    anew: () -> the same runner, made once more.
   """
 
   SIZE = 4
 
   def __init__(self, make: Make, model: str, place: str, **changes: Any):
     """See `Runner`."""
+    self.anew = functools.partial(CohortRunner, make, model, place, **changes)
     self.is_told = self.can_break = False
     self.closings: dict[int, _Closing] = {}
     passes = itertools.count()
@@ -266,6 +269,24 @@ def resume_is_exact(one: CohortRunner) -> None:
     round_, saved = steps.restore(one.start) or (0, None)
     saved = jax.device_put(saved)
   chex.assert_trees_all_equal(one.rounds(3, saved, first=round_), straight)
+
+
+def made_anew_it_is_the_same(one: CohortRunner) -> None:
+  """A process that continues a run, and makes the method again, goes on so."""
+  def traced(runner: CohortRunner) -> Any:
+    state, _ = runner.start
+    found = jax.make_jaxpr(runner.method.round)(
+        state, runner.federation, jnp.int32(0), runner.root)
+    # Where a function lies in memory is of no account.
+    return re.sub(r'\b0x[0-9a-f]+', '', str(found.jaxpr)), found.consts
+  program, constants = traced(one)
+  again, others = traced(one.anew())
+  assert program == again and len(constants) == len(others) and all(
+      map(np.array_equal, constants, others)), (
+          'Made anew, the round computes something else, as it does in a run '
+          'that is continued. Draw numbers by jax.random from the key that is '
+          'handed over, not by random or numpy.random, and keep nothing '
+          'outside the state.')
 
 
 def hidden_labels_are_never_read(one: CohortRunner) -> None:
@@ -463,4 +484,5 @@ LAWS: dict[str, Law] = {law.__name__: law for law in (
     a_round_of_broken_clients_changes_nothing,
     a_slot_of_weight_0_equals_none,
     resume_is_exact,
+    made_anew_it_is_the_same,
     no_key_is_used_twice)}
