@@ -5,7 +5,8 @@ fedjax-ssl bench clients fixmatch feddure --out=runs/bench
 fedjax-ssl bench clients 'fixmatch(threshold=[0.9, 0.5])' --out=runs/bench
 fedjax-ssl bench clients --out=runs/bench --status
 fedjax-ssl bench clients ./mine.py:mine --out=runs/mine --stored=clients.json
-fedjax-ssl bench clients fixmatch --out=runs/look -- --num_rounds=20
+fedjax-ssl bench clients fixmatch --out=runs/look --configurations=1 -- \
+    --num_rounds=20  # A look: one configuration of each row, short runs.
 
 Row by row, both bounds first: every configuration of a row is run on one seed,
 then the one with the best validation accuracy on the other seeds. OUT/BED.md
